@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Sizes and alignments: literals, rounding, and arithmetic that cannot wrap.
+// Above it: everything that counts bytes. Below it: config, error.
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "tarn/core/error.hpp"
+
+namespace tarn {
+
+inline namespace literals {
+consteval std::size_t operator""_KiB(unsigned long long n) {
+  return static_cast<std::size_t>(n << 10);
+}
+consteval std::size_t operator""_MiB(unsigned long long n) {
+  return static_cast<std::size_t>(n << 20);
+}
+consteval std::size_t operator""_GiB(unsigned long long n) {
+  return static_cast<std::size_t>(n << 30);
+}
+consteval std::size_t operator""_TiB(unsigned long long n) {
+  return static_cast<std::size_t>(n << 40);
+}
+}  // namespace literals
+
+/// Alignment of every device pointer unless more is asked, bytes: what cudaMalloc promises
+/// (CUDA C++ Programming Guide, "Device Memory Accesses": at least 256).
+inline constexpr std::size_t default_alignment = 256;
+
+/// Largest alignment a resource must honour, bytes; sources of whole pages honour more.
+inline constexpr std::size_t max_alignment = 2_MiB;
+
+/// True for 1, 2, 4, ...
+[[nodiscard]] constexpr bool is_alignment(std::size_t alignment) noexcept {
+  return std::has_single_bit(alignment);
+}
+
+/// Rounds up to a multiple of a power of two. The caller has checked that it fits.
+[[nodiscard]] constexpr std::size_t align_up(std::size_t bytes, std::size_t alignment) noexcept {
+  return (bytes + (alignment - 1)) & ~(alignment - 1);
+}
+
+/// Rounds down to a multiple of a power of two.
+[[nodiscard]] constexpr std::size_t align_down(std::size_t bytes, std::size_t alignment) noexcept {
+  return bytes & ~(alignment - 1);
+}
+
+/// True where the address is a multiple of the alignment.
+[[nodiscard]] inline bool is_aligned(void const* p, std::size_t alignment) noexcept {
+  return (reinterpret_cast<std::uintptr_t>(p) & (alignment - 1)) == 0;
+}
+
+/// The most a single request may ask, bytes: room is left for rounding up without wrapping.
+inline constexpr std::size_t max_request_bytes = std::numeric_limits<std::size_t>::max() / 4;
+
+/// Bytes of `count` elements of `element_bytes` each.
+/// @throws length_error  the product does not fit in size_t
+[[nodiscard]] constexpr std::size_t checked_bytes(std::size_t count, std::size_t element_bytes) {
+  if (element_bytes != 0 && count > max_request_bytes / element_bytes) {
+    throw length_error("tarn: count * sizeof(T) overflows; ask for fewer elements");
+  }
+  return count * element_bytes;
+}
+
+/// Checks an alignment that a caller passed.
+/// @throws bad_alignment  not a power of two, or above `limit`
+constexpr void require_alignment(std::size_t alignment, std::size_t limit = max_alignment) {
+  if (!is_alignment(alignment) || alignment > limit) throw bad_alignment(alignment, limit);
+}
+
+}  // namespace tarn

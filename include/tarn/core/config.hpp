@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Compiler and platform facts; the only file of tarn with compiler #ifs outside the drivers and doors.
+// Above it: everything. Below it: nothing.
+
+#if !defined(TARN_NO_CUDA) && defined(__has_include)
+#if __has_include(<cuda_runtime_api.h>)
+/// 1 where CUDA's runtime header is on the include path (define TARN_NO_CUDA to ignore it).
+#define TARN_HAS_CUDA 1
+#endif
+#endif
+#ifndef TARN_HAS_CUDA
+#define TARN_HAS_CUDA 0
+#endif
+
+#if defined(__SANITIZE_THREAD__)
+#define TARN_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define TARN_TSAN 1
+#endif
+#endif
+#ifndef TARN_TSAN
+#define TARN_TSAN 0
+#endif
+
+#if defined(__GNUC__) || defined(__clang__)
+#define TARN_ALWAYS_INLINE inline __attribute__((always_inline))
+#define TARN_NOINLINE __attribute__((noinline))
+#elif defined(_MSC_VER)
+#define TARN_ALWAYS_INLINE __forceinline
+#define TARN_NOINLINE __declspec(noinline)
+#else
+#define TARN_ALWAYS_INLINE inline
+#define TARN_NOINLINE
+#endif
+
+namespace tarn {
+
+/// Bytes that one core owns at a time; data of different threads is kept this far apart.
+inline constexpr unsigned cache_line_bytes = 64;
+
+}  // namespace tarn

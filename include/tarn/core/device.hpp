@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Which device. Above it: drivers, sources. Below it: nothing.
+
+namespace tarn {
+
+/// A device by its ordinal, as cudaSetDevice counts them.
+struct device_id {
+  int value = 0;
+  constexpr device_id() noexcept = default;
+  constexpr device_id(int ordinal) noexcept : value(ordinal) {}  // NOLINT: an ordinal is a device
+  friend constexpr bool operator==(device_id, device_id) noexcept = default;
+};
+
+}  // namespace tarn

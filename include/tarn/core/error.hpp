@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The typed errors of tarn. Numbers are fields; texts are built without allocating.
+// Above it: everything that throws. Below it: message, place.
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <new>
+#include <stdexcept>
+#include <string_view>
+
+#include "tarn/core/message.hpp"
+#include "tarn/core/place.hpp"
+
+namespace tarn {
+
+/// What kind of failure a driver call had; the part of an error code that tarn acts upon.
+enum class failure : std::uint8_t {
+  none,           ///< the call succeeded
+  not_ready,      ///< an event or stream has work left; no error
+  out_of_memory,  ///< the device or the host has no memory left
+  unloading,      ///< the driver is shutting down: the process is exiting
+  unsupported,    ///< this device or driver version lacks the call
+  no_device,      ///< there is no device, or no driver
+  other           ///< everything else: often sticky, an earlier kernel failed
+};
+
+/// Outcome of one driver call. Cheap, never allocates, never throws.
+struct [[nodiscard]] status {
+  failure kind = failure::none;
+  int code = 0;           ///< the driver's own number (cudaError_t, CUresult), 0 on success
+  char const* name = "";  ///< the driver's own spelling, static storage
+  char const* call = "";  ///< the call that was made, static storage
+
+  [[nodiscard]] constexpr bool ok() const noexcept { return kind == failure::none; }
+};
+
+/// A count times a size does not fit.
+class length_error : public std::length_error {
+ public:
+  using std::length_error::length_error;
+};
+
+/// An alignment that is no power of two, or larger than the resource can honour.
+class bad_alignment : public std::exception {
+ public:
+  bad_alignment(std::size_t alignment, std::size_t limit) noexcept : alignment_(alignment), limit_(limit) {
+    text_.add("tarn: alignment ").add_number(alignment).add(" refused; ask for a power of two up to ");
+    text_.add_number(limit);
+  }
+  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
+  [[nodiscard]] std::size_t alignment() const noexcept { return alignment_; }
+  [[nodiscard]] std::size_t limit() const noexcept { return limit_; }
+
+ private:
+  std::size_t alignment_;
+  std::size_t limit_;
+  message<128> text_;
+};
+
+/// A driver call failed. Has the code, its name, the call and the place.
+class cuda_error : public std::exception {
+ public:
+  explicit cuda_error(status what_happened, int device = -1, place where = place::current()) noexcept
+      : status_(what_happened), device_(device), where_(where) {
+    text_.add("tarn: ").add(status_.call).add(" failed");
+    if (device >= 0) text_.add(" on device ").add_number(device);
+    text_.add(": ").add(status_.name).add(" (").add_number(status_.code).add(")");
+    switch (status_.kind) {
+      case failure::no_device:
+        text_.add("; check that a device and its driver are installed");
+        break;
+      case failure::unsupported:
+        text_.add("; this device or driver lacks it, use another source");
+        break;
+      case failure::unloading:
+        text_.add("; the driver is shutting down, release owners earlier");
+        break;
+      case failure::other:
+        text_.add("; an earlier kernel or copy may have failed");
+        break;
+      default:
+        break;
+    }
+    text_.add(" [").add(where.file).add(":").add_number(where.line).add("]");
+  }
+  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
+  [[nodiscard]] failure kind() const noexcept { return status_.kind; }
+  [[nodiscard]] int code() const noexcept { return status_.code; }
+  [[nodiscard]] char const* name() const noexcept { return status_.name; }
+  [[nodiscard]] char const* call() const noexcept { return status_.call; }
+  [[nodiscard]] int device() const noexcept { return device_; }
+  [[nodiscard]] place where() const noexcept { return where_; }
+
+ private:
+  status status_;
+  int device_;
+  place where_;
+  message<384> text_;
+};
+
+/// What was known when memory ran out; bytes. Fields that a resource cannot know stay `unknown`.
+struct memory_report {
+  static constexpr std::size_t unknown = static_cast<std::size_t>(-1);
+  std::size_t asked = 0;                     ///< bytes of the request
+  std::size_t alignment = 0;                 ///< alignment of the request
+  int device = -1;                           ///< device ordinal, -1 for the host
+  std::uint64_t stream = 0;                  ///< stream identity as the driver numbers it
+  std::size_t live = unknown;                ///< handed out
+  std::size_t cached = unknown;              ///< held from the driver, not handed out
+  std::size_t reserved = unknown;            ///< held from the driver
+  std::size_t largest_free_range = unknown;  ///< the largest request that would be served from the cache
+  std::size_t device_free = unknown;         ///< what the driver says is free
+  std::size_t limit = unknown;               ///< the limit that refused, if one did
+  char const* refused_by = "the device";     ///< who refused, static storage: "limited", "the device", ...
+};
+
+/// Memory ran out. Says who refused, the state, and what to try. Nothing has changed.
+class out_of_memory : public std::bad_alloc {
+ public:
+  explicit out_of_memory(memory_report const& report) noexcept : report_(report) {
+    constexpr std::size_t unknown = memory_report::unknown;
+    text_.add("tarn: ").add_bytes(report.asked).add(" asked");
+    if (report.device >= 0) text_.add(" on device ").add_number(report.device);
+    text_.add(", stream ").add_number(report.stream).add(": refused by ").add(report.refused_by);
+    if (report.limit != unknown) text_.add("(").add_bytes(report.limit).add(")");
+    text_.add(".");
+    field(" Live ", report.live);
+    field(", cached ", report.cached);
+    field(", reserved ", report.reserved);
+    field(", largest free range ", report.largest_free_range);
+    field(", free on the device ", report.device_free);
+    if (report.asked > max_sensible) {
+      text_.add(" No device has that much: check the size for overflow.");
+    } else if (report.limit != unknown) {
+      text_.add(" Free memory or raise the limit.");
+    } else if (report.cached != unknown && report.cached >= report.asked && report.cached != 0) {
+      text_.add(" The cache is fragmented: call empty_cache(), or pool over a page source.");
+    } else {
+      text_.add(" Free buffers, ask for less, or close other programs on the device.");
+    }
+  }
+  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
+  [[nodiscard]] memory_report const& report() const noexcept { return report_; }
+  [[nodiscard]] std::size_t asked() const noexcept { return report_.asked; }
+
+ private:
+  static constexpr std::size_t max_sensible = std::size_t{1} << 46;  // 64 TiB, above any device of 2026
+
+  void field(char const* label, std::size_t value) noexcept {
+    if (value != memory_report::unknown) text_.add(label).add_bytes(value);
+  }
+  memory_report report_;
+  message<512> text_;
+};
+
+/// How memory was misused, where a checked build notices.
+enum class misuse_kind : std::uint8_t {
+  foreign_pointer,  ///< not from this resource
+  double_free,      ///< freed before
+  wrong_size,       ///< bytes at deallocation differ from those at allocation
+  wrong_alignment,  ///< likewise the alignment
+  wrong_device,     ///< the pointer is another device's
+  overrun,          ///< written past an end
+  use_after_free,   ///< written after it was freed
+  leak,             ///< live at destruction
+  capture           ///< not allowed while the stream is being captured into a graph
+};
+
+/// A defined misuse. Thrown where throwing is allowed; deallocation reports it to the misuse handler instead.
+class misuse : public std::exception {
+ public:
+  misuse(misuse_kind kind, void const* pointer, std::string_view text) noexcept
+      : kind_(kind), pointer_(pointer) {
+    text_.add("tarn: ").add(text);
+  }
+  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
+  [[nodiscard]] misuse_kind kind() const noexcept { return kind_; }
+  [[nodiscard]] void const* pointer() const noexcept { return pointer_; }
+
+ private:
+  misuse_kind kind_;
+  void const* pointer_;
+  message<512> text_;
+};
+
+}  // namespace tarn

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The concepts: what a resource, a page source and a policy must offer.
+// Above it: everything composed. Below it: stream, device, property.
+//
+// | expression                                | returns | throws                         | meaning |
+// |-------------------------------------------|---------|--------------------------------|---------------------------------------------|
+// | r.allocate(stream, bytes, alignment)      | void*   | out_of_memory, bad_alignment   | usable by work on
+// `stream` from now on      | | r.deallocate(stream, p, bytes, alignment) | void    | never | reusable once
+// work before it on `stream` is done | | r.allocate_sync(bytes, alignment)         | void*   | as allocate |
+// usable at once on every stream and the host | | r.deallocate_sync(p, bytes, alignment)    | void    | never
+// | nothing uses it any more, on any stream     | | a == b                                    | bool    |
+// never                          | memory of one may be freed through the other | | R::properties | type    |
+// | a property_set: who may touch the memory    | | r.device()                                | device_id |
+// never                        | where the memory is                         | | r.driver() | driver  | never
+// | the driver that orders its streams          |
+//
+// Zero bytes: allocate returns null; deallocate of null does nothing. Resources are cheap handles: a copy is
+// the same resource, and the last copy releases it.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/core/device.hpp"
+#include "tarn/core/property.hpp"
+#include "tarn/core/stream.hpp"
+
+namespace tarn {
+
+template <class R>
+concept has_allocate = requires(R& r, stream_ref stream, std::size_t bytes, std::size_t alignment) {
+  { r.allocate(stream, bytes, alignment) } -> std::same_as<void*>;
+};
+template <class R>
+concept has_deallocate = requires(R& r, stream_ref stream, void* p, std::size_t bytes,
+                                  std::size_t alignment) {
+  { r.deallocate(stream, p, bytes, alignment) }
+  noexcept;
+};
+template <class R>
+concept has_allocate_sync = requires(R& r, std::size_t bytes, std::size_t alignment) {
+  { r.allocate_sync(bytes, alignment) } -> std::same_as<void*>;
+};
+template <class R>
+concept has_deallocate_sync = requires(R& r, void* p, std::size_t bytes, std::size_t alignment) {
+  { r.deallocate_sync(p, bytes, alignment) }
+  noexcept;
+};
+template <class R>
+concept has_properties = requires {
+  typename R::properties;
+};
+template <class R>
+concept has_driver = requires(R const& r) {
+  typename R::driver_type;
+  { r.driver() } -> std::convertible_to<typename R::driver_type const&>;
+  { r.device() } -> std::convertible_to<device_id>;
+};
+
+/// A stream-ordered memory resource; see the table above.
+template <class R>
+concept resource = std::copyable<R> && std::equality_comparable<R> && has_allocate<R> && has_deallocate<R> &&
+    has_allocate_sync<R> && has_deallocate_sync<R> && has_properties<R> && has_driver<R>;
+
+/// One piece of physical memory, as the driver numbers it (CUmemGenericAllocationHandle).
+using page_handle = std::uint64_t;
+
+/// Where pages come from: address ranges and physical handles, mapped one into the other.
+///
+/// | expression             | throws                    | meaning |
+/// |------------------------|---------------------------|------------------------------------------------------------|
+/// | s.granularity()        | never                     | bytes; every size and offset below is a multiple of
+/// it     | | s.reserve(bytes)       | cuda_error                | address range, nothing behind it | |
+/// s.unreserve(p, bytes)  | never                     | gives the whole range of one reserve() back | |
+/// s.create(bytes)        | out_of_memory, cuda_error | one handle of physical memory | | s.destroy(h, bytes)
+/// | never                     | gives it back; it is no longer mapped anywhere             | | s.map(p,
+/// bytes, h)     | cuda_error                | the whole handle appears at p, readable and writable       |
+/// | s.unmap(p, bytes)      | never                     | exactly one map() undone; no work may still use the
+/// range  |
+template <class S>
+concept page_source = std::copyable<S> && std::equality_comparable<S> && has_properties<S> && has_driver<S> &&
+    requires(S& s, std::size_t bytes, void* p, page_handle h) {
+  { s.granularity() }
+  noexcept->std::same_as<std::size_t>;
+  { s.reserve(bytes) } -> std::same_as<void*>;
+  { s.unreserve(p, bytes) }
+  noexcept;
+  { s.create(bytes) } -> std::same_as<page_handle>;
+  { s.destroy(h, bytes) }
+  noexcept;
+  {s.map(p, bytes, h)};
+  { s.unmap(p, bytes) }
+  noexcept;
+};
+
+/// What a pool can stand on: whole blocks or pages.
+template <class S>
+concept memory_source = resource<S> || page_source<S>;
+
+/// Says at the seam which clause a type misses, one line per clause.
+template <class R>
+constexpr bool check_memory_source() {
+  if constexpr (!memory_source<R>) {
+    static_assert(std::copyable<R>, "tarn: not a resource; a resource is a cheap handle: make it copyable");
+    static_assert(std::equality_comparable<R>,
+                  "tarn: not a resource; add: bool operator==(R const&) const noexcept");
+    static_assert(
+        has_properties<R>,
+        "tarn: not a resource; add: using properties = tarn::property_set<tarn::device_accessible>");
+    static_assert(has_driver<R>,
+                  "tarn: not a resource; add: using driver_type, driver_type const& driver() const, "
+                  "device_id device() const");
+    static_assert(has_allocate<R>,
+                  "tarn: not a resource; add: void* allocate(stream_ref, size_t bytes, size_t alignment)");
+    static_assert(has_deallocate<R>,
+                  "tarn: not a resource; add: void deallocate(stream_ref, void*, size_t bytes, size_t "
+                  "alignment) noexcept");
+    static_assert(has_allocate_sync<R>,
+                  "tarn: not a resource; add: void* allocate_sync(size_t bytes, size_t alignment)");
+    static_assert(
+        has_deallocate_sync<R>,
+        "tarn: not a resource; add: void deallocate_sync(void*, size_t bytes, size_t alignment) noexcept");
+  }
+  return memory_source<R>;
+}
+
+}  // namespace tarn

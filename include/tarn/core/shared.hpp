@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// shared<Layer>: the handle that every pool and policy is used through. It counts references, spells each
+// call the way each generation of the ecosystem spells it, and lets through to the layer below whatever a
+// layer does not define. Above it: pool, policy, raii, doors. Below it: resource.
+
+#include <atomic>
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/resource.hpp"
+
+namespace tarn {
+
+template <class Layer>
+class shared;
+
+namespace detail {
+
+template <class T>
+inline constexpr bool is_shared = false;
+template <class Layer>
+inline constexpr bool is_shared<shared<Layer>> = true;
+
+template <class Layer>
+concept stands_on_another = requires(Layer& layer) {
+  layer.upstream();
+};
+
+/// The layer behind a handle; a source, which is a plain value, is its own.
+template <class Resource>
+constexpr auto& layer_of(Resource& resource) noexcept {
+  if constexpr (is_shared<std::remove_const_t<Resource>>) {
+    return resource.layer();
+  } else {
+    return resource;
+  }
+}
+
+/// Offers `call` each layer from the top down; true where one accepts it.
+template <class Layer, class Call>
+constexpr bool can_reach() noexcept {
+  if constexpr (std::invocable<Call, Layer&>) {
+    return true;
+  } else if constexpr (stands_on_another<Layer>) {
+    return can_reach<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>, Call>();
+  } else {
+    return false;
+  }
+}
+template <class Layer, class Call>
+constexpr decltype(auto) reach(Layer& layer, Call const& call) {
+  if constexpr (std::invocable<Call const&, Layer&>) {
+    return call(layer);
+  } else {
+    return reach(layer_of(layer.upstream()), call);
+  }
+}
+
+/// First elements of an argument pack, as a tuple of references: all but the last.
+template <class Upstream, class Tuple, std::size_t... I>
+Upstream make_upstream(Tuple&& arguments, std::index_sequence<I...>) {
+  return Upstream(std::get<I>(std::forward<Tuple>(arguments))...);
+}
+
+}  // namespace detail
+
+/// True where `call` accepts the resource's layer or one below it.
+template <class Resource, class Call>
+inline constexpr bool reachable =
+    detail::can_reach<std::remove_reference_t<decltype(detail::layer_of(std::declval<Resource&>()))>, Call>();
+
+/// Calls the nearest layer, from the top down, that accepts the call: how one finds the pool under a stack of
+/// policies. Give the lambda a trailing return type, so that "accepts" can be asked: `nearest(memory,
+/// [](auto& layer) -> decltype(layer.trim(0)) { return layer.trim(0); })`.
+template <class Resource, class Call>
+requires reachable<Resource, Call>
+decltype(auto) nearest(Resource& resource, Call const& call) {
+  return detail::reach(detail::layer_of(resource), call);
+}
+
+/// A shared handle to one layer and all below it. Copies are the same resource; the last copy destroys the
+/// layer, so a resource outlives its first name while an owner still holds a copy. Copying is one atomic
+/// increment; calls are one indirection. Moved-from handles may be assigned and destroyed only.
+template <class Layer>
+class shared {
+ public:
+  using layer_type = Layer;
+  using driver_type = typename Layer::driver_type;
+  using properties = typename Layer::properties;
+
+  /// Builds the layer and those below from their defaults.
+  shared() requires std::default_initializable<Layer> : block_(new block()) {}
+
+  /// Builds the layer from arguments of its own.
+  template <class... Arguments>
+  requires(sizeof...(Arguments) > 0 &&
+           std::constructible_from<Layer, Arguments...>) explicit shared(std::in_place_t,
+                                                                         Arguments&&... arguments)
+      : block_(new block(std::forward<Arguments>(arguments)...)) {}
+
+  /// Builds a stack from its parts, source first: stack<cuda_pages, pooled, limited>{cuda_pages{0}, pooled{},
+  /// limited{1_GiB}}.
+  template <class First, class... Rest>
+  requires(detail::stands_on_another<Layer> && !detail::is_shared<std::remove_cvref_t<First>> &&
+           !std::same_as<std::remove_cvref_t<First>, std::in_place_t>) explicit shared(First&& first,
+                                                                                       Rest&&... rest)
+      : block_(nullptr) {
+    using upstream_type = typename Layer::upstream_type;
+    if constexpr (sizeof...(Rest) == 0) {
+      static_assert(std::constructible_from<Layer, upstream_type>,
+                    "tarn: this layer needs its policy's options too");
+      block_ = new block(upstream_type(std::forward<First>(first)));
+    } else {
+      auto all = std::forward_as_tuple(std::forward<First>(first), std::forward<Rest>(rest)...);
+      constexpr std::size_t below = sizeof...(Rest);
+      block_ =
+          new block(detail::make_upstream<upstream_type>(std::move(all), std::make_index_sequence<below>{}),
+                    std::get<below>(std::move(all)));
+    }
+  }
+
+  shared(shared const& other) noexcept : block_(other.block_) {
+    if (block_ != nullptr) block_->references.fetch_add(1, std::memory_order_relaxed);
+  }
+  shared(shared&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
+  shared& operator=(shared other) noexcept {
+    std::swap(block_, other.block_);
+    return *this;
+  }
+  ~shared() {
+    if (block_ != nullptr && block_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete block_;
+  }
+
+  /// True where this layer, or all of what is below it, allocates blocks; false over a bare page source.
+  static constexpr bool allocates() noexcept {
+    if constexpr (has_allocate<Layer>) {
+      return true;
+    } else if constexpr (detail::stands_on_another<Layer>) {
+      return resource<typename Layer::upstream_type>;
+    } else {
+      return false;
+    }
+  }
+
+  // The stream-ordered calls, as tarn and CCCL 3.1 and later spell them.
+
+  /// Allocates for work on `stream`. Zero bytes give null.
+  /// @param bytes      any size; the block may be larger
+  /// @param alignment  a power of two up to max_alignment
+  /// @throws out_of_memory, bad_alignment; nothing has changed
+  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
+                               std::size_t alignment = default_alignment) requires(allocates()) {
+    if constexpr (has_allocate<Layer>) {
+      return block_->layer.allocate(stream, bytes, alignment);
+    } else {
+      return block_->layer.upstream().allocate(stream, bytes, alignment);
+    }
+  }
+  /// Gives a block back; it may be reused by work on `stream` at once, by other streams when ordered. Null
+  /// does nothing.
+  void deallocate(stream_ref stream, void* p, std::size_t bytes,
+                  std::size_t alignment = default_alignment) noexcept requires(allocates()) {
+    if constexpr (has_deallocate<Layer>) {
+      block_->layer.deallocate(stream, p, bytes, alignment);
+    } else {
+      static_assert(!has_allocate<Layer>,
+                    "tarn: this policy changes allocate but not its counterpart; add: void "
+                    "deallocate(stream_ref, void*, size_t bytes, size_t alignment) noexcept");
+      block_->layer.upstream().deallocate(stream, p, bytes, alignment);
+    }
+  }
+  /// Allocates memory usable at once by every stream.
+  [[nodiscard]] void* allocate_sync(std::size_t bytes,
+                                    std::size_t alignment = default_alignment) requires(allocates()) {
+    if constexpr (has_allocate_sync<Layer>) {
+      return block_->layer.allocate_sync(bytes, alignment);
+    } else {
+      static_assert(!has_allocate<Layer>,
+                    "tarn: this policy changes allocate but not allocate_sync; add: void* "
+                    "allocate_sync(size_t bytes, size_t alignment)");
+      return block_->layer.upstream().allocate_sync(bytes, alignment);
+    }
+  }
+  /// Gives back memory that no stream uses any more.
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept
+      requires(allocates()) {
+    if constexpr (has_deallocate_sync<Layer>) {
+      block_->layer.deallocate_sync(p, bytes, alignment);
+    } else {
+      static_assert(!has_allocate<Layer>,
+                    "tarn: this policy changes allocate but not deallocate_sync; add: void "
+                    "deallocate_sync(void*, size_t bytes, size_t alignment) noexcept");
+      block_->layer.upstream().deallocate_sync(p, bytes, alignment);
+    }
+  }
+
+  // The same four as CCCL 3.0 (CUDA 13.0) spells them. Templates, so that a braced {} never means bytes.
+
+  template <std::integral Bytes>
+  [[nodiscard]] void* allocate(Bytes bytes, std::size_t alignment = default_alignment) {
+    return allocate_sync(static_cast<std::size_t>(bytes), alignment);
+  }
+  template <std::integral Bytes>
+  void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment) noexcept {
+    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment);
+  }
+  [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t alignment, stream_ref stream) {
+    return allocate(stream, bytes, alignment);
+  }
+  [[nodiscard]] void* allocate_async(std::size_t bytes, stream_ref stream) { return allocate(stream, bytes); }
+  void deallocate_async(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
+    deallocate(stream, p, bytes, alignment);
+  }
+  void deallocate_async(void* p, std::size_t bytes, stream_ref stream) noexcept {
+    deallocate(stream, p, bytes);
+  }
+
+  /// Equal: memory of one may be freed through the other.
+  friend bool operator==(shared const& a, shared const& b) noexcept { return a.block_ == b.block_; }
+
+  /// The driver that orders this memory's streams.
+  [[nodiscard]] driver_type const& driver() const noexcept {
+    return nearest(*this, [](auto& l) -> decltype((l.driver())) { return l.driver(); });
+  }
+  /// The device whose memory it is.
+  [[nodiscard]] device_id device() const noexcept { return driver().device(); }
+
+  // What only a pool offers, reached from any policy above it. Documented at the pool.
+
+  /// Gives cached memory back to the driver until at most `keep_bytes` are reserved; returns the bytes given
+  /// back.
+  std::size_t trim(std::size_t keep_bytes = 0) {
+    return nearest(*this, [&](auto& l) -> decltype(l.trim(keep_bytes)) { return l.trim(keep_bytes); });
+  }
+  /// Gives all cached memory back to the driver, as torch.cuda.empty_cache does.
+  void empty_cache() { (void)trim(0); }
+  /// True where `p` is the start of, or inside, memory that the pool reserved.
+  [[nodiscard]] bool owns(void const* p) const noexcept {
+    return nearest(*this, [&](auto& l) -> decltype(l.owns(p)) { return l.owns(p); });
+  }
+  /// The largest request that would be served without asking the driver, bytes.
+  [[nodiscard]] std::size_t largest_free_range() const {
+    return nearest(*this, [](auto& l) -> decltype(l.largest_free_range()) { return l.largest_free_range(); });
+  }
+  /// Says that work on `stream`, other than the one to be named at deallocation, uses the block up to now.
+  void record_use(void* p, std::size_t bytes, stream_ref stream) {
+    nearest(*this, [&](auto& l) -> decltype(l.record_use(p, bytes, stream)) {
+      return l.record_use(p, bytes, stream);
+    });
+  }
+
+  // Pages, where this layer is a policy over a page source.
+
+  [[nodiscard]] std::size_t granularity() const noexcept requires requires(Layer& l) { l.granularity(); }
+  { return block_->layer.granularity(); }
+  [[nodiscard]] void* reserve(std::size_t bytes) requires requires(Layer& l) { l.reserve(bytes); }
+  { return block_->layer.reserve(bytes); }
+  void unreserve(void* p, std::size_t bytes) noexcept requires requires(Layer& l) { l.unreserve(p, bytes); }
+  { block_->layer.unreserve(p, bytes); }
+  [[nodiscard]] page_handle create(std::size_t bytes) requires requires(Layer& l) { l.create(bytes); }
+  { return block_->layer.create(bytes); }
+  void destroy(page_handle handle, std::size_t bytes) noexcept requires requires(Layer& l) {
+    l.destroy(handle, bytes);
+  }
+  { block_->layer.destroy(handle, bytes); }
+  void map(void* p, std::size_t bytes, page_handle handle) requires requires(Layer& l) {
+    l.map(p, bytes, handle);
+  }
+  { block_->layer.map(p, bytes, handle); }
+  void unmap(void* p, std::size_t bytes) noexcept requires requires(Layer& l) { l.unmap(p, bytes); }
+  { block_->layer.unmap(p, bytes); }
+
+  /// The layer itself, for what only it offers.
+  [[nodiscard]] Layer& layer() const noexcept { return block_->layer; }
+  Layer* operator->() const noexcept { return &block_->layer; }
+
+ private:
+  struct block {
+    template <class... Arguments>
+    explicit block(Arguments&&... arguments) : layer(std::forward<Arguments>(arguments)...) {}
+    std::atomic<std::size_t> references{1};
+    Layer layer;
+  };
+  block* block_;
+};
+
+}  // namespace tarn

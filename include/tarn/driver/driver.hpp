@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The driver contract: each call, its cost and its failure. Two models ship: cuda_driver and sim_driver;
+// no_driver stands in where there are no streams (plain host memory). Above it: sources, the pool, owners.
+// Below it: core.
+//
+// A driver is a small copyable value for one device. Every call is const, noexcept and safe from any thread,
+// works whatever device is current, leaves the current device as it was, and returns a status; results go to
+// the last parameter. No call throws, none allocates on the caller's behalf except where it says so. Costs
+// are of one H200 (bench/results). `stream` handles are the driver's own; a null handle is the default
+// stream.
+//
+// | call                                  | cost    | meaning |
+// |---------------------------------------|---------|----------------------------------------------------------------------|
+// | device()                              | 0       | the device's ordinal | | identify(stream, id&) | ~30 ns
+// | the identity behind a handle; default streams have fixed ones, the per-thread default one per thread | |
+// is_capturing(stream, bool&)           | ~30 ns  | true while a graph is captured from it | |
+// create_event(event&), destroy_event(event) | 230 ns | without timing | | record_event(event, stream) | 250
+// ns  | marks the work so far                                                | | query_event(event) | 260 ns
+// | ok: done; not_ready: not yet; never touches an event of a capture    | | wait_event(stream, event) | 230
+// ns  | later work on stream waits for the mark                              | | synchronize_event(event),
+// synchronize_stream(stream), synchronize_device() | blocks | waits on the host               | |
+// create_stream(stream&), destroy_stream(stream) | 5 µs | non-blocking with respect to the legacy default
+// stream         | | copy(stream, to, from, bytes)         | 2 µs    | any direction, asynchronous to the
+// host where the memory allows      | | fill(stream, to, byte, bytes)         | 2 µs    | sets bytes | |
+// memory_info(free&, total&)            | 5 µs    | of the whole device, as cudaMemGetInfo | |
+// page_granularity(bytes&)              | once    | unsupported: no virtual memory management here | |
+// reserve_range(bytes, alignment, p&), release_range(p, bytes) | 5-77 µs | address space | |
+// create_pages(bytes, handle&), destroy_pages(handle) | 10 µs, 15-338 µs | physical memory | | map_pages(p,
+// bytes, handle), unmap_pages(p, bytes)  | 26 µs, 17 µs | map and grant access; exactly one map is undone  |
+// | malloc_device(bytes, p&), free_device(p)            | 58 µs, 40 µs | cudaMalloc | | malloc_async(bytes,
+// stream, p&), free_async(p, stream) | 0.7 µs warm | cudaMallocAsync                                | |
+// malloc_pinned(bytes, p&), free_pinned(p)            | 460 ms/GiB   | cudaHostAlloc, portable | |
+// malloc_managed(bytes, p&), free_managed(p)          |         | cudaMallocManaged |
+
+#include <concepts>
+#include <cstddef>
+
+#include "tarn/core/device.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/core/stream.hpp"
+
+namespace tarn {
+
+/// An event as its driver knows it.
+using event_handle = void*;
+
+/// What stream order needs; every driver has it.
+template <class D>
+concept stream_driver = std::copyable<D> && std::equality_comparable<D> &&
+    requires(D const& d, stream_ref stream, stream_ref& new_stream, stream_id& id, bool& yes,
+             event_handle event, event_handle& new_event, void* to, void const* from, std::size_t bytes,
+             std::size_t& total) {
+  { d.device() }
+  noexcept->std::same_as<device_id>;
+  { d.identify(stream, id) }
+  noexcept->std::same_as<status>;
+  { d.is_capturing(stream, yes) }
+  noexcept->std::same_as<status>;
+  { d.create_event(new_event) }
+  noexcept->std::same_as<status>;
+  { d.destroy_event(event) }
+  noexcept->std::same_as<status>;
+  { d.record_event(event, stream) }
+  noexcept->std::same_as<status>;
+  { d.query_event(event) }
+  noexcept->std::same_as<status>;
+  { d.wait_event(stream, event) }
+  noexcept->std::same_as<status>;
+  { d.synchronize_event(event) }
+  noexcept->std::same_as<status>;
+  { d.synchronize_stream(stream) }
+  noexcept->std::same_as<status>;
+  { d.synchronize_device() }
+  noexcept->std::same_as<status>;
+  { d.create_stream(new_stream) }
+  noexcept->std::same_as<status>;
+  { d.destroy_stream(stream) }
+  noexcept->std::same_as<status>;
+  { d.copy(stream, to, from, bytes) }
+  noexcept->std::same_as<status>;
+  { d.fill(stream, to, 0, bytes) }
+  noexcept->std::same_as<status>;
+  { d.memory_info(bytes, total) }
+  noexcept->std::same_as<status>;
+};
+
+/// What a page source needs.
+template <class D>
+concept page_driver = stream_driver<D> && requires(D const& d, std::size_t bytes, std::size_t& out, void* p,
+                                                   void*& new_p, page_handle h, page_handle& new_h) {
+  { d.page_granularity(out) }
+  noexcept->std::same_as<status>;
+  { d.reserve_range(bytes, bytes, new_p) }
+  noexcept->std::same_as<status>;
+  { d.release_range(p, bytes) }
+  noexcept->std::same_as<status>;
+  { d.create_pages(bytes, new_h) }
+  noexcept->std::same_as<status>;
+  { d.destroy_pages(h) }
+  noexcept->std::same_as<status>;
+  { d.map_pages(p, bytes, h) }
+  noexcept->std::same_as<status>;
+  { d.unmap_pages(p, bytes) }
+  noexcept->std::same_as<status>;
+};
+
+/// What the block sources need.
+template <class D>
+concept block_driver = stream_driver<D> &&
+    requires(D const& d, std::size_t bytes, void* p, void*& new_p, stream_ref stream) {
+  { d.malloc_device(bytes, new_p) }
+  noexcept->std::same_as<status>;
+  { d.free_device(p) }
+  noexcept->std::same_as<status>;
+  { d.malloc_async(bytes, stream, new_p) }
+  noexcept->std::same_as<status>;
+  { d.free_async(p, stream) }
+  noexcept->std::same_as<status>;
+  { d.malloc_pinned(bytes, new_p) }
+  noexcept->std::same_as<status>;
+  { d.free_pinned(p) }
+  noexcept->std::same_as<status>;
+  { d.malloc_managed(bytes, new_p) }
+  noexcept->std::same_as<status>;
+  { d.free_managed(p) }
+  noexcept->std::same_as<status>;
+};
+
+}  // namespace tarn
