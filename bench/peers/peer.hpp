@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a memory pool must offer to be replayed and timed: one adapter per pool, one file per adapter, chosen
+// at compile time, so that nothing but the pool itself is measured.
+// Above it: the adapters, replay/run, hot_paths. Below it: nothing.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace tarn::bench {
+
+/// Where a pool's memory is.
+enum class place_of_memory : std::uint8_t { host, simulated, cuda };
+
+[[nodiscard]] constexpr std::string_view to_text(place_of_memory where) noexcept {
+  switch (where) {
+    case place_of_memory::host:
+      return "host";
+    case place_of_memory::simulated:
+      return "sim";
+    case place_of_memory::cuda:
+      return "cuda";
+  }
+  return "";
+}
+
+/// What a pool is made for.
+struct setup {
+  std::uint64_t capacity = 0;  ///< bytes of the device; 0: the real device, or the host without a limit
+  std::size_t streams = 1;     ///< stream indices are below this
+};
+
+/// What a pool tells of itself; what it cannot know is left empty.
+struct usage {
+  std::optional<std::uint64_t> peak_reserved;  ///< bytes held from the driver or system, the most so far
+  std::optional<std::uint64_t> driver_calls;   ///< calls that allocate, free, map or order, so far
+  std::uint64_t driver_ns = 0;  ///< modelled nanoseconds of those calls; 0 where calls are real
+};
+
+/// An adapter. `stream` is an index below setup::streams. A refusal is null or std::bad_alloc; deallocation
+/// of null does nothing and deallocation repeats the bytes of the allocation.
+template <class P>
+concept peer = std::constructible_from<P, setup const&> &&
+    requires(P& pool, P const& seen, std::size_t stream, void* block, std::size_t bytes) {
+  { P::name } -> std::convertible_to<std::string_view>;
+  { P::about } -> std::convertible_to<std::string_view>;
+  { P::where } -> std::convertible_to<place_of_memory>;
+  { pool.allocate(stream, bytes) } -> std::same_as<void*>;
+  { pool.deallocate(stream, block, bytes) }
+  noexcept;
+  { seen.used() } -> std::same_as<usage>;
+};
+
+/// An adapter that learns its peak only by asking the system, which is too slow to do while timing: it is
+/// asked during one more pass, untimed.
+template <class P>
+concept sampled_peer = peer<P> && requires(P& pool) {
+  pool.sample();
+};
+
+}  // namespace tarn::bench

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What one replay of one trace on one pool measured. Above it: run fills it, table and json print it.
+// Below it: nothing.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace tarn::bench {
+
+/// One row. Empty fields could not be known.
+struct figures {
+  std::string trace;
+  std::string pool;
+  std::string device;                              ///< host, sim or cuda
+  std::uint64_t events = 0;                        ///< per pass
+  std::uint64_t peak_live = 0;                     ///< bytes, requested
+  std::optional<std::uint64_t> peak_reserved;      ///< bytes held from the driver, over all passes
+  std::optional<std::uint64_t> driver_calls;       ///< of the first pass
+  std::optional<std::uint64_t> driver_calls_warm;  ///< of the second pass
+  double cold_ns_per_event = 0;                    ///< host time of the first pass
+  std::optional<double> warm_ns_per_event;         ///< host time of the best later pass
+  double driver_ns_cold = 0;        ///< modelled driver time of the first pass; simulated device only
+  double driver_ns_warm = 0;        ///< the same of the second pass
+  std::uint64_t out_of_memory = 0;  ///< requests refused, all passes together
+  unsigned passes = 0;
+
+  /// Peak live requested bytes / peak reserved bytes; empty where requests were refused.
+  [[nodiscard]] std::optional<double> utilisation() const noexcept {
+    if (!peak_reserved || *peak_reserved == 0 || out_of_memory != 0) return std::nullopt;
+    return static_cast<double>(peak_live) / static_cast<double>(*peak_reserved);
+  }
+};
+
+}  // namespace tarn::bench

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// tarn_replay: replays recorded allocation traces on tarn and its peers. CLI11 parses the arguments, because
+// its sizes with units, file lists and generated help would be a second program to write and test.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <iostream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "replay/json.hpp"
+#include "replay/pools.hpp"
+#include "replay/table.hpp"
+#include "replay/trace_reader.hpp"
+
+namespace {
+
+using namespace tarn::bench;
+
+constexpr int exit_bad_input = 2;  // a trace or an argument that cannot be used
+
+struct arguments {
+  std::string device = "auto";
+  std::uint64_t capacity = 0;
+  std::vector<std::string> pools{"tarn"};
+  unsigned passes = 3;
+  bool json = false;
+  std::vector<std::string> files;
+};
+
+/// An argument that names nothing, or two that contradict each other.
+class usage_error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+std::vector<pool_entry> all_pools() {
+  std::vector<pool_entry> all = simulated_pools();
+  for (auto const& more : {host_pools(), cuda_pools(), torch_pools()}) {
+    all.insert(all.end(), more.begin(), more.end());
+  }
+  return all;
+}
+
+void list_pools(std::ostream& out) {
+  for (pool_entry const& p : all_pools()) {
+    out << p.name << std::string(p.name.size() < 18 ? 18 - p.name.size() : 1, ' ') << to_text(p.where)
+        << std::string(6 - to_text(p.where).size(), ' ') << p.about << '\n';
+  }
+}
+
+/// The pools that were named, on the device that was chosen. Host pools go with either device.
+std::vector<pool_entry> choose(std::vector<std::string> const& names, place_of_memory device) {
+  std::vector<pool_entry> usable;
+  for (pool_entry const& p : all_pools()) {
+    if (p.where == device || p.where == place_of_memory::host) usable.push_back(p);
+  }
+  if (names.size() == 1 && names.front() == "all") return usable;
+  std::vector<pool_entry> chosen;
+  for (std::string const& name : names) {
+    auto const found =
+        std::find_if(usable.begin(), usable.end(), [&](pool_entry const& p) { return p.name == name; });
+    if (found == usable.end()) {
+      throw usage_error("no pool '" + name + "' on device " + std::string(to_text(device)) +
+                        "; --pool list names them");
+    }
+    chosen.push_back(*found);
+  }
+  return chosen;
+}
+
+struct chosen_device {
+  place_of_memory where;
+  std::string why;
+};
+
+chosen_device choose_device(arguments const& a) {
+  if (a.device == "sim") return {place_of_memory::simulated, "sim, a simulated GPU, as asked"};
+  cuda_device const device = find_cuda_device();
+  if (a.device == "cuda" && !device.found) {
+    throw usage_error("--device cuda: " + device.text + "; --device sim needs none");
+  }
+  if (device.found && a.capacity != 0) {
+    throw usage_error("--capacity is of the simulated device; add --device sim");
+  }
+  if (device.found) return {place_of_memory::cuda, "cuda: " + device.text};
+  return {place_of_memory::simulated, "sim, a simulated GPU: " + device.text};
+}
+
+void replay(arguments const& a) {
+  chosen_device const device = choose_device(a);
+  std::vector<pool_entry> const pools = choose(a.pools, device.where);
+  std::vector<trace> traces;  // all are read before the first is replayed: a broken one is told at once
+  for (std::string const& file : a.files) traces.push_back(read_trace(file));
+  setup made_for;
+  made_for.capacity = a.capacity;
+  if (!a.json) std::cout << "device " << device.why << "\n\n";
+  progress line;
+  for (trace const& t : traces) {
+    std::vector<figures> rows;
+    for (pool_entry const& p : pools) {
+      rows.push_back(p.run(t, made_for, a.passes, line));
+      if (a.json) {
+        write_json(std::cout, rows.back());
+        std::cout.flush();
+      }
+    }
+    if (!a.json) {
+      write_table(std::cout, rows);
+      std::cout.flush();
+    }
+  }
+  if (!a.json) write_legend(std::cout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  arguments a;
+  CLI::App app("Replays recorded allocation traces on tarn and its peers.", "tarn_replay");
+  app.add_option("--device", a.device, "auto (CUDA if a device is found), cuda, or sim (a simulated GPU)")
+      ->check(CLI::IsMember({"auto", "cuda", "sim"}))
+      ->default_str("auto");
+  app.add_option("--capacity", a.capacity,
+                 "memory of the simulated device, as 140GiB; the host pools keep it too")
+      ->transform(CLI::AsSizeValue(false));
+  app.add_option("--pool", a.pools, "pools by name, separated by commas; 'all'; or 'list' to name them")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->default_str("tarn");
+  app.add_option("--passes", a.passes, "times to replay each trace: the first is cold, the others warm")
+      ->check(CLI::Range(1U, 1000U))
+      ->default_str("3");
+  app.add_flag("--json", a.json, "one JSON object per trace and pool, one per line");
+  app.add_option("FILE", a.files, "traces, plain or gzip; - is standard input");
+  try {
+    app.parse(argc, argv);
+    if (a.pools.size() == 1 && a.pools.front() == "list") {
+      list_pools(std::cout);
+      return 0;
+    }
+    if (a.files.empty()) throw usage_error("no trace given; --help shows how");
+    replay(a);
+  } catch (CLI::ParseError const& error) {
+    return app.exit(error) == 0 ? 0 : exit_bad_input;
+  } catch (trace_error const& error) {
+    std::cerr << error.what() << '\n';
+    return exit_bad_input;
+  } catch (usage_error const& error) {
+    std::cerr << "tarn_replay: " << error.what() << '\n';
+    return exit_bad_input;
+  } catch (std::exception const& error) {
+    std::cerr << "tarn_replay: " << error.what() << '\n';
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Replays a trace on a pool: a first pass on a fresh pool (cold), then passes on the same pool (warm). Only
+// the pool's calls are timed; blocks are never touched. Above it: pools. Below it: trace, peers/peer.
+
+#include <algorithm>
+#include <chrono>
+#include <new>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "peers/peer.hpp"
+#include "replay/figures.hpp"
+#include "replay/progress.hpp"
+#include "replay/trace.hpp"
+
+namespace tarn::bench {
+
+namespace detail {
+
+/// Events between two looks at the clock: often enough for a line of progress, too few for the clock to
+/// count.
+inline constexpr std::size_t chunk_events = 8192;
+
+/// Events between two samples of a pool that must be asked for its peak, beside one at each new peak.
+inline constexpr std::size_t sample_events = 64;
+
+template <peer P>
+void* request(P& pool, event const& e, std::uint64_t& refused) {
+  void* block = nullptr;
+  try {
+    block = pool.allocate(e.stream, e.bytes);
+  } catch (std::bad_alloc const&) {
+  }
+  if (block == nullptr && e.bytes != 0) ++refused;
+  return block;
+}
+
+template <peer P>
+void play(P& pool, std::span<event const> events, std::vector<void*>& blocks, std::uint64_t& refused) {
+  for (event const& e : events) {
+    if (e.what == operation::allocate) {
+      blocks[e.slot] = request(pool, e, refused);
+    } else {
+      pool.deallocate(e.stream, blocks[e.slot], e.bytes);
+    }
+  }
+}
+
+/// What the program still held at its end: the frees that are missing from the trace.
+inline std::vector<event> missing_frees(trace const& t) {
+  std::vector<event> last(t.slots);
+  for (event const& e : t.events) last[e.slot] = e;
+  std::vector<event> frees;
+  for (event e : last) {
+    if (e.what != operation::allocate) continue;
+    e.what = operation::free;
+    frees.push_back(e);
+  }
+  return frees;
+}
+
+/// One pass that asks the pool again and again how much it holds.
+template <sampled_peer P>
+void play_sampled(P& pool, std::span<event const> events, std::vector<void*>& blocks) {
+  std::uint64_t live = 0, peak = 0, refused = 0;
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    event const& e = events[i];
+    play(pool, events.subspan(i, 1), blocks, refused);
+    live += e.what == operation::allocate ? e.bytes : -e.bytes;
+    if (live > peak || i % sample_events == 0) pool.sample();
+    peak = std::max(peak, live);
+  }
+}
+
+}  // namespace detail
+
+/// Replays `t` `passes` times on one new pool. A refused request is counted and the replay goes on without
+/// it.
+template <peer P>
+[[nodiscard]] figures run(trace const& t, setup made_for, unsigned passes, progress& line) {
+  using clock = std::chrono::steady_clock;
+  made_for.streams = std::max<std::size_t>(1, t.stream_numbers.size());
+  figures row;
+  row.trace = t.name;
+  row.pool = P::name;
+  row.device = to_text(P::where);
+  row.events = t.events.size();
+  row.peak_live = t.peak_live;
+  row.passes = passes;
+
+  std::vector<event> const left_over = detail::missing_frees(t);
+  std::vector<void*> blocks(t.slots, nullptr);
+  P pool(made_for);
+  std::span<event const> const all(t.events);
+  double const per_event = 1.0 / static_cast<double>(std::max<std::size_t>(1, all.size()));
+  usage before = pool.used();
+  for (unsigned pass = 0; pass < passes; ++pass) {
+    line.begin(row.trace + ", " + row.pool + ", pass " + std::to_string(pass + 1) + " of " +
+               std::to_string(passes));
+    std::chrono::nanoseconds spent{0};
+    for (std::size_t at = 0; at < all.size(); at += detail::chunk_events) {
+      auto const chunk = all.subspan(at, std::min(detail::chunk_events, all.size() - at));
+      auto const start = clock::now();
+      detail::play(pool, chunk, blocks, row.out_of_memory);
+      spent += clock::now() - start;
+      line.show(at, all.size());
+    }
+    usage const after = pool.used();  // before the left-over frees, which the program never made
+    double const ns = static_cast<double>(spent.count()) * per_event;
+    if (pass == 0) {
+      row.cold_ns_per_event = ns;
+    } else {
+      row.warm_ns_per_event = std::min(ns, row.warm_ns_per_event.value_or(ns));
+    }
+    auto const driver_ns = static_cast<double>(after.driver_ns - before.driver_ns) * per_event;
+    if (after.driver_calls && pass == 0) row.driver_calls = *after.driver_calls - *before.driver_calls;
+    if (after.driver_calls && pass == 1) row.driver_calls_warm = *after.driver_calls - *before.driver_calls;
+    if (pass == 0) row.driver_ns_cold = driver_ns;
+    if (pass == 1) row.driver_ns_warm = driver_ns;
+    detail::play(pool, left_over, blocks, row.out_of_memory);
+    before = pool.used();
+  }
+  if constexpr (sampled_peer<P>) {
+    line.begin(row.trace + ", " + row.pool + ", sampling");
+    detail::play_sampled(pool, all, blocks);
+    std::uint64_t ignored = 0;
+    detail::play(pool, left_over, blocks, ignored);
+  }
+  row.peak_reserved = pool.used().peak_reserved;
+  line.clear();
+  return row;
+}
+
+}  // namespace tarn::bench

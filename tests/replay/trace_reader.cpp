@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "replay/trace_reader.hpp"
+
+#include <string>
+#include <string_view>
+
+#include "catch.hpp"
+
+using namespace tarn::bench;
+
+namespace {
+
+trace parse(std::initializer_list<std::string_view> lines) {
+  trace_parser parser("some.trace");
+  for (std::string_view const line : lines) parser.take(line);
+  return std::move(parser).finish();
+}
+
+std::string refusal(std::initializer_list<std::string_view> lines) {
+  try {
+    (void)parse(lines);
+  } catch (trace_error const& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+bool begins(std::string const& text, std::string_view with) {
+  UNSCOPED_INFO(text);
+  return text.starts_with(with);
+}
+
+}  // namespace
+
+TEST_CASE("a trace becomes events whose frees know their bytes and stream", "[replay]") {
+  trace const t = parse({"# a comment", "a 7 100 3", "a 8 50 0", "", "f 7", "a 9 25 3"});
+  CHECK(t.name == "some");
+  REQUIRE(t.events.size() == 4);
+  CHECK(t.allocations == 3);
+  CHECK(t.peak_live == 150);
+  CHECK(t.stream_numbers == std::vector<std::uint64_t>{3, 0});
+  CHECK(t.events[2].what == operation::free);
+  CHECK(t.events[2].bytes == 100);
+  CHECK(t.events[2].stream == 0);
+  CHECK(t.events[2].slot == t.events[0].slot);
+  CHECK(t.events[3].slot == t.events[0].slot);  // a slot is used again: the table stays as small as the peak
+  CHECK(t.slots == 2);
+}
+
+TEST_CASE("blanks, tabs and Windows line ends do not matter", "[replay]") {
+  trace const t = parse({"a 1 2 0\r", "a\t2  4\t0 ", "f 1\r", " "});
+  CHECK(t.events.size() == 3);
+  CHECK(t.peak_live == 6);
+}
+
+TEST_CASE("an id may be used again once it was freed", "[replay]") {
+  CHECK(parse({"a 1 2 0", "f 1", "a 1 4 0", "f 1"}).peak_live == 4);
+}
+
+TEST_CASE("zero bytes are a request like any other", "[replay]") {
+  CHECK(parse({"a 1 0 0", "f 1"}).events.size() == 2);
+}
+
+TEST_CASE("a broken trace is refused with its file and line", "[replay]") {
+  CHECK(begins(refusal({"a 1 2 0", "x 1"}), "some.trace:2: broken line 'x 1'"));
+  CHECK(begins(refusal({"allocate 1 2 0"}), "some.trace:1: broken line"));
+  CHECK(begins(refusal({"a"}), "some.trace:1: broken line"));
+  CHECK(begins(refusal({"a 1 2"}), "some.trace:1: the stream is not a number"));
+  CHECK(begins(refusal({"a 1 -2 0"}), "some.trace:1: the size in bytes is not a number"));
+  CHECK(begins(refusal({"a 1 2.5 0"}), "some.trace:1: the size in bytes is not a number"));
+  CHECK(begins(refusal({"a 1 2 0 9"}), "some.trace:1: something follows the stream"));
+  CHECK(begins(refusal({"a 99999999999999999999 2 0"}), "some.trace:1: the id is too large"));
+  CHECK(begins(refusal({"a 1 9223372036854775807 0"}), "some.trace:1: no device has"));
+  CHECK(begins(refusal({"a 1 2 0", "f 1 1"}), "some.trace:2: something follows the id"));
+}
+
+TEST_CASE("an id that was never allocated, freed before, or still live is refused", "[replay]") {
+  CHECK(refusal({"a 1 2 0", "f 2"}) == "some.trace:2: unknown id 2: it was never allocated");
+  CHECK(refusal({"a 1 2 0", "f 1", "#", "f 1"}) ==
+        "some.trace:4: double free of id 1: it was freed at line 2");
+  CHECK(refusal({"a 1 2 0", "a 1 2 0"}) == "some.trace:2: id 1 is still live: it was allocated at line 1");
+}
+
+TEST_CASE("what a message shows of a broken line is short and printable", "[replay]") {
+  std::string const text = refusal({std::string("\x1b[31m") + std::string(5000, 'z')});
+  CHECK(text.size() < 200);
+  CHECK(text.find('\x1b') == std::string::npos);
+}
