@@ -18,7 +18,8 @@ class host_malloc {
   static constexpr std::string_view about = "malloc and free of the C library, memory never touched";
   static constexpr place_of_memory where = place_of_memory::host;
 
-  explicit host_malloc(setup const& s) : room_(s.capacity == 0 ? max_room : s.capacity) {
+  explicit host_malloc(setup const& s)
+      : limited_(s.capacity != 0), room_(s.capacity == 0 ? max_room : s.capacity) {
     malloc_trim(0);  // what earlier work freed is not this pool's
     struct mallinfo2 const info = mallinfo2();
     before_ = info.uordblks + info.hblkhd;
@@ -27,11 +28,11 @@ class host_malloc {
   void* allocate(std::size_t /*stream*/, std::size_t bytes) noexcept {
     if (bytes > room_) return nullptr;
     void* const block = std::malloc(bytes);
-    if (block != nullptr) room_ -= bytes;
+    if (limited_ && block != nullptr) room_ -= bytes;
     return block;
   }
   void deallocate(std::size_t /*stream*/, void* block, std::size_t bytes) noexcept {
-    if (block != nullptr) room_ += bytes;
+    if (limited_ && block != nullptr) room_ += bytes;
     std::free(block);
   }
   [[nodiscard]] usage used() const noexcept { return {peak_, std::nullopt, 0}; }
@@ -45,6 +46,7 @@ class host_malloc {
     struct mallinfo2 const info = mallinfo2();
     return info.arena + info.hblkhd;
   }
+  bool limited_;              // only then is room_ written, which one thread at a time may do
   std::uint64_t room_;        // bytes of the capacity that are left
   std::uint64_t before_ = 0;  // in use by the rest of the process
   std::uint64_t peak_ = 0;

@@ -54,6 +54,35 @@ concept peer = std::constructible_from<P, setup const&> &&
   { seen.used() } -> std::same_as<usage>;
 };
 
+/// True unless the adapter says `thread_safe = false`.
+template <class P>
+inline constexpr bool is_thread_safe = true;
+template <class P>
+requires requires {
+  P::thread_safe;
+}
+inline constexpr bool is_thread_safe<P> = P::thread_safe;
+
+/// True for an adapter that says `pools = false`: it asks the driver for every block, and is timed with less
+/// work.
+template <class P>
+inline constexpr bool is_pool = true;
+template <class P>
+requires requires {
+  P::pools;
+}
+inline constexpr bool is_pool<P> = P::pools;
+
+/// True for an adapter that says `searches = true`: the cost of its calls grows with the blocks that are
+/// live, to 0.1 ms and more at a million, so it is spared that work.
+template <class P>
+inline constexpr bool searches = false;
+template <class P>
+requires requires {
+  P::searches;
+}
+inline constexpr bool searches<P> = P::searches;
+
 /// An adapter that learns its peak only by asking the system, which is too slow to do while timing: it is
 /// asked during one more pass, untimed.
 template <class P>

@@ -47,6 +47,7 @@ template <class Resource>
 class std_pmr_pool {
  public:
   static constexpr place_of_memory where = place_of_memory::host;
+  static constexpr bool searches = true;
 
   explicit std_pmr_pool(setup const& s) : memory_(s.capacity) {}
 
@@ -65,6 +66,7 @@ class std_pmr_pool {
 struct std_pmr : std_pmr_pool<std::pmr::unsynchronized_pool_resource> {
   static constexpr std::string_view name = "std_pmr";
   static constexpr std::string_view about = "std::pmr::unsynchronized_pool_resource over host memory";
+  static constexpr bool thread_safe = false;
   using std_pmr_pool::std_pmr_pool;
 };
 static_assert(peer<std_pmr>);

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "peers/find_cuda.hpp"
 #include "replay/json.hpp"
 #include "replay/pools.hpp"
 #include "replay/table.hpp"
@@ -36,14 +37,6 @@ class usage_error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
-
-std::vector<pool_entry> all_pools() {
-  std::vector<pool_entry> all = simulated_pools();
-  for (auto const& more : {host_pools(), cuda_pools(), torch_pools()}) {
-    all.insert(all.end(), more.begin(), more.end());
-  }
-  return all;
-}
 
 void list_pools(std::ostream& out) {
   for (pool_entry const& p : all_pools()) {
@@ -79,7 +72,7 @@ struct chosen_device {
 
 chosen_device choose_device(arguments const& a) {
   if (a.device == "sim") return {place_of_memory::simulated, "sim, a simulated GPU, as asked"};
-  cuda_device const device = find_cuda_device();
+  found_cuda const device = find_cuda();
   if (a.device == "cuda" && !device.found) {
     throw usage_error("--device cuda: " + device.text + "; --device sim needs none");
   }

@@ -23,16 +23,13 @@ template <peer P>
   return {P::name, P::about, P::where, &run<P>};
 }
 
-[[nodiscard]] std::vector<pool_entry> host_pools();
 [[nodiscard]] std::vector<pool_entry> simulated_pools();
-[[nodiscard]] std::vector<pool_entry> cuda_pools();   ///< empty where built without CUDA
-[[nodiscard]] std::vector<pool_entry> torch_pools();  ///< empty where built without libtorch
+[[nodiscard]] std::vector<pool_entry> host_pools();
+[[nodiscard]] std::vector<pool_entry> cuda_pools();   ///< built where the CUDA toolkit is
+[[nodiscard]] std::vector<pool_entry> rmm_pools();    ///< built where RMM is
+[[nodiscard]] std::vector<pool_entry> torch_pools();  ///< the only ones of tarn_replay_torch
 
-/// The CUDA device's name and memory, or why there is none.
-struct cuda_device {
-  bool found = false;
-  std::string text;
-};
-[[nodiscard]] cuda_device find_cuda_device();
+/// Every pool of this program, tarn first.
+[[nodiscard]] std::vector<pool_entry> all_pools();
 
 }  // namespace tarn::bench

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "replay/pools.hpp"
+#include "peers/find_cuda.hpp"
 
 namespace tarn::bench {
 
-std::vector<pool_entry> torch_pools() {
-  return {};
+found_cuda find_cuda() {
+  return {false, "built without CUDA"};
 }
 
 }  // namespace tarn::bench

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hot_paths/hot_paths.hpp"
+#include "peers/host_malloc.hpp"
+#include "peers/mimalloc.hpp"
+#include "peers/std_pmr.hpp"
+
+namespace tarn::bench {
+
+void register_host_and_simulated() {
+  register_hot_paths<host_malloc>();
+  register_hot_paths<std_pmr>();
+  register_hot_paths<std_pmr_sync>();
+  if (mimalloc::installed()) register_hot_paths<mimalloc>();
+}
+
+}  // namespace tarn::bench

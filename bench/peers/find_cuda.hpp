@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Is there a CUDA device? Above it: the programs' main. Below it: find_cuda.cpp or find_no_cuda.cpp.
+
+#include <string>
+
+namespace tarn::bench {
+
+/// The first CUDA device, or why there is none.
+struct found_cuda {
+  bool found = false;
+  std::string text;  ///< "NVIDIA H200, 140 GiB, driver 13.0" or the reason
+};
+
+/// Looks, and starts the device's context, so that no pool pays for it.
+[[nodiscard]] found_cuda find_cuda();
+
+}  // namespace tarn::bench

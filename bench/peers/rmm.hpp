@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// RAPIDS RMM's pools, of release 26.06 and later. Above it: the lists of pools. Below it: librmm and its
+// CCCL.
+
+#include <cuda_runtime_api.h>
+
+#include <cuda/memory_resource>
+#include <cuda/stream_ref>
+#include <new>
+#include <rmm/mr/arena_memory_resource.hpp>
+#include <rmm/mr/binning_memory_resource.hpp>
+#include <rmm/mr/pool_memory_resource.hpp>
+
+#include "peers/cuda_calls.hpp"
+#include "peers/cuda_streams.hpp"
+#include "peers/peer.hpp"
+
+namespace tarn::bench {
+
+/// cudaMalloc as RMM wants its upstream: calls from this program, so that what is held is counted.
+struct rmm_upstream {
+  void* allocate_sync(std::size_t bytes, std::size_t = 256) {
+    void* block = nullptr;
+    if (cudaMalloc(&block, bytes) != cudaSuccess) {
+      (void)cudaGetLastError();
+      throw std::bad_alloc();
+    }
+    return block;
+  }
+  void deallocate_sync(void* block, std::size_t, std::size_t = 256) noexcept { (void)cudaFree(block); }
+  void* allocate(cuda::stream_ref, std::size_t bytes, std::size_t = 256) { return allocate_sync(bytes); }
+  void deallocate(cuda::stream_ref, void* block, std::size_t bytes, std::size_t = 256) noexcept {
+    deallocate_sync(block, bytes);
+  }
+  friend bool operator==(rmm_upstream const&, rmm_upstream const&) noexcept { return true; }
+  friend bool operator!=(rmm_upstream const&, rmm_upstream const&) noexcept { return false; }
+  friend void get_property(rmm_upstream const&, cuda::mr::device_accessible) noexcept {}
+};
+
+/// Any of RMM's pools. The events they record are inside librmm and cannot be counted.
+template <class Pool>
+class rmm_allocator {
+ public:
+  static constexpr place_of_memory where = place_of_memory::cuda;
+
+  void* allocate(std::size_t stream, std::size_t bytes) {
+    return bytes == 0 ? nullptr : pool_.allocate(cuda::stream_ref(streams_[stream]), bytes, alignment);
+  }
+  void deallocate(std::size_t stream, void* block, std::size_t bytes) noexcept {
+    if (block != nullptr) pool_.deallocate(cuda::stream_ref(streams_[stream]), block, bytes, alignment);
+  }
+  [[nodiscard]] usage used() const noexcept { return {cuda_calls::peak_bytes(), std::nullopt, 0}; }
+
+ protected:
+  template <class... Arguments>
+  explicit rmm_allocator(setup const& s, Arguments&&... arguments)
+      : streams_(s.streams), pool_((cuda_calls::reset_peak(), std::forward<Arguments>(arguments))...) {}
+
+ private:
+  static constexpr std::size_t alignment = 256;
+  cuda_streams streams_;
+  Pool pool_;
+};
+
+inline constexpr std::size_t rmm_initial_bytes = std::size_t{256} << 20;
+
+struct rmm_pool : rmm_allocator<rmm::mr::pool_memory_resource> {
+  static constexpr std::string_view name = "rmm_pool";
+  static constexpr std::string_view about = "rmm::mr::pool_memory_resource, starting at 256 MiB";
+  static constexpr bool searches = true;
+  explicit rmm_pool(setup const& s) : rmm_allocator(s, rmm_upstream{}, rmm_initial_bytes) {}
+};
+static_assert(peer<rmm_pool>);
+
+struct rmm_arena : rmm_allocator<rmm::mr::arena_memory_resource> {
+  static constexpr std::string_view name = "rmm_arena";
+  static constexpr std::string_view about =
+      "rmm::mr::arena_memory_resource: takes half the device at the start";
+  static constexpr bool searches = true;
+  explicit rmm_arena(setup const& s) : rmm_allocator(s, rmm_upstream{}) {}
+};
+static_assert(peer<rmm_arena>);
+
+struct rmm_binning : rmm_allocator<rmm::mr::binning_memory_resource> {
+  static constexpr std::string_view name = "rmm_binning";
+  static constexpr std::string_view about =
+      "rmm::mr::binning_memory_resource: bins 2^8 to 2^30 over rmm_pool";
+  explicit rmm_binning(setup const& s)
+      : rmm_allocator(s, rmm::mr::pool_memory_resource(rmm_upstream{}, rmm_initial_bytes), std::int8_t{8},
+                      std::int8_t{30}) {}
+};
+static_assert(peer<rmm_binning>);
+
+}  // namespace tarn::bench
