@@ -41,9 +41,12 @@ inline constexpr std::int64_t pairs_in_large_window = 100000;
 /// Windows from here on are large, blocks.
 inline constexpr std::size_t large_window = 4096;
 
-/// Pairs a thread makes in one batch; a batch must be long beside the start of its threads.
+/// Pairs each of `threads` makes in one batch: long beside the start of the threads, yet where one lock takes
+/// 1 ms with 16 threads a bench must end too.
 template <peer P>
-inline constexpr std::size_t pairs_per_batch = is_pool<P> ? 20000 : 200;
+[[nodiscard]] constexpr std::size_t pairs_per_batch(std::size_t threads) noexcept {
+  return (is_pool<P> ? std::size_t{10000} : std::size_t{200}) / threads;
+}
 
 [[nodiscard]] inline setup with_streams(std::size_t count) {
   setup s;
@@ -90,11 +93,12 @@ void threads(benchmark::State& state, std::size_t count) {
     windows.push_back(std::make_unique<window<P>>(pool, t, blocks_per_thread, small_to_256_kib,
                                                   static_cast<unsigned>(t + 1)));
   }
+  std::size_t const pairs = pairs_per_batch<P>(count);
   auto const batch = [&](std::size_t t) {
-    for (std::size_t i = 0; i < pairs_per_batch<P>; ++i) windows[t]->step();
+    for (std::size_t i = 0; i < pairs; ++i) windows[t]->step();
   };
   (void)run_together(count, batch);  // warms every thread's window
-  for (auto _ : state) state.SetIterationTime(run_together(count, batch) / pairs_per_batch<P>);
+  for (auto _ : state) state.SetIterationTime(run_together(count, batch) / static_cast<double>(pairs));
 }
 
 template <peer P>
@@ -102,8 +106,9 @@ void other_thread(benchmark::State& state) {
   constexpr std::size_t bytes = 4096;
   P pool(with_streams(1));
   handover queue;
+  std::size_t const pairs = pairs_per_batch<P>(1);
   auto const batch = [&](std::size_t t) {
-    for (std::size_t i = 0; i < pairs_per_batch<P>; ++i) {
+    for (std::size_t i = 0; i < pairs; ++i) {
       if (t == 0) {
         queue.give(pool.allocate(0, bytes));
       } else {
@@ -112,7 +117,7 @@ void other_thread(benchmark::State& state) {
     }
   };
   (void)run_together(2, batch);
-  for (auto _ : state) state.SetIterationTime(run_together(2, batch) / pairs_per_batch<P>);
+  for (auto _ : state) state.SetIterationTime(run_together(2, batch) / static_cast<double>(pairs));
 }
 
 }  // namespace hot
