@@ -42,7 +42,7 @@ def replay_rows(path):
 
 
 def hot_path_rows(paths):
-    """Nanoseconds per pair, a row per pool, a column per work."""
+    """Nanoseconds per pair, a row per work, a column per pool."""
     cells, works, pools = {}, [], []
     for path in paths:
         for entry in json.loads(path.read_text())["benchmarks"]:
@@ -55,8 +55,8 @@ def hot_path_rows(paths):
                 pools.append(pool)
             if not entry.get("error_occurred"):
                 cells[pool, work] = number(entry["real_time"], 1 if entry["real_time"] < 10 else 0)
-    rows = [["pool"] + works]
-    rows += [[pool] + [cells.get((pool, work), "-") for work in works] for pool in pools]
+    rows = [["work"] + pools]
+    rows += [[work] + [cells.get((pool, work), "-") for pool in pools] for work in works]
     return rows
 
 
