@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The real driver: CUDA's runtime, and virtual memory management from the driver library behind it.
+// Above it: sources, the pool, owners. Below it: driver/driver (the contract: each call's meaning and cost),
+// cuda_scope, cuda_entry_points.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/driver/cuda_entry_points.hpp"
+#include "tarn/driver/cuda_scope.hpp"
+#include "tarn/driver/cuda_status.hpp"
+#include "tarn/driver/driver.hpp"
+#include "tarn/driver/thread_number.hpp"
+
+namespace tarn {
+
+/// Which stream a null handle names.
+enum class null_stream : std::uint8_t {
+  legacy,     ///< the device's one default stream, which waits for all blocking streams
+  per_thread  ///< a default stream for each thread (nvcc --default-stream per-thread)
+};
+
+/// CUDA behind the driver contract, for one device. As small as an int; copies are equal.
+///
+/// It never passes a null handle on: a null stream is resolved here, by `Null`, so that translation units
+/// built with and without --default-stream per-thread get different types and agree on what each one does.
+///
+/// A per-thread default stream has one handle in all threads. If a stream_ref carries the identity of another
+/// thread's (the pool remembers it from a free over there), no handle reaches that stream; the call then goes
+/// to the legacy default stream, which waits for every blocking stream and is waited for by them: the order
+/// asked for, and more.
+///
+/// No call spoils a graph capture that goes on elsewhere. Errors that tarn answers itself do not stay in
+/// cudaGetLastError. After the runtime is unloaded at process exit each call returns `unloading`.
+template <null_stream Null>
+class basic_cuda_driver {
+ public:
+  /// The calling thread's current device; device 0 if that cannot be asked (then the first call says why).
+  basic_cuda_driver() noexcept {
+    if (!detail::cuda_status(cudaGetDevice(&device_), "cudaGetDevice").ok()) device_ = 0;
+  }
+  explicit constexpr basic_cuda_driver(device_id device) noexcept : device_(device.value) {}
+
+  [[nodiscard]] device_id device() const noexcept { return device_id{device_}; }
+
+  // Streams and events.
+
+  /// Default streams have identities that no other stream, device or thread ever has; they cost no driver
+  /// call.
+  status identify(stream_ref stream, stream_id& id) const noexcept {
+    cudaStream_t const handle = resolve(stream);
+    if (stream.id() != stream_ref::unknown_id) {
+      id = stream.id();
+    } else if (handle == cudaStreamLegacy) {
+      id = legacy_id();
+    } else if (handle == cudaStreamPerThread) {
+      id = per_thread_id();
+    } else {
+      unsigned long long number = 0;
+      status const s = detail::cuda_status(cudaStreamGetId(handle, &number), "cudaStreamGetId");
+      if (!s.ok()) return s;
+      id = number;
+    }
+    return {};
+  }
+
+  /// Also true where the capture has been invalidated but not ended, and for the legacy default stream while
+  /// a blocking stream is captured: nothing can be put on it then without spoiling that capture.
+  status is_capturing(stream_ref stream, bool& yes) const noexcept {
+    cudaStream_t const handle = reach(stream);
+    detail::on_device const here(device_, handle);
+    if (!here.entered().ok()) return here.entered();
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    cudaError_t const code = cudaStreamIsCapturing(handle, &capture);
+    if (code == cudaErrorStreamCaptureImplicit) {
+      (void)cudaGetLastError();  // an answer, not an error
+      yes = true;
+      return {};
+    }
+    status const s = detail::cuda_status(code, "cudaStreamIsCapturing");
+    if (s.ok()) yes = capture != cudaStreamCaptureStatusNone;
+    return s;
+  }
+
+  status create_event(event_handle& event) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    cudaEvent_t made = nullptr;
+    // Without timing: half the price, and timing would make the stream wait for the host's clock.
+    status const s = detail::cuda_status(cudaEventCreateWithFlags(&made, cudaEventDisableTiming),
+                                         "cudaEventCreateWithFlags");
+    if (s.ok()) event = made;
+    return s;
+  }
+  status destroy_event(event_handle event) const noexcept {
+    return detail::cuda_status(cudaEventDestroy(native(event)), "cudaEventDestroy");
+  }
+  status record_event(event_handle event, stream_ref stream) const noexcept {
+    cudaStream_t const handle = reach(stream);
+    detail::on_device const here(device_, handle);
+    if (!here.entered().ok()) return here.entered();
+    return detail::cuda_status(cudaEventRecord(native(event), handle), "cudaEventRecord");
+  }
+  status query_event(event_handle event) const noexcept {
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaEventQuery(native(event)), "cudaEventQuery");
+  }
+  status wait_event(stream_ref stream, event_handle event) const noexcept {
+    cudaStream_t const handle = reach(stream);
+    detail::on_device const here(device_, handle);
+    if (!here.entered().ok()) return here.entered();
+    return detail::cuda_status(cudaStreamWaitEvent(handle, native(event), 0), "cudaStreamWaitEvent");
+  }
+  status synchronize_event(event_handle event) const noexcept {
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaEventSynchronize(native(event)), "cudaEventSynchronize");
+  }
+  /// Do not ask it of a stream that is being captured: that ends the capture.
+  status synchronize_stream(stream_ref stream) const noexcept {
+    cudaStream_t const handle = reach(stream);
+    detail::on_device const here(device_, handle);
+    if (!here.entered().ok()) return here.entered();
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaStreamSynchronize(handle), "cudaStreamSynchronize");
+  }
+  status synchronize_device() const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  /// The new stream's reference knows its identity.
+  status create_stream(stream_ref& stream) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    cudaStream_t made = nullptr;
+    status s = detail::cuda_status(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking),
+                                   "cudaStreamCreateWithFlags");
+    if (!s.ok()) return s;
+    stream_id id = stream_ref::unknown_id;
+    s = identify(stream_ref(made), id);
+    if (s.ok()) {
+      stream = stream_ref::from(made, id);
+    } else {
+      (void)cudaStreamDestroy(made);
+    }
+    return s;
+  }
+  /// Default streams stay.
+  status destroy_stream(stream_ref stream) const noexcept {
+    cudaStream_t const handle = resolve(stream);
+    if (is_default(handle)) return {};
+    return detail::cuda_status(cudaStreamDestroy(handle), "cudaStreamDestroy");
+  }
+
+  // Copies.
+
+  status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
+    if (bytes == 0) return {};
+    cudaStream_t const handle = reach(stream);
+    detail::on_device const here(device_, handle);
+    if (!here.entered().ok()) return here.entered();
+    return detail::cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, handle),
+                               "cudaMemcpyAsync");
+  }
+  status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
+    if (bytes == 0) return {};
+    detail::on_device const here(device_);  // unlike a copy, a memset is not promised to work from elsewhere
+    if (!here.entered().ok()) return here.entered();
+    return detail::cuda_status(cudaMemsetAsync(to, byte, bytes, reach(stream)), "cudaMemsetAsync");
+  }
+
+  status memory_info(std::size_t& free, std::size_t& total) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  }
+
+  // Pages. These calls name their device and work whatever context is current.
+
+  /// Bytes; the recommended granularity, 2 MiB on every device so far. Also sets up the device's primary
+  /// context, without which mapped memory could not be used. unsupported: this device (many virtual GPUs,
+  /// WDDM before 2020) or driver has no virtual memory management.
+  status page_granularity(std::size_t& bytes) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    status s;
+    {
+      detail::beside_capture const permission;
+      s = detail::cuda_status(cudaFree(nullptr), "cudaFree");
+    }
+    if (!s.ok()) return s;
+    auto const& calls = detail::cuda_driver_calls();
+    if (!calls.has_pages() || !attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) {
+      return detail::cuda_lacks("cuMemGetAllocationGranularity");
+    }
+    CUmemAllocationProp const properties = page_properties();
+    std::size_t granularity = 0;
+    s = detail::cuda_status(
+        calls.get_granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+        "cuMemGetAllocationGranularity");
+    if (s.ok()) bytes = granularity;
+    return s;
+  }
+  status reserve_range(std::size_t bytes, std::size_t alignment, void*& p) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (!calls.has_pages()) return detail::cuda_lacks("cuMemAddressReserve");
+    CUdeviceptr address = 0;
+    status const s =
+        detail::cuda_status(calls.reserve(&address, bytes, alignment, 0, 0), "cuMemAddressReserve");
+    if (s.ok()) p = reinterpret_cast<void*>(static_cast<std::uintptr_t>(address));
+    return s;
+  }
+  status release_range(void* p, std::size_t bytes) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (!calls.has_pages()) return detail::cuda_lacks("cuMemAddressFree");
+    return detail::cuda_status(calls.unreserve(address_of(p), bytes), "cuMemAddressFree");
+  }
+  status create_pages(std::size_t bytes, page_handle& handle) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (!calls.has_pages()) return detail::cuda_lacks("cuMemCreate");
+    CUmemAllocationProp const properties = page_properties();
+    CUmemGenericAllocationHandle made = 0;
+    status const s = detail::cuda_status(calls.create(&made, bytes, &properties, 0), "cuMemCreate");
+    if (s.ok()) handle = made;
+    return s;
+  }
+  status destroy_pages(page_handle handle) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (!calls.has_pages()) return detail::cuda_lacks("cuMemRelease");
+    return detail::cuda_status(calls.release(handle), "cuMemRelease");
+  }
+  /// Maps the whole handle (cuMemMap's offset must be 0) and lets this device read and write it. If access is
+  /// refused, nothing is mapped.
+  status map_pages(void* p, std::size_t bytes, page_handle handle) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (!calls.has_pages()) return detail::cuda_lacks("cuMemMap");
+    status s = detail::cuda_status(calls.map(address_of(p), bytes, 0, handle, 0), "cuMemMap");
+    if (!s.ok()) return s;
+    // One entry per device that may touch the memory; peers would join this device here.
+    CUmemAccessDesc const access[] = {{here_in_memory(), CU_MEM_ACCESS_FLAGS_PROT_READWRITE}};
+    s = detail::cuda_status(
+        calls.set_access(address_of(p), bytes, access, sizeof(access) / sizeof(access[0])), "cuMemSetAccess");
+    if (!s.ok()) (void)calls.unmap(address_of(p), bytes);
+    return s;
+  }
+  status unmap_pages(void* p, std::size_t bytes) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (!calls.has_pages()) return detail::cuda_lacks("cuMemUnmap");
+    return detail::cuda_status(calls.unmap(address_of(p), bytes), "cuMemUnmap");
+  }
+
+  // Blocks.
+
+  status malloc_device(std::size_t bytes, void*& p) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaMalloc(&p, bytes), "cudaMalloc");
+  }
+  status free_device(void* p) const noexcept {
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaFree(p), "cudaFree");
+  }
+  /// On a stream that is being captured it becomes a node of the graph, and the memory is the graph's.
+  status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept {
+    cudaStream_t const handle = reach(stream);
+    detail::on_device const here(device_, handle);
+    if (!here.entered().ok()) return here.entered();
+    return detail::cuda_status(cudaMallocAsync(&p, bytes, handle), "cudaMallocAsync");
+  }
+  status free_async(void* p, stream_ref stream) const noexcept {
+    cudaStream_t const handle = reach(stream);
+    detail::on_device const here(device_, handle);
+    if (!here.entered().ok()) return here.entered();
+    return detail::cuda_status(cudaFreeAsync(p, handle), "cudaFreeAsync");
+  }
+  /// Bytes that the device's default memory pool, behind malloc_async, keeps over a synchronisation instead
+  /// of giving them back. The pool is the whole process's: so is the setting. CUDA starts with 0.
+  status set_release_threshold(std::size_t bytes) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    cudaMemPool_t pool = nullptr;
+    status const s =
+        detail::cuda_status(cudaDeviceGetDefaultMemPool(&pool, device_), "cudaDeviceGetDefaultMemPool");
+    if (!s.ok()) return s;
+    std::uint64_t threshold = bytes;
+    return detail::cuda_status(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold),
+                               "cudaMemPoolSetAttribute");
+  }
+  /// Portable: pinned for every device's context, not only for this one's.
+  status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
+    detail::on_device const here(device_);  // else it would set up a context on whatever device is current
+    if (!here.entered().ok()) return here.entered();
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaHostAlloc(&p, bytes, cudaHostAllocPortable), "cudaHostAlloc");
+  }
+  status free_pinned(void* p) const noexcept {
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaFreeHost(p), "cudaFreeHost");
+  }
+  status malloc_managed(std::size_t bytes, void*& p) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaMallocManaged(&p, bytes, cudaMemAttachGlobal), "cudaMallocManaged");
+  }
+  status free_managed(void* p) const noexcept {
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaFree(p), "cudaFree");
+  }
+
+  /// Equal: the same device.
+  friend constexpr bool operator==(basic_cuda_driver a, basic_cuda_driver b) noexcept {
+    return a.device_ == b.device_;
+  }
+
+ private:
+  // Identities of default streams. cudaStreamGetId counts up from 1 and never gets to the upper half:
+  //   bits 63..62   10 legacy, 11 per-thread
+  //   bits 61..54   device
+  //   bits 53..30   which copy of the thread counter (shared objects built with hidden visibility have their
+  //   own) bits 29..0    the thread's number
+  [[nodiscard]] stream_id legacy_id() const noexcept { return stream_id{2} << 62 | device_bits(); }
+  [[nodiscard]] stream_id per_thread_id() const noexcept {
+    auto const counter = reinterpret_cast<std::uintptr_t>(&detail::next_thread_number) >> 3;
+    stream_id const copy = (stream_id{counter} ^ stream_id{counter} >> 24) & 0xff'ffffU;
+    return stream_id{3} << 62 | device_bits() | copy << 30 | (detail::thread_number() & 0x3fff'ffffU);
+  }
+  [[nodiscard]] stream_id device_bits() const noexcept {
+    return stream_id{static_cast<unsigned>(device_) & 0xffU} << 54;
+  }
+
+  /// The stream that the handle names.
+  [[nodiscard]] static cudaStream_t resolve(stream_ref stream) noexcept {
+    if (stream.handle() != nullptr) return static_cast<cudaStream_t>(stream.handle());
+    return Null == null_stream::legacy ? cudaStreamLegacy : cudaStreamPerThread;
+  }
+  /// The stream to put work on so that it is ordered with the stream meant; see the class.
+  [[nodiscard]] cudaStream_t reach(stream_ref stream) const noexcept {
+    cudaStream_t const handle = resolve(stream);
+    if (handle == cudaStreamPerThread && stream.id() != stream_ref::unknown_id &&
+        stream.id() != per_thread_id()) {
+      return cudaStreamLegacy;
+    }
+    return handle;
+  }
+  [[nodiscard]] static bool is_default(cudaStream_t handle) noexcept {
+    return handle == cudaStreamLegacy || handle == cudaStreamPerThread;
+  }
+  [[nodiscard]] static cudaEvent_t native(event_handle event) noexcept {
+    return static_cast<cudaEvent_t>(event);
+  }
+  [[nodiscard]] static CUdeviceptr address_of(void* p) noexcept {
+    return static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(p));
+  }
+
+  [[nodiscard]] CUmemLocation here_in_memory() const noexcept {
+    CUmemLocation location{};
+    location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    location.id = device_;
+    return location;
+  }
+  /// Plain device memory; no handle type, so that it cannot be exported. Network cards may reach it where the
+  /// device allows that: it is decided here, at creation, or never.
+  [[nodiscard]] CUmemAllocationProp page_properties() const noexcept {
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+    properties.location = here_in_memory();
+    if (attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)) {
+      properties.allocFlags.gpuDirectRDMACapable = 1;
+    }
+    return properties;
+  }
+  [[nodiscard]] bool attribute(CUdevice_attribute which) const noexcept {
+    int value = 0;
+    auto const get = detail::cuda_driver_calls().device_get_attribute;
+    return get(&value, which, static_cast<CUdevice>(device_)) == CUDA_SUCCESS && value != 0;
+  }
+
+  int device_ = 0;
+};
+
+/// The driver for null streams as this translation unit is compiled: legacy, or one per thread if nvcc was
+/// told
+/// --default-stream per-thread (or CUDA_API_PER_THREAD_DEFAULT_STREAM is defined).
+#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
+using cuda_driver = basic_cuda_driver<null_stream::per_thread>;
+#else
+using cuda_driver = basic_cuda_driver<null_stream::legacy>;
+#endif
+
+static_assert(stream_driver<cuda_driver> && page_driver<cuda_driver> && block_driver<cuda_driver>);
+
+}  // namespace tarn

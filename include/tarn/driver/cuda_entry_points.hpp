@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The few calls that only CUDA's driver library has (virtual memory management, contexts), taken through the
+// runtime: nothing links to libcuda, and a program starts where no driver is installed.
+// Above it: cuda_scope, cuda_driver. Below it: cuda_status.
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <type_traits>
+
+#include "tarn/driver/cuda_status.hpp"
+
+namespace tarn::detail {
+
+/// The entry points and how finding them went. A call that this driver lacks is null; if `found` is a
+/// failure, all of them are.
+///
+/// The types are written out, not taken from cuda.h's declarations: each is the signature of the version that
+/// it is asked by, whatever later toolkits declare under the same name.
+struct cuda_entry_points {
+  using address = CUdeviceptr;
+  using handle = CUmemGenericAllocationHandle;
+  using flag_bits = unsigned long long;
+  using properties = CUmemAllocationProp const*;
+
+  CUresult(CUDAAPI* get_error_name)(CUresult, char const**) = nullptr;
+  CUresult(CUDAAPI* device_get_attribute)(int*, CUdevice_attribute, CUdevice) = nullptr;
+  CUresult(CUDAAPI* primary_context_retain)(CUcontext*, CUdevice) = nullptr;
+  CUresult(CUDAAPI* context_push)(CUcontext) = nullptr;
+  CUresult(CUDAAPI* context_pop)(CUcontext*) = nullptr;
+
+  CUresult(CUDAAPI* get_granularity)(std::size_t*, properties, CUmemAllocationGranularity_flags) = nullptr;
+  CUresult(CUDAAPI* reserve)(address*, std::size_t, std::size_t, address, flag_bits) = nullptr;
+  CUresult(CUDAAPI* unreserve)(address, std::size_t) = nullptr;
+  CUresult(CUDAAPI* create)(handle*, std::size_t, properties, flag_bits) = nullptr;
+  CUresult(CUDAAPI* release)(handle) = nullptr;
+  CUresult(CUDAAPI* map)(address, std::size_t, std::size_t, handle, flag_bits) = nullptr;
+  CUresult(CUDAAPI* unmap)(address, std::size_t) = nullptr;
+  CUresult(CUDAAPI* set_access)(address, std::size_t, CUmemAccessDesc const*, std::size_t) = nullptr;
+
+  status found;
+
+  /// True where this driver can manage virtual memory at all; a device may still not.
+  [[nodiscard]] bool has_pages() const noexcept {
+    return get_granularity != nullptr && reserve != nullptr && unreserve != nullptr && create != nullptr &&
+           release != nullptr && map != nullptr && unmap != nullptr && set_access != nullptr &&
+           device_get_attribute != nullptr;
+  }
+  /// True where another device's context can be made current for the length of a call.
+  [[nodiscard]] bool has_contexts() const noexcept {
+    return primary_context_retain != nullptr && context_push != nullptr && context_pop != nullptr;
+  }
+};
+
+/// Finds one symbol in the signature that CUDA `version` (1000 * major + 10 * minor) introduced.
+template <class Function>
+void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsigned version,
+                      status& found) noexcept {
+  if (!found.ok()) return;
+  void* p = nullptr;
+#if CUDART_VERSION >= 12050
+  found = cuda_status(cudaGetDriverEntryPointByVersion(symbol, &p, version, cudaEnableDefault),
+                      "cudaGetDriverEntryPointByVersion");
+#else
+  found = cuda_status(cudaGetDriverEntryPoint(symbol, &p, cudaEnableDefault), "cudaGetDriverEntryPoint");
+#endif
+  if (found.ok()) out = reinterpret_cast<Function>(p);
+}
+
+[[nodiscard]] inline cuda_entry_points find_cuda_entry_points() noexcept {
+  cuda_entry_points e;
+  find_entry_point(e.get_error_name, "cuGetErrorName", 6000, e.found);
+  find_entry_point(e.device_get_attribute, "cuDeviceGetAttribute", 2000, e.found);
+  find_entry_point(e.primary_context_retain, "cuDevicePrimaryCtxRetain", 7000, e.found);
+  find_entry_point(e.context_push, "cuCtxPushCurrent", 4000, e.found);
+  find_entry_point(e.context_pop, "cuCtxPopCurrent", 4000, e.found);
+  find_entry_point(e.get_granularity, "cuMemGetAllocationGranularity", 10020, e.found);
+  find_entry_point(e.reserve, "cuMemAddressReserve", 10020, e.found);
+  find_entry_point(e.unreserve, "cuMemAddressFree", 10020, e.found);
+  find_entry_point(e.create, "cuMemCreate", 10020, e.found);
+  find_entry_point(e.release, "cuMemRelease", 10020, e.found);
+  find_entry_point(e.map, "cuMemMap", 10020, e.found);
+  find_entry_point(e.unmap, "cuMemUnmap", 10020, e.found);
+  find_entry_point(e.set_access, "cuMemSetAccess", 10020, e.found);
+  return e;
+}
+
+/// The table of this process, found at the first call. Has no destructor, so it serves until the very end.
+[[nodiscard]] inline cuda_entry_points const& cuda_driver_calls() noexcept {
+  static_assert(std::is_trivially_destructible_v<cuda_entry_points>);
+  static cuda_entry_points const entry_points = find_cuda_entry_points();
+  return entry_points;
+}
+
+/// Outcome of one call of the driver library. It leaves the runtime's last error alone.
+[[nodiscard]] inline status cuda_status(CUresult code, char const* call) noexcept {
+  if (code == CUDA_SUCCESS) return {failure::none, 0, "", call};
+  char const* name = nullptr;
+  auto const& calls = cuda_driver_calls();
+  if (calls.get_error_name != nullptr) (void)calls.get_error_name(code, &name);
+  return {cuda_failure(static_cast<int>(code)), static_cast<int>(code),
+          name != nullptr ? name : "an unknown CUresult", call};
+}
+
+/// Why an entry point is null: there is no driver, or it is too old for the call.
+[[nodiscard]] inline status cuda_lacks(char const* call) noexcept {
+  status found = cuda_driver_calls().found;
+  if (!found.ok()) return found;
+  return {failure::unsupported, static_cast<int>(cudaErrorNotSupported), "CUDA_ERROR_NOT_SUPPORTED", call};
+}
+
+}  // namespace tarn::detail

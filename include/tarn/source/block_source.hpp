@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// block_source<Driver, Calls>: what all sources of whole blocks share: checks, alignment, errors, and each
+// call as every generation of the ecosystem spells it. `Calls` is the kind of memory: a stateless struct with
+//   using properties = property_set<...>;
+//   static status take(D const&, size_t bytes, size_t alignment, void*& p) noexcept;   usable at once
+//   static status give(D const&, void* p, size_t bytes, size_t alignment) noexcept;    nothing uses it any
+//   more
+// and, where the driver itself orders memory by streams, the same two with a stream:
+//   static status take(D const&, stream_ref, size_t bytes, size_t alignment, void*& p) noexcept;
+//   static status give(D const&, stream_ref, void* p, size_t bytes, size_t alignment) noexcept;
+// Above it: cuda_malloc, cuda_async, pinned_host, managed, host_memory. Below it: refusal, driver/driver.
+
+#include <concepts>
+#include <cstddef>
+#include <utility>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/driver/driver.hpp"
+#include "tarn/source/refusal.hpp"
+
+namespace tarn {
+
+namespace detail {
+/// The driver orders this kind of memory by streams itself.
+template <class Calls, class D>
+concept stream_ordered_calls = requires(D const& driver, stream_ref stream, std::size_t bytes, void* p,
+                                        void*& new_p) {
+  Calls::take(driver, stream, bytes, bytes, new_p);
+  Calls::give(driver, stream, p, bytes, bytes);
+};
+}  // namespace detail
+
+/// A source of whole blocks, one driver call each. A small value: copies are the same source.
+///
+/// Memory that the driver does not order by streams is usable on every stream once allocate returns, and
+/// deallocate first waits on the host for the work on its stream. Put a pool on top to pay that rarely.
+/// Safe from any thread; keeps no state.
+template <stream_driver D, class Calls>
+class block_source {
+ public:
+  using driver_type = D;
+  using properties = typename Calls::properties;
+
+  /// On the driver's default device; for CUDA the calling thread's current one.
+  block_source() requires std::default_initializable<D>
+  = default;
+  /// On one device.
+  explicit block_source(device_id device) requires std::constructible_from<D, device_id> : driver_(device) {}
+  /// On a driver of one's own making.
+  explicit block_source(D driver) noexcept : driver_(std::move(driver)) {}
+
+  // As tarn and CCCL 3.1 and later spell them.
+
+  /// Allocates for work on `stream`. Zero bytes give null.
+  /// @param alignment  up to default_alignment always; above that if the driver's own blocks have it (a whole
+  ///                   2 MiB page is tried before it is refused), since a device block has no room to hide an
+  ///                   offset
+  /// @throws out_of_memory, bad_alignment, cuda_error; nothing has changed
+  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
+                               std::size_t alignment = default_alignment) {
+    if constexpr (detail::stream_ordered_calls<Calls, D>) {
+      return take_aligned(
+          stream, bytes, alignment,
+          [&](std::size_t size, void*& p) noexcept {
+            return Calls::take(driver_, stream, size, alignment, p);
+          },
+          [&](void* p, std::size_t size) noexcept {
+            return Calls::give(driver_, stream, p, size, alignment);
+          });
+    } else {
+      return take_now(stream, bytes, alignment);
+    }
+  }
+  /// Gives a block back once the work before it on `stream` is done. Null does nothing; at process exit, when
+  /// the driver is gone, so does any other pointer. While `stream` is being captured into a graph nothing is
+  /// waited for, since that would end the capture: the graph must not use the block.
+  void deallocate(stream_ref stream, void* p, std::size_t bytes,
+                  std::size_t alignment = default_alignment) noexcept {
+    if (p == nullptr) return;
+    if constexpr (detail::stream_ordered_calls<Calls, D>) {
+      (void)Calls::give(driver_, stream, p, bytes, alignment);
+    } else {
+      if (!wait_for(stream)) return;
+      (void)Calls::give(driver_, p, bytes, alignment);
+    }
+  }
+  /// Allocates memory usable at once by every stream.
+  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
+    return take_now(stream_ref{}, bytes, alignment);
+  }
+  /// Gives back memory that no stream uses any more.
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
+    if (p != nullptr) (void)Calls::give(driver_, p, bytes, alignment);
+  }
+
+  // As CCCL 3.0 (CUDA 13.0) spells them. Templates, so that a braced {} never means bytes.
+
+  template <std::integral Bytes>
+  [[nodiscard]] void* allocate(Bytes bytes, std::size_t alignment = default_alignment) {
+    return allocate_sync(static_cast<std::size_t>(bytes), alignment);
+  }
+  template <std::integral Bytes>
+  void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment) noexcept {
+    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment);
+  }
+  [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t alignment, stream_ref stream) {
+    return allocate(stream, bytes, alignment);
+  }
+  [[nodiscard]] void* allocate_async(std::size_t bytes, stream_ref stream) { return allocate(stream, bytes); }
+  void deallocate_async(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
+    deallocate(stream, p, bytes, alignment);
+  }
+  void deallocate_async(void* p, std::size_t bytes, stream_ref stream) noexcept {
+    deallocate(stream, p, bytes);
+  }
+
+  [[nodiscard]] D const& driver() const noexcept { return driver_; }
+  [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
+
+  /// Equal: the same kind of memory on an equal driver, so either frees what the other allocated.
+  friend bool operator==(block_source const& a, block_source const& b) noexcept {
+    return a.driver_ == b.driver_;
+  }
+
+ private:
+  [[nodiscard]] void* take_now(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    return take_aligned(
+        stream, bytes, alignment,
+        [&](std::size_t size, void*& p) noexcept { return Calls::take(driver_, size, alignment, p); },
+        [&](void* p, std::size_t size) noexcept { return Calls::give(driver_, p, size, alignment); });
+  }
+
+  template <class Take, class Give>
+  [[nodiscard]] void* take_aligned(stream_ref stream, std::size_t bytes, std::size_t alignment,
+                                   Take const& take, Give const& give) {
+    require_alignment(alignment);
+    if (bytes == 0) return nullptr;
+    void* p = nullptr;
+    status taken = bytes <= max_request_bytes ? take(bytes, p) : detail::too_large();
+    if (taken.ok() && !is_aligned(p, alignment)) {
+      // Blocks below the driver's page share one with others; whole pages start where a page does.
+      (void)give(p, bytes);
+      std::size_t const pages = align_up(bytes, max_alignment);
+      taken = take(pages, p);
+      if (taken.ok() && !is_aligned(p, alignment)) {
+        (void)give(p, pages);
+        throw bad_alignment(alignment, default_alignment);
+      }
+    }
+    if (!taken.ok()) detail::refuse(driver_, taken, stream, bytes, alignment);
+    return p;
+  }
+
+  /// Waits for the work on the stream; false where the driver is gone and there is nothing left to free.
+  [[nodiscard]] bool wait_for(stream_ref stream) noexcept {
+    bool capturing = false;
+    if (driver_.is_capturing(stream, capturing).kind == failure::unloading) return false;
+    return capturing || driver_.synchronize_stream(stream).kind != failure::unloading;
+  }
+
+  D driver_;
+};
+
+}  // namespace tarn

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// cuda_async: device memory from CUDA's own stream-ordered pool (cudaMallocAsync).
+// Above it: user code, comparisons. Below it: block_source.
+
+#include "tarn/core/config.hpp"
+#include "tarn/source/block_source.hpp"
+#if TARN_HAS_CUDA
+#include "tarn/driver/cuda_driver.hpp"
+#endif
+
+namespace tarn {
+
+/// cudaMallocAsync and cudaFreeAsync.
+struct async_calls {
+  using properties = property_set<device_accessible>;
+
+  template <block_driver D>
+  static status take(D const& driver, stream_ref stream, std::size_t bytes, std::size_t, void*& p) noexcept {
+    return driver.malloc_async(bytes, stream, p);
+  }
+  template <block_driver D>
+  static status give(D const& driver, stream_ref stream, void* p, std::size_t, std::size_t) noexcept {
+    return driver.free_async(p, stream);
+  }
+
+  // Without a stream of the caller's: a short-lived one, which waits for nobody and which nobody waits for.
+  // The default stream would wait for the kernels of every blocking stream.
+
+  template <block_driver D>
+  static status take(D const& driver, std::size_t bytes, std::size_t, void*& p) noexcept {
+    stream_ref stream;
+    status s = driver.create_stream(stream);
+    if (!s.ok()) return s;
+    s = driver.malloc_async(bytes, stream, p);
+    if (s.ok()) {
+      s = driver.synchronize_stream(stream);
+      if (!s.ok()) (void)driver.free_async(p, stream);
+    }
+    (void)driver.destroy_stream(stream);
+    return s;
+  }
+  template <block_driver D>
+  static status give(D const& driver, void* p, std::size_t, std::size_t) noexcept {
+    stream_ref stream;
+    status s = driver.create_stream(stream);
+    if (!s.ok()) return s;
+    s = driver.free_async(p, stream);
+    (void)driver.destroy_stream(stream);
+    return s;
+  }
+};
+
+/// Stream-ordered device memory by the driver's own pool: 0.7 µs warm on an H200, more with threads: one lock
+/// inside. Without a stream (allocate_sync, deallocate_sync) each call makes and drops a stream, ~10 µs. The
+/// pool behind it is the process's default pool of the device, shared with everyone who calls
+/// cudaMallocAsync.
+template <block_driver D>
+using basic_async = block_source<D, async_calls>;
+
+/// Sets how many bytes CUDA's pool keeps over a synchronisation; it starts with 0, giving all back each time.
+/// The pool is shared by the whole process, and so is this setting.
+/// @throws cuda_error  the device has no memory pools, or no driver is there
+template <block_driver D>
+requires requires(D const& driver) {
+  driver.set_release_threshold(std::size_t{});
+}
+void set_release_threshold(basic_async<D> const& memory, std::size_t bytes, place where = place::current()) {
+  status const s = memory.driver().set_release_threshold(bytes);
+  if (!s.ok()) throw cuda_error(s, memory.device().value, where);
+}
+
+#if TARN_HAS_CUDA
+using cuda_async = basic_async<cuda_driver>;
+static_assert(resource<cuda_async>);
+#endif
+
+}  // namespace tarn

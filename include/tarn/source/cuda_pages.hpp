@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// cuda_pages: device memory as pages: address ranges reserved first, physical memory mapped where it is
+// needed. Above it: the pool. Below it: driver/driver.
+
+#include <concepts>
+#include <cstddef>
+#include <utility>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/config.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/driver/driver.hpp"
+#include "tarn/source/refusal.hpp"
+#if TARN_HAS_CUDA
+#include "tarn/driver/cuda_driver.hpp"
+#endif
+
+namespace tarn {
+
+/// A page source on a driver's virtual memory management. A small value: copies are the same source. Safe
+/// from any thread as long as two threads do not map or unmap the same range.
+///
+/// Costs on an H200, per handle and whatever its size: create 10 µs, map 26 µs, unmap 17 µs, destroy 15 µs
+/// (338 µs for 1 GiB). None of them waits for running kernels.
+template <page_driver D>
+class basic_pages {
+ public:
+  using driver_type = D;
+  using properties = property_set<device_accessible>;
+
+  /// On the driver's default device; for CUDA the calling thread's current one.
+  /// @throws cuda_error  of kind `unsupported` where the device has no virtual memory management: use
+  ///                     `cuda_malloc{} | pooled{}`; of kind `no_device` where there is no device
+  basic_pages() requires std::default_initializable<D> : basic_pages(D{}) {}
+  /// On one device. @throws as above
+  explicit basic_pages(device_id device) requires std::constructible_from<D, device_id>
+      : basic_pages(D(device)) {}
+  /// On a driver of one's own making. @throws as above
+  explicit basic_pages(D driver, place where = place::current()) : driver_(std::move(driver)) {
+    status s = driver_.page_granularity(granularity_);
+    if (s.kind == failure::unsupported) {
+      s.call = "page_granularity (no virtual memory management here: use cuda_malloc | pooled instead)";
+    }
+    if (!s.ok()) throw cuda_error(s, driver_.device().value, where);
+  }
+
+  /// Bytes; every size and offset below is a multiple of it.
+  [[nodiscard]] std::size_t granularity() const noexcept { return granularity_; }
+
+  /// Reserves addresses with nothing behind them, aligned to the granularity.
+  /// @throws out_of_memory  the address space has no such gap
+  /// @throws cuda_error
+  [[nodiscard]] void* reserve(std::size_t bytes) {
+    void* p = nullptr;
+    status const s =
+        bytes <= max_request_bytes ? driver_.reserve_range(bytes, granularity_, p) : detail::too_large();
+    if (!s.ok()) detail::refuse(driver_, s, stream_ref{}, bytes, granularity_);
+    return p;
+  }
+  /// Gives the whole range of one reserve() back; nothing is mapped in it any more.
+  void unreserve(void* p, std::size_t bytes) noexcept { (void)driver_.release_range(p, bytes); }
+
+  /// Makes one handle of physical memory. The one call here that takes memory from the device.
+  /// @throws out_of_memory, cuda_error; nothing has changed
+  [[nodiscard]] page_handle create(std::size_t bytes) {
+    page_handle handle{};
+    status const s = bytes <= max_request_bytes ? driver_.create_pages(bytes, handle) : detail::too_large();
+    if (!s.ok()) detail::refuse(driver_, s, stream_ref{}, bytes, granularity_);
+    return handle;
+  }
+  /// Gives a handle back; it is no longer mapped anywhere.
+  void destroy(page_handle handle, std::size_t) noexcept { (void)driver_.destroy_pages(handle); }
+
+  /// Makes the whole handle appear at `p`, readable and writable by the device.
+  /// @throws out_of_memory  for want of page tables
+  /// @throws cuda_error     nothing is mapped
+  void map(void* p, std::size_t bytes, page_handle handle) {
+    status const s = driver_.map_pages(p, bytes, handle);
+    if (!s.ok()) detail::refuse(driver_, s, stream_ref{}, bytes, granularity_);
+  }
+  /// Undoes exactly one map(). The handle keeps its contents; no work may still use the range.
+  void unmap(void* p, std::size_t bytes) noexcept { (void)driver_.unmap_pages(p, bytes); }
+
+  [[nodiscard]] D const& driver() const noexcept { return driver_; }
+  [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
+
+  /// Equal: the same device, so handles of one may be mapped by the other.
+  friend bool operator==(basic_pages const& a, basic_pages const& b) noexcept {
+    return a.driver_ == b.driver_;
+  }
+
+ private:
+  D driver_;
+  std::size_t granularity_ = 0;
+};
+
+#if TARN_HAS_CUDA
+using cuda_pages = basic_pages<cuda_driver>;
+static_assert(page_source<cuda_pages>);
+#endif
+
+}  // namespace tarn

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// host_memory: plain host memory from operator new, so that pools and policies run without any device.
+// Above it: pools of host memory, tests, examples. Below it: block_source, driver/no_driver.
+
+#include <cstddef>
+#include <new>
+
+#include "tarn/driver/no_driver.hpp"
+#include "tarn/source/block_source.hpp"
+
+namespace tarn {
+
+/// Aligned operator new and operator delete.
+struct host_calls {
+  using properties = property_set<host_accessible>;
+
+  /// More than a process can address: malloc's 47 bits. Refused before asking, since sanitizers end the
+  /// program for it.
+  static constexpr std::size_t address_space = 128_TiB;
+
+  static status take(no_driver const&, std::size_t bytes, std::size_t alignment, void*& p) noexcept {
+    if (bytes < address_space) p = ::operator new (bytes, std::align_val_t{alignment}, std::nothrow);
+    if (p != nullptr) return {};
+    return {failure::out_of_memory, 0, "std::bad_alloc", "operator new"};
+  }
+  static status give(no_driver const&, void* p, std::size_t, std::size_t alignment) noexcept {
+    ::operator delete (p, std::align_val_t{alignment});
+    return {};
+  }
+};
+
+/// Pageable host memory with any alignment up to max_alignment. It has no streams: what is asked of one has
+/// happened already. If a device copies from or to it, wait for the copy before freeing.
+using host_memory = block_source<no_driver, host_calls>;
+
+static_assert(resource<host_memory>);
+
+}  // namespace tarn

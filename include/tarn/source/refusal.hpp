@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How a source says no: a failed driver call becomes the error that a caller can act upon.
+// Above it: block_source, cuda_pages. Below it: driver/driver, core/error.
+
+#include <cstddef>
+
+#include "tarn/core/config.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/place.hpp"
+#include "tarn/driver/driver.hpp"
+
+namespace tarn::detail {
+
+/// Throws for a driver call that failed.
+/// @throws out_of_memory  the driver had none left; says which call refused and what is free on the device
+/// @throws cuda_error     anything else
+template <class D>
+[[noreturn]] TARN_NOINLINE void refuse(D const& driver, status const& failed, stream_ref stream,
+                                       std::size_t bytes, std::size_t alignment,
+                                       place where = place::current()) {
+  if (failed.kind != failure::out_of_memory) throw cuda_error(failed, driver.device().value, where);
+  memory_report report;
+  report.asked = bytes;
+  report.alignment = alignment;
+  report.device = driver.device().value;
+  (void)driver.identify(stream, report.stream);
+  std::size_t free = 0;
+  std::size_t total = 0;
+  if (driver.memory_info(free, total).ok()) report.device_free = free;
+  report.refused_by = failed.call;
+  throw out_of_memory(report);
+}
+
+/// A request so large that it is not worth asking: rounding it up could wrap.
+[[nodiscard]] inline status too_large() noexcept {
+  return {failure::out_of_memory, 0, "larger than any device", "the address space"};
+}
+
+}  // namespace tarn::detail
