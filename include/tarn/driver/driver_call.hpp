@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The calls of the driver contract as values, to count them and to make them fail.
+// Above it: the simulated GPU's counters, fault injection. Below it: driver/driver, whose calls these are.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn {
+
+/// One call of the driver contract (driver/driver.hpp); device() is no call, it only reads.
+enum class driver_call : std::uint8_t {
+  identify,
+  is_capturing,
+  create_event,
+  destroy_event,
+  record_event,
+  query_event,
+  wait_event,
+  synchronize_event,
+  synchronize_stream,
+  synchronize_device,
+  create_stream,
+  destroy_stream,
+  copy,
+  fill,
+  memory_info,
+  page_granularity,
+  reserve_range,
+  release_range,
+  create_pages,
+  destroy_pages,
+  map_pages,
+  unmap_pages,
+  malloc_device,
+  free_device,
+  malloc_async,
+  free_async,
+  malloc_pinned,
+  free_pinned,
+  malloc_managed,
+  free_managed
+};
+
+/// How many there are.
+inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver_call::free_managed) + 1;
+
+/// The call at an index below driver_call_count, for loops over all of them.
+[[nodiscard]] constexpr driver_call driver_call_at(std::size_t index) noexcept {
+  return static_cast<driver_call>(index);
+}
+
+/// The call's name in the contract; static storage.
+[[nodiscard]] constexpr char const* name_of(driver_call call) noexcept {
+  constexpr char const* names[] = {"identify",
+                                   "is_capturing",
+                                   "create_event",
+                                   "destroy_event",
+                                   "record_event",
+                                   "query_event",
+                                   "wait_event",
+                                   "synchronize_event",
+                                   "synchronize_stream",
+                                   "synchronize_device",
+                                   "create_stream",
+                                   "destroy_stream",
+                                   "copy",
+                                   "fill",
+                                   "memory_info",
+                                   "page_granularity",
+                                   "reserve_range",
+                                   "release_range",
+                                   "create_pages",
+                                   "destroy_pages",
+                                   "map_pages",
+                                   "unmap_pages",
+                                   "malloc_device",
+                                   "free_device",
+                                   "malloc_async",
+                                   "free_async",
+                                   "malloc_pinned",
+                                   "free_pinned",
+                                   "malloc_managed",
+                                   "free_managed"};
+  static_assert(sizeof(names) / sizeof(names[0]) == driver_call_count);
+  return names[static_cast<std::size_t>(call)];
+}
+
+/// True for the two that only look at a stream (about 30 ns): they neither order nor change anything.
+[[nodiscard]] constexpr bool only_looks(driver_call call) noexcept {
+  return call == driver_call::identify || call == driver_call::is_capturing;
+}
+
+/// True for calls that make, map or give back memory or address space.
+[[nodiscard]] constexpr bool changes_memory(driver_call call) noexcept {
+  return call >= driver_call::reserve_range;
+}
+
+/// True for calls that can fail for want of memory.
+[[nodiscard]] constexpr bool can_exhaust(driver_call call) noexcept {
+  switch (call) {
+    case driver_call::reserve_range:
+    case driver_call::create_pages:
+    case driver_call::malloc_device:
+    case driver_call::malloc_async:
+    case driver_call::malloc_pinned:
+    case driver_call::malloc_managed:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace tarn

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The driver of plain host memory: no device, no streams; all work is done when the call returns.
+// Above it: host_memory and whatever pools it. Below it: driver/driver.
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#if defined(__linux__)
+#include <unistd.h>
+#endif
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/driver/driver.hpp"
+#include "tarn/driver/driver_call.hpp"
+#include "tarn/driver/thread_number.hpp"
+
+namespace tarn {
+
+namespace detail {
+/// Source of handles for streams and events, which here are names only; constant-initialised.
+inline std::atomic<std::uintptr_t> next_host_handle{16};
+}  // namespace detail
+
+/// Plain host memory behind the driver contract. Streams and events are names: whatever is asked of them has
+/// happened already, so waits return at once and queries say done. Pages are unsupported; blocks of every
+/// kind are aligned host memory. Safe from any thread; the only state is the process's heap.
+class no_driver {
+ public:
+  constexpr no_driver() noexcept = default;
+  /// Takes a device for symmetry with the other drivers; there is only the host.
+  constexpr explicit no_driver(device_id) noexcept {}
+
+  /// The host: ordinal -1.
+  [[nodiscard]] device_id device() const noexcept { return device_id{-1}; }
+
+  status identify(stream_ref stream, stream_id& id) const noexcept {
+    auto const handle = reinterpret_cast<std::uintptr_t>(stream.handle());
+    if (handle <= 1) {
+      id = 1;
+    } else if (handle == 2) {
+      id = per_thread_bit | detail::thread_number();
+    } else {
+      id = handle;
+    }
+    return {};
+  }
+  status is_capturing(stream_ref, bool& capturing) const noexcept {
+    capturing = false;
+    return {};
+  }
+
+  status create_event(event_handle& event) const noexcept {
+    event = new_handle();
+    return {};
+  }
+  status destroy_event(event_handle) const noexcept { return {}; }
+  status record_event(event_handle, stream_ref) const noexcept { return {}; }
+  status query_event(event_handle) const noexcept { return {}; }
+  status wait_event(stream_ref, event_handle) const noexcept { return {}; }
+  status synchronize_event(event_handle) const noexcept { return {}; }
+  status synchronize_stream(stream_ref) const noexcept { return {}; }
+  status synchronize_device() const noexcept { return {}; }
+  status create_stream(stream_ref& stream) const noexcept {
+    void* const handle = new_handle();
+    stream = stream_ref::from(handle, reinterpret_cast<std::uintptr_t>(handle));
+    return {};
+  }
+  status destroy_stream(stream_ref) const noexcept { return {}; }
+
+  status copy(stream_ref, void* to, void const* from, std::size_t bytes) const noexcept {
+    if (bytes != 0) std::memmove(to, from, bytes);
+    return {};
+  }
+  status fill(stream_ref, void* to, int byte, std::size_t bytes) const noexcept {
+    if (bytes != 0) std::memset(to, byte, bytes);
+    return {};
+  }
+
+  /// The host's memory; unsupported where the system does not tell.
+  status memory_info([[maybe_unused]] std::size_t& free, [[maybe_unused]] std::size_t& total) const noexcept {
+#if defined(__linux__)
+    long const page = ::sysconf(_SC_PAGESIZE);
+    long const available = ::sysconf(_SC_AVPHYS_PAGES);
+    long const all = ::sysconf(_SC_PHYS_PAGES);
+    if (page > 0 && available >= 0 && all > 0) {
+      free = static_cast<std::size_t>(available) * static_cast<std::size_t>(page);
+      total = static_cast<std::size_t>(all) * static_cast<std::size_t>(page);
+      return {};
+    }
+#endif
+    return unsupported(driver_call::memory_info);
+  }
+
+  status page_granularity(std::size_t&) const noexcept {
+    return unsupported(driver_call::page_granularity);
+  }
+  status reserve_range(std::size_t, std::size_t, void*&) const noexcept {
+    return unsupported(driver_call::reserve_range);
+  }
+  status release_range(void*, std::size_t) const noexcept {
+    return unsupported(driver_call::release_range);
+  }
+  status create_pages(std::size_t, page_handle&) const noexcept {
+    return unsupported(driver_call::create_pages);
+  }
+  status destroy_pages(page_handle) const noexcept {
+    return unsupported(driver_call::destroy_pages);
+  }
+  status map_pages(void*, std::size_t, page_handle) const noexcept {
+    return unsupported(driver_call::map_pages);
+  }
+  status unmap_pages(void*, std::size_t) const noexcept {
+    return unsupported(driver_call::unmap_pages);
+  }
+
+  status malloc_device(std::size_t bytes, void*& p) const noexcept {
+    return make(bytes, p, driver_call::malloc_device);
+  }
+  status free_device(void* p) const noexcept {
+    return drop(p);
+  }
+  status malloc_async(std::size_t bytes, stream_ref, void*& p) const noexcept {
+    return make(bytes, p, driver_call::malloc_async);
+  }
+  status free_async(void* p, stream_ref) const noexcept {
+    return drop(p);
+  }
+  status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
+    return make(bytes, p, driver_call::malloc_pinned);
+  }
+  status free_pinned(void* p) const noexcept {
+    return drop(p);
+  }
+  status malloc_managed(std::size_t bytes, void*& p) const noexcept {
+    return make(bytes, p, driver_call::malloc_managed);
+  }
+  status free_managed(void* p) const noexcept {
+    return drop(p);
+  }
+
+  friend constexpr bool operator==(no_driver, no_driver) noexcept {
+    return true;
+  }
+
+ private:
+  /// Keeps a thread's default stream apart from every handle: no user address has this bit.
+  static constexpr stream_id per_thread_bit = stream_id{1} << 63;
+
+  static void* new_handle() noexcept {
+    return reinterpret_cast<void*>(detail::next_host_handle.fetch_add(16, std::memory_order_relaxed));
+  }
+  static status unsupported(driver_call call) noexcept {
+    return {failure::unsupported, 801, "cudaErrorNotSupported", name_of(call)};
+  }
+  static status make(std::size_t bytes, void*& p, driver_call call) noexcept {
+    p = nullptr;
+    if (bytes == 0) return {};
+    void* block = nullptr;
+    if (bytes <= max_request_bytes) {
+      block = ::operator new (bytes, std::align_val_t{default_alignment}, std::nothrow);
+    }
+    if (block == nullptr) return {failure::out_of_memory, 2, "cudaErrorMemoryAllocation", name_of(call)};
+    p = block;
+    return {};
+  }
+  static status drop(void* p) noexcept {
+    ::operator delete (p, std::align_val_t{default_alignment});
+    return {};
+  }
+};
+
+static_assert(stream_driver<no_driver> && page_driver<no_driver> && block_driver<no_driver>);
+
+}  // namespace tarn

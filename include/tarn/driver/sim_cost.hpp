@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What the simulated GPU charges, in nanoseconds of virtual time. Measured on one H200 (bench/results)
+// unless a line says otherwise. Above it: sim_machine. Below it: core.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/core/bytes.hpp"
+
+namespace tarn {
+
+/// A span of virtual time, nanoseconds.
+using sim_nanoseconds = std::uint64_t;
+
+/// A cost that grows with the size: straight lines between measured points, level below the first, at the
+/// last slope beyond the last.
+struct sim_cost_curve {
+  struct point {
+    std::size_t bytes;
+    sim_nanoseconds ns;
+  };
+  point points[4];
+
+  [[nodiscard]] constexpr sim_nanoseconds at(std::size_t bytes) const noexcept {
+    if (bytes <= points[0].bytes) return points[0].ns;
+    std::size_t i = 1;
+    while (i < 3 && bytes > points[i].bytes) ++i;
+    point const a = points[i - 1];
+    point const b = points[i];
+    double const slope =
+        (static_cast<double>(b.ns) - static_cast<double>(a.ns)) / static_cast<double>(b.bytes - a.bytes);
+    double const ns = static_cast<double>(a.ns) + slope * static_cast<double>(bytes - a.bytes);
+    return ns <= 0 ? 0 : static_cast<sim_nanoseconds>(ns);
+  }
+};
+
+/// The price list. Change a field to model another machine; sim_costs::nothing() makes every call free, so
+/// that time moves only when a test moves it.
+struct sim_costs {
+  // Streams and events. Event costs are of one thread; eight threads at once pay 2,453 ns per record.
+  sim_nanoseconds look = 30;           ///< cudaStreamGetId, cudaStreamIsCapturing; estimated
+  sim_nanoseconds create_event = 115;  ///< create and destroy together: 230
+  sim_nanoseconds destroy_event = 115;
+  sim_nanoseconds record_event = 249;
+  sim_nanoseconds query_event = 263;
+  sim_nanoseconds wait_event = 231;
+  sim_nanoseconds synchronize = 1'000;    ///< beyond the waiting itself; estimated
+  sim_nanoseconds create_stream = 5'000;  ///< estimated, as the next
+  sim_nanoseconds destroy_stream = 5'000;
+  sim_nanoseconds launch = 3'900;       ///< host time of an empty kernel's launch
+  sim_nanoseconds copy = 2'000;         ///< host time to enqueue a copy or fill; estimated
+  sim_nanoseconds memory_info = 5'000;  ///< estimated
+
+  // Pages, per handle. Mapping is cuMemMap and cuMemSetAccess together.
+  sim_nanoseconds page_granularity = 100;  ///< estimated
+  sim_cost_curve reserve_range{{{2_MiB, 5'000}, {1_GiB, 10'000}, {140_GiB, 40'000}, {1_TiB, 77'000}}};
+  sim_nanoseconds release_range = 5'000;  ///< estimated
+  sim_cost_curve create_pages{{{2_MiB, 9'800}, {20_MiB, 10'400}, {200_MiB, 13'000}, {1_GiB, 17'000}}};
+  sim_cost_curve destroy_pages{{{2_MiB, 15'000}, {20_MiB, 16'000}, {200_MiB, 76'000}, {1_GiB, 338'000}}};
+  sim_cost_curve map_pages{{{2_MiB, 25'600}, {20_MiB, 26'700}, {200_MiB, 34'700}, {1_GiB, 61'800}}};
+  sim_cost_curve unmap_pages{{{2_MiB, 16'500}, {20_MiB, 16'500}, {200_MiB, 20'000}, {1_GiB, 29'000}}};
+
+  // Blocks.
+  sim_cost_curve malloc_device{{{2_MiB, 58'000}, {64_MiB, 70'000}, {1_GiB, 123'000}, {8_GiB, 509'000}}};
+  sim_cost_curve free_device{{{2_MiB, 40'000}, {64_MiB, 70'000}, {1_GiB, 371'000}, {8_GiB, 2'565'000}}};
+  sim_nanoseconds malloc_async_warm = 335;  ///< with its free: 670
+  sim_nanoseconds free_async = 335;
+  sim_cost_curve malloc_async_cold{{{1_MiB, 10'000}, {64_MiB, 88'000}, {1_GiB, 982'000}, {8_GiB, 8'133'000}}};
+  sim_cost_curve malloc_pinned{
+      {{4_KiB, 2'000}, {1_MiB, 449'000}, {1_GiB, 460'000'000}, {8_GiB, 3'680'000'000}}};
+  sim_cost_curve free_pinned{{{4_KiB, 1'000}, {1_MiB, 113'000}, {1_GiB, 116'000'000}, {8_GiB, 928'000'000}}};
+  sim_nanoseconds malloc_managed = 60'000;  ///< estimated from cudaMalloc, as the next
+  sim_nanoseconds free_managed = 40'000;
+
+  // What the device does, bytes per nanosecond (GB/s); 0 takes no time.
+  double on_device_rate =
+      2'000;  ///< device to device; half of HBM3e's 4.8 TB/s (data sheet), cut for reading and writing
+  double fill_rate = 4'000;  ///< from the same data sheet
+  double pinned_rate = 53;   ///< host to device or back, chunks of 4 MiB
+  double pageable_rate = 8.4;
+
+  /// Every call is free and all device work but kernels takes no time.
+  [[nodiscard]] static constexpr sim_costs nothing() noexcept {
+    constexpr sim_cost_curve level{{{1, 0}, {2, 0}, {3, 0}, {4, 0}}};
+    sim_costs c;
+    c.look = c.create_event = c.destroy_event = c.record_event = c.query_event = c.wait_event = 0;
+    c.synchronize = c.create_stream = c.destroy_stream = c.launch = c.copy = c.memory_info = 0;
+    c.page_granularity = c.release_range = c.malloc_async_warm = c.free_async = 0;
+    c.malloc_managed = c.free_managed = 0;
+    c.reserve_range = c.create_pages = c.destroy_pages = c.map_pages = c.unmap_pages = level;
+    c.malloc_device = c.free_device = c.malloc_async_cold = c.malloc_pinned = c.free_pinned = level;
+    c.on_device_rate = c.fill_rate = c.pinned_rate = c.pageable_rate = 0;
+    return c;
+  }
+};
+
+namespace detail {
+/// Nanoseconds that `bytes` take at a rate in bytes per nanosecond; a rate of 0 takes none.
+[[nodiscard]] constexpr sim_nanoseconds sim_transfer(std::size_t bytes, double rate) noexcept {
+  return rate <= 0 ? 0 : static_cast<sim_nanoseconds>(static_cast<double>(bytes) / rate);
+}
+}  // namespace detail
+
+}  // namespace tarn

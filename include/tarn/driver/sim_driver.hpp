@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The driver of one simulated device: the whole contract in plain C++, deterministic, with CUDA's rules and
+// error numbers. Above it: sources, pools, tests on machines without a GPU. Below it: sim_machine.
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "tarn/core/device.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/stream.hpp"
+#include "tarn/driver/driver.hpp"
+#include "tarn/driver/driver_call.hpp"
+#include "tarn/driver/sim_machine.hpp"
+
+namespace tarn {
+
+/// A device of a simulated machine; by default device 0 of the process-wide one. A cheap handle that keeps
+/// its machine alive. As the contract asks: no call throws, every call is safe from any thread. Beyond the
+/// contract: a call inside simulated work is refused (not permitted), misuse is told by CUDA's error numbers,
+/// and after an illegal access every call on the device fails, as on a GPU.
+class sim_driver {
+ public:
+  sim_driver() : sim_driver(device_id{}) {}
+  /// A device of the process-wide machine, which has device 0 only.
+  explicit sim_driver(device_id device) : machine_(sim_machine::standard()), device_(device) {}
+  sim_driver(sim_machine machine, device_id device) noexcept
+      : machine_(std::move(machine)), device_(device) {}
+
+  [[nodiscard]] device_id device() const noexcept { return device_; }
+  [[nodiscard]] sim_machine const& machine() const noexcept { return machine_; }
+
+  status identify(stream_ref stream, stream_id& id) const noexcept {
+    return on_stream(driver_call::identify, costs().look, stream, [&](state&, detail::sim_stream& s) {
+      id = s.id;
+      return code::ok;
+    });
+  }
+  status is_capturing(stream_ref stream, bool& capturing) const noexcept {
+    return on_stream(driver_call::is_capturing, costs().look, stream, [&](state&, detail::sim_stream& s) {
+      capturing = s.capture != nullptr;
+      return code::ok;
+    });
+  }
+
+  status create_event(event_handle& event) const noexcept {
+    return call(driver_call::create_event, costs().create_event, [&](state& m) {
+      m.streams.create_event(device_.value, event);
+      return code::ok;
+    });
+  }
+  status destroy_event(event_handle event) const noexcept {
+    return call(driver_call::destroy_event, costs().destroy_event,
+                [&](state& m) { return m.streams.destroy_event(event); });
+  }
+  status record_event(event_handle event, stream_ref stream) const noexcept {
+    return on_stream(driver_call::record_event, costs().record_event, stream,
+                     [&](state& m, detail::sim_stream& s) {
+                       auto* const e = m.streams.find_event(event);
+                       return e == nullptr ? code::invalid_handle : m.streams.record(*e, s);
+                     });
+  }
+  status query_event(event_handle event) const noexcept {
+    return on_event(driver_call::query_event, costs().query_event, event,
+                    [](state& m, detail::sim_event& e) { return m.streams.query(e); });
+  }
+  status wait_event(stream_ref stream, event_handle event) const noexcept {
+    return on_stream(driver_call::wait_event, costs().wait_event, stream,
+                     [&](state& m, detail::sim_stream& s) {
+                       auto* const e = m.streams.find_event(event);
+                       return e == nullptr ? code::invalid_handle : m.streams.wait(s, *e);
+                     });
+  }
+  status synchronize_event(event_handle event) const noexcept {
+    return on_event(
+        driver_call::synchronize_event, costs().synchronize, event,
+        [&](state& m, detail::sim_event& e) { return synchronized(m, m.streams.synchronize(e)); });
+  }
+  status synchronize_stream(stream_ref stream) const noexcept {
+    return on_stream(
+        driver_call::synchronize_stream, costs().synchronize, stream,
+        [&](state& m, detail::sim_stream& s) { return synchronized(m, m.streams.synchronize(s)); });
+  }
+  status synchronize_device() const noexcept {
+    return call(driver_call::synchronize_device, costs().synchronize,
+                [&](state& m) { return synchronized(m, m.streams.synchronize_device(device_.value)); });
+  }
+  status create_stream(stream_ref& stream) const noexcept {
+    return call(driver_call::create_stream, costs().create_stream, [&](state& m) {
+      m.streams.create_stream(device_.value, detail::sim_blocking::independent, stream);
+      return code::ok;
+    });
+  }
+  status destroy_stream(stream_ref stream) const noexcept {
+    return call(driver_call::destroy_stream, costs().destroy_stream,
+                [&](state& m) { return m.streams.destroy_stream(stream); });
+  }
+
+  /// Copies when the stream gets there. As in CUDA, a copy from or to pageable host memory (any that the
+  /// machine does not know) is over when the call returns.
+  status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
+    return on_stream(driver_call::copy, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
+      if (bytes == 0) return code::ok;
+      auto work = std::make_shared<detail::sim_transfer_work>();
+      work->to = to;
+      work->from = from;
+      work->bytes = bytes;
+      bool const pageable_to = !m.memory.knows(to);
+      bool const pageable_from = !m.memory.knows(from);
+      if (!pageable_from) work->touched.push_back(sim_reads(from, bytes));
+      if (!pageable_to) work->touched.push_back(sim_writes(to, bytes));
+      bool const pageable = pageable_to || pageable_from;
+      double const rate = pageable                                               ? costs().pageable_rate
+                          : m.memory.is_on_host(to) || m.memory.is_on_host(from) ? costs().pinned_rate
+                                                                                 : costs().on_device_rate;
+      code const outcome = transfer(m, s, std::move(work), detail::sim_transfer(bytes, rate));
+      if (outcome != code::ok || !pageable || s.capture) return outcome;
+      return synchronized(m, m.streams.synchronize(s));
+    });
+  }
+  status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
+    return on_stream(driver_call::fill, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
+      if (bytes == 0) return code::ok;
+      if (!m.memory.knows(to)) return code::invalid_value;
+      auto work = std::make_shared<detail::sim_transfer_work>();
+      work->to = to;
+      work->byte = byte;
+      work->bytes = bytes;
+      work->touched.push_back(sim_writes(to, bytes));
+      return transfer(m, s, std::move(work), detail::sim_transfer(bytes, costs().fill_rate));
+    });
+  }
+
+  status memory_info(std::size_t& free, std::size_t& total) const noexcept {
+    return call(driver_call::memory_info, costs().memory_info, [&](state& m) {
+      sim_usage const& u = m.memory.usage(device_.value);
+      free = u.free();
+      total = u.capacity;
+      return code::ok;
+    });
+  }
+
+  status page_granularity(std::size_t& bytes) const noexcept {
+    return paged(driver_call::page_granularity, costs().page_granularity, [&](state& m) {
+      bytes = m.memory.granularity();
+      return code::ok;
+    });
+  }
+  status reserve_range(std::size_t bytes, std::size_t alignment, void*& p) const noexcept {
+    return paged(driver_call::reserve_range, costs().reserve_range.at(bytes),
+                 [&](state& m) { return m.memory.reserve(bytes, alignment, p); });
+  }
+  status release_range(void* p, std::size_t bytes) const noexcept {
+    return paged(driver_call::release_range, costs().release_range,
+                 [&](state& m) { return m.memory.release(p, bytes); });
+  }
+  status create_pages(std::size_t bytes, page_handle& handle) const noexcept {
+    return paged(driver_call::create_pages, costs().create_pages.at(bytes),
+                 [&](state& m) { return m.memory.create(device_.value, bytes, handle); });
+  }
+  status destroy_pages(page_handle handle) const noexcept {
+    return paged_by_size(
+        driver_call::destroy_pages, costs().destroy_pages,
+        [&](state& m) { return m.memory.page_bytes_of(handle); },
+        [&](state& m) { return m.memory.destroy(handle); });
+  }
+  status map_pages(void* p, std::size_t bytes, page_handle handle) const noexcept {
+    return paged(driver_call::map_pages, costs().map_pages.at(bytes),
+                 [&](state& m) { return m.memory.map(p, bytes, handle); });
+  }
+  status unmap_pages(void* p, std::size_t bytes) const noexcept {
+    return paged(driver_call::unmap_pages, costs().unmap_pages.at(bytes), [&](state& m) {
+      if (m.order) m.order->taken_away(m.memory, p, bytes, m.streams.host(), "unmapped while in use");
+      return m.memory.unmap(p, bytes);
+    });
+  }
+
+  status malloc_device(std::size_t bytes, void*& p) const noexcept {
+    return call(driver_call::malloc_device, costs().malloc_device.at(bytes), [&](state& m) {
+      return m.memory.allocate(device_.value, bytes, detail::sim_kind::device, p);
+    });
+  }
+  /// As cudaFree, waits for the device.
+  status free_device(void* p) const noexcept {
+    return call(driver_call::free_device, 0, [&](state& m) {
+      if (p == nullptr) return code::ok;
+      std::size_t bytes = 0;
+      if (!m.memory.find_block(p, detail::sim_kind::device, bytes)) return code::invalid_value;
+      m.charge_more(costs().free_device.at(bytes));
+      m.streams.join_device(device_.value);
+      return m.memory.free(p, detail::sim_kind::device);
+    });
+  }
+  status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept {
+    return on_stream(
+        driver_call::malloc_async, costs().malloc_async_warm, stream, [&](state& m, detail::sim_stream& s) {
+          if (s.capture) m.streams.count_captured();
+          (void)m.streams.end_of(s);
+          auto warmth = detail::sim_warmth::warm;
+          code const outcome =
+              m.async[static_cast<std::size_t>(s.device)].allocate(bytes, s, m.streams.now(), p, warmth);
+          if (warmth == detail::sim_warmth::cold) {
+            m.charge_more(costs().malloc_async_cold.at(bytes));
+          }
+          return outcome;
+        });
+  }
+  status free_async(void* p, stream_ref stream) const noexcept {
+    return on_stream(driver_call::free_async, costs().free_async, stream,
+                     [&](state& m, detail::sim_stream& s) {
+                       if (s.capture) m.streams.count_captured();
+                       sim_nanoseconds const end = m.streams.end_of(s);
+                       return m.async[static_cast<std::size_t>(s.device)].free(p, s, end);
+                     });
+  }
+  status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
+    return call(driver_call::malloc_pinned, costs().malloc_pinned.at(bytes), [&](state& m) {
+      return m.memory.allocate(device_.value, bytes, detail::sim_kind::pinned, p);
+    });
+  }
+  /// As cudaFreeHost, waits for the device.
+  status free_pinned(void* p) const noexcept {
+    return free_host(driver_call::free_pinned, p, detail::sim_kind::pinned);
+  }
+  status malloc_managed(std::size_t bytes, void*& p) const noexcept {
+    return call(driver_call::malloc_managed, costs().malloc_managed, [&](state& m) {
+      return m.memory.allocate(device_.value, bytes, detail::sim_kind::managed, p);
+    });
+  }
+  /// As cudaFree, waits for the device.
+  status free_managed(void* p) const noexcept {
+    return free_host(driver_call::free_managed, p, detail::sim_kind::managed);
+  }
+
+  /// As sim_machine::launch, with this device's default streams.
+  template <class F>
+  requires std::is_invocable_v<F&> status launch(stream_ref stream, sim_nanoseconds duration,
+                                                 std::initializer_list<sim_access> touched, F body)
+  const {
+    return machine_.launch_on(device_.value, stream, duration,
+                              std::make_shared<detail::sim_kernel<F>>(touched, std::move(body)));
+  }
+  status launch(stream_ref stream, sim_nanoseconds duration,
+                std::initializer_list<sim_access> touched = {}) const {
+    return launch(stream, duration, touched, [] {});
+  }
+
+  friend bool operator==(sim_driver const& a, sim_driver const& b) noexcept {
+    return a.machine_ == b.machine_ && a.device_ == b.device_;
+  }
+
+ private:
+  using state = detail::sim_state;
+  using code = detail::sim_code;
+
+  [[nodiscard]] sim_costs const& costs() const noexcept { return machine_.options().costs; }
+
+  /// The frame of every call: refused inside simulated work and on a device that is missing or broken;
+  /// counted, charged, and told by name.
+  template <class F>
+  status call(driver_call which, sim_nanoseconds cost, F const& act) const noexcept {
+    char const* const name = name_of(which);
+    if (detail::sim_inside_work) return detail::sim_status(code::not_permitted, name);
+    state& m = *machine_.state_;
+    std::lock_guard const lock(m.mutex);
+    if (!machine_.has(device_)) return detail::sim_status(code::invalid_device, name);
+    try {
+      m.charge(which, cost);
+      if (code const broken = m.streams.fault(device_.value); broken != code::ok) {
+        return detail::sim_status(broken, name);
+      }
+      return detail::sim_status(act(m), name);
+    } catch (std::bad_alloc const&) {
+      return detail::sim_status(code::out_of_memory, name);
+    }
+  }
+  template <class F>
+  status on_stream(driver_call which, sim_nanoseconds cost, stream_ref stream, F const& act) const noexcept {
+    return call(which, cost, [&](state& m) {
+      auto* const s = m.streams.find(stream, device_.value);
+      return s == nullptr ? code::invalid_handle : act(m, *s);
+    });
+  }
+  template <class F>
+  status on_event(driver_call which, sim_nanoseconds cost, event_handle event, F const& act) const noexcept {
+    return call(which, cost, [&](state& m) {
+      auto* const e = m.streams.find_event(event);
+      return e == nullptr ? code::invalid_handle : act(m, *e);
+    });
+  }
+  template <class F>
+  status paged(driver_call which, sim_nanoseconds cost, F const& act) const noexcept {
+    return call(which, cost, [&](state& m) {
+      bool const can = m.options.paging == sim_paging::available &&
+                       (detail::sim_can_map || m.options.backing == sim_backing::address_only);
+      return can ? act(m) : code::not_supported;
+    });
+  }
+  template <class Size, class F>
+  status paged_by_size(driver_call which, sim_cost_curve const& cost, Size const& size,
+                       F const& act) const noexcept {
+    return paged(which, 0, [&](state& m) {
+      m.charge_more(cost.at(size(m)));
+      return act(m);
+    });
+  }
+
+  /// Whoever waits finds out what went wrong meanwhile; cudaMallocAsync's pool gives back what it may.
+  code synchronized(state& m, code outcome) const {
+    if (outcome != code::ok) return outcome;
+    m.trim_async(device_.value);
+    return m.streams.fault(device_.value);
+  }
+  static code transfer(state& m, detail::sim_stream& s, std::shared_ptr<detail::sim_work> work,
+                       sim_nanoseconds duration) {
+    return m.streams.enqueue(s, duration, std::move(work), detail::sim_streams::caller::driver);
+  }
+  status free_host(driver_call which, void* p, detail::sim_kind kind) const noexcept {
+    return call(which, 0, [&](state& m) {
+      if (p == nullptr) return code::ok;
+      std::size_t bytes = 0;
+      if (!m.memory.find_block(p, kind, bytes)) return code::invalid_value;
+      m.charge_more(kind == detail::sim_kind::pinned ? costs().free_pinned.at(bytes) : costs().free_managed);
+      m.streams.join_device(device_.value);
+      return m.memory.free(p, kind);
+    });
+  }
+
+  sim_machine machine_;
+  device_id device_;
+};
+
+inline sim_driver sim_machine::driver(device_id device) const noexcept {
+  return sim_driver(*this, device);
+}
+
+static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver>);
+
+}  // namespace tarn

@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A simulated host with GPUs: its options, what a test may do to it (launch work, move time, take memory
+// away, capture) and what it tells (calls, usage, findings). Drivers for its devices come from
+// driver/sim_driver. Above it: sim_driver, tests, the replay. Below it: sim_streams, sim_memory, sim_order,
+// sim_async, sim_cost.
+
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tarn/core/device.hpp"
+#include "tarn/driver/driver_call.hpp"
+#include "tarn/driver/sim_async.hpp"
+#include "tarn/driver/sim_cost.hpp"
+#include "tarn/driver/sim_memory.hpp"
+#include "tarn/driver/sim_order.hpp"
+#include "tarn/driver/sim_streams.hpp"
+
+namespace tarn {
+
+class sim_driver;
+
+/// Whether simulated devices have virtual memory management; some virtual GPUs have none.
+enum class sim_paging : std::uint8_t { available, missing };
+
+/// Whether the order checker watches (sim_order.hpp). It costs time and memory per access.
+enum class sim_checks : std::uint8_t { off, stream_order };
+
+/// What a simulated machine is like. The default is one H200 whose memory is this host's, as far as touched.
+struct sim_options {
+  int devices = 1;
+  std::size_t capacity = 140_GiB;      ///< of each device, bytes
+  std::size_t taken = 1_GiB;           ///< of it not free from the start: the context, other processes
+  std::size_t host_capacity = 64_GiB;  ///< for pinned and managed memory together
+  std::size_t granularity = 2_MiB;     ///< of pages
+  sim_backing backing = sim_backing::host_memory;
+  sim_paging paging = sim_paging::available;
+  sim_checks checks = sim_checks::off;
+  sim_costs costs{};
+  std::uint64_t seed = 0;            ///< of another schedule; 0: work takes exactly the time asked
+  sim_nanoseconds jitter = 100'000;  ///< with a seed, work may take up to this much longer
+};
+
+/// How often each driver call was made, and what that cost in virtual time.
+struct sim_calls {
+  std::uint64_t counts[driver_call_count]{};
+  std::uint64_t driver_ns = 0;  ///< modelled nanoseconds inside the driver, waiting not included
+
+  [[nodiscard]] std::uint64_t operator[](driver_call call) const noexcept {
+    return counts[static_cast<std::size_t>(call)];
+  }
+  /// All calls.
+  [[nodiscard]] std::uint64_t total() const noexcept {
+    return sum([](driver_call) { return true; });
+  }
+  /// Calls that make, map or give back memory.
+  [[nodiscard]] std::uint64_t memory() const noexcept { return sum(changes_memory); }
+  /// Calls that order or move something: all but those that only look at a stream.
+  [[nodiscard]] std::uint64_t acting() const noexcept {
+    return sum([](driver_call call) { return !only_looks(call); });
+  }
+
+ private:
+  template <class Select>
+  [[nodiscard]] std::uint64_t sum(Select const& select) const noexcept {
+    std::uint64_t n = 0;
+    for (std::size_t i = 0; i < driver_call_count; ++i) {
+      if (select(driver_call_at(i))) n += counts[i];
+    }
+    return n;
+  }
+};
+
+/// What is not yet given back; all zero means that nothing leaks.
+struct sim_leaks {
+  std::size_t ranges = 0;   ///< reserved address ranges
+  std::size_t maps = 0;     ///< mapped pages
+  std::size_t handles = 0;  ///< page handles
+  std::size_t blocks = 0;   ///< of all kinds; blocks cached by cudaMallocAsync are no leak
+  std::size_t streams = 0;
+  std::size_t events = 0;
+  [[nodiscard]] std::size_t total() const noexcept {
+    return ranges + maps + handles + blocks + streams + events;
+  }
+};
+
+namespace detail {
+
+/// A kernel: bytes it says it touches, and what it does on the host's side of the simulation.
+template <class F>
+struct sim_kernel final : sim_work {
+  sim_kernel(std::initializer_list<sim_access> what, F f) : touched(what), body(std::move(f)) {}
+  sim_code run(sim_memory& memory) override {
+    for (sim_access const& a : touched) {
+      if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
+    }
+    body();
+    return sim_code::ok;
+  }
+  [[nodiscard]] std::vector<sim_access> const& accesses() const noexcept override { return touched; }
+  std::vector<sim_access> touched;
+  F body;
+};
+
+/// A copy, or a fill where there is no source.
+struct sim_transfer_work final : sim_work {
+  sim_code run(sim_memory& memory) override {
+    for (sim_access const& a : touched) {
+      if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
+    }
+    if (!memory.is_real(to) || (from != nullptr && !memory.is_real(from))) return sim_code::ok;
+    if (from != nullptr) {
+      std::memmove(to, from, bytes);
+    } else {
+      std::memset(to, byte, bytes);
+    }
+    return sim_code::ok;
+  }
+  [[nodiscard]] std::vector<sim_access> const& accesses() const noexcept override { return touched; }
+  std::vector<sim_access> touched;
+  void* to = nullptr;
+  void const* from = nullptr;
+  int byte = 0;
+  std::size_t bytes = 0;
+};
+
+/// Everything of a machine, behind one lock.
+struct sim_state {
+  explicit sim_state(sim_options const& o)
+      : options(o),
+        memory(o.devices, o.capacity, o.taken, o.host_capacity, o.granularity, o.backing),
+        order(o.checks == sim_checks::off ? nullptr : std::make_unique<sim_order>()),
+        streams(o.devices, memory, o.seed, o.jitter, order.get()) {
+    for (int d = 0; d < o.devices; ++d) async.emplace_back(d, memory, order.get());
+  }
+  sim_state(sim_state const&) = delete;
+  sim_state& operator=(sim_state const&) = delete;
+
+  /// Counts a call, charges its cost and runs what became due; then the call itself may act.
+  void charge(driver_call call, sim_nanoseconds cost) {
+    ++calls.counts[static_cast<std::size_t>(call)];
+    calls.driver_ns += cost;
+    streams.advance(cost);
+  }
+  /// Charges what is known only once the call has looked.
+  void charge_more(sim_nanoseconds cost) {
+    calls.driver_ns += cost;
+    streams.advance(cost);
+  }
+  void trim_async(int device) { async[static_cast<std::size_t>(device)].trim(streams.now()); }
+
+  sim_options const options;
+  mutable std::mutex mutex;
+  sim_memory memory;
+  std::unique_ptr<sim_order> order;
+  sim_streams streams;
+  std::vector<sim_async> async;
+  sim_calls calls;
+};
+
+}  // namespace detail
+
+/// Work recorded from a captured stream; launch it as often as needed.
+class sim_graph {
+ public:
+  [[nodiscard]] bool is_empty() const noexcept { return !capture_ || capture_->nodes.empty(); }
+  [[nodiscard]] std::size_t size() const noexcept { return capture_ ? capture_->nodes.size() : 0; }
+
+ private:
+  friend class sim_machine;
+  std::shared_ptr<detail::sim_capture const> capture_;
+};
+
+/// A simulated host with devices. A cheap handle: copies are the same machine, which lives as long as any
+/// handle or driver of it. Every call is safe from any thread; results are reproducible where one thread
+/// drives. Time is virtual: it moves by what each driver call costs, by advance(), and to the end of the
+/// work that a synchronisation waits for.
+class sim_machine {
+ public:
+  explicit sim_machine(sim_options const& options = {})
+      : state_(std::make_shared<detail::sim_state>(options)) {}
+
+  /// The machine behind `sim_driver{}`: one for the process, made at first use with the default options,
+  /// never destroyed, so that objects with static storage may use it to the end.
+  [[nodiscard]] static sim_machine const& standard() {
+    static sim_machine const* const machine = new sim_machine();
+    return *machine;
+  }
+
+  /// The driver of one device. A device that the machine lacks answers every call with no_device.
+  [[nodiscard]] sim_driver driver(device_id device = {}) const noexcept;
+  [[nodiscard]] sim_options const& options() const noexcept { return state_->options; }
+
+  // Time.
+
+  /// Virtual time, nanoseconds. May be asked inside simulated work too.
+  [[nodiscard]] sim_nanoseconds now() const noexcept { return state_->streams.now(); }
+  /// Lets time pass on the host; device work that ends meanwhile takes effect.
+  void advance(sim_nanoseconds by) const {
+    std::lock_guard const lock(state_->mutex);
+    state_->streams.advance(by);
+  }
+
+  // Work. A default stream is device 0's here; sim_driver::launch has its own device's.
+
+  /// Launches simulated work that lasts `duration`.
+  /// @param touched  bytes that it reads and writes; an address with nothing behind it when the work ends is
+  /// an
+  ///                 illegal access and breaks the device for good, as on a GPU
+  /// @param body     runs on the host when the work ends, in some thread that drives the machine; it may
+  /// touch
+  ///                 host-backed memory but call no driver, and must not throw
+  template <class F>
+  requires std::is_invocable_v<F&> status launch(stream_ref stream, sim_nanoseconds duration,
+                                                 std::initializer_list<sim_access> touched, F body)
+  const {
+    return launch_on(0, stream, duration, std::make_shared<detail::sim_kernel<F>>(touched, std::move(body)));
+  }
+  template <class F>
+  requires std::is_invocable_v<F&> status launch(stream_ref stream, sim_nanoseconds duration, F body)
+  const { return launch(stream, duration, {}, std::move(body)); }
+  status launch(stream_ref stream, sim_nanoseconds duration,
+                std::initializer_list<sim_access> touched = {}) const {
+    return launch(stream, duration, touched, [] {});
+  }
+  /// Launches what a capture recorded, one piece after the other.
+  status launch(stream_ref stream, sim_graph const& graph) const {
+    std::lock_guard const lock(state_->mutex);
+    state_->streams.advance(state_->options.costs.launch);
+    auto* const s = state_->streams.find(stream, 0);
+    if (s == nullptr) return detail::sim_status(detail::sim_code::invalid_handle, "launch");
+    if (!graph.capture_) return detail::sim_status(detail::sim_code::invalid_value, "launch");
+    for (auto const& node : graph.capture_->nodes) {
+      auto const outcome =
+          state_->streams.enqueue(*s, node.duration, node.work, detail::sim_streams::caller::user);
+      if (outcome != detail::sim_code::ok) return detail::sim_status(outcome, "launch");
+    }
+    return {};
+  }
+
+  /// Makes a stream that waits for the legacy default stream and is waited for by it, as cudaStreamCreate.
+  status create_blocking_stream(device_id device, stream_ref& stream) const {
+    std::lock_guard const lock(state_->mutex);
+    if (!has(device)) return detail::sim_status(detail::sim_code::invalid_device, "create_stream");
+    state_->streams.create_stream(device.value, detail::sim_blocking::with_legacy, stream);
+    return {};
+  }
+
+  // Capture, in relaxed mode: what the capturing thread does elsewhere is not watched.
+
+  status begin_capture(stream_ref stream) const {
+    std::lock_guard const lock(state_->mutex);
+    auto* const s = state_->streams.find(stream, 0);
+    auto const outcome = s == nullptr ? detail::sim_code::invalid_handle : state_->streams.begin_capture(*s);
+    return detail::sim_status(outcome, "begin_capture");
+  }
+  /// Ends the capture; an error where something spoiled it.
+  status end_capture(stream_ref stream, sim_graph& graph) const {
+    std::lock_guard const lock(state_->mutex);
+    auto* const s = state_->streams.find(stream, 0);
+    auto const outcome =
+        s == nullptr ? detail::sim_code::invalid_handle : state_->streams.end_capture(*s, graph.capture_);
+    return detail::sim_status(outcome, "end_capture");
+  }
+  /// Driver calls that were recorded into a graph: for an allocator each is an accident.
+  [[nodiscard]] std::size_t captured_calls() const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->streams.captured();
+  }
+
+  // Memory.
+
+  /// Says how much of the device others hold, from now on; more than is free makes all further calls fail.
+  void take_memory(device_id device, std::size_t bytes) const {
+    std::lock_guard const lock(state_->mutex);
+    if (has(device)) state_->memory.usage(device.value).taken = bytes;
+  }
+  void set_capacity(device_id device, std::size_t bytes) const {
+    std::lock_guard const lock(state_->mutex);
+    if (has(device)) state_->memory.usage(device.value).capacity = bytes;
+  }
+  [[nodiscard]] sim_usage usage(device_id device = {}) const {
+    std::lock_guard const lock(state_->mutex);
+    return has(device) ? state_->memory.usage(device.value) : sim_usage{};
+  }
+  void reset_peak(device_id device = {}) const {
+    std::lock_guard const lock(state_->mutex);
+    if (!has(device)) return;
+    auto& u = state_->memory.usage(device.value);
+    u.peak_used = u.used;
+  }
+  /// True where simulated work may touch all of the range.
+  [[nodiscard]] bool is_accessible(void const* p, std::size_t bytes) const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->memory.accessible(p, bytes);
+  }
+  [[nodiscard]] sim_leaks leaks() const {
+    std::lock_guard const lock(state_->mutex);
+    auto& s = *state_;
+    sim_leaks l;
+    l.ranges = s.memory.ranges();
+    l.maps = s.memory.maps();
+    l.blocks = s.memory.host_blocks();
+    for (int d = 0; d < s.options.devices; ++d) {
+      auto const& u = s.memory.usage(d);
+      l.handles += u.handles;
+      l.blocks += u.blocks - s.async[static_cast<std::size_t>(d)].cached();
+    }
+    l.streams = s.streams.streams();
+    l.events = s.streams.events();
+    return l;
+  }
+
+  // Counters.
+
+  [[nodiscard]] sim_calls calls() const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->calls;
+  }
+  void reset_calls() const {
+    std::lock_guard const lock(state_->mutex);
+    state_->calls = {};
+  }
+  /// Work enqueued that has not ended.
+  [[nodiscard]] std::size_t pending() const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->streams.pending();
+  }
+
+  // The order checker; without sim_checks::stream_order these do nothing.
+
+  /// Says that bytes have a new owner, which first uses them on `stream`.
+  void allocated(void const* p, std::size_t bytes, stream_ref stream) const {
+    note(stream, [&](detail::sim_order& order, detail::sim_agent on) {
+      order.allocated(state_->memory, p, bytes, on);
+    });
+  }
+  /// Says that the owner is done with bytes in the order of `stream`.
+  void freed(void const* p, std::size_t bytes, stream_ref stream) const {
+    note(stream,
+         [&](detail::sim_order& order, detail::sim_agent on) { order.freed(state_->memory, p, bytes, on); });
+  }
+  /// True where the next work on `second` comes after all that was enqueued on `first`. Needs the checker.
+  [[nodiscard]] bool is_ordered(stream_ref first, stream_ref second) const {
+    std::lock_guard const lock(state_->mutex);
+    auto* const a = state_->streams.find(first, 0);
+    auto* const b = state_->streams.find(second, 0);
+    return state_->order && a != nullptr && b != nullptr && state_->streams.is_ordered(*a, *b);
+  }
+  /// What the checker found so far, in order; empty means sound.
+  [[nodiscard]] std::vector<std::string> findings() const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->order ? state_->order->findings() : std::vector<std::string>{};
+  }
+
+  friend bool operator==(sim_machine const& a, sim_machine const& b) noexcept { return a.state_ == b.state_; }
+
+ private:
+  friend class sim_driver;
+
+  [[nodiscard]] bool has(device_id device) const noexcept {
+    return device.value >= 0 && device.value < state_->options.devices;
+  }
+  status launch_on(int device, stream_ref stream, sim_nanoseconds duration,
+                   std::shared_ptr<detail::sim_work> work) const {
+    std::lock_guard const lock(state_->mutex);
+    if (!has(device)) return detail::sim_status(detail::sim_code::invalid_device, "launch");
+    state_->streams.advance(state_->options.costs.launch);
+    auto* const s = state_->streams.find(stream, device);
+    if (s == nullptr) return detail::sim_status(detail::sim_code::invalid_handle, "launch");
+    if (auto const broken = state_->streams.fault(s->device); broken != detail::sim_code::ok) {
+      return detail::sim_status(broken, "launch");
+    }
+    return detail::sim_status(
+        state_->streams.enqueue(*s, duration, std::move(work), detail::sim_streams::caller::user), "launch");
+  }
+  template <class F>
+  void note(stream_ref stream, F const& f) const {
+    std::lock_guard const lock(state_->mutex);
+    auto* const s = state_->streams.find(stream, 0);
+    if (state_->order && s != nullptr) f(*state_->order, s->agent);
+  }
+
+  std::shared_ptr<detail::sim_state> state_;
+};
+
+}  // namespace tarn

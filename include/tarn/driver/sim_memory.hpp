@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The simulated GPU's memory: capacity to the byte, blocks, and pages under the rules of CUDA's virtual
+// memory management. Knows no time and no streams. Above it: sim_streams, sim_machine. Below it: sim_backing.
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/driver/driver_call.hpp"
+#include "tarn/driver/sim_backing.hpp"
+
+namespace tarn {
+
+namespace detail {
+
+/// Error numbers of the simulated GPU: those of cudaError_t.
+enum class sim_code : int {
+  ok = 0,
+  invalid_value = 1,
+  out_of_memory = 2,
+  invalid_device = 101,
+  invalid_handle = 400,
+  not_ready = 600,
+  illegal_address = 700,
+  not_permitted = 800,
+  not_supported = 801,
+  capture_unsupported = 900,
+  capture_invalidated = 901,
+  capture_merge = 902,
+  capture_unmatched = 903,
+  capture_isolation = 905,
+  capture_implicit = 906,
+  captured_event = 907
+};
+
+/// A code as the driver contract tells it.
+[[nodiscard]] constexpr status sim_status(sim_code code, char const* call) noexcept {
+  auto const make = [&](failure kind, char const* name) {
+    return status{kind, static_cast<int>(code), name, call};
+  };
+  switch (code) {
+    case sim_code::ok:
+      return {};
+    case sim_code::invalid_value:
+      return make(failure::other, "cudaErrorInvalidValue");
+    case sim_code::out_of_memory:
+      return make(failure::out_of_memory, "cudaErrorMemoryAllocation");
+    case sim_code::invalid_device:
+      return make(failure::no_device, "cudaErrorInvalidDevice");
+    case sim_code::invalid_handle:
+      return make(failure::other, "cudaErrorInvalidResourceHandle");
+    case sim_code::not_ready:
+      return make(failure::not_ready, "cudaErrorNotReady");
+    case sim_code::illegal_address:
+      return make(failure::other, "cudaErrorIllegalAddress");
+    case sim_code::not_permitted:
+      return make(failure::other, "cudaErrorNotPermitted");
+    case sim_code::not_supported:
+      return make(failure::unsupported, "cudaErrorNotSupported");
+    case sim_code::capture_unsupported:
+      return make(failure::other, "cudaErrorStreamCaptureUnsupported");
+    case sim_code::capture_invalidated:
+      return make(failure::other, "cudaErrorStreamCaptureInvalidated");
+    case sim_code::capture_merge:
+      return make(failure::other, "cudaErrorStreamCaptureMerge");
+    case sim_code::capture_unmatched:
+      return make(failure::other, "cudaErrorStreamCaptureUnmatched");
+    case sim_code::capture_isolation:
+      return make(failure::other, "cudaErrorStreamCaptureIsolation");
+    case sim_code::capture_implicit:
+      return make(failure::other, "cudaErrorStreamCaptureImplicit");
+    case sim_code::captured_event:
+      return make(failure::other, "cudaErrorCapturedEvent");
+  }
+  return make(failure::other, "cudaErrorUnknown");
+}
+
+/// What a block is; each kind is freed by its own call.
+enum class sim_kind : std::uint8_t { device, async, pinned, managed };
+
+}  // namespace detail
+
+/// What a simulated device holds, bytes and counts.
+struct sim_usage {
+  std::size_t capacity = 0;     ///< of the device
+  std::size_t taken = 0;        ///< by others: the context, other processes
+  std::size_t used = 0;         ///< of the device by this machine's callers: pages and device blocks
+  std::size_t peak_used = 0;    ///< the most `used` has been
+  std::size_t page_bytes = 0;   ///< part of `used` in page handles
+  std::size_t block_bytes = 0;  ///< part of `used` in blocks, cached async blocks included
+  std::size_t handles = 0;      ///< page handles not destroyed, or destroyed and still mapped
+  std::size_t blocks = 0;       ///< device and async blocks handed out
+  [[nodiscard]] std::size_t free() const noexcept {
+    return used + taken >= capacity ? 0 : capacity - taken - used;
+  }
+};
+
+namespace detail {
+
+/// All memory of a simulated machine. Callers hold the machine's lock.
+class sim_memory {
+ public:
+  /// A stretch of one physical piece of memory: `key` numbers its bytes, never reused.
+  struct piece {
+    std::uint64_t key;
+    std::size_t bytes;
+  };
+
+  sim_memory(int devices, std::size_t capacity, std::size_t taken, std::size_t host_capacity,
+             std::size_t granularity, sim_backing backing)
+      : devices_(static_cast<std::size_t>(devices)),
+        granularity_(granularity),
+        host_capacity_(host_capacity),
+        backing_(backing),
+        device_space_(backing),
+        host_space_(sim_backing::host_memory),
+        pages_(backing) {
+    for (auto& d : devices_) {
+      d.capacity = capacity;
+      d.taken = taken;
+    }
+  }
+
+  [[nodiscard]] sim_usage& usage(int device) noexcept { return devices_[static_cast<std::size_t>(device)]; }
+  [[nodiscard]] std::size_t host_used() const noexcept { return host_used_; }
+  [[nodiscard]] std::size_t ranges() const noexcept { return ranges_.size(); }
+  [[nodiscard]] std::size_t maps() const noexcept { return maps_.size(); }
+  [[nodiscard]] std::size_t host_blocks() const noexcept { return host_blocks_; }
+  [[nodiscard]] std::size_t granularity() const noexcept { return granularity_; }
+
+  sim_code reserve(std::size_t bytes, std::size_t alignment, void*& p) {
+    if (bytes == 0 || bytes % granularity_ != 0) return sim_code::invalid_value;
+    if (alignment != 0 && !is_alignment(alignment)) return sim_code::invalid_value;
+    if (alignment < granularity_) alignment = granularity_;
+    std::uintptr_t begin = 0;
+    if (!device_space_.take(bytes, alignment, begin)) return sim_code::out_of_memory;
+    ranges_.emplace(begin, range{bytes, 0});
+    p = reinterpret_cast<void*>(begin);
+    return sim_code::ok;
+  }
+
+  sim_code release(void* p, std::size_t bytes) {
+    auto const it = ranges_.find(address(p));
+    if (it == ranges_.end() || it->second.bytes != bytes || it->second.maps != 0) {
+      return sim_code::invalid_value;
+    }
+    device_space_.give(it->first, bytes, granularity_);
+    ranges_.erase(it);
+    return sim_code::ok;
+  }
+
+  sim_code create(int device, std::size_t bytes, page_handle& handle) {
+    if (bytes == 0 || bytes % granularity_ != 0) return sim_code::invalid_value;
+    if (bytes > usage(device).free()) return sim_code::out_of_memory;
+    page_piece made{bytes, device, 0, next_key_, 0, false};
+    if (!pages_.take(bytes, made.offset)) return sim_code::out_of_memory;
+    physical_.emplace(next_handle_, made);
+    handle = next_handle_++;
+    next_key_ += bytes;
+    auto& d = usage(device);
+    charge(d, bytes);
+    d.page_bytes += bytes;
+    ++d.handles;
+    return sim_code::ok;
+  }
+
+  /// As cuMemRelease: memory that is still mapped stays until its last unmap.
+  sim_code destroy(page_handle handle) {
+    auto const it = physical_.find(handle);
+    if (it == physical_.end() || it->second.destroyed) return sim_code::invalid_value;
+    it->second.destroyed = true;
+    drop_if_unused(it);
+    return sim_code::ok;
+  }
+
+  sim_code map(void* p, std::size_t bytes, page_handle handle) {
+    std::uintptr_t const begin = address(p);
+    auto const behind = physical_.find(handle);
+    if (behind == physical_.end() || behind->second.destroyed) return sim_code::invalid_value;
+    if (bytes != behind->second.bytes || begin % granularity_ != 0) return sim_code::invalid_value;
+    auto const reserved = range_of(begin, bytes);
+    if (reserved == ranges_.end()) return sim_code::invalid_value;
+    auto const next = maps_.lower_bound(begin);
+    if (next != maps_.end() && next->first < begin + bytes) return sim_code::invalid_value;
+    if (next != maps_.begin()) {
+      auto const before = std::prev(next);
+      if (before->first + before->second.bytes > begin) return sim_code::invalid_value;
+    }
+    auto const it = maps_.emplace_hint(next, begin, mapping{bytes, handle});
+    if (!device_space_.show(begin, bytes, pages_.descriptor(), behind->second.offset)) {
+      maps_.erase(it);
+      return sim_code::out_of_memory;
+    }
+    ++behind->second.maps;
+    ++reserved->second.maps;
+    return sim_code::ok;
+  }
+
+  sim_code unmap(void* p, std::size_t bytes) {
+    auto const it = maps_.find(address(p));
+    if (it == maps_.end() || it->second.bytes != bytes) return sim_code::invalid_value;
+    device_space_.decommit(it->first, bytes);
+    --range_of(it->first, bytes)->second.maps;
+    auto const behind = physical_.find(it->second.handle);
+    --behind->second.maps;
+    maps_.erase(it);
+    drop_if_unused(behind);
+    return sim_code::ok;
+  }
+
+  /// Makes a block. Device blocks are aligned to 256 bytes and no more: that is all cudaMalloc promises.
+  sim_code allocate(int device, std::size_t bytes, sim_kind kind, void*& p) {
+    p = nullptr;
+    if (bytes == 0) return sim_code::ok;
+    if (bytes > max_request_bytes) return sim_code::out_of_memory;
+    bool const host = on_host(kind);
+    std::size_t const charged = align_up(bytes, block_granularity);
+    std::size_t const room = host ? host_room() : usage(device).free();
+    if (charged > room) return sim_code::out_of_memory;
+    std::size_t const shift = host ? 0 : default_alignment;
+    std::size_t const span = align_up(bytes + shift, page_bytes);
+    auto& space = host ? host_space_ : device_space_;
+    std::uintptr_t begin = 0;
+    if (!space.take(span, page_bytes, begin)) return sim_code::out_of_memory;
+    if (!space.commit(begin, span)) {
+      space.give(begin, span, page_bytes);
+      return sim_code::out_of_memory;
+    }
+    blocks_.emplace(begin + shift, block{bytes, charged, span, shift, next_key_, device, kind});
+    next_key_ += charged;
+    if (host) {
+      host_used_ += charged;
+      ++host_blocks_;
+    } else {
+      auto& d = usage(device);
+      charge(d, charged);
+      d.block_bytes += charged;
+      ++d.blocks;
+    }
+    p = reinterpret_cast<void*>(begin + shift);
+    return sim_code::ok;
+  }
+
+  sim_code free(void* p, sim_kind kind) {
+    if (p == nullptr) return sim_code::ok;
+    auto const it = blocks_.find(address(p));
+    if (it == blocks_.end() || it->second.kind != kind) return sim_code::invalid_value;
+    block const gone = it->second;
+    auto& space = on_host(kind) ? host_space_ : device_space_;
+    std::uintptr_t const begin = it->first - gone.shift;
+    blocks_.erase(it);
+    space.decommit(begin, gone.span);
+    space.give(begin, gone.span, page_bytes);
+    if (on_host(kind)) {
+      host_used_ -= gone.charged;
+      --host_blocks_;
+    } else {
+      auto& d = usage(gone.device);
+      d.used -= gone.charged;
+      d.block_bytes -= gone.charged;
+      --d.blocks;
+    }
+    return sim_code::ok;
+  }
+
+  /// Bytes asked for the block that starts at `p`, if it is one of that kind.
+  [[nodiscard]] bool find_block(void const* p, sim_kind kind, std::size_t& bytes) const noexcept {
+    auto const it = blocks_.find(address(p));
+    if (it == blocks_.end() || it->second.kind != kind) return false;
+    bytes = it->second.bytes;
+    return true;
+  }
+
+  /// True where the first byte is the machine's: mapped, reserved or in a block.
+  [[nodiscard]] bool knows(void const* p) const noexcept {
+    std::uintptr_t const a = address(p);
+    if (block_of(a) != blocks_.end()) return true;
+    auto const it = ranges_.upper_bound(a);
+    return it != ranges_.begin() && std::prev(it)->first + std::prev(it)->second.bytes > a;
+  }
+  /// True where the whole range may be touched by device work.
+  [[nodiscard]] bool accessible(void const* p, std::size_t bytes) const {
+    return each_piece(p, bytes, [](piece) {});
+  }
+  /// True where there are real bytes: all but device memory that is only addresses. The host's own memory,
+  /// which the machine does not know, counts.
+  [[nodiscard]] bool is_real(void const* p) const noexcept {
+    if (backing_ == sim_backing::host_memory || !knows(p)) return true;
+    auto const it = block_of(address(p));
+    return it != blocks_.end() && on_host(it->second.kind);
+  }
+
+  /// True for pinned and managed memory.
+  [[nodiscard]] bool is_on_host(void const* p) const noexcept {
+    auto const it = block_of(address(p));
+    return it != blocks_.end() && on_host(it->second.kind);
+  }
+  /// Bytes behind a page handle; 0 if there is none.
+  [[nodiscard]] std::size_t page_bytes_of(page_handle handle) const noexcept {
+    auto const it = physical_.find(handle);
+    return it == physical_.end() ? 0 : it->second.bytes;
+  }
+
+  /// Visits the physical pieces behind a range in order; false where part of it has nothing behind.
+  template <class Visit>
+  bool each_piece(void const* p, std::size_t bytes, Visit const& visit) const {
+    std::uintptr_t at = address(p);
+    if (bytes > max_request_bytes) return false;
+    std::uintptr_t const end = at + bytes;
+    if (auto const it = block_of(at); it != blocks_.end()) {
+      std::size_t const offset = at - it->first;
+      if (bytes > it->second.bytes - offset) return false;
+      visit(piece{it->second.key + offset, bytes});
+      return true;
+    }
+    while (at < end) {
+      auto it = maps_.upper_bound(at);
+      if (it == maps_.begin()) return false;
+      --it;
+      std::uintptr_t const map_end = it->first + it->second.bytes;
+      if (map_end <= at) return false;
+      std::size_t const part = (map_end < end ? map_end : end) - at;
+      visit(piece{physical_.find(it->second.handle)->second.key + (at - it->first), part});
+      at += part;
+    }
+    return true;
+  }
+
+ private:
+  /// Blocks are charged in steps of this, bytes; cudaMalloc's smallest step.
+  static constexpr std::size_t block_granularity = 512;
+  /// Steps in which blocks take address space, bytes: a host page.
+  static constexpr std::size_t page_bytes = 4_KiB;
+
+  struct range {
+    std::size_t bytes;
+    std::size_t maps;
+  };
+  struct mapping {
+    std::size_t bytes;
+    page_handle handle;
+  };
+  struct page_piece {
+    std::size_t bytes;
+    int device;
+    std::uintptr_t offset;
+    std::uint64_t key;
+    std::size_t maps;
+    bool destroyed;
+  };
+  struct block {
+    std::size_t bytes;
+    std::size_t charged;
+    std::size_t span;
+    std::size_t shift;
+    std::uint64_t key;
+    int device;
+    sim_kind kind;
+  };
+  using block_map = std::map<std::uintptr_t, block>;
+
+  static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+  static bool on_host(sim_kind kind) noexcept {
+    return kind == sim_kind::pinned || kind == sim_kind::managed;
+  }
+  [[nodiscard]] std::size_t host_room() const noexcept {
+    return host_used_ >= host_capacity_ ? 0 : host_capacity_ - host_used_;
+  }
+  static void charge(sim_usage& d, std::size_t bytes) noexcept {
+    d.used += bytes;
+    if (d.used > d.peak_used) d.peak_used = d.used;
+  }
+  std::map<std::uintptr_t, range>::iterator range_of(std::uintptr_t begin, std::size_t bytes) noexcept {
+    auto it = ranges_.upper_bound(begin);
+    if (it == ranges_.begin()) return ranges_.end();
+    --it;
+    std::size_t const offset = begin - it->first;
+    return offset < it->second.bytes && bytes <= it->second.bytes - offset ? it : ranges_.end();
+  }
+  [[nodiscard]] block_map::const_iterator block_of(std::uintptr_t at) const noexcept {
+    auto it = blocks_.upper_bound(at);
+    if (it == blocks_.begin()) return blocks_.end();
+    --it;
+    return at - it->first < it->second.bytes ? it : blocks_.end();
+  }
+  void drop_if_unused(std::unordered_map<page_handle, page_piece>::iterator it) {
+    if (!it->second.destroyed || it->second.maps != 0) return;
+    auto& d = usage(it->second.device);
+    d.used -= it->second.bytes;
+    d.page_bytes -= it->second.bytes;
+    --d.handles;
+    pages_.give(it->second.offset, it->second.bytes);
+    physical_.erase(it);
+  }
+
+  std::vector<sim_usage> devices_;
+  std::size_t granularity_;
+  std::size_t host_capacity_;
+  std::size_t host_used_ = 0;
+  std::size_t host_blocks_ = 0;
+  sim_backing backing_;
+  sim_addresses device_space_;
+  sim_addresses host_space_;
+  sim_file pages_;
+  std::map<std::uintptr_t, range> ranges_;
+  std::map<std::uintptr_t, mapping> maps_;
+  std::unordered_map<page_handle, page_piece> physical_;
+  block_map blocks_;
+  page_handle next_handle_ = 1;
+  std::uint64_t next_key_ = 1;
+};
+
+}  // namespace detail
+
+}  // namespace tarn

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The order checker of the simulated GPU: happens-before by vector clocks over streams and host threads.
+// It reports any two conflicting accesses to the same bytes by different owners that nothing orders.
+// Above it: sim_streams, sim_machine. Below it: sim_memory, which says which physical bytes an address means.
+//
+// Every stream and every host timeline is an agent with a clock: entry i says how many of agent i's
+// operations are known to be over. Knowledge flows so:
+//
+//   host enqueues on S      S learns what the host knows
+//   record(E, S)            E learns what S knows          wait(S, E)            S learns what E knows
+//   synchronize(S or E)     the host learns                query(E) = done       the host learns
+//
+// Two accesses are ordered if the later one's clock covers the earlier one's tick. Accesses by one owner are
+// the owner's business; when bytes change hands (freed, then allocated), the next owner's accesses must cover
+// all of the previous owners'. Bytes are physical: a page that is mapped elsewhere carries its past with it.
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "tarn/core/message.hpp"
+#include "tarn/core/stream.hpp"
+#include "tarn/driver/sim_memory.hpp"
+
+namespace tarn {
+
+/// Whether simulated work reads or writes.
+enum class sim_use : std::uint8_t { reads, writes };
+
+/// Bytes that simulated work touches.
+struct sim_access {
+  void const* p = nullptr;
+  std::size_t bytes = 0;
+  sim_use use = sim_use::reads;
+};
+[[nodiscard]] constexpr sim_access sim_reads(void const* p, std::size_t bytes) noexcept {
+  return {p, bytes, sim_use::reads};
+}
+[[nodiscard]] constexpr sim_access sim_writes(void const* p, std::size_t bytes) noexcept {
+  return {p, bytes, sim_use::writes};
+}
+
+namespace detail {
+
+/// Who acts: an index into every clock.
+using sim_agent = std::size_t;
+
+/// How much of each agent's past is known.
+class sim_clock {
+ public:
+  [[nodiscard]] std::uint64_t at(sim_agent agent) const noexcept {
+    return agent < ticks_.size() ? ticks_[agent] : 0;
+  }
+  void raise(sim_agent agent, std::uint64_t tick) {
+    if (agent >= ticks_.size()) ticks_.resize(agent + 1);
+    if (ticks_[agent] < tick) ticks_[agent] = tick;
+  }
+  void join(sim_clock const& other) {
+    if (ticks_.size() < other.ticks_.size()) ticks_.resize(other.ticks_.size());
+    for (std::size_t i = 0; i < other.ticks_.size(); ++i) {
+      if (ticks_[i] < other.ticks_[i]) ticks_[i] = other.ticks_[i];
+    }
+  }
+  [[nodiscard]] bool is_empty() const noexcept { return ticks_.empty(); }
+  void clear() noexcept { ticks_.clear(); }
+  /// The first agent whose tick here is beyond what `known` has; false where all is known.
+  [[nodiscard]] bool exceeds(sim_clock const& known, sim_agent& who) const noexcept {
+    for (std::size_t i = 0; i < ticks_.size(); ++i) {
+      if (ticks_[i] > known.at(i)) {
+        who = i;
+        return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  std::vector<std::uint64_t> ticks_;
+};
+
+/// The checker. Callers hold the machine's lock.
+class sim_order {
+ public:
+  /// Adds an agent that knows nothing. `name` is for findings.
+  sim_agent add_agent(char const* kind, std::uint64_t number) {
+    agents_.push_back({{}, 0, std::string(kind) + ' ' + std::to_string(number)});
+    return agents_.size() - 1;
+  }
+
+  [[nodiscard]] sim_clock const& clock(sim_agent agent) const noexcept { return agents_[agent].clock; }
+  void learn(sim_agent agent, sim_clock const& what) { agents_[agent].clock.join(what); }
+
+  /// One more operation of an agent; its own clock covers it from now on.
+  void tick(sim_agent agent) { agents_[agent].clock.raise(agent, ++agents_[agent].ticks); }
+
+  /// True where everything that `first` has done is known to `second`.
+  [[nodiscard]] bool is_ordered(sim_agent first, sim_agent second) const noexcept {
+    return agents_[second].clock.at(first) >= agents_[first].ticks;
+  }
+
+  /// Bytes get a new owner, whose accesses must cover all earlier ones.
+  void allocated(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on) {
+    ++owners_;
+    bool free = true;
+    each(memory, p, bytes, [&](segment& s) {
+      if (s.held) free = false;
+      s.earlier_reads.join(s.reads);
+      s.earlier_writes.join(s.writes);
+      s.reads.clear();
+      s.writes.clear();
+      s.previous = s.current;
+      s.current = {owners_, p, bytes, on, none, agents_[on].ticks};
+      s.held = true;
+      s.noted = true;
+    });
+    if (!free) add_finding_about("bytes given out twice", p, bytes, on, none);
+  }
+
+  /// Bytes lose their owner: until the next one, nothing may touch them.
+  void freed(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on) {
+    bool held = true;
+    each(memory, p, bytes, [&](segment& s) {
+      if (!s.held) held = false;
+      s.held = false;
+      s.noted = true;
+      s.current.freed_on = on;
+    });
+    if (!held) add_finding_about("freed bytes that have no owner", p, bytes, on, none);
+  }
+
+  /// Checks and notes one access of work on `agent`.
+  void access(sim_memory const& memory, sim_access const& a, sim_agent agent) {
+    sim_clock const& known = agents_[agent].clock;
+    std::uint64_t const now = agents_[agent].ticks;
+    bool reported = false;
+    each(memory, a.p, a.bytes, [&](segment& s) {
+      sim_agent other = none;
+      bool const writes = a.use == sim_use::writes;
+      if (s.noted && !s.held && !reported) {
+        reported = true;
+        add_finding(writes ? "write to freed bytes" : "read of freed bytes", a, s, agent, none);
+      } else if (!reported && s.earlier_writes.exceeds(known, other)) {
+        reported = true;
+        add_finding(writes ? "write not ordered after an earlier owner's write"
+                           : "read not ordered after an earlier owner's write",
+                    a, s, agent, other);
+      } else if (!reported && writes && s.earlier_reads.exceeds(known, other)) {
+        reported = true;
+        add_finding("write not ordered after an earlier owner's read", a, s, agent, other);
+      }
+      (writes ? s.writes : s.reads).raise(agent, now);
+    });
+  }
+
+  /// Checks that the host may take the memory away (unmap, free): all work on it is known to be over.
+  void taken_away(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent host,
+                  char const* how) {
+    sim_clock const& known = agents_[host].clock;
+    bool reported = false;
+    each(memory, p, bytes, [&](segment& s) {
+      sim_agent other = none;
+      if (reported) return;
+      if (s.writes.exceeds(known, other) || s.reads.exceeds(known, other) ||
+          s.earlier_writes.exceeds(known, other) || s.earlier_reads.exceeds(known, other)) {
+        reported = true;
+        add_finding(how, {p, bytes, sim_use::writes}, s, host, other);
+      }
+    });
+  }
+
+  /// Forgets physical bytes that are gone.
+  void forget(std::uint64_t key, std::size_t bytes) {
+    split(key);
+    split(key + bytes);
+    segments_.erase(segments_.lower_bound(key), segments_.lower_bound(key + bytes));
+  }
+
+  [[nodiscard]] std::vector<std::string> const& findings() const noexcept { return findings_; }
+  [[nodiscard]] std::size_t segments() const noexcept { return segments_.size(); }
+
+ private:
+  static constexpr sim_agent none = static_cast<sim_agent>(-1);
+  /// Findings beyond this many are only counted on; the first ones matter.
+  static constexpr std::size_t most_findings = 1'000;
+
+  struct acting {
+    sim_clock clock;
+    std::uint64_t ticks;
+    std::string name;
+  };
+  /// One time that a block was given out.
+  struct owner {
+    std::uint64_t number = 0;
+    void const* p = nullptr;
+    std::size_t bytes = 0;
+    sim_agent allocated_on = none;
+    sim_agent freed_on = none;
+    std::uint64_t allocated_at = 0;
+  };
+  /// Bytes with one history.
+  struct segment {
+    std::size_t bytes = 0;
+    bool held = false;   ///< has an owner now
+    bool noted = false;  ///< owners are told at all; bytes never noted are not judged as freed
+    owner current, previous;
+    sim_clock reads, writes;                  ///< by the owner of now
+    sim_clock earlier_reads, earlier_writes;  ///< by all before
+  };
+
+  /// Makes `key` a border between segments.
+  void split(std::uint64_t key) {
+    auto it = segments_.lower_bound(key);
+    if (it == segments_.begin() || (it != segments_.end() && it->first == key)) return;
+    --it;
+    std::size_t const before = key - it->first;
+    if (before >= it->second.bytes) return;
+    segment rest = it->second;
+    rest.bytes -= before;
+    it->second.bytes = before;
+    segments_.emplace(key, std::move(rest));
+  }
+
+  /// Visits the segments behind a range, split to fit it, made where there are none.
+  template <class Visit>
+  void each(sim_memory const& memory, void const* p, std::size_t bytes, Visit const& visit) {
+    if (bytes == 0) return;
+    (void)memory.each_piece(p, bytes, [&](sim_memory::piece piece) {
+      std::uint64_t const end = piece.key + piece.bytes;
+      split(piece.key);
+      split(end);
+      std::uint64_t at = piece.key;
+      auto it = segments_.lower_bound(at);
+      while (at < end) {
+        if (it == segments_.end() || it->first > at) {
+          std::uint64_t const until = it == segments_.end() || it->first > end ? end : it->first;
+          segment fresh;
+          fresh.bytes = until - at;
+          it = segments_.emplace_hint(it, at, std::move(fresh));
+        }
+        visit(it->second);
+        at += it->second.bytes;
+        ++it;
+      }
+    });
+  }
+
+  [[nodiscard]] std::string name_of_agent(sim_agent who) const {
+    return who == none ? std::string("nobody") : agents_[who].name;
+  }
+  void add_owner(std::string& text, owner const& o) const {
+    text += "block " + std::to_string(o.number) + " (";
+    message<64> size;
+    size.add_bytes(o.bytes).add(" at ").add_hex(reinterpret_cast<std::uintptr_t>(o.p));
+    text += size.c_str();
+    text += ", allocated on " + name_of_agent(o.allocated_on) + " after its operation " +
+            std::to_string(o.allocated_at);
+    text += o.freed_on == none ? ", not freed)" : ", freed on " + name_of_agent(o.freed_on) + ')';
+  }
+  void add_finding(char const* what, sim_access const& a, segment const& s, sim_agent by, sim_agent other) {
+    if (findings_.size() >= most_findings) return;
+    std::string text = what;
+    message<64> where;
+    where.add(": ").add_bytes(a.bytes).add(" at ").add_hex(reinterpret_cast<std::uintptr_t>(a.p));
+    text += where.c_str();
+    text += " by " + name_of_agent(by) + " (operation " + std::to_string(agents_[by].ticks) + ").";
+    if (s.current.number != 0) {
+      text += " Now ";
+      add_owner(text, s.current);
+      text += '.';
+    }
+    if (s.previous.number != 0) {
+      text += " Before ";
+      add_owner(text, s.previous);
+      text += '.';
+    }
+    if (other != none) {
+      text += " Missing: an event recorded on " + name_of_agent(other) + " after its last use, that " +
+              name_of_agent(by) + " waits for.";
+    }
+    findings_.push_back(std::move(text));
+  }
+  void add_finding_about(char const* what, void const* p, std::size_t bytes, sim_agent by, sim_agent other) {
+    add_finding(what, {p, bytes, sim_use::writes}, segment{}, by, other);
+  }
+
+  std::vector<acting> agents_;
+  std::map<std::uint64_t, segment> segments_;
+  std::uint64_t owners_ = 0;
+  std::vector<std::string> findings_;
+};
+
+}  // namespace detail
+
+}  // namespace tarn

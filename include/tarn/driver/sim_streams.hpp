@@ -1,0 +1,444 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The simulated GPU's streams: queues on virtual time, events, default streams, capture. Deterministic: when
+// an operation is enqueued its end is known, and it takes effect when the host's clock reaches that end.
+// Above it: sim_machine. Below it: sim_memory, sim_order.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tarn/core/stream.hpp"
+#include "tarn/driver/driver.hpp"
+#include "tarn/driver/sim_cost.hpp"
+#include "tarn/driver/sim_memory.hpp"
+#include "tarn/driver/sim_order.hpp"
+#include "tarn/driver/thread_number.hpp"
+
+namespace tarn {
+
+namespace detail {
+
+/// What an operation does when its time has come. Shared by the replays of a graph.
+struct sim_work {
+  virtual ~sim_work() = default;
+  virtual sim_code run(sim_memory& memory) = 0;
+  /// What it touches, for the order checker.
+  [[nodiscard]] virtual std::vector<sim_access> const& accesses() const noexcept = 0;
+};
+
+/// True while the calling thread runs a simulated kernel: there the driver may not be called.
+inline thread_local bool sim_inside_work = false;
+
+/// Operations recorded from a stream instead of run.
+struct sim_capture {
+  struct node {
+    std::shared_ptr<sim_work> work;
+    sim_nanoseconds duration;
+  };
+  std::vector<node> nodes;
+  bool invalid = false;
+  bool open = true;
+};
+
+enum class sim_blocking : std::uint8_t { with_legacy, independent };
+
+struct sim_stream {
+  stream_id id = 0;
+  int device = 0;
+  sim_blocking blocking = sim_blocking::independent;
+  bool legacy = false;
+  sim_nanoseconds tail = 0;  ///< when all work so far is over
+  std::shared_ptr<sim_capture> capture;
+  sim_agent agent = 0;
+};
+
+struct sim_event {
+  int device = 0;
+  sim_nanoseconds time = 0;  ///< when the mark is reached; 0: never recorded
+  std::shared_ptr<sim_capture> capture;
+  sim_clock clock;
+};
+
+/// All streams and events of a machine, and its clock. Callers hold the machine's lock.
+class sim_streams {
+ public:
+  sim_streams(int devices, sim_memory& memory, std::uint64_t seed, sim_nanoseconds jitter, sim_order* order)
+      : memory_(memory),
+        devices_(static_cast<std::size_t>(devices)),
+        machine_(next_machine.fetch_add(1, std::memory_order_relaxed)),
+        seed_(seed),
+        jitter_(jitter),
+        order_(order) {
+    if (order_ != nullptr) host_ = order_->add_agent("host", 0);
+    for (int d = 0; d < devices; ++d) {
+      sim_stream& legacy = devices_[static_cast<std::size_t>(d)].legacy;
+      // Fixed identities below any other, from 1: 0 means unknown.
+      legacy = make_stream(d, sim_blocking::with_legacy, first_legacy_id + static_cast<stream_id>(d));
+      legacy.legacy = true;
+    }
+  }
+
+  [[nodiscard]] sim_nanoseconds now() const noexcept { return now_.load(std::memory_order_relaxed); }
+
+  /// Moves the host's clock and runs what has become due.
+  void advance(sim_nanoseconds by) { advance_to(now() + by); }
+  void advance_to(sim_nanoseconds time) {
+    if (time > now()) now_.store(time, std::memory_order_relaxed);
+    while (!pending_.empty() && pending_.begin()->first.first <= now()) {
+      auto node = pending_.extract(pending_.begin());
+      sim_inside_work = true;
+      sim_code const outcome = node.mapped().work->run(memory_);
+      sim_inside_work = false;
+      if (outcome != sim_code::ok) fault(node.mapped().device) = outcome;
+    }
+  }
+
+  /// The error that a device has run into; every call on it tells so from then on.
+  [[nodiscard]] sim_code& fault(int device) noexcept {
+    return devices_[static_cast<std::size_t>(device)].fault;
+  }
+
+  /// The stream behind a handle; default handles mean the given device's. Null where there is none.
+  sim_stream* find(stream_ref stream, int device) {
+    auto const handle = reinterpret_cast<std::uintptr_t>(stream.handle());
+    auto& d = devices_[static_cast<std::size_t>(device)];
+    if (handle <= legacy_handle) return &d.legacy;
+    if (handle == per_thread_handle) {
+      auto const thread = thread_number();
+      auto it = d.per_thread.find(thread);
+      if (it == d.per_thread.end()) {
+        it = d.per_thread.emplace(thread, make_stream(device, sim_blocking::with_legacy, next_id_++)).first;
+      }
+      return &it->second;
+    }
+    auto const it = streams_.find(handle);
+    return it == streams_.end() ? nullptr : &it->second;
+  }
+
+  /// Handles are reused, the latest freed first, as drivers do; identities never.
+  void create_stream(int device, sim_blocking blocking, stream_ref& stream) {
+    stream_id const id = next_id_++;
+    std::uintptr_t const handle = take_handle(free_streams_, next_stream_, stream_handles);
+    streams_.emplace(handle, make_stream(device, blocking, id));
+    stream = stream_ref::from(reinterpret_cast<void*>(handle), id);
+  }
+  sim_code destroy_stream(stream_ref stream) {
+    auto const it = streams_.find(reinterpret_cast<std::uintptr_t>(stream.handle()));
+    if (it == streams_.end()) return sim_code::invalid_handle;
+    if (it->second.capture) it->second.capture->invalid = true;
+    free_streams_.push_back(it->first);
+    streams_.erase(it);
+    return sim_code::ok;
+  }
+
+  void create_event(int device, event_handle& event) {
+    std::uintptr_t const handle = take_handle(free_events_, next_event_, event_handles);
+    events_[handle].device = device;
+    event = reinterpret_cast<void*>(handle);
+  }
+  sim_code destroy_event(event_handle event) {
+    auto const it = events_.find(reinterpret_cast<std::uintptr_t>(event));
+    if (it == events_.end()) return sim_code::invalid_handle;
+    free_events_.push_back(it->first);
+    events_.erase(it);
+    return sim_code::ok;
+  }
+  sim_event* find_event(event_handle event) noexcept {
+    auto const it = events_.find(reinterpret_cast<std::uintptr_t>(event));
+    return it == events_.end() ? nullptr : &it->second;
+  }
+
+  sim_code record(sim_event& event, sim_stream& stream) {
+    if (stream.device != event.device) return sim_code::invalid_handle;
+    if (sim_code const refused = check_capture(stream); refused != sim_code::ok) return refused;
+    if (stream.capture) {
+      event.capture = stream.capture;
+      ++captured_;
+      return sim_code::ok;
+    }
+    event.capture.reset();
+    event.time = start_on(stream);
+    finish_on(stream, event.time);
+    if (order_ != nullptr) event.clock = order_->clock(stream.agent);
+    return sim_code::ok;
+  }
+
+  sim_code wait(sim_stream& stream, sim_event const& event) {
+    if (sim_code const refused = check_capture(stream); refused != sim_code::ok) return refused;
+    if (event.capture) {
+      if (!event.capture->open) return sim_code::captured_event;
+      if (stream.capture && stream.capture != event.capture) {
+        stream.capture->invalid = event.capture->invalid = true;
+        return sim_code::capture_merge;
+      }
+      if (stream.legacy) {
+        event.capture->invalid = true;
+        return sim_code::capture_implicit;
+      }
+      stream.capture = event.capture;  // a fork: the waiting stream is captured too
+      ++captured_;
+      return sim_code::ok;
+    }
+    if (stream.capture) {
+      ++captured_;
+      if (event.time == 0) return sim_code::ok;
+      stream.capture->invalid = true;
+      return sim_code::capture_isolation;
+    }
+    if (event.time == 0) return sim_code::ok;
+    sim_nanoseconds start = start_on(stream);
+    if (start < event.time) start = event.time;
+    finish_on(stream, start);
+    if (order_ != nullptr) {
+      order_->learn(stream.agent, event.clock);
+      share_clock(stream);
+    }
+    return sim_code::ok;
+  }
+
+  sim_code query(sim_event const& event) {
+    if (event.capture) {
+      event.capture->invalid = true;
+      return sim_code::captured_event;
+    }
+    if (event.time > now()) return sim_code::not_ready;
+    if (order_ != nullptr) order_->learn(host_, event.clock);
+    return sim_code::ok;
+  }
+
+  sim_code synchronize(sim_event const& event) {
+    if (event.capture) {
+      event.capture->invalid = true;
+      return sim_code::captured_event;
+    }
+    advance_to(event.time);
+    if (order_ != nullptr) order_->learn(host_, event.clock);
+    return sim_code::ok;
+  }
+  sim_code synchronize(sim_stream& stream) {
+    if (sim_code const refused = check_capture(stream); refused != sim_code::ok) return refused;
+    if (stream.capture) {
+      stream.capture->invalid = true;
+      return sim_code::capture_unsupported;
+    }
+    sim_nanoseconds const end = start_on(stream);
+    if (order_ != nullptr) order_->learn(host_, order_->clock(stream.agent));
+    advance_to(end);
+    return sim_code::ok;
+  }
+  sim_code synchronize_device(int device) {
+    bool capturing = false;
+    each_stream(device, [&](sim_stream& s) {
+      if (!s.capture) return;
+      s.capture->invalid = true;
+      capturing = true;
+    });
+    if (capturing) return sim_code::capture_unsupported;
+    join_device(device);
+    return sim_code::ok;
+  }
+  /// Waits for a device without the rules of capture: what cudaFree does besides freeing.
+  void join_device(int device) {
+    auto& d = devices_[static_cast<std::size_t>(device)];
+    if (order_ != nullptr) order_->learn(host_, d.clock);
+    advance_to(d.tail);
+  }
+
+  /// Puts work on a stream: it starts when the stream is free and lasts `duration`.
+  /// @param meant  whether the caller means to be captured, or is a driver call that got there by accident
+  enum class caller : std::uint8_t { user, driver };
+  sim_code enqueue(sim_stream& stream, sim_nanoseconds duration, std::shared_ptr<sim_work> work, caller who) {
+    if (sim_code const refused = check_capture(stream); refused != sim_code::ok) return refused;
+    if (stream.capture) {
+      if (who == caller::driver) ++captured_;
+      stream.capture->nodes.push_back({std::move(work), duration});
+      return sim_code::ok;
+    }
+    sim_nanoseconds const end = start_on(stream) + duration + delay();
+    if (order_ != nullptr) {
+      order_->tick(stream.agent);
+      for (sim_access const& a : work->accesses()) order_->access(memory_, a, stream.agent);
+    }
+    int const device = stream.device;
+    pending_.emplace(std::pair(end, next_operation_++), operation{device, std::move(work)});
+    finish_on(stream, end);
+    return sim_code::ok;
+  }
+
+  sim_code begin_capture(sim_stream& stream) {
+    if (stream.legacy) return sim_code::capture_unsupported;
+    if (stream.capture) return sim_code::capture_unmatched;
+    stream.capture = std::make_shared<sim_capture>();
+    return sim_code::ok;
+  }
+  sim_code end_capture(sim_stream& stream, std::shared_ptr<sim_capture const>& graph) {
+    if (!stream.capture) return sim_code::capture_unmatched;
+    std::shared_ptr<sim_capture> const done = stream.capture;
+    done->open = false;
+    for (std::size_t d = 0; d < devices_.size(); ++d) {
+      each_stream(static_cast<int>(d), [&](sim_stream& s) {
+        if (s.capture == done) s.capture.reset();
+      });
+    }
+    if (done->invalid) return sim_code::capture_invalidated;
+    graph = done;
+    return sim_code::ok;
+  }
+  /// Legacy work while a stream that it would join is captured is refused, and spoils the capture.
+  sim_code is_capturing(sim_stream const& stream, bool& yes) {
+    yes = stream.capture != nullptr;
+    return sim_code::ok;
+  }
+
+  void count_captured() noexcept { ++captured_; }
+  [[nodiscard]] std::size_t captured() const noexcept { return captured_; }
+  [[nodiscard]] std::size_t streams() const noexcept { return streams_.size(); }
+  [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
+  [[nodiscard]] std::size_t pending() const noexcept { return pending_.size(); }
+  [[nodiscard]] sim_agent host() const noexcept { return host_; }
+
+  /// True where work enqueued on `second` now would come after all work so far on `first`.
+  [[nodiscard]] bool is_ordered(sim_stream& first, sim_stream& second) {
+    (void)start_on(second);
+    return order_->is_ordered(first.agent, second.agent);
+  }
+
+  /// When work enqueued on a stream now could start, which is when all before it is over.
+  sim_nanoseconds end_of(sim_stream& stream) { return start_on(stream); }
+
+ private:
+  /// What the host knows flows to a stream that it is about to use.
+  void host_reaches(sim_stream& stream) {
+    if (order_ == nullptr) return;
+    order_->learn(stream.agent, order_->clock(host_));
+  }
+
+  static constexpr std::uintptr_t legacy_handle = 1;      // cudaStreamLegacy
+  static constexpr std::uintptr_t per_thread_handle = 2;  // cudaStreamPerThread
+  static constexpr stream_id first_legacy_id = 1;
+  static constexpr std::uintptr_t stream_handles = 0x51000000;
+  static constexpr std::uintptr_t event_handles = 0x52000000;
+
+  struct device_state {
+    sim_stream legacy;
+    std::unordered_map<std::uint64_t, sim_stream> per_thread;
+    sim_nanoseconds tail = 0;           ///< of all streams, destroyed ones too
+    sim_nanoseconds blocking_tail = 0;  ///< of those that the legacy stream waits for
+    sim_clock clock;                    ///< of all streams
+    sim_clock blocking_clock;
+    sim_code fault = sim_code::ok;
+  };
+  struct operation {
+    int device;
+    std::shared_ptr<sim_work> work;
+  };
+
+  sim_stream make_stream(int device, sim_blocking blocking, stream_id id) {
+    sim_stream s;
+    s.id = id;
+    s.device = device;
+    s.blocking = blocking;
+    if (order_ != nullptr) s.agent = order_->add_agent("stream", id);
+    return s;
+  }
+  std::uintptr_t take_handle(std::vector<std::uintptr_t>& free, std::uintptr_t& next,
+                             std::uintptr_t base) const {
+    if (free.empty()) return (machine_ % 0x8000 + 1) << 32 | (base + 16 * next++);
+    std::uintptr_t const handle = free.back();
+    free.pop_back();
+    return handle;
+  }
+
+  template <class Visit>
+  void each_stream(int device, Visit const& visit) {
+    auto& d = devices_[static_cast<std::size_t>(device)];
+    visit(d.legacy);
+    for (auto& [thread, s] : d.per_thread) visit(s);
+    for (auto& [handle, s] : streams_) {
+      if (s.device == device) visit(s);
+    }
+  }
+
+  sim_code check_capture(sim_stream& stream) {
+    if (stream.capture && stream.capture->invalid) return sim_code::capture_invalidated;
+    if (!stream.legacy) return sim_code::ok;
+    bool spoiled = false;
+    each_stream(stream.device, [&](sim_stream& s) {
+      if (!s.capture || s.blocking == sim_blocking::independent) return;
+      s.capture->invalid = true;
+      spoiled = true;
+    });
+    return spoiled ? sim_code::capture_implicit : sim_code::ok;
+  }
+
+  /// When the stream could start something enqueued now. The host's knowledge flows to the stream, and so
+  /// does that of the streams which the rules of the legacy default stream make it wait for.
+  sim_nanoseconds start_on(sim_stream& stream) {
+    auto const& d = devices_[static_cast<std::size_t>(stream.device)];
+    sim_nanoseconds start = stream.tail < now() ? now() : stream.tail;
+    bool const blocking = stream.blocking == sim_blocking::with_legacy;
+    sim_nanoseconds const other = stream.legacy ? d.blocking_tail : blocking ? d.legacy.tail : 0;
+    if (start < other) start = other;
+    if (order_ != nullptr) {
+      host_reaches(stream);
+      if (stream.legacy) {
+        order_->learn(stream.agent, d.blocking_clock);
+      } else if (blocking) {
+        order_->learn(stream.agent, order_->clock(d.legacy.agent));
+      }
+    }
+    return start;
+  }
+  void finish_on(sim_stream& stream, sim_nanoseconds end) {
+    auto& d = devices_[static_cast<std::size_t>(stream.device)];
+    stream.tail = end;
+    if (d.tail < end) d.tail = end;
+    if (stream.blocking == sim_blocking::with_legacy && d.blocking_tail < end) d.blocking_tail = end;
+    share_clock(stream);
+  }
+  void share_clock(sim_stream& stream) {
+    if (order_ == nullptr) return;
+    auto& d = devices_[static_cast<std::size_t>(stream.device)];
+    d.clock.join(order_->clock(stream.agent));
+    if (stream.blocking == sim_blocking::with_legacy) d.blocking_clock.join(order_->clock(stream.agent));
+  }
+
+  /// Extra time before an operation ends, from the seed (splitmix64): another schedule for each seed.
+  sim_nanoseconds delay() noexcept {
+    if (seed_ == 0 || jitter_ == 0) return 0;
+    std::uint64_t z = (seed_ += 0x9E3779B97F4A7C15);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+    return (z ^ (z >> 31)) % jitter_;
+  }
+
+  /// Machines are numbered so that the handles of one mean nothing to another.
+  inline static std::atomic<std::uintptr_t> next_machine{0};
+
+  sim_memory& memory_;
+  std::vector<device_state> devices_;
+  std::uintptr_t machine_;
+  std::unordered_map<std::uintptr_t, sim_stream> streams_;
+  std::unordered_map<std::uintptr_t, sim_event> events_;
+  std::vector<std::uintptr_t> free_streams_, free_events_;
+  std::uintptr_t next_stream_ = 0, next_event_ = 0;
+  stream_id next_id_ = 4096;  // above every device's legacy stream
+  std::map<std::pair<sim_nanoseconds, std::uint64_t>, operation> pending_;
+  std::uint64_t next_operation_ = 0;
+  std::atomic<sim_nanoseconds> now_{1};  // never 0, which marks an event as unrecorded
+  std::size_t captured_ = 0;
+  std::uint64_t seed_;
+  sim_nanoseconds jitter_;
+  sim_order* order_;
+  sim_agent host_ = 0;
+};
+
+}  // namespace detail
+
+}  // namespace tarn
