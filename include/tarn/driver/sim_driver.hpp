@@ -33,15 +33,22 @@ class sim_driver {
   [[nodiscard]] device_id device() const noexcept { return device_; }
   [[nodiscard]] sim_machine const& machine() const noexcept { return machine_; }
 
+  /// An identity that the reference already knows is passed on, as cuda_driver does.
   status identify(stream_ref stream, stream_id& id) const noexcept {
+    if (stream.id() != stream_ref::unknown_id) {
+      return call(driver_call::identify, costs().look, [&](state&) {
+        id = stream.id();
+        return code::ok;
+      });
+    }
     return on_stream(driver_call::identify, costs().look, stream, [&](state&, detail::sim_stream& s) {
       id = s.id;
       return code::ok;
     });
   }
   status is_capturing(stream_ref stream, bool& capturing) const noexcept {
-    return on_stream(driver_call::is_capturing, costs().look, stream, [&](state&, detail::sim_stream& s) {
-      capturing = s.capture != nullptr;
+    return on_stream(driver_call::is_capturing, costs().look, stream, [&](state& m, detail::sim_stream& s) {
+      capturing = m.streams.is_capturing(s);
       return code::ok;
     });
   }

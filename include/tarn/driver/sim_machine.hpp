@@ -98,7 +98,7 @@ namespace detail {
 template <class F>
 struct sim_kernel final : sim_work {
   sim_kernel(std::initializer_list<sim_access> what, F f) : touched(what), body(std::move(f)) {}
-  sim_code run(sim_memory& memory) override {
+  sim_code run(sim_memory& memory) noexcept override {
     for (sim_access const& a : touched) {
       if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
     }
@@ -112,7 +112,7 @@ struct sim_kernel final : sim_work {
 
 /// A copy, or a fill where there is no source.
 struct sim_transfer_work final : sim_work {
-  sim_code run(sim_memory& memory) override {
+  sim_code run(sim_memory& memory) noexcept override {
     for (sim_access const& a : touched) {
       if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
     }
@@ -140,6 +140,7 @@ struct sim_state {
         order(o.checks == sim_checks::off ? nullptr : std::make_unique<sim_order>()),
         streams(o.devices, memory, o.seed, o.jitter, order.get()) {
     for (int d = 0; d < o.devices; ++d) async.emplace_back(d, memory, order.get());
+    if (order) memory.watch_gone();
   }
   sim_state(sim_state const&) = delete;
   sim_state& operator=(sim_state const&) = delete;
@@ -147,8 +148,8 @@ struct sim_state {
   /// Counts a call, charges its cost and runs what became due; then the call itself may act.
   void charge(driver_call call, sim_nanoseconds cost) {
     ++calls.counts[static_cast<std::size_t>(call)];
-    calls.driver_ns += cost;
-    streams.advance(cost);
+    charge_more(cost);
+    memory.drain_gone([&](sim_memory::piece p) { order->forget(p.key, p.bytes); });
   }
   /// Charges what is known only once the call has looked.
   void charge_more(sim_nanoseconds cost) {
@@ -291,6 +292,24 @@ class sim_machine {
     std::lock_guard const lock(state_->mutex);
     return has(device) ? state_->memory.usage(device.value) : sim_usage{};
   }
+  // What goes wrong on real machines.
+
+  /// Breaks a device as a kernel's illegal access does: every call on it fails until repair().
+  void break_device(device_id device) const {
+    std::lock_guard const lock(state_->mutex);
+    if (has(device)) state_->streams.fault(device.value) = detail::sim_code::illegal_address;
+  }
+  /// As the driver at process exit: every call on any device fails with `unloading` until repair().
+  void unload() const {
+    std::lock_guard const lock(state_->mutex);
+    for (int d = 0; d < state_->options.devices; ++d) state_->streams.fault(d) = detail::sim_code::unloading;
+  }
+  /// Undoes break_device(), unload() and illegal accesses; memory and streams are as they were.
+  void repair() const {
+    std::lock_guard const lock(state_->mutex);
+    for (int d = 0; d < state_->options.devices; ++d) state_->streams.fault(d) = detail::sim_code::ok;
+  }
+
   void reset_peak(device_id device = {}) const {
     std::lock_guard const lock(state_->mutex);
     if (!has(device)) return;

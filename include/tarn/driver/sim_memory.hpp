@@ -25,6 +25,7 @@ enum class sim_code : int {
   ok = 0,
   invalid_value = 1,
   out_of_memory = 2,
+  unloading = 4,
   invalid_device = 101,
   invalid_handle = 400,
   not_ready = 600,
@@ -52,6 +53,8 @@ enum class sim_code : int {
       return make(failure::other, "cudaErrorInvalidValue");
     case sim_code::out_of_memory:
       return make(failure::out_of_memory, "cudaErrorMemoryAllocation");
+    case sim_code::unloading:
+      return make(failure::unloading, "cudaErrorCudartUnloading");
     case sim_code::invalid_device:
       return make(failure::no_device, "cudaErrorInvalidDevice");
     case sim_code::invalid_handle:
@@ -135,6 +138,14 @@ class sim_memory {
   [[nodiscard]] std::size_t host_blocks() const noexcept { return host_blocks_; }
   [[nodiscard]] std::size_t granularity() const noexcept { return granularity_; }
 
+  /// Remembers from now on what physical memory goes away, until drain_gone().
+  void watch_gone() noexcept { watched_ = true; }
+  template <class Visit>
+  void drain_gone(Visit const& visit) {
+    for (piece const& p : gone_) visit(p);
+    gone_.clear();
+  }
+
   sim_code reserve(std::size_t bytes, std::size_t alignment, void*& p) {
     if (bytes == 0 || bytes % granularity_ != 0) return sim_code::invalid_value;
     if (alignment != 0 && !is_alignment(alignment)) return sim_code::invalid_value;
@@ -215,7 +226,8 @@ class sim_memory {
     return sim_code::ok;
   }
 
-  /// Makes a block. Device blocks are aligned to 256 bytes and no more: that is all cudaMalloc promises.
+  /// Makes a block. Device blocks of a page and more start where a page does, as on a GPU; smaller ones are
+  /// aligned to 256 bytes and never to more, which is all that cudaMalloc promises.
   sim_code allocate(int device, std::size_t bytes, sim_kind kind, void*& p) {
     p = nullptr;
     if (bytes == 0) return sim_code::ok;
@@ -224,16 +236,18 @@ class sim_memory {
     std::size_t const charged = align_up(bytes, block_granularity);
     std::size_t const room = host ? host_room() : usage(device).free();
     if (charged > room) return sim_code::out_of_memory;
-    std::size_t const shift = host ? 0 : default_alignment;
+    bool const whole_pages = bytes >= granularity_;
+    std::size_t const shift = host || whole_pages ? 0 : default_alignment;
     std::size_t const span = align_up(bytes + shift, page_bytes);
+    std::size_t const alignment = whole_pages && !host ? granularity_ : page_bytes;
     auto& space = host ? host_space_ : device_space_;
     std::uintptr_t begin = 0;
-    if (!space.take(span, page_bytes, begin)) return sim_code::out_of_memory;
+    if (!space.take(span, alignment, begin)) return sim_code::out_of_memory;
     if (!space.commit(begin, span)) {
-      space.give(begin, span, page_bytes);
+      space.give(begin, span, alignment);
       return sim_code::out_of_memory;
     }
-    blocks_.emplace(begin + shift, block{bytes, charged, span, shift, next_key_, device, kind});
+    blocks_.emplace(begin + shift, block{bytes, charged, span, shift, alignment, next_key_, device, kind});
     next_key_ += charged;
     if (host) {
       host_used_ += charged;
@@ -257,7 +271,8 @@ class sim_memory {
     std::uintptr_t const begin = it->first - gone.shift;
     blocks_.erase(it);
     space.decommit(begin, gone.span);
-    space.give(begin, gone.span, page_bytes);
+    space.give(begin, gone.span, gone.alignment);
+    note_gone(gone.key, gone.charged);
     if (on_host(kind)) {
       host_used_ -= gone.charged;
       --host_blocks_;
@@ -360,6 +375,7 @@ class sim_memory {
     std::size_t charged;
     std::size_t span;
     std::size_t shift;
+    std::size_t alignment;
     std::uint64_t key;
     int device;
     sim_kind kind;
@@ -390,6 +406,9 @@ class sim_memory {
     --it;
     return at - it->first < it->second.bytes ? it : blocks_.end();
   }
+  void note_gone(std::uint64_t key, std::size_t bytes) {
+    if (watched_) gone_.push_back({key, bytes});
+  }
   void drop_if_unused(std::unordered_map<page_handle, page_piece>::iterator it) {
     if (!it->second.destroyed || it->second.maps != 0) return;
     auto& d = usage(it->second.device);
@@ -397,6 +416,7 @@ class sim_memory {
     d.page_bytes -= it->second.bytes;
     --d.handles;
     pages_.give(it->second.offset, it->second.bytes);
+    note_gone(it->second.key, it->second.bytes);
     physical_.erase(it);
   }
 
@@ -415,6 +435,8 @@ class sim_memory {
   block_map blocks_;
   page_handle next_handle_ = 1;
   std::uint64_t next_key_ = 1;
+  bool watched_ = false;
+  std::vector<piece> gone_;
 };
 
 }  // namespace detail

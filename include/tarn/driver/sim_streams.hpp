@@ -27,7 +27,7 @@ namespace detail {
 /// What an operation does when its time has come. Shared by the replays of a graph.
 struct sim_work {
   virtual ~sim_work() = default;
-  virtual sim_code run(sim_memory& memory) = 0;
+  virtual sim_code run(sim_memory& memory) noexcept = 0;
   /// What it touches, for the order checker.
   [[nodiscard]] virtual std::vector<sim_access> const& accesses() const noexcept = 0;
 };
@@ -42,6 +42,7 @@ struct sim_capture {
     sim_nanoseconds duration;
   };
   std::vector<node> nodes;
+  stream_id origin = 0;  ///< where it began, and must end
   bool invalid = false;
   bool open = true;
 };
@@ -95,7 +96,8 @@ class sim_streams {
       sim_inside_work = true;
       sim_code const outcome = node.mapped().work->run(memory_);
       sim_inside_work = false;
-      if (outcome != sim_code::ok) fault(node.mapped().device) = outcome;
+      sim_code& broken = fault(node.mapped().device);
+      if (broken == sim_code::ok) broken = outcome;
     }
   }
 
@@ -104,18 +106,17 @@ class sim_streams {
     return devices_[static_cast<std::size_t>(device)].fault;
   }
 
-  /// The stream behind a handle; default handles mean the given device's. Null where there is none.
+  /// The stream behind a handle; default handles mean the given device's. Null where there is none. A
+  /// per-thread default stream of another thread cannot be reached by its handle: the legacy one, which is
+  /// ordered with it, stands in (as in cuda_driver).
   sim_stream* find(stream_ref stream, int device) {
     auto const handle = reinterpret_cast<std::uintptr_t>(stream.handle());
     auto& d = devices_[static_cast<std::size_t>(device)];
     if (handle <= legacy_handle) return &d.legacy;
     if (handle == per_thread_handle) {
-      auto const thread = thread_number();
-      auto it = d.per_thread.find(thread);
-      if (it == d.per_thread.end()) {
-        it = d.per_thread.emplace(thread, make_stream(device, sim_blocking::with_legacy, next_id_++)).first;
-      }
-      return &it->second;
+      sim_stream& own = own_default_stream(device);
+      bool const reached = stream.id() == stream_ref::unknown_id || stream.id() == own.id;
+      return reached ? &own : &d.legacy;
     }
     auto const it = streams_.find(handle);
     return it == streams_.end() ? nullptr : &it->second;
@@ -128,7 +129,9 @@ class sim_streams {
     streams_.emplace(handle, make_stream(device, blocking, id));
     stream = stream_ref::from(reinterpret_cast<void*>(handle), id);
   }
+  /// Work on it goes on; default streams stay.
   sim_code destroy_stream(stream_ref stream) {
+    if (reinterpret_cast<std::uintptr_t>(stream.handle()) <= per_thread_handle) return sim_code::ok;
     auto const it = streams_.find(reinterpret_cast<std::uintptr_t>(stream.handle()));
     if (it == streams_.end()) return sim_code::invalid_handle;
     if (it->second.capture) it->second.capture->invalid = true;
@@ -275,10 +278,15 @@ class sim_streams {
     if (stream.legacy) return sim_code::capture_unsupported;
     if (stream.capture) return sim_code::capture_unmatched;
     stream.capture = std::make_shared<sim_capture>();
+    stream.capture->origin = stream.id;
     return sim_code::ok;
   }
   sim_code end_capture(sim_stream& stream, std::shared_ptr<sim_capture const>& graph) {
     if (!stream.capture) return sim_code::capture_unmatched;
+    if (stream.capture->origin != stream.id) {
+      stream.capture->invalid = true;
+      return sim_code::capture_unmatched;
+    }
     std::shared_ptr<sim_capture> const done = stream.capture;
     done->open = false;
     for (std::size_t d = 0; d < devices_.size(); ++d) {
@@ -290,10 +298,15 @@ class sim_streams {
     graph = done;
     return sim_code::ok;
   }
-  /// Legacy work while a stream that it would join is captured is refused, and spoils the capture.
-  sim_code is_capturing(sim_stream const& stream, bool& yes) {
-    yes = stream.capture != nullptr;
-    return sim_code::ok;
+  /// True also for the legacy stream while one that it would join is captured: work on it would spoil that.
+  [[nodiscard]] bool is_capturing(sim_stream const& stream) {
+    bool capturing = stream.capture != nullptr;
+    if (stream.legacy) {
+      each_stream(stream.device, [&](sim_stream const& s) {
+        if (s.capture && s.blocking == sim_blocking::with_legacy) capturing = true;
+      });
+    }
+    return capturing;
   }
 
   void count_captured() noexcept { ++captured_; }
@@ -339,6 +352,15 @@ class sim_streams {
     std::shared_ptr<sim_work> work;
   };
 
+  sim_stream& own_default_stream(int device) {
+    auto& streams_here = devices_[static_cast<std::size_t>(device)].per_thread;
+    auto const thread = thread_number();
+    auto it = streams_here.find(thread);
+    if (it == streams_here.end()) {
+      it = streams_here.emplace(thread, make_stream(device, sim_blocking::with_legacy, next_id_++)).first;
+    }
+    return it->second;
+  }
   sim_stream make_stream(int device, sim_blocking blocking, stream_id id) {
     sim_stream s;
     s.id = id;

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Fault injection: any driver, with chosen calls failing. `basic_pages<faulty<sim_driver>>` and everything
+// above it then see what a bad day looks like.
+// Above it: tests of sources, pools and owners. Below it: driver/driver.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "tarn/core/error.hpp"
+#include "tarn/driver/driver.hpp"
+#include "tarn/driver/driver_call.hpp"
+
+namespace tarn {
+
+/// Whether the failing call does its work.
+enum class fault_moment : std::uint8_t {
+  instead,  ///< it does nothing but fail
+  after     ///< it does its work, then fails: how a driver tells of earlier errors while freeing
+};
+
+/// How long a fault lasts.
+enum class fault_span : std::uint8_t {
+  once,     ///< that one call
+  for_good  ///< that call and every later one of any name: a sticky error
+};
+
+/// One way to fail.
+struct fault {
+  failure kind = failure::none;  ///< `none`: what that call typically fails with
+  fault_moment moment = fault_moment::instead;
+  fault_span span = fault_span::once;
+};
+
+namespace detail {
+/// What a call typically fails with, for want of memory if it can run out of it.
+[[nodiscard]] constexpr failure typical_failure(driver_call call) noexcept {
+  if (can_exhaust(call)) return failure::out_of_memory;
+  return call == driver_call::page_granularity ? failure::unsupported : failure::other;
+}
+
+[[nodiscard]] constexpr status fault_status(failure kind, driver_call call) noexcept {
+  switch (kind) {
+    case failure::none:
+      return {};
+    case failure::not_ready:
+      return {kind, 600, "cudaErrorNotReady", name_of(call)};
+    case failure::out_of_memory:
+      return {kind, 2, "cudaErrorMemoryAllocation", name_of(call)};
+    case failure::unloading:
+      return {kind, 4, "cudaErrorCudartUnloading", name_of(call)};
+    case failure::unsupported:
+      return {kind, 801, "cudaErrorNotSupported", name_of(call)};
+    case failure::no_device:
+      return {kind, 100, "cudaErrorNoDevice", name_of(call)};
+    case failure::other:
+      break;
+  }
+  return {failure::other, 719, "cudaErrorLaunchFailure", name_of(call)};
+}
+}  // namespace detail
+
+/// Which calls fail, and how many were made. A cheap handle: copies are the same plan, shared by a test and
+/// the drivers in its pool. Safe from any thread.
+class fault_plan {
+ public:
+  fault_plan() : state_(std::make_shared<state>()) {}
+
+  /// Makes the nth call from now fail, whatever its name; 1 is the next one.
+  void fail(std::uint64_t nth, fault how = {}) const {
+    std::lock_guard const lock(state_->mutex);
+    state_->rules.push_back({any_call, state_->all + nth, how});
+  }
+  /// Makes the nth call of one name from now fail.
+  void fail(driver_call call, std::uint64_t nth, fault how = {}) const {
+    std::lock_guard const lock(state_->mutex);
+    auto const index = static_cast<std::size_t>(call);
+    state_->rules.push_back({index, state_->made[index] + nth, how});
+  }
+  /// Lets every call through again; the counts stay.
+  void disarm() const {
+    std::lock_guard const lock(state_->mutex);
+    state_->rules.clear();
+    state_->sticky = failure::none;
+  }
+  /// Starts over: nothing fails and nothing is counted yet.
+  void reset() const {
+    disarm();
+    std::lock_guard const lock(state_->mutex);
+    state_->all = state_->all_failed = 0;
+    for (std::size_t i = 0; i < driver_call_count; ++i) state_->made[i] = state_->failed[i] = 0;
+  }
+
+  /// Calls made, failed ones included.
+  [[nodiscard]] std::uint64_t calls() const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->all;
+  }
+  [[nodiscard]] std::uint64_t calls(driver_call call) const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->made[static_cast<std::size_t>(call)];
+  }
+  /// Calls made to fail.
+  [[nodiscard]] std::uint64_t failed() const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->all_failed;
+  }
+  [[nodiscard]] std::uint64_t failed(driver_call call) const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->failed[static_cast<std::size_t>(call)];
+  }
+
+  /// Counts a call and says how it fails, if it does: `kind` is then other than none.
+  [[nodiscard]] fault next(driver_call call) const noexcept {
+    std::lock_guard const lock(state_->mutex);
+    auto const index = static_cast<std::size_t>(call);
+    std::uint64_t const nth_of_all = ++state_->all;
+    std::uint64_t const nth_of_name = ++state_->made[index];
+    fault struck{};
+    if (state_->sticky != failure::none) struck.kind = state_->sticky;
+    for (rule const& r : state_->rules) {
+      bool const hit = r.call == any_call ? r.at == nth_of_all : r.call == index && r.at == nth_of_name;
+      if (!hit || struck.kind != failure::none) continue;
+      struck = r.how;
+      if (struck.kind == failure::none) struck.kind = detail::typical_failure(call);
+      if (struck.span == fault_span::for_good) state_->sticky = struck.kind;
+    }
+    if (struck.kind != failure::none) {
+      ++state_->all_failed;
+      ++state_->failed[index];
+    }
+    return struck;
+  }
+
+  friend bool operator==(fault_plan const& a, fault_plan const& b) noexcept { return a.state_ == b.state_; }
+
+ private:
+  static constexpr std::size_t any_call = driver_call_count;
+  struct rule {
+    std::size_t call;
+    std::uint64_t at;
+    fault how;
+  };
+  struct state {
+    std::mutex mutex;
+    std::vector<rule> rules;
+    failure sticky = failure::none;
+    std::uint64_t all = 0, all_failed = 0;
+    std::uint64_t made[driver_call_count]{}, failed[driver_call_count]{};
+  };
+  std::shared_ptr<state> state_;
+};
+
+/// A driver whose calls fail as a plan says and otherwise are `Driver`'s own. Same contract, same threads'
+/// promise; one small lock more per call.
+template <stream_driver Driver>
+class faulty {
+ public:
+  /// A plan of its own, reached by plan(), that lets everything through.
+  faulty() requires std::default_initializable<Driver>
+  = default;
+  explicit faulty(device_id device) requires std::constructible_from<Driver, device_id> : driver_(device) {}
+  explicit faulty(Driver driver, fault_plan plan = {}) : driver_(std::move(driver)), plan_(std::move(plan)) {}
+
+  [[nodiscard]] fault_plan const& plan() const noexcept { return plan_; }
+  /// The driver itself, without faults.
+  [[nodiscard]] Driver const& driver() const noexcept { return driver_; }
+  [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
+
+  status identify(stream_ref stream, stream_id& id) const noexcept {
+    return through(driver_call::identify, [&] { return driver_.identify(stream, id); });
+  }
+  status is_capturing(stream_ref stream, bool& capturing) const noexcept {
+    return through(driver_call::is_capturing, [&] { return driver_.is_capturing(stream, capturing); });
+  }
+  status create_event(event_handle& event) const noexcept {
+    return through(driver_call::create_event, [&] { return driver_.create_event(event); });
+  }
+  status destroy_event(event_handle event) const noexcept {
+    return through(driver_call::destroy_event, [&] { return driver_.destroy_event(event); });
+  }
+  status record_event(event_handle event, stream_ref stream) const noexcept {
+    return through(driver_call::record_event, [&] { return driver_.record_event(event, stream); });
+  }
+  status query_event(event_handle event) const noexcept {
+    return through(driver_call::query_event, [&] { return driver_.query_event(event); });
+  }
+  status wait_event(stream_ref stream, event_handle event) const noexcept {
+    return through(driver_call::wait_event, [&] { return driver_.wait_event(stream, event); });
+  }
+  status synchronize_event(event_handle event) const noexcept {
+    return through(driver_call::synchronize_event, [&] { return driver_.synchronize_event(event); });
+  }
+  status synchronize_stream(stream_ref stream) const noexcept {
+    return through(driver_call::synchronize_stream, [&] { return driver_.synchronize_stream(stream); });
+  }
+  status synchronize_device() const noexcept {
+    return through(driver_call::synchronize_device, [&] { return driver_.synchronize_device(); });
+  }
+  status create_stream(stream_ref& stream) const noexcept {
+    return through(driver_call::create_stream, [&] { return driver_.create_stream(stream); });
+  }
+  status destroy_stream(stream_ref stream) const noexcept {
+    return through(driver_call::destroy_stream, [&] { return driver_.destroy_stream(stream); });
+  }
+  status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
+    return through(driver_call::copy, [&] { return driver_.copy(stream, to, from, bytes); });
+  }
+  status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
+    return through(driver_call::fill, [&] { return driver_.fill(stream, to, byte, bytes); });
+  }
+  status memory_info(std::size_t& free, std::size_t& total) const noexcept {
+    return through(driver_call::memory_info, [&] { return driver_.memory_info(free, total); });
+  }
+
+  status page_granularity(std::size_t& bytes) const noexcept requires page_driver<Driver> {
+    return through(driver_call::page_granularity, [&] { return driver_.page_granularity(bytes); });
+  }
+  status reserve_range(std::size_t bytes, std::size_t alignment,
+                       void*& p) const noexcept requires page_driver<Driver> {
+    return through(driver_call::reserve_range, [&] { return driver_.reserve_range(bytes, alignment, p); });
+  }
+  status release_range(void* p, std::size_t bytes) const noexcept requires page_driver<Driver> {
+    return through(driver_call::release_range, [&] { return driver_.release_range(p, bytes); });
+  }
+  status create_pages(std::size_t bytes, page_handle& handle) const noexcept requires page_driver<Driver> {
+    return through(driver_call::create_pages, [&] { return driver_.create_pages(bytes, handle); });
+  }
+  status destroy_pages(page_handle handle) const noexcept requires page_driver<Driver> {
+    return through(driver_call::destroy_pages, [&] { return driver_.destroy_pages(handle); });
+  }
+  status map_pages(void* p, std::size_t bytes,
+                   page_handle handle) const noexcept requires page_driver<Driver> {
+    return through(driver_call::map_pages, [&] { return driver_.map_pages(p, bytes, handle); });
+  }
+  status unmap_pages(void* p, std::size_t bytes) const noexcept requires page_driver<Driver> {
+    return through(driver_call::unmap_pages, [&] { return driver_.unmap_pages(p, bytes); });
+  }
+
+  status malloc_device(std::size_t bytes, void*& p) const noexcept requires block_driver<Driver> {
+    return through(driver_call::malloc_device, [&] { return driver_.malloc_device(bytes, p); });
+  }
+  status free_device(void* p) const noexcept requires block_driver<Driver> {
+    return through(driver_call::free_device, [&] { return driver_.free_device(p); });
+  }
+  status malloc_async(std::size_t bytes, stream_ref stream,
+                      void*& p) const noexcept requires block_driver<Driver> {
+    return through(driver_call::malloc_async, [&] { return driver_.malloc_async(bytes, stream, p); });
+  }
+  status free_async(void* p, stream_ref stream) const noexcept requires block_driver<Driver> {
+    return through(driver_call::free_async, [&] { return driver_.free_async(p, stream); });
+  }
+  status malloc_pinned(std::size_t bytes, void*& p) const noexcept requires block_driver<Driver> {
+    return through(driver_call::malloc_pinned, [&] { return driver_.malloc_pinned(bytes, p); });
+  }
+  status free_pinned(void* p) const noexcept requires block_driver<Driver> {
+    return through(driver_call::free_pinned, [&] { return driver_.free_pinned(p); });
+  }
+  status malloc_managed(std::size_t bytes, void*& p) const noexcept requires block_driver<Driver> {
+    return through(driver_call::malloc_managed, [&] { return driver_.malloc_managed(bytes, p); });
+  }
+  status free_managed(void* p) const noexcept requires block_driver<Driver> {
+    return through(driver_call::free_managed, [&] { return driver_.free_managed(p); });
+  }
+
+  /// Equal: the same device under the same plan.
+  friend bool operator==(faulty const& a, faulty const& b) noexcept {
+    return a.driver_ == b.driver_ && a.plan_ == b.plan_;
+  }
+
+ private:
+  template <class F>
+  status through(driver_call call, F const& f) const noexcept {
+    fault const struck = plan_.next(call);
+    if (struck.kind == failure::none) return f();
+    if (struck.moment == fault_moment::after) (void)f();
+    return detail::fault_status(struck.kind, call);
+  }
+
+  Driver driver_;
+  fault_plan plan_;
+};
+
+}  // namespace tarn
