@@ -301,6 +301,7 @@ class basic_cuda_driver {
     return detail::cuda_status(cudaHostAlloc(&p, bytes, cudaHostAllocPortable), "cudaHostAlloc");
   }
   status free_pinned(void* p) const noexcept {
+    if (p == nullptr) return {};
     detail::beside_capture const permission;
     return detail::cuda_status(cudaFreeHost(p), "cudaFreeHost");
   }

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The sources on the simulated device: the same code as on CUDA, on a driver in plain C++. Apart from the
+// sources themselves, since the simulated device is much to compile. Above it: tests, the replay, programs on
+// machines without a GPU. Below it: the sources, driver/sim_driver.
+
+#include "tarn/driver/sim_driver.hpp"
+#include "tarn/source/cuda_async.hpp"
+#include "tarn/source/cuda_malloc.hpp"
+#include "tarn/source/cuda_pages.hpp"
+#include "tarn/source/managed.hpp"
+#include "tarn/source/pinned_host.hpp"
+
+namespace tarn {
+
+using sim_pages = basic_pages<sim_driver>;
+using sim_malloc = basic_malloc<sim_driver>;
+using sim_async = basic_async<sim_driver>;
+using sim_pinned_host = basic_pinned<sim_driver>;
+using sim_managed = basic_managed<sim_driver>;
+
+static_assert(page_source<sim_pages>);
+static_assert(resource<sim_malloc> && resource<sim_async> && resource<sim_pinned_host> &&
+              resource<sim_managed>);
+
+}  // namespace tarn
