@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sources on CUDA: the same contract as on the simulated device.
+
+#include <cstddef>
+#include <cstring>
+#include <string_view>
+
+#include "catch.hpp"
+#include "contract/cuda_device.hpp"
+#include "contract/page_source_contract.hpp"
+#include "contract/resource_contract.hpp"
+#include "tarn/source/cuda_async.hpp"
+#include "tarn/source/cuda_malloc.hpp"
+#include "tarn/source/cuda_pages.hpp"
+#include "tarn/source/managed.hpp"
+#include "tarn/source/pinned_host.hpp"
+
+using namespace tarn;
+using tarn_test::has_cuda_devices;
+using tarn_test::last_error_is_clean;
+
+TEMPLATE_TEST_CASE("sources of blocks keep the contract of resources on CUDA", "[source][cuda]", cuda_malloc,
+                   cuda_async, pinned_host, managed) {
+  if (!has_cuda_devices()) return;
+  tarn_test::resource_contract([] { return TestType{}; }, last_error_is_clean{});
+}
+
+TEST_CASE("cuda_pages keeps the contract of page sources", "[source][cuda_pages][cuda]") {
+  if (!has_cuda_devices()) return;
+  try {
+    (void)cuda_pages{};
+  } catch (cuda_error const& error) {
+    if (error.kind() != failure::unsupported) throw;
+    WARN("skipped, nothing was tested: " << error.what());
+    return;
+  }
+  tarn_test::page_source_contract([] { return cuda_pages{}; }, last_error_is_clean{});
+}
+
+TEST_CASE("without a device a source says so", "[source]") {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) return;  // the other tests run
+  (void)cudaGetLastError();
+  CHECK_THROWS_AS(cuda_pages{}, cuda_error);
+  cuda_malloc memory{device_id{0}};
+  memory.deallocate({}, nullptr, 0);
+  try {
+    (void)memory.allocate({}, 64);
+    FAIL("must not succeed");
+  } catch (cuda_error const& error) {
+    CHECK(error.kind() == failure::no_device);
+    CHECK(std::string_view(error.what()).find("check that a device") != std::string_view::npos);
+  }
+}
+
+TEMPLATE_TEST_CASE("memory that CUDA does not order is freed only when its stream is done", "[source][cuda]",
+                   cuda_malloc, pinned_host, managed) {
+  if (!has_cuda_devices()) return;
+  TestType memory;
+  tarn_test::test_stream stream(memory.driver());
+  stream_ref const on = stream;
+  void* const p = memory.allocate(on, 1_MiB);
+  REQUIRE(tarn_test::keep_busy(on));
+  memory.deallocate(on, p, 1_MiB);
+  CHECK(cudaStreamQuery(on.get()) == cudaSuccess);
+}
+
+TEST_CASE("cuda_async does not wait for the host's sake", "[source][cuda_async][cuda]") {
+  if (!has_cuda_devices()) return;
+  cuda_async memory;
+  tarn_test::test_stream stream(memory.driver());
+  stream_ref const on = stream;
+  void* const p = memory.allocate(on, 1_MiB);
+  REQUIRE(tarn_test::keep_busy(on, 200));
+  memory.deallocate(on, p, 1_MiB);
+  CHECK(cudaStreamQuery(on.get()) == cudaErrorNotReady);
+  (void)cudaGetLastError();
+  void* const q = memory.allocate_sync(1_MiB);  // on a stream of its own
+  CHECK(cudaStreamQuery(on.get()) == cudaErrorNotReady);
+  (void)cudaGetLastError();
+  memory.deallocate_sync(q, 1_MiB);
+  CHECK(memory.driver().synchronize_stream(on).ok());
+}
+
+TEST_CASE("the release threshold of CUDA's pool can be set", "[source][cuda_async][cuda]") {
+  if (!has_cuda_devices()) return;
+  cuda_async memory;
+  set_release_threshold(memory, 64_MiB);
+  cudaMemPool_t pool = nullptr;
+  REQUIRE(cudaDeviceGetDefaultMemPool(&pool, memory.device().value) == cudaSuccess);
+  std::uint64_t threshold = 0;
+  REQUIRE(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold) == cudaSuccess);
+  CHECK(threshold == 64_MiB);
+  set_release_threshold(memory, 0);
+}
+
+TEMPLATE_TEST_CASE("pinned and managed memory is the host's too", "[source][cuda]", pinned_host, managed) {
+  if (!has_cuda_devices()) return;
+  TestType memory;
+  auto* const p = static_cast<unsigned char*>(memory.allocate({}, 1_MiB));
+  std::memset(p, 0x17, 1_MiB);
+  CHECK(tarn_test::holds(memory, {}, p, 0x17, 1_MiB));
+  REQUIRE(tarn_test::write(memory, {}, p, 0x29, 1_MiB));
+  CHECK(p[0] == 0x29);
+  CHECK(p[1_MiB - 1] == 0x29);
+  memory.deallocate({}, p, 1_MiB);
+}
+
+TEMPLATE_TEST_CASE("allocating and giving back on a captured stream does not spoil the capture",
+                   "[source][cuda]", cuda_malloc, cuda_async, pinned_host, managed) {
+  if (!has_cuda_devices()) return;
+  TestType memory;
+  tarn_test::test_stream stream(memory.driver());
+  stream_ref const on = stream;
+  REQUIRE(cudaStreamBeginCapture(on.get(), cudaStreamCaptureModeGlobal) == cudaSuccess);
+  void* const p = memory.allocate(on, 1_MiB);
+  CHECK(p != nullptr);
+  memory.deallocate(on, p, 1_MiB);
+  cudaGraph_t graph = nullptr;
+  CHECK(cudaStreamEndCapture(on.get(), &graph) == cudaSuccess);
+  if (graph != nullptr) CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+}
+
+TEST_CASE("memory of another device than the current one", "[source][cuda]") {
+  if (!has_cuda_devices(2)) return;
+  REQUIRE(cudaSetDevice(0) == cudaSuccess);
+  cuda_malloc memory{device_id{1}};
+  tarn_test::test_stream stream(memory.driver());
+  stream_ref const on = stream;
+  void* const p = memory.allocate(on, 1_MiB);
+  cudaPointerAttributes attributes{};
+  REQUIRE(cudaPointerGetAttributes(&attributes, p) == cudaSuccess);
+  CHECK(attributes.device == 1);
+  CHECK(tarn_test::is_usable(memory, on, p, 1_MiB));
+  memory.deallocate(on, p, 1_MiB);
+  CHECK(!(memory == cuda_malloc{device_id{0}}));
+  int current = -1;
+  CHECK(cudaGetDevice(&current) == cudaSuccess);
+  CHECK(current == 0);
+}
