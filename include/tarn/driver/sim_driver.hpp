@@ -111,6 +111,7 @@ class sim_driver {
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
     return on_stream(driver_call::copy, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
       if (bytes == 0) return code::ok;
+      if (to == nullptr || from == nullptr) return code::invalid_value;
       auto work = std::make_shared<detail::sim_transfer_work>();
       work->to = to;
       work->from = from;
@@ -288,7 +289,10 @@ class sim_driver {
   status on_stream(driver_call which, sim_nanoseconds cost, stream_ref stream, F const& act) const noexcept {
     return call(which, cost, [&](state& m) {
       auto* const s = m.streams.find(stream, device_.value);
-      return s == nullptr ? code::invalid_handle : act(m, *s);
+      if (s == nullptr) return code::invalid_handle;
+      bool const stale = stream.id() != stream_ref::unknown_id && stream.id() != s->id && !s->is_default;
+      if (m.order && stale) m.order->stale_handle(stream.id(), s->agent);
+      return act(m, *s);
     });
   }
   template <class F>

@@ -32,7 +32,11 @@ class sim_driver;
 enum class sim_paging : std::uint8_t { available, missing };
 
 /// Whether the order checker watches (sim_order.hpp). It costs time and memory per access.
-enum class sim_checks : std::uint8_t { off, stream_order };
+enum class sim_checks : std::uint8_t {
+  off,
+  stream_order,  ///< host threads count as one timeline: what one has waited for, all have
+  each_thread    ///< and threads too must be ordered, by publish() and observe()
+};
 
 /// What a simulated machine is like. The default is one H200 whose memory is this host's, as far as touched.
 struct sim_options {
@@ -138,7 +142,9 @@ struct sim_state {
       : options(o),
         memory(o.devices, o.capacity, o.taken, o.host_capacity, o.granularity, o.backing),
         order(o.checks == sim_checks::off ? nullptr : std::make_unique<sim_order>()),
-        streams(o.devices, memory, o.seed, o.jitter, order.get()) {
+        streams(o.devices, memory, o.seed, o.jitter, order.get(),
+                o.checks == sim_checks::each_thread ? detail::sim_hosts::each_thread
+                                                    : detail::sim_hosts::one_timeline) {
     for (int d = 0; d < o.devices; ++d) async.emplace_back(d, memory, order.get());
     if (order) memory.watch_gone();
   }
@@ -186,8 +192,9 @@ class sim_graph {
 /// work that a synchronisation waits for.
 class sim_machine {
  public:
-  explicit sim_machine(sim_options const& options = {})
-      : state_(std::make_shared<detail::sim_state>(options)) {}
+  /// One device, as the default options say.
+  sim_machine() : sim_machine(sim_options{}) {}
+  explicit sim_machine(sim_options const& options) : state_(std::make_shared<detail::sim_state>(options)) {}
 
   /// The machine behind `sim_driver{}`: one for the process, made at first use with the default options,
   /// never destroyed, so that objects with static storage may use it to the end.
@@ -366,6 +373,16 @@ class sim_machine {
   void freed(void const* p, std::size_t bytes, stream_ref stream) const {
     note(stream,
          [&](detail::sim_order& order, detail::sim_agent on) { order.freed(state_->memory, p, bytes, on); });
+  }
+  /// Under sim_checks::each_thread: what the calling thread knows is known to whoever observes the token
+  /// later, as a mutex released and acquired does.
+  void publish(void const* token) const {
+    std::lock_guard const lock(state_->mutex);
+    if (state_->order) state_->streams.publish(token);
+  }
+  void observe(void const* token) const {
+    std::lock_guard const lock(state_->mutex);
+    if (state_->order) state_->streams.observe(token);
   }
   /// True where the next work on `second` comes after all that was enqueued on `first`. Needs the checker.
   [[nodiscard]] bool is_ordered(stream_ref first, stream_ref second) const {

@@ -11,6 +11,11 @@
 //   record(E, S)            E learns what S knows          wait(S, E)            S learns what E knows
 //   synchronize(S or E)     the host learns                query(E) = done       the host learns
 //
+//   publish(token)          the token learns               observe(token)        the host learns
+//
+// Host threads are one timeline, in the order of their driver calls, unless sim_checks::each_thread asks for
+// one timeline per thread; then knowledge passes between threads only by publish and observe.
+//
 // Two accesses are ordered if the later one's clock covers the earlier one's tick. Accesses by one owner are
 // the owner's business; when bytes change hands (freed, then allocated), the next owner's accesses must cover
 // all of the previous owners'. Bytes are physical: a page that is mapped elsewhere carries its past with it.
@@ -173,6 +178,13 @@ class sim_order {
     });
   }
 
+  /// Notes that a stream was used under a handle that was another stream's when the caller learned it.
+  void stale_handle(std::uint64_t meant, sim_agent is_now) {
+    if (findings_.size() >= most_findings) return;
+    findings_.push_back("handle of destroyed stream " + std::to_string(meant) + " used: it is " +
+                        name_of_agent(is_now) + " now. Ask identify() before using a remembered handle.");
+  }
+
   /// Forgets physical bytes that are gone.
   void forget(std::uint64_t key, std::size_t bytes) {
     split(key);
@@ -185,7 +197,7 @@ class sim_order {
 
  private:
   static constexpr sim_agent none = static_cast<sim_agent>(-1);
-  /// Findings beyond this many are only counted on; the first ones matter.
+  /// Findings beyond this many are not kept; the first ones matter.
   static constexpr std::size_t most_findings = 1'000;
 
   struct acting {

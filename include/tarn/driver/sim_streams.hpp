@@ -47,6 +47,9 @@ struct sim_capture {
   bool open = true;
 };
 
+/// Whether host threads know all that another knew at its last driver call, or only what they were told.
+enum class sim_hosts : std::uint8_t { one_timeline, each_thread };
+
 enum class sim_blocking : std::uint8_t { with_legacy, independent };
 
 struct sim_stream {
@@ -54,6 +57,7 @@ struct sim_stream {
   int device = 0;
   sim_blocking blocking = sim_blocking::independent;
   bool legacy = false;
+  bool is_default = false;   ///< legacy or per-thread
   sim_nanoseconds tail = 0;  ///< when all work so far is over
   std::shared_ptr<sim_capture> capture;
   sim_agent agent = 0;
@@ -69,19 +73,21 @@ struct sim_event {
 /// All streams and events of a machine, and its clock. Callers hold the machine's lock.
 class sim_streams {
  public:
-  sim_streams(int devices, sim_memory& memory, std::uint64_t seed, sim_nanoseconds jitter, sim_order* order)
+  sim_streams(int devices, sim_memory& memory, std::uint64_t seed, sim_nanoseconds jitter, sim_order* order,
+              sim_hosts hosts)
       : memory_(memory),
         devices_(static_cast<std::size_t>(devices)),
         machine_(next_machine.fetch_add(1, std::memory_order_relaxed)),
         seed_(seed),
         jitter_(jitter),
-        order_(order) {
-    if (order_ != nullptr) host_ = order_->add_agent("host", 0);
+        order_(order),
+        hosts_(hosts) {
+    if (order_ != nullptr && hosts_ == sim_hosts::one_timeline) host_ = order_->add_agent("host", 0);
     for (int d = 0; d < devices; ++d) {
       sim_stream& legacy = devices_[static_cast<std::size_t>(d)].legacy;
       // Fixed identities below any other, from 1: 0 means unknown.
       legacy = make_stream(d, sim_blocking::with_legacy, first_legacy_id + static_cast<stream_id>(d));
-      legacy.legacy = true;
+      legacy.legacy = legacy.is_default = true;
     }
   }
 
@@ -211,7 +217,7 @@ class sim_streams {
       return sim_code::captured_event;
     }
     if (event.time > now()) return sim_code::not_ready;
-    if (order_ != nullptr) order_->learn(host_, event.clock);
+    if (order_ != nullptr) order_->learn(host(), event.clock);
     return sim_code::ok;
   }
 
@@ -221,7 +227,7 @@ class sim_streams {
       return sim_code::captured_event;
     }
     advance_to(event.time);
-    if (order_ != nullptr) order_->learn(host_, event.clock);
+    if (order_ != nullptr) order_->learn(host(), event.clock);
     return sim_code::ok;
   }
   sim_code synchronize(sim_stream& stream) {
@@ -231,7 +237,7 @@ class sim_streams {
       return sim_code::capture_unsupported;
     }
     sim_nanoseconds const end = start_on(stream);
-    if (order_ != nullptr) order_->learn(host_, order_->clock(stream.agent));
+    if (order_ != nullptr) order_->learn(host(), order_->clock(stream.agent));
     advance_to(end);
     return sim_code::ok;
   }
@@ -249,7 +255,7 @@ class sim_streams {
   /// Waits for a device without the rules of capture: what cudaFree does besides freeing.
   void join_device(int device) {
     auto& d = devices_[static_cast<std::size_t>(device)];
-    if (order_ != nullptr) order_->learn(host_, d.clock);
+    if (order_ != nullptr) order_->learn(host(), d.clock);
     advance_to(d.tail);
   }
 
@@ -314,7 +320,20 @@ class sim_streams {
   [[nodiscard]] std::size_t streams() const noexcept { return streams_.size(); }
   [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
   [[nodiscard]] std::size_t pending() const noexcept { return pending_.size(); }
-  [[nodiscard]] sim_agent host() const noexcept { return host_; }
+
+  /// The calling thread as the order checker knows it.
+  [[nodiscard]] sim_agent host() {
+    if (hosts_ == sim_hosts::one_timeline) return host_;
+    auto const thread = thread_number();
+    auto it = threads_.find(thread);
+    if (it == threads_.end()) it = threads_.emplace(thread, order_->add_agent("thread", thread)).first;
+    return it->second;
+  }
+  /// Knowledge passes from the thread that publishes a token to those that observe it later.
+  void publish(void const* token) { tokens_[token].join(order_->clock(host())); }
+  void observe(void const* token) {
+    if (auto const it = tokens_.find(token); it != tokens_.end()) order_->learn(host(), it->second);
+  }
 
   /// True where work enqueued on `second` now would come after all work so far on `first`.
   [[nodiscard]] bool is_ordered(sim_stream& first, sim_stream& second) {
@@ -329,7 +348,7 @@ class sim_streams {
   /// What the host knows flows to a stream that it is about to use.
   void host_reaches(sim_stream& stream) {
     if (order_ == nullptr) return;
-    order_->learn(stream.agent, order_->clock(host_));
+    order_->learn(stream.agent, order_->clock(host()));
   }
 
   static constexpr std::uintptr_t legacy_handle = 1;      // cudaStreamLegacy
@@ -359,6 +378,7 @@ class sim_streams {
     if (it == streams_here.end()) {
       it = streams_here.emplace(thread, make_stream(device, sim_blocking::with_legacy, next_id_++)).first;
     }
+    it->second.is_default = true;
     return it->second;
   }
   sim_stream make_stream(int device, sim_blocking blocking, stream_id id) {
@@ -458,7 +478,10 @@ class sim_streams {
   std::uint64_t seed_;
   sim_nanoseconds jitter_;
   sim_order* order_;
+  sim_hosts hosts_;
   sim_agent host_ = 0;
+  std::unordered_map<std::uint64_t, sim_agent> threads_;
+  std::unordered_map<void const*, sim_clock> tokens_;
 };
 
 }  // namespace detail

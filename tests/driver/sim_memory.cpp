@@ -1,0 +1,418 @@
+// SPDX-License-Identifier: Apache-2.0
+// The simulated GPU's memory: capacity to the byte, CUDA's rules for pages, backing, blocks.
+
+#include "tarn/driver/sim_memory.hpp"
+
+#include <cstring>
+#include <vector>
+
+#include "catch.hpp"
+#include "tarn/driver/sim_driver.hpp"
+
+#if defined(__linux__)
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
+
+using namespace tarn;
+
+namespace {
+
+sim_machine small_machine(std::size_t capacity, sim_backing backing = sim_backing::address_only) {
+  return sim_machine{sim_options{.capacity = capacity, .taken = 0, .backing = backing}};
+}
+
+std::size_t free_bytes(sim_driver const& driver) {
+  std::size_t free = 0, total = 0;
+  REQUIRE(driver.memory_info(free, total).ok());
+  return free;
+}
+
+page_handle make_pages(sim_driver const& driver, std::size_t bytes) {
+  page_handle handle{};
+  REQUIRE(driver.create_pages(bytes, handle).ok());
+  return handle;
+}
+
+char* make_range(sim_driver const& driver, std::size_t bytes, std::size_t alignment = 0) {
+  void* p = nullptr;
+  REQUIRE(driver.reserve_range(bytes, alignment, p).ok());
+  return static_cast<char*>(p);
+}
+
+bool invalid(status s) {
+  return s.kind == failure::other && s.code == 1;
+}
+
+#if defined(__linux__)
+/// True where touching an address ends the process, tried in a child.
+template <class F>
+bool dies(F const& touch) {
+  ::pid_t const child = ::fork();
+  if (child == 0) {
+    (void)::signal(SIGSEGV, SIG_DFL);  // the expected fault is no one's to report
+    (void)::signal(SIGBUS, SIG_DFL);
+    touch();
+    ::_exit(0);
+  }
+  int outcome = 0;
+  REQUIRE(::waitpid(child, &outcome, 0) == child);
+  return !(WIFEXITED(outcome) && WEXITSTATUS(outcome) == 0);
+}
+#endif
+
+}  // namespace
+
+TEST_CASE("the device has its capacity to the byte", "[driver][sim][memory]") {
+  auto const machine = small_machine(64_MiB);
+  auto const driver = machine.driver();
+  CHECK(free_bytes(driver) == 64_MiB);
+  page_handle const half = make_pages(driver, 32_MiB);
+  page_handle refused{};
+  CHECK(driver.create_pages(34_MiB, refused).kind == failure::out_of_memory);
+  CHECK(free_bytes(driver) == 32_MiB);
+  void* block = nullptr;
+  REQUIRE(driver.malloc_device(32_MiB, block).ok());
+  CHECK(free_bytes(driver) == 0);
+  void* more = nullptr;
+  CHECK(driver.malloc_device(1, more).kind == failure::out_of_memory);
+  CHECK(more == nullptr);
+  CHECK(machine.usage().page_bytes == 32_MiB);
+  CHECK(machine.usage().block_bytes == 32_MiB);
+  REQUIRE(driver.free_device(block).ok());
+  REQUIRE(driver.destroy_pages(half).ok());
+  CHECK(free_bytes(driver) == 64_MiB);
+  CHECK(machine.usage().peak_used == 64_MiB);
+  machine.reset_peak();
+  CHECK(machine.usage().peak_used == 0);
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("devices have separate memory", "[driver][sim][memory]") {
+  sim_machine const machine{sim_options{.devices = 2, .capacity = 8_MiB, .taken = 0}};
+  page_handle const all = make_pages(machine.driver(0), 8_MiB);
+  CHECK(free_bytes(machine.driver(0)) == 0);
+  CHECK(free_bytes(machine.driver(1)) == 8_MiB);
+  CHECK(machine.driver(0).destroy_pages(all).ok());
+}
+
+TEST_CASE("other processes may take memory away", "[driver][sim][memory]") {
+  auto const machine = small_machine(64_MiB);
+  auto const driver = machine.driver();
+  page_handle const ours = make_pages(driver, 16_MiB);
+  machine.take_memory(0, 40_MiB);
+  CHECK(free_bytes(driver) == 8_MiB);
+  page_handle refused{};
+  CHECK(driver.create_pages(10_MiB, refused).kind == failure::out_of_memory);
+  machine.take_memory(0, 64_MiB);
+  CHECK(free_bytes(driver) == 0);
+  machine.take_memory(0, 0);
+  machine.set_capacity(0, 8_MiB);
+  CHECK(free_bytes(driver) == 0);
+  machine.set_capacity(0, 20_MiB);
+  CHECK(free_bytes(driver) == 4_MiB);
+  REQUIRE(driver.destroy_pages(ours).ok());
+}
+
+TEST_CASE("pages are whole multiples of the granularity", "[driver][sim][memory]") {
+  auto const driver = small_machine(64_MiB).driver();
+  page_handle handle{};
+  CHECK(invalid(driver.create_pages(0, handle)));
+  CHECK(invalid(driver.create_pages(1_MiB, handle)));
+  CHECK(invalid(driver.create_pages(3_MiB, handle)));
+  void* p = nullptr;
+  CHECK(invalid(driver.reserve_range(0, 0, p)));
+  CHECK(invalid(driver.reserve_range(3_MiB, 0, p)));
+  CHECK(invalid(driver.reserve_range(4_MiB, 3, p)));
+  handle = make_pages(driver, 2_MiB);
+  char* const base = make_range(driver, 8_MiB);
+  CHECK(invalid(driver.map_pages(base + 1_MiB, 2_MiB, handle)));
+  CHECK(invalid(driver.map_pages(base, 1_MiB, handle)));
+  CHECK(driver.map_pages(base + 2_MiB, 2_MiB, handle).ok());
+}
+
+TEST_CASE("a reserved range is aligned as asked", "[driver][sim][memory]") {
+  for (auto const backing : {sim_backing::address_only, sim_backing::host_memory}) {
+    auto const driver = small_machine(64_MiB, backing).driver();
+    for (std::size_t const alignment : {2_MiB, 64_MiB, 1_GiB}) {
+      CHECK(is_aligned(make_range(driver, 2_MiB, alignment), alignment));
+    }
+  }
+}
+
+TEST_CASE("a handle is mapped whole, into reserved and free addresses only", "[driver][sim][memory]") {
+  auto const driver = small_machine(64_MiB).driver();
+  char* const base = make_range(driver, 16_MiB);
+  page_handle const handle = make_pages(driver, 4_MiB);
+  CHECK(invalid(driver.map_pages(base, 2_MiB, handle)));           // part of it
+  CHECK(invalid(driver.map_pages(base, 6_MiB, handle)));           // more than it
+  CHECK(invalid(driver.map_pages(base + 14_MiB, 4_MiB, handle)));  // over the end of the range
+  CHECK(invalid(driver.map_pages(base + 16_MiB, 4_MiB, handle)));  // past it
+  CHECK(invalid(driver.map_pages(base - 4_MiB, 4_MiB, handle)));   // before it
+  CHECK(invalid(driver.map_pages(base, 4_MiB, handle + 100)));     // no such handle
+  REQUIRE(driver.map_pages(base + 4_MiB, 4_MiB, handle).ok());
+  CHECK(invalid(driver.map_pages(base + 4_MiB, 4_MiB, handle)));  // taken
+  CHECK(invalid(driver.map_pages(base + 2_MiB, 4_MiB, handle)));  // its first half taken
+  CHECK(invalid(driver.map_pages(base + 6_MiB, 4_MiB, handle)));  // its second
+  CHECK(driver.map_pages(base, 4_MiB, handle).ok());              // right before
+  CHECK(driver.map_pages(base + 8_MiB, 4_MiB, handle).ok());      // right after
+}
+
+TEST_CASE("two reservations side by side are two ranges", "[driver][sim][memory]") {
+  auto const driver = small_machine(64_MiB).driver();
+  char* a = make_range(driver, 2_MiB);
+  char* b = make_range(driver, 2_MiB);
+  if (b < a) std::swap(a, b);
+  REQUIRE(b == a + 2_MiB);  // best fit places them so
+  page_handle const handle = make_pages(driver, 4_MiB);
+  CHECK(invalid(driver.map_pages(a, 4_MiB, handle)));
+}
+
+TEST_CASE("exactly one map is undone at a time", "[driver][sim][memory]") {
+  auto const driver = small_machine(64_MiB).driver();
+  char* const base = make_range(driver, 16_MiB);
+  page_handle const a = make_pages(driver, 4_MiB), b = make_pages(driver, 4_MiB);
+  REQUIRE(driver.map_pages(base, 4_MiB, a).ok());
+  REQUIRE(driver.map_pages(base + 4_MiB, 4_MiB, b).ok());
+  CHECK(invalid(driver.unmap_pages(base, 2_MiB)));
+  CHECK(invalid(driver.unmap_pages(base + 2_MiB, 2_MiB)));
+  CHECK(invalid(driver.unmap_pages(base, 8_MiB)));
+  CHECK(invalid(driver.unmap_pages(base + 8_MiB, 4_MiB)));
+  CHECK(driver.unmap_pages(base, 4_MiB).ok());
+  CHECK(invalid(driver.unmap_pages(base, 4_MiB)));
+  CHECK(driver.unmap_pages(base + 4_MiB, 4_MiB).ok());
+}
+
+TEST_CASE("a destroyed handle's memory stays until its last unmap", "[driver][sim][memory]") {
+  auto const machine = small_machine(64_MiB);
+  auto const driver = machine.driver();
+  char* const base = make_range(driver, 16_MiB);
+  page_handle const handle = make_pages(driver, 4_MiB);
+  REQUIRE(driver.map_pages(base, 4_MiB, handle).ok());
+  REQUIRE(driver.map_pages(base + 8_MiB, 4_MiB, handle).ok());
+  REQUIRE(driver.destroy_pages(handle).ok());
+  CHECK(invalid(driver.destroy_pages(handle)));
+  CHECK(invalid(driver.map_pages(base + 4_MiB, 4_MiB, handle)));
+  CHECK(machine.usage().used == 4_MiB);
+  REQUIRE(driver.unmap_pages(base, 4_MiB).ok());
+  CHECK(machine.usage().used == 4_MiB);
+  CHECK(machine.leaks().handles == 1);
+  REQUIRE(driver.unmap_pages(base + 8_MiB, 4_MiB).ok());
+  CHECK(machine.usage().used == 0);
+  CHECK(machine.leaks().handles == 0);
+  CHECK(invalid(driver.destroy_pages(handle)));
+}
+
+TEST_CASE("a range is released whole and empty", "[driver][sim][memory]") {
+  auto const machine = small_machine(64_MiB);
+  auto const driver = machine.driver();
+  char* const base = make_range(driver, 16_MiB);
+  page_handle const handle = make_pages(driver, 2_MiB);
+  REQUIRE(driver.map_pages(base + 2_MiB, 2_MiB, handle).ok());
+  CHECK(invalid(driver.release_range(base, 16_MiB)));
+  REQUIRE(driver.unmap_pages(base + 2_MiB, 2_MiB).ok());
+  CHECK(invalid(driver.release_range(base, 8_MiB)));
+  CHECK(invalid(driver.release_range(base + 8_MiB, 8_MiB)));
+  CHECK(machine.leaks().ranges == 1);
+  REQUIRE(driver.release_range(base, 16_MiB).ok());
+  CHECK(invalid(driver.release_range(base, 16_MiB)));
+  CHECK(invalid(driver.map_pages(base, 2_MiB, handle)));
+  REQUIRE(driver.destroy_pages(handle).ok());
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("blocks are freed by the call of their kind, once", "[driver][sim][memory]") {
+  auto const machine = small_machine(64_MiB);
+  auto const driver = machine.driver();
+  void *device = nullptr, *async = nullptr, *pinned = nullptr, *managed = nullptr;
+  REQUIRE(driver.malloc_device(1000, device).ok());
+  REQUIRE(driver.malloc_async(1000, {}, async).ok());
+  REQUIRE(driver.malloc_pinned(1000, pinned).ok());
+  REQUIRE(driver.malloc_managed(1000, managed).ok());
+  CHECK(machine.leaks().blocks == 4);
+  int foreign = 0;
+  CHECK(invalid(driver.free_device(pinned)));
+  CHECK(invalid(driver.free_device(static_cast<char*>(device) + 256)));
+  CHECK(invalid(driver.free_device(&foreign)));
+  CHECK(invalid(driver.free_pinned(device)));
+  CHECK(invalid(driver.free_managed(pinned)));
+  CHECK(invalid(driver.free_async(device, {})));
+  REQUIRE(driver.free_device(device).ok());
+  CHECK(invalid(driver.free_device(device)));
+  REQUIRE(driver.free_async(async, {}).ok());
+  CHECK(invalid(driver.free_async(async, {})));
+  REQUIRE(driver.free_pinned(pinned).ok());
+  REQUIRE(driver.free_managed(managed).ok());
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("small device blocks are aligned to 256 bytes and no more", "[driver][sim][memory]") {
+  auto const driver = small_machine(64_MiB).driver();
+  for (std::size_t const bytes : {1_KiB, 64_KiB, 1_MiB}) {
+    void* p = nullptr;
+    REQUIRE(driver.malloc_device(bytes, p).ok());
+    CHECK(is_aligned(p, 256));
+    CHECK_FALSE(is_aligned(p, 512));
+  }
+  void* p = nullptr;
+  REQUIRE(driver.malloc_device(4_MiB, p).ok());
+  CHECK(is_aligned(p, 2_MiB));
+}
+
+TEST_CASE("zero bytes are null and no memory", "[driver][sim][memory]") {
+  auto const machine = small_machine(64_MiB);
+  int something = 0;
+  void* p = &something;
+  CHECK(machine.driver().malloc_device(0, p).ok());
+  CHECK(p == nullptr);
+  p = &something;
+  CHECK(machine.driver().malloc_async(0, {}, p).ok());
+  CHECK(p == nullptr);
+  CHECK(machine.usage().used == 0);
+}
+
+TEST_CASE("pinned and managed memory is the host's, within its own limit", "[driver][sim][memory]") {
+  sim_machine const machine{sim_options{.capacity = 2_MiB, .taken = 0, .host_capacity = 8_MiB}};
+  auto const driver = machine.driver();
+  void *a = nullptr, *b = nullptr, *c = nullptr;
+  REQUIRE(driver.malloc_pinned(4_MiB, a).ok());
+  REQUIRE(driver.malloc_managed(4_MiB, b).ok());
+  CHECK(driver.malloc_pinned(1, c).kind == failure::out_of_memory);
+  CHECK(driver.malloc_managed(1, c).kind == failure::out_of_memory);
+  CHECK(free_bytes(driver) == 2_MiB);
+  REQUIRE(driver.free_pinned(a).ok());
+  CHECK(driver.malloc_managed(4_MiB, c).ok());
+  REQUIRE(driver.free_managed(b).ok());
+  REQUIRE(driver.free_managed(c).ok());
+}
+
+TEST_CASE("sizes near the end of size_t are out of memory, not wrapped", "[driver][sim][memory]") {
+  for (auto const backing : {sim_backing::address_only, sim_backing::host_memory}) {
+    auto const driver = small_machine(64_MiB, backing).driver();
+    std::size_t const most = ~std::size_t{0};
+    void* p = nullptr;
+    page_handle handle{};
+    CHECK(driver.malloc_device(most, p).kind == failure::out_of_memory);
+    CHECK(driver.malloc_async(most, {}, p).kind == failure::out_of_memory);
+    CHECK(driver.malloc_pinned(most, p).kind == failure::out_of_memory);
+    CHECK(driver.create_pages(most - 2_MiB + 1, handle).kind == failure::out_of_memory);
+    CHECK(driver.reserve_range(most - 2_MiB + 1, 0, p).kind == failure::out_of_memory);
+    CHECK(driver.reserve_range(2_MiB, std::size_t{1} << 63, p).kind == failure::out_of_memory);
+  }
+}
+
+TEST_CASE("addresses alone cost nothing: 140 GiB, thousands of handles", "[driver][sim][memory]") {
+  sim_machine const machine{sim_options{.backing = sim_backing::address_only, .costs = sim_costs::nothing()}};
+  auto const driver = machine.driver();
+  char* const base = make_range(driver, 1_TiB);
+  std::vector<page_handle> handles;
+  std::size_t at = 0;
+  for (page_handle handle{}; driver.create_pages(2_MiB, handle).ok(); at += 2_MiB) {
+    REQUIRE(driver.map_pages(base + at, 2_MiB, handle).ok());
+    handles.push_back(handle);
+  }
+  CHECK(at == 139_GiB);
+  std::vector<char*> ranges;
+  for (int i = 0; i < 1000; ++i) ranges.push_back(make_range(driver, 512_MiB));
+  for (char* const range : ranges) REQUIRE(driver.release_range(range, 512_MiB).ok());
+  for (std::size_t i = 0; i < handles.size(); ++i) {
+    REQUIRE(driver.unmap_pages(base + i * 2_MiB, 2_MiB).ok());
+    REQUIRE(driver.destroy_pages(handles[i]).ok());
+  }
+  REQUIRE(driver.release_range(base, 1_TiB).ok());
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("machines give their addresses back", "[driver][sim][memory]") {
+  for (int i = 0; i < 200; ++i) {
+    auto const driver = small_machine(64_MiB).driver();
+    (void)make_range(driver, 4_TiB);  // 800 TiB in all, of 64
+  }
+}
+
+#if defined(__linux__)
+
+TEST_CASE("host-backed pages move with their bytes", "[driver][sim][memory]") {
+  auto const driver = small_machine(64_MiB, sim_backing::host_memory).driver();
+  char* const base = make_range(driver, 16_MiB);
+  page_handle const handle = make_pages(driver, 2_MiB);
+  REQUIRE(driver.map_pages(base, 2_MiB, handle).ok());
+  REQUIRE(driver.map_pages(base + 4_MiB, 2_MiB, handle).ok());
+  std::memset(base, 0x6B, 2_MiB);
+  CHECK(base[4_MiB] == 0x6B);
+  CHECK(base[6_MiB - 1] == 0x6B);
+  base[4_MiB + 77] = 1;
+  CHECK(base[77] == 1);
+  REQUIRE(driver.unmap_pages(base, 2_MiB).ok());
+  REQUIRE(driver.map_pages(base + 2_MiB, 2_MiB, handle).ok());
+  CHECK(base[2_MiB + 77] == 1);
+}
+
+TEST_CASE("two handles are two memories", "[driver][sim][memory]") {
+  auto const driver = small_machine(64_MiB, sim_backing::host_memory).driver();
+  char* const base = make_range(driver, 16_MiB);
+  for (std::size_t i = 0; i < 8; ++i) {
+    REQUIRE(driver.map_pages(base + i * 2_MiB, 2_MiB, make_pages(driver, 2_MiB)).ok());
+    std::memset(base + i * 2_MiB, static_cast<int>(i) + 1, 2_MiB);
+  }
+  for (std::size_t i = 0; i < 8; ++i) {
+    CHECK(base[i * 2_MiB] == static_cast<char>(i + 1));
+    CHECK(base[i * 2_MiB + 2_MiB - 1] == static_cast<char>(i + 1));
+  }
+}
+
+TEST_CASE("new pages do not show old bytes", "[driver][sim][memory]") {
+  auto const driver = small_machine(2_MiB, sim_backing::host_memory).driver();
+  char* const base = make_range(driver, 2_MiB);
+  for (int round = 0; round < 2; ++round) {
+    page_handle const handle = make_pages(driver, 2_MiB);
+    REQUIRE(driver.map_pages(base, 2_MiB, handle).ok());
+    CHECK(base[1000] == 0);
+    base[1000] = 9;
+    REQUIRE(driver.unmap_pages(base, 2_MiB).ok());
+    REQUIRE(driver.destroy_pages(handle).ok());
+  }
+}
+
+TEST_CASE("touching what is not mapped faults", "[driver][sim][memory]") {
+  auto const driver = small_machine(64_MiB, sim_backing::host_memory).driver();
+  char volatile* const base = make_range(driver, 16_MiB);
+  page_handle const handle = make_pages(driver, 2_MiB);
+  REQUIRE(driver.map_pages(const_cast<char*>(base), 2_MiB, handle).ok());
+  CHECK_FALSE(dies([&] { base[0] = 1; }));
+  CHECK_FALSE(dies([&] { base[2_MiB - 1] = 1; }));
+  CHECK(dies([&] { base[2_MiB] = 1; }));
+  REQUIRE(driver.unmap_pages(const_cast<char*>(base), 2_MiB).ok());
+  CHECK(dies([&] { base[0] = 1; }));
+
+  void* block = nullptr;
+  REQUIRE(driver.malloc_device(1_MiB, block).ok());
+  char volatile* const bytes = static_cast<char*>(block);
+  CHECK_FALSE(dies([&] { bytes[1_MiB - 1] = 1; }));
+  REQUIRE(driver.free_device(block).ok());
+  CHECK(dies([&] { bytes[0] = 1; }));
+
+  void* invented = nullptr;
+  REQUIRE(small_machine(64_MiB).driver().malloc_device(1_MiB, invented).ok());
+  char volatile* const nothing = static_cast<char*>(invented);
+  CHECK(dies([&] { nothing[0] = 1; }));
+}
+
+#endif
+
+TEST_CASE("free ranges are taken by best fit and grow together again", "[driver][sim][memory]") {
+  detail::sim_ranges ranges;
+  std::uintptr_t at = 0;
+  CHECK_FALSE(ranges.take(1, 1, at));
+  ranges.give(1000, 100);
+  ranges.give(2000, 50);
+  REQUIRE(ranges.take(50, 1, at));
+  CHECK(at == 2000);  // the one that fits exactly
+  REQUIRE(ranges.take(64, 64, at));
+  CHECK(at == 1024);
+  CHECK_FALSE(ranges.take(64, 1, at));
+  ranges.give(1024, 64);
+  REQUIRE(ranges.take(100, 1, at));
+  CHECK(at == 1000);
+}

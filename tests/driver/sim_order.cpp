@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: Apache-2.0
+// The order checker: what it must find, and what it must not take for a fault.
+
+#include "tarn/driver/sim_order.hpp"
+
+#include <string>
+#include <thread>
+
+#include "catch.hpp"
+#include "driver/contract.hpp"
+#include "tarn/driver/sim_driver.hpp"
+
+using namespace tarn;
+using test::scoped_event;
+using test::scoped_stream;
+
+namespace {
+
+/// A block on a checked machine, which a test hands from owner to owner.
+struct checked {
+  explicit checked(sim_checks checks = sim_checks::stream_order)
+      : machine(sim_options{.backing = sim_backing::address_only, .checks = checks}) {
+    REQUIRE(driver.malloc_device(1_MiB, p).ok());
+  }
+  sim_machine machine;
+  sim_driver driver = machine.driver();
+  void* p = nullptr;
+  scoped_stream<sim_driver> a{driver}, b{driver};
+  scoped_event<sim_driver> event{driver};
+
+  void write(stream_ref stream, std::size_t from = 0, std::size_t bytes = 1_MiB) {
+    REQUIRE(machine.launch(stream, 100'000, {sim_writes(static_cast<char*>(p) + from, bytes)}).ok());
+  }
+  void read(stream_ref stream) { REQUIRE(machine.launch(stream, 100'000, {sim_reads(p, 1_MiB)}).ok()); }
+  void give(stream_ref stream) { machine.allocated(p, 1_MiB, stream); }
+  void take(stream_ref stream) { machine.freed(p, 1_MiB, stream); }
+  std::size_t found() const { return machine.findings().size(); }
+  /// True where there is one finding, and its text has all of these.
+  bool found_one(std::initializer_list<std::string> parts) const {
+    auto const findings = machine.findings();
+    if (findings.size() != 1) return false;
+    for (auto const& part : parts) {
+      if (findings[0].find(part) == std::string::npos) {
+        UNSCOPED_INFO(findings[0]);
+        return false;
+      }
+    }
+    return true;
+  }
+};
+
+std::string name(stream_ref stream) {
+  return "stream " + std::to_string(stream.id());
+}
+
+}  // namespace
+
+TEST_CASE("reuse on the same stream is ordered", "[driver][sim][order]") {
+  checked t;
+  t.give(t.a);
+  t.write(t.a);
+  t.take(t.a);
+  t.give(t.a);
+  t.write(t.a);
+  t.read(t.a);
+  CHECK(t.found() == 0);
+}
+
+TEST_CASE("reuse on another stream without an order is found, with the history", "[driver][sim][order]") {
+  checked t;
+  t.give(t.a);
+  t.write(t.a);
+  t.take(t.a);
+  t.give(t.b);
+  SECTION("a write") {
+    t.write(t.b);
+    CHECK(t.found_one({"write not ordered after an earlier owner's write", "by " + name(t.b), "1 MiB at 0x",
+                       "Now block 2", "allocated on " + name(t.b), "Before block 1", "freed on " + name(t.a),
+                       "Missing: an event recorded on " + name(t.a)}));
+  }
+  SECTION("a read") {
+    t.read(t.b);
+    CHECK(t.found_one({"read not ordered after an earlier owner's write"}));
+  }
+  SECTION("a copy by the driver") {
+    REQUIRE(t.driver.fill(t.b, t.p, 0, 1).ok());
+    CHECK(t.found_one({"write not ordered"}));
+  }
+}
+
+TEST_CASE("a write after an earlier owner's read must be ordered, a read need not", "[driver][sim][order]") {
+  checked t;
+  t.give(t.a);
+  t.read(t.a);
+  t.take(t.a);
+  t.give(t.b);
+  t.read(t.b);
+  CHECK(t.found() == 0);
+  t.write(t.b);
+  CHECK(t.found_one({"write not ordered after an earlier owner's read"}));
+}
+
+TEST_CASE("each way of ordering is known", "[driver][sim][order]") {
+  checked t;
+  t.give(t.a);
+  t.write(t.a);
+  t.take(t.a);
+  SECTION("an event and a wait") {
+    REQUIRE(t.driver.record_event(t.event, t.a).ok());
+    REQUIRE(t.driver.wait_event(t.b, t.event).ok());
+  }
+  SECTION("over a third stream") {
+    scoped_stream const c(t.driver);
+    REQUIRE(t.driver.record_event(t.event, t.a).ok());
+    REQUIRE(t.driver.wait_event(c, t.event).ok());
+    scoped_event const second(t.driver);
+    REQUIRE(t.driver.record_event(second, c).ok());
+    REQUIRE(t.driver.wait_event(t.b, second).ok());
+  }
+  SECTION("the host waits for the stream") {
+    REQUIRE(t.driver.synchronize_stream(t.a).ok());
+  }
+  SECTION("the host waits for the device") {
+    REQUIRE(t.driver.synchronize_device().ok());
+  }
+  SECTION("the host waits for an event") {
+    REQUIRE(t.driver.record_event(t.event, t.a).ok());
+    REQUIRE(t.driver.synchronize_event(t.event).ok());
+  }
+  SECTION("the host sees that an event is done") {
+    REQUIRE(t.driver.record_event(t.event, t.a).ok());
+    t.machine.advance(1'000'000);
+    REQUIRE(t.driver.query_event(t.event).ok());
+  }
+  SECTION("cudaFree of something else") {
+    void* other = nullptr;
+    REQUIRE(t.driver.malloc_device(1, other).ok());
+    REQUIRE(t.driver.free_device(other).ok());
+  }
+  CHECK(t.machine.is_ordered(t.a, t.b));
+  t.give(t.b);
+  t.write(t.b);
+  CHECK(t.found() == 0);
+}
+
+TEST_CASE("what only looks like an order is none", "[driver][sim][order]") {
+  checked t;
+  t.give(t.a);
+  t.write(t.a);
+  t.take(t.a);
+  SECTION("time has passed, but nobody looked") {
+    t.machine.advance(1'000'000);
+  }
+  SECTION("an event was asked, and was not ready") {
+    REQUIRE(t.driver.record_event(t.event, t.a).ok());
+    REQUIRE(t.driver.query_event(t.event).kind == failure::not_ready);
+  }
+  SECTION("an event recorded too early") {
+    scoped_event const early(t.driver);
+    REQUIRE(t.driver.record_event(early, t.a).ok());
+    REQUIRE(t.driver.wait_event(t.b, early).ok());
+    t.give(t.a);
+    t.write(t.a);
+    t.take(t.a);
+  }
+  SECTION("an event recorded, but not waited for") {
+    REQUIRE(t.driver.record_event(t.event, t.a).ok());
+  }
+  SECTION("a wait before the record") {
+    REQUIRE(t.driver.wait_event(t.b, t.event).ok());
+    REQUIRE(t.driver.record_event(t.event, t.a).ok());
+  }
+  SECTION("a wait by another stream") {
+    scoped_stream const c(t.driver);
+    REQUIRE(t.driver.record_event(t.event, t.a).ok());
+    REQUIRE(t.driver.wait_event(c, t.event).ok());
+  }
+  SECTION("an event of another stream") {
+    REQUIRE(t.driver.record_event(t.event, t.b).ok());
+    REQUIRE(t.driver.wait_event(t.b, t.event).ok());
+  }
+  SECTION("another device's synchronisation") {
+    scoped_stream const c(t.driver);
+    REQUIRE(t.driver.synchronize_stream(c).ok());
+  }
+  CHECK_FALSE(t.machine.is_ordered(t.a, t.b));
+  t.give(t.b);
+  t.write(t.b);
+  CHECK(t.found() == 1);
+}
+
+TEST_CASE("the legacy default stream orders blocking streams and no others", "[driver][sim][order]") {
+  checked t;
+  stream_ref blocking;
+  REQUIRE(t.machine.create_blocking_stream(0, blocking).ok());
+  t.give(blocking);
+  t.write(blocking);
+  t.take(blocking);
+  t.give({});
+  t.write({});
+  t.take({});
+  t.give(blocking);
+  t.write(blocking);
+  CHECK(t.found() == 0);
+  t.take(blocking);
+  t.give(t.a);
+  t.write(t.a);
+  CHECK(t.found() == 1);
+  REQUIRE(t.driver.destroy_stream(blocking).ok());
+}
+
+TEST_CASE("a recreated stream inherits nothing from the handle's former one", "[driver][sim][order]") {
+  checked t;
+  stream_ref first, second;
+  REQUIRE(t.driver.create_stream(first).ok());
+  t.give(first);
+  t.write(first);
+  t.take(first);
+  REQUIRE(t.driver.destroy_stream(first).ok());
+  REQUIRE(t.driver.create_stream(second).ok());
+  REQUIRE(first.handle() == second.handle());
+  t.give(second);
+  t.write(second);
+  CHECK(t.found() == 1);
+  REQUIRE(t.driver.destroy_stream(second).ok());
+}
+
+TEST_CASE("a remembered handle that is another stream by now is found", "[driver][sim][order]") {
+  checked t;
+  stream_ref first, second;
+  REQUIRE(t.driver.create_stream(first).ok());
+  REQUIRE(t.driver.destroy_stream(first).ok());
+  REQUIRE(t.driver.create_stream(second).ok());
+  CHECK(t.driver.record_event(t.event, first).ok());  // as on a GPU: it marks the wrong stream
+  CHECK(t.found_one({"handle of destroyed " + name(first), "it is " + name(second) + " now"}));
+  REQUIRE(t.driver.destroy_stream(second).ok());
+}
+
+TEST_CASE("one owner's own races are the owner's business", "[driver][sim][order]") {
+  checked t;
+  t.give(t.a);
+  t.write(t.a);
+  t.write(t.b);
+  t.read(t.a);
+  CHECK(t.found() == 0);
+}
+
+TEST_CASE("use on a second stream that the free does not cover is found at the reuse",
+          "[driver][sim][order]") {
+  checked t;
+  t.give(t.a);
+  t.write(t.b);
+  t.take(t.a);
+  t.give(t.a);
+  t.write(t.a);
+  CHECK(t.found_one({"Missing: an event recorded on " + name(t.b)}));
+}
+
+TEST_CASE("an unordered user from before the last owner is not forgotten", "[driver][sim][order]") {
+  checked t;
+  t.give(t.b);
+  t.write(t.b);
+  t.take(t.b);
+  t.give(t.a);  // never touched
+  t.take(t.a);
+  t.give(t.a);
+  t.write(t.a);
+  CHECK(t.found_one({"Missing: an event recorded on " + name(t.b)}));
+}
+
+TEST_CASE("bytes are judged one by one", "[driver][sim][order]") {
+  checked t;
+  char* const base = static_cast<char*>(t.p);
+  t.give(t.a);
+  t.write(t.a, 0, 512_KiB);
+  t.take(t.a);
+  t.machine.allocated(base + 512_KiB, 512_KiB, t.b);  // the half that nobody touched
+  t.write(t.b, 512_KiB, 512_KiB);
+  CHECK(t.found() == 0);
+  t.machine.allocated(base + 256_KiB, 256_KiB, t.b);
+  t.write(t.b, 512_KiB - 1, 1);
+  CHECK(t.found() == 1);
+}
+
+TEST_CASE("touching freed bytes is found", "[driver][sim][order]") {
+  checked t;
+  t.give(t.a);
+  t.take(t.a);
+  SECTION("a write") {
+    t.write(t.a, 1_MiB - 1, 1);
+    CHECK(t.found_one({"write to freed bytes"}));
+  }
+  SECTION("a read") {
+    t.read(t.a);
+    CHECK(t.found_one({"read of freed bytes"}));
+  }
+  SECTION("a launch of a graph that was captured before") {
+    checked u;
+    u.give(u.a);
+    REQUIRE(u.machine.begin_capture(u.a).ok());
+    u.write(u.a);
+    sim_graph graph;
+    REQUIRE(u.machine.end_capture(u.a, graph).ok());
+    REQUIRE(u.machine.launch(u.a, graph).ok());
+    CHECK(u.found() == 0);
+    u.take(u.a);
+    REQUIRE(u.machine.launch(u.a, graph).ok());
+    CHECK(u.found_one({"write to freed bytes"}));
+  }
+}
+
+TEST_CASE("bytes given out twice, or freed twice, are found", "[driver][sim][order]") {
+  checked t;
+  t.give(t.a);
+  SECTION("given twice, by one byte") {
+    t.machine.allocated(static_cast<char*>(t.p) + 1_MiB - 1, 1, t.b);
+    CHECK(t.found_one({"bytes given out twice"}));
+  }
+  SECTION("freed twice") {
+    t.take(t.a);
+    t.take(t.a);
+    CHECK(t.found_one({"freed bytes that have no owner"}));
+  }
+}
+
+TEST_CASE("memory that nobody notes is not judged", "[driver][sim][order]") {
+  checked t;
+  t.write(t.a);
+  t.write(t.b);
+  CHECK(t.found() == 0);
+}
+
+TEST_CASE("a page carries its past to another address", "[driver][sim][order]") {
+  checked t;
+  void* base = nullptr;
+  page_handle handle{};
+  REQUIRE(t.driver.reserve_range(8_MiB, 0, base).ok());
+  REQUIRE(t.driver.create_pages(2_MiB, handle).ok());
+  REQUIRE(t.driver.map_pages(base, 2_MiB, handle).ok());
+  t.machine.allocated(base, 2_MiB, t.a);
+  REQUIRE(t.machine.launch(t.a, 100, {sim_writes(base, 2_MiB)}).ok());
+  t.machine.freed(base, 2_MiB, t.a);
+  char* const elsewhere = static_cast<char*>(base) + 4_MiB;
+  REQUIRE(t.driver.map_pages(elsewhere, 2_MiB, handle).ok());
+  t.machine.allocated(elsewhere, 2_MiB, t.b);
+  REQUIRE(t.machine.launch(t.b, 100, {sim_writes(elsewhere, 2_MiB)}).ok());
+  CHECK(t.found_one({"write not ordered"}));
+}
+
+TEST_CASE("unmapping a page whose work nobody waited for is found", "[driver][sim][order]") {
+  checked t;
+  void* base = nullptr;
+  page_handle handle{};
+  REQUIRE(t.driver.reserve_range(4_MiB, 0, base).ok());
+  REQUIRE(t.driver.create_pages(4_MiB, handle).ok());
+  REQUIRE(t.driver.map_pages(base, 4_MiB, handle).ok());
+  REQUIRE(t.machine.launch(t.a, 100, {sim_reads(static_cast<char*>(base) + 3_MiB, 1)}).ok());
+  SECTION("at once") {
+    REQUIRE(t.driver.unmap_pages(base, 4_MiB).ok());
+    CHECK(t.found_one({"unmapped while in use", "by host", "recorded on " + name(t.a)}));
+  }
+  SECTION("though time has passed") {
+    t.machine.advance(1'000'000);
+    REQUIRE(t.driver.unmap_pages(base, 4_MiB).ok());
+    CHECK(t.found() == 1);
+  }
+  SECTION("after waiting it is sound") {
+    REQUIRE(t.driver.synchronize_stream(t.a).ok());
+    REQUIRE(t.driver.unmap_pages(base, 4_MiB).ok());
+    CHECK(t.found() == 0);
+  }
+  SECTION("an order between streams is none for the host") {
+    REQUIRE(t.driver.record_event(t.event, t.a).ok());
+    REQUIRE(t.driver.wait_event(t.b, t.event).ok());
+    REQUIRE(t.driver.unmap_pages(base, 4_MiB).ok());
+    CHECK(t.found() == 1);
+  }
+}
+
+TEST_CASE("new physical memory has no past", "[driver][sim][order]") {
+  checked t;
+  t.give(t.a);
+  t.write(t.a);
+  t.take(t.a);
+  void* const before = t.p;
+  REQUIRE(t.driver.free_device(t.p).ok());
+  REQUIRE(t.driver.malloc_device(1_MiB, t.p).ok());
+  REQUIRE(t.p == before);
+  t.write(t.b);
+  CHECK(t.found() == 0);
+}
+
+TEST_CASE("cudaMallocAsync's reuse is ordered", "[driver][sim][order]") {
+  checked t;
+  void *p = nullptr, *q = nullptr;
+  REQUIRE(t.driver.malloc_async(1_MiB, t.a, p).ok());
+  t.machine.allocated(p, 1_MiB, t.a);
+  REQUIRE(t.machine.launch(t.a, 100, {sim_writes(p, 1_MiB)}).ok());
+  t.machine.freed(p, 1_MiB, t.a);
+  REQUIRE(t.driver.free_async(p, t.a).ok());
+  t.machine.advance(1'000'000);
+  REQUIRE(t.driver.malloc_async(1_MiB, t.b, q).ok());
+  REQUIRE(q == p);
+  t.machine.allocated(q, 1_MiB, t.b);
+  REQUIRE(t.machine.launch(t.b, 100, {sim_writes(q, 1_MiB)}).ok());
+  CHECK(t.found() == 0);
+}
+
+TEST_CASE("what one thread waited for, another knows, unless each thread is watched",
+          "[driver][sim][order]") {
+  bool const watched = GENERATE(false, true);
+  checked t(watched ? sim_checks::each_thread : sim_checks::stream_order);
+  t.give(t.a);
+  t.write(t.a);
+  t.take(t.a);
+  int token = 0;
+  bool const told = watched && GENERATE(false, true);
+  std::thread([&] {
+    (void)t.driver.synchronize_stream(t.a);
+    if (told) t.machine.publish(&token);
+  }).join();
+  if (told) t.machine.observe(&token);
+  t.give(t.b);
+  t.write(t.b);
+  CHECK(t.found() == (watched && !told ? 1 : 0));
+}
+
+TEST_CASE("without checks the machine takes no notes", "[driver][sim][order]") {
+  checked t(sim_checks::off);
+  t.give(t.a);
+  t.give(t.b);
+  t.write(t.a);
+  CHECK(t.found() == 0);
+  CHECK_FALSE(t.machine.is_ordered(t.a, t.a));
+}

@@ -1,0 +1,561 @@
+// SPDX-License-Identifier: Apache-2.0
+// The simulated GPU's streams: order, virtual time, events, default streams, capture, what work may do.
+
+#include "tarn/driver/sim_streams.hpp"
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "catch.hpp"
+#include "driver/contract.hpp"
+#include "tarn/driver/sim_driver.hpp"
+
+using namespace tarn;
+using test::scoped_event;
+using test::scoped_stream;
+
+namespace {
+
+stream_ref const legacy = stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{1}));
+stream_ref const per_thread = stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{2}));
+
+/// A machine whose calls take no time: a test moves the clock itself.
+struct still {
+  sim_machine machine{sim_options{.costs = sim_costs::nothing()}};
+  sim_driver driver = machine.driver();
+  std::string log;
+
+  void run(stream_ref stream, sim_nanoseconds duration, char name) {
+    REQUIRE(machine.launch(stream, duration, [this, name] { log += name; }).ok());
+  }
+  bool is_done(event_handle event) {
+    status const s = driver.query_event(event);
+    REQUIRE((s.ok() || s.kind == failure::not_ready));
+    return s.ok();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("work runs when its time has come and not before", "[driver][sim][streams]") {
+  still t;
+  scoped_stream const a(t.driver);
+  t.run(a, 100, 'x');
+  CHECK(t.log == "");
+  t.machine.advance(99);
+  CHECK(t.log == "");
+  CHECK(t.machine.pending() == 1);
+  t.machine.advance(1);
+  CHECK(t.log == "x");
+  CHECK(t.machine.pending() == 0);
+}
+
+TEST_CASE("a stream runs its work in order, streams run side by side", "[driver][sim][streams]") {
+  still t;
+  scoped_stream const a(t.driver), b(t.driver);
+  t.run(a, 100, '1');
+  t.run(a, 10, '2');
+  t.run(b, 105, '3');
+  auto const start = t.machine.now();
+  REQUIRE(t.driver.synchronize_device().ok());
+  CHECK(t.log == "132");
+  CHECK(t.machine.now() - start == 110);
+}
+
+TEST_CASE("an idle stream starts at once, not where the clock was", "[driver][sim][streams]") {
+  still t;
+  scoped_stream const a(t.driver);
+  t.run(a, 10, '1');
+  t.machine.advance(1000);
+  auto const start = t.machine.now();
+  t.run(a, 10, '2');
+  REQUIRE(t.driver.synchronize_stream(a).ok());
+  CHECK(t.machine.now() - start == 10);
+}
+
+TEST_CASE("synchronising goes no further than it must", "[driver][sim][streams]") {
+  still t;
+  scoped_stream const a(t.driver), b(t.driver);
+  scoped_event const event(t.driver);
+  t.run(a, 10, 'a');
+  REQUIRE(t.driver.record_event(event, a).ok());
+  t.run(a, 10, 'A');
+  t.run(b, 1000, 'b');
+  REQUIRE(t.driver.synchronize_event(event).ok());
+  CHECK(t.log == "a");
+  REQUIRE(t.driver.synchronize_stream(a).ok());
+  CHECK(t.log == "aA");
+  REQUIRE(t.driver.synchronize_stream(b).ok());
+  CHECK(t.log == "aAb");
+}
+
+TEST_CASE("a waiting stream goes on after the mark, though its own work is short", "[driver][sim][streams]") {
+  still t;
+  scoped_stream const a(t.driver), b(t.driver);
+  scoped_event const event(t.driver);
+  t.run(a, 100, 'a');
+  REQUIRE(t.driver.record_event(event, a).ok());
+  t.run(a, 500, 'A');
+  REQUIRE(t.driver.wait_event(b, event).ok());
+  t.run(b, 1, 'b');
+  REQUIRE(t.driver.synchronize_stream(b).ok());
+  CHECK(t.log == "ab");
+}
+
+TEST_CASE("an event polled often enough becomes ready", "[driver][sim][streams]") {
+  sim_machine const machine;
+  scoped_stream const a(machine.driver());
+  scoped_event const event(machine.driver());
+  REQUIRE(machine.launch(a, 10'000).ok());
+  REQUIRE(machine.driver().record_event(event, a).ok());
+  int polls = 0;
+  while (machine.driver().query_event(event).kind == failure::not_ready) ++polls;
+  CHECK(polls > 20);
+  CHECK(polls < 60);
+}
+
+TEST_CASE("the legacy default stream and blocking streams wait for each other", "[driver][sim][streams]") {
+  still t;
+  stream_ref blocking;
+  REQUIRE(t.machine.create_blocking_stream(0, blocking).ok());
+  scoped_stream const independent(t.driver);
+  SECTION("legacy work waits for blocking streams") {
+    t.run(blocking, 100, 'b');
+    t.run(legacy, 1, 'l');
+    t.run(independent, 10, 'i');
+    REQUIRE(t.driver.synchronize_device().ok());
+    CHECK(t.log == "ibl");
+  }
+  SECTION("blocking streams wait for legacy work") {
+    t.run(legacy, 100, 'l');
+    t.run(blocking, 1, 'b');
+    t.run(independent, 10, 'i');
+    REQUIRE(t.driver.synchronize_device().ok());
+    CHECK(t.log == "ilb");
+  }
+  SECTION("per-thread default streams are blocking") {
+    t.run(per_thread, 100, 'p');
+    t.run({}, 1, 'l');
+    REQUIRE(t.driver.synchronize_stream({}).ok());
+    CHECK(t.log == "pl");
+  }
+  SECTION("an event on the legacy stream marks the blocking streams' work too") {
+    scoped_event const event(t.driver);
+    t.run(blocking, 100, 'b');
+    REQUIRE(t.driver.record_event(event, legacy).ok());
+    CHECK_FALSE(t.is_done(event));
+    REQUIRE(t.driver.synchronize_event(event).ok());
+    CHECK(t.log == "b");
+  }
+  REQUIRE(t.driver.destroy_stream(blocking).ok());
+}
+
+TEST_CASE("each thread and device has its own per-thread default stream", "[driver][sim][streams]") {
+  sim_machine const machine{sim_options{.devices = 2}};
+  stream_id const here = test::id_of(machine.driver(0), per_thread);
+  CHECK(here == test::id_of(machine.driver(0), per_thread));
+  CHECK(here != test::id_of(machine.driver(1), per_thread));
+  CHECK(test::id_of(machine.driver(0), legacy) != test::id_of(machine.driver(1), legacy));
+  CHECK(test::id_of(machine.driver(0), legacy) == test::id_of(machine.driver(0), {}));
+  std::vector<stream_id> seen{here};
+  for (int i = 0; i < 3; ++i) {  // one after the other, so that the system reuses its thread numbers
+    stream_id there = 0;
+    std::thread([&] { (void)machine.driver(0).identify(per_thread, there); }).join();
+    for (stream_id const earlier : seen) CHECK(there != earlier);
+    seen.push_back(there);
+  }
+}
+
+TEST_CASE("another thread's default stream is reached through the legacy one", "[driver][sim][streams]") {
+  still t;
+  stream_ref theirs;
+  std::thread([&] {
+    stream_id id = 0;
+    (void)t.driver.identify(per_thread, id);
+    theirs = stream_ref::from(per_thread.handle(), id);
+    (void)t.machine.launch(per_thread, 100, [&t] { t.log += 't'; });
+  }).join();
+  scoped_event const event(t.driver);
+  SECTION("by handle alone it would be ours, which knows nothing") {
+    REQUIRE(t.driver.record_event(event, per_thread).ok());
+    CHECK(t.is_done(event));
+  }
+  SECTION("with its identity it is ordered") {
+    REQUIRE(t.driver.record_event(event, theirs).ok());
+    CHECK_FALSE(t.is_done(event));
+  }
+}
+
+TEST_CASE("handles of destroyed streams and events are reused at once", "[driver][sim][streams]") {
+  sim_machine const machine;
+  auto const driver = machine.driver();
+  stream_ref first, second;
+  REQUIRE(driver.create_stream(first).ok());
+  REQUIRE(machine.launch(first, 1'000'000'000).ok());
+  REQUIRE(driver.destroy_stream(first).ok());
+  CHECK_FALSE(driver.destroy_stream(first).ok());
+  CHECK(driver.synchronize_stream(first).code == 400);
+  REQUIRE(driver.create_stream(second).ok());
+  CHECK(second.handle() == first.handle());
+  CHECK(second.id() != first.id());
+  scoped_event const event(driver);
+  REQUIRE(driver.record_event(event, second).ok());
+  CHECK(driver.query_event(event).ok());  // a recreated handle inherits nothing
+  REQUIRE(driver.destroy_stream(second).ok());
+  event_handle dead = nullptr, again = nullptr;
+  REQUIRE(driver.create_event(dead).ok());
+  REQUIRE(driver.destroy_event(dead).ok());
+  CHECK(driver.query_event(dead).code == 400);
+  CHECK_FALSE(driver.destroy_event(dead).ok());
+  REQUIRE(driver.create_event(again).ok());
+  CHECK(again == dead);
+  REQUIRE(driver.destroy_event(again).ok());
+}
+
+TEST_CASE("default streams cannot be destroyed", "[driver][sim][streams]") {
+  sim_machine const machine;
+  for (stream_ref const stream : {stream_ref{}, legacy, per_thread}) {
+    CHECK(machine.driver().destroy_stream(stream).ok());
+    CHECK(machine.driver().synchronize_stream(stream).ok());
+  }
+}
+
+TEST_CASE("events belong to their device, waits cross devices", "[driver][sim][streams]") {
+  sim_machine const machine{sim_options{.devices = 2}};
+  auto const d0 = machine.driver(0), d1 = machine.driver(1);
+  scoped_stream const s0(d0), s1(d1);
+  scoped_event const e0(d0), after(d1);
+  CHECK(d0.record_event(e0, s1).code == 400);
+  REQUIRE(machine.launch(s0, 1'000'000).ok());
+  REQUIRE(d0.record_event(e0, s0).ok());
+  REQUIRE(d1.wait_event(s1, e0).ok());
+  REQUIRE(d1.record_event(after, s1).ok());
+  CHECK(d1.query_event(after).kind == failure::not_ready);
+  REQUIRE(d0.synchronize_device().ok());
+  CHECK(d1.query_event(after).ok());
+}
+
+TEST_CASE("synchronising one device leaves the others running", "[driver][sim][streams]") {
+  sim_machine const machine{sim_options{.devices = 2}};
+  REQUIRE(machine.driver(1).launch({}, 1'000'000'000).ok());
+  scoped_event const event(machine.driver(1));
+  REQUIRE(machine.driver(1).record_event(event, {}).ok());
+  REQUIRE(machine.driver(0).synchronize_device().ok());
+  CHECK(machine.driver(1).query_event(event).kind == failure::not_ready);
+}
+
+TEST_CASE("simulated work may not call the driver", "[driver][sim][streams]") {
+  still t;
+  status inside;
+  sim_nanoseconds time = 0;
+  REQUIRE(t.machine
+              .launch({}, 5,
+                      [&] {
+                        void* p = nullptr;
+                        inside = t.driver.malloc_device(1, p);
+                        time = t.machine.now();
+                      })
+              .ok());
+  REQUIRE(t.driver.synchronize_stream({}).ok());
+  CHECK(inside.code == 800);
+  CHECK(time == t.machine.now());
+}
+
+TEST_CASE("copies and fills take effect in stream order", "[driver][sim][streams]") {
+  sim_machine const machine;
+  auto const driver = machine.driver();
+  scoped_stream const a(driver);
+  void* p = nullptr;
+  REQUIRE(driver.malloc_pinned(4_KiB, p).ok());
+  auto* const bytes = static_cast<unsigned char*>(p);
+  std::memset(bytes, 1, 4_KiB);
+  REQUIRE(machine.launch(a, 1'000'000).ok());
+  REQUIRE(driver.fill(a, bytes, 2, 2_KiB).ok());
+  REQUIRE(driver.copy(a, bytes + 2_KiB, bytes, 2_KiB).ok());
+  CHECK(bytes[0] == 1);
+  REQUIRE(driver.synchronize_stream(a).ok());
+  CHECK(bytes[0] == 2);
+  CHECK(bytes[4_KiB - 1] == 2);
+  REQUIRE(driver.free_pinned(p).ok());
+}
+
+TEST_CASE("a pageable copy is over when the call returns", "[driver][sim][streams]") {
+  sim_machine const machine;
+  auto const driver = machine.driver();
+  scoped_stream const a(driver);
+  void* p = nullptr;
+  REQUIRE(driver.malloc_device(64, p).ok());
+  {
+    std::vector<char> const gone_soon(64, 'x');
+    REQUIRE(driver.copy(a, p, gone_soon.data(), 64).ok());
+  }
+  REQUIRE(driver.fill(a, p, 'y', 32).ok());
+  char back[64]{};
+  REQUIRE(driver.copy(a, back, p, 64).ok());
+  CHECK_FALSE(driver.copy(a, back, nullptr, 1).ok());
+  CHECK_FALSE(driver.copy(a, nullptr, p, 1).ok());
+  CHECK_FALSE(driver.fill(a, back, 0, 1).ok());  // no fill of memory that the device does not know
+  CHECK(back[31] == 'y');
+  CHECK(back[32] == 'x');
+  REQUIRE(driver.free_device(p).ok());
+}
+
+TEST_CASE("copies take the time that their kind takes", "[driver][sim][streams]") {
+  sim_machine const machine;
+  auto const driver = machine.driver();
+  scoped_stream const a(driver);
+  void *device = nullptr, *other = nullptr, *pinned = nullptr;
+  REQUIRE(driver.malloc_device(64_MiB, device).ok());
+  REQUIRE(driver.malloc_device(64_MiB, other).ok());
+  REQUIRE(driver.malloc_pinned(64_MiB, pinned).ok());
+  auto const time = [&](void* to, void const* from) {
+    auto const start = machine.now();
+    REQUIRE(driver.copy(a, to, from, 64_MiB).ok());
+    REQUIRE(driver.synchronize_stream(a).ok());
+    return machine.now() - start;
+  };
+  std::vector<char> pageable(64_MiB);
+  auto const on_device = time(device, other), up = time(device, pinned), down = time(pinned, device);
+  CHECK(up == down);
+  CHECK(up > 10 * on_device);
+  CHECK(time(device, pageable.data()) > 5 * up);
+  CHECK(up > 1'200'000);  // 64 MiB at 53 GB/s
+  CHECK(up < 1'350'000);
+}
+
+TEST_CASE("touching memory that is gone breaks the device, as a kernel does", "[driver][sim][streams]") {
+  sim_machine const machine;
+  auto const driver = machine.driver();
+  scoped_stream const a(driver);
+  void* base = nullptr;
+  page_handle handle{};
+  REQUIRE(driver.reserve_range(4_MiB, 0, base).ok());
+  REQUIRE(driver.create_pages(2_MiB, handle).ok());
+  REQUIRE(driver.map_pages(base, 2_MiB, handle).ok());
+  bool ran = false;
+  SECTION("work over the end of the mapping") {
+    REQUIRE(machine.launch(a, 10, {sim_reads(base, 2_MiB + 1)}, [&] { ran = true; }).ok());
+  }
+  SECTION("work on pages that are unmapped before it ends") {
+    REQUIRE(machine.launch(a, 1'000'000, {sim_writes(base, 2_MiB)}, [&] { ran = true; }).ok());
+    REQUIRE(driver.unmap_pages(base, 2_MiB).ok());
+  }
+  SECTION("a fill likewise") {
+    REQUIRE(machine.launch(a, 1'000'000).ok());
+    REQUIRE(driver.fill(a, base, 1, 2_MiB).ok());
+    REQUIRE(driver.unmap_pages(base, 2_MiB).ok());
+  }
+  status const s = driver.synchronize_stream(a);
+  CHECK(s.code == 700);
+  std::size_t free = 0, total = 0;
+  CHECK(driver.memory_info(free, total).code == 700);
+  CHECK_FALSE(ran);
+  machine.repair();
+  CHECK(driver.synchronize_stream(a).ok());
+}
+
+TEST_CASE("cudaMallocAsync gives a freed block again in stream order", "[driver][sim][streams]") {
+  sim_machine const machine;
+  auto const driver = machine.driver();
+  scoped_stream const a(driver), b(driver);
+  void *p = nullptr, *q = nullptr;
+  REQUIRE(driver.malloc_async(1_MiB, a, p).ok());
+  REQUIRE(machine.launch(a, 1'000'000'000).ok());
+  REQUIRE(driver.free_async(p, a).ok());
+  SECTION("at once on its stream, at the warm price") {
+    machine.reset_calls();
+    REQUIRE(driver.malloc_async(1_MiB, a, q).ok());
+    CHECK(q == p);
+    CHECK(machine.calls().driver_ns < 1'000);
+  }
+  SECTION("not on another stream while the first is busy") {
+    REQUIRE(driver.malloc_async(1_MiB, b, q).ok());
+    CHECK(q != p);
+  }
+  SECTION("on another stream when the first is done") {
+    machine.advance(2'000'000'000);
+    REQUIRE(driver.malloc_async(1_MiB, b, q).ok());
+    CHECK(q == p);
+  }
+  REQUIRE(driver.free_async(q, b).ok());
+  CHECK(machine.leaks().blocks == 0);
+  REQUIRE(driver.synchronize_device().ok());
+  CHECK(machine.usage().used == 0);
+}
+
+TEST_CASE("cudaMallocAsync gives cached blocks back before it is out of memory", "[driver][sim][streams]") {
+  sim_machine const machine{sim_options{.capacity = 8_MiB, .taken = 0}};
+  auto const driver = machine.driver();
+  void* p = nullptr;
+  REQUIRE(driver.malloc_async(5_MiB, {}, p).ok());
+  REQUIRE(driver.free_async(p, {}).ok());
+  CHECK(driver.malloc_async(6_MiB, {}, p).ok());
+  CHECK(driver.malloc_async(6_MiB, {}, p).kind == failure::out_of_memory);
+}
+
+TEST_CASE("cudaFree waits for the device", "[driver][sim][streams]") {
+  still t;
+  scoped_stream const a(t.driver);
+  void* p = nullptr;
+  REQUIRE(t.driver.malloc_device(1, p).ok());
+  t.run(a, 1000, 'x');
+  REQUIRE(t.driver.free_device(nullptr).ok());
+  CHECK(t.log == "");
+  REQUIRE(t.driver.free_device(p).ok());
+  CHECK(t.log == "x");
+}
+
+TEST_CASE("mapping and unmapping do not wait", "[driver][sim][streams]") {
+  sim_machine const machine;
+  auto const driver = machine.driver();
+  void* base = nullptr;
+  page_handle handle{};
+  REQUIRE(machine.launch({}, 1'000'000'000).ok());
+  REQUIRE(driver.reserve_range(2_MiB, 0, base).ok());
+  REQUIRE(driver.create_pages(2_MiB, handle).ok());
+  REQUIRE(driver.map_pages(base, 2_MiB, handle).ok());
+  REQUIRE(driver.unmap_pages(base, 2_MiB).ok());
+  REQUIRE(driver.destroy_pages(handle).ok());
+  CHECK(machine.pending() == 1);
+}
+
+TEST_CASE("captured work runs when its graph is launched, as often as it is", "[driver][sim][capture]") {
+  still t;
+  scoped_stream const a(t.driver);
+  REQUIRE(t.machine.begin_capture(a).ok());
+  t.run(a, 10, 'x');
+  t.run(a, 10, 'y');
+  sim_graph graph;
+  CHECK(graph.is_empty());
+  REQUIRE(t.machine.end_capture(a, graph).ok());
+  CHECK(graph.size() == 2);
+  REQUIRE(t.driver.synchronize_device().ok());
+  CHECK(t.log == "");
+  REQUIRE(t.machine.launch(a, graph).ok());
+  REQUIRE(t.machine.launch(a, graph).ok());
+  REQUIRE(t.driver.synchronize_stream(a).ok());
+  CHECK(t.log == "xyxy");
+  CHECK(t.machine.captured_calls() == 0);  // the user meant these
+}
+
+TEST_CASE("driver calls recorded into a graph are counted as accidents", "[driver][sim][capture]") {
+  sim_machine const machine;
+  auto const driver = machine.driver();
+  scoped_stream const a(driver), b(driver);
+  scoped_event const event(driver);
+  REQUIRE(machine.begin_capture(a).ok());
+  REQUIRE(driver.record_event(event, a).ok());
+  CHECK(machine.captured_calls() == 1);
+  REQUIRE(driver.wait_event(b, event).ok());
+  CHECK(machine.captured_calls() == 2);
+  bool capturing = false;
+  REQUIRE(driver.is_capturing(b, capturing).ok());
+  CHECK(capturing);  // waiting for a captured event drew it in
+  void* p = nullptr;
+  REQUIRE(driver.malloc_async(1_KiB, a, p).ok());
+  REQUIRE(driver.fill(a, p, 0, 1_KiB).ok());
+  REQUIRE(driver.free_async(p, b).ok());
+  CHECK(machine.captured_calls() == 5);
+  sim_graph graph;
+  REQUIRE(machine.end_capture(a, graph).ok());
+  REQUIRE(driver.is_capturing(b, capturing).ok());
+  CHECK_FALSE(capturing);
+}
+
+TEST_CASE("what CUDA forbids during capture is an error and ends the capture", "[driver][sim][capture]") {
+  sim_machine const machine;
+  auto const driver = machine.driver();
+  scoped_stream const a(driver), b(driver);
+  scoped_event const event(driver), recorded_before(driver);
+  REQUIRE(driver.record_event(recorded_before, b).ok());
+  REQUIRE(machine.begin_capture(a).ok());
+  REQUIRE(driver.record_event(event, a).ok());
+  int code = 0;
+  SECTION("synchronising the stream") {
+    code = driver.synchronize_stream(a).code - 900;
+  }
+  SECTION("synchronising the device") {
+    code = driver.synchronize_device().code - 900;
+  }
+  SECTION("querying a captured event") {
+    code = driver.query_event(event).code - 907;
+  }
+  SECTION("synchronising a captured event") {
+    code = driver.synchronize_event(event).code - 907;
+  }
+  SECTION("waiting for work outside the capture") {
+    code = driver.wait_event(a, recorded_before).code - 905;
+  }
+  SECTION("joining two captures") {
+    REQUIRE(machine.begin_capture(b).ok());
+    code = driver.wait_event(b, event).code - 902;
+  }
+  CHECK(code == 0);
+  CHECK(machine.launch(a, 1).code == 901);
+  sim_graph graph;
+  CHECK(machine.end_capture(a, graph).code == 901);
+  CHECK(graph.is_empty());
+  CHECK(machine.launch(a, 1).ok());
+}
+
+TEST_CASE("legacy work spoils the capture of a blocking stream and says so before",
+          "[driver][sim][capture]") {
+  sim_machine const machine;
+  auto const driver = machine.driver();
+  stream_ref blocking;
+  REQUIRE(machine.create_blocking_stream(0, blocking).ok());
+  scoped_event const event(driver);
+  REQUIRE(machine.begin_capture(blocking).ok());
+  bool capturing = false;
+  REQUIRE(driver.is_capturing(legacy, capturing).ok());
+  CHECK(capturing);
+  sim_graph graph;
+  SECTION("left alone, the capture is whole") {
+    CHECK(machine.end_capture(blocking, graph).ok());
+  }
+  SECTION("a record on the legacy stream") {
+    CHECK(driver.record_event(event, legacy).code == 906);
+    CHECK(machine.end_capture(blocking, graph).code == 901);
+  }
+  SECTION("a launch on the legacy stream") {
+    CHECK(machine.launch({}, 1).code == 906);
+    CHECK(machine.end_capture(blocking, graph).code == 901);
+  }
+  REQUIRE(driver.destroy_stream(blocking).ok());
+}
+
+TEST_CASE("captures begin on other streams than the legacy one and end where they began",
+          "[driver][sim][capture]") {
+  sim_machine const machine;
+  auto const driver = machine.driver();
+  scoped_stream const a(driver), b(driver);
+  scoped_event const event(driver);
+  sim_graph graph;
+  CHECK(machine.begin_capture({}).code == 900);
+  CHECK(machine.end_capture(a, graph).code == 903);
+  REQUIRE(machine.begin_capture(a).ok());
+  CHECK_FALSE(machine.begin_capture(a).ok());
+  REQUIRE(driver.record_event(event, a).ok());
+  REQUIRE(driver.wait_event(b, event).ok());
+  CHECK(machine.end_capture(b, graph).code == 903);
+  CHECK(machine.end_capture(a, graph).code == 901);
+}
+
+TEST_CASE("an event of a finished capture marks nothing until it is recorded again",
+          "[driver][sim][capture]") {
+  sim_machine const machine;
+  auto const driver = machine.driver();
+  scoped_stream const a(driver);
+  scoped_event const event(driver);
+  REQUIRE(machine.begin_capture(a).ok());
+  REQUIRE(driver.record_event(event, a).ok());
+  sim_graph graph;
+  REQUIRE(machine.end_capture(a, graph).ok());
+  CHECK(driver.query_event(event).code == 907);
+  CHECK_FALSE(driver.wait_event(a, event).ok());
+  REQUIRE(driver.record_event(event, a).ok());
+  CHECK(driver.query_event(event).ok());
+}
