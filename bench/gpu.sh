@@ -10,7 +10,7 @@
 #   bench/gpu.sh STAGE...      runs only these: configure build tests sanitize examples replay hot_paths summary
 #
 # Environment: TARN_COMMIT   commit that the results are of, where there is no .git
-#              TRACES        folder of more traces to replay
+#              TRACES        folder of more traces to replay; prepare takes a copy of them along
 #              OUT           folder that gets the results once more, packed
 #              JOBS          compile jobs (all cores)
 # A stage that fails or takes too long does not stop the later ones; the exit status tells.
@@ -52,6 +52,10 @@ prepare() {
     say "skipped RMM: pip could not fetch it"
   fi
   rm -rf "$deps/wheels"
+  if [ -n "${TRACES:-}" ]; then
+    mkdir "$deps/traces"
+    cp "$TRACES"/*.trace.gz "$deps/traces"
+  fi
   du -sh "$deps"
 }
 
@@ -147,8 +151,8 @@ run_examples() {
 run_replay() {
   local tool=$build/bench/replay/tarn_replay failed=0 pool files=() small=("$root"/examples/traces/*.trace.gz)
   files=("${small[@]}")
-  if [ -n "${TRACES:-}" ]; then
-    for trace in "$TRACES"/*.trace.gz; do
+  if [ -d "$more_traces" ]; then
+    for trace in "$more_traces"/*.trace.gz; do
       [ -e "$root/examples/traces/$(basename "$trace")" ] || files+=("$trace")
     done
   fi
@@ -206,7 +210,8 @@ for argument in "$@"; do
 done
 logs=$results
 mkdir -p "$results"
-export root deps build results jobs commit
+more_traces=${TRACES:-$deps/traces}
+export root deps more_traces build results jobs commit
 export -f say run_configure
 find_python_packages
 environment | tee "$results/environment.txt"

@@ -125,7 +125,8 @@ void other_thread(benchmark::State& state) {
 /// Registers every work above for one pool, as work/parameter/pool.
 template <peer P>
 void register_hot_paths() {
-  std::string const pool(P::name);
+  std::string pool(P::name);
+  if (P::where == place_of_memory::simulated) pool += ".sim";  // tarn on CUDA stands in the same table
   auto const add = [&](std::string const& work, auto run) {
     return benchmark::RegisterBenchmark((work + "/" + pool).c_str(), run);
   };

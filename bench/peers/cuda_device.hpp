@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The current CUDA device for one pool of tarn, its calls counted. Above it: tarn_pool. Below it:
+// driver/cuda_driver.
+
+#include <cstdint>
+
+#include "peers/counted_driver.hpp"
+#include "peers/cuda_streams.hpp"
+#include "peers/peer.hpp"
+#include "tarn/driver/cuda_driver.hpp"
+
+namespace tarn::bench {
+
+/// The device, through a driver that counts.
+class cuda_device {
+ public:
+  using driver_type = counted_driver<cuda_driver>;
+  static constexpr place_of_memory where = place_of_memory::cuda;
+
+  explicit cuda_device(setup const& s) : streams_(s.streams) {}
+
+  [[nodiscard]] driver_type driver() noexcept { return {cuda_driver{}, count_}; }
+  /// A bare handle, as programs have it: the pool asks for its identity at each call.
+  [[nodiscard]] stream_ref stream(std::size_t index) const noexcept { return streams_[index]; }
+  [[nodiscard]] std::uint64_t driver_calls() const noexcept { return count_.made.load(); }
+  [[nodiscard]] std::uint64_t driver_ns() const noexcept { return 0; }
+
+ private:
+  call_count count_;
+  cuda_streams streams_;
+};
+
+}  // namespace tarn::bench
