@@ -40,6 +40,34 @@ TEST_CASE("sim_pages keeps the contract of page sources", "[source][cuda_pages]"
   CHECK(machine.leaks().total() == 0);
 }
 
+TEST_CASE("an owner of pages gives them back exactly once", "[source][page_handle]") {
+  sim_machine const machine = small_machine();
+  auto pages = on<sim_pages>(machine);
+  {
+    unique_pages a(pages, 2_MiB);
+    unique_pages b = std::move(a);
+    unique_pages c(pages, 2_MiB);
+    c = std::move(b);
+    CHECK(machine.calls()[driver_call::destroy_pages] == 1);  // what c had
+    c.reset();
+    CHECK(machine.calls()[driver_call::destroy_pages] == 2);
+    c.reset();
+  }
+  CHECK(machine.calls()[driver_call::create_pages] == 2);
+  CHECK(machine.calls()[driver_call::destroy_pages] == 2);
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("a request that could wrap does not reach the driver", "[source][errors]") {
+  sim_machine const machine = small_machine();
+  auto memory = on<sim_malloc>(machine);
+  auto pages = on<sim_pages>(machine);
+  CHECK_THROWS_AS(memory.allocate_sync(max_request_bytes + 1), out_of_memory);
+  CHECK_THROWS_AS(pages.create(max_request_bytes + 1), out_of_memory);
+  CHECK_THROWS_AS(pages.reserve(max_request_bytes + 1), out_of_memory);
+  CHECK(machine.calls().memory() == 0);
+}
+
 TEST_CASE("pages without virtual memory management are refused with what to use instead",
           "[source][cuda_pages]") {
   sim_options options;
@@ -79,8 +107,10 @@ TEMPLATE_TEST_CASE("memory that the driver does not order is freed only when its
   void* const p = memory.allocate(stream, 1_MiB);
   REQUIRE(machine.launch(stream, 1'000'000, {sim_writes(p, 1_MiB)}).ok());
   REQUIRE(machine.pending() == 1);
+  machine.reset_calls();
   memory.deallocate(stream, p, 1_MiB);
   CHECK(machine.pending() == 0);
+  CHECK(machine.calls()[driver_call::synchronize_stream] == 1);  // not left to cudaFree's habits
   CHECK(machine.findings().empty());
 }
 
@@ -92,7 +122,9 @@ TEST_CASE("sim_async waits for nobody", "[source][cuda_async]") {
   REQUIRE(machine.launch(stream, 1'000'000, {sim_writes(p, 1_MiB)}).ok());
   memory.deallocate(stream, p, 1_MiB);
   CHECK(machine.pending() == 1);
-  void* const q = memory.allocate_sync(1_MiB);  // on a stream of its own
+  CHECK(machine.calls()[driver_call::synchronize_stream] == 0);
+  void* const q = memory.allocate_sync(1_MiB);  // on a stream of its own, which it waits for
+  CHECK(machine.calls()[driver_call::synchronize_stream] == 1);
   CHECK(machine.pending() == 1);
   memory.deallocate_sync(q, 1_MiB);
   CHECK(machine.calls()[driver_call::synchronize_device] == 0);

@@ -156,7 +156,7 @@ class block_source {
   /// Waits for the work on the stream; false where the driver is gone and there is nothing left to free.
   [[nodiscard]] bool wait_for(stream_ref stream) noexcept {
     bool capturing = false;
-    if (driver_.is_capturing(stream, capturing).kind == failure::unloading) return false;
+    (void)driver_.is_capturing(stream, capturing);
     return capturing || driver_.synchronize_stream(stream).kind != failure::unloading;
   }
 
