@@ -12,17 +12,18 @@
 
 namespace tarn {
 
+// constexpr, not consteval: clang 14 emits calls of consteval literals in default arguments and templates.
 inline namespace literals {
-consteval std::size_t operator""_KiB(unsigned long long n) {
+constexpr std::size_t operator""_KiB(unsigned long long n) {
   return static_cast<std::size_t>(n << 10);
 }
-consteval std::size_t operator""_MiB(unsigned long long n) {
+constexpr std::size_t operator""_MiB(unsigned long long n) {
   return static_cast<std::size_t>(n << 20);
 }
-consteval std::size_t operator""_GiB(unsigned long long n) {
+constexpr std::size_t operator""_GiB(unsigned long long n) {
   return static_cast<std::size_t>(n << 30);
 }
-consteval std::size_t operator""_TiB(unsigned long long n) {
+constexpr std::size_t operator""_TiB(unsigned long long n) {
   return static_cast<std::size_t>(n << 40);
 }
 }  // namespace literals
