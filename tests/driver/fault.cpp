@@ -37,7 +37,7 @@ struct streams_only {
   status copy(stream_ref, void*, void const*, std::size_t) const noexcept { return {}; }
   status fill(stream_ref, void*, int, std::size_t) const noexcept { return {}; }
   status memory_info(std::size_t&, std::size_t&) const noexcept { return {}; }
-  friend bool operator==(streams_only, streams_only) noexcept { return true; }
+  bool operator==(streams_only const&) const noexcept = default;
 };
 static_assert(stream_driver<faulty<streams_only>>);
 static_assert(!page_driver<faulty<streams_only>> && !block_driver<faulty<streams_only>>);

@@ -88,7 +88,6 @@ TEST_CASE("a driver keeps its machine alive", "[driver][sim]") {
 TEST_CASE("the virtual clock moves by what calls cost", "[driver][sim][cost]") {
   sim_machine const machine;
   sim_driver const driver = machine.driver();
-  sim_costs const costs;
   page_handle handle{};
   auto const before = machine.now();
   REQUIRE(driver.create_pages(20_MiB, handle).ok());

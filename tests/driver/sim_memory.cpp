@@ -327,7 +327,7 @@ TEST_CASE("addresses alone cost nothing: 140 GiB, thousands of handles", "[drive
 TEST_CASE("machines give their addresses back", "[driver][sim][memory]") {
   for (int i = 0; i < 200; ++i) {
     auto const driver = small_machine(64_MiB).driver();
-    (void)make_range(driver, 4_TiB);  // 800 TiB in all, of 64
+    (void)make_range(driver, 4_TiB);  // 800 TiB in all, of 37
   }
 }
 

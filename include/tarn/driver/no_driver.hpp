@@ -148,6 +148,10 @@ class no_driver {
   /// Keeps a thread's default stream apart from every handle: no user address has this bit.
   static constexpr stream_id per_thread_bit = stream_id{1} << 63;
 
+  /// More than any process can address, bytes: refused here, so that no allocator (a sanitizer's, say) takes
+  /// it for an error in the program.
+  static constexpr std::size_t most_host_bytes = 128_TiB;
+
   static void* new_handle() noexcept {
     return reinterpret_cast<void*>(detail::next_host_handle.fetch_add(16, std::memory_order_relaxed));
   }
@@ -158,7 +162,7 @@ class no_driver {
     p = nullptr;
     if (bytes == 0) return {};
     void* block = nullptr;
-    if (bytes <= max_request_bytes) {
+    if (bytes <= most_host_bytes) {
       block = ::operator new (bytes, std::align_val_t{default_alignment}, std::nothrow);
     }
     if (block == nullptr) return {failure::out_of_memory, 2, "cudaErrorMemoryAllocation", name_of(call)};

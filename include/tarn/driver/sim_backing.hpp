@@ -87,12 +87,16 @@ class sim_ranges {
   std::set<std::pair<std::size_t, std::uintptr_t>> by_size_;
 };
 
-/// The invented addresses of the process: 64 TiB between where programs are loaded and where mmap places,
-/// shared by all simulated machines so that no two use one address at a time. Never destroyed.
+/// The invented addresses of the process, shared by all simulated machines so that no two use one address at
+/// a time: 37 TiB where no 64-bit system places programs, stacks or mmap, nor sanitizers their shadows (so
+/// that touching one faults under them too). Never destroyed.
 struct sim_invented_space {
   std::mutex mutex;
   sim_ranges free;
-  sim_invented_space() { free.give(std::uintptr_t{0x1000} << 32, std::size_t{64} << 40); }
+  sim_invented_space() {
+    free.give(std::uintptr_t{0x2000} << 32, std::size_t{0x1000} << 32);
+    free.give(std::uintptr_t{0x4000} << 32, std::size_t{0x1500} << 32);
+  }
   static sim_invented_space& of_process() {
     static sim_invented_space* const space = new sim_invented_space;
     return *space;
