@@ -5,20 +5,19 @@
 // tracked. Opt-in: it includes <cuda/memory_resource> (0.4 to 1.2 s to compile). Above it: user code. Below
 // it: source, driver.
 //
-// | CCCL          | synchronous concept  | stream-ordered concept | references                |
-// |---------------|----------------------|------------------------|---------------------------|
-// | 3.0 (CUDA 13.0) | resource           | async_resource         | experimental              |
-// | 3.1           | synchronous_resource | resource               | experimental              |
-// | 3.2 and later | synchronous_resource | resource               | and any_resource, buffer  |
+// | CCCL            | synchronous concept  | stream-ordered concept | references               |
+// |-----------------|----------------------|------------------------|--------------------------|
+// | 3.0 (CUDA 13.0) | resource             | async_resource         | experimental             |
+// | 3.1             | synchronous_resource | resource               | experimental             |
+// | 3.2 and later   | synchronous_resource | resource               | and any_resource, buffer |
 
 #include <cuda/version>
 
-// Up to 3.1, parts of <cuda/memory_resource> exist only where this is defined before any libcu++ header.
+// Up to 3.1, parts of <cuda/memory_resource> exist only where this is defined before it is first included.
 // Nothing else looks at it, so it is taken back below.
 #if CCCL_VERSION < 3002000 && !defined(LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE)
-#if defined(_CUDA_MEMORY_RESOURCE)
-#error \
-    "tarn: include <tarn/cuda_mr.hpp> before <cuda/memory_resource>, or define LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE for the whole program"
+#if CCCL_VERSION < 3001000 && defined(_CUDA_MEMORY_RESOURCE)
+#error "tarn: include tarn/cuda_mr.hpp first, or define LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE"
 #endif
 #define LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE
 #define TARN_ENABLED_MEMORY_RESOURCE

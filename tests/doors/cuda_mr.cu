@@ -2,6 +2,9 @@
 // tarn's resources against the toolkit's own concepts, in whichever generation the toolkit has.
 
 #include "tarn/cuda_mr.hpp"
+#if __has_include(<cuda/buffer>)
+#include <cuda/buffer>
+#endif
 
 #include <concepts>
 #include <cstddef>
@@ -10,6 +13,7 @@
 #include <type_traits>
 
 #include "catch.hpp"
+#include "contract/cuda_device.hpp"
 #include "tarn/core/shared.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/source/cuda_async.hpp"
@@ -42,25 +46,25 @@ inline constexpr bool is_cuda_resource = allocates_blocks<R, Tags...>&& allocate
 
 /// The least a policy can be: lets everything through.
 template <class Upstream>
-class open_layer {
+class transparent_layer {
  public:
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
-  open_layer() requires std::default_initializable<Upstream>
+  transparent_layer() requires std::default_initializable<Upstream>
   = default;
-  explicit open_layer(Upstream upstream) : upstream_(upstream) {}
+  explicit transparent_layer(Upstream upstream) : upstream_(upstream) {}
   template <class Policy>
-  open_layer(Upstream upstream, Policy const&) : upstream_(upstream) {}
+  transparent_layer(Upstream upstream, Policy const&) : upstream_(upstream) {}
   Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
  private:
   Upstream upstream_;
 };
-struct open {
+struct transparent {
   template <class Upstream>
-  using layer = open_layer<Upstream>;
+  using layer = transparent_layer<Upstream>;
 };
 
 // Sources.
@@ -73,9 +77,10 @@ static_assert(!cuda::has_property<tarn::cuda_malloc, host_tag>);
 static_assert(!cuda::has_property<tarn::host_memory, device_tag>);
 
 // Stacks: whatever stands on a resource is one.
-static_assert(is_cuda_resource<tarn::stack<tarn::cuda_malloc, open>, device_tag>);
-static_assert(is_cuda_resource<tarn::stack<tarn::pinned_host, open, open>, device_tag, host_tag>);
-static_assert(!cuda::has_property<tarn::stack<tarn::cuda_malloc, open>, host_tag>);
+static_assert(is_cuda_resource<tarn::stack<tarn::cuda_malloc, transparent>, device_tag>);
+static_assert(
+    is_cuda_resource<tarn::stack<tarn::pinned_host, transparent, transparent>, device_tag, host_tag>);
+static_assert(!cuda::has_property<tarn::stack<tarn::cuda_malloc, transparent>, host_tag>);
 
 // The adaptors, both ways.
 static_assert(is_cuda_resource<tarn::cuda_resource<tarn::cuda_malloc>, device_tag>);
@@ -136,7 +141,7 @@ using namespace cuda_mr_test;
 
 TEST_CASE("a resource of CCCL's becomes a tarn resource that can be stacked", "[doors][cuda_mr]") {
   std::size_t live = 0;
-  auto memory = tarn::from_cuda_resource(counting_resource{&live, 1000}, tarn::no_driver{}) | open{};
+  auto memory = tarn::from_cuda_resource(counting_resource{&live, 1000}, tarn::no_driver{}) | transparent{};
   void* const p = memory.allocate({}, 600);
   REQUIRE(p != nullptr);
   CHECK(live == 600);
@@ -203,11 +208,47 @@ TEST_CASE("a resource in a user's namespace shows its properties through as_cuda
 #if CCCL_VERSION >= 3002000
 TEST_CASE("any_resource owns a tarn resource, and pools of it go on top again", "[doors][cuda_mr]") {
   cuda::mr::any_resource<host_tag> any{tarn::host_memory{}};
-  auto memory = tarn::from_cuda_resource(any, tarn::no_driver{}) | open{};
+  auto memory = tarn::from_cuda_resource(any, tarn::no_driver{}) | transparent{};
   void* const p = memory.allocate({}, 100, 256);
   REQUIRE(p != nullptr);
   memory.deallocate({}, p, 100, 256);
   STATIC_REQUIRE(std::is_same_v<typename tarn::cuda_resource<tarn::managed>::default_queries,
                                 cuda::mr::properties_list<device_tag, host_tag>>);
 }
+
+TEST_CASE("cuda::buffer lives in tarn's memory", "[doors][cuda_mr][cuda]") {
+  if (!tarn_test::has_cuda_devices()) return;
+  tarn::cuda_malloc memory;
+  tarn::stream_ref stream;
+  REQUIRE(memory.driver().create_stream(stream).ok());
+  {
+    cuda::stream_ref const on{stream.get()};
+    cuda::buffer<float, device_tag> direct(on, memory, 1000, cuda::no_init);
+    CHECK(direct.size() == 1000);
+    auto const made = cuda::make_buffer<float>(on, tarn::as_cuda_resource(memory), 1000, cuda::no_init);
+    CHECK(tarn::is_aligned(made.data(), alignof(float)));
+  }
+  CHECK(memory.driver().destroy_stream(stream).ok());
+}
 #endif
+
+TEST_CASE("CCCL allocates device memory from tarn in stream order", "[doors][cuda_mr][cuda]") {
+  if (!tarn_test::has_cuda_devices()) return;
+  tarn::cuda_async source;
+  tarn::stream_ref stream;
+  REQUIRE(source.driver().create_stream(stream).ok());
+  cuda::stream_ref const on{stream.get()};
+#if CCCL_VERSION >= 3001000
+  cuda::mr::resource_ref<device_tag> memory(source);
+  void* const p = memory.allocate(on, 1000, 256);
+  CHECK(source.driver().fill(stream, p, 1, 1000).ok());
+  memory.deallocate(on, p, 1000, 256);
+#else
+  cuda::mr::async_resource_ref<device_tag> memory(source);
+  void* const p = memory.allocate_async(1000, 256, on);
+  CHECK(source.driver().fill(stream, p, 1, 1000).ok());
+  memory.deallocate_async(p, 1000, 256, on);
+#endif
+  CHECK(source.driver().synchronize_stream(stream).ok());
+  CHECK(source.driver().destroy_stream(stream).ok());
+}

@@ -4,8 +4,7 @@
 // call as every generation of the ecosystem spells it. `Calls` is the kind of memory: a stateless struct with
 //   using properties = property_set<...>;
 //   static status take(D const&, size_t bytes, size_t alignment, void*& p) noexcept;   usable at once
-//   static status give(D const&, void* p, size_t bytes, size_t alignment) noexcept;    nothing uses it any
-//   more
+//   static status give(D const&, void* p, size_t bytes, size_t alignment) noexcept;    no longer used
 // and, where the driver itself orders memory by streams, the same two with a stream:
 //   static status take(D const&, stream_ref, size_t bytes, size_t alignment, void*& p) noexcept;
 //   static status give(D const&, stream_ref, void* p, size_t bytes, size_t alignment) noexcept;
