@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// pooled: the policy that puts a caching pool on a source. `pooled | limited` bounds live bytes, `limited |
+// pooled` bounds reserved bytes. Above it: user code. Below it: pool, compose.
+
+#include <utility>
+
+#include "tarn/policy/compose.hpp"
+#include "tarn/pool/pool.hpp"
+
+namespace tarn {
+
+template <class Upstream>
+class pooled_layer;
+
+/// A caching, stream-ordered pool over pages or blocks; see pool/pool.hpp. The defaults serve every workload.
+struct pooled {
+  /// May handles move inside the pool? `off`: a warm pass makes no driver call, at the price of reserved
+  /// memory.
+  remapping remap = remapping::when_tight;
+  /// How far reserved memory may exceed the live peak, in thousandths, before free handles are moved.
+  unsigned slack_per_mille = pool_options{}.slack_per_mille;
+
+  template <class Upstream>
+  using layer = pooled_layer<Upstream>;
+};
+
+template <class Upstream>
+class pooled_layer : public pool<Upstream> {
+ public:
+  explicit pooled_layer(Upstream upstream = Upstream{}, pooled const& options = {})
+      : pool<Upstream>(std::move(upstream), pool_options{options.remap, options.slack_per_mille}) {}
+};
+
+}  // namespace tarn

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The arena: every range the pool holds, who may take it, and how ranges are split and coalesced. Pure
+// bookkeeping: it never calls the driver, so it is safe under the hot lock, and it knows no source, so one
+// test drives it all. Above it: growth (pages, segments), ladder, pool. Below it: range_index, block_table,
+// run, stream_order.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/pool/block_table.hpp"
+#include "tarn/pool/range.hpp"
+#include "tarn/pool/run.hpp"
+#include "tarn/pool/size_class.hpp"
+#include "tarn/pool/stream_order.hpp"
+
+namespace tarn::detail {
+
+/// Outcome of giving a block back; where it is not `done`, nothing has changed.
+enum class release_result : std::uint8_t {
+  done,
+  foreign,      ///< no block of this pool starts there
+  wrong_size,   ///< it has another size
+  twice,        ///< it is free already
+  needs_finish  ///< the host has no memory to note the stream: finish the stream, then release as neutral
+};
+
+class arena {
+ public:
+  range_table ranges;
+  block_table blocks;  ///< start of each live range that is not a run
+  run_table runs;
+  stream_table streams;
+  std::size_t live_bytes = 0;  ///< in live ranges, runs included
+  std::size_t live_peak = 0;
+
+  /// Room for one allocation's bookkeeping. @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    ranges.make_room(4);
+    blocks.make_room(1);
+    runs.make_room();
+  }
+
+  /// Takes a block from the stream's own domain, else from the neutral one. Null if neither has it. Room was
+  /// made.
+  [[nodiscard]] void* take(domain_ref taker, zone where, std::size_t bytes, std::size_t alignment) noexcept {
+    range_ref const r = take_range(taker, where, bytes, alignment);
+    if (r == 0) return nullptr;
+    blocks.insert(ranges[r].address, r);
+    return reinterpret_cast<void*>(ranges[r].address);
+  }
+
+  /// Gives a block back on a stream's domain. O(1), never allocates.
+  release_result release(domain_ref giver, void* p, std::size_t bytes) noexcept {
+    auto const address = reinterpret_cast<std::uintptr_t>(p);
+    range_ref const r = blocks.find(address);
+    if (r == 0) return release_result::foreign;
+    if (ranges[r].bytes != bytes) return release_result::wrong_size;
+    (void)blocks.erase(address);
+    live_bytes -= bytes;
+    make_free(r, giver, streams[giver].mark());
+    return release_result::done;
+  }
+
+  /// Takes up to `wanted` blocks of a class: returned ones first, then from runs, then from a new run. Room
+  /// was made.
+  [[nodiscard]] std::uint32_t take_small(domain_ref taker, unsigned size_class, void** out,
+                                         std::uint32_t wanted) noexcept {
+    std::uint32_t taken = 0;
+    stream_domain& domain = streams[taker];
+    auto& returned = domain.foreign[size_class];
+    for (; taken < wanted && !returned.empty(); returned.pop_back(), --domain.foreign_count)
+      out[taken++] = returned.back();
+    taken += take_from_runs(taker, size_class, out + taken, wanted - taken);
+    if (taken == 0 && taker != neutral) taken = take_from_runs(neutral, size_class, out, wanted);
+    if (taken == 0) {
+      range_ref const body = take_range(taker, zone::small, run_bytes(size_class), frame_bytes);
+      if (body == 0) return 0;
+      run_ref const r = runs.add(body, ranges[body].address, size_class, taker);
+      domain.runs[size_class].push(runs, r);
+      taken = take_from_runs(taker, size_class, out, wanted);
+    }
+    return taken;
+  }
+
+  /// Gives a block of a run back on a stream's domain; an empty run's range is freed.
+  release_result release_small(domain_ref giver, unsigned size_class, void* p) noexcept {
+    run_ref const r = runs.find(p);
+    if (r == 0) return release_result::foreign;
+    if (runs[r].size_class != size_class) return release_result::wrong_size;
+    if (giver != neutral && runs[r].domain != giver) {
+      stream_domain& domain = streams[giver];
+      try {
+        domain.foreign[size_class].push_back(p);
+      } catch (...) {
+        return release_result::needs_finish;
+      }
+      ++domain.foreign_count;
+      domain.foreign_epoch = domain.mark();
+      return release_result::done;
+    }
+    return put_into_run(r, p);
+  }
+
+  /// Sends the returned blocks of a domain home, once the device is past them.
+  void send_foreign_home(domain_ref d) noexcept {
+    stream_domain& domain = streams[d];
+    for (auto& list : domain.foreign) {
+      for (void* p : list) {
+        (void)put_into_run(runs.find(p), p);
+      }
+      list.clear();
+    }
+    domain.foreign_count = 0;
+  }
+
+  /// Moves the ranges of `from` that are marked `epoch` or older to the domain `to`.
+  void hand_over(domain_ref from, domain_ref to, std::uint64_t epoch) noexcept {
+    std::uint64_t const mark = to == neutral ? 0 : streams[to].mark();
+    for (range_index& index : streams[from].index) {
+      range_ref chain = 0;
+      while (range_ref const r = index.any()) {
+        claim(r);
+        ranges[r].bin_next = chain;
+        chain = r;
+      }
+      while (chain != 0) {
+        range_ref const r = chain;
+        chain = ranges[r].bin_next;
+        bool const moves = ranges[r].epoch <= epoch;
+        make_free(r, moves ? to : from, moves ? mark : ranges[r].epoch);
+      }
+    }
+  }
+
+  /// Makes a node that is in no index free in a domain, coalescing with free neighbours of the same domain
+  /// and zone.
+  range_ref make_free(range_ref r, domain_ref domain, std::uint64_t epoch) noexcept {
+    ranges[r].state = range_state::free;
+    ranges[r].domain = domain;
+    ranges[r].epoch = epoch;
+    if (range_ref const n = ranges[r].next; n != 0 && joins(r, n)) absorb(r, n);
+    if (range_ref const p = ranges[r].previous; p != 0 && joins(p, r)) {
+      streams[domain].ranges(ranges[p].where).erase(ranges, p);
+      merge(p, r);
+      r = p;
+    }
+    streams[domain].ranges(ranges[r].where).insert(ranges, r);
+    return r;
+  }
+
+  /// Cuts a node in two at `bytes`; returns the second part, which is like the first and in no index. Room
+  /// was made.
+  range_ref split(range_ref r, std::size_t bytes) noexcept {
+    range_ref const tail = ranges.take();
+    range& first = ranges[r];
+    range& second = ranges[tail];
+    second = first;
+    second.address = first.address + bytes;
+    second.bytes = first.bytes - bytes;
+    second.previous = r;
+    second.next = first.next;
+    second.bin_next = second.bin_previous = 0;
+    if (second.next != 0) ranges[second.next].previous = tail;
+    first.next = tail;
+    first.bytes = bytes;
+    return tail;
+  }
+
+  /// Joins two neighbours that are in no index; the second's node is gone.
+  void merge(range_ref first, range_ref second) noexcept {
+    ranges[first].bytes += ranges[second].bytes;
+    ranges[first].epoch = std::max(ranges[first].epoch, ranges[second].epoch);
+    ranges[first].next = ranges[second].next;
+    if (ranges[first].next != 0) ranges[ranges[first].next].previous = first;
+    ranges.put_back(second);
+  }
+
+  /// Takes a free node out of its domain's index.
+  void claim(range_ref r) noexcept {
+    streams[ranges[r].domain].ranges(ranges[r].where).erase(ranges, r);
+    ranges[r].state = range_state::live;
+  }
+
+  [[nodiscard]] std::size_t free_bytes() const noexcept {
+    std::size_t sum = 0;
+    for (domain_ref d = 0; d < streams.size(); ++d) sum += streams[d].free_bytes();
+    return sum;
+  }
+  [[nodiscard]] std::size_t largest_free() const noexcept {
+    std::size_t most = 0;
+    for (domain_ref d = 0; d < streams.size(); ++d) {
+      for (auto const& index : streams[d].index) most = std::max(most, index.largest(ranges));
+    }
+    return most;
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return ranges.host_bytes() + blocks.host_bytes() + runs.host_bytes() +
+           streams.size() * sizeof(stream_domain);
+  }
+
+ private:
+  range_ref take_range(domain_ref taker, zone where, std::size_t bytes, std::size_t alignment) noexcept {
+    range_ref r = streams[taker].ranges(where).find(ranges, bytes, alignment);
+    if (r == 0 && taker != neutral) r = streams[neutral].ranges(where).find(ranges, bytes, alignment);
+    if (r == 0) return 0;
+    domain_ref const from = ranges[r].domain;
+    streams[from].ranges(where).erase(ranges, r);
+    if (std::size_t const skipped = align_up(ranges[r].address, alignment) - ranges[r].address;
+        skipped != 0) {
+      range_ref const body = split(r, skipped);
+      streams[from].ranges(where).insert(ranges, r);
+      r = body;
+    }
+    if (ranges[r].bytes > bytes) {
+      range_ref const tail = split(r, bytes);
+      streams[from].ranges(where).insert(ranges, tail);
+    }
+    ranges[r].state = range_state::live;
+    ranges[r].domain = taker;
+    live_bytes += bytes;
+    live_peak = std::max(live_peak, live_bytes);
+    return r;
+  }
+
+  [[nodiscard]] std::uint32_t take_from_runs(domain_ref d, unsigned size_class, void** out,
+                                             std::uint32_t wanted) noexcept {
+    run_list& list = streams[d].runs[size_class];
+    std::uint32_t taken = 0;
+    while (taken < wanted && list.head != 0) {
+      run_ref const r = list.head;
+      while (taken < wanted && runs[r].free_count != 0) out[taken++] = runs[r].take();
+      if (runs[r].free_count == 0) list.erase(runs, r);
+    }
+    return taken;
+  }
+
+  release_result put_into_run(run_ref r, void* p) noexcept {
+    run& home = runs[r];
+    bool const was_full = home.free_count == 0;
+    if (!home.put_back(p)) return release_result::twice;
+    unsigned const size_class = home.size_class;
+    run_list& list = streams[home.domain].runs[size_class];
+    if (was_full) list.push(runs, r);
+    if (home.free_count < run_blocks(size_class)) return release_result::done;
+    list.erase(runs, r);
+    range_ref const body = home.body;
+    domain_ref const owner = home.domain;
+    runs.remove(r);
+    live_bytes -= ranges[body].bytes;
+    make_free(body, owner, streams[owner].mark());
+    return release_result::done;
+  }
+
+  [[nodiscard]] bool joins(range_ref a, range_ref b) const noexcept {
+    range const& first = ranges[a];
+    range const& second = ranges[b];
+    return first.state == range_state::free && second.state == range_state::free &&
+           first.domain == second.domain && first.where == second.where;
+  }
+  /// Joins the indexed neighbour `second` to `first`, which is in no index.
+  void absorb(range_ref first, range_ref second) noexcept {
+    streams[ranges[second].domain].ranges(ranges[second].where).erase(ranges, second);
+    merge(first, second);
+  }
+};
+
+}  // namespace tarn::detail

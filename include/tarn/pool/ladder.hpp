@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The ladder: what is tried, in which order, when a stream's own domain and the neutral one have no fitting
+// range.
+//
+//   1 magazines     every thread's cached blocks come home
+//   2 finished      frees of other streams that the device is past become neutral
+//   3 stealing      the stream waits, on the device, for another stream's frees, and takes them over
+//   4 growth        a free range is extended, free handles are moved, or new ones are created
+//   5 exhaustion    the driver refused: the host waits for all streams, every free handle may move, free
+//   segments go back 6 out_of_memory
+//
+// One thread climbs at a time (the growth lock); the hot lock is let go around every driver call.
+// Above it: pool. Below it: arena, ordering, page_growth, segment_growth.
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "tarn/pool/options.hpp"
+#include "tarn/pool/page_growth.hpp"
+#include "tarn/pool/segment_growth.hpp"
+
+namespace tarn::detail {
+
+template <class Source>
+struct growth_for {
+  using type = segment_growth<Source>;
+};
+template <page_source Source>
+struct growth_for<Source> {
+  using type = page_growth<Source>;
+};
+
+template <memory_source Source>
+class ladder {
+ public:
+  using driver_type = typename Source::driver_type;
+  using growth_type = typename growth_for<Source>::type;
+  using lock = std::unique_lock<std::mutex>;
+
+  ladder(Source source, pool_options const& chosen)
+      : options(chosen), order(source.driver()), growth(std::move(source), counters) {}
+
+  pool_options const options;
+  std::mutex hot;   ///< the arena's; held for tens of nanoseconds, never across a driver call
+  std::mutex cold;  ///< the growth lock; taken before `hot`
+  arena space;
+  growth_counters counters;
+  ordering<driver_type> order;
+  growth_type growth;
+  std::uint64_t alloc_retries = 0;
+  std::uint64_t ooms = 0;
+
+  /// Climbs until `take` succeeds. Both locks are held on entry and on return.
+  /// @param take         under the hot lock: true once the request is served
+  /// @param flush        brings the magazines home; called without the hot lock
+  /// @throws out_of_memory  every rung failed; nothing has changed
+  template <class Take, class Flush>
+  void climb(lock& held, growth_request request, Take const& take, Flush const& flush) {
+    space.make_room();
+    if (take()) return;
+    held.unlock();
+    flush();
+    held.lock();
+    if (ready(take)) return;
+    collect_finished(held, request.taker);
+    if (ready(take)) return;
+    steal(held, request.taker);
+    if (ready(take)) return;
+    std::optional<out_of_memory> refused;
+    try {
+      for (int attempt = 0; attempt < 3; ++attempt) {
+        budget(request);
+        if (growth.grow(space, held, order, request) && ready(take)) return;
+      }
+    } catch (out_of_memory const& error) {
+      refused = error;
+    }
+    ++alloc_retries;
+    finish_all(held);
+    if (ready(take)) return;
+    request.may_create = 0;
+    request.may_exceed = false;
+    for (bool const extend : {true, false}) {
+      request.extend = extend;
+      if (growth.grow(space, held, order, request) && ready(take)) return;
+    }
+    growth.shrink(space, held, 0);
+    request.may_exceed = true;
+    request.extend = true;
+    try {
+      if (growth.grow(space, held, order, request) && ready(take)) return;
+    } catch (out_of_memory const& error) {
+      refused = error;
+    }
+    ++ooms;
+    throw out_of_memory(report(request, refused ? &*refused : nullptr));
+  }
+
+  /// Frees that the device is past become neutral. Never waits.
+  void collect_finished(lock& held, domain_ref except) {
+    for (domain_ref d = 1; d < space.streams.size(); ++d) {
+      if (d == except) continue;
+      if (space.streams[d].has_free()) (void)order.settle(space, held, d);
+      neutralise(d);
+    }
+  }
+
+  /// Waits on the host for everything that was freed.
+  void finish_all(lock& held) {
+    for (domain_ref d = 1; d < space.streams.size(); ++d) {
+      if (space.streams[d].has_free()) (void)order.finish(space, held, d);
+      neutralise(d);
+    }
+  }
+
+ private:
+  template <class Take>
+  [[nodiscard]] bool ready(Take const& take) {
+    space.make_room();
+    return take();
+  }
+
+  void neutralise(domain_ref d) {
+    stream_domain& domain = space.streams[d];
+    if (domain.completed == 0) return;
+    if (domain.foreign_count != 0 && domain.foreign_epoch <= domain.completed) space.send_foreign_home(d);
+    if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.completed);
+    if (domain.gone && domain.id != 0 && !domain.has_free() && domain.holds_no_run()) space.streams.forget(d);
+  }
+
+  void steal(lock& held, domain_ref taker) {
+    for (domain_ref d = 1; d < space.streams.size(); ++d) {
+      stream_domain& owner = space.streams[d];
+      if (d == taker || owner.free_bytes() == 0) continue;
+      if (taker == neutral) {
+        (void)order.finish(space, held, d);
+        neutralise(d);
+      } else if (std::uint64_t const covered = owner.recorded;
+                 covered != 0 && order.order(space, held, taker, d)) {
+        space.hand_over(d, taker, covered);
+      }
+    }
+  }
+
+  /// How much may be created before free handles are moved: up to a little more than live memory has needed
+  /// so far.
+  void budget(growth_request& request) const noexcept {
+    request.may_move = options.remap == remapping::when_tight;
+    if (!request.may_move) {
+      request.may_create = max_request_bytes;
+      return;
+    }
+    std::size_t const live = std::max(space.live_peak, space.live_bytes + request.bytes);
+    std::size_t const target = live + live / 1000 * options.slack_per_mille;
+    request.may_create = target > counters.reserved ? target - counters.reserved : 0;
+  }
+
+  [[nodiscard]] memory_report report(growth_request const& request, out_of_memory const* refused) const {
+    memory_report r;
+    if (refused != nullptr) r = refused->report();
+    r.asked = request.bytes;
+    r.alignment = request.alignment;
+    r.device = order.driver().device().value;
+    r.stream = space.streams[request.taker].id;
+    r.live = space.live_bytes;
+    r.reserved = counters.reserved;
+    r.cached = counters.reserved > space.live_bytes ? counters.reserved - space.live_bytes : 0;
+    r.largest_free_range = space.largest_free();
+    if (refused == nullptr) r.refused_by = "the pool";
+    return r;
+  }
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Magazines: bounded arrays of free blocks, one per size class, for one stream on one thread. A hit takes no
+// lock and makes no driver call. (Bonwick and Adams, "Magazines and Vmem", USENIX 2001, for the name and the
+// idea.) Above it: thread_cache. Below it: size_class.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+#include "tarn/core/stream.hpp"
+#include "tarn/pool/size_class.hpp"
+
+namespace tarn::detail {
+
+/// A stack of blocks of one class. Empty until the first block is put in.
+struct magazine {
+  void** blocks = nullptr;
+  std::uint32_t count = 0;
+  std::uint32_t capacity = 0;
+};
+
+/// How many blocks of a class a magazine holds: 256 KiB worth, at least 2 and at most 64. All magazines of
+/// one stream on one thread together hold at most 57 MiB, and everything is given back before the pool grows.
+[[nodiscard]] constexpr std::uint32_t magazine_capacity(unsigned size_class) noexcept {
+  std::size_t const fit = 256_KiB / class_bytes(size_class);
+  return static_cast<std::uint32_t>(fit < 2 ? 2 : (fit > 64 ? 64 : fit));
+}
+
+/// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates
+/// at the boundary does not come back every time.
+[[nodiscard]] constexpr std::uint32_t magazine_batch(unsigned size_class) noexcept {
+  return magazine_capacity(size_class) / 2;
+}
+
+/// What one thread caches of one stream.
+struct stream_cache {
+  stream_id id = 0;
+  stream_ref stream;
+  /// The last freed block above class_limit. One only: it serves a loop that frees and asks for the same size
+  /// again, and any other request sends it home first, so that large ranges coalesce as if it were not here.
+  void* large_block = nullptr;
+  std::size_t large_bytes = 0;
+  magazine magazines[class_count];
+
+  stream_cache(stream_id stream_identity, stream_ref handle) noexcept : id(stream_identity), stream(handle) {}
+  stream_cache(stream_cache const&) = delete;
+  stream_cache& operator=(stream_cache const&) = delete;
+  ~stream_cache() {
+    for (magazine& m : magazines) delete[] m.blocks;
+  }
+
+  /// Gives a class its array. False where the host has no memory: then the block goes without a magazine.
+  [[nodiscard]] bool open(unsigned size_class) noexcept {
+    magazine& m = magazines[size_class];
+    std::uint32_t const capacity = magazine_capacity(size_class);
+    m.blocks = new (std::nothrow) void*[capacity];
+    if (m.blocks == nullptr) return false;
+    m.capacity = capacity;
+    return true;
+  }
+};
+
+}  // namespace tarn::detail

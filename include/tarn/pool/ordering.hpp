@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The driver's half of stream order: records, asks and waits, never under the hot lock and never on a stream
+// that is being captured. Only the ladder comes here; a pool whose streams do not run short makes none of
+// these calls. Above it: page_growth, ladder. Below it: stream_order, driver.
+
+#include <algorithm>
+#include <cstdint>
+#include <mutex>
+
+#include "tarn/driver/driver.hpp"
+#include "tarn/pool/arena.hpp"
+
+namespace tarn::detail {
+
+/// How far the device is with what a domain freed.
+enum class progress : std::uint8_t {
+  completed,  ///< done: the memory is anybody's
+  running,    ///< not yet; an event covers it
+  unknown     ///< cannot be asked now: the stream is being captured, or the driver refused
+};
+
+template <stream_driver Driver>
+class ordering {
+ public:
+  using lock = std::unique_lock<std::mutex>;
+
+  explicit ordering(Driver const& driver) : driver_(driver) {}
+
+  /// Covers all that `d` has freed by an event and asks how far the device is. At most three driver calls,
+  /// none if nothing was freed since the last completed mark. The lock is held on entry and on return.
+  progress settle(arena& a, lock& hot, domain_ref d) {
+    stream_domain& domain = a.streams[d];
+    if (d == neutral || domain.freed <= domain.completed) return progress::completed;
+    if (domain.recorded < domain.freed) {
+      std::uint64_t const mark = domain.epoch++;
+      stream_ref const stream = domain.stream;
+      stream_id const id = domain.id;
+      hot.unlock();
+      bool const alive = is_alive(stream, id);
+      bool recorded = false;
+      if (alive && !domain.gone) {
+        bool capturing = true;
+        recorded = driver_.is_capturing(stream, capturing).ok() && !capturing && ensure_event(domain) &&
+                   driver_.record_event(domain.event, stream).ok();
+      }
+      hot.lock();
+      if (recorded) {
+        domain.recorded = mark;
+      } else if (alive && !domain.gone) {
+        return progress::unknown;
+      } else {
+        domain.gone = true;
+        return wait_for_gone(hot, domain, mark);
+      }
+    }
+    std::uint64_t const covered = domain.recorded;
+    hot.unlock();
+    ++queries_;
+    bool const done = driver_.query_event(domain.event).ok();
+    hot.lock();
+    if (!done) return progress::running;
+    domain.completed = std::max(domain.completed, covered);
+    return domain.freed <= domain.completed ? progress::completed : progress::running;
+  }
+
+  /// Waits on the host until the device is past all that `d` freed. False where that cannot be known.
+  bool finish(arena& a, lock& hot, domain_ref d) {
+    progress const now = settle(a, hot, d);
+    if (now != progress::running) return now == progress::completed;
+    stream_domain& domain = a.streams[d];
+    std::uint64_t const covered = domain.recorded;
+    hot.unlock();
+    ++host_waits_;
+    bool const done = driver_.synchronize_event(domain.event).ok();
+    hot.lock();
+    if (done) domain.completed = std::max(domain.completed, covered);
+    return done;
+  }
+
+  /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event.
+  bool order(arena& a, lock& hot, domain_ref taker, domain_ref owner) {
+    stream_ref const stream = a.streams[taker].stream;
+    event_handle const event = a.streams[owner].event;
+    hot.unlock();
+    bool capturing = true;
+    bool const done =
+        driver_.is_capturing(stream, capturing).ok() && !capturing && driver_.wait_event(stream, event).ok();
+    hot.lock();
+    if (done) ++device_waits_;
+    return done;
+  }
+
+  /// Frees the events. The pool is ending and has finished every domain.
+  void close(arena& a) noexcept {
+    for (domain_ref d = 0; d < a.streams.size(); ++d) {
+      if (a.streams[d].event != nullptr) (void)driver_.destroy_event(a.streams[d].event);
+      a.streams[d].event = nullptr;
+    }
+  }
+
+  [[nodiscard]] Driver const& driver() const noexcept { return driver_; }
+  /// Times the host or a stream had to wait for another stream's frees.
+  [[nodiscard]] std::uint64_t host_waits() const noexcept { return host_waits_; }
+  [[nodiscard]] std::uint64_t device_waits() const noexcept { return device_waits_; }
+
+ private:
+  /// A handle may have been destroyed, and even be another stream's by now: then its identity differs.
+  [[nodiscard]] bool is_alive(stream_ref stream, stream_id id) const noexcept {
+    stream_id now = 0;
+    return driver_.identify(stream_ref::from(stream.handle()), now).ok() && now == id;
+  }
+
+  bool ensure_event(stream_domain& domain) const noexcept {
+    return domain.event != nullptr || driver_.create_event(domain.event).ok();
+  }
+
+  /// Nothing can be recorded on a destroyed stream, and its last work may still run: the whole device is
+  /// waited for.
+  progress wait_for_gone(lock& hot, stream_domain& domain, std::uint64_t mark) {
+    hot.unlock();
+    ++host_waits_;
+    bool const done = driver_.synchronize_device().ok();
+    hot.lock();
+    if (!done) return progress::unknown;
+    domain.completed = std::max(domain.completed, mark);
+    return domain.freed <= domain.completed ? progress::completed : progress::running;
+  }
+
+  Driver driver_;
+  std::uint64_t queries_ = 0;
+  std::uint64_t host_waits_ = 0;
+  std::uint64_t device_waits_ = 0;
+};
+
+}  // namespace tarn::detail

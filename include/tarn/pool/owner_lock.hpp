@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A lock that costs its owner two plain stores. One thread owns the data and comes often; visitors come
+// rarely (to flush it) and pay for both: they make every core pass a barrier (Linux membarrier), so that the
+// owner need not.
+//
+//   owner                         visitor (one at a time)
+//   busy = 1                      wanted = 1
+//   (compiler barrier)            membarrier: all cores have passed a full barrier
+//   if wanted: step back          while busy: wait
+//   ... data ...                  ... data ...
+//   busy = 0 (release)            wanted = 0 (release)
+//
+// Either the owner's store of busy came before the barrier, and the visitor sees it, or its load of wanted
+// comes after, and the owner sees that. Without membarrier the owner executes the fence itself. Above it:
+// thread_cache. Below it: nothing.
+
+#include <atomic>
+#include <cstdint>
+
+#include "tarn/core/config.hpp"
+
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace tarn::detail {
+
+/// True if the kernel runs barriers on other cores for us. Asked once per process.
+inline bool has_remote_barrier() noexcept {
+#if defined(__linux__) && defined(__NR_membarrier) && !TARN_TSAN
+  static bool const registered = syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0) == 0;
+  return registered;
+#else
+  return false;
+#endif
+}
+
+/// Makes every thread of the process pass a full barrier before it returns.
+inline void remote_barrier() noexcept {
+#if defined(__linux__) && defined(__NR_membarrier)
+  if (has_remote_barrier()) {
+    (void)syscall(__NR_membarrier, 1 << 3 /* PRIVATE_EXPEDITED */, 0, 0);
+    return;
+  }
+#endif
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+inline void wait_a_moment() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#endif
+}
+
+class owner_lock {
+ public:
+  owner_lock() noexcept : light_(has_remote_barrier()) {}
+
+  /// The owner begins. False: a visitor is inside or waiting; the owner has stepped back and may try again.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool try_enter() noexcept {
+    busy_.store(1, std::memory_order_relaxed);
+    if (light_) [[likely]] {
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    } else {
+      busy_.exchange(1, std::memory_order_seq_cst);
+    }
+    if (wanted_.load(std::memory_order_seq_cst) == 0) [[likely]]
+      return true;
+    busy_.store(0, std::memory_order_release);
+    return false;
+  }
+  /// The owner begins, and waits for a visitor to leave.
+  void enter() noexcept {
+    while (!try_enter()) wait_a_moment();
+  }
+  TARN_ALWAYS_INLINE void leave() noexcept { busy_.store(0, std::memory_order_release); }
+
+  /// A visitor begins; visitors exclude one another by a lock of their own.
+  void visit() noexcept {
+    wanted_.exchange(1, std::memory_order_seq_cst);
+    remote_barrier();
+    while (busy_.load(std::memory_order_seq_cst) != 0) wait_a_moment();
+  }
+  void end_visit() noexcept { wanted_.store(0, std::memory_order_release); }
+
+ private:
+  std::atomic<std::uint32_t> busy_{0};
+  std::atomic<std::uint32_t> wanted_{0};
+  bool const light_;
+};
+
+}  // namespace tarn::detail

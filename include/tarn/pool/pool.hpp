@@ -1,0 +1,593 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The pool: a byte's whole path in allocate() and deallocate(), tier by tier. Read on in magazine.hpp,
+// run.hpp, arena.hpp, ladder.hpp.
+//
+// Which lock covers what, in the order of taking: `cold` (one thread climbs the ladder, the driver is
+// called), each thread cache's owner_lock, `hot` (the arena; tens of nanoseconds, never across a driver
+// call). What is bounded by what: magazines by 57 MiB a stream and thread and emptied before growth; reserved
+// memory by the live peak plus pool_options::slack_per_mille while free handles can be moved; host memory by
+// 64 bytes a range. Above it: policy. Below it: ladder, thread_cache.
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "tarn/core/misuse.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/pool/ladder.hpp"
+#include "tarn/pool/options.hpp"
+#include "tarn/pool/pool_state.hpp"
+#include "tarn/pool/record_use.hpp"
+#include "tarn/pool/thread_cache.hpp"
+
+namespace tarn {
+
+/// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source |
+/// pooled{}`. Safe from any number of threads. A warm call takes no lock and makes no driver call.
+template <memory_source Upstream>
+class pool {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  explicit pool(Upstream upstream = Upstream{}, pool_options const& options = {})
+      : ladder_(std::move(upstream), options),
+        uses_(ladder_.order.driver()),
+        link_(std::make_shared<detail::pool_link>()) {
+    link_->pool = this;
+    link_->retire = [](void* self, detail::thread_cache* cache) noexcept {
+      static_cast<pool*>(self)->retire(cache);
+    };
+  }
+  pool(pool const&) = delete;
+  pool& operator=(pool const&) = delete;
+
+  /// Waits for the streams that freed memory here, then gives everything back. After the driver is gone:
+  /// nothing.
+  ~pool() {
+    {
+      std::lock_guard const guard(link_->mutex);
+      link_->pool = nullptr;
+    }
+    std::lock_guard const cold(ladder_.cold);
+    flush_all();
+    release_waiting(true);
+    lock held(ladder_.hot);
+    ladder_.finish_all(held);
+    held.unlock();
+    ladder_.order.close(ladder_.space);
+    ladder_.growth.close();
+  }
+
+  /// Allocates for work on `stream`.
+  /// @param bytes      zero gives null; blocks up to 1 MiB are rounded to a size class, others to 512
+  /// @param alignment  a power of two up to 2 MiB; above 256 the block has no magazine
+  /// Reuses what was freed on the same stream at once; other streams' memory once ordered (see
+  /// pool/stream_order.hpp).
+  /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc (host): nothing has changed
+  /// O(1) from a magazine or the arena, with no driver call unless the ladder is climbed.
+  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    if (bytes == 0) return nullptr;
+    return allocate_on(identity(stream), stream, bytes, alignment);
+  }
+
+  /// Gives a block back; work on `stream` enqueued before this may still use it. `bytes` and `alignment` are
+  /// those of the allocation. Never throws; misuse is told to the misuse handler where it is noticed.
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p == nullptr) return;
+    if (uses_.any() && uses_.hold_back(p, bytes, alignment, stream)) [[unlikely]]
+      return;
+    stream_id id = stream.id();
+    if (id == stream_ref::unknown_id && !ladder_.order.driver().identify(stream, id).ok()) {
+      // The stream was destroyed: nothing can be ordered after it, so everything is waited for.
+      (void)ladder_.order.driver().synchronize_device();
+      id = detail::neutral_id;
+    }
+    deallocate_on(id, stream, p, bytes, alignment);
+  }
+
+  /// Allocates memory that every stream may use at once. Waits for other streams' frees where only they would
+  /// do.
+  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    if (bytes == 0) return nullptr;
+    return allocate_on(detail::neutral_id, {}, bytes, alignment);
+  }
+
+  /// Gives back memory that no stream uses any more; every stream may have it at once.
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p == nullptr) return;
+    if (uses_.any() && uses_.hold_back(p, bytes, alignment, {})) [[unlikely]]
+      return;
+    deallocate_on(detail::neutral_id, {}, p, bytes, alignment);
+  }
+
+  /// Says that work on `stream`, enqueued up to the block's deallocation, uses it, though it is freed on
+  /// another. The block is held back until that work is done; other blocks are not. @throws std::bad_alloc
+  void record_use(void* p, std::size_t, stream_ref stream) {
+    if (p != nullptr) uses_.note(p, stream);
+  }
+
+  /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams
+  /// that freed it; other threads go on meanwhile. Returns the bytes given back. O(handles given back + free
+  /// ranges).
+  std::size_t trim(std::size_t keep_bytes) {
+    std::lock_guard const cold(ladder_.cold);
+    if (ladder_.counters.reserved <= keep_bytes) return 0;
+    flush_all();
+    release_waiting(true);
+    lock held(ladder_.hot);
+    ladder_.finish_all(held);
+    return ladder_.growth.shrink(ladder_.space, held, keep_bytes);
+  }
+
+  /// True where `p` lies in what the pool reserved. Takes the growth lock.
+  [[nodiscard]] bool owns(void const* p) const noexcept {
+    std::lock_guard const cold(ladder_.cold);
+    return ladder_.growth.contains(reinterpret_cast<std::uintptr_t>(p));
+  }
+
+  /// The largest block that the arena would hand out without a driver call, bytes.
+  [[nodiscard]] std::size_t largest_free_range() const {
+    std::lock_guard const hot(ladder_.hot);
+    return ladder_.space.largest_free();
+  }
+
+  /// Bytes that a request occupies. Pure.
+  [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) const noexcept {
+    return detail::rounded_bytes(bytes, alignment);
+  }
+
+  /// All numbers at one moment; exact while no other thread is inside. O(free ranges + threads).
+  [[nodiscard]] pool_state state() const {
+    std::lock_guard const cold(ladder_.cold);
+    pool_state s;
+    std::int64_t live = retired_live_bytes_;
+    std::int64_t blocks = retired_live_blocks_;
+    for (auto const& cache : caches_) {
+      live += cache->live_bytes.load(std::memory_order_relaxed);
+      blocks += cache->live_blocks.load(std::memory_order_relaxed);
+    }
+    detail::growth_counters const& c = ladder_.counters;
+    std::lock_guard const hot(ladder_.hot);
+    live += uncached_live_bytes_;
+    blocks += uncached_live_blocks_;
+    s.live = live > 0 ? static_cast<std::size_t>(live) : 0;
+    s.live_blocks = blocks > 0 ? static_cast<std::size_t>(blocks) : 0;
+    s.pending = uses_.waiting_bytes();
+    s.reserved = c.reserved;
+    s.reserved_peak = c.reserved_peak;
+    s.cached = c.reserved > s.live ? c.reserved - s.live : 0;
+    s.largest_free_range = ladder_.space.largest_free();
+    for (detail::domain_ref d = 0; d < ladder_.space.streams.size(); ++d) {
+      for (auto const& index : ladder_.space.streams[d].index) {
+        s.free_blocks += index.count();
+        s.inactive_split_bytes += index.bytes();
+      }
+    }
+    s.reserved_total = c.reserved_total;
+    s.released_total = c.released_total;
+    s.handles = c.creates - c.destroys;
+    s.handles_peak = c.handles_peak;
+    s.creates = c.creates;
+    s.destroys = c.destroys;
+    s.maps = c.maps;
+    s.unmaps = c.unmaps;
+    s.remaps = c.remaps;
+    s.alloc_retries = ladder_.alloc_retries;
+    s.ooms = ladder_.ooms;
+    s.host_waits = ladder_.order.host_waits();
+    s.device_waits = ladder_.order.device_waits();
+    s.host_bytes = ladder_.space.host_bytes() + ladder_.growth.host_bytes();
+    return s;
+  }
+
+  /// Lets the peaks start again from now.
+  void reset_peaks() noexcept {
+    std::lock_guard const cold(ladder_.cold);
+    ladder_.counters.reserved_peak = ladder_.counters.reserved;
+    ladder_.counters.handles_peak = ladder_.counters.creates - ladder_.counters.destroys;
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return ladder_.growth.source(); }
+  [[nodiscard]] driver_type const& driver() const noexcept { return ladder_.growth.source().driver(); }
+
+ private:
+  using lock = std::unique_lock<std::mutex>;
+
+  // ---- the way down: magazine, arena, ladder
+
+  void* allocate_on(stream_id id, stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    if (alignment > default_alignment || !is_alignment(alignment)) [[unlikely]] {
+      require_alignment(alignment);
+    } else if (detail::thread_cache* const cache = local(); cache != nullptr) [[likely]] {
+      if (void* const p = from_magazine(*cache, id, bytes); p != nullptr) [[likely]]
+        return p;
+    }
+    return allocate_slow(id, stream, bytes, alignment);
+  }
+
+  /// Tier 1. Null on a miss.
+  TARN_ALWAYS_INLINE void* from_magazine(detail::thread_cache& cache, stream_id id,
+                                         std::size_t bytes) noexcept {
+    if (!cache.lock.try_enter()) [[unlikely]]
+      return nullptr;
+    void* p = nullptr;
+    std::size_t block = 0;
+    if (detail::stream_cache* const mine = cache.find(id); mine != nullptr) [[likely]] {
+      if (bytes <= detail::class_limit) [[likely]] {
+        unsigned const k = detail::class_of(bytes);
+        detail::magazine& m = mine->magazines[k];
+        if (m.count != 0) [[likely]] {
+          p = m.blocks[--m.count];
+          block = detail::class_bytes(k);
+        }
+      } else if (mine->large_block != nullptr && mine->large_bytes == align_up(bytes, detail::range_grain)) {
+        p = std::exchange(mine->large_block, nullptr);
+        block = mine->large_bytes;
+      }
+      if (p != nullptr) {
+        cache.count_live(static_cast<std::int64_t>(block), 1);
+        cache.count_held(0, block);
+      }
+    }
+    cache.lock.leave();
+    return p;
+  }
+
+  /// Tiers 2 to 5.
+  TARN_NOINLINE void* allocate_slow(stream_id id, stream_ref stream, std::size_t bytes,
+                                    std::size_t alignment) {
+    if (bytes > max_request_bytes) refuse(id, bytes, alignment);
+    bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
+    unsigned const k = classed ? detail::class_of(bytes) : 0;
+    bool const in_run = classed && k < detail::run_class_count;
+    std::size_t const block = detail::rounded_bytes(bytes, alignment);
+    detail::zone const where = block <= detail::class_limit ? detail::zone::small : detail::zone::large;
+    detail::thread_cache* const cache = local_or_new();
+    detail::stream_cache* const mine = cache != nullptr ? stream_cache_of(*cache, id, stream) : nullptr;
+    if (mine != nullptr && where == detail::zone::large) send_large_home(*cache, *mine);
+
+    void* got[64];
+    std::uint32_t count = 0;
+    std::uint32_t const wanted = mine != nullptr && in_run ? detail::magazine_batch(k) : 1;
+    detail::arena& space = ladder_.space;
+    lock held(ladder_.hot);
+    detail::domain_ref const taker = space.streams.get(id, stream);
+    auto const take = [&] {
+      if (in_run) {
+        count = space.take_small(taker, k, got, wanted);
+      } else if ((got[0] = space.take(taker, where, block, alignment)) != nullptr) {
+        count = 1;
+      }
+      return count != 0;
+    };
+    space.make_room();
+    if (!take()) {
+      held.unlock();
+      std::lock_guard const cold(ladder_.cold);
+      release_waiting(false);
+      held.lock();
+      detail::growth_request request;
+      request.taker = taker;
+      request.where = where;
+      request.bytes = in_run ? detail::run_bytes(k) : block;
+      request.alignment = in_run ? detail::frame_bytes : alignment;
+      ladder_.climb(held, request, take, [this] { flush_all(); });
+    }
+    if (cache == nullptr) count_uncached(static_cast<std::int64_t>(block), 1);
+    held.unlock();
+    if (cache != nullptr) {
+      cache->lock.enter();
+      cache->count_live(static_cast<std::int64_t>(block), 1);
+      while (count > 1 && put_in(*cache, *mine, k, got[count - 1])) --count;
+      cache->lock.leave();
+    }
+    if (count > 1) give_back(id, stream, k, got + 1, count - 1);
+    return got[0];
+  }
+
+  // ---- the way up
+
+  TARN_ALWAYS_INLINE void deallocate_on(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                                        std::size_t alignment) noexcept {
+    if (alignment <= default_alignment) [[likely]] {
+      if (detail::thread_cache* const cache = local(); cache != nullptr) [[likely]] {
+        if (to_magazine(*cache, id, p, bytes)) [[likely]]
+          return;
+      }
+    }
+    deallocate_slow(id, stream, p, bytes, alignment);
+  }
+
+  TARN_ALWAYS_INLINE bool to_magazine(detail::thread_cache& cache, stream_id id, void* p,
+                                      std::size_t bytes) noexcept {
+    if (!cache.lock.try_enter()) [[unlikely]]
+      return false;
+    bool done = false;
+    if (detail::stream_cache* const mine = cache.find(id); mine != nullptr) [[likely]] {
+      if (bytes <= detail::class_limit) [[likely]] {
+        unsigned const k = detail::class_of(bytes);
+        done = put_in(cache, *mine, k, p);
+        if (done) cache.count_live(-static_cast<std::int64_t>(detail::class_bytes(k)), -1);
+      } else if (mine->large_block == nullptr) {
+        mine->large_block = p;
+        mine->large_bytes = align_up(bytes, detail::range_grain);
+        cache.count_live(-static_cast<std::int64_t>(mine->large_bytes), -1);
+        cache.count_held(mine->large_bytes, 0);
+        done = true;
+      }
+    }
+    cache.lock.leave();
+    return done;
+  }
+
+  TARN_NOINLINE void deallocate_slow(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                                     std::size_t alignment) noexcept {
+    std::size_t const block = detail::rounded_bytes(bytes, alignment);
+    bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
+    unsigned const k = classed ? detail::class_of(bytes) : detail::class_count;
+    detail::thread_cache* const cache = local_or_new();
+    detail::stream_cache* const mine = cache != nullptr ? stream_cache_of(*cache, id, stream) : nullptr;
+    void* out[64];
+    std::uint32_t count = 0;
+    if (mine != nullptr) {
+      cache->lock.enter();
+      cache->count_live(-static_cast<std::int64_t>(block), -1);
+      bool cached = false;
+      if (classed) {
+        detail::magazine& m = mine->magazines[k];
+        if (m.count == m.capacity && m.count != 0) {
+          // Full: the older half goes home.
+          count = detail::magazine_batch(k);
+          for (std::uint32_t i = 0; i < count; ++i) out[i] = m.blocks[i];
+          for (std::uint32_t i = count; i < m.count; ++i) m.blocks[i - count] = m.blocks[i];
+          m.count -= count;
+          cache->count_held(0, count * block);
+        }
+        cached = put_in(*cache, *mine, k, p);
+      } else if (alignment <= default_alignment) {
+        out[0] = std::exchange(mine->large_block, p);
+        std::size_t const before = std::exchange(mine->large_bytes, block);
+        cache->count_held(block, out[0] != nullptr ? before : 0);
+        cache->lock.leave();
+        if (out[0] != nullptr) give_back_range(id, stream, out[0], before);
+        return;
+      }
+      cache->lock.leave();
+      if (count != 0) give_back(id, stream, k, out, count);
+      if (cached) return;
+    } else {
+      lock const held(ladder_.hot);
+      count_uncached(-static_cast<std::int64_t>(block), -1);
+    }
+    if (classed) {
+      give_back(id, stream, k, &p, 1);
+    } else {
+      give_back_range(id, stream, p, block);
+    }
+  }
+
+  /// Puts a block in its magazine, if there is room. The owner is inside.
+  TARN_ALWAYS_INLINE bool put_in(detail::thread_cache& cache, detail::stream_cache& mine, unsigned k,
+                                 void* p) noexcept {
+    detail::magazine& m = mine.magazines[k];
+    if (m.count == m.capacity) [[unlikely]] {
+      if (m.capacity != 0 || !mine.open(k)) return false;
+    }
+    m.blocks[m.count++] = p;
+    cache.count_held(detail::class_bytes(k), 0);
+    return true;
+  }
+
+  void send_large_home(detail::thread_cache& cache, detail::stream_cache& mine) noexcept {
+    cache.lock.enter();
+    void* const p = std::exchange(mine.large_block, nullptr);
+    std::size_t const bytes = mine.large_bytes;
+    if (p != nullptr) cache.count_held(0, bytes);
+    cache.lock.leave();
+    if (p != nullptr) give_back_range(mine.id, mine.stream, p, bytes);
+  }
+
+  /// Gives blocks of a class back to the arena.
+  void give_back(stream_id id, stream_ref stream, unsigned k, void* const* blocks,
+                 std::uint32_t count) noexcept {
+    lock held(ladder_.hot);
+    detail::domain_ref const giver = domain_of(held, id, stream);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      bool const in_run = k < detail::run_class_count;
+      auto result = in_run ? ladder_.space.release_small(giver, k, blocks[i])
+                           : ladder_.space.release(giver, blocks[i], detail::class_bytes(k));
+      if (result == detail::release_result::needs_finish) {
+        held.unlock();
+        if (!ladder_.order.driver().synchronize_stream(stream).ok())
+          (void)ladder_.order.driver().synchronize_device();
+        held.lock();
+        result = ladder_.space.release_small(detail::neutral, k, blocks[i]);
+      }
+      if (result != detail::release_result::done) complain(held, result, blocks[i]);
+    }
+  }
+  void give_back_range(stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
+    lock held(ladder_.hot);
+    auto const result = ladder_.space.release(domain_of(held, id, stream), p, block);
+    if (result != detail::release_result::done) complain(held, result, p);
+  }
+
+  /// The domain that a free belongs to. Where the host has no memory to make one, the stream is finished
+  /// instead.
+  detail::domain_ref domain_of(lock& held, stream_id id, stream_ref stream) noexcept {
+    try {
+      return ladder_.space.streams.get(id, stream);
+    } catch (...) {
+      held.unlock();
+      if (!ladder_.order.driver().synchronize_stream(stream).ok())
+        (void)ladder_.order.driver().synchronize_device();
+      held.lock();
+      return detail::neutral;
+    }
+  }
+
+  void complain(lock& held, detail::release_result result, void const* p) noexcept {
+    held.unlock();
+    message<160> text;
+    misuse_kind kind = misuse_kind::foreign_pointer;
+    text.add("deallocation of ").add_hex(reinterpret_cast<std::uintptr_t>(p)).add(": ");
+    switch (result) {
+      case detail::release_result::wrong_size:
+        kind = misuse_kind::wrong_size;
+        text.add("the block has another size; pass the bytes and alignment of its allocation");
+        break;
+      case detail::release_result::twice:
+        kind = misuse_kind::double_free;
+        text.add("the block is free already");
+        break;
+      default:
+        text.add("no live block of this pool starts there (freed twice, or another pool's)");
+        break;
+    }
+    report_misuse(misuse(kind, p, text.view()));
+    held.lock();
+  }
+
+  // ---- threads
+
+  [[nodiscard]] TARN_ALWAYS_INLINE detail::thread_cache* local() const noexcept {
+    detail::local_cache const& slot = detail::local_caches[detail::local_cache_slot(link_.get())];
+    return slot.link == link_.get() ? slot.cache : nullptr;
+  }
+
+  /// This thread's cache, made on first use. Null once the thread is ending, or without host memory.
+  detail::thread_cache* local_or_new() noexcept {
+    if (auto* const cache = local(); cache != nullptr) return cache;
+    if (detail::thread_exit::over) return nullptr;
+    try {
+      detail::thread_exit& hook = detail::thread_exit::of_this_thread();
+      detail::thread_cache* cache = hook.find(link_.get());
+      if (cache == nullptr) {
+        auto made = std::make_unique<detail::thread_cache>();
+        cache = made.get();
+        std::lock_guard const cold(ladder_.cold);
+        caches_.reserve(caches_.size() + 1);
+        hook.add(link_, cache);
+        caches_.push_back(std::move(made));
+      }
+      detail::local_caches[detail::local_cache_slot(link_.get())] = {link_.get(), cache};
+      return cache;
+    } catch (...) {
+      return nullptr;
+    }
+  }
+
+  /// This thread's cache of a stream, made on first use; null without host memory.
+  static detail::stream_cache* stream_cache_of(detail::thread_cache& cache, stream_id id,
+                                               stream_ref stream) noexcept {
+    cache.lock.enter();
+    detail::stream_cache* mine = cache.find(id);
+    if (mine == nullptr) {
+      try {
+        cache.streams.push_back(std::make_unique<detail::stream_cache>(id, stream));
+        mine = cache.last = cache.streams.back().get();
+      } catch (...) {
+        mine = nullptr;
+      }
+    }
+    cache.lock.leave();
+    return mine;
+  }
+
+  /// An ending thread's cache comes home. Called with the link's mutex held.
+  void retire(detail::thread_cache* cache) noexcept {
+    std::lock_guard const cold(ladder_.cold);
+    flush(*cache);
+    retired_live_bytes_ += cache->live_bytes.load(std::memory_order_relaxed);
+    retired_live_blocks_ += cache->live_blocks.load(std::memory_order_relaxed);
+    std::erase_if(caches_, [&](auto const& c) { return c.get() == cache; });
+  }
+
+  /// Brings every magazine home. The growth lock is held.
+  void flush_all() noexcept {
+    for (auto const& cache : caches_) {
+      if (cache->held_bytes.load(std::memory_order_relaxed) != 0) flush(*cache);
+    }
+  }
+
+  void flush(detail::thread_cache& cache) noexcept {
+    cache.lock.visit();
+    for (auto const& mine : cache.streams) {
+      if (mine->large_block != nullptr) {
+        give_back_range(mine->id, mine->stream, std::exchange(mine->large_block, nullptr), mine->large_bytes);
+      }
+      for (unsigned k = 0; k < detail::class_count; ++k) {
+        detail::magazine& m = mine->magazines[k];
+        if (m.count != 0) give_back(mine->id, mine->stream, k, m.blocks, std::exchange(m.count, 0));
+      }
+    }
+    cache.held_bytes.store(0, std::memory_order_relaxed);
+    cache.lock.end_visit();
+  }
+
+  /// Frees blocks that record_use() held back and whose uses are over. The growth lock is held.
+  void release_waiting(bool const wait) noexcept {
+    if (!uses_.any_waiting()) return;
+    typename detail::recorded_uses<driver_type>::waiting w;
+    while (uses_.take_ready(w, wait)) {
+      stream_id id = w.stream.id();
+      if (id == stream_ref::unknown_id && !ladder_.order.driver().identify(w.stream, id).ok())
+        id = detail::neutral_id;
+      {
+        lock const held(ladder_.hot);
+        count_uncached(-static_cast<std::int64_t>(detail::rounded_bytes(w.bytes, w.alignment)), -1);
+      }
+      bool const classed = w.alignment <= default_alignment && w.bytes <= detail::class_limit;
+      if (classed) {
+        give_back(id, w.stream, detail::class_of(w.bytes), &w.p, 1);
+      } else {
+        give_back_range(id, w.stream, w.p, detail::rounded_bytes(w.bytes, w.alignment));
+      }
+    }
+  }
+
+  void count_uncached(std::int64_t bytes, std::int64_t blocks) noexcept {
+    uncached_live_bytes_ += bytes;
+    uncached_live_blocks_ += blocks;
+  }
+
+  // ---- streams
+
+  [[nodiscard]] TARN_ALWAYS_INLINE stream_id identity(stream_ref stream) const {
+    if (stream.id() != stream_ref::unknown_id) [[likely]]
+      return stream.id();
+    stream_id id = 0;
+    status const s = ladder_.order.driver().identify(stream, id);
+    if (!s.ok()) throw cuda_error(s, ladder_.order.driver().device().value);
+    return id;
+  }
+
+  [[noreturn]] void refuse(stream_id id, std::size_t bytes, std::size_t alignment) const {
+    memory_report r;
+    r.asked = bytes;
+    r.alignment = alignment;
+    r.device = ladder_.order.driver().device().value;
+    r.stream = id;
+    r.refused_by = "the pool";
+    throw out_of_memory(r);
+  }
+
+  mutable detail::ladder<Upstream> ladder_;
+  detail::recorded_uses<driver_type> uses_;
+  std::shared_ptr<detail::pool_link> link_;
+  std::vector<std::unique_ptr<detail::thread_cache>> caches_;  ///< under the growth lock
+  std::int64_t retired_live_bytes_ = 0;  ///< of threads that ended; under the growth lock
+  std::int64_t retired_live_blocks_ = 0;
+  std::int64_t uncached_live_bytes_ = 0;  ///< of calls without a thread cache; under the hot lock
+  std::int64_t uncached_live_blocks_ = 0;
+};
+
+}  // namespace tarn

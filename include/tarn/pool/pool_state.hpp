@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a pool knows of itself at one moment, for reports and tests. Bytes unless said.
+// Above it: pool, report. Below it: nothing.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn {
+
+struct pool_state {
+  std::size_t live = 0;                ///< handed out, rounded to blocks
+  std::size_t live_blocks = 0;         ///< how many blocks that is
+  std::size_t reserved = 0;            ///< held from the driver
+  std::size_t reserved_peak = 0;       ///< since the last reset_peaks()
+  std::size_t cached = 0;              ///< reserved, not handed out
+  std::size_t pending = 0;             ///< freed, but awaiting another stream that used it (record_use)
+  std::size_t largest_free_range = 0;  ///< the largest block that needs no driver call, magazines not counted
+  std::size_t free_blocks = 0;         ///< free ranges
+  std::size_t inactive_split_bytes = 0;  ///< free ranges that are part of a handle or segment in use
+  std::uint64_t reserved_total = 0;      ///< ever taken from the driver
+  std::uint64_t released_total = 0;      ///< ever given back
+  std::uint64_t handles = 0;             ///< physical handles, or segments, held
+  std::uint64_t handles_peak = 0;
+  std::uint64_t creates = 0;  ///< handles or segments made
+  std::uint64_t destroys = 0;
+  std::uint64_t maps = 0;
+  std::uint64_t unmaps = 0;
+  std::uint64_t remaps = 0;         ///< maps of handles that served elsewhere before
+  std::uint64_t alloc_retries = 0;  ///< times the driver refused and the cache was searched again
+  std::uint64_t ooms = 0;           ///< out_of_memory thrown
+  std::uint64_t host_waits = 0;     ///< times the host waited for a stream
+  std::uint64_t device_waits = 0;   ///< times a stream was made to wait for another
+  std::size_t host_bytes = 0;       ///< host memory of the bookkeeping
+};
+
+}  // namespace tarn

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A range: a piece of address space that is live, free, stale or a hole. Ranges tile what the pool reserved;
+// their nodes live on the host, because the host cannot write links into device memory. Above it:
+// range_index, block_table, arena. Below it: nothing.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace tarn::detail {
+
+/// Index of a node; 0 is none.
+using range_ref = std::uint32_t;
+/// Index of a stream's domain; 0 is the neutral domain, whose memory nothing on the device uses any more.
+using domain_ref = std::uint16_t;
+inline constexpr domain_ref neutral = 0;
+
+enum class range_state : std::uint8_t {
+  unused,  ///< a spare node
+  live,    ///< handed out, or cut into a run
+  free,    ///< mapped and reusable by its domain
+  stale,   ///< address space whose handle has moved elsewhere but is still mapped here
+  hole     ///< address space with nothing behind it
+};
+
+/// Blocks above class_limit live apart from the others, so that small ones do not pin large handles.
+enum class zone : std::uint8_t { small, large };
+inline constexpr std::size_t zone_count = 2;
+
+/// One node, 64 bytes: a cache line.
+struct range {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  std::uint64_t epoch = 0;  ///< when it was freed, in its domain's count
+  range_ref previous = 0;   ///< neighbour by address, 0 at the end of the segment
+  range_ref next = 0;
+  range_ref bin_previous = 0;  ///< neighbours in the index's bin
+  range_ref bin_next = 0;
+  std::uint32_t segment = 0;  ///< which upstream block, for pools over blocks
+  domain_ref domain = neutral;
+  range_state state = range_state::unused;
+  zone where = zone::small;
+
+  [[nodiscard]] std::uintptr_t end() const noexcept { return address + bytes; }
+};
+
+/// All nodes. Grows only where a caller has asked for room beforehand, so that releasing never allocates.
+class range_table {
+ public:
+  range_table() { nodes_.resize(1); }
+
+  /// Makes sure that `count` nodes can be taken without allocating. @throws std::bad_alloc, nothing has
+  /// changed
+  void make_room(std::size_t count) {
+    if (spare_count_ >= count) return;
+    std::size_t const first = nodes_.size();
+    std::size_t const added = count > first ? count : first;
+    nodes_.resize(first + added);
+    for (std::size_t i = nodes_.size(); i-- > first;) put_back(static_cast<range_ref>(i));
+  }
+
+  /// A fresh node; room has been made.
+  [[nodiscard]] range_ref take() noexcept {
+    range_ref const r = first_spare_;
+    first_spare_ = nodes_[r].next;
+    --spare_count_;
+    nodes_[r] = range{};
+    return r;
+  }
+
+  void put_back(range_ref r) noexcept {
+    nodes_[r] = range{};
+    nodes_[r].next = first_spare_;
+    first_spare_ = r;
+    ++spare_count_;
+  }
+
+  [[nodiscard]] range& operator[](range_ref r) noexcept { return nodes_[r]; }
+  [[nodiscard]] range const& operator[](range_ref r) const noexcept { return nodes_[r]; }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return nodes_.capacity() * sizeof(range); }
+  [[nodiscard]] std::size_t in_use() const noexcept { return nodes_.size() - 1 - spare_count_; }
+
+ private:
+  std::vector<range> nodes_;
+  range_ref first_spare_ = 0;
+  std::size_t spare_count_ = 0;
+};
+
+}  // namespace tarn::detail

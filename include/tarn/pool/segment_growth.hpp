@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Growth by segments: whole blocks of an upstream resource, where there are no pages to map (cudaMalloc,
+// pinned memory, another pool). A segment cannot be moved or extended; wholly free ones are given back when
+// memory is short. Above it: ladder. Below it: arena, growth.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "tarn/core/resource.hpp"
+#include "tarn/pool/arena.hpp"
+#include "tarn/pool/growth.hpp"
+#include "tarn/pool/ordering.hpp"
+
+namespace tarn::detail {
+
+/// Segments are multiples of this, bytes: what cudaMalloc rounds to anyway on a device with 2 MiB pages.
+inline constexpr std::size_t segment_grain = 2_MiB;
+
+template <resource Source>
+class segment_growth {
+ public:
+  using driver_type = typename Source::driver_type;
+  using lock = std::unique_lock<std::mutex>;
+  static constexpr bool moves = false;
+
+  segment_growth(Source source, growth_counters& counters)
+      : source_(std::move(source)), counters_(counters) {}
+
+  [[nodiscard]] Source& source() noexcept { return source_; }
+  [[nodiscard]] Source const& source() const noexcept { return source_; }
+
+  /// Makes a free range of at least `request.bytes`. False where nothing may be created. The hot lock is held
+  /// on entry and return, and let go around the upstream's call. @throws what the upstream throws; nothing
+  /// has changed
+  bool grow(arena& a, lock& hot, ordering<driver_type>&, growth_request const& request) {
+    if (request.may_create == 0 && !request.may_exceed) return false;
+    a.ranges.make_room(1);
+    segments_.reserve(segments_.size() + 1);
+    std::size_t const spare = range_grain + (request.alignment > range_grain ? request.alignment : 0);
+    std::size_t const exact = request.bytes + spare;
+    std::size_t bytes = align_up(exact, segment_grain);
+    hot.unlock();
+    void* base = nullptr;
+    try {
+      try {
+        base = source_.allocate_sync(bytes, default_alignment);
+      } catch (out_of_memory const&) {
+        bytes = align_up(exact, range_grain);
+        base = source_.allocate_sync(bytes, default_alignment);
+      }
+    } catch (...) {
+      hot.lock();
+      throw;
+    }
+    hot.lock();
+    ++counters_.creates;
+    counters_.hold(bytes);
+    auto const index = free_index();
+    segments_[index] = {base, bytes};
+    range_ref const r = a.ranges.take();
+    range& node = a.ranges[r];
+    node.address = align_up(reinterpret_cast<std::uintptr_t>(base), range_grain);
+    node.bytes = align_down(reinterpret_cast<std::uintptr_t>(base) + bytes - node.address, range_grain);
+    node.segment = static_cast<std::uint32_t>(index);
+    node.where = request.where;
+    a.make_free(r, request.taker, 0);
+    return true;
+  }
+
+  /// Gives wholly free segments back, whose work is done, until at most `keep` bytes are reserved; returns
+  /// the bytes.
+  std::size_t shrink(arena& a, lock& hot, std::size_t keep) {
+    std::size_t given = 0;
+    while (counters_.reserved > keep) {
+      range_ref whole = 0;
+      for (domain_ref d = 0; d < a.streams.size() && whole == 0; ++d) {
+        stream_domain const& domain = a.streams[d];
+        if (d != neutral && domain.freed > domain.completed) continue;
+        for (range_index const& index : domain.index) {
+          index.for_each(a.ranges, range_grain, [&](range_ref r) {
+            if (a.ranges[r].previous == 0 && a.ranges[r].next == 0) whole = r;
+          });
+        }
+      }
+      if (whole == 0) break;
+      a.claim(whole);
+      segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
+      a.ranges.put_back(whole);
+      ++counters_.destroys;
+      counters_.release(gone.bytes);
+      given += gone.bytes;
+      hot.unlock();
+      source_.deallocate_sync(gone.base, gone.bytes, default_alignment);
+      hot.lock();
+    }
+    return given;
+  }
+
+  /// True where `address` lies in a segment. O(segments).
+  [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
+    return std::any_of(segments_.begin(), segments_.end(), [&](segment const& s) {
+      auto const base = reinterpret_cast<std::uintptr_t>(s.base);
+      return s.base != nullptr && address >= base && address - base < s.bytes;
+    });
+  }
+
+  /// Gives everything back; nothing on the device uses it any more.
+  void close() noexcept {
+    for (segment const& s : segments_) {
+      if (s.base != nullptr) source_.deallocate_sync(s.base, s.bytes, default_alignment);
+    }
+    segments_.clear();
+  }
+
+  [[nodiscard]] std::size_t handles() const noexcept { return counters_.creates - counters_.destroys; }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return segments_.capacity() * sizeof(segment); }
+
+ private:
+  struct segment {
+    void* base = nullptr;
+    std::size_t bytes = 0;
+  };
+
+  /// An unused entry; room was made.
+  std::size_t free_index() noexcept {
+    for (std::size_t i = 0; i < segments_.size(); ++i) {
+      if (segments_[i].base == nullptr) return i;
+    }
+    segments_.emplace_back();
+    return segments_.size() - 1;
+  }
+
+  Source source_;
+  growth_counters& counters_;
+  std::vector<segment> segments_;
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Size classes: which blocks are interchangeable. The first question of every allocation and the reason a
+// sized deallocation needs no lookup. Above it: magazine, run, pool. Below it: core/bytes.
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/core/bytes.hpp"
+
+namespace tarn::detail {
+
+/// Every range starts and ends on a multiple of this, bytes (PyTorch rounds to the same).
+inline constexpr std::size_t range_grain = 512;
+
+/// Blocks up to here, bytes, are cut from runs: they are most calls (56-94 % in the recorded traces) and,
+/// together, at most 0.1 % of the live bytes, so a partly filled run costs nothing that shows.
+inline constexpr std::size_t run_limit = 32_KiB;
+
+/// Blocks up to here, bytes, have a size class and thus a magazine; larger ones keep their exact size. In the
+/// recorded traces blocks up to 1 MiB are at most 2.2 % of the peak, so rounding them by at most 6.25 % costs
+/// at most 0.07 %.
+inline constexpr std::size_t class_limit = 1_MiB;
+
+/// Steps of 256 B to 2 KiB, then 8 steps a doubling to 32 KiB, then 16 to 1 MiB.
+inline constexpr unsigned run_class_count = 40;
+inline constexpr unsigned class_count = 120;
+
+/// The class of a request of 1 to class_limit bytes. A few instructions, no table.
+[[nodiscard]] constexpr unsigned class_of(std::size_t bytes) noexcept {
+  std::size_t const last = bytes - 1;
+  if (last < 2048) return static_cast<unsigned>(last >> 8);
+  auto const exponent = static_cast<unsigned>(std::bit_width(last)) - 1;
+  if (exponent < 15) return 8 + (exponent - 11) * 8 + static_cast<unsigned>((last >> (exponent - 3)) & 7);
+  return 40 + (exponent - 15) * 16 + static_cast<unsigned>((last >> (exponent - 4)) & 15);
+}
+
+/// Bytes of every block of a class.
+[[nodiscard]] constexpr std::size_t compute_class_bytes(unsigned size_class) noexcept {
+  if (size_class < 8) return (size_class + std::size_t{1}) << 8;
+  if (size_class < 40) {
+    unsigned const step = size_class - 8;
+    return (9 + std::size_t{step % 8}) << (8 + step / 8);
+  }
+  unsigned const step = size_class - 40;
+  return (17 + std::size_t{step % 16}) << (11 + step / 16);
+}
+
+inline constexpr auto class_bytes_table = [] {
+  std::array<std::uint32_t, class_count> table{};
+  for (unsigned k = 0; k < class_count; ++k) table[k] = static_cast<std::uint32_t>(compute_class_bytes(k));
+  return table;
+}();
+
+[[nodiscard]] constexpr std::size_t class_bytes(unsigned size_class) noexcept {
+  return class_bytes_table[size_class];
+}
+
+/// Bytes that a request occupies: its class, or its size rounded to the grain. Pure: allocation and sized
+/// deallocation agree without looking anything up.
+[[nodiscard]] constexpr std::size_t rounded_bytes(std::size_t bytes, std::size_t alignment) noexcept {
+  if (bytes == 0) return 0;
+  if (alignment <= default_alignment && bytes <= class_limit) return class_bytes(class_of(bytes));
+  return align_up(bytes, range_grain);
+}
+
+static_assert(class_of(1) == 0 && class_of(2048) == 7 && class_of(2049) == 8);
+static_assert(class_bytes(7) == 2048 && class_bytes(39) == run_limit && class_bytes(119) == class_limit);
+
+}  // namespace tarn::detail

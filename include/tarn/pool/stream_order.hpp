@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Stream order: which stream may reuse what without asking. Each stream has a domain: the free memory that
+// its own later work may take at once, with no driver call. Frees carry the domain's epoch; one event,
+// recorded only when another stream is short of memory, covers every epoch up to now.
+//
+//   stream A              pool                          stream B
+//   kernel uses p
+//   deallocate(A, p) ---> p is free in A's domain, epoch 7
+//                         A asks: p at once, no driver call
+//                         B asks and has nothing left:
+//                           record event on A   (epoch 7 is covered, frees from now on are epoch 8)
+//                           done already?  -> p is neutral: anybody's
+//                           else B waits for the event (on the device) -> p joins B's domain
+//
+// Above it: arena, ladder. Below it: range_index, run.
+
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <unordered_map>
+#include <vector>
+
+#include "tarn/core/stream.hpp"
+#include "tarn/driver/driver.hpp"
+#include "tarn/pool/range_index.hpp"
+#include "tarn/pool/run.hpp"
+
+namespace tarn::detail {
+
+/// The identity that stands for "no stream": memory that nothing on the device uses (allocate_sync).
+inline constexpr stream_id neutral_id = ~stream_id{0};
+
+struct stream_domain {
+  stream_id id = 0;
+  stream_ref stream;
+  bool gone = false;            ///< its stream was destroyed; nothing may be recorded on it
+  std::uint64_t epoch = 1;      ///< what memory freed now is marked with
+  std::uint64_t freed = 0;      ///< newest mark on memory that is free or stale here
+  std::uint64_t recorded = 0;   ///< marks up to here are covered by `event`
+  std::uint64_t completed = 0;  ///< marks up to here are done on the device
+  event_handle event = nullptr;
+  range_index index[zone_count];
+  run_list runs[run_class_count];
+  /// Blocks freed on this stream that were cut from another domain's run: this stream reuses them, and they
+  /// go home when the device is past `foreign_epoch`.
+  std::vector<void*> foreign[run_class_count];
+  std::size_t foreign_count = 0;
+  std::uint64_t foreign_epoch = 0;
+
+  [[nodiscard]] range_index& ranges(zone where) noexcept { return index[static_cast<std::size_t>(where)]; }
+  [[nodiscard]] range_index const& ranges(zone where) const noexcept {
+    return index[static_cast<std::size_t>(where)];
+  }
+  [[nodiscard]] std::size_t free_bytes() const noexcept { return index[0].bytes() + index[1].bytes(); }
+  /// True where there is something that another stream could have once it is ordered.
+  [[nodiscard]] bool has_free() const noexcept { return free_bytes() != 0 || foreign_count != 0; }
+  [[nodiscard]] bool holds_no_run() const noexcept {
+    for (run_list const& list : runs) {
+      if (list.head != 0) return false;
+    }
+    return true;
+  }
+  /// Notes a free and returns its mark.
+  std::uint64_t mark() noexcept { return freed = epoch; }
+};
+
+/// The domains of a pool by stream identity. Under the arena's lock.
+class stream_table {
+ public:
+  stream_table() {
+    domains_.push_back(std::make_unique<stream_domain>());
+    domains_[neutral]->id = neutral_id;
+    by_id_.emplace(neutral_id, neutral);
+  }
+
+  /// The domain of a stream, made on first use. A handle that comes back under another identity tells that
+  /// its former stream was destroyed. @throws std::bad_alloc, nothing has changed
+  [[nodiscard]] domain_ref get(stream_id id, stream_ref stream) {
+    if (auto const found = by_id_.find(id); found != by_id_.end()) return found->second;
+    domain_ref place = 0;
+    for (domain_ref d = 1; d < domains_.size(); ++d) {
+      if (domains_[d]->stream.handle() == stream.handle() && domains_[d]->id != 0) domains_[d]->gone = true;
+      if (domains_[d]->id == 0) place = d;
+    }
+    if (place == 0) {
+      if (domains_.size() == max_domains) throw std::bad_alloc();
+      by_id_.reserve(by_id_.size() + 1);
+      domains_.push_back(std::make_unique<stream_domain>());
+      place = static_cast<domain_ref>(domains_.size() - 1);
+    }
+    by_id_.emplace(id, place);
+    domains_[place]->id = id;
+    domains_[place]->stream = stream;
+    domains_[place]->gone = false;
+    return place;
+  }
+
+  /// The domain of a stream, or `neutral` where it has none; never allocates.
+  [[nodiscard]] domain_ref find(stream_id id) const noexcept {
+    auto const found = by_id_.find(id);
+    return found != by_id_.end() ? found->second : neutral;
+  }
+
+  /// Lets go of a destroyed stream's empty domain; its place is used again. Epochs go on counting, so that no
+  /// old mark is mistaken for a new one.
+  void forget(domain_ref d) noexcept {
+    by_id_.erase(domains_[d]->id);
+    domains_[d]->id = 0;
+    domains_[d]->stream = {};
+    domains_[d]->gone = false;
+  }
+
+  [[nodiscard]] stream_domain& operator[](domain_ref d) noexcept { return *domains_[d]; }
+  [[nodiscard]] stream_domain const& operator[](domain_ref d) const noexcept { return *domains_[d]; }
+  [[nodiscard]] domain_ref size() const noexcept { return static_cast<domain_ref>(domains_.size()); }
+
+ private:
+  static constexpr std::size_t max_domains = 65535;
+  std::vector<std::unique_ptr<stream_domain>> domains_;
+  std::unordered_map<stream_id, domain_ref> by_id_;
+};
+
+}  // namespace tarn::detail

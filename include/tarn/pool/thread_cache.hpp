@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Thread caches: how a thread finds its magazines, and how they come home when the thread or the pool ends
+// first. Above it: pool. Below it: magazine, owner_lock.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "tarn/core/config.hpp"
+#include "tarn/pool/magazine.hpp"
+#include "tarn/pool/owner_lock.hpp"
+
+namespace tarn::detail {
+
+/// What one thread caches of one pool. The pool owns it; the thread uses it under `lock`.
+struct alignas(cache_line_bytes) thread_cache {
+  owner_lock lock;
+  stream_cache* last = nullptr;  ///< the stream used last: nearly always the next one too
+  /// Written by the owner, read by anyone: bytes and blocks this thread handed out less those it took back.
+  std::atomic<std::int64_t> live_bytes{0};
+  std::atomic<std::int64_t> live_blocks{0};
+  /// Bytes in the magazines; lets others see without a visit whether one would be worth it.
+  std::atomic<std::size_t> held_bytes{0};
+  std::vector<std::unique_ptr<stream_cache>> streams;
+
+  /// The cache of a stream, or null. The owner is inside.
+  [[nodiscard]] TARN_ALWAYS_INLINE stream_cache* find(stream_id id) noexcept {
+    if (last != nullptr && last->id == id) [[likely]]
+      return last;
+    return find_other(id);
+  }
+  TARN_ALWAYS_INLINE void count_live(std::int64_t bytes, std::int64_t blocks) noexcept {
+    live_bytes.store(live_bytes.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+    live_blocks.store(live_blocks.load(std::memory_order_relaxed) + blocks, std::memory_order_relaxed);
+  }
+  TARN_ALWAYS_INLINE void count_held(std::size_t more, std::size_t less) noexcept {
+    held_bytes.store(held_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
+  }
+
+ private:
+  TARN_NOINLINE stream_cache* find_other(stream_id id) noexcept {
+    for (auto& s : streams) {
+      if (s->id == id) return last = s.get();
+    }
+    return nullptr;
+  }
+};
+
+/// Ties a pool to the threads that cache for it. Outlives both: each side leaves under the mutex.
+struct pool_link {
+  std::mutex mutex;
+  void* pool = nullptr;  ///< null once the pool is gone
+  void (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
+};
+
+/// The thread's caches by pool, found with one compare. Plain data: it needs no construction and no guard.
+struct local_cache {
+  pool_link const* link = nullptr;
+  thread_cache* cache = nullptr;
+};
+inline constexpr std::size_t local_cache_slots = 8;
+inline thread_local constinit local_cache local_caches[local_cache_slots] = {};
+
+[[nodiscard]] inline std::size_t local_cache_slot(pool_link const* link) noexcept {
+  auto const bits = reinterpret_cast<std::uintptr_t>(link);
+  return ((bits >> 6) ^ (bits >> 12)) % local_cache_slots;
+}
+
+/// Gives the caches of an ending thread back to the pools that still live.
+class thread_exit {
+ public:
+  struct entry {
+    std::shared_ptr<pool_link> link;
+    thread_cache* cache;
+  };
+
+  thread_exit() noexcept = default;
+  thread_exit(thread_exit const&) = delete;
+  thread_exit& operator=(thread_exit const&) = delete;
+  ~thread_exit() {
+    over = true;
+    for (local_cache& l : local_caches) l = {};
+    for (entry& e : entries_) {
+      std::lock_guard const guard(e.link->mutex);
+      if (e.link->pool != nullptr) e.link->retire(e.link->pool, e.cache);
+    }
+  }
+
+  [[nodiscard]] thread_cache* find(pool_link const* link) const noexcept {
+    for (entry const& e : entries_) {
+      if (e.link.get() == link) return e.cache;
+    }
+    return nullptr;
+  }
+
+  /// Remembers a cache; forgets those of pools that are gone. @throws std::bad_alloc, nothing has changed
+  void add(std::shared_ptr<pool_link> const& link, thread_cache* cache) {
+    std::erase_if(entries_, [](entry const& e) {
+      std::lock_guard const guard(e.link->mutex);
+      if (e.link->pool != nullptr) return false;
+      // The slot must forget the address before the link's memory can be used again.
+      local_cache& slot = local_caches[local_cache_slot(e.link.get())];
+      if (slot.link == e.link.get()) slot = {};
+      return true;
+    });
+    entries_.push_back({link, cache});
+  }
+
+  /// True once this thread's caches were given back: what runs after (static destructors) goes without.
+  static inline thread_local constinit bool over = false;
+
+  static thread_exit& of_this_thread() {
+    static thread_local thread_exit hook;
+    return hook;
+  }
+
+ private:
+  std::vector<entry> entries_;
+};
+
+}  // namespace tarn::detail
