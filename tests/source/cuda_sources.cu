@@ -2,6 +2,8 @@
 // The sources on CUDA: the same contract as on the simulated device.
 
 #include <cstddef>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <string_view>
 
@@ -18,6 +20,43 @@
 using namespace tarn;
 using tarn_test::has_cuda_devices;
 using tarn_test::last_error_is_clean;
+
+namespace cuda_sources_test {
+
+/// Lives from before main() until after CUDA has unloaded. What goes wrong there changes the exit status.
+struct until_the_end {
+  cuda_malloc device{device_id{0}};
+  cuda_async ordered{device_id{0}};
+  pinned_host pinned{device_id{0}};
+  void* blocks[3]{};
+  ~until_the_end() {
+    if (blocks[0] == nullptr) return;
+    device.deallocate({}, blocks[0], 64);
+    ordered.deallocate({}, blocks[1], 64);
+    pinned.deallocate_sync(blocks[2], 64);
+    std::size_t bytes = 0;
+    stream_ref stream;
+    status const answers[] = {device.driver().memory_info(bytes, bytes),
+                              device.driver().create_stream(stream), device.driver().synchronize_device(),
+                              device.driver().release_range(nullptr, 0)};
+    for (status const& s : answers) {
+      bool const expected = s.ok() || s.kind == failure::unloading || s.kind == failure::other;
+      if (!expected || s.name == nullptr) std::_Exit(3);
+    }
+  }
+};
+static until_the_end at_exit;
+
+}  // namespace cuda_sources_test
+
+TEST_CASE("giving back after CUDA has unloaded does nothing, quietly", "[source][cuda]") {
+  if (!has_cuda_devices()) return;
+  auto& at_exit = cuda_sources_test::at_exit;
+  at_exit.blocks[1] = at_exit.ordered.allocate({}, 64);
+  at_exit.blocks[2] = at_exit.pinned.allocate_sync(64);
+  at_exit.blocks[0] = at_exit.device.allocate({}, 64);
+  SUCCEED("the rest happens after main(): the exit status tells");
+}
 
 TEMPLATE_TEST_CASE("sources of blocks keep the contract of resources on CUDA", "[source][cuda]", cuda_malloc,
                    cuda_async, pinned_host, managed) {
