@@ -119,7 +119,7 @@ TEST_CASE("error numbers of the runtime and of the driver mean the same", "[driv
   CHECK(cuda_failure(CUDA_SUCCESS) == failure::none);
   CHECK(cuda_failure(CUDA_ERROR_OUT_OF_MEMORY) == failure::out_of_memory);
   CHECK(cuda_failure(CUDA_ERROR_DEINITIALIZED) == failure::unloading);
-  CHECK(cuda_failure(CUDA_ERROR_CONTEXT_IS_DESTROYED) == failure::unloading);
+  CHECK(cuda_failure(CUDA_ERROR_CONTEXT_IS_DESTROYED) == failure::other);
   CHECK(cuda_failure(CUDA_ERROR_NOT_SUPPORTED) == failure::unsupported);
   CHECK(cuda_failure(CUDA_ERROR_NO_DEVICE) == failure::no_device);
   CHECK(cuda_failure(CUDA_ERROR_NOT_READY) == failure::not_ready);

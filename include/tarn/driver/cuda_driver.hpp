@@ -62,7 +62,10 @@ class basic_cuda_driver {
     } else {
       unsigned long long number = 0;
       status const s = detail::cuda_status(cudaStreamGetId(handle, &number), "cudaStreamGetId");
-      if (!s.ok()) return s;
+      if (!s.ok()) {
+        (void)cudaGetLastError();  // asking whether a stream still lives is no mistake of the caller's
+        return s;
+      }
       id = number;
     }
     return {};

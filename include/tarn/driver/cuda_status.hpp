@@ -20,9 +20,8 @@ namespace tarn::detail {
       return failure::not_ready;
     case cudaErrorMemoryAllocation:
       return failure::out_of_memory;
-    case cudaErrorCudartUnloading:     // also CUDA_ERROR_DEINITIALIZED
-    case cudaErrorContextIsDestroyed:  // the context is gone, and all its memory with it
-      return failure::unloading;
+    case cudaErrorCudartUnloading:  // also CUDA_ERROR_DEINITIALIZED; not cudaErrorContextIsDestroyed, which
+      return failure::unloading;    // a destroyed stream may answer with while all else lives
     case cudaErrorNotSupported:
     case cudaErrorCallRequiresNewerDriver:
       return failure::unsupported;
