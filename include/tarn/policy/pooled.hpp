@@ -3,6 +3,7 @@
 // pooled: the policy that puts a caching pool on a source. `pooled | limited` bounds live bytes, `limited |
 // pooled` bounds reserved bytes. Above it: user code. Below it: pool, compose.
 
+#include <concepts>
 #include <utility>
 
 #include "tarn/policy/compose.hpp"
@@ -28,7 +29,8 @@ struct pooled {
 template <class Upstream>
 class pooled_layer : public pool<Upstream> {
  public:
-  explicit pooled_layer(Upstream upstream = Upstream{}, pooled const& options = {})
+  pooled_layer() requires std::default_initializable<Upstream> : pooled_layer(Upstream{}) {}
+  explicit pooled_layer(Upstream upstream, pooled const& options = {})
       : pool<Upstream>(std::move(upstream), pool_options{options.remap, options.slack_per_mille}) {}
 };
 

@@ -17,10 +17,11 @@ struct growth_request {
   zone where = zone::small;
   std::size_t bytes = 0;
   std::size_t alignment = default_alignment;
-  std::size_t may_create = 0;  ///< bytes that may be created before free handles are moved instead
-  bool may_exceed = true;      ///< where moving does not suffice, create more all the same
-  bool may_move = true;        ///< false: handles stay where they are
-  bool extend = true;          ///< a free range with a hole after it may be extended
+  std::size_t may_create = 0;          ///< bytes that may be created before free handles are moved instead
+  std::size_t largest_handle = 2_MiB;  ///< of handles that are created
+  bool may_exceed = true;              ///< where moving does not suffice, create more all the same
+  bool may_move = true;                ///< false: handles stay where they are
+  bool extend = true;                  ///< a free range with a hole after it may be extended
 };
 
 /// Under the growth lock; read without it for statistics, hence plain loads of one writer's values are

@@ -5,7 +5,8 @@
 //
 //   1 magazines     every thread's cached blocks come home
 //   2 finished      frees of other streams that the device is past become neutral
-//   3 stealing      the stream waits, on the device, for another stream's frees, and takes them over
+//   3 stealing      the stream waits, on the device, for another stream's frees, and takes them over; neutral
+//                   ranges join its own, so that neighbours coalesce
 //   4 growth        a free range is extended, free handles are moved, or new ones are created
 //   5 exhaustion    the driver refused: the host waits for all streams, every free handle may move, free
 //   segments go back 6 out_of_memory
@@ -70,6 +71,9 @@ class ladder {
     collect_finished(held, request.taker);
     if (ready(take)) return;
     steal(held, request.taker);
+    if (ready(take)) return;
+    // What is neutral and what is the stream's own may lie side by side: as one range it may do.
+    if (request.taker != neutral) space.hand_over(neutral, request.taker, ~std::uint64_t{0});
     if (ready(take)) return;
     std::optional<out_of_memory> refused;
     try {
@@ -150,6 +154,7 @@ class ladder {
   /// How much may be created before free handles are moved: up to a little more than live memory has needed
   /// so far.
   void budget(growth_request& request) const noexcept {
+    request.largest_handle = handle_limit(std::max(space.live_peak, space.live_bytes + request.bytes));
     request.may_move = options.remap == remapping::when_tight;
     if (!request.may_move) {
       request.may_create = max_request_bytes;

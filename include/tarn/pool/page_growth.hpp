@@ -21,9 +21,14 @@
 
 namespace tarn::detail {
 
-/// Largest physical handle, bytes. Creating costs about 10 us whatever the size, releasing grows to 338 us at
-/// 1 GiB, and a larger handle is free as a whole less often.
-inline constexpr std::size_t largest_handle = 64_MiB;
+/// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle can serve
+/// elsewhere only when all of it is free, so what is lost grows with the handle's size beside the pool's;
+/// driver calls fall with it. Creating costs about 10 us whatever the size; releasing grows to 338 us at 1
+/// GiB, hence the bound of 64 MiB.
+[[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
+  std::size_t const share = std::bit_floor(peak / 1024 + 1);
+  return std::clamp(share, std::size_t{2_MiB}, std::size_t{64_MiB});
+}
 
 /// Address space is reserved this many times the device's memory: moved handles leave their old addresses
 /// behind, and an extent that may grow wants room after it. Address space costs the driver 5-77 us once,
@@ -208,8 +213,7 @@ class page_growth {
         if (from >= node.end()) return;
         std::size_t const has = node.end() - from;
         if (has >= request.bytes || has <= best.bytes) return;
-        if (a.ranges[node.next].bytes < align_up(request.bytes - has, map_.granularity()) + largest_handle)
-          return;
+        if (a.ranges[node.next].bytes < align_up(request.bytes - has, map_.granularity()) + 64_MiB) return;
         best = {r, has};
       });
       if (d == neutral) break;
@@ -233,7 +237,9 @@ class page_growth {
     std::size_t left = p.missing - std::min(p.missing, p.total());
     if (left == 0) return;
     if (left > request.may_create && !request.may_exceed) return;
-    std::size_t const most = request.where == zone::small ? map_.granularity() : largest_handle;
+    std::size_t const most = request.where == zone::small
+                                 ? map_.granularity()
+                                 : std::max(map_.granularity(), request.largest_handle);
     while (left != 0) {
       std::size_t const bytes = std::min(most, std::bit_floor(left));
       p.create.push_back(bytes);

@@ -37,7 +37,7 @@ class pool {
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
 
-  explicit pool(Upstream upstream = Upstream{}, pool_options const& options = {})
+  explicit pool(Upstream upstream, pool_options const& options = {})
       : ladder_(std::move(upstream), options),
         uses_(ladder_.order.driver()),
         link_(std::make_shared<detail::pool_link>()) {

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Counters as PyTorch keeps them: what is now, the most there was, and everything that ever came and went.
+// Above it: tracked, report. Below it: nothing.
+
+#include <algorithm>
+#include <cstdint>
+
+namespace tarn {
+
+/// One statistic. Not synchronised: its owner holds a lock.
+struct stat {
+  std::int64_t current = 0;
+  std::int64_t peak = 0;       ///< since the last reset_peak()
+  std::int64_t allocated = 0;  ///< total of all increases
+  std::int64_t freed = 0;      ///< total of all decreases
+
+  constexpr void increase(std::int64_t amount) noexcept {
+    current += amount;
+    allocated += amount;
+    peak = std::max(peak, current);
+  }
+  constexpr void decrease(std::int64_t amount) noexcept {
+    current -= amount;
+    freed += amount;
+  }
+  constexpr void reset_peak() noexcept { peak = current; }
+  constexpr void reset_totals() noexcept { allocated = freed = 0; }
+};
+
+}  // namespace tarn

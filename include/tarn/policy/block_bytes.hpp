@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How many bytes a request really occupies: what the nearest pool below rounds it to, else the request
+// itself. Above it: limited, tracked. Below it: core/shared.
+
+#include <cstddef>
+
+#include "tarn/core/shared.hpp"
+
+namespace tarn::detail {
+
+template <class Upstream>
+[[nodiscard]] std::size_t block_bytes_of(Upstream& upstream, std::size_t bytes,
+                                         std::size_t alignment) noexcept {
+  auto const ask = [&](auto& layer) -> decltype(layer.block_bytes(bytes, alignment)) {
+    return layer.block_bytes(bytes, alignment);
+  };
+  if constexpr (reachable<Upstream, decltype(ask)>) {
+    return nearest(upstream, ask);
+  } else {
+    return bytes;
+  }
+}
+
+}  // namespace tarn::detail

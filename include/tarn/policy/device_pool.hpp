@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// device_pool: the stack that most programs want. Pages of the device, pooled, with exact numbers.
+// Above it: user code. Below it: pooled, tracked, cuda_pages.
+
+#include "tarn/core/config.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/policy/tracked.hpp"
+#include "tarn/source/cuda_pages.hpp"
+
+namespace tarn {
+
+/// A tracked pool over any page source or resource.
+template <class Source>
+using pool_over = stack<Source, pooled, tracked>;
+
+#if TARN_HAS_CUDA
+/// A pool of the current device's memory: `tarn::device_pool pool;`, or of another: `device_pool
+/// pool{cuda_pages{1}};`.
+using device_pool = pool_over<cuda_pages>;
+#endif
+
+}  // namespace tarn

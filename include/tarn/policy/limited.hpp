@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// limited: a bound on bytes. Position is meaning: over a pool it bounds live bytes, under it reserved bytes.
+// Above it: user code. Below it: compose.
+
+#include <atomic>
+#include <cstddef>
+#include <utility>
+
+#include "tarn/core/error.hpp"
+#include "tarn/policy/block_bytes.hpp"
+#include "tarn/policy/compose.hpp"
+
+namespace tarn {
+
+template <class Upstream>
+class limited_layer;
+
+/// Refuses what would exceed `limit` bytes. Over a pool blocks count as the pool rounds them.
+struct limited {
+  std::size_t limit = 0;
+
+  template <class Upstream>
+  using layer = limited_layer<Upstream>;
+};
+
+namespace detail {
+
+/// A budget that races cannot exceed. Lock-free.
+class byte_budget {
+ public:
+  explicit byte_budget(std::size_t limit) noexcept : limit_(limit) {}
+
+  /// False where the bytes do not fit; nothing has changed.
+  [[nodiscard]] bool take(std::size_t bytes) noexcept {
+    std::size_t used = used_.load(std::memory_order_relaxed);
+    do {
+      std::size_t const limit = limit_.load(std::memory_order_relaxed);
+      if (used > limit || bytes > limit - used) return false;
+    } while (!used_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
+    return true;
+  }
+  void give(std::size_t bytes) noexcept { used_.fetch_sub(bytes, std::memory_order_relaxed); }
+
+  [[nodiscard]] std::size_t used() const noexcept { return used_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
+  std::size_t set_limit(std::size_t limit) noexcept {
+    return limit_.exchange(limit, std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<std::size_t> used_{0};
+  std::atomic<std::size_t> limit_;
+};
+
+/// What both kinds of limit share: the budget, and the refusal.
+template <class Upstream>
+class limited_base {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  limited_base(Upstream upstream, std::size_t limit) : upstream_(std::move(upstream)), budget_(limit) {}
+  limited_base(limited_base const&) = delete;
+  limited_base& operator=(limited_base const&) = delete;
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+
+  /// Bytes that count against the limit now.
+  [[nodiscard]] std::size_t used() const noexcept { return budget_.used(); }
+  [[nodiscard]] std::size_t limit() const noexcept { return budget_.limit(); }
+  /// Changes the limit and returns the one before; below used() it refuses all until enough is freed.
+  /// Thread-safe.
+  std::size_t set_limit(std::size_t bytes) noexcept { return budget_.set_limit(bytes); }
+
+ protected:
+  /// Runs `allocate` within the budget: a refusal or an upstream failure costs nothing.
+  template <class Allocate>
+  auto within_budget(std::size_t counted, std::size_t asked, std::size_t alignment, stream_ref stream,
+                     Allocate const& allocate) {
+    if (!budget_.take(counted)) {
+      memory_report r;
+      r.asked = asked;
+      r.alignment = alignment;
+      r.device = driver().device().value;
+      r.stream = stream.id();
+      r.live = used();
+      r.limit = limit();
+      r.refused_by = "limited";
+      throw out_of_memory(r);
+    }
+    try {
+      return allocate();
+    } catch (...) {
+      budget_.give(counted);
+      throw;
+    }
+  }
+
+  Upstream upstream_;
+  byte_budget budget_;
+};
+
+}  // namespace detail
+
+/// The limit over a resource: bounds live bytes. Two relaxed atomic operations a pair.
+template <class Upstream>
+class limited_layer : public detail::limited_base<Upstream> {
+  using base = detail::limited_base<Upstream>;
+
+ public:
+  limited_layer(Upstream upstream, limited const& options) : base(std::move(upstream), options.limit) {}
+
+  /// @throws out_of_memory  the limit, or the upstream, refused; no budget was used
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    return this->within_budget(counted(bytes, alignment), bytes, alignment, stream,
+                               [&] { return this->upstream_.allocate(stream, bytes, alignment); });
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    this->upstream_.deallocate(stream, p, bytes, alignment);
+    if (p != nullptr) this->budget_.give(counted(bytes, alignment));
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    return this->within_budget(counted(bytes, alignment), bytes, alignment, {},
+                               [&] { return this->upstream_.allocate_sync(bytes, alignment); });
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    this->upstream_.deallocate_sync(p, bytes, alignment);
+    if (p != nullptr) this->budget_.give(counted(bytes, alignment));
+  }
+
+ private:
+  [[nodiscard]] std::size_t counted(std::size_t bytes, std::size_t alignment) noexcept {
+    return bytes > max_request_bytes ? bytes : detail::block_bytes_of(this->upstream_, bytes, alignment);
+  }
+};
+
+/// The limit over a page source: bounds physical bytes. It is a page source itself, so a pool can stand on
+/// it.
+template <page_source Upstream>
+class limited_layer<Upstream> : public detail::limited_base<Upstream> {
+  using base = detail::limited_base<Upstream>;
+
+ public:
+  limited_layer(Upstream upstream, limited const& options) : base(std::move(upstream), options.limit) {}
+
+  [[nodiscard]] std::size_t granularity() const noexcept { return this->upstream_.granularity(); }
+  [[nodiscard]] void* reserve(std::size_t bytes) { return this->upstream_.reserve(bytes); }
+  void unreserve(void* p, std::size_t bytes) noexcept { this->upstream_.unreserve(p, bytes); }
+  /// @throws out_of_memory  the limit, or the device, refused; no budget was used
+  [[nodiscard]] page_handle create(std::size_t bytes) {
+    return this->within_budget(bytes, bytes, granularity(), {},
+                               [&] { return this->upstream_.create(bytes); });
+  }
+  void destroy(page_handle handle, std::size_t bytes) noexcept {
+    this->upstream_.destroy(handle, bytes);
+    this->budget_.give(bytes);
+  }
+  void map(void* p, std::size_t bytes, page_handle handle) { this->upstream_.map(p, bytes, handle); }
+  void unmap(void* p, std::size_t bytes) noexcept { this->upstream_.unmap(p, bytes); }
+};
+
+}  // namespace tarn

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The simulated device, for tests and for machines without a GPU: opt-in, since it is much to compile.
+// Above it: user code. Below it: driver/sim_driver, source/sim_sources, policy/device_pool.
+
+#include "tarn/policy/device_pool.hpp"
+#include "tarn/source/sim_sources.hpp"
+
+namespace tarn {
+
+/// device_pool on the simulated device: `tarn::sim_pool pool;` simulates an H200,
+/// `sim_pool{sim_pages{machine.driver(0)}}` a machine of your own.
+using sim_pool = pool_over<sim_pages>;
+
+}  // namespace tarn
