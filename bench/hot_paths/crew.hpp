@@ -6,38 +6,59 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <numeric>
 #include <thread>
 #include <vector>
 
 namespace tarn::bench {
 
-/// Runs `work(thread)` on `count` threads at once, started by one flag; returns the mean seconds of a thread.
-template <class Work>
-double run_together(std::size_t count, Work const& work) {
+/// Threads that stay from batch to batch, so that what a pool keeps per thread is warm.
+class crew {
+ public:
+  /// @param work  called as work(thread) in every thread, once per batch
+  template <class Work>
+  crew(std::size_t count, Work const& work) : seconds_(count) {
+    threads_.reserve(count);
+    for (std::size_t t = 0; t < count; ++t) {
+      threads_.emplace_back([this, t, &work] {
+        for (unsigned batch = 1; wait_for(batch); ++batch) {
+          auto const start = clock::now();
+          work(t);
+          seconds_[t] = std::chrono::duration<double>(clock::now() - start).count();
+          done_.fetch_add(1, std::memory_order_release);
+        }
+      });
+    }
+  }
+  ~crew() {
+    batch_.store(over, std::memory_order_release);
+    for (std::thread& t : threads_) t.join();
+  }
+  crew(crew const&) = delete;
+  crew& operator=(crew const&) = delete;
+
+  /// Runs one batch in all threads at once; returns the mean seconds of a thread.
+  double run() {
+    done_.store(0, std::memory_order_relaxed);
+    batch_.fetch_add(1, std::memory_order_release);
+    while (done_.load(std::memory_order_acquire) != seconds_.size()) std::this_thread::yield();
+    return std::accumulate(seconds_.begin(), seconds_.end(), 0.0) / static_cast<double>(seconds_.size());
+  }
+
+ private:
   using clock = std::chrono::steady_clock;
-  std::atomic<std::size_t> ready{0};
-  std::atomic<bool> go{false};
-  std::vector<double> seconds(count);
-  std::vector<std::thread> threads;
-  threads.reserve(count);
-  for (std::size_t t = 0; t < count; ++t) {
-    threads.emplace_back([&, t] {
-      ready.fetch_add(1);
-      while (!go.load(std::memory_order_acquire)) std::this_thread::yield();
-      auto const start = clock::now();
-      work(t);
-      seconds[t] = std::chrono::duration<double>(clock::now() - start).count();
-    });
+  static constexpr unsigned over = ~0U;
+
+  bool wait_for(unsigned batch) const {
+    unsigned now = 0;
+    while ((now = batch_.load(std::memory_order_acquire)) < batch) std::this_thread::yield();
+    return now != over;
   }
-  while (ready.load() != count) std::this_thread::yield();
-  go.store(true, std::memory_order_release);
-  double sum = 0;
-  for (std::size_t t = 0; t < count; ++t) {
-    threads[t].join();
-    sum += seconds[t];
-  }
-  return sum / static_cast<double>(count);
-}
+  std::atomic<unsigned> batch_{0};
+  std::atomic<std::size_t> done_{0};
+  std::vector<double> seconds_;
+  std::vector<std::thread> threads_;
+};
 
 /// A queue from one thread to one other; bounded, so that the giver cannot run far ahead.
 class handover {

@@ -97,8 +97,9 @@ void threads(benchmark::State& state, std::size_t count) {
   auto const batch = [&](std::size_t t) {
     for (std::size_t i = 0; i < pairs; ++i) windows[t]->step();
   };
-  (void)run_together(count, batch);  // warms every thread's window
-  for (auto _ : state) state.SetIterationTime(run_together(count, batch) / static_cast<double>(pairs));
+  crew workers(count, batch);
+  (void)workers.run();  // warms each thread's window
+  for (auto _ : state) state.SetIterationTime(workers.run() / static_cast<double>(pairs));
 }
 
 template <peer P>
@@ -116,8 +117,9 @@ void other_thread(benchmark::State& state) {
       }
     }
   };
-  (void)run_together(2, batch);
-  for (auto _ : state) state.SetIterationTime(run_together(2, batch) / static_cast<double>(pairs));
+  crew giver_and_taker(2, batch);
+  (void)giver_and_taker.run();
+  for (auto _ : state) state.SetIterationTime(giver_and_taker.run() / static_cast<double>(pairs));
 }
 
 }  // namespace hot

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A driver that counts the calls made through it: how tarn's own driver calls are known, on both devices alike.
-// Above it: the adapters of tarn. Below it: any driver of tarn.
+// A driver that counts the calls made through it: how tarn's own driver calls are known, on both devices
+// alike. Above it: the adapters of tarn. Below it: any driver of tarn.
 
 #include <atomic>
 #include <cstdint>
@@ -16,8 +16,8 @@ struct call_count {
   std::atomic<std::uint64_t> made{0};
 };
 
-/// `Driver`, adding one for each call that allocates, frees, maps, orders or asks the device. Not counted, as for the
-/// peers: look-ups that never leave the process (device, identify, is_capturing).
+/// `Driver`, adding one for each call that allocates, frees, maps, orders or asks the device. Not counted, as
+/// for the peers: look-ups that never leave the process (device, identify, is_capturing).
 template <class Driver>
 class counted_driver : public Driver {
  public:

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "peers/simulated_device.hpp"
+#include "peers/tarn_pool.hpp"
 #include "replay/pools.hpp"
 
 namespace tarn::bench {
 
 std::vector<pool_entry> simulated_pools() {
-  return {};
+  return {entry_of<tarn_pool<simulated_device, with_defaults>>(),
+          entry_of<tarn_pool<simulated_device, without_remap>>()};
 }
 
 }  // namespace tarn::bench

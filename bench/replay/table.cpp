@@ -8,6 +8,7 @@
 #include <ostream>
 #include <vector>
 
+#include "peers/peer.hpp"
 #include "replay/pytorch_held.hpp"
 
 namespace tarn::bench {
@@ -15,7 +16,7 @@ namespace tarn::bench {
 namespace {
 
 constexpr double mib = 1024.0 * 1024.0;
-using row_text = std::array<std::string, 7>;
+using row_text = std::array<std::string, 9>;
 
 std::string fixed(double value, int decimals) {
   std::array<char, 64> text{};
@@ -33,6 +34,11 @@ std::string nanoseconds(std::optional<double> const& ns) {
   return *ns < 10 ? fixed(*ns, 1) : with_commas(static_cast<std::uint64_t>(std::llround(*ns)));
 }
 
+// Only the simulated device prices its calls.
+std::string modelled(figures const& row, std::optional<double> const& ns) {
+  return row.device == to_text(place_of_memory::simulated) ? nanoseconds(ns) : "-";
+}
+
 row_text text_of(figures const& row) {
   return {row.pool,
           row.peak_reserved ? as_mib(static_cast<double>(*row.peak_reserved)) : "-",
@@ -42,13 +48,17 @@ row_text text_of(figures const& row) {
           count(row.driver_calls),
           count(row.driver_calls_warm),
           nanoseconds(row.cold_ns_per_event),
-          nanoseconds(row.warm_ns_per_event)};
+          nanoseconds(row.warm_ns_per_event),
+          modelled(row, row.driver_ns_cold),
+          modelled(row, row.passes > 1 ? std::optional(row.driver_ns_warm) : std::nullopt)};
 }
 
 row_text text_of(char const* name, double held_mib, std::uint64_t peak_live) {
   return {name,
           as_mib(held_mib * mib),
           fixed(static_cast<double>(peak_live) / (held_mib * mib), 3),
+          "-",
+          "-",
           "-",
           "-",
           "-",
@@ -73,8 +83,8 @@ std::string as_mib(double bytes) {
 void write_table(std::ostream& out, std::span<figures const> rows) {
   if (rows.empty()) return;
   figures const& first = rows.front();
-  std::vector<row_text> lines{
-      {"pool", "peak reserved", "utilisation", "driver calls", "warm", "ns/event", "warm"}};
+  std::vector<row_text> lines{{"pool", "peak reserved", "utilisation", "driver calls cold", "warm",
+                               "ns/event cold", "warm", "driver ns cold", "warm"}};
   for (figures const& row : rows) lines.push_back(text_of(row));
   auto const* const held = std::find_if(std::begin(held_by_pytorch), std::end(held_by_pytorch),
                                         [&](pytorch_held const& h) { return h.trace == first.trace; });
@@ -82,6 +92,10 @@ void write_table(std::ostream& out, std::span<figures const> rows) {
     lines.push_back(text_of("PyTorch, default *", held->by_default, first.peak_live));
     lines.push_back(text_of("PyTorch, expandable *", held->expandable, first.peak_live));
   }
+  bool const simulated = std::any_of(rows.begin(), rows.end(), [](figures const& row) {
+    return row.device == to_text(place_of_memory::simulated);
+  });
+  std::size_t const columns = std::tuple_size_v<row_text> - (simulated ? 0 : 2);
   std::array<std::size_t, std::tuple_size_v<row_text>> width{};
   for (row_text const& line : lines) {
     for (std::size_t i = 0; i < line.size(); ++i) width[i] = std::max(width[i], line[i].size());
@@ -90,7 +104,7 @@ void write_table(std::ostream& out, std::span<figures const> rows) {
       << as_mib(static_cast<double>(first.peak_live)) << '\n';
   for (row_text const& line : lines) {
     out << "  " << line[0] << std::string(width[0] - line[0].size(), ' ');
-    for (std::size_t i = 1; i < line.size(); ++i) {
+    for (std::size_t i = 1; i < columns; ++i) {
       out << std::string(width[i] - line[i].size() + 2, ' ') << line[i];
     }
     out << '\n';
@@ -107,7 +121,9 @@ void write_table(std::ostream& out, std::span<figures const> rows) {
 void write_legend(std::ostream& out) {
   out << "peak reserved: the most held from the driver; utilisation: peak live requested bytes / peak "
          "reserved.\n"
-         "driver calls and ns/event: host side, of a first pass on a fresh pool, then of a warm one.\n"
+         "cold: a first pass on a fresh pool; warm: a later one on the same pool. ns/event: host time.\n"
+         "driver ns: per event, what the simulated device says its calls would cost on an H200; not spent "
+         "here.\n"
          "* held by PyTorch 2.11 for the same requests, recorded on one H200 "
          "(bench/replay/pytorch_held.hpp).\n";
 }

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// tarn's own pool, on any device. Above it: the lists of pools. Below it: tarn, simulated_device or
+// cuda_device.
+
+#include "peers/peer.hpp"
+#include "tarn/core/shared.hpp"
+#include "tarn/policy/compose.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/source/cuda_pages.hpp"
+
+namespace tarn::bench {
+
+/// The default pool.
+struct with_defaults {
+  static constexpr std::string_view name = "tarn";
+  static constexpr std::string_view about = "pages | pooled: the default pool";
+  template <class Pages>
+  static auto over(Pages pages) {
+    return pages | pooled{};
+  }
+};
+
+/// The pool that never moves a page: a warm pass makes no driver call.
+struct without_remap {
+  static constexpr std::string_view name = "tarn_no_remap";
+  static constexpr std::string_view about = "pages | pooled, pages never moved";
+  template <class Pages>
+  static auto over(Pages pages) {
+    return pages | pooled{.remap = remapping::off};
+  }
+};
+
+/// `Recipe` on `Device`.
+template <class Device, class Recipe>
+class tarn_pool {
+ public:
+  static constexpr std::string_view name = Recipe::name;
+  static constexpr std::string_view about = Recipe::about;
+  static constexpr place_of_memory where = Device::where;
+
+  explicit tarn_pool(setup const& s) : device_(s), memory_(Recipe::over(pages(device_.driver()))) {}
+
+  void* allocate(std::size_t stream, std::size_t bytes) {
+    return memory_.allocate(device_.stream(stream), bytes);
+  }
+  void deallocate(std::size_t stream, void* block, std::size_t bytes) noexcept {
+    memory_.deallocate(device_.stream(stream), block, bytes);
+  }
+  [[nodiscard]] usage used() const {
+    auto const state = nearest(memory_, [](auto& layer) -> decltype(layer.state()) { return layer.state(); });
+    return {state.reserved_peak, device_.driver_calls(), device_.driver_ns()};
+  }
+
+ private:
+  using pages = basic_pages<typename Device::driver_type>;
+  using memory = decltype(Recipe::over(std::declval<pages>()));
+  Device device_;  // outlives the pool, which counts on it
+  memory memory_;
+};
+
+}  // namespace tarn::bench
