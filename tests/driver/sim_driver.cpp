@@ -160,6 +160,18 @@ TEST_CASE("every driver call has a name of its own", "[driver][sim][calls]") {
   CHECK(std::strcmp(name_of(driver_call::map_pages), "map_pages") == 0);
 }
 
+TEST_CASE("a device without virtual memory management says so for every page call", "[driver][sim]") {
+  sim_driver const driver = sim_machine{sim_options{.paging = sim_paging::missing}}.driver();
+  std::size_t bytes = 0;
+  void* p = nullptr;
+  page_handle handle{};
+  CHECK(driver.page_granularity(bytes).kind == failure::unsupported);
+  CHECK(driver.reserve_range(2_MiB, 0, p).kind == failure::unsupported);
+  CHECK(driver.create_pages(2_MiB, handle).kind == failure::unsupported);
+  CHECK(driver.destroy_pages(handle).kind == failure::unsupported);
+  CHECK(driver.malloc_device(1, p).ok());
+}
+
 TEST_CASE("a broken device fails every call until it is repaired", "[driver][sim]") {
   sim_machine const machine{sim_options{.devices = 2}};
   sim_driver const driver = machine.driver();
@@ -189,8 +201,10 @@ TEST_CASE("an unloading driver says so on every call", "[driver][sim]") {
 
 TEST_CASE("streams of one machine mean nothing to another", "[driver][sim]") {
   sim_machine const a, b;
-  stream_ref stream;
+  stream_ref stream, other;
   REQUIRE(a.driver().create_stream(stream).ok());
+  REQUIRE(b.driver().create_stream(other).ok());
+  CHECK(stream.handle() != other.handle());
   CHECK_FALSE(b.driver().synchronize_stream(stream).ok());
   CHECK(a.driver().synchronize_stream(stream).ok());
 }

@@ -83,6 +83,8 @@ TEST_CASE("the device has its capacity to the byte", "[driver][sim][memory]") {
   REQUIRE(driver.free_device(block).ok());
   REQUIRE(driver.destroy_pages(half).ok());
   CHECK(free_bytes(driver) == 64_MiB);
+  CHECK(machine.usage().page_bytes == 0);
+  CHECK(machine.usage().block_bytes == 0);
   CHECK(machine.usage().peak_used == 64_MiB);
   machine.reset_peak();
   CHECK(machine.usage().peak_used == 0);
@@ -412,7 +414,45 @@ TEST_CASE("free ranges are taken by best fit and grow together again", "[driver]
   REQUIRE(ranges.take(64, 64, at));
   CHECK(at == 1024);
   CHECK_FALSE(ranges.take(64, 1, at));
+  CHECK_FALSE(ranges.take(20, 512, at));  // 24 are free, but not at such a place
   ranges.give(1024, 64);
   REQUIRE(ranges.take(100, 1, at));
   CHECK(at == 1000);
+}
+
+TEST_CASE("physical bytes have numbers of their own, and those that go away are told",
+          "[driver][sim][memory]") {
+  detail::sim_memory memory(1, 64_MiB, 0, 64_MiB, 2_MiB, sim_backing::address_only);
+  memory.watch_gone();
+  void *p = nullptr, *q = nullptr, *base = nullptr;
+  page_handle handle{};
+  REQUIRE(memory.allocate(0, 1_MiB, detail::sim_kind::device, p) == detail::sim_code::ok);
+  REQUIRE(memory.reserve(4_MiB, 0, base) == detail::sim_code::ok);
+  REQUIRE(memory.create(0, 2_MiB, handle) == detail::sim_code::ok);
+  REQUIRE(memory.map(base, 2_MiB, handle) == detail::sim_code::ok);
+  REQUIRE(memory.allocate(0, 1_MiB, detail::sim_kind::device, q) == detail::sim_code::ok);
+  std::vector<detail::sim_memory::piece> pieces;
+  auto const note = [&](detail::sim_memory::piece piece) { pieces.push_back(piece); };
+  REQUIRE(memory.each_piece(p, 1_MiB, note));
+  REQUIRE(memory.each_piece(base, 2_MiB, note));
+  REQUIRE(memory.each_piece(q, 1_MiB, note));
+  REQUIRE(pieces.size() == 3);
+  for (std::size_t i = 0; i < 3; ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      bool const apart = pieces[i].key >= pieces[j].key + pieces[j].bytes ||
+                         pieces[j].key >= pieces[i].key + pieces[i].bytes;
+      CHECK(apart);
+    }
+  }
+  std::size_t gone = 0;
+  auto const count = [&](detail::sim_memory::piece piece) { gone += piece.bytes; };
+  memory.drain_gone(count);
+  CHECK(gone == 0);
+  REQUIRE(memory.free(p, detail::sim_kind::device) == detail::sim_code::ok);
+  REQUIRE(memory.destroy(handle) == detail::sim_code::ok);
+  memory.drain_gone(count);
+  CHECK(gone == 1_MiB);
+  REQUIRE(memory.unmap(base, 2_MiB) == detail::sim_code::ok);
+  memory.drain_gone(count);
+  CHECK(gone == 3_MiB);
 }

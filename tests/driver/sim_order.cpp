@@ -282,6 +282,42 @@ TEST_CASE("bytes are judged one by one", "[driver][sim][order]") {
   CHECK(t.found() == 1);
 }
 
+TEST_CASE("what happens to some bytes says nothing of their neighbours", "[driver][sim][order]") {
+  checked t;
+  char* const base = static_cast<char*>(t.p);
+  void* next = nullptr;
+  REQUIRE(t.driver.malloc_device(1_MiB, next).ok());
+  t.give(t.a);
+  t.write(t.a);
+  t.write(t.a, 256_KiB, 256_KiB);
+  t.machine.freed(base + 128_KiB, 256_KiB, t.a);
+  t.machine.allocated(next, 1_MiB, t.b);
+  REQUIRE(t.machine.launch(t.b, 100, {sim_writes(next, 1_MiB)}).ok());
+  t.write(t.a, 0, 128_KiB);
+  t.write(t.a, 384_KiB, 640_KiB);
+  CHECK(t.found() == 0);
+  t.write(t.a, 128_KiB, 1);
+  t.write(t.a, 384_KiB - 1, 1);
+  CHECK(t.found() == 2);
+}
+
+TEST_CASE("notes on memory that is gone are dropped", "[driver][sim][order]") {
+  detail::sim_memory memory(1, 64_MiB, 0, 64_MiB, 2_MiB, sim_backing::address_only);
+  detail::sim_order order;
+  memory.watch_gone();
+  auto const agent = order.add_agent("stream", 1);
+  for (int i = 0; i < 3; ++i) {
+    void* p = nullptr;
+    REQUIRE(memory.allocate(0, 1_MiB, detail::sim_kind::device, p) == detail::sim_code::ok);
+    order.access(memory, sim_writes(static_cast<char*>(p) + 1_KiB, 1_KiB), agent);
+    order.access(memory, sim_writes(p, 1_MiB), agent);
+    CHECK(order.segments() == 3);
+    REQUIRE(memory.free(p, detail::sim_kind::device) == detail::sim_code::ok);
+    memory.drain_gone([&](detail::sim_memory::piece piece) { order.forget(piece.key, piece.bytes); });
+    CHECK(order.segments() == 0);
+  }
+}
+
 TEST_CASE("touching freed bytes is found", "[driver][sim][order]") {
   checked t;
   t.give(t.a);
@@ -358,6 +394,12 @@ TEST_CASE("unmapping a page whose work nobody waited for is found", "[driver][si
   SECTION("at once") {
     REQUIRE(t.driver.unmap_pages(base, 4_MiB).ok());
     CHECK(t.found_one({"unmapped while in use", "by host", "recorded on " + name(t.a)}));
+  }
+  SECTION("with a write under way") {
+    REQUIRE(t.driver.synchronize_stream(t.a).ok());
+    REQUIRE(t.machine.launch(t.b, 100, {sim_writes(base, 1)}).ok());
+    REQUIRE(t.driver.unmap_pages(base, 4_MiB).ok());
+    CHECK(t.found_one({"unmapped while in use", "recorded on " + name(t.b)}));
   }
   SECTION("though time has passed") {
     t.machine.advance(1'000'000);
