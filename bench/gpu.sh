@@ -156,6 +156,7 @@ run_replay() {
       [ -e "$root/examples/traces/$(basename "$trace")" ] || files+=("$trace")
     done
   fi
+  "$tool" --device cuda --json --passes 1 --pool cuda_malloc "$root/examples/traces/demucs_train.trace.gz" || return 1
   : >"$results/replay.jsonl"
   add() { timeout 100 "$@" >>"$results/replay.jsonl" || { say "FAILED with $?: $*"; failed=1; }; }
   for pool in $("$tool" --pool list | awk '$2 == "cuda" { print $1 }'); do

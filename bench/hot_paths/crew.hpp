@@ -25,7 +25,7 @@ class crew {
           auto const start = clock::now();
           work(t);
           seconds_[t] = std::chrono::duration<double>(clock::now() - start).count();
-          done_.fetch_add(1, std::memory_order_release);
+          if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == seconds_.size()) done_.notify_one();
         }
       });
     }
@@ -41,7 +41,9 @@ class crew {
   double run() {
     done_.store(0, std::memory_order_relaxed);
     batch_.fetch_add(1, std::memory_order_release);
-    while (done_.load(std::memory_order_acquire) != seconds_.size()) std::this_thread::yield();
+    for (std::size_t n = 0; (n = done_.load(std::memory_order_acquire)) != seconds_.size();) {
+      done_.wait(n, std::memory_order_acquire);  // asleep: spinning here would take a core from the crew
+    }
     return std::accumulate(seconds_.begin(), seconds_.end(), 0.0) / static_cast<double>(seconds_.size());
   }
 

@@ -11,6 +11,7 @@ namespace tarn::bench {
 
 void register_cuda() {
   register_hot_paths<tarn_pool<cuda_device, with_defaults>>();
+  register_hot_paths<tarn_pool<cuda_device, with_tracking>>();
   register_hot_paths<cuda_async_peer>();
   register_hot_paths<cub_peer>();
   register_hot_paths<cub_default_peer>();

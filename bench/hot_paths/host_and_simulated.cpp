@@ -10,6 +10,7 @@ namespace tarn::bench {
 
 void register_host_and_simulated() {
   register_hot_paths<tarn_pool<simulated_device, with_defaults>>();
+  register_hot_paths<tarn_pool<simulated_device, with_tracking>>();
   register_hot_paths<host_malloc>();
   register_hot_paths<std_pmr>();
   register_hot_paths<std_pmr_sync>();

@@ -33,6 +33,9 @@ inline constexpr size_range small_to_mib{256, std::size_t{1} << 20};
 inline constexpr size_range small_to_256_kib{256, std::size_t{256} << 10};
 inline constexpr size_range small_to_2_kib{256, std::size_t{2} << 10};
 inline constexpr std::size_t blocks_per_thread = 64;
+inline constexpr std::size_t pair_bytes[] = {256, 4096, 65536, 1048576, 20971520};
+inline constexpr std::size_t window_blocks[] = {16, 256, 4096, 32768, 65536};
+inline constexpr std::size_t thread_counts[] = {1, 2, 4, 8, 16};
 
 /// Pairs that are timed where filling the window takes longer than timing it: Google Benchmark would fill it
 /// anew for each guess of how many it takes.
@@ -41,11 +44,19 @@ inline constexpr std::int64_t pairs_in_large_window = 100000;
 /// Windows from here on are large, blocks.
 inline constexpr std::size_t large_window = 4096;
 
-/// Pairs each of `threads` makes in one batch: long beside the start of the threads, yet where one lock takes
-/// 1 ms with 16 threads a bench must end too.
-template <peer P>
-[[nodiscard]] constexpr std::size_t pairs_per_batch(std::size_t threads) noexcept {
-  return (is_pool<P> ? std::size_t{10000} : std::size_t{200}) / threads;
+/// How long a batch of a crew takes, seconds: long beside the start of its threads, so that they run
+/// together, and short enough that a pool whose one lock costs 1 ms with 16 threads ends too.
+inline constexpr double batch_seconds = 0.02;
+
+/// Pairs in the first batch of a crew, which warms the pool and tells how many a batch takes.
+inline constexpr std::size_t first_pairs = 100;
+
+/// Warms the crew's pool until a batch lasts as long as it should; sets `pairs`, which the crew's work reads.
+inline void settle(crew& workers, std::size_t& pairs) {
+  for (int i = 0; i < 3; ++i) {
+    double const per_pair = workers.run() / static_cast<double>(pairs);
+    pairs = std::clamp<std::size_t>(static_cast<std::size_t>(batch_seconds / per_pair), first_pairs, 1000000);
+  }
 }
 
 [[nodiscard]] inline setup with_streams(std::size_t count) {
@@ -93,12 +104,12 @@ void threads(benchmark::State& state, std::size_t count) {
     windows.push_back(std::make_unique<window<P>>(pool, t, blocks_per_thread, small_to_256_kib,
                                                   static_cast<unsigned>(t + 1)));
   }
-  std::size_t const pairs = pairs_per_batch<P>(count);
+  std::size_t pairs = first_pairs;
   auto const batch = [&](std::size_t t) {
     for (std::size_t i = 0; i < pairs; ++i) windows[t]->step();
   };
   crew workers(count, batch);
-  (void)workers.run();  // warms each thread's window
+  settle(workers, pairs);
   for (auto _ : state) state.SetIterationTime(workers.run() / static_cast<double>(pairs));
 }
 
@@ -107,7 +118,7 @@ void other_thread(benchmark::State& state) {
   constexpr std::size_t bytes = 4096;
   P pool(with_streams(1));
   handover queue;
-  std::size_t const pairs = pairs_per_batch<P>(1);
+  std::size_t pairs = first_pairs;
   auto const batch = [&](std::size_t t) {
     for (std::size_t i = 0; i < pairs; ++i) {
       if (t == 0) {
@@ -118,7 +129,7 @@ void other_thread(benchmark::State& state) {
     }
   };
   crew giver_and_taker(2, batch);
-  (void)giver_and_taker.run();
+  settle(giver_and_taker, pairs);
   for (auto _ : state) state.SetIterationTime(giver_and_taker.run() / static_cast<double>(pairs));
 }
 
@@ -132,10 +143,10 @@ void register_hot_paths() {
   auto const add = [&](std::string const& work, auto run) {
     return benchmark::RegisterBenchmark((work + "/" + pool).c_str(), run);
   };
-  for (std::size_t const bytes : {256, 4096, 65536, 1048576, 20971520}) {
+  for (std::size_t const bytes : hot::pair_bytes) {
     add("hot_pair/" + std::to_string(bytes), [bytes](benchmark::State& s) { hot::hot_pair<P>(s, bytes); });
   }
-  for (std::size_t const live : {16, 256, 4096, 32768, 65536}) {
+  for (std::size_t const live : hot::window_blocks) {
     if (!is_pool<P> && live >= hot::large_window) continue;
     auto* const entry = add("window/" + std::to_string(live), [live](benchmark::State& s) {
       hot::replace_in_window<P>(s, live, hot::small_to_mib);
@@ -150,7 +161,7 @@ void register_hot_paths() {
   }
   add("two_streams", [](benchmark::State& s) { hot::two_streams<P>(s); });
   if constexpr (is_thread_safe<P>) {
-    for (std::size_t const count : {1, 2, 4, 8, 16}) {
+    for (std::size_t const count : hot::thread_counts) {
       if (!is_pool<P> && count > 4) continue;
       add("threads/" + std::to_string(count), [count](benchmark::State& s) { hot::threads<P>(s, count); })
           ->UseManualTime()

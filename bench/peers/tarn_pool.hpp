@@ -7,6 +7,7 @@
 #include "tarn/core/shared.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/pooled.hpp"
+#include "tarn/policy/tracked.hpp"
 #include "tarn/source/cuda_pages.hpp"
 
 namespace tarn::bench {
@@ -28,6 +29,16 @@ struct without_remap {
   template <class Pages>
   static auto over(Pages pages) {
     return pages | pooled{.remap = remapping::off};
+  }
+};
+
+/// The default pool with its statistics, as device_pool has it.
+struct with_tracking {
+  static constexpr std::string_view name = "tarn_tracked";
+  static constexpr std::string_view about = "pages | pooled | tracked: as device_pool";
+  template <class Pages>
+  static auto over(Pages pages) {
+    return pages | pooled{} | tracked{};
   }
 };
 

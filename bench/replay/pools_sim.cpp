@@ -7,7 +7,8 @@ namespace tarn::bench {
 
 std::vector<pool_entry> simulated_pools() {
   return {entry_of<tarn_pool<simulated_device, with_defaults>>(),
-          entry_of<tarn_pool<simulated_device, without_remap>>()};
+          entry_of<tarn_pool<simulated_device, without_remap>>(),
+          entry_of<tarn_pool<simulated_device, with_tracking>>()};
 }
 
 }  // namespace tarn::bench
