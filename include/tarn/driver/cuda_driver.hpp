@@ -47,6 +47,14 @@ class basic_cuda_driver {
 
   [[nodiscard]] device_id device() const noexcept { return device_id{device_}; }
 
+  /// The calling thread's current device, for device_guard.
+  static status current_device(device_id& device) noexcept {
+    return detail::cuda_status(cudaGetDevice(&device.value), "cudaGetDevice");
+  }
+  static status set_current_device(device_id device) noexcept {
+    return detail::cuda_status(cudaSetDevice(device.value), "cudaSetDevice");
+  }
+
   // Streams and events.
 
   /// Default streams have identities that no other stream, device or thread ever has; they cost no driver

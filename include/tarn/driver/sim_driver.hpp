@@ -31,6 +31,17 @@ class sim_driver {
       : machine_(std::move(machine)), device_(device) {}
 
   [[nodiscard]] device_id device() const noexcept { return device_; }
+
+  /// The calling thread's current device, for device_guard. A note only: no simulated call depends on it.
+  static status current_device(device_id& device) noexcept {
+    device = current();
+    return {};
+  }
+  static status set_current_device(device_id device) noexcept {
+    if (device.value < 0) return {failure::no_device, 101, "cudaErrorInvalidDevice", "set_current_device"};
+    current() = device;
+    return {};
+  }
   [[nodiscard]] sim_machine const& machine() const noexcept { return machine_; }
 
   /// An identity that the reference already knows is passed on, as cuda_driver does.
@@ -261,6 +272,10 @@ class sim_driver {
   }
 
  private:
+  static device_id& current() noexcept {
+    static thread_local device_id device;
+    return device;
+  }
   using state = detail::sim_state;
   using code = detail::sim_code;
 
@@ -291,7 +306,7 @@ class sim_driver {
       auto* const s = m.streams.find(stream, device_.value);
       if (s == nullptr) return code::invalid_handle;
       bool const stale = stream.id() != stream_ref::unknown_id && stream.id() != s->id && !s->is_default;
-      if (m.order && stale) m.order->stale_handle(stream.id(), s->agent);
+      if (m.order && stale) m.order->stale_handle(name_of(which), stream.id(), s->agent);
       return act(m, *s);
     });
   }

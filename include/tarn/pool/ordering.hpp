@@ -107,6 +107,7 @@ class ordering {
  private:
   /// A handle may have been destroyed, and even be another stream's by now: then its identity differs.
   [[nodiscard]] bool is_alive(stream_ref stream, stream_id id) const noexcept {
+    if (is_default_stream(stream)) return true;
     stream_id now = 0;
     return driver_.identify(stream_ref::from(stream.handle()), now).ok() && now == id;
   }

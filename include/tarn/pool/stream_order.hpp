@@ -31,6 +31,12 @@ namespace tarn::detail {
 /// The identity that stands for "no stream": memory that nothing on the device uses (allocate_sync).
 inline constexpr stream_id neutral_id = ~stream_id{0};
 
+/// The null, the legacy and the per-thread default stream (CUDA's handles 0, 1 and 2). They are never
+/// destroyed, and one handle means another stream in each thread.
+[[nodiscard]] inline bool is_default_stream(stream_ref stream) noexcept {
+  return reinterpret_cast<std::uintptr_t>(stream.handle()) <= 2;
+}
+
 struct stream_domain {
   stream_id id = 0;
   stream_ref stream;
@@ -80,7 +86,8 @@ class stream_table {
     if (auto const found = by_id_.find(id); found != by_id_.end()) return found->second;
     domain_ref place = 0;
     for (domain_ref d = 1; d < domains_.size(); ++d) {
-      if (domains_[d]->stream.handle() == stream.handle() && domains_[d]->id != 0) domains_[d]->gone = true;
+      bool const same_handle = domains_[d]->id != 0 && domains_[d]->stream.handle() == stream.handle();
+      if (same_handle && !is_default_stream(stream)) domains_[d]->gone = true;
       if (domains_[d]->id == 0) place = d;
     }
     if (place == 0) {
@@ -91,7 +98,7 @@ class stream_table {
     }
     by_id_.emplace(id, place);
     domains_[place]->id = id;
-    domains_[place]->stream = stream;
+    domains_[place]->stream = stream_ref::from(stream.handle(), id);
     domains_[place]->gone = false;
     return place;
   }

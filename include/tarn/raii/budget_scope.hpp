@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// budget_scope: a limit for a scope. Above it: user code. Below it: policy/limited.
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "tarn/core/shared.hpp"
+#include "tarn/policy/limited.hpp"
+
+namespace tarn {
+
+/// Lets memory that has a `limited` layer grow by at most `bytes` during a scope; never raises the limit
+/// there was. Other threads are bound likewise while it lives. Scopes nest; end them in the reverse order of
+/// their beginning.
+template <class Resource>
+class budget_scope {
+ public:
+  budget_scope(Resource memory, std::size_t bytes) : memory_(std::move(memory)) {
+    before_ = ask([](auto& layer) -> decltype(layer.limit()) { return layer.limit(); });
+    std::size_t const used = ask([](auto& layer) -> decltype(layer.used()) { return layer.used(); });
+    std::size_t const wanted = bytes < before_ - std::min(before_, used) ? used + bytes : before_;
+    ask([&](auto& layer) -> decltype(layer.set_limit(wanted)) { return layer.set_limit(wanted); });
+  }
+  budget_scope(budget_scope const&) = delete;
+  budget_scope& operator=(budget_scope const&) = delete;
+  /// The limit from before holds again.
+  ~budget_scope() {
+    ask([&](auto& layer) -> decltype(layer.set_limit(before_)) { return layer.set_limit(before_); });
+  }
+
+  /// What may still be allocated, bytes.
+  [[nodiscard]] std::size_t remaining() const noexcept {
+    std::size_t const limit = ask([](auto& layer) -> decltype(layer.limit()) { return layer.limit(); });
+    std::size_t const used = ask([](auto& layer) -> decltype(layer.used()) { return layer.used(); });
+    return limit - std::min(limit, used);
+  }
+
+ private:
+  template <class Call>
+  decltype(auto) ask(Call const& call) const {
+    static_assert(reachable<Resource, Call>,
+                  "tarn: budget_scope needs a limit to lower; add: | tarn::limited{bytes}");
+    return nearest(memory_, call);
+  }
+  mutable Resource memory_;
+  std::size_t before_ = 0;
+};
+
+}  // namespace tarn

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// cache_guard: clears a pool's cache around a scope. Above it: user code. Below it: core/shared.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "tarn/core/shared.hpp"
+
+namespace tarn {
+
+/// When and how far a cache_guard clears. `every_nth` needs a counter that outlives the guards.
+struct cache_guard_options {
+  std::size_t keep_bytes = 0;  ///< reserved bytes that may stay
+  std::size_t only_if_free_below =
+      ~std::size_t{0};          ///< clear only while the device has less than this free, bytes
+  std::uint32_t every_nth = 1;  ///< clear in one of so many scopes
+  std::atomic<std::uint32_t>* counter = nullptr;  ///< of the scopes so far; null: every scope
+};
+
+/// Gives cached memory back on entry and on exit of a scope, as a pair of torch.cuda.empty_cache calls: so
+/// that another library has the memory inside, and what the scope cached does not stay. Live memory is never
+/// touched. Each clearing costs what trim() costs; an error in the destructor's is dropped.
+template <class Pool>
+class cache_guard {
+ public:
+  explicit cache_guard(Pool pool, cache_guard_options options = {})
+      : pool_(std::move(pool)), options_(options) {
+    if (options_.counter != nullptr && options_.every_nth > 1) {
+      active_ = options_.counter->fetch_add(1, std::memory_order_relaxed) % options_.every_nth == 0;
+    }
+    clear();
+  }
+  cache_guard(cache_guard const&) = delete;
+  cache_guard& operator=(cache_guard const&) = delete;
+  ~cache_guard() {
+    try {
+      clear();
+    } catch (...) {
+    }
+  }
+
+  /// Bytes given back so far by this guard.
+  [[nodiscard]] std::size_t released_bytes() const noexcept { return released_; }
+
+ private:
+  void clear() {
+    if (!active_) return;
+    if (options_.only_if_free_below != ~std::size_t{0}) {
+      std::size_t free = 0;
+      std::size_t total = 0;
+      if (pool_.driver().memory_info(free, total).ok() && free >= options_.only_if_free_below) return;
+    }
+    released_ += pool_.trim(options_.keep_bytes);
+  }
+
+  Pool pool_;
+  cache_guard_options options_;
+  bool active_ = true;
+  std::size_t released_ = 0;
+};
+
+}  // namespace tarn

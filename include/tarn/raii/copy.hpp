@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Typed copies in stream order, between host and device in any direction.
+// Above it: device_buffer. Below it: driver.
+
+#include <span>
+#include <type_traits>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/driver/driver.hpp"
+
+namespace tarn {
+
+/// Copies elements in stream order. The spans have the same number of elements and do not overlap.
+/// Asynchronous where both sides are device memory or pinned; otherwise the driver may wait. Keep pinned host
+/// memory alive until the stream is past the copy.
+/// @throws length_error  the sizes differ; nothing is copied
+/// @throws cuda_error    the driver refused
+template <stream_driver Driver, class From, class To>
+requires std::is_same_v<std::remove_const_t<From>, To>
+void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream) {
+  static_assert(std::is_trivially_copyable_v<To>,
+                "tarn: only trivially copyable elements can be copied between host and device");
+  if (from.size() != to.size()) {
+    throw length_error("tarn: copy between spans of different sizes; take a subspan of the longer one");
+  }
+  if (from.empty()) return;
+  status const s = driver.copy(stream, to.data(), from.data(), from.size_bytes());
+  if (!s.ok()) throw cuda_error(s, driver.device().value);
+}
+
+/// The same, and waits on the host until it is done.
+template <stream_driver Driver, class From, class To>
+requires std::is_same_v<std::remove_const_t<From>, To>
+void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream) {
+  tarn::copy(driver, from, to, stream);
+  if (status const s = driver.synchronize_stream(stream); !s.ok()) throw cuda_error(s, driver.device().value);
+}
+
+}  // namespace tarn

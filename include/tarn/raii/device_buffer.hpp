@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// device_buffer<T>: an owned, sized, uninitialised array in stream order.
+// Above it: user code. Below it: copy, stream, core/resource.
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/config.hpp"
+#include "tarn/policy/device_pool.hpp"
+#include "tarn/raii/copy.hpp"
+#include "tarn/raii/stream.hpp"
+
+namespace tarn {
+
+namespace detail {
+#if TARN_HAS_CUDA
+using default_device_resource = device_pool;
+#else
+struct name_a_resource;  // without CUDA there is no default: say device_buffer<T, sim_pool> or use
+                         // make_device_buffer
+using default_device_resource = name_a_resource;
+#endif
+}  // namespace detail
+
+/// Owns `size()` elements of device memory. Elements are never constructed: T is trivially copyable.
+/// Every operation is ordered on stream(); nothing synchronises the host unless it says so. A buffer that
+/// work on another stream uses must be told by set_stream() or by the resource's record_use(). One thread at
+/// a time per buffer. Holds its resource, so a pool outlives its name. Moved-from: empty, same resource and
+/// stream, ready for use. Destruction never throws, works whatever device is current, and does nothing once
+/// the driver is gone.
+template <class T, class Resource = detail::default_device_resource>
+class device_buffer {
+  static_assert(std::is_trivially_copyable_v<T>,
+                "tarn: device_buffer<T> never constructs elements: T must be trivially copyable");
+
+ public:
+  using value_type = T;
+  using size_type = std::size_t;
+  using resource_type = Resource;
+
+  /// Empty. @param alignment  of the data, bytes; kept by copies and moves
+  explicit device_buffer(Resource memory, stream_ref stream = {}, std::size_t alignment = least_alignment())
+      : memory_(std::move(memory)), stream_(stream), alignment_(std::max(alignment, least_alignment())) {
+    require_alignment(alignment);
+  }
+  /// `count` uninitialised elements.
+  /// @throws length_error   count * sizeof(T) overflows
+  /// @throws out_of_memory  nothing is held
+  device_buffer(Resource memory, std::size_t count, stream_ref stream,
+                std::size_t alignment = least_alignment())
+      : device_buffer(std::move(memory), stream, alignment) {
+    data_ = take(count);
+    size_ = capacity_ = count;
+  }
+  /// A copy of host (or device) elements, in stream order.
+  device_buffer(Resource memory, std::span<T const> from, stream_ref stream,
+                std::size_t alignment = least_alignment())
+      : device_buffer(std::move(memory), from.size(), stream, alignment) {
+    try {
+      copy_from(from);
+    } catch (...) {
+      give();
+      throw;
+    }
+  }
+  /// A copy on `stream`, which first waits, on the device, for the other buffer's stream; that one waits for
+  /// the copy, so the other buffer may be changed or destroyed at once.
+  device_buffer(device_buffer const& other, stream_ref stream)
+      : device_buffer(other.memory_, other.size_, stream, other.alignment_) {
+    try {
+      detail::order_streams(driver(), stream_, other.stream_);
+      tarn::copy(driver(), other.span(), span(), stream_);
+      detail::order_streams(driver(), other.stream_, stream_);
+    } catch (...) {
+      give();
+      throw;
+    }
+  }
+  device_buffer(device_buffer const& other) : device_buffer(other, other.stream_) {}
+  device_buffer(device_buffer&& other) noexcept
+      : memory_(other.memory_),
+        stream_(other.stream_),
+        alignment_(other.alignment_),
+        data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)),
+        capacity_(std::exchange(other.capacity_, 0)) {}
+  /// Copies elements, alignment and stream; strong guarantee.
+  device_buffer& operator=(device_buffer const& other) {
+    if (this != &other) {
+      device_buffer copied(other);
+      swap(copied);
+    }
+    return *this;
+  }
+  /// Steals; the old block is freed on its own stream. Self-move changes nothing.
+  device_buffer& operator=(device_buffer&& other) noexcept {
+    if (this != &other) {
+      device_buffer stolen(std::move(other));
+      swap(stolen);
+    }
+    return *this;
+  }
+  ~device_buffer() { give(); }
+
+  [[nodiscard]] T* data() noexcept { return data_; }
+  [[nodiscard]] T const* data() const noexcept { return data_; }
+  /// Elements.
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return size_ * sizeof(T); }
+  /// Elements that fit without a new block.
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+  [[nodiscard]] std::size_t alignment() const noexcept { return alignment_; }
+  [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
+  [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
+  /// The elements, as device pointers; the host must not read through it unless the memory is
+  /// host-accessible.
+  [[nodiscard]] std::span<T> span() noexcept { return {data_, size_}; }
+  [[nodiscard]] std::span<T const> span() const noexcept { return {data_, size_}; }
+
+  /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer.
+  /// @param count   elements, not bytes
+  /// @param stream  orders the copy, the release of the old block, and what follows
+  /// @throws length_error, out_of_memory, cuda_error  nothing has changed
+  void resize(std::size_t count, stream_ref stream) {
+    if (count > capacity_) {
+      relocate(count, stream);
+    } else {
+      set_stream(stream);
+    }
+    size_ = count;
+  }
+  void resize(std::size_t count) { resize(count, stream_); }
+
+  /// Makes room for `count` elements; size() stays. Strong guarantee, as resize().
+  void reserve(std::size_t count, stream_ref stream) {
+    if (count > capacity_) {
+      relocate(count, stream);
+    } else {
+      set_stream(stream);
+    }
+  }
+  void reserve(std::size_t count) { reserve(count, stream_); }
+
+  /// Gives unused capacity back by moving to a block of size() elements. Strong guarantee.
+  void shrink_to_fit(stream_ref stream) {
+    if (size_ < capacity_) {
+      relocate(size_, stream);
+    } else {
+      set_stream(stream);
+    }
+  }
+  void shrink_to_fit() { shrink_to_fit(stream_); }
+
+  /// Makes `stream` the buffer's: its later work waits, on the device, for what was enqueued on the old one.
+  /// @throws cuda_error  nothing has changed
+  void set_stream(stream_ref stream) {
+    if (data_ != nullptr) detail::order_streams(driver(), stream, stream_);
+    stream_ = stream;
+  }
+
+  /// Copies from a host or device span of the same size, in stream order. @throws length_error, cuda_error
+  void copy_from(std::span<T const> from) { tarn::copy(driver(), from, span(), stream_); }
+  /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
+  void copy_to(std::span<T> to) const { tarn::copy(driver(), span(), to, stream_); }
+  /// The same, and waits, so that the host may read.
+  void copy_to_sync(std::span<T> to) const { tarn::copy_sync(driver(), span(), to, stream_); }
+  /// Sets every byte, in stream order. @throws cuda_error
+  void fill(std::byte value) {
+    if (size_ == 0) return;
+    status const s = driver().fill(stream_, data_, std::to_integer<int>(value), bytes());
+    if (!s.ok()) throw cuda_error(s, driver().device().value);
+  }
+
+  /// Frees the elements; the buffer is empty and ready for use.
+  void clear() noexcept { give(); }
+
+  /// Gives up ownership: the caller deallocates capacity() * sizeof(T) bytes at alignment() through
+  /// resource().
+  [[nodiscard]] T* release() noexcept {
+    size_ = capacity_ = 0;
+    return std::exchange(data_, nullptr);
+  }
+
+  void swap(device_buffer& other) noexcept {
+    using std::swap;
+    swap(memory_, other.memory_);
+    swap(stream_, other.stream_);
+    swap(alignment_, other.alignment_);
+    swap(data_, other.data_);
+    swap(size_, other.size_);
+    swap(capacity_, other.capacity_);
+  }
+  friend void swap(device_buffer& a, device_buffer& b) noexcept { a.swap(b); }
+
+ private:
+  static constexpr std::size_t least_alignment() noexcept { return std::max(default_alignment, alignof(T)); }
+  [[nodiscard]] auto const& driver() const noexcept { return memory_.driver(); }
+
+  [[nodiscard]] T* take(std::size_t count) {
+    return static_cast<T*>(memory_.allocate(stream_, checked_bytes(count, sizeof(T)), alignment_));
+  }
+  void give() noexcept {
+    if (data_ != nullptr) memory_.deallocate(stream_, data_, capacity_ * sizeof(T), alignment_);
+    data_ = nullptr;
+    size_ = capacity_ = 0;
+  }
+  /// Moves to a block of `count` elements on `stream`.
+  void relocate(std::size_t count, stream_ref stream) {
+    device_buffer moved(memory_, count, stream, alignment_);
+    if (data_ != nullptr) {
+      detail::order_streams(driver(), stream, stream_);
+      std::size_t const kept = std::min(size_, count);
+      tarn::copy(driver(), std::span<T const>(data_, kept), std::span<T>(moved.data_, kept), stream);
+      stream_ = stream;
+    }
+    moved.size_ = std::min(size_, count);
+    swap(moved);
+  }
+
+  Resource memory_;
+  stream_ref stream_;
+  std::size_t alignment_;
+  T* data_ = nullptr;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+/// `count` uninitialised elements of T from a resource, in stream order.
+/// @throws length_error, out_of_memory
+template <class T, class Resource>
+requires tarn::resource<Resource>
+[[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::size_t count,
+                                                            stream_ref stream) {
+  return device_buffer<T, Resource>(std::move(memory), count, stream);
+}
+/// A copy of host elements. Pageable host memory may be reused at once; pinned memory after the stream is
+/// past the copy.
+template <class T, class Resource>
+requires tarn::resource<Resource>
+[[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::span<T const> from,
+                                                            stream_ref stream) {
+  return device_buffer<T, Resource>(std::move(memory), from, stream);
+}
+
+}  // namespace tarn

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// device_guard: the current device of a scope. Above it: user code. Below it: driver.
+
+#include "tarn/core/config.hpp"
+#include "tarn/core/device.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/driver/driver.hpp"
+
+#if TARN_HAS_CUDA
+#include "tarn/driver/cuda_driver.hpp"
+#endif
+
+namespace tarn {
+
+/// Makes a device the calling thread's current one and restores the one before. For the caller's own kernel
+/// launches: tarn itself works whatever device is current. A device that is current already costs one
+/// look-up.
+template <stream_driver Driver>
+class basic_device_guard {
+ public:
+  /// @throws cuda_error  there is no such device; nothing has changed
+  explicit basic_device_guard(device_id device) {
+    if (status const s = Driver::current_device(before_); !s.ok()) throw cuda_error(s, device.value);
+    if (device == before_) return;
+    if (status const s = Driver::set_current_device(device); !s.ok()) throw cuda_error(s, device.value);
+    changed_ = true;
+  }
+  basic_device_guard(basic_device_guard const&) = delete;
+  basic_device_guard& operator=(basic_device_guard const&) = delete;
+  ~basic_device_guard() {
+    if (changed_) (void)Driver::set_current_device(before_);
+  }
+
+  /// The device that will be current again.
+  [[nodiscard]] device_id before() const noexcept { return before_; }
+
+ private:
+  device_id before_;
+  bool changed_ = false;
+};
+
+#if TARN_HAS_CUDA
+using device_guard = basic_device_guard<cuda_driver>;
+#endif
+
+}  // namespace tarn

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// device_ptr<T> and device_ptr<T[]>: unique ownership of one object or an array, with what unique_ptr's users
+// expect. Above it: user code. Below it: device_buffer's defaults, core/resource.
+
+#include <cstddef>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/raii/device_buffer.hpp"
+
+namespace tarn {
+
+/// Owns device memory for one T, or for an array as device_ptr<T[]>, freed on stream(). Uninitialised: T is
+/// trivially copyable. Move-only; moved-from is null and keeps its resource. Not for two threads at once.
+template <class T, class Resource = detail::default_device_resource>
+class device_ptr {
+  static constexpr bool is_array = std::is_unbounded_array_v<T>;
+
+ public:
+  using element_type = std::remove_extent_t<T>;
+  using pointer = element_type*;
+  using resource_type = Resource;
+  static_assert(std::is_trivially_copyable_v<element_type>,
+                "tarn: device_ptr<T> never constructs elements: T must be trivially copyable");
+
+  /// Null.
+  explicit device_ptr(Resource memory, stream_ref stream = {})
+      : memory_(std::move(memory)), stream_(stream) {}
+  /// Takes over `count` elements at `p`, allocated by `memory` with alignment(). Null with any count is null.
+  device_ptr(Resource memory, pointer p, std::size_t count, stream_ref stream) noexcept
+      : memory_(std::move(memory)), stream_(stream), p_(p), count_(p != nullptr ? count : 0) {}
+  device_ptr(device_ptr&& other) noexcept
+      : memory_(other.memory_),
+        stream_(other.stream_),
+        p_(std::exchange(other.p_, nullptr)),
+        count_(std::exchange(other.count_, 0)) {}
+  device_ptr& operator=(device_ptr&& other) noexcept {
+    if (this != &other) {
+      device_ptr stolen(std::move(other));
+      swap(stolen);
+    }
+    return *this;
+  }
+  device_ptr& operator=(std::nullptr_t) noexcept {
+    reset();
+    return *this;
+  }
+  ~device_ptr() { reset(); }
+
+  [[nodiscard]] pointer get() const noexcept { return p_; }
+  [[nodiscard]] explicit operator bool() const noexcept { return p_ != nullptr; }
+  /// Elements owned: 1 or 0 for device_ptr<T>.
+  [[nodiscard]] std::size_t size() const noexcept { return count_; }
+  [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
+  [[nodiscard]] Resource const& get_resource() const noexcept { return memory_; }
+  /// What the memory is aligned to, bytes.
+  [[nodiscard]] static constexpr std::size_t alignment() noexcept {
+    return alignof(element_type) > default_alignment ? alignof(element_type) : default_alignment;
+  }
+
+  /// The object itself, where the host may touch it.
+  [[nodiscard]] element_type& operator*() const noexcept
+      requires(!is_array && has_property<Resource, host_accessible>) {
+    return *p_;
+  }
+  [[nodiscard]] pointer operator->() const noexcept
+      requires(!is_array && has_property<Resource, host_accessible>) {
+    return p_;
+  }
+  [[nodiscard]] element_type& operator[](std::size_t i) const noexcept
+      requires(is_array&& has_property<Resource, host_accessible>) {
+    return p_[i];
+  }
+
+  /// Makes `stream` the one that frees; its later work waits, on the device, for what was enqueued on the old
+  /// one.
+  void set_stream(stream_ref stream) {
+    if (p_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_);
+    stream_ = stream;
+  }
+
+  /// Gives up ownership: the caller deallocates size() * sizeof(T) bytes at alignment().
+  [[nodiscard]] pointer release() noexcept {
+    count_ = 0;
+    return std::exchange(p_, nullptr);
+  }
+  /// Frees what is owned, then owns `p`.
+  void reset(pointer p = nullptr, std::size_t count = 1) noexcept {
+    pointer const old = std::exchange(p_, p);
+    std::size_t const old_count = std::exchange(count_, p != nullptr ? count : 0);
+    if (old != nullptr) memory_.deallocate(stream_, old, old_count * sizeof(element_type), alignment());
+  }
+  void swap(device_ptr& other) noexcept {
+    using std::swap;
+    swap(memory_, other.memory_);
+    swap(stream_, other.stream_);
+    swap(p_, other.p_);
+    swap(count_, other.count_);
+  }
+  friend void swap(device_ptr& a, device_ptr& b) noexcept { a.swap(b); }
+  friend bool operator==(device_ptr const& a, device_ptr const& b) noexcept { return a.p_ == b.p_; }
+  friend bool operator==(device_ptr const& a, std::nullptr_t) noexcept { return a.p_ == nullptr; }
+
+ private:
+  Resource memory_;
+  stream_ref stream_;
+  pointer p_ = nullptr;
+  std::size_t count_ = 0;
+};
+
+/// One uninitialised T. @throws out_of_memory
+template <class T, class Resource>
+requires(tarn::resource<Resource> && !std::is_array_v<T>)
+    [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream) {
+  void* const p = memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment());
+  return device_ptr<T, Resource>(std::move(memory), static_cast<T*>(p), 1, stream);
+}
+/// `count` uninitialised elements: make_device<T[]>(memory, count, stream). @throws length_error,
+/// out_of_memory
+template <class T, class Resource>
+requires(tarn::resource<Resource>&& std::is_unbounded_array_v<T>)
+    [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream) {
+  using element = std::remove_extent_t<T>;
+  void* const p =
+      memory.allocate(stream, checked_bytes(count, sizeof(element)), device_ptr<T, Resource>::alignment());
+  return device_ptr<T, Resource>(std::move(memory), static_cast<element*>(p), count, stream);
+}
+
+}  // namespace tarn

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Streams: one that is owned, and the identity of one that is not.
+// Above it: user code. Below it: driver.
+
+#include <utility>
+
+#include "tarn/core/error.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/driver/driver.hpp"
+
+namespace tarn {
+
+/// Asks the driver once who a stream is, so that a pool need not ask at every call (about 30 ns each).
+/// Ask again if the stream is destroyed and its handle comes back.
+/// @throws cuda_error  the stream is not known to the driver
+template <stream_driver Driver>
+[[nodiscard]] stream_ref identified(Driver const& driver, stream_ref stream) {
+  if (stream.id() != stream_ref::unknown_id) return stream;
+  stream_id id = 0;
+  if (status const s = driver.identify(stream, id); !s.ok()) throw cuda_error(s, driver.device().value);
+  return stream_ref::from(stream.handle(), id);
+}
+template <has_driver Resource>
+[[nodiscard]] stream_ref identified(Resource const& memory, stream_ref stream) {
+  return identified(memory.driver(), stream);
+}
+
+/// Owns a stream that does not synchronise with the legacy default stream. Its identity is asked once.
+/// Destruction does not wait: the driver lets the stream's work finish.
+template <stream_driver Driver>
+class basic_stream {
+ public:
+  /// @throws cuda_error
+  explicit basic_stream(Driver driver = Driver{}) : driver_(std::move(driver)) {
+    if (status const s = driver_.create_stream(stream_); !s.ok()) throw cuda_error(s, driver_.device().value);
+    try {
+      stream_ = identified(driver_, stream_);
+    } catch (...) {
+      (void)driver_.destroy_stream(stream_);
+      throw;
+    }
+  }
+  basic_stream(basic_stream&& other) noexcept
+      : driver_(other.driver_), stream_(std::exchange(other.stream_, stream_ref{})) {}
+  basic_stream& operator=(basic_stream&& other) noexcept {
+    std::swap(driver_, other.driver_);
+    std::swap(stream_, other.stream_);
+    return *this;
+  }
+  ~basic_stream() {
+    if (stream_.handle() != nullptr) (void)driver_.destroy_stream(stream_);
+  }
+
+  [[nodiscard]] stream_ref ref() const noexcept { return stream_; }
+  operator stream_ref() const noexcept { return stream_; }  // NOLINT: an owned stream is a stream
+  [[nodiscard]] Driver const& driver() const noexcept { return driver_; }
+
+  /// Waits on the host for the stream's work. @throws cuda_error  also for errors of earlier kernels
+  void synchronize() const {
+    if (status const s = driver_.synchronize_stream(stream_); !s.ok())
+      throw cuda_error(s, driver_.device().value);
+  }
+
+ private:
+  Driver driver_;
+  stream_ref stream_;
+};
+
+namespace detail {
+
+/// Orders later work on `after` behind earlier work on `before`, on the device. @throws cuda_error
+template <stream_driver Driver>
+void order_streams(Driver const& driver, stream_ref after, stream_ref before) {
+  if (after == before) return;
+  event_handle event = nullptr;
+  status s = driver.create_event(event);
+  if (s.ok()) {
+    s = driver.record_event(event, before);
+    if (s.ok()) s = driver.wait_event(after, event);
+    (void)driver.destroy_event(event);
+  }
+  if (!s.ok()) throw cuda_error(s, driver.device().value);
+}
+
+}  // namespace detail
+}  // namespace tarn
