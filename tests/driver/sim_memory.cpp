@@ -403,23 +403,6 @@ TEST_CASE("touching what is not mapped faults", "[driver][sim][memory]") {
 
 #endif
 
-TEST_CASE("free ranges are taken by best fit and grow together again", "[driver][sim][memory]") {
-  detail::sim_ranges ranges;
-  std::uintptr_t at = 0;
-  CHECK_FALSE(ranges.take(1, 1, at));
-  ranges.give(1000, 100);
-  ranges.give(2000, 50);
-  REQUIRE(ranges.take(50, 1, at));
-  CHECK(at == 2000);  // the one that fits exactly
-  REQUIRE(ranges.take(64, 64, at));
-  CHECK(at == 1024);
-  CHECK_FALSE(ranges.take(64, 1, at));
-  CHECK_FALSE(ranges.take(20, 512, at));  // 24 are free, but not at such a place
-  ranges.give(1024, 64);
-  REQUIRE(ranges.take(100, 1, at));
-  CHECK(at == 1000);
-}
-
 TEST_CASE("physical bytes have numbers of their own, and those that go away are told",
           "[driver][sim][memory]") {
   detail::sim_memory memory(1, 64_MiB, 0, 64_MiB, 2_MiB, sim_backing::address_only);

@@ -232,7 +232,8 @@ TEST_CASE("a remembered handle that is another stream by now is found", "[driver
   REQUIRE(t.driver.destroy_stream(first).ok());
   REQUIRE(t.driver.create_stream(second).ok());
   CHECK(t.driver.record_event(t.event, first).ok());  // as on a GPU: it marks the wrong stream
-  CHECK(t.found_one({"handle of destroyed " + name(first), "it is " + name(second) + " now"}));
+  CHECK(t.found_one(
+      {"record_event with the handle of destroyed " + name(first), "it is " + name(second) + " now"}));
   REQUIRE(t.driver.destroy_stream(second).ok());
 }
 

@@ -179,10 +179,11 @@ class sim_order {
   }
 
   /// Notes that a stream was used under a handle that was another stream's when the caller learned it.
-  void stale_handle(std::uint64_t meant, sim_agent is_now) {
+  void stale_handle(char const* call, std::uint64_t meant, sim_agent is_now) {
     if (findings_.size() >= most_findings) return;
-    findings_.push_back("handle of destroyed stream " + std::to_string(meant) + " used: it is " +
-                        name_of_agent(is_now) + " now. Ask identify() before using a remembered handle.");
+    findings_.push_back(std::string(call) + " with the handle of destroyed stream " + std::to_string(meant) +
+                        ": it is " + name_of_agent(is_now) +
+                        " now. Ask identify() before using a remembered handle.");
   }
 
   /// Forgets physical bytes that are gone.

@@ -2,7 +2,7 @@
 #pragma once
 // The simulated GPU's streams: queues on virtual time, events, default streams, capture. Deterministic: when
 // an operation is enqueued its end is known, and it takes effect when the host's clock reaches that end.
-// Above it: sim_machine. Below it: sim_memory, sim_order.
+// Above it: sim_machine. Below it: sim_memory, sim_order, sim_work.
 
 #include <atomic>
 #include <cstddef>
@@ -18,22 +18,12 @@
 #include "tarn/driver/sim_cost.hpp"
 #include "tarn/driver/sim_memory.hpp"
 #include "tarn/driver/sim_order.hpp"
+#include "tarn/driver/sim_work.hpp"
 #include "tarn/driver/thread_number.hpp"
 
 namespace tarn {
 
 namespace detail {
-
-/// What an operation does when its time has come. Shared by the replays of a graph.
-struct sim_work {
-  virtual ~sim_work() = default;
-  virtual sim_code run(sim_memory& memory) noexcept = 0;
-  /// What it touches, for the order checker.
-  [[nodiscard]] virtual std::vector<sim_access> const& accesses() const noexcept = 0;
-};
-
-/// True while the calling thread runs a simulated kernel: there the driver may not be called.
-inline thread_local bool sim_inside_work = false;
 
 /// Operations recorded from a stream instead of run.
 struct sim_capture {

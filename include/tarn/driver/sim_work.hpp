@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What simulated streams do: kernels, copies and fills, each with the bytes that it touches.
+// Above it: sim_streams, sim_machine. Below it: sim_memory, sim_order for what an access is.
+
+#include <cstddef>
+#include <cstring>
+#include <initializer_list>
+#include <utility>
+#include <vector>
+
+#include "tarn/driver/sim_memory.hpp"
+#include "tarn/driver/sim_order.hpp"
+
+namespace tarn::detail {
+
+/// What an operation does when its time has come. Shared by the replays of a graph.
+struct sim_work {
+  virtual ~sim_work() = default;
+  virtual sim_code run(sim_memory& memory) noexcept = 0;
+  /// What it touches, for the order checker.
+  [[nodiscard]] virtual std::vector<sim_access> const& accesses() const noexcept = 0;
+};
+
+/// True while the calling thread runs a simulated kernel: there the driver may not be called.
+inline thread_local bool sim_inside_work = false;
+
+/// A kernel: bytes it says it touches, and what it does on the host's side of the simulation.
+template <class F>
+struct sim_kernel final : sim_work {
+  sim_kernel(std::initializer_list<sim_access> what, F f) : touched(what), body(std::move(f)) {}
+  sim_code run(sim_memory& memory) noexcept override {
+    for (sim_access const& a : touched) {
+      if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
+    }
+    body();
+    return sim_code::ok;
+  }
+  [[nodiscard]] std::vector<sim_access> const& accesses() const noexcept override { return touched; }
+  std::vector<sim_access> touched;
+  F body;
+};
+
+/// A copy, or a fill where there is no source.
+struct sim_transfer_work final : sim_work {
+  sim_code run(sim_memory& memory) noexcept override {
+    for (sim_access const& a : touched) {
+      if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
+    }
+    if (!memory.is_real(to) || (from != nullptr && !memory.is_real(from))) return sim_code::ok;
+    if (from != nullptr) {
+      std::memmove(to, from, bytes);
+    } else {
+      std::memset(to, byte, bytes);
+    }
+    return sim_code::ok;
+  }
+  [[nodiscard]] std::vector<sim_access> const& accesses() const noexcept override { return touched; }
+  std::vector<sim_access> touched;
+  void* to = nullptr;
+  void const* from = nullptr;
+  int byte = 0;
+  std::size_t bytes = 0;
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the simulated GPU charges.
+
+#include "tarn/driver/sim_cost.hpp"
+
+#include "catch.hpp"
+#include "tarn/driver/sim_driver.hpp"
+
+using namespace tarn;
+
+TEST_CASE("the virtual clock moves by what calls cost", "[driver][sim][cost]") {
+  sim_machine const machine;
+  sim_driver const driver = machine.driver();
+  page_handle handle{};
+  auto const before = machine.now();
+  REQUIRE(driver.create_pages(20_MiB, handle).ok());
+  CHECK(machine.now() - before == 10'400);
+  REQUIRE(driver.destroy_pages(handle).ok());
+  CHECK(machine.now() - before == 10'400 + 16'000);
+  CHECK(machine.calls().driver_ns == 26'400);
+  machine.advance(5);
+  CHECK(machine.now() - before == 26'405);
+  CHECK(machine.calls().driver_ns == 26'400);
+}
+
+TEST_CASE("waiting for work is no driver time", "[driver][sim][cost]") {
+  sim_machine const machine;
+  sim_driver const driver = machine.driver();
+  REQUIRE(machine.launch({}, 1'000'000).ok());
+  machine.reset_calls();
+  auto const before = machine.now();
+  REQUIRE(driver.synchronize_stream({}).ok());
+  CHECK(machine.calls().driver_ns == sim_costs{}.synchronize);
+  CHECK(machine.now() - before == 1'000'000);  // the launch and the call itself passed meanwhile
+}
+
+TEST_CASE("costs follow the measured points", "[driver][sim][cost]") {
+  constexpr sim_costs costs;
+  CHECK(costs.create_pages.at(2_MiB) == 9'800);
+  CHECK(costs.create_pages.at(1) == 9'800);
+  CHECK(costs.create_pages.at(1_GiB) == 17'000);
+  CHECK(costs.create_pages.at(110_MiB) == 11'700);
+  CHECK(costs.destroy_pages.at(1_GiB) == 338'000);
+  CHECK(costs.destroy_pages.at(2_GiB) > 2 * 300'000);
+  CHECK(costs.malloc_device.at(64_MiB) == 70'000);
+  constexpr sim_costs nothing = sim_costs::nothing();
+  CHECK(nothing.create_pages.at(1_TiB) == 0);
+  CHECK(nothing.malloc_pinned.at(1_TiB) == 0);
+}
