@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// fenced: guard bytes before and after every block, so that a write past either end is found.
+// Above it: user code. Below it: fill_pattern, compose.
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/misuse.hpp"
+#include "tarn/policy/compose.hpp"
+#include "tarn/policy/fill_pattern.hpp"
+
+namespace tarn {
+
+template <class Upstream>
+class fenced_layer;
+
+/// Guard bytes on both sides; at least `fence_bytes` each. For debugging.
+struct fenced {
+  std::size_t fence_bytes = 256;
+
+  template <class Upstream>
+  using layer = fenced_layer<Upstream>;
+};
+
+/// Fences are written in stream order at allocation and verified at deallocation and by check_all().
+/// Verifying waits for the stream on the host. It also notices pointers that are not live here, and wrong
+/// sizes. What is found goes to the misuse handler; a block that is not live is not passed on. Alignment is
+/// kept. Thread-safe: one mutex.
+template <class Upstream>
+class fenced_layer {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  fenced_layer() requires std::default_initializable<Upstream> : fenced_layer(Upstream{}) {}
+  explicit fenced_layer(Upstream upstream, fenced const& options = {})
+      : upstream_(std::move(upstream)), least_(std::max<std::size_t>(options.fence_bytes, 1)) {}
+  fenced_layer(fenced_layer const&) = delete;
+  fenced_layer& operator=(fenced_layer const&) = delete;
+
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    if (bytes == 0) return nullptr;
+    require_alignment(alignment);
+    std::size_t const whole = whole_bytes(bytes, alignment);
+    return build(upstream_.allocate(stream, whole, alignment), stream, bytes, alignment,
+                 [&](void* p) { upstream_.deallocate(stream, p, whole, alignment); });
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p == nullptr || !retire(p, stream, bytes, alignment)) return;
+    upstream_.deallocate(stream, before(p, alignment), whole_bytes(bytes, alignment), alignment);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    if (bytes == 0) return nullptr;
+    require_alignment(alignment);
+    std::size_t const whole = whole_bytes(bytes, alignment);
+    void* const p = build(upstream_.allocate_sync(whole, alignment), stream_ref{}, bytes, alignment,
+                          [&](void* q) { upstream_.deallocate_sync(q, whole, alignment); });
+    (void)driver().synchronize_stream(stream_ref{});
+    return p;
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p == nullptr || !retire(p, stream_ref{}, bytes, alignment)) return;
+    upstream_.deallocate_sync(before(p, alignment), whole_bytes(bytes, alignment), alignment);
+  }
+
+  /// Verifies the fences of every live block now; returns how many were broken. Waits for the default stream.
+  std::size_t check_all() {
+    std::lock_guard const guard(mutex_);
+    std::size_t broken = 0;
+    for (auto const& [p, b] : blocks_) broken += verify(p, stream_ref{}, b.bytes, b.alignment) ? 0 : 1;
+    return broken;
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+  /// What a block occupies, fences included.
+  [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
+    return bytes == 0 ? 0 : whole_bytes(bytes, alignment);
+  }
+
+ private:
+  struct block {
+    std::size_t bytes;
+    std::size_t alignment;
+  };
+
+  [[nodiscard]] std::size_t fence(std::size_t alignment) const noexcept {
+    return align_up(least_, alignment);
+  }
+  [[nodiscard]] std::size_t whole_bytes(std::size_t bytes, std::size_t alignment) const noexcept {
+    return bytes > max_request_bytes ? bytes : bytes + 2 * fence(alignment);
+  }
+  [[nodiscard]] void* before(void* p, std::size_t alignment) const noexcept {
+    return static_cast<unsigned char*>(p) - fence(alignment);
+  }
+
+  template <class Undo>
+  void* build(void* whole, stream_ref stream, std::size_t bytes, std::size_t alignment, Undo const& undo) {
+    unsigned char* const p = static_cast<unsigned char*>(whole) + fence(alignment);
+    try {
+      std::lock_guard const guard(mutex_);
+      blocks_[p] = {bytes, alignment};
+    } catch (...) {
+      undo(whole);
+      throw;
+    }
+    (void)detail::fill_bytes(driver(), stream, whole, pattern::fence, fence(alignment));
+    (void)detail::fill_bytes(driver(), stream, p + bytes, pattern::fence, fence(alignment));
+    return p;
+  }
+
+  /// Verifies and forgets a block; false where it must not be passed on.
+  bool retire(void* p, stream_ref stream, std::size_t bytes, std::size_t alignment) noexcept {
+    block b{};
+    {
+      std::lock_guard const guard(mutex_);
+      auto const found = blocks_.find(p);
+      if (found == blocks_.end()) {
+        tell(misuse_kind::foreign_pointer, p, "not live here: freed twice, or another resource's", 0);
+        return false;
+      }
+      b = found->second;
+      if (b.bytes == bytes && b.alignment == alignment) blocks_.erase(found);
+    }
+    if (b.bytes != bytes || b.alignment != alignment) {
+      auto const kind = b.bytes != bytes ? misuse_kind::wrong_size : misuse_kind::wrong_alignment;
+      tell(kind, p,
+           "freed with other bytes or alignment than it was allocated with; it was allocated with bytes ",
+           b.bytes);
+      return false;
+    }
+    (void)verify(p, stream, bytes, alignment);
+    return true;
+  }
+
+  bool verify(void* p, stream_ref stream, std::size_t bytes, std::size_t alignment) noexcept {
+    std::size_t const width = fence(alignment);
+    auto* const start = static_cast<unsigned char*>(p);
+    std::size_t const front =
+        detail::first_difference(driver(), stream, start - width, pattern::fence, width);
+    if (front != width)
+      tell(misuse_kind::overrun, p, "written before its start, at distance ", width - front);
+    std::size_t const back = detail::first_difference(driver(), stream, start + bytes, pattern::fence, width);
+    if (back != width) tell(misuse_kind::overrun, p, "written past its end, at offset ", bytes + back);
+    return front == width && back == width;
+  }
+
+  static void tell(misuse_kind kind, void const* p, std::string_view what, std::size_t number) noexcept {
+    message<256> text;
+    text.add("block ").add_hex(reinterpret_cast<std::uintptr_t>(p)).add(" ").add(what);
+    if (number != 0) text.add_number(number);
+    report_misuse(misuse(kind, p, text.view()));
+  }
+
+  Upstream upstream_;
+  std::size_t least_;
+  std::mutex mutex_;
+  std::unordered_map<void*, block> blocks_;
+};
+
+}  // namespace tarn

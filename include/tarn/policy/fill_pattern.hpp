@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The bytes that the debugging policies write, and how they write and read device memory.
+// Above it: fenced, poisoned. Below it: driver, core.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "tarn/core/resource.hpp"
+#include "tarn/driver/driver.hpp"
+
+namespace tarn {
+
+/// Each is unlikely as data, odd as a pointer, and a NaN or huge as a float; seen in a debugger it names what
+/// happened.
+namespace pattern {
+inline constexpr unsigned char fence = 0xFD;          ///< around a block: never yours
+inline constexpr unsigned char uninitialised = 0xCD;  ///< handed out, not yet written ("clean")
+inline constexpr unsigned char freed = 0xDD;          ///< given back ("dead")
+}  // namespace pattern
+
+namespace detail {
+
+/// Writes a pattern in stream order. Host-accessible memory without a stream order is written directly.
+template <class Driver>
+status fill_bytes(Driver const& driver, stream_ref stream, void* p, unsigned char byte,
+                  std::size_t bytes) noexcept {
+  return driver.fill(stream, p, byte, bytes);
+}
+
+/// Waits for the stream and finds the first byte that differs; `bytes` if none does. Host cost: a copy of it
+/// all.
+template <class Driver>
+std::size_t first_difference(Driver const& driver, stream_ref stream, void const* p, unsigned char byte,
+                             std::size_t bytes) noexcept {
+  unsigned char window[512];
+  for (std::size_t at = 0; at < bytes; at += sizeof window) {
+    std::size_t const n = std::min(sizeof window, bytes - at);
+    if (!driver.copy(stream, window, static_cast<unsigned char const*>(p) + at, n).ok()) return bytes;
+    if (!driver.synchronize_stream(stream).ok()) return bytes;
+    for (std::size_t i = 0; i < n; ++i) {
+      if (window[i] != byte) return at + i;
+    }
+  }
+  return bytes;
+}
+
+}  // namespace detail
+}  // namespace tarn

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// recorded: writes every call as a trace that tarn_replay reads, so that a program can be measured against
+// any pool. Above it: user code. Below it: trace_format, compose.
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <mutex>
+#include <system_error>
+#include <unordered_map>
+#include <utility>
+
+#include "tarn/core/error.hpp"
+#include "tarn/policy/compose.hpp"
+#include "tarn/policy/trace_format.hpp"
+
+namespace tarn {
+
+template <class Upstream>
+class recorded_layer;
+
+/// Records to a file of that name (made anew), or to an open file, which stays the caller's to close.
+struct recorded {
+  char const* path = nullptr;
+  std::FILE* file = nullptr;
+
+  constexpr explicit recorded(char const* name) noexcept : path(name) {}
+  constexpr explicit recorded(std::FILE* open) noexcept : file(open) {}
+
+  template <class Upstream>
+  using layer = recorded_layer<Upstream>;
+};
+
+/// Writes `a id bytes stream` with requested bytes and `f id`, in an order that happened: an address freed
+/// and handed out again is never seen twice at once. One mutex around the note, none around the upstream.
+/// Costs a hash look-up and a buffered write a call; writing errors are told once on standard error and end
+/// the recording, never the program.
+template <class Upstream>
+class recorded_layer {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  /// @throws std::system_error  the file cannot be made
+  recorded_layer(Upstream upstream, recorded const& options)
+      : upstream_(std::move(upstream)), file_(options.file), owned_(options.file == nullptr) {
+    if (owned_) file_ = options.path != nullptr ? std::fopen(options.path, "w") : nullptr;
+    if (file_ == nullptr) {
+      throw std::system_error(errno, std::generic_category(), "tarn: cannot write the trace; check the path");
+    }
+    put("# a <id> <bytes> <stream> | f <id>\n");
+  }
+  recorded_layer(recorded_layer const&) = delete;
+  recorded_layer& operator=(recorded_layer const&) = delete;
+  ~recorded_layer() {
+    if (file_ == nullptr) return;
+    if (std::fflush(file_) != 0) complain();
+    if (owned_) (void)std::fclose(file_);
+  }
+
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    void* const p = upstream_.allocate(stream, bytes, alignment);
+    if (p != nullptr)
+      note_allocation(p, bytes, key_of(stream), [&] { upstream_.deallocate(stream, p, bytes, alignment); });
+    return p;
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p != nullptr) note_free(p);
+    upstream_.deallocate(stream, p, bytes, alignment);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    void* const p = upstream_.allocate_sync(bytes, alignment);
+    if (p != nullptr)
+      note_allocation(p, bytes, default_key, [&] { upstream_.deallocate_sync(p, bytes, alignment); });
+    return p;
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p != nullptr) note_free(p);
+    upstream_.deallocate_sync(p, bytes, alignment);
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+
+  /// Writes what is buffered; false where that failed.
+  bool flush() noexcept {
+    std::lock_guard const guard(mutex_);
+    return file_ != nullptr && std::fflush(file_) == 0;
+  }
+
+ private:
+  static constexpr std::uint64_t default_key = 0;
+
+  /// The stream's identity, or its handle where the driver does not tell.
+  [[nodiscard]] std::uint64_t key_of(stream_ref stream) const noexcept {
+    stream_id id = stream.id();
+    if (stream.handle() == nullptr && id == stream_ref::unknown_id) return default_key;
+    if (id == stream_ref::unknown_id && !driver().identify(stream, id).ok()) {
+      id = reinterpret_cast<std::uintptr_t>(stream.handle());
+    }
+    stream_id null_id = 0;
+    return driver().identify(stream_ref{}, null_id).ok() && null_id == id ? default_key : id;
+  }
+
+  template <class Undo>
+  void note_allocation(void* p, std::size_t bytes, std::uint64_t key, Undo const& undo) {
+    std::lock_guard const guard(mutex_);
+    try {
+      auto const stream = streams_.emplace(key, static_cast<std::uint32_t>(streams_.size())).first->second;
+      live_[p] = next_id_;
+      put(format_trace_line({trace_event_kind::allocate, next_id_, bytes, stream}).view());
+      ++next_id_;
+    } catch (...) {
+      undo();
+      throw;
+    }
+  }
+  void note_free(void* p) noexcept {
+    std::lock_guard const guard(mutex_);
+    auto const found = live_.find(p);
+    if (found == live_.end()) return;  // the layers below tell of misuse
+    put(format_trace_line({trace_event_kind::free, found->second, 0, 0}).view());
+    live_.erase(found);
+  }
+  void put(std::string_view text) noexcept {
+    if (file_ != nullptr && std::fwrite(text.data(), 1, text.size(), file_) != text.size()) complain();
+  }
+  void complain() noexcept {
+    std::fputs("tarn: writing the trace failed; the recording ends here\n", stderr);
+    if (owned_) (void)std::fclose(file_);
+    file_ = nullptr;
+  }
+
+  Upstream upstream_;
+  std::mutex mutex_;
+  std::FILE* file_;
+  bool owned_;
+  std::uint64_t next_id_ = 1;
+  std::unordered_map<void*, std::uint64_t> live_;
+  std::unordered_map<std::uint64_t, std::uint32_t> streams_{{default_key, 0}};
+};
+
+}  // namespace tarn

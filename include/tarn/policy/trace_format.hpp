@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The trace format: one line an event, readable by people and by tarn_replay.
+//
+//   a <id> <bytes> <stream>   allocate: requested bytes; stream is a small number, 0 the first one seen
+//   f <id>                    free
+//   # ...                     a comment
+//
+// Above it: recorded, the replay tool. Below it: nothing.
+
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <string_view>
+#include <system_error>
+
+#include "tarn/core/message.hpp"
+
+namespace tarn {
+
+/// A line that is no event. Says which line and why.
+class trace_error : public std::exception {
+ public:
+  trace_error(std::uint64_t line, std::string_view reason) noexcept : line_(line) {
+    text_.add("line ").add_number(line).add(": ").add(reason);
+  }
+  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
+  [[nodiscard]] std::uint64_t line() const noexcept { return line_; }
+
+ private:
+  std::uint64_t line_;
+  message<256> text_;
+};
+
+enum class trace_event_kind : std::uint8_t { comment, allocate, free };
+
+struct trace_event {
+  trace_event_kind kind = trace_event_kind::comment;
+  std::uint64_t id = 0;
+  std::uint64_t bytes = 0;   ///< allocate only
+  std::uint32_t stream = 0;  ///< allocate only
+};
+
+/// Reads one line, without its line feed. Blank lines are comments.
+/// @param number  of the line, for the error
+/// @throws trace_error  anything else, numbers that do not fit and words too many included. O(length)
+[[nodiscard]] inline trace_event parse_trace_line(std::string_view line, std::uint64_t number) {
+  if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
+  auto const skip_blanks = [&] {
+    while (!line.empty() && (line.front() == ' ' || line.front() == '\t')) line.remove_prefix(1);
+  };
+  auto const read = [&](auto& value, std::string_view what) {
+    skip_blanks();
+    auto const [end, error] = std::from_chars(line.data(), line.data() + line.size(), value);
+    message<96> reason;
+    if (error == std::errc::result_out_of_range) {
+      throw trace_error(number, reason.add(what).add(" is too large").view());
+    }
+    if (error != std::errc{})
+      throw trace_error(number, reason.add(what).add(" is missing or no number").view());
+    line.remove_prefix(static_cast<std::size_t>(end - line.data()));
+    if (!line.empty() && line.front() != ' ' && line.front() != '\t') {
+      throw trace_error(number, reason.add(what).add(" is no number").view());
+    }
+  };
+  trace_event event;
+  skip_blanks();
+  if (line.empty() || line.front() == '#') return event;
+  char const letter = line.front();
+  if ((letter != 'a' && letter != 'f') || (line.size() > 1 && line[1] != ' ' && line[1] != '\t')) {
+    throw trace_error(number, "an event begins with a, f or #");
+  }
+  line.remove_prefix(1);
+  event.kind = letter == 'a' ? trace_event_kind::allocate : trace_event_kind::free;
+  read(event.id, "the id");
+  if (event.kind == trace_event_kind::allocate) {
+    read(event.bytes, "the size");
+    read(event.stream, "the stream");
+  }
+  skip_blanks();
+  if (!line.empty()) throw trace_error(number, "words too many");
+  return event;
+}
+
+/// Writes one event as a line, line feed included.
+[[nodiscard]] inline message<72> format_trace_line(trace_event const& event) noexcept {
+  message<72> line;
+  if (event.kind == trace_event_kind::allocate) {
+    line.add("a ").add_number(event.id).add(" ").add_number(event.bytes).add(" ");
+    line.add_number(std::uint64_t{event.stream});
+  } else if (event.kind == trace_event_kind::free) {
+    line.add("f ").add_number(event.id);
+  } else {
+    line.add("#");
+  }
+  line.add("\n");
+  return line;
+}
+
+}  // namespace tarn
