@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The numbers, under the names that PyTorch's users know. They look; they change nothing but peaks when
+// asked. Above it: user code, summary. Below it: tracked, pool_state.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tarn/core/error.hpp"
+#include "tarn/core/shared.hpp"
+#include "tarn/policy/tracked.hpp"
+#include "tarn/pool/pool_state.hpp"
+
+namespace tarn {
+
+namespace detail {
+
+inline constexpr auto ask_statistics = [](auto& layer) -> decltype(layer.statistics()) {
+  return layer.statistics();
+};
+inline constexpr auto ask_state = [](auto& layer) -> decltype(layer.state()) { return layer.state(); };
+
+template <class Resource>
+inline constexpr bool is_tracked = reachable<Resource, decltype(ask_statistics)>;
+template <class Resource>
+inline constexpr bool is_pooled = reachable<Resource, decltype(ask_state)>;
+
+template <class Resource>
+tracked_statistics statistics_of(Resource& memory) {
+  static_assert(is_tracked<Resource>, "tarn: this needs exact numbers; add: | tarn::tracked{}");
+  return nearest(memory, ask_statistics);
+}
+template <class Resource>
+pool_state state_of(Resource& memory) {
+  static_assert(is_pooled<Resource>, "tarn: this needs a pool; add: | tarn::pooled{}");
+  return nearest(memory, ask_state);
+}
+
+}  // namespace detail
+
+/// Bytes handed out now, as the pool rounds them. Exact.
+template <class Resource>
+[[nodiscard]] std::size_t memory_allocated(Resource memory) {
+  return static_cast<std::size_t>(detail::statistics_of(memory).allocated_bytes[0].current);
+}
+/// The most of memory_allocated() since the start or the last reset_peak_memory_stats(). Exact.
+template <class Resource>
+[[nodiscard]] std::size_t max_memory_allocated(Resource memory) {
+  return static_cast<std::size_t>(detail::statistics_of(memory).allocated_bytes[0].peak);
+}
+/// Bytes that the pool holds from the driver now.
+template <class Resource>
+[[nodiscard]] std::size_t memory_reserved(Resource memory) {
+  return detail::state_of(memory).reserved;
+}
+/// The most of memory_reserved() since the start or the last reset_peak_memory_stats().
+template <class Resource>
+[[nodiscard]] std::size_t max_memory_reserved(Resource memory) {
+  return detail::state_of(memory).reserved_peak;
+}
+
+/// Lets every peak start again from the current value. peak_scopes keep theirs.
+template <class Resource>
+void reset_peak_memory_stats(Resource memory) {
+  nearest(memory, [](auto& l) -> decltype(l.reset_peak_statistics()) { return l.reset_peak_statistics(); });
+  auto const reset_pool = [](auto& l) -> decltype(l.reset_peaks()) { return l.reset_peaks(); };
+  if constexpr (reachable<Resource, decltype(reset_pool)>) nearest(memory, reset_pool);
+}
+/// Sets the totals ("allocated", "freed") and the count of refusals to zero.
+template <class Resource>
+void reset_accumulated_memory_stats(Resource memory) {
+  nearest(memory, [](auto& l) -> decltype(l.reset_accumulated_statistics()) {
+    return l.reset_accumulated_statistics();
+  });
+}
+
+/// Bytes free on the whole device, and its total, as the driver says.
+struct memory_info {
+  std::size_t free = 0;
+  std::size_t total = 0;
+};
+/// @throws cuda_error
+template <has_driver Resource>
+[[nodiscard]] memory_info mem_get_info(Resource const& memory) {
+  memory_info info;
+  status const s = memory.driver().memory_info(info.free, info.total);
+  if (!s.ok()) throw cuda_error(s, memory.device().value);
+  return info;
+}
+
+/// One statistic under PyTorch's key: "allocated_bytes.all.current", "num_ooms", ...
+using memory_stat = std::pair<std::string, std::int64_t>;
+
+/// All statistics under the keys of torch.cuda.memory_stats(), sorted as it sorts them. What tarn does not
+/// distinguish keeps PyTorch's meaning: active counts what is allocated or awaits another stream
+/// (record_use), inactive_split the free ranges, segment the physical handles; these have no small and large
+/// pool of their own and are told under "all". Takes the pool's locks for a moment. @throws std::bad_alloc
+template <class Resource>
+[[nodiscard]] std::vector<memory_stat> memory_stats(Resource memory) {
+  tracked_statistics const t = detail::statistics_of(memory);
+  std::vector<memory_stat> out;
+  auto const put = [&](char const* name, char const* group, stat const& s) {
+    std::string const key = std::string(name) + "." + group + ".";
+    out.emplace_back(key + "allocated", s.allocated);
+    out.emplace_back(key + "current", s.current);
+    out.emplace_back(key + "freed", s.freed);
+    out.emplace_back(key + "peak", s.peak);
+  };
+  auto const put_groups = [&](char const* name, std::array<stat, 3> const& s) {
+    put(name, "all", s[0]);
+    put(name, "large_pool", s[2]);
+    put(name, "small_pool", s[1]);
+  };
+  auto const number = [](auto n) { return static_cast<std::int64_t>(n); };
+  pool_state p;
+  if constexpr (detail::is_pooled<Resource>) p = detail::state_of(memory);
+  std::array<stat, 3> active = t.allocations;
+  std::array<stat, 3> active_bytes = t.allocated_bytes;
+  active_bytes[0].current += number(p.pending);
+  active_bytes[0].peak = std::max(active_bytes[0].peak, active_bytes[0].current);
+  stat const free_ranges{number(p.free_blocks), number(p.free_blocks), 0, 0};
+  stat const free_bytes{number(p.inactive_split_bytes), number(p.inactive_split_bytes), 0, 0};
+  stat const reserved{number(p.reserved), number(p.reserved_peak), number(p.reserved_total),
+                      number(p.released_total)};
+  stat const segments{number(p.handles), number(p.handles_peak), number(p.creates), number(p.destroys)};
+  put_groups("active", active);
+  put_groups("active_bytes", active_bytes);
+  put_groups("allocated_bytes", t.allocated_bytes);
+  put_groups("allocation", t.allocations);
+  put_groups("inactive_split", {free_ranges, {}, {}});
+  put_groups("inactive_split_bytes", {free_bytes, {}, {}});
+  out.emplace_back("max_split_size", -1);
+  out.emplace_back("num_alloc_retries", number(p.alloc_retries));
+  out.emplace_back("num_device_alloc", number(p.creates));
+  out.emplace_back("num_device_free", number(p.destroys));
+  out.emplace_back("num_ooms", number(t.ooms));
+  out.emplace_back("num_sync_all_streams", number(p.host_waits));
+  for (char const* part : {"allocated", "current", "freed", "peak"}) {
+    out.emplace_back(std::string("oversize_allocations.") + part, 0);
+  }
+  for (char const* part : {"allocated", "current", "freed", "peak"}) {
+    out.emplace_back(std::string("oversize_segments.") + part, 0);
+  }
+  put_groups("requested_bytes", t.requested_bytes);
+  put_groups("reserved_bytes", {reserved, {}, {}});
+  put_groups("segment", {segments, {}, {}});
+  return out;
+}
+
+}  // namespace tarn
