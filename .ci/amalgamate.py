@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes single_include/tarn/: tarn.hpp with all of tarn in one file, and the opt-in headers (the doors, the simulated
+device) on top of it. Deterministic: the same tree gives the same bytes. `--check` compares instead of writing."""
+import pathlib
+import re
+import sys
+
+root = pathlib.Path(__file__).resolve().parent.parent
+include = root / "include"
+out = root / "single_include" / "tarn"
+own = re.compile(r'#include "(tarn/[^"]+)"')
+
+
+def includes(name):
+    """The own headers that a file includes: (header, inside an #if or not)."""
+    depth, found = 0, []
+    for line in (include / name).read_text().splitlines():
+        if re.match(r"#\s*if", line):
+            depth += 1
+        elif re.match(r"#\s*endif", line):
+            depth -= 1
+        elif match := own.match(line):
+            found.append((match.group(1), depth > 0))
+    return found
+
+
+def closure(name, seen, conditional):
+    for header, inside in includes(name):
+        if header not in seen and (conditional or not inside):
+            seen.add(header)
+            closure(header, seen, conditional)
+    return seen
+
+
+def expand(name, seen, lines, always):
+    if name in seen:
+        return
+    seen.add(name)
+    # What is wanted everywhere must not first appear inside an #if.
+    for header, inside in includes(name):
+        if inside:
+            for needed in sorted(closure(header, {header}, True) & always):
+                expand(needed, seen, lines, always)
+    lines.append(f"// ---- {name}")
+    for line in (include / name).read_text().splitlines():
+        match = own.match(line)
+        if match:
+            expand(match.group(1), seen, lines, always)
+        elif line not in ("#pragma once", "// SPDX-License-Identifier: Apache-2.0"):
+            lines.append(line)
+
+
+head = ["// SPDX-License-Identifier: Apache-2.0", "#pragma once"]
+core_seen = set()
+core = list(head) + ["// tarn in one file, made by .ci/amalgamate.py from include/tarn. Do not edit."]
+expand("tarn/tarn.hpp", core_seen, core, closure("tarn/tarn.hpp", set(), False))
+files = {"tarn.hpp": core}
+for extra in sorted(p.name for p in (include / "tarn").glob("*.hpp")):
+    if extra in ("tarn.hpp", "version.hpp", "fwd.hpp"):
+        continue
+    lines = list(head) + [f"// tarn/{extra} over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.", '#include "tarn.hpp"']
+    expand(f"tarn/{extra}", set(core_seen), lines, closure(f"tarn/{extra}", set(), False))
+    files[extra] = lines
+
+stale = []
+for name, lines in files.items():
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines) + "\n")
+    path = out / name
+    if "--check" in sys.argv:
+        if not path.exists() or path.read_text() != text:
+            stale.append(name)
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+if stale:
+    sys.exit(f"single_include/tarn is not current: {', '.join(stale)}; run ./dev single-header")

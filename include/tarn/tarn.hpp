@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// tarn: a pool is a small deep mountain lake. This is the map, in the order in which a byte walks from allocate() to
+// the driver, read from the bottom up:
+//
+//   core/    the vocabulary: bytes, streams, errors, the concepts, and shared<>, the handle of everything composed
+//   driver/  each call that the device understands, its cost and its failure; the real one, none, and (tarn/sim.hpp) a simulated one
+//   source/  where memory comes from: pages, cudaMalloc, cudaMallocAsync, pinned, managed and host memory
+//   pool/    magazines, runs, best-fit ranges, the page arena and the ladder, read from pool.hpp on
+//   policy/  layers that bound, count, record, retry, fence and poison, composed by | and stack<>
+//   raii/    owners of memory, and scopes that watch, clear and bound it
+//   report/  the numbers, as PyTorch's users know them
+//
+// The doors let others in and are included on their own: tarn/thrust.hpp, tarn/stl.hpp, tarn/pmr.hpp, tarn/cuda_mr.hpp.
+
+#include "tarn/core/config.hpp"
+#include "tarn/version.hpp"
+
+#include "tarn/source/cuda_async.hpp"
+#include "tarn/source/cuda_malloc.hpp"
+#include "tarn/source/cuda_pages.hpp"
+#include "tarn/source/host_memory.hpp"
+#include "tarn/source/managed.hpp"
+#include "tarn/source/pinned_host.hpp"
+
+#include "tarn/policy/device_pool.hpp"
+#include "tarn/policy/fallback_to.hpp"
+#include "tarn/policy/fenced.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/poisoned.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/policy/recorded.hpp"
+#include "tarn/policy/retry_on_oom.hpp"
+#include "tarn/policy/tracked.hpp"
+
+#include "tarn/raii/budget_scope.hpp"
+#include "tarn/raii/cache_guard.hpp"
+#include "tarn/raii/copy.hpp"
+#include "tarn/raii/device_buffer.hpp"
+#include "tarn/raii/device_guard.hpp"
+#include "tarn/raii/device_ptr.hpp"
+#include "tarn/raii/peak_scope.hpp"
+#include "tarn/raii/pinned_buffer.hpp"
+#include "tarn/raii/stream.hpp"
+
+#include "tarn/report/stats.hpp"
+#include "tarn/report/summary.hpp"

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// tarn/cuda_mr.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
+#include "tarn.hpp"
+// ---- tarn/cuda_mr.hpp
+// The door to CCCL's memory resources, both ways: every tarn resource is a cuda::mr resource of the toolkit's
+// generation, and from_cuda_resource() makes any of CCCL's resources a tarn resource, to be pooled, limited,
+// tracked. Opt-in: it includes <cuda/memory_resource> (0.4 to 1.2 s to compile). Above it: user code. Below
+// it: source, driver.
+//
+// | CCCL            | synchronous concept  | stream-ordered concept | references               |
+// |-----------------|----------------------|------------------------|--------------------------|
+// | 3.0 (CUDA 13.0) | resource             | async_resource         | experimental             |
+// | 3.1             | synchronous_resource | resource               | experimental             |
+// | 3.2 and later   | synchronous_resource | resource               | and any_resource, buffer |
+
+#include <cuda/version>
+
+// Up to 3.1, parts of <cuda/memory_resource> exist only where this is defined before it is first included.
+// Nothing else looks at it, so it is taken back below.
+#if CCCL_VERSION < 3002000 && !defined(LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE)
+#if CCCL_VERSION < 3001000 && defined(_CUDA_MEMORY_RESOURCE)
+#error "tarn: include tarn/cuda_mr.hpp first, or define LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE"
+#endif
+#define LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE
+#define TARN_ENABLED_MEMORY_RESOURCE
+#endif
+#include <cuda/memory_resource>
+#if defined(TARN_ENABLED_MEMORY_RESOURCE)
+#undef LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE
+#undef TARN_ENABLED_MEMORY_RESOURCE
+#endif
+#if __has_include(<cuda/stream>)
+#include <cuda/stream>
+#else
+#include <cuda/stream_ref>
+#endif
+#if __has_include(<cuda/__memory_resource/memory_resource_base.h>)
+#include <cuda/__memory_resource/memory_resource_base.h>
+#define TARN_HAS_MEMORY_RESOURCE_BASE 1
+#else
+#define TARN_HAS_MEMORY_RESOURCE_BASE 0
+#endif
+
+#include <concepts>
+#include <cstddef>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+namespace tarn {
+
+// Properties: CCCL asks by argument-dependent lookup. Types outside this namespace go through
+// as_cuda_resource().
+
+namespace detail {
+/// Asked of whatever type CCCL asks about, so that it must not fail on one that has no properties.
+template <class Resource, class Tag>
+concept lists_property = requires {
+  requires Resource::properties::template has<Tag>;
+};
+}  // namespace detail
+
+/// Says that kernels may touch the memory.
+template <class Resource>
+requires detail::lists_property<Resource, device_accessible>
+constexpr void get_property(Resource const&, ::cuda::mr::device_accessible) noexcept {}
+/// Says that the host may touch the memory.
+template <class Resource>
+requires detail::lists_property<Resource, host_accessible>
+constexpr void get_property(Resource const&, ::cuda::mr::host_accessible) noexcept {}
+
+namespace detail {
+
+#if CCCL_VERSION >= 3001000
+template <class R>
+concept cuda_blocks = ::cuda::mr::synchronous_resource<R>;
+template <class R>
+concept cuda_ordered = ::cuda::mr::resource<R>;
+#else
+template <class R>
+concept cuda_blocks = ::cuda::mr::resource<R>;
+template <class R>
+concept cuda_ordered = ::cuda::mr::async_resource<R>;
+#endif
+
+/// The properties that an adaptor declares of itself, where CCCL has a type for that (cuda::buffer asks it).
+#if CCCL_VERSION >= 3002000
+template <class Properties>
+struct cuda_queries {};
+template <>
+struct cuda_queries<property_set<device_accessible>> {
+  using default_queries = ::cuda::mr::properties_list<::cuda::mr::device_accessible>;
+};
+template <>
+struct cuda_queries<property_set<host_accessible>> {
+  using default_queries = ::cuda::mr::properties_list<::cuda::mr::host_accessible>;
+};
+template <>
+struct cuda_queries<property_set<device_accessible, host_accessible>> {
+  using default_queries =
+      ::cuda::mr::properties_list<::cuda::mr::device_accessible, ::cuda::mr::host_accessible>;
+};
+#else
+template <class Properties>
+struct cuda_queries {};
+#endif
+
+#if TARN_HAS_MEMORY_RESOURCE_BASE
+template <class Resource>
+using cuda_resource_base = ::cuda::mr::memory_resource_base<Resource>;
+#else
+template <class Resource>
+struct cuda_resource_base {};
+#endif
+
+/// tarn's tags for what a CCCL resource says of itself. One that says nothing is taken for device memory.
+template <class R>
+using properties_of = std::conditional_t<
+    ::cuda::has_property<R, ::cuda::mr::host_accessible>,
+    std::conditional_t<::cuda::has_property<R, ::cuda::mr::device_accessible>,
+                       property_set<device_accessible, host_accessible>, property_set<host_accessible>>,
+    property_set<device_accessible>>;
+
+/// True where CCCL's own error means that memory ran out; before 3.2 the error does not have its code.
+template <class Error>
+[[nodiscard]] bool means_out_of_memory(Error const& error) noexcept {
+  if constexpr (requires { error.status(); }) {
+    return static_cast<int>(error.status()) == static_cast<int>(cudaErrorMemoryAllocation);
+  } else {
+    return false;
+  }
+}
+
+}  // namespace detail
+
+/// A tarn resource as CCCL likes it best: with its generation's members, the properties it lists by itself
+/// (which cuda::buffer asks for), and an answer to get_memory_resource as an environment. tarn's own
+/// resources need it for cuda::buffer only; a resource of your own, outside namespace tarn, needs it to show
+/// its properties.
+template <resource Resource>
+class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource>>,
+                      public detail::cuda_queries<typename Resource::properties> {
+ public:
+  using properties = typename Resource::properties;
+
+  explicit cuda_resource(Resource memory) noexcept(std::is_nothrow_move_constructible_v<Resource>)
+      : memory_(std::move(memory)) {}
+
+#if CCCL_VERSION >= 3001000
+  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
+    return memory_.allocate_sync(bytes, alignment);
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
+    memory_.deallocate_sync(p, bytes, alignment);
+  }
+  [[nodiscard]] void* allocate(::cuda::stream_ref stream, std::size_t bytes,
+                               std::size_t alignment = default_alignment) {
+    return memory_.allocate(stream_ref(stream.get()), bytes, alignment);
+  }
+  void deallocate(::cuda::stream_ref stream, void* p, std::size_t bytes,
+                  std::size_t alignment = default_alignment) noexcept {
+    memory_.deallocate(stream_ref(stream.get()), p, bytes, alignment);
+  }
+#else
+  [[nodiscard]] void* allocate(std::size_t bytes, std::size_t alignment = default_alignment) {
+    return memory_.allocate_sync(bytes, alignment);
+  }
+  void deallocate(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
+    memory_.deallocate_sync(p, bytes, alignment);
+  }
+  [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t alignment, ::cuda::stream_ref stream) {
+    return memory_.allocate(stream_ref(stream.get()), bytes, alignment);
+  }
+  void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
+                        ::cuda::stream_ref stream) noexcept {
+    memory_.deallocate(stream_ref(stream.get()), p, bytes, alignment);
+  }
+#endif
+
+  /// The tarn resource behind it.
+  [[nodiscard]] Resource const& get_tarn_resource() const noexcept {
+    return memory_;
+  }
+
+  friend bool operator==(cuda_resource const& a, cuda_resource const& b) noexcept {
+    return a.memory_ == b.memory_;
+  }
+
+ private:
+  Resource memory_;
+};
+
+/// Wraps a tarn resource for CCCL; see cuda_resource. Costs nothing beyond a copy of the handle.
+template <resource Resource>
+[[nodiscard]] cuda_resource<Resource> as_cuda_resource(Resource memory) {
+  return cuda_resource<Resource>(std::move(memory));
+}
+
+/// Where cuda_resource_source is defined. The source is a nested class so that any_resource, as a template
+/// argument, is not associated with it: its friends take whatever converts to it, and asking whether a class
+/// around it can be swapped would ask that of itself.
+template <class CudaResource, class D>
+struct cuda_source_of {
+  class source;
+};
+
+/// A CCCL resource as a tarn source. Holds it by value: pass cuda::mr::any_resource, a reference type, or one
+/// that is a handle. What is known of the memory are its properties; whose device it is, the caller says.
+///
+/// One that is not stream-ordered is used like cudaMalloc: deallocate waits on the host for the stream.
+/// @throws out_of_memory where CCCL's resource throws std::bad_alloc or an out-of-memory cuda_error; its
+/// other
+///         exceptions pass
+template <class CudaResource, stream_driver D = cuda_driver>
+requires detail::cuda_blocks<CudaResource> && std::copyable<CudaResource>
+using cuda_resource_source = typename cuda_source_of<CudaResource, D>::source;
+
+template <class CudaResource, class D>
+class cuda_source_of<CudaResource, D>::source {
+ public:
+  using driver_type = D;
+  using properties = detail::properties_of<CudaResource>;
+
+  source(CudaResource memory, D driver) : memory_(std::move(memory)), driver_(std::move(driver)) {}
+
+  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
+                               std::size_t alignment = default_alignment) {
+    return take(stream, bytes, alignment, [&](CudaResource& memory) -> void* {
+      if constexpr (detail::cuda_ordered<CudaResource>) {
+        ::cuda::stream_ref const on{static_cast<cudaStream_t>(stream.handle())};
+#if CCCL_VERSION >= 3001000
+        return memory.allocate(on, bytes, alignment);
+#else
+        return memory.allocate_async(bytes, alignment, on);
+#endif
+      } else {
+        return take_now(memory, bytes, alignment);
+      }
+    });
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes,
+                  std::size_t alignment = default_alignment) noexcept {
+    if (p == nullptr) return;
+    if constexpr (detail::cuda_ordered<CudaResource>) {
+      ::cuda::stream_ref const on{static_cast<cudaStream_t>(stream.handle())};
+#if CCCL_VERSION >= 3001000
+      memory_.deallocate(on, p, bytes, alignment);
+#else
+      memory_.deallocate_async(p, bytes, alignment, on);
+#endif
+    } else {
+      if (driver_.synchronize_stream(stream).kind != failure::unloading) give_now(p, bytes, alignment);
+    }
+  }
+  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
+    return take(stream_ref{}, bytes, alignment,
+                [&](CudaResource& memory) -> void* { return take_now(memory, bytes, alignment); });
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
+    if (p != nullptr) give_now(p, bytes, alignment);
+  }
+
+  [[nodiscard]] D const& driver() const noexcept {
+    return driver_;
+  }
+  [[nodiscard]] device_id device() const noexcept {
+    return driver_.device();
+  }
+
+  /// Equal: CCCL's resources are.
+  friend bool operator==(source const& a, source const& b) noexcept {
+    return a.memory_ == b.memory_ && a.driver_ == b.driver_;
+  }
+
+ private:
+  static void* take_now(CudaResource& memory, std::size_t bytes, std::size_t alignment) {
+#if CCCL_VERSION >= 3001000
+    return memory.allocate_sync(bytes, alignment);
+#else
+    return memory.allocate(bytes, alignment);
+#endif
+  }
+  void give_now(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+#if CCCL_VERSION >= 3001000
+    memory_.deallocate_sync(p, bytes, alignment);
+#else
+    memory_.deallocate(p, bytes, alignment);
+#endif
+  }
+
+  template <class Call>
+  void* take(stream_ref stream, std::size_t bytes, std::size_t alignment, Call const& call) {
+    require_alignment(alignment);
+    if (bytes == 0) return nullptr;
+    status none_left = detail::too_large();
+    if (bytes <= max_request_bytes) {
+      none_left = {failure::out_of_memory, static_cast<int>(cudaErrorMemoryAllocation), "std::bad_alloc",
+                   "a cuda::mr resource"};
+      try {
+        return call(memory_);
+      } catch (out_of_memory const&) {
+        throw;  // a tarn resource inside; it has said more than is known here
+      } catch (std::bad_alloc const&) {
+      } catch (::cuda::cuda_error const& error) {
+        if (!detail::means_out_of_memory(error)) throw;
+      }
+    }
+    detail::refuse(driver_, none_left, stream, bytes, alignment);
+  }
+
+  CudaResource memory_;
+  D driver_;
+};
+
+/// Makes a CCCL resource a tarn resource, so that `from_cuda_resource(r) | pooled{} | tracked{}` works.
+/// @param memory  copied: an any_resource, a resource_ref, or another handle
+/// @param driver  of the device whose memory it is; for stream order and messages
+template <class CudaResource, stream_driver D>
+[[nodiscard]] auto from_cuda_resource(CudaResource memory, D driver) {
+  return cuda_resource_source<CudaResource, D>(std::move(memory), std::move(driver));
+}
+/// As above, for a device.
+template <class CudaResource>
+[[nodiscard]] auto from_cuda_resource(CudaResource memory, device_id device) {
+  return from_cuda_resource(std::move(memory), cuda_driver(device));
+}
+/// As above, for the current device.
+template <class CudaResource>
+[[nodiscard]] auto from_cuda_resource(CudaResource memory) {
+  return from_cuda_resource(std::move(memory), cuda_driver());
+}
+
+}  // namespace tarn
+
+#undef TARN_HAS_MEMORY_RESOURCE_BASE

@@ -1,0 +1,2535 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// tarn/sim.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
+#include "tarn.hpp"
+// ---- tarn/sim.hpp
+// The simulated device, for tests and for machines without a GPU: opt-in, since it is much to compile.
+// Above it: user code. Below it: driver/sim_driver, source/sim_sources, policy/device_pool.
+
+// ---- tarn/source/sim_sources.hpp
+// The sources on the simulated device: the same code as on CUDA, on a driver in plain C++. Apart from the
+// sources themselves, since the simulated device is much to compile. Above it: tests, the replay, programs on
+// machines without a GPU. Below it: the sources, driver/sim_driver.
+
+// ---- tarn/driver/sim_driver.hpp
+// The driver of one simulated device: the whole contract in plain C++, deterministic, with CUDA's rules and
+// error numbers. Above it: sources, pools, tests on machines without a GPU. Below it: sim_machine.
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <utility>
+
+// ---- tarn/driver/sim_machine.hpp
+// A simulated host with GPUs: its options, what a test may do to it (launch work, move time, take memory
+// away, capture) and what it tells (calls, usage, findings). Drivers for its devices come from
+// driver/sim_driver. Above it: sim_driver, tests, the replay. Below it: sim_streams, sim_memory, sim_order,
+// sim_async, sim_cost.
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+// ---- tarn/driver/sim_async.hpp
+// cudaMallocAsync as the simulated GPU has it: freed blocks are kept and given again in stream order, and go
+// back to the device at the next synchronisation (release threshold 0, CUDA's default).
+// Above it: sim_machine. Below it: sim_memory, sim_streams.
+
+#include <cstddef>
+#include <iterator>
+#include <map>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+// ---- tarn/driver/sim_memory.hpp
+// The simulated GPU's memory: capacity to the byte, blocks, and pages under the rules of CUDA's virtual
+// memory management. Knows no time and no streams. Above it: sim_streams, sim_machine. Below it: sim_backing.
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+// ---- tarn/driver/sim_backing.hpp
+// Where the simulated GPU's addresses and bytes come from: invented addresses that are never touched, or
+// reserved address space of this process with real pages put behind it on demand.
+// Above it: sim_memory. Below it: core.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <new>
+#include <set>
+#include <utility>
+#include <vector>
+#if defined(__linux__)
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+namespace tarn {
+
+/// What is behind simulated device memory.
+enum class sim_backing : std::uint8_t {
+  /// Nothing: addresses that no one may dereference. 140 GiB and more cost nothing on any machine.
+  address_only,
+  /// Memory of this host, committed when first touched. On Linux pages alias as on a GPU (one handle mapped
+  /// at two addresses is one memory) and unmapped addresses fault; elsewhere there are blocks only.
+  host_memory
+};
+
+namespace detail {
+
+#if defined(__linux__)
+inline constexpr bool sim_can_map = true;
+#else
+inline constexpr bool sim_can_map = false;
+#endif
+
+/// Free ranges of numbers (addresses, file offsets): best fit, coalescing. O(log n), except that a range may
+/// be passed over for its alignment.
+class sim_ranges {
+ public:
+  /// Takes `bytes` at a multiple of `alignment`; false where nothing fits.
+  bool take(std::size_t bytes, std::size_t alignment, std::uintptr_t& begin) {
+    for (auto it = by_size_.lower_bound({bytes, 0}); it != by_size_.end(); ++it) {
+      auto const [size, start] = *it;
+      std::uintptr_t const aligned = align_up(start, alignment);
+      if (aligned - start > size - bytes) continue;
+      by_size_.erase(it);
+      by_begin_.erase(start);
+      if (aligned != start) insert(start, aligned - start);
+      if (aligned + bytes != start + size) insert(aligned + bytes, start + size - aligned - bytes);
+      begin = aligned;
+      return true;
+    }
+    return false;
+  }
+
+  /// Gives a range back, or adds a new one.
+  void give(std::uintptr_t begin, std::size_t bytes) {
+    auto next = by_begin_.lower_bound(begin);
+    if (next != by_begin_.begin()) {
+      if (auto before = std::prev(next); before->first + before->second == begin) {
+        begin = before->first;
+        bytes += before->second;
+        by_size_.erase({before->second, before->first});
+        by_begin_.erase(before);
+      }
+    }
+    if (next != by_begin_.end() && begin + bytes == next->first) {
+      bytes += next->second;
+      by_size_.erase({next->second, next->first});
+      by_begin_.erase(next);
+    }
+    insert(begin, bytes);
+  }
+
+ private:
+  void insert(std::uintptr_t begin, std::size_t bytes) {
+    by_begin_.emplace(begin, bytes);
+    by_size_.emplace(bytes, begin);
+  }
+  std::map<std::uintptr_t, std::size_t> by_begin_;
+  std::set<std::pair<std::size_t, std::uintptr_t>> by_size_;
+};
+
+/// The invented addresses of the process, shared by all simulated machines so that no two use one address at
+/// a time: 37 TiB where no 64-bit system places programs, stacks or mmap, nor sanitizers their shadows (so
+/// that touching one faults under them too). Never destroyed.
+struct sim_invented_space {
+  std::mutex mutex;
+  sim_ranges free;
+  sim_invented_space() {
+    free.give(std::uintptr_t{0x2000} << 32, std::size_t{0x1000} << 32);
+    free.give(std::uintptr_t{0x4000} << 32, std::size_t{0x1500} << 32);
+  }
+  static sim_invented_space& of_process() {
+    static sim_invented_space* const space = new sim_invented_space;
+    return *space;
+  }
+};
+
+/// Address space of one kind, grown in chunks and given back when destroyed.
+class sim_addresses {
+ public:
+  explicit sim_addresses(sim_backing backing) noexcept : backing_(backing) {}
+  sim_addresses(sim_addresses const&) = delete;
+  sim_addresses& operator=(sim_addresses const&) = delete;
+  ~sim_addresses() {
+    for (auto const& [begin, bytes] : chunks_) give_back_chunk(begin, bytes);
+  }
+
+  /// Takes addresses with nothing behind them; false where the process has no more.
+  bool take(std::size_t bytes, std::size_t alignment, std::uintptr_t& begin) {
+    if (bytes > max_span || alignment > max_span) return false;
+    if (!is_mapped()) return take_block(bytes, alignment, begin);
+    if (free_.take(bytes, alignment, begin)) return true;
+    std::size_t chunk = bytes + alignment;
+    if (chunk < smallest_chunk) chunk = smallest_chunk;
+    return grow(align_up(chunk, 2_MiB)) && free_.take(bytes, alignment, begin);
+  }
+  void give(std::uintptr_t begin, std::size_t bytes, [[maybe_unused]] std::size_t alignment) {
+    if (is_mapped()) {
+      free_.give(begin, bytes);
+    } else {
+      ::operator delete (reinterpret_cast<void*>(begin), std::align_val_t{alignment});
+    }
+  }
+
+  /// Puts private zeroed memory behind addresses; false where the process has none.
+  bool commit([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes) noexcept {
+#if defined(__linux__)
+    if (backing_ == sim_backing::host_memory) {
+      return place(begin, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    }
+#endif
+    return true;
+  }
+  /// Puts `bytes` of a file behind addresses, shared with every other place that shows them.
+  bool show([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes,
+            [[maybe_unused]] int file, [[maybe_unused]] std::uintptr_t offset) noexcept {
+#if defined(__linux__)
+    if (backing_ == sim_backing::host_memory) {
+      return place(begin, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<::off_t>(offset));
+    }
+#endif
+    return true;
+  }
+  /// Takes away what is behind addresses: touching them faults.
+  void decommit([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes) noexcept {
+#if defined(__linux__)
+    if (backing_ == sim_backing::host_memory) {
+      (void)place(begin, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    }
+#endif
+  }
+
+ private:
+  static constexpr std::size_t smallest_chunk = 64_GiB;
+  static constexpr std::size_t max_span = 32_TiB;
+
+  /// False where addresses are blocks of the heap, made whole and given back whole.
+  [[nodiscard]] bool is_mapped() const noexcept {
+    return sim_can_map || backing_ == sim_backing::address_only;
+  }
+  static bool take_block(std::size_t bytes, std::size_t alignment, std::uintptr_t& begin) noexcept {
+    void* const p = ::operator new (bytes, std::align_val_t{alignment}, std::nothrow);
+    begin = reinterpret_cast<std::uintptr_t>(p);
+    return p != nullptr;
+  }
+
+  bool grow(std::size_t bytes) {
+    chunks_.reserve(chunks_.size() + 1);
+    std::uintptr_t begin = 0;
+    if (backing_ == sim_backing::address_only) {
+      auto& space = sim_invented_space::of_process();
+      std::lock_guard const lock(space.mutex);
+      if (!space.free.take(bytes, 2_MiB, begin)) return false;
+    } else {
+#if defined(__linux__)
+      void* const p = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (p == MAP_FAILED) return false;
+      begin = reinterpret_cast<std::uintptr_t>(p);
+#endif
+    }
+    chunks_.emplace_back(begin, bytes);
+    free_.give(begin, bytes);
+    return true;
+  }
+  void give_back_chunk(std::uintptr_t begin, std::size_t bytes) noexcept {
+    if (backing_ == sim_backing::address_only) {
+      auto& space = sim_invented_space::of_process();
+      std::lock_guard const lock(space.mutex);
+      space.free.give(begin, bytes);
+    } else {
+#if defined(__linux__)
+      (void)::munmap(reinterpret_cast<void*>(begin), bytes);
+#endif
+    }
+  }
+
+#if defined(__linux__)
+  static bool place(std::uintptr_t begin, std::size_t bytes, int protection, int flags, int file,
+                    ::off_t offset) noexcept {
+    void* const at = reinterpret_cast<void*>(begin);
+    return ::mmap(at, bytes, protection, flags | MAP_FIXED | MAP_NORESERVE, file, offset) == at;
+  }
+#endif
+
+  sim_backing backing_;
+  sim_ranges free_;
+  std::vector<std::pair<std::uintptr_t, std::size_t>> chunks_;
+};
+
+/// The bytes of page handles: one sparse file in memory that can be shown at several addresses. With
+/// address_only backing it only counts.
+class sim_file {
+ public:
+  explicit sim_file(sim_backing backing) noexcept : backing_(backing) {}
+  sim_file(sim_file const&) = delete;
+  sim_file& operator=(sim_file const&) = delete;
+  ~sim_file() {
+#if defined(__linux__)
+    if (file_ >= 0) (void)::close(file_);
+#endif
+  }
+
+  /// Makes room; false where the host cannot.
+  bool take(std::size_t bytes, std::uintptr_t& offset) {
+    if (free_.take(bytes, 1, offset)) return true;
+#if defined(__linux__)
+    if (backing_ == sim_backing::host_memory) {
+      if (file_ < 0) file_ = ::memfd_create("tarn_sim", MFD_CLOEXEC);
+      if (file_ < 0 || ::ftruncate(file_, static_cast<::off_t>(end_ + bytes)) != 0) return false;
+    }
+#endif
+    offset = end_;
+    end_ += bytes;
+    return true;
+  }
+  /// Gives room back, and the host's memory with it.
+  void give(std::uintptr_t offset, std::size_t bytes) {
+#if defined(__linux__)
+    if (file_ >= 0) {
+      (void)::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<::off_t>(offset),
+                        static_cast<::off_t>(bytes));
+    }
+#endif
+    free_.give(offset, bytes);
+  }
+  [[nodiscard]] int descriptor() const noexcept {
+    return file_;
+  }
+
+ private:
+  sim_backing backing_;
+  sim_ranges free_;
+  std::uintptr_t end_ = 0;
+  int file_ = -1;
+};
+
+}  // namespace detail
+
+}  // namespace tarn
+// ---- tarn/driver/sim_status.hpp
+// Error numbers of the simulated GPU and how the driver contract tells them.
+// Above it: everything simulated. Below it: core/error.
+
+namespace tarn::detail {
+
+/// Error numbers of the simulated GPU: those of cudaError_t.
+enum class sim_code : int {
+  ok = 0,
+  invalid_value = 1,
+  out_of_memory = 2,
+  unloading = 4,
+  invalid_device = 101,
+  invalid_handle = 400,
+  not_ready = 600,
+  illegal_address = 700,
+  not_permitted = 800,
+  not_supported = 801,
+  capture_unsupported = 900,
+  capture_invalidated = 901,
+  capture_merge = 902,
+  capture_unmatched = 903,
+  capture_isolation = 905,
+  capture_implicit = 906,
+  captured_event = 907
+};
+
+/// A code as the driver contract tells it.
+[[nodiscard]] constexpr status sim_status(sim_code code, char const* call) noexcept {
+  auto const make = [&](failure kind, char const* name) {
+    return status{kind, static_cast<int>(code), name, call};
+  };
+  switch (code) {
+    case sim_code::ok:
+      return {};
+    case sim_code::invalid_value:
+      return make(failure::other, "cudaErrorInvalidValue");
+    case sim_code::out_of_memory:
+      return make(failure::out_of_memory, "cudaErrorMemoryAllocation");
+    case sim_code::unloading:
+      return make(failure::unloading, "cudaErrorCudartUnloading");
+    case sim_code::invalid_device:
+      return make(failure::no_device, "cudaErrorInvalidDevice");
+    case sim_code::invalid_handle:
+      return make(failure::other, "cudaErrorInvalidResourceHandle");
+    case sim_code::not_ready:
+      return make(failure::not_ready, "cudaErrorNotReady");
+    case sim_code::illegal_address:
+      return make(failure::other, "cudaErrorIllegalAddress");
+    case sim_code::not_permitted:
+      return make(failure::other, "cudaErrorNotPermitted");
+    case sim_code::not_supported:
+      return make(failure::unsupported, "cudaErrorNotSupported");
+    case sim_code::capture_unsupported:
+      return make(failure::other, "cudaErrorStreamCaptureUnsupported");
+    case sim_code::capture_invalidated:
+      return make(failure::other, "cudaErrorStreamCaptureInvalidated");
+    case sim_code::capture_merge:
+      return make(failure::other, "cudaErrorStreamCaptureMerge");
+    case sim_code::capture_unmatched:
+      return make(failure::other, "cudaErrorStreamCaptureUnmatched");
+    case sim_code::capture_isolation:
+      return make(failure::other, "cudaErrorStreamCaptureIsolation");
+    case sim_code::capture_implicit:
+      return make(failure::other, "cudaErrorStreamCaptureImplicit");
+    case sim_code::captured_event:
+      return make(failure::other, "cudaErrorCapturedEvent");
+  }
+  return make(failure::other, "cudaErrorUnknown");
+}
+
+}  // namespace tarn::detail
+
+namespace tarn {
+
+namespace detail {
+
+/// What a block is; each kind is freed by its own call.
+enum class sim_kind : std::uint8_t { device, async, pinned, managed };
+
+}  // namespace detail
+
+/// What a simulated device holds, bytes and counts.
+struct sim_usage {
+  std::size_t capacity = 0;     ///< of the device
+  std::size_t taken = 0;        ///< by others: the context, other processes
+  std::size_t used = 0;         ///< of the device by this machine's callers: pages and device blocks
+  std::size_t peak_used = 0;    ///< the most `used` has been
+  std::size_t page_bytes = 0;   ///< part of `used` in page handles
+  std::size_t block_bytes = 0;  ///< part of `used` in blocks, cached async blocks included
+  std::size_t handles = 0;      ///< page handles not destroyed, or destroyed and still mapped
+  std::size_t blocks = 0;       ///< device and async blocks handed out
+  [[nodiscard]] std::size_t free() const noexcept {
+    return used + taken >= capacity ? 0 : capacity - taken - used;
+  }
+};
+
+namespace detail {
+
+/// All memory of a simulated machine. Callers hold the machine's lock.
+class sim_memory {
+ public:
+  /// A stretch of one physical piece of memory: `key` numbers its bytes, never reused.
+  struct piece {
+    std::uint64_t key;
+    std::size_t bytes;
+  };
+
+  sim_memory(int devices, std::size_t capacity, std::size_t taken, std::size_t host_capacity,
+             std::size_t granularity, sim_backing backing)
+      : devices_(static_cast<std::size_t>(devices)),
+        granularity_(granularity),
+        host_capacity_(host_capacity),
+        backing_(backing),
+        device_space_(backing),
+        host_space_(sim_backing::host_memory),
+        pages_(backing) {
+    for (auto& d : devices_) {
+      d.capacity = capacity;
+      d.taken = taken;
+    }
+  }
+
+  [[nodiscard]] sim_usage& usage(int device) noexcept { return devices_[static_cast<std::size_t>(device)]; }
+  [[nodiscard]] std::size_t host_used() const noexcept { return host_used_; }
+  [[nodiscard]] std::size_t ranges() const noexcept { return ranges_.size(); }
+  [[nodiscard]] std::size_t maps() const noexcept { return maps_.size(); }
+  [[nodiscard]] std::size_t host_blocks() const noexcept { return host_blocks_; }
+  [[nodiscard]] std::size_t granularity() const noexcept { return granularity_; }
+
+  /// Remembers from now on what physical memory goes away, until drain_gone().
+  void watch_gone() noexcept { watched_ = true; }
+  template <class Visit>
+  void drain_gone(Visit const& visit) {
+    for (piece const& p : gone_) visit(p);
+    gone_.clear();
+  }
+
+  sim_code reserve(std::size_t bytes, std::size_t alignment, void*& p) {
+    if (bytes == 0 || bytes % granularity_ != 0) return sim_code::invalid_value;
+    if (alignment != 0 && !is_alignment(alignment)) return sim_code::invalid_value;
+    if (alignment < granularity_) alignment = granularity_;
+    std::uintptr_t begin = 0;
+    if (!device_space_.take(bytes, alignment, begin)) return sim_code::out_of_memory;
+    ranges_.emplace(begin, range{bytes, 0});
+    p = reinterpret_cast<void*>(begin);
+    return sim_code::ok;
+  }
+
+  sim_code release(void* p, std::size_t bytes) {
+    auto const it = ranges_.find(address(p));
+    if (it == ranges_.end() || it->second.bytes != bytes || it->second.maps != 0) {
+      return sim_code::invalid_value;
+    }
+    device_space_.give(it->first, bytes, granularity_);
+    ranges_.erase(it);
+    return sim_code::ok;
+  }
+
+  sim_code create(int device, std::size_t bytes, page_handle& handle) {
+    if (bytes == 0 || bytes % granularity_ != 0) return sim_code::invalid_value;
+    if (bytes > usage(device).free()) return sim_code::out_of_memory;
+    page_piece made{bytes, device, 0, next_key_, 0, false};
+    if (!pages_.take(bytes, made.offset)) return sim_code::out_of_memory;
+    physical_.emplace(next_handle_, made);
+    handle = next_handle_++;
+    next_key_ += bytes;
+    auto& d = usage(device);
+    charge(d, bytes);
+    d.page_bytes += bytes;
+    ++d.handles;
+    return sim_code::ok;
+  }
+
+  /// As cuMemRelease: memory that is still mapped stays until its last unmap.
+  sim_code destroy(page_handle handle) {
+    auto const it = physical_.find(handle);
+    if (it == physical_.end() || it->second.destroyed) return sim_code::invalid_value;
+    it->second.destroyed = true;
+    drop_if_unused(it);
+    return sim_code::ok;
+  }
+
+  sim_code map(void* p, std::size_t bytes, page_handle handle) {
+    std::uintptr_t const begin = address(p);
+    auto const behind = physical_.find(handle);
+    if (behind == physical_.end() || behind->second.destroyed) return sim_code::invalid_value;
+    if (bytes != behind->second.bytes || begin % granularity_ != 0) return sim_code::invalid_value;
+    auto const reserved = range_of(begin, bytes);
+    if (reserved == ranges_.end()) return sim_code::invalid_value;
+    auto const next = maps_.lower_bound(begin);
+    if (next != maps_.end() && next->first < begin + bytes) return sim_code::invalid_value;
+    if (next != maps_.begin()) {
+      auto const before = std::prev(next);
+      if (before->first + before->second.bytes > begin) return sim_code::invalid_value;
+    }
+    auto const it = maps_.emplace_hint(next, begin, mapping{bytes, handle});
+    if (!device_space_.show(begin, bytes, pages_.descriptor(), behind->second.offset)) {
+      maps_.erase(it);
+      return sim_code::out_of_memory;
+    }
+    ++behind->second.maps;
+    ++reserved->second.maps;
+    return sim_code::ok;
+  }
+
+  sim_code unmap(void* p, std::size_t bytes) {
+    auto const it = maps_.find(address(p));
+    if (it == maps_.end() || it->second.bytes != bytes) return sim_code::invalid_value;
+    device_space_.decommit(it->first, bytes);
+    --range_of(it->first, bytes)->second.maps;
+    auto const behind = physical_.find(it->second.handle);
+    --behind->second.maps;
+    maps_.erase(it);
+    drop_if_unused(behind);
+    return sim_code::ok;
+  }
+
+  /// Makes a block. Device blocks of a page and more start where a page does, as on a GPU; smaller ones are
+  /// aligned to 256 bytes and never to more, which is all that cudaMalloc promises.
+  sim_code allocate(int device, std::size_t bytes, sim_kind kind, void*& p) {
+    p = nullptr;
+    if (bytes == 0) return sim_code::ok;
+    if (bytes > max_request_bytes) return sim_code::out_of_memory;
+    bool const host = on_host(kind);
+    std::size_t const charged = align_up(bytes, block_granularity);
+    std::size_t const room = host ? host_room() : usage(device).free();
+    if (charged > room) return sim_code::out_of_memory;
+    bool const whole_pages = bytes >= granularity_;
+    std::size_t const shift = host || whole_pages ? 0 : default_alignment;
+    std::size_t const span = align_up(bytes + shift, page_bytes);
+    std::size_t const alignment = whole_pages && !host ? granularity_ : page_bytes;
+    auto& space = host ? host_space_ : device_space_;
+    std::uintptr_t begin = 0;
+    if (!space.take(span, alignment, begin)) return sim_code::out_of_memory;
+    if (!space.commit(begin, span)) {
+      space.give(begin, span, alignment);
+      return sim_code::out_of_memory;
+    }
+    blocks_.emplace(begin + shift, block{bytes, charged, span, shift, alignment, next_key_, device, kind});
+    next_key_ += charged;
+    if (host) {
+      host_used_ += charged;
+      ++host_blocks_;
+    } else {
+      auto& d = usage(device);
+      charge(d, charged);
+      d.block_bytes += charged;
+      ++d.blocks;
+    }
+    p = reinterpret_cast<void*>(begin + shift);
+    return sim_code::ok;
+  }
+
+  sim_code free(void* p, sim_kind kind) {
+    if (p == nullptr) return sim_code::ok;
+    auto const it = blocks_.find(address(p));
+    if (it == blocks_.end() || it->second.kind != kind) return sim_code::invalid_value;
+    block const gone = it->second;
+    auto& space = on_host(kind) ? host_space_ : device_space_;
+    std::uintptr_t const begin = it->first - gone.shift;
+    blocks_.erase(it);
+    space.decommit(begin, gone.span);
+    space.give(begin, gone.span, gone.alignment);
+    note_gone(gone.key, gone.charged);
+    if (on_host(kind)) {
+      host_used_ -= gone.charged;
+      --host_blocks_;
+    } else {
+      auto& d = usage(gone.device);
+      d.used -= gone.charged;
+      d.block_bytes -= gone.charged;
+      --d.blocks;
+    }
+    return sim_code::ok;
+  }
+
+  /// Bytes asked for the block that starts at `p`, if it is one of that kind.
+  [[nodiscard]] bool find_block(void const* p, sim_kind kind, std::size_t& bytes) const noexcept {
+    auto const it = blocks_.find(address(p));
+    if (it == blocks_.end() || it->second.kind != kind) return false;
+    bytes = it->second.bytes;
+    return true;
+  }
+
+  /// True where the first byte is the machine's: mapped, reserved or in a block.
+  [[nodiscard]] bool knows(void const* p) const noexcept {
+    std::uintptr_t const a = address(p);
+    if (block_of(a) != blocks_.end()) return true;
+    auto const it = ranges_.upper_bound(a);
+    return it != ranges_.begin() && std::prev(it)->first + std::prev(it)->second.bytes > a;
+  }
+  /// True where the whole range may be touched by device work.
+  [[nodiscard]] bool accessible(void const* p, std::size_t bytes) const {
+    return each_piece(p, bytes, [](piece) {});
+  }
+  /// True where there are real bytes: all but device memory that is only addresses. The host's own memory,
+  /// which the machine does not know, counts.
+  [[nodiscard]] bool is_real(void const* p) const noexcept {
+    if (backing_ == sim_backing::host_memory || !knows(p)) return true;
+    auto const it = block_of(address(p));
+    return it != blocks_.end() && on_host(it->second.kind);
+  }
+
+  /// True for pinned and managed memory.
+  [[nodiscard]] bool is_on_host(void const* p) const noexcept {
+    auto const it = block_of(address(p));
+    return it != blocks_.end() && on_host(it->second.kind);
+  }
+  /// Bytes behind a page handle; 0 if there is none.
+  [[nodiscard]] std::size_t page_bytes_of(page_handle handle) const noexcept {
+    auto const it = physical_.find(handle);
+    return it == physical_.end() ? 0 : it->second.bytes;
+  }
+
+  /// Visits the physical pieces behind a range in order; false where part of it has nothing behind.
+  template <class Visit>
+  bool each_piece(void const* p, std::size_t bytes, Visit const& visit) const {
+    std::uintptr_t at = address(p);
+    if (bytes > max_request_bytes) return false;
+    std::uintptr_t const end = at + bytes;
+    if (auto const it = block_of(at); it != blocks_.end()) {
+      std::size_t const offset = at - it->first;
+      if (bytes > it->second.bytes - offset) return false;
+      visit(piece{it->second.key + offset, bytes});
+      return true;
+    }
+    while (at < end) {
+      auto it = maps_.upper_bound(at);
+      if (it == maps_.begin()) return false;
+      --it;
+      std::uintptr_t const map_end = it->first + it->second.bytes;
+      if (map_end <= at) return false;
+      std::size_t const part = (map_end < end ? map_end : end) - at;
+      visit(piece{physical_.find(it->second.handle)->second.key + (at - it->first), part});
+      at += part;
+    }
+    return true;
+  }
+
+ private:
+  /// Blocks are charged in steps of this, bytes; cudaMalloc's smallest step.
+  static constexpr std::size_t block_granularity = 512;
+  /// Steps in which blocks take address space, bytes: a host page.
+  static constexpr std::size_t page_bytes = 4_KiB;
+
+  struct range {
+    std::size_t bytes;
+    std::size_t maps;
+  };
+  struct mapping {
+    std::size_t bytes;
+    page_handle handle;
+  };
+  struct page_piece {
+    std::size_t bytes;
+    int device;
+    std::uintptr_t offset;
+    std::uint64_t key;
+    std::size_t maps;
+    bool destroyed;
+  };
+  struct block {
+    std::size_t bytes;
+    std::size_t charged;
+    std::size_t span;
+    std::size_t shift;
+    std::size_t alignment;
+    std::uint64_t key;
+    int device;
+    sim_kind kind;
+  };
+  using block_map = std::map<std::uintptr_t, block>;
+
+  static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+  static bool on_host(sim_kind kind) noexcept {
+    return kind == sim_kind::pinned || kind == sim_kind::managed;
+  }
+  [[nodiscard]] std::size_t host_room() const noexcept {
+    return host_used_ >= host_capacity_ ? 0 : host_capacity_ - host_used_;
+  }
+  static void charge(sim_usage& d, std::size_t bytes) noexcept {
+    d.used += bytes;
+    if (d.used > d.peak_used) d.peak_used = d.used;
+  }
+  std::map<std::uintptr_t, range>::iterator range_of(std::uintptr_t begin, std::size_t bytes) noexcept {
+    auto it = ranges_.upper_bound(begin);
+    if (it == ranges_.begin()) return ranges_.end();
+    --it;
+    std::size_t const offset = begin - it->first;
+    return offset < it->second.bytes && bytes <= it->second.bytes - offset ? it : ranges_.end();
+  }
+  [[nodiscard]] block_map::const_iterator block_of(std::uintptr_t at) const noexcept {
+    auto it = blocks_.upper_bound(at);
+    if (it == blocks_.begin()) return blocks_.end();
+    --it;
+    return at - it->first < it->second.bytes ? it : blocks_.end();
+  }
+  void note_gone(std::uint64_t key, std::size_t bytes) {
+    if (watched_) gone_.push_back({key, bytes});
+  }
+  void drop_if_unused(std::unordered_map<page_handle, page_piece>::iterator it) {
+    if (!it->second.destroyed || it->second.maps != 0) return;
+    auto& d = usage(it->second.device);
+    d.used -= it->second.bytes;
+    d.page_bytes -= it->second.bytes;
+    --d.handles;
+    pages_.give(it->second.offset, it->second.bytes);
+    note_gone(it->second.key, it->second.bytes);
+    physical_.erase(it);
+  }
+
+  std::vector<sim_usage> devices_;
+  std::size_t granularity_;
+  std::size_t host_capacity_;
+  std::size_t host_used_ = 0;
+  std::size_t host_blocks_ = 0;
+  sim_backing backing_;
+  sim_addresses device_space_;
+  sim_addresses host_space_;
+  sim_file pages_;
+  std::map<std::uintptr_t, range> ranges_;
+  std::map<std::uintptr_t, mapping> maps_;
+  std::unordered_map<page_handle, page_piece> physical_;
+  block_map blocks_;
+  page_handle next_handle_ = 1;
+  std::uint64_t next_key_ = 1;
+  bool watched_ = false;
+  std::vector<piece> gone_;
+};
+
+}  // namespace detail
+
+}  // namespace tarn
+// ---- tarn/driver/sim_streams.hpp
+// The simulated GPU's streams: queues on virtual time, events, default streams, capture. Deterministic: when
+// an operation is enqueued its end is known, and it takes effect when the host's clock reaches that end.
+// Above it: sim_machine. Below it: sim_memory, sim_order, sim_work.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+// ---- tarn/driver/sim_cost.hpp
+// What the simulated GPU charges, in nanoseconds of virtual time. Measured on one H200 (bench/results)
+// unless a line says otherwise. Above it: sim_machine. Below it: core.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn {
+
+/// A span of virtual time, nanoseconds.
+using sim_nanoseconds = std::uint64_t;
+
+/// A cost that grows with the size: straight lines between measured points, level below the first, at the
+/// last slope beyond the last.
+struct sim_cost_curve {
+  struct point {
+    std::size_t bytes;
+    sim_nanoseconds ns;
+  };
+  point points[4];
+
+  [[nodiscard]] constexpr sim_nanoseconds at(std::size_t bytes) const noexcept {
+    if (bytes <= points[0].bytes) return points[0].ns;
+    std::size_t i = 1;
+    while (i < 3 && bytes > points[i].bytes) ++i;
+    point const a = points[i - 1];
+    point const b = points[i];
+    double const slope =
+        (static_cast<double>(b.ns) - static_cast<double>(a.ns)) / static_cast<double>(b.bytes - a.bytes);
+    double const ns = static_cast<double>(a.ns) + slope * static_cast<double>(bytes - a.bytes);
+    return ns <= 0 ? 0 : static_cast<sim_nanoseconds>(ns);
+  }
+};
+
+/// The price list. Change a field to model another machine; sim_costs::nothing() makes every call free, so
+/// that time moves only when a test moves it.
+struct sim_costs {
+  // Streams and events. Event costs are of one thread; eight threads at once pay 2,453 ns per record.
+  sim_nanoseconds look = 30;           ///< cudaStreamGetId, cudaStreamIsCapturing; estimated
+  sim_nanoseconds create_event = 115;  ///< create and destroy together: 230
+  sim_nanoseconds destroy_event = 115;
+  sim_nanoseconds record_event = 249;
+  sim_nanoseconds query_event = 263;
+  sim_nanoseconds wait_event = 231;
+  sim_nanoseconds synchronize = 1'000;    ///< beyond the waiting itself; estimated
+  sim_nanoseconds create_stream = 5'000;  ///< estimated, as the next
+  sim_nanoseconds destroy_stream = 5'000;
+  sim_nanoseconds launch = 3'900;       ///< host time of an empty kernel's launch
+  sim_nanoseconds copy = 2'000;         ///< host time to enqueue a copy or fill; estimated
+  sim_nanoseconds memory_info = 5'000;  ///< estimated
+
+  // Pages, per handle. Mapping is cuMemMap and cuMemSetAccess together.
+  sim_nanoseconds page_granularity = 100;  ///< estimated
+  sim_cost_curve reserve_range{{{2_MiB, 5'000}, {1_GiB, 10'000}, {140_GiB, 40'000}, {1_TiB, 77'000}}};
+  sim_nanoseconds release_range = 5'000;  ///< estimated
+  sim_cost_curve create_pages{{{2_MiB, 9'800}, {20_MiB, 10'400}, {200_MiB, 13'000}, {1_GiB, 17'000}}};
+  sim_cost_curve destroy_pages{{{2_MiB, 15'000}, {20_MiB, 16'000}, {200_MiB, 76'000}, {1_GiB, 338'000}}};
+  sim_cost_curve map_pages{{{2_MiB, 25'600}, {20_MiB, 26'700}, {200_MiB, 34'700}, {1_GiB, 61'800}}};
+  sim_cost_curve unmap_pages{{{2_MiB, 16'500}, {20_MiB, 16'500}, {200_MiB, 20'000}, {1_GiB, 29'000}}};
+
+  // Blocks.
+  sim_cost_curve malloc_device{{{2_MiB, 58'000}, {64_MiB, 70'000}, {1_GiB, 123'000}, {8_GiB, 509'000}}};
+  sim_cost_curve free_device{{{2_MiB, 40'000}, {64_MiB, 70'000}, {1_GiB, 371'000}, {8_GiB, 2'565'000}}};
+  sim_nanoseconds malloc_async_warm = 335;  ///< with its free: 670
+  sim_nanoseconds free_async = 335;
+  sim_cost_curve malloc_async_cold{{{1_MiB, 10'000}, {64_MiB, 88'000}, {1_GiB, 982'000}, {8_GiB, 8'133'000}}};
+  sim_cost_curve malloc_pinned{
+      {{4_KiB, 2'000}, {1_MiB, 449'000}, {1_GiB, 460'000'000}, {8_GiB, 3'680'000'000}}};
+  sim_cost_curve free_pinned{{{4_KiB, 1'000}, {1_MiB, 113'000}, {1_GiB, 116'000'000}, {8_GiB, 928'000'000}}};
+  sim_nanoseconds malloc_managed = 60'000;  ///< estimated from cudaMalloc, as the next
+  sim_nanoseconds free_managed = 40'000;
+
+  // What the device does, bytes per nanosecond (GB/s); 0 takes no time.
+  // Both from the data sheet's 4.8 TB/s of HBM3e: a copy reads and writes each byte, a fill writes it.
+  double on_device_rate = 2'000;
+  double fill_rate = 4'000;
+  double pinned_rate = 53;  ///< host to device or back, chunks of 4 MiB
+  double pageable_rate = 8.4;
+
+  /// Every call is free and all device work but kernels takes no time.
+  [[nodiscard]] static constexpr sim_costs nothing() noexcept {
+    constexpr sim_cost_curve level{{{1, 0}, {2, 0}, {3, 0}, {4, 0}}};
+    sim_costs c;
+    c.look = c.create_event = c.destroy_event = c.record_event = c.query_event = c.wait_event = 0;
+    c.synchronize = c.create_stream = c.destroy_stream = c.launch = c.copy = c.memory_info = 0;
+    c.page_granularity = c.release_range = c.malloc_async_warm = c.free_async = 0;
+    c.malloc_managed = c.free_managed = 0;
+    c.reserve_range = c.create_pages = c.destroy_pages = c.map_pages = c.unmap_pages = level;
+    c.malloc_device = c.free_device = c.malloc_async_cold = c.malloc_pinned = c.free_pinned = level;
+    c.on_device_rate = c.fill_rate = c.pinned_rate = c.pageable_rate = 0;
+    return c;
+  }
+};
+
+namespace detail {
+/// Nanoseconds that `bytes` take at a rate in bytes per nanosecond; a rate of 0 takes none.
+[[nodiscard]] constexpr sim_nanoseconds sim_transfer(std::size_t bytes, double rate) noexcept {
+  return rate <= 0 ? 0 : static_cast<sim_nanoseconds>(static_cast<double>(bytes) / rate);
+}
+}  // namespace detail
+
+}  // namespace tarn
+// ---- tarn/driver/sim_order.hpp
+// The order checker of the simulated GPU: happens-before by vector clocks over streams and host threads.
+// It reports any two conflicting accesses to the same bytes by different owners that nothing orders.
+// Above it: sim_streams, sim_machine. Below it: sim_memory, which says which physical bytes an address means.
+//
+// Every stream and every host timeline is an agent with a clock: entry i says how many of agent i's
+// operations are known to be over. Knowledge flows so:
+//
+//   host enqueues on S      S learns what the host knows
+//   record(E, S)            E learns what S knows          wait(S, E)            S learns what E knows
+//   synchronize(S or E)     the host learns                query(E) = done       the host learns
+//
+//   publish(token)          the token learns               observe(token)        the host learns
+//
+// Host threads are one timeline, in the order of their driver calls, unless sim_checks::each_thread asks for
+// one timeline per thread; then knowledge passes between threads only by publish and observe.
+//
+// Two accesses are ordered if the later one's clock covers the earlier one's tick. Accesses by one owner are
+// the owner's business; when bytes change hands (freed, then allocated), the next owner's accesses must cover
+// all of the previous owners'. Bytes are physical: a page that is mapped elsewhere carries its past with it.
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace tarn {
+
+/// Whether simulated work reads or writes.
+enum class sim_use : std::uint8_t { reads, writes };
+
+/// Bytes that simulated work touches.
+struct sim_access {
+  void const* p = nullptr;
+  std::size_t bytes = 0;
+  sim_use use = sim_use::reads;
+};
+[[nodiscard]] constexpr sim_access sim_reads(void const* p, std::size_t bytes) noexcept {
+  return {p, bytes, sim_use::reads};
+}
+[[nodiscard]] constexpr sim_access sim_writes(void const* p, std::size_t bytes) noexcept {
+  return {p, bytes, sim_use::writes};
+}
+
+namespace detail {
+
+/// Who acts: an index into every clock.
+using sim_agent = std::size_t;
+
+/// How much of each agent's past is known.
+class sim_clock {
+ public:
+  [[nodiscard]] std::uint64_t at(sim_agent agent) const noexcept {
+    return agent < ticks_.size() ? ticks_[agent] : 0;
+  }
+  void raise(sim_agent agent, std::uint64_t tick) {
+    if (agent >= ticks_.size()) ticks_.resize(agent + 1);
+    if (ticks_[agent] < tick) ticks_[agent] = tick;
+  }
+  void join(sim_clock const& other) {
+    if (ticks_.size() < other.ticks_.size()) ticks_.resize(other.ticks_.size());
+    for (std::size_t i = 0; i < other.ticks_.size(); ++i) {
+      if (ticks_[i] < other.ticks_[i]) ticks_[i] = other.ticks_[i];
+    }
+  }
+  [[nodiscard]] bool is_empty() const noexcept { return ticks_.empty(); }
+  void clear() noexcept { ticks_.clear(); }
+  /// The first agent whose tick here is beyond what `known` has; false where all is known.
+  [[nodiscard]] bool exceeds(sim_clock const& known, sim_agent& who) const noexcept {
+    for (std::size_t i = 0; i < ticks_.size(); ++i) {
+      if (ticks_[i] > known.at(i)) {
+        who = i;
+        return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  std::vector<std::uint64_t> ticks_;
+};
+
+/// The checker. Callers hold the machine's lock.
+class sim_order {
+ public:
+  /// Adds an agent that knows nothing. `name` is for findings.
+  sim_agent add_agent(char const* kind, std::uint64_t number) {
+    agents_.push_back({{}, 0, std::string(kind) + ' ' + std::to_string(number)});
+    return agents_.size() - 1;
+  }
+
+  [[nodiscard]] sim_clock const& clock(sim_agent agent) const noexcept { return agents_[agent].clock; }
+  void learn(sim_agent agent, sim_clock const& what) { agents_[agent].clock.join(what); }
+
+  /// One more operation of an agent; its own clock covers it from now on.
+  void tick(sim_agent agent) { agents_[agent].clock.raise(agent, ++agents_[agent].ticks); }
+
+  /// True where everything that `first` has done is known to `second`.
+  [[nodiscard]] bool is_ordered(sim_agent first, sim_agent second) const noexcept {
+    return agents_[second].clock.at(first) >= agents_[first].ticks;
+  }
+
+  /// Bytes get a new owner, whose accesses must cover all earlier ones.
+  void allocated(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on) {
+    ++owners_;
+    bool free = true;
+    each(memory, p, bytes, [&](segment& s) {
+      if (s.held) free = false;
+      s.earlier_reads.join(s.reads);
+      s.earlier_writes.join(s.writes);
+      s.reads.clear();
+      s.writes.clear();
+      s.previous = s.current;
+      s.current = {owners_, p, bytes, on, none, agents_[on].ticks};
+      s.held = true;
+      s.noted = true;
+    });
+    if (!free) add_finding_about("bytes given out twice", p, bytes, on, none);
+  }
+
+  /// Bytes lose their owner: until the next one, nothing may touch them.
+  void freed(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on) {
+    bool held = true;
+    each(memory, p, bytes, [&](segment& s) {
+      if (!s.held) held = false;
+      s.held = false;
+      s.noted = true;
+      s.current.freed_on = on;
+    });
+    if (!held) add_finding_about("freed bytes that have no owner", p, bytes, on, none);
+  }
+
+  /// Checks and notes one access of work on `agent`.
+  void access(sim_memory const& memory, sim_access const& a, sim_agent agent) {
+    sim_clock const& known = agents_[agent].clock;
+    std::uint64_t const now = agents_[agent].ticks;
+    bool reported = false;
+    each(memory, a.p, a.bytes, [&](segment& s) {
+      sim_agent other = none;
+      bool const writes = a.use == sim_use::writes;
+      if (s.noted && !s.held && !reported) {
+        reported = true;
+        add_finding(writes ? "write to freed bytes" : "read of freed bytes", a, s, agent, none);
+      } else if (!reported && s.earlier_writes.exceeds(known, other)) {
+        reported = true;
+        add_finding(writes ? "write not ordered after an earlier owner's write"
+                           : "read not ordered after an earlier owner's write",
+                    a, s, agent, other);
+      } else if (!reported && writes && s.earlier_reads.exceeds(known, other)) {
+        reported = true;
+        add_finding("write not ordered after an earlier owner's read", a, s, agent, other);
+      }
+      (writes ? s.writes : s.reads).raise(agent, now);
+    });
+  }
+
+  /// Checks that the host may take the memory away (unmap, free): all work on it is known to be over.
+  void taken_away(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent host,
+                  char const* how) {
+    sim_clock const& known = agents_[host].clock;
+    bool reported = false;
+    each(memory, p, bytes, [&](segment& s) {
+      sim_agent other = none;
+      if (reported) return;
+      if (s.writes.exceeds(known, other) || s.reads.exceeds(known, other) ||
+          s.earlier_writes.exceeds(known, other) || s.earlier_reads.exceeds(known, other)) {
+        reported = true;
+        add_finding(how, {p, bytes, sim_use::writes}, s, host, other);
+      }
+    });
+  }
+
+  /// Notes that a stream was used under a handle that was another stream's when the caller learned it.
+  void stale_handle(char const* call, std::uint64_t meant, sim_agent is_now) {
+    if (findings_.size() >= most_findings) return;
+    findings_.push_back(std::string(call) + " with the handle of destroyed stream " + std::to_string(meant) +
+                        ": it is " + name_of_agent(is_now) +
+                        " now. Ask identify() before using a remembered handle.");
+  }
+
+  /// Forgets physical bytes that are gone.
+  void forget(std::uint64_t key, std::size_t bytes) {
+    split(key);
+    split(key + bytes);
+    segments_.erase(segments_.lower_bound(key), segments_.lower_bound(key + bytes));
+  }
+
+  [[nodiscard]] std::vector<std::string> const& findings() const noexcept { return findings_; }
+  [[nodiscard]] std::size_t segments() const noexcept { return segments_.size(); }
+
+ private:
+  static constexpr sim_agent none = static_cast<sim_agent>(-1);
+  /// Findings beyond this many are not kept; the first ones matter.
+  static constexpr std::size_t most_findings = 1'000;
+
+  struct acting {
+    sim_clock clock;
+    std::uint64_t ticks;
+    std::string name;
+  };
+  /// One time that a block was given out.
+  struct owner {
+    std::uint64_t number = 0;
+    void const* p = nullptr;
+    std::size_t bytes = 0;
+    sim_agent allocated_on = none;
+    sim_agent freed_on = none;
+    std::uint64_t allocated_at = 0;
+  };
+  /// Bytes with one history.
+  struct segment {
+    std::size_t bytes = 0;
+    bool held = false;   ///< has an owner now
+    bool noted = false;  ///< owners are told at all; bytes never noted are not judged as freed
+    owner current, previous;
+    sim_clock reads, writes;                  ///< by the owner of now
+    sim_clock earlier_reads, earlier_writes;  ///< by all before
+  };
+
+  /// Makes `key` a border between segments.
+  void split(std::uint64_t key) {
+    auto it = segments_.lower_bound(key);
+    if (it == segments_.begin() || (it != segments_.end() && it->first == key)) return;
+    --it;
+    std::size_t const before = key - it->first;
+    if (before >= it->second.bytes) return;
+    segment rest = it->second;
+    rest.bytes -= before;
+    it->second.bytes = before;
+    segments_.emplace(key, std::move(rest));
+  }
+
+  /// Visits the segments behind a range, split to fit it, made where there are none.
+  template <class Visit>
+  void each(sim_memory const& memory, void const* p, std::size_t bytes, Visit const& visit) {
+    if (bytes == 0) return;
+    (void)memory.each_piece(p, bytes, [&](sim_memory::piece piece) {
+      std::uint64_t const end = piece.key + piece.bytes;
+      split(piece.key);
+      split(end);
+      std::uint64_t at = piece.key;
+      auto it = segments_.lower_bound(at);
+      while (at < end) {
+        if (it == segments_.end() || it->first > at) {
+          std::uint64_t const until = it == segments_.end() || it->first > end ? end : it->first;
+          segment fresh;
+          fresh.bytes = until - at;
+          it = segments_.emplace_hint(it, at, std::move(fresh));
+        }
+        visit(it->second);
+        at += it->second.bytes;
+        ++it;
+      }
+    });
+  }
+
+  [[nodiscard]] std::string name_of_agent(sim_agent who) const {
+    return who == none ? std::string("nobody") : agents_[who].name;
+  }
+  void add_owner(std::string& text, owner const& o) const {
+    text += "block " + std::to_string(o.number) + " (";
+    message<64> size;
+    size.add_bytes(o.bytes).add(" at ").add_hex(reinterpret_cast<std::uintptr_t>(o.p));
+    text += size.c_str();
+    text += ", allocated on " + name_of_agent(o.allocated_on) + " after its operation " +
+            std::to_string(o.allocated_at);
+    text += o.freed_on == none ? ", not freed)" : ", freed on " + name_of_agent(o.freed_on) + ')';
+  }
+  void add_finding(char const* what, sim_access const& a, segment const& s, sim_agent by, sim_agent other) {
+    if (findings_.size() >= most_findings) return;
+    std::string text = what;
+    message<64> where;
+    where.add(": ").add_bytes(a.bytes).add(" at ").add_hex(reinterpret_cast<std::uintptr_t>(a.p));
+    text += where.c_str();
+    text += " by " + name_of_agent(by) + " (operation " + std::to_string(agents_[by].ticks) + ").";
+    if (s.current.number != 0) {
+      text += " Now ";
+      add_owner(text, s.current);
+      text += '.';
+    }
+    if (s.previous.number != 0) {
+      text += " Before ";
+      add_owner(text, s.previous);
+      text += '.';
+    }
+    if (other != none) {
+      text += " Missing: an event recorded on " + name_of_agent(other) + " after its last use, that " +
+              name_of_agent(by) + " waits for.";
+    }
+    findings_.push_back(std::move(text));
+  }
+  void add_finding_about(char const* what, void const* p, std::size_t bytes, sim_agent by, sim_agent other) {
+    add_finding(what, {p, bytes, sim_use::writes}, segment{}, by, other);
+  }
+
+  std::vector<acting> agents_;
+  std::map<std::uint64_t, segment> segments_;
+  std::uint64_t owners_ = 0;
+  std::vector<std::string> findings_;
+};
+
+}  // namespace detail
+
+}  // namespace tarn
+// ---- tarn/driver/sim_work.hpp
+// What simulated streams do: kernels, copies and fills, each with the bytes that it touches.
+// Above it: sim_streams, sim_machine. Below it: sim_memory, sim_order for what an access is.
+
+#include <cstddef>
+#include <cstring>
+#include <initializer_list>
+#include <utility>
+#include <vector>
+
+namespace tarn::detail {
+
+/// What an operation does when its time has come. Shared by the replays of a graph.
+struct sim_work {
+  virtual ~sim_work() = default;
+  virtual sim_code run(sim_memory& memory) noexcept = 0;
+  /// What it touches, for the order checker.
+  [[nodiscard]] virtual std::vector<sim_access> const& accesses() const noexcept = 0;
+};
+
+/// True while the calling thread runs a simulated kernel: there the driver may not be called.
+inline thread_local bool sim_inside_work = false;
+
+/// A kernel: bytes it says it touches, and what it does on the host's side of the simulation.
+template <class F>
+struct sim_kernel final : sim_work {
+  sim_kernel(std::initializer_list<sim_access> what, F f) : touched(what), body(std::move(f)) {}
+  sim_code run(sim_memory& memory) noexcept override {
+    for (sim_access const& a : touched) {
+      if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
+    }
+    body();
+    return sim_code::ok;
+  }
+  [[nodiscard]] std::vector<sim_access> const& accesses() const noexcept override { return touched; }
+  std::vector<sim_access> touched;
+  F body;
+};
+
+/// A copy, or a fill where there is no source.
+struct sim_transfer_work final : sim_work {
+  sim_code run(sim_memory& memory) noexcept override {
+    for (sim_access const& a : touched) {
+      if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
+    }
+    if (!memory.is_real(to) || (from != nullptr && !memory.is_real(from))) return sim_code::ok;
+    if (from != nullptr) {
+      std::memmove(to, from, bytes);
+    } else {
+      std::memset(to, byte, bytes);
+    }
+    return sim_code::ok;
+  }
+  [[nodiscard]] std::vector<sim_access> const& accesses() const noexcept override { return touched; }
+  std::vector<sim_access> touched;
+  void* to = nullptr;
+  void const* from = nullptr;
+  int byte = 0;
+  std::size_t bytes = 0;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn {
+
+namespace detail {
+
+/// Operations recorded from a stream instead of run.
+struct sim_capture {
+  struct node {
+    std::shared_ptr<sim_work> work;
+    sim_nanoseconds duration;
+  };
+  std::vector<node> nodes;
+  stream_id origin = 0;  ///< where it began, and must end
+  bool invalid = false;
+  bool open = true;
+};
+
+/// Whether host threads know all that another knew at its last driver call, or only what they were told.
+enum class sim_hosts : std::uint8_t { one_timeline, each_thread };
+
+enum class sim_blocking : std::uint8_t { with_legacy, independent };
+
+struct sim_stream {
+  stream_id id = 0;
+  int device = 0;
+  sim_blocking blocking = sim_blocking::independent;
+  bool legacy = false;
+  bool is_default = false;   ///< legacy or per-thread
+  sim_nanoseconds tail = 0;  ///< when all work so far is over
+  std::shared_ptr<sim_capture> capture;
+  sim_agent agent = 0;
+};
+
+struct sim_event {
+  int device = 0;
+  sim_nanoseconds time = 0;  ///< when the mark is reached; 0: never recorded
+  std::shared_ptr<sim_capture> capture;
+  sim_clock clock;
+};
+
+/// All streams and events of a machine, and its clock. Callers hold the machine's lock.
+class sim_streams {
+ public:
+  sim_streams(int devices, sim_memory& memory, std::uint64_t seed, sim_nanoseconds jitter, sim_order* order,
+              sim_hosts hosts)
+      : memory_(memory),
+        devices_(static_cast<std::size_t>(devices)),
+        machine_(next_machine.fetch_add(1, std::memory_order_relaxed)),
+        seed_(seed),
+        jitter_(jitter),
+        order_(order),
+        hosts_(hosts) {
+    if (order_ != nullptr && hosts_ == sim_hosts::one_timeline) host_ = order_->add_agent("host", 0);
+    for (int d = 0; d < devices; ++d) {
+      sim_stream& legacy = devices_[static_cast<std::size_t>(d)].legacy;
+      // Fixed identities below any other, from 1: 0 means unknown.
+      legacy = make_stream(d, sim_blocking::with_legacy, first_legacy_id + static_cast<stream_id>(d));
+      legacy.legacy = legacy.is_default = true;
+    }
+  }
+
+  [[nodiscard]] sim_nanoseconds now() const noexcept { return now_.load(std::memory_order_relaxed); }
+
+  /// Moves the host's clock and runs what has become due.
+  void advance(sim_nanoseconds by) { advance_to(now() + by); }
+  void advance_to(sim_nanoseconds time) {
+    if (time > now()) now_.store(time, std::memory_order_relaxed);
+    while (!pending_.empty() && pending_.begin()->first.first <= now()) {
+      auto node = pending_.extract(pending_.begin());
+      sim_inside_work = true;
+      sim_code const outcome = node.mapped().work->run(memory_);
+      sim_inside_work = false;
+      sim_code& broken = fault(node.mapped().device);
+      if (broken == sim_code::ok) broken = outcome;
+    }
+  }
+
+  /// The error that a device has run into; every call on it tells so from then on.
+  [[nodiscard]] sim_code& fault(int device) noexcept {
+    return devices_[static_cast<std::size_t>(device)].fault;
+  }
+
+  /// The stream behind a handle; default handles mean the given device's. Null where there is none. A
+  /// per-thread default stream of another thread cannot be reached by its handle: the legacy one, which is
+  /// ordered with it, stands in (as in cuda_driver).
+  sim_stream* find(stream_ref stream, int device) {
+    auto const handle = reinterpret_cast<std::uintptr_t>(stream.handle());
+    auto& d = devices_[static_cast<std::size_t>(device)];
+    if (handle <= legacy_handle) return &d.legacy;
+    if (handle == per_thread_handle) {
+      sim_stream& own = own_default_stream(device);
+      bool const reached = stream.id() == stream_ref::unknown_id || stream.id() == own.id;
+      return reached ? &own : &d.legacy;
+    }
+    auto const it = streams_.find(handle);
+    return it == streams_.end() ? nullptr : &it->second;
+  }
+
+  /// Handles are reused, the latest freed first, as drivers do; identities never.
+  void create_stream(int device, sim_blocking blocking, stream_ref& stream) {
+    stream_id const id = next_id_++;
+    std::uintptr_t const handle = take_handle(free_streams_, next_stream_, stream_handles);
+    streams_.emplace(handle, make_stream(device, blocking, id));
+    stream = stream_ref::from(reinterpret_cast<void*>(handle), id);
+  }
+  /// Work on it goes on; default streams stay.
+  sim_code destroy_stream(stream_ref stream) {
+    if (reinterpret_cast<std::uintptr_t>(stream.handle()) <= per_thread_handle) return sim_code::ok;
+    auto const it = streams_.find(reinterpret_cast<std::uintptr_t>(stream.handle()));
+    if (it == streams_.end()) return sim_code::invalid_handle;
+    if (it->second.capture) it->second.capture->invalid = true;
+    free_streams_.push_back(it->first);
+    streams_.erase(it);
+    return sim_code::ok;
+  }
+
+  void create_event(int device, event_handle& event) {
+    std::uintptr_t const handle = take_handle(free_events_, next_event_, event_handles);
+    events_[handle].device = device;
+    event = reinterpret_cast<void*>(handle);
+  }
+  sim_code destroy_event(event_handle event) {
+    auto const it = events_.find(reinterpret_cast<std::uintptr_t>(event));
+    if (it == events_.end()) return sim_code::invalid_handle;
+    free_events_.push_back(it->first);
+    events_.erase(it);
+    return sim_code::ok;
+  }
+  sim_event* find_event(event_handle event) noexcept {
+    auto const it = events_.find(reinterpret_cast<std::uintptr_t>(event));
+    return it == events_.end() ? nullptr : &it->second;
+  }
+
+  sim_code record(sim_event& event, sim_stream& stream) {
+    if (stream.device != event.device) return sim_code::invalid_handle;
+    if (sim_code const refused = check_capture(stream); refused != sim_code::ok) return refused;
+    if (stream.capture) {
+      event.capture = stream.capture;
+      ++captured_;
+      return sim_code::ok;
+    }
+    event.capture.reset();
+    event.time = start_on(stream);
+    finish_on(stream, event.time);
+    if (order_ != nullptr) event.clock = order_->clock(stream.agent);
+    return sim_code::ok;
+  }
+
+  sim_code wait(sim_stream& stream, sim_event const& event) {
+    if (sim_code const refused = check_capture(stream); refused != sim_code::ok) return refused;
+    if (event.capture) {
+      if (!event.capture->open) return sim_code::captured_event;
+      if (stream.capture && stream.capture != event.capture) {
+        stream.capture->invalid = event.capture->invalid = true;
+        return sim_code::capture_merge;
+      }
+      if (stream.legacy) {
+        event.capture->invalid = true;
+        return sim_code::capture_implicit;
+      }
+      stream.capture = event.capture;  // a fork: the waiting stream is captured too
+      ++captured_;
+      return sim_code::ok;
+    }
+    if (stream.capture) {
+      ++captured_;
+      if (event.time == 0) return sim_code::ok;
+      stream.capture->invalid = true;
+      return sim_code::capture_isolation;
+    }
+    if (event.time == 0) return sim_code::ok;
+    sim_nanoseconds start = start_on(stream);
+    if (start < event.time) start = event.time;
+    finish_on(stream, start);
+    if (order_ != nullptr) {
+      order_->learn(stream.agent, event.clock);
+      share_clock(stream);
+    }
+    return sim_code::ok;
+  }
+
+  sim_code query(sim_event const& event) {
+    if (event.capture) {
+      event.capture->invalid = true;
+      return sim_code::captured_event;
+    }
+    if (event.time > now()) return sim_code::not_ready;
+    if (order_ != nullptr) order_->learn(host(), event.clock);
+    return sim_code::ok;
+  }
+
+  sim_code synchronize(sim_event const& event) {
+    if (event.capture) {
+      event.capture->invalid = true;
+      return sim_code::captured_event;
+    }
+    advance_to(event.time);
+    if (order_ != nullptr) order_->learn(host(), event.clock);
+    return sim_code::ok;
+  }
+  sim_code synchronize(sim_stream& stream) {
+    if (sim_code const refused = check_capture(stream); refused != sim_code::ok) return refused;
+    if (stream.capture) {
+      stream.capture->invalid = true;
+      return sim_code::capture_unsupported;
+    }
+    sim_nanoseconds const end = start_on(stream);
+    if (order_ != nullptr) order_->learn(host(), order_->clock(stream.agent));
+    advance_to(end);
+    return sim_code::ok;
+  }
+  sim_code synchronize_device(int device) {
+    bool capturing = false;
+    each_stream(device, [&](sim_stream& s) {
+      if (!s.capture) return;
+      s.capture->invalid = true;
+      capturing = true;
+    });
+    if (capturing) return sim_code::capture_unsupported;
+    join_device(device);
+    return sim_code::ok;
+  }
+  /// Waits for a device without the rules of capture: what cudaFree does besides freeing.
+  void join_device(int device) {
+    auto& d = devices_[static_cast<std::size_t>(device)];
+    if (order_ != nullptr) order_->learn(host(), d.clock);
+    advance_to(d.tail);
+  }
+
+  /// Puts work on a stream: it starts when the stream is free and lasts `duration`.
+  /// @param meant  whether the caller means to be captured, or is a driver call that got there by accident
+  enum class caller : std::uint8_t { user, driver };
+  sim_code enqueue(sim_stream& stream, sim_nanoseconds duration, std::shared_ptr<sim_work> work, caller who) {
+    if (sim_code const refused = check_capture(stream); refused != sim_code::ok) return refused;
+    if (stream.capture) {
+      if (who == caller::driver) ++captured_;
+      stream.capture->nodes.push_back({std::move(work), duration});
+      return sim_code::ok;
+    }
+    sim_nanoseconds const end = start_on(stream) + duration + delay();
+    if (order_ != nullptr) {
+      order_->tick(stream.agent);
+      for (sim_access const& a : work->accesses()) order_->access(memory_, a, stream.agent);
+    }
+    int const device = stream.device;
+    pending_.emplace(std::pair(end, next_operation_++), operation{device, std::move(work)});
+    finish_on(stream, end);
+    return sim_code::ok;
+  }
+
+  sim_code begin_capture(sim_stream& stream) {
+    if (stream.legacy) return sim_code::capture_unsupported;
+    if (stream.capture) return sim_code::capture_unmatched;
+    stream.capture = std::make_shared<sim_capture>();
+    stream.capture->origin = stream.id;
+    return sim_code::ok;
+  }
+  sim_code end_capture(sim_stream& stream, std::shared_ptr<sim_capture const>& graph) {
+    if (!stream.capture) return sim_code::capture_unmatched;
+    if (stream.capture->origin != stream.id) {
+      stream.capture->invalid = true;
+      return sim_code::capture_unmatched;
+    }
+    std::shared_ptr<sim_capture> const done = stream.capture;
+    done->open = false;
+    for (std::size_t d = 0; d < devices_.size(); ++d) {
+      each_stream(static_cast<int>(d), [&](sim_stream& s) {
+        if (s.capture == done) s.capture.reset();
+      });
+    }
+    if (done->invalid) return sim_code::capture_invalidated;
+    graph = done;
+    return sim_code::ok;
+  }
+  /// True also for the legacy stream while one that it would join is captured: work on it would spoil that.
+  [[nodiscard]] bool is_capturing(sim_stream const& stream) {
+    bool capturing = stream.capture != nullptr;
+    if (stream.legacy) {
+      each_stream(stream.device, [&](sim_stream const& s) {
+        if (s.capture && s.blocking == sim_blocking::with_legacy) capturing = true;
+      });
+    }
+    return capturing;
+  }
+
+  void count_captured() noexcept { ++captured_; }
+  [[nodiscard]] std::size_t captured() const noexcept { return captured_; }
+  [[nodiscard]] std::size_t streams() const noexcept { return streams_.size(); }
+  [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
+  [[nodiscard]] std::size_t pending() const noexcept { return pending_.size(); }
+
+  /// The calling thread as the order checker knows it.
+  [[nodiscard]] sim_agent host() {
+    if (hosts_ == sim_hosts::one_timeline) return host_;
+    auto const thread = thread_number();
+    auto it = threads_.find(thread);
+    if (it == threads_.end()) it = threads_.emplace(thread, order_->add_agent("thread", thread)).first;
+    return it->second;
+  }
+  /// Knowledge passes from the thread that publishes a token to those that observe it later.
+  void publish(void const* token) { tokens_[token].join(order_->clock(host())); }
+  void observe(void const* token) {
+    if (auto const it = tokens_.find(token); it != tokens_.end()) order_->learn(host(), it->second);
+  }
+
+  /// True where work enqueued on `second` now would come after all work so far on `first`.
+  [[nodiscard]] bool is_ordered(sim_stream& first, sim_stream& second) {
+    (void)start_on(second);
+    return order_->is_ordered(first.agent, second.agent);
+  }
+
+  /// When work enqueued on a stream now could start, which is when all before it is over.
+  sim_nanoseconds end_of(sim_stream& stream) { return start_on(stream); }
+
+ private:
+  /// What the host knows flows to a stream that it is about to use.
+  void host_reaches(sim_stream& stream) {
+    if (order_ == nullptr) return;
+    order_->learn(stream.agent, order_->clock(host()));
+  }
+
+  static constexpr std::uintptr_t legacy_handle = 1;      // cudaStreamLegacy
+  static constexpr std::uintptr_t per_thread_handle = 2;  // cudaStreamPerThread
+  static constexpr stream_id first_legacy_id = 1;
+  static constexpr std::uintptr_t stream_handles = 0x51000000;
+  static constexpr std::uintptr_t event_handles = 0x52000000;
+
+  struct device_state {
+    sim_stream legacy;
+    std::unordered_map<std::uint64_t, sim_stream> per_thread;
+    sim_nanoseconds tail = 0;           ///< of all streams, destroyed ones too
+    sim_nanoseconds blocking_tail = 0;  ///< of those that the legacy stream waits for
+    sim_clock clock;                    ///< of all streams
+    sim_clock blocking_clock;
+    sim_code fault = sim_code::ok;
+  };
+  struct operation {
+    int device;
+    std::shared_ptr<sim_work> work;
+  };
+
+  sim_stream& own_default_stream(int device) {
+    auto& streams_here = devices_[static_cast<std::size_t>(device)].per_thread;
+    auto const thread = thread_number();
+    auto it = streams_here.find(thread);
+    if (it == streams_here.end()) {
+      it = streams_here.emplace(thread, make_stream(device, sim_blocking::with_legacy, next_id_++)).first;
+    }
+    it->second.is_default = true;
+    return it->second;
+  }
+  sim_stream make_stream(int device, sim_blocking blocking, stream_id id) {
+    sim_stream s;
+    s.id = id;
+    s.device = device;
+    s.blocking = blocking;
+    if (order_ != nullptr) s.agent = order_->add_agent("stream", id);
+    return s;
+  }
+  std::uintptr_t take_handle(std::vector<std::uintptr_t>& free, std::uintptr_t& next,
+                             std::uintptr_t base) const {
+    if (free.empty()) return (machine_ % 0x8000 + 1) << 32 | (base + 16 * next++);
+    std::uintptr_t const handle = free.back();
+    free.pop_back();
+    return handle;
+  }
+
+  template <class Visit>
+  void each_stream(int device, Visit const& visit) {
+    auto& d = devices_[static_cast<std::size_t>(device)];
+    visit(d.legacy);
+    for (auto& [thread, s] : d.per_thread) visit(s);
+    for (auto& [handle, s] : streams_) {
+      if (s.device == device) visit(s);
+    }
+  }
+
+  sim_code check_capture(sim_stream& stream) {
+    if (stream.capture && stream.capture->invalid) return sim_code::capture_invalidated;
+    if (!stream.legacy) return sim_code::ok;
+    bool spoiled = false;
+    each_stream(stream.device, [&](sim_stream& s) {
+      if (!s.capture || s.blocking == sim_blocking::independent) return;
+      s.capture->invalid = true;
+      spoiled = true;
+    });
+    return spoiled ? sim_code::capture_implicit : sim_code::ok;
+  }
+
+  /// When the stream could start something enqueued now. The host's knowledge flows to the stream, and so
+  /// does that of the streams which the rules of the legacy default stream make it wait for.
+  sim_nanoseconds start_on(sim_stream& stream) {
+    auto const& d = devices_[static_cast<std::size_t>(stream.device)];
+    sim_nanoseconds start = stream.tail < now() ? now() : stream.tail;
+    bool const blocking = stream.blocking == sim_blocking::with_legacy;
+    sim_nanoseconds const other = stream.legacy ? d.blocking_tail : blocking ? d.legacy.tail : 0;
+    if (start < other) start = other;
+    if (order_ != nullptr) {
+      host_reaches(stream);
+      if (stream.legacy) {
+        order_->learn(stream.agent, d.blocking_clock);
+      } else if (blocking) {
+        order_->learn(stream.agent, order_->clock(d.legacy.agent));
+      }
+    }
+    return start;
+  }
+  void finish_on(sim_stream& stream, sim_nanoseconds end) {
+    auto& d = devices_[static_cast<std::size_t>(stream.device)];
+    stream.tail = end;
+    if (d.tail < end) d.tail = end;
+    if (stream.blocking == sim_blocking::with_legacy && d.blocking_tail < end) d.blocking_tail = end;
+    share_clock(stream);
+  }
+  void share_clock(sim_stream& stream) {
+    if (order_ == nullptr) return;
+    auto& d = devices_[static_cast<std::size_t>(stream.device)];
+    d.clock.join(order_->clock(stream.agent));
+    if (stream.blocking == sim_blocking::with_legacy) d.blocking_clock.join(order_->clock(stream.agent));
+  }
+
+  /// Extra time before an operation ends, from the seed (splitmix64): another schedule for each seed.
+  sim_nanoseconds delay() noexcept {
+    if (seed_ == 0 || jitter_ == 0) return 0;
+    std::uint64_t z = (seed_ += 0x9E3779B97F4A7C15);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+    return (z ^ (z >> 31)) % jitter_;
+  }
+
+  /// Machines are numbered so that the handles of one mean nothing to another.
+  inline static std::atomic<std::uintptr_t> next_machine{0};
+
+  sim_memory& memory_;
+  std::vector<device_state> devices_;
+  std::uintptr_t machine_;
+  std::unordered_map<std::uintptr_t, sim_stream> streams_;
+  std::unordered_map<std::uintptr_t, sim_event> events_;
+  std::vector<std::uintptr_t> free_streams_, free_events_;
+  std::uintptr_t next_stream_ = 0, next_event_ = 0;
+  stream_id next_id_ = 4096;  // above every device's legacy stream
+  std::map<std::pair<sim_nanoseconds, std::uint64_t>, operation> pending_;
+  std::uint64_t next_operation_ = 0;
+  std::atomic<sim_nanoseconds> now_{1};  // never 0, which marks an event as unrecorded
+  std::size_t captured_ = 0;
+  std::uint64_t seed_;
+  sim_nanoseconds jitter_;
+  sim_order* order_;
+  sim_hosts hosts_;
+  sim_agent host_ = 0;
+  std::unordered_map<std::uint64_t, sim_agent> threads_;
+  std::unordered_map<void const*, sim_clock> tokens_;
+};
+
+}  // namespace detail
+
+}  // namespace tarn
+
+namespace tarn::detail {
+
+/// How a block was served, which decides its cost.
+enum class sim_warmth : std::uint8_t { warm, cold };
+
+/// The pool of one device. A freed block fits requests of its own size: at once on the stream that freed it,
+/// on others once the free is over. Callers hold the machine's lock.
+class sim_async {
+ public:
+  sim_async(int device, sim_memory& memory, sim_order* order) noexcept
+      : device_(device), memory_(memory), order_(order) {}
+
+  sim_code allocate(std::size_t bytes, sim_stream const& stream, sim_nanoseconds now, void*& p,
+                    sim_warmth& warmth) {
+    p = nullptr;
+    warmth = sim_warmth::warm;
+    if (bytes == 0) return sim_code::ok;
+    if (bytes > max_request_bytes) return sim_code::out_of_memory;
+    std::size_t const size = align_up(bytes, default_alignment * 2);
+    auto const [first, last] = cached_.equal_range(size);
+    for (auto it = first; it != last; ++it) {
+      kept const& c = it->second;
+      if (c.freed_on != stream.id && c.freed_at > now) continue;
+      if (order_ != nullptr) order_->learn(stream.agent, c.clock);
+      p = c.p;
+      live_.emplace(p, size);
+      cached_.erase(it);
+      return sim_code::ok;
+    }
+    warmth = sim_warmth::cold;
+    sim_code outcome = memory_.allocate(device_, size, sim_kind::async, p);
+    if (outcome == sim_code::out_of_memory) {
+      trim(now);
+      outcome = memory_.allocate(device_, size, sim_kind::async, p);
+    }
+    if (outcome == sim_code::ok) live_.emplace(p, size);
+    return outcome;
+  }
+
+  /// @param end  when the work before the free on its stream is over
+  sim_code free(void* p, sim_stream const& stream, sim_nanoseconds end) {
+    if (p == nullptr) return sim_code::ok;
+    auto const it = live_.find(p);
+    if (it == live_.end()) return sim_code::invalid_value;
+    kept c{p, stream.id, end, {}};
+    if (order_ != nullptr) c.clock = order_->clock(stream.agent);
+    cached_.emplace(it->second, std::move(c));
+    live_.erase(it);
+    return sim_code::ok;
+  }
+
+  /// Gives cached blocks whose free is over back to the device.
+  void trim(sim_nanoseconds now) {
+    for (auto it = cached_.begin(); it != cached_.end();) {
+      if (it->second.freed_at <= now) {
+        (void)memory_.free(it->second.p, sim_kind::async);
+        it = cached_.erase(it);
+      } else {
+        ++it;
+      }
+    }
+  }
+
+  /// Blocks kept for reuse.
+  [[nodiscard]] std::size_t cached() const noexcept { return cached_.size(); }
+
+ private:
+  struct kept {
+    void* p;
+    stream_id freed_on;
+    sim_nanoseconds freed_at;
+    sim_clock clock;
+  };
+  int device_;
+  sim_memory& memory_;
+  sim_order* order_;
+  std::unordered_map<void*, std::size_t> live_;
+  std::multimap<std::size_t, kept> cached_;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/driver/sim_options.hpp
+// What a simulated machine is like, and what it counts.
+// Above it: sim_machine. Below it: sim_cost, sim_backing, driver_call.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn {
+
+/// Whether simulated devices have virtual memory management; some virtual GPUs have none.
+enum class sim_paging : std::uint8_t { available, missing };
+
+/// Whether the order checker watches (sim_order.hpp). It costs time and memory per access.
+enum class sim_checks : std::uint8_t {
+  off,
+  stream_order,  ///< host threads count as one timeline: what one has waited for, all have
+  each_thread    ///< and threads too must be ordered, by publish() and observe()
+};
+
+/// What a simulated machine is like. The default is one H200 whose memory is this host's, as far as touched.
+struct sim_options {
+  int devices = 1;
+  std::size_t capacity = 140_GiB;      ///< of each device, bytes
+  std::size_t taken = 1_GiB;           ///< of it not free from the start: the context, other processes
+  std::size_t host_capacity = 64_GiB;  ///< for pinned and managed memory together
+  std::size_t granularity = 2_MiB;     ///< of pages
+  sim_backing backing = sim_backing::host_memory;
+  sim_paging paging = sim_paging::available;
+  sim_checks checks = sim_checks::off;
+  sim_costs costs{};
+  std::uint64_t seed = 0;            ///< of another schedule; 0: work takes exactly the time asked
+  sim_nanoseconds jitter = 100'000;  ///< with a seed, work may take up to this much longer
+};
+
+/// How often each driver call was made, and what that cost in virtual time.
+struct sim_calls {
+  std::uint64_t counts[driver_call_count]{};
+  std::uint64_t driver_ns = 0;  ///< modelled nanoseconds inside the driver, waiting not included
+
+  [[nodiscard]] std::uint64_t operator[](driver_call call) const noexcept {
+    return counts[static_cast<std::size_t>(call)];
+  }
+  /// All calls.
+  [[nodiscard]] std::uint64_t total() const noexcept {
+    return sum([](driver_call) { return true; });
+  }
+  /// Calls that make, map or give back memory.
+  [[nodiscard]] std::uint64_t memory() const noexcept { return sum(changes_memory); }
+  /// Calls that order or move something: all but those that only look at a stream.
+  [[nodiscard]] std::uint64_t acting() const noexcept {
+    return sum([](driver_call call) { return !only_looks(call); });
+  }
+
+ private:
+  template <class Select>
+  [[nodiscard]] std::uint64_t sum(Select const& select) const noexcept {
+    std::uint64_t n = 0;
+    for (std::size_t i = 0; i < driver_call_count; ++i) {
+      if (select(driver_call_at(i))) n += counts[i];
+    }
+    return n;
+  }
+};
+
+/// What is not yet given back; all zero means that nothing leaks.
+struct sim_leaks {
+  std::size_t ranges = 0;   ///< reserved address ranges
+  std::size_t maps = 0;     ///< mapped pages
+  std::size_t handles = 0;  ///< page handles
+  std::size_t blocks = 0;   ///< of all kinds; blocks cached by cudaMallocAsync are no leak
+  std::size_t streams = 0;
+  std::size_t events = 0;
+  [[nodiscard]] std::size_t total() const noexcept {
+    return ranges + maps + handles + blocks + streams + events;
+  }
+};
+
+}  // namespace tarn
+
+namespace tarn {
+
+class sim_driver;
+
+namespace detail {
+
+/// Everything of a machine, behind one lock.
+struct sim_state {
+  explicit sim_state(sim_options const& o)
+      : options(o),
+        memory(o.devices, o.capacity, o.taken, o.host_capacity, o.granularity, o.backing),
+        order(o.checks == sim_checks::off ? nullptr : std::make_unique<sim_order>()),
+        streams(o.devices, memory, o.seed, o.jitter, order.get(),
+                o.checks == sim_checks::each_thread ? detail::sim_hosts::each_thread
+                                                    : detail::sim_hosts::one_timeline) {
+    for (int d = 0; d < o.devices; ++d) async.emplace_back(d, memory, order.get());
+    if (order) memory.watch_gone();
+  }
+  sim_state(sim_state const&) = delete;
+  sim_state& operator=(sim_state const&) = delete;
+
+  /// Counts a call, charges its cost and runs what became due; then the call itself may act.
+  void charge(driver_call call, sim_nanoseconds cost) {
+    ++calls.counts[static_cast<std::size_t>(call)];
+    charge_more(cost);
+    memory.drain_gone([&](sim_memory::piece p) { order->forget(p.key, p.bytes); });
+  }
+  /// Charges what is known only once the call has looked.
+  void charge_more(sim_nanoseconds cost) {
+    calls.driver_ns += cost;
+    streams.advance(cost);
+  }
+  void trim_async(int device) { async[static_cast<std::size_t>(device)].trim(streams.now()); }
+
+  sim_options const options;
+  mutable std::mutex mutex;
+  sim_memory memory;
+  std::unique_ptr<sim_order> order;
+  sim_streams streams;
+  std::vector<sim_async> async;
+  sim_calls calls;
+};
+
+}  // namespace detail
+
+/// Work recorded from a captured stream; launch it as often as needed.
+class sim_graph {
+ public:
+  [[nodiscard]] bool is_empty() const noexcept { return !capture_ || capture_->nodes.empty(); }
+  [[nodiscard]] std::size_t size() const noexcept { return capture_ ? capture_->nodes.size() : 0; }
+
+ private:
+  friend class sim_machine;
+  std::shared_ptr<detail::sim_capture const> capture_;
+};
+
+/// A simulated host with devices. A cheap handle: copies are the same machine, which lives as long as any
+/// handle or driver of it. Every call is safe from any thread; results are reproducible where one thread
+/// drives. Time is virtual: it moves by what each driver call costs, by advance(), and to the end of the
+/// work that a synchronisation waits for.
+class sim_machine {
+ public:
+  /// One device, as the default options say.
+  sim_machine() : sim_machine(sim_options{}) {}
+  explicit sim_machine(sim_options const& options) : state_(std::make_shared<detail::sim_state>(options)) {}
+
+  /// The machine behind `sim_driver{}`: one for the process, made at first use with the default options,
+  /// never destroyed, so that objects with static storage may use it to the end.
+  [[nodiscard]] static sim_machine const& standard() {
+    static sim_machine const* const machine = new sim_machine();
+    return *machine;
+  }
+
+  /// The driver of one device. A device that the machine lacks answers every call with no_device.
+  [[nodiscard]] sim_driver driver(device_id device = {}) const noexcept;
+  [[nodiscard]] sim_options const& options() const noexcept { return state_->options; }
+
+  // Time.
+
+  /// Virtual time, nanoseconds. May be asked inside simulated work too.
+  [[nodiscard]] sim_nanoseconds now() const noexcept { return state_->streams.now(); }
+  /// Lets time pass on the host; device work that ends meanwhile takes effect.
+  void advance(sim_nanoseconds by) const {
+    std::lock_guard const lock(state_->mutex);
+    state_->streams.advance(by);
+  }
+
+  // Work. A default stream is device 0's here; sim_driver::launch has its own device's.
+
+  /// Launches simulated work that lasts `duration`.
+  /// @param touched  bytes that it reads and writes; an address with nothing behind it when the work ends is
+  /// an
+  ///                 illegal access and breaks the device for good, as on a GPU
+  /// @param body     runs on the host when the work ends, in some thread that drives the machine; it may
+  /// touch
+  ///                 host-backed memory but call no driver, and must not throw
+  template <class F>
+  requires std::is_invocable_v<F&> status launch(stream_ref stream, sim_nanoseconds duration,
+                                                 std::initializer_list<sim_access> touched, F body)
+  const {
+    return launch_on(0, stream, duration, std::make_shared<detail::sim_kernel<F>>(touched, std::move(body)));
+  }
+  template <class F>
+  requires std::is_invocable_v<F&> status launch(stream_ref stream, sim_nanoseconds duration, F body)
+  const { return launch(stream, duration, {}, std::move(body)); }
+  status launch(stream_ref stream, sim_nanoseconds duration,
+                std::initializer_list<sim_access> touched = {}) const {
+    return launch(stream, duration, touched, [] {});
+  }
+  /// Launches what a capture recorded, one piece after the other.
+  status launch(stream_ref stream, sim_graph const& graph) const {
+    std::lock_guard const lock(state_->mutex);
+    state_->streams.advance(state_->options.costs.launch);
+    auto* const s = state_->streams.find(stream, 0);
+    if (s == nullptr) return detail::sim_status(detail::sim_code::invalid_handle, "launch");
+    if (!graph.capture_) return detail::sim_status(detail::sim_code::invalid_value, "launch");
+    for (auto const& node : graph.capture_->nodes) {
+      auto const outcome =
+          state_->streams.enqueue(*s, node.duration, node.work, detail::sim_streams::caller::user);
+      if (outcome != detail::sim_code::ok) return detail::sim_status(outcome, "launch");
+    }
+    return {};
+  }
+
+  /// Makes a stream that waits for the legacy default stream and is waited for by it, as cudaStreamCreate.
+  status create_blocking_stream(device_id device, stream_ref& stream) const {
+    std::lock_guard const lock(state_->mutex);
+    if (!has(device)) return detail::sim_status(detail::sim_code::invalid_device, "create_stream");
+    state_->streams.create_stream(device.value, detail::sim_blocking::with_legacy, stream);
+    return {};
+  }
+
+  // Capture, in relaxed mode: what the capturing thread does elsewhere is not watched.
+
+  status begin_capture(stream_ref stream) const {
+    std::lock_guard const lock(state_->mutex);
+    auto* const s = state_->streams.find(stream, 0);
+    auto const outcome = s == nullptr ? detail::sim_code::invalid_handle : state_->streams.begin_capture(*s);
+    return detail::sim_status(outcome, "begin_capture");
+  }
+  /// Ends the capture; an error where something spoiled it.
+  status end_capture(stream_ref stream, sim_graph& graph) const {
+    std::lock_guard const lock(state_->mutex);
+    auto* const s = state_->streams.find(stream, 0);
+    auto const outcome =
+        s == nullptr ? detail::sim_code::invalid_handle : state_->streams.end_capture(*s, graph.capture_);
+    return detail::sim_status(outcome, "end_capture");
+  }
+  /// Driver calls that were recorded into a graph: for an allocator each is an accident.
+  [[nodiscard]] std::size_t captured_calls() const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->streams.captured();
+  }
+
+  // Memory.
+
+  /// Says how much of the device others hold, from now on; more than is free makes all further calls fail.
+  void take_memory(device_id device, std::size_t bytes) const {
+    std::lock_guard const lock(state_->mutex);
+    if (has(device)) state_->memory.usage(device.value).taken = bytes;
+  }
+  void set_capacity(device_id device, std::size_t bytes) const {
+    std::lock_guard const lock(state_->mutex);
+    if (has(device)) state_->memory.usage(device.value).capacity = bytes;
+  }
+  [[nodiscard]] sim_usage usage(device_id device = {}) const {
+    std::lock_guard const lock(state_->mutex);
+    return has(device) ? state_->memory.usage(device.value) : sim_usage{};
+  }
+  // What goes wrong on real machines.
+
+  /// Breaks a device as a kernel's illegal access does: every call on it fails until repair().
+  void break_device(device_id device) const {
+    std::lock_guard const lock(state_->mutex);
+    if (has(device)) state_->streams.fault(device.value) = detail::sim_code::illegal_address;
+  }
+  /// As the driver at process exit: every call on any device fails with `unloading` until repair().
+  void unload() const {
+    std::lock_guard const lock(state_->mutex);
+    for (int d = 0; d < state_->options.devices; ++d) state_->streams.fault(d) = detail::sim_code::unloading;
+  }
+  /// Undoes break_device(), unload() and illegal accesses; memory and streams are as they were.
+  void repair() const {
+    std::lock_guard const lock(state_->mutex);
+    for (int d = 0; d < state_->options.devices; ++d) state_->streams.fault(d) = detail::sim_code::ok;
+  }
+
+  void reset_peak(device_id device = {}) const {
+    std::lock_guard const lock(state_->mutex);
+    if (!has(device)) return;
+    auto& u = state_->memory.usage(device.value);
+    u.peak_used = u.used;
+  }
+  /// True where simulated work may touch all of the range.
+  [[nodiscard]] bool is_accessible(void const* p, std::size_t bytes) const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->memory.accessible(p, bytes);
+  }
+  [[nodiscard]] sim_leaks leaks() const {
+    std::lock_guard const lock(state_->mutex);
+    auto& s = *state_;
+    sim_leaks l;
+    l.ranges = s.memory.ranges();
+    l.maps = s.memory.maps();
+    l.blocks = s.memory.host_blocks();
+    for (int d = 0; d < s.options.devices; ++d) {
+      auto const& u = s.memory.usage(d);
+      l.handles += u.handles;
+      l.blocks += u.blocks - s.async[static_cast<std::size_t>(d)].cached();
+    }
+    l.streams = s.streams.streams();
+    l.events = s.streams.events();
+    return l;
+  }
+
+  // Counters.
+
+  [[nodiscard]] sim_calls calls() const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->calls;
+  }
+  void reset_calls() const {
+    std::lock_guard const lock(state_->mutex);
+    state_->calls = {};
+  }
+  /// Work enqueued that has not ended.
+  [[nodiscard]] std::size_t pending() const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->streams.pending();
+  }
+
+  // The order checker; without sim_checks::stream_order these do nothing.
+
+  /// Says that bytes have a new owner, which first uses them on `stream`.
+  void allocated(void const* p, std::size_t bytes, stream_ref stream) const {
+    note(stream, [&](detail::sim_order& order, detail::sim_agent on) {
+      order.allocated(state_->memory, p, bytes, on);
+    });
+  }
+  /// Says that the owner is done with bytes in the order of `stream`.
+  void freed(void const* p, std::size_t bytes, stream_ref stream) const {
+    note(stream,
+         [&](detail::sim_order& order, detail::sim_agent on) { order.freed(state_->memory, p, bytes, on); });
+  }
+  /// Under sim_checks::each_thread: what the calling thread knows is known to whoever observes the token
+  /// later, as a mutex released and acquired does.
+  void publish(void const* token) const {
+    std::lock_guard const lock(state_->mutex);
+    if (state_->order) state_->streams.publish(token);
+  }
+  void observe(void const* token) const {
+    std::lock_guard const lock(state_->mutex);
+    if (state_->order) state_->streams.observe(token);
+  }
+  /// True where the next work on `second` comes after all that was enqueued on `first`. Needs the checker.
+  [[nodiscard]] bool is_ordered(stream_ref first, stream_ref second) const {
+    std::lock_guard const lock(state_->mutex);
+    auto* const a = state_->streams.find(first, 0);
+    auto* const b = state_->streams.find(second, 0);
+    return state_->order && a != nullptr && b != nullptr && state_->streams.is_ordered(*a, *b);
+  }
+  /// What the checker found so far, in order; empty means sound.
+  [[nodiscard]] std::vector<std::string> findings() const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->order ? state_->order->findings() : std::vector<std::string>{};
+  }
+
+  friend bool operator==(sim_machine const& a, sim_machine const& b) noexcept { return a.state_ == b.state_; }
+
+ private:
+  friend class sim_driver;
+
+  [[nodiscard]] bool has(device_id device) const noexcept {
+    return device.value >= 0 && device.value < state_->options.devices;
+  }
+  status launch_on(int device, stream_ref stream, sim_nanoseconds duration,
+                   std::shared_ptr<detail::sim_work> work) const {
+    std::lock_guard const lock(state_->mutex);
+    if (!has(device)) return detail::sim_status(detail::sim_code::invalid_device, "launch");
+    state_->streams.advance(state_->options.costs.launch);
+    auto* const s = state_->streams.find(stream, device);
+    if (s == nullptr) return detail::sim_status(detail::sim_code::invalid_handle, "launch");
+    if (auto const broken = state_->streams.fault(s->device); broken != detail::sim_code::ok) {
+      return detail::sim_status(broken, "launch");
+    }
+    return detail::sim_status(
+        state_->streams.enqueue(*s, duration, std::move(work), detail::sim_streams::caller::user), "launch");
+  }
+  template <class F>
+  void note(stream_ref stream, F const& f) const {
+    std::lock_guard const lock(state_->mutex);
+    auto* const s = state_->streams.find(stream, 0);
+    if (state_->order && s != nullptr) f(*state_->order, s->agent);
+  }
+
+  std::shared_ptr<detail::sim_state> state_;
+};
+
+}  // namespace tarn
+
+namespace tarn {
+
+/// A device of a simulated machine; by default device 0 of the process-wide one. A cheap handle that keeps
+/// its machine alive. As the contract asks: no call throws, every call is safe from any thread. Beyond the
+/// contract: a call inside simulated work is refused (not permitted), misuse is told by CUDA's error numbers,
+/// and after an illegal access every call on the device fails, as on a GPU.
+class sim_driver {
+ public:
+  sim_driver() : sim_driver(device_id{}) {}
+  /// A device of the process-wide machine, which has device 0 only.
+  explicit sim_driver(device_id device) : machine_(sim_machine::standard()), device_(device) {}
+  sim_driver(sim_machine machine, device_id device) noexcept
+      : machine_(std::move(machine)), device_(device) {}
+
+  [[nodiscard]] device_id device() const noexcept { return device_; }
+
+  /// The calling thread's current device, for device_guard. A note only: no simulated call depends on it.
+  static status current_device(device_id& device) noexcept {
+    device = current();
+    return {};
+  }
+  static status set_current_device(device_id device) noexcept {
+    if (device.value < 0) return {failure::no_device, 101, "cudaErrorInvalidDevice", "set_current_device"};
+    current() = device;
+    return {};
+  }
+  [[nodiscard]] sim_machine const& machine() const noexcept { return machine_; }
+
+  /// An identity that the reference already knows is passed on, as cuda_driver does.
+  status identify(stream_ref stream, stream_id& id) const noexcept {
+    if (stream.id() != stream_ref::unknown_id) {
+      return call(driver_call::identify, costs().look, [&](state&) {
+        id = stream.id();
+        return code::ok;
+      });
+    }
+    return on_stream(driver_call::identify, costs().look, stream, [&](state&, detail::sim_stream& s) {
+      id = s.id;
+      return code::ok;
+    });
+  }
+  status is_capturing(stream_ref stream, bool& capturing) const noexcept {
+    return on_stream(driver_call::is_capturing, costs().look, stream, [&](state& m, detail::sim_stream& s) {
+      capturing = m.streams.is_capturing(s);
+      return code::ok;
+    });
+  }
+
+  status create_event(event_handle& event) const noexcept {
+    return call(driver_call::create_event, costs().create_event, [&](state& m) {
+      m.streams.create_event(device_.value, event);
+      return code::ok;
+    });
+  }
+  status destroy_event(event_handle event) const noexcept {
+    return call(driver_call::destroy_event, costs().destroy_event,
+                [&](state& m) { return m.streams.destroy_event(event); });
+  }
+  status record_event(event_handle event, stream_ref stream) const noexcept {
+    return on_stream(driver_call::record_event, costs().record_event, stream,
+                     [&](state& m, detail::sim_stream& s) {
+                       auto* const e = m.streams.find_event(event);
+                       return e == nullptr ? code::invalid_handle : m.streams.record(*e, s);
+                     });
+  }
+  status query_event(event_handle event) const noexcept {
+    return on_event(driver_call::query_event, costs().query_event, event,
+                    [](state& m, detail::sim_event& e) { return m.streams.query(e); });
+  }
+  status wait_event(stream_ref stream, event_handle event) const noexcept {
+    return on_stream(driver_call::wait_event, costs().wait_event, stream,
+                     [&](state& m, detail::sim_stream& s) {
+                       auto* const e = m.streams.find_event(event);
+                       return e == nullptr ? code::invalid_handle : m.streams.wait(s, *e);
+                     });
+  }
+  status synchronize_event(event_handle event) const noexcept {
+    return on_event(
+        driver_call::synchronize_event, costs().synchronize, event,
+        [&](state& m, detail::sim_event& e) { return synchronized(m, m.streams.synchronize(e)); });
+  }
+  status synchronize_stream(stream_ref stream) const noexcept {
+    return on_stream(
+        driver_call::synchronize_stream, costs().synchronize, stream,
+        [&](state& m, detail::sim_stream& s) { return synchronized(m, m.streams.synchronize(s)); });
+  }
+  status synchronize_device() const noexcept {
+    return call(driver_call::synchronize_device, costs().synchronize,
+                [&](state& m) { return synchronized(m, m.streams.synchronize_device(device_.value)); });
+  }
+  status create_stream(stream_ref& stream) const noexcept {
+    return call(driver_call::create_stream, costs().create_stream, [&](state& m) {
+      m.streams.create_stream(device_.value, detail::sim_blocking::independent, stream);
+      return code::ok;
+    });
+  }
+  status destroy_stream(stream_ref stream) const noexcept {
+    return call(driver_call::destroy_stream, costs().destroy_stream,
+                [&](state& m) { return m.streams.destroy_stream(stream); });
+  }
+
+  /// Copies when the stream gets there. As in CUDA, a copy from or to pageable host memory (any that the
+  /// machine does not know) is over when the call returns.
+  status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
+    return on_stream(driver_call::copy, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
+      if (bytes == 0) return code::ok;
+      if (to == nullptr || from == nullptr) return code::invalid_value;
+      auto work = std::make_shared<detail::sim_transfer_work>();
+      work->to = to;
+      work->from = from;
+      work->bytes = bytes;
+      bool const pageable_to = !m.memory.knows(to);
+      bool const pageable_from = !m.memory.knows(from);
+      if (!pageable_from) work->touched.push_back(sim_reads(from, bytes));
+      if (!pageable_to) work->touched.push_back(sim_writes(to, bytes));
+      bool const pageable = pageable_to || pageable_from;
+      double const rate = pageable                                               ? costs().pageable_rate
+                          : m.memory.is_on_host(to) || m.memory.is_on_host(from) ? costs().pinned_rate
+                                                                                 : costs().on_device_rate;
+      code const outcome = transfer(m, s, std::move(work), detail::sim_transfer(bytes, rate));
+      if (outcome != code::ok || !pageable || s.capture) return outcome;
+      return synchronized(m, m.streams.synchronize(s));
+    });
+  }
+  status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
+    return on_stream(driver_call::fill, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
+      if (bytes == 0) return code::ok;
+      if (!m.memory.knows(to)) return code::invalid_value;
+      auto work = std::make_shared<detail::sim_transfer_work>();
+      work->to = to;
+      work->byte = byte;
+      work->bytes = bytes;
+      work->touched.push_back(sim_writes(to, bytes));
+      return transfer(m, s, std::move(work), detail::sim_transfer(bytes, costs().fill_rate));
+    });
+  }
+
+  status memory_info(std::size_t& free, std::size_t& total) const noexcept {
+    return call(driver_call::memory_info, costs().memory_info, [&](state& m) {
+      sim_usage const& u = m.memory.usage(device_.value);
+      free = u.free();
+      total = u.capacity;
+      return code::ok;
+    });
+  }
+
+  status page_granularity(std::size_t& bytes) const noexcept {
+    return paged(driver_call::page_granularity, costs().page_granularity, [&](state& m) {
+      bytes = m.memory.granularity();
+      return code::ok;
+    });
+  }
+  status reserve_range(std::size_t bytes, std::size_t alignment, void*& p) const noexcept {
+    return paged(driver_call::reserve_range, costs().reserve_range.at(bytes),
+                 [&](state& m) { return m.memory.reserve(bytes, alignment, p); });
+  }
+  status release_range(void* p, std::size_t bytes) const noexcept {
+    return paged(driver_call::release_range, costs().release_range,
+                 [&](state& m) { return m.memory.release(p, bytes); });
+  }
+  status create_pages(std::size_t bytes, page_handle& handle) const noexcept {
+    return paged(driver_call::create_pages, costs().create_pages.at(bytes),
+                 [&](state& m) { return m.memory.create(device_.value, bytes, handle); });
+  }
+  status destroy_pages(page_handle handle) const noexcept {
+    return paged_by_size(
+        driver_call::destroy_pages, costs().destroy_pages,
+        [&](state& m) { return m.memory.page_bytes_of(handle); },
+        [&](state& m) { return m.memory.destroy(handle); });
+  }
+  status map_pages(void* p, std::size_t bytes, page_handle handle) const noexcept {
+    return paged(driver_call::map_pages, costs().map_pages.at(bytes),
+                 [&](state& m) { return m.memory.map(p, bytes, handle); });
+  }
+  status unmap_pages(void* p, std::size_t bytes) const noexcept {
+    return paged(driver_call::unmap_pages, costs().unmap_pages.at(bytes), [&](state& m) {
+      if (m.order) m.order->taken_away(m.memory, p, bytes, m.streams.host(), "unmapped while in use");
+      return m.memory.unmap(p, bytes);
+    });
+  }
+
+  status malloc_device(std::size_t bytes, void*& p) const noexcept {
+    return call(driver_call::malloc_device, costs().malloc_device.at(bytes), [&](state& m) {
+      return m.memory.allocate(device_.value, bytes, detail::sim_kind::device, p);
+    });
+  }
+  /// As cudaFree, waits for the device.
+  status free_device(void* p) const noexcept {
+    return call(driver_call::free_device, 0, [&](state& m) {
+      if (p == nullptr) return code::ok;
+      std::size_t bytes = 0;
+      if (!m.memory.find_block(p, detail::sim_kind::device, bytes)) return code::invalid_value;
+      m.charge_more(costs().free_device.at(bytes));
+      m.streams.join_device(device_.value);
+      return m.memory.free(p, detail::sim_kind::device);
+    });
+  }
+  status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept {
+    return on_stream(
+        driver_call::malloc_async, costs().malloc_async_warm, stream, [&](state& m, detail::sim_stream& s) {
+          if (s.capture) m.streams.count_captured();
+          (void)m.streams.end_of(s);
+          auto warmth = detail::sim_warmth::warm;
+          code const outcome =
+              m.async[static_cast<std::size_t>(s.device)].allocate(bytes, s, m.streams.now(), p, warmth);
+          if (warmth == detail::sim_warmth::cold) {
+            m.charge_more(costs().malloc_async_cold.at(bytes));
+          }
+          return outcome;
+        });
+  }
+  status free_async(void* p, stream_ref stream) const noexcept {
+    return on_stream(driver_call::free_async, costs().free_async, stream,
+                     [&](state& m, detail::sim_stream& s) {
+                       if (s.capture) m.streams.count_captured();
+                       sim_nanoseconds const end = m.streams.end_of(s);
+                       return m.async[static_cast<std::size_t>(s.device)].free(p, s, end);
+                     });
+  }
+  status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
+    return call(driver_call::malloc_pinned, costs().malloc_pinned.at(bytes), [&](state& m) {
+      return m.memory.allocate(device_.value, bytes, detail::sim_kind::pinned, p);
+    });
+  }
+  /// As cudaFreeHost, waits for the device.
+  status free_pinned(void* p) const noexcept {
+    return free_host(driver_call::free_pinned, p, detail::sim_kind::pinned);
+  }
+  status malloc_managed(std::size_t bytes, void*& p) const noexcept {
+    return call(driver_call::malloc_managed, costs().malloc_managed, [&](state& m) {
+      return m.memory.allocate(device_.value, bytes, detail::sim_kind::managed, p);
+    });
+  }
+  /// As cudaFree, waits for the device.
+  status free_managed(void* p) const noexcept {
+    return free_host(driver_call::free_managed, p, detail::sim_kind::managed);
+  }
+
+  /// As sim_machine::launch, with this device's default streams.
+  template <class F>
+  requires std::is_invocable_v<F&> status launch(stream_ref stream, sim_nanoseconds duration,
+                                                 std::initializer_list<sim_access> touched, F body)
+  const {
+    return machine_.launch_on(device_.value, stream, duration,
+                              std::make_shared<detail::sim_kernel<F>>(touched, std::move(body)));
+  }
+  status launch(stream_ref stream, sim_nanoseconds duration,
+                std::initializer_list<sim_access> touched = {}) const {
+    return launch(stream, duration, touched, [] {});
+  }
+
+  friend bool operator==(sim_driver const& a, sim_driver const& b) noexcept {
+    return a.machine_ == b.machine_ && a.device_ == b.device_;
+  }
+
+ private:
+  static device_id& current() noexcept {
+    static thread_local device_id device;
+    return device;
+  }
+  using state = detail::sim_state;
+  using code = detail::sim_code;
+
+  [[nodiscard]] sim_costs const& costs() const noexcept { return machine_.options().costs; }
+
+  /// The frame of every call: refused inside simulated work and on a device that is missing or broken;
+  /// counted, charged, and told by name.
+  template <class F>
+  status call(driver_call which, sim_nanoseconds cost, F const& act) const noexcept {
+    char const* const name = name_of(which);
+    if (detail::sim_inside_work) return detail::sim_status(code::not_permitted, name);
+    state& m = *machine_.state_;
+    std::lock_guard const lock(m.mutex);
+    if (!machine_.has(device_)) return detail::sim_status(code::invalid_device, name);
+    try {
+      m.charge(which, cost);
+      if (code const broken = m.streams.fault(device_.value); broken != code::ok) {
+        return detail::sim_status(broken, name);
+      }
+      return detail::sim_status(act(m), name);
+    } catch (std::bad_alloc const&) {
+      return detail::sim_status(code::out_of_memory, name);
+    }
+  }
+  template <class F>
+  status on_stream(driver_call which, sim_nanoseconds cost, stream_ref stream, F const& act) const noexcept {
+    return call(which, cost, [&](state& m) {
+      auto* const s = m.streams.find(stream, device_.value);
+      if (s == nullptr) return code::invalid_handle;
+      bool const stale = stream.id() != stream_ref::unknown_id && stream.id() != s->id && !s->is_default;
+      if (m.order && stale) m.order->stale_handle(name_of(which), stream.id(), s->agent);
+      return act(m, *s);
+    });
+  }
+  template <class F>
+  status on_event(driver_call which, sim_nanoseconds cost, event_handle event, F const& act) const noexcept {
+    return call(which, cost, [&](state& m) {
+      auto* const e = m.streams.find_event(event);
+      return e == nullptr ? code::invalid_handle : act(m, *e);
+    });
+  }
+  template <class F>
+  status paged(driver_call which, sim_nanoseconds cost, F const& act) const noexcept {
+    return call(which, cost, [&](state& m) {
+      bool const can = m.options.paging == sim_paging::available &&
+                       (detail::sim_can_map || m.options.backing == sim_backing::address_only);
+      return can ? act(m) : code::not_supported;
+    });
+  }
+  template <class Size, class F>
+  status paged_by_size(driver_call which, sim_cost_curve const& cost, Size const& size,
+                       F const& act) const noexcept {
+    return paged(which, 0, [&](state& m) {
+      m.charge_more(cost.at(size(m)));
+      return act(m);
+    });
+  }
+
+  /// Whoever waits finds out what went wrong meanwhile; cudaMallocAsync's pool gives back what it may.
+  code synchronized(state& m, code outcome) const {
+    if (outcome != code::ok) return outcome;
+    m.trim_async(device_.value);
+    return m.streams.fault(device_.value);
+  }
+  static code transfer(state& m, detail::sim_stream& s, std::shared_ptr<detail::sim_work> work,
+                       sim_nanoseconds duration) {
+    return m.streams.enqueue(s, duration, std::move(work), detail::sim_streams::caller::driver);
+  }
+  status free_host(driver_call which, void* p, detail::sim_kind kind) const noexcept {
+    return call(which, 0, [&](state& m) {
+      if (p == nullptr) return code::ok;
+      std::size_t bytes = 0;
+      if (!m.memory.find_block(p, kind, bytes)) return code::invalid_value;
+      m.charge_more(kind == detail::sim_kind::pinned ? costs().free_pinned.at(bytes) : costs().free_managed);
+      m.streams.join_device(device_.value);
+      return m.memory.free(p, kind);
+    });
+  }
+
+  sim_machine machine_;
+  device_id device_;
+};
+
+inline sim_driver sim_machine::driver(device_id device) const noexcept {
+  return sim_driver(*this, device);
+}
+
+static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver>);
+
+}  // namespace tarn
+
+namespace tarn {
+
+using sim_pages = basic_pages<sim_driver>;
+using sim_malloc = basic_malloc<sim_driver>;
+using sim_async = basic_async<sim_driver>;
+using sim_pinned_host = basic_pinned<sim_driver>;
+using sim_managed = basic_managed<sim_driver>;
+
+static_assert(page_source<sim_pages>);
+static_assert(resource<sim_malloc> && resource<sim_async> && resource<sim_pinned_host> &&
+              resource<sim_managed>);
+
+}  // namespace tarn
+
+namespace tarn {
+
+/// device_pool on the simulated device: `tarn::sim_pool pool;` simulates an H200,
+/// `sim_pool{sim_pages{machine.driver(0)}}` a machine of your own.
+using sim_pool = pool_over<sim_pages>;
+
+}  // namespace tarn

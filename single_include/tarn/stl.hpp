@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// tarn/stl.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
+#include "tarn.hpp"
+// ---- tarn/stl.hpp
+// The door to the standard containers: tarn::allocator for memory that the host can touch.
+// Above it: std::vector, std::list, std::unordered_map and their kind. Below it: core/resource.
+
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+namespace tarn {
+
+/// A standard allocator over pinned, managed or host memory, pooled or not: `std::vector<float,
+/// allocator<float, R>>`. Containers are synchronous, so it uses allocate_sync and deallocate_sync: finish
+/// copies to or from a container's memory before it is changed or destroyed. Holds its resource. Copies,
+/// moves and swaps of containers take the allocator along. As thread-safe as the resource.
+template <class T, class Resource>
+class allocator {
+ public:
+  using value_type = T;
+  using resource_type = Resource;
+  using propagate_on_container_copy_assignment = std::true_type;
+  using propagate_on_container_move_assignment = std::true_type;
+  using propagate_on_container_swap = std::true_type;
+  using is_always_equal = std::false_type;
+  template <class U>
+  struct rebind {
+    using other = allocator<U, Resource>;
+  };
+
+  static_assert(
+      has_property<Resource, host_accessible>,
+      "tarn: standard containers touch their elements on the host; use pinned_host, managed or host_memory");
+
+  allocator() requires std::default_initializable<Resource> : allocator(Resource{}) {}
+  allocator(Resource memory) noexcept : memory_(std::move(memory)) {}  // NOLINT: as std::pmr converts
+  template <class U>
+  allocator(allocator<U, Resource> const& other) noexcept : memory_(other.resource()) {}  // NOLINT: rebinding
+
+  /// @throws length_error   count * sizeof(T) overflows
+  /// @throws out_of_memory
+  [[nodiscard]] T* allocate(std::size_t count) {
+    return static_cast<T*>(memory_.allocate_sync(checked_bytes(count, sizeof(T)), alignment()));
+  }
+  void deallocate(T* p, std::size_t count) noexcept {
+    memory_.deallocate_sync(p, count * sizeof(T), alignment());
+  }
+
+  [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
+
+  template <class U>
+  friend bool operator==(allocator const& a, allocator<U, Resource> const& b) noexcept {
+    return a.resource() == b.resource();
+  }
+
+ private:
+  static constexpr std::size_t alignment() noexcept {
+    return alignof(T) > default_alignment ? alignof(T) : default_alignment;
+  }
+  Resource memory_;
+};
+
+}  // namespace tarn

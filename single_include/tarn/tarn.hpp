@@ -1,0 +1,7958 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// tarn in one file, made by .ci/amalgamate.py from include/tarn. Do not edit.
+// ---- tarn/tarn.hpp
+// tarn: a pool is a small deep mountain lake. This is the map, in the order in which a byte walks from allocate() to
+// the driver, read from the bottom up:
+//
+//   core/    the vocabulary: bytes, streams, errors, the concepts, and shared<>, the handle of everything composed
+//   driver/  each call that the device understands, its cost and its failure; the real one, none, and (tarn/sim.hpp) a simulated one
+//   source/  where memory comes from: pages, cudaMalloc, cudaMallocAsync, pinned, managed and host memory
+//   pool/    magazines, runs, best-fit ranges, the page arena and the ladder, read from pool.hpp on
+//   policy/  layers that bound, count, record, retry, fence and poison, composed by | and stack<>
+//   raii/    owners of memory, and scopes that watch, clear and bound it
+//   report/  the numbers, as PyTorch's users know them
+//
+// The doors let others in and are included on their own: tarn/thrust.hpp, tarn/stl.hpp, tarn/pmr.hpp, tarn/cuda_mr.hpp.
+
+// ---- tarn/core/config.hpp
+// Compiler and platform facts; the only file of tarn with compiler #ifs outside the drivers and doors.
+// Above it: everything. Below it: nothing.
+
+#if !defined(TARN_NO_CUDA) && defined(__has_include)
+#if __has_include(<cuda_runtime_api.h>)
+/// 1 where CUDA's runtime header is on the include path (define TARN_NO_CUDA to ignore it).
+#define TARN_HAS_CUDA 1
+#endif
+#endif
+#ifndef TARN_HAS_CUDA
+#define TARN_HAS_CUDA 0
+#endif
+
+#if defined(__SANITIZE_THREAD__)
+#define TARN_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define TARN_TSAN 1
+#endif
+#endif
+#ifndef TARN_TSAN
+#define TARN_TSAN 0
+#endif
+
+#if defined(__GNUC__) || defined(__clang__)
+#define TARN_ALWAYS_INLINE inline __attribute__((always_inline))
+#define TARN_NOINLINE __attribute__((noinline))
+#elif defined(_MSC_VER)
+#define TARN_ALWAYS_INLINE __forceinline
+#define TARN_NOINLINE __declspec(noinline)
+#else
+#define TARN_ALWAYS_INLINE inline
+#define TARN_NOINLINE
+#endif
+
+namespace tarn {
+
+/// Bytes that one core owns at a time; data of different threads is kept this far apart.
+inline constexpr unsigned cache_line_bytes = 64;
+
+}  // namespace tarn
+// ---- tarn/version.hpp
+// The version, for programs and for CMake, which reads it from here.
+
+#define TARN_VERSION_MAJOR 0
+#define TARN_VERSION_MINOR 1
+#define TARN_VERSION_PATCH 0
+
+// ---- tarn/core/bytes.hpp
+// Sizes and alignments: literals, rounding, and arithmetic that cannot wrap.
+// Above it: everything that counts bytes. Below it: config, error.
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+// ---- tarn/core/error.hpp
+// The typed errors of tarn. Numbers are fields; texts are built without allocating.
+// Above it: everything that throws. Below it: message, place.
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <new>
+#include <stdexcept>
+#include <string_view>
+
+// ---- tarn/core/message.hpp
+// A fixed-size text that is built without allocating: errors are told also when memory is out.
+// Above it: error, everything that reports. Below it: nothing.
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace tarn {
+
+/// Bounded text; what does not fit is cut, never overrun.
+template <std::size_t Capacity>
+class message {
+ public:
+  constexpr message& add(std::string_view text) noexcept {
+    for (char const c : text) {
+      if (size_ + 1 >= Capacity) break;
+      text_[size_++] = c;
+    }
+    text_[size_] = '\0';
+    return *this;
+  }
+
+  constexpr message& add_number(std::uint64_t value) noexcept {
+    char digits[20]{};
+    std::size_t n = 0;
+    do {
+      digits[n++] = static_cast<char>('0' + value % 10);
+      value /= 10;
+    } while (value != 0);
+    while (n != 0) add(std::string_view(&digits[--n], 1));
+    return *this;
+  }
+
+  constexpr message& add_number(int value) noexcept {
+    if (value < 0) add("-");
+    auto const wide = static_cast<std::int64_t>(value);
+    return add_number(static_cast<std::uint64_t>(wide < 0 ? -wide : wide));
+  }
+
+  constexpr message& add_hex(std::uint64_t value) noexcept {
+    add("0x");
+    int shift = 60;
+    while (shift > 0 && ((value >> shift) & 15U) == 0) shift -= 4;
+    for (; shift >= 0; shift -= 4) add(std::string_view(&"0123456789abcdef"[(value >> shift) & 15U], 1));
+    return *this;
+  }
+
+  /// Writes bytes as people read them: "96 B", "1.5 KiB", "512 MiB"; at most one decimal, cut, not rounded.
+  constexpr message& add_bytes(std::uint64_t bytes) noexcept {
+    constexpr std::string_view units[] = {" B", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"};
+    std::size_t unit = 0;
+    std::uint64_t whole = bytes;
+    std::uint64_t rest = 0;
+    while (whole >= 1024 && unit + 1 < sizeof(units) / sizeof(units[0])) {
+      rest = whole % 1024;
+      whole /= 1024;
+      ++unit;
+    }
+    add_number(whole);
+    if (std::uint64_t const tenth = rest * 10 / 1024; tenth != 0) add(".").add_number(tenth);
+    return add(units[unit]);
+  }
+
+  [[nodiscard]] constexpr char const* c_str() const noexcept { return text_; }
+  [[nodiscard]] constexpr std::string_view view() const noexcept { return {text_, size_}; }
+
+ private:
+  char text_[Capacity]{};
+  std::size_t size_ = 0;
+};
+
+}  // namespace tarn
+// ---- tarn/core/place.hpp
+// A place in the source. std::source_location where the compiler has it lacks clang 14, which tarn supports;
+// the builtins behind it are everywhere.
+// Above it: error, whoever records who called. Below it: nothing.
+
+namespace tarn {
+
+/// File, line and function of a call; static storage. Make it a default argument: `place where =
+/// place::current()`.
+struct place {
+  char const* file = "";
+  int line = 0;
+  char const* function = "";
+
+  [[nodiscard]] static constexpr place current(char const* file = __builtin_FILE(),
+                                               int line = __builtin_LINE(),
+                                               char const* function = __builtin_FUNCTION()) noexcept {
+    return {file, line, function};
+  }
+};
+
+}  // namespace tarn
+
+namespace tarn {
+
+/// What kind of failure a driver call had; the part of an error code that tarn acts upon.
+enum class failure : std::uint8_t {
+  none,           ///< the call succeeded
+  not_ready,      ///< an event or stream has work left; no error
+  out_of_memory,  ///< the device or the host has no memory left
+  unloading,      ///< the driver is shutting down: the process is exiting
+  unsupported,    ///< this device or driver version lacks the call
+  no_device,      ///< there is no device, or no driver
+  other           ///< everything else: often sticky, an earlier kernel failed
+};
+
+/// Outcome of one driver call. Cheap, never allocates, never throws.
+struct [[nodiscard]] status {
+  failure kind = failure::none;
+  int code = 0;           ///< the driver's own number (cudaError_t, CUresult), 0 on success
+  char const* name = "";  ///< the driver's own spelling, static storage
+  char const* call = "";  ///< the call that was made, static storage
+
+  [[nodiscard]] constexpr bool ok() const noexcept { return kind == failure::none; }
+};
+
+/// A count times a size does not fit.
+class length_error : public std::length_error {
+ public:
+  using std::length_error::length_error;
+};
+
+/// An alignment that is no power of two, or larger than the resource can honour.
+class bad_alignment : public std::exception {
+ public:
+  bad_alignment(std::size_t alignment, std::size_t limit) noexcept : alignment_(alignment), limit_(limit) {
+    text_.add("tarn: alignment ").add_number(alignment).add(" refused; ask for a power of two up to ");
+    text_.add_number(limit);
+  }
+  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
+  [[nodiscard]] std::size_t alignment() const noexcept { return alignment_; }
+  [[nodiscard]] std::size_t limit() const noexcept { return limit_; }
+
+ private:
+  std::size_t alignment_;
+  std::size_t limit_;
+  message<128> text_;
+};
+
+/// A driver call failed. Has the code, its name, the call and the place.
+class cuda_error : public std::exception {
+ public:
+  explicit cuda_error(status what_happened, int device = -1, place where = place::current()) noexcept
+      : status_(what_happened), device_(device), where_(where) {
+    text_.add("tarn: ").add(status_.call).add(" failed");
+    if (device >= 0) text_.add(" on device ").add_number(device);
+    text_.add(": ").add(status_.name).add(" (").add_number(status_.code).add(")");
+    switch (status_.kind) {
+      case failure::no_device:
+        text_.add("; check that a device and its driver are installed");
+        break;
+      case failure::unsupported:
+        text_.add("; this device or driver lacks it, use another source");
+        break;
+      case failure::unloading:
+        text_.add("; the driver is shutting down, release owners earlier");
+        break;
+      case failure::other:
+        text_.add("; an earlier kernel or copy may have failed");
+        break;
+      default:
+        break;
+    }
+    text_.add(" [").add(where.file).add(":").add_number(where.line).add("]");
+  }
+  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
+  [[nodiscard]] failure kind() const noexcept { return status_.kind; }
+  [[nodiscard]] int code() const noexcept { return status_.code; }
+  [[nodiscard]] char const* name() const noexcept { return status_.name; }
+  [[nodiscard]] char const* call() const noexcept { return status_.call; }
+  [[nodiscard]] int device() const noexcept { return device_; }
+  [[nodiscard]] place where() const noexcept { return where_; }
+
+ private:
+  status status_;
+  int device_;
+  place where_;
+  message<384> text_;
+};
+
+/// What was known when memory ran out; bytes. Fields that a resource cannot know stay `unknown`.
+struct memory_report {
+  static constexpr std::size_t unknown = static_cast<std::size_t>(-1);
+  std::size_t asked = 0;                     ///< bytes of the request
+  std::size_t alignment = 0;                 ///< alignment of the request
+  int device = -1;                           ///< device ordinal, -1 for the host
+  std::uint64_t stream = 0;                  ///< stream identity as the driver numbers it
+  std::size_t live = unknown;                ///< handed out
+  std::size_t cached = unknown;              ///< held from the driver, not handed out
+  std::size_t reserved = unknown;            ///< held from the driver
+  std::size_t largest_free_range = unknown;  ///< the largest request that would be served from the cache
+  std::size_t device_free = unknown;         ///< what the driver says is free
+  std::size_t limit = unknown;               ///< the limit that refused, if one did
+  char const* refused_by = "the device";     ///< who refused, static storage: "limited", "the device", ...
+};
+
+/// Memory ran out. Says who refused, the state, and what to try. Nothing has changed.
+class out_of_memory : public std::bad_alloc {
+ public:
+  explicit out_of_memory(memory_report const& report) noexcept : report_(report) {
+    constexpr std::size_t unknown = memory_report::unknown;
+    text_.add("tarn: ").add_bytes(report.asked).add(" asked");
+    if (report.device >= 0) text_.add(" on device ").add_number(report.device);
+    text_.add(", stream ").add_number(report.stream).add(": refused by ").add(report.refused_by);
+    if (report.limit != unknown) text_.add("(").add_bytes(report.limit).add(")");
+    text_.add(".");
+    std::size_t const nothing_known = text_.view().size();
+    field(nothing_known, "live ", report.live);
+    field(nothing_known, "cached ", report.cached);
+    field(nothing_known, "reserved ", report.reserved);
+    field(nothing_known, "largest free range ", report.largest_free_range);
+    field(nothing_known, report.device >= 0 ? "free on the device " : "free on the host ",
+          report.device_free);
+    if (text_.view().size() != nothing_known) text_.add(".");
+    if (report.asked > max_sensible) {
+      text_.add(" No device has that much: check the size for overflow.");
+    } else if (report.limit != unknown) {
+      text_.add(" Free memory or raise the limit.");
+    } else if (report.cached != unknown && report.cached >= report.asked && report.cached != 0) {
+      text_.add(" The cache is fragmented: call empty_cache(), or pool over a page source.");
+    } else {
+      text_.add(" Free buffers, ask for less, or close other programs on the device.");
+    }
+  }
+  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
+  [[nodiscard]] memory_report const& report() const noexcept { return report_; }
+  [[nodiscard]] std::size_t asked() const noexcept { return report_.asked; }
+
+ private:
+  static constexpr std::size_t max_sensible = std::size_t{1} << 46;  // 64 TiB, above any device of 2026
+
+  /// The first field that is known starts the sentence that `before` bytes precede.
+  void field(std::size_t before, std::string_view label, std::size_t value) noexcept {
+    if (value == memory_report::unknown) return;
+    if (text_.view().size() == before) {
+      char const capital = static_cast<char>(label.front() - 'a' + 'A');
+      text_.add(" ").add({&capital, 1}).add(label.substr(1)).add_bytes(value);
+    } else {
+      text_.add(", ").add(label).add_bytes(value);
+    }
+  }
+  memory_report report_;
+  message<512> text_;
+};
+
+/// How memory was misused, where a checked build notices.
+enum class misuse_kind : std::uint8_t {
+  foreign_pointer,  ///< not from this resource
+  double_free,      ///< freed before
+  wrong_size,       ///< bytes at deallocation differ from those at allocation
+  wrong_alignment,  ///< likewise the alignment
+  wrong_device,     ///< the pointer is another device's
+  overrun,          ///< written past an end
+  use_after_free,   ///< written after it was freed
+  leak,             ///< live at destruction
+  capture           ///< not allowed while the stream is being captured into a graph
+};
+
+/// A defined misuse. Thrown where throwing is allowed; deallocation reports it to the misuse handler instead.
+class misuse : public std::exception {
+ public:
+  misuse(misuse_kind kind, void const* pointer, std::string_view text) noexcept
+      : kind_(kind), pointer_(pointer) {
+    text_.add("tarn: ").add(text);
+  }
+  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
+  [[nodiscard]] misuse_kind kind() const noexcept { return kind_; }
+  [[nodiscard]] void const* pointer() const noexcept { return pointer_; }
+
+ private:
+  misuse_kind kind_;
+  void const* pointer_;
+  message<512> text_;
+};
+
+}  // namespace tarn
+
+namespace tarn {
+
+// constexpr, not consteval: clang 14 emits calls of consteval literals in default arguments and templates.
+inline namespace literals {
+constexpr std::size_t operator""_KiB(unsigned long long n) {
+  return static_cast<std::size_t>(n << 10);
+}
+constexpr std::size_t operator""_MiB(unsigned long long n) {
+  return static_cast<std::size_t>(n << 20);
+}
+constexpr std::size_t operator""_GiB(unsigned long long n) {
+  return static_cast<std::size_t>(n << 30);
+}
+constexpr std::size_t operator""_TiB(unsigned long long n) {
+  return static_cast<std::size_t>(n << 40);
+}
+}  // namespace literals
+
+/// Alignment of every device pointer unless more is asked, bytes: what cudaMalloc promises
+/// (CUDA C++ Programming Guide, "Device Memory Accesses": at least 256).
+inline constexpr std::size_t default_alignment = 256;
+
+/// Largest alignment a resource must honour, bytes; sources of whole pages honour more.
+inline constexpr std::size_t max_alignment = 2_MiB;
+
+/// True for 1, 2, 4, ...
+[[nodiscard]] constexpr bool is_alignment(std::size_t alignment) noexcept {
+  return std::has_single_bit(alignment);
+}
+
+/// Rounds up to a multiple of a power of two. The caller has checked that it fits.
+[[nodiscard]] constexpr std::size_t align_up(std::size_t bytes, std::size_t alignment) noexcept {
+  return (bytes + (alignment - 1)) & ~(alignment - 1);
+}
+
+/// Rounds down to a multiple of a power of two.
+[[nodiscard]] constexpr std::size_t align_down(std::size_t bytes, std::size_t alignment) noexcept {
+  return bytes & ~(alignment - 1);
+}
+
+/// True where the address is a multiple of the alignment.
+[[nodiscard]] inline bool is_aligned(void const* p, std::size_t alignment) noexcept {
+  return (reinterpret_cast<std::uintptr_t>(p) & (alignment - 1)) == 0;
+}
+
+/// The most a single request may ask, bytes: room is left for rounding up without wrapping.
+inline constexpr std::size_t max_request_bytes = std::numeric_limits<std::size_t>::max() / 4;
+
+/// Bytes of `count` elements of `element_bytes` each.
+/// @throws length_error  the product does not fit in size_t
+[[nodiscard]] constexpr std::size_t checked_bytes(std::size_t count, std::size_t element_bytes) {
+  if (element_bytes != 0 && count > max_request_bytes / element_bytes) {
+    throw length_error("tarn: count * sizeof(T) overflows; ask for fewer elements");
+  }
+  return count * element_bytes;
+}
+
+/// Checks an alignment that a caller passed.
+/// @throws bad_alignment  not a power of two, or above `limit`
+constexpr void require_alignment(std::size_t alignment, std::size_t limit = max_alignment) {
+  if (!is_alignment(alignment) || alignment > limit) throw bad_alignment(alignment, limit);
+}
+
+}  // namespace tarn
+// ---- tarn/core/device.hpp
+// Which device. Above it: drivers, sources. Below it: nothing.
+
+namespace tarn {
+
+/// A device by its ordinal, as cudaSetDevice counts them.
+struct device_id {
+  int value = 0;
+  constexpr device_id() noexcept = default;
+  constexpr device_id(int ordinal) noexcept : value(ordinal) {}  // NOLINT: an ordinal is a device
+  friend constexpr bool operator==(device_id, device_id) noexcept = default;
+};
+
+}  // namespace tarn
+// ---- tarn/core/property.hpp
+// Who may touch the memory: empty tags that a resource lists in its type.
+// Above it: resource. Below it: nothing.
+
+#include <type_traits>
+
+namespace tarn {
+
+/// Kernels may read and write it.
+struct device_accessible {};
+/// The host may read and write it.
+struct host_accessible {};
+
+/// A list of tags; a resource has `using properties = property_set<device_accessible>;`.
+template <class... Tags>
+struct property_set {
+  template <class Tag>
+  static constexpr bool has = (std::is_same_v<Tag, Tags> || ...);
+};
+
+/// True where the resource's memory carries the tag.
+template <class Resource, class Tag>
+inline constexpr bool has_property = Resource::properties::template has<Tag>;
+
+}  // namespace tarn
+// ---- tarn/core/resource.hpp
+// The concepts: what a resource, a page source and a policy must offer.
+// Above it: everything composed. Below it: stream, device, property.
+//
+// | expression                                | returns | throws                         | meaning |
+// |-------------------------------------------|---------|--------------------------------|---------------------------------------------|
+// | r.allocate(stream, bytes, alignment)      | void*   | out_of_memory, bad_alignment   | usable by work on
+// `stream` from now on      | | r.deallocate(stream, p, bytes, alignment) | void    | never | reusable once
+// work before it on `stream` is done | | r.allocate_sync(bytes, alignment)         | void*   | as allocate |
+// usable at once on every stream and the host | | r.deallocate_sync(p, bytes, alignment)    | void    | never
+// | nothing uses it any more, on any stream     | | a == b                                    | bool    |
+// never                          | memory of one may be freed through the other | | R::properties | type    |
+// | a property_set: who may touch the memory    | | r.device()                                | device_id |
+// never                        | where the memory is                         | | r.driver() | driver  | never
+// | the driver that orders its streams          |
+//
+// Zero bytes: allocate returns null; deallocate of null does nothing. Resources are cheap handles: a copy is
+// the same resource, and the last copy releases it.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+// ---- tarn/core/stream.hpp
+// A stream by reference: the handle that the driver knows and, where known, the stream's identity.
+// Above it: everything stream-ordered. Below it: nothing; CUDA's types are only named.
+
+#include <concepts>
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace tarn {
+
+/// Identity of a stream. Handles are reused after cudaStreamDestroy, identities are not (cudaStreamGetId).
+using stream_id = std::uint64_t;
+
+/// Names a stream; does not own it. Copy freely.
+///
+/// A bare handle converts implicitly (`cudaStream_t`, `cuda::stream_ref`, a simulated stream) and the pool
+/// asks the driver for its identity at each call; `tarn::identified(resource, stream)` asks once and keeps
+/// it. A default stream_ref is the default stream.
+class stream_ref {
+ public:
+  /// "The pool must ask the driver."
+  static constexpr stream_id unknown_id = 0;
+
+  constexpr stream_ref() noexcept = default;
+  constexpr stream_ref(CUstream_st* handle) noexcept : handle_(handle) {}  // NOLINT: cudaStream_t is a stream
+  stream_ref(int) = delete;  ///< so that allocate(0, 256) means bytes
+  /// From anything that hands out a cudaStream_t by get(): cuda::stream_ref, RMM's view through value().
+  template <class Stream>
+  requires requires(Stream const& s) {
+    { s.get() } -> std::convertible_to<CUstream_st*>;
+  }
+  constexpr stream_ref(Stream const& stream) noexcept : handle_(stream.get()) {}  // NOLINT
+
+  /// From a driver's own handle, with the identity if the caller knows it.
+  [[nodiscard]] static constexpr stream_ref from(void* handle, stream_id id = unknown_id) noexcept {
+    stream_ref s;
+    s.handle_ = handle;
+    s.id_ = id;
+    return s;
+  }
+
+  /// The driver's handle; null is the default stream.
+  [[nodiscard]] constexpr void* handle() const noexcept { return handle_; }
+  /// The handle as CUDA spells it.
+  [[nodiscard]] CUstream_st* get() const noexcept { return static_cast<CUstream_st*>(handle_); }
+  /// The identity, or `unknown_id`.
+  [[nodiscard]] constexpr stream_id id() const noexcept { return id_; }
+
+  /// The same handle names the same stream unless one of them was destroyed; identities, where known, decide.
+  friend constexpr bool operator==(stream_ref a, stream_ref b) noexcept {
+    if (a.id_ != unknown_id && b.id_ != unknown_id) return a.id_ == b.id_;
+    return a.handle_ == b.handle_;
+  }
+
+ private:
+  void* handle_ = nullptr;
+  stream_id id_ = unknown_id;
+};
+
+}  // namespace tarn
+
+namespace tarn {
+
+template <class R>
+concept has_allocate = requires(R& r, stream_ref stream, std::size_t bytes, std::size_t alignment) {
+  { r.allocate(stream, bytes, alignment) } -> std::same_as<void*>;
+};
+template <class R>
+concept has_deallocate = requires(R& r, stream_ref stream, void* p, std::size_t bytes,
+                                  std::size_t alignment) {
+  { r.deallocate(stream, p, bytes, alignment) }
+  noexcept;
+};
+template <class R>
+concept has_allocate_sync = requires(R& r, std::size_t bytes, std::size_t alignment) {
+  { r.allocate_sync(bytes, alignment) } -> std::same_as<void*>;
+};
+template <class R>
+concept has_deallocate_sync = requires(R& r, void* p, std::size_t bytes, std::size_t alignment) {
+  { r.deallocate_sync(p, bytes, alignment) }
+  noexcept;
+};
+template <class R>
+concept has_properties = requires {
+  typename R::properties;
+};
+template <class R>
+concept has_driver = requires(R const& r) {
+  typename R::driver_type;
+  { r.driver() } -> std::convertible_to<typename R::driver_type const&>;
+  { r.device() } -> std::convertible_to<device_id>;
+};
+
+/// A stream-ordered memory resource; see the table above.
+template <class R>
+concept resource = std::copyable<R> && std::equality_comparable<R> && has_allocate<R> && has_deallocate<R> &&
+    has_allocate_sync<R> && has_deallocate_sync<R> && has_properties<R> && has_driver<R>;
+
+/// One piece of physical memory, as the driver numbers it (CUmemGenericAllocationHandle).
+using page_handle = std::uint64_t;
+
+/// Where pages come from: address ranges and physical handles, mapped one into the other.
+///
+/// | expression             | throws                    | meaning |
+/// |------------------------|---------------------------|------------------------------------------------------------|
+/// | s.granularity()        | never                     | bytes; every size and offset below is a multiple of
+/// it     | | s.reserve(bytes)       | cuda_error                | address range, nothing behind it | |
+/// s.unreserve(p, bytes)  | never                     | gives the whole range of one reserve() back | |
+/// s.create(bytes)        | out_of_memory, cuda_error | one handle of physical memory | | s.destroy(h, bytes)
+/// | never                     | gives it back; it is no longer mapped anywhere             | | s.map(p,
+/// bytes, h)     | cuda_error                | the whole handle appears at p, readable and writable       |
+/// | s.unmap(p, bytes)      | never                     | exactly one map() undone; no work may still use the
+/// range  |
+template <class S>
+concept page_source = std::copyable<S> && std::equality_comparable<S> && has_properties<S> && has_driver<S> &&
+    requires(S& s, std::size_t bytes, void* p, page_handle h) {
+  { s.granularity() }
+  noexcept->std::same_as<std::size_t>;
+  { s.reserve(bytes) } -> std::same_as<void*>;
+  { s.unreserve(p, bytes) }
+  noexcept;
+  { s.create(bytes) } -> std::same_as<page_handle>;
+  { s.destroy(h, bytes) }
+  noexcept;
+  {s.map(p, bytes, h)};
+  { s.unmap(p, bytes) }
+  noexcept;
+};
+
+/// What a pool can stand on: whole blocks or pages.
+template <class S>
+concept memory_source = resource<S> || page_source<S>;
+
+/// Says at the seam which clause a type misses, one line per clause.
+template <class R>
+constexpr bool check_memory_source() {
+  if constexpr (!memory_source<R>) {
+    static_assert(std::copyable<R>, "tarn: not a resource; a resource is a cheap handle: make it copyable");
+    static_assert(std::equality_comparable<R>,
+                  "tarn: not a resource; add: bool operator==(R const&) const noexcept");
+    static_assert(
+        has_properties<R>,
+        "tarn: not a resource; add: using properties = tarn::property_set<tarn::device_accessible>");
+    static_assert(has_driver<R>,
+                  "tarn: not a resource; add: using driver_type, driver_type const& driver() const, "
+                  "device_id device() const");
+    static_assert(has_allocate<R>,
+                  "tarn: not a resource; add: void* allocate(stream_ref, size_t bytes, size_t alignment)");
+    static_assert(has_deallocate<R>,
+                  "tarn: not a resource; add: void deallocate(stream_ref, void*, size_t bytes, size_t "
+                  "alignment) noexcept");
+    static_assert(has_allocate_sync<R>,
+                  "tarn: not a resource; add: void* allocate_sync(size_t bytes, size_t alignment)");
+    static_assert(
+        has_deallocate_sync<R>,
+        "tarn: not a resource; add: void deallocate_sync(void*, size_t bytes, size_t alignment) noexcept");
+  }
+  return memory_source<R>;
+}
+
+}  // namespace tarn
+// ---- tarn/driver/driver.hpp
+// The driver contract: each call, its cost and its failure. Two models ship: cuda_driver and sim_driver;
+// no_driver stands in where there are no streams (plain host memory). Above it: sources, the pool, owners.
+// Below it: core.
+//
+// A driver is a small copyable value for one device. Every call is const, noexcept and safe from any thread,
+// works whatever device is current, leaves the current device as it was, and returns a status; results go to
+// the last parameter. No call throws, none allocates on the caller's behalf except where it says so. Costs
+// are of one H200 (bench/results). `stream` handles are the driver's own; a null handle is the default
+// stream.
+//
+// | call                                  | cost    | meaning |
+// |---------------------------------------|---------|----------------------------------------------------------------------|
+// | device()                              | 0       | the device's ordinal | | identify(stream, id&) | ~30 ns
+// | the identity behind a handle; default streams have fixed ones, the per-thread default one per thread | |
+// is_capturing(stream, bool&)           | ~30 ns  | true while a graph is captured from it | |
+// create_event(event&), destroy_event(event) | 230 ns | without timing | | record_event(event, stream) | 250
+// ns  | marks the work so far                                                | | query_event(event) | 260 ns
+// | ok: done; not_ready: not yet; never touches an event of a capture    | | wait_event(stream, event) | 230
+// ns  | later work on stream waits for the mark                              | | synchronize_event(event),
+// synchronize_stream(stream), synchronize_device() | blocks | waits on the host               | |
+// create_stream(stream&), destroy_stream(stream) | 5 µs | non-blocking with respect to the legacy default
+// stream         | | copy(stream, to, from, bytes)         | 2 µs    | any direction, asynchronous to the
+// host where the memory allows      | | fill(stream, to, byte, bytes)         | 2 µs    | sets bytes | |
+// memory_info(free&, total&)            | 5 µs    | of the whole device, as cudaMemGetInfo | |
+// page_granularity(bytes&)              | once    | unsupported: no virtual memory management here | |
+// reserve_range(bytes, alignment, p&), release_range(p, bytes) | 5-77 µs | address space | |
+// create_pages(bytes, handle&), destroy_pages(handle) | 10 µs, 15-338 µs | physical memory | | map_pages(p,
+// bytes, handle), unmap_pages(p, bytes)  | 26 µs, 17 µs | map and grant access; exactly one map is undone  |
+// | malloc_device(bytes, p&), free_device(p)            | 58 µs, 40 µs | cudaMalloc | | malloc_async(bytes,
+// stream, p&), free_async(p, stream) | 0.7 µs warm | cudaMallocAsync                                | |
+// malloc_pinned(bytes, p&), free_pinned(p)            | 460 ms/GiB   | cudaHostAlloc, portable | |
+// malloc_managed(bytes, p&), free_managed(p)          |         | cudaMallocManaged |
+
+#include <concepts>
+#include <cstddef>
+
+namespace tarn {
+
+/// An event as its driver knows it.
+using event_handle = void*;
+
+/// What stream order needs; every driver has it.
+template <class D>
+concept stream_driver = std::copyable<D> && std::equality_comparable<D> &&
+    requires(D const& d, stream_ref stream, stream_ref& new_stream, stream_id& id, bool& yes,
+             event_handle event, event_handle& new_event, void* to, void const* from, std::size_t bytes,
+             std::size_t& total) {
+  { d.device() }
+  noexcept->std::same_as<device_id>;
+  { d.identify(stream, id) }
+  noexcept->std::same_as<status>;
+  { d.is_capturing(stream, yes) }
+  noexcept->std::same_as<status>;
+  { d.create_event(new_event) }
+  noexcept->std::same_as<status>;
+  { d.destroy_event(event) }
+  noexcept->std::same_as<status>;
+  { d.record_event(event, stream) }
+  noexcept->std::same_as<status>;
+  { d.query_event(event) }
+  noexcept->std::same_as<status>;
+  { d.wait_event(stream, event) }
+  noexcept->std::same_as<status>;
+  { d.synchronize_event(event) }
+  noexcept->std::same_as<status>;
+  { d.synchronize_stream(stream) }
+  noexcept->std::same_as<status>;
+  { d.synchronize_device() }
+  noexcept->std::same_as<status>;
+  { d.create_stream(new_stream) }
+  noexcept->std::same_as<status>;
+  { d.destroy_stream(stream) }
+  noexcept->std::same_as<status>;
+  { d.copy(stream, to, from, bytes) }
+  noexcept->std::same_as<status>;
+  { d.fill(stream, to, 0, bytes) }
+  noexcept->std::same_as<status>;
+  { d.memory_info(bytes, total) }
+  noexcept->std::same_as<status>;
+};
+
+/// What a page source needs.
+template <class D>
+concept page_driver = stream_driver<D> && requires(D const& d, std::size_t bytes, std::size_t& out, void* p,
+                                                   void*& new_p, page_handle h, page_handle& new_h) {
+  { d.page_granularity(out) }
+  noexcept->std::same_as<status>;
+  { d.reserve_range(bytes, bytes, new_p) }
+  noexcept->std::same_as<status>;
+  { d.release_range(p, bytes) }
+  noexcept->std::same_as<status>;
+  { d.create_pages(bytes, new_h) }
+  noexcept->std::same_as<status>;
+  { d.destroy_pages(h) }
+  noexcept->std::same_as<status>;
+  { d.map_pages(p, bytes, h) }
+  noexcept->std::same_as<status>;
+  { d.unmap_pages(p, bytes) }
+  noexcept->std::same_as<status>;
+};
+
+/// What the block sources need.
+template <class D>
+concept block_driver = stream_driver<D> &&
+    requires(D const& d, std::size_t bytes, void* p, void*& new_p, stream_ref stream) {
+  { d.malloc_device(bytes, new_p) }
+  noexcept->std::same_as<status>;
+  { d.free_device(p) }
+  noexcept->std::same_as<status>;
+  { d.malloc_async(bytes, stream, new_p) }
+  noexcept->std::same_as<status>;
+  { d.free_async(p, stream) }
+  noexcept->std::same_as<status>;
+  { d.malloc_pinned(bytes, new_p) }
+  noexcept->std::same_as<status>;
+  { d.free_pinned(p) }
+  noexcept->std::same_as<status>;
+  { d.malloc_managed(bytes, new_p) }
+  noexcept->std::same_as<status>;
+  { d.free_managed(p) }
+  noexcept->std::same_as<status>;
+};
+
+}  // namespace tarn
+// ---- tarn/driver/thread_number.hpp
+// A number for the calling thread that no other thread of the process ever gets: what names its default
+// stream. Above it: sim_streams, no_driver. Below it: nothing.
+
+#include <atomic>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// Source of thread numbers; constant-initialised, so that it exists before any thread asks.
+inline std::atomic<std::uint64_t> next_thread_number{1};
+
+/// The calling thread's number, from 1. Unlike a thread's id it is not reused after the thread ends.
+[[nodiscard]] inline std::uint64_t thread_number() noexcept {
+  thread_local std::uint64_t const number = next_thread_number.fetch_add(1, std::memory_order_relaxed);
+  return number;
+}
+
+}  // namespace tarn::detail
+// ---- tarn/source/cuda_async.hpp
+// cuda_async: device memory from CUDA's own stream-ordered pool (cudaMallocAsync).
+// Above it: user code, comparisons. Below it: block_source.
+
+// ---- tarn/source/block_source.hpp
+// block_source<Driver, Calls>: what all sources of whole blocks share: checks, alignment, errors, and each
+// call as every generation of the ecosystem spells it. `Calls` is the kind of memory: a stateless struct with
+//   using properties = property_set<...>;
+//   static status take(D const&, size_t bytes, size_t alignment, void*& p) noexcept;   usable at once
+//   static status give(D const&, void* p, size_t bytes, size_t alignment) noexcept;    no longer used
+// and, where the driver itself orders memory by streams, the same two with a stream:
+//   static status take(D const&, stream_ref, size_t bytes, size_t alignment, void*& p) noexcept;
+//   static status give(D const&, stream_ref, void* p, size_t bytes, size_t alignment) noexcept;
+// Above it: cuda_malloc, cuda_async, pinned_host, managed, host_memory. Below it: refusal, driver/driver.
+
+#include <concepts>
+#include <cstddef>
+#include <utility>
+
+// ---- tarn/source/refusal.hpp
+// How a source says no: a failed driver call becomes the error that a caller can act upon.
+// Above it: block_source, cuda_pages. Below it: driver/driver, core/error.
+
+#include <cstddef>
+
+namespace tarn::detail {
+
+/// Throws for a driver call that failed.
+/// @throws out_of_memory  the driver had none left; says which call refused and what is free on the device
+/// @throws cuda_error     anything else
+template <class D>
+[[noreturn]] TARN_NOINLINE void refuse(D const& driver, status const& failed, stream_ref stream,
+                                       std::size_t bytes, std::size_t alignment,
+                                       place where = place::current()) {
+  if (failed.kind != failure::out_of_memory) throw cuda_error(failed, driver.device().value, where);
+  memory_report report;
+  report.asked = bytes;
+  report.alignment = alignment;
+  report.device = driver.device().value;
+  (void)driver.identify(stream, report.stream);
+  std::size_t free = 0;
+  std::size_t total = 0;
+  if (driver.memory_info(free, total).ok()) report.device_free = free;
+  report.refused_by = failed.call;
+  throw out_of_memory(report);
+}
+
+/// A request so large that it is not worth asking: rounding it up could wrap.
+[[nodiscard]] inline status too_large() noexcept {
+  return {failure::out_of_memory, 0, "larger than any device", "the address space"};
+}
+
+}  // namespace tarn::detail
+
+namespace tarn {
+
+namespace detail {
+/// The driver orders this kind of memory by streams itself.
+template <class Calls, class D>
+concept stream_ordered_calls = requires(D const& driver, stream_ref stream, std::size_t bytes, void* p,
+                                        void*& new_p) {
+  Calls::take(driver, stream, bytes, bytes, new_p);
+  Calls::give(driver, stream, p, bytes, bytes);
+};
+}  // namespace detail
+
+/// A source of whole blocks, one driver call each. A small value: copies are the same source.
+///
+/// Memory that the driver does not order by streams is usable on every stream once allocate returns, and
+/// deallocate first waits on the host for the work on its stream. Put a pool on top to pay that rarely.
+/// Safe from any thread; keeps no state.
+template <stream_driver D, class Calls>
+class block_source {
+ public:
+  using driver_type = D;
+  using properties = typename Calls::properties;
+
+  /// On the driver's default device; for CUDA the calling thread's current one.
+  block_source() requires std::default_initializable<D>
+  = default;
+  /// On one device.
+  explicit block_source(device_id device) requires std::constructible_from<D, device_id> : driver_(device) {}
+  /// On a driver of one's own making.
+  explicit block_source(D driver) noexcept : driver_(std::move(driver)) {}
+
+  // As tarn and CCCL 3.1 and later spell them.
+
+  /// Allocates for work on `stream`. Zero bytes give null.
+  /// @param alignment  up to default_alignment always; above that if the driver's own blocks have it (a whole
+  ///                   2 MiB page is tried before it is refused), since a device block has no room to hide an
+  ///                   offset
+  /// @throws out_of_memory, bad_alignment, cuda_error; nothing has changed
+  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
+                               std::size_t alignment = default_alignment) {
+    if constexpr (detail::stream_ordered_calls<Calls, D>) {
+      return take_aligned(
+          stream, bytes, alignment,
+          [&](std::size_t size, void*& p) noexcept {
+            return Calls::take(driver_, stream, size, alignment, p);
+          },
+          [&](void* p, std::size_t size) noexcept {
+            return Calls::give(driver_, stream, p, size, alignment);
+          });
+    } else {
+      return take_now(stream, bytes, alignment);
+    }
+  }
+  /// Gives a block back once the work before it on `stream` is done. Null does nothing; at process exit, when
+  /// the driver is gone, so does any other pointer. While `stream` is being captured into a graph nothing is
+  /// waited for, since that would end the capture: the graph must not use the block.
+  void deallocate(stream_ref stream, void* p, std::size_t bytes,
+                  std::size_t alignment = default_alignment) noexcept {
+    if (p == nullptr) return;
+    if constexpr (detail::stream_ordered_calls<Calls, D>) {
+      (void)Calls::give(driver_, stream, p, bytes, alignment);
+    } else {
+      if (!wait_for(stream)) return;
+      (void)Calls::give(driver_, p, bytes, alignment);
+    }
+  }
+  /// Allocates memory usable at once by every stream.
+  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
+    return take_now(stream_ref{}, bytes, alignment);
+  }
+  /// Gives back memory that no stream uses any more.
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
+    if (p != nullptr) (void)Calls::give(driver_, p, bytes, alignment);
+  }
+
+  // As CCCL 3.0 (CUDA 13.0) spells them. Templates, so that a braced {} never means bytes.
+
+  template <std::integral Bytes>
+  [[nodiscard]] void* allocate(Bytes bytes, std::size_t alignment = default_alignment) {
+    return allocate_sync(static_cast<std::size_t>(bytes), alignment);
+  }
+  template <std::integral Bytes>
+  void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment) noexcept {
+    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment);
+  }
+  [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t alignment, stream_ref stream) {
+    return allocate(stream, bytes, alignment);
+  }
+  [[nodiscard]] void* allocate_async(std::size_t bytes, stream_ref stream) { return allocate(stream, bytes); }
+  void deallocate_async(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
+    deallocate(stream, p, bytes, alignment);
+  }
+  void deallocate_async(void* p, std::size_t bytes, stream_ref stream) noexcept {
+    deallocate(stream, p, bytes);
+  }
+
+  [[nodiscard]] D const& driver() const noexcept { return driver_; }
+  [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
+
+  /// Equal: the same kind of memory on an equal driver, so either frees what the other allocated.
+  friend bool operator==(block_source const& a, block_source const& b) noexcept {
+    return a.driver_ == b.driver_;
+  }
+
+ private:
+  [[nodiscard]] void* take_now(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    return take_aligned(
+        stream, bytes, alignment,
+        [&](std::size_t size, void*& p) noexcept { return Calls::take(driver_, size, alignment, p); },
+        [&](void* p, std::size_t size) noexcept { return Calls::give(driver_, p, size, alignment); });
+  }
+
+  template <class Take, class Give>
+  [[nodiscard]] void* take_aligned(stream_ref stream, std::size_t bytes, std::size_t alignment,
+                                   Take const& take, Give const& give) {
+    require_alignment(alignment);
+    if (bytes == 0) return nullptr;
+    void* p = nullptr;
+    status taken = bytes <= max_request_bytes ? take(bytes, p) : detail::too_large();
+    if (taken.ok() && !is_aligned(p, alignment)) {
+      // Blocks below the driver's page share one with others; whole pages start where a page does.
+      (void)give(p, bytes);
+      std::size_t const pages = align_up(bytes, max_alignment);
+      taken = take(pages, p);
+      if (taken.ok() && !is_aligned(p, alignment)) {
+        (void)give(p, pages);
+        throw bad_alignment(alignment, default_alignment);
+      }
+    }
+    if (!taken.ok()) detail::refuse(driver_, taken, stream, bytes, alignment);
+    return p;
+  }
+
+  /// Waits for the work on the stream; false where the driver is gone and there is nothing left to free.
+  [[nodiscard]] bool wait_for(stream_ref stream) noexcept {
+    bool capturing = false;
+    (void)driver_.is_capturing(stream, capturing);
+    return capturing || driver_.synchronize_stream(stream).kind != failure::unloading;
+  }
+
+  D driver_;
+};
+
+}  // namespace tarn
+#if TARN_HAS_CUDA
+// ---- tarn/driver/cuda_driver.hpp
+// The real driver: CUDA's runtime, and virtual memory management from the driver library behind it.
+// Above it: sources, the pool, owners. Below it: driver/driver (the contract: each call's meaning and cost),
+// cuda_scope, cuda_entry_points.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+// ---- tarn/driver/cuda_entry_points.hpp
+// The few calls that only CUDA's driver library has (virtual memory management, contexts), taken through the
+// runtime: nothing links to libcuda, and a program starts where no driver is installed.
+// Above it: cuda_scope, cuda_driver. Below it: cuda_status.
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <type_traits>
+
+// ---- tarn/driver/cuda_status.hpp
+// What CUDA's error codes mean to tarn. The runtime and the driver number their errors alike (since
+// CUDA 10.1), so one table serves both. Above it: cuda_entry_points, cuda_scope, cuda_driver. Below it:
+// core/error.
+
+#include <cuda_runtime_api.h>
+
+namespace tarn::detail {
+
+/// The kind of a code. Whatever is not named here is `other`.
+[[nodiscard]] constexpr failure cuda_failure(int code) noexcept {
+  switch (code) {
+    case cudaSuccess:
+      return failure::none;
+    case cudaErrorNotReady:
+      return failure::not_ready;
+    case cudaErrorMemoryAllocation:
+      return failure::out_of_memory;
+    case cudaErrorCudartUnloading:  // also CUDA_ERROR_DEINITIALIZED; not cudaErrorContextIsDestroyed, which
+      return failure::unloading;    // a destroyed stream may answer with while all else lives
+    case cudaErrorNotSupported:
+    case cudaErrorCallRequiresNewerDriver:
+      return failure::unsupported;
+    case cudaErrorNoDevice:
+    case cudaErrorInvalidDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorStubLibrary:
+    case cudaErrorDevicesUnavailable:
+    case cudaErrorSystemDriverMismatch:
+    case cudaErrorCompatNotSupportedOnDevice:
+      return failure::no_device;
+    default:
+      return failure::other;
+  }
+}
+
+/// Out of line: only failures come here.
+[[nodiscard]] TARN_NOINLINE inline status cuda_failed(cudaError_t code, char const* call) noexcept {
+  failure const kind = cuda_failure(static_cast<int>(code));
+  // The runtime keeps the last error for the next one who asks. What tarn answers itself (by a retry, another
+  // source, a typed error) must not surface in a caller's later check; errors of kernels stay to be seen.
+  if (kind != failure::other && kind != failure::unloading) (void)cudaGetLastError();
+  return {kind, static_cast<int>(code), cudaGetErrorName(code), call};
+}
+
+/// Outcome of one runtime call.
+[[nodiscard]] inline status cuda_status(cudaError_t code, char const* call) noexcept {
+  if (code == cudaSuccess) return {failure::none, 0, "", call};
+  return cuda_failed(code, call);
+}
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// The entry points and how finding them went. A call that this driver lacks is null; if `found` is a
+/// failure, all of them are.
+///
+/// The types are written out, not taken from cuda.h's declarations: each is the signature of the version that
+/// it is asked by, whatever later toolkits declare under the same name.
+struct cuda_entry_points {
+  using address = CUdeviceptr;
+  using handle = CUmemGenericAllocationHandle;
+  using flag_bits = unsigned long long;
+  using properties = CUmemAllocationProp const*;
+
+  CUresult(CUDAAPI* get_error_name)(CUresult, char const**) = nullptr;
+  CUresult(CUDAAPI* device_get_attribute)(int*, CUdevice_attribute, CUdevice) = nullptr;
+  CUresult(CUDAAPI* primary_context_retain)(CUcontext*, CUdevice) = nullptr;
+  CUresult(CUDAAPI* context_push)(CUcontext) = nullptr;
+  CUresult(CUDAAPI* context_pop)(CUcontext*) = nullptr;
+
+  CUresult(CUDAAPI* get_granularity)(std::size_t*, properties, CUmemAllocationGranularity_flags) = nullptr;
+  CUresult(CUDAAPI* reserve)(address*, std::size_t, std::size_t, address, flag_bits) = nullptr;
+  CUresult(CUDAAPI* unreserve)(address, std::size_t) = nullptr;
+  CUresult(CUDAAPI* create)(handle*, std::size_t, properties, flag_bits) = nullptr;
+  CUresult(CUDAAPI* release)(handle) = nullptr;
+  CUresult(CUDAAPI* map)(address, std::size_t, std::size_t, handle, flag_bits) = nullptr;
+  CUresult(CUDAAPI* unmap)(address, std::size_t) = nullptr;
+  CUresult(CUDAAPI* set_access)(address, std::size_t, CUmemAccessDesc const*, std::size_t) = nullptr;
+
+  status found;
+
+  /// True where this driver can manage virtual memory at all; a device may still not.
+  [[nodiscard]] bool has_pages() const noexcept {
+    return get_granularity != nullptr && reserve != nullptr && unreserve != nullptr && create != nullptr &&
+           release != nullptr && map != nullptr && unmap != nullptr && set_access != nullptr &&
+           device_get_attribute != nullptr;
+  }
+  /// True where another device's context can be made current for the length of a call.
+  [[nodiscard]] bool has_contexts() const noexcept {
+    return primary_context_retain != nullptr && context_push != nullptr && context_pop != nullptr;
+  }
+};
+
+/// Finds one symbol in the signature that CUDA `version` (1000 * major + 10 * minor) introduced.
+template <class Function>
+void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsigned version,
+                      status& found) noexcept {
+  if (!found.ok()) return;
+  void* p = nullptr;
+#if CUDART_VERSION >= 12050
+  found = cuda_status(cudaGetDriverEntryPointByVersion(symbol, &p, version, cudaEnableDefault),
+                      "cudaGetDriverEntryPointByVersion");
+#else
+  found = cuda_status(cudaGetDriverEntryPoint(symbol, &p, cudaEnableDefault), "cudaGetDriverEntryPoint");
+#endif
+  if (found.ok()) out = reinterpret_cast<Function>(p);
+}
+
+[[nodiscard]] inline cuda_entry_points find_cuda_entry_points() noexcept {
+  cuda_entry_points e;
+  find_entry_point(e.get_error_name, "cuGetErrorName", 6000, e.found);
+  find_entry_point(e.device_get_attribute, "cuDeviceGetAttribute", 2000, e.found);
+  find_entry_point(e.primary_context_retain, "cuDevicePrimaryCtxRetain", 7000, e.found);
+  find_entry_point(e.context_push, "cuCtxPushCurrent", 4000, e.found);
+  find_entry_point(e.context_pop, "cuCtxPopCurrent", 4000, e.found);
+  find_entry_point(e.get_granularity, "cuMemGetAllocationGranularity", 10020, e.found);
+  find_entry_point(e.reserve, "cuMemAddressReserve", 10020, e.found);
+  find_entry_point(e.unreserve, "cuMemAddressFree", 10020, e.found);
+  find_entry_point(e.create, "cuMemCreate", 10020, e.found);
+  find_entry_point(e.release, "cuMemRelease", 10020, e.found);
+  find_entry_point(e.map, "cuMemMap", 10020, e.found);
+  find_entry_point(e.unmap, "cuMemUnmap", 10020, e.found);
+  find_entry_point(e.set_access, "cuMemSetAccess", 10020, e.found);
+  return e;
+}
+
+/// The table of this process, found at the first call. Has no destructor, so it serves until the very end.
+[[nodiscard]] inline cuda_entry_points const& cuda_driver_calls() noexcept {
+  static_assert(std::is_trivially_destructible_v<cuda_entry_points>);
+  static cuda_entry_points const entry_points = find_cuda_entry_points();
+  return entry_points;
+}
+
+/// Outcome of one call of the driver library. It leaves the runtime's last error alone.
+[[nodiscard]] inline status cuda_status(CUresult code, char const* call) noexcept {
+  if (code == CUDA_SUCCESS) return {failure::none, 0, "", call};
+  char const* name = nullptr;
+  auto const& calls = cuda_driver_calls();
+  if (calls.get_error_name != nullptr) (void)calls.get_error_name(code, &name);
+  return {cuda_failure(static_cast<int>(code)), static_cast<int>(code),
+          name != nullptr ? name : "an unknown CUresult", call};
+}
+
+/// Why an entry point is null: there is no driver, or it is too old for the call.
+[[nodiscard]] inline status cuda_lacks(char const* call) noexcept {
+  status found = cuda_driver_calls().found;
+  if (!found.ok()) return found;
+  return {failure::unsupported, static_cast<int>(cudaErrorNotSupported), "CUDA_ERROR_NOT_SUPPORTED", call};
+}
+
+}  // namespace tarn::detail
+// ---- tarn/driver/cuda_scope.hpp
+// What a CUDA call needs around it and must leave as it was: the right device current, and no graph capture
+// spoiled. Above it: cuda_driver. Below it: cuda_entry_points.
+
+#include <atomic>
+
+namespace tarn::detail {
+
+/// The primary context of a device, retained once for the life of the process; null if there is none.
+[[nodiscard]] inline CUcontext retain_primary_context(int device) noexcept {
+  auto const& calls = cuda_driver_calls();
+  CUcontext context = nullptr;
+  if (calls.primary_context_retain(&context, static_cast<CUdevice>(device)) != CUDA_SUCCESS) return nullptr;
+  return context;
+}
+
+/// The contexts that were retained, so that a change of device costs one push and one pop.
+inline constexpr int most_devices = 128;
+[[nodiscard]] inline std::atomic<CUcontext>* remembered_contexts() noexcept {
+  static std::atomic<CUcontext> contexts[most_devices];
+  return contexts;
+}
+
+/// Makes a device current for one call, if it is not, and leaves everything as it was.
+///
+/// It pushes the device's primary context rather than calling cudaSetDevice twice: setting back to a device
+/// that the program has never used would create a context there, some 500 MiB, for nothing.
+class on_device {
+ public:
+  explicit on_device(int device) noexcept { enter(device); }
+  /// Only what goes to a default stream depends on the current device: other streams know their own.
+  on_device(int device, cudaStream_t stream) noexcept {
+    if (stream == cudaStreamLegacy || stream == cudaStreamPerThread) enter(device);
+  }
+  ~on_device() {
+    if (!pushed_) return;
+    CUcontext ours = nullptr;
+    (void)cuda_driver_calls().context_pop(&ours);
+  }
+  on_device(on_device const&) = delete;
+  on_device& operator=(on_device const&) = delete;
+
+  /// A failure if the device could not be made current; then the call must not be made.
+  [[nodiscard]] status const& entered() const noexcept { return entered_; }
+
+ private:
+  void enter(int device) noexcept {
+    int current = 0;
+    entered_ = cuda_status(cudaGetDevice(&current), "cudaGetDevice");
+    if (!entered_.ok() || current == device) return;
+    auto const& calls = cuda_driver_calls();
+    if (!calls.has_contexts()) {
+      entered_ = cuda_lacks("cuCtxPushCurrent");
+      return;
+    }
+    std::atomic<CUcontext>* const remembered =
+        device < most_devices ? remembered_contexts() + device : nullptr;
+    CUcontext context = remembered != nullptr ? remembered->load(std::memory_order_acquire) : nullptr;
+    if (context != nullptr) push(context);
+    if (pushed_) return;
+    context = retain_primary_context(device);  // the first time, or cudaDeviceReset has destroyed the old one
+    if (context == nullptr) {
+      entered_ = {failure::no_device, static_cast<int>(cudaErrorInvalidDevice), "cudaErrorInvalidDevice",
+                  "cuDevicePrimaryCtxRetain"};
+      return;
+    }
+    push(context);
+    if (pushed_ && remembered != nullptr) remembered->store(context, std::memory_order_release);
+  }
+
+  void push(CUcontext context) noexcept {
+    entered_ = cuda_status(cuda_driver_calls().context_push(context), "cuCtxPushCurrent");
+    pushed_ = entered_.ok();
+  }
+
+  status entered_;
+  bool pushed_ = false;
+};
+
+/// Lets this thread make, for one call, what a capture in global mode on another thread forbids: event
+/// queries, waits on the host, cudaMalloc. Without it such a call fails and ends the other thread's capture.
+/// The call itself has nothing to do with any captured stream. ~20 ns.
+class beside_capture {
+ public:
+  beside_capture() noexcept { swapped_ = cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess; }
+  ~beside_capture() {
+    if (swapped_) (void)cudaThreadExchangeStreamCaptureMode(&mode_);
+  }
+  beside_capture(beside_capture const&) = delete;
+  beside_capture& operator=(beside_capture const&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+  bool swapped_ = false;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn {
+
+/// Which stream a null handle names.
+enum class null_stream : std::uint8_t {
+  legacy,     ///< the device's one default stream, which waits for all blocking streams
+  per_thread  ///< a default stream for each thread (nvcc --default-stream per-thread)
+};
+
+/// CUDA behind the driver contract, for one device. As small as an int; copies are equal.
+///
+/// It never passes a null handle on: a null stream is resolved here, by `Null`, so that translation units
+/// built with and without --default-stream per-thread get different types and agree on what each one does.
+///
+/// A per-thread default stream has one handle in all threads. If a stream_ref carries the identity of another
+/// thread's (the pool remembers it from a free over there), no handle reaches that stream; the call then goes
+/// to the legacy default stream, which waits for every blocking stream and is waited for by them: the order
+/// asked for, and more.
+///
+/// No call spoils a graph capture that goes on elsewhere. Errors that tarn answers itself do not stay in
+/// cudaGetLastError. After the runtime is unloaded at process exit each call returns `unloading`.
+template <null_stream Null>
+class basic_cuda_driver {
+ public:
+  /// The calling thread's current device; device 0 if that cannot be asked (then the first call says why).
+  basic_cuda_driver() noexcept {
+    if (!detail::cuda_status(cudaGetDevice(&device_), "cudaGetDevice").ok()) device_ = 0;
+  }
+  explicit constexpr basic_cuda_driver(device_id device) noexcept : device_(device.value) {}
+
+  [[nodiscard]] device_id device() const noexcept { return device_id{device_}; }
+
+  /// The calling thread's current device, for device_guard.
+  static status current_device(device_id& device) noexcept {
+    return detail::cuda_status(cudaGetDevice(&device.value), "cudaGetDevice");
+  }
+  static status set_current_device(device_id device) noexcept {
+    return detail::cuda_status(cudaSetDevice(device.value), "cudaSetDevice");
+  }
+
+  // Streams and events.
+
+  /// Default streams have identities that no other stream, device or thread ever has; they cost no driver
+  /// call.
+  status identify(stream_ref stream, stream_id& id) const noexcept {
+    cudaStream_t const handle = resolve(stream);
+    if (stream.id() != stream_ref::unknown_id) {
+      id = stream.id();
+    } else if (handle == cudaStreamLegacy) {
+      id = legacy_id();
+    } else if (handle == cudaStreamPerThread) {
+      id = per_thread_id();
+    } else {
+      unsigned long long number = 0;
+      status const s = detail::cuda_status(cudaStreamGetId(handle, &number), "cudaStreamGetId");
+      if (!s.ok()) {
+        (void)cudaGetLastError();  // asking whether a stream still lives is no mistake of the caller's
+        return s;
+      }
+      id = number;
+    }
+    return {};
+  }
+
+  /// Also true where the capture has been invalidated but not ended, and for the legacy default stream while
+  /// a blocking stream is captured: nothing can be put on it then without spoiling that capture.
+  status is_capturing(stream_ref stream, bool& yes) const noexcept {
+    cudaStream_t const handle = reach(stream);
+    detail::on_device const here(device_, handle);
+    if (!here.entered().ok()) return here.entered();
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    cudaError_t const code = cudaStreamIsCapturing(handle, &capture);
+    if (code == cudaErrorStreamCaptureImplicit) {
+      (void)cudaGetLastError();  // an answer, not an error
+      yes = true;
+      return {};
+    }
+    status const s = detail::cuda_status(code, "cudaStreamIsCapturing");
+    if (s.ok()) yes = capture != cudaStreamCaptureStatusNone;
+    return s;
+  }
+
+  status create_event(event_handle& event) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    cudaEvent_t made = nullptr;
+    // Without timing: half the price, and timing would make the stream wait for the host's clock.
+    status const s = detail::cuda_status(cudaEventCreateWithFlags(&made, cudaEventDisableTiming),
+                                         "cudaEventCreateWithFlags");
+    if (s.ok()) event = made;
+    return s;
+  }
+  status destroy_event(event_handle event) const noexcept {
+    return detail::cuda_status(cudaEventDestroy(native(event)), "cudaEventDestroy");
+  }
+  status record_event(event_handle event, stream_ref stream) const noexcept {
+    cudaStream_t const handle = reach(stream);
+    detail::on_device const here(device_, handle);
+    if (!here.entered().ok()) return here.entered();
+    return detail::cuda_status(cudaEventRecord(native(event), handle), "cudaEventRecord");
+  }
+  status query_event(event_handle event) const noexcept {
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaEventQuery(native(event)), "cudaEventQuery");
+  }
+  status wait_event(stream_ref stream, event_handle event) const noexcept {
+    cudaStream_t const handle = reach(stream);
+    detail::on_device const here(device_, handle);
+    if (!here.entered().ok()) return here.entered();
+    return detail::cuda_status(cudaStreamWaitEvent(handle, native(event), 0), "cudaStreamWaitEvent");
+  }
+  status synchronize_event(event_handle event) const noexcept {
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaEventSynchronize(native(event)), "cudaEventSynchronize");
+  }
+  /// Do not ask it of a stream that is being captured: that ends the capture.
+  status synchronize_stream(stream_ref stream) const noexcept {
+    cudaStream_t const handle = reach(stream);
+    detail::on_device const here(device_, handle);
+    if (!here.entered().ok()) return here.entered();
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaStreamSynchronize(handle), "cudaStreamSynchronize");
+  }
+  status synchronize_device() const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  /// The new stream's reference knows its identity.
+  status create_stream(stream_ref& stream) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    cudaStream_t made = nullptr;
+    status s = detail::cuda_status(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking),
+                                   "cudaStreamCreateWithFlags");
+    if (!s.ok()) return s;
+    stream_id id = stream_ref::unknown_id;
+    s = identify(stream_ref(made), id);
+    if (s.ok()) {
+      stream = stream_ref::from(made, id);
+    } else {
+      (void)cudaStreamDestroy(made);
+    }
+    return s;
+  }
+  /// Default streams stay.
+  status destroy_stream(stream_ref stream) const noexcept {
+    cudaStream_t const handle = resolve(stream);
+    if (is_default(handle)) return {};
+    return detail::cuda_status(cudaStreamDestroy(handle), "cudaStreamDestroy");
+  }
+
+  // Copies.
+
+  status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
+    if (bytes == 0) return {};
+    cudaStream_t const handle = reach(stream);
+    detail::on_device const here(device_, handle);
+    if (!here.entered().ok()) return here.entered();
+    return detail::cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, handle),
+                               "cudaMemcpyAsync");
+  }
+  status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
+    if (bytes == 0) return {};
+    detail::on_device const here(device_);  // unlike a copy, a memset is not promised to work from elsewhere
+    if (!here.entered().ok()) return here.entered();
+    return detail::cuda_status(cudaMemsetAsync(to, byte, bytes, reach(stream)), "cudaMemsetAsync");
+  }
+
+  status memory_info(std::size_t& free, std::size_t& total) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  }
+
+  // Pages. These calls name their device and work whatever context is current.
+
+  /// Bytes; the recommended granularity, 2 MiB on every device so far. Also sets up the device's primary
+  /// context, without which mapped memory could not be used. unsupported: this device (many virtual GPUs,
+  /// WDDM before 2020) or driver has no virtual memory management.
+  status page_granularity(std::size_t& bytes) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    status s;
+    {
+      detail::beside_capture const permission;
+      s = detail::cuda_status(cudaFree(nullptr), "cudaFree");
+    }
+    if (!s.ok()) return s;
+    auto const& calls = detail::cuda_driver_calls();
+    if (!calls.has_pages() || !attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) {
+      return detail::cuda_lacks("cuMemGetAllocationGranularity");
+    }
+    CUmemAllocationProp const properties = page_properties();
+    std::size_t granularity = 0;
+    s = detail::cuda_status(
+        calls.get_granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+        "cuMemGetAllocationGranularity");
+    if (s.ok()) bytes = granularity;
+    return s;
+  }
+  status reserve_range(std::size_t bytes, std::size_t alignment, void*& p) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (!calls.has_pages()) return detail::cuda_lacks("cuMemAddressReserve");
+    CUdeviceptr address = 0;
+    status const s =
+        detail::cuda_status(calls.reserve(&address, bytes, alignment, 0, 0), "cuMemAddressReserve");
+    if (s.ok()) p = reinterpret_cast<void*>(static_cast<std::uintptr_t>(address));
+    return s;
+  }
+  status release_range(void* p, std::size_t bytes) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (!calls.has_pages()) return detail::cuda_lacks("cuMemAddressFree");
+    return detail::cuda_status(calls.unreserve(address_of(p), bytes), "cuMemAddressFree");
+  }
+  status create_pages(std::size_t bytes, page_handle& handle) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (!calls.has_pages()) return detail::cuda_lacks("cuMemCreate");
+    CUmemAllocationProp const properties = page_properties();
+    CUmemGenericAllocationHandle made = 0;
+    status const s = detail::cuda_status(calls.create(&made, bytes, &properties, 0), "cuMemCreate");
+    if (s.ok()) handle = made;
+    return s;
+  }
+  status destroy_pages(page_handle handle) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (!calls.has_pages()) return detail::cuda_lacks("cuMemRelease");
+    return detail::cuda_status(calls.release(handle), "cuMemRelease");
+  }
+  /// Maps the whole handle (cuMemMap's offset must be 0) and lets this device read and write it. If access is
+  /// refused, nothing is mapped.
+  status map_pages(void* p, std::size_t bytes, page_handle handle) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (!calls.has_pages()) return detail::cuda_lacks("cuMemMap");
+    status s = detail::cuda_status(calls.map(address_of(p), bytes, 0, handle, 0), "cuMemMap");
+    if (!s.ok()) return s;
+    // One entry per device that may touch the memory; peers would join this device here.
+    CUmemAccessDesc const access[] = {{here_in_memory(), CU_MEM_ACCESS_FLAGS_PROT_READWRITE}};
+    s = detail::cuda_status(
+        calls.set_access(address_of(p), bytes, access, sizeof(access) / sizeof(access[0])), "cuMemSetAccess");
+    if (!s.ok()) (void)calls.unmap(address_of(p), bytes);
+    return s;
+  }
+  status unmap_pages(void* p, std::size_t bytes) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (!calls.has_pages()) return detail::cuda_lacks("cuMemUnmap");
+    return detail::cuda_status(calls.unmap(address_of(p), bytes), "cuMemUnmap");
+  }
+
+  // Blocks.
+
+  status malloc_device(std::size_t bytes, void*& p) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaMalloc(&p, bytes), "cudaMalloc");
+  }
+  status free_device(void* p) const noexcept {
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaFree(p), "cudaFree");
+  }
+  /// On a stream that is being captured it becomes a node of the graph, and the memory is the graph's.
+  status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept {
+    cudaStream_t const handle = reach(stream);
+    detail::on_device const here(device_, handle);
+    if (!here.entered().ok()) return here.entered();
+    return detail::cuda_status(cudaMallocAsync(&p, bytes, handle), "cudaMallocAsync");
+  }
+  status free_async(void* p, stream_ref stream) const noexcept {
+    cudaStream_t const handle = reach(stream);
+    detail::on_device const here(device_, handle);
+    if (!here.entered().ok()) return here.entered();
+    return detail::cuda_status(cudaFreeAsync(p, handle), "cudaFreeAsync");
+  }
+  /// Bytes that the device's default memory pool, behind malloc_async, keeps over a synchronisation instead
+  /// of giving them back. The pool is the whole process's: so is the setting. CUDA starts with 0.
+  status set_release_threshold(std::size_t bytes) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    cudaMemPool_t pool = nullptr;
+    status const s =
+        detail::cuda_status(cudaDeviceGetDefaultMemPool(&pool, device_), "cudaDeviceGetDefaultMemPool");
+    if (!s.ok()) return s;
+    std::uint64_t threshold = bytes;
+    return detail::cuda_status(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold),
+                               "cudaMemPoolSetAttribute");
+  }
+  /// Portable: pinned for every device's context, not only for this one's.
+  status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
+    detail::on_device const here(device_);  // else it would set up a context on whatever device is current
+    if (!here.entered().ok()) return here.entered();
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaHostAlloc(&p, bytes, cudaHostAllocPortable), "cudaHostAlloc");
+  }
+  status free_pinned(void* p) const noexcept {
+    if (p == nullptr) return {};
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaFreeHost(p), "cudaFreeHost");
+  }
+  status malloc_managed(std::size_t bytes, void*& p) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaMallocManaged(&p, bytes, cudaMemAttachGlobal), "cudaMallocManaged");
+  }
+  status free_managed(void* p) const noexcept {
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaFree(p), "cudaFree");
+  }
+
+  /// Equal: the same device.
+  friend constexpr bool operator==(basic_cuda_driver a, basic_cuda_driver b) noexcept {
+    return a.device_ == b.device_;
+  }
+
+ private:
+  // Identities of default streams. cudaStreamGetId counts up from 1 and never gets to the upper half:
+  //   bits 63..62   10 legacy, 11 per-thread
+  //   bits 61..54   device
+  //   bits 53..30   which copy of the thread counter (shared objects built with hidden visibility have their
+  //   own) bits 29..0    the thread's number
+  [[nodiscard]] stream_id legacy_id() const noexcept { return stream_id{2} << 62 | device_bits(); }
+  [[nodiscard]] stream_id per_thread_id() const noexcept {
+    auto const counter = reinterpret_cast<std::uintptr_t>(&detail::next_thread_number) >> 3;
+    stream_id const copy = (stream_id{counter} ^ stream_id{counter} >> 24) & 0xff'ffffU;
+    return stream_id{3} << 62 | device_bits() | copy << 30 | (detail::thread_number() & 0x3fff'ffffU);
+  }
+  [[nodiscard]] stream_id device_bits() const noexcept {
+    return stream_id{static_cast<unsigned>(device_) & 0xffU} << 54;
+  }
+
+  /// The stream that the handle names.
+  [[nodiscard]] static cudaStream_t resolve(stream_ref stream) noexcept {
+    if (stream.handle() != nullptr) return static_cast<cudaStream_t>(stream.handle());
+    return Null == null_stream::legacy ? cudaStreamLegacy : cudaStreamPerThread;
+  }
+  /// The stream to put work on so that it is ordered with the stream meant; see the class.
+  [[nodiscard]] cudaStream_t reach(stream_ref stream) const noexcept {
+    cudaStream_t const handle = resolve(stream);
+    if (handle == cudaStreamPerThread && stream.id() != stream_ref::unknown_id &&
+        stream.id() != per_thread_id()) {
+      return cudaStreamLegacy;
+    }
+    return handle;
+  }
+  [[nodiscard]] static bool is_default(cudaStream_t handle) noexcept {
+    return handle == cudaStreamLegacy || handle == cudaStreamPerThread;
+  }
+  [[nodiscard]] static cudaEvent_t native(event_handle event) noexcept {
+    return static_cast<cudaEvent_t>(event);
+  }
+  [[nodiscard]] static CUdeviceptr address_of(void* p) noexcept {
+    return static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(p));
+  }
+
+  [[nodiscard]] CUmemLocation here_in_memory() const noexcept {
+    CUmemLocation location{};
+    location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    location.id = device_;
+    return location;
+  }
+  /// Plain device memory; no handle type, so that it cannot be exported. Network cards may reach it where the
+  /// device allows that: it is decided here, at creation, or never.
+  [[nodiscard]] CUmemAllocationProp page_properties() const noexcept {
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+    properties.location = here_in_memory();
+    if (attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)) {
+      properties.allocFlags.gpuDirectRDMACapable = 1;
+    }
+    return properties;
+  }
+  [[nodiscard]] bool attribute(CUdevice_attribute which) const noexcept {
+    int value = 0;
+    auto const get = detail::cuda_driver_calls().device_get_attribute;
+    return get(&value, which, static_cast<CUdevice>(device_)) == CUDA_SUCCESS && value != 0;
+  }
+
+  int device_ = 0;
+};
+
+/// The driver for null streams as this translation unit is compiled: legacy, or one per thread if nvcc was
+/// told
+/// --default-stream per-thread (or CUDA_API_PER_THREAD_DEFAULT_STREAM is defined).
+#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
+using cuda_driver = basic_cuda_driver<null_stream::per_thread>;
+#else
+using cuda_driver = basic_cuda_driver<null_stream::legacy>;
+#endif
+
+static_assert(stream_driver<cuda_driver> && page_driver<cuda_driver> && block_driver<cuda_driver>);
+
+}  // namespace tarn
+#endif
+
+namespace tarn {
+
+/// cudaMallocAsync and cudaFreeAsync.
+struct async_calls {
+  using properties = property_set<device_accessible>;
+
+  template <block_driver D>
+  static status take(D const& driver, stream_ref stream, std::size_t bytes, std::size_t, void*& p) noexcept {
+    return driver.malloc_async(bytes, stream, p);
+  }
+  template <block_driver D>
+  static status give(D const& driver, stream_ref stream, void* p, std::size_t, std::size_t) noexcept {
+    return driver.free_async(p, stream);
+  }
+
+  // Without a stream of the caller's: a short-lived one, which waits for nobody and which nobody waits for.
+  // The default stream would wait for the kernels of every blocking stream.
+
+  template <block_driver D>
+  static status take(D const& driver, std::size_t bytes, std::size_t, void*& p) noexcept {
+    stream_ref stream;
+    status s = driver.create_stream(stream);
+    if (!s.ok()) return s;
+    s = driver.malloc_async(bytes, stream, p);
+    if (s.ok()) {
+      s = driver.synchronize_stream(stream);
+      if (!s.ok()) (void)driver.free_async(p, stream);
+    }
+    (void)driver.destroy_stream(stream);
+    return s;
+  }
+  template <block_driver D>
+  static status give(D const& driver, void* p, std::size_t, std::size_t) noexcept {
+    stream_ref stream;
+    status s = driver.create_stream(stream);
+    if (!s.ok()) return s;
+    s = driver.free_async(p, stream);
+    (void)driver.destroy_stream(stream);
+    return s;
+  }
+};
+
+/// Stream-ordered device memory by the driver's own pool: 0.7 µs warm on an H200, more with threads: one lock
+/// inside. Without a stream (allocate_sync, deallocate_sync) each call makes and drops a stream, ~10 µs. The
+/// pool behind it is the process's default pool of the device, shared with everyone who calls
+/// cudaMallocAsync.
+template <block_driver D>
+using basic_async = block_source<D, async_calls>;
+
+/// Sets how many bytes CUDA's pool keeps over a synchronisation; it starts with 0, giving all back each time.
+/// The pool is shared by the whole process, and so is this setting.
+/// @throws cuda_error  the device has no memory pools, or no driver is there
+template <block_driver D>
+requires requires(D const& driver) {
+  driver.set_release_threshold(std::size_t{});
+}
+void set_release_threshold(basic_async<D> const& memory, std::size_t bytes, place where = place::current()) {
+  status const s = memory.driver().set_release_threshold(bytes);
+  if (!s.ok()) throw cuda_error(s, memory.device().value, where);
+}
+
+#if TARN_HAS_CUDA
+using cuda_async = basic_async<cuda_driver>;
+static_assert(resource<cuda_async>);
+#endif
+
+}  // namespace tarn
+// ---- tarn/source/cuda_malloc.hpp
+// cuda_malloc: device memory by cudaMalloc, block by block.
+// Above it: pools where virtual memory management is missing, user code. Below it: block_source.
+
+#if TARN_HAS_CUDA
+#endif
+
+namespace tarn {
+
+/// cudaMalloc and cudaFree.
+struct malloc_calls {
+  using properties = property_set<device_accessible>;
+  template <block_driver D>
+  static status take(D const& driver, std::size_t bytes, std::size_t, void*& p) noexcept {
+    return driver.malloc_device(bytes, p);  // aligned to 256 at least; block_source checks for more
+  }
+  template <block_driver D>
+  static status give(D const& driver, void* p, std::size_t, std::size_t) noexcept {
+    return driver.free_device(p);
+  }
+};
+
+/// Device memory; 58 µs to allocate and 40 µs to free on an H200, and a free waits for its stream (in
+/// practice for the whole device). Aligned to 256 bytes; blocks of 2 MiB and more to 2 MiB.
+template <block_driver D>
+using basic_malloc = block_source<D, malloc_calls>;
+
+#if TARN_HAS_CUDA
+using cuda_malloc = basic_malloc<cuda_driver>;
+static_assert(resource<cuda_malloc>);
+#endif
+
+}  // namespace tarn
+// ---- tarn/source/cuda_pages.hpp
+// cuda_pages: device memory as pages: address ranges reserved first, physical memory mapped where it is
+// needed. Above it: the pool. Below it: driver/driver.
+
+#include <concepts>
+#include <cstddef>
+#include <utility>
+
+#if TARN_HAS_CUDA
+#endif
+
+namespace tarn {
+
+/// A page source on a driver's virtual memory management. A small value: copies are the same source. Safe
+/// from any thread as long as two threads do not map or unmap the same range.
+///
+/// Costs on an H200, per handle and whatever its size: create 10 µs, map 26 µs, unmap 17 µs, destroy 15 µs
+/// (338 µs for 1 GiB). None of them waits for running kernels.
+template <page_driver D>
+class basic_pages {
+ public:
+  using driver_type = D;
+  using properties = property_set<device_accessible>;
+
+  /// On the driver's default device; for CUDA the calling thread's current one.
+  /// @throws cuda_error  of kind `unsupported` where the device has no virtual memory management: use
+  ///                     `cuda_malloc{} | pooled{}`; of kind `no_device` where there is no device
+  basic_pages() requires std::default_initializable<D> : basic_pages(D{}) {}
+  /// On one device. @throws as above
+  explicit basic_pages(device_id device) requires std::constructible_from<D, device_id>
+      : basic_pages(D(device)) {}
+  /// On a driver of one's own making. @throws as above
+  explicit basic_pages(D driver, place where = place::current()) : driver_(std::move(driver)) {
+    status s = driver_.page_granularity(granularity_);
+    if (s.kind == failure::unsupported) {
+      s.call = "page_granularity (no virtual memory management here: use cuda_malloc | pooled instead)";
+    }
+    if (!s.ok()) throw cuda_error(s, driver_.device().value, where);
+  }
+
+  /// Bytes; every size and offset below is a multiple of it.
+  [[nodiscard]] std::size_t granularity() const noexcept { return granularity_; }
+
+  /// Reserves addresses with nothing behind them, aligned to the granularity.
+  /// @throws out_of_memory  the address space has no such gap
+  /// @throws cuda_error
+  [[nodiscard]] void* reserve(std::size_t bytes) {
+    void* p = nullptr;
+    status const s =
+        bytes <= max_request_bytes ? driver_.reserve_range(bytes, granularity_, p) : detail::too_large();
+    if (!s.ok()) detail::refuse(driver_, s, stream_ref{}, bytes, granularity_);
+    return p;
+  }
+  /// Gives the whole range of one reserve() back; nothing is mapped in it any more.
+  void unreserve(void* p, std::size_t bytes) noexcept { (void)driver_.release_range(p, bytes); }
+
+  /// Makes one handle of physical memory. The one call here that takes memory from the device.
+  /// @throws out_of_memory, cuda_error; nothing has changed
+  [[nodiscard]] page_handle create(std::size_t bytes) {
+    page_handle handle{};
+    status const s = bytes <= max_request_bytes ? driver_.create_pages(bytes, handle) : detail::too_large();
+    if (!s.ok()) detail::refuse(driver_, s, stream_ref{}, bytes, granularity_);
+    return handle;
+  }
+  /// Gives a handle back; it is no longer mapped anywhere.
+  void destroy(page_handle handle, std::size_t) noexcept { (void)driver_.destroy_pages(handle); }
+
+  /// Makes the whole handle appear at `p`, readable and writable by the device.
+  /// @throws out_of_memory  for want of page tables
+  /// @throws cuda_error     nothing is mapped
+  void map(void* p, std::size_t bytes, page_handle handle) {
+    status const s = driver_.map_pages(p, bytes, handle);
+    if (!s.ok()) detail::refuse(driver_, s, stream_ref{}, bytes, granularity_);
+  }
+  /// Undoes exactly one map(). The handle keeps its contents; no work may still use the range.
+  void unmap(void* p, std::size_t bytes) noexcept { (void)driver_.unmap_pages(p, bytes); }
+
+  [[nodiscard]] D const& driver() const noexcept { return driver_; }
+  [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
+
+  /// Equal: the same device, so handles of one may be mapped by the other.
+  friend bool operator==(basic_pages const& a, basic_pages const& b) noexcept {
+    return a.driver_ == b.driver_;
+  }
+
+ private:
+  D driver_;
+  std::size_t granularity_ = 0;
+};
+
+#if TARN_HAS_CUDA
+using cuda_pages = basic_pages<cuda_driver>;
+static_assert(page_source<cuda_pages>);
+#endif
+
+}  // namespace tarn
+// ---- tarn/source/host_memory.hpp
+// host_memory: plain host memory from operator new, so that pools and policies run without any device.
+// Above it: pools of host memory, tests, examples. Below it: block_source, driver/no_driver.
+
+#include <cstddef>
+#include <new>
+
+// ---- tarn/driver/no_driver.hpp
+// The driver of plain host memory: no device, no streams; all work is done when the call returns.
+// Above it: host_memory and whatever pools it. Below it: driver/driver.
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#if defined(__linux__)
+#include <unistd.h>
+#endif
+
+// ---- tarn/driver/driver_call.hpp
+// The calls of the driver contract as values, to count them and to make them fail.
+// Above it: the simulated GPU's counters, fault injection. Below it: driver/driver, whose calls these are.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn {
+
+/// One call of the driver contract (driver/driver.hpp); device() is no call, it only reads.
+enum class driver_call : std::uint8_t {
+  identify,
+  is_capturing,
+  create_event,
+  destroy_event,
+  record_event,
+  query_event,
+  wait_event,
+  synchronize_event,
+  synchronize_stream,
+  synchronize_device,
+  create_stream,
+  destroy_stream,
+  copy,
+  fill,
+  memory_info,
+  page_granularity,
+  reserve_range,
+  release_range,
+  create_pages,
+  destroy_pages,
+  map_pages,
+  unmap_pages,
+  malloc_device,
+  free_device,
+  malloc_async,
+  free_async,
+  malloc_pinned,
+  free_pinned,
+  malloc_managed,
+  free_managed
+};
+
+/// How many there are.
+inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver_call::free_managed) + 1;
+
+/// The call at an index below driver_call_count, for loops over all of them.
+[[nodiscard]] constexpr driver_call driver_call_at(std::size_t index) noexcept {
+  return static_cast<driver_call>(index);
+}
+
+/// The call's name in the contract; static storage.
+[[nodiscard]] constexpr char const* name_of(driver_call call) noexcept {
+  constexpr char const* names[] = {"identify",
+                                   "is_capturing",
+                                   "create_event",
+                                   "destroy_event",
+                                   "record_event",
+                                   "query_event",
+                                   "wait_event",
+                                   "synchronize_event",
+                                   "synchronize_stream",
+                                   "synchronize_device",
+                                   "create_stream",
+                                   "destroy_stream",
+                                   "copy",
+                                   "fill",
+                                   "memory_info",
+                                   "page_granularity",
+                                   "reserve_range",
+                                   "release_range",
+                                   "create_pages",
+                                   "destroy_pages",
+                                   "map_pages",
+                                   "unmap_pages",
+                                   "malloc_device",
+                                   "free_device",
+                                   "malloc_async",
+                                   "free_async",
+                                   "malloc_pinned",
+                                   "free_pinned",
+                                   "malloc_managed",
+                                   "free_managed"};
+  static_assert(sizeof(names) / sizeof(names[0]) == driver_call_count);
+  return names[static_cast<std::size_t>(call)];
+}
+
+/// True for the two that only look at a stream (about 30 ns): they neither order nor change anything.
+[[nodiscard]] constexpr bool only_looks(driver_call call) noexcept {
+  return call == driver_call::identify || call == driver_call::is_capturing;
+}
+
+/// True for calls that make, map or give back memory or address space.
+[[nodiscard]] constexpr bool changes_memory(driver_call call) noexcept {
+  return call >= driver_call::reserve_range;
+}
+
+/// True for calls that can fail for want of memory.
+[[nodiscard]] constexpr bool can_exhaust(driver_call call) noexcept {
+  switch (call) {
+    case driver_call::reserve_range:
+    case driver_call::create_pages:
+    case driver_call::malloc_device:
+    case driver_call::malloc_async:
+    case driver_call::malloc_pinned:
+    case driver_call::malloc_managed:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace tarn
+
+namespace tarn {
+
+namespace detail {
+/// Source of handles for streams and events, which here are names only; constant-initialised.
+inline std::atomic<std::uintptr_t> next_host_handle{16};
+}  // namespace detail
+
+/// Plain host memory behind the driver contract. Streams and events are names: whatever is asked of them has
+/// happened already, so waits return at once and queries say done. Pages are unsupported; blocks of every
+/// kind are aligned host memory. Safe from any thread; the only state is the process's heap.
+class no_driver {
+ public:
+  constexpr no_driver() noexcept = default;
+  /// Takes a device for symmetry with the other drivers; there is only the host.
+  constexpr explicit no_driver(device_id) noexcept {}
+
+  /// The host: ordinal -1.
+  [[nodiscard]] device_id device() const noexcept { return device_id{-1}; }
+
+  status identify(stream_ref stream, stream_id& id) const noexcept {
+    auto const handle = reinterpret_cast<std::uintptr_t>(stream.handle());
+    if (handle <= 1) {
+      id = 1;
+    } else if (handle == 2) {
+      id = per_thread_bit | detail::thread_number();
+    } else {
+      id = handle;
+    }
+    return {};
+  }
+  status is_capturing(stream_ref, bool& capturing) const noexcept {
+    capturing = false;
+    return {};
+  }
+
+  status create_event(event_handle& event) const noexcept {
+    event = new_handle();
+    return {};
+  }
+  status destroy_event(event_handle) const noexcept { return {}; }
+  status record_event(event_handle, stream_ref) const noexcept { return {}; }
+  status query_event(event_handle) const noexcept { return {}; }
+  status wait_event(stream_ref, event_handle) const noexcept { return {}; }
+  status synchronize_event(event_handle) const noexcept { return {}; }
+  status synchronize_stream(stream_ref) const noexcept { return {}; }
+  status synchronize_device() const noexcept { return {}; }
+  status create_stream(stream_ref& stream) const noexcept {
+    void* const handle = new_handle();
+    stream = stream_ref::from(handle, reinterpret_cast<std::uintptr_t>(handle));
+    return {};
+  }
+  status destroy_stream(stream_ref) const noexcept { return {}; }
+
+  status copy(stream_ref, void* to, void const* from, std::size_t bytes) const noexcept {
+    if (bytes != 0) std::memmove(to, from, bytes);
+    return {};
+  }
+  status fill(stream_ref, void* to, int byte, std::size_t bytes) const noexcept {
+    if (bytes != 0) std::memset(to, byte, bytes);
+    return {};
+  }
+
+  /// The host's memory; unsupported where the system does not tell.
+  status memory_info([[maybe_unused]] std::size_t& free, [[maybe_unused]] std::size_t& total) const noexcept {
+#if defined(__linux__)
+    long const page = ::sysconf(_SC_PAGESIZE);
+    long const available = ::sysconf(_SC_AVPHYS_PAGES);
+    long const all = ::sysconf(_SC_PHYS_PAGES);
+    if (page > 0 && available >= 0 && all > 0) {
+      free = static_cast<std::size_t>(available) * static_cast<std::size_t>(page);
+      total = static_cast<std::size_t>(all) * static_cast<std::size_t>(page);
+      return {};
+    }
+#endif
+    return unsupported(driver_call::memory_info);
+  }
+
+  status page_granularity(std::size_t&) const noexcept {
+    return unsupported(driver_call::page_granularity);
+  }
+  status reserve_range(std::size_t, std::size_t, void*&) const noexcept {
+    return unsupported(driver_call::reserve_range);
+  }
+  status release_range(void*, std::size_t) const noexcept {
+    return unsupported(driver_call::release_range);
+  }
+  status create_pages(std::size_t, page_handle&) const noexcept {
+    return unsupported(driver_call::create_pages);
+  }
+  status destroy_pages(page_handle) const noexcept {
+    return unsupported(driver_call::destroy_pages);
+  }
+  status map_pages(void*, std::size_t, page_handle) const noexcept {
+    return unsupported(driver_call::map_pages);
+  }
+  status unmap_pages(void*, std::size_t) const noexcept {
+    return unsupported(driver_call::unmap_pages);
+  }
+
+  status malloc_device(std::size_t bytes, void*& p) const noexcept {
+    return make(bytes, p, driver_call::malloc_device);
+  }
+  status free_device(void* p) const noexcept {
+    return drop(p);
+  }
+  status malloc_async(std::size_t bytes, stream_ref, void*& p) const noexcept {
+    return make(bytes, p, driver_call::malloc_async);
+  }
+  status free_async(void* p, stream_ref) const noexcept {
+    return drop(p);
+  }
+  status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
+    return make(bytes, p, driver_call::malloc_pinned);
+  }
+  status free_pinned(void* p) const noexcept {
+    return drop(p);
+  }
+  status malloc_managed(std::size_t bytes, void*& p) const noexcept {
+    return make(bytes, p, driver_call::malloc_managed);
+  }
+  status free_managed(void* p) const noexcept {
+    return drop(p);
+  }
+
+  friend constexpr bool operator==(no_driver, no_driver) noexcept {
+    return true;
+  }
+
+ private:
+  /// Keeps a thread's default stream apart from every handle: no user address has this bit.
+  static constexpr stream_id per_thread_bit = stream_id{1} << 63;
+
+  /// More than any process can address, bytes: refused here, so that no allocator (a sanitizer's, say) takes
+  /// it for an error in the program.
+  static constexpr std::size_t most_host_bytes = 128_TiB;
+
+  static void* new_handle() noexcept {
+    return reinterpret_cast<void*>(detail::next_host_handle.fetch_add(16, std::memory_order_relaxed));
+  }
+  static status unsupported(driver_call call) noexcept {
+    return {failure::unsupported, 801, "cudaErrorNotSupported", name_of(call)};
+  }
+  static status make(std::size_t bytes, void*& p, driver_call call) noexcept {
+    p = nullptr;
+    if (bytes == 0) return {};
+    void* block = nullptr;
+    if (bytes <= most_host_bytes) {
+      block = ::operator new (bytes, std::align_val_t{default_alignment}, std::nothrow);
+    }
+    if (block == nullptr) return {failure::out_of_memory, 2, "cudaErrorMemoryAllocation", name_of(call)};
+    p = block;
+    return {};
+  }
+  static status drop(void* p) noexcept {
+    ::operator delete (p, std::align_val_t{default_alignment});
+    return {};
+  }
+};
+
+static_assert(stream_driver<no_driver> && page_driver<no_driver> && block_driver<no_driver>);
+
+}  // namespace tarn
+
+namespace tarn {
+
+/// Aligned operator new and operator delete.
+struct host_calls {
+  using properties = property_set<host_accessible>;
+
+  /// More than a process can address: malloc's 47 bits. Refused before asking, since sanitizers end the
+  /// program for it.
+  static constexpr std::size_t address_space = 128_TiB;
+
+  static status take(no_driver const&, std::size_t bytes, std::size_t alignment, void*& p) noexcept {
+    if (bytes < address_space) p = ::operator new (bytes, std::align_val_t{alignment}, std::nothrow);
+    if (p != nullptr) return {};
+    return {failure::out_of_memory, 0, "std::bad_alloc", "operator new"};
+  }
+  static status give(no_driver const&, void* p, std::size_t, std::size_t alignment) noexcept {
+    ::operator delete (p, std::align_val_t{alignment});
+    return {};
+  }
+};
+
+/// Pageable host memory with any alignment up to max_alignment. It has no streams: what is asked of one has
+/// happened already. If a device copies from or to it, wait for the copy before freeing.
+using host_memory = block_source<no_driver, host_calls>;
+
+static_assert(resource<host_memory>);
+
+}  // namespace tarn
+// ---- tarn/source/managed.hpp
+// managed: memory that moves between host and devices where it is touched.
+// Above it: pools, user code. Below it: block_source.
+
+#if TARN_HAS_CUDA
+#endif
+
+namespace tarn {
+
+/// cudaMallocManaged and cudaFree.
+struct managed_calls {
+  using properties = property_set<device_accessible, host_accessible>;
+  template <block_driver D>
+  static status take(D const& driver, std::size_t bytes, std::size_t, void*& p) noexcept {
+    return driver.malloc_managed(bytes, p);
+  }
+  template <block_driver D>
+  static status give(D const& driver, void* p, std::size_t, std::size_t) noexcept {
+    return driver.free_managed(p);
+  }
+};
+
+/// Managed memory, attached to all streams. May exceed the device's memory: what is refused is what neither
+/// host nor device can back. Where the device cannot fault pages in, the host must not touch it while kernels
+/// run.
+template <block_driver D>
+using basic_managed = block_source<D, managed_calls>;
+
+#if TARN_HAS_CUDA
+using managed = basic_managed<cuda_driver>;
+static_assert(resource<managed>);
+#endif
+
+}  // namespace tarn
+// ---- tarn/source/pinned_host.hpp
+// pinned_host: page-locked host memory, which copies to and from devices at full speed and asynchronously.
+// Above it: pinned_buffer, pools of staging memory. Below it: block_source.
+
+#if TARN_HAS_CUDA
+#endif
+
+namespace tarn {
+
+/// cudaHostAlloc and cudaFreeHost.
+struct pinned_calls {
+  using properties = property_set<device_accessible, host_accessible>;
+  template <block_driver D>
+  static status take(D const& driver, std::size_t bytes, std::size_t, void*& p) noexcept {
+    return driver.malloc_pinned(bytes, p);  // whole pages
+  }
+  template <block_driver D>
+  static status give(D const& driver, void* p, std::size_t, std::size_t) noexcept {
+    return driver.free_pinned(p);
+  }
+};
+
+/// Pinned host memory, portable: pinned for every device. About 460 ms per GiB to allocate, so pool it. It
+/// cannot be swapped out: take no more than the machine can spare. Aligned to the host's page, 4 KiB.
+template <block_driver D>
+using basic_pinned = block_source<D, pinned_calls>;
+
+#if TARN_HAS_CUDA
+using pinned_host = basic_pinned<cuda_driver>;
+static_assert(resource<pinned_host>);
+#endif
+
+}  // namespace tarn
+
+// ---- tarn/policy/device_pool.hpp
+// device_pool: the stack that most programs want. Pages of the device, pooled, with exact numbers.
+// Above it: user code. Below it: pooled, tracked, cuda_pages.
+
+// ---- tarn/policy/pooled.hpp
+// pooled: the policy that puts a caching pool on a source. `pooled | limited` bounds live bytes, `limited |
+// pooled` bounds reserved bytes. Above it: user code. Below it: pool, compose.
+
+#include <concepts>
+#include <utility>
+
+// ---- tarn/policy/compose.hpp
+// Composition: `source | policy | policy` and `stack<source, policy, policy>` are the same type, and position
+// is meaning. A policy is a small value (its options) with `template <class Upstream> using layer = ...;`;
+// the layer is constructed from (Upstream, policy) and defines only the calls it changes: shared<> lets the
+// rest through. Above it: user code. Below it: core/shared.
+
+#include <concepts>
+#include <type_traits>
+#include <utility>
+
+// ---- tarn/core/shared.hpp
+// shared<Layer>: the handle that every pool and policy is used through. It counts references, spells each
+// call the way each generation of the ecosystem spells it, and lets through to the layer below whatever a
+// layer does not define. Above it: pool, policy, raii, doors. Below it: resource.
+
+#include <atomic>
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+namespace tarn {
+
+template <class Layer>
+class shared;
+
+namespace detail {
+
+template <class T>
+inline constexpr bool is_shared = false;
+template <class Layer>
+inline constexpr bool is_shared<shared<Layer>> = true;
+
+template <class Layer>
+concept stands_on_another = requires(Layer& layer) {
+  layer.upstream();
+};
+
+/// The layer behind a handle; a source, which is a plain value, is its own.
+template <class Resource>
+constexpr auto& layer_of(Resource& resource) noexcept {
+  if constexpr (is_shared<std::remove_const_t<Resource>>) {
+    return resource.layer();
+  } else {
+    return resource;
+  }
+}
+
+/// Offers `call` each layer from the top down; true where one accepts it.
+template <class Layer, class Call>
+constexpr bool can_reach() noexcept {
+  if constexpr (std::invocable<Call, Layer&>) {
+    return true;
+  } else if constexpr (stands_on_another<Layer>) {
+    return can_reach<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>, Call>();
+  } else {
+    return false;
+  }
+}
+template <class Layer, class Call>
+constexpr decltype(auto) reach(Layer& layer, Call const& call) {
+  if constexpr (std::invocable<Call const&, Layer&>) {
+    return call(layer);
+  } else {
+    return reach(layer_of(layer.upstream()), call);
+  }
+}
+
+/// First elements of an argument pack, as a tuple of references: all but the last.
+template <class Upstream, class Tuple, std::size_t... I>
+Upstream make_upstream(Tuple&& arguments, std::index_sequence<I...>) {
+  return Upstream(std::get<I>(std::forward<Tuple>(arguments))...);
+}
+
+}  // namespace detail
+
+/// True where `call` accepts the resource's layer or one below it.
+template <class Resource, class Call>
+inline constexpr bool reachable =
+    detail::can_reach<std::remove_reference_t<decltype(detail::layer_of(std::declval<Resource&>()))>, Call>();
+
+/// Calls the nearest layer, from the top down, that accepts the call: how one finds the pool under a stack of
+/// policies. Give the lambda a trailing return type, so that "accepts" can be asked: `nearest(memory,
+/// [](auto& layer) -> decltype(layer.trim(0)) { return layer.trim(0); })`.
+template <class Resource, class Call>
+requires reachable<Resource, Call>
+decltype(auto) nearest(Resource& resource, Call const& call) {
+  return detail::reach(detail::layer_of(resource), call);
+}
+
+/// A shared handle to one layer and all below it. Copies are the same resource; the last copy destroys the
+/// layer, so a resource outlives its first name while an owner still holds a copy. Copying is one atomic
+/// increment; calls are one indirection. Moved-from handles may be assigned and destroyed only.
+template <class Layer>
+class shared {
+ public:
+  using layer_type = Layer;
+  using driver_type = typename Layer::driver_type;
+  using properties = typename Layer::properties;
+
+  /// Builds the layer and those below from their defaults.
+  shared() requires std::default_initializable<Layer> : block_(new block()) {}
+
+  /// Builds the layer from arguments of its own.
+  template <class... Arguments>
+  requires(sizeof...(Arguments) > 0 &&
+           std::constructible_from<Layer, Arguments...>) explicit shared(std::in_place_t,
+                                                                         Arguments&&... arguments)
+      : block_(new block(std::forward<Arguments>(arguments)...)) {}
+
+  /// Builds a stack from its parts, source first: stack<cuda_pages, pooled, limited>{cuda_pages{0}, pooled{},
+  /// limited{1_GiB}}.
+  template <class First, class... Rest>
+  requires(detail::stands_on_another<Layer> && !detail::is_shared<std::remove_cvref_t<First>> &&
+           !std::same_as<std::remove_cvref_t<First>, std::in_place_t>) explicit shared(First&& first,
+                                                                                       Rest&&... rest)
+      : block_(nullptr) {
+    using upstream_type = typename Layer::upstream_type;
+    if constexpr (sizeof...(Rest) == 0) {
+      static_assert(std::constructible_from<Layer, upstream_type>,
+                    "tarn: this layer needs its policy's options too");
+      block_ = new block(upstream_type(std::forward<First>(first)));
+    } else {
+      auto all = std::forward_as_tuple(std::forward<First>(first), std::forward<Rest>(rest)...);
+      constexpr std::size_t below = sizeof...(Rest);
+      block_ =
+          new block(detail::make_upstream<upstream_type>(std::move(all), std::make_index_sequence<below>{}),
+                    std::get<below>(std::move(all)));
+    }
+  }
+
+  shared(shared const& other) noexcept : block_(other.block_) {
+    if (block_ != nullptr) block_->references.fetch_add(1, std::memory_order_relaxed);
+  }
+  shared(shared&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
+  shared& operator=(shared other) noexcept {
+    std::swap(block_, other.block_);
+    return *this;
+  }
+  ~shared() {
+    if (block_ != nullptr && block_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete block_;
+  }
+
+  /// True where this layer, or all of what is below it, allocates blocks; false over a bare page source.
+  static constexpr bool allocates() noexcept {
+    if constexpr (has_allocate<Layer>) {
+      return true;
+    } else if constexpr (detail::stands_on_another<Layer>) {
+      return resource<typename Layer::upstream_type>;
+    } else {
+      return false;
+    }
+  }
+
+  // The stream-ordered calls, as tarn and CCCL 3.1 and later spell them.
+
+  /// Allocates for work on `stream`. Zero bytes give null.
+  /// @param bytes      any size; the block may be larger
+  /// @param alignment  a power of two up to max_alignment
+  /// @throws out_of_memory, bad_alignment; nothing has changed
+  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
+                               std::size_t alignment = default_alignment) requires(allocates()) {
+    if constexpr (has_allocate<Layer>) {
+      return block_->layer.allocate(stream, bytes, alignment);
+    } else {
+      return block_->layer.upstream().allocate(stream, bytes, alignment);
+    }
+  }
+  /// Gives a block back; it may be reused by work on `stream` at once, by other streams when ordered. Null
+  /// does nothing.
+  void deallocate(stream_ref stream, void* p, std::size_t bytes,
+                  std::size_t alignment = default_alignment) noexcept requires(allocates()) {
+    if constexpr (has_deallocate<Layer>) {
+      block_->layer.deallocate(stream, p, bytes, alignment);
+    } else {
+      static_assert(!has_allocate<Layer>,
+                    "tarn: this policy changes allocate but not its counterpart; add: void "
+                    "deallocate(stream_ref, void*, size_t bytes, size_t alignment) noexcept");
+      block_->layer.upstream().deallocate(stream, p, bytes, alignment);
+    }
+  }
+  /// Allocates memory usable at once by every stream.
+  [[nodiscard]] void* allocate_sync(std::size_t bytes,
+                                    std::size_t alignment = default_alignment) requires(allocates()) {
+    if constexpr (has_allocate_sync<Layer>) {
+      return block_->layer.allocate_sync(bytes, alignment);
+    } else {
+      static_assert(!has_allocate<Layer>,
+                    "tarn: this policy changes allocate but not allocate_sync; add: void* "
+                    "allocate_sync(size_t bytes, size_t alignment)");
+      return block_->layer.upstream().allocate_sync(bytes, alignment);
+    }
+  }
+  /// Gives back memory that no stream uses any more.
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept
+      requires(allocates()) {
+    if constexpr (has_deallocate_sync<Layer>) {
+      block_->layer.deallocate_sync(p, bytes, alignment);
+    } else {
+      static_assert(!has_allocate<Layer>,
+                    "tarn: this policy changes allocate but not deallocate_sync; add: void "
+                    "deallocate_sync(void*, size_t bytes, size_t alignment) noexcept");
+      block_->layer.upstream().deallocate_sync(p, bytes, alignment);
+    }
+  }
+
+  // The same four as CCCL 3.0 (CUDA 13.0) spells them. Templates, so that a braced {} never means bytes.
+
+  template <std::integral Bytes>
+  [[nodiscard]] void* allocate(Bytes bytes, std::size_t alignment = default_alignment) {
+    return allocate_sync(static_cast<std::size_t>(bytes), alignment);
+  }
+  template <std::integral Bytes>
+  void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment) noexcept {
+    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment);
+  }
+  [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t alignment, stream_ref stream) {
+    return allocate(stream, bytes, alignment);
+  }
+  [[nodiscard]] void* allocate_async(std::size_t bytes, stream_ref stream) { return allocate(stream, bytes); }
+  void deallocate_async(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
+    deallocate(stream, p, bytes, alignment);
+  }
+  void deallocate_async(void* p, std::size_t bytes, stream_ref stream) noexcept {
+    deallocate(stream, p, bytes);
+  }
+
+  /// Equal: memory of one may be freed through the other.
+  friend bool operator==(shared const& a, shared const& b) noexcept { return a.block_ == b.block_; }
+
+  /// The driver that orders this memory's streams.
+  [[nodiscard]] driver_type const& driver() const noexcept {
+    return nearest(*this, [](auto& l) -> decltype((l.driver())) { return l.driver(); });
+  }
+  /// The device whose memory it is.
+  [[nodiscard]] device_id device() const noexcept { return driver().device(); }
+
+  // What only a pool offers, reached from any policy above it. Documented at the pool.
+
+  /// Gives cached memory back to the driver until at most `keep_bytes` are reserved; returns the bytes given
+  /// back.
+  std::size_t trim(std::size_t keep_bytes = 0) {
+    return nearest(*this, [&](auto& l) -> decltype(l.trim(keep_bytes)) { return l.trim(keep_bytes); });
+  }
+  /// Gives all cached memory back to the driver, as torch.cuda.empty_cache does.
+  void empty_cache() { (void)trim(0); }
+  /// True where `p` is the start of, or inside, memory that the pool reserved.
+  [[nodiscard]] bool owns(void const* p) const noexcept {
+    return nearest(*this, [&](auto& l) -> decltype(l.owns(p)) { return l.owns(p); });
+  }
+  /// The largest request that would be served without asking the driver, bytes.
+  [[nodiscard]] std::size_t largest_free_range() const {
+    return nearest(*this, [](auto& l) -> decltype(l.largest_free_range()) { return l.largest_free_range(); });
+  }
+  /// Says that work on `stream`, other than the one to be named at deallocation, uses the block up to now.
+  void record_use(void* p, std::size_t bytes, stream_ref stream) {
+    nearest(*this, [&](auto& l) -> decltype(l.record_use(p, bytes, stream)) {
+      return l.record_use(p, bytes, stream);
+    });
+  }
+
+  // Pages, where this layer is a policy over a page source.
+
+  [[nodiscard]] std::size_t granularity() const noexcept requires requires(Layer& l) { l.granularity(); }
+  { return block_->layer.granularity(); }
+  [[nodiscard]] void* reserve(std::size_t bytes) requires requires(Layer& l) { l.reserve(bytes); }
+  { return block_->layer.reserve(bytes); }
+  void unreserve(void* p, std::size_t bytes) noexcept requires requires(Layer& l) { l.unreserve(p, bytes); }
+  { block_->layer.unreserve(p, bytes); }
+  [[nodiscard]] page_handle create(std::size_t bytes) requires requires(Layer& l) { l.create(bytes); }
+  { return block_->layer.create(bytes); }
+  void destroy(page_handle handle, std::size_t bytes) noexcept requires requires(Layer& l) {
+    l.destroy(handle, bytes);
+  }
+  { block_->layer.destroy(handle, bytes); }
+  void map(void* p, std::size_t bytes, page_handle handle) requires requires(Layer& l) {
+    l.map(p, bytes, handle);
+  }
+  { block_->layer.map(p, bytes, handle); }
+  void unmap(void* p, std::size_t bytes) noexcept requires requires(Layer& l) { l.unmap(p, bytes); }
+  { block_->layer.unmap(p, bytes); }
+
+  /// The layer itself, for what only it offers.
+  [[nodiscard]] Layer& layer() const noexcept { return block_->layer; }
+  Layer* operator->() const noexcept { return &block_->layer; }
+
+ private:
+  struct block {
+    template <class... Arguments>
+    explicit block(Arguments&&... arguments) : layer(std::forward<Arguments>(arguments)...) {}
+    std::atomic<std::size_t> references{1};
+    Layer layer;
+  };
+  block* block_;
+};
+
+}  // namespace tarn
+
+namespace tarn {
+
+namespace detail {
+/// Any resource, for asking whether a type is a policy at all.
+template <class P, class Upstream>
+concept makes_layer = requires {
+  typename P::template layer<Upstream>;
+};
+}  // namespace detail
+
+/// A policy over a given upstream: options that make a layer.
+template <class P, class Upstream>
+concept policy_over = memory_source<Upstream> && detail::makes_layer<P, Upstream> &&
+    std::constructible_from<typename P::template layer<Upstream>, Upstream, P>;
+
+namespace detail {
+template <class Source, class... Policies>
+struct stack_of {
+  using type = Source;
+};
+template <class Source, class First, class... Rest>
+struct stack_of<Source, First, Rest...> {
+  using type = typename stack_of<shared<typename First::template layer<Source>>, Rest...>::type;
+};
+}  // namespace detail
+
+/// The type of `Source | Policies...`; default-constructible where its parts are.
+template <class Source, class... Policies>
+using stack = typename detail::stack_of<Source, Policies...>::type;
+
+/// Puts a policy on a source or stack. O(1): one small host allocation.
+template <class Upstream, class Policy>
+requires detail::makes_layer<std::remove_cvref_t<Policy>, std::remove_cvref_t<Upstream>> &&
+    memory_source<std::remove_cvref_t<Upstream>>
+[[nodiscard]] auto operator|(Upstream&& upstream, Policy&& policy) {
+  using source = std::remove_cvref_t<Upstream>;
+  using layer = typename std::remove_cvref_t<Policy>::template layer<source>;
+  return shared<layer>(std::in_place, source(std::forward<Upstream>(upstream)), std::forward<Policy>(policy));
+}
+
+}  // namespace tarn
+// ---- tarn/pool/pool.hpp
+// The pool: a byte's whole path in allocate() and deallocate(), tier by tier. Read on in magazine.hpp,
+// run.hpp, arena.hpp, ladder.hpp.
+//
+// Which lock covers what, in the order of taking: `cold` (one thread climbs the ladder, the driver is
+// called), each thread cache's owner_lock, `hot` (the arena; tens of nanoseconds, never across a driver
+// call). What is bounded by what: magazines by 57 MiB a stream and thread and emptied before growth; reserved
+// memory by the live peak plus pool_options::slack_per_mille while free handles can be moved; host memory by
+// 64 bytes a range. Above it: policy. Below it: ladder, thread_cache.
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+// ---- tarn/core/misuse.hpp
+// Where misuse is told when nothing can be thrown: deallocation is noexcept, so it hands a tarn::misuse to
+// one handler. Above it: pool, policy. Below it: error.
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+
+namespace tarn {
+
+/// Told of a misuse; returns to leave the block alone (leaked, never handed out twice) and go on.
+using misuse_handler = void (*)(misuse const&);
+
+/// Prints the message to standard error and aborts: memory that was freed wrongly may already be somebody
+/// else's.
+inline void abort_on_misuse(misuse const& what) {
+  std::fprintf(stderr, "%s\n", what.what());
+  std::abort();
+}
+
+namespace detail {
+inline std::atomic<misuse_handler> current_misuse_handler{&abort_on_misuse};
+}
+
+/// Sets the process-wide handler; null restores abort_on_misuse. Returns the one before. Safe from any
+/// thread.
+inline misuse_handler set_misuse_handler(misuse_handler handler) noexcept {
+  return detail::current_misuse_handler.exchange(handler != nullptr ? handler : &abort_on_misuse);
+}
+
+/// Tells the handler. An exception from the handler ends the program, as from any noexcept function.
+inline void report_misuse(misuse const& what) noexcept {
+  detail::current_misuse_handler.load()(what);
+}
+
+}  // namespace tarn
+// ---- tarn/pool/ladder.hpp
+// The ladder: what is tried, in which order, when a stream's own domain and the neutral one have no fitting
+// range.
+//
+//   1 magazines     every thread's cached blocks come home
+//   2 finished      frees of other streams that the device is past become neutral
+//   3 stealing      the stream waits, on the device, for another stream's frees, and takes them over; neutral
+//                   ranges join its own, so that neighbours coalesce
+//   4 growth        a free range is extended, free handles are moved, or new ones are created
+//   5 exhaustion    the driver refused: the host waits for all streams, every free handle may move, free
+//   segments go back 6 out_of_memory
+//
+// One thread climbs at a time (the growth lock); the hot lock is let go around every driver call.
+// Above it: pool. Below it: arena, ordering, page_growth, segment_growth.
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+// ---- tarn/pool/options.hpp
+// What a user may choose of a pool; the defaults serve all traces.
+// Above it: ladder, pool. Below it: nothing.
+
+namespace tarn {
+
+/// May physical handles move inside the pool's address range?
+enum class remapping {
+  when_tight,  ///< free handles are moved before reserved memory outgrows the live peak (needs a page source)
+  off          ///< every handle stays where it was first mapped
+};
+
+struct pool_options {
+  remapping remap = remapping::when_tight;
+  /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are
+  /// moved.
+  unsigned slack_per_mille = 8;
+};
+
+}  // namespace tarn
+// ---- tarn/pool/page_growth.hpp
+// Growth by pages: new ranges out of one virtual range. Physical handles come from three places: spare ones,
+// wholly free ones that serve elsewhere in the range (they are moved: mapped here too, their old place goes
+// stale), and the driver. Moving ends external fragmentation at handle granularity. Above it: ladder. Below
+// it: arena, page_map, ordering.
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <vector>
+
+// ---- tarn/pool/arena.hpp
+// The arena: every range the pool holds, who may take it, and how ranges are split and coalesced. Pure
+// bookkeeping: it never calls the driver, so it is safe under the hot lock, and it knows no source, so one
+// test drives it all. Above it: growth (pages, segments), ladder, pool. Below it: range_index, block_table,
+// run, stream_order.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+// ---- tarn/pool/block_table.hpp
+// Address to node: an open-addressing hash table with linear probing and no tombstones. Ranges are found by
+// their start, runs by the 64 KiB frame that a block lies in. Above it: arena, run. Below it: nothing.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace tarn::detail {
+
+class block_table {
+ public:
+  /// Makes sure that `count` entries can be added without allocating. @throws std::bad_alloc, nothing has
+  /// changed
+  void make_room(std::size_t count) {
+    if ((size_ + count) * 2 <= entries_.size()) return;
+    std::size_t capacity = entries_.empty() ? 64 : entries_.size();
+    while ((size_ + count) * 2 > capacity) capacity *= 2;
+    block_table larger;
+    larger.entries_.resize(capacity);
+    for (entry const& e : entries_) {
+      if (e.value != 0) larger.insert(e.key, e.value);
+    }
+    entries_.swap(larger.entries_);
+  }
+
+  /// Adds a key that is not there; the value is not 0. Room has been made. O(1).
+  void insert(std::uintptr_t key, std::uint32_t value) noexcept {
+    std::size_t i = home(key);
+    while (entries_[i].value != 0) i = after(i);
+    entries_[i] = {key, value};
+    ++size_;
+  }
+
+  /// The value, 0 if the key is not there. O(1).
+  [[nodiscard]] std::uint32_t find(std::uintptr_t key) const noexcept {
+    if (size_ == 0) return 0;
+    for (std::size_t i = home(key); entries_[i].value != 0; i = after(i)) {
+      if (entries_[i].key == key) return entries_[i].value;
+    }
+    return 0;
+  }
+
+  /// Removes the key and returns its value, 0 if it is not there. O(1).
+  std::uint32_t erase(std::uintptr_t key) noexcept {
+    if (size_ == 0) return 0;
+    std::size_t i = home(key);
+    while (entries_[i].key != key || entries_[i].value == 0) {
+      if (entries_[i].value == 0) return 0;
+      i = after(i);
+    }
+    std::uint32_t const value = entries_[i].value;
+    // Pull later entries of the probe sequence back, so that no search stops too early.
+    for (std::size_t j = after(i); entries_[j].value != 0; j = after(j)) {
+      std::size_t const wanted = home(entries_[j].key);
+      bool const may_move = i <= j ? (wanted <= i || wanted > j) : (wanted <= i && wanted > j);
+      if (may_move) {
+        entries_[i] = entries_[j];
+        i = j;
+      }
+    }
+    entries_[i] = {};
+    --size_;
+    return value;
+  }
+
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return entries_.capacity() * sizeof(entry); }
+
+ private:
+  struct entry {
+    std::uintptr_t key = 0;
+    std::uint32_t value = 0;
+  };
+  [[nodiscard]] std::size_t home(std::uintptr_t key) const noexcept {
+    return static_cast<std::size_t>((static_cast<std::uint64_t>(key >> 8) * 0x9E3779B97F4A7C15U) >> 20) &
+           (entries_.size() - 1);
+  }
+  [[nodiscard]] std::size_t after(std::size_t i) const noexcept { return (i + 1) & (entries_.size() - 1); }
+
+  std::vector<entry> entries_;
+  std::size_t size_ = 0;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/range.hpp
+// A range: a piece of address space that is live, free, stale or a hole. Ranges tile what the pool reserved;
+// their nodes live on the host, because the host cannot write links into device memory. Above it:
+// range_index, block_table, arena. Below it: nothing.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace tarn::detail {
+
+/// Index of a node; 0 is none.
+using range_ref = std::uint32_t;
+/// Index of a stream's domain; 0 is the neutral domain, whose memory nothing on the device uses any more.
+using domain_ref = std::uint16_t;
+inline constexpr domain_ref neutral = 0;
+
+enum class range_state : std::uint8_t {
+  unused,  ///< a spare node
+  live,    ///< handed out, or cut into a run
+  free,    ///< mapped and reusable by its domain
+  stale,   ///< address space whose handle has moved elsewhere but is still mapped here
+  hole     ///< address space with nothing behind it
+};
+
+/// Blocks above class_limit live apart from the others, so that small ones do not pin large handles.
+enum class zone : std::uint8_t { small, large };
+inline constexpr std::size_t zone_count = 2;
+
+/// One node, 64 bytes: a cache line.
+struct range {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  std::uint64_t epoch = 0;  ///< when it was freed, in its domain's count
+  range_ref previous = 0;   ///< neighbour by address, 0 at the end of the segment
+  range_ref next = 0;
+  range_ref bin_previous = 0;  ///< neighbours in the index's bin
+  range_ref bin_next = 0;
+  std::uint32_t segment = 0;  ///< which upstream block, for pools over blocks
+  domain_ref domain = neutral;
+  range_state state = range_state::unused;
+  zone where = zone::small;
+
+  [[nodiscard]] std::uintptr_t end() const noexcept { return address + bytes; }
+};
+
+/// All nodes. Grows only where a caller has asked for room beforehand, so that releasing never allocates.
+class range_table {
+ public:
+  range_table() { nodes_.resize(1); }
+
+  /// Makes sure that `count` nodes can be taken without allocating. @throws std::bad_alloc, nothing has
+  /// changed
+  void make_room(std::size_t count) {
+    if (spare_count_ >= count) return;
+    std::size_t const first = nodes_.size();
+    std::size_t const added = count > first ? count : first;
+    nodes_.resize(first + added);
+    for (std::size_t i = nodes_.size(); i-- > first;) put_back(static_cast<range_ref>(i));
+  }
+
+  /// A fresh node; room has been made.
+  [[nodiscard]] range_ref take() noexcept {
+    range_ref const r = first_spare_;
+    first_spare_ = nodes_[r].next;
+    --spare_count_;
+    nodes_[r] = range{};
+    return r;
+  }
+
+  void put_back(range_ref r) noexcept {
+    nodes_[r] = range{};
+    nodes_[r].next = first_spare_;
+    first_spare_ = r;
+    ++spare_count_;
+  }
+
+  [[nodiscard]] range& operator[](range_ref r) noexcept { return nodes_[r]; }
+  [[nodiscard]] range const& operator[](range_ref r) const noexcept { return nodes_[r]; }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return nodes_.capacity() * sizeof(range); }
+  [[nodiscard]] std::size_t in_use() const noexcept { return nodes_.size() - 1 - spare_count_; }
+
+ private:
+  std::vector<range> nodes_;
+  range_ref first_spare_ = 0;
+  std::size_t spare_count_ = 0;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/run.hpp
+// Runs: a range cut into equal small blocks, with a bitmap on the host. A block's run is found by the 64 KiB
+// frame it lies in, so runs start on a frame and are made of whole frames. Above it: arena. Below it:
+// size_class, range, block_table.
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+// ---- tarn/pool/size_class.hpp
+// Size classes: which blocks are interchangeable. The first question of every allocation and the reason a
+// sized deallocation needs no lookup. Above it: magazine, run, pool. Below it: core/bytes.
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// Every range starts and ends on a multiple of this, bytes (PyTorch rounds to the same).
+inline constexpr std::size_t range_grain = 512;
+
+/// Blocks up to here, bytes, are cut from runs: they are most calls (56-94 % in the recorded traces) and,
+/// together, at most 0.1 % of the live bytes, so a partly filled run costs nothing that shows.
+inline constexpr std::size_t run_limit = 32_KiB;
+
+/// Blocks up to here, bytes, have a size class and thus a magazine; larger ones keep their exact size. In the
+/// recorded traces blocks up to 1 MiB are at most 2.2 % of the peak, so rounding them by at most 6.25 % costs
+/// at most 0.07 %.
+inline constexpr std::size_t class_limit = 1_MiB;
+
+/// Steps of 256 B to 2 KiB, then 8 steps a doubling to 32 KiB, then 16 to 1 MiB.
+inline constexpr unsigned run_class_count = 40;
+inline constexpr unsigned class_count = 120;
+
+/// The class of a request of 1 to class_limit bytes. A few instructions, no table.
+[[nodiscard]] constexpr unsigned class_of(std::size_t bytes) noexcept {
+  std::size_t const last = bytes - 1;
+  if (last < 2048) return static_cast<unsigned>(last >> 8);
+  auto const exponent = static_cast<unsigned>(std::bit_width(last)) - 1;
+  if (exponent < 15) return 8 + (exponent - 11) * 8 + static_cast<unsigned>((last >> (exponent - 3)) & 7);
+  return 40 + (exponent - 15) * 16 + static_cast<unsigned>((last >> (exponent - 4)) & 15);
+}
+
+/// Bytes of every block of a class.
+[[nodiscard]] constexpr std::size_t compute_class_bytes(unsigned size_class) noexcept {
+  if (size_class < 8) return (size_class + std::size_t{1}) << 8;
+  if (size_class < 40) {
+    unsigned const step = size_class - 8;
+    return (9 + std::size_t{step % 8}) << (8 + step / 8);
+  }
+  unsigned const step = size_class - 40;
+  return (17 + std::size_t{step % 16}) << (11 + step / 16);
+}
+
+inline constexpr auto class_bytes_table = [] {
+  std::array<std::uint32_t, class_count> table{};
+  for (unsigned k = 0; k < class_count; ++k) table[k] = static_cast<std::uint32_t>(compute_class_bytes(k));
+  return table;
+}();
+
+[[nodiscard]] constexpr std::size_t class_bytes(unsigned size_class) noexcept {
+  return class_bytes_table[size_class];
+}
+
+/// Bytes that a request occupies: its class, or its size rounded to the grain. Pure: allocation and sized
+/// deallocation agree without looking anything up.
+[[nodiscard]] constexpr std::size_t rounded_bytes(std::size_t bytes, std::size_t alignment) noexcept {
+  if (bytes == 0) return 0;
+  if (alignment <= default_alignment && bytes <= class_limit) return class_bytes(class_of(bytes));
+  return align_up(bytes, range_grain);
+}
+
+static_assert(class_of(1) == 0 && class_of(2048) == 7 && class_of(2049) == 8);
+static_assert(class_bytes(7) == 2048 && class_bytes(39) == run_limit && class_bytes(119) == class_limit);
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+inline constexpr std::size_t frame_bytes = 64_KiB;
+
+/// Bytes of a run: one frame while that holds 16 blocks or more, else four. A partly filled run wastes at
+/// most that.
+[[nodiscard]] constexpr std::size_t run_bytes(unsigned size_class) noexcept {
+  return class_bytes(size_class) <= 4_KiB ? frame_bytes : 4 * frame_bytes;
+}
+
+/// Blocks in a run; at most 256.
+[[nodiscard]] constexpr std::uint32_t run_blocks(unsigned size_class) noexcept {
+  return static_cast<std::uint32_t>(run_bytes(size_class) / class_bytes(size_class));
+}
+
+using run_ref = std::uint32_t;  ///< index of a run; 0 is none
+
+struct run {
+  std::uintptr_t address = 0;
+  std::uint64_t free_bits[4]{};  ///< one bit a block, set where it is free
+  std::uint32_t free_count = 0;
+  run_ref previous = 0;  ///< neighbours in the list of partly free runs of the same class and domain
+  run_ref next = 0;
+  range_ref body = 0;
+  domain_ref domain = neutral;
+  std::uint16_t size_class = 0;
+
+  /// Takes a free block; there is one.
+  [[nodiscard]] void* take() noexcept {
+    unsigned word = 0;
+    while (free_bits[word] == 0) ++word;
+    auto const bit = static_cast<unsigned>(std::countr_zero(free_bits[word]));
+    free_bits[word] &= free_bits[word] - 1;
+    --free_count;
+    return reinterpret_cast<void*>(address + (word * 64 + bit) * class_bytes(size_class));
+  }
+
+  /// Puts a block back. False: `p` is no block of this run, or is free already.
+  [[nodiscard]] bool put_back(void const* p) noexcept {
+    std::size_t const offset = reinterpret_cast<std::uintptr_t>(p) - address;
+    std::size_t const bytes = class_bytes(size_class);
+    std::size_t const n = offset / bytes;
+    if (offset % bytes != 0 || n >= run_blocks(size_class)) return false;
+    std::uint64_t const bit = std::uint64_t{1} << (n % 64);
+    if ((free_bits[n / 64] & bit) != 0) return false;
+    free_bits[n / 64] |= bit;
+    ++free_count;
+    return true;
+  }
+};
+
+/// All runs of a pool, and the way from a block to its run.
+class run_table {
+ public:
+  run_table() { runs_.resize(1); }
+
+  /// Room for one more run of the largest kind. @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    frames_.make_room(4);
+    if (first_spare_ == 0) {
+      std::size_t const first = runs_.size();
+      runs_.resize(first * 2);
+      for (std::size_t i = runs_.size(); i-- > first;) {
+        runs_[i].next = first_spare_;
+        first_spare_ = static_cast<run_ref>(i);
+      }
+    }
+  }
+
+  /// A run over a range; all its blocks are free. Room has been made.
+  [[nodiscard]] run_ref add(range_ref body, std::uintptr_t address, unsigned size_class,
+                            domain_ref domain) noexcept {
+    run_ref const r = first_spare_;
+    first_spare_ = runs_[r].next;
+    run& made = runs_[r] = run{};
+    made.address = address;
+    made.body = body;
+    made.domain = domain;
+    made.size_class = static_cast<std::uint16_t>(size_class);
+    made.free_count = run_blocks(size_class);
+    for (std::uint32_t n = 0; n < made.free_count; ++n)
+      made.free_bits[n / 64] |= std::uint64_t{1} << (n % 64);
+    for (std::size_t at = 0; at < run_bytes(size_class); at += frame_bytes) frames_.insert(address + at, r);
+    return r;
+  }
+
+  void remove(run_ref r) noexcept {
+    for (std::size_t at = 0; at < run_bytes(runs_[r].size_class); at += frame_bytes) {
+      (void)frames_.erase(runs_[r].address + at);
+    }
+    runs_[r] = run{};
+    runs_[r].next = first_spare_;
+    first_spare_ = r;
+  }
+
+  /// The run that holds `p`, 0 if none.
+  [[nodiscard]] run_ref find(void const* p) const noexcept {
+    return frames_.find(align_down(reinterpret_cast<std::uintptr_t>(p), frame_bytes));
+  }
+
+  [[nodiscard]] run& operator[](run_ref r) noexcept { return runs_[r]; }
+  [[nodiscard]] std::size_t size() const noexcept { return runs_.size(); }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return runs_.capacity() * sizeof(run) + frames_.host_bytes();
+  }
+
+ private:
+  std::vector<run> runs_;
+  block_table frames_;
+  run_ref first_spare_ = 0;
+};
+
+/// The partly free runs of one class and domain; the one used last comes first.
+struct run_list {
+  run_ref head = 0;
+
+  void push(run_table& runs, run_ref r) noexcept {
+    runs[r].previous = 0;
+    runs[r].next = head;
+    if (head != 0) runs[head].previous = r;
+    head = r;
+  }
+  void erase(run_table& runs, run_ref r) noexcept {
+    if (runs[r].previous != 0) {
+      runs[runs[r].previous].next = runs[r].next;
+    } else {
+      head = runs[r].next;
+    }
+    if (runs[r].next != 0) runs[runs[r].next].previous = runs[r].previous;
+    runs[r].previous = runs[r].next = 0;
+  }
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/stream_order.hpp
+// Stream order: which stream may reuse what without asking. Each stream has a domain: the free memory that
+// its own later work may take at once, with no driver call. Frees carry the domain's epoch; one event,
+// recorded only when another stream is short of memory, covers every epoch up to now.
+//
+//   stream A              pool                          stream B
+//   kernel uses p
+//   deallocate(A, p) ---> p is free in A's domain, epoch 7
+//                         A asks: p at once, no driver call
+//                         B asks and has nothing left:
+//                           record event on A   (epoch 7 is covered, frees from now on are epoch 8)
+//                           done already?  -> p is neutral: anybody's
+//                           else B waits for the event (on the device) -> p joins B's domain
+//
+// Above it: arena, ladder. Below it: range_index, run.
+
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <unordered_map>
+#include <vector>
+
+// ---- tarn/pool/range_index.hpp
+// Free ranges by size: two levels of bitmaps over bins, after TLSF (Masmano, Ripoll, Crespo, Real, ECRTS
+// 2004), with a short search inside a bin so that the fit is nearly the best. O(1) at any number of ranges.
+// Above it: arena. Below it: range.
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+class range_index {
+ public:
+  /// Bins a doubling: 16 make neighbours in a bin differ by at most 6.25 %.
+  static constexpr unsigned bins_per_doubling = 16;
+  static constexpr unsigned levels = 36;  ///< up to 512 B << 40: beyond any address space
+  /// How many ranges of a bin are looked at for the best fit.
+  static constexpr unsigned search_limit = 24;
+
+  void insert(range_table& table, range_ref r) noexcept {
+    range& node = table[r];
+    unsigned const bin = bin_of(node.bytes);
+    node.bin_previous = 0;
+    node.bin_next = heads_[bin];
+    if (heads_[bin] != 0) table[heads_[bin]].bin_previous = r;
+    heads_[bin] = r;
+    sub_[bin / bins_per_doubling] |= static_cast<std::uint16_t>(1U << (bin % bins_per_doubling));
+    top_ |= std::uint64_t{1} << (bin / bins_per_doubling);
+    bytes_ += node.bytes;
+    ++count_;
+  }
+
+  void erase(range_table& table, range_ref r) noexcept {
+    range& node = table[r];
+    unsigned const bin = bin_of(node.bytes);
+    if (node.bin_previous != 0) {
+      table[node.bin_previous].bin_next = node.bin_next;
+    } else {
+      heads_[bin] = node.bin_next;
+      if (heads_[bin] == 0) {
+        unsigned const level = bin / bins_per_doubling;
+        sub_[level] &= static_cast<std::uint16_t>(~(1U << (bin % bins_per_doubling)));
+        if (sub_[level] == 0) top_ &= ~(std::uint64_t{1} << level);
+      }
+    }
+    if (node.bin_next != 0) table[node.bin_next].bin_previous = node.bin_previous;
+    bytes_ -= node.bytes;
+    --count_;
+  }
+
+  /// The smallest range found that holds `bytes` at `alignment`; 0 if none. Ties go to the lower address.
+  [[nodiscard]] range_ref find(range_table const& table, std::size_t bytes,
+                               std::size_t alignment) const noexcept {
+    unsigned bin = bin_of(bytes);
+    while ((bin = next_bin(bin)) < bin_count) {
+      range_ref best = 0;
+      unsigned looked_at = 0;
+      for (range_ref r = heads_[bin]; r != 0 && looked_at < search_limit;
+           r = table[r].bin_next, ++looked_at) {
+        range const& node = table[r];
+        std::size_t const skipped = align_up(node.address, alignment) - node.address;
+        if (node.bytes < skipped || node.bytes - skipped < bytes) continue;
+        if (best == 0 || node.bytes < table[best].bytes ||
+            (node.bytes == table[best].bytes && node.address < table[best].address)) {
+          best = r;
+        }
+      }
+      if (best != 0) return best;
+      ++bin;
+    }
+    return 0;
+  }
+
+  /// Calls f(range_ref) for each range of at least `bytes`, smaller bins first; f must not change the index.
+  template <class F>
+  void for_each(range_table const& table, std::size_t bytes, F&& f) const {
+    for (unsigned bin = next_bin(bin_of(bytes)); bin < bin_count; bin = next_bin(bin + 1)) {
+      for (range_ref r = heads_[bin]; r != 0; r = table[r].bin_next) {
+        if (table[r].bytes >= bytes) f(r);
+      }
+    }
+  }
+
+  /// Any range, 0 if empty.
+  [[nodiscard]] range_ref any() const noexcept {
+    unsigned const bin = next_bin(0);
+    return bin < bin_count ? heads_[bin] : 0;
+  }
+
+  /// The largest range's bytes. O(ranges of the largest bin).
+  [[nodiscard]] std::size_t largest(range_table const& table) const noexcept {
+    if (top_ == 0) return 0;
+    auto const level = static_cast<unsigned>(std::bit_width(top_)) - 1;
+    unsigned const bin = level * bins_per_doubling + static_cast<unsigned>(std::bit_width(sub_[level])) - 1;
+    std::size_t most = 0;
+    for (range_ref r = heads_[bin]; r != 0; r = table[r].bin_next)
+      most = table[r].bytes > most ? table[r].bytes : most;
+    return most;
+  }
+
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] std::size_t count() const noexcept { return count_; }
+
+ private:
+  static constexpr unsigned bin_count = levels * bins_per_doubling;
+
+  /// Below 16 grains one bin a grain; above, the top four bits after the leading one.
+  static unsigned bin_of(std::size_t bytes) noexcept {
+    std::size_t const grains = bytes / range_grain;
+    if (grains < bins_per_doubling) return static_cast<unsigned>(grains);
+    auto const exponent = static_cast<unsigned>(std::bit_width(grains)) - 1;
+    unsigned const bin =
+        (exponent - 3) * bins_per_doubling + static_cast<unsigned>((grains >> (exponent - 4)) & 15);
+    return bin < bin_count ? bin : bin_count - 1;
+  }
+
+  /// The first non-empty bin from `bin` on.
+  [[nodiscard]] unsigned next_bin(unsigned bin) const noexcept {
+    if (bin >= bin_count) return bin_count;
+    unsigned level = bin / bins_per_doubling;
+    unsigned const here = static_cast<unsigned>(sub_[level]) >> (bin % bins_per_doubling);
+    if (here != 0) return bin + static_cast<unsigned>(std::countr_zero(here));
+    if (level + 1 >= levels) return bin_count;
+    std::uint64_t const above = top_ >> (level + 1);
+    if (above == 0) return bin_count;
+    level += 1 + static_cast<unsigned>(std::countr_zero(above));
+    return level * bins_per_doubling +
+           static_cast<unsigned>(std::countr_zero(static_cast<unsigned>(sub_[level])));
+  }
+
+  std::uint64_t top_ = 0;
+  std::uint16_t sub_[levels]{};
+  range_ref heads_[bin_count]{};
+  std::size_t bytes_ = 0;
+  std::size_t count_ = 0;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// The identity that stands for "no stream": memory that nothing on the device uses (allocate_sync).
+inline constexpr stream_id neutral_id = ~stream_id{0};
+
+/// The null, the legacy and the per-thread default stream (CUDA's handles 0, 1 and 2). They are never
+/// destroyed, and one handle means another stream in each thread.
+[[nodiscard]] inline bool is_default_stream(stream_ref stream) noexcept {
+  return reinterpret_cast<std::uintptr_t>(stream.handle()) <= 2;
+}
+
+struct stream_domain {
+  stream_id id = 0;
+  stream_ref stream;
+  bool gone = false;            ///< its stream was destroyed; nothing may be recorded on it
+  std::uint64_t epoch = 1;      ///< what memory freed now is marked with
+  std::uint64_t freed = 0;      ///< newest mark on memory that is free or stale here
+  std::uint64_t recorded = 0;   ///< marks up to here are covered by `event`
+  std::uint64_t completed = 0;  ///< marks up to here are done on the device
+  event_handle event = nullptr;
+  range_index index[zone_count];
+  run_list runs[run_class_count];
+  /// Blocks freed on this stream that were cut from another domain's run: this stream reuses them, and they
+  /// go home when the device is past `foreign_epoch`.
+  std::vector<void*> foreign[run_class_count];
+  std::size_t foreign_count = 0;
+  std::uint64_t foreign_epoch = 0;
+
+  [[nodiscard]] range_index& ranges(zone where) noexcept { return index[static_cast<std::size_t>(where)]; }
+  [[nodiscard]] range_index const& ranges(zone where) const noexcept {
+    return index[static_cast<std::size_t>(where)];
+  }
+  [[nodiscard]] std::size_t free_bytes() const noexcept { return index[0].bytes() + index[1].bytes(); }
+  /// True where there is something that another stream could have once it is ordered.
+  [[nodiscard]] bool has_free() const noexcept { return free_bytes() != 0 || foreign_count != 0; }
+  [[nodiscard]] bool holds_no_run() const noexcept {
+    for (run_list const& list : runs) {
+      if (list.head != 0) return false;
+    }
+    return true;
+  }
+  /// Notes a free and returns its mark.
+  std::uint64_t mark() noexcept { return freed = epoch; }
+};
+
+/// The domains of a pool by stream identity. Under the arena's lock.
+class stream_table {
+ public:
+  stream_table() {
+    domains_.push_back(std::make_unique<stream_domain>());
+    domains_[neutral]->id = neutral_id;
+    by_id_.emplace(neutral_id, neutral);
+  }
+
+  /// The domain of a stream, made on first use. A handle that comes back under another identity tells that
+  /// its former stream was destroyed. @throws std::bad_alloc, nothing has changed
+  [[nodiscard]] domain_ref get(stream_id id, stream_ref stream) {
+    if (auto const found = by_id_.find(id); found != by_id_.end()) return found->second;
+    domain_ref place = 0;
+    for (domain_ref d = 1; d < domains_.size(); ++d) {
+      bool const same_handle = domains_[d]->id != 0 && domains_[d]->stream.handle() == stream.handle();
+      if (same_handle && !is_default_stream(stream)) domains_[d]->gone = true;
+      if (domains_[d]->id == 0) place = d;
+    }
+    if (place == 0) {
+      if (domains_.size() == max_domains) throw std::bad_alloc();
+      by_id_.reserve(by_id_.size() + 1);
+      domains_.push_back(std::make_unique<stream_domain>());
+      place = static_cast<domain_ref>(domains_.size() - 1);
+    }
+    by_id_.emplace(id, place);
+    domains_[place]->id = id;
+    domains_[place]->stream = stream_ref::from(stream.handle(), id);
+    domains_[place]->gone = false;
+    return place;
+  }
+
+  /// The domain of a stream, or `neutral` where it has none; never allocates.
+  [[nodiscard]] domain_ref find(stream_id id) const noexcept {
+    auto const found = by_id_.find(id);
+    return found != by_id_.end() ? found->second : neutral;
+  }
+
+  /// Lets go of a destroyed stream's empty domain; its place is used again. Epochs go on counting, so that no
+  /// old mark is mistaken for a new one.
+  void forget(domain_ref d) noexcept {
+    by_id_.erase(domains_[d]->id);
+    domains_[d]->id = 0;
+    domains_[d]->stream = {};
+    domains_[d]->gone = false;
+  }
+
+  [[nodiscard]] stream_domain& operator[](domain_ref d) noexcept { return *domains_[d]; }
+  [[nodiscard]] stream_domain const& operator[](domain_ref d) const noexcept { return *domains_[d]; }
+  [[nodiscard]] domain_ref size() const noexcept { return static_cast<domain_ref>(domains_.size()); }
+
+ private:
+  static constexpr std::size_t max_domains = 65535;
+  std::vector<std::unique_ptr<stream_domain>> domains_;
+  std::unordered_map<stream_id, domain_ref> by_id_;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// Outcome of giving a block back; where it is not `done`, nothing has changed.
+enum class release_result : std::uint8_t {
+  done,
+  foreign,      ///< no block of this pool starts there
+  wrong_size,   ///< it has another size
+  twice,        ///< it is free already
+  needs_finish  ///< the host has no memory to note the stream: finish the stream, then release as neutral
+};
+
+class arena {
+ public:
+  range_table ranges;
+  block_table blocks;  ///< start of each live range that is not a run
+  run_table runs;
+  stream_table streams;
+  std::size_t live_bytes = 0;  ///< in live ranges, runs included
+  std::size_t live_peak = 0;
+
+  /// Room for one allocation's bookkeeping. @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    ranges.make_room(4);
+    blocks.make_room(1);
+    runs.make_room();
+  }
+
+  /// Takes a block from the stream's own domain, else from the neutral one. Null if neither has it. Room was
+  /// made.
+  [[nodiscard]] void* take(domain_ref taker, zone where, std::size_t bytes, std::size_t alignment) noexcept {
+    range_ref const r = take_range(taker, where, bytes, alignment);
+    if (r == 0) return nullptr;
+    blocks.insert(ranges[r].address, r);
+    return reinterpret_cast<void*>(ranges[r].address);
+  }
+
+  /// Gives a block back on a stream's domain. O(1), never allocates.
+  release_result release(domain_ref giver, void* p, std::size_t bytes) noexcept {
+    auto const address = reinterpret_cast<std::uintptr_t>(p);
+    range_ref const r = blocks.find(address);
+    if (r == 0) return release_result::foreign;
+    if (ranges[r].bytes != bytes) return release_result::wrong_size;
+    (void)blocks.erase(address);
+    live_bytes -= bytes;
+    make_free(r, giver, streams[giver].mark());
+    return release_result::done;
+  }
+
+  /// Takes up to `wanted` blocks of a class: returned ones first, then from runs, then from a new run. Room
+  /// was made.
+  [[nodiscard]] std::uint32_t take_small(domain_ref taker, unsigned size_class, void** out,
+                                         std::uint32_t wanted) noexcept {
+    std::uint32_t taken = 0;
+    stream_domain& domain = streams[taker];
+    auto& returned = domain.foreign[size_class];
+    for (; taken < wanted && !returned.empty(); returned.pop_back(), --domain.foreign_count)
+      out[taken++] = returned.back();
+    taken += take_from_runs(taker, size_class, out + taken, wanted - taken);
+    if (taken == 0 && taker != neutral) taken = take_from_runs(neutral, size_class, out, wanted);
+    if (taken == 0) {
+      range_ref const body = take_range(taker, zone::small, run_bytes(size_class), frame_bytes);
+      if (body == 0) return 0;
+      run_ref const r = runs.add(body, ranges[body].address, size_class, taker);
+      domain.runs[size_class].push(runs, r);
+      taken = take_from_runs(taker, size_class, out, wanted);
+    }
+    return taken;
+  }
+
+  /// Gives a block of a run back on a stream's domain; an empty run's range is freed.
+  release_result release_small(domain_ref giver, unsigned size_class, void* p) noexcept {
+    run_ref const r = runs.find(p);
+    if (r == 0) return release_result::foreign;
+    if (runs[r].size_class != size_class) return release_result::wrong_size;
+    if (giver != neutral && runs[r].domain != giver) {
+      stream_domain& domain = streams[giver];
+      try {
+        domain.foreign[size_class].push_back(p);
+      } catch (...) {
+        return release_result::needs_finish;
+      }
+      ++domain.foreign_count;
+      domain.foreign_epoch = domain.mark();
+      return release_result::done;
+    }
+    return put_into_run(r, p);
+  }
+
+  /// Sends the returned blocks of a domain home, once the device is past them.
+  void send_foreign_home(domain_ref d) noexcept {
+    stream_domain& domain = streams[d];
+    for (auto& list : domain.foreign) {
+      for (void* p : list) {
+        (void)put_into_run(runs.find(p), p);
+      }
+      list.clear();
+    }
+    domain.foreign_count = 0;
+  }
+
+  /// Moves the ranges of `from` that are marked `epoch` or older to the domain `to`.
+  void hand_over(domain_ref from, domain_ref to, std::uint64_t epoch) noexcept {
+    std::uint64_t const mark = to == neutral ? 0 : streams[to].mark();
+    for (range_index& index : streams[from].index) {
+      range_ref chain = 0;
+      while (range_ref const r = index.any()) {
+        claim(r);
+        ranges[r].bin_next = chain;
+        chain = r;
+      }
+      while (chain != 0) {
+        range_ref const r = chain;
+        chain = ranges[r].bin_next;
+        bool const moves = ranges[r].epoch <= epoch;
+        make_free(r, moves ? to : from, moves ? mark : ranges[r].epoch);
+      }
+    }
+  }
+
+  /// Makes a node that is in no index free in a domain, coalescing with free neighbours of the same domain
+  /// and zone.
+  range_ref make_free(range_ref r, domain_ref domain, std::uint64_t epoch) noexcept {
+    ranges[r].state = range_state::free;
+    ranges[r].domain = domain;
+    ranges[r].epoch = epoch;
+    if (range_ref const n = ranges[r].next; n != 0 && joins(r, n)) absorb(r, n);
+    if (range_ref const p = ranges[r].previous; p != 0 && joins(p, r)) {
+      streams[domain].ranges(ranges[p].where).erase(ranges, p);
+      merge(p, r);
+      r = p;
+    }
+    streams[domain].ranges(ranges[r].where).insert(ranges, r);
+    return r;
+  }
+
+  /// Cuts a node in two at `bytes`; returns the second part, which is like the first and in no index. Room
+  /// was made.
+  range_ref split(range_ref r, std::size_t bytes) noexcept {
+    range_ref const tail = ranges.take();
+    range& first = ranges[r];
+    range& second = ranges[tail];
+    second = first;
+    second.address = first.address + bytes;
+    second.bytes = first.bytes - bytes;
+    second.previous = r;
+    second.next = first.next;
+    second.bin_next = second.bin_previous = 0;
+    if (second.next != 0) ranges[second.next].previous = tail;
+    first.next = tail;
+    first.bytes = bytes;
+    return tail;
+  }
+
+  /// Joins two neighbours that are in no index; the second's node is gone.
+  void merge(range_ref first, range_ref second) noexcept {
+    ranges[first].bytes += ranges[second].bytes;
+    ranges[first].epoch = std::max(ranges[first].epoch, ranges[second].epoch);
+    ranges[first].next = ranges[second].next;
+    if (ranges[first].next != 0) ranges[ranges[first].next].previous = first;
+    ranges.put_back(second);
+  }
+
+  /// Takes a free node out of its domain's index.
+  void claim(range_ref r) noexcept {
+    streams[ranges[r].domain].ranges(ranges[r].where).erase(ranges, r);
+    ranges[r].state = range_state::live;
+  }
+
+  [[nodiscard]] std::size_t free_bytes() const noexcept {
+    std::size_t sum = 0;
+    for (domain_ref d = 0; d < streams.size(); ++d) sum += streams[d].free_bytes();
+    return sum;
+  }
+  [[nodiscard]] std::size_t largest_free() const noexcept {
+    std::size_t most = 0;
+    for (domain_ref d = 0; d < streams.size(); ++d) {
+      for (auto const& index : streams[d].index) most = std::max(most, index.largest(ranges));
+    }
+    return most;
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return ranges.host_bytes() + blocks.host_bytes() + runs.host_bytes() +
+           streams.size() * sizeof(stream_domain);
+  }
+
+ private:
+  range_ref take_range(domain_ref taker, zone where, std::size_t bytes, std::size_t alignment) noexcept {
+    range_ref r = streams[taker].ranges(where).find(ranges, bytes, alignment);
+    if (r == 0 && taker != neutral) r = streams[neutral].ranges(where).find(ranges, bytes, alignment);
+    if (r == 0) return 0;
+    domain_ref const from = ranges[r].domain;
+    streams[from].ranges(where).erase(ranges, r);
+    if (std::size_t const skipped = align_up(ranges[r].address, alignment) - ranges[r].address;
+        skipped != 0) {
+      range_ref const body = split(r, skipped);
+      streams[from].ranges(where).insert(ranges, r);
+      r = body;
+    }
+    if (ranges[r].bytes > bytes) {
+      range_ref const tail = split(r, bytes);
+      streams[from].ranges(where).insert(ranges, tail);
+    }
+    ranges[r].state = range_state::live;
+    ranges[r].domain = taker;
+    live_bytes += bytes;
+    live_peak = std::max(live_peak, live_bytes);
+    return r;
+  }
+
+  [[nodiscard]] std::uint32_t take_from_runs(domain_ref d, unsigned size_class, void** out,
+                                             std::uint32_t wanted) noexcept {
+    run_list& list = streams[d].runs[size_class];
+    std::uint32_t taken = 0;
+    while (taken < wanted && list.head != 0) {
+      run_ref const r = list.head;
+      while (taken < wanted && runs[r].free_count != 0) out[taken++] = runs[r].take();
+      if (runs[r].free_count == 0) list.erase(runs, r);
+    }
+    return taken;
+  }
+
+  release_result put_into_run(run_ref r, void* p) noexcept {
+    run& home = runs[r];
+    bool const was_full = home.free_count == 0;
+    if (!home.put_back(p)) return release_result::twice;
+    unsigned const size_class = home.size_class;
+    run_list& list = streams[home.domain].runs[size_class];
+    if (was_full) list.push(runs, r);
+    if (home.free_count < run_blocks(size_class)) return release_result::done;
+    list.erase(runs, r);
+    range_ref const body = home.body;
+    domain_ref const owner = home.domain;
+    runs.remove(r);
+    live_bytes -= ranges[body].bytes;
+    make_free(body, owner, streams[owner].mark());
+    return release_result::done;
+  }
+
+  [[nodiscard]] bool joins(range_ref a, range_ref b) const noexcept {
+    range const& first = ranges[a];
+    range const& second = ranges[b];
+    return first.state == range_state::free && second.state == range_state::free &&
+           first.domain == second.domain && first.where == second.where;
+  }
+  /// Joins the indexed neighbour `second` to `first`, which is in no index.
+  void absorb(range_ref first, range_ref second) noexcept {
+    streams[ranges[second].domain].ranges(ranges[second].where).erase(ranges, second);
+    merge(first, second);
+  }
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/growth.hpp
+// What the ladder asks of a growth and what every growth counts, whether it grows by pages or by segments.
+// Above it: page_growth, segment_growth, ladder. Below it: range.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+struct growth_request {
+  domain_ref taker = neutral;
+  zone where = zone::small;
+  std::size_t bytes = 0;
+  std::size_t alignment = default_alignment;
+  std::size_t may_create = 0;          ///< bytes that may be created before free handles are moved instead
+  std::size_t largest_handle = 2_MiB;  ///< of handles that are created
+  bool may_exceed = true;              ///< where moving does not suffice, create more all the same
+  bool may_move = true;                ///< false: handles stay where they are
+  bool extend = true;                  ///< a free range with a hole after it may be extended
+};
+
+/// Under the growth lock; read without it for statistics, hence plain loads of one writer's values are
+/// enough.
+struct growth_counters {
+  std::size_t reserved = 0;
+  std::size_t reserved_peak = 0;
+  std::size_t reserved_total = 0;  ///< ever taken from the driver
+  std::size_t released_total = 0;
+  std::uint64_t creates = 0;
+  std::uint64_t destroys = 0;
+  std::uint64_t maps = 0;
+  std::uint64_t unmaps = 0;
+  std::uint64_t remaps = 0;  ///< maps of handles that served elsewhere before
+  std::uint64_t handles_peak = 0;
+
+  void hold(std::size_t bytes) noexcept {
+    reserved += bytes;
+    reserved_total += bytes;
+    reserved_peak = std::max(reserved_peak, reserved);
+    handles_peak = std::max(handles_peak, creates - destroys);
+  }
+  void release(std::size_t bytes) noexcept {
+    reserved -= bytes;
+    released_total += bytes;
+  }
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/ordering.hpp
+// The driver's half of stream order: records, asks and waits, never under the hot lock and never on a stream
+// that is being captured. Only the ladder comes here; a pool whose streams do not run short makes none of
+// these calls. Above it: page_growth, ladder. Below it: stream_order, driver.
+
+#include <algorithm>
+#include <cstdint>
+#include <mutex>
+
+namespace tarn::detail {
+
+/// How far the device is with what a domain freed.
+enum class progress : std::uint8_t {
+  completed,  ///< done: the memory is anybody's
+  running,    ///< not yet; an event covers it
+  unknown     ///< cannot be asked now: the stream is being captured, or the driver refused
+};
+
+template <stream_driver Driver>
+class ordering {
+ public:
+  using lock = std::unique_lock<std::mutex>;
+
+  explicit ordering(Driver const& driver) : driver_(driver) {}
+
+  /// Covers all that `d` has freed by an event and asks how far the device is. At most three driver calls,
+  /// none if nothing was freed since the last completed mark. The lock is held on entry and on return.
+  progress settle(arena& a, lock& hot, domain_ref d) {
+    stream_domain& domain = a.streams[d];
+    if (d == neutral || domain.freed <= domain.completed) return progress::completed;
+    if (domain.recorded < domain.freed) {
+      std::uint64_t const mark = domain.epoch++;
+      stream_ref const stream = domain.stream;
+      stream_id const id = domain.id;
+      hot.unlock();
+      bool const alive = is_alive(stream, id);
+      bool recorded = false;
+      if (alive && !domain.gone) {
+        bool capturing = true;
+        recorded = driver_.is_capturing(stream, capturing).ok() && !capturing && ensure_event(domain) &&
+                   driver_.record_event(domain.event, stream).ok();
+      }
+      hot.lock();
+      if (recorded) {
+        domain.recorded = mark;
+      } else if (alive && !domain.gone) {
+        return progress::unknown;
+      } else {
+        domain.gone = true;
+        return wait_for_gone(hot, domain, mark);
+      }
+    }
+    std::uint64_t const covered = domain.recorded;
+    hot.unlock();
+    ++queries_;
+    bool const done = driver_.query_event(domain.event).ok();
+    hot.lock();
+    if (!done) return progress::running;
+    domain.completed = std::max(domain.completed, covered);
+    return domain.freed <= domain.completed ? progress::completed : progress::running;
+  }
+
+  /// Waits on the host until the device is past all that `d` freed. False where that cannot be known.
+  bool finish(arena& a, lock& hot, domain_ref d) {
+    progress const now = settle(a, hot, d);
+    if (now != progress::running) return now == progress::completed;
+    stream_domain& domain = a.streams[d];
+    std::uint64_t const covered = domain.recorded;
+    hot.unlock();
+    ++host_waits_;
+    bool const done = driver_.synchronize_event(domain.event).ok();
+    hot.lock();
+    if (done) domain.completed = std::max(domain.completed, covered);
+    return done;
+  }
+
+  /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event.
+  bool order(arena& a, lock& hot, domain_ref taker, domain_ref owner) {
+    stream_ref const stream = a.streams[taker].stream;
+    event_handle const event = a.streams[owner].event;
+    hot.unlock();
+    bool capturing = true;
+    bool const done =
+        driver_.is_capturing(stream, capturing).ok() && !capturing && driver_.wait_event(stream, event).ok();
+    hot.lock();
+    if (done) ++device_waits_;
+    return done;
+  }
+
+  /// Frees the events. The pool is ending and has finished every domain.
+  void close(arena& a) noexcept {
+    for (domain_ref d = 0; d < a.streams.size(); ++d) {
+      if (a.streams[d].event != nullptr) (void)driver_.destroy_event(a.streams[d].event);
+      a.streams[d].event = nullptr;
+    }
+  }
+
+  [[nodiscard]] Driver const& driver() const noexcept { return driver_; }
+  /// Times the host or a stream had to wait for another stream's frees.
+  [[nodiscard]] std::uint64_t host_waits() const noexcept { return host_waits_; }
+  [[nodiscard]] std::uint64_t device_waits() const noexcept { return device_waits_; }
+
+ private:
+  /// A handle may have been destroyed, and even be another stream's by now: then its identity differs.
+  [[nodiscard]] bool is_alive(stream_ref stream, stream_id id) const noexcept {
+    if (is_default_stream(stream)) return true;
+    stream_id now = 0;
+    return driver_.identify(stream_ref::from(stream.handle()), now).ok() && now == id;
+  }
+
+  bool ensure_event(stream_domain& domain) const noexcept {
+    return domain.event != nullptr || driver_.create_event(domain.event).ok();
+  }
+
+  /// Nothing can be recorded on a destroyed stream, and its last work may still run: the whole device is
+  /// waited for.
+  progress wait_for_gone(lock& hot, stream_domain& domain, std::uint64_t mark) {
+    hot.unlock();
+    ++host_waits_;
+    bool const done = driver_.synchronize_device().ok();
+    hot.lock();
+    if (!done) return progress::unknown;
+    domain.completed = std::max(domain.completed, mark);
+    return domain.freed <= domain.completed ? progress::completed : progress::running;
+  }
+
+  Driver driver_;
+  std::uint64_t queries_ = 0;
+  std::uint64_t host_waits_ = 0;
+  std::uint64_t device_waits_ = 0;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/page_map.hpp
+// The page map: which physical handle stands behind which granule of address space. A handle may be mapped at
+// several places; one of them is active, the others are stale: still mapped, used by nobody. Moving a handle
+// therefore costs a map (27 us) on the way of a request, and the unmap (17 us) is left for later or never.
+// Above it: page_growth. Below it: range.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <vector>
+
+namespace tarn::detail {
+
+using handle_ref = std::uint32_t;  ///< index of a handle; 0 is none
+
+/// One piece of physical memory.
+struct physical {
+  page_handle id = 0;
+  std::size_t bytes = 0;
+  std::uint32_t active = 0;           ///< granule where it serves; `nowhere` for a spare one
+  std::vector<std::uint32_t> mapped;  ///< every granule where it is mapped, the active one included
+};
+
+inline constexpr std::uint32_t nowhere = ~std::uint32_t{0};
+
+class page_map {
+ public:
+  /// @throws std::bad_alloc
+  void open(std::uintptr_t base, std::size_t bytes, std::size_t granularity) {
+    granules_ = bytes / granularity;
+    // calloc, so that the table of a huge range costs host memory only where it is used.
+    table_.reset(static_cast<handle_ref*>(std::calloc(granules_, sizeof(handle_ref))));
+    if (table_ == nullptr) throw std::bad_alloc();
+    base_ = base;
+    granularity_ = granularity;
+    handles_.resize(1);
+  }
+  [[nodiscard]] bool is_open() const noexcept { return table_ != nullptr; }
+
+  [[nodiscard]] std::uint32_t granule_of(std::uintptr_t address) const noexcept {
+    return static_cast<std::uint32_t>((address - base_) / granularity_);
+  }
+  [[nodiscard]] std::uintptr_t address_of(std::uint32_t granule) const noexcept {
+    return base_ + granule * granularity_;
+  }
+  /// The handle mapped at an address, 0 if none.
+  [[nodiscard]] handle_ref at(std::uintptr_t address) const noexcept { return table_[granule_of(address)]; }
+
+  [[nodiscard]] physical& operator[](handle_ref h) noexcept { return handles_[h]; }
+  [[nodiscard]] physical const& operator[](handle_ref h) const noexcept { return handles_[h]; }
+  [[nodiscard]] handle_ref size() const noexcept { return static_cast<handle_ref>(handles_.size()); }
+
+  /// Adds a handle that is mapped nowhere. Room has been made.
+  [[nodiscard]] handle_ref add(page_handle id, std::size_t bytes) noexcept {
+    handle_ref h = first_free_;
+    if (h != 0) {
+      first_free_ = handles_[h].active;
+    } else {
+      h = static_cast<handle_ref>(handles_.size());
+      handles_.emplace_back();
+    }
+    handles_[h].id = id;
+    handles_[h].bytes = bytes;
+    handles_[h].active = nowhere;
+    ++count_;
+    return h;
+  }
+  /// Room to add `count` handles and to note a further mapping of `h`. @throws std::bad_alloc
+  void make_room(std::size_t count) {
+    if (handles_.capacity() - handles_.size() < count) handles_.reserve(handles_.size() * 2 + count);
+  }
+  void make_room_for_mapping(handle_ref h) { handles_[h].mapped.reserve(handles_[h].mapped.size() + 1); }
+
+  void remove(handle_ref h) noexcept {
+    handles_[h].mapped.clear();
+    handles_[h].bytes = 0;
+    handles_[h].id = 0;
+    handles_[h].active = first_free_;
+    first_free_ = h;
+    --count_;
+  }
+
+  void note_mapped(handle_ref h, std::uintptr_t address) noexcept {
+    std::uint32_t const first = granule_of(address);
+    for (std::uint32_t g = 0; g < handles_[h].bytes / granularity_; ++g) table_[first + g] = h;
+    handles_[h].mapped.push_back(first);
+    handles_[h].active = first;
+  }
+  void note_unmapped(handle_ref h, std::uintptr_t address) noexcept {
+    std::uint32_t const first = granule_of(address);
+    for (std::uint32_t g = 0; g < handles_[h].bytes / granularity_; ++g) table_[first + g] = 0;
+    std::erase(handles_[h].mapped, first);
+    if (handles_[h].active == first) handles_[h].active = nowhere;
+  }
+
+  [[nodiscard]] std::size_t count() const noexcept { return count_; }
+  [[nodiscard]] std::size_t granularity() const noexcept { return granularity_; }
+  [[nodiscard]] std::uintptr_t base() const noexcept { return base_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return granules_ * granularity_; }
+  [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
+    return is_open() && address >= base_ && address - base_ < bytes();
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return handles_.capacity() * sizeof(physical); }
+
+ private:
+  struct free_memory {
+    void operator()(void* p) const noexcept { std::free(p); }
+  };
+  std::unique_ptr<handle_ref[], free_memory> table_;
+  std::vector<physical> handles_;
+  std::uintptr_t base_ = 0;
+  std::size_t granularity_ = 0;
+  std::size_t granules_ = 0;
+  std::size_t count_ = 0;
+  handle_ref first_free_ = 0;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle can serve
+/// elsewhere only when all of it is free, so what is lost grows with the handle's size beside the pool's;
+/// driver calls fall with it. Creating costs about 10 us whatever the size; releasing grows to 338 us at 1
+/// GiB, hence the bound of 64 MiB.
+[[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
+  std::size_t const share = std::bit_floor(peak / 1024 + 1);
+  return std::clamp(share, std::size_t{2_MiB}, std::size_t{64_MiB});
+}
+
+/// Address space is reserved this many times the device's memory: moved handles leave their old addresses
+/// behind, and an extent that may grow wants room after it. Address space costs the driver 5-77 us once,
+/// whatever its size.
+inline constexpr std::size_t reservation_factor = 16;
+
+/// Room left after a new extent, so that it can be extended in place, bytes of address space.
+inline constexpr std::size_t extension_room = 1_GiB;
+
+template <page_source Source>
+class page_growth {
+ public:
+  using driver_type = typename Source::driver_type;
+  using lock = std::unique_lock<std::mutex>;
+
+  page_growth(Source source, growth_counters& counters) : source_(std::move(source)), counters_(counters) {}
+
+  [[nodiscard]] Source& source() noexcept { return source_; }
+  [[nodiscard]] Source const& source() const noexcept { return source_; }
+  [[nodiscard]] bool contains(std::uintptr_t address) const noexcept { return map_.contains(address); }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return map_.host_bytes() + holes_.count() * sizeof(range);
+  }
+  [[nodiscard]] std::size_t handles() const noexcept { return map_.count(); }
+  [[nodiscard]] std::size_t spare_bytes() const noexcept { return spare_bytes_; }
+
+  /// Makes a free range of at least `request.bytes` in the taker's domain. False: the handles that may be
+  /// used do not suffice and nothing may be created. The hot lock is held on entry and return, and let go
+  /// around driver calls.
+  /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing is lost, though handles may have become spare
+  bool grow(arena& a, lock& hot, ordering<driver_type>& order, growth_request const& request) {
+    open(a, hot);
+    std::size_t const grain = map_.granularity();
+    auto const [base, has] = request.extend ? extendable(a, request) : extension{};
+    plan p;
+    p.taker = request.taker;
+    p.where = request.where;
+    p.base = base;
+    p.missing = align_up(request.bytes - has, grain);
+    choose_handles(a, p, request);
+    if (p.total() < p.missing) return false;
+    if (!place(a, p)) {
+      recycle_addresses(a, hot, order);
+      // The lock was let go: what was chosen may be gone. The caller tries again.
+      return false;
+    }
+    carve(a, p);
+    hot.unlock();
+    try {
+      supply(p);
+    } catch (...) {
+      hot.lock();
+      undo(a, p);
+      throw;
+    }
+    hot.lock();
+    publish(a, p);
+    return true;
+  }
+
+  /// Gives handles back to the driver until at most `keep` bytes are reserved: spare ones first, then wholly
+  /// free ones whose work is done. Returns the bytes given back. O(handles given back + free ranges).
+  std::size_t shrink(arena& a, lock& hot, std::size_t keep) {
+    std::size_t given = 0;
+    for (handle_ref h = 1; h < map_.size() && counters_.reserved > keep && spare_bytes_ != 0; ++h) {
+      if (map_[h].bytes == 0 || map_[h].active != nowhere) continue;
+      given += map_[h].bytes;
+      spare_bytes_ -= map_[h].bytes;
+      destroy(a, hot, h);
+    }
+    while (counters_.reserved > keep) {
+      plan p;
+      a.ranges.make_room(4);
+      domain_ref const size = a.streams.size();
+      for (domain_ref d = 0; d < size && p.moved.empty(); ++d) {
+        if (d == neutral || a.streams[d].freed <= a.streams[d].completed)
+          find_free_handles(a, d, 0, p.moved, 1);
+      }
+      if (p.moved.empty()) break;
+      handle_ref const h = p.moved.front().handle;
+      carve_moved(a, p);
+      range_ref const r = p.moved.front().node;
+      stale_.make_room(1);
+      stale_.insert(a.ranges[r].address, r);
+      map_[h].active = nowhere;
+      given += map_[h].bytes;
+      destroy(a, hot, h);
+    }
+    return given;
+  }
+
+  /// Gives everything back. Nothing on the device uses it any more;
+  void close() noexcept {
+    if (!map_.is_open()) return;
+    for (handle_ref h = 1; h < map_.size(); ++h) {
+      if (map_[h].bytes == 0) continue;
+      for (std::uint32_t const granule : map_[h].mapped) {
+        source_.unmap(reinterpret_cast<void*>(map_.address_of(granule)), map_[h].bytes);
+      }
+      source_.destroy(map_[h].id, map_[h].bytes);
+    }
+    source_.unreserve(reinterpret_cast<void*>(map_.base()), map_.bytes());
+  }
+
+ private:
+  struct moved_handle {
+    handle_ref handle;
+    range_ref node;
+    std::uintptr_t address;
+    std::size_t bytes;
+    domain_ref domain = neutral;
+    std::uint64_t epoch = 0;
+  };
+  struct plan {
+    domain_ref taker = neutral;
+    zone where = zone::small;
+    range_ref base = 0;  ///< the free range that is extended, 0 for a new place
+    std::size_t missing = 0;
+    std::vector<handle_ref> spare;
+    std::vector<moved_handle> moved;
+    std::vector<std::size_t> create;
+    std::vector<handle_ref> created;
+    std::size_t spare_bytes = 0;
+    std::size_t moved_bytes = 0;
+    std::size_t create_bytes = 0;
+    range_ref region = 0;
+    std::uintptr_t address = 0;                                 ///< of the region
+    std::vector<std::pair<handle_ref, std::uintptr_t>> mapped;  ///< done so far
+
+    [[nodiscard]] std::size_t total() const noexcept { return spare_bytes + moved_bytes + create_bytes; }
+  };
+  struct extension {
+    range_ref range = 0;
+    std::size_t bytes = 0;
+  };
+
+  /// Reserves the one virtual range on first use.
+  void open(arena& a, lock& hot) {
+    if (map_.is_open()) return;
+    hot.unlock();
+    std::size_t available = 0;
+    std::size_t total = 0;
+    (void)source_.driver().memory_info(available, total);
+    std::size_t const grain = source_.granularity();
+    std::size_t bytes = align_up(std::max(total, 64 * grain), grain) * reservation_factor;
+    void* base = nullptr;
+    for (;; bytes = align_up(bytes / 2, grain)) {
+      try {
+        base = source_.reserve(bytes);
+        break;
+      } catch (std::exception const&) {
+        if (bytes <= total || bytes <= 64 * grain) {
+          hot.lock();
+          throw;
+        }
+      }
+    }
+    try {
+      map_.open(reinterpret_cast<std::uintptr_t>(base), bytes, grain);
+      hot.lock();
+      a.ranges.make_room(1);
+    } catch (...) {
+      if (!hot.owns_lock()) hot.lock();
+      source_.unreserve(base, bytes);
+      throw;
+    }
+    range_ref const all = a.ranges.take();
+    a.ranges[all].address = map_.base();
+    a.ranges[all].bytes = bytes;
+    a.ranges[all].state = range_state::hole;
+    holes_.insert(a.ranges, all);
+  }
+
+  /// The free range, with a hole after it, that lacks least of the request.
+  extension extendable(arena& a, growth_request const& request) const {
+    extension best;
+    for (domain_ref const d : {request.taker, neutral}) {
+      a.streams[d].ranges(request.where).for_each(a.ranges, range_grain, [&](range_ref r) {
+        range const& node = a.ranges[r];
+        if (node.next == 0 || a.ranges[node.next].state != range_state::hole) return;
+        std::uintptr_t const from = align_up(node.address, request.alignment);
+        if (from >= node.end()) return;
+        std::size_t const has = node.end() - from;
+        if (has >= request.bytes || has <= best.bytes) return;
+        if (a.ranges[node.next].bytes < align_up(request.bytes - has, map_.granularity()) + 64_MiB) return;
+        best = {r, has};
+      });
+      if (d == neutral) break;
+    }
+    return best;
+  }
+
+  void choose_handles(arena& a, plan& p, growth_request const& request) {
+    for (handle_ref h = 1; h < map_.size() && spare_bytes_ != 0 && p.total() < p.missing; ++h) {
+      if (map_[h].bytes == 0 || map_[h].active != nowhere || map_[h].bytes > p.missing - p.total()) continue;
+      p.spare.push_back(h);
+      p.spare_bytes += map_[h].bytes;
+    }
+    std::size_t const wanted = p.missing - std::min(p.missing, p.total());
+    if (request.may_move && wanted > request.may_create) {
+      std::vector<moved_handle> candidates;
+      find_free_handles(a, request.taker, p.base, candidates, ~std::size_t{0});
+      if (request.taker != neutral) find_free_handles(a, neutral, p.base, candidates, ~std::size_t{0});
+      select(candidates, wanted, p);
+    }
+    std::size_t left = p.missing - std::min(p.missing, p.total());
+    if (left == 0) return;
+    if (left > request.may_create && !request.may_exceed) return;
+    std::size_t const most = request.where == zone::small
+                                 ? map_.granularity()
+                                 : std::max(map_.granularity(), request.largest_handle);
+    while (left != 0) {
+      std::size_t const bytes = std::min(most, std::bit_floor(left));
+      p.create.push_back(bytes);
+      p.create_bytes += bytes;
+      left -= bytes;
+    }
+  }
+
+  /// Lists handles that lie wholly in free ranges of a domain, `base` excepted.
+  void find_free_handles(arena& a, domain_ref d, range_ref base, std::vector<moved_handle>& out,
+                         std::size_t most) const {
+    std::size_t const grain = map_.granularity();
+    for (zone const where : {zone::large, zone::small}) {
+      a.streams[d].ranges(where).for_each(a.ranges, grain, [&](range_ref r) {
+        if (r == base || out.size() >= most) return;
+        range const& node = a.ranges[r];
+        for (std::uintptr_t at = align_up(node.address, grain);
+             at + grain <= node.end() && out.size() < most;) {
+          handle_ref const h = map_.at(at);
+          physical const& handle = map_[h];
+          if (map_.address_of(handle.active) == at && at + handle.bytes <= node.end()) {
+            out.push_back({h, r, at, handle.bytes, node.domain, node.epoch});
+            at += handle.bytes;
+          } else {
+            at += grain;
+          }
+        }
+      });
+    }
+  }
+
+  /// Few, large handles first; the last one may be larger than what is left.
+  void select(std::vector<moved_handle>& candidates, std::size_t wanted, plan& p) const {
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [](moved_handle const& x, moved_handle const& y) { return x.bytes > y.bytes; });
+    moved_handle const* closing = nullptr;
+    for (moved_handle const& c : candidates) {
+      if (p.moved_bytes >= wanted) break;
+      if (c.bytes <= wanted - p.moved_bytes) {
+        p.moved.push_back(c);
+        p.moved_bytes += c.bytes;
+      } else {
+        closing = &c;  // the smallest so far that would do alone
+      }
+    }
+    if (p.moved_bytes < wanted && closing != nullptr) {
+      p.moved.push_back(*closing);
+      p.moved_bytes += closing->bytes;
+    }
+  }
+
+  /// Finds address space; the nodes that are needed are there afterwards. False: the range is full.
+  bool place(arena& a, plan& p) {
+    a.ranges.make_room(2 * p.moved.size() + 8);
+    stale_.make_room(p.moved.size());
+    map_.make_room(p.create.size());
+    for (moved_handle const& m : p.moved) map_.make_room_for_mapping(m.handle);
+    for (handle_ref const h : p.spare) map_.make_room_for_mapping(h);
+    p.mapped.reserve(p.spare.size() + p.moved.size() + p.create.size());
+    p.created.reserve(p.create.size());
+    std::size_t const grain = map_.granularity();
+    std::size_t const total = align_up(p.total(), grain);
+    if (p.base != 0) {
+      p.region = a.ranges[p.base].next;
+    } else {
+      p.region = holes_.find(a.ranges, total + 2 * extension_room, grain);
+      if (p.region == 0) p.region = holes_.find(a.ranges, total, grain);
+    }
+    return p.region != 0 && a.ranges[p.region].bytes >= total;
+  }
+
+  /// Takes what was chosen out of circulation.
+  void carve(arena& a, plan& p) {
+    if (p.base != 0) a.claim(p.base);
+    std::size_t const total = p.total();
+    holes_.erase(a.ranges, p.region);
+    bool const roomy = p.base == 0 && p.spread && a.ranges[p.region].bytes >= total + 2 * extension_room &&
+                       a.ranges[p.region].previous != 0;
+    if (roomy) {
+      range_ref const body = a.split(p.region, extension_room);
+      holes_.insert(a.ranges, p.region);
+      p.region = body;
+    }
+    if (a.ranges[p.region].bytes > total) {
+      range_ref const rest = a.split(p.region, total);
+      holes_.insert(a.ranges, rest);
+    }
+    a.ranges[p.region].state = range_state::live;
+    p.address = a.ranges[p.region].address;
+    carve_moved(a, p);
+  }
+
+  void carve_moved(arena& a, plan& p) {
+    // From the back of each node, so that its front keeps the node.
+    std::sort(p.moved.begin(), p.moved.end(), [](moved_handle const& x, moved_handle const& y) {
+      return x.node != y.node ? x.node < y.node : x.address > y.address;
+    });
+    range_ref claimed = 0;
+    for (std::size_t i = 0; i < p.moved.size(); ++i) {
+      moved_handle& m = p.moved[i];
+      range_ref const node = m.node;
+      if (claimed != node) a.claim(node);
+      claimed = node;
+      std::size_t const before = m.address - a.ranges[node].address;
+      if (a.ranges[node].bytes > before + m.bytes) {
+        range_ref const rest = a.split(node, before + m.bytes);
+        a.make_free(rest, m.domain, m.epoch);
+      }
+      if (before != 0) m.node = a.split(node, before);
+      a.ranges[m.node].state = range_state::stale;
+      bool const last_of_node = i + 1 == p.moved.size() || p.moved[i + 1].node != node;
+      if (before != 0 && last_of_node) a.make_free(node, m.domain, m.epoch);
+    }
+  }
+
+  /// The driver calls: creates and maps. No lock but the growth lock is held.
+  void supply(plan& p) {
+    std::uintptr_t at = p.address;
+    for (std::size_t const bytes : p.create) {
+      page_handle const id = source_.create(bytes);
+      ++counters_.creates;
+      handle_ref const h = map_.add(id, bytes);
+      spare_bytes_ += bytes;
+      p.created.push_back(h);
+      counters_.hold(bytes);
+      map_.make_room_for_mapping(h);
+    }
+    auto const map_here = [&](handle_ref h) {
+      source_.map(reinterpret_cast<void*>(at), map_[h].bytes, map_[h].id);
+      ++counters_.maps;
+      p.mapped.emplace_back(h, at);
+      at += map_[h].bytes;
+    };
+    for (moved_handle const& m : p.moved) map_here(m.handle);
+    for (handle_ref const h : p.spare) map_here(h);
+    for (handle_ref const h : p.created) map_here(h);
+  }
+
+  void publish(arena& a, plan& p) {
+    for (moved_handle const& m : p.moved) {
+      stale_.insert(a.ranges[m.node].address, m.node);
+      ++counters_.remaps;
+    }
+    spare_bytes_ -= p.spare_bytes + p.create_bytes;
+    for (auto const& [h, address] : p.mapped) map_.note_mapped(h, address);
+    a.ranges[p.region].where = p.where;
+    bool used_before = !p.moved.empty();
+    if (p.base != 0) {
+      used_before = used_before || a.ranges[p.base].epoch != 0;
+      a.merge(p.base, p.region);
+      p.region = p.base;
+    }
+    a.make_free(p.region, p.taker, used_before ? a.streams[p.taker].mark() : 0);
+  }
+
+  void undo(arena& a, plan& p) noexcept {
+    for (auto const& [h, address] : p.mapped) source_.unmap(reinterpret_cast<void*>(address), map_[h].bytes);
+    for (moved_handle const& m : p.moved) a.make_free(m.node, m.domain, m.epoch);
+    if (p.base != 0) a.make_free(p.base, a.ranges[p.base].domain, a.ranges[p.base].epoch);
+    make_hole(a, p.region);
+  }
+
+  void make_hole(arena& a, range_ref r) noexcept {
+    a.ranges[r].state = range_state::hole;
+    a.ranges[r].domain = neutral;
+    a.ranges[r].epoch = 0;
+    a.ranges[r].where = zone::small;
+    if (range_ref const n = a.ranges[r].next; n != 0 && a.ranges[n].state == range_state::hole) {
+      holes_.erase(a.ranges, n);
+      a.merge(r, n);
+    }
+    if (range_ref const b = a.ranges[r].previous; b != 0 && a.ranges[b].state == range_state::hole) {
+      holes_.erase(a.ranges, b);
+      a.merge(b, r);
+      r = b;
+    }
+    holes_.insert(a.ranges, r);
+  }
+
+  /// Unmaps a handle wherever it is and gives it back. It is spare, and no work uses any of its places.
+  void destroy(arena& a, lock& hot, handle_ref h) {
+    hot.unlock();
+    for (std::uint32_t const granule : map_[h].mapped) {
+      source_.unmap(reinterpret_cast<void*>(map_.address_of(granule)), map_[h].bytes);
+      ++counters_.unmaps;
+    }
+    source_.destroy(map_[h].id, map_[h].bytes);
+    ++counters_.destroys;
+    counters_.release(map_[h].bytes);
+    hot.lock();
+    while (!map_[h].mapped.empty()) {
+      std::uintptr_t const address = map_.address_of(map_[h].mapped.back());
+      map_.note_unmapped(h, address);
+      if (range_ref const r = stale_.erase(address); r != 0) make_hole(a, r);
+    }
+    map_.remove(h);
+  }
+
+  /// Unmaps every stale place, waiting for the device if need be: the reserved range is used up.
+  void recycle_addresses(arena& a, lock& hot, ordering<driver_type>& order) {
+    for (domain_ref d = 1; d < a.streams.size(); ++d) (void)order.finish(a, hot, d);
+    for (handle_ref h = 1; h < map_.size(); ++h) {
+      if (map_[h].bytes == 0) continue;
+      std::vector<std::uint32_t> const places = map_[h].mapped;
+      for (std::uint32_t const granule : places) {
+        if (granule == map_[h].active) continue;
+        std::uintptr_t const address = map_.address_of(granule);
+        hot.unlock();
+        source_.unmap(reinterpret_cast<void*>(address), map_[h].bytes);
+        ++counters_.unmaps;
+        hot.lock();
+        map_.note_unmapped(h, address);
+        if (range_ref const r = stale_.erase(address); r != 0) make_hole(a, r);
+      }
+    }
+  }
+
+  Source source_;
+  growth_counters& counters_;
+  page_map map_;
+  range_index holes_;
+  block_table stale_;  ///< start of each stale node
+  std::size_t spare_bytes_ = 0;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/segment_growth.hpp
+// Growth by segments: whole blocks of an upstream resource, where there are no pages to map (cudaMalloc,
+// pinned memory, another pool). A segment cannot be moved or extended; wholly free ones are given back when
+// memory is short. Above it: ladder. Below it: arena, growth.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace tarn::detail {
+
+/// Segments are multiples of this, bytes: what cudaMalloc rounds to anyway on a device with 2 MiB pages.
+inline constexpr std::size_t segment_grain = 2_MiB;
+
+template <resource Source>
+class segment_growth {
+ public:
+  using driver_type = typename Source::driver_type;
+  using lock = std::unique_lock<std::mutex>;
+  static constexpr bool moves = false;
+
+  segment_growth(Source source, growth_counters& counters)
+      : source_(std::move(source)), counters_(counters) {}
+
+  [[nodiscard]] Source& source() noexcept { return source_; }
+  [[nodiscard]] Source const& source() const noexcept { return source_; }
+
+  /// Makes a free range of at least `request.bytes`. False where nothing may be created. The hot lock is held
+  /// on entry and return, and let go around the upstream's call. @throws what the upstream throws; nothing
+  /// has changed
+  bool grow(arena& a, lock& hot, ordering<driver_type>&, growth_request const& request) {
+    if (request.may_create == 0 && !request.may_exceed) return false;
+    a.ranges.make_room(1);
+    segments_.reserve(segments_.size() + 1);
+    std::size_t const spare = range_grain + (request.alignment > range_grain ? request.alignment : 0);
+    std::size_t const exact = request.bytes + spare;
+    std::size_t bytes = align_up(exact, segment_grain);
+    hot.unlock();
+    void* base = nullptr;
+    try {
+      try {
+        base = source_.allocate_sync(bytes, default_alignment);
+      } catch (out_of_memory const&) {
+        bytes = align_up(exact, range_grain);
+        base = source_.allocate_sync(bytes, default_alignment);
+      }
+    } catch (...) {
+      hot.lock();
+      throw;
+    }
+    hot.lock();
+    ++counters_.creates;
+    counters_.hold(bytes);
+    auto const index = free_index();
+    segments_[index] = {base, bytes};
+    range_ref const r = a.ranges.take();
+    range& node = a.ranges[r];
+    node.address = align_up(reinterpret_cast<std::uintptr_t>(base), range_grain);
+    node.bytes = align_down(reinterpret_cast<std::uintptr_t>(base) + bytes - node.address, range_grain);
+    node.segment = static_cast<std::uint32_t>(index);
+    node.where = request.where;
+    a.make_free(r, request.taker, 0);
+    return true;
+  }
+
+  /// Gives wholly free segments back, whose work is done, until at most `keep` bytes are reserved; returns
+  /// the bytes.
+  std::size_t shrink(arena& a, lock& hot, std::size_t keep) {
+    std::size_t given = 0;
+    while (counters_.reserved > keep) {
+      range_ref whole = 0;
+      for (domain_ref d = 0; d < a.streams.size() && whole == 0; ++d) {
+        stream_domain const& domain = a.streams[d];
+        if (d != neutral && domain.freed > domain.completed) continue;
+        for (range_index const& index : domain.index) {
+          index.for_each(a.ranges, range_grain, [&](range_ref r) {
+            if (a.ranges[r].previous == 0 && a.ranges[r].next == 0) whole = r;
+          });
+        }
+      }
+      if (whole == 0) break;
+      a.claim(whole);
+      segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
+      a.ranges.put_back(whole);
+      ++counters_.destroys;
+      counters_.release(gone.bytes);
+      given += gone.bytes;
+      hot.unlock();
+      source_.deallocate_sync(gone.base, gone.bytes, default_alignment);
+      hot.lock();
+    }
+    return given;
+  }
+
+  /// True where `address` lies in a segment. O(segments).
+  [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
+    return std::any_of(segments_.begin(), segments_.end(), [&](segment const& s) {
+      auto const base = reinterpret_cast<std::uintptr_t>(s.base);
+      return s.base != nullptr && address >= base && address - base < s.bytes;
+    });
+  }
+
+  /// Gives everything back; nothing on the device uses it any more.
+  void close() noexcept {
+    for (segment const& s : segments_) {
+      if (s.base != nullptr) source_.deallocate_sync(s.base, s.bytes, default_alignment);
+    }
+    segments_.clear();
+  }
+
+  [[nodiscard]] std::size_t handles() const noexcept { return counters_.creates - counters_.destroys; }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return segments_.capacity() * sizeof(segment); }
+
+ private:
+  struct segment {
+    void* base = nullptr;
+    std::size_t bytes = 0;
+  };
+
+  /// An unused entry; room was made.
+  std::size_t free_index() noexcept {
+    for (std::size_t i = 0; i < segments_.size(); ++i) {
+      if (segments_[i].base == nullptr) return i;
+    }
+    segments_.emplace_back();
+    return segments_.size() - 1;
+  }
+
+  Source source_;
+  growth_counters& counters_;
+  std::vector<segment> segments_;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+template <class Source>
+struct growth_for {
+  using type = segment_growth<Source>;
+};
+template <page_source Source>
+struct growth_for<Source> {
+  using type = page_growth<Source>;
+};
+
+template <memory_source Source>
+class ladder {
+ public:
+  using driver_type = typename Source::driver_type;
+  using growth_type = typename growth_for<Source>::type;
+  using lock = std::unique_lock<std::mutex>;
+
+  ladder(Source source, pool_options const& chosen)
+      : options(chosen), order(source.driver()), growth(std::move(source), counters) {}
+
+  pool_options const options;
+  std::mutex hot;   ///< the arena's; held for tens of nanoseconds, never across a driver call
+  std::mutex cold;  ///< the growth lock; taken before `hot`
+  arena space;
+  growth_counters counters;
+  ordering<driver_type> order;
+  growth_type growth;
+  std::uint64_t alloc_retries = 0;
+  std::uint64_t ooms = 0;
+
+  /// Climbs until `take` succeeds. Both locks are held on entry and on return.
+  /// @param take         under the hot lock: true once the request is served
+  /// @param flush        brings the magazines home; called without the hot lock
+  /// @throws out_of_memory  every rung failed; nothing has changed
+  template <class Take, class Flush>
+  void climb(lock& held, growth_request request, Take const& take, Flush const& flush) {
+    space.make_room();
+    if (take()) return;
+    held.unlock();
+    flush();
+    held.lock();
+    if (ready(take)) return;
+    collect_finished(held, request.taker);
+    if (ready(take)) return;
+    steal(held, request.taker);
+    if (ready(take)) return;
+    // What is neutral and what is the stream's own may lie side by side: as one range it may do.
+    if (request.taker != neutral) space.hand_over(neutral, request.taker, ~std::uint64_t{0});
+    if (ready(take)) return;
+    std::optional<out_of_memory> refused;
+    try {
+      for (int attempt = 0; attempt < 3; ++attempt) {
+        budget(request);
+        if (growth.grow(space, held, order, request) && ready(take)) return;
+      }
+    } catch (out_of_memory const& error) {
+      refused = error;
+    }
+    ++alloc_retries;
+    finish_all(held);
+    if (ready(take)) return;
+    request.may_create = 0;
+    request.may_exceed = false;
+    for (bool const extend : {true, false}) {
+      request.extend = extend;
+      if (growth.grow(space, held, order, request) && ready(take)) return;
+    }
+    growth.shrink(space, held, 0);
+    request.may_exceed = true;
+    request.extend = true;
+    try {
+      if (growth.grow(space, held, order, request) && ready(take)) return;
+    } catch (out_of_memory const& error) {
+      refused = error;
+    }
+    ++ooms;
+    throw out_of_memory(report(request, refused ? &*refused : nullptr));
+  }
+
+  /// Frees that the device is past become neutral. Never waits.
+  void collect_finished(lock& held, domain_ref except) {
+    for (domain_ref d = 1; d < space.streams.size(); ++d) {
+      if (d == except) continue;
+      if (space.streams[d].has_free()) (void)order.settle(space, held, d);
+      neutralise(d);
+    }
+  }
+
+  /// Waits on the host for everything that was freed.
+  void finish_all(lock& held) {
+    for (domain_ref d = 1; d < space.streams.size(); ++d) {
+      if (space.streams[d].has_free()) (void)order.finish(space, held, d);
+      neutralise(d);
+    }
+  }
+
+ private:
+  template <class Take>
+  [[nodiscard]] bool ready(Take const& take) {
+    space.make_room();
+    return take();
+  }
+
+  void neutralise(domain_ref d) {
+    stream_domain& domain = space.streams[d];
+    if (domain.completed == 0) return;
+    if (domain.foreign_count != 0 && domain.foreign_epoch <= domain.completed) space.send_foreign_home(d);
+    if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.completed);
+    if (domain.gone && domain.id != 0 && !domain.has_free() && domain.holds_no_run()) space.streams.forget(d);
+  }
+
+  void steal(lock& held, domain_ref taker) {
+    for (domain_ref d = 1; d < space.streams.size(); ++d) {
+      stream_domain& owner = space.streams[d];
+      if (d == taker || owner.free_bytes() == 0) continue;
+      if (taker == neutral) {
+        (void)order.finish(space, held, d);
+        neutralise(d);
+      } else if (std::uint64_t const covered = owner.recorded;
+                 covered != 0 && order.order(space, held, taker, d)) {
+        space.hand_over(d, taker, covered);
+      }
+    }
+  }
+
+  /// How much may be created before free handles are moved: up to a little more than live memory has needed
+  /// so far.
+  void budget(growth_request& request) const noexcept {
+    request.largest_handle = handle_limit(std::max(space.live_peak, space.live_bytes + request.bytes));
+    request.may_move = options.remap == remapping::when_tight;
+    if (!request.may_move) {
+      request.may_create = max_request_bytes;
+      return;
+    }
+    std::size_t const live = std::max(space.live_peak, space.live_bytes + request.bytes);
+    std::size_t const target = live + live / 1000 * options.slack_per_mille;
+    request.may_create = target > counters.reserved ? target - counters.reserved : 0;
+  }
+
+  [[nodiscard]] memory_report report(growth_request const& request, out_of_memory const* refused) const {
+    memory_report r;
+    if (refused != nullptr) r = refused->report();
+    r.asked = request.bytes;
+    r.alignment = request.alignment;
+    r.device = order.driver().device().value;
+    r.stream = space.streams[request.taker].id;
+    r.live = space.live_bytes;
+    r.reserved = counters.reserved;
+    r.cached = counters.reserved > space.live_bytes ? counters.reserved - space.live_bytes : 0;
+    r.largest_free_range = space.largest_free();
+    if (refused == nullptr) r.refused_by = "the pool";
+    return r;
+  }
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/pool_state.hpp
+// What a pool knows of itself at one moment, for reports and tests. Bytes unless said.
+// Above it: pool, report. Below it: nothing.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn {
+
+struct pool_state {
+  std::size_t live = 0;                ///< handed out, rounded to blocks
+  std::size_t live_blocks = 0;         ///< how many blocks that is
+  std::size_t reserved = 0;            ///< held from the driver
+  std::size_t reserved_peak = 0;       ///< since the last reset_peaks()
+  std::size_t cached = 0;              ///< reserved, not handed out
+  std::size_t pending = 0;             ///< freed, but awaiting another stream that used it (record_use)
+  std::size_t largest_free_range = 0;  ///< the largest block that needs no driver call, magazines not counted
+  std::size_t free_blocks = 0;         ///< free ranges
+  std::size_t inactive_split_bytes = 0;  ///< free ranges that are part of a handle or segment in use
+  std::uint64_t reserved_total = 0;      ///< ever taken from the driver
+  std::uint64_t released_total = 0;      ///< ever given back
+  std::uint64_t handles = 0;             ///< physical handles, or segments, held
+  std::uint64_t handles_peak = 0;
+  std::uint64_t creates = 0;  ///< handles or segments made
+  std::uint64_t destroys = 0;
+  std::uint64_t maps = 0;
+  std::uint64_t unmaps = 0;
+  std::uint64_t remaps = 0;         ///< maps of handles that served elsewhere before
+  std::uint64_t alloc_retries = 0;  ///< times the driver refused and the cache was searched again
+  std::uint64_t ooms = 0;           ///< out_of_memory thrown
+  std::uint64_t host_waits = 0;     ///< times the host waited for a stream
+  std::uint64_t device_waits = 0;   ///< times a stream was made to wait for another
+  std::size_t host_bytes = 0;       ///< host memory of the bookkeeping
+};
+
+}  // namespace tarn
+// ---- tarn/pool/record_use.hpp
+// Blocks used on more streams than the one they are freed on: noted by record_use(), held back at
+// deallocation until the device is past those uses. Costs one relaxed load a deallocation while nothing is
+// noted. Above it: pool. Below it: ordering.
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+namespace tarn::detail {
+
+template <stream_driver Driver>
+class recorded_uses {
+ public:
+  struct waiting {
+    void* p = nullptr;
+    std::size_t bytes = 0;
+    std::size_t alignment = 0;
+    stream_ref stream;
+    std::vector<event_handle> events;
+  };
+
+  explicit recorded_uses(Driver const& driver) : driver_(driver) {}
+
+  [[nodiscard]] bool any() const noexcept { return noted_.load(std::memory_order_relaxed) != 0; }
+  [[nodiscard]] bool any_waiting() const noexcept {
+    return waiting_count_.load(std::memory_order_relaxed) != 0;
+  }
+
+  /// Notes a use. @throws std::bad_alloc, nothing has changed
+  void note(void* p, stream_ref stream) {
+    std::lock_guard const guard(mutex_);
+    auto const found = std::find_if(uses_.begin(), uses_.end(),
+                                    [&](use const& u) { return u.p == p && u.stream == stream; });
+    if (found != uses_.end()) return;
+    uses_.push_back({p, stream});
+    noted_.store(uses_.size(), std::memory_order_relaxed);
+  }
+
+  /// At deallocation: true where the block has been held back, false where nothing was noted and it may be
+  /// freed now. Records one event on each stream noted. Where an event cannot be made, the stream is waited
+  /// for on the host.
+  bool hold_back(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
+    std::lock_guard const guard(mutex_);
+    waiting w{p, bytes, alignment, stream, {}};
+    for (std::size_t i = 0; i < uses_.size();) {
+      if (uses_[i].p != p) {
+        ++i;
+        continue;
+      }
+      stream_ref const used_on = uses_[i].stream;
+      uses_[i] = uses_.back();
+      uses_.pop_back();
+      if (used_on == stream) continue;
+      event_handle event = nullptr;
+      bool recorded = false;
+      try {
+        w.events.reserve(w.events.size() + 1);
+        recorded = driver_.create_event(event).ok() && driver_.record_event(event, used_on).ok();
+        if (recorded) w.events.push_back(event);
+      } catch (...) {
+        recorded = false;
+      }
+      if (recorded) continue;
+      if (event != nullptr) (void)driver_.destroy_event(event);
+      if (!driver_.synchronize_stream(used_on).ok()) (void)driver_.synchronize_device();
+    }
+    noted_.store(uses_.size(), std::memory_order_relaxed);
+    if (w.events.empty()) return false;
+    try {
+      held_.push_back(std::move(w));
+    } catch (...) {
+      finish(w);
+      return false;
+    }
+    waiting_bytes_ += bytes;
+    waiting_count_.store(held_.size(), std::memory_order_relaxed);
+    return true;
+  }
+
+  /// Takes out one block whose uses are over; `wait` makes the host wait for the oldest. False if there is
+  /// none.
+  bool take_ready(waiting& out, bool const wait) noexcept {
+    std::lock_guard const guard(mutex_);
+    for (std::size_t i = 0; i < held_.size(); ++i) {
+      waiting& w = held_[i];
+      while (!w.events.empty() && driver_.query_event(w.events.back()).ok()) {
+        (void)driver_.destroy_event(w.events.back());
+        w.events.pop_back();
+      }
+      if (!w.events.empty() && !wait) continue;
+      finish(w);
+      waiting_bytes_ -= w.bytes;
+      out = std::move(w);
+      if (i + 1 != held_.size()) held_[i] = std::move(held_.back());
+      held_.pop_back();
+      waiting_count_.store(held_.size(), std::memory_order_relaxed);
+      return true;
+    }
+    return false;
+  }
+
+  [[nodiscard]] std::size_t waiting_bytes() const noexcept {
+    std::lock_guard const guard(mutex_);
+    return waiting_bytes_;
+  }
+
+ private:
+  struct use {
+    void* p;
+    stream_ref stream;
+  };
+
+  void finish(waiting& w) const noexcept {
+    for (event_handle const event : w.events) {
+      (void)driver_.synchronize_event(event);
+      (void)driver_.destroy_event(event);
+    }
+    w.events.clear();
+  }
+
+  Driver driver_;
+  mutable std::mutex mutex_;
+  std::vector<use> uses_;
+  std::vector<waiting> held_;
+  std::size_t waiting_bytes_ = 0;
+  std::atomic<std::size_t> noted_{0};
+  std::atomic<std::size_t> waiting_count_{0};
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/thread_cache.hpp
+// Thread caches: how a thread finds its magazines, and how they come home when the thread or the pool ends
+// first. Above it: pool. Below it: magazine, owner_lock.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+// ---- tarn/pool/magazine.hpp
+// Magazines: bounded arrays of free blocks, one per size class, for one stream on one thread. A hit takes no
+// lock and makes no driver call. (Bonwick and Adams, "Magazines and Vmem", USENIX 2001, for the name and the
+// idea.) Above it: thread_cache. Below it: size_class.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+namespace tarn::detail {
+
+/// A stack of blocks of one class. Empty until the first block is put in.
+struct magazine {
+  void** blocks = nullptr;
+  std::uint32_t count = 0;
+  std::uint32_t capacity = 0;
+};
+
+/// How many blocks of a class a magazine holds: 256 KiB worth, at least 2 and at most 64. All magazines of
+/// one stream on one thread together hold at most 57 MiB, and everything is given back before the pool grows.
+[[nodiscard]] constexpr std::uint32_t magazine_capacity(unsigned size_class) noexcept {
+  std::size_t const fit = 256_KiB / class_bytes(size_class);
+  return static_cast<std::uint32_t>(fit < 2 ? 2 : (fit > 64 ? 64 : fit));
+}
+
+/// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates
+/// at the boundary does not come back every time.
+[[nodiscard]] constexpr std::uint32_t magazine_batch(unsigned size_class) noexcept {
+  return magazine_capacity(size_class) / 2;
+}
+
+/// What one thread caches of one stream.
+struct stream_cache {
+  stream_id id = 0;
+  stream_ref stream;
+  /// The last freed block above class_limit. One only: it serves a loop that frees and asks for the same size
+  /// again, and any other request sends it home first, so that large ranges coalesce as if it were not here.
+  void* large_block = nullptr;
+  std::size_t large_bytes = 0;
+  magazine magazines[class_count];
+
+  stream_cache(stream_id stream_identity, stream_ref handle) noexcept : id(stream_identity), stream(handle) {}
+  stream_cache(stream_cache const&) = delete;
+  stream_cache& operator=(stream_cache const&) = delete;
+  ~stream_cache() {
+    for (magazine& m : magazines) delete[] m.blocks;
+  }
+
+  /// Gives a class its array. False where the host has no memory: then the block goes without a magazine.
+  [[nodiscard]] bool open(unsigned size_class) noexcept {
+    magazine& m = magazines[size_class];
+    std::uint32_t const capacity = magazine_capacity(size_class);
+    m.blocks = new (std::nothrow) void*[capacity];
+    if (m.blocks == nullptr) return false;
+    m.capacity = capacity;
+    return true;
+  }
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/owner_lock.hpp
+// A lock that costs its owner two plain stores. One thread owns the data and comes often; visitors come
+// rarely (to flush it) and pay for both: they make every core pass a barrier (Linux membarrier), so that the
+// owner need not.
+//
+//   owner                         visitor (one at a time)
+//   busy = 1                      wanted = 1
+//   (compiler barrier)            membarrier: all cores have passed a full barrier
+//   if wanted: step back          while busy: wait
+//   ... data ...                  ... data ...
+//   busy = 0 (release)            wanted = 0 (release)
+//
+// Either the owner's store of busy came before the barrier, and the visitor sees it, or its load of wanted
+// comes after, and the owner sees that. Without membarrier the owner executes the fence itself. Above it:
+// thread_cache. Below it: nothing.
+
+#include <atomic>
+#include <cstdint>
+
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace tarn::detail {
+
+/// True if the kernel runs barriers on other cores for us. Asked once per process.
+inline bool has_remote_barrier() noexcept {
+#if defined(__linux__) && defined(__NR_membarrier) && !TARN_TSAN
+  static bool const registered = syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0) == 0;
+  return registered;
+#else
+  return false;
+#endif
+}
+
+/// Makes every thread of the process pass a full barrier before it returns.
+inline void remote_barrier() noexcept {
+#if defined(__linux__) && defined(__NR_membarrier)
+  if (has_remote_barrier()) {
+    (void)syscall(__NR_membarrier, 1 << 3 /* PRIVATE_EXPEDITED */, 0, 0);
+    return;
+  }
+#endif
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+inline void wait_a_moment() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#endif
+}
+
+class owner_lock {
+ public:
+  owner_lock() noexcept : light_(has_remote_barrier()) {}
+
+  /// The owner begins. False: a visitor is inside or waiting; the owner has stepped back and may try again.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool try_enter() noexcept {
+    busy_.store(1, std::memory_order_relaxed);
+    if (light_) [[likely]] {
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    } else {
+      busy_.exchange(1, std::memory_order_seq_cst);
+    }
+    if (wanted_.load(std::memory_order_seq_cst) == 0) [[likely]]
+      return true;
+    busy_.store(0, std::memory_order_release);
+    return false;
+  }
+  /// The owner begins, and waits for a visitor to leave.
+  void enter() noexcept {
+    while (!try_enter()) wait_a_moment();
+  }
+  TARN_ALWAYS_INLINE void leave() noexcept { busy_.store(0, std::memory_order_release); }
+
+  /// A visitor begins; visitors exclude one another by a lock of their own.
+  void visit() noexcept {
+    wanted_.exchange(1, std::memory_order_seq_cst);
+    remote_barrier();
+    while (busy_.load(std::memory_order_seq_cst) != 0) wait_a_moment();
+  }
+  void end_visit() noexcept { wanted_.store(0, std::memory_order_release); }
+
+ private:
+  std::atomic<std::uint32_t> busy_{0};
+  std::atomic<std::uint32_t> wanted_{0};
+  bool const light_;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// What one thread caches of one pool. The pool owns it; the thread uses it under `lock`.
+struct alignas(cache_line_bytes) thread_cache {
+  owner_lock lock;
+  stream_cache* last = nullptr;  ///< the stream used last: nearly always the next one too
+  /// Written by the owner, read by anyone: bytes and blocks this thread handed out less those it took back.
+  std::atomic<std::int64_t> live_bytes{0};
+  std::atomic<std::int64_t> live_blocks{0};
+  /// Bytes in the magazines; lets others see without a visit whether one would be worth it.
+  std::atomic<std::size_t> held_bytes{0};
+  std::vector<std::unique_ptr<stream_cache>> streams;
+
+  /// The cache of a stream, or null. The owner is inside.
+  [[nodiscard]] TARN_ALWAYS_INLINE stream_cache* find(stream_id id) noexcept {
+    if (last != nullptr && last->id == id) [[likely]]
+      return last;
+    return find_other(id);
+  }
+  TARN_ALWAYS_INLINE void count_live(std::int64_t bytes, std::int64_t blocks) noexcept {
+    live_bytes.store(live_bytes.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+    live_blocks.store(live_blocks.load(std::memory_order_relaxed) + blocks, std::memory_order_relaxed);
+  }
+  TARN_ALWAYS_INLINE void count_held(std::size_t more, std::size_t less) noexcept {
+    held_bytes.store(held_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
+  }
+
+ private:
+  TARN_NOINLINE stream_cache* find_other(stream_id id) noexcept {
+    for (auto& s : streams) {
+      if (s->id == id) return last = s.get();
+    }
+    return nullptr;
+  }
+};
+
+/// Ties a pool to the threads that cache for it. Outlives both: each side leaves under the mutex.
+struct pool_link {
+  std::mutex mutex;
+  void* pool = nullptr;  ///< null once the pool is gone
+  void (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
+};
+
+/// The thread's caches by pool, found with one compare. Plain data: it needs no construction and no guard.
+struct local_cache {
+  pool_link const* link = nullptr;
+  thread_cache* cache = nullptr;
+};
+inline constexpr std::size_t local_cache_slots = 8;
+inline thread_local constinit local_cache local_caches[local_cache_slots] = {};
+
+[[nodiscard]] inline std::size_t local_cache_slot(pool_link const* link) noexcept {
+  auto const bits = reinterpret_cast<std::uintptr_t>(link);
+  return ((bits >> 6) ^ (bits >> 12)) % local_cache_slots;
+}
+
+/// Gives the caches of an ending thread back to the pools that still live.
+class thread_exit {
+ public:
+  struct entry {
+    std::shared_ptr<pool_link> link;
+    thread_cache* cache;
+  };
+
+  thread_exit() noexcept = default;
+  thread_exit(thread_exit const&) = delete;
+  thread_exit& operator=(thread_exit const&) = delete;
+  ~thread_exit() {
+    over = true;
+    for (local_cache& l : local_caches) l = {};
+    for (entry& e : entries_) {
+      std::lock_guard const guard(e.link->mutex);
+      if (e.link->pool != nullptr) e.link->retire(e.link->pool, e.cache);
+    }
+  }
+
+  [[nodiscard]] thread_cache* find(pool_link const* link) const noexcept {
+    for (entry const& e : entries_) {
+      if (e.link.get() == link) return e.cache;
+    }
+    return nullptr;
+  }
+
+  /// Remembers a cache; forgets those of pools that are gone. @throws std::bad_alloc, nothing has changed
+  void add(std::shared_ptr<pool_link> const& link, thread_cache* cache) {
+    std::erase_if(entries_, [](entry const& e) {
+      std::lock_guard const guard(e.link->mutex);
+      if (e.link->pool != nullptr) return false;
+      // The slot must forget the address before the link's memory can be used again.
+      local_cache& slot = local_caches[local_cache_slot(e.link.get())];
+      if (slot.link == e.link.get()) slot = {};
+      return true;
+    });
+    entries_.push_back({link, cache});
+  }
+
+  /// True once this thread's caches were given back: what runs after (static destructors) goes without.
+  static inline thread_local constinit bool over = false;
+
+  static thread_exit& of_this_thread() {
+    static thread_local thread_exit hook;
+    return hook;
+  }
+
+ private:
+  std::vector<entry> entries_;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn {
+
+/// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source |
+/// pooled{}`. Safe from any number of threads. A warm call takes no lock and makes no driver call.
+template <memory_source Upstream>
+class pool {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  explicit pool(Upstream upstream, pool_options const& options = {})
+      : ladder_(std::move(upstream), options),
+        uses_(ladder_.order.driver()),
+        link_(std::make_shared<detail::pool_link>()) {
+    link_->pool = this;
+    link_->retire = [](void* self, detail::thread_cache* cache) noexcept {
+      static_cast<pool*>(self)->retire(cache);
+    };
+  }
+  pool(pool const&) = delete;
+  pool& operator=(pool const&) = delete;
+
+  /// Waits for the streams that freed memory here, then gives everything back. After the driver is gone:
+  /// nothing.
+  ~pool() {
+    {
+      std::lock_guard const guard(link_->mutex);
+      link_->pool = nullptr;
+    }
+    std::lock_guard const cold(ladder_.cold);
+    flush_all();
+    release_waiting(true);
+    lock held(ladder_.hot);
+    ladder_.finish_all(held);
+    held.unlock();
+    ladder_.order.close(ladder_.space);
+    ladder_.growth.close();
+  }
+
+  /// Allocates for work on `stream`.
+  /// @param bytes      zero gives null; blocks up to 1 MiB are rounded to a size class, others to 512
+  /// @param alignment  a power of two up to 2 MiB; above 256 the block has no magazine
+  /// Reuses what was freed on the same stream at once; other streams' memory once ordered (see
+  /// pool/stream_order.hpp).
+  /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc (host): nothing has changed
+  /// O(1) from a magazine or the arena, with no driver call unless the ladder is climbed.
+  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    if (bytes == 0) return nullptr;
+    return allocate_on(identity(stream), stream, bytes, alignment);
+  }
+
+  /// Gives a block back; work on `stream` enqueued before this may still use it. `bytes` and `alignment` are
+  /// those of the allocation. Never throws; misuse is told to the misuse handler where it is noticed.
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p == nullptr) return;
+    if (uses_.any() && uses_.hold_back(p, bytes, alignment, stream)) [[unlikely]]
+      return;
+    stream_id id = stream.id();
+    if (id == stream_ref::unknown_id && !ladder_.order.driver().identify(stream, id).ok()) {
+      // The stream was destroyed: nothing can be ordered after it, so everything is waited for.
+      (void)ladder_.order.driver().synchronize_device();
+      id = detail::neutral_id;
+    }
+    deallocate_on(id, stream, p, bytes, alignment);
+  }
+
+  /// Allocates memory that every stream may use at once. Waits for other streams' frees where only they would
+  /// do.
+  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    if (bytes == 0) return nullptr;
+    return allocate_on(detail::neutral_id, {}, bytes, alignment);
+  }
+
+  /// Gives back memory that no stream uses any more; every stream may have it at once.
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p == nullptr) return;
+    if (uses_.any() && uses_.hold_back(p, bytes, alignment, {})) [[unlikely]]
+      return;
+    deallocate_on(detail::neutral_id, {}, p, bytes, alignment);
+  }
+
+  /// Says that work on `stream`, enqueued up to the block's deallocation, uses it, though it is freed on
+  /// another. The block is held back until that work is done; other blocks are not. @throws std::bad_alloc
+  void record_use(void* p, std::size_t, stream_ref stream) {
+    if (p != nullptr) uses_.note(p, stream);
+  }
+
+  /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams
+  /// that freed it; other threads go on meanwhile. Returns the bytes given back. O(handles given back + free
+  /// ranges).
+  std::size_t trim(std::size_t keep_bytes) {
+    std::lock_guard const cold(ladder_.cold);
+    if (ladder_.counters.reserved <= keep_bytes) return 0;
+    flush_all();
+    release_waiting(true);
+    lock held(ladder_.hot);
+    ladder_.finish_all(held);
+    return ladder_.growth.shrink(ladder_.space, held, keep_bytes);
+  }
+
+  /// True where `p` lies in what the pool reserved. Takes the growth lock.
+  [[nodiscard]] bool owns(void const* p) const noexcept {
+    std::lock_guard const cold(ladder_.cold);
+    return ladder_.growth.contains(reinterpret_cast<std::uintptr_t>(p));
+  }
+
+  /// The largest block that the arena would hand out without a driver call, bytes.
+  [[nodiscard]] std::size_t largest_free_range() const {
+    std::lock_guard const hot(ladder_.hot);
+    return ladder_.space.largest_free();
+  }
+
+  /// Bytes that a request occupies. Pure.
+  [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) const noexcept {
+    return detail::rounded_bytes(bytes, alignment);
+  }
+
+  /// All numbers at one moment; exact while no other thread is inside. O(free ranges + threads).
+  [[nodiscard]] pool_state state() const {
+    std::lock_guard const cold(ladder_.cold);
+    pool_state s;
+    std::int64_t live = retired_live_bytes_;
+    std::int64_t blocks = retired_live_blocks_;
+    for (auto const& cache : caches_) {
+      live += cache->live_bytes.load(std::memory_order_relaxed);
+      blocks += cache->live_blocks.load(std::memory_order_relaxed);
+    }
+    detail::growth_counters const& c = ladder_.counters;
+    std::lock_guard const hot(ladder_.hot);
+    live += uncached_live_bytes_;
+    blocks += uncached_live_blocks_;
+    s.live = live > 0 ? static_cast<std::size_t>(live) : 0;
+    s.live_blocks = blocks > 0 ? static_cast<std::size_t>(blocks) : 0;
+    s.pending = uses_.waiting_bytes();
+    s.reserved = c.reserved;
+    s.reserved_peak = c.reserved_peak;
+    s.cached = c.reserved > s.live ? c.reserved - s.live : 0;
+    s.largest_free_range = ladder_.space.largest_free();
+    for (detail::domain_ref d = 0; d < ladder_.space.streams.size(); ++d) {
+      for (auto const& index : ladder_.space.streams[d].index) {
+        s.free_blocks += index.count();
+        s.inactive_split_bytes += index.bytes();
+      }
+    }
+    s.reserved_total = c.reserved_total;
+    s.released_total = c.released_total;
+    s.handles = c.creates - c.destroys;
+    s.handles_peak = c.handles_peak;
+    s.creates = c.creates;
+    s.destroys = c.destroys;
+    s.maps = c.maps;
+    s.unmaps = c.unmaps;
+    s.remaps = c.remaps;
+    s.alloc_retries = ladder_.alloc_retries;
+    s.ooms = ladder_.ooms;
+    s.host_waits = ladder_.order.host_waits();
+    s.device_waits = ladder_.order.device_waits();
+    s.host_bytes = ladder_.space.host_bytes() + ladder_.growth.host_bytes();
+    return s;
+  }
+
+  /// Lets the peaks start again from now.
+  void reset_peaks() noexcept {
+    std::lock_guard const cold(ladder_.cold);
+    ladder_.counters.reserved_peak = ladder_.counters.reserved;
+    ladder_.counters.handles_peak = ladder_.counters.creates - ladder_.counters.destroys;
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return ladder_.growth.source(); }
+  [[nodiscard]] driver_type const& driver() const noexcept { return ladder_.growth.source().driver(); }
+
+ private:
+  using lock = std::unique_lock<std::mutex>;
+
+  // ---- the way down: magazine, arena, ladder
+
+  void* allocate_on(stream_id id, stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    if (alignment > default_alignment || !is_alignment(alignment)) [[unlikely]] {
+      require_alignment(alignment);
+    } else if (detail::thread_cache* const cache = local(); cache != nullptr) [[likely]] {
+      if (void* const p = from_magazine(*cache, id, bytes); p != nullptr) [[likely]]
+        return p;
+    }
+    return allocate_slow(id, stream, bytes, alignment);
+  }
+
+  /// Tier 1. Null on a miss.
+  TARN_ALWAYS_INLINE void* from_magazine(detail::thread_cache& cache, stream_id id,
+                                         std::size_t bytes) noexcept {
+    if (!cache.lock.try_enter()) [[unlikely]]
+      return nullptr;
+    void* p = nullptr;
+    std::size_t block = 0;
+    if (detail::stream_cache* const mine = cache.find(id); mine != nullptr) [[likely]] {
+      if (bytes <= detail::class_limit) [[likely]] {
+        unsigned const k = detail::class_of(bytes);
+        detail::magazine& m = mine->magazines[k];
+        if (m.count != 0) [[likely]] {
+          p = m.blocks[--m.count];
+          block = detail::class_bytes(k);
+        }
+      } else if (mine->large_block != nullptr && mine->large_bytes == align_up(bytes, detail::range_grain)) {
+        p = std::exchange(mine->large_block, nullptr);
+        block = mine->large_bytes;
+      }
+      if (p != nullptr) {
+        cache.count_live(static_cast<std::int64_t>(block), 1);
+        cache.count_held(0, block);
+      }
+    }
+    cache.lock.leave();
+    return p;
+  }
+
+  /// Tiers 2 to 5.
+  TARN_NOINLINE void* allocate_slow(stream_id id, stream_ref stream, std::size_t bytes,
+                                    std::size_t alignment) {
+    if (bytes > max_request_bytes) refuse(id, bytes, alignment);
+    bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
+    unsigned const k = classed ? detail::class_of(bytes) : 0;
+    bool const in_run = classed && k < detail::run_class_count;
+    std::size_t const block = detail::rounded_bytes(bytes, alignment);
+    detail::zone const where = block <= detail::class_limit ? detail::zone::small : detail::zone::large;
+    detail::thread_cache* const cache = local_or_new();
+    detail::stream_cache* const mine = cache != nullptr ? stream_cache_of(*cache, id, stream) : nullptr;
+    if (mine != nullptr && where == detail::zone::large) send_large_home(*cache, *mine);
+
+    void* got[64];
+    std::uint32_t count = 0;
+    std::uint32_t const wanted = mine != nullptr && in_run ? detail::magazine_batch(k) : 1;
+    detail::arena& space = ladder_.space;
+    lock held(ladder_.hot);
+    detail::domain_ref const taker = space.streams.get(id, stream);
+    auto const take = [&] {
+      if (in_run) {
+        count = space.take_small(taker, k, got, wanted);
+      } else if ((got[0] = space.take(taker, where, block, alignment)) != nullptr) {
+        count = 1;
+      }
+      return count != 0;
+    };
+    space.make_room();
+    if (!take()) {
+      held.unlock();
+      std::lock_guard const cold(ladder_.cold);
+      release_waiting(false);
+      held.lock();
+      detail::growth_request request;
+      request.taker = taker;
+      request.where = where;
+      request.bytes = in_run ? detail::run_bytes(k) : block;
+      request.alignment = in_run ? detail::frame_bytes : alignment;
+      ladder_.climb(held, request, take, [this] { flush_all(); });
+    }
+    if (cache == nullptr) count_uncached(static_cast<std::int64_t>(block), 1);
+    held.unlock();
+    if (cache != nullptr) {
+      cache->lock.enter();
+      cache->count_live(static_cast<std::int64_t>(block), 1);
+      while (count > 1 && put_in(*cache, *mine, k, got[count - 1])) --count;
+      cache->lock.leave();
+    }
+    if (count > 1) give_back(id, stream, k, got + 1, count - 1);
+    return got[0];
+  }
+
+  // ---- the way up
+
+  TARN_ALWAYS_INLINE void deallocate_on(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                                        std::size_t alignment) noexcept {
+    if (alignment <= default_alignment) [[likely]] {
+      if (detail::thread_cache* const cache = local(); cache != nullptr) [[likely]] {
+        if (to_magazine(*cache, id, p, bytes)) [[likely]]
+          return;
+      }
+    }
+    deallocate_slow(id, stream, p, bytes, alignment);
+  }
+
+  TARN_ALWAYS_INLINE bool to_magazine(detail::thread_cache& cache, stream_id id, void* p,
+                                      std::size_t bytes) noexcept {
+    if (!cache.lock.try_enter()) [[unlikely]]
+      return false;
+    bool done = false;
+    if (detail::stream_cache* const mine = cache.find(id); mine != nullptr) [[likely]] {
+      if (bytes <= detail::class_limit) [[likely]] {
+        unsigned const k = detail::class_of(bytes);
+        done = put_in(cache, *mine, k, p);
+        if (done) cache.count_live(-static_cast<std::int64_t>(detail::class_bytes(k)), -1);
+      } else if (mine->large_block == nullptr) {
+        mine->large_block = p;
+        mine->large_bytes = align_up(bytes, detail::range_grain);
+        cache.count_live(-static_cast<std::int64_t>(mine->large_bytes), -1);
+        cache.count_held(mine->large_bytes, 0);
+        done = true;
+      }
+    }
+    cache.lock.leave();
+    return done;
+  }
+
+  TARN_NOINLINE void deallocate_slow(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                                     std::size_t alignment) noexcept {
+    std::size_t const block = detail::rounded_bytes(bytes, alignment);
+    bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
+    unsigned const k = classed ? detail::class_of(bytes) : detail::class_count;
+    detail::thread_cache* const cache = local_or_new();
+    detail::stream_cache* const mine = cache != nullptr ? stream_cache_of(*cache, id, stream) : nullptr;
+    void* out[64];
+    std::uint32_t count = 0;
+    if (mine != nullptr) {
+      cache->lock.enter();
+      cache->count_live(-static_cast<std::int64_t>(block), -1);
+      bool cached = false;
+      if (classed) {
+        detail::magazine& m = mine->magazines[k];
+        if (m.count == m.capacity && m.count != 0) {
+          // Full: the older half goes home.
+          count = detail::magazine_batch(k);
+          for (std::uint32_t i = 0; i < count; ++i) out[i] = m.blocks[i];
+          for (std::uint32_t i = count; i < m.count; ++i) m.blocks[i - count] = m.blocks[i];
+          m.count -= count;
+          cache->count_held(0, count * block);
+        }
+        cached = put_in(*cache, *mine, k, p);
+      } else if (alignment <= default_alignment) {
+        out[0] = std::exchange(mine->large_block, p);
+        std::size_t const before = std::exchange(mine->large_bytes, block);
+        cache->count_held(block, out[0] != nullptr ? before : 0);
+        cache->lock.leave();
+        if (out[0] != nullptr) give_back_range(id, stream, out[0], before);
+        return;
+      }
+      cache->lock.leave();
+      if (count != 0) give_back(id, stream, k, out, count);
+      if (cached) return;
+    } else {
+      lock const held(ladder_.hot);
+      count_uncached(-static_cast<std::int64_t>(block), -1);
+    }
+    if (classed) {
+      give_back(id, stream, k, &p, 1);
+    } else {
+      give_back_range(id, stream, p, block);
+    }
+  }
+
+  /// Puts a block in its magazine, if there is room. The owner is inside.
+  TARN_ALWAYS_INLINE bool put_in(detail::thread_cache& cache, detail::stream_cache& mine, unsigned k,
+                                 void* p) noexcept {
+    detail::magazine& m = mine.magazines[k];
+    if (m.count == m.capacity) [[unlikely]] {
+      if (m.capacity != 0 || !mine.open(k)) return false;
+    }
+    m.blocks[m.count++] = p;
+    cache.count_held(detail::class_bytes(k), 0);
+    return true;
+  }
+
+  void send_large_home(detail::thread_cache& cache, detail::stream_cache& mine) noexcept {
+    cache.lock.enter();
+    void* const p = std::exchange(mine.large_block, nullptr);
+    std::size_t const bytes = mine.large_bytes;
+    if (p != nullptr) cache.count_held(0, bytes);
+    cache.lock.leave();
+    if (p != nullptr) give_back_range(mine.id, mine.stream, p, bytes);
+  }
+
+  /// Gives blocks of a class back to the arena.
+  void give_back(stream_id id, stream_ref stream, unsigned k, void* const* blocks,
+                 std::uint32_t count) noexcept {
+    lock held(ladder_.hot);
+    detail::domain_ref const giver = domain_of(held, id, stream);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      bool const in_run = k < detail::run_class_count;
+      auto result = in_run ? ladder_.space.release_small(giver, k, blocks[i])
+                           : ladder_.space.release(giver, blocks[i], detail::class_bytes(k));
+      if (result == detail::release_result::needs_finish) {
+        held.unlock();
+        if (!ladder_.order.driver().synchronize_stream(stream).ok())
+          (void)ladder_.order.driver().synchronize_device();
+        held.lock();
+        result = ladder_.space.release_small(detail::neutral, k, blocks[i]);
+      }
+      if (result != detail::release_result::done) complain(held, result, blocks[i]);
+    }
+  }
+  void give_back_range(stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
+    lock held(ladder_.hot);
+    auto const result = ladder_.space.release(domain_of(held, id, stream), p, block);
+    if (result != detail::release_result::done) complain(held, result, p);
+  }
+
+  /// The domain that a free belongs to. Where the host has no memory to make one, the stream is finished
+  /// instead.
+  detail::domain_ref domain_of(lock& held, stream_id id, stream_ref stream) noexcept {
+    try {
+      return ladder_.space.streams.get(id, stream);
+    } catch (...) {
+      held.unlock();
+      if (!ladder_.order.driver().synchronize_stream(stream).ok())
+        (void)ladder_.order.driver().synchronize_device();
+      held.lock();
+      return detail::neutral;
+    }
+  }
+
+  void complain(lock& held, detail::release_result result, void const* p) noexcept {
+    held.unlock();
+    message<160> text;
+    misuse_kind kind = misuse_kind::foreign_pointer;
+    text.add("deallocation of ").add_hex(reinterpret_cast<std::uintptr_t>(p)).add(": ");
+    switch (result) {
+      case detail::release_result::wrong_size:
+        kind = misuse_kind::wrong_size;
+        text.add("the block has another size; pass the bytes and alignment of its allocation");
+        break;
+      case detail::release_result::twice:
+        kind = misuse_kind::double_free;
+        text.add("the block is free already");
+        break;
+      default:
+        text.add("no live block of this pool starts there (freed twice, or another pool's)");
+        break;
+    }
+    report_misuse(misuse(kind, p, text.view()));
+    held.lock();
+  }
+
+  // ---- threads
+
+  [[nodiscard]] TARN_ALWAYS_INLINE detail::thread_cache* local() const noexcept {
+    detail::local_cache const& slot = detail::local_caches[detail::local_cache_slot(link_.get())];
+    return slot.link == link_.get() ? slot.cache : nullptr;
+  }
+
+  /// This thread's cache, made on first use. Null once the thread is ending, or without host memory.
+  detail::thread_cache* local_or_new() noexcept {
+    if (auto* const cache = local(); cache != nullptr) return cache;
+    if (detail::thread_exit::over) return nullptr;
+    try {
+      detail::thread_exit& hook = detail::thread_exit::of_this_thread();
+      detail::thread_cache* cache = hook.find(link_.get());
+      if (cache == nullptr) {
+        auto made = std::make_unique<detail::thread_cache>();
+        cache = made.get();
+        std::lock_guard const cold(ladder_.cold);
+        caches_.reserve(caches_.size() + 1);
+        hook.add(link_, cache);
+        caches_.push_back(std::move(made));
+      }
+      detail::local_caches[detail::local_cache_slot(link_.get())] = {link_.get(), cache};
+      return cache;
+    } catch (...) {
+      return nullptr;
+    }
+  }
+
+  /// This thread's cache of a stream, made on first use; null without host memory.
+  static detail::stream_cache* stream_cache_of(detail::thread_cache& cache, stream_id id,
+                                               stream_ref stream) noexcept {
+    cache.lock.enter();
+    detail::stream_cache* mine = cache.find(id);
+    if (mine == nullptr) {
+      try {
+        cache.streams.push_back(std::make_unique<detail::stream_cache>(id, stream));
+        mine = cache.last = cache.streams.back().get();
+      } catch (...) {
+        mine = nullptr;
+      }
+    }
+    cache.lock.leave();
+    return mine;
+  }
+
+  /// An ending thread's cache comes home. Called with the link's mutex held.
+  void retire(detail::thread_cache* cache) noexcept {
+    std::lock_guard const cold(ladder_.cold);
+    flush(*cache);
+    retired_live_bytes_ += cache->live_bytes.load(std::memory_order_relaxed);
+    retired_live_blocks_ += cache->live_blocks.load(std::memory_order_relaxed);
+    std::erase_if(caches_, [&](auto const& c) { return c.get() == cache; });
+  }
+
+  /// Brings every magazine home. The growth lock is held.
+  void flush_all() noexcept {
+    for (auto const& cache : caches_) {
+      if (cache->held_bytes.load(std::memory_order_relaxed) != 0) flush(*cache);
+    }
+  }
+
+  void flush(detail::thread_cache& cache) noexcept {
+    cache.lock.visit();
+    for (auto const& mine : cache.streams) {
+      if (mine->large_block != nullptr) {
+        give_back_range(mine->id, mine->stream, std::exchange(mine->large_block, nullptr), mine->large_bytes);
+      }
+      for (unsigned k = 0; k < detail::class_count; ++k) {
+        detail::magazine& m = mine->magazines[k];
+        if (m.count != 0) give_back(mine->id, mine->stream, k, m.blocks, std::exchange(m.count, 0));
+      }
+    }
+    cache.held_bytes.store(0, std::memory_order_relaxed);
+    cache.lock.end_visit();
+  }
+
+  /// Frees blocks that record_use() held back and whose uses are over. The growth lock is held.
+  void release_waiting(bool const wait) noexcept {
+    if (!uses_.any_waiting()) return;
+    typename detail::recorded_uses<driver_type>::waiting w;
+    while (uses_.take_ready(w, wait)) {
+      stream_id id = w.stream.id();
+      if (id == stream_ref::unknown_id && !ladder_.order.driver().identify(w.stream, id).ok())
+        id = detail::neutral_id;
+      {
+        lock const held(ladder_.hot);
+        count_uncached(-static_cast<std::int64_t>(detail::rounded_bytes(w.bytes, w.alignment)), -1);
+      }
+      bool const classed = w.alignment <= default_alignment && w.bytes <= detail::class_limit;
+      if (classed) {
+        give_back(id, w.stream, detail::class_of(w.bytes), &w.p, 1);
+      } else {
+        give_back_range(id, w.stream, w.p, detail::rounded_bytes(w.bytes, w.alignment));
+      }
+    }
+  }
+
+  void count_uncached(std::int64_t bytes, std::int64_t blocks) noexcept {
+    uncached_live_bytes_ += bytes;
+    uncached_live_blocks_ += blocks;
+  }
+
+  // ---- streams
+
+  [[nodiscard]] TARN_ALWAYS_INLINE stream_id identity(stream_ref stream) const {
+    if (stream.id() != stream_ref::unknown_id) [[likely]]
+      return stream.id();
+    stream_id id = 0;
+    status const s = ladder_.order.driver().identify(stream, id);
+    if (!s.ok()) throw cuda_error(s, ladder_.order.driver().device().value);
+    return id;
+  }
+
+  [[noreturn]] void refuse(stream_id id, std::size_t bytes, std::size_t alignment) const {
+    memory_report r;
+    r.asked = bytes;
+    r.alignment = alignment;
+    r.device = ladder_.order.driver().device().value;
+    r.stream = id;
+    r.refused_by = "the pool";
+    throw out_of_memory(r);
+  }
+
+  mutable detail::ladder<Upstream> ladder_;
+  detail::recorded_uses<driver_type> uses_;
+  std::shared_ptr<detail::pool_link> link_;
+  std::vector<std::unique_ptr<detail::thread_cache>> caches_;  ///< under the growth lock
+  std::int64_t retired_live_bytes_ = 0;  ///< of threads that ended; under the growth lock
+  std::int64_t retired_live_blocks_ = 0;
+  std::int64_t uncached_live_bytes_ = 0;  ///< of calls without a thread cache; under the hot lock
+  std::int64_t uncached_live_blocks_ = 0;
+};
+
+}  // namespace tarn
+
+namespace tarn {
+
+template <class Upstream>
+class pooled_layer;
+
+/// A caching, stream-ordered pool over pages or blocks; see pool/pool.hpp. The defaults serve every workload.
+struct pooled {
+  /// May handles move inside the pool? `off`: a warm pass makes no driver call, at the price of reserved
+  /// memory.
+  remapping remap = remapping::when_tight;
+  /// How far reserved memory may exceed the live peak, in thousandths, before free handles are moved.
+  unsigned slack_per_mille = pool_options{}.slack_per_mille;
+
+  template <class Upstream>
+  using layer = pooled_layer<Upstream>;
+};
+
+template <class Upstream>
+class pooled_layer : public pool<Upstream> {
+ public:
+  pooled_layer() requires std::default_initializable<Upstream> : pooled_layer(Upstream{}) {}
+  explicit pooled_layer(Upstream upstream, pooled const& options = {})
+      : pool<Upstream>(std::move(upstream), pool_options{options.remap, options.slack_per_mille}) {}
+};
+
+}  // namespace tarn
+// ---- tarn/policy/tracked.hpp
+// tracked: exact numbers of what was handed out, as PyTorch defines them, and high-water scopes that do not
+// disturb each other. Above it: peak_scope, report. Below it: counter, compose.
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+// ---- tarn/core/counter.hpp
+// Counters as PyTorch keeps them: what is now, the most there was, and everything that ever came and went.
+// Above it: tracked, report. Below it: nothing.
+
+#include <algorithm>
+#include <cstdint>
+
+namespace tarn {
+
+/// One statistic. Not synchronised: its owner holds a lock.
+struct stat {
+  std::int64_t current = 0;
+  std::int64_t peak = 0;       ///< since the last reset_peak()
+  std::int64_t allocated = 0;  ///< total of all increases
+  std::int64_t freed = 0;      ///< total of all decreases
+
+  constexpr void increase(std::int64_t amount) noexcept {
+    current += amount;
+    allocated += amount;
+    peak = std::max(peak, current);
+  }
+  constexpr void decrease(std::int64_t amount) noexcept {
+    current -= amount;
+    freed += amount;
+  }
+  constexpr void reset_peak() noexcept { peak = current; }
+  constexpr void reset_totals() noexcept { allocated = freed = 0; }
+};
+
+}  // namespace tarn
+// ---- tarn/policy/block_bytes.hpp
+// How many bytes a request really occupies: what the nearest pool below rounds it to, else the request
+// itself. Above it: limited, tracked. Below it: core/shared.
+
+#include <cstddef>
+
+namespace tarn::detail {
+
+template <class Upstream>
+[[nodiscard]] std::size_t block_bytes_of(Upstream& upstream, std::size_t bytes,
+                                         std::size_t alignment) noexcept {
+  auto const ask = [&](auto& layer) -> decltype(layer.block_bytes(bytes, alignment)) {
+    return layer.block_bytes(bytes, alignment);
+  };
+  if constexpr (reachable<Upstream, decltype(ask)>) {
+    return nearest(upstream, ask);
+  } else {
+    return bytes;
+  }
+}
+
+}  // namespace tarn::detail
+
+namespace tarn {
+
+template <class Upstream>
+class tracked_layer;
+
+/// Counts allocations, allocated (rounded) and requested bytes, for all blocks and apart for small and large
+/// ones.
+struct tracked {
+  template <class Upstream>
+  using layer = tracked_layer<Upstream>;
+};
+
+/// PyTorch's three groups; a block is small up to 1 MiB.
+enum class block_group : std::uint8_t { all, small, large };
+
+/// Statistics of what was handed out; each indexed by block_group.
+struct tracked_statistics {
+  std::array<stat, 3> allocations;      ///< blocks
+  std::array<stat, 3> allocated_bytes;  ///< as the pool rounds them
+  std::array<stat, 3> requested_bytes;  ///< as asked
+  std::uint64_t ooms = 0;               ///< requests refused
+};
+
+/// Whose calls a high-water mark sees.
+enum class peak_of { all_threads, this_thread };
+
+/// A high-water mark over a scope; linked into its tracked_layer while it lives.
+struct high_water_mark {
+  std::int64_t start = 0;        ///< allocated bytes when it began (0 for one thread's)
+  std::int64_t current = 0;      ///< now
+  std::int64_t peak = 0;         ///< the most since it began
+  std::int64_t allocations = 0;  ///< blocks handed out since it began
+  peak_of whose = peak_of::all_threads;
+  void const* thread = nullptr;  ///< whose calls count, for peak_of::this_thread
+  high_water_mark* next = nullptr;
+};
+
+namespace detail {
+
+/// An address that differs between threads.
+inline void const* this_thread_tag() noexcept {
+  static thread_local char tag = 0;
+  return &tag;
+}
+
+/// A lock for a few counter updates: one exchange, uncontended.
+class counter_lock {
+ public:
+  void lock() noexcept {
+    while (taken_.exchange(true, std::memory_order_acquire)) {
+      while (taken_.load(std::memory_order_relaxed)) {
+      }
+    }
+  }
+  void unlock() noexcept { taken_.store(false, std::memory_order_release); }
+
+ private:
+  std::atomic<bool> taken_{false};
+};
+
+struct counter_guard {
+  explicit counter_guard(counter_lock& l) noexcept : lock(l) { lock.lock(); }
+  ~counter_guard() { lock.unlock(); }
+  counter_guard(counter_guard const&) = delete;
+  counter_guard& operator=(counter_guard const&) = delete;
+  counter_lock& lock;
+};
+
+}  // namespace detail
+
+/// Exact under any number of threads: every call updates its counters under one small lock (about 10 ns
+/// uncontended), so current and peak are those of one order of events. A block is counted from before it is
+/// handed out until it is given back, so an address that another thread gets at once is never counted twice.
+template <class Upstream>
+class tracked_layer {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  /// Blocks up to here are small, bytes (PyTorch: kSmallSize).
+  static constexpr std::size_t small_limit = 1_MiB;
+
+  tracked_layer() requires std::default_initializable<Upstream> : tracked_layer(Upstream{}) {}
+  explicit tracked_layer(Upstream upstream, tracked const& = {}) : upstream_(std::move(upstream)) {}
+  tracked_layer(tracked_layer const&) = delete;
+  tracked_layer& operator=(tracked_layer const&) = delete;
+
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    return count([&] { return upstream_.allocate(stream, bytes, alignment); }, bytes, alignment);
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p != nullptr) uncount(bytes, alignment);
+    upstream_.deallocate(stream, p, bytes, alignment);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    return count([&] { return upstream_.allocate_sync(bytes, alignment); }, bytes, alignment);
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p != nullptr) uncount(bytes, alignment);
+    upstream_.deallocate_sync(p, bytes, alignment);
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+
+  /// All counters at one moment.
+  [[nodiscard]] tracked_statistics statistics() const noexcept {
+    detail::counter_guard const guard(lock_);
+    return statistics_;
+  }
+  /// Lets every peak start again from now; high-water marks of scopes are not touched.
+  void reset_peak_statistics() noexcept {
+    detail::counter_guard const guard(lock_);
+    for_each_stat([](stat& s) { s.reset_peak(); });
+  }
+  /// Sets the totals (allocated, freed) and the count of refusals to zero.
+  void reset_accumulated_statistics() noexcept {
+    detail::counter_guard const guard(lock_);
+    for_each_stat([](stat& s) { s.reset_totals(); });
+    statistics_.ooms = 0;
+  }
+
+  /// Starts a high-water mark; it must stay where it is until remove(). O(1).
+  void add(high_water_mark& mark, peak_of whose) noexcept {
+    detail::counter_guard const guard(lock_);
+    mark.whose = whose;
+    mark.thread = detail::this_thread_tag();
+    mark.start = whose == peak_of::all_threads ? statistics_.allocated_bytes[0].current : 0;
+    mark.current = mark.peak = mark.start;
+    mark.next = marks_;
+    marks_ = &mark;
+  }
+  /// Ends a high-water mark. O(marks).
+  void remove(high_water_mark& mark) noexcept {
+    detail::counter_guard const guard(lock_);
+    for (high_water_mark** at = &marks_; *at != nullptr; at = &(*at)->next) {
+      if (*at == &mark) {
+        *at = mark.next;
+        return;
+      }
+    }
+  }
+  /// The mark as it stands.
+  [[nodiscard]] high_water_mark read(high_water_mark const& mark) const noexcept {
+    detail::counter_guard const guard(lock_);
+    return mark;
+  }
+
+ private:
+  template <class Allocate>
+  void* count(Allocate const& allocate, std::size_t bytes, std::size_t alignment) {
+    void* p = nullptr;
+    try {
+      p = allocate();
+    } catch (out_of_memory const&) {
+      detail::counter_guard const guard(lock_);
+      ++statistics_.ooms;
+      throw;
+    }
+    if (p == nullptr) return p;
+    auto const rounded = static_cast<std::int64_t>(detail::block_bytes_of(upstream_, bytes, alignment));
+    auto const group = static_cast<std::size_t>(group_of(bytes));
+    auto const asked = static_cast<std::int64_t>(bytes);
+    detail::counter_guard const guard(lock_);
+    for (std::size_t const g : {std::size_t{0}, group}) {
+      statistics_.allocations[g].increase(1);
+      statistics_.allocated_bytes[g].increase(rounded);
+      statistics_.requested_bytes[g].increase(asked);
+    }
+    if (marks_ != nullptr) [[unlikely]]
+      raise_marks(rounded);
+    return p;
+  }
+
+  void uncount(std::size_t bytes, std::size_t alignment) noexcept {
+    auto const rounded = static_cast<std::int64_t>(detail::block_bytes_of(upstream_, bytes, alignment));
+    auto const group = static_cast<std::size_t>(group_of(bytes));
+    detail::counter_guard const guard(lock_);
+    for (std::size_t const g : {std::size_t{0}, group}) {
+      statistics_.allocations[g].decrease(1);
+      statistics_.allocated_bytes[g].decrease(rounded);
+      statistics_.requested_bytes[g].decrease(static_cast<std::int64_t>(bytes));
+    }
+    for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
+      if (sees(*m)) m->current -= rounded;
+    }
+  }
+
+  void raise_marks(std::int64_t bytes) noexcept {
+    for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
+      if (!sees(*m)) continue;
+      m->current += bytes;
+      m->peak = std::max(m->peak, m->current);
+      ++m->allocations;
+    }
+  }
+  static bool sees(high_water_mark const& m) noexcept {
+    return m.whose == peak_of::all_threads || m.thread == detail::this_thread_tag();
+  }
+  static block_group group_of(std::size_t bytes) noexcept {
+    return bytes <= small_limit ? block_group::small : block_group::large;
+  }
+  template <class F>
+  void for_each_stat(F const& f) noexcept {
+    for (auto* group :
+         {&statistics_.allocations, &statistics_.allocated_bytes, &statistics_.requested_bytes}) {
+      for (stat& s : *group) f(s);
+    }
+  }
+
+  Upstream upstream_;
+  mutable detail::counter_lock lock_;
+  tracked_statistics statistics_;
+  high_water_mark* marks_ = nullptr;
+};
+
+}  // namespace tarn
+
+namespace tarn {
+
+/// A tracked pool over any page source or resource.
+template <class Source>
+using pool_over = stack<Source, pooled, tracked>;
+
+#if TARN_HAS_CUDA
+/// A pool of the current device's memory: `tarn::device_pool pool;`, or of another: `device_pool
+/// pool{cuda_pages{1}};`.
+using device_pool = pool_over<cuda_pages>;
+#endif
+
+}  // namespace tarn
+// ---- tarn/policy/fallback_to.hpp
+// fallback_to: another resource for what the first one cannot serve, such as managed or host memory.
+// Above it: user code. Below it: compose.
+
+#include <atomic>
+#include <cstddef>
+#include <mutex>
+#include <unordered_set>
+#include <utility>
+
+namespace tarn {
+
+template <class Upstream, class Other>
+class fallback_layer;
+
+/// Asks `other` when the upstream throws out_of_memory. Its memory must be usable where the upstream's is.
+template <class Other>
+struct fallback_to {
+  Other other;
+
+  explicit fallback_to(Other resource) : other(std::move(resource)) {}
+
+  template <class Upstream>
+  using layer = fallback_layer<Upstream, Other>;
+};
+
+/// Each block goes back to where it came from: those of the fallback are remembered out of band. While none
+/// is live, a deallocation costs one relaxed load more. Thread-safe.
+template <class Upstream, class Other>
+class fallback_layer {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  fallback_layer(Upstream upstream, fallback_to<Other> options)
+      : upstream_(std::move(upstream)), other_(std::move(options.other)) {}
+  fallback_layer(fallback_layer const&) = delete;
+  fallback_layer& operator=(fallback_layer const&) = delete;
+
+  /// @throws out_of_memory  both refused; the error is the fallback's
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    try {
+      return upstream_.allocate(stream, bytes, alignment);
+    } catch (out_of_memory const&) {
+    }
+    return remember([&] { return other_.allocate(stream, bytes, alignment); },
+                    [&](void* p) { other_.deallocate(stream, p, bytes, alignment); });
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (forget(p)) {
+      other_.deallocate(stream, p, bytes, alignment);
+    } else {
+      upstream_.deallocate(stream, p, bytes, alignment);
+    }
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    try {
+      return upstream_.allocate_sync(bytes, alignment);
+    } catch (out_of_memory const&) {
+    }
+    return remember([&] { return other_.allocate_sync(bytes, alignment); },
+                    [&](void* p) { other_.deallocate_sync(p, bytes, alignment); });
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (forget(p)) {
+      other_.deallocate_sync(p, bytes, alignment);
+    } else {
+      upstream_.deallocate_sync(p, bytes, alignment);
+    }
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+  /// Blocks that the fallback serves now.
+  [[nodiscard]] std::size_t fallback_blocks() const noexcept {
+    return count_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  template <class Allocate, class Undo>
+  void* remember(Allocate const& allocate, Undo const& undo) {
+    void* const p = allocate();
+    if (p == nullptr) return p;
+    try {
+      std::lock_guard const guard(mutex_);
+      blocks_.insert(p);
+      count_.store(blocks_.size(), std::memory_order_relaxed);
+    } catch (...) {
+      undo(p);
+      throw;
+    }
+    return p;
+  }
+  bool forget(void* p) noexcept {
+    if (count_.load(std::memory_order_relaxed) == 0) return false;
+    std::lock_guard const guard(mutex_);
+    bool const found = blocks_.erase(p) != 0;
+    count_.store(blocks_.size(), std::memory_order_relaxed);
+    return found;
+  }
+
+  Upstream upstream_;
+  Other other_;
+  std::mutex mutex_;
+  std::unordered_set<void*> blocks_;
+  std::atomic<std::size_t> count_{0};
+};
+
+}  // namespace tarn
+// ---- tarn/policy/fenced.hpp
+// fenced: guard bytes before and after every block, so that a write past either end is found.
+// Above it: user code. Below it: fill_pattern, compose.
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+// ---- tarn/policy/fill_pattern.hpp
+// The bytes that the debugging policies write, and how they write and read device memory.
+// Above it: fenced, poisoned. Below it: driver, core.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+namespace tarn {
+
+/// Each is unlikely as data, odd as a pointer, and a NaN or huge as a float; seen in a debugger it names what
+/// happened.
+namespace pattern {
+inline constexpr unsigned char fence = 0xFD;          ///< around a block: never yours
+inline constexpr unsigned char uninitialised = 0xCD;  ///< handed out, not yet written ("clean")
+inline constexpr unsigned char freed = 0xDD;          ///< given back ("dead")
+}  // namespace pattern
+
+namespace detail {
+
+/// Writes a pattern in stream order. Host-accessible memory without a stream order is written directly.
+template <class Driver>
+status fill_bytes(Driver const& driver, stream_ref stream, void* p, unsigned char byte,
+                  std::size_t bytes) noexcept {
+  return driver.fill(stream, p, byte, bytes);
+}
+
+/// Waits for the stream and finds the first byte that differs; `bytes` if none does. Host cost: a copy of it
+/// all.
+template <class Driver>
+std::size_t first_difference(Driver const& driver, stream_ref stream, void const* p, unsigned char byte,
+                             std::size_t bytes) noexcept {
+  unsigned char window[512];
+  for (std::size_t at = 0; at < bytes; at += sizeof window) {
+    std::size_t const n = std::min(sizeof window, bytes - at);
+    if (!driver.copy(stream, window, static_cast<unsigned char const*>(p) + at, n).ok()) return bytes;
+    if (!driver.synchronize_stream(stream).ok()) return bytes;
+    for (std::size_t i = 0; i < n; ++i) {
+      if (window[i] != byte) return at + i;
+    }
+  }
+  return bytes;
+}
+
+}  // namespace detail
+}  // namespace tarn
+
+namespace tarn {
+
+template <class Upstream>
+class fenced_layer;
+
+/// Guard bytes on both sides; at least `fence_bytes` each. For debugging.
+struct fenced {
+  std::size_t fence_bytes = 256;
+
+  template <class Upstream>
+  using layer = fenced_layer<Upstream>;
+};
+
+/// Fences are written in stream order at allocation and verified at deallocation and by check_all().
+/// Verifying waits for the stream on the host. It also notices pointers that are not live here, and wrong
+/// sizes. What is found goes to the misuse handler; a block that is not live is not passed on. Alignment is
+/// kept. Thread-safe: one mutex.
+template <class Upstream>
+class fenced_layer {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  fenced_layer() requires std::default_initializable<Upstream> : fenced_layer(Upstream{}) {}
+  explicit fenced_layer(Upstream upstream, fenced const& options = {})
+      : upstream_(std::move(upstream)), least_(std::max<std::size_t>(options.fence_bytes, 1)) {}
+  fenced_layer(fenced_layer const&) = delete;
+  fenced_layer& operator=(fenced_layer const&) = delete;
+
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    if (bytes == 0) return nullptr;
+    require_alignment(alignment);
+    std::size_t const whole = whole_bytes(bytes, alignment);
+    return build(upstream_.allocate(stream, whole, alignment), stream, bytes, alignment,
+                 [&](void* p) { upstream_.deallocate(stream, p, whole, alignment); });
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p == nullptr || !retire(p, stream, bytes, alignment)) return;
+    upstream_.deallocate(stream, before(p, alignment), whole_bytes(bytes, alignment), alignment);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    if (bytes == 0) return nullptr;
+    require_alignment(alignment);
+    std::size_t const whole = whole_bytes(bytes, alignment);
+    void* const p = build(upstream_.allocate_sync(whole, alignment), stream_ref{}, bytes, alignment,
+                          [&](void* q) { upstream_.deallocate_sync(q, whole, alignment); });
+    (void)driver().synchronize_stream(stream_ref{});
+    return p;
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p == nullptr || !retire(p, stream_ref{}, bytes, alignment)) return;
+    upstream_.deallocate_sync(before(p, alignment), whole_bytes(bytes, alignment), alignment);
+  }
+
+  /// Verifies the fences of every live block now; returns how many were broken. Waits for the default stream.
+  std::size_t check_all() {
+    std::lock_guard const guard(mutex_);
+    std::size_t broken = 0;
+    for (auto const& [p, b] : blocks_) broken += verify(p, stream_ref{}, b.bytes, b.alignment) ? 0 : 1;
+    return broken;
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+  /// What a block occupies, fences included.
+  [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
+    return bytes == 0 ? 0 : whole_bytes(bytes, alignment);
+  }
+
+ private:
+  struct block {
+    std::size_t bytes;
+    std::size_t alignment;
+  };
+
+  [[nodiscard]] std::size_t fence(std::size_t alignment) const noexcept {
+    return align_up(least_, alignment);
+  }
+  [[nodiscard]] std::size_t whole_bytes(std::size_t bytes, std::size_t alignment) const noexcept {
+    return bytes > max_request_bytes ? bytes : bytes + 2 * fence(alignment);
+  }
+  [[nodiscard]] void* before(void* p, std::size_t alignment) const noexcept {
+    return static_cast<unsigned char*>(p) - fence(alignment);
+  }
+
+  template <class Undo>
+  void* build(void* whole, stream_ref stream, std::size_t bytes, std::size_t alignment, Undo const& undo) {
+    unsigned char* const p = static_cast<unsigned char*>(whole) + fence(alignment);
+    try {
+      std::lock_guard const guard(mutex_);
+      blocks_[p] = {bytes, alignment};
+    } catch (...) {
+      undo(whole);
+      throw;
+    }
+    (void)detail::fill_bytes(driver(), stream, whole, pattern::fence, fence(alignment));
+    (void)detail::fill_bytes(driver(), stream, p + bytes, pattern::fence, fence(alignment));
+    return p;
+  }
+
+  /// Verifies and forgets a block; false where it must not be passed on.
+  bool retire(void* p, stream_ref stream, std::size_t bytes, std::size_t alignment) noexcept {
+    block b{};
+    {
+      std::lock_guard const guard(mutex_);
+      auto const found = blocks_.find(p);
+      if (found == blocks_.end()) {
+        tell(misuse_kind::foreign_pointer, p, "not live here: freed twice, or another resource's", 0);
+        return false;
+      }
+      b = found->second;
+      if (b.bytes == bytes && b.alignment == alignment) blocks_.erase(found);
+    }
+    if (b.bytes != bytes || b.alignment != alignment) {
+      auto const kind = b.bytes != bytes ? misuse_kind::wrong_size : misuse_kind::wrong_alignment;
+      tell(kind, p,
+           "freed with other bytes or alignment than it was allocated with; it was allocated with bytes ",
+           b.bytes);
+      return false;
+    }
+    (void)verify(p, stream, bytes, alignment);
+    return true;
+  }
+
+  bool verify(void* p, stream_ref stream, std::size_t bytes, std::size_t alignment) noexcept {
+    std::size_t const width = fence(alignment);
+    auto* const start = static_cast<unsigned char*>(p);
+    std::size_t const front =
+        detail::first_difference(driver(), stream, start - width, pattern::fence, width);
+    if (front != width)
+      tell(misuse_kind::overrun, p, "written before its start, at distance ", width - front);
+    std::size_t const back = detail::first_difference(driver(), stream, start + bytes, pattern::fence, width);
+    if (back != width) tell(misuse_kind::overrun, p, "written past its end, at offset ", bytes + back);
+    return front == width && back == width;
+  }
+
+  static void tell(misuse_kind kind, void const* p, std::string_view what, std::size_t number) noexcept {
+    message<256> text;
+    text.add("block ").add_hex(reinterpret_cast<std::uintptr_t>(p)).add(" ").add(what);
+    if (number != 0) text.add_number(number);
+    report_misuse(misuse(kind, p, text.view()));
+  }
+
+  Upstream upstream_;
+  std::size_t least_;
+  std::mutex mutex_;
+  std::unordered_map<void*, block> blocks_;
+};
+
+}  // namespace tarn
+// ---- tarn/policy/limited.hpp
+// limited: a bound on bytes. Position is meaning: over a pool it bounds live bytes, under it reserved bytes.
+// Above it: user code. Below it: compose.
+
+#include <atomic>
+#include <cstddef>
+#include <utility>
+
+namespace tarn {
+
+template <class Upstream>
+class limited_layer;
+
+/// Refuses what would exceed `limit` bytes. Over a pool blocks count as the pool rounds them.
+struct limited {
+  std::size_t limit = 0;
+
+  template <class Upstream>
+  using layer = limited_layer<Upstream>;
+};
+
+namespace detail {
+
+/// A budget that races cannot exceed. Lock-free.
+class byte_budget {
+ public:
+  explicit byte_budget(std::size_t limit) noexcept : limit_(limit) {}
+
+  /// False where the bytes do not fit; nothing has changed.
+  [[nodiscard]] bool take(std::size_t bytes) noexcept {
+    std::size_t used = used_.load(std::memory_order_relaxed);
+    do {
+      std::size_t const limit = limit_.load(std::memory_order_relaxed);
+      if (used > limit || bytes > limit - used) return false;
+    } while (!used_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
+    return true;
+  }
+  void give(std::size_t bytes) noexcept { used_.fetch_sub(bytes, std::memory_order_relaxed); }
+
+  [[nodiscard]] std::size_t used() const noexcept { return used_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
+  std::size_t set_limit(std::size_t limit) noexcept {
+    return limit_.exchange(limit, std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<std::size_t> used_{0};
+  std::atomic<std::size_t> limit_;
+};
+
+/// What both kinds of limit share: the budget, and the refusal.
+template <class Upstream>
+class limited_base {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  limited_base(Upstream upstream, std::size_t limit) : upstream_(std::move(upstream)), budget_(limit) {}
+  limited_base(limited_base const&) = delete;
+  limited_base& operator=(limited_base const&) = delete;
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+
+  /// Bytes that count against the limit now.
+  [[nodiscard]] std::size_t used() const noexcept { return budget_.used(); }
+  [[nodiscard]] std::size_t limit() const noexcept { return budget_.limit(); }
+  /// Changes the limit and returns the one before; below used() it refuses all until enough is freed.
+  /// Thread-safe.
+  std::size_t set_limit(std::size_t bytes) noexcept { return budget_.set_limit(bytes); }
+
+ protected:
+  /// Runs `allocate` within the budget: a refusal or an upstream failure costs nothing.
+  template <class Allocate>
+  auto within_budget(std::size_t counted, std::size_t asked, std::size_t alignment, stream_ref stream,
+                     Allocate const& allocate) {
+    if (!budget_.take(counted)) {
+      memory_report r;
+      r.asked = asked;
+      r.alignment = alignment;
+      r.device = driver().device().value;
+      r.stream = stream.id();
+      r.live = used();
+      r.limit = limit();
+      r.refused_by = "limited";
+      throw out_of_memory(r);
+    }
+    try {
+      return allocate();
+    } catch (...) {
+      budget_.give(counted);
+      throw;
+    }
+  }
+
+  Upstream upstream_;
+  byte_budget budget_;
+};
+
+}  // namespace detail
+
+/// The limit over a resource: bounds live bytes. Two relaxed atomic operations a pair.
+template <class Upstream>
+class limited_layer : public detail::limited_base<Upstream> {
+  using base = detail::limited_base<Upstream>;
+
+ public:
+  limited_layer(Upstream upstream, limited const& options) : base(std::move(upstream), options.limit) {}
+
+  /// @throws out_of_memory  the limit, or the upstream, refused; no budget was used
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    return this->within_budget(counted(bytes, alignment), bytes, alignment, stream,
+                               [&] { return this->upstream_.allocate(stream, bytes, alignment); });
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    this->upstream_.deallocate(stream, p, bytes, alignment);
+    if (p != nullptr) this->budget_.give(counted(bytes, alignment));
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    return this->within_budget(counted(bytes, alignment), bytes, alignment, {},
+                               [&] { return this->upstream_.allocate_sync(bytes, alignment); });
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    this->upstream_.deallocate_sync(p, bytes, alignment);
+    if (p != nullptr) this->budget_.give(counted(bytes, alignment));
+  }
+
+ private:
+  [[nodiscard]] std::size_t counted(std::size_t bytes, std::size_t alignment) noexcept {
+    return bytes > max_request_bytes ? bytes : detail::block_bytes_of(this->upstream_, bytes, alignment);
+  }
+};
+
+/// The limit over a page source: bounds physical bytes. It is a page source itself, so a pool can stand on
+/// it.
+template <page_source Upstream>
+class limited_layer<Upstream> : public detail::limited_base<Upstream> {
+  using base = detail::limited_base<Upstream>;
+
+ public:
+  limited_layer(Upstream upstream, limited const& options) : base(std::move(upstream), options.limit) {}
+
+  [[nodiscard]] std::size_t granularity() const noexcept { return this->upstream_.granularity(); }
+  [[nodiscard]] void* reserve(std::size_t bytes) { return this->upstream_.reserve(bytes); }
+  void unreserve(void* p, std::size_t bytes) noexcept { this->upstream_.unreserve(p, bytes); }
+  /// @throws out_of_memory  the limit, or the device, refused; no budget was used
+  [[nodiscard]] page_handle create(std::size_t bytes) {
+    return this->within_budget(bytes, bytes, granularity(), {},
+                               [&] { return this->upstream_.create(bytes); });
+  }
+  void destroy(page_handle handle, std::size_t bytes) noexcept {
+    this->upstream_.destroy(handle, bytes);
+    this->budget_.give(bytes);
+  }
+  void map(void* p, std::size_t bytes, page_handle handle) { this->upstream_.map(p, bytes, handle); }
+  void unmap(void* p, std::size_t bytes) noexcept { this->upstream_.unmap(p, bytes); }
+};
+
+}  // namespace tarn
+// ---- tarn/policy/poisoned.hpp
+// poisoned: fills memory when it is handed out and when it comes back, so that reading it too early or too
+// late shows. Above it: user code. Below it: fill_pattern, compose.
+
+#include <concepts>
+#include <cstddef>
+#include <utility>
+
+namespace tarn {
+
+template <class Upstream>
+class poisoned_layer;
+
+/// Fills with pattern::uninitialised at allocation and pattern::freed at deallocation. For debugging.
+struct poisoned {
+  template <class Upstream>
+  using layer = poisoned_layer<Upstream>;
+};
+
+/// Costs one fill of the whole block in stream order (about 2 us and its bandwidth) a call. Never
+/// synchronises, but for the _sync calls, which wait for their fill.
+template <class Upstream>
+class poisoned_layer {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  poisoned_layer() requires std::default_initializable<Upstream> : poisoned_layer(Upstream{}) {}
+  explicit poisoned_layer(Upstream upstream, poisoned const& = {}) : upstream_(std::move(upstream)) {}
+  poisoned_layer(poisoned_layer const&) = delete;
+  poisoned_layer& operator=(poisoned_layer const&) = delete;
+
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    void* const p = upstream_.allocate(stream, bytes, alignment);
+    if (p != nullptr) (void)detail::fill_bytes(driver(), stream, p, pattern::uninitialised, bytes);
+    return p;
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p != nullptr) (void)detail::fill_bytes(driver(), stream, p, pattern::freed, bytes);
+    upstream_.deallocate(stream, p, bytes, alignment);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    void* const p = upstream_.allocate_sync(bytes, alignment);
+    if (p != nullptr) fill_and_wait(p, pattern::uninitialised, bytes);
+    return p;
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p != nullptr) fill_and_wait(p, pattern::freed, bytes);
+    upstream_.deallocate_sync(p, bytes, alignment);
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+
+ private:
+  void fill_and_wait(void* p, unsigned char byte, std::size_t bytes) noexcept {
+    (void)detail::fill_bytes(driver(), stream_ref{}, p, byte, bytes);
+    (void)driver().synchronize_stream(stream_ref{});
+  }
+  Upstream upstream_;
+};
+
+}  // namespace tarn
+// ---- tarn/policy/recorded.hpp
+// recorded: writes every call as a trace that tarn_replay reads, so that a program can be measured against
+// any pool. Above it: user code. Below it: trace_format, compose.
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <mutex>
+#include <system_error>
+#include <unordered_map>
+#include <utility>
+
+// ---- tarn/policy/trace_format.hpp
+// The trace format: one line an event, readable by people and by tarn_replay.
+//
+//   a <id> <bytes> <stream>   allocate: requested bytes; stream is a small number, 0 the first one seen
+//   f <id>                    free
+//   # ...                     a comment
+//
+// Above it: recorded, the replay tool. Below it: nothing.
+
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <string_view>
+#include <system_error>
+
+namespace tarn {
+
+/// A line that is no event. Says which line and why.
+class trace_error : public std::exception {
+ public:
+  trace_error(std::uint64_t line, std::string_view reason) noexcept : line_(line) {
+    text_.add("line ").add_number(line).add(": ").add(reason);
+  }
+  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
+  [[nodiscard]] std::uint64_t line() const noexcept { return line_; }
+
+ private:
+  std::uint64_t line_;
+  message<256> text_;
+};
+
+enum class trace_event_kind : std::uint8_t { comment, allocate, free };
+
+struct trace_event {
+  trace_event_kind kind = trace_event_kind::comment;
+  std::uint64_t id = 0;
+  std::uint64_t bytes = 0;   ///< allocate only
+  std::uint32_t stream = 0;  ///< allocate only
+};
+
+/// Reads one line, without its line feed. Blank lines are comments.
+/// @param number  of the line, for the error
+/// @throws trace_error  anything else, numbers that do not fit and words too many included. O(length)
+[[nodiscard]] inline trace_event parse_trace_line(std::string_view line, std::uint64_t number) {
+  if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
+  auto const skip_blanks = [&] {
+    while (!line.empty() && (line.front() == ' ' || line.front() == '\t')) line.remove_prefix(1);
+  };
+  auto const read = [&](auto& value, std::string_view what) {
+    skip_blanks();
+    auto const [end, error] = std::from_chars(line.data(), line.data() + line.size(), value);
+    message<96> reason;
+    if (error == std::errc::result_out_of_range) {
+      throw trace_error(number, reason.add(what).add(" is too large").view());
+    }
+    if (error != std::errc{})
+      throw trace_error(number, reason.add(what).add(" is missing or no number").view());
+    line.remove_prefix(static_cast<std::size_t>(end - line.data()));
+    if (!line.empty() && line.front() != ' ' && line.front() != '\t') {
+      throw trace_error(number, reason.add(what).add(" is no number").view());
+    }
+  };
+  trace_event event;
+  skip_blanks();
+  if (line.empty() || line.front() == '#') return event;
+  char const letter = line.front();
+  if ((letter != 'a' && letter != 'f') || (line.size() > 1 && line[1] != ' ' && line[1] != '\t')) {
+    throw trace_error(number, "an event begins with a, f or #");
+  }
+  line.remove_prefix(1);
+  event.kind = letter == 'a' ? trace_event_kind::allocate : trace_event_kind::free;
+  read(event.id, "the id");
+  if (event.kind == trace_event_kind::allocate) {
+    read(event.bytes, "the size");
+    read(event.stream, "the stream");
+  }
+  skip_blanks();
+  if (!line.empty()) throw trace_error(number, "words too many");
+  return event;
+}
+
+/// Writes one event as a line, line feed included.
+[[nodiscard]] inline message<72> format_trace_line(trace_event const& event) noexcept {
+  message<72> line;
+  if (event.kind == trace_event_kind::allocate) {
+    line.add("a ").add_number(event.id).add(" ").add_number(event.bytes).add(" ");
+    line.add_number(std::uint64_t{event.stream});
+  } else if (event.kind == trace_event_kind::free) {
+    line.add("f ").add_number(event.id);
+  } else {
+    line.add("#");
+  }
+  line.add("\n");
+  return line;
+}
+
+}  // namespace tarn
+
+namespace tarn {
+
+template <class Upstream>
+class recorded_layer;
+
+/// Records to a file of that name (made anew), or to an open file, which stays the caller's to close.
+struct recorded {
+  char const* path = nullptr;
+  std::FILE* file = nullptr;
+
+  constexpr explicit recorded(char const* name) noexcept : path(name) {}
+  constexpr explicit recorded(std::FILE* open) noexcept : file(open) {}
+
+  template <class Upstream>
+  using layer = recorded_layer<Upstream>;
+};
+
+/// Writes `a id bytes stream` with requested bytes and `f id`, in an order that happened: an address freed
+/// and handed out again is never seen twice at once. One mutex around the note, none around the upstream.
+/// Costs a hash look-up and a buffered write a call; writing errors are told once on standard error and end
+/// the recording, never the program.
+template <class Upstream>
+class recorded_layer {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  /// @throws std::system_error  the file cannot be made
+  recorded_layer(Upstream upstream, recorded const& options)
+      : upstream_(std::move(upstream)), file_(options.file), owned_(options.file == nullptr) {
+    if (owned_) file_ = options.path != nullptr ? std::fopen(options.path, "w") : nullptr;
+    if (file_ == nullptr) {
+      throw std::system_error(errno, std::generic_category(), "tarn: cannot write the trace; check the path");
+    }
+    put("# a <id> <bytes> <stream> | f <id>\n");
+  }
+  recorded_layer(recorded_layer const&) = delete;
+  recorded_layer& operator=(recorded_layer const&) = delete;
+  ~recorded_layer() {
+    if (file_ == nullptr) return;
+    if (std::fflush(file_) != 0) complain();
+    if (owned_) (void)std::fclose(file_);
+  }
+
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    void* const p = upstream_.allocate(stream, bytes, alignment);
+    if (p != nullptr)
+      note_allocation(p, bytes, key_of(stream), [&] { upstream_.deallocate(stream, p, bytes, alignment); });
+    return p;
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p != nullptr) note_free(p);
+    upstream_.deallocate(stream, p, bytes, alignment);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    void* const p = upstream_.allocate_sync(bytes, alignment);
+    if (p != nullptr)
+      note_allocation(p, bytes, default_key, [&] { upstream_.deallocate_sync(p, bytes, alignment); });
+    return p;
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p != nullptr) note_free(p);
+    upstream_.deallocate_sync(p, bytes, alignment);
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+
+  /// Writes what is buffered; false where that failed.
+  bool flush() noexcept {
+    std::lock_guard const guard(mutex_);
+    return file_ != nullptr && std::fflush(file_) == 0;
+  }
+
+ private:
+  static constexpr std::uint64_t default_key = 0;
+
+  /// The stream's identity, or its handle where the driver does not tell.
+  [[nodiscard]] std::uint64_t key_of(stream_ref stream) const noexcept {
+    stream_id id = stream.id();
+    if (stream.handle() == nullptr && id == stream_ref::unknown_id) return default_key;
+    if (id == stream_ref::unknown_id && !driver().identify(stream, id).ok()) {
+      id = reinterpret_cast<std::uintptr_t>(stream.handle());
+    }
+    stream_id null_id = 0;
+    return driver().identify(stream_ref{}, null_id).ok() && null_id == id ? default_key : id;
+  }
+
+  template <class Undo>
+  void note_allocation(void* p, std::size_t bytes, std::uint64_t key, Undo const& undo) {
+    std::lock_guard const guard(mutex_);
+    try {
+      auto const stream = streams_.emplace(key, static_cast<std::uint32_t>(streams_.size())).first->second;
+      live_[p] = next_id_;
+      put(format_trace_line({trace_event_kind::allocate, next_id_, bytes, stream}).view());
+      ++next_id_;
+    } catch (...) {
+      undo();
+      throw;
+    }
+  }
+  void note_free(void* p) noexcept {
+    std::lock_guard const guard(mutex_);
+    auto const found = live_.find(p);
+    if (found == live_.end()) return;  // the layers below tell of misuse
+    put(format_trace_line({trace_event_kind::free, found->second, 0, 0}).view());
+    live_.erase(found);
+  }
+  void put(std::string_view text) noexcept {
+    if (file_ != nullptr && std::fwrite(text.data(), 1, text.size(), file_) != text.size()) complain();
+  }
+  void complain() noexcept {
+    std::fputs("tarn: writing the trace failed; the recording ends here\n", stderr);
+    if (owned_) (void)std::fclose(file_);
+    file_ = nullptr;
+  }
+
+  Upstream upstream_;
+  std::mutex mutex_;
+  std::FILE* file_;
+  bool owned_;
+  std::uint64_t next_id_ = 1;
+  std::unordered_map<void*, std::uint64_t> live_;
+  std::unordered_map<std::uint64_t, std::uint32_t> streams_{{default_key, 0}};
+};
+
+}  // namespace tarn
+// ---- tarn/policy/retry_on_oom.hpp
+// retry_on_oom: a user's handler gets the chance to free memory before out_of_memory reaches the caller.
+// Above it: user code. Below it: compose.
+
+#include <concepts>
+#include <cstddef>
+#include <utility>
+
+namespace tarn {
+
+template <class Upstream, class Handler>
+class retry_layer;
+
+/// Calls `handler(error, attempt)`, attempt counting from 1, when the upstream throws out_of_memory. True:
+/// something was freed, ask again. False: let the error through. What the handler throws reaches the caller.
+/// The handler may be called from several threads at once, and may itself free through the same memory.
+template <class Handler>
+requires std::predicate<Handler&, out_of_memory const&, unsigned>
+struct retry_on_oom {
+  Handler handler;
+
+  explicit retry_on_oom(Handler h) : handler(std::move(h)) {}
+
+  template <class Upstream>
+  using layer = retry_layer<Upstream, Handler>;
+};
+
+template <class Upstream, class Handler>
+class retry_layer {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  retry_layer(Upstream upstream, retry_on_oom<Handler> options)
+      : upstream_(std::move(upstream)), handler_(std::move(options.handler)) {}
+  retry_layer(retry_layer const&) = delete;
+  retry_layer& operator=(retry_layer const&) = delete;
+
+  /// @throws out_of_memory  the handler declined; other exceptions pass untouched
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    return retry([&] { return upstream_.allocate(stream, bytes, alignment); });
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    upstream_.deallocate(stream, p, bytes, alignment);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    return retry([&] { return upstream_.allocate_sync(bytes, alignment); });
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    upstream_.deallocate_sync(p, bytes, alignment);
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+
+ private:
+  template <class Allocate>
+  void* retry(Allocate const& allocate) {
+    for (unsigned attempt = 1;; ++attempt) {
+      try {
+        return allocate();
+      } catch (out_of_memory const& error) {
+        if (!handler_(error, attempt)) throw;
+      }
+    }
+  }
+
+  Upstream upstream_;
+  Handler handler_;
+};
+
+}  // namespace tarn
+
+// ---- tarn/raii/budget_scope.hpp
+// budget_scope: a limit for a scope. Above it: user code. Below it: policy/limited.
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+namespace tarn {
+
+/// Lets memory that has a `limited` layer grow by at most `bytes` during a scope; never raises the limit
+/// there was. Other threads are bound likewise while it lives. Scopes nest; end them in the reverse order of
+/// their beginning.
+template <class Resource>
+class budget_scope {
+ public:
+  budget_scope(Resource memory, std::size_t bytes) : memory_(std::move(memory)) {
+    before_ = ask([](auto& layer) -> decltype(layer.limit()) { return layer.limit(); });
+    std::size_t const used = ask([](auto& layer) -> decltype(layer.used()) { return layer.used(); });
+    std::size_t const wanted = bytes < before_ - std::min(before_, used) ? used + bytes : before_;
+    ask([&](auto& layer) -> decltype(layer.set_limit(wanted)) { return layer.set_limit(wanted); });
+  }
+  budget_scope(budget_scope const&) = delete;
+  budget_scope& operator=(budget_scope const&) = delete;
+  /// The limit from before holds again.
+  ~budget_scope() {
+    ask([&](auto& layer) -> decltype(layer.set_limit(before_)) { return layer.set_limit(before_); });
+  }
+
+  /// What may still be allocated, bytes.
+  [[nodiscard]] std::size_t remaining() const noexcept {
+    std::size_t const limit = ask([](auto& layer) -> decltype(layer.limit()) { return layer.limit(); });
+    std::size_t const used = ask([](auto& layer) -> decltype(layer.used()) { return layer.used(); });
+    return limit - std::min(limit, used);
+  }
+
+ private:
+  template <class Call>
+  decltype(auto) ask(Call const& call) const {
+    static_assert(reachable<Resource, Call>,
+                  "tarn: budget_scope needs a limit to lower; add: | tarn::limited{bytes}");
+    return nearest(memory_, call);
+  }
+  mutable Resource memory_;
+  std::size_t before_ = 0;
+};
+
+}  // namespace tarn
+// ---- tarn/raii/cache_guard.hpp
+// cache_guard: clears a pool's cache around a scope. Above it: user code. Below it: core/shared.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace tarn {
+
+/// When and how far a cache_guard clears. `every_nth` needs a counter that outlives the guards.
+struct cache_guard_options {
+  std::size_t keep_bytes = 0;  ///< reserved bytes that may stay
+  std::size_t only_if_free_below =
+      ~std::size_t{0};          ///< clear only while the device has less than this free, bytes
+  std::uint32_t every_nth = 1;  ///< clear in one of so many scopes
+  std::atomic<std::uint32_t>* counter = nullptr;  ///< of the scopes so far; null: every scope
+};
+
+/// Gives cached memory back on entry and on exit of a scope, as a pair of torch.cuda.empty_cache calls: so
+/// that another library has the memory inside, and what the scope cached does not stay. Live memory is never
+/// touched. Each clearing costs what trim() costs; an error in the destructor's is dropped.
+template <class Pool>
+class cache_guard {
+ public:
+  explicit cache_guard(Pool pool, cache_guard_options options = {})
+      : pool_(std::move(pool)), options_(options) {
+    if (options_.counter != nullptr && options_.every_nth > 1) {
+      active_ = options_.counter->fetch_add(1, std::memory_order_relaxed) % options_.every_nth == 0;
+    }
+    clear();
+  }
+  cache_guard(cache_guard const&) = delete;
+  cache_guard& operator=(cache_guard const&) = delete;
+  ~cache_guard() {
+    try {
+      clear();
+    } catch (...) {
+    }
+  }
+
+  /// Bytes given back so far by this guard.
+  [[nodiscard]] std::size_t released_bytes() const noexcept { return released_; }
+
+ private:
+  void clear() {
+    if (!active_) return;
+    if (options_.only_if_free_below != ~std::size_t{0}) {
+      std::size_t free = 0;
+      std::size_t total = 0;
+      if (pool_.driver().memory_info(free, total).ok() && free >= options_.only_if_free_below) return;
+    }
+    released_ += pool_.trim(options_.keep_bytes);
+  }
+
+  Pool pool_;
+  cache_guard_options options_;
+  bool active_ = true;
+  std::size_t released_ = 0;
+};
+
+}  // namespace tarn
+// ---- tarn/raii/copy.hpp
+// Typed copies in stream order, between host and device in any direction.
+// Above it: device_buffer. Below it: driver.
+
+#include <span>
+#include <type_traits>
+
+namespace tarn {
+
+/// Copies elements in stream order. The spans have the same number of elements and do not overlap.
+/// Asynchronous where both sides are device memory or pinned; otherwise the driver may wait. Keep pinned host
+/// memory alive until the stream is past the copy.
+/// @throws length_error  the sizes differ; nothing is copied
+/// @throws cuda_error    the driver refused
+template <stream_driver Driver, class From, class To>
+requires std::is_same_v<std::remove_const_t<From>, To>
+void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream) {
+  static_assert(std::is_trivially_copyable_v<To>,
+                "tarn: only trivially copyable elements can be copied between host and device");
+  if (from.size() != to.size()) {
+    throw length_error("tarn: copy between spans of different sizes; take a subspan of the longer one");
+  }
+  if (from.empty()) return;
+  status const s = driver.copy(stream, to.data(), from.data(), from.size_bytes());
+  if (!s.ok()) throw cuda_error(s, driver.device().value);
+}
+
+/// The same, and waits on the host until it is done.
+template <stream_driver Driver, class From, class To>
+requires std::is_same_v<std::remove_const_t<From>, To>
+void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream) {
+  tarn::copy(driver, from, to, stream);
+  if (status const s = driver.synchronize_stream(stream); !s.ok()) throw cuda_error(s, driver.device().value);
+}
+
+}  // namespace tarn
+// ---- tarn/raii/device_buffer.hpp
+// device_buffer<T>: an owned, sized, uninitialised array in stream order.
+// Above it: user code. Below it: copy, stream, core/resource.
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+// ---- tarn/raii/stream.hpp
+// Streams: one that is owned, and the identity of one that is not.
+// Above it: user code. Below it: driver.
+
+#include <utility>
+
+namespace tarn {
+
+/// Asks the driver once who a stream is, so that a pool need not ask at every call (about 30 ns each).
+/// Ask again if the stream is destroyed and its handle comes back.
+/// @throws cuda_error  the stream is not known to the driver
+template <stream_driver Driver>
+[[nodiscard]] stream_ref identified(Driver const& driver, stream_ref stream) {
+  if (stream.id() != stream_ref::unknown_id) return stream;
+  stream_id id = 0;
+  if (status const s = driver.identify(stream, id); !s.ok()) throw cuda_error(s, driver.device().value);
+  return stream_ref::from(stream.handle(), id);
+}
+template <has_driver Resource>
+[[nodiscard]] stream_ref identified(Resource const& memory, stream_ref stream) {
+  return identified(memory.driver(), stream);
+}
+
+/// Owns a stream that does not synchronise with the legacy default stream. Its identity is asked once.
+/// Destruction does not wait: the driver lets the stream's work finish.
+template <stream_driver Driver>
+class basic_stream {
+ public:
+  /// @throws cuda_error
+  explicit basic_stream(Driver driver = Driver{}) : driver_(std::move(driver)) {
+    if (status const s = driver_.create_stream(stream_); !s.ok()) throw cuda_error(s, driver_.device().value);
+    try {
+      stream_ = identified(driver_, stream_);
+    } catch (...) {
+      (void)driver_.destroy_stream(stream_);
+      throw;
+    }
+  }
+  basic_stream(basic_stream&& other) noexcept
+      : driver_(other.driver_), stream_(std::exchange(other.stream_, stream_ref{})) {}
+  basic_stream& operator=(basic_stream&& other) noexcept {
+    std::swap(driver_, other.driver_);
+    std::swap(stream_, other.stream_);
+    return *this;
+  }
+  ~basic_stream() {
+    if (stream_.handle() != nullptr) (void)driver_.destroy_stream(stream_);
+  }
+
+  [[nodiscard]] stream_ref ref() const noexcept { return stream_; }
+  operator stream_ref() const noexcept { return stream_; }  // NOLINT: an owned stream is a stream
+  [[nodiscard]] Driver const& driver() const noexcept { return driver_; }
+
+  /// Waits on the host for the stream's work. @throws cuda_error  also for errors of earlier kernels
+  void synchronize() const {
+    if (status const s = driver_.synchronize_stream(stream_); !s.ok())
+      throw cuda_error(s, driver_.device().value);
+  }
+
+ private:
+  Driver driver_;
+  stream_ref stream_;
+};
+
+namespace detail {
+
+/// Orders later work on `after` behind earlier work on `before`, on the device. @throws cuda_error
+template <stream_driver Driver>
+void order_streams(Driver const& driver, stream_ref after, stream_ref before) {
+  if (after == before) return;
+  event_handle event = nullptr;
+  status s = driver.create_event(event);
+  if (s.ok()) {
+    s = driver.record_event(event, before);
+    if (s.ok()) s = driver.wait_event(after, event);
+    (void)driver.destroy_event(event);
+  }
+  if (!s.ok()) throw cuda_error(s, driver.device().value);
+}
+
+}  // namespace detail
+}  // namespace tarn
+
+namespace tarn {
+
+namespace detail {
+#if TARN_HAS_CUDA
+using default_device_resource = device_pool;
+#else
+struct name_a_resource;  // without CUDA there is no default: say device_buffer<T, sim_pool> or use
+                         // make_device_buffer
+using default_device_resource = name_a_resource;
+#endif
+}  // namespace detail
+
+/// Owns `size()` elements of device memory. Elements are never constructed: T is trivially copyable.
+/// Every operation is ordered on stream(); nothing synchronises the host unless it says so. A buffer that
+/// work on another stream uses must be told by set_stream() or by the resource's record_use(). One thread at
+/// a time per buffer. Holds its resource, so a pool outlives its name. Moved-from: empty, same resource and
+/// stream, ready for use. Destruction never throws, works whatever device is current, and does nothing once
+/// the driver is gone.
+template <class T, class Resource = detail::default_device_resource>
+class device_buffer {
+  static_assert(std::is_trivially_copyable_v<T>,
+                "tarn: device_buffer<T> never constructs elements: T must be trivially copyable");
+
+ public:
+  using value_type = T;
+  using size_type = std::size_t;
+  using resource_type = Resource;
+
+  /// Empty. @param alignment  of the data, bytes; kept by copies and moves
+  explicit device_buffer(Resource memory, stream_ref stream = {}, std::size_t alignment = least_alignment())
+      : memory_(std::move(memory)), stream_(stream), alignment_(std::max(alignment, least_alignment())) {
+    require_alignment(alignment);
+  }
+  /// `count` uninitialised elements.
+  /// @throws length_error   count * sizeof(T) overflows
+  /// @throws out_of_memory  nothing is held
+  device_buffer(Resource memory, std::size_t count, stream_ref stream,
+                std::size_t alignment = least_alignment())
+      : device_buffer(std::move(memory), stream, alignment) {
+    data_ = take(count);
+    size_ = capacity_ = count;
+  }
+  /// A copy of host (or device) elements, in stream order.
+  device_buffer(Resource memory, std::span<T const> from, stream_ref stream,
+                std::size_t alignment = least_alignment())
+      : device_buffer(std::move(memory), from.size(), stream, alignment) {
+    try {
+      copy_from(from);
+    } catch (...) {
+      give();
+      throw;
+    }
+  }
+  /// A copy on `stream`, which first waits, on the device, for the other buffer's stream; that one waits for
+  /// the copy, so the other buffer may be changed or destroyed at once.
+  device_buffer(device_buffer const& other, stream_ref stream)
+      : device_buffer(other.memory_, other.size_, stream, other.alignment_) {
+    try {
+      detail::order_streams(driver(), stream_, other.stream_);
+      tarn::copy(driver(), other.span(), span(), stream_);
+      detail::order_streams(driver(), other.stream_, stream_);
+    } catch (...) {
+      give();
+      throw;
+    }
+  }
+  device_buffer(device_buffer const& other) : device_buffer(other, other.stream_) {}
+  device_buffer(device_buffer&& other) noexcept
+      : memory_(other.memory_),
+        stream_(other.stream_),
+        alignment_(other.alignment_),
+        data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)),
+        capacity_(std::exchange(other.capacity_, 0)) {}
+  /// Copies elements, alignment and stream; strong guarantee.
+  device_buffer& operator=(device_buffer const& other) {
+    if (this != &other) {
+      device_buffer copied(other);
+      swap(copied);
+    }
+    return *this;
+  }
+  /// Steals; the old block is freed on its own stream. Self-move changes nothing.
+  device_buffer& operator=(device_buffer&& other) noexcept {
+    if (this != &other) {
+      device_buffer stolen(std::move(other));
+      swap(stolen);
+    }
+    return *this;
+  }
+  ~device_buffer() { give(); }
+
+  [[nodiscard]] T* data() noexcept { return data_; }
+  [[nodiscard]] T const* data() const noexcept { return data_; }
+  /// Elements.
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return size_ * sizeof(T); }
+  /// Elements that fit without a new block.
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+  [[nodiscard]] std::size_t alignment() const noexcept { return alignment_; }
+  [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
+  [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
+  /// The elements, as device pointers; the host must not read through it unless the memory is
+  /// host-accessible.
+  [[nodiscard]] std::span<T> span() noexcept { return {data_, size_}; }
+  [[nodiscard]] std::span<T const> span() const noexcept { return {data_, size_}; }
+
+  /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer.
+  /// @param count   elements, not bytes
+  /// @param stream  orders the copy, the release of the old block, and what follows
+  /// @throws length_error, out_of_memory, cuda_error  nothing has changed
+  void resize(std::size_t count, stream_ref stream) {
+    if (count > capacity_) {
+      relocate(count, stream);
+    } else {
+      set_stream(stream);
+    }
+    size_ = count;
+  }
+  void resize(std::size_t count) { resize(count, stream_); }
+
+  /// Makes room for `count` elements; size() stays. Strong guarantee, as resize().
+  void reserve(std::size_t count, stream_ref stream) {
+    if (count > capacity_) {
+      relocate(count, stream);
+    } else {
+      set_stream(stream);
+    }
+  }
+  void reserve(std::size_t count) { reserve(count, stream_); }
+
+  /// Gives unused capacity back by moving to a block of size() elements. Strong guarantee.
+  void shrink_to_fit(stream_ref stream) {
+    if (size_ < capacity_) {
+      relocate(size_, stream);
+    } else {
+      set_stream(stream);
+    }
+  }
+  void shrink_to_fit() { shrink_to_fit(stream_); }
+
+  /// Makes `stream` the buffer's: its later work waits, on the device, for what was enqueued on the old one.
+  /// @throws cuda_error  nothing has changed
+  void set_stream(stream_ref stream) {
+    if (data_ != nullptr) detail::order_streams(driver(), stream, stream_);
+    stream_ = stream;
+  }
+
+  /// Copies from a host or device span of the same size, in stream order. @throws length_error, cuda_error
+  void copy_from(std::span<T const> from) { tarn::copy(driver(), from, span(), stream_); }
+  /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
+  void copy_to(std::span<T> to) const { tarn::copy(driver(), span(), to, stream_); }
+  /// The same, and waits, so that the host may read.
+  void copy_to_sync(std::span<T> to) const { tarn::copy_sync(driver(), span(), to, stream_); }
+  /// Sets every byte, in stream order. @throws cuda_error
+  void fill(std::byte value) {
+    if (size_ == 0) return;
+    status const s = driver().fill(stream_, data_, std::to_integer<int>(value), bytes());
+    if (!s.ok()) throw cuda_error(s, driver().device().value);
+  }
+
+  /// Frees the elements; the buffer is empty and ready for use.
+  void clear() noexcept { give(); }
+
+  /// Gives up ownership: the caller deallocates capacity() * sizeof(T) bytes at alignment() through
+  /// resource().
+  [[nodiscard]] T* release() noexcept {
+    size_ = capacity_ = 0;
+    return std::exchange(data_, nullptr);
+  }
+
+  void swap(device_buffer& other) noexcept {
+    using std::swap;
+    swap(memory_, other.memory_);
+    swap(stream_, other.stream_);
+    swap(alignment_, other.alignment_);
+    swap(data_, other.data_);
+    swap(size_, other.size_);
+    swap(capacity_, other.capacity_);
+  }
+  friend void swap(device_buffer& a, device_buffer& b) noexcept { a.swap(b); }
+
+ private:
+  static constexpr std::size_t least_alignment() noexcept { return std::max(default_alignment, alignof(T)); }
+  [[nodiscard]] auto const& driver() const noexcept { return memory_.driver(); }
+
+  [[nodiscard]] T* take(std::size_t count) {
+    return static_cast<T*>(memory_.allocate(stream_, checked_bytes(count, sizeof(T)), alignment_));
+  }
+  void give() noexcept {
+    if (data_ != nullptr) memory_.deallocate(stream_, data_, capacity_ * sizeof(T), alignment_);
+    data_ = nullptr;
+    size_ = capacity_ = 0;
+  }
+  /// Moves to a block of `count` elements on `stream`.
+  void relocate(std::size_t count, stream_ref stream) {
+    device_buffer moved(memory_, count, stream, alignment_);
+    if (data_ != nullptr) {
+      detail::order_streams(driver(), stream, stream_);
+      std::size_t const kept = std::min(size_, count);
+      tarn::copy(driver(), std::span<T const>(data_, kept), std::span<T>(moved.data_, kept), stream);
+      stream_ = stream;
+    }
+    moved.size_ = std::min(size_, count);
+    swap(moved);
+  }
+
+  Resource memory_;
+  stream_ref stream_;
+  std::size_t alignment_;
+  T* data_ = nullptr;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+/// `count` uninitialised elements of T from a resource, in stream order.
+/// @throws length_error, out_of_memory
+template <class T, class Resource>
+requires tarn::resource<Resource>
+[[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::size_t count,
+                                                            stream_ref stream) {
+  return device_buffer<T, Resource>(std::move(memory), count, stream);
+}
+/// A copy of host elements. Pageable host memory may be reused at once; pinned memory after the stream is
+/// past the copy.
+template <class T, class Resource>
+requires tarn::resource<Resource>
+[[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::span<T const> from,
+                                                            stream_ref stream) {
+  return device_buffer<T, Resource>(std::move(memory), from, stream);
+}
+
+}  // namespace tarn
+// ---- tarn/raii/device_guard.hpp
+// device_guard: the current device of a scope. Above it: user code. Below it: driver.
+
+#if TARN_HAS_CUDA
+#endif
+
+namespace tarn {
+
+/// Makes a device the calling thread's current one and restores the one before. For the caller's own kernel
+/// launches: tarn itself works whatever device is current. A device that is current already costs one
+/// look-up.
+template <stream_driver Driver>
+class basic_device_guard {
+ public:
+  /// @throws cuda_error  there is no such device; nothing has changed
+  explicit basic_device_guard(device_id device) {
+    if (status const s = Driver::current_device(before_); !s.ok()) throw cuda_error(s, device.value);
+    if (device == before_) return;
+    if (status const s = Driver::set_current_device(device); !s.ok()) throw cuda_error(s, device.value);
+    changed_ = true;
+  }
+  basic_device_guard(basic_device_guard const&) = delete;
+  basic_device_guard& operator=(basic_device_guard const&) = delete;
+  ~basic_device_guard() {
+    if (changed_) (void)Driver::set_current_device(before_);
+  }
+
+  /// The device that will be current again.
+  [[nodiscard]] device_id before() const noexcept { return before_; }
+
+ private:
+  device_id before_;
+  bool changed_ = false;
+};
+
+#if TARN_HAS_CUDA
+using device_guard = basic_device_guard<cuda_driver>;
+#endif
+
+}  // namespace tarn
+// ---- tarn/raii/device_ptr.hpp
+// device_ptr<T> and device_ptr<T[]>: unique ownership of one object or an array, with what unique_ptr's users
+// expect. Above it: user code. Below it: device_buffer's defaults, core/resource.
+
+#include <cstddef>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+namespace tarn {
+
+/// Owns device memory for one T, or for an array as device_ptr<T[]>, freed on stream(). Uninitialised: T is
+/// trivially copyable. Move-only; moved-from is null and keeps its resource. Not for two threads at once.
+template <class T, class Resource = detail::default_device_resource>
+class device_ptr {
+  static constexpr bool is_array = std::is_unbounded_array_v<T>;
+
+ public:
+  using element_type = std::remove_extent_t<T>;
+  using pointer = element_type*;
+  using resource_type = Resource;
+  static_assert(std::is_trivially_copyable_v<element_type>,
+                "tarn: device_ptr<T> never constructs elements: T must be trivially copyable");
+
+  /// Null.
+  explicit device_ptr(Resource memory, stream_ref stream = {})
+      : memory_(std::move(memory)), stream_(stream) {}
+  /// Takes over `count` elements at `p`, allocated by `memory` with alignment(). Null with any count is null.
+  device_ptr(Resource memory, pointer p, std::size_t count, stream_ref stream) noexcept
+      : memory_(std::move(memory)), stream_(stream), p_(p), count_(p != nullptr ? count : 0) {}
+  device_ptr(device_ptr&& other) noexcept
+      : memory_(other.memory_),
+        stream_(other.stream_),
+        p_(std::exchange(other.p_, nullptr)),
+        count_(std::exchange(other.count_, 0)) {}
+  device_ptr& operator=(device_ptr&& other) noexcept {
+    if (this != &other) {
+      device_ptr stolen(std::move(other));
+      swap(stolen);
+    }
+    return *this;
+  }
+  device_ptr& operator=(std::nullptr_t) noexcept {
+    reset();
+    return *this;
+  }
+  ~device_ptr() { reset(); }
+
+  [[nodiscard]] pointer get() const noexcept { return p_; }
+  [[nodiscard]] explicit operator bool() const noexcept { return p_ != nullptr; }
+  /// Elements owned: 1 or 0 for device_ptr<T>.
+  [[nodiscard]] std::size_t size() const noexcept { return count_; }
+  [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
+  [[nodiscard]] Resource const& get_resource() const noexcept { return memory_; }
+  /// What the memory is aligned to, bytes.
+  [[nodiscard]] static constexpr std::size_t alignment() noexcept {
+    return alignof(element_type) > default_alignment ? alignof(element_type) : default_alignment;
+  }
+
+  /// The object itself, where the host may touch it.
+  [[nodiscard]] element_type& operator*() const noexcept
+      requires(!is_array && has_property<Resource, host_accessible>) {
+    return *p_;
+  }
+  [[nodiscard]] pointer operator->() const noexcept
+      requires(!is_array && has_property<Resource, host_accessible>) {
+    return p_;
+  }
+  [[nodiscard]] element_type& operator[](std::size_t i) const noexcept
+      requires(is_array&& has_property<Resource, host_accessible>) {
+    return p_[i];
+  }
+
+  /// Makes `stream` the one that frees; its later work waits, on the device, for what was enqueued on the old
+  /// one.
+  void set_stream(stream_ref stream) {
+    if (p_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_);
+    stream_ = stream;
+  }
+
+  /// Gives up ownership: the caller deallocates size() * sizeof(T) bytes at alignment().
+  [[nodiscard]] pointer release() noexcept {
+    count_ = 0;
+    return std::exchange(p_, nullptr);
+  }
+  /// Frees what is owned, then owns `p`.
+  void reset(pointer p = nullptr, std::size_t count = 1) noexcept {
+    pointer const old = std::exchange(p_, p);
+    std::size_t const old_count = std::exchange(count_, p != nullptr ? count : 0);
+    if (old != nullptr) memory_.deallocate(stream_, old, old_count * sizeof(element_type), alignment());
+  }
+  void swap(device_ptr& other) noexcept {
+    using std::swap;
+    swap(memory_, other.memory_);
+    swap(stream_, other.stream_);
+    swap(p_, other.p_);
+    swap(count_, other.count_);
+  }
+  friend void swap(device_ptr& a, device_ptr& b) noexcept { a.swap(b); }
+  friend bool operator==(device_ptr const& a, device_ptr const& b) noexcept { return a.p_ == b.p_; }
+  friend bool operator==(device_ptr const& a, std::nullptr_t) noexcept { return a.p_ == nullptr; }
+
+ private:
+  Resource memory_;
+  stream_ref stream_;
+  pointer p_ = nullptr;
+  std::size_t count_ = 0;
+};
+
+/// One uninitialised T. @throws out_of_memory
+template <class T, class Resource>
+requires(tarn::resource<Resource> && !std::is_array_v<T>)
+    [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream) {
+  void* const p = memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment());
+  return device_ptr<T, Resource>(std::move(memory), static_cast<T*>(p), 1, stream);
+}
+/// `count` uninitialised elements: make_device<T[]>(memory, count, stream). @throws length_error,
+/// out_of_memory
+template <class T, class Resource>
+requires(tarn::resource<Resource>&& std::is_unbounded_array_v<T>)
+    [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream) {
+  using element = std::remove_extent_t<T>;
+  void* const p =
+      memory.allocate(stream, checked_bytes(count, sizeof(element)), device_ptr<T, Resource>::alignment());
+  return device_ptr<T, Resource>(std::move(memory), static_cast<element*>(p), count, stream);
+}
+
+}  // namespace tarn
+// ---- tarn/raii/peak_scope.hpp
+// peak_scope: the high-water mark of a scope. Above it: user code. Below it: policy/tracked.
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace tarn {
+
+/// Watches memory that has a `tracked` layer, from construction to destruction. Scopes nest and overlap
+/// freely: each has its own mark, and none disturbs another or the pool's own peak. Exact, bytes as the pool
+/// rounds them. peak_of::this_thread sees the calls of the constructing thread alone, counted from zero;
+/// memory that another thread frees does not lower it. Thread-safe. Each live scope adds a few instructions
+/// to every call.
+template <class Resource>
+class peak_scope {
+ public:
+  explicit peak_scope(Resource memory, peak_of whose = peak_of::all_threads) : memory_(std::move(memory)) {
+    with_layer([&](auto& layer) -> decltype(layer.add(mark_, whose)) { return layer.add(mark_, whose); });
+  }
+  peak_scope(peak_scope const&) = delete;
+  peak_scope& operator=(peak_scope const&) = delete;
+  ~peak_scope() {
+    with_layer([&](auto& layer) -> decltype(layer.remove(mark_)) { return layer.remove(mark_); });
+  }
+
+  /// The most bytes that were allocated at once during the scope, what was there before included: the figure
+  /// that max_memory_allocated() gives after a reset.
+  [[nodiscard]] std::size_t peak_bytes() const noexcept { return positive(read().peak); }
+  /// How far the scope went above where it began, bytes: what it needed itself.
+  [[nodiscard]] std::size_t peak_above_start() const noexcept {
+    high_water_mark const m = read();
+    return positive(m.peak - m.start);
+  }
+  /// Allocated now, bytes.
+  [[nodiscard]] std::size_t current_bytes() const noexcept { return positive(read().current); }
+  /// Allocated now less allocated at the start; negative where more was freed.
+  [[nodiscard]] std::int64_t net_bytes() const noexcept {
+    high_water_mark const m = read();
+    return m.current - m.start;
+  }
+  /// Blocks handed out during the scope.
+  [[nodiscard]] std::size_t count() const noexcept { return positive(read().allocations); }
+
+ private:
+  template <class Call>
+  decltype(auto) with_layer(Call const& call) const {
+    static_assert(reachable<Resource, Call>, "tarn: peak_scope needs exact numbers; add: | tarn::tracked{}");
+    return nearest(memory_, call);
+  }
+  [[nodiscard]] high_water_mark read() const noexcept {
+    return with_layer([&](auto& layer) -> decltype(layer.read(mark_)) { return layer.read(mark_); });
+  }
+  static std::size_t positive(std::int64_t n) noexcept { return n > 0 ? static_cast<std::size_t>(n) : 0; }
+
+  mutable Resource memory_;
+  high_water_mark mark_;
+};
+
+}  // namespace tarn
+// ---- tarn/raii/pinned_buffer.hpp
+// pinned_buffer<T>: an owned contiguous range of host memory that devices copy from and to at full speed.
+// Above it: user code. Below it: core/resource.
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+namespace tarn {
+
+/// What the elements of a new range hold.
+enum class elements { value_initialised, uninitialised };
+
+namespace detail {
+#if TARN_HAS_CUDA
+using default_pinned_resource = pinned_host;
+#else
+using default_pinned_resource = name_a_resource;
+#endif
+}  // namespace detail
+
+/// Owns `size()` elements of page-locked host memory: a contiguous range with iterators, usable as std::span
+/// and with std::ranges. Freed on stream(), so a copy that is still running on that stream stays valid if the
+/// resource is stream-ordered (a pool); a bare pinned source waits for the stream. Holds its resource. Not
+/// for two threads at once.
+template <class T, class Resource = detail::default_pinned_resource>
+class pinned_buffer {
+  static_assert(std::is_trivially_copyable_v<T>,
+                "tarn: pinned_buffer<T> is for copies to devices: T must be trivially copyable");
+
+ public:
+  using value_type = T;
+  using size_type = std::size_t;
+  using difference_type = std::ptrdiff_t;
+  using reference = T&;
+  using const_reference = T const&;
+  using iterator = T*;
+  using const_iterator = T const*;
+  using resource_type = Resource;
+
+  /// Empty.
+  explicit pinned_buffer(Resource memory, stream_ref stream = {})
+      : memory_(std::move(memory)), stream_(stream) {
+    static_assert(has_property<Resource, host_accessible>,
+                  "tarn: pinned_buffer needs memory that the host can touch; use pinned_host, managed or a "
+                  "pool over them");
+  }
+  /// `count` elements, usable by the host at once. @throws length_error, out_of_memory
+  pinned_buffer(Resource memory, std::size_t count, elements what = elements::value_initialised,
+                stream_ref stream = {})
+      : pinned_buffer(std::move(memory), stream) {
+    data_ = take(count);
+    size_ = count;
+    if (what == elements::value_initialised) std::uninitialized_value_construct_n(data_, size_);
+  }
+  /// A copy of host elements.
+  pinned_buffer(Resource memory, std::span<T const> from, stream_ref stream = {})
+      : pinned_buffer(std::move(memory), from.size(), elements::uninitialised, stream) {
+    std::copy(from.begin(), from.end(), data_);
+  }
+  pinned_buffer(pinned_buffer const& other)
+      : pinned_buffer(other.memory_, std::span<T const>(other), other.stream_) {}
+  pinned_buffer(pinned_buffer&& other) noexcept
+      : memory_(other.memory_),
+        stream_(other.stream_),
+        data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)) {}
+  pinned_buffer& operator=(pinned_buffer const& other) {
+    if (this != &other) {
+      pinned_buffer copied(other);
+      swap(copied);
+    }
+    return *this;
+  }
+  pinned_buffer& operator=(pinned_buffer&& other) noexcept {
+    if (this != &other) {
+      pinned_buffer stolen(std::move(other));
+      swap(stolen);
+    }
+    return *this;
+  }
+  ~pinned_buffer() { clear(); }
+
+  [[nodiscard]] T* data() noexcept { return data_; }
+  [[nodiscard]] T const* data() const noexcept { return data_; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return size_ * sizeof(T); }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+  [[nodiscard]] iterator begin() noexcept { return data_; }
+  [[nodiscard]] iterator end() noexcept { return data_ + size_; }
+  [[nodiscard]] const_iterator begin() const noexcept { return data_; }
+  [[nodiscard]] const_iterator end() const noexcept { return data_ + size_; }
+  [[nodiscard]] T& operator[](std::size_t i) noexcept { return data_[i]; }
+  [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return data_[i]; }
+  [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
+  [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
+
+  /// The stream whose copies the release waits for. The caller orders them.
+  void set_stream(stream_ref stream) noexcept { stream_ = stream; }
+
+  /// Changes the number of elements; keeps the first min(size(), count). A smaller size keeps the pointer
+  /// only if equal. No copy may be running. @throws length_error, out_of_memory  nothing has changed
+  void resize(std::size_t count, elements what = elements::value_initialised) {
+    if (count == size_) return;
+    pinned_buffer moved(memory_, count, elements::uninitialised, stream_);
+    std::size_t const kept = std::min(size_, count);
+    std::copy(data_, data_ + kept, moved.data_);
+    if (what == elements::value_initialised)
+      std::uninitialized_value_construct_n(moved.data_ + kept, count - kept);
+    swap(moved);
+  }
+  /// Frees the elements; the buffer is empty and ready for use.
+  void clear() noexcept {
+    if (data_ != nullptr) memory_.deallocate(stream_, data_, bytes(), alignment);
+    data_ = nullptr;
+    size_ = 0;
+  }
+  void swap(pinned_buffer& other) noexcept {
+    using std::swap;
+    swap(memory_, other.memory_);
+    swap(stream_, other.stream_);
+    swap(data_, other.data_);
+    swap(size_, other.size_);
+  }
+  friend void swap(pinned_buffer& a, pinned_buffer& b) noexcept { a.swap(b); }
+
+ private:
+  static constexpr std::size_t alignment = std::max(default_alignment, alignof(T));
+
+  [[nodiscard]] T* take(std::size_t count) {
+    // The host writes at once, without asking the stream: the memory must be free of earlier work.
+    return static_cast<T*>(memory_.allocate_sync(checked_bytes(count, sizeof(T)), alignment));
+  }
+
+  Resource memory_;
+  stream_ref stream_;
+  T* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace tarn
+
+// ---- tarn/report/stats.hpp
+// The numbers, under the names that PyTorch's users know. They look; they change nothing but peaks when
+// asked. Above it: user code, summary. Below it: tracked, pool_state.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tarn {
+
+namespace detail {
+
+inline constexpr auto ask_statistics = [](auto& layer) -> decltype(layer.statistics()) {
+  return layer.statistics();
+};
+inline constexpr auto ask_state = [](auto& layer) -> decltype(layer.state()) { return layer.state(); };
+
+template <class Resource>
+inline constexpr bool is_tracked = reachable<Resource, decltype(ask_statistics)>;
+template <class Resource>
+inline constexpr bool is_pooled = reachable<Resource, decltype(ask_state)>;
+
+template <class Resource>
+tracked_statistics statistics_of(Resource& memory) {
+  static_assert(is_tracked<Resource>, "tarn: this needs exact numbers; add: | tarn::tracked{}");
+  return nearest(memory, ask_statistics);
+}
+template <class Resource>
+pool_state state_of(Resource& memory) {
+  static_assert(is_pooled<Resource>, "tarn: this needs a pool; add: | tarn::pooled{}");
+  return nearest(memory, ask_state);
+}
+
+}  // namespace detail
+
+/// Bytes handed out now, as the pool rounds them. Exact.
+template <class Resource>
+[[nodiscard]] std::size_t memory_allocated(Resource memory) {
+  return static_cast<std::size_t>(detail::statistics_of(memory).allocated_bytes[0].current);
+}
+/// The most of memory_allocated() since the start or the last reset_peak_memory_stats(). Exact.
+template <class Resource>
+[[nodiscard]] std::size_t max_memory_allocated(Resource memory) {
+  return static_cast<std::size_t>(detail::statistics_of(memory).allocated_bytes[0].peak);
+}
+/// Bytes that the pool holds from the driver now.
+template <class Resource>
+[[nodiscard]] std::size_t memory_reserved(Resource memory) {
+  return detail::state_of(memory).reserved;
+}
+/// The most of memory_reserved() since the start or the last reset_peak_memory_stats().
+template <class Resource>
+[[nodiscard]] std::size_t max_memory_reserved(Resource memory) {
+  return detail::state_of(memory).reserved_peak;
+}
+
+/// Lets every peak start again from the current value. peak_scopes keep theirs.
+template <class Resource>
+void reset_peak_memory_stats(Resource memory) {
+  nearest(memory, [](auto& l) -> decltype(l.reset_peak_statistics()) { return l.reset_peak_statistics(); });
+  auto const reset_pool = [](auto& l) -> decltype(l.reset_peaks()) { return l.reset_peaks(); };
+  if constexpr (reachable<Resource, decltype(reset_pool)>) nearest(memory, reset_pool);
+}
+/// Sets the totals ("allocated", "freed") and the count of refusals to zero.
+template <class Resource>
+void reset_accumulated_memory_stats(Resource memory) {
+  nearest(memory, [](auto& l) -> decltype(l.reset_accumulated_statistics()) {
+    return l.reset_accumulated_statistics();
+  });
+}
+
+/// Bytes free on the whole device, and its total, as the driver says.
+struct memory_info {
+  std::size_t free = 0;
+  std::size_t total = 0;
+};
+/// @throws cuda_error
+template <has_driver Resource>
+[[nodiscard]] memory_info mem_get_info(Resource const& memory) {
+  memory_info info;
+  status const s = memory.driver().memory_info(info.free, info.total);
+  if (!s.ok()) throw cuda_error(s, memory.device().value);
+  return info;
+}
+
+/// One statistic under PyTorch's key: "allocated_bytes.all.current", "num_ooms", ...
+using memory_stat = std::pair<std::string, std::int64_t>;
+
+/// All statistics under the keys of torch.cuda.memory_stats(), sorted as it sorts them. What tarn does not
+/// distinguish keeps PyTorch's meaning: active counts what is allocated or awaits another stream
+/// (record_use), inactive_split the free ranges, segment the physical handles; these have no small and large
+/// pool of their own and are told under "all". Takes the pool's locks for a moment. @throws std::bad_alloc
+template <class Resource>
+[[nodiscard]] std::vector<memory_stat> memory_stats(Resource memory) {
+  tracked_statistics const t = detail::statistics_of(memory);
+  std::vector<memory_stat> out;
+  auto const put = [&](char const* name, char const* group, stat const& s) {
+    std::string const key = std::string(name) + "." + group + ".";
+    out.emplace_back(key + "allocated", s.allocated);
+    out.emplace_back(key + "current", s.current);
+    out.emplace_back(key + "freed", s.freed);
+    out.emplace_back(key + "peak", s.peak);
+  };
+  auto const put_groups = [&](char const* name, std::array<stat, 3> const& s) {
+    put(name, "all", s[0]);
+    put(name, "large_pool", s[2]);
+    put(name, "small_pool", s[1]);
+  };
+  auto const number = [](auto n) { return static_cast<std::int64_t>(n); };
+  pool_state p;
+  if constexpr (detail::is_pooled<Resource>) p = detail::state_of(memory);
+  std::array<stat, 3> active = t.allocations;
+  std::array<stat, 3> active_bytes = t.allocated_bytes;
+  active_bytes[0].current += number(p.pending);
+  active_bytes[0].peak = std::max(active_bytes[0].peak, active_bytes[0].current);
+  stat const free_ranges{number(p.free_blocks), number(p.free_blocks), 0, 0};
+  stat const free_bytes{number(p.inactive_split_bytes), number(p.inactive_split_bytes), 0, 0};
+  stat const reserved{number(p.reserved), number(p.reserved_peak), number(p.reserved_total),
+                      number(p.released_total)};
+  stat const segments{number(p.handles), number(p.handles_peak), number(p.creates), number(p.destroys)};
+  put_groups("active", active);
+  put_groups("active_bytes", active_bytes);
+  put_groups("allocated_bytes", t.allocated_bytes);
+  put_groups("allocation", t.allocations);
+  put_groups("inactive_split", {free_ranges, {}, {}});
+  put_groups("inactive_split_bytes", {free_bytes, {}, {}});
+  out.emplace_back("max_split_size", -1);
+  out.emplace_back("num_alloc_retries", number(p.alloc_retries));
+  out.emplace_back("num_device_alloc", number(p.creates));
+  out.emplace_back("num_device_free", number(p.destroys));
+  out.emplace_back("num_ooms", number(t.ooms));
+  out.emplace_back("num_sync_all_streams", number(p.host_waits));
+  for (char const* part : {"allocated", "current", "freed", "peak"}) {
+    out.emplace_back(std::string("oversize_allocations.") + part, 0);
+  }
+  for (char const* part : {"allocated", "current", "freed", "peak"}) {
+    out.emplace_back(std::string("oversize_segments.") + part, 0);
+  }
+  put_groups("requested_bytes", t.requested_bytes);
+  put_groups("reserved_bytes", {reserved, {}, {}});
+  put_groups("segment", {segments, {}, {}});
+  return out;
+}
+
+}  // namespace tarn
+// ---- tarn/report/summary.hpp
+// memory_summary: the table that torch.cuda.memory_summary() prints, for a tarn pool.
+// Above it: user code. Below it: stats.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tarn {
+
+namespace detail {
+
+/// As PyTorch writes sizes: a unit is left for the next from 768 of it up; whole numbers, cut.
+[[nodiscard]] inline std::string table_bytes(std::int64_t bytes) {
+  constexpr std::string_view units[] = {"B  ", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  std::size_t unit = 0;
+  while (unit + 1 < std::size(units) && (bytes < 0 ? -bytes : bytes) >= 768 * std::int64_t{1024}) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return std::to_string(bytes) + " " + std::string(units[unit]);
+}
+/// As PyTorch writes counts: thousands from 750,000 up.
+[[nodiscard]] inline std::string table_count(std::int64_t count) {
+  constexpr std::string_view units[] = {" ", "K", "M", "B"};
+  std::size_t unit = 0;
+  while (unit + 1 < std::size(units) && (count < 0 ? -count : count) >= 750 * std::int64_t{1000}) {
+    count /= 1000;
+    ++unit;
+  }
+  return std::to_string(count) + " " + std::string(units[unit]);
+}
+
+[[nodiscard]] inline std::string right(std::string text, std::size_t width) {
+  return text.size() < width ? std::string(width - text.size(), ' ') + text : text;
+}
+[[nodiscard]] inline std::string left(std::string text, std::size_t width) {
+  return text.size() < width ? text + std::string(width - text.size(), ' ') : text;
+}
+[[nodiscard]] inline std::string centred(std::string const& text, std::size_t width) {
+  std::size_t const before = text.size() < width ? (width - text.size()) / 2 : 0;
+  return left(std::string(before, ' ') + text, width);
+}
+
+}  // namespace detail
+
+/// A table of 75 columns in the layout of torch.cuda.memory_summary(). For memory with `tracked` and, for the
+/// reserved rows, a pool. @throws std::bad_alloc
+template <class Resource>
+[[nodiscard]] std::string memory_summary(Resource memory) {
+  std::vector<memory_stat> const stats = memory_stats(memory);
+  auto const value = [&](std::string const& key) -> std::int64_t {
+    for (auto const& [name, number] : stats) {
+      if (name == key) return number;
+    }
+    return 0;
+  };
+  using format = std::string (*)(std::int64_t);
+  std::string const line(75, '=');
+  std::string const rule(75, '-');
+  std::string const device = "tarn memory summary, device ID " + std::to_string(memory.device().value);
+  std::string out = "|" + line.substr(2) + "|\n";
+  out += "|" + detail::centred(device, 73) + "|\n|" + rule.substr(2) + "|\n";
+  out += "|" + detail::centred("CUDA OOMs: " + std::to_string(value("num_ooms")), 36) + "|" +
+         detail::centred("cudaMalloc retries: " + std::to_string(value("num_alloc_retries")), 36) + "|\n";
+  out += "|" + line.substr(2) + "|\n";
+  out += "|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |\n";
+  auto const row = [&](std::string const& label, std::string const& key, format write) {
+    out += "| " + detail::left(label, 21) + " |";
+    char const* const parts[] = {"current", "peak", "allocated", "freed"};
+    for (char const* part : parts) out += " " + detail::right(write(value(key + "." + part)), 10) + " |";
+    out += "\n";
+  };
+  auto const group = [&](char const* label, char const* key, format write) {
+    out += "|" + rule.substr(2) + "|\n";
+    row(label, std::string(key) + ".all", write);
+    row("      from large pool", std::string(key) + ".large_pool", write);
+    row("      from small pool", std::string(key) + ".small_pool", write);
+  };
+  group("Allocated memory", "allocated_bytes", &detail::table_bytes);
+  group("Active memory", "active_bytes", &detail::table_bytes);
+  group("Requested memory", "requested_bytes", &detail::table_bytes);
+  group("GPU reserved memory", "reserved_bytes", &detail::table_bytes);
+  group("Non-releasable memory", "inactive_split_bytes", &detail::table_bytes);
+  group("Allocations", "allocation", &detail::table_count);
+  group("Active allocs", "active", &detail::table_count);
+  group("GPU reserved segments", "segment", &detail::table_count);
+  group("Non-releasable allocs", "inactive_split", &detail::table_count);
+  out += "|" + rule.substr(2) + "|\n";
+  row("Oversize allocations", "oversize_allocations", &detail::table_count);
+  out += "|" + rule.substr(2) + "|\n";
+  row("Oversize GPU segments", "oversize_segments", &detail::table_count);
+  out += "|" + line.substr(2) + "|\n";
+  return out;
+}
+
+}  // namespace tarn

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of the tree: a file includes only its own folder and lower ones, only driver/ and the doors call CUDA,
+macros begin with TARN_, every file names its licence, every header has a test that mirrors it."""
+import pathlib
+import re
+import sys
+
+root = pathlib.Path(sys.argv[1])
+include = root / "include" / "tarn"
+order = ["core", "driver", "source", "pool", "policy", "raii", "report"]
+problems = []
+for header in sorted(include.rglob("*.hpp")):
+    text = header.read_text()
+    name = header.relative_to(include)
+    layer = name.parts[0] if len(name.parts) > 1 else "door"
+    rank = order.index(layer) if layer in order else len(order)
+    if not text.startswith("// SPDX-License-Identifier: Apache-2.0\n#pragma once\n"):
+        problems.append(f"{name}: does not begin with the SPDX line and #pragma once")
+    for other in re.findall(r'#include "tarn/([^"]+)"', text):
+        target = other.split("/")[0] if "/" in other else "door"
+        if target in order and order.index(target) > rank or target == "door" and layer != "door":
+            problems.append(f"{name}: includes {other}, which is above it")
+    code = re.sub(r"//[^\n]*|\"[^\"\n]*\"", "", text)
+    if layer not in ("driver", "door") and re.search(r"\b(cuda[A-Z]\w*|cu[A-Z]\w+|CU[A-Z_]{3,}\w*)\s*[(&*;]|cudaError", code):
+        problems.append(f"{name}: names CUDA's API; only driver/ and the doors may")
+    for macro in re.findall(r"^\s*#\s*define\s+(\w+)", code, re.M):
+        if not macro.startswith(("TARN_", "LIBCUDACXX_ENABLE_")):
+            problems.append(f"{name}: macro {macro} has no TARN_ prefix")
+
+# A header is tested where a test of its layer names it, or where one that is tested includes it.
+for layer in order:
+    tests = "\n".join(p.name + p.read_text() for p in (root / "tests" / layer).rglob("*.c*"))
+    headers = {h.stem: h.read_text() for h in (include / layer).glob("*.hpp")}
+    tested = {stem for stem in headers if re.search(rf"\b{stem}\b", tests)}
+    for stem in headers:
+        if stem not in tested and not any(f'"tarn/{layer}/{stem}.hpp"' in headers[t] for t in tested):
+            problems.append(f"{layer}/{stem}.hpp: no test in tests/{layer} names it")
+print("\n".join(problems) or f"{len(list(include.rglob('*.hpp')))} headers keep the rules")
+sys.exit(bool(problems))
