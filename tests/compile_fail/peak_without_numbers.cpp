@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // error: tarn: peak_scope needs exact numbers; add: | tarn::tracked{}
-#include "tarn/raii/peak_scope.hpp"
 #include "tarn/policy/pooled.hpp"
+#include "tarn/raii/peak_scope.hpp"
 #include "tarn/source/host_memory.hpp"
 
 int main() {

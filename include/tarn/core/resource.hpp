@@ -3,17 +3,16 @@
 // The concepts: what a resource, a page source and a policy must offer.
 // Above it: everything composed. Below it: stream, device, property.
 //
-// | expression                                | returns | throws                         | meaning |
-// |-------------------------------------------|---------|--------------------------------|---------------------------------------------|
-// | r.allocate(stream, bytes, alignment)      | void*   | out_of_memory, bad_alignment   | usable by work on
-// `stream` from now on      | | r.deallocate(stream, p, bytes, alignment) | void    | never | reusable once
-// work before it on `stream` is done | | r.allocate_sync(bytes, alignment)         | void*   | as allocate |
-// usable at once on every stream and the host | | r.deallocate_sync(p, bytes, alignment)    | void    | never
-// | nothing uses it any more, on any stream     | | a == b                                    | bool    |
-// never                          | memory of one may be freed through the other | | R::properties | type    |
-// | a property_set: who may touch the memory    | | r.device()                                | device_id |
-// never                        | where the memory is                         | | r.driver() | driver  | never
-// | the driver that orders its streams          |
+// | expression                                | returns   | throws                       | meaning                                           |
+// |-------------------------------------------|-----------|------------------------------|---------------------------------------------------|
+// | r.allocate(stream, bytes, alignment)      | void*     | out_of_memory, bad_alignment | usable by work on `stream` from now on            |
+// | r.deallocate(stream, p, bytes, alignment) | void      | never                        | reusable once work before it on `stream` is done  |
+// | r.allocate_sync(bytes, alignment)         | void*     | as allocate                  | usable at once on every stream and the host       |
+// | r.deallocate_sync(p, bytes, alignment)    | void      | never                        | nothing uses it any more, on any stream           |
+// | a == b                                    | bool      | never                        | memory of one may be freed through the other      |
+// | R::properties                             | type      |                              | a property_set: who may touch the memory          |
+// | r.device()                                | device_id | never                        | where the memory is                               |
+// | r.driver()                                | driver    | never                        | the driver that orders its streams                |
 //
 // Zero bytes: allocate returns null; deallocate of null does nothing. Resources are cheap handles: a copy is
 // the same resource, and the last copy releases it.
@@ -68,16 +67,15 @@ using page_handle = std::uint64_t;
 
 /// Where pages come from: address ranges and physical handles, mapped one into the other.
 ///
-/// | expression             | throws                    | meaning |
-/// |------------------------|---------------------------|------------------------------------------------------------|
-/// | s.granularity()        | never                     | bytes; every size and offset below is a multiple of
-/// it     | | s.reserve(bytes)       | cuda_error                | address range, nothing behind it | |
-/// s.unreserve(p, bytes)  | never                     | gives the whole range of one reserve() back | |
-/// s.create(bytes)        | out_of_memory, cuda_error | one handle of physical memory | | s.destroy(h, bytes)
-/// | never                     | gives it back; it is no longer mapped anywhere             | | s.map(p,
-/// bytes, h)     | cuda_error                | the whole handle appears at p, readable and writable       |
-/// | s.unmap(p, bytes)      | never                     | exactly one map() undone; no work may still use the
-/// range  |
+/// | expression            | throws                    | meaning                                                   |
+/// |-----------------------|---------------------------|-----------------------------------------------------------|
+/// | s.granularity()       | never                     | bytes; every size and offset below is a multiple of it    |
+/// | s.reserve(bytes)      | out_of_memory, cuda_error | address range, nothing behind it                          |
+/// | s.unreserve(p, bytes) | never                     | gives the whole range of one reserve() back               |
+/// | s.create(bytes)       | out_of_memory, cuda_error | one handle of physical memory                             |
+/// | s.destroy(h, bytes)   | never                     | gives it back; it is no longer mapped anywhere            |
+/// | s.map(p, bytes, h)    | out_of_memory, cuda_error | the whole handle appears at p, readable and writable      |
+/// | s.unmap(p, bytes)     | never                     | exactly one map() undone; no work may still use the range |
 template <class S>
 concept page_source = std::copyable<S> && std::equality_comparable<S> && has_properties<S> && has_driver<S> &&
     requires(S& s, std::size_t bytes, void* p, page_handle h) {

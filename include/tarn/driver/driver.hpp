@@ -10,28 +10,28 @@
 // are of one H200 (bench/results). `stream` handles are the driver's own; a null handle is the default
 // stream.
 //
-// | call                                  | cost    | meaning |
-// |---------------------------------------|---------|----------------------------------------------------------------------|
-// | device()                              | 0       | the device's ordinal | | identify(stream, id&) | ~30 ns
-// | the identity behind a handle; default streams have fixed ones, the per-thread default one per thread | |
-// is_capturing(stream, bool&)           | ~30 ns  | true while a graph is captured from it | |
-// create_event(event&), destroy_event(event) | 230 ns | without timing | | record_event(event, stream) | 250
-// ns  | marks the work so far                                                | | query_event(event) | 260 ns
-// | ok: done; not_ready: not yet; never touches an event of a capture    | | wait_event(stream, event) | 230
-// ns  | later work on stream waits for the mark                              | | synchronize_event(event),
-// synchronize_stream(stream), synchronize_device() | blocks | waits on the host               | |
-// create_stream(stream&), destroy_stream(stream) | 5 µs | non-blocking with respect to the legacy default
-// stream         | | copy(stream, to, from, bytes)         | 2 µs    | any direction, asynchronous to the
-// host where the memory allows      | | fill(stream, to, byte, bytes)         | 2 µs    | sets bytes | |
-// memory_info(free&, total&)            | 5 µs    | of the whole device, as cudaMemGetInfo | |
-// page_granularity(bytes&)              | once    | unsupported: no virtual memory management here | |
-// reserve_range(bytes, alignment, p&), release_range(p, bytes) | 5-77 µs | address space | |
-// create_pages(bytes, handle&), destroy_pages(handle) | 10 µs, 15-338 µs | physical memory | | map_pages(p,
-// bytes, handle), unmap_pages(p, bytes)  | 26 µs, 17 µs | map and grant access; exactly one map is undone  |
-// | malloc_device(bytes, p&), free_device(p)            | 58 µs, 40 µs | cudaMalloc | | malloc_async(bytes,
-// stream, p&), free_async(p, stream) | 0.7 µs warm | cudaMallocAsync                                | |
-// malloc_pinned(bytes, p&), free_pinned(p)            | 460 ms/GiB   | cudaHostAlloc, portable | |
-// malloc_managed(bytes, p&), free_managed(p)          |         | cudaMallocManaged |
+// | call                                                         | cost             | meaning                                                             |
+// |--------------------------------------------------------------|------------------|---------------------------------------------------------------------|
+// | device()                                                     | 0                | the device's ordinal                                                |
+// | identify(stream, id&)                                        | ~30 ns           | the identity behind a handle; default streams have fixed ones, the per-thread default one per thread |
+// | is_capturing(stream, bool&)                                  | ~30 ns           | true while a graph is captured from it                              |
+// | create_event(event&), destroy_event(event)                   | 230 ns           | without timing                                                      |
+// | record_event(event, stream)                                  | 250 ns           | marks the work so far                                               |
+// | query_event(event)                                           | 260 ns           | ok: done; not_ready: not yet; never touches an event of a capture   |
+// | wait_event(stream, event)                                    | 230 ns           | later work on stream waits for the mark                             |
+// | synchronize_event(event), _stream(stream), _device()         | blocks           | waits on the host                                                   |
+// | create_stream(stream&), destroy_stream(stream)               | 5 us             | non-blocking with respect to the legacy default stream              |
+// | copy(stream, to, from, bytes)                                | 2 us             | any direction, asynchronous to the host where the memory allows     |
+// | fill(stream, to, byte, bytes)                                | 2 us             | sets bytes                                                          |
+// | memory_info(free&, total&)                                   | 5 us             | of the whole device, as cudaMemGetInfo                              |
+// | page_granularity(bytes&)                                     | once             | unsupported: no virtual memory management here                      |
+// | reserve_range(bytes, alignment, p&), release_range(p, bytes) | 5-77 us          | address space                                                       |
+// | create_pages(bytes, handle&), destroy_pages(handle)          | 10 us, 15-338 us | physical memory                                                     |
+// | map_pages(p, bytes, handle), unmap_pages(p, bytes)           | 26 us, 17 us     | map and grant access; exactly one map is undone                     |
+// | malloc_device(bytes, p&), free_device(p)                     | 58 us, 40 us     | cudaMalloc                                                          |
+// | malloc_async(bytes, stream, p&), free_async(p, stream)       | 0.7 us warm      | cudaMallocAsync                                                     |
+// | malloc_pinned(bytes, p&), free_pinned(p)                     | 460 ms/GiB       | cudaHostAlloc, portable                                             |
+// | malloc_managed(bytes, p&), free_managed(p)                   |                  | cudaMallocManaged                                                   |
 
 #include <concepts>
 #include <cstddef>

@@ -66,6 +66,8 @@ class page_growth {
     plan p;
     p.taker = request.taker;
     p.where = request.where;
+    // Where nothing moves, one unbroken extent is what coalesces best.
+    p.spread = request.may_move;
     p.base = base;
     p.missing = align_up(request.bytes - has, grain);
     choose_handles(a, p, request);
@@ -145,6 +147,7 @@ class page_growth {
   struct plan {
     domain_ref taker = neutral;
     zone where = zone::small;
+    bool spread = true;  ///< leave room after the extent before
     range_ref base = 0;  ///< the free range that is extended, 0 for a new place
     std::size_t missing = 0;
     std::vector<handle_ref> spare;
@@ -316,7 +319,7 @@ class page_growth {
     if (p.base != 0) a.claim(p.base);
     std::size_t const total = p.total();
     holes_.erase(a.ranges, p.region);
-    bool const roomy = p.base == 0 && a.ranges[p.region].bytes >= total + 2 * extension_room &&
+    bool const roomy = p.spread && p.base == 0 && a.ranges[p.region].bytes >= total + 2 * extension_room &&
                        a.ranges[p.region].previous != 0;
     if (roomy) {
       range_ref const body = a.split(p.region, extension_room);

@@ -13,6 +13,7 @@
 
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/driver.hpp"
+#include "tarn/pool/stream_order.hpp"
 
 namespace tarn::detail {
 
@@ -34,8 +35,13 @@ class recorded_uses {
     return waiting_count_.load(std::memory_order_relaxed) != 0;
   }
 
-  /// Notes a use. @throws std::bad_alloc, nothing has changed
+  /// Notes a use. @throws std::bad_alloc, cuda_error: nothing has changed
   void note(void* p, stream_ref stream) {
+    stream_id id = stream.id();
+    if (id == stream_ref::unknown_id) {
+      if (status const s = driver_.identify(stream, id); !s.ok()) throw cuda_error(s, driver_.device().value);
+      stream = stream_ref::from(stream.handle(), id);
+    }
     std::lock_guard const guard(mutex_);
     auto const found = std::find_if(uses_.begin(), uses_.end(),
                                     [&](use const& u) { return u.p == p && u.stream == stream; });
@@ -63,14 +69,16 @@ class recorded_uses {
       bool recorded = false;
       try {
         w.events.reserve(w.events.size() + 1);
-        recorded = driver_.create_event(event).ok() && driver_.record_event(event, used_on).ok();
+        recorded = can_record(used_on) && driver_.create_event(event).ok() &&
+                   driver_.record_event(event, used_on).ok();
         if (recorded) w.events.push_back(event);
       } catch (...) {
         recorded = false;
       }
       if (recorded) continue;
       if (event != nullptr) (void)driver_.destroy_event(event);
-      if (!driver_.synchronize_stream(used_on).ok()) (void)driver_.synchronize_device();
+      // Destroyed or being captured: an event there would mark the wrong work. All work is waited for instead.
+      (void)driver_.synchronize_device();
     }
     noted_.store(uses_.size(), std::memory_order_relaxed);
     if (w.events.empty()) return false;
@@ -117,6 +125,15 @@ class recorded_uses {
     void* p;
     stream_ref stream;
   };
+
+  /// The stream that was noted still lives, and no graph is captured from it.
+  [[nodiscard]] bool can_record(stream_ref stream) const noexcept {
+    stream_id now = 0;
+    bool capturing = true;
+    bool const same = is_default_stream(stream) ||
+                      (driver_.identify(stream_ref::from(stream.handle()), now).ok() && now == stream.id());
+    return same && driver_.is_capturing(stream, capturing).ok() && !capturing;
+  }
 
   void finish(waiting& w) const noexcept {
     for (event_handle const event : w.events) {

@@ -23,7 +23,8 @@ namespace detail {
 #if TARN_HAS_CUDA
 using default_pinned_resource = pinned_host;
 #else
-using default_pinned_resource = name_a_resource;
+struct name_a_pinned_resource;  // without CUDA there is no default: say pinned_buffer<T, sim_pinned_host>
+using default_pinned_resource = name_a_pinned_resource;
 #endif
 }  // namespace detail
 
