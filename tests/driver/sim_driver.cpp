@@ -20,7 +20,7 @@ struct sim_bench {
   device_id device{};
   sim_driver driver() { return machine.driver(device); }
   bool keep_busy(stream_ref stream) { return driver().launch(stream, 1'000'000'000).ok(); }
-  bool can_touch() { return machine.options().backing == sim_backing::host_memory; }
+  bool can_touch() { return machine.options().backing == sim_backing::host_backed; }
   bool begin_capture(stream_ref stream) { return machine.begin_capture(stream).ok(); }
   bool end_capture(stream_ref stream) {
     sim_graph graph;

@@ -135,7 +135,7 @@ TEST_CASE("pages are whole multiples of the granularity", "[driver][sim][memory]
 }
 
 TEST_CASE("a reserved range is aligned as asked", "[driver][sim][memory]") {
-  for (auto const backing : {sim_backing::address_only, sim_backing::host_memory}) {
+  for (auto const backing : {sim_backing::address_only, sim_backing::host_backed}) {
     auto const driver = small_machine(64_MiB, backing).driver();
     for (std::size_t const alignment : {2_MiB, 64_MiB, 1_GiB}) {
       CHECK(is_aligned(make_range(driver, 2_MiB, alignment), alignment));
@@ -290,7 +290,7 @@ TEST_CASE("pinned and managed memory is the host's, within its own limit", "[dri
 }
 
 TEST_CASE("sizes near the end of size_t are out of memory, not wrapped", "[driver][sim][memory]") {
-  for (auto const backing : {sim_backing::address_only, sim_backing::host_memory}) {
+  for (auto const backing : {sim_backing::address_only, sim_backing::host_backed}) {
     auto const driver = small_machine(64_MiB, backing).driver();
     std::size_t const most = ~std::size_t{0};
     void* p = nullptr;
@@ -336,7 +336,7 @@ TEST_CASE("machines give their addresses back", "[driver][sim][memory]") {
 #if defined(__linux__)
 
 TEST_CASE("host-backed pages move with their bytes", "[driver][sim][memory]") {
-  auto const driver = small_machine(64_MiB, sim_backing::host_memory).driver();
+  auto const driver = small_machine(64_MiB, sim_backing::host_backed).driver();
   char* const base = make_range(driver, 16_MiB);
   page_handle const handle = make_pages(driver, 2_MiB);
   REQUIRE(driver.map_pages(base, 2_MiB, handle).ok());
@@ -352,7 +352,7 @@ TEST_CASE("host-backed pages move with their bytes", "[driver][sim][memory]") {
 }
 
 TEST_CASE("two handles are two memories", "[driver][sim][memory]") {
-  auto const driver = small_machine(64_MiB, sim_backing::host_memory).driver();
+  auto const driver = small_machine(64_MiB, sim_backing::host_backed).driver();
   char* const base = make_range(driver, 16_MiB);
   for (std::size_t i = 0; i < 8; ++i) {
     REQUIRE(driver.map_pages(base + i * 2_MiB, 2_MiB, make_pages(driver, 2_MiB)).ok());
@@ -365,7 +365,7 @@ TEST_CASE("two handles are two memories", "[driver][sim][memory]") {
 }
 
 TEST_CASE("new pages do not show old bytes", "[driver][sim][memory]") {
-  auto const driver = small_machine(2_MiB, sim_backing::host_memory).driver();
+  auto const driver = small_machine(2_MiB, sim_backing::host_backed).driver();
   char* const base = make_range(driver, 2_MiB);
   for (int round = 0; round < 2; ++round) {
     page_handle const handle = make_pages(driver, 2_MiB);
@@ -378,7 +378,7 @@ TEST_CASE("new pages do not show old bytes", "[driver][sim][memory]") {
 }
 
 TEST_CASE("touching what is not mapped faults", "[driver][sim][memory]") {
-  auto const driver = small_machine(64_MiB, sim_backing::host_memory).driver();
+  auto const driver = small_machine(64_MiB, sim_backing::host_backed).driver();
   char volatile* const base = make_range(driver, 16_MiB);
   page_handle const handle = make_pages(driver, 2_MiB);
   REQUIRE(driver.map_pages(const_cast<char*>(base), 2_MiB, handle).ok());

@@ -28,7 +28,7 @@ enum class sim_backing : std::uint8_t {
   address_only,
   /// Memory of this host, committed when first touched. On Linux pages alias as on a GPU (one handle mapped
   /// at two addresses is one memory) and unmapped addresses fault; elsewhere there are blocks only.
-  host_memory
+  host_backed
 };
 
 namespace detail {
@@ -133,7 +133,7 @@ class sim_addresses {
   /// Puts private zeroed memory behind addresses; false where the process has none.
   bool commit([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes) noexcept {
 #if defined(__linux__)
-    if (backing_ == sim_backing::host_memory) {
+    if (backing_ == sim_backing::host_backed) {
       return place(begin, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     }
 #endif
@@ -143,7 +143,7 @@ class sim_addresses {
   bool show([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes,
             [[maybe_unused]] int file, [[maybe_unused]] std::uintptr_t offset) noexcept {
 #if defined(__linux__)
-    if (backing_ == sim_backing::host_memory) {
+    if (backing_ == sim_backing::host_backed) {
       return place(begin, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<::off_t>(offset));
     }
 #endif
@@ -152,7 +152,7 @@ class sim_addresses {
   /// Takes away what is behind addresses: touching them faults.
   void decommit([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes) noexcept {
 #if defined(__linux__)
-    if (backing_ == sim_backing::host_memory) {
+    if (backing_ == sim_backing::host_backed) {
       (void)place(begin, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     }
 #endif
@@ -232,7 +232,7 @@ class sim_file {
   bool take(std::size_t bytes, std::uintptr_t& offset) {
     if (free_.take(bytes, 1, offset)) return true;
 #if defined(__linux__)
-    if (backing_ == sim_backing::host_memory) {
+    if (backing_ == sim_backing::host_backed) {
       if (file_ < 0) file_ = ::memfd_create("tarn_sim", MFD_CLOEXEC);
       if (file_ < 0 || ::ftruncate(file_, static_cast<::off_t>(end_ + bytes)) != 0) return false;
     }

@@ -57,7 +57,7 @@ class sim_memory {
         host_capacity_(host_capacity),
         backing_(backing),
         device_space_(backing),
-        host_space_(sim_backing::host_memory),
+        host_space_(sim_backing::host_backed),
         pages_(backing) {
     for (auto& d : devices_) {
       d.capacity = capacity;
@@ -241,7 +241,7 @@ class sim_memory {
   /// True where there are real bytes: all but device memory that is only addresses. The host's own memory,
   /// which the machine does not know, counts.
   [[nodiscard]] bool is_real(void const* p) const noexcept {
-    if (backing_ == sim_backing::host_memory || !knows(p)) return true;
+    if (backing_ == sim_backing::host_backed || !knows(p)) return true;
     auto const it = block_of(address(p));
     return it != blocks_.end() && on_host(it->second.kind);
   }

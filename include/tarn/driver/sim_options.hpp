@@ -30,7 +30,7 @@ struct sim_options {
   std::size_t taken = 1_GiB;           ///< of it not free from the start: the context, other processes
   std::size_t host_capacity = 64_GiB;  ///< for pinned and managed memory together
   std::size_t granularity = 2_MiB;     ///< of pages
-  sim_backing backing = sim_backing::host_memory;
+  sim_backing backing = sim_backing::host_backed;
   sim_paging paging = sim_paging::available;
   sim_checks checks = sim_checks::off;
   sim_costs costs{};

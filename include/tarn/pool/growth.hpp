@@ -17,6 +17,8 @@ struct growth_request {
   zone where = zone::small;
   std::size_t bytes = 0;
   std::size_t alignment = default_alignment;
+  std::size_t asked = 0;  ///< bytes and alignment of the caller's request, for the error
+  std::size_t asked_alignment = 0;
   std::size_t may_create = 0;          ///< bytes that may be created before free handles are moved instead
   std::size_t largest_handle = 2_MiB;  ///< of handles that are created
   bool may_exceed = true;              ///< where moving does not suffice, create more all the same

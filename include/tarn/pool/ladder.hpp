@@ -168,8 +168,8 @@ class ladder {
   [[nodiscard]] memory_report report(growth_request const& request, out_of_memory const* refused) const {
     memory_report r;
     if (refused != nullptr) r = refused->report();
-    r.asked = request.bytes;
-    r.alignment = request.alignment;
+    r.asked = request.asked;
+    r.alignment = request.asked_alignment;
     r.device = order.driver().device().value;
     r.stream = space.streams[request.taker].id;
     r.live = space.live_bytes;

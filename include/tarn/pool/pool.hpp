@@ -279,6 +279,8 @@ class pool {
       request.where = where;
       request.bytes = in_run ? detail::run_bytes(k) : block;
       request.alignment = in_run ? detail::frame_bytes : alignment;
+      request.asked = bytes;
+      request.asked_alignment = alignment;
       ladder_.climb(held, request, take, [this] { flush_all(); });
     }
     if (cache == nullptr) count_uncached(static_cast<std::int64_t>(block), 1);
