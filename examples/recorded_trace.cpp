@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// A program's own trace: what it prints can be given to tarn_replay, and compared over pools.
+
+#include <cstdio>
+
+#include "tarn/sim.hpp"
+#include "tarn/tarn.hpp"
+
+int main() {
+  auto memory = tarn::sim_pages{} | tarn::pooled{} | tarn::recorded{stdout};
+  tarn::basic_stream copies{tarn::sim_driver{}};
+  auto a = tarn::make_device_buffer<float>(memory, 1000, tarn::stream_ref{});
+  auto b = tarn::make_device_buffer<float>(memory, 500, copies);
+  a.clear();
+  auto c = tarn::make_device_buffer<double>(memory, 10, tarn::stream_ref{});
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Standard containers in pooled pinned memory, by tarn::allocator and by std::pmr.
+
+#include <iostream>
+#include <list>
+#include <memory_resource>
+#include <numeric>
+#include <unordered_map>
+#include <vector>
+
+#include "tarn/pmr.hpp"
+#include "tarn/sim.hpp"
+#include "tarn/stl.hpp"
+#include "tarn/tarn.hpp"
+
+int main() {
+  auto pinned = tarn::sim_pinned_host{} | tarn::pooled{} | tarn::tracked{};
+  using memory = decltype(pinned);
+  std::vector<int, tarn::allocator<int, memory>> numbers(1000, tarn::allocator<int, memory>(pinned));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  std::list<double, tarn::allocator<double, memory>> list({1.5, 2.5}, pinned);
+  using entry = std::pair<int const, int>;
+  std::unordered_map<int, int, std::hash<int>, std::equal_to<int>, tarn::allocator<entry, memory>> map(
+      8, tarn::allocator<entry, memory>(pinned));
+  map[3] = 9;
+  tarn::pmr_adaptor adaptor(pinned);
+  std::pmr::vector<char> text(&adaptor);
+  text.assign(100, 'x');
+  std::cout << "sum " << std::accumulate(numbers.begin(), numbers.end(), 0) << ", list of " << list.size()
+            << ", map[3] " << map[3] << ", text of " << text.size() << "\n"
+            << "all of it in pinned memory: " << (tarn::memory_allocated(pinned) >= 4000 ? "yes" : "no")
+            << "\n";
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pool on CUDA: the contract of resources, stream order under real kernels, moved handles, captures, threads.
+
+#include <cstdint>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "catch.hpp"
+#include "contract/cuda_device.hpp"
+#include "contract/resource_contract.hpp"
+#include "tarn/tarn.hpp"
+
+using namespace tarn;
+using tarn_test::has_cuda_devices;
+using tarn_test::keep_busy;
+using tarn_test::last_error_is_clean;
+
+namespace cuda_pool_test {
+
+template <class Word>
+__global__ void write_words(Word* p, std::size_t count, Word value) {
+  for (std::size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
+    p[i] = value;
+}
+template <class Word>
+__global__ void count_differences(Word const* p, std::size_t count, Word value, unsigned* differences) {
+  for (std::size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
+    if (p[i] != value) atomicAdd(differences, 1U);
+  }
+}
+
+struct stream_pair {
+  basic_stream<cuda_driver> a{cuda_driver{}};
+  basic_stream<cuda_driver> b{cuda_driver{}};
+};
+
+static void write(stream_ref stream, void* p, std::size_t bytes, std::uint32_t value) {
+  write_words<<<256, 256, 0, stream.get()>>>(static_cast<std::uint32_t*>(p), bytes / 4, value);
+}
+static unsigned differences(stream_ref stream, void* p, std::size_t bytes, std::uint32_t value) {
+  static unsigned* counter = nullptr;
+  if (counter == nullptr) cudaMalloc(&counter, sizeof(unsigned));
+  cudaMemsetAsync(counter, 0, sizeof(unsigned), stream.get());
+  count_differences<<<256, 256, 0, stream.get()>>>(static_cast<std::uint32_t const*>(p), bytes / 4, value,
+                                                   counter);
+  unsigned found = 0;
+  cudaMemcpyAsync(&found, counter, sizeof found, cudaMemcpyDeviceToHost, stream.get());
+  cudaStreamSynchronize(stream.get());
+  return found;
+}
+
+/// A pool with static storage: destroyed after main(), when CUDA may be gone.
+static device_pool* keep_until_exit() {
+  static device_pool pool;
+  return &pool;
+}
+
+}  // namespace cuda_pool_test
+using namespace cuda_pool_test;
+
+TEST_CASE("a pool over CUDA's pages keeps the contract of resources", "[pool][cuda]") {
+  if (!has_cuda_devices()) return;
+  tarn_test::resource_contract([] { return device_pool{}; }, last_error_is_clean{});
+}
+TEST_CASE("a pool over cudaMalloc keeps the contract of resources", "[pool][cuda]") {
+  if (!has_cuda_devices()) return;
+  tarn_test::resource_contract([] { return cuda_malloc{} | pooled{}; }, last_error_is_clean{});
+}
+TEST_CASE("a pool over cudaMallocAsync keeps the contract of resources", "[pool][cuda]") {
+  if (!has_cuda_devices()) return;
+  tarn_test::resource_contract([] { return cuda_async{} | pooled{}; }, last_error_is_clean{});
+}
+TEST_CASE("a pool over pinned memory keeps the contract of resources", "[pool][cuda]") {
+  if (!has_cuda_devices()) return;
+  tarn_test::resource_contract([] { return pinned_host{} | limited{3_GiB} | pooled{}; },
+                               last_error_is_clean{});
+}
+
+TEST_CASE("memory freed on a busy stream is not overwritten by another stream", "[pool][cuda]") {
+  if (!has_cuda_devices()) return;
+  stream_pair s;
+  auto pool = cuda_pages{} | limited{512_MiB} | pooled{};
+  std::size_t const bytes = 400_MiB;
+  auto result = make_device_buffer<std::uint32_t>(cuda_malloc{}, bytes / 4, s.a);
+  for (int round = 0; round < 5; ++round) {
+    void* const p = pool.allocate(s.a, bytes);
+    write(s.a, p, bytes, 7);
+    REQUIRE(keep_busy(s.a, 20));
+    cudaMemcpyAsync(result.data(), p, bytes, cudaMemcpyDeviceToDevice, s.a.ref().get());
+    pool.deallocate(s.a, p, bytes);
+    void* const q = pool.allocate(s.b, bytes);  // only the same memory is within the limit
+    write(s.b, q, bytes, 9);
+    pool.deallocate(s.b, q, bytes);
+    CHECK(differences(s.a, result.data(), bytes, 7) == 0);
+    s.b.synchronize();
+  }
+  CHECK(cudaGetLastError() == cudaSuccess);
+}
+
+TEST_CASE("live blocks keep their bytes while free handles move around them", "[pool][cuda]") {
+  if (!has_cuda_devices()) return;
+  stream_pair s;
+  auto pool = cuda_pages{} | limited{2_GiB} | pooled{};
+  struct block {
+    void* p;
+    std::size_t bytes;
+    std::uint32_t value;
+  };
+  std::vector<block> live;
+  std::mt19937 random(5);
+  std::size_t held = 0;
+  std::uint32_t next = 1;
+  for (int i = 0; i < 1500; ++i) {
+    std::size_t const bytes = (1 + random() % 64) * (512_KiB) + random() % 4096 * 512;
+    if (held + bytes < 1800_MiB && random() % 3 != 0) {
+      try {
+        block const b{pool.allocate(s.a, bytes), bytes, next++};
+        write(s.a, b.p, b.bytes, b.value);
+        live.push_back(b);
+        held += bytes;
+      } catch (out_of_memory const&) {
+      }
+    } else if (!live.empty()) {
+      std::size_t const k = random() % live.size();
+      CHECK(differences(s.a, live[k].p, live[k].bytes, live[k].value) == 0);
+      pool.deallocate(s.a, live[k].p, live[k].bytes);
+      held -= live[k].bytes;
+      live[k] = live.back();
+      live.pop_back();
+    }
+  }
+  for (block const& b : live) {
+    CHECK(differences(s.a, b.p, b.bytes, b.value) == 0);
+    pool.deallocate(s.a, b.p, b.bytes);
+  }
+  CHECK(pool->state().remaps > 0);
+  pool.empty_cache();
+  CHECK(pool->state().reserved == 0);
+  CHECK(cudaGetLastError() == cudaSuccess);
+}
+
+TEST_CASE("freed checkerboard memory serves one block of its size under a cap", "[pool][cuda]") {
+  if (!has_cuda_devices()) return;
+  stream_pair s;
+  auto pool = cuda_pages{} | limited{8_GiB} | pooled{};
+  std::vector<void*> blocks;
+  std::size_t const bytes = 2_MiB;
+  for (std::size_t i = 0; i < 4_GiB / bytes; ++i) blocks.push_back(pool.allocate(s.a, bytes));
+  std::size_t const reserved = pool->state().reserved;
+  for (std::size_t i = 0; i < blocks.size(); i += 2) pool.deallocate(s.a, blocks[i], bytes);
+  void* const large = pool.allocate(s.a, 2_GiB - 64_MiB);
+  write(s.a, large, 2_GiB - 64_MiB, 3);
+  s.a.synchronize();
+  WARN("reserved " << (reserved >> 20) << " MiB before, " << (pool->state().reserved >> 20) << " MiB after");
+  pool.deallocate(s.a, large, 2_GiB - 64_MiB);
+  for (std::size_t i = 1; i < blocks.size(); i += 2) pool.deallocate(s.a, blocks[i], bytes);
+  CHECK(cudaGetLastError() == cudaSuccess);
+}
+
+TEST_CASE("allocating inside a capture does not spoil it", "[pool][cuda]") {
+  if (!has_cuda_devices()) return;
+  stream_pair s;
+  auto pool = cuda_pages{} | pooled{};
+  void* const before = pool.allocate(s.b, 64_MiB);
+  pool.deallocate(s.b, before, 64_MiB);
+  cudaGraph_t graph = nullptr;
+  REQUIRE(cudaStreamBeginCapture(s.a.ref().get(), cudaStreamCaptureModeGlobal) == cudaSuccess);
+  void* const p = pool.allocate(s.a, 256_MiB);
+  cudaMemsetAsync(p, 1, 256_MiB, s.a.ref().get());
+  REQUIRE(cudaStreamEndCapture(s.a.ref().get(), &graph) == cudaSuccess);
+  std::size_t nodes = 0;
+  REQUIRE(cudaGraphGetNodes(graph, nullptr, &nodes) == cudaSuccess);
+  CHECK(nodes == 1);
+  cudaGraphDestroy(graph);
+  pool.deallocate(s.a, p, 256_MiB);
+  CHECK(cudaGetLastError() == cudaSuccess);
+}
+
+TEST_CASE("blocks of a destroyed stream stay usable, and its handle's next owner inherits nothing",
+          "[pool][cuda]") {
+  if (!has_cuda_devices()) return;
+  auto pool = cuda_pages{} | limited{256_MiB} | pooled{};
+  stream_pair s;
+  for (int round = 0; round < 50; ++round) {
+    cudaStream_t raw = nullptr;
+    REQUIRE(cudaStreamCreateWithFlags(&raw, cudaStreamNonBlocking) == cudaSuccess);
+    void* const p = pool.allocate(raw, 200_MiB);
+    write(raw, p, 200_MiB, 1);
+    pool.deallocate(raw, p, 200_MiB);
+    REQUIRE(cudaStreamDestroy(raw) == cudaSuccess);
+    if (round % 2 == 0) {
+      void* const q = pool.allocate(s.b, 200_MiB);
+      pool.deallocate(s.b, q, 200_MiB);
+    }
+  }
+  CHECK(cudaGetLastError() == cudaSuccess);
+}
+
+TEST_CASE("threads on their own streams share a pool", "[pool][cuda][threads]") {
+  if (!has_cuda_devices()) return;
+  device_pool pool;
+  std::vector<std::thread> threads;
+  std::vector<unsigned> wrong(8);
+  for (unsigned t = 0; t < 8; ++t) {
+    threads.emplace_back([&, t] {
+      basic_stream<cuda_driver> stream{cuda_driver{device_id{0}}};
+      std::mt19937 random(t);
+      for (int i = 0; i < 300; ++i) {
+        std::size_t const bytes = 256 << (random() % 16);
+        void* const p = pool.allocate(stream, bytes);
+        write(stream, p, bytes, t + 1);
+        std::uint32_t first = 0;
+        cudaMemcpyAsync(&first, p, 4, cudaMemcpyDeviceToHost, stream.ref().get());
+        cudaStreamSynchronize(stream.ref().get());
+        if (first != t + 1) ++wrong[t];
+        pool.deallocate(stream, p, bytes);
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  for (unsigned const w : wrong) CHECK(w == 0);
+  CHECK(memory_allocated(pool) == 0);
+  CHECK(cudaGetLastError() == cudaSuccess);
+}
+
+TEST_CASE("a pool with static storage ends quietly after CUDA", "[pool][cuda]") {
+  if (!has_cuda_devices()) return;
+  device_pool& pool = *keep_until_exit();
+  void* const p = pool.allocate(stream_ref{}, 1_MiB);
+  pool.deallocate(stream_ref{}, p, 1_MiB);
+  SUCCEED("the exit status tells");
+}
+
+TEST_CASE("buffers copy across streams in order", "[raii][cuda]") {
+  if (!has_cuda_devices()) return;
+  stream_pair s;
+  device_pool pool;
+  std::vector<std::uint32_t> host(1 << 20, 5);
+  auto a = make_device_buffer<std::uint32_t>(pool, std::span<std::uint32_t const>(host), s.a);
+  REQUIRE(keep_busy(s.a, 20));
+  write(s.a, a.data(), a.bytes(), 6);
+  device_buffer<std::uint32_t> b(a, s.b);
+  a.clear();
+  std::vector<std::uint32_t> back(b.size());
+  b.copy_to_sync(back);
+  CHECK(back == std::vector<std::uint32_t>(b.size(), 6));
+  b.resize(b.size() * 2, s.a);
+  CHECK(differences(s.a, b.data(), back.size() * 4, 6) == 0);
+}

@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stream order as the pool keeps it: who waits for whom, and who need not. The simulated machine's order
+// checker is the judge.
+
+#include "tarn/pool/ordering.hpp"
+
+#include <map>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "catch.hpp"
+#include "contract/memory_access.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/source/sim_sources.hpp"
+
+using namespace tarn;
+using tarn_test::test_stream;
+
+namespace {
+
+constexpr sim_nanoseconds second = 1'000'000'000;
+
+sim_options checked(std::size_t capacity = 64_MiB) {
+  sim_options o;
+  o.capacity = capacity;
+  o.taken = 0;
+  o.backing = sim_backing::address_only;
+  o.checks = sim_checks::stream_order;
+  return o;
+}
+
+/// A pool on a checked machine that tells the checker what it hands out and takes back.
+struct watched {
+  explicit watched(std::size_t capacity = 64_MiB) : machine(checked(capacity)) {}
+
+  sim_machine machine;
+  stack<sim_pages, pooled> memory{sim_pages(machine.driver())};
+
+  void* get(stream_ref on, std::size_t bytes) {
+    void* const p = memory.allocate(on, bytes);
+    machine.allocated(p, bytes, on);
+    return p;
+  }
+  void give(stream_ref on, void* p, std::size_t bytes) {
+    machine.freed(p, bytes, on);
+    memory.deallocate(on, p, bytes);
+  }
+  void use(stream_ref on, void* p, std::size_t bytes, sim_nanoseconds duration = 1000) {
+    REQUIRE(machine.launch(on, duration, {sim_writes(p, bytes)}).ok());
+  }
+  std::size_t found() const { return machine.findings().size(); }
+};
+
+}  // namespace
+
+TEST_CASE("memory freed on one stream reaches another only after the first one's work", "[pool][streams]") {
+  watched t;
+  test_stream const a(t.machine.driver()), b(t.machine.driver());
+  void* const p = t.get(a, 40_MiB);
+  t.use(a, p, 40_MiB, second);  // the delay kernel
+  t.give(a, p, 40_MiB);
+  auto const start = t.machine.now();
+  void* const q = t.get(b, 40_MiB);             // there is no other memory
+  CHECK(t.machine.now() - start < second / 2);  // the host did not wait
+  t.use(b, q, 40_MiB);
+  REQUIRE(t.machine.driver().synchronize_stream(b).ok());
+  CHECK(t.machine.now() - start >= second);  // the stream did
+  CHECK(t.memory->state().device_waits == 1);
+  CHECK(t.found() == 0);
+  t.give(b, q, 40_MiB);
+}
+
+TEST_CASE("a stream does not wait for another's memory while there is other memory", "[pool][streams]") {
+  watched t(256_MiB);
+  test_stream const a(t.machine.driver()), b(t.machine.driver());
+  void* const mine = t.get(b, 4_MiB);
+  void* const p = t.get(a, 40_MiB);
+  t.use(a, p, 40_MiB, second);
+  t.give(a, p, 40_MiB);
+  t.give(b, mine, 4_MiB);
+  auto const start = t.machine.now();
+  void* const q = t.get(b, 4_MiB);
+  t.use(b, q, 4_MiB);
+  REQUIRE(t.machine.driver().synchronize_stream(b).ok());
+  CHECK(t.machine.now() - start < second / 2);
+  CHECK(t.found() == 0);
+}
+
+TEST_CASE("work that is over costs other streams no wait", "[pool][streams]") {
+  watched t;
+  test_stream const a(t.machine.driver()), b(t.machine.driver());
+  void* const p = t.get(a, 40_MiB);
+  t.use(a, p, 40_MiB);
+  t.give(a, p, 40_MiB);
+  t.machine.advance(second);
+  void* const q = t.get(b, 40_MiB);
+  t.use(b, q, 40_MiB);
+  CHECK(t.memory->state().device_waits == 0);
+  CHECK(t.memory->state().host_waits == 0);
+  CHECK(t.found() == 0);
+}
+
+TEST_CASE("allocated on A, freed on B, allocated on A: A waits for B", "[pool][streams]") {
+  watched t;
+  test_stream const a(t.machine.driver()), b(t.machine.driver());
+  for (std::size_t const bytes : {std::size_t{1000}, 100'000_KiB / 100, 40_MiB}) {
+    void* const p = t.get(a, bytes);
+    t.use(a, p, bytes);
+    REQUIRE(t.machine.driver().synchronize_stream(a).ok());
+    t.use(b, p, bytes, second);
+    t.give(b, p, bytes);
+    void* const q = t.get(a, bytes);
+    t.use(a, q, bytes);
+    CHECK(t.found() == 0);
+    t.give(a, q, bytes);
+  }
+}
+
+TEST_CASE("allocate_sync hands out memory that nothing on the device still uses", "[pool][streams]") {
+  watched t;
+  test_stream const a(t.machine.driver()), b(t.machine.driver());
+  void* const p = t.get(a, 40_MiB);
+  t.use(a, p, 40_MiB, second);
+  t.give(a, p, 40_MiB);
+  auto const start = t.machine.now();
+  void* const q = t.memory.allocate_sync(40_MiB);
+  CHECK(t.machine.now() - start >= second * 9 / 10);  // the host waited, as it must
+  t.machine.allocated(q, 40_MiB, b);
+  t.use(b, q, 40_MiB);
+  CHECK(t.found() == 0);
+  REQUIRE(t.machine.driver().synchronize_stream(b).ok());
+  t.machine.freed(q, 40_MiB, b);
+  t.memory.deallocate_sync(q, 40_MiB);
+  void* const r = t.get(a, 40_MiB);  // at once, on any stream
+  t.use(a, r, 40_MiB);
+  CHECK(t.found() == 0);
+  t.give(a, r, 40_MiB);
+}
+
+TEST_CASE("memory of a destroyed stream stays usable, and its last work is waited for", "[pool][streams]") {
+  bool const identified = GENERATE(false, true);
+  watched t;
+  test_stream const b(t.machine.driver());
+  for (std::size_t const bytes : {2_KiB, 40_MiB}) {
+    stream_ref a;
+    REQUIRE(t.machine.driver().create_stream(a).ok());
+    stream_id id = 0;
+    REQUIRE(t.machine.driver().identify(a, id).ok());
+    if (identified) a = stream_ref::from(a.handle(), id);
+    void* const p = t.get(a, bytes);
+    t.use(a, p, bytes, second);
+    t.give(a, p, bytes);
+    REQUIRE(t.machine.driver().destroy_stream(a).ok());
+    void* const whole = t.get(b, 60_MiB);
+    t.use(b, whole, 60_MiB);
+    CHECK(t.found() == 0);
+    t.give(b, whole, 60_MiB);
+  }
+}
+
+TEST_CASE("a block freed after its stream was destroyed is not lost", "[pool][streams]") {
+  watched t;
+  test_stream const b(t.machine.driver());
+  stream_ref a;
+  REQUIRE(t.machine.driver().create_stream(a).ok());
+  void* const p = t.memory.allocate(a, 40_MiB);
+  t.use(a, p, 40_MiB, second);
+  REQUIRE(t.machine.driver().destroy_stream(a).ok());
+  t.memory.deallocate(stream_ref::from(a.handle()), p, 40_MiB);
+  CHECK(t.memory->state().live == 0);
+  void* const q = t.memory.allocate(b, 60_MiB);
+  t.use(b, q, 60_MiB);
+  CHECK(t.found() == 0);
+  t.memory.deallocate(b, q, 60_MiB);
+}
+
+TEST_CASE("a stream under a reused handle inherits nothing", "[pool][streams]") {
+  watched t;
+  test_stream const other(t.machine.driver());
+  stream_ref a;
+  REQUIRE(t.machine.driver().create_stream(a).ok());
+  void* const p = t.get(a, 4_KiB);
+  void* const big = t.get(a, 40_MiB);
+  t.use(a, p, 4_KiB, second);
+  t.use(a, big, 40_MiB, second);
+  t.give(a, p, 4_KiB);
+  t.give(a, big, 40_MiB);
+  REQUIRE(t.machine.driver().destroy_stream(a).ok());
+  stream_ref again;
+  REQUIRE(t.machine.driver().create_stream(again).ok());
+  if (again.handle() != a.handle()) WARN("the handle was not reused; only the order is tested");
+  void* const q = t.get(again, 4_KiB);
+  void* const r = t.get(again, 40_MiB);
+  t.use(again, q, 4_KiB);
+  t.use(again, r, 40_MiB);
+  CHECK(t.found() == 0);
+  t.give(again, q, 4_KiB);
+  t.give(again, r, 40_MiB);
+  REQUIRE(t.machine.driver().destroy_stream(again).ok());
+}
+
+TEST_CASE("a captured stream is neither recorded on nor made to wait", "[pool][streams][capture]") {
+  watched t;
+  test_stream const a(t.machine.driver()), b(t.machine.driver());
+  void* const p = t.get(a, 40_MiB);
+  t.use(a, p, 40_MiB, second);
+  t.give(a, p, 40_MiB);
+  REQUIRE(t.machine.begin_capture(b).ok());
+  try {
+    void* const q = t.memory.allocate(b, 40_MiB);
+    t.memory.deallocate(b, q, 40_MiB);
+  } catch (out_of_memory const&) {
+  } catch (cuda_error const&) {
+  }
+  CHECK(t.machine.captured_calls() == 0);
+  sim_graph graph;
+  CHECK(t.machine.end_capture(b, graph).ok());
+  CHECK(graph.is_empty());
+}
+
+TEST_CASE("frees on a captured stream are not handed to others by an event in the graph",
+          "[pool][streams][capture]") {
+  watched t;
+  test_stream const a(t.machine.driver()), b(t.machine.driver());
+  void* const p = t.get(a, 40_MiB);
+  REQUIRE(t.machine.begin_capture(a).ok());
+  t.memory.deallocate(a, p, 40_MiB);
+  try {
+    void* const q = t.memory.allocate(b, 40_MiB);
+    t.memory.deallocate(b, q, 40_MiB);
+  } catch (out_of_memory const&) {
+  }
+  CHECK(t.machine.captured_calls() == 0);
+  sim_graph graph;
+  CHECK(t.machine.end_capture(a, graph).ok());
+  void* const r = t.memory.allocate(b, 40_MiB);  // afterwards it can be had
+  CHECK(r != nullptr);
+  t.memory.deallocate(b, r, 40_MiB);
+}
+
+TEST_CASE("a use that was recorded holds the block back until it is done", "[pool][streams][record_use]") {
+  watched t;
+  test_stream const a(t.machine.driver()), b(t.machine.driver());
+  for (std::size_t const bytes : {4_KiB, 40_MiB}) {
+    void* const p = t.get(a, bytes);
+    t.use(a, p, bytes);
+    REQUIRE(t.machine.driver().synchronize_stream(a).ok());
+    t.use(b, p, bytes, second);
+    t.memory.record_use(p, bytes, b);
+    t.memory.record_use(p, bytes, b);  // twice is once
+    t.memory.deallocate(a, p, bytes);
+    CHECK(t.memory->state().pending == bytes);
+    void* q = nullptr;
+    if (bytes == 4_KiB) {
+      q = t.memory.allocate(a, bytes);
+      CHECK(q != p);
+      t.memory.deallocate(a, q, bytes);
+    }
+    t.machine.advance(2 * second);
+    q = t.memory.allocate(a, 60_MiB);  // needs everything
+    t.use(a, q, 60_MiB);
+    CHECK(t.memory->state().pending == 0);
+    CHECK(t.found() == 0);
+    t.memory.deallocate(a, q, 60_MiB);
+    CHECK(t.memory->state().live == 0);
+  }
+}
+
+TEST_CASE("out of memory waits for recorded uses before it gives up", "[pool][streams][record_use]") {
+  watched t;
+  test_stream const a(t.machine.driver()), b(t.machine.driver());
+  void* const p = t.memory.allocate(a, 40_MiB);
+  t.use(b, p, 40_MiB, second);
+  t.memory.record_use(p, 40_MiB, b);
+  t.memory.deallocate(a, p, 40_MiB);
+  void* q = nullptr;
+  CHECK_NOTHROW(q = t.memory.allocate(a, 40_MiB));
+  if (q != nullptr) {
+    t.use(a, q, 40_MiB);
+    CHECK(t.found() == 0);
+    t.memory.deallocate(a, q, 40_MiB);
+  }
+}
+
+TEST_CASE("a recorded use on the freeing stream holds nothing back", "[pool][streams][record_use]") {
+  watched t;
+  test_stream const a(t.machine.driver());
+  void* const p = t.memory.allocate(a, 4_KiB);
+  t.memory.record_use(p, 4_KiB, a);
+  t.memory.deallocate(a, p, 4_KiB);
+  CHECK(t.memory->state().pending == 0);
+  CHECK(t.memory->state().live == 0);
+}
+
+TEST_CASE("a pool that ends waits for recorded uses and for its streams", "[pool][streams]") {
+  sim_machine const machine(checked());
+  test_stream const a(machine.driver()), b(machine.driver());
+  {
+    auto memory = sim_pages(machine.driver()) | pooled{};
+    void* const p = memory.allocate(a, 4_MiB);
+    void* const q = memory.allocate(a, 4_MiB);
+    REQUIRE(machine.launch(b, second, {sim_writes(p, 4_MiB)}).ok());
+    REQUIRE(machine.launch(a, second, {sim_writes(q, 4_MiB)}).ok());
+    memory.record_use(p, 4_MiB, b);
+    memory.deallocate(a, p, 4_MiB);
+    memory.deallocate(a, q, 4_MiB);
+  }
+  CHECK(machine.driver().synchronize_device().ok());  // no illegal access
+  CHECK(machine.findings().empty());
+  CHECK(machine.leaks().events == 0);
+  CHECK(machine.leaks().handles == 0);
+}
+
+TEST_CASE("a random program on many streams is never handed memory that is in use",
+          "[pool][streams][random]") {
+  for (unsigned seed = 1; seed <= 6; ++seed) {
+    INFO("seed " << seed);
+    watched t(96_MiB);
+    std::mt19937_64 random(seed);
+    std::vector<stream_ref> streams(5);
+    for (auto& s : streams) REQUIRE(t.machine.driver().create_stream(s).ok());
+    struct block {
+      void* p;
+      std::size_t bytes;
+      stream_ref on;
+    };
+    std::vector<block> blocks;
+    for (int step = 0; step < 2500; ++step) {
+      std::size_t const which = random() % streams.size();
+      stream_ref const on = streams[which];
+      std::uint64_t const what = random() % 100;
+      if (what < 55) {
+        std::size_t const bytes = random() % (std::size_t{2} << (random() % 24)) + 1;
+        try {
+          void* const p = t.get(on, bytes);
+          t.use(on, p, bytes, random() % 200'000);
+          blocks.push_back({p, bytes, on});
+        } catch (out_of_memory const&) {
+        }
+      } else if (what < 97) {
+        if (blocks.empty()) continue;
+        std::size_t const at = random() % blocks.size();
+        block const b = blocks[at];
+        blocks[at] = blocks.back();
+        blocks.pop_back();
+        t.give(b.on, b.p, b.bytes);
+      } else if (what == 97) {
+        (void)t.memory.trim(random() % 96_MiB);
+      } else if (what == 98) {
+        t.machine.advance(random() % 100'000);
+      } else {  // a stream goes, another comes, perhaps under its handle
+        for (std::size_t i = blocks.size(); i-- > 0;) {
+          if (!(blocks[i].on == on)) continue;
+          t.give(on, blocks[i].p, blocks[i].bytes);
+          blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(i));
+        }
+        REQUIRE(t.machine.driver().destroy_stream(on).ok());
+        REQUIRE(t.machine.driver().create_stream(streams[which]).ok());
+      }
+      REQUIRE(t.found() == 0);
+    }
+    for (block const& b : blocks) t.give(b.on, b.p, b.bytes);
+    CHECK(t.machine.driver().synchronize_device().ok());
+  }
+}

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads and the pool: mixed work, producers and consumers, threads that end before and after the pool.
+
+#include "tarn/pool/thread_cache.hpp"
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "catch.hpp"
+#include "contract/memory_access.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/source/sim_sources.hpp"
+
+using namespace tarn;
+using tarn_test::test_stream;
+
+namespace {
+
+sim_options plain(std::size_t capacity) {
+  sim_options o;
+  o.capacity = capacity;
+  o.taken = 0;
+  o.backing = sim_backing::address_only;
+  return o;
+}
+
+/// Which bytes are handed out, by 256: a table that notices at once when two threads hold the same.
+class ownership {
+ public:
+  bool take(void const* p, std::size_t bytes, std::uint32_t who) { return change(p, bytes, 0, who); }
+  bool give(void const* p, std::size_t bytes, std::uint32_t who) { return change(p, bytes, who, 0); }
+
+ private:
+  bool change(void const* p, std::size_t bytes, std::uint32_t from, std::uint32_t to) {
+    std::lock_guard const guard(mutex_);
+    bool right = true;
+    auto const first = reinterpret_cast<std::uintptr_t>(p) / 256;
+    for (std::uintptr_t at = first; at <= first + (bytes - 1) / 256; ++at) {
+      std::uint32_t& owner = owner_[at];
+      right = right && owner == from;
+      owner = to;
+    }
+    return right;
+  }
+  std::mutex mutex_;
+  std::unordered_map<std::uintptr_t, std::uint32_t> owner_;
+};
+
+}  // namespace
+
+TEST_CASE("many threads on their own and on shared streams never hold the same bytes", "[pool][threads]") {
+  bool const shared_stream = GENERATE(false, true);
+  unsigned const thread_count = GENERATE(4U, 16U);
+  sim_machine const machine(plain(256_MiB));
+  auto memory = sim_pages(machine.driver()) | pooled{};
+  test_stream const common(machine.driver());
+  ownership owners;
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (unsigned t = 1; t <= thread_count; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937 random(t);
+      test_stream const own(machine.driver());
+      stream_ref const on = shared_stream ? stream_ref(common) : stream_ref(own);
+      std::vector<std::pair<void*, std::size_t>> blocks;
+      auto const drop = [&](std::size_t at) {
+        auto const [p, bytes] = blocks[at];
+        blocks[at] = blocks.back();
+        blocks.pop_back();
+        if (!owners.give(p, bytes, t)) ++wrong;
+        memory.deallocate(on, p, bytes);
+      };
+      for (int i = 0; i < 400; ++i) {
+        if (blocks.size() < 20 && random() % 2 == 0) {
+          std::size_t const bytes = random() % (std::size_t{2} << (random() % 21)) + 1;
+          try {
+            void* const p = memory.allocate(on, bytes);
+            if (!owners.take(p, bytes, t)) ++wrong;
+            blocks.emplace_back(p, bytes);
+          } catch (out_of_memory const&) {
+          }
+        } else if (!blocks.empty()) {
+          drop(random() % blocks.size());
+        }
+        if (i % 100 == 99 && t == 1) (void)memory.trim(0);
+      }
+      while (!blocks.empty()) drop(0);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(wrong == 0);
+  CHECK(memory->state().live == 0);
+  CHECK(memory->state().live_blocks == 0);
+  memory.empty_cache();
+  CHECK(memory->state().reserved == 0);
+}
+
+TEST_CASE("what producers allocate consumers may free, on the same, another or the default stream",
+          "[pool][threads]") {
+  int const streams = GENERATE(0, 1, 2);  // the same, another, the default
+  sim_machine const machine(plain(512_MiB));
+  auto memory = sim_pages(machine.driver()) | pooled{};
+  test_stream const a(machine.driver()), b(machine.driver());
+  stream_ref const from = streams == 2 ? stream_ref{} : stream_ref(a);
+  stream_ref const to = streams == 0 ? stream_ref(a) : streams == 1 ? stream_ref(b) : stream_ref{};
+  std::mutex mutex;
+  std::condition_variable ready;
+  std::deque<std::pair<void*, std::size_t>> queue;
+  ownership owners;
+  std::atomic<int> wrong{0};
+  constexpr int count = 1500;
+  std::thread producer([&] {
+    for (int i = 0; i < count; ++i) {
+      std::size_t const bytes = static_cast<std::size_t>(i * 37 % 3000) * (i % 50 == 0 ? 1000 : 1) + 1;
+      void* const p = memory.allocate(from, bytes);
+      if (!owners.take(p, bytes, 1)) ++wrong;
+      {
+        std::unique_lock lock(mutex);
+        ready.wait(lock, [&] { return queue.size() < 64; });
+        queue.emplace_back(p, bytes);
+      }
+      ready.notify_all();
+    }
+  });
+  std::thread consumer([&] {
+    for (int i = 0; i < count; ++i) {
+      std::pair<void*, std::size_t> got;
+      {
+        std::unique_lock lock(mutex);
+        ready.wait(lock, [&] { return !queue.empty(); });
+        got = queue.front();
+        queue.pop_front();
+      }
+      ready.notify_all();
+      if (!owners.give(got.first, got.second, 1)) ++wrong;
+      memory.deallocate(to, got.first, got.second);
+    }
+  });
+  producer.join();
+  consumer.join();
+  CHECK(wrong == 0);
+  auto const s = memory->state();
+  CHECK(s.live == 0);
+  CHECK(s.live_blocks == 0);
+  CHECK(s.reserved < 300_MiB);  // what the consumer freed came back to the producer
+}
+
+TEST_CASE("a thread that ends returns what it cached", "[pool][threads]") {
+  sim_machine const machine(plain(64_MiB));
+  auto memory = sim_pages(machine.driver()) | pooled{};
+  test_stream const stream(machine.driver());
+  void* left = nullptr;
+  std::thread([&] {
+    std::vector<void*> blocks;
+    for (int i = 0; i < 60; ++i) blocks.push_back(memory.allocate(stream, 1_MiB));
+    for (void* p : blocks) memory.deallocate(stream, p, 1_MiB);
+    left = memory.allocate(stream, 1000);
+  }).join();
+  CHECK(memory->state().live == 1024);
+  CHECK(memory->state().live_blocks == 1);
+  memory.deallocate(stream, left, 1000);
+  CHECK(memory->state().live == 0);
+  void* const whole = memory.allocate(stream, 62_MiB);
+  CHECK(whole != nullptr);
+  memory.deallocate(stream, whole, 62_MiB);
+}
+
+TEST_CASE("what a living thread caches can be had by another that runs short", "[pool][threads]") {
+  sim_machine const machine(plain(64_MiB));
+  auto memory = sim_pages(machine.driver()) | pooled{};
+  std::vector<void*> blocks;
+  for (int i = 0; i < 60; ++i) blocks.push_back(memory.allocate({}, 1_MiB));
+  for (void* p : blocks) memory.deallocate({}, p, 1_MiB);
+  bool served = false;
+  std::thread([&] {
+    try {
+      void* const p = memory.allocate({}, 62_MiB);
+      memory.deallocate({}, p, 62_MiB);
+      served = true;
+    } catch (out_of_memory const&) {
+    }
+  }).join();
+  CHECK(served);
+}
+
+TEST_CASE("a thread may outlive the pools it used", "[pool][threads]") {
+  sim_machine const machine;
+  std::mutex mutex;
+  std::condition_variable changed;
+  int stage = 0;
+  auto memory = std::make_unique<stack<sim_pages, pooled>>(sim_pages(machine.driver()));
+  std::thread user([&] {
+    void* const p = memory->allocate({}, 1000);
+    memory->deallocate({}, p, 1000);
+    std::unique_lock lock(mutex);
+    stage = 1;
+    changed.notify_all();
+    changed.wait(lock, [&] { return stage == 2; });
+  });
+  {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return stage == 1; });
+    memory.reset();
+    CHECK(machine.leaks().total() == 0);
+    stage = 2;
+  }
+  changed.notify_all();
+  user.join();
+}
+
+TEST_CASE("one thread may use many pools in turn", "[pool][threads]") {
+  sim_machine const machine;
+  std::vector<stack<sim_pages, pooled>> pools;
+  for (int i = 0; i < 40; ++i) pools.emplace_back(sim_pages(machine.driver()));
+  for (int round = 0; round < 3; ++round) {
+    std::vector<void*> blocks;
+    for (auto& pool : pools) blocks.push_back(pool.allocate({}, 5000));
+    for (std::size_t i = 0; i < pools.size(); ++i) {
+      for (std::size_t j = 0; j < pools.size(); ++j) CHECK(pools[j].owns(blocks[i]) == (i == j));
+      pools[i].deallocate({}, blocks[i], 5000);
+      CHECK(pools[i]->state().live == 0);
+    }
+  }
+  while (!pools.empty()) pools.pop_back();
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("a pool may end while other threads begin and end", "[pool][threads]") {
+  sim_machine const machine(plain(1_GiB));
+  for (int round = 0; round < 20; ++round) {
+    auto memory = std::make_unique<stack<sim_pages, pooled>>(sim_pages(machine.driver()));
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([copy = *memory]() mutable {
+        void* const p = copy.allocate({}, 3000);
+        copy.deallocate({}, p, 3000);
+      });
+    }
+    memory.reset();
+    for (auto& thread : threads) thread.join();
+    REQUIRE(machine.leaks().total() == 0);
+  }
+}
