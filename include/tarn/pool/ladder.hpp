@@ -8,8 +8,9 @@
 //   3 stealing      the stream waits, on the device, for another stream's frees, and takes them over; neutral
 //                   ranges join its own, so that neighbours coalesce
 //   4 growth        a free range is extended, free handles are moved, or new ones are created
-//   5 exhaustion    the driver refused: the host waits for all streams, every free handle may move, free
-//   segments go back 6 out_of_memory
+//   5 exhaustion    the driver refused: the host waits for all streams and recorded uses, every free handle
+//                   may move, free segments go back
+//   6 out_of_memory
 //
 // One thread climbs at a time (the growth lock); the hot lock is let go around every driver call.
 // Above it: pool. Below it: arena, ordering, page_growth, segment_growth.
@@ -59,9 +60,11 @@ class ladder {
   /// Climbs until `take` succeeds. Both locks are held on entry and on return.
   /// @param take         under the hot lock: true once the request is served
   /// @param flush        brings the magazines home; called without the hot lock
+  /// @param wait_uses    waits for the uses that hold blocks back and frees those; called without the hot lock
   /// @throws out_of_memory  every rung failed; nothing has changed
-  template <class Take, class Flush>
-  void climb(lock& held, growth_request request, Take const& take, Flush const& flush) {
+  template <class Take, class Flush, class WaitUses>
+  void climb(lock& held, growth_request request, Take const& take, Flush const& flush,
+             WaitUses const& wait_uses) {
     space.make_room();
     if (take()) return;
     held.unlock();
@@ -85,6 +88,9 @@ class ladder {
       refused = error;
     }
     ++alloc_retries;
+    held.unlock();
+    wait_uses();
+    held.lock();
     finish_all(held);
     if (ready(take)) return;
     request.may_create = 0;

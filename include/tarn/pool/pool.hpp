@@ -281,7 +281,8 @@ class pool {
       request.alignment = in_run ? detail::frame_bytes : alignment;
       request.asked = bytes;
       request.asked_alignment = alignment;
-      ladder_.climb(held, request, take, [this] { flush_all(); });
+      ladder_.climb(
+          held, request, take, [this] { flush_all(); }, [this] { release_waiting(true); });
     }
     if (cache == nullptr) count_uncached(static_cast<std::int64_t>(block), 1);
     held.unlock();
