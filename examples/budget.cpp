@@ -1,18 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-// A limit on live bytes, and what its refusal says.
+// Position is meaning: a limit over a pool bounds live bytes, under it reserved bytes; budget_scope lowers it for
+// a while.
+
 #include <iostream>
 
 #include "tarn/sim.hpp"
 #include "tarn/tarn.hpp"
 
-int main() {
-  auto memory = tarn::sim_pages{} | tarn::pooled{} | tarn::limited{std::size_t{64} << 20} | tarn::tracked{};
-  auto kept = tarn::make_device_buffer<char>(memory, 48 << 20, tarn::stream_ref{});
+using namespace tarn::literals;
+
+template <class Memory>
+void ask(Memory memory, std::size_t bytes) {
   try {
-    auto refused = tarn::make_device_buffer<char>(memory, 32 << 20, tarn::stream_ref{});
+    auto block = tarn::make_device_buffer<std::byte>(memory, bytes, tarn::stream_ref{});
+    std::cout << (bytes >> 20) << " MiB: served\n";
   } catch (tarn::out_of_memory const& error) {
     std::cout << error.what() << "\n";
   }
-  auto fits = tarn::make_device_buffer<char>(memory, 16 << 20, tarn::stream_ref{});
-  std::cout << "the refusal cost no budget: " << (tarn::memory_allocated(memory) >> 20) << " MiB are live\n";
+}
+
+int main() {
+  auto live = tarn::sim_pages{} | tarn::pooled{} | tarn::limited{1_GiB};
+  auto reserved = tarn::sim_pages{} | tarn::limited{1_GiB} | tarn::pooled{};
+  ask(live, 2_GiB);
+  ask(reserved, 2_GiB);
+  {
+    tarn::budget_scope budget{live, 100_MiB};
+    ask(live, 200_MiB);
+  }
+  ask(live, 200_MiB);
 }

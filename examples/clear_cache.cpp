@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cache_guard gives cached memory back around a scope, so that another library can have it inside.
+// cache_guard: what the pool cached goes back to the driver around a scope, live memory stays.
+
 #include <iostream>
 
 #include "tarn/sim.hpp"
 #include "tarn/tarn.hpp"
 
+using namespace tarn::literals;
+
 int main() {
   tarn::sim_pool pool;
-  auto const show = [&](char const* when) {
-    std::cout << when << ": live " << (tarn::memory_allocated(pool) >> 20) << " MiB, reserved "
-              << (tarn::memory_reserved(pool) >> 20) << " MiB\n";
-  };
-  { auto scratch = tarn::make_device_buffer<char>(pool, 256 << 20, tarn::stream_ref{}); }
-  show("before");
+  tarn::stream_ref const stream;
+  auto kept = tarn::make_device_buffer<std::byte>(pool, 64_MiB, stream);
+  tarn::make_device_buffer<std::byte>(pool, 512_MiB, stream).clear();
+  auto const reserved = [&] { return tarn::memory_reserved(pool) >> 20; };
+  std::cout << "before the scope: " << reserved() << " MiB reserved, " << (tarn::memory_allocated(pool) >> 20)
+            << " live\n";
   {
     tarn::cache_guard guard{pool};
-    show("inside");
-    { auto scratch = tarn::make_device_buffer<char>(pool, 64 << 20, tarn::stream_ref{}); }
-    show("used  ");
+    std::cout << "inside: " << reserved() << " MiB; another library has the rest\n";
+    tarn::make_device_buffer<std::byte>(pool, 256_MiB, stream).clear();
+    std::cout << "the scope cached again: " << reserved() << " MiB\n";
   }
-  show("after ");
+  std::cout << "after: " << reserved() << " MiB\n";
 }

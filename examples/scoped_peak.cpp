@@ -1,20 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Peaks of nested scopes: each has its own high-water mark, and none disturbs another.
+// Peaks of nested scopes: each sees its own, none disturbs another.
+
 #include <iostream>
 
 #include "tarn/sim.hpp"
 #include "tarn/tarn.hpp"
 
+using namespace tarn::literals;
+
 int main() {
   tarn::sim_pool pool;
-  auto weights = tarn::make_device_buffer<char>(pool, 64 << 20, tarn::stream_ref{});
-  tarn::peak_scope step{pool};
-  for (std::size_t const mib : {32, 8}) {
-    tarn::peak_scope layer{pool};
-    auto activations = tarn::make_device_buffer<char>(pool, mib << 20, tarn::stream_ref{});
-    std::cout << "layer: peak " << (layer.peak_bytes() >> 20) << " MiB, " << (layer.peak_above_start() >> 20)
-              << " MiB of it its own\n";
+  tarn::stream_ref const stream;
+  auto weights = tarn::make_device_buffer<std::byte>(pool, 100_MiB, stream);
+  tarn::peak_scope training{pool};
+  for (std::size_t batch : {10_MiB, 40_MiB, 20_MiB}) {
+    tarn::peak_scope step{pool};
+    auto activations = tarn::make_device_buffer<std::byte>(pool, batch, stream);
+    std::cout << "step: peak " << (step.peak_bytes() >> 20) << " MiB, above its start "
+              << (step.peak_above_start() >> 20) << " MiB, " << step.count() << " block\n";
   }
-  std::cout << "step:  peak " << (step.peak_bytes() >> 20) << " MiB, now " << (step.current_bytes() >> 20)
-            << " MiB, blocks " << step.count() << "\n";
+  std::cout << "training: peak " << (training.peak_bytes() >> 20) << " MiB, now "
+            << (training.current_bytes() >> 20) << " MiB\n"
+            << "the pool: max_memory_allocated " << (tarn::max_memory_allocated(pool) >> 20) << " MiB\n";
 }

@@ -78,7 +78,7 @@ class pmr_source {
 
   [[nodiscard]] no_driver const& driver() const noexcept { return driver_; }
   [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
-  [[nodiscard]] std::pmr::memory_resource* upstream() const noexcept { return upstream_; }
+  [[nodiscard]] std::pmr::memory_resource* memory_resource() const noexcept { return upstream_; }
   friend bool operator==(pmr_source const& a, pmr_source const& b) noexcept {
     return *a.upstream_ == *b.upstream_;
   }

@@ -87,7 +87,7 @@ enum class sim_backing : std::uint8_t {
   address_only,
   /// Memory of this host, committed when first touched. On Linux pages alias as on a GPU (one handle mapped
   /// at two addresses is one memory) and unmapped addresses fault; elsewhere there are blocks only.
-  host_memory
+  host_backed
 };
 
 namespace detail {
@@ -192,7 +192,7 @@ class sim_addresses {
   /// Puts private zeroed memory behind addresses; false where the process has none.
   bool commit([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes) noexcept {
 #if defined(__linux__)
-    if (backing_ == sim_backing::host_memory) {
+    if (backing_ == sim_backing::host_backed) {
       return place(begin, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     }
 #endif
@@ -202,7 +202,7 @@ class sim_addresses {
   bool show([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes,
             [[maybe_unused]] int file, [[maybe_unused]] std::uintptr_t offset) noexcept {
 #if defined(__linux__)
-    if (backing_ == sim_backing::host_memory) {
+    if (backing_ == sim_backing::host_backed) {
       return place(begin, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<::off_t>(offset));
     }
 #endif
@@ -211,7 +211,7 @@ class sim_addresses {
   /// Takes away what is behind addresses: touching them faults.
   void decommit([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes) noexcept {
 #if defined(__linux__)
-    if (backing_ == sim_backing::host_memory) {
+    if (backing_ == sim_backing::host_backed) {
       (void)place(begin, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     }
 #endif
@@ -291,7 +291,7 @@ class sim_file {
   bool take(std::size_t bytes, std::uintptr_t& offset) {
     if (free_.take(bytes, 1, offset)) return true;
 #if defined(__linux__)
-    if (backing_ == sim_backing::host_memory) {
+    if (backing_ == sim_backing::host_backed) {
       if (file_ < 0) file_ = ::memfd_create("tarn_sim", MFD_CLOEXEC);
       if (file_ < 0 || ::ftruncate(file_, static_cast<::off_t>(end_ + bytes)) != 0) return false;
     }
@@ -439,7 +439,7 @@ class sim_memory {
         host_capacity_(host_capacity),
         backing_(backing),
         device_space_(backing),
-        host_space_(sim_backing::host_memory),
+        host_space_(sim_backing::host_backed),
         pages_(backing) {
     for (auto& d : devices_) {
       d.capacity = capacity;
@@ -623,7 +623,7 @@ class sim_memory {
   /// True where there are real bytes: all but device memory that is only addresses. The host's own memory,
   /// which the machine does not know, counts.
   [[nodiscard]] bool is_real(void const* p) const noexcept {
-    if (backing_ == sim_backing::host_memory || !knows(p)) return true;
+    if (backing_ == sim_backing::host_backed || !knows(p)) return true;
     auto const it = block_of(address(p));
     return it != blocks_.end() && on_host(it->second.kind);
   }
@@ -1808,7 +1808,7 @@ struct sim_options {
   std::size_t taken = 1_GiB;           ///< of it not free from the start: the context, other processes
   std::size_t host_capacity = 64_GiB;  ///< for pinned and managed memory together
   std::size_t granularity = 2_MiB;     ///< of pages
-  sim_backing backing = sim_backing::host_memory;
+  sim_backing backing = sim_backing::host_backed;
   sim_paging paging = sim_paging::available;
   sim_checks checks = sim_checks::off;
   sim_costs costs{};

@@ -471,17 +471,16 @@ inline constexpr bool has_property = Resource::properties::template has<Tag>;
 // The concepts: what a resource, a page source and a policy must offer.
 // Above it: everything composed. Below it: stream, device, property.
 //
-// | expression                                | returns | throws                         | meaning |
-// |-------------------------------------------|---------|--------------------------------|---------------------------------------------|
-// | r.allocate(stream, bytes, alignment)      | void*   | out_of_memory, bad_alignment   | usable by work on
-// `stream` from now on      | | r.deallocate(stream, p, bytes, alignment) | void    | never | reusable once
-// work before it on `stream` is done | | r.allocate_sync(bytes, alignment)         | void*   | as allocate |
-// usable at once on every stream and the host | | r.deallocate_sync(p, bytes, alignment)    | void    | never
-// | nothing uses it any more, on any stream     | | a == b                                    | bool    |
-// never                          | memory of one may be freed through the other | | R::properties | type    |
-// | a property_set: who may touch the memory    | | r.device()                                | device_id |
-// never                        | where the memory is                         | | r.driver() | driver  | never
-// | the driver that orders its streams          |
+// | expression                                | returns   | throws                       | meaning                                           |
+// |-------------------------------------------|-----------|------------------------------|---------------------------------------------------|
+// | r.allocate(stream, bytes, alignment)      | void*     | out_of_memory, bad_alignment | usable by work on `stream` from now on            |
+// | r.deallocate(stream, p, bytes, alignment) | void      | never                        | reusable once work before it on `stream` is done  |
+// | r.allocate_sync(bytes, alignment)         | void*     | as allocate                  | usable at once on every stream and the host       |
+// | r.deallocate_sync(p, bytes, alignment)    | void      | never                        | nothing uses it any more, on any stream           |
+// | a == b                                    | bool      | never                        | memory of one may be freed through the other      |
+// | R::properties                             | type      |                              | a property_set: who may touch the memory          |
+// | r.device()                                | device_id | never                        | where the memory is                               |
+// | r.driver()                                | driver    | never                        | the driver that orders its streams                |
 //
 // Zero bytes: allocate returns null; deallocate of null does nothing. Resources are cheap handles: a copy is
 // the same resource, and the last copy releases it.
@@ -594,16 +593,15 @@ using page_handle = std::uint64_t;
 
 /// Where pages come from: address ranges and physical handles, mapped one into the other.
 ///
-/// | expression             | throws                    | meaning |
-/// |------------------------|---------------------------|------------------------------------------------------------|
-/// | s.granularity()        | never                     | bytes; every size and offset below is a multiple of
-/// it     | | s.reserve(bytes)       | cuda_error                | address range, nothing behind it | |
-/// s.unreserve(p, bytes)  | never                     | gives the whole range of one reserve() back | |
-/// s.create(bytes)        | out_of_memory, cuda_error | one handle of physical memory | | s.destroy(h, bytes)
-/// | never                     | gives it back; it is no longer mapped anywhere             | | s.map(p,
-/// bytes, h)     | cuda_error                | the whole handle appears at p, readable and writable       |
-/// | s.unmap(p, bytes)      | never                     | exactly one map() undone; no work may still use the
-/// range  |
+/// | expression            | throws                    | meaning                                                   |
+/// |-----------------------|---------------------------|-----------------------------------------------------------|
+/// | s.granularity()       | never                     | bytes; every size and offset below is a multiple of it    |
+/// | s.reserve(bytes)      | out_of_memory, cuda_error | address range, nothing behind it                          |
+/// | s.unreserve(p, bytes) | never                     | gives the whole range of one reserve() back               |
+/// | s.create(bytes)       | out_of_memory, cuda_error | one handle of physical memory                             |
+/// | s.destroy(h, bytes)   | never                     | gives it back; it is no longer mapped anywhere            |
+/// | s.map(p, bytes, h)    | out_of_memory, cuda_error | the whole handle appears at p, readable and writable      |
+/// | s.unmap(p, bytes)     | never                     | exactly one map() undone; no work may still use the range |
 template <class S>
 concept page_source = std::copyable<S> && std::equality_comparable<S> && has_properties<S> && has_driver<S> &&
     requires(S& s, std::size_t bytes, void* p, page_handle h) {
@@ -663,28 +661,28 @@ constexpr bool check_memory_source() {
 // are of one H200 (bench/results). `stream` handles are the driver's own; a null handle is the default
 // stream.
 //
-// | call                                  | cost    | meaning |
-// |---------------------------------------|---------|----------------------------------------------------------------------|
-// | device()                              | 0       | the device's ordinal | | identify(stream, id&) | ~30 ns
-// | the identity behind a handle; default streams have fixed ones, the per-thread default one per thread | |
-// is_capturing(stream, bool&)           | ~30 ns  | true while a graph is captured from it | |
-// create_event(event&), destroy_event(event) | 230 ns | without timing | | record_event(event, stream) | 250
-// ns  | marks the work so far                                                | | query_event(event) | 260 ns
-// | ok: done; not_ready: not yet; never touches an event of a capture    | | wait_event(stream, event) | 230
-// ns  | later work on stream waits for the mark                              | | synchronize_event(event),
-// synchronize_stream(stream), synchronize_device() | blocks | waits on the host               | |
-// create_stream(stream&), destroy_stream(stream) | 5 µs | non-blocking with respect to the legacy default
-// stream         | | copy(stream, to, from, bytes)         | 2 µs    | any direction, asynchronous to the
-// host where the memory allows      | | fill(stream, to, byte, bytes)         | 2 µs    | sets bytes | |
-// memory_info(free&, total&)            | 5 µs    | of the whole device, as cudaMemGetInfo | |
-// page_granularity(bytes&)              | once    | unsupported: no virtual memory management here | |
-// reserve_range(bytes, alignment, p&), release_range(p, bytes) | 5-77 µs | address space | |
-// create_pages(bytes, handle&), destroy_pages(handle) | 10 µs, 15-338 µs | physical memory | | map_pages(p,
-// bytes, handle), unmap_pages(p, bytes)  | 26 µs, 17 µs | map and grant access; exactly one map is undone  |
-// | malloc_device(bytes, p&), free_device(p)            | 58 µs, 40 µs | cudaMalloc | | malloc_async(bytes,
-// stream, p&), free_async(p, stream) | 0.7 µs warm | cudaMallocAsync                                | |
-// malloc_pinned(bytes, p&), free_pinned(p)            | 460 ms/GiB   | cudaHostAlloc, portable | |
-// malloc_managed(bytes, p&), free_managed(p)          |         | cudaMallocManaged |
+// | call                                                         | cost             | meaning                                                             |
+// |--------------------------------------------------------------|------------------|---------------------------------------------------------------------|
+// | device()                                                     | 0                | the device's ordinal                                                |
+// | identify(stream, id&)                                        | ~30 ns           | the identity behind a handle; default streams have fixed ones, the per-thread default one per thread |
+// | is_capturing(stream, bool&)                                  | ~30 ns           | true while a graph is captured from it                              |
+// | create_event(event&), destroy_event(event)                   | 230 ns           | without timing                                                      |
+// | record_event(event, stream)                                  | 250 ns           | marks the work so far                                               |
+// | query_event(event)                                           | 260 ns           | ok: done; not_ready: not yet; never touches an event of a capture   |
+// | wait_event(stream, event)                                    | 230 ns           | later work on stream waits for the mark                             |
+// | synchronize_event(event), _stream(stream), _device()         | blocks           | waits on the host                                                   |
+// | create_stream(stream&), destroy_stream(stream)               | 5 us             | non-blocking with respect to the legacy default stream              |
+// | copy(stream, to, from, bytes)                                | 2 us             | any direction, asynchronous to the host where the memory allows     |
+// | fill(stream, to, byte, bytes)                                | 2 us             | sets bytes                                                          |
+// | memory_info(free&, total&)                                   | 5 us             | of the whole device, as cudaMemGetInfo                              |
+// | page_granularity(bytes&)                                     | once             | unsupported: no virtual memory management here                      |
+// | reserve_range(bytes, alignment, p&), release_range(p, bytes) | 5-77 us          | address space                                                       |
+// | create_pages(bytes, handle&), destroy_pages(handle)          | 10 us, 15-338 us | physical memory                                                     |
+// | map_pages(p, bytes, handle), unmap_pages(p, bytes)           | 26 us, 17 us     | map and grant access; exactly one map is undone                     |
+// | malloc_device(bytes, p&), free_device(p)                     | 58 us, 40 us     | cudaMalloc                                                          |
+// | malloc_async(bytes, stream, p&), free_async(p, stream)       | 0.7 us warm      | cudaMallocAsync                                                     |
+// | malloc_pinned(bytes, p&), free_pinned(p)                     | 460 ms/GiB       | cudaHostAlloc, portable                                             |
+// | malloc_managed(bytes, p&), free_managed(p)                   |                  | cudaMallocManaged                                                   |
 
 #include <concepts>
 #include <cstddef>
@@ -2667,8 +2665,9 @@ inline void report_misuse(misuse const& what) noexcept {
 //   3 stealing      the stream waits, on the device, for another stream's frees, and takes them over; neutral
 //                   ranges join its own, so that neighbours coalesce
 //   4 growth        a free range is extended, free handles are moved, or new ones are created
-//   5 exhaustion    the driver refused: the host waits for all streams, every free handle may move, free
-//   segments go back 6 out_of_memory
+//   5 exhaustion    the driver refused: the host waits for all streams and recorded uses, every free handle
+//                   may move, free segments go back
+//   6 out_of_memory
 //
 // One thread climbs at a time (the growth lock); the hot lock is let go around every driver call.
 // Above it: pool. Below it: arena, ordering, page_growth, segment_growth.
@@ -3644,6 +3643,8 @@ struct growth_request {
   zone where = zone::small;
   std::size_t bytes = 0;
   std::size_t alignment = default_alignment;
+  std::size_t asked = 0;  ///< bytes and alignment of the caller's request, for the error
+  std::size_t asked_alignment = 0;
   std::size_t may_create = 0;          ///< bytes that may be created before free handles are moved instead
   std::size_t largest_handle = 2_MiB;  ///< of handles that are created
   bool may_exceed = true;              ///< where moving does not suffice, create more all the same
@@ -3979,6 +3980,8 @@ class page_growth {
     plan p;
     p.taker = request.taker;
     p.where = request.where;
+    // Where nothing moves, one unbroken extent is what coalesces best.
+    p.spread = request.may_move;
     p.base = base;
     p.missing = align_up(request.bytes - has, grain);
     choose_handles(a, p, request);
@@ -4058,6 +4061,7 @@ class page_growth {
   struct plan {
     domain_ref taker = neutral;
     zone where = zone::small;
+    bool spread = true;  ///< leave room after the extent before
     range_ref base = 0;  ///< the free range that is extended, 0 for a new place
     std::size_t missing = 0;
     std::vector<handle_ref> spare;
@@ -4229,7 +4233,7 @@ class page_growth {
     if (p.base != 0) a.claim(p.base);
     std::size_t const total = p.total();
     holes_.erase(a.ranges, p.region);
-    bool const roomy = p.base == 0 && p.spread && a.ranges[p.region].bytes >= total + 2 * extension_room &&
+    bool const roomy = p.spread && p.base == 0 && a.ranges[p.region].bytes >= total + 2 * extension_room &&
                        a.ranges[p.region].previous != 0;
     if (roomy) {
       range_ref const body = a.split(p.region, extension_room);
@@ -4551,9 +4555,11 @@ class ladder {
   /// Climbs until `take` succeeds. Both locks are held on entry and on return.
   /// @param take         under the hot lock: true once the request is served
   /// @param flush        brings the magazines home; called without the hot lock
+  /// @param wait_uses    waits for the uses that hold blocks back and frees those; called without the hot lock
   /// @throws out_of_memory  every rung failed; nothing has changed
-  template <class Take, class Flush>
-  void climb(lock& held, growth_request request, Take const& take, Flush const& flush) {
+  template <class Take, class Flush, class WaitUses>
+  void climb(lock& held, growth_request request, Take const& take, Flush const& flush,
+             WaitUses const& wait_uses) {
     space.make_room();
     if (take()) return;
     held.unlock();
@@ -4577,6 +4583,9 @@ class ladder {
       refused = error;
     }
     ++alloc_retries;
+    held.unlock();
+    wait_uses();
+    held.lock();
     finish_all(held);
     if (ready(take)) return;
     request.may_create = 0;
@@ -4660,8 +4669,8 @@ class ladder {
   [[nodiscard]] memory_report report(growth_request const& request, out_of_memory const* refused) const {
     memory_report r;
     if (refused != nullptr) r = refused->report();
-    r.asked = request.bytes;
-    r.alignment = request.alignment;
+    r.asked = request.asked;
+    r.alignment = request.asked_alignment;
     r.device = order.driver().device().value;
     r.stream = space.streams[request.taker].id;
     r.live = space.live_bytes;
@@ -4742,8 +4751,13 @@ class recorded_uses {
     return waiting_count_.load(std::memory_order_relaxed) != 0;
   }
 
-  /// Notes a use. @throws std::bad_alloc, nothing has changed
+  /// Notes a use. @throws std::bad_alloc, cuda_error: nothing has changed
   void note(void* p, stream_ref stream) {
+    stream_id id = stream.id();
+    if (id == stream_ref::unknown_id) {
+      if (status const s = driver_.identify(stream, id); !s.ok()) throw cuda_error(s, driver_.device().value);
+      stream = stream_ref::from(stream.handle(), id);
+    }
     std::lock_guard const guard(mutex_);
     auto const found = std::find_if(uses_.begin(), uses_.end(),
                                     [&](use const& u) { return u.p == p && u.stream == stream; });
@@ -4771,14 +4785,16 @@ class recorded_uses {
       bool recorded = false;
       try {
         w.events.reserve(w.events.size() + 1);
-        recorded = driver_.create_event(event).ok() && driver_.record_event(event, used_on).ok();
+        recorded = can_record(used_on) && driver_.create_event(event).ok() &&
+                   driver_.record_event(event, used_on).ok();
         if (recorded) w.events.push_back(event);
       } catch (...) {
         recorded = false;
       }
       if (recorded) continue;
       if (event != nullptr) (void)driver_.destroy_event(event);
-      if (!driver_.synchronize_stream(used_on).ok()) (void)driver_.synchronize_device();
+      // Destroyed or being captured: an event there would mark the wrong work. All work is waited for instead.
+      (void)driver_.synchronize_device();
     }
     noted_.store(uses_.size(), std::memory_order_relaxed);
     if (w.events.empty()) return false;
@@ -4825,6 +4841,15 @@ class recorded_uses {
     void* p;
     stream_ref stream;
   };
+
+  /// The stream that was noted still lives, and no graph is captured from it.
+  [[nodiscard]] bool can_record(stream_ref stream) const noexcept {
+    stream_id now = 0;
+    bool capturing = true;
+    bool const same = is_default_stream(stream) ||
+                      (driver_.identify(stream_ref::from(stream.handle()), now).ok() && now == stream.id());
+    return same && driver_.is_capturing(stream, capturing).ok() && !capturing;
+  }
 
   void finish(waiting& w) const noexcept {
     for (event_handle const event : w.events) {
@@ -5371,7 +5396,10 @@ class pool {
       request.where = where;
       request.bytes = in_run ? detail::run_bytes(k) : block;
       request.alignment = in_run ? detail::frame_bytes : alignment;
-      ladder_.climb(held, request, take, [this] { flush_all(); });
+      request.asked = bytes;
+      request.asked_alignment = alignment;
+      ladder_.climb(
+          held, request, take, [this] { flush_all(); }, [this] { release_waiting(true); });
     }
     if (cache == nullptr) count_uncached(static_cast<std::int64_t>(block), 1);
     held.unlock();
@@ -6209,7 +6237,8 @@ class fenced_layer {
     if (bytes == 0) return nullptr;
     require_alignment(alignment);
     std::size_t const whole = whole_bytes(bytes, alignment);
-    return build(upstream_.allocate(stream, whole, alignment), stream, bytes, alignment,
+    void* const block = without_fences(bytes, [&] { return upstream_.allocate(stream, whole, alignment); });
+    return build(block, stream, bytes, alignment,
                  [&](void* p) { upstream_.deallocate(stream, p, whole, alignment); });
   }
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
@@ -6220,7 +6249,8 @@ class fenced_layer {
     if (bytes == 0) return nullptr;
     require_alignment(alignment);
     std::size_t const whole = whole_bytes(bytes, alignment);
-    void* const p = build(upstream_.allocate_sync(whole, alignment), stream_ref{}, bytes, alignment,
+    void* const block = without_fences(bytes, [&] { return upstream_.allocate_sync(whole, alignment); });
+    void* const p = build(block, stream_ref{}, bytes, alignment,
                           [&](void* q) { upstream_.deallocate_sync(q, whole, alignment); });
     (void)driver().synchronize_stream(stream_ref{});
     return p;
@@ -6259,6 +6289,18 @@ class fenced_layer {
   }
   [[nodiscard]] void* before(void* p, std::size_t alignment) const noexcept {
     return static_cast<unsigned char*>(p) - fence(alignment);
+  }
+
+  /// A refusal names what the caller asked, not what the fences added.
+  template <class Allocate>
+  static void* without_fences(std::size_t bytes, Allocate const& allocate) {
+    try {
+      return allocate();
+    } catch (out_of_memory const& error) {
+      memory_report report = error.report();
+      report.asked = bytes;
+      throw out_of_memory(report);
+    }
   }
 
   template <class Undo>
@@ -7584,7 +7626,8 @@ namespace detail {
 #if TARN_HAS_CUDA
 using default_pinned_resource = pinned_host;
 #else
-using default_pinned_resource = name_a_resource;
+struct name_a_pinned_resource;  // without CUDA there is no default: say pinned_buffer<T, sim_pinned_host>
+using default_pinned_resource = name_a_pinned_resource;
 #endif
 }  // namespace detail
 
@@ -7862,50 +7905,42 @@ template <class Resource>
 // memory_summary: the table that torch.cuda.memory_summary() prints, for a tarn pool.
 // Above it: user code. Below it: stats.
 
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace tarn {
 
 namespace detail {
 
-/// As PyTorch writes sizes: a unit is left for the next from 768 of it up; whole numbers, cut.
-[[nodiscard]] inline std::string table_bytes(std::int64_t bytes) {
-  constexpr std::string_view units[] = {"B  ", "KiB", "MiB", "GiB", "TiB", "PiB"};
+/// Ten columns, as PyTorch writes sizes: the unit is that of `scale`, left for the next from 768 KiB up; cut, not rounded.
+[[nodiscard]] inline std::string table_bytes(std::int64_t bytes, std::int64_t scale) {
+  constexpr char const* units[] = {"B  ", "KiB", "MiB", "GiB", "TiB", "PiB"};
   std::size_t unit = 0;
-  while (unit + 1 < std::size(units) && (bytes < 0 ? -bytes : bytes) >= 768 * std::int64_t{1024}) {
+  for (; unit + 1 < std::size(units) && scale >= 768 * std::int64_t{1024}; ++unit, scale /= 1024)
     bytes /= 1024;
-    ++unit;
-  }
-  return std::to_string(bytes) + " " + std::string(units[unit]);
+  std::string const digits = std::to_string(bytes);
+  return std::string(digits.size() < 6 ? 6 - digits.size() : 0, ' ') + digits + " " + units[unit];
 }
-/// As PyTorch writes counts: thousands from 750,000 up.
-[[nodiscard]] inline std::string table_count(std::int64_t count) {
-  constexpr std::string_view units[] = {" ", "K", "M", "B"};
+/// Ten columns, as PyTorch writes counts: thousands from 750,000 up.
+[[nodiscard]] inline std::string table_count(std::int64_t count, std::int64_t scale) {
+  constexpr char const* units[] = {" ", "K", "M"};
   std::size_t unit = 0;
-  while (unit + 1 < std::size(units) && (count < 0 ? -count : count) >= 750 * std::int64_t{1000}) {
+  for (; unit + 1 < std::size(units) && scale >= 750 * std::int64_t{1000}; ++unit, scale /= 1000)
     count /= 1000;
-    ++unit;
-  }
-  return std::to_string(count) + " " + std::string(units[unit]);
+  std::string const digits = std::to_string(count);
+  return std::string(digits.size() < 7 ? 7 - digits.size() : 0, ' ') + digits + " " + units[unit] + " ";
 }
 
-[[nodiscard]] inline std::string right(std::string text, std::size_t width) {
-  return text.size() < width ? std::string(width - text.size(), ' ') + text : text;
-}
 [[nodiscard]] inline std::string left(std::string text, std::size_t width) {
   return text.size() < width ? text + std::string(width - text.size(), ' ') : text;
-}
-[[nodiscard]] inline std::string centred(std::string const& text, std::size_t width) {
-  std::size_t const before = text.size() < width ? (width - text.size()) / 2 : 0;
-  return left(std::string(before, ' ') + text, width);
 }
 
 }  // namespace detail
 
-/// A table of 75 columns in the layout of torch.cuda.memory_summary(). For memory with `tracked` and, for the
+/// A table, 75 columns between its edges, in the layout of torch.cuda.memory_summary(). For memory with `tracked` and, for the
 /// reserved rows, a pool. @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_summary(Resource memory) {
@@ -7916,27 +7951,31 @@ template <class Resource>
     }
     return 0;
   };
-  using format = std::string (*)(std::int64_t);
-  std::string const line(75, '=');
-  std::string const rule(75, '-');
-  std::string const device = "tarn memory summary, device ID " + std::to_string(memory.device().value);
-  std::string out = "|" + line.substr(2) + "|\n";
-  out += "|" + detail::centred(device, 73) + "|\n|" + rule.substr(2) + "|\n";
-  out += "|" + detail::centred("CUDA OOMs: " + std::to_string(value("num_ooms")), 36) + "|" +
-         detail::centred("cudaMalloc retries: " + std::to_string(value("num_alloc_retries")), 36) + "|\n";
-  out += "|" + line.substr(2) + "|\n";
+  using format = std::string (*)(std::int64_t, std::int64_t);
+  std::string const line = "|" + std::string(75, '=') + "|\n";
+  std::string const rule = "|" + std::string(75, '-') + "|\n";
+  std::string const spaces(17, ' ');
+  std::string const title =
+      spaces + " tarn memory summary, device ID " + std::to_string(memory.device().value);
+  std::string const ooms = "           CUDA OOMs: " + std::to_string(value("num_ooms"));
+  std::string const retries = "       cudaMalloc retries: " + std::to_string(value("num_alloc_retries"));
+  std::string out = line + "|" + detail::left(title, 75) + "|\n" + rule;
+  out += "|" + detail::left(ooms, 35) + "|" + detail::left(retries, 39) + "|\n" + line;
   out += "|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |\n";
-  auto const row = [&](std::string const& label, std::string const& key, format write) {
+  char const* const parts[] = {".current", ".peak", ".allocated", ".freed"};
+  // The first row of a group sets the unit of each column, so that the parts can be added up by eye.
+  auto const row = [&](std::string const& label, std::string const& key, std::string const& scale,
+                       format write) {
     out += "| " + detail::left(label, 21) + " |";
-    char const* const parts[] = {"current", "peak", "allocated", "freed"};
-    for (char const* part : parts) out += " " + detail::right(write(value(key + "." + part)), 10) + " |";
+    for (char const* part : parts) out += " " + write(value(key + part), value(scale + part)) + " |";
     out += "\n";
   };
   auto const group = [&](char const* label, char const* key, format write) {
-    out += "|" + rule.substr(2) + "|\n";
-    row(label, std::string(key) + ".all", write);
-    row("      from large pool", std::string(key) + ".large_pool", write);
-    row("      from small pool", std::string(key) + ".small_pool", write);
+    std::string const all = std::string(key) + ".all";
+    out += rule;
+    row(label, all, all, write);
+    row("      from large pool", std::string(key) + ".large_pool", all, write);
+    row("      from small pool", std::string(key) + ".small_pool", all, write);
   };
   group("Allocated memory", "allocated_bytes", &detail::table_bytes);
   group("Active memory", "active_bytes", &detail::table_bytes);
@@ -7947,11 +7986,11 @@ template <class Resource>
   group("Active allocs", "active", &detail::table_count);
   group("GPU reserved segments", "segment", &detail::table_count);
   group("Non-releasable allocs", "inactive_split", &detail::table_count);
-  out += "|" + rule.substr(2) + "|\n";
-  row("Oversize allocations", "oversize_allocations", &detail::table_count);
-  out += "|" + rule.substr(2) + "|\n";
-  row("Oversize GPU segments", "oversize_segments", &detail::table_count);
-  out += "|" + line.substr(2) + "|\n";
+  out += rule;
+  row("Oversize allocations", "oversize_allocations", "oversize_allocations", &detail::table_count);
+  out += rule;
+  row("Oversize GPU segments", "oversize_segments", "oversize_segments", &detail::table_count);
+  out += line;
   return out;
 }
 

@@ -249,7 +249,7 @@ TEST_CASE("a use that was recorded holds the block back until it is done", "[poo
     t.use(b, p, bytes, second);
     t.memory.record_use(p, bytes, b);
     t.memory.record_use(p, bytes, b);  // twice is once
-    t.machine.freed(p, bytes, b);  // its last use
+    t.machine.freed(p, bytes, b);      // its last use
     t.memory.deallocate(a, p, bytes);
     CHECK(t.memory->state().pending == bytes);
     void* q = nullptr;

@@ -49,7 +49,8 @@ class fenced_layer {
     if (bytes == 0) return nullptr;
     require_alignment(alignment);
     std::size_t const whole = whole_bytes(bytes, alignment);
-    return build(upstream_.allocate(stream, whole, alignment), stream, bytes, alignment,
+    void* const block = without_fences(bytes, [&] { return upstream_.allocate(stream, whole, alignment); });
+    return build(block, stream, bytes, alignment,
                  [&](void* p) { upstream_.deallocate(stream, p, whole, alignment); });
   }
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
@@ -60,7 +61,8 @@ class fenced_layer {
     if (bytes == 0) return nullptr;
     require_alignment(alignment);
     std::size_t const whole = whole_bytes(bytes, alignment);
-    void* const p = build(upstream_.allocate_sync(whole, alignment), stream_ref{}, bytes, alignment,
+    void* const block = without_fences(bytes, [&] { return upstream_.allocate_sync(whole, alignment); });
+    void* const p = build(block, stream_ref{}, bytes, alignment,
                           [&](void* q) { upstream_.deallocate_sync(q, whole, alignment); });
     (void)driver().synchronize_stream(stream_ref{});
     return p;
@@ -99,6 +101,18 @@ class fenced_layer {
   }
   [[nodiscard]] void* before(void* p, std::size_t alignment) const noexcept {
     return static_cast<unsigned char*>(p) - fence(alignment);
+  }
+
+  /// A refusal names what the caller asked, not what the fences added.
+  template <class Allocate>
+  static void* without_fences(std::size_t bytes, Allocate const& allocate) {
+    try {
+      return allocate();
+    } catch (out_of_memory const& error) {
+      memory_report report = error.report();
+      report.asked = bytes;
+      throw out_of_memory(report);
+    }
   }
 
   template <class Undo>

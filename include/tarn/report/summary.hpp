@@ -3,9 +3,10 @@
 // memory_summary: the table that torch.cuda.memory_summary() prints, for a tarn pool.
 // Above it: user code. Below it: stats.
 
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "tarn/report/stats.hpp"
@@ -14,41 +15,32 @@ namespace tarn {
 
 namespace detail {
 
-/// As PyTorch writes sizes: a unit is left for the next from 768 of it up; whole numbers, cut.
-[[nodiscard]] inline std::string table_bytes(std::int64_t bytes) {
-  constexpr std::string_view units[] = {"B  ", "KiB", "MiB", "GiB", "TiB", "PiB"};
+/// Ten columns, as PyTorch writes sizes: the unit is that of `scale`, left for the next from 768 KiB up; cut, not rounded.
+[[nodiscard]] inline std::string table_bytes(std::int64_t bytes, std::int64_t scale) {
+  constexpr char const* units[] = {"B  ", "KiB", "MiB", "GiB", "TiB", "PiB"};
   std::size_t unit = 0;
-  while (unit + 1 < std::size(units) && (bytes < 0 ? -bytes : bytes) >= 768 * std::int64_t{1024}) {
+  for (; unit + 1 < std::size(units) && scale >= 768 * std::int64_t{1024}; ++unit, scale /= 1024)
     bytes /= 1024;
-    ++unit;
-  }
-  return std::to_string(bytes) + " " + std::string(units[unit]);
+  std::string const digits = std::to_string(bytes);
+  return std::string(digits.size() < 6 ? 6 - digits.size() : 0, ' ') + digits + " " + units[unit];
 }
-/// As PyTorch writes counts: thousands from 750,000 up.
-[[nodiscard]] inline std::string table_count(std::int64_t count) {
-  constexpr std::string_view units[] = {" ", "K", "M", "B"};
+/// Ten columns, as PyTorch writes counts: thousands from 750,000 up.
+[[nodiscard]] inline std::string table_count(std::int64_t count, std::int64_t scale) {
+  constexpr char const* units[] = {" ", "K", "M"};
   std::size_t unit = 0;
-  while (unit + 1 < std::size(units) && (count < 0 ? -count : count) >= 750 * std::int64_t{1000}) {
+  for (; unit + 1 < std::size(units) && scale >= 750 * std::int64_t{1000}; ++unit, scale /= 1000)
     count /= 1000;
-    ++unit;
-  }
-  return std::to_string(count) + " " + std::string(units[unit]);
+  std::string const digits = std::to_string(count);
+  return std::string(digits.size() < 7 ? 7 - digits.size() : 0, ' ') + digits + " " + units[unit] + " ";
 }
 
-[[nodiscard]] inline std::string right(std::string text, std::size_t width) {
-  return text.size() < width ? std::string(width - text.size(), ' ') + text : text;
-}
 [[nodiscard]] inline std::string left(std::string text, std::size_t width) {
   return text.size() < width ? text + std::string(width - text.size(), ' ') : text;
-}
-[[nodiscard]] inline std::string centred(std::string const& text, std::size_t width) {
-  std::size_t const before = text.size() < width ? (width - text.size()) / 2 : 0;
-  return left(std::string(before, ' ') + text, width);
 }
 
 }  // namespace detail
 
-/// A table of 75 columns in the layout of torch.cuda.memory_summary(). For memory with `tracked` and, for the
+/// A table, 75 columns between its edges, in the layout of torch.cuda.memory_summary(). For memory with `tracked` and, for the
 /// reserved rows, a pool. @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_summary(Resource memory) {
@@ -59,27 +51,31 @@ template <class Resource>
     }
     return 0;
   };
-  using format = std::string (*)(std::int64_t);
-  std::string const line(75, '=');
-  std::string const rule(75, '-');
-  std::string const device = "tarn memory summary, device ID " + std::to_string(memory.device().value);
-  std::string out = "|" + line.substr(2) + "|\n";
-  out += "|" + detail::centred(device, 73) + "|\n|" + rule.substr(2) + "|\n";
-  out += "|" + detail::centred("CUDA OOMs: " + std::to_string(value("num_ooms")), 36) + "|" +
-         detail::centred("cudaMalloc retries: " + std::to_string(value("num_alloc_retries")), 36) + "|\n";
-  out += "|" + line.substr(2) + "|\n";
+  using format = std::string (*)(std::int64_t, std::int64_t);
+  std::string const line = "|" + std::string(75, '=') + "|\n";
+  std::string const rule = "|" + std::string(75, '-') + "|\n";
+  std::string const spaces(17, ' ');
+  std::string const title =
+      spaces + " tarn memory summary, device ID " + std::to_string(memory.device().value);
+  std::string const ooms = "           CUDA OOMs: " + std::to_string(value("num_ooms"));
+  std::string const retries = "       cudaMalloc retries: " + std::to_string(value("num_alloc_retries"));
+  std::string out = line + "|" + detail::left(title, 75) + "|\n" + rule;
+  out += "|" + detail::left(ooms, 35) + "|" + detail::left(retries, 39) + "|\n" + line;
   out += "|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |\n";
-  auto const row = [&](std::string const& label, std::string const& key, format write) {
+  char const* const parts[] = {".current", ".peak", ".allocated", ".freed"};
+  // The first row of a group sets the unit of each column, so that the parts can be added up by eye.
+  auto const row = [&](std::string const& label, std::string const& key, std::string const& scale,
+                       format write) {
     out += "| " + detail::left(label, 21) + " |";
-    char const* const parts[] = {"current", "peak", "allocated", "freed"};
-    for (char const* part : parts) out += " " + detail::right(write(value(key + "." + part)), 10) + " |";
+    for (char const* part : parts) out += " " + write(value(key + part), value(scale + part)) + " |";
     out += "\n";
   };
   auto const group = [&](char const* label, char const* key, format write) {
-    out += "|" + rule.substr(2) + "|\n";
-    row(label, std::string(key) + ".all", write);
-    row("      from large pool", std::string(key) + ".large_pool", write);
-    row("      from small pool", std::string(key) + ".small_pool", write);
+    std::string const all = std::string(key) + ".all";
+    out += rule;
+    row(label, all, all, write);
+    row("      from large pool", std::string(key) + ".large_pool", all, write);
+    row("      from small pool", std::string(key) + ".small_pool", all, write);
   };
   group("Allocated memory", "allocated_bytes", &detail::table_bytes);
   group("Active memory", "active_bytes", &detail::table_bytes);
@@ -90,11 +86,11 @@ template <class Resource>
   group("Active allocs", "active", &detail::table_count);
   group("GPU reserved segments", "segment", &detail::table_count);
   group("Non-releasable allocs", "inactive_split", &detail::table_count);
-  out += "|" + rule.substr(2) + "|\n";
-  row("Oversize allocations", "oversize_allocations", &detail::table_count);
-  out += "|" + rule.substr(2) + "|\n";
-  row("Oversize GPU segments", "oversize_segments", &detail::table_count);
-  out += "|" + line.substr(2) + "|\n";
+  out += rule;
+  row("Oversize allocations", "oversize_allocations", "oversize_allocations", &detail::table_count);
+  out += rule;
+  row("Oversize GPU segments", "oversize_segments", "oversize_segments", &detail::table_count);
+  out += line;
   return out;
 }
 

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// tarn/thrust.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
+#include "tarn.hpp"
+// ---- tarn/thrust.hpp
+// The door to Thrust: an allocator for thrust::device_vector, and execution policies whose temporaries come from a
+// pool. Works with each of Thrust's device systems (CUDA, C++, OpenMP, TBB), with CCCL 3.0 and newer and with Thrust
+// 1.17; the host-side systems need memory that the host can touch.
+// Above it: thrust::device_vector, Thrust's algorithms. Below it: core/resource.
+
+#include <thrust/detail/config.h>
+#include <thrust/device_ptr.h>
+#include <thrust/execution_policy.h>
+#if THRUST_DEVICE_SYSTEM == THRUST_DEVICE_SYSTEM_CUDA
+#include <thrust/system/cuda/execution_policy.h>
+#endif
+
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+#if defined(__CUDACC__)
+#define TARN_HOST_DEVICE __host__ __device__
+#else
+#define TARN_HOST_DEVICE
+#endif
+
+#if defined(__NVCC__)
+#pragma nv_diagnostic push
+#pragma nv_diag_suppress 20011
+#pragma nv_diag_suppress 20014
+#endif
+
+namespace tarn {
+
+/// An allocator for thrust::device_vector<T, thrust_allocator<T, Resource>>. Copies, moves and swaps of vectors take it
+/// along. device_vector's own work (filling, copying) runs on the default stream, so blocks are allocated and freed
+/// there unless a stream is given; give one only if you order the vector's work on it yourself.
+/// Holds its resource. As thread-safe as the resource.
+template <class T, class Resource>
+class thrust_allocator {
+ public:
+  using value_type = T;
+  using pointer = thrust::device_ptr<T>;
+  using const_pointer = thrust::device_ptr<T const>;
+  using reference = thrust::device_reference<T>;
+  using const_reference = thrust::device_reference<T const>;
+  using size_type = std::size_t;
+  using difference_type = std::ptrdiff_t;
+  using propagate_on_container_copy_assignment = std::true_type;
+  using propagate_on_container_move_assignment = std::true_type;
+  using propagate_on_container_swap = std::true_type;
+  using is_always_equal = std::false_type;
+  template <class U>
+  struct rebind {
+    using other = thrust_allocator<U, Resource>;
+  };
+
+  // Thrust calls these from functions for host and device, though only ever on the host; hence the mark, and the
+  // silence about it around this file.
+  TARN_HOST_DEVICE thrust_allocator(Resource memory,
+                                    stream_ref stream = {})  // NOLINT: a resource is an allocator
+      : memory_(std::move(memory)), stream_(stream) {}
+  TARN_HOST_DEVICE thrust_allocator(thrust_allocator const& other)
+      : memory_(other.memory_), stream_(other.stream_) {}
+  template <class U>
+  TARN_HOST_DEVICE thrust_allocator(thrust_allocator<U, Resource> const& other)  // NOLINT: rebinding
+      : memory_(other.resource()), stream_(other.stream()) {}
+  TARN_HOST_DEVICE ~thrust_allocator() {}
+  thrust_allocator& operator=(thrust_allocator const&) = default;
+
+  /// @throws length_error   count * sizeof(T) overflows
+  /// @throws out_of_memory
+  [[nodiscard]] pointer allocate(size_type count) {
+    return pointer(static_cast<T*>(memory_.allocate(stream_, checked_bytes(count, sizeof(T)), alignment())));
+  }
+  void deallocate(pointer p, size_type count) noexcept {
+    memory_.deallocate(stream_, thrust::raw_pointer_cast(p), count * sizeof(T), alignment());
+  }
+
+  [[nodiscard]] TARN_HOST_DEVICE Resource const& resource() const noexcept { return memory_; }
+  [[nodiscard]] TARN_HOST_DEVICE stream_ref stream() const noexcept { return stream_; }
+
+  template <class U>
+  friend bool operator==(thrust_allocator const& a, thrust_allocator<U, Resource> const& b) noexcept {
+    return a.resource() == b.resource();
+  }
+  template <class U>
+  friend bool operator!=(thrust_allocator const& a, thrust_allocator<U, Resource> const& b) noexcept {
+    return !(a == b);
+  }
+
+ private:
+  static constexpr std::size_t alignment() noexcept {
+    return alignof(T) > default_alignment ? alignof(T) : default_alignment;
+  }
+  Resource memory_;
+  stream_ref stream_;
+};
+
+/// The same, with elements that are not initialised: what `vector(n)` and `resize(n)` add is left as it is. (Thrust still
+/// launches an empty kernel for them; device_buffer does not.)
+template <class T, class Resource>
+class uninitialised_thrust_allocator : public thrust_allocator<T, Resource> {
+ public:
+  using thrust_allocator<T, Resource>::thrust_allocator;
+  template <class U>
+  struct rebind {
+    using other = uninitialised_thrust_allocator<U, Resource>;
+  };
+  template <class U>
+  TARN_HOST_DEVICE void construct(U*) {}
+};
+
+namespace detail {
+
+/// What Thrust asks for temporary storage: bytes, in the order of a stream.
+template <class Resource>
+class thrust_temporaries {
+ public:
+  using value_type = char;
+
+  thrust_temporaries(Resource memory, stream_ref stream) : memory_(std::move(memory)), stream_(stream) {}
+  char* allocate(std::ptrdiff_t bytes) {
+    return static_cast<char*>(memory_.allocate(stream_, static_cast<std::size_t>(bytes), default_alignment));
+  }
+  void deallocate(char* p, std::size_t bytes) noexcept {
+    memory_.deallocate(stream_, p, bytes, default_alignment);
+  }
+
+ private:
+  Resource memory_;
+  stream_ref stream_;
+};
+
+enum class waits { yes, no };
+
+/// Thrust's own policy with an allocator in it; it copies an allocator that is passed as an rvalue.
+template <waits Waits, class Resource>
+auto thrust_policy(Resource const& memory, stream_ref stream) {
+  using temporaries = thrust_temporaries<Resource>;
+#if THRUST_DEVICE_SYSTEM == THRUST_DEVICE_SYSTEM_CUDA
+  if constexpr (Waits == waits::yes) {
+    return thrust::cuda::par(temporaries(memory, stream)).on(stream.get());
+  } else {
+    return thrust::cuda::par_nosync(temporaries(memory, stream)).on(stream.get());
+  }
+#else
+  return thrust::device(temporaries(memory, stream));
+#endif
+}
+
+template <waits Waits, class Resource>
+using thrust_policy_of = decltype(thrust_policy<Waits>(std::declval<Resource const&>(), stream_ref{}));
+
+}  // namespace detail
+
+/// An execution policy of Thrust's device system whose temporaries come from a resource.
+template <detail::waits Waits, class Resource>
+class pool_policy : public detail::thrust_policy_of<Waits, Resource> {
+  using base = detail::thrust_policy_of<Waits, Resource>;
+
+ public:
+  explicit pool_policy(Resource memory, stream_ref stream = {})
+      : base(detail::thrust_policy<Waits>(memory, stream)), memory_(std::move(memory)) {}
+
+  /// The same on a stream: kernels and temporaries are ordered on it. Host-side systems run at once.
+  [[nodiscard]] pool_policy on(stream_ref stream) const { return pool_policy(memory_, stream); }
+
+ private:
+  Resource memory_;
+};
+
+/// `thrust::sort(tarn::par(pool).on(stream), first, last)`: temporaries come from the pool, in the stream's order. The
+/// policy holds the pool. Algorithms synchronise as Thrust's `par` does. O(1).
+template <class Resource>
+requires resource<Resource>
+[[nodiscard]] auto par(Resource memory) {
+  return pool_policy<detail::waits::yes, Resource>(std::move(memory));
+}
+/// The same without the synchronisation that the algorithm's meaning does not need (Thrust's `par_nosync`); host-side
+/// systems have none to leave out.
+template <class Resource>
+requires resource<Resource>
+[[nodiscard]] auto par_nosync(Resource memory) {
+  return pool_policy<detail::waits::no, Resource>(std::move(memory));
+}
+
+}  // namespace tarn
+
+#if defined(__NVCC__)
+#pragma nv_diagnostic pop
+#endif
+#undef TARN_HOST_DEVICE

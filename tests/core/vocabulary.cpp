@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// The vocabulary: config, bytes, message, place, error, misuse, device, stream, property, resource, counter.
+
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "catch.hpp"
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/config.hpp"
+#include "tarn/core/counter.hpp"
+#include "tarn/core/device.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/message.hpp"
+#include "tarn/core/misuse.hpp"
+#include "tarn/core/place.hpp"
+#include "tarn/core/property.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/core/stream.hpp"
+#include "tarn/source/host_memory.hpp"
+
+using namespace tarn;
+
+TEST_CASE("sizes that would wrap are refused", "[core][bytes]") {
+  CHECK(checked_bytes(10, 4) == 40);
+  CHECK(checked_bytes(0, 4) == 0);
+  CHECK_THROWS_AS(checked_bytes(~std::size_t{0} / 2, 4), length_error);
+  CHECK_THROWS_AS(checked_bytes(max_request_bytes / 8 + 1, 8), length_error);
+  CHECK(checked_bytes(max_request_bytes / 8, 8) == max_request_bytes / 8 * 8);
+}
+
+TEST_CASE("rounding keeps multiples and reaches the next one", "[core][bytes]") {
+  CHECK(align_up(512, 512) == 512);
+  CHECK(align_up(513, 512) == 1024);
+  CHECK(align_down(1023, 512) == 512);
+  CHECK(is_aligned(reinterpret_cast<void*>(4096), 4096));
+  CHECK_FALSE(is_aligned(reinterpret_cast<void*>(4097), 2));
+  CHECK(1_GiB == 1024 * 1_MiB);
+}
+
+TEST_CASE("an alignment is a power of two within the limit", "[core][bytes][error]") {
+  CHECK_NOTHROW(require_alignment(1));
+  CHECK_NOTHROW(require_alignment(max_alignment));
+  CHECK_THROWS_AS(require_alignment(0), bad_alignment);
+  CHECK_THROWS_AS(require_alignment(3), bad_alignment);
+  CHECK_THROWS_AS(require_alignment(2 * max_alignment), bad_alignment);
+  try {
+    require_alignment(24);
+  } catch (bad_alignment const& e) {
+    CHECK(e.alignment() == 24);
+    CHECK(std::string(e.what()).find("power of two") != std::string::npos);
+  }
+}
+
+TEST_CASE("texts are cut, never overrun", "[core][message]") {
+  message<8> m;
+  m.add("0123456789");
+  CHECK(m.view() == "0123456");
+  CHECK(std::strlen(m.c_str()) == 7);
+  message<64> n;
+  n.add_number(std::uint64_t{0})
+      .add(" ")
+      .add_number(-5)
+      .add(" ")
+      .add_hex(0xAB0)
+      .add(" ")
+      .add_bytes(1536)
+      .add(" ")
+      .add_bytes(96);
+  CHECK(n.view() == "0 -5 0xab0 1.5 KiB 96 B");
+}
+
+TEST_CASE("out_of_memory says who refused, the state, and what to do", "[core][error]") {
+  memory_report r;
+  r.asked = 512_MiB;
+  r.device = 0;
+  r.stream = 7;
+  r.live = 60_GiB;
+  r.limit = 60_GiB;
+  r.refused_by = "limited";
+  out_of_memory const e(r);
+  std::string const text = e.what();
+  CHECK(text.find("512 MiB asked on device 0, stream 7: refused by limited(60 GiB).") != std::string::npos);
+  CHECK(text.find("raise the limit") != std::string::npos);
+  CHECK(e.report().live == 60_GiB);
+  std::bad_alloc const& base = e;
+  CHECK(std::string(base.what()) == text);
+}
+
+TEST_CASE("a driver's error has code, name, call and place", "[core][error][place]") {
+  cuda_error const e({failure::other, 700, "cudaErrorIllegalAddress", "cuMemMap"}, 3);
+  std::string const text = e.what();
+  for (char const* part : {"cuMemMap", "cudaErrorIllegalAddress", "700", "device 3", "vocabulary.cpp"}) {
+    CHECK(text.find(part) != std::string::npos);
+  }
+  CHECK(e.kind() == failure::other);
+  CHECK(place::current().line == __LINE__);
+}
+
+TEST_CASE("misuse reaches the handler of the user", "[core][misuse]") {
+  static int told = 0;
+  auto const before =
+      set_misuse_handler([](misuse const& m) { told += m.kind() == misuse_kind::double_free ? 1 : 0; });
+  report_misuse(misuse(misuse_kind::double_free, nullptr, "twice"));
+  CHECK(told == 1);
+  CHECK(set_misuse_handler(before) != before);
+}
+
+TEST_CASE("a stream is its identity where that is known, else its handle", "[core][stream][device]") {
+  int a = 0;
+  int b = 0;
+  CHECK(stream_ref{} == stream_ref::from(nullptr));
+  CHECK(stream_ref::from(&a) == stream_ref::from(&a, 5));
+  CHECK_FALSE(stream_ref::from(&a, 4) == stream_ref::from(&a, 5));
+  CHECK(stream_ref::from(&a, 5) == stream_ref::from(&b, 5));
+  CHECK_FALSE(stream_ref::from(&a) == stream_ref::from(&b));
+  static_assert(!std::is_constructible_v<stream_ref, int>);
+  CHECK(device_id{2} == device_id(2));
+}
+
+TEST_CASE("properties and concepts tell resources apart", "[core][property][resource][config]") {
+  static_assert(has_property<host_memory, host_accessible>);
+  static_assert(!has_property<host_memory, device_accessible>);
+  static_assert(resource<host_memory> && !page_source<host_memory> && memory_source<host_memory>);
+  static_assert(!resource<int>);
+  CHECK(cache_line_bytes == 64);
+}
+
+TEST_CASE("a statistic keeps its peak through decreases and resets", "[core][counter]") {
+  stat s;
+  s.increase(10);
+  s.decrease(4);
+  s.increase(2);
+  CHECK((s.current == 8 && s.peak == 10 && s.allocated == 12 && s.freed == 4));
+  s.reset_peak();
+  s.reset_totals();
+  CHECK((s.peak == 8 && s.allocated == 0 && s.freed == 0));
+}

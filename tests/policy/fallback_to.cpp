@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tarn/policy/fallback_to.hpp"
+
+#include "catch.hpp"
+#include "contract/resource_contract.hpp"
+#include "tarn/driver/fault.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/source/host_memory.hpp"
+#include "tarn/source/sim_sources.hpp"
+
+using namespace tarn;
+
+TEST_CASE("fallback_to keeps the contract of resources", "[policy][fallback_to]") {
+  tarn_test::resource_contract([] { return host_memory{} | limited{100'000} | fallback_to(host_memory{}); });
+}
+
+TEST_CASE("each block goes back to where it came from", "[policy][fallback_to]") {
+  auto first = host_memory{} | limited{1000};
+  auto second = host_memory{} | limited{5000};
+  auto memory = first | fallback_to(second);
+  void* const p = memory.allocate({}, 800);
+  CHECK(first->used() == 800);
+  CHECK(memory->fallback_blocks() == 0);
+  void* const q = memory.allocate({}, 900);
+  void* const r = memory.allocate_sync(900);
+  CHECK(second->used() == 1800);
+  CHECK(memory->fallback_blocks() == 2);
+  memory.deallocate({}, p, 800);
+  CHECK(first->used() == 0);
+  CHECK(second->used() == 1800);
+  memory.deallocate({}, q, 900);
+  memory.deallocate_sync(r, 900);
+  CHECK(second->used() == 0);
+  CHECK(memory->fallback_blocks() == 0);
+  void* const s = memory.allocate({}, 900);  // the first is asked first again
+  CHECK(first->used() == 900);
+  memory.deallocate({}, s, 900);
+}
+
+TEST_CASE("where both refuse the fallback's error is told", "[policy][fallback_to]") {
+  auto memory = host_memory{} | limited{1000} | fallback_to(host_memory{} | limited{2000});
+  try {
+    (void)memory.allocate({}, 3000);
+    FAIL("must not succeed");
+  } catch (out_of_memory const& error) {
+    CHECK(error.report().limit == 2000);
+  }
+  CHECK(memory->fallback_blocks() == 0);
+}
+
+TEST_CASE("other errors than want of memory do not fall back", "[policy][fallback_to]") {
+  fault_plan const plan;
+  sim_machine const machine;
+  using source = basic_malloc<faulty<sim_driver>>;
+  auto memory =
+      source(faulty<sim_driver>(machine.driver(), plan)) | fallback_to(sim_malloc(machine.driver()));
+  plan.fail(driver_call::malloc_device, 1, {failure::other});
+  CHECK_THROWS_AS(memory.allocate({}, 1000), cuda_error);
+  CHECK_THROWS_AS(memory.allocate({}, 1000, 3), bad_alignment);
+  CHECK(memory->fallback_blocks() == 0);
+  CHECK(machine.leaks().total() == 0);
+}

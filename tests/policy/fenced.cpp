@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tarn/policy/fenced.hpp"
+
+#include <vector>
+
+#include "catch.hpp"
+#include "contract/resource_contract.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/policy/tracked.hpp"
+#include "tarn/source/host_memory.hpp"
+#include "tarn/source/sim_sources.hpp"
+
+using namespace tarn;
+
+namespace {
+/// Collects what is told for the length of a test.
+struct told {
+  static std::vector<misuse_kind>& kinds() {
+    static std::vector<misuse_kind> all;
+    return all;
+  }
+  told() : before(set_misuse_handler([](misuse const& m) { kinds().push_back(m.kind()); })) {
+    kinds().clear();
+  }
+  ~told() { (void)set_misuse_handler(before); }
+  told(told const&) = delete;
+  told& operator=(told const&) = delete;
+  misuse_handler before;
+};
+}  // namespace
+
+TEST_CASE("fenced keeps the contract of resources", "[policy][fenced]") {
+  tarn_test::resource_contract([] { return host_memory{} | fenced{}; });
+}
+TEST_CASE("fenced over a pool of pages keeps the contract of resources", "[policy][fenced]") {
+  tarn_test::resource_contract([] { return sim_pages{} | pooled{} | fenced{}; });
+}
+
+TEST_CASE("a byte past either end is noticed at deallocation and by check_all", "[policy][fenced]") {
+  std::size_t const bytes = GENERATE(std::size_t{1}, std::size_t{255}, std::size_t{256}, std::size_t{10'000});
+  std::size_t const alignment = GENERATE(std::size_t{1}, std::size_t{256}, std::size_t{4096});
+  told const t;
+  auto memory = host_memory{} | fenced{};
+  for (std::ptrdiff_t const where : {std::ptrdiff_t{-1}, static_cast<std::ptrdiff_t>(bytes),
+                                     static_cast<std::ptrdiff_t>(bytes) + 255, std::ptrdiff_t{-256}}) {
+    auto* const p = static_cast<unsigned char*>(memory.allocate({}, bytes, alignment));
+    for (std::size_t i = 0; i < bytes; ++i) p[i] = 1;
+    CHECK(memory->check_all() == 0);
+    CHECK(told::kinds().empty());
+    p[where] = 1;
+    CHECK(memory->check_all() == 1);
+    REQUIRE(told::kinds() == std::vector{misuse_kind::overrun});
+    memory.deallocate({}, p, bytes, alignment);
+    CHECK(told::kinds() == std::vector(2, misuse_kind::overrun));
+    told::kinds().clear();
+  }
+}
+
+TEST_CASE("a foreign pointer, a second free and a wrong size are told and not passed on",
+          "[policy][fenced]") {
+  told const t;
+  auto memory = host_memory{} | limited{1_MiB} | fenced{};
+  auto& limit = memory->upstream().layer();
+  int local = 0;
+  memory.deallocate({}, &local, 4);
+  CHECK(told::kinds() == std::vector{misuse_kind::foreign_pointer});
+  void* const p = memory.allocate({}, 1000);
+  std::size_t const used = limit.used();
+  told::kinds().clear();
+  memory.deallocate({}, p, 999);
+  CHECK(told::kinds() == std::vector{misuse_kind::wrong_size});
+  memory.deallocate({}, p, 1000, 512);
+  CHECK(told::kinds().back() == misuse_kind::wrong_alignment);
+  CHECK(limit.used() == used);
+  memory.deallocate({}, p, 1000);
+  CHECK(limit.used() == 0);
+  memory.deallocate({}, p, 1000);
+  CHECK(told::kinds().size() == 3);
+  CHECK(limit.used() == 0);
+}
+
+TEST_CASE("fences count as part of the block", "[policy][fenced]") {
+  auto memory = host_memory{} | fenced{64} | tracked{};
+  void* const p = memory.allocate({}, 1000, 1);
+  CHECK(memory->statistics().allocated_bytes[0].current == 1000 + 128);
+  CHECK(memory->statistics().requested_bytes[0].current == 1000);
+  memory.deallocate({}, p, 1000, 1);
+  CHECK(memory->statistics().allocated_bytes[0].current == 0);
+}
+
+TEST_CASE("fences on a device are written in stream order", "[policy][fenced]") {
+  told const t;
+  sim_machine const machine;
+  tarn_test::test_stream const stream(machine.driver());
+  auto memory = sim_pages(machine.driver()) | pooled{} | fenced{};
+  auto* const p = static_cast<unsigned char*>(memory.allocate(stream, 1000));
+  REQUIRE(machine.launch(stream, 1'000'000, [p] { p[1000] = 1; }).ok());
+  memory.deallocate(stream, p, 1000);  // waits for the kernel that overran
+  CHECK(told::kinds() == std::vector{misuse_kind::overrun});
+}

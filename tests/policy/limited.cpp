@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tarn/policy/limited.hpp"
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "catch.hpp"
+#include "contract/page_source_contract.hpp"
+#include "contract/resource_contract.hpp"
+#include "tarn/driver/fault.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/source/host_memory.hpp"
+#include "tarn/source/sim_sources.hpp"
+
+using namespace tarn;
+
+TEST_CASE("limited keeps the contract of resources", "[policy][limited]") {
+  tarn_test::resource_contract([] { return host_memory{} | limited{2_GiB}; });
+}
+TEST_CASE("limited over a pool keeps the contract of resources", "[policy][limited]") {
+  tarn_test::resource_contract([] { return host_memory{} | pooled{} | limited{2_GiB}; });
+}
+
+TEST_CASE("a refused allocation costs no budget", "[policy][limited]") {
+  auto memory = host_memory{} | limited{1_MiB};
+  REQUIRE_THROWS_AS(memory.allocate({}, 2_MiB, 256), out_of_memory);
+  REQUIRE_THROWS_AS(memory.allocate_sync(1_MiB + 1, 256), out_of_memory);
+  REQUIRE_THROWS_AS(memory.allocate({}, 100, 3), bad_alignment);
+  CHECK(memory->used() == 0);
+  void* const p = memory.allocate({}, 1_MiB, 256);  // the whole budget is still there
+  CHECK(memory->used() == 1_MiB);
+  CHECK_THROWS_AS(memory.allocate({}, 1, 256), out_of_memory);
+  memory.deallocate({}, p, 1_MiB, 256);
+  CHECK(memory->used() == 0);
+}
+
+TEST_CASE("an upstream that fails costs no budget", "[policy][limited]") {
+  sim_machine const machine;
+  fault_plan const plan;
+  auto memory = basic_malloc<faulty<sim_driver>>(faulty<sim_driver>(machine.driver(), plan)) | limited{1_MiB};
+  plan.fail(driver_call::malloc_device, 1);
+  CHECK_THROWS_AS(memory.allocate({}, 1_MiB), out_of_memory);
+  CHECK(memory->used() == 0);
+  plan.fail(driver_call::malloc_device, 1, {failure::other});
+  CHECK_THROWS_AS(memory.allocate({}, 1_MiB), cuda_error);
+  CHECK(memory->used() == 0);
+}
+
+TEST_CASE("nothing asked and nothing given back costs no budget", "[policy][limited]") {
+  auto memory = host_memory{} | pooled{} | limited{1_MiB};
+  for (int i = 0; i < 10; ++i) CHECK(memory.allocate({}, 0) == nullptr);
+  CHECK(memory.allocate_sync(0) == nullptr);
+  memory.deallocate({}, nullptr, 100);
+  memory.deallocate_sync(nullptr, 100);
+  CHECK(memory->used() == 0);
+}
+
+TEST_CASE("over a pool the budget counts blocks as the pool rounds them", "[policy][limited]") {
+  auto memory = host_memory{} | pooled{} | limited{1024};
+  void* const p = memory.allocate({}, 1);
+  CHECK(memory->used() == 256);
+  void* const q = memory.allocate({}, 700);
+  CHECK(memory->used() == 1024);
+  CHECK_THROWS_AS(memory.allocate({}, 1), out_of_memory);
+  memory.deallocate({}, p, 1);
+  memory.deallocate({}, q, 700);
+  CHECK(memory->used() == 0);
+}
+
+TEST_CASE("the refusal names the limit and what is live", "[policy][limited]") {
+  auto memory = host_memory{} | limited{3_MiB};
+  void* const p = memory.allocate({}, 2_MiB);
+  try {
+    (void)memory.allocate({}, 2_MiB);
+    FAIL("must not succeed");
+  } catch (out_of_memory const& error) {
+    CHECK(error.report().limit == 3_MiB);
+    CHECK(error.report().live == 2_MiB);
+    CHECK(error.asked() == 2_MiB);
+    std::string_view const text = error.what();
+    CHECK(text.find("refused by limited(3 MiB)") != text.npos);
+    CHECK(text.find("raise the limit") != text.npos);
+  }
+  memory.deallocate({}, p, 2_MiB);
+}
+
+TEST_CASE("a limit may be changed, below what is used too", "[policy][limited]") {
+  auto memory = host_memory{} | limited{2_MiB};
+  void* const p = memory.allocate({}, 1_MiB);
+  CHECK(memory->set_limit(1000) == 2_MiB);
+  CHECK(memory->limit() == 1000);
+  CHECK_THROWS_AS(memory.allocate({}, 1), out_of_memory);
+  memory.deallocate({}, p, 1_MiB);
+  void* const q = memory.allocate({}, 1000);
+  CHECK(q != nullptr);
+  memory.deallocate({}, q, 1000);
+}
+
+TEST_CASE("limited pages bound what is reserved, not what is live", "[policy][limited]") {
+  sim_machine const machine;
+  auto memory = sim_pages(machine.driver()) | limited{8_MiB} | pooled{};
+  void* const p = memory.allocate({}, 6_MiB);
+  memory.deallocate({}, p, 6_MiB);
+  auto& limit = memory->upstream().layer();
+  CHECK(limit.used() >= 6_MiB);  // cached memory counts
+  CHECK(limit.used() == machine.usage().used);
+  CHECK_THROWS_AS(memory.allocate({}, 9_MiB), out_of_memory);
+  memory.empty_cache();
+  CHECK(limit.used() == 0);
+}
+
+TEST_CASE("races never exceed the limit", "[policy][limited][threads]") {
+  auto memory = host_memory{} | limited{100'000};
+  std::atomic<std::size_t> live{0};
+  std::atomic<int> exceeded{0}, served{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 3000; ++i) {
+        std::size_t const bytes = static_cast<std::size_t>((i * 31 + t * 7) % 60'000) + 1;
+        try {
+          void* const p = memory.allocate({}, bytes);
+          if (live.fetch_add(bytes) + bytes > 100'000) ++exceeded;
+          ++served;
+          live.fetch_sub(bytes);
+          memory.deallocate({}, p, bytes);
+        } catch (out_of_memory const&) {
+        }
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(exceeded == 0);
+  CHECK(served > 0);
+  CHECK(memory->used() == 0);
+}

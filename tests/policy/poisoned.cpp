@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tarn/policy/poisoned.hpp"
+
+#include "catch.hpp"
+#include "contract/resource_contract.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/source/host_memory.hpp"
+#include "tarn/source/sim_sources.hpp"
+
+using namespace tarn;
+using tarn_test::holds;
+using tarn_test::test_stream;
+
+TEST_CASE("poisoned keeps the contract of resources", "[policy][poisoned]") {
+  tarn_test::resource_contract([] { return host_memory{} | poisoned{}; });
+}
+
+TEST_CASE("a fresh block holds the pattern of the uninitialised, a freed one that of the freed",
+          "[policy][poisoned]") {
+  sim_machine const machine;
+  test_stream const stream(machine.driver());
+  auto memory = sim_pages(machine.driver()) | pooled{} | poisoned{};
+  for (std::size_t const bytes : {std::size_t{1}, std::size_t{1000}, 3_MiB}) {
+    void* const p = memory.allocate(stream, bytes);
+    CHECK(holds(memory, stream, p, pattern::uninitialised, bytes));
+    memory.deallocate(stream, p, bytes);
+    CHECK(holds(memory, stream, p, pattern::freed, bytes));
+    void* const q = memory.allocate_sync(bytes);
+    auto const* const seen = static_cast<unsigned char const*>(q);  // at once: no wait needed
+    CHECK(seen[0] == pattern::uninitialised);
+    CHECK(seen[bytes - 1] == pattern::uninitialised);
+    memory.deallocate_sync(q, bytes);
+    CHECK(seen[0] == pattern::freed);
+    CHECK(seen[bytes - 1] == pattern::freed);
+  }
+}
+
+TEST_CASE("poison comes after the work of the stream, and only within the block", "[policy][poisoned]") {
+  sim_machine const machine;
+  test_stream const stream(machine.driver());
+  auto memory = sim_pages(machine.driver()) | pooled{} | poisoned{};
+  auto* const p = static_cast<unsigned char*>(memory.allocate(stream, 100));
+  p[100] = 7;  // the rest of the 256 is not the block's
+  REQUIRE(machine.launch(stream, 1'000'000, [p] { p[0] = 1; }).ok());
+  memory.deallocate(stream, p, 100);
+  REQUIRE(machine.driver().synchronize_stream(stream).ok());
+  CHECK(p[0] == pattern::freed);
+  CHECK(p[99] == pattern::freed);
+  CHECK(p[100] == 7);
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tarn/policy/recorded.hpp"
+
+#include <cstdio>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "catch.hpp"
+#include "contract/resource_contract.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/source/host_memory.hpp"
+#include "tarn/source/sim_sources.hpp"
+
+using namespace tarn;
+
+namespace {
+/// An unnamed file.
+struct scratch {
+  std::FILE* file = std::tmpfile();
+  ~scratch() { std::fclose(file); }
+  std::vector<trace_event> events() const {
+    std::rewind(file);
+    std::vector<trace_event> all;
+    std::string line;
+    std::uint64_t number = 0;
+    for (int c = 0; (c = std::fgetc(file)) != EOF;) {
+      if (c != '\n') {
+        line += static_cast<char>(c);
+        continue;
+      }
+      auto const event = parse_trace_line(line, ++number);
+      if (event.kind != trace_event_kind::comment) all.push_back(event);
+      line.clear();
+    }
+    CHECK(line.empty());
+    return all;
+  }
+};
+}  // namespace
+
+TEST_CASE("recorded keeps the contract of resources", "[policy][recorded]") {
+  scratch const s;
+  tarn_test::resource_contract([&] { return host_memory{} | recorded(s.file); });
+}
+
+TEST_CASE("requested bytes, streams and frees are written in their order", "[policy][recorded]") {
+  scratch const s;
+  sim_machine const machine;
+  tarn_test::test_stream const a(machine.driver()), b(machine.driver());
+  {
+    auto memory = sim_pages(machine.driver()) | pooled{} | recorded(s.file);
+    void* const p = memory.allocate(a, 1000);
+    void* const q = memory.allocate(b, 5);
+    void* const r = memory.allocate({}, 7);
+    CHECK(memory.allocate({}, 0) == nullptr);
+    memory.deallocate({}, nullptr, 0);
+    CHECK_THROWS_AS(memory.allocate(a, 1_TiB * 1024 * 1024), out_of_memory);
+    memory.deallocate(a, q, 5);
+    void* const again = memory.allocate(a, 1000);
+    memory.deallocate(a, p, 1000);
+    memory.deallocate_sync(r, 7);
+    memory.deallocate(a, again, 1000);
+    CHECK(memory->flush());
+  }
+  auto const e = s.events();
+  REQUIRE(e.size() == 8);
+  CHECK(e[0].bytes == 1000);
+  CHECK(e[1].bytes == 5);
+  CHECK(e[2].bytes == 7);
+  CHECK(e[0].stream != e[1].stream);
+  CHECK(e[2].stream == 0);
+  CHECK(e[0].stream != 0);
+  CHECK(e[3].kind == trace_event_kind::free);
+  CHECK(e[3].id == e[1].id);
+  CHECK(e[4].stream == e[0].stream);
+  CHECK(e[5].id == e[0].id);
+  CHECK(e[6].id == e[2].id);
+  CHECK(e[7].id == e[4].id);
+}
+
+TEST_CASE("the null stream and the legacy handle are one stream in the trace", "[policy][recorded]") {
+  scratch const s;
+  sim_machine const machine;
+  {
+    auto memory = sim_malloc(machine.driver()) | recorded(s.file);
+    stream_ref const legacy = stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{1}));
+    for (stream_ref const on : {stream_ref{}, legacy}) memory.deallocate(on, memory.allocate(on, 10), 10);
+  }
+  auto const e = s.events();
+  REQUIRE(e.size() == 4);
+  CHECK(e[0].stream == 0);
+  CHECK(e[2].stream == 0);
+}
+
+TEST_CASE("a trace of threads is one that could have happened", "[policy][recorded][threads]") {
+  scratch const s;
+  {
+    auto memory = host_memory{} | pooled{} | recorded(s.file);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&] {
+        for (int i = 0; i < 500; ++i) memory.deallocate({}, memory.allocate({}, 100), 100);
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  }
+  std::map<std::uint64_t, int> state;
+  int wrong = 0;
+  auto const events = s.events();
+  for (auto const& e : events) {
+    int& now = state[e.id];
+    if (now != (e.kind == trace_event_kind::allocate ? 0 : 1)) ++wrong;
+    ++now;
+  }
+  CHECK(events.size() == 4000);
+  CHECK(state.size() == 2000);
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("a trace that cannot be written is refused at once", "[policy][recorded]") {
+  CHECK_THROWS_AS(host_memory{} | recorded("/nowhere/at/all/trace.txt"), std::system_error);
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tarn/policy/retry_on_oom.hpp"
+
+#include <vector>
+
+#include "catch.hpp"
+#include "contract/resource_contract.hpp"
+#include "tarn/driver/fault.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/source/host_memory.hpp"
+#include "tarn/source/sim_sources.hpp"
+
+using namespace tarn;
+
+TEST_CASE("retry_on_oom keeps the contract of resources", "[policy][retry_on_oom]") {
+  tarn_test::resource_contract([] {
+    return host_memory{} | retry_on_oom([](out_of_memory const&, unsigned attempt) { return attempt < 3; });
+  });
+}
+
+TEST_CASE("the handler is asked until it declines, attempts counted from one", "[policy][retry_on_oom]") {
+  std::vector<unsigned> attempts;
+  auto memory =
+      host_memory{} | limited{1000} | retry_on_oom([&](out_of_memory const& error, unsigned attempt) {
+        CHECK(error.asked() == 2000);
+        attempts.push_back(attempt);
+        return attempt < 4;
+      });
+  CHECK_THROWS_AS(memory.allocate({}, 2000), out_of_memory);
+  CHECK(attempts == std::vector<unsigned>{1, 2, 3, 4});
+  attempts.clear();
+  CHECK_THROWS_AS(memory.allocate_sync(2000), out_of_memory);
+  CHECK(attempts.size() == 4);
+}
+
+TEST_CASE("what the handler frees, also through the same memory, serves the request",
+          "[policy][retry_on_oom]") {
+  auto limit = host_memory{} | pooled{} | limited{1_MiB};
+  void* spare = limit.allocate({}, 1_MiB);
+  auto memory = limit | retry_on_oom([&, limit](out_of_memory const&, unsigned) mutable {
+                  if (spare == nullptr) return false;
+                  limit.deallocate({}, spare, 1_MiB);
+                  spare = nullptr;
+                  return true;
+                });
+  void* const p = memory.allocate({}, 512_KiB);
+  CHECK(p != nullptr);
+  CHECK(spare == nullptr);
+  memory.deallocate({}, p, 512_KiB);
+}
+
+TEST_CASE("other exceptions pass, the handler's own too", "[policy][retry_on_oom]") {
+  fault_plan const plan;
+  sim_machine const machine;
+  int asked = 0;
+  auto memory = basic_malloc<faulty<sim_driver>>(faulty<sim_driver>(machine.driver(), plan)) |
+                retry_on_oom([&](out_of_memory const&, unsigned) -> bool {
+                  ++asked;
+                  throw 42;
+                });
+  plan.fail(driver_call::malloc_device, 1, {failure::other});
+  CHECK_THROWS_AS(memory.allocate({}, 100), cuda_error);
+  CHECK_THROWS_AS(memory.allocate({}, 100, 3), bad_alignment);
+  CHECK(asked == 0);
+  plan.fail(driver_call::malloc_device, 1);
+  CHECK_THROWS_AS(memory.allocate({}, 100), int);
+  CHECK(asked == 1);
+}

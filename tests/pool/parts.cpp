@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// The small parts: size_class, range, range_index, block_table, run, magazine, page_map, owner_lock, stream_order, arena,
+// growth.
+
+#include <map>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "catch.hpp"
+#include "tarn/pool/arena.hpp"
+#include "tarn/pool/block_table.hpp"
+#include "tarn/pool/growth.hpp"
+#include "tarn/pool/magazine.hpp"
+#include "tarn/pool/owner_lock.hpp"
+#include "tarn/pool/page_map.hpp"
+#include "tarn/pool/range.hpp"
+#include "tarn/pool/range_index.hpp"
+#include "tarn/pool/run.hpp"
+#include "tarn/pool/size_class.hpp"
+#include "tarn/pool/stream_order.hpp"
+
+using namespace tarn;
+using namespace tarn::detail;
+
+TEST_CASE("a size class holds its sizes and wastes at most an eighth", "[pool][size_class]") {
+  std::size_t wrong = 0;
+  for (std::size_t bytes = 1; bytes <= class_limit; bytes += bytes < 70000 ? 1 : 97) {
+    std::size_t const block = class_bytes(class_of(bytes));
+    wrong += block < bytes ? 1 : 0;
+    wrong += bytes > 2048 && block - bytes > bytes / 8 ? 1 : 0;
+    wrong += class_of(block) != class_of(bytes) ? 1 : 0;
+    wrong += block % 256 != 0 ? 1 : 0;
+  }
+  CHECK(wrong == 0);
+  CHECK(rounded_bytes(0, 256) == 0);
+  CHECK(rounded_bytes(1_MiB + 1, 256) == 1_MiB + 512);
+  CHECK(rounded_bytes(100, 4096) == 512);
+}
+
+TEST_CASE("the table finds what was put in, through growth and removal", "[pool][block_table]") {
+  block_table table;
+  std::map<std::uintptr_t, std::uint32_t> reference;
+  std::mt19937 random(1);
+  for (int i = 0; i < 20000; ++i) {
+    std::uintptr_t const key = (1 + random() % 3000) * 512;
+    if (reference.contains(key)) {
+      REQUIRE(table.find(key) == reference[key]);
+      if (random() % 2 != 0) {
+        REQUIRE(table.erase(key) == reference[key]);
+        reference.erase(key);
+      }
+    } else {
+      REQUIRE(table.find(key) == 0);
+      REQUIRE(table.erase(key) == 0);
+      table.make_room(1);
+      auto const value = static_cast<std::uint32_t>(1 + random() % 1000);
+      table.insert(key, value);
+      reference[key] = value;
+    }
+    REQUIRE(table.size() == reference.size());
+  }
+}
+
+TEST_CASE("the index finds a range that fits, if there is one, and nearly the best",
+          "[pool][range_index][range]") {
+  range_table table;
+  range_index index;
+  std::mt19937 random(2);
+  std::vector<range_ref> in;
+  table.make_room(600);
+  for (int i = 0; i < 500; ++i) {
+    range_ref const r = table.take();
+    table[r].address = 1_GiB + static_cast<std::uintptr_t>(i) * 64_MiB;
+    table[r].bytes = (1 + random() % 4000) * range_grain;
+    table[r].state = range_state::free;
+    index.insert(table, r);
+    in.push_back(r);
+  }
+  for (int i = 0; i < 2000; ++i) {
+    std::size_t const bytes = (1 + random() % 4200) * range_grain;
+    std::size_t best = 0;
+    for (range_ref const r : in) {
+      if (table[r].bytes >= bytes && (best == 0 || table[r].bytes < best)) best = table[r].bytes;
+    }
+    range_ref const found = index.find(table, bytes, 256);
+    REQUIRE((found != 0) == (best != 0));
+    if (found != 0) REQUIRE(table[found].bytes <= best + best / 8);
+  }
+  std::size_t largest = 0;
+  for (range_ref const r : in) largest = std::max(largest, table[r].bytes);
+  CHECK(index.largest(table) == largest);
+  for (range_ref const r : in) index.erase(table, r);
+  CHECK(index.bytes() == 0);
+  CHECK(index.any() == 0);
+  CHECK(index.find(table, 512, 256) == 0);
+}
+
+TEST_CASE("a run hands each block out once and refuses what is not its own", "[pool][run]") {
+  run_table runs;
+  runs.make_room();
+  unsigned const k = class_of(3000);
+  run_ref const r = runs.add(1, 0x100000, k, 1);
+  std::map<void*, bool> seen;
+  while (runs[r].free_count != 0) {
+    void* const p = runs[r].take();
+    REQUIRE_FALSE(seen[p]);
+    seen[p] = true;
+    REQUIRE(runs.find(p) == r);
+  }
+  CHECK(seen.size() == run_blocks(k));
+  void* const first = seen.begin()->first;
+  CHECK(runs[r].put_back(first));
+  CHECK_FALSE(runs[r].put_back(first));
+  CHECK_FALSE(runs[r].put_back(static_cast<char*>(first) + 1));
+  runs.remove(r);
+  CHECK(runs.find(first) == 0);
+}
+
+TEST_CASE("a magazine is bounded and moves half of itself", "[pool][magazine]") {
+  for (unsigned k = 0; k < class_count; ++k) {
+    CHECK(magazine_capacity(k) >= 2);
+    CHECK(magazine_capacity(k) <= 64);
+    CHECK(magazine_batch(k) * 2 <= magazine_capacity(k));
+  }
+  stream_cache cache(1, {});
+  REQUIRE(cache.open(3));
+  CHECK(cache.magazines[3].capacity == magazine_capacity(3));
+}
+
+TEST_CASE("owner and visitors exclude each other", "[pool][owner_lock][threads]") {
+  owner_lock lock;
+  long count = 0;
+  std::thread owner([&] {
+    for (int i = 0; i < 20000; ++i) {
+      lock.enter();
+      ++count;
+      lock.leave();
+    }
+  });
+  for (int i = 0; i < 300; ++i) {
+    lock.visit();
+    ++count;
+    lock.end_visit();
+  }
+  owner.join();
+  CHECK(count == 20300);
+}
+
+TEST_CASE("a handle may be mapped at several places, one of them active", "[pool][page_map]") {
+  page_map map;
+  map.open(0x40000000, 64 * 2_MiB, 2_MiB);
+  map.make_room(1);
+  handle_ref const h = map.add(77, 4_MiB);
+  map.make_room_for_mapping(h);
+  map.note_mapped(h, 0x40000000);
+  CHECK(map.at(0x40000000 + 2_MiB) == h);
+  map.make_room_for_mapping(h);
+  map.note_mapped(h, 0x40000000 + 8_MiB);
+  CHECK(map[h].active == 4);
+  CHECK(map[h].mapped.size() == 2);
+  map.note_unmapped(h, 0x40000000);
+  CHECK(map.at(0x40000000) == 0);
+  CHECK(map.at(0x40000000 + 8_MiB) == h);
+  CHECK(map.contains(0x40000000));
+  CHECK_FALSE(map.contains(0x40000000 + 128_MiB));
+}
+
+TEST_CASE("a handle that comes back under another identity tells that its stream is gone",
+          "[pool][stream_order]") {
+  stream_table streams;
+  int handle = 0;
+  domain_ref const old = streams.get(5, stream_ref::from(&handle));
+  domain_ref const fresh = streams.get(6, stream_ref::from(&handle));
+  CHECK(old != fresh);
+  CHECK(streams[old].gone);
+  CHECK_FALSE(streams[fresh].gone);
+  CHECK(streams.find(5) == old);
+  streams.forget(old);
+  CHECK(streams.find(5) == neutral);
+  CHECK(streams.get(7, stream_ref::from(&streams)) == old);
+  // A default stream's handle means another stream in each thread.
+  auto* const per_thread = reinterpret_cast<void*>(2);
+  domain_ref const mine = streams.get(8, stream_ref::from(per_thread));
+  (void)streams.get(9, stream_ref::from(per_thread));
+  CHECK_FALSE(streams[mine].gone);
+}
+
+TEST_CASE("the arena splits, coalesces and keeps streams apart", "[pool][arena][growth]") {
+  arena space;
+  space.make_room();
+  range_ref const r = space.ranges.take();
+  space.ranges[r].address = 0x10000000;
+  space.ranges[r].bytes = 8_MiB;
+  space.ranges[r].where = zone::large;
+  int handle = 0;
+  domain_ref const a = space.streams.get(1, stream_ref::from(&handle));
+  domain_ref const b = space.streams.get(2, stream_ref::from(&space));
+  space.make_free(r, a, 0);
+  auto take = [&](domain_ref d, std::size_t bytes) {
+    space.make_room();
+    return space.take(d, zone::large, bytes, 256);
+  };
+  void* const x = take(a, 2_MiB);
+  void* const y = take(a, 3_MiB);
+  CHECK(take(b, 1_MiB) == nullptr);  // what is free is a's
+  CHECK(space.live_bytes == 5_MiB);
+  CHECK(space.release(a, x, 1_MiB) == release_result::wrong_size);
+  CHECK(space.release(b, x, 2_MiB) == release_result::done);
+  CHECK(space.release(b, x, 2_MiB) == release_result::foreign);
+  CHECK(take(b, 2_MiB) == x);  // freed on b: b's at once
+  CHECK(space.release(a, x, 2_MiB) == release_result::done);
+  CHECK(space.release(a, y, 3_MiB) == release_result::done);
+  CHECK(space.largest_free() == 8_MiB);
+  space.hand_over(a, neutral, ~std::uint64_t{0});
+  CHECK(take(b, 8_MiB) != nullptr);
+  growth_counters counters;
+  counters.hold(10);
+  counters.release(4);
+  CHECK((counters.reserved == 6 && counters.reserved_peak == 10));
+}

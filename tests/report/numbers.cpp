@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// The numbers: stats and summary.
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+
+#include "catch.hpp"
+#include "tarn/report/stats.hpp"
+#include "tarn/report/summary.hpp"
+#include "tarn/sim.hpp"
+
+using namespace tarn;
+
+TEST_CASE("the numbers are PyTorch's", "[report][stats]") {
+  sim_machine machine{sim_options{.backing = sim_backing::address_only}};
+  sim_pool pool{sim_pages{machine.driver(0)}};
+  void* const small = pool.allocate({}, 700);
+  void* const large = pool.allocate({}, 5_MiB + 1);
+  CHECK(memory_allocated(pool) == 768 + 5_MiB + 512);
+  pool.deallocate({}, large, 5_MiB + 1);
+  CHECK(memory_allocated(pool) == 768);
+  CHECK(max_memory_allocated(pool) == 768 + 5_MiB + 512);
+  CHECK(memory_reserved(pool) >= 8_MiB);
+  CHECK(max_memory_reserved(pool) == memory_reserved(pool));
+  auto const stats = memory_stats(pool);
+  CHECK(std::is_sorted(stats.begin(), stats.end(),
+                       [](auto const& a, auto const& b) { return a.first < b.first; }));
+  auto const at = [&](std::string const& key) {
+    auto const found =
+        std::find_if(stats.begin(), stats.end(), [&](auto const& s) { return s.first == key; });
+    REQUIRE(found != stats.end());
+    return found->second;
+  };
+  CHECK(at("allocation.all.current") == 1);
+  CHECK(at("allocation.large_pool.freed") == 1);
+  CHECK(at("requested_bytes.small_pool.current") == 700);
+  CHECK(at("reserved_bytes.all.current") == static_cast<std::int64_t>(memory_reserved(pool)));
+  CHECK(at("num_ooms") == 0);
+  CHECK(stats.size() == 9 * 3 * 4 + 2 * 4 + 6);
+  auto const info = mem_get_info(pool);
+  CHECK(info.free + memory_reserved(pool) <= info.total);
+  pool.deallocate({}, small, 700);
+  reset_accumulated_memory_stats(pool);
+  reset_peak_memory_stats(pool);
+  CHECK(max_memory_allocated(pool) == 0);
+}
+
+TEST_CASE("the summary has PyTorch's layout", "[report][summary]") {
+  sim_machine machine{sim_options{.backing = sim_backing::address_only}};
+  sim_pool pool{sim_pages{machine.driver(0)}};
+  void* const p = pool.allocate({}, 10_MiB);
+  std::string const text = memory_summary(pool);
+  std::istringstream lines(text);
+  std::string line;
+  int count = 0;
+  while (std::getline(lines, line)) {
+    ++count;
+    CHECK(line.size() == 77);  // 75 columns between the edges
+    CHECK((line.front() == '|' && line.back() == '|'));
+  }
+  CHECK(count > 40);
+  CHECK(text.find("| Allocated memory      |  10240 KiB |  10240 KiB |  10240 KiB |      0 B   |") !=
+        std::string::npos);
+  CHECK(text.find("|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |") !=
+        std::string::npos);
+  pool.deallocate({}, p, 10_MiB);
+}
