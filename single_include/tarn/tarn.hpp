@@ -3975,6 +3975,8 @@ class page_growth {
   /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing is lost, though handles may have become spare
   bool grow(arena& a, lock& hot, ordering<driver_type>& order, growth_request const& request) {
     open(a, hot);
+    // No place would ever be found: creating handles first would take the whole device for a moment.
+    if (request.bytes > map_.bytes()) return false;
     std::size_t const grain = map_.granularity();
     auto const [base, has] = request.extend ? extendable(a, request) : extension{};
     plan p;
@@ -6237,8 +6239,9 @@ class fenced_layer {
     if (bytes == 0) return nullptr;
     require_alignment(alignment);
     std::size_t const whole = whole_bytes(bytes, alignment);
-    void* const block = without_fences(bytes, [&] { return upstream_.allocate(stream, whole, alignment); });
-    return build(block, stream, bytes, alignment,
+    void* const whole_block =
+        without_fences(bytes, [&] { return upstream_.allocate(stream, whole, alignment); });
+    return build(whole_block, stream, bytes, alignment,
                  [&](void* p) { upstream_.deallocate(stream, p, whole, alignment); });
   }
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
@@ -6249,8 +6252,9 @@ class fenced_layer {
     if (bytes == 0) return nullptr;
     require_alignment(alignment);
     std::size_t const whole = whole_bytes(bytes, alignment);
-    void* const block = without_fences(bytes, [&] { return upstream_.allocate_sync(whole, alignment); });
-    void* const p = build(block, stream_ref{}, bytes, alignment,
+    void* const whole_block =
+        without_fences(bytes, [&] { return upstream_.allocate_sync(whole, alignment); });
+    void* const p = build(whole_block, stream_ref{}, bytes, alignment,
                           [&](void* q) { upstream_.deallocate_sync(q, whole, alignment); });
     (void)driver().synchronize_stream(stream_ref{});
     return p;
@@ -6300,6 +6304,18 @@ class fenced_layer {
       memory_report report = error.report();
       report.asked = bytes;
       throw out_of_memory(report);
+    }
+  }
+
+  /// A refusal names what was asked here, without the fences.
+  template <class Allocate>
+  static void* ask(std::size_t bytes, Allocate const& allocate) {
+    try {
+      return allocate();
+    } catch (out_of_memory const& refused) {
+      memory_report r = refused.report();
+      r.asked = bytes;
+      throw out_of_memory(r);
     }
   }
 

@@ -49,8 +49,9 @@ class fenced_layer {
     if (bytes == 0) return nullptr;
     require_alignment(alignment);
     std::size_t const whole = whole_bytes(bytes, alignment);
-    void* const block = without_fences(bytes, [&] { return upstream_.allocate(stream, whole, alignment); });
-    return build(block, stream, bytes, alignment,
+    void* const whole_block =
+        without_fences(bytes, [&] { return upstream_.allocate(stream, whole, alignment); });
+    return build(whole_block, stream, bytes, alignment,
                  [&](void* p) { upstream_.deallocate(stream, p, whole, alignment); });
   }
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
@@ -61,8 +62,9 @@ class fenced_layer {
     if (bytes == 0) return nullptr;
     require_alignment(alignment);
     std::size_t const whole = whole_bytes(bytes, alignment);
-    void* const block = without_fences(bytes, [&] { return upstream_.allocate_sync(whole, alignment); });
-    void* const p = build(block, stream_ref{}, bytes, alignment,
+    void* const whole_block =
+        without_fences(bytes, [&] { return upstream_.allocate_sync(whole, alignment); });
+    void* const p = build(whole_block, stream_ref{}, bytes, alignment,
                           [&](void* q) { upstream_.deallocate_sync(q, whole, alignment); });
     (void)driver().synchronize_stream(stream_ref{});
     return p;
@@ -112,6 +114,18 @@ class fenced_layer {
       memory_report report = error.report();
       report.asked = bytes;
       throw out_of_memory(report);
+    }
+  }
+
+  /// A refusal names what was asked here, without the fences.
+  template <class Allocate>
+  static void* ask(std::size_t bytes, Allocate const& allocate) {
+    try {
+      return allocate();
+    } catch (out_of_memory const& refused) {
+      memory_report r = refused.report();
+      r.asked = bytes;
+      throw out_of_memory(r);
     }
   }
 

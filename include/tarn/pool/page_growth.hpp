@@ -61,6 +61,8 @@ class page_growth {
   /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing is lost, though handles may have become spare
   bool grow(arena& a, lock& hot, ordering<driver_type>& order, growth_request const& request) {
     open(a, hot);
+    // No place would ever be found: creating handles first would take the whole device for a moment.
+    if (request.bytes > map_.bytes()) return false;
     std::size_t const grain = map_.granularity();
     auto const [base, has] = request.extend ? extendable(a, request) : extension{};
     plan p;

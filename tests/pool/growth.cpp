@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Growth by pages (page_growth) and by blocks (segment_growth), and the way back.
+
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "catch.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/sim.hpp"
+
+using namespace tarn;
+
+namespace {
+struct one_stream {
+  sim_machine machine{sim_options{.backing = sim_backing::address_only}};
+  sim_driver driver = machine.driver(0);
+  stream_ref a;
+};
+}  // namespace
+
+TEST_CASE("trim gives free handles back and leaves live data alone", "[pool][page_growth][pool_state]") {
+  one_stream s;
+  auto memory = sim_pages{s.driver} | pooled{};
+  std::vector<void*> live;
+  for (int i = 0; i < 100; ++i) live.push_back(memory.allocate(s.a, 3_MiB));
+  for (std::size_t i = 0; i < live.size(); i += 2) memory.deallocate(s.a, live[i], 3_MiB);
+  std::size_t const before = memory->state().reserved;
+  std::size_t const given = memory.trim(0);
+  CHECK(given > 0);
+  CHECK(memory->state().reserved == before - given);
+  CHECK(memory->state().live == 50 * 3_MiB);
+  for (std::size_t i = 1; i < live.size(); i += 2) memory.deallocate(s.a, live[i], 3_MiB);
+  memory.empty_cache();
+  CHECK(memory->state().reserved == 0);
+  CHECK(memory->state().live_blocks == 0);
+}
+
+TEST_CASE("everything freed can be allocated as one block", "[pool][page_growth]") {
+  one_stream s;
+  auto memory = sim_pages{s.driver} | limited{1_GiB} | pooled{};
+  std::vector<void*> blocks;
+  for (int i = 0; i < 500; ++i) blocks.push_back(memory.allocate(s.a, 2_MiB));
+  for (void* p : blocks) memory.deallocate(s.a, p, 2_MiB);
+  void* const all = memory.allocate(s.a, 1000_MiB);
+  CHECK(memory->state().reserved <= 1_GiB);
+  memory.deallocate(s.a, all, 1000_MiB);
+}
+
+TEST_CASE("a freed checkerboard of whole handles serves one large block under a cap", "[pool][page_growth]") {
+  one_stream s;
+  auto memory = sim_pages{s.driver} | limited{2_GiB} | pooled{};
+  std::vector<void*> blocks;
+  for (int i = 0; i < 1024; ++i) blocks.push_back(memory.allocate(s.a, 2_MiB));
+  for (std::size_t i = 0; i < blocks.size(); i += 2) memory.deallocate(s.a, blocks[i], 2_MiB);
+  void* const large = memory.allocate(s.a, 1_GiB);
+  CHECK(memory->state().reserved <= 2_GiB);
+  memory.deallocate(s.a, large, 1_GiB);
+  for (std::size_t i = 1; i < blocks.size(); i += 2) memory.deallocate(s.a, blocks[i], 2_MiB);
+}
+
+TEST_CASE("after out of memory smaller requests are still served", "[pool][ladder]") {
+  one_stream s;
+  auto memory = sim_pages{s.driver} | limited{100_MiB} | pooled{};
+  void* const p = memory.allocate(s.a, 60_MiB);
+  try {
+    (void)memory.allocate(s.a, 60_MiB);
+    FAIL("served beyond the limit");
+  } catch (out_of_memory const& e) {
+    CHECK(e.report().limit == 100_MiB);
+    CHECK(e.report().live == 60_MiB);
+    CHECK(e.asked() == 60_MiB);
+  }
+  void* const q = memory.allocate(s.a, 30_MiB);
+  memory.deallocate(s.a, q, 30_MiB);
+  memory.deallocate(s.a, p, 60_MiB);
+  CHECK(memory->state().ooms == 1);
+}
+
+TEST_CASE("without remapping no handle moves", "[pool][options]") {
+  one_stream s;
+  auto memory = sim_pages{s.driver} | pooled{.remap = remapping::off};
+  std::mt19937 random(4);
+  for (int round = 0; round < 3; ++round) {
+    std::vector<std::pair<void*, std::size_t>> live;
+    for (int i = 0; i < 300; ++i) {
+      std::size_t const bytes = (1 + random() % 100) * 1_MiB;
+      live.emplace_back(memory.allocate(s.a, bytes), bytes);
+      if (random() % 2 == 0) {
+        std::size_t const k = random() % live.size();
+        memory.deallocate(s.a, live[k].first, live[k].second);
+        live[k] = live.back();
+        live.pop_back();
+      }
+    }
+    for (auto const& [p, bytes] : live) memory.deallocate(s.a, p, bytes);
+  }
+  CHECK(memory->state().remaps == 0);
+}
+
+TEST_CASE("a pool over blocks gives wholly free segments back", "[pool][segment_growth]") {
+  one_stream s;
+  auto memory = sim_malloc{s.driver} | pooled{};
+  std::vector<void*> blocks;
+  for (int i = 0; i < 20; ++i) blocks.push_back(memory.allocate(s.a, 5_MiB));
+  for (std::size_t i = 0; i < blocks.size(); i += 2) memory.deallocate(s.a, blocks[i], 5_MiB);
+  std::size_t const before = memory->state().reserved;
+  CHECK(memory.trim(0) >= 10 * 5_MiB);
+  CHECK(memory->state().reserved < before);
+  CHECK(memory->state().live == 10 * 5_MiB);
+  for (std::size_t i = 1; i < blocks.size(); i += 2) memory.deallocate(s.a, blocks[i], 5_MiB);
+  memory.empty_cache();
+  CHECK(memory->state().reserved == 0);
+  CHECK(s.machine.usage(device_id{0}).used == 0);
+}
