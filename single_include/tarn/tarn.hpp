@@ -1082,6 +1082,8 @@ struct cuda_entry_points {
   CUresult(CUDAAPI* get_error_name)(CUresult, char const**) = nullptr;
   CUresult(CUDAAPI* device_get_attribute)(int*, CUdevice_attribute, CUdevice) = nullptr;
   CUresult(CUDAAPI* primary_context_retain)(CUcontext*, CUdevice) = nullptr;
+  CUresult(CUDAAPI* primary_context_release)(CUdevice) = nullptr;
+  CUresult(CUDAAPI* context_record_event)(CUcontext, CUevent) = nullptr;  ///< since CUDA 12.5
   CUresult(CUDAAPI* context_push)(CUcontext) = nullptr;
   CUresult(CUDAAPI* context_pop)(CUcontext*) = nullptr;
 
@@ -1138,6 +1140,10 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   find_entry_point(e.map, "cuMemMap", 10020, e.found);
   find_entry_point(e.unmap, "cuMemUnmap", 10020, e.found);
   find_entry_point(e.set_access, "cuMemSetAccess", 10020, e.found);
+  status newer = e.found;  // an older driver lacks it, and only it
+  find_entry_point(e.primary_context_release, "cuDevicePrimaryCtxRelease", 11000, newer);
+  find_entry_point(e.context_record_event, "cuCtxRecordEvent", 12050, newer);
+  if (!newer.ok()) (void)cudaGetLastError();
   return e;
 }
 
@@ -1363,6 +1369,22 @@ class basic_cuda_driver {
     detail::on_device const here(device_, handle);
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaEventRecord(native(event), handle), "cudaEventRecord");
+  }
+  /// Marks all the work that the device has been given so far, on every stream, destroyed ones included: no stream's
+  /// handle is touched. Refused while any stream is captured, and `unsupported` before CUDA 12.5.
+  status record_all(event_handle event) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (calls.context_record_event == nullptr || calls.primary_context_release == nullptr) {
+      return detail::cuda_lacks("cuCtxRecordEvent");
+    }
+    CUcontext context = nullptr;
+    status s =
+        detail::cuda_status(calls.primary_context_retain(&context, device_), "cuDevicePrimaryCtxRetain");
+    if (!s.ok()) return s;
+    detail::beside_capture const permission;
+    s = detail::cuda_status(calls.context_record_event(context, native(event)), "cuCtxRecordEvent");
+    (void)calls.primary_context_release(device_);
+    return s;
   }
   status query_event(event_handle event) const noexcept {
     detail::beside_capture const permission;
@@ -3688,6 +3710,44 @@ struct growth_counters {
 #include <cstdint>
 #include <mutex>
 
+// ---- tarn/pool/mark_work.hpp
+// Marking a stream's work by an event, without knowing whether the stream still lives. CUDA crashes when it is asked
+// about a destroyed stream's handle (cudaStreamGetId and its kind end in a segmentation fault), so where the driver can
+// mark the whole device's work, that is done: it covers more than is needed, and touches no stream's handle.
+// Above it: ordering, record_use. Below it: stream_order, driver.
+
+#include <cstdint>
+
+namespace tarn::detail {
+
+enum class mark_result : std::uint8_t {
+  marked,   ///< the event covers the stream's work so far
+  refused,  ///< not now: a graph is being captured, or the driver failed
+  gone      ///< the stream was destroyed, or there is no telling: only waiting for the whole device helps
+};
+
+/// `stream` carries its identity. At most three driver calls.
+template <stream_driver Driver>
+mark_result mark_work(Driver const& driver, event_handle event, stream_ref stream) noexcept {
+  bool capturing = true;
+  if (!is_default_stream(stream)) {
+    if constexpr (requires { driver.record_all(event); }) {
+      status const s = driver.record_all(event);
+      if (s.ok()) return mark_result::marked;
+      return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
+    } else {
+      stream_id now = 0;
+      bool const same = driver.identify(stream_ref::from(stream.handle()), now).ok() && now == stream.id();
+      if (!same) return mark_result::gone;
+    }
+  }
+  bool const recorded =
+      driver.is_capturing(stream, capturing).ok() && !capturing && driver.record_event(event, stream).ok();
+  return recorded ? mark_result::marked : mark_result::refused;
+}
+
+}  // namespace tarn::detail
+
 namespace tarn::detail {
 
 /// How far the device is with what a domain freed.
@@ -3712,24 +3772,19 @@ class ordering {
     if (domain.recorded < domain.freed) {
       std::uint64_t const mark = domain.epoch++;
       stream_ref const stream = domain.stream;
-      stream_id const id = domain.id;
+      bool const known_gone = domain.gone;
       hot.unlock();
-      bool const alive = is_alive(stream, id);
-      bool recorded = false;
-      if (alive && !domain.gone) {
-        bool capturing = true;
-        recorded = driver_.is_capturing(stream, capturing).ok() && !capturing && ensure_event(domain) &&
-                   driver_.record_event(domain.event, stream).ok();
+      mark_result result = mark_result::gone;
+      if (!known_gone) {
+        result = ensure_event(domain) ? mark_work(driver_, domain.event, stream) : mark_result::refused;
       }
       hot.lock();
-      if (recorded) {
-        domain.recorded = mark;
-      } else if (alive && !domain.gone) {
-        return progress::unknown;
-      } else {
+      if (result == mark_result::refused) return progress::unknown;
+      if (result == mark_result::gone) {
         domain.gone = true;
         return wait_for_gone(hot, domain, mark);
       }
+      domain.recorded = mark;
     }
     std::uint64_t const covered = domain.recorded;
     hot.unlock();
@@ -3782,13 +3837,6 @@ class ordering {
   [[nodiscard]] std::uint64_t device_waits() const noexcept { return device_waits_; }
 
  private:
-  /// A handle may have been destroyed, and even be another stream's by now: then its identity differs.
-  [[nodiscard]] bool is_alive(stream_ref stream, stream_id id) const noexcept {
-    if (is_default_stream(stream)) return true;
-    stream_id now = 0;
-    return driver_.identify(stream_ref::from(stream.handle()), now).ok() && now == id;
-  }
-
   bool ensure_event(stream_domain& domain) const noexcept {
     return domain.event != nullptr || driver_.create_event(domain.event).ok();
   }
@@ -4787,8 +4835,8 @@ class recorded_uses {
       bool recorded = false;
       try {
         w.events.reserve(w.events.size() + 1);
-        recorded = can_record(used_on) && driver_.create_event(event).ok() &&
-                   driver_.record_event(event, used_on).ok();
+        recorded =
+            driver_.create_event(event).ok() && mark_work(driver_, event, used_on) == mark_result::marked;
         if (recorded) w.events.push_back(event);
       } catch (...) {
         recorded = false;
@@ -4843,15 +4891,6 @@ class recorded_uses {
     void* p;
     stream_ref stream;
   };
-
-  /// The stream that was noted still lives, and no graph is captured from it.
-  [[nodiscard]] bool can_record(stream_ref stream) const noexcept {
-    stream_id now = 0;
-    bool capturing = true;
-    bool const same = is_default_stream(stream) ||
-                      (driver_.identify(stream_ref::from(stream.handle()), now).ok() && now == stream.id());
-    return same && driver_.is_capturing(stream, capturing).ok() && !capturing;
-  }
 
   void finish(waiting& w) const noexcept {
     for (event_handle const event : w.events) {
@@ -6307,18 +6346,6 @@ class fenced_layer {
     }
   }
 
-  /// A refusal names what was asked here, without the fences.
-  template <class Allocate>
-  static void* ask(std::size_t bytes, Allocate const& allocate) {
-    try {
-      return allocate();
-    } catch (out_of_memory const& refused) {
-      memory_report r = refused.report();
-      r.asked = bytes;
-      throw out_of_memory(r);
-    }
-  }
-
   template <class Undo>
   void* build(void* whole, stream_ref stream, std::size_t bytes, std::size_t alignment, Undo const& undo) {
     unsigned char* const p = static_cast<unsigned char*>(whole) + fence(alignment);
@@ -7190,7 +7217,9 @@ class device_buffer {
 
   /// Empty. @param alignment  of the data, bytes; kept by copies and moves
   explicit device_buffer(Resource memory, stream_ref stream = {}, std::size_t alignment = least_alignment())
-      : memory_(std::move(memory)), stream_(stream), alignment_(std::max(alignment, least_alignment())) {
+      : memory_(std::move(memory)),
+        stream_(identified(memory_, stream)),
+        alignment_(std::max(alignment, least_alignment())) {
     require_alignment(alignment);
   }
   /// `count` uninitialised elements.
@@ -7305,6 +7334,7 @@ class device_buffer {
   /// Makes `stream` the buffer's: its later work waits, on the device, for what was enqueued on the old one.
   /// @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream) {
+    stream = identified(memory_, stream);
     if (data_ != nullptr) detail::order_streams(driver(), stream, stream_);
     stream_ = stream;
   }
@@ -7547,6 +7577,7 @@ class device_ptr {
 template <class T, class Resource>
 requires(tarn::resource<Resource> && !std::is_array_v<T>)
     [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream) {
+  stream = identified(memory, stream);
   void* const p = memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment());
   return device_ptr<T, Resource>(std::move(memory), static_cast<T*>(p), 1, stream);
 }
@@ -7556,6 +7587,7 @@ template <class T, class Resource>
 requires(tarn::resource<Resource>&& std::is_unbounded_array_v<T>)
     [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream) {
   using element = std::remove_extent_t<T>;
+  stream = identified(memory, stream);
   void* const p =
       memory.allocate(stream, checked_bytes(count, sizeof(element)), device_ptr<T, Resource>::alignment());
   return device_ptr<T, Resource>(std::move(memory), static_cast<element*>(p), count, stream);

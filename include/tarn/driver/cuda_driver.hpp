@@ -116,6 +116,22 @@ class basic_cuda_driver {
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaEventRecord(native(event), handle), "cudaEventRecord");
   }
+  /// Marks all the work that the device has been given so far, on every stream, destroyed ones included: no stream's
+  /// handle is touched. Refused while any stream is captured, and `unsupported` before CUDA 12.5.
+  status record_all(event_handle event) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (calls.context_record_event == nullptr || calls.primary_context_release == nullptr) {
+      return detail::cuda_lacks("cuCtxRecordEvent");
+    }
+    CUcontext context = nullptr;
+    status s =
+        detail::cuda_status(calls.primary_context_retain(&context, device_), "cuDevicePrimaryCtxRetain");
+    if (!s.ok()) return s;
+    detail::beside_capture const permission;
+    s = detail::cuda_status(calls.context_record_event(context, native(event)), "cuCtxRecordEvent");
+    (void)calls.primary_context_release(device_);
+    return s;
+  }
   status query_event(event_handle event) const noexcept {
     detail::beside_capture const permission;
     return detail::cuda_status(cudaEventQuery(native(event)), "cudaEventQuery");

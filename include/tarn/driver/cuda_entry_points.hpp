@@ -27,6 +27,8 @@ struct cuda_entry_points {
   CUresult(CUDAAPI* get_error_name)(CUresult, char const**) = nullptr;
   CUresult(CUDAAPI* device_get_attribute)(int*, CUdevice_attribute, CUdevice) = nullptr;
   CUresult(CUDAAPI* primary_context_retain)(CUcontext*, CUdevice) = nullptr;
+  CUresult(CUDAAPI* primary_context_release)(CUdevice) = nullptr;
+  CUresult(CUDAAPI* context_record_event)(CUcontext, CUevent) = nullptr;  ///< since CUDA 12.5
   CUresult(CUDAAPI* context_push)(CUcontext) = nullptr;
   CUresult(CUDAAPI* context_pop)(CUcontext*) = nullptr;
 
@@ -83,6 +85,10 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   find_entry_point(e.map, "cuMemMap", 10020, e.found);
   find_entry_point(e.unmap, "cuMemUnmap", 10020, e.found);
   find_entry_point(e.set_access, "cuMemSetAccess", 10020, e.found);
+  status newer = e.found;  // an older driver lacks it, and only it
+  find_entry_point(e.primary_context_release, "cuDevicePrimaryCtxRelease", 11000, newer);
+  find_entry_point(e.context_record_event, "cuCtxRecordEvent", 12050, newer);
+  if (!newer.ok()) (void)cudaGetLastError();
   return e;
 }
 

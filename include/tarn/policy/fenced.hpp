@@ -117,18 +117,6 @@ class fenced_layer {
     }
   }
 
-  /// A refusal names what was asked here, without the fences.
-  template <class Allocate>
-  static void* ask(std::size_t bytes, Allocate const& allocate) {
-    try {
-      return allocate();
-    } catch (out_of_memory const& refused) {
-      memory_report r = refused.report();
-      r.asked = bytes;
-      throw out_of_memory(r);
-    }
-  }
-
   template <class Undo>
   void* build(void* whole, stream_ref stream, std::size_t bytes, std::size_t alignment, Undo const& undo) {
     unsigned char* const p = static_cast<unsigned char*>(whole) + fence(alignment);

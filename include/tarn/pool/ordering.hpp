@@ -10,6 +10,7 @@
 
 #include "tarn/driver/driver.hpp"
 #include "tarn/pool/arena.hpp"
+#include "tarn/pool/mark_work.hpp"
 
 namespace tarn::detail {
 
@@ -35,24 +36,19 @@ class ordering {
     if (domain.recorded < domain.freed) {
       std::uint64_t const mark = domain.epoch++;
       stream_ref const stream = domain.stream;
-      stream_id const id = domain.id;
+      bool const known_gone = domain.gone;
       hot.unlock();
-      bool const alive = is_alive(stream, id);
-      bool recorded = false;
-      if (alive && !domain.gone) {
-        bool capturing = true;
-        recorded = driver_.is_capturing(stream, capturing).ok() && !capturing && ensure_event(domain) &&
-                   driver_.record_event(domain.event, stream).ok();
+      mark_result result = mark_result::gone;
+      if (!known_gone) {
+        result = ensure_event(domain) ? mark_work(driver_, domain.event, stream) : mark_result::refused;
       }
       hot.lock();
-      if (recorded) {
-        domain.recorded = mark;
-      } else if (alive && !domain.gone) {
-        return progress::unknown;
-      } else {
+      if (result == mark_result::refused) return progress::unknown;
+      if (result == mark_result::gone) {
         domain.gone = true;
         return wait_for_gone(hot, domain, mark);
       }
+      domain.recorded = mark;
     }
     std::uint64_t const covered = domain.recorded;
     hot.unlock();
@@ -105,13 +101,6 @@ class ordering {
   [[nodiscard]] std::uint64_t device_waits() const noexcept { return device_waits_; }
 
  private:
-  /// A handle may have been destroyed, and even be another stream's by now: then its identity differs.
-  [[nodiscard]] bool is_alive(stream_ref stream, stream_id id) const noexcept {
-    if (is_default_stream(stream)) return true;
-    stream_id now = 0;
-    return driver_.identify(stream_ref::from(stream.handle()), now).ok() && now == id;
-  }
-
   bool ensure_event(stream_domain& domain) const noexcept {
     return domain.event != nullptr || driver_.create_event(domain.event).ok();
   }

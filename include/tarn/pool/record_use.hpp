@@ -13,7 +13,7 @@
 
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/driver.hpp"
-#include "tarn/pool/stream_order.hpp"
+#include "tarn/pool/mark_work.hpp"
 
 namespace tarn::detail {
 
@@ -69,8 +69,8 @@ class recorded_uses {
       bool recorded = false;
       try {
         w.events.reserve(w.events.size() + 1);
-        recorded = can_record(used_on) && driver_.create_event(event).ok() &&
-                   driver_.record_event(event, used_on).ok();
+        recorded =
+            driver_.create_event(event).ok() && mark_work(driver_, event, used_on) == mark_result::marked;
         if (recorded) w.events.push_back(event);
       } catch (...) {
         recorded = false;
@@ -125,15 +125,6 @@ class recorded_uses {
     void* p;
     stream_ref stream;
   };
-
-  /// The stream that was noted still lives, and no graph is captured from it.
-  [[nodiscard]] bool can_record(stream_ref stream) const noexcept {
-    stream_id now = 0;
-    bool capturing = true;
-    bool const same = is_default_stream(stream) ||
-                      (driver_.identify(stream_ref::from(stream.handle()), now).ok() && now == stream.id());
-    return same && driver_.is_capturing(stream, capturing).ok() && !capturing;
-  }
 
   void finish(waiting& w) const noexcept {
     for (event_handle const event : w.events) {

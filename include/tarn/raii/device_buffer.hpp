@@ -45,7 +45,9 @@ class device_buffer {
 
   /// Empty. @param alignment  of the data, bytes; kept by copies and moves
   explicit device_buffer(Resource memory, stream_ref stream = {}, std::size_t alignment = least_alignment())
-      : memory_(std::move(memory)), stream_(stream), alignment_(std::max(alignment, least_alignment())) {
+      : memory_(std::move(memory)),
+        stream_(identified(memory_, stream)),
+        alignment_(std::max(alignment, least_alignment())) {
     require_alignment(alignment);
   }
   /// `count` uninitialised elements.
@@ -160,6 +162,7 @@ class device_buffer {
   /// Makes `stream` the buffer's: its later work waits, on the device, for what was enqueued on the old one.
   /// @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream) {
+    stream = identified(memory_, stream);
     if (data_ != nullptr) detail::order_streams(driver(), stream, stream_);
     stream_ = stream;
   }

@@ -115,6 +115,7 @@ class device_ptr {
 template <class T, class Resource>
 requires(tarn::resource<Resource> && !std::is_array_v<T>)
     [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream) {
+  stream = identified(memory, stream);
   void* const p = memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment());
   return device_ptr<T, Resource>(std::move(memory), static_cast<T*>(p), 1, stream);
 }
@@ -124,6 +125,7 @@ template <class T, class Resource>
 requires(tarn::resource<Resource>&& std::is_unbounded_array_v<T>)
     [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream) {
   using element = std::remove_extent_t<T>;
+  stream = identified(memory, stream);
   void* const p =
       memory.allocate(stream, checked_bytes(count, sizeof(element)), device_ptr<T, Resource>::alignment());
   return device_ptr<T, Resource>(std::move(memory), static_cast<element*>(p), count, stream);
