@@ -22,7 +22,7 @@ TEST_CASE("limited over a pool keeps the contract of resources", "[policy][limit
   tarn_test::resource_contract([] { return host_memory{} | pooled{} | limited{2_GiB}; });
 }
 
-TEST_CASE("a refused allocation costs no budget", "[policy][limited]") {
+TEST_CASE("a refusal of any kind costs no budget", "[policy][limited]") {
   auto memory = host_memory{} | limited{1_MiB};
   REQUIRE_THROWS_AS(memory.allocate({}, 2_MiB, 256), out_of_memory);
   REQUIRE_THROWS_AS(memory.allocate_sync(1_MiB + 1, 256), out_of_memory);

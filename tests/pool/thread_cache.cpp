@@ -215,7 +215,7 @@ TEST_CASE("a thread may outlive the pools it used", "[pool][threads]") {
 }
 
 TEST_CASE("one thread may use many pools in turn", "[pool][threads]") {
-  sim_machine const machine;
+  sim_machine const machine(plain(1_GiB));  // a sanitizer leaves little address space for so many ranges
   std::vector<stack<sim_pages, pooled>> pools;
   for (int i = 0; i < 40; ++i) pools.emplace_back(sim_pages(machine.driver()));
   for (int round = 0; round < 3; ++round) {
