@@ -3810,6 +3810,13 @@ class ordering {
     return done;
   }
 
+  /// True where nothing may be recorded or waited for on behalf of a stream, since a graph is captured from it: marking
+  /// other streams' work would spoil the capture.
+  [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
+    bool capturing = true;
+    return !driver_.is_capturing(stream, capturing).ok() || capturing;
+  }
+
   /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event.
   bool order(arena& a, lock& hot, domain_ref taker, domain_ref owner) {
     stream_ref const stream = a.streams[taker].stream;
@@ -4612,14 +4619,18 @@ class ladder {
              WaitUses const& wait_uses) {
     space.make_room();
     if (take()) return;
+    stream_ref const stream = space.streams[request.taker].stream;
     held.unlock();
     flush();
+    bool const captured = request.taker != neutral && order.is_capturing(stream);
     held.lock();
     if (ready(take)) return;
-    collect_finished(held, request.taker);
-    if (ready(take)) return;
-    steal(held, request.taker);
-    if (ready(take)) return;
+    if (!captured) {
+      collect_finished(held, request.taker);
+      if (ready(take)) return;
+      steal(held, request.taker);
+      if (ready(take)) return;
+    }
     // What is neutral and what is the stream's own may lie side by side: as one range it may do.
     if (request.taker != neutral) space.hand_over(neutral, request.taker, ~std::uint64_t{0});
     if (ready(take)) return;
@@ -4636,7 +4647,7 @@ class ladder {
     held.unlock();
     wait_uses();
     held.lock();
-    finish_all(held);
+    if (!captured) finish_all(held);
     if (ready(take)) return;
     request.may_create = 0;
     request.may_exceed = false;

@@ -67,14 +67,18 @@ class ladder {
              WaitUses const& wait_uses) {
     space.make_room();
     if (take()) return;
+    stream_ref const stream = space.streams[request.taker].stream;
     held.unlock();
     flush();
+    bool const captured = request.taker != neutral && order.is_capturing(stream);
     held.lock();
     if (ready(take)) return;
-    collect_finished(held, request.taker);
-    if (ready(take)) return;
-    steal(held, request.taker);
-    if (ready(take)) return;
+    if (!captured) {
+      collect_finished(held, request.taker);
+      if (ready(take)) return;
+      steal(held, request.taker);
+      if (ready(take)) return;
+    }
     // What is neutral and what is the stream's own may lie side by side: as one range it may do.
     if (request.taker != neutral) space.hand_over(neutral, request.taker, ~std::uint64_t{0});
     if (ready(take)) return;
@@ -91,7 +95,7 @@ class ladder {
     held.unlock();
     wait_uses();
     held.lock();
-    finish_all(held);
+    if (!captured) finish_all(held);
     if (ready(take)) return;
     request.may_create = 0;
     request.may_exceed = false;

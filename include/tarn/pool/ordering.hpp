@@ -74,6 +74,13 @@ class ordering {
     return done;
   }
 
+  /// True where nothing may be recorded or waited for on behalf of a stream, since a graph is captured from it: marking
+  /// other streams' work would spoil the capture.
+  [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
+    bool capturing = true;
+    return !driver_.is_capturing(stream, capturing).ok() || capturing;
+  }
+
   /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event.
   bool order(arena& a, lock& hot, domain_ref taker, domain_ref owner) {
     stream_ref const stream = a.streams[taker].stream;
