@@ -70,9 +70,14 @@ class ladder {
     stream_ref const stream = space.streams[request.taker].stream;
     held.unlock();
     flush();
-    bool const captured = request.taker != neutral && order.is_capturing(stream);
     held.lock();
     if (ready(take)) return;
+    bool captured = false;
+    if (request.taker != neutral && others_have_free(request.taker)) {
+      held.unlock();
+      captured = order.is_capturing(stream);
+      held.lock();
+    }
     if (!captured) {
       collect_finished(held, request.taker);
       if (ready(take)) return;
@@ -95,6 +100,11 @@ class ladder {
     held.unlock();
     wait_uses();
     held.lock();
+    if (request.taker != neutral && !captured) {
+      held.unlock();
+      captured = order.is_capturing(stream);
+      held.lock();
+    }
     if (!captured) finish_all(held);
     if (ready(take)) return;
     request.may_create = 0;
@@ -137,6 +147,13 @@ class ladder {
   [[nodiscard]] bool ready(Take const& take) {
     space.make_room();
     return take();
+  }
+
+  [[nodiscard]] bool others_have_free(domain_ref taker) const noexcept {
+    for (domain_ref d = 1; d < space.streams.size(); ++d) {
+      if (d != taker && space.streams[d].has_free()) return true;
+    }
+    return false;
   }
 
   void neutralise(domain_ref d) {
