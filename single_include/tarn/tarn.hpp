@@ -2066,11 +2066,15 @@ class no_driver {
   status destroy_stream(stream_ref) const noexcept { return {}; }
 
   status copy(stream_ref, void* to, void const* from, std::size_t bytes) const noexcept {
-    if (bytes != 0) std::memmove(to, from, bytes);
+    if (bytes == 0) return {};
+    if (to == nullptr || from == nullptr) return invalid(driver_call::copy);
+    std::memmove(to, from, bytes);
     return {};
   }
   status fill(stream_ref, void* to, int byte, std::size_t bytes) const noexcept {
-    if (bytes != 0) std::memset(to, byte, bytes);
+    if (bytes == 0) return {};
+    if (to == nullptr) return invalid(driver_call::fill);
+    std::memset(to, byte, bytes);
     return {};
   }
 
@@ -2150,6 +2154,9 @@ class no_driver {
 
   static void* new_handle() noexcept {
     return reinterpret_cast<void*>(detail::next_host_handle.fetch_add(16, std::memory_order_relaxed));
+  }
+  static status invalid(driver_call call) noexcept {
+    return {failure::other, 1, "cudaErrorInvalidValue", name_of(call)};
   }
   static status unsupported(driver_call call) noexcept {
     return {failure::unsupported, 801, "cudaErrorNotSupported", name_of(call)};
@@ -7090,6 +7097,7 @@ class cache_guard {
 // Typed copies in stream order, between host and device in any direction.
 // Above it: device_buffer. Below it: driver.
 
+#include <cstdint>
 #include <span>
 #include <type_traits>
 
@@ -7106,7 +7114,10 @@ void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_r
   static_assert(std::is_trivially_copyable_v<To>,
                 "tarn: only trivially copyable elements can be copied between host and device");
   if (from.size() != to.size()) {
-    throw length_error("tarn: copy between spans of different sizes; take a subspan of the longer one");
+    message<160> text;
+    text.add("tarn: copy of ").add_number(static_cast<std::uint64_t>(from.size()));
+    text.add(" elements to ").add_number(static_cast<std::uint64_t>(to.size()));
+    throw length_error(text.add("; take a subspan of the longer one").c_str());
   }
   if (from.empty()) return;
   status const s = driver.copy(stream, to.data(), from.data(), from.size_bytes());
@@ -7137,6 +7148,9 @@ void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, str
 // Above it: user code. Below it: driver.
 
 #include <utility>
+
+#if TARN_HAS_CUDA
+#endif
 
 namespace tarn {
 
@@ -7172,9 +7186,13 @@ class basic_stream {
   }
   basic_stream(basic_stream&& other) noexcept
       : driver_(other.driver_), stream_(std::exchange(other.stream_, stream_ref{})) {}
+  /// Destroys the stream owned so far. Self-move changes nothing.
   basic_stream& operator=(basic_stream&& other) noexcept {
-    std::swap(driver_, other.driver_);
-    std::swap(stream_, other.stream_);
+    if (this != &other) {
+      basic_stream stolen(std::move(other));
+      std::swap(driver_, stolen.driver_);
+      std::swap(stream_, stolen.stream_);
+    }
     return *this;
   }
   ~basic_stream() {
@@ -7196,20 +7214,41 @@ class basic_stream {
   stream_ref stream_;
 };
 
+#if TARN_HAS_CUDA
+/// `tarn::owned_stream stream;`: a stream of the current device.
+using owned_stream = basic_stream<cuda_driver>;
+#endif
+
 namespace detail {
 
-/// Orders later work on `after` behind earlier work on `before`, on the device. @throws cuda_error
+/// As identified(), for where nothing can be thrown: a stream that the driver does not know stays as it is.
+template <has_driver Resource>
+[[nodiscard]] stream_ref identified_if_known(Resource const& memory, stream_ref stream) noexcept {
+  if (stream.id() != stream_ref::unknown_id) return stream;
+  stream_id id = 0;
+  return memory.driver().identify(stream, id).ok() ? stream_ref::from(stream.handle(), id) : stream;
+}
+
+/// Orders later work on `after` behind earlier work on `before`, on the device; both streams exist. Each comes
+/// with its device's driver: an event is recorded only on the device it was made for, but any may wait for it.
+/// @throws cuda_error
 template <stream_driver Driver>
-void order_streams(Driver const& driver, stream_ref after, stream_ref before) {
+void order_streams(Driver const& driver_of_after, stream_ref after, Driver const& driver_of_before,
+                   stream_ref before) {
   if (after == before) return;
   event_handle event = nullptr;
-  status s = driver.create_event(event);
+  status s = driver_of_before.create_event(event);
   if (s.ok()) {
-    s = driver.record_event(event, before);
-    if (s.ok()) s = driver.wait_event(after, event);
-    (void)driver.destroy_event(event);
+    s = driver_of_before.record_event(event, before);
+    if (s.ok()) s = driver_of_after.wait_event(after, event);
+    (void)driver_of_before.destroy_event(event);
   }
-  if (!s.ok()) throw cuda_error(s, driver.device().value);
+  if (!s.ok()) throw cuda_error(s, driver_of_after.device().value);
+}
+/// The same on one device.
+template <stream_driver Driver>
+void order_streams(Driver const& driver, stream_ref after, stream_ref before) {
+  order_streams(driver, after, driver, before);
 }
 
 }  // namespace detail
@@ -7231,8 +7270,8 @@ using default_device_resource = name_a_resource;
 /// Every operation is ordered on stream(); nothing synchronises the host unless it says so. A buffer that
 /// work on another stream uses must be told by set_stream() or by the resource's record_use(). One thread at
 /// a time per buffer. Holds its resource, so a pool outlives its name. Moved-from: empty, same resource and
-/// stream, ready for use. Destruction never throws, works whatever device is current, and does nothing once
-/// the driver is gone.
+/// stream, ready for use. Destruction never throws, works whatever device is current and after the stream is
+/// destroyed, and does nothing once the driver is gone. All else needs the stream to exist.
 template <class T, class Resource = detail::default_device_resource>
 class device_buffer {
   static_assert(std::is_trivially_copyable_v<T>,
@@ -7263,25 +7302,13 @@ class device_buffer {
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream,
                 std::size_t alignment = least_alignment())
       : device_buffer(std::move(memory), from.size(), stream, alignment) {
-    try {
-      copy_from(from);
-    } catch (...) {
-      give();
-      throw;
-    }
+    copy_from(from);  // should it throw, the destructor runs: the constructor delegated to is done
   }
   /// A copy on `stream`, which first waits, on the device, for the other buffer's stream; that one waits for
   /// the copy, so the other buffer may be changed or destroyed at once.
   device_buffer(device_buffer const& other, stream_ref stream)
       : device_buffer(other.memory_, other.size_, stream, other.alignment_) {
-    try {
-      detail::order_streams(driver(), stream_, other.stream_);
-      tarn::copy(driver(), other.span(), span(), stream_);
-      detail::order_streams(driver(), other.stream_, stream_);
-    } catch (...) {
-      give();
-      throw;
-    }
+    copy_from(other);
   }
   device_buffer(device_buffer const& other) : device_buffer(other, other.stream_) {}
   device_buffer(device_buffer&& other) noexcept
@@ -7291,7 +7318,7 @@ class device_buffer {
         data_(std::exchange(other.data_, nullptr)),
         size_(std::exchange(other.size_, 0)),
         capacity_(std::exchange(other.capacity_, 0)) {}
-  /// Copies elements, alignment and stream; strong guarantee.
+  /// Copies elements, alignment, stream and resource; strong guarantee.
   device_buffer& operator=(device_buffer const& other) {
     if (this != &other) {
       device_buffer copied(other);
@@ -7360,7 +7387,7 @@ class device_buffer {
   void shrink_to_fit() { shrink_to_fit(stream_); }
 
   /// Makes `stream` the buffer's: its later work waits, on the device, for what was enqueued on the old one.
-  /// @throws cuda_error  nothing has changed
+  /// Both exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream) {
     stream = identified(memory_, stream);
     if (data_ != nullptr) detail::order_streams(driver(), stream, stream_);
@@ -7369,6 +7396,23 @@ class device_buffer {
 
   /// Copies from a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_from(std::span<T const> from) { tarn::copy(driver(), from, span(), stream_); }
+  /// Copies from a buffer of the same size, of any resource or device, on stream(), which first waits, on the
+  /// device, for the other's stream; that one waits for the copy, so the other buffer may be changed or
+  /// destroyed at once. @throws length_error, cuda_error
+  template <class Other>
+  requires std::is_same_v<typename Other::driver_type, typename Resource::driver_type>
+  void copy_from(device_buffer<T, Other> const& other) {
+    auto const& theirs = other.resource().driver();
+    if (size_ != 0 && other.size() != 0) detail::order_streams(driver(), stream_, theirs, other.stream());
+    copy_from(other.span());
+    if (size_ == 0) return;
+    try {
+      detail::order_streams(theirs, other.stream(), driver(), stream_);
+    } catch (...) {
+      (void)driver().synchronize_stream(stream_);  // the other buffer's next user may not be told to wait
+      throw;
+    }
+  }
   /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_to(std::span<T> to) const { tarn::copy(driver(), span(), to, stream_); }
   /// The same, and waits, so that the host may read.
@@ -7379,12 +7423,14 @@ class device_buffer {
     status const s = driver().fill(stream_, data_, std::to_integer<int>(value), bytes());
     if (!s.ok()) throw cuda_error(s, driver().device().value);
   }
+  /// Sets every byte to 0, in stream order. @throws cuda_error
+  void zero() { fill(std::byte{}); }
 
   /// Frees the elements; the buffer is empty and ready for use.
   void clear() noexcept { give(); }
 
-  /// Gives up ownership: the caller deallocates capacity() * sizeof(T) bytes at alignment() through
-  /// resource().
+  /// Gives up ownership: the caller deallocates through resource(), at alignment(), the bytes of as many
+  /// elements as capacity() said before.
   [[nodiscard]] T* release() noexcept {
     size_ = capacity_ = 0;
     return std::exchange(data_, nullptr);
@@ -7416,13 +7462,12 @@ class device_buffer {
   /// Moves to a block of `count` elements on `stream`.
   void relocate(std::size_t count, stream_ref stream) {
     device_buffer moved(memory_, count, stream, alignment_);
-    if (data_ != nullptr) {
-      detail::order_streams(driver(), stream, stream_);
-      std::size_t const kept = std::min(size_, count);
-      tarn::copy(driver(), std::span<T const>(data_, kept), std::span<T>(moved.data_, kept), stream);
-      stream_ = stream;
-    }
     moved.size_ = std::min(size_, count);
+    if (data_ != nullptr) {
+      detail::order_streams(driver(), moved.stream_, stream_);
+      tarn::copy(driver(), std::span<T const>(data_, moved.size_), moved.span(), moved.stream_);
+      stream_ = moved.stream_;  // so that the old block is released behind the copy
+    }
     swap(moved);
   }
 
@@ -7497,14 +7542,16 @@ using device_guard = basic_device_guard<cuda_driver>;
 // expect. Above it: user code. Below it: device_buffer's defaults, core/resource.
 
 #include <cstddef>
-#include <memory>
 #include <type_traits>
 #include <utility>
 
 namespace tarn {
 
 /// Owns device memory for one T, or for an array as device_ptr<T[]>, freed on stream(). Uninitialised: T is
-/// trivially copyable. Move-only; moved-from is null and keeps its resource. Not for two threads at once.
+/// trivially copyable. Move-only; moved-from is null, keeps its resource and may be used again. Work on other
+/// streams than stream() must be told by set_stream() or by the resource's record_use(). Not for two threads
+/// at once. Destruction never throws, works whatever device is current and after the stream is destroyed, and
+/// does nothing once the driver is gone. There is no null without a resource, hence no default constructor.
 template <class T, class Resource = detail::default_device_resource>
 class device_ptr {
   static constexpr bool is_array = std::is_unbounded_array_v<T>;
@@ -7515,13 +7562,17 @@ class device_ptr {
   using resource_type = Resource;
   static_assert(std::is_trivially_copyable_v<element_type>,
                 "tarn: device_ptr<T> never constructs elements: T must be trivially copyable");
+  static_assert(!std::is_bounded_array_v<T>, "tarn: say device_ptr<T[]> and give the count to make_device");
 
   /// Null.
-  explicit device_ptr(Resource memory, stream_ref stream = {})
-      : memory_(std::move(memory)), stream_(stream) {}
+  explicit device_ptr(Resource memory, stream_ref stream = {}) noexcept
+      : memory_(std::move(memory)), stream_(detail::identified_if_known(memory_, stream)) {}
   /// Takes over `count` elements at `p`, allocated by `memory` with alignment(). Null with any count is null.
   device_ptr(Resource memory, pointer p, std::size_t count, stream_ref stream) noexcept
-      : memory_(std::move(memory)), stream_(stream), p_(p), count_(p != nullptr ? count : 0) {}
+      : memory_(std::move(memory)),
+        stream_(detail::identified_if_known(memory_, stream)),
+        p_(p),
+        count_(p != nullptr ? count : 0) {}
   device_ptr(device_ptr&& other) noexcept
       : memory_(other.memory_),
         stream_(other.stream_),
@@ -7545,7 +7596,7 @@ class device_ptr {
   /// Elements owned: 1 or 0 for device_ptr<T>.
   [[nodiscard]] std::size_t size() const noexcept { return count_; }
   [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
-  [[nodiscard]] Resource const& get_resource() const noexcept { return memory_; }
+  [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
   /// What the memory is aligned to, bytes.
   [[nodiscard]] static constexpr std::size_t alignment() noexcept {
     return alignof(element_type) > default_alignment ? alignof(element_type) : default_alignment;
@@ -7566,23 +7617,24 @@ class device_ptr {
   }
 
   /// Makes `stream` the one that frees; its later work waits, on the device, for what was enqueued on the old
-  /// one.
+  /// one, which must still exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream) {
+    stream = identified(memory_, stream);
     if (p_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_);
     stream_ = stream;
   }
 
-  /// Gives up ownership: the caller deallocates size() * sizeof(T) bytes at alignment().
+  /// Gives up ownership: the caller deallocates, at alignment(), the bytes of as many elements as size() said
+  /// before.
   [[nodiscard]] pointer release() noexcept {
     count_ = 0;
     return std::exchange(p_, nullptr);
   }
-  /// Frees what is owned, then owns `p`.
-  void reset(pointer p = nullptr, std::size_t count = 1) noexcept {
-    pointer const old = std::exchange(p_, p);
-    std::size_t const old_count = std::exchange(count_, p != nullptr ? count : 0);
-    if (old != nullptr) memory_.deallocate(stream_, old, old_count * sizeof(element_type), alignment());
-  }
+  /// Frees what is owned.
+  void reset(std::nullptr_t = nullptr) noexcept { replace(nullptr, 0); }
+  /// Frees what is owned, then owns `p`, allocated by resource() with alignment().
+  void reset(pointer p) noexcept requires(!is_array) { replace(p, 1); }
+  void reset(pointer p, std::size_t count) noexcept requires(is_array) { replace(p, count); }
   void swap(device_ptr& other) noexcept {
     using std::swap;
     swap(memory_, other.memory_);
@@ -7595,6 +7647,12 @@ class device_ptr {
   friend bool operator==(device_ptr const& a, std::nullptr_t) noexcept { return a.p_ == nullptr; }
 
  private:
+  void replace(pointer p, std::size_t count) noexcept {
+    pointer const old = std::exchange(p_, p);
+    std::size_t const old_count = std::exchange(count_, p != nullptr ? count : 0);
+    if (old != nullptr) memory_.deallocate(stream_, old, old_count * sizeof(element_type), alignment());
+  }
+
   Resource memory_;
   stream_ref stream_;
   pointer p_ = nullptr;
@@ -7684,7 +7742,7 @@ class peak_scope {
 }  // namespace tarn
 // ---- tarn/raii/pinned_buffer.hpp
 // pinned_buffer<T>: an owned contiguous range of host memory that devices copy from and to at full speed.
-// Above it: user code. Below it: core/resource.
+// Above it: user code. Below it: stream, core/resource.
 
 #include <algorithm>
 #include <cstddef>
@@ -7708,8 +7766,11 @@ using default_pinned_resource = name_a_pinned_resource;
 }  // namespace detail
 
 /// Owns `size()` elements of page-locked host memory: a contiguous range with iterators, usable as std::span
-/// and with std::ranges. Freed on stream(), so a copy that is still running on that stream stays valid if the
-/// resource is stream-ordered (a pool); a bare pinned source waits for the stream. Holds its resource. Not
+/// and with std::ranges. Freed on stream(): a copy still running there keeps its memory, since a pool hands it
+/// out again only behind that work, and a bare pinned source waits for the stream. So name the stream that the
+/// copies run on, here or by set_stream(); tell a pool of further ones by record_use(). The host itself waits for
+/// nothing: synchronise before it reads what a device writes. Holds its resource. Moved-from: empty, same
+/// resource and stream, ready for use. Destruction never throws, and does nothing once the driver is gone. Not
 /// for two threads at once.
 template <class T, class Resource = detail::default_pinned_resource>
 class pinned_buffer {
@@ -7728,7 +7789,7 @@ class pinned_buffer {
 
   /// Empty.
   explicit pinned_buffer(Resource memory, stream_ref stream = {})
-      : memory_(std::move(memory)), stream_(stream) {
+      : memory_(std::move(memory)), stream_(identified(memory_, stream)) {
     static_assert(has_property<Resource, host_accessible>,
                   "tarn: pinned_buffer needs memory that the host can touch; use pinned_host, managed or a "
                   "pool over them");
@@ -7738,13 +7799,13 @@ class pinned_buffer {
                 stream_ref stream = {})
       : pinned_buffer(std::move(memory), stream) {
     data_ = take(count);
-    size_ = count;
+    size_ = capacity_ = count;
     if (what == elements::value_initialised) std::uninitialized_value_construct_n(data_, size_);
   }
   /// A copy of host elements.
   pinned_buffer(Resource memory, std::span<T const> from, stream_ref stream = {})
       : pinned_buffer(std::move(memory), from.size(), elements::uninitialised, stream) {
-    std::copy(from.begin(), from.end(), data_);
+    std::uninitialized_copy(from.begin(), from.end(), data_);
   }
   pinned_buffer(pinned_buffer const& other)
       : pinned_buffer(other.memory_, std::span<T const>(other), other.stream_) {}
@@ -7752,7 +7813,9 @@ class pinned_buffer {
       : memory_(other.memory_),
         stream_(other.stream_),
         data_(std::exchange(other.data_, nullptr)),
-        size_(std::exchange(other.size_, 0)) {}
+        size_(std::exchange(other.size_, 0)),
+        capacity_(std::exchange(other.capacity_, 0)) {}
+  /// Copies elements, stream and resource; strong guarantee.
   pinned_buffer& operator=(pinned_buffer const& other) {
     if (this != &other) {
       pinned_buffer copied(other);
@@ -7760,6 +7823,7 @@ class pinned_buffer {
     }
     return *this;
   }
+  /// Steals; the old block is freed on its own stream. Self-move changes nothing.
   pinned_buffer& operator=(pinned_buffer&& other) noexcept {
     if (this != &other) {
       pinned_buffer stolen(std::move(other));
@@ -7773,6 +7837,8 @@ class pinned_buffer {
   [[nodiscard]] T const* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return size_ * sizeof(T); }
+  /// Elements that fit without a new block.
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
   [[nodiscard]] iterator begin() noexcept { return data_; }
   [[nodiscard]] iterator end() noexcept { return data_ + size_; }
@@ -7783,25 +7849,32 @@ class pinned_buffer {
   [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
 
-  /// The stream whose copies the release waits for. The caller orders them.
-  void set_stream(stream_ref stream) noexcept { stream_ = stream; }
+  /// Makes `stream` the one that frees; its later work waits, on the device, for the copies on the old one,
+  /// which must still exist. @throws cuda_error  nothing has changed
+  void set_stream(stream_ref stream) {
+    stream = identified(memory_, stream);
+    if (data_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_);
+    stream_ = stream;
+  }
 
-  /// Changes the number of elements; keeps the first min(size(), count). A smaller size keeps the pointer
-  /// only if equal. No copy may be running. @throws length_error, out_of_memory  nothing has changed
+  /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy
+  /// may be running. @throws length_error, out_of_memory  nothing has changed
   void resize(std::size_t count, elements what = elements::value_initialised) {
-    if (count == size_) return;
-    pinned_buffer moved(memory_, count, elements::uninitialised, stream_);
-    std::size_t const kept = std::min(size_, count);
-    std::copy(data_, data_ + kept, moved.data_);
-    if (what == elements::value_initialised)
-      std::uninitialized_value_construct_n(moved.data_ + kept, count - kept);
-    swap(moved);
+    if (count > capacity_) relocate(count);
+    if (what == elements::value_initialised && count > size_)
+      std::uninitialized_value_construct_n(data_ + size_, count - size_);
+    size_ = count;
+  }
+  /// Gives unused capacity back by moving to a block of size() elements. No copy may be running. Strong
+  /// guarantee.
+  void shrink_to_fit() {
+    if (size_ < capacity_) relocate(size_);
   }
   /// Frees the elements; the buffer is empty and ready for use.
   void clear() noexcept {
-    if (data_ != nullptr) memory_.deallocate(stream_, data_, bytes(), alignment);
+    if (data_ != nullptr) memory_.deallocate(stream_, data_, capacity_ * sizeof(T), alignment);
     data_ = nullptr;
-    size_ = 0;
+    size_ = capacity_ = 0;
   }
   void swap(pinned_buffer& other) noexcept {
     using std::swap;
@@ -7809,6 +7882,7 @@ class pinned_buffer {
     swap(stream_, other.stream_);
     swap(data_, other.data_);
     swap(size_, other.size_);
+    swap(capacity_, other.capacity_);
   }
   friend void swap(pinned_buffer& a, pinned_buffer& b) noexcept { a.swap(b); }
 
@@ -7820,10 +7894,19 @@ class pinned_buffer {
     return static_cast<T*>(memory_.allocate_sync(checked_bytes(count, sizeof(T)), alignment));
   }
 
+  /// Moves to a block of `count` elements.
+  void relocate(std::size_t count) {
+    pinned_buffer moved(memory_, count, elements::uninitialised, stream_);
+    moved.size_ = size_;
+    std::uninitialized_copy_n(data_, size_, moved.data_);
+    swap(moved);
+  }
+
   Resource memory_;
   stream_ref stream_;
   T* data_ = nullptr;
   std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
 };
 
 }  // namespace tarn
