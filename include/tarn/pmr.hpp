@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory_resource>
+#include <new>
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
@@ -25,6 +26,8 @@ class pmr_adaptor final : public std::pmr::memory_resource {
       "tarn: pmr containers touch their elements on the host; use pinned_host, managed or host_memory");
 
   explicit pmr_adaptor(Resource memory) : memory_(std::move(memory)) {}
+  pmr_adaptor(pmr_adaptor const&) = delete;
+  pmr_adaptor& operator=(pmr_adaptor const&) = delete;
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
 
  private:

@@ -3,6 +3,7 @@
 // The door to the standard containers: tarn::allocator for memory that the host can touch.
 // Above it: std::vector, std::list, std::unordered_map and their kind. Below it: core/resource.
 
+#include <concepts>
 #include <cstddef>
 #include <type_traits>
 #include <utility>
@@ -15,7 +16,8 @@ namespace tarn {
 /// A standard allocator over pinned, managed or host memory, pooled or not: `std::vector<float,
 /// allocator<float, R>>`. Containers are synchronous, so it uses allocate_sync and deallocate_sync: finish
 /// copies to or from a container's memory before it is changed or destroyed. Holds its resource. Copies,
-/// moves and swaps of containers take the allocator along. As thread-safe as the resource.
+/// moves and swaps of containers take the allocator along. Aligned as T is; a pool aligns to 256 bytes anyway.
+/// As thread-safe as the resource.
 template <class T, class Resource>
 class allocator {
  public:
@@ -24,7 +26,7 @@ class allocator {
   using propagate_on_container_copy_assignment = std::true_type;
   using propagate_on_container_move_assignment = std::true_type;
   using propagate_on_container_swap = std::true_type;
-  using is_always_equal = std::false_type;
+  using is_always_equal = std::bool_constant<std::is_empty_v<Resource>>;
   template <class U>
   struct rebind {
     using other = allocator<U, Resource>;
@@ -38,14 +40,17 @@ class allocator {
   allocator(Resource memory) noexcept : memory_(std::move(memory)) {}  // NOLINT: as std::pmr converts
   template <class U>
   allocator(allocator<U, Resource> const& other) noexcept : memory_(other.resource()) {}  // NOLINT: rebinding
+  // Copied even where it could be moved: a moved-from container goes on with its allocator.
+  allocator(allocator const&) = default;
+  allocator& operator=(allocator const&) = default;
 
   /// @throws length_error   count * sizeof(T) overflows
   /// @throws out_of_memory
   [[nodiscard]] T* allocate(std::size_t count) {
-    return static_cast<T*>(memory_.allocate_sync(checked_bytes(count, sizeof(T)), alignment()));
+    return static_cast<T*>(memory_.allocate_sync(checked_bytes(count, sizeof(T)), alignof(T)));
   }
   void deallocate(T* p, std::size_t count) noexcept {
-    memory_.deallocate_sync(p, count * sizeof(T), alignment());
+    memory_.deallocate_sync(p, count * sizeof(T), alignof(T));
   }
 
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
@@ -56,9 +61,6 @@ class allocator {
   }
 
  private:
-  static constexpr std::size_t alignment() noexcept {
-    return alignof(T) > default_alignment ? alignof(T) : default_alignment;
-  }
   Resource memory_;
 };
 

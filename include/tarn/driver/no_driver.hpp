@@ -70,11 +70,15 @@ class no_driver {
   status destroy_stream(stream_ref) const noexcept { return {}; }
 
   status copy(stream_ref, void* to, void const* from, std::size_t bytes) const noexcept {
-    if (bytes != 0) std::memmove(to, from, bytes);
+    if (bytes == 0) return {};
+    if (to == nullptr || from == nullptr) return invalid(driver_call::copy);
+    std::memmove(to, from, bytes);
     return {};
   }
   status fill(stream_ref, void* to, int byte, std::size_t bytes) const noexcept {
-    if (bytes != 0) std::memset(to, byte, bytes);
+    if (bytes == 0) return {};
+    if (to == nullptr) return invalid(driver_call::fill);
+    std::memset(to, byte, bytes);
     return {};
   }
 
@@ -154,6 +158,9 @@ class no_driver {
 
   static void* new_handle() noexcept {
     return reinterpret_cast<void*>(detail::next_host_handle.fetch_add(16, std::memory_order_relaxed));
+  }
+  static status invalid(driver_call call) noexcept {
+    return {failure::other, 1, "cudaErrorInvalidValue", name_of(call)};
   }
   static status unsupported(driver_call call) noexcept {
     return {failure::unsupported, 801, "cudaErrorNotSupported", name_of(call)};

@@ -3,11 +3,12 @@
 // Typed copies in stream order, between host and device in any direction.
 // Above it: device_buffer. Below it: driver.
 
+#include <cstdint>
 #include <span>
 #include <type_traits>
 
-#include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/core/message.hpp"
 #include "tarn/driver/driver.hpp"
 
 namespace tarn {
@@ -23,7 +24,10 @@ void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_r
   static_assert(std::is_trivially_copyable_v<To>,
                 "tarn: only trivially copyable elements can be copied between host and device");
   if (from.size() != to.size()) {
-    throw length_error("tarn: copy between spans of different sizes; take a subspan of the longer one");
+    message<160> text;
+    text.add("tarn: copy of ").add_number(static_cast<std::uint64_t>(from.size()));
+    text.add(" elements to ").add_number(static_cast<std::uint64_t>(to.size()));
+    throw length_error(text.add("; take a subspan of the longer one").c_str());
   }
   if (from.empty()) return;
   status const s = driver.copy(stream, to.data(), from.data(), from.size_bytes());

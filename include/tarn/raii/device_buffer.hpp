@@ -31,8 +31,8 @@ using default_device_resource = name_a_resource;
 /// Every operation is ordered on stream(); nothing synchronises the host unless it says so. A buffer that
 /// work on another stream uses must be told by set_stream() or by the resource's record_use(). One thread at
 /// a time per buffer. Holds its resource, so a pool outlives its name. Moved-from: empty, same resource and
-/// stream, ready for use. Destruction never throws, works whatever device is current, and does nothing once
-/// the driver is gone.
+/// stream, ready for use. Destruction never throws, works whatever device is current and after the stream is
+/// destroyed, and does nothing once the driver is gone. All else needs the stream to exist.
 template <class T, class Resource = detail::default_device_resource>
 class device_buffer {
   static_assert(std::is_trivially_copyable_v<T>,
@@ -63,25 +63,13 @@ class device_buffer {
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream,
                 std::size_t alignment = least_alignment())
       : device_buffer(std::move(memory), from.size(), stream, alignment) {
-    try {
-      copy_from(from);
-    } catch (...) {
-      give();
-      throw;
-    }
+    copy_from(from);  // should it throw, the destructor runs: the constructor delegated to is done
   }
   /// A copy on `stream`, which first waits, on the device, for the other buffer's stream; that one waits for
   /// the copy, so the other buffer may be changed or destroyed at once.
   device_buffer(device_buffer const& other, stream_ref stream)
       : device_buffer(other.memory_, other.size_, stream, other.alignment_) {
-    try {
-      detail::order_streams(driver(), stream_, other.stream_);
-      tarn::copy(driver(), other.span(), span(), stream_);
-      detail::order_streams(driver(), other.stream_, stream_);
-    } catch (...) {
-      give();
-      throw;
-    }
+    copy_from(other);
   }
   device_buffer(device_buffer const& other) : device_buffer(other, other.stream_) {}
   device_buffer(device_buffer&& other) noexcept
@@ -91,7 +79,7 @@ class device_buffer {
         data_(std::exchange(other.data_, nullptr)),
         size_(std::exchange(other.size_, 0)),
         capacity_(std::exchange(other.capacity_, 0)) {}
-  /// Copies elements, alignment and stream; strong guarantee.
+  /// Copies elements, alignment, stream and resource; strong guarantee.
   device_buffer& operator=(device_buffer const& other) {
     if (this != &other) {
       device_buffer copied(other);
@@ -160,7 +148,7 @@ class device_buffer {
   void shrink_to_fit() { shrink_to_fit(stream_); }
 
   /// Makes `stream` the buffer's: its later work waits, on the device, for what was enqueued on the old one.
-  /// @throws cuda_error  nothing has changed
+  /// Both exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream) {
     stream = identified(memory_, stream);
     if (data_ != nullptr) detail::order_streams(driver(), stream, stream_);
@@ -169,6 +157,23 @@ class device_buffer {
 
   /// Copies from a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_from(std::span<T const> from) { tarn::copy(driver(), from, span(), stream_); }
+  /// Copies from a buffer of the same size, of any resource or device, on stream(), which first waits, on the
+  /// device, for the other's stream; that one waits for the copy, so the other buffer may be changed or
+  /// destroyed at once. @throws length_error, cuda_error
+  template <class Other>
+  requires std::is_same_v<typename Other::driver_type, typename Resource::driver_type>
+  void copy_from(device_buffer<T, Other> const& other) {
+    auto const& theirs = other.resource().driver();
+    if (size_ != 0 && other.size() != 0) detail::order_streams(driver(), stream_, theirs, other.stream());
+    copy_from(other.span());
+    if (size_ == 0) return;
+    try {
+      detail::order_streams(theirs, other.stream(), driver(), stream_);
+    } catch (...) {
+      (void)driver().synchronize_stream(stream_);  // the other buffer's next user may not be told to wait
+      throw;
+    }
+  }
   /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_to(std::span<T> to) const { tarn::copy(driver(), span(), to, stream_); }
   /// The same, and waits, so that the host may read.
@@ -179,12 +184,14 @@ class device_buffer {
     status const s = driver().fill(stream_, data_, std::to_integer<int>(value), bytes());
     if (!s.ok()) throw cuda_error(s, driver().device().value);
   }
+  /// Sets every byte to 0, in stream order. @throws cuda_error
+  void zero() { fill(std::byte{}); }
 
   /// Frees the elements; the buffer is empty and ready for use.
   void clear() noexcept { give(); }
 
-  /// Gives up ownership: the caller deallocates capacity() * sizeof(T) bytes at alignment() through
-  /// resource().
+  /// Gives up ownership: the caller deallocates through resource(), at alignment(), the bytes of as many
+  /// elements as capacity() said before.
   [[nodiscard]] T* release() noexcept {
     size_ = capacity_ = 0;
     return std::exchange(data_, nullptr);
@@ -216,13 +223,12 @@ class device_buffer {
   /// Moves to a block of `count` elements on `stream`.
   void relocate(std::size_t count, stream_ref stream) {
     device_buffer moved(memory_, count, stream, alignment_);
-    if (data_ != nullptr) {
-      detail::order_streams(driver(), stream, stream_);
-      std::size_t const kept = std::min(size_, count);
-      tarn::copy(driver(), std::span<T const>(data_, kept), std::span<T>(moved.data_, kept), stream);
-      stream_ = stream;
-    }
     moved.size_ = std::min(size_, count);
+    if (data_ != nullptr) {
+      detail::order_streams(driver(), moved.stream_, stream_);
+      tarn::copy(driver(), std::span<T const>(data_, moved.size_), moved.span(), moved.stream_);
+      stream_ = moved.stream_;  // so that the old block is released behind the copy
+    }
     swap(moved);
   }
 

@@ -4,17 +4,20 @@
 // expect. Above it: user code. Below it: device_buffer's defaults, core/resource.
 
 #include <cstddef>
-#include <memory>
 #include <type_traits>
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/raii/device_buffer.hpp"
+#include "tarn/raii/stream.hpp"
 
 namespace tarn {
 
 /// Owns device memory for one T, or for an array as device_ptr<T[]>, freed on stream(). Uninitialised: T is
-/// trivially copyable. Move-only; moved-from is null and keeps its resource. Not for two threads at once.
+/// trivially copyable. Move-only; moved-from is null, keeps its resource and may be used again. Work on other
+/// streams than stream() must be told by set_stream() or by the resource's record_use(). Not for two threads
+/// at once. Destruction never throws, works whatever device is current and after the stream is destroyed, and
+/// does nothing once the driver is gone. There is no null without a resource, hence no default constructor.
 template <class T, class Resource = detail::default_device_resource>
 class device_ptr {
   static constexpr bool is_array = std::is_unbounded_array_v<T>;
@@ -25,13 +28,17 @@ class device_ptr {
   using resource_type = Resource;
   static_assert(std::is_trivially_copyable_v<element_type>,
                 "tarn: device_ptr<T> never constructs elements: T must be trivially copyable");
+  static_assert(!std::is_bounded_array_v<T>, "tarn: say device_ptr<T[]> and give the count to make_device");
 
   /// Null.
-  explicit device_ptr(Resource memory, stream_ref stream = {})
-      : memory_(std::move(memory)), stream_(stream) {}
+  explicit device_ptr(Resource memory, stream_ref stream = {}) noexcept
+      : memory_(std::move(memory)), stream_(detail::identified_if_known(memory_, stream)) {}
   /// Takes over `count` elements at `p`, allocated by `memory` with alignment(). Null with any count is null.
   device_ptr(Resource memory, pointer p, std::size_t count, stream_ref stream) noexcept
-      : memory_(std::move(memory)), stream_(stream), p_(p), count_(p != nullptr ? count : 0) {}
+      : memory_(std::move(memory)),
+        stream_(detail::identified_if_known(memory_, stream)),
+        p_(p),
+        count_(p != nullptr ? count : 0) {}
   device_ptr(device_ptr&& other) noexcept
       : memory_(other.memory_),
         stream_(other.stream_),
@@ -55,7 +62,7 @@ class device_ptr {
   /// Elements owned: 1 or 0 for device_ptr<T>.
   [[nodiscard]] std::size_t size() const noexcept { return count_; }
   [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
-  [[nodiscard]] Resource const& get_resource() const noexcept { return memory_; }
+  [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
   /// What the memory is aligned to, bytes.
   [[nodiscard]] static constexpr std::size_t alignment() noexcept {
     return alignof(element_type) > default_alignment ? alignof(element_type) : default_alignment;
@@ -76,23 +83,24 @@ class device_ptr {
   }
 
   /// Makes `stream` the one that frees; its later work waits, on the device, for what was enqueued on the old
-  /// one.
+  /// one, which must still exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream) {
+    stream = identified(memory_, stream);
     if (p_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_);
     stream_ = stream;
   }
 
-  /// Gives up ownership: the caller deallocates size() * sizeof(T) bytes at alignment().
+  /// Gives up ownership: the caller deallocates, at alignment(), the bytes of as many elements as size() said
+  /// before.
   [[nodiscard]] pointer release() noexcept {
     count_ = 0;
     return std::exchange(p_, nullptr);
   }
-  /// Frees what is owned, then owns `p`.
-  void reset(pointer p = nullptr, std::size_t count = 1) noexcept {
-    pointer const old = std::exchange(p_, p);
-    std::size_t const old_count = std::exchange(count_, p != nullptr ? count : 0);
-    if (old != nullptr) memory_.deallocate(stream_, old, old_count * sizeof(element_type), alignment());
-  }
+  /// Frees what is owned.
+  void reset(std::nullptr_t = nullptr) noexcept { replace(nullptr, 0); }
+  /// Frees what is owned, then owns `p`, allocated by resource() with alignment().
+  void reset(pointer p) noexcept requires(!is_array) { replace(p, 1); }
+  void reset(pointer p, std::size_t count) noexcept requires(is_array) { replace(p, count); }
   void swap(device_ptr& other) noexcept {
     using std::swap;
     swap(memory_, other.memory_);
@@ -105,6 +113,12 @@ class device_ptr {
   friend bool operator==(device_ptr const& a, std::nullptr_t) noexcept { return a.p_ == nullptr; }
 
  private:
+  void replace(pointer p, std::size_t count) noexcept {
+    pointer const old = std::exchange(p_, p);
+    std::size_t const old_count = std::exchange(count_, p != nullptr ? count : 0);
+    if (old != nullptr) memory_.deallocate(stream_, old, old_count * sizeof(element_type), alignment());
+  }
+
   Resource memory_;
   stream_ref stream_;
   pointer p_ = nullptr;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // pinned_buffer<T>: an owned contiguous range of host memory that devices copy from and to at full speed.
-// Above it: user code. Below it: core/resource.
+// Above it: user code. Below it: stream, core/resource.
 
 #include <algorithm>
 #include <cstddef>
@@ -12,6 +12,7 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/raii/stream.hpp"
 #include "tarn/source/pinned_host.hpp"
 
 namespace tarn {
@@ -29,8 +30,11 @@ using default_pinned_resource = name_a_pinned_resource;
 }  // namespace detail
 
 /// Owns `size()` elements of page-locked host memory: a contiguous range with iterators, usable as std::span
-/// and with std::ranges. Freed on stream(), so a copy that is still running on that stream stays valid if the
-/// resource is stream-ordered (a pool); a bare pinned source waits for the stream. Holds its resource. Not
+/// and with std::ranges. Freed on stream(): a copy still running there keeps its memory, since a pool hands it
+/// out again only behind that work, and a bare pinned source waits for the stream. So name the stream that the
+/// copies run on, here or by set_stream(); tell a pool of further ones by record_use(). The host itself waits for
+/// nothing: synchronise before it reads what a device writes. Holds its resource. Moved-from: empty, same
+/// resource and stream, ready for use. Destruction never throws, and does nothing once the driver is gone. Not
 /// for two threads at once.
 template <class T, class Resource = detail::default_pinned_resource>
 class pinned_buffer {
@@ -49,7 +53,7 @@ class pinned_buffer {
 
   /// Empty.
   explicit pinned_buffer(Resource memory, stream_ref stream = {})
-      : memory_(std::move(memory)), stream_(stream) {
+      : memory_(std::move(memory)), stream_(identified(memory_, stream)) {
     static_assert(has_property<Resource, host_accessible>,
                   "tarn: pinned_buffer needs memory that the host can touch; use pinned_host, managed or a "
                   "pool over them");
@@ -59,13 +63,13 @@ class pinned_buffer {
                 stream_ref stream = {})
       : pinned_buffer(std::move(memory), stream) {
     data_ = take(count);
-    size_ = count;
+    size_ = capacity_ = count;
     if (what == elements::value_initialised) std::uninitialized_value_construct_n(data_, size_);
   }
   /// A copy of host elements.
   pinned_buffer(Resource memory, std::span<T const> from, stream_ref stream = {})
       : pinned_buffer(std::move(memory), from.size(), elements::uninitialised, stream) {
-    std::copy(from.begin(), from.end(), data_);
+    std::uninitialized_copy(from.begin(), from.end(), data_);
   }
   pinned_buffer(pinned_buffer const& other)
       : pinned_buffer(other.memory_, std::span<T const>(other), other.stream_) {}
@@ -73,7 +77,9 @@ class pinned_buffer {
       : memory_(other.memory_),
         stream_(other.stream_),
         data_(std::exchange(other.data_, nullptr)),
-        size_(std::exchange(other.size_, 0)) {}
+        size_(std::exchange(other.size_, 0)),
+        capacity_(std::exchange(other.capacity_, 0)) {}
+  /// Copies elements, stream and resource; strong guarantee.
   pinned_buffer& operator=(pinned_buffer const& other) {
     if (this != &other) {
       pinned_buffer copied(other);
@@ -81,6 +87,7 @@ class pinned_buffer {
     }
     return *this;
   }
+  /// Steals; the old block is freed on its own stream. Self-move changes nothing.
   pinned_buffer& operator=(pinned_buffer&& other) noexcept {
     if (this != &other) {
       pinned_buffer stolen(std::move(other));
@@ -94,6 +101,8 @@ class pinned_buffer {
   [[nodiscard]] T const* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return size_ * sizeof(T); }
+  /// Elements that fit without a new block.
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
   [[nodiscard]] iterator begin() noexcept { return data_; }
   [[nodiscard]] iterator end() noexcept { return data_ + size_; }
@@ -104,25 +113,32 @@ class pinned_buffer {
   [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
 
-  /// The stream whose copies the release waits for. The caller orders them.
-  void set_stream(stream_ref stream) noexcept { stream_ = stream; }
+  /// Makes `stream` the one that frees; its later work waits, on the device, for the copies on the old one,
+  /// which must still exist. @throws cuda_error  nothing has changed
+  void set_stream(stream_ref stream) {
+    stream = identified(memory_, stream);
+    if (data_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_);
+    stream_ = stream;
+  }
 
-  /// Changes the number of elements; keeps the first min(size(), count). A smaller size keeps the pointer
-  /// only if equal. No copy may be running. @throws length_error, out_of_memory  nothing has changed
+  /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy
+  /// may be running. @throws length_error, out_of_memory  nothing has changed
   void resize(std::size_t count, elements what = elements::value_initialised) {
-    if (count == size_) return;
-    pinned_buffer moved(memory_, count, elements::uninitialised, stream_);
-    std::size_t const kept = std::min(size_, count);
-    std::copy(data_, data_ + kept, moved.data_);
-    if (what == elements::value_initialised)
-      std::uninitialized_value_construct_n(moved.data_ + kept, count - kept);
-    swap(moved);
+    if (count > capacity_) relocate(count);
+    if (what == elements::value_initialised && count > size_)
+      std::uninitialized_value_construct_n(data_ + size_, count - size_);
+    size_ = count;
+  }
+  /// Gives unused capacity back by moving to a block of size() elements. No copy may be running. Strong
+  /// guarantee.
+  void shrink_to_fit() {
+    if (size_ < capacity_) relocate(size_);
   }
   /// Frees the elements; the buffer is empty and ready for use.
   void clear() noexcept {
-    if (data_ != nullptr) memory_.deallocate(stream_, data_, bytes(), alignment);
+    if (data_ != nullptr) memory_.deallocate(stream_, data_, capacity_ * sizeof(T), alignment);
     data_ = nullptr;
-    size_ = 0;
+    size_ = capacity_ = 0;
   }
   void swap(pinned_buffer& other) noexcept {
     using std::swap;
@@ -130,6 +146,7 @@ class pinned_buffer {
     swap(stream_, other.stream_);
     swap(data_, other.data_);
     swap(size_, other.size_);
+    swap(capacity_, other.capacity_);
   }
   friend void swap(pinned_buffer& a, pinned_buffer& b) noexcept { a.swap(b); }
 
@@ -141,10 +158,19 @@ class pinned_buffer {
     return static_cast<T*>(memory_.allocate_sync(checked_bytes(count, sizeof(T)), alignment));
   }
 
+  /// Moves to a block of `count` elements.
+  void relocate(std::size_t count) {
+    pinned_buffer moved(memory_, count, elements::uninitialised, stream_);
+    moved.size_ = size_;
+    std::uninitialized_copy_n(data_, size_, moved.data_);
+    swap(moved);
+  }
+
   Resource memory_;
   stream_ref stream_;
   T* data_ = nullptr;
   std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
 };
 
 }  // namespace tarn

@@ -5,9 +5,14 @@
 
 #include <utility>
 
+#include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/driver.hpp"
+
+#if TARN_HAS_CUDA
+#include "tarn/driver/cuda_driver.hpp"
+#endif
 
 namespace tarn {
 
@@ -43,9 +48,13 @@ class basic_stream {
   }
   basic_stream(basic_stream&& other) noexcept
       : driver_(other.driver_), stream_(std::exchange(other.stream_, stream_ref{})) {}
+  /// Destroys the stream owned so far. Self-move changes nothing.
   basic_stream& operator=(basic_stream&& other) noexcept {
-    std::swap(driver_, other.driver_);
-    std::swap(stream_, other.stream_);
+    if (this != &other) {
+      basic_stream stolen(std::move(other));
+      std::swap(driver_, stolen.driver_);
+      std::swap(stream_, stolen.stream_);
+    }
     return *this;
   }
   ~basic_stream() {
@@ -67,20 +76,41 @@ class basic_stream {
   stream_ref stream_;
 };
 
+#if TARN_HAS_CUDA
+/// `tarn::owned_stream stream;`: a stream of the current device.
+using owned_stream = basic_stream<cuda_driver>;
+#endif
+
 namespace detail {
 
-/// Orders later work on `after` behind earlier work on `before`, on the device. @throws cuda_error
+/// As identified(), for where nothing can be thrown: a stream that the driver does not know stays as it is.
+template <has_driver Resource>
+[[nodiscard]] stream_ref identified_if_known(Resource const& memory, stream_ref stream) noexcept {
+  if (stream.id() != stream_ref::unknown_id) return stream;
+  stream_id id = 0;
+  return memory.driver().identify(stream, id).ok() ? stream_ref::from(stream.handle(), id) : stream;
+}
+
+/// Orders later work on `after` behind earlier work on `before`, on the device; both streams exist. Each comes
+/// with its device's driver: an event is recorded only on the device it was made for, but any may wait for it.
+/// @throws cuda_error
 template <stream_driver Driver>
-void order_streams(Driver const& driver, stream_ref after, stream_ref before) {
+void order_streams(Driver const& driver_of_after, stream_ref after, Driver const& driver_of_before,
+                   stream_ref before) {
   if (after == before) return;
   event_handle event = nullptr;
-  status s = driver.create_event(event);
+  status s = driver_of_before.create_event(event);
   if (s.ok()) {
-    s = driver.record_event(event, before);
-    if (s.ok()) s = driver.wait_event(after, event);
-    (void)driver.destroy_event(event);
+    s = driver_of_before.record_event(event, before);
+    if (s.ok()) s = driver_of_after.wait_event(after, event);
+    (void)driver_of_before.destroy_event(event);
   }
-  if (!s.ok()) throw cuda_error(s, driver.device().value);
+  if (!s.ok()) throw cuda_error(s, driver_of_after.device().value);
+}
+/// The same on one device.
+template <stream_driver Driver>
+void order_streams(Driver const& driver, stream_ref after, stream_ref before) {
+  order_streams(driver, after, driver, before);
 }
 
 }  // namespace detail
