@@ -1,24 +1,53 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# A project of a user's, built against tarn in each way that the README names.
+# A project of a user's, built against tarn in each way that the README names, and its output compared.
+# Use: check.sh ROOT WORK_FOLDER
 set -eu
 source=$1
 work=$2
+consumer=$source/examples/cmake_consumer
 rm -rf "$work"
 mkdir -p "$work"
-cmake -S "$source" -B "$work/tarn" -DTARN_BUILD_TESTS=OFF -DTARN_BUILD_EXAMPLES=OFF -DTARN_BUILD_BENCH=OFF >"$work/log" 2>&1
-cmake --install "$work/tarn" --prefix "$work/prefix" >>"$work/log" 2>&1
+
+quietly() { "$@" >"$work/log" 2>&1 || { cat "$work/log"; echo "FAILED: $*"; exit 1; }; }
+
+quietly cmake -S "$source" -B "$work/tarn" -DTARN_BUILD_TESTS=OFF -DTARN_BUILD_EXAMPLES=OFF -DTARN_BUILD_BENCH=OFF
+quietly cmake --install "$work/tarn" --prefix "$work/prefix"
+
+# try WAY PROJECT PROGRAM ARGUMENTS...: configures, builds and runs it.
+try() {
+  way=$1 project=$2 program=$3
+  shift 3
+  quietly cmake -S "$project" -B "$work/$way" "$@"
+  quietly cmake --build "$work/$way"
+  for folder in tests examples bench; do
+    if [ -e "$work/$way/tarn/$folder" ] || [ -e "$work/$way/_deps/tarn-build/$folder" ]; then
+      echo "$way built tarn's $folder"
+      exit 1
+    fi
+  done
+  quietly python3 "$source/examples/compare.py" "$consumer/main.expected" "$work/$way/$program"
+  echo "$way works"
+}
+
 for compiler in g++ clang++; do
   command -v $compiler >/dev/null || { echo "skipped $compiler: not installed"; continue; }
-  for way in installed subdirectory fetched; do
-    build=$work/$way-$compiler
-    { cmake -S "$source/tests/package" -B "$build" -DWAY=$way -DTARN_SOURCE="$source" -DCMAKE_CXX_COMPILER=$compiler \
-      -DCMAKE_PREFIX_PATH="$work/prefix" && cmake --build "$build" && "$build/user"; } >"$work/log" 2>&1 ||
-      { cat "$work/log"; echo "$way with $compiler failed"; exit 1; }
-    [ ! -d "$build/tarn/tests" ] || { echo "$way built tarn's tests"; exit 1; }
-    echo "$way with $compiler works"
-  done
+  # An installed tarn must be found, not the sources beside the example.
+  try "installed, $compiler" "$consumer" consumer -DCMAKE_CXX_COMPILER=$compiler -DCMAKE_PREFIX_PATH="$work/prefix" -DTARN_SOURCE=/nonexistent
+  try "fetched, $compiler" "$consumer" consumer -DCMAKE_CXX_COMPILER=$compiler -DTARN_SOURCE="$source" -DCMAKE_DISABLE_FIND_PACKAGE_tarn=ON
+  try "folder, $compiler" "$source/tests/package" user -DCMAKE_CXX_COMPILER=$compiler -DTARN_SOURCE="$source"
 done
-if command -v nvcc >/dev/null; then
-  nvcc -std=c++20 -x cu -I "$work/prefix/include" "$source/tests/package/user.cpp" -o "$work/user_cu" && echo "as .cu with nvcc compiles"
+nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null || true)
+if [ -n "$nvcc" ]; then
+  try "folder, as CUDA" "$source/tests/package" user -DTARN_SOURCE="$source" -DUSER_CUDA=ON -DCMAKE_CUDA_COMPILER="$nvcc" \
+    -DCMAKE_CUDA_ARCHITECTURES=90 -DCMAKE_CUDA_FLAGS=-std=c++20
+else
+  echo "skipped CUDA: no nvcc"
 fi
+# A later minor version may differ before 1.0, so that an older one must not pass for it.
+printf 'cmake_minimum_required(VERSION 3.22)\nproject(later LANGUAGES CXX)\nfind_package(tarn 0.99 CONFIG REQUIRED)\n' >"$work/CMakeLists.txt"
+if cmake -S "$work" -B "$work/later" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" 2>&1; then
+  echo "an older tarn passed for a later one"
+  exit 1
+fi
+echo "a version that is too old is refused"
