@@ -4,10 +4,12 @@
 
 #include <memory_resource>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
+#include "raii/archetype.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/source/host_memory.hpp"
@@ -35,4 +37,44 @@ TEST_CASE("pmr containers live in a pool", "[doors][pmr]") {
 
 TEST_CASE("a pmr resource is a resource", "[doors][pmr]") {
   tarn_test::resource_contract([] { return from_pmr(std::pmr::new_delete_resource()) | limited{3_GiB}; });
+}
+
+TEST_CASE("the adaptor gives back each block as it took it, and refuses as bad_alloc", "[doors][pmr]") {
+  tarn_test::kept_memory memory;
+  pmr_adaptor adaptor(memory);
+  static_assert(!std::is_copy_constructible_v<decltype(adaptor)>);  // containers hold its address
+  for (std::size_t const alignment : {std::size_t{1}, std::size_t{16}, std::size_t{4096}}) {
+    void* const p = adaptor.allocate(1000, alignment);
+    CHECK(is_aligned(p, alignment));
+    CHECK(memory.kept().live.at(p).alignment == alignment);
+    adaptor.deallocate(p, 1000, alignment);
+  }
+  memory.driver().plan().fail(1);
+  CHECK_THROWS_AS(adaptor.allocate(10), std::bad_alloc);
+  CHECK_THROWS_AS(adaptor.allocate(max_request_bytes + 1), std::bad_alloc);
+  CHECK(memory.balanced());
+}
+
+TEST_CASE("a pool over pmr memory gives all of it back, and tells who refused", "[doors][pmr]") {
+  tarn_test::kept_memory memory;
+  {
+    pmr_adaptor adaptor(memory);
+    {
+      auto pool = from_pmr(&adaptor) | pooled{};
+      CHECK(pool.layer().upstream().memory_resource() == &adaptor);
+      void* const p = pool.allocate_sync(1000);
+      pool.deallocate_sync(p, 1000);
+    }
+    CHECK(from_pmr(&adaptor) == from_pmr(&adaptor));
+    CHECK_FALSE(from_pmr(&adaptor) == from_pmr(std::pmr::new_delete_resource()));
+    auto source = from_pmr(std::pmr::null_memory_resource());
+    try {
+      (void)source.allocate_sync(1000);
+      FAIL("allocated");
+    } catch (out_of_memory const& error) {
+      CHECK(error.asked() == 1000);
+      CHECK(std::string(error.what()).find("std::pmr::memory_resource") != std::string::npos);
+    }
+  }
+  CHECK(memory.balanced());
 }

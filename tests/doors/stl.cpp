@@ -2,18 +2,44 @@
 
 #include "tarn/stl.hpp"
 
+#include <functional>
 #include <list>
+#include <memory>
 #include <string>
+#include <type_traits>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "catch.hpp"
+#include "raii/archetype.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/source/host_memory.hpp"
 
 using namespace tarn;
+
+namespace {
+/// A resource without state, as a program may write one.
+struct empty_resource {
+  using driver_type = no_driver;
+  using properties = property_set<host_accessible>;
+  void* allocate(stream_ref, std::size_t bytes, std::size_t alignment) {
+    return host_memory{}.allocate_sync(bytes, alignment);
+  }
+  void deallocate(stream_ref, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    host_memory{}.deallocate_sync(p, bytes, alignment);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) { return allocate({}, bytes, alignment); }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    deallocate({}, p, bytes, alignment);
+  }
+  static no_driver driver() { return {}; }
+  static device_id device() { return {}; }
+  friend bool operator==(empty_resource, empty_resource) noexcept { return true; }
+};
+}  // namespace
 
 TEST_CASE("standard containers live in a pool and take it along", "[doors][stl]") {
   using pool_type = stack<host_memory, pooled, tracked>;
@@ -42,4 +68,73 @@ TEST_CASE("standard containers live in a pool and take it along", "[doors][stl]"
     CHECK_THROWS_AS((allocator<double, pool_type>(one).allocate(~std::size_t{0} / 4)), length_error);
   }
   CHECK(memory_allocated(one) + memory_allocated(two) == 0);
+}
+
+TEST_CASE("an allocator's traits are what its resource allows", "[doors][stl]") {
+  using pool_type = stack<host_memory, pooled>;
+  using traits = std::allocator_traits<allocator<int, pool_type>>;
+  static_assert(traits::propagate_on_container_copy_assignment::value);
+  static_assert(traits::propagate_on_container_move_assignment::value);
+  static_assert(traits::propagate_on_container_swap::value);
+  static_assert(!traits::is_always_equal::value);
+  static_assert(std::allocator_traits<allocator<int, empty_resource>>::is_always_equal::value);
+  static_assert(std::is_same_v<traits::rebind_alloc<double>, allocator<double, pool_type>>);
+  static_assert(std::is_nothrow_copy_constructible_v<allocator<int, pool_type>>);
+  pool_type const one;
+  pool_type const two;
+  allocator<int, pool_type> const a(one);
+  allocator<double, pool_type> const b(a);
+  allocator<double, pool_type> const c(two);
+  CHECK(a == b);
+  CHECK(b == a);
+  CHECK(a != c);
+  CHECK(allocator<int, pool_type>(b) == a);
+  CHECK(allocator<int, empty_resource>() == allocator<int, empty_resource>());
+}
+
+TEST_CASE("a moved-from container keeps its allocator and goes on", "[doors][stl]") {
+  stack<host_memory, pooled, tracked> pool;
+  using alloc = allocator<int, decltype(pool)>;
+  {
+    std::vector<int, alloc> a(10, 1, alloc(pool));
+    auto b = std::move(a);
+    a.push_back(3);  // NOLINT: moved-from containers are empty and usable
+    CHECK((a.size() == 1 && a[0] == 3));
+    std::vector<int, alloc> c{alloc(pool)};
+    c = std::move(b);
+    b.push_back(4);  // NOLINT
+    CHECK(b.get_allocator() == c.get_allocator());
+    std::list<int, alloc> d({1, 2, 3}, alloc(pool));
+    auto e = std::move(d);
+    d.push_back(5);  // NOLINT
+    CHECK((d.size() == 1 && e.size() == 3));
+  }
+  CHECK(memory_allocated(pool) == 0);
+}
+
+TEST_CASE("a container gives back each block as it took it, aligned as its elements are", "[doors][stl]") {
+  struct alignas(512) wide {
+    char bytes[512];
+  };
+  tarn_test::kept_memory memory;
+  {
+    std::vector<wide, allocator<wide, tarn_test::kept_memory>> v(memory);
+    for (int i = 0; i < 20; ++i) v.emplace_back();
+    CHECK(is_aligned(v.data(), 512));
+    v.shrink_to_fit();
+    std::list<char, allocator<char, tarn_test::kept_memory>> l({'a', 'b'}, memory);
+    std::size_t narrow = 0;
+    for (auto const& [p, block] : memory.kept().live) narrow += block.alignment == alignof(void*) ? 1 : 0;
+    CHECK(narrow >= 2);  // a list's node needs no more
+  }
+  CHECK(memory.balanced());
+  CHECK(memory.kept().freed_sync == memory.kept().allocations);
+}
+
+TEST_CASE("a container whose growth is refused is as it was", "[doors][stl]") {
+  tarn_test::fail_each_step(
+      [](tarn_test::kept_memory const& m) {
+        return std::vector<int, allocator<int, tarn_test::kept_memory>>({1, 2, 3}, m);
+      },
+      [](auto& v) { v.reserve(100); }, [](auto const& v) { CHECK((v.size() == 3 && v[2] == 3)); });
 }

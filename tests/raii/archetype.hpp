@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A resource that keeps the books, for tests of owners: what is live, whether each block came back as it went
+// out, and on which stream. Any of its allocations, and any driver call, can be made to fail, each in turn.
+// Above it: tests of raii. Below it: driver/fault, driver/no_driver.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <new>
+
+#include "catch.hpp"
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/driver/fault.hpp"
+#include "tarn/driver/no_driver.hpp"
+
+namespace tarn_test {
+
+/// Host memory on a driver that can be made to fail. Copies share their books; the books outlive all copies.
+class kept_memory {
+ public:
+  using driver_type = tarn::faulty<tarn::no_driver>;
+  using properties = tarn::property_set<tarn::device_accessible, tarn::host_accessible>;
+
+  struct block {
+    std::size_t bytes = 0;
+    std::size_t alignment = 0;
+  };
+  struct books {
+    std::map<void*, block> live;
+    std::size_t allocations = 0;
+    std::size_t wrong = 0;  ///< deallocations of what was not live, or of another size or alignment
+    tarn::stream_ref freed_on;
+    std::size_t freed_sync = 0;
+  };
+
+  [[nodiscard]] void* allocate(tarn::stream_ref, std::size_t bytes, std::size_t alignment) {
+    return take(bytes, alignment);
+  }
+  void deallocate(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    books_->freed_on = stream;
+    give(p, bytes, alignment);
+  }
+  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    return take(bytes, alignment);
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    ++books_->freed_sync;
+    give(p, bytes, alignment);
+  }
+
+  [[nodiscard]] driver_type const& driver() const noexcept { return driver_; }
+  [[nodiscard]] tarn::device_id device() const noexcept { return driver_.device(); }
+  [[nodiscard]] books const& kept() const noexcept { return *books_; }
+  /// True where nothing is live and everything came back as it went out.
+  [[nodiscard]] bool balanced() const noexcept { return books_->live.empty() && books_->wrong == 0; }
+  friend bool operator==(kept_memory const& a, kept_memory const& b) noexcept { return a.books_ == b.books_; }
+
+ private:
+  void* take(std::size_t bytes, std::size_t alignment) {
+    tarn::require_alignment(alignment);
+    if (bytes == 0) return nullptr;
+    // An allocation is one step of the plan, like every driver call.
+    bool const refused = driver_.plan().next(tarn::driver_call::malloc_device).kind != tarn::failure::none;
+    void* const p = refused || bytes > tarn::max_request_bytes
+                        ? nullptr
+                        : ::operator new (bytes, std::align_val_t{alignment}, std::nothrow);
+    if (p == nullptr) {
+      tarn::memory_report report;
+      report.asked = bytes;
+      throw tarn::out_of_memory(report);
+    }
+    books_->live[p] = {bytes, alignment};
+    ++books_->allocations;
+    return p;
+  }
+  void give(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    auto const found = books_->live.find(p);
+    if (found == books_->live.end() || found->second.bytes != bytes || found->second.alignment != alignment) {
+      ++books_->wrong;
+      return;
+    }
+    books_->live.erase(found);
+    ::operator delete (p, std::align_val_t{alignment});
+  }
+
+  driver_type driver_;
+  std::shared_ptr<books> books_ = std::make_shared<books>();
+};
+
+static_assert(tarn::resource<kept_memory>);
+
+/// A stream that the owner has not asked the driver about.
+[[nodiscard]] inline tarn::stream_ref bare_stream(std::uintptr_t n) {
+  return tarn::stream_ref::from(reinterpret_cast<void*>(n * 4096));
+}
+
+/// Makes each step of `act` (allocations and driver calls) fail in turn, until nothing is left to fail.
+/// @param make       makes what is acted on, from a fresh resource
+/// @param act        the operation
+/// @param unchanged  checks what a failed operation left behind
+template <class Make, class Act, class Unchanged>
+void fail_each_step(Make const& make, Act const& act, Unchanged const& unchanged) {
+  std::uint64_t step = 0;
+  bool struck = true;
+  int refusals = 0;
+  while (struck) {
+    kept_memory memory;
+    {
+      auto subject = make(memory);
+      auto const live = memory.kept().live.size();
+      memory.driver().plan().reset();
+      memory.driver().plan().fail(++step);
+      bool threw = false;
+      try {
+        act(subject);
+      } catch (std::exception const&) {
+        threw = true;
+        ++refusals;
+      }
+      struck = memory.driver().plan().failed() != 0;
+      memory.driver().plan().reset();
+      INFO("step " << step);
+      if (threw) {
+        CHECK(memory.kept().live.size() == live);
+        unchanged(subject);
+      }
+      REQUIRE(step < 100);
+    }
+    CHECK(memory.balanced());
+  }
+  CHECK(refusals != 0);  // else nothing was tried
+}
+
+}  // namespace tarn_test

@@ -1,0 +1,428 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tarn/raii/device_buffer.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "catch.hpp"
+#include "raii/archetype.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/report/stats.hpp"
+#include "tarn/sim.hpp"
+
+using namespace tarn;
+using tarn_test::bare_stream;
+using tarn_test::fail_each_step;
+using tarn_test::kept_memory;
+
+namespace {
+
+constexpr sim_nanoseconds second = 1'000'000'000;
+
+std::vector<int> counted(std::size_t n) {
+  std::vector<int> v(n);
+  std::iota(v.begin(), v.end(), 0);
+  return v;
+}
+template <class Buffer>
+std::vector<int> contents(Buffer const& b) {
+  std::vector<int> v(b.size());
+  b.copy_to_sync(v);
+  return v;
+}
+
+using kept_buffer = device_buffer<int, kept_memory>;
+
+/// Ten counted elements in a block of ten, on stream 1; and what a failed operation must leave of them.
+kept_buffer ten(kept_memory const& memory) {
+  return make_device_buffer<int>(memory, counted(10), bare_stream(1));
+}
+void is_still_ten(kept_buffer const& b) {
+  CHECK(contents(b) == counted(10));
+  CHECK(b.capacity() == 10);
+  CHECK(b.stream() == bare_stream(1));
+}
+
+sim_options checked(int devices = 1) {
+  sim_options options;
+  options.checks = sim_checks::stream_order;
+  options.devices = devices;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("a buffer keeps its elements through copy, move, growth and shrinking",
+          "[raii][device_buffer][copy]") {
+  sim_pool pool;
+  basic_stream stream{sim_driver{}};
+  auto const host = counted(1000);
+  {
+    auto a = make_device_buffer<int>(pool, host, stream);
+    CHECK(contents(a) == host);
+    int* const place = a.data();
+    a.resize(500);
+    CHECK(a.data() == place);
+    a.resize(1000);
+    CHECK(a.data() == place);
+    a.resize(5000);
+    CHECK(a.size() == 5000);
+    auto grown = contents(a);
+    CHECK(std::equal(host.begin(), host.begin() + 500, grown.begin()));
+    auto b = a;
+    CHECK(b.data() != a.data());
+    CHECK(contents(b) == grown);
+    auto c = std::move(a);
+    CHECK(a.empty());  // NOLINT: moved-from is empty
+    CHECK(a.data() == nullptr);
+    a.resize(3, stream);  // and ready for use
+    CHECK(a.size() == 3);
+    auto& self = c;
+    c = std::move(self);
+    CHECK(c.size() == 5000);
+    c = self;
+    CHECK(contents(c) == grown);
+    c.resize(10);
+    c.shrink_to_fit();
+    CHECK(c.capacity() == 10);
+    c.reserve(100);
+    CHECK((c.size() == 10 && c.capacity() == 100));
+    swap(b, c);
+    CHECK(b.size() == 10);
+    b.fill(std::byte{7});
+    CHECK(contents(b) == std::vector<int>(10, 0x07070707));
+    b.zero();
+    CHECK(contents(b) == std::vector<int>(10, 0));
+  }
+  CHECK(memory_allocated(pool) == 0);
+}
+
+TEST_CASE("every block of a buffer comes back once, as it went out", "[raii][device_buffer]") {
+  kept_memory memory;
+  {
+    auto a = ten(memory);
+    a.resize(3);  // a block of ten comes back as ten
+    auto b = a;
+    b.resize(20);
+    b = a;
+    b = std::move(a);
+    a.resize(5);
+    a.shrink_to_fit();
+    a.resize(0);
+    a.shrink_to_fit();
+    CHECK(a.data() == nullptr);
+    b.clear();
+    b.resize(4);
+    b.resize(4, bare_stream(2));
+    std::size_t const count = b.capacity();
+    std::size_t const alignment = b.alignment();
+    int* const p = b.release();
+    CHECK((b.empty() && b.data() == nullptr && b.capacity() == 0));
+    memory.deallocate({}, p, count * sizeof(int), alignment);
+  }
+  CHECK(memory.balanced());
+}
+
+TEST_CASE("a buffer keeps its alignment, and zero elements own nothing", "[raii][device_buffer]") {
+  kept_memory memory;
+  {
+    kept_buffer a(memory, 100, stream_ref{}, 4096);
+    CHECK(is_aligned(a.data(), 4096));
+    auto b = a;
+    CHECK(b.alignment() == 4096);
+    CHECK(is_aligned(b.data(), 4096));
+    auto c = std::move(b);
+    CHECK(c.alignment() == 4096);
+    c.resize(10'000);
+    CHECK(is_aligned(c.data(), 4096));
+    kept_buffer d(memory);
+    d = c;
+    CHECK(is_aligned(d.data(), 4096));
+    auto const allocations = memory.kept().allocations;
+    auto empty = make_device_buffer<int>(memory, 0, stream_ref{});
+    CHECK((empty.data() == nullptr && empty.empty() && empty.bytes() == 0));
+    auto copy = empty;
+    CHECK(copy.empty());
+    copy.copy_from(empty);
+    copy.zero();
+    copy.shrink_to_fit();
+    copy.set_stream(bare_stream(3));
+    CHECK(memory.kept().allocations == allocations);
+    CHECK_THROWS_AS(kept_buffer(memory, 1, stream_ref{}, 3), bad_alignment);
+    CHECK_THROWS_AS(kept_buffer(memory, 1, stream_ref{}, 2 * max_alignment), bad_alignment);
+  }
+  CHECK(memory.balanced());
+}
+
+TEST_CASE("a count that overflows is an error, not a small buffer", "[raii][device_buffer]") {
+  kept_memory memory;
+  {
+    auto a = ten(memory);
+    for (std::size_t const count :
+         {~std::size_t{0}, ~std::size_t{0} / sizeof(int) + 2, max_request_bytes / sizeof(int) + 1}) {
+      CHECK_THROWS_AS(make_device_buffer<int>(memory, count, stream_ref{}), length_error);
+      CHECK_THROWS_AS(a.resize(count), length_error);
+      CHECK_THROWS_AS(a.reserve(count), length_error);
+    }
+    is_still_ten(a);
+  }
+  CHECK(memory.balanced());
+}
+
+TEST_CASE("a refused growth changes nothing", "[raii][device_buffer]") {
+  auto memory = sim_pages{} | pooled{} | limited{1_MiB} | tracked{};
+  {
+    auto a = make_device_buffer<char>(memory, 600_KiB, stream_ref{});
+    char* const place = a.data();
+    CHECK_THROWS_AS(a.resize(900_KiB), out_of_memory);
+    CHECK((a.data() == place && a.size() == 600_KiB));
+    CHECK_THROWS_AS((device_buffer<char, decltype(memory)>(a)), out_of_memory);
+    CHECK(memory_allocated(memory) <= 1_MiB);
+  }
+  CHECK(memory_allocated(memory) == 0);
+}
+
+TEST_CASE("whatever fails in making a buffer, nothing is left behind", "[raii][device_buffer]") {
+  fail_each_step([](kept_memory const& m) { return m; }, [](kept_memory& m) { (void)ten(m); },
+                 [](kept_memory const&) {});
+  fail_each_step(
+      ten, [](kept_buffer& b) { kept_buffer const copied(b); }, is_still_ten);
+  fail_each_step(
+      ten, [](kept_buffer& b) { kept_buffer const copied(b, bare_stream(2)); }, is_still_ten);
+}
+
+TEST_CASE("whatever fails in changing a buffer, it is as it was", "[raii][device_buffer]") {
+  fail_each_step(
+      ten, [](kept_buffer& b) { b.resize(20); }, is_still_ten);
+  fail_each_step(
+      ten, [](kept_buffer& b) { b.resize(20, bare_stream(2)); }, is_still_ten);
+  fail_each_step(
+      ten, [](kept_buffer& b) { b.resize(5, bare_stream(2)); }, is_still_ten);
+  fail_each_step(
+      ten, [](kept_buffer& b) { b.reserve(20, bare_stream(2)); }, is_still_ten);
+  fail_each_step(
+      ten, [](kept_buffer& b) { b.set_stream(bare_stream(2)); }, is_still_ten);
+  fail_each_step(
+      ten, [](kept_buffer& b) { b.copy_from(counted(10)); }, is_still_ten);
+  fail_each_step(
+      ten, [](kept_buffer& b) { b.zero(); }, is_still_ten);
+  fail_each_step(
+      [](kept_memory const& m) {
+        auto b = make_device_buffer<int>(m, counted(20), bare_stream(1));
+        b.resize(10);
+        return b;
+      },
+      [](kept_buffer& b) { b.shrink_to_fit(bare_stream(2)); },
+      [](kept_buffer const& b) {
+        CHECK(contents(b) == counted(10));
+        CHECK(b.capacity() == 20);
+        CHECK(b.stream() == bare_stream(1));
+      });
+  fail_each_step(
+      [](kept_memory const& m) { return std::pair(ten(m), make_device_buffer<int>(m, 30, bare_stream(2))); },
+      [](auto& two) { two.first = two.second; }, [](auto const& two) { is_still_ten(two.first); });
+}
+
+TEST_CASE("where the other buffer cannot be made to wait for a copy, the host does",
+          "[raii][device_buffer]") {
+  kept_memory memory;
+  auto const a = ten(memory);
+  auto const& plan = memory.driver().plan();
+  plan.reset();
+  plan.fail(driver_call::wait_event, 2);
+  CHECK_THROWS_AS(kept_buffer(a, bare_stream(2)), cuda_error);
+  CHECK(plan.calls(driver_call::synchronize_stream) == 1);
+}
+
+TEST_CASE("a copy from null throws and frees", "[raii][device_buffer]") {
+  kept_memory memory;
+  std::span<int const> const nowhere(static_cast<int const*>(nullptr), 5);
+  CHECK_THROWS_AS(make_device_buffer<int>(memory, nowhere, stream_ref{}), cuda_error);
+  CHECK(memory.balanced());
+  sim_pool pool;
+  CHECK_THROWS_AS(make_device_buffer<int>(pool, nowhere, stream_ref{}), cuda_error);
+  CHECK(memory_allocated(pool) == 0);
+}
+
+TEST_CASE("a buffer refuses elements that do not fit it", "[raii][device_buffer][copy]") {
+  sim_pool pool;
+  auto a = make_device_buffer<int>(pool, 10, stream_ref{});
+  auto const b = make_device_buffer<int>(pool, 11, stream_ref{});
+  std::vector<int> eleven(11);
+  CHECK_THROWS_AS(a.copy_from(eleven), length_error);
+  CHECK_THROWS_AS(a.copy_to(eleven), length_error);
+  CHECK_THROWS_AS(a.copy_to_sync(eleven), length_error);
+  CHECK_THROWS_AS(a.copy_from(b), length_error);
+}
+
+TEST_CASE("negative zero and payloads of NaN survive the way", "[raii][device_buffer][copy]") {
+  sim_pool pool;
+  std::vector<double> const from{-0.0, __builtin_nan("0x123"), 1e-310};
+  std::vector<double> to(3);
+  auto const b = make_device_buffer<double>(pool, from, stream_ref{});
+  auto const c = b;
+  c.copy_to_sync(to);
+  CHECK(std::memcmp(to.data(), from.data(), 3 * sizeof(double)) == 0);
+}
+
+TEST_CASE("a copy on another stream waits for the first and is waited for", "[raii][device_buffer][stream]") {
+  sim_machine const machine{checked()};
+  sim_pool pool{sim_pages{machine.driver()}};
+  basic_stream const a{machine.driver()};
+  basic_stream const b{machine.driver()};
+  auto first = make_device_buffer<int>(pool, counted(100), a);
+  REQUIRE(machine.launch(a, second).ok());
+  auto const start = machine.now();
+  first.fill(std::byte{1});
+  device_buffer<int, sim_pool> other(first, b);
+  first.fill(std::byte{2});
+  other.copy_from(first);
+  first.zero();
+  CHECK(machine.now() - start < second / 2);  // none of it waited on the host
+  CHECK(contents(other) == std::vector<int>(100, 0x02020202));
+  CHECK(contents(first) == std::vector<int>(100, 0));
+  CHECK(machine.findings().empty());
+}
+
+TEST_CASE("a copied buffer may be freed at once, though the copy runs on another stream",
+          "[raii][device_buffer][stream]") {
+  sim_machine const machine{checked()};
+  sim_pool pool{sim_pages{machine.driver()}};
+  basic_stream const a{machine.driver()};
+  basic_stream const b{machine.driver()};
+  std::optional first(make_device_buffer<int>(pool, counted(100), a));
+  REQUIRE(machine.launch(b, second).ok());
+  device_buffer<int, sim_pool> const other(*first, b);
+  first.reset();
+  auto reused = make_device_buffer<int>(pool, 100, a);
+  reused.zero();
+  CHECK(contents(other) == counted(100));
+  CHECK(machine.findings().empty());
+}
+
+TEST_CASE("a resize on another stream waits for the old one, and frees behind the copy",
+          "[raii][device_buffer][stream]") {
+  sim_machine const machine{checked()};
+  sim_pool pool{sim_pages{machine.driver()}};
+  basic_stream const a{machine.driver()};
+  basic_stream const b{machine.driver()};
+  auto buffer = make_device_buffer<int>(pool, 100, a);
+  REQUIRE(machine.launch(a, second).ok());
+  buffer.fill(std::byte{1});
+  int* const place = buffer.data();
+  buffer.resize(50, b);
+  CHECK(buffer.stream() == b);
+  buffer.fill(std::byte{2});
+  CHECK(buffer.data() == place);
+  buffer.resize(5000, a);
+  auto next = make_device_buffer<int>(pool, 100, b);
+  next.fill(std::byte{3});
+  buffer.resize(50);
+  CHECK(contents(buffer) == std::vector<int>(50, 0x02020202));
+  CHECK(machine.findings().empty());
+}
+
+TEST_CASE("a copy between devices is ordered on both", "[raii][device_buffer][stream]") {
+  sim_machine const machine{checked(2)};
+  sim_driver const zero = machine.driver(device_id{0});
+  sim_driver const one = machine.driver(device_id{1});
+  basic_stream const a{zero};
+  basic_stream const b{one};
+  auto from = make_device_buffer<int>(sim_pool{sim_pages{zero}}, counted(100), a);
+  auto to = make_device_buffer<int>(sim_malloc{one}, 100, b);
+  REQUIRE(machine.launch(a, second).ok());
+  from.fill(std::byte{4});
+  to.copy_from(from);
+  from.zero();
+  CHECK(contents(to) == std::vector<int>(100, 0x04040404));
+  CHECK(machine.findings().empty());
+  // The default streams of two devices share a handle, but are two.
+  auto left = make_device_buffer<int>(sim_malloc{zero}, counted(10), stream_ref{});
+  auto right = make_device_buffer<int>(sim_malloc{one}, 10, stream_ref{});
+  CHECK_FALSE(left.stream() == right.stream());
+  right.copy_from(left);
+  CHECK(contents(right) == counted(10));
+}
+
+TEST_CASE("on one stream a buffer orders nothing by events", "[raii][device_buffer][stream]") {
+  sim_machine const machine;
+  sim_pool pool{sim_pages{machine.driver()}};
+  basic_stream const a{machine.driver()};
+  auto buffer = make_device_buffer<int>(pool, 100, a);
+  machine.reset_calls();
+  auto copied = buffer;
+  copied.resize(1000);
+  copied.set_stream(a);
+  buffer = copied;
+  CHECK(machine.calls()[driver_call::record_event] == 0);
+  CHECK(machine.calls()[driver_call::wait_event] == 0);
+  CHECK(machine.calls()[driver_call::synchronize_stream] == 0);
+}
+
+TEST_CASE("a buffer frees on its stream, and knows it after it is destroyed",
+          "[raii][device_buffer][stream]") {
+  kept_memory memory;
+  { auto const b = ten(memory); }
+  CHECK(memory.kept().freed_on == bare_stream(1));
+  {
+    auto b = ten(memory);
+    b.resize(100, bare_stream(2));
+    CHECK(memory.kept().freed_on == bare_stream(2));  // the old block, behind the copy
+    CHECK(memory.kept().freed_on.id() != stream_ref::unknown_id);
+    b.set_stream(bare_stream(3));
+  }
+  CHECK(memory.kept().freed_on == bare_stream(3));
+  CHECK(memory.kept().freed_on.id() != stream_ref::unknown_id);  // so that nobody asks a handle that is gone
+  sim_machine const machine;
+  {
+    sim_pool pool{sim_pages{machine.driver()}};
+    std::optional stream(basic_stream(machine.driver()));
+    auto b = make_device_buffer<int>(pool, 100, stream_ref::from(stream->ref().handle()));
+    stream.reset();
+    machine.reset_calls();
+    b.clear();
+    CHECK(machine.calls()[driver_call::identify] == 0);
+  }
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("a pool lives as long as a buffer of it", "[raii][device_buffer]") {
+  sim_machine const machine;
+  {
+    std::optional pool(sim_pool{sim_pages{machine.driver()}});
+    auto b = make_device_buffer<int>(*pool, counted(10), stream_ref{});
+    pool.reset();
+    CHECK(contents(b) == counted(10));
+    b.resize(100);
+  }
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("a buffer ends quietly after the driver is gone", "[raii][device_buffer]") {
+  sim_machine const machine;
+  {
+    auto const pooled_one = make_device_buffer<int>(sim_pool{sim_pages{machine.driver()}}, 10, stream_ref{});
+    auto const bare_one = make_device_buffer<int>(sim_malloc{machine.driver()}, 10, stream_ref{});
+    auto const async_one = make_device_buffer<int>(sim_async{machine.driver()}, 10, stream_ref{});
+    machine.unload();
+    CHECK_THROWS_AS((device_buffer<int, sim_pool>(pooled_one)), std::exception);
+  }
+  machine.repair();
+}
+
+TEST_CASE("buffers move without throwing, and their resource can be deduced", "[raii][device_buffer]") {
+  static_assert(std::is_nothrow_move_constructible_v<kept_buffer>);
+  static_assert(std::is_nothrow_move_assignable_v<kept_buffer>);
+  static_assert(std::is_nothrow_swappable_v<kept_buffer>);
+  kept_memory memory;
+  std::vector<int> const host = counted(4);
+  device_buffer const deduced(memory, std::span<int const>(host), stream_ref{});
+  static_assert(std::is_same_v<decltype(deduced), kept_buffer const>);
+  CHECK(contents(deduced) == host);
+}

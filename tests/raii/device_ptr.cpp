@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tarn/raii/device_ptr.hpp"
+
+#include <type_traits>
+#include <utility>
+
+#include "catch.hpp"
+#include "raii/archetype.hpp"
+#include "tarn/report/stats.hpp"
+#include "tarn/sim.hpp"
+
+using namespace tarn;
+using tarn_test::bare_stream;
+using tarn_test::kept_memory;
+
+namespace {
+template <class P>
+concept can_be_read = requires(P const& p) {
+  *p;
+};
+template <class P>
+concept can_be_indexed = requires(P const& p) {
+  p[0];
+};
+template <class P>
+concept resets_without_a_count = requires(P& p, typename P::pointer q) {
+  p.reset(q);
+};
+}  // namespace
+
+TEST_CASE("device_ptr owns as unique_ptr does", "[raii][device_ptr]") {
+  sim_pool pool;
+  {
+    auto one = make_device<double>(pool, stream_ref{});
+    CHECK(one);
+    CHECK(one.size() == 1);
+    auto many = make_device<int[]>(pool, 1000, stream_ref{});
+    CHECK(many.size() == 1000);
+    auto moved = std::move(many);
+    CHECK(many == nullptr);  // NOLINT: moved-from is null
+    CHECK(moved != nullptr);
+    auto& self = moved;
+    moved = std::move(self);
+    CHECK(moved != nullptr);
+    int* const p = moved.release();
+    CHECK(moved == nullptr);
+    moved.reset(p, 1000);
+    swap(many, moved);
+    CHECK(many.get() == p);
+    many = nullptr;
+    CHECK_THROWS_AS(make_device<int[]>(pool, ~std::size_t{0} / 2, stream_ref{}), length_error);
+    static_assert(!std::is_copy_constructible_v<decltype(one)>);
+    static_assert(!std::is_copy_assignable_v<decltype(one)>);
+    static_assert(std::is_nothrow_move_constructible_v<decltype(one)>);
+    static_assert(std::is_nothrow_move_assignable_v<decltype(one)>);
+  }
+  CHECK(memory_allocated(pool) == 0);
+}
+
+TEST_CASE("every block of a device_ptr comes back once, as it went out", "[raii][device_ptr]") {
+  kept_memory memory;
+  struct alignas(1024) wide {
+    char bytes[1024];
+  };
+  {
+    auto a = make_device<int>(memory, stream_ref{});
+    auto b = make_device<int>(memory, stream_ref{});
+    a = std::move(b);
+    CHECK(memory.kept().live.size() == 1);
+    a.reset(static_cast<int*>(memory.allocate({}, sizeof(int), decltype(a)::alignment())));
+    CHECK(memory.kept().live.size() == 1);
+    auto w = make_device<wide[]>(memory, 3, stream_ref{});
+    CHECK(is_aligned(w.get(), 1024));
+    w.reset(nullptr);
+    CHECK(memory.kept().live.size() == 1);
+    b.reset();
+    device_ptr<int, kept_memory> nothing(memory, nullptr, 5, stream_ref{});
+    CHECK(nothing.size() == 0);
+    auto zero = make_device<int[]>(memory, 0, stream_ref{});
+    CHECK(zero == nullptr);
+    CHECK(zero.size() == 0);
+    static_cast<void>(w = make_device<wide[]>(memory, 2, stream_ref{}));  // null may be owned again
+  }
+  CHECK(memory.balanced());
+}
+
+TEST_CASE("an array is not taken over without its count", "[raii][device_ptr]") {
+  static_assert(resets_without_a_count<device_ptr<int, kept_memory>>);
+  static_assert(!resets_without_a_count<device_ptr<int[], kept_memory>>);
+  kept_memory memory;
+  {
+    auto p = make_device<int[]>(memory, 7, stream_ref{});
+    std::size_t const count = p.size();
+    int* const raw = p.release();
+    device_ptr<int[], kept_memory> q(memory, raw, count, stream_ref{});
+    CHECK(q.size() == 7);
+  }
+  CHECK(memory.balanced());
+}
+
+TEST_CASE("only memory that the host may touch can be read through a device_ptr", "[raii][device_ptr]") {
+  static_assert(!can_be_read<device_ptr<int, sim_pool>>);
+  static_assert(!can_be_indexed<device_ptr<int[], sim_pool>>);
+  static_assert(can_be_read<device_ptr<int, kept_memory>>);
+  static_assert(!can_be_read<device_ptr<int[], kept_memory>>);
+  auto one = make_device<int>(kept_memory{}, stream_ref{});
+  *one = 3;
+  auto many = make_device<int[]>(kept_memory{}, 2, stream_ref{});
+  many[1] = *one;
+  CHECK(many[1] == 3);
+}
+
+TEST_CASE("a device_ptr frees on its stream, and knows it after it is destroyed",
+          "[raii][device_ptr][stream]") {
+  kept_memory memory;
+  { auto const p = make_device<int>(memory, bare_stream(1)); }
+  CHECK(memory.kept().freed_on == bare_stream(1));
+  CHECK(memory.kept().freed_on.id() != stream_ref::unknown_id);
+  {
+    auto p = make_device<int>(memory, bare_stream(1));
+    p.set_stream(bare_stream(2));
+    CHECK(p.stream() == bare_stream(2));
+  }
+  CHECK(memory.kept().freed_on == bare_stream(2));
+  CHECK(memory.kept().freed_on.id() != stream_ref::unknown_id);  // so that nobody asks a handle that is gone
+  {
+    device_ptr<int, kept_memory> q(memory, static_cast<int*>(memory.allocate({}, 4, 256)), 1, bare_stream(3));
+  }
+  CHECK(memory.kept().freed_on.id() != stream_ref::unknown_id);
+  {
+    device_ptr<int, kept_memory> q(memory, bare_stream(4));
+    q.reset(static_cast<int*>(memory.allocate({}, 4, 256)));
+  }
+  CHECK(memory.kept().freed_on.id() != stream_ref::unknown_id);
+  CHECK(memory.balanced());
+}
+
+TEST_CASE("a device_ptr's new stream waits for the old one", "[raii][device_ptr][stream]") {
+  sim_options options;
+  options.checks = sim_checks::stream_order;
+  sim_machine const machine{options};
+  sim_pool pool{sim_pages{machine.driver()}};
+  basic_stream const a{machine.driver()};
+  basic_stream const b{machine.driver()};
+  auto p = make_device<int[]>(pool, 1000, a);
+  REQUIRE(machine.launch(a, 1'000'000, {sim_writes(p.get(), 4000)}).ok());
+  CHECK_FALSE(machine.is_ordered(a, b));
+  p.set_stream(b);
+  CHECK(machine.is_ordered(a, b));
+  REQUIRE(machine.launch(b, 1000, {sim_writes(p.get(), 4000)}).ok());
+  CHECK(machine.findings().empty());
+}
+
+TEST_CASE("a device_ptr that cannot be made or moved to a stream leaks and changes nothing",
+          "[raii][device_ptr]") {
+  tarn_test::fail_each_step([](kept_memory const& m) { return m; },
+                            [](kept_memory& m) { (void)make_device<int[]>(m, 10, bare_stream(1)); },
+                            [](kept_memory const&) {});
+  tarn_test::fail_each_step([](kept_memory const& m) { return make_device<int>(m, bare_stream(1)); },
+                            [](auto& p) { p.set_stream(bare_stream(2)); },
+                            [](auto const& p) { CHECK((p && p.stream() == bare_stream(1))); });
+}
+
+TEST_CASE("a device_ptr ends quietly after the driver is gone", "[raii][device_ptr]") {
+  sim_machine const machine;
+  {
+    auto const pooled_one = make_device<int>(sim_pool{sim_pages{machine.driver()}}, stream_ref{});
+    auto const bare_one = make_device<int>(sim_malloc{machine.driver()}, stream_ref{});
+    machine.unload();
+  }
+  machine.repair();
+  SUCCEED();
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tarn/raii/pinned_buffer.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "catch.hpp"
+#include "raii/archetype.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/policy/tracked.hpp"
+#include "tarn/raii/device_buffer.hpp"
+#include "tarn/report/stats.hpp"
+#include "tarn/sim.hpp"
+
+using namespace tarn;
+using tarn_test::bare_stream;
+using tarn_test::fail_each_step;
+using tarn_test::kept_memory;
+
+namespace {
+
+using kept_pinned = pinned_buffer<int, kept_memory>;
+
+kept_pinned ten(kept_memory const& memory) {
+  kept_pinned b(memory, 10, elements::uninitialised, bare_stream(1));
+  std::iota(b.begin(), b.end(), 0);
+  return b;
+}
+void is_still_ten(kept_pinned const& b) {
+  CHECK((b.size() == 10 && b.capacity() == 10 && b.stream() == bare_stream(1)));
+  for (int i = 0; i < 10; ++i) CHECK(b[static_cast<std::size_t>(i)] == i);
+}
+
+}  // namespace
+
+TEST_CASE("a pinned buffer is a contiguous range", "[raii][pinned_buffer]") {
+  auto memory = sim_pinned_host{} | pooled{} | tracked{};
+  using buffer = pinned_buffer<int, decltype(memory)>;
+  static_assert(std::contiguous_iterator<buffer::iterator>);
+  static_assert(std::ranges::contiguous_range<buffer> && std::ranges::sized_range<buffer const>);
+  static_assert(std::is_nothrow_move_constructible_v<buffer> && std::is_nothrow_swappable_v<buffer>);
+  {
+    buffer a(memory, 100);
+    CHECK(std::ranges::all_of(a, [](int x) { return x == 0; }));
+    std::iota(a.begin(), a.end(), 0);
+    std::ranges::reverse(a);
+    std::ranges::sort(a);
+    std::span<int> const view(a);
+    CHECK(view.size() == 100);
+    CHECK(view[7] == 7);
+    auto b = a;
+    CHECK(std::ranges::equal(a, b));
+    auto c = std::move(b);
+    CHECK(b.empty());  // NOLINT: moved-from is empty
+    b.resize(2);       // and ready for use
+    CHECK(b[1] == 0);
+    auto& self = c;
+    c = std::move(self);
+    CHECK(std::ranges::equal(a, c));
+    c = self;
+    CHECK(std::ranges::equal(a, c));
+    swap(b, c);
+    CHECK((b.size() == 100 && c.size() == 2));
+    buffer const zero(memory, 0);
+    CHECK(zero.begin() == zero.end());
+  }
+  CHECK(memory_allocated(memory) == 0);
+}
+
+TEST_CASE("a smaller pinned buffer stays in place; new elements are zero unless said otherwise",
+          "[raii][pinned_buffer]") {
+  kept_memory memory;
+  {
+    auto b = ten(memory);
+    int* const place = b.data();
+    b.resize(5);
+    CHECK(b.data() == place);
+    CHECK((b.size() == 5 && b.capacity() == 10 && b.bytes() == 5 * sizeof(int)));
+    b.resize(8);
+    CHECK(b.data() == place);
+    CHECK((b[4] == 4 && b[5] == 0 && b[7] == 0));
+    b.resize(200);
+    CHECK((b[4] == 4 && b[7] == 0 && b[199] == 0));
+    b.resize(3);
+    b.shrink_to_fit();
+    CHECK((b.capacity() == 3 && b[2] == 2));
+    b.resize(0);
+    b.shrink_to_fit();
+    CHECK(b.data() == nullptr);
+    b.resize(6, elements::uninitialised);
+    CHECK(b.size() == 6);
+    b.clear();
+    CHECK(b.empty());
+  }
+  CHECK(memory.balanced());
+}
+
+TEST_CASE("whatever fails in a pinned buffer, it is as it was", "[raii][pinned_buffer]") {
+  fail_each_step([](kept_memory const& m) { return m; }, [](kept_memory& m) { (void)ten(m); },
+                 [](kept_memory const&) {});
+  fail_each_step(
+      ten, [](kept_pinned& b) { kept_pinned const copied(b); }, is_still_ten);
+  fail_each_step(
+      ten, [](kept_pinned& b) { b.resize(20); }, is_still_ten);
+  fail_each_step(
+      ten, [](kept_pinned& b) { b.set_stream(bare_stream(2)); }, is_still_ten);
+  fail_each_step([](kept_memory const& m) { return std::pair(ten(m), kept_pinned(m, 30)); },
+                 [](auto& two) { two.first = two.second; }, [](auto const& two) { is_still_ten(two.first); });
+  fail_each_step(
+      [](kept_memory const& m) {
+        kept_pinned b(m, 20, elements::value_initialised, bare_stream(1));
+        b.resize(10);
+        return b;
+      },
+      [](kept_pinned& b) { b.shrink_to_fit(); },
+      [](kept_pinned const& b) { CHECK((b.size() == 10 && b.capacity() == 20)); });
+}
+
+TEST_CASE("a count of pinned elements that overflows is an error", "[raii][pinned_buffer]") {
+  kept_memory memory;
+  {
+    auto b = ten(memory);
+    CHECK_THROWS_AS(b.resize(~std::size_t{0} / 2), length_error);
+    CHECK_THROWS_AS(kept_pinned(memory, ~std::size_t{0} / sizeof(int) + 2), length_error);
+    is_still_ten(b);
+  }
+  CHECK(memory.balanced());
+}
+
+TEST_CASE("pinned memory under a running copy is not handed out to the host",
+          "[raii][pinned_buffer][stream]") {
+  constexpr sim_nanoseconds second = 1'000'000'000;
+  sim_machine const machine;
+  auto memory = sim_pinned_host{machine.driver()} | pooled{};
+  using buffer = pinned_buffer<int, decltype(memory)>;
+  basic_stream const stream{machine.driver()};
+  auto device = make_device_buffer<int>(sim_malloc{machine.driver()}, 1000, stream);
+  {
+    buffer host(memory, 1000, elements::uninitialised, stream);
+    std::ranges::fill(host, 7);
+    REQUIRE(machine.launch(stream, second).ok());
+    device.copy_from(host);
+  }
+  buffer next(memory, 1000);  // the host writes it at once
+  std::ranges::fill(next, 8);
+  std::vector<int> seen(1000);
+  device.copy_to_sync(seen);
+  CHECK(seen == std::vector<int>(1000, 7));
+}
+
+TEST_CASE("a bare pinned buffer waits for its stream before it is freed", "[raii][pinned_buffer][stream]") {
+  constexpr sim_nanoseconds second = 1'000'000'000;
+  sim_machine const machine;
+  basic_stream const stream{machine.driver()};
+  std::optional host(pinned_buffer<int, sim_pinned_host>(sim_pinned_host{machine.driver()}, 10));
+  host->set_stream(stream);
+  REQUIRE(machine.launch(stream, second).ok());
+  auto const start = machine.now();
+  host.reset();
+  CHECK(machine.now() - start >= second * 9 / 10);
+}
+
+TEST_CASE("a pinned buffer's new stream waits for the copies on the old one",
+          "[raii][pinned_buffer][stream]") {
+  sim_options options;
+  options.checks = sim_checks::stream_order;
+  sim_machine const machine{options};
+  basic_stream const a{machine.driver()};
+  basic_stream const b{machine.driver()};
+  pinned_buffer<int, sim_pinned_host> host(sim_pinned_host{machine.driver()}, 10, elements::value_initialised,
+                                           a);
+  REQUIRE(machine.launch(a, 1000).ok());
+  CHECK_FALSE(machine.is_ordered(a, b));
+  host.set_stream(b);
+  CHECK(machine.is_ordered(a, b));
+}
+
+TEST_CASE("a pinned buffer knows its stream after it is destroyed", "[raii][pinned_buffer][stream]") {
+  kept_memory memory;
+  { auto const b = ten(memory); }
+  CHECK(memory.kept().freed_on == bare_stream(1));
+  CHECK(memory.kept().freed_on.id() != stream_ref::unknown_id);  // so that nobody asks a handle that is gone
+  {
+    auto b = ten(memory);
+    b.set_stream(bare_stream(2));
+  }
+  CHECK(memory.kept().freed_on.id() != stream_ref::unknown_id);
+  CHECK(memory.balanced());
+}
+
+TEST_CASE("a pinned buffer ends quietly after the driver is gone", "[raii][pinned_buffer]") {
+  sim_machine const machine;
+  {
+    auto memory = sim_pinned_host{machine.driver()} | pooled{};
+    pinned_buffer<int, decltype(memory)> const pooled_one(memory, 10);
+    pinned_buffer<int, sim_pinned_host> const bare_one(sim_pinned_host{machine.driver()}, 10);
+    machine.unload();
+  }
+  machine.repair();
+  SUCCEED();
+}

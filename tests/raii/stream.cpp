@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tarn/raii/stream.hpp"
+
+#include <optional>
+#include <utility>
+
+#include "catch.hpp"
+#include "raii/archetype.hpp"
+#include "tarn/driver/sim_driver.hpp"
+
+using namespace tarn;
+using tarn_test::kept_memory;
+
+namespace {
+/// A driver that makes streams without saying who they are, as CUDA does.
+struct nameless_streams : faulty<sim_driver> {
+  using faulty<sim_driver>::faulty;
+  status create_stream(stream_ref& stream) const noexcept {
+    status const s = faulty<sim_driver>::create_stream(stream);
+    stream = stream_ref::from(stream.handle());
+    return s;
+  }
+};
+}  // namespace
+
+TEST_CASE("an owned stream knows its identity and may be moved", "[raii][stream]") {
+  basic_stream a{sim_driver{}};
+  CHECK(a.ref().id() != stream_ref::unknown_id);
+  CHECK(identified(a.driver(), stream_ref::from(a.ref().handle())).id() == a.ref().id());
+  auto const id = a.ref().id();
+  basic_stream b = std::move(a);
+  CHECK(b.ref().id() == id);
+  b.synchronize();
+}
+
+TEST_CASE("a stream assigned to is destroyed at once, and none is destroyed twice", "[raii][stream]") {
+  sim_machine const machine;
+  {
+    basic_stream a{machine.driver()};
+    basic_stream b{machine.driver()};
+    auto const kept = b.ref();
+    a = std::move(b);
+    CHECK(a.ref() == kept);
+    CHECK(machine.leaks().streams == 1);
+    auto& self = a;
+    a = std::move(self);
+    CHECK(a.ref() == kept);
+    CHECK(machine.leaks().streams == 1);
+  }
+  CHECK(machine.leaks().streams == 0);
+}
+
+TEST_CASE("a stream that cannot be identified is not left behind", "[raii][stream]") {
+  sim_machine const machine;
+  nameless_streams const driver(machine.driver());
+  driver.plan().fail(driver_call::create_stream, 1);
+  CHECK_THROWS_AS(basic_stream(driver), cuda_error);
+  driver.plan().fail(driver_call::identify, 1);
+  CHECK_THROWS_AS(basic_stream(driver), cuda_error);
+  CHECK(machine.leaks().streams == 0);
+  CHECK(basic_stream(driver).ref().id() != stream_ref::unknown_id);
+}
+
+TEST_CASE("a stream is asked who it is once only", "[raii][stream]") {
+  kept_memory const memory;
+  auto const known = identified(memory, tarn_test::bare_stream(5));
+  CHECK(known.id() != stream_ref::unknown_id);
+  CHECK(known.handle() == tarn_test::bare_stream(5).handle());
+  CHECK(identified(memory, known).id() == known.id());
+  CHECK(memory.driver().plan().calls(driver_call::identify) == 1);
+  memory.driver().plan().fail(driver_call::identify, 1);
+  CHECK_THROWS_AS(identified(memory, tarn_test::bare_stream(6)), cuda_error);
+}
+
+TEST_CASE("waiting for a stream tells of what went wrong before", "[raii][stream]") {
+  sim_machine const machine;
+  basic_stream const s{machine.driver()};
+  machine.break_device({});
+  CHECK_THROWS_AS(s.synchronize(), cuda_error);
+  machine.repair();
+  s.synchronize();
+}
+
+TEST_CASE("an owned stream ends quietly after the driver is gone", "[raii][stream]") {
+  sim_machine const machine;
+  {
+    basic_stream const s{machine.driver()};
+    machine.unload();
+  }
+  machine.repair();
+  SUCCEED();
+}
