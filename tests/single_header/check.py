@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The single header is current, and two files that include it link into one program that runs."""
+"""The single header is current, and two files that include it, with the doors, link into one program that runs. With
+CUDA's headers it compiles as well: what is behind an #if must come in an order that holds there, too."""
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -8,18 +10,35 @@ import tempfile
 root, compiler = pathlib.Path(sys.argv[1]), sys.argv[2]
 subprocess.run([sys.executable, str(root / ".ci" / "amalgamate.py"), "--check"], check=True)
 program = """#include <tarn/tarn.hpp>
+#include <tarn/pmr.hpp>
+#include <tarn/sim.hpp>
+#include <tarn/stl.hpp>
 int other();
 int {name}() {{
   auto memory = tarn::host_memory{{}} | tarn::pooled{{}} | tarn::tracked{{}};
   auto buffer = tarn::make_device_buffer<int>(memory, 100, tarn::stream_ref{{}});
-  return tarn::memory_allocated(memory) == 512 {more} ? 0 : 1;
+  tarn::sim_pool simulated;
+  auto far = tarn::make_device_buffer<int>(simulated, 100, tarn::stream_ref{{}});
+  return tarn::memory_allocated(memory) == 512 && tarn::memory_allocated(simulated) == 512 {more} ? 0 : 1;
 }}
 """
+flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror", "-pthread", "-I", str(root / "single_include")]
+compilers = [compiler] + (["clang++"] if "clang" not in compiler and shutil.which("clang++") else [])
+cuda = pathlib.Path("/usr/local/cuda/include")
 with tempfile.TemporaryDirectory() as folder:
     folder = pathlib.Path(folder)
     (folder / "main.cpp").write_text(program.format(name="main", more="&& other() == 0"))
     (folder / "other.cpp").write_text(program.format(name="other", more=""))
     sources = [str(folder / "main.cpp"), str(folder / "other.cpp")]
-    subprocess.run([compiler, "-std=c++20", "-Wall", "-Wextra", "-Werror", "-pthread", "-DTARN_NO_CUDA", "-I", str(root / "single_include"), *sources, "-o", str(folder / "program")], check=True)
-    subprocess.run([str(folder / "program")], check=True)
-print("the single header is current, and two files that include it link")
+    for one in compilers:
+        subprocess.run([one, *flags, "-DTARN_NO_CUDA", *sources, "-o", str(folder / "program")], check=True)
+        subprocess.run([str(folder / "program")], check=True)
+        print(f"two files that include it link ({one})")
+    if cuda.exists():
+        doors = "".join(f"#include <tarn/{door.name}>\n" for door in sorted((root / "single_include" / "tarn").glob("*.hpp")))
+        (folder / "doors.cpp").write_text(doors + "int main() {}\n")
+        with_cuda = ["-isystem", str(cuda / "cccl"), "-isystem", str(cuda)]
+        subprocess.run([compiler, *flags, *with_cuda, "-fsyntax-only", str(folder / "doors.cpp")], check=True)
+        print("with CUDA's headers it compiles, all doors included")
+    else:
+        print("skipped CUDA: no headers of it here")
