@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles every ```cpp block of the Markdown files. A block with a main() is a program; any other is the body of a
 function in which `pool`, `stream`, `n` and a simulated device stand ready. Blocks marked ```cpp cuda need nvcc."""
+import os
 import pathlib
 import re
 import shutil
@@ -27,7 +28,7 @@ for page in sorted([root / "README.md", *root.glob("*/README.md")]):
         count += 1
         whole = "int main" in code
         flags = ["-std=c++20", "-fsyntax-only", "-I", str(root / "include"), "-x", "c++", "-"]
-        compiler = ["g++", "-DTARN_NO_CUDA", "-DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP"]
+        compiler = [os.environ.get("CXX", "g++"), "-DTARN_NO_CUDA", "-DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP"]
         if tag == "cuda":
             if not shutil.which("nvcc"):
                 print(f"{page.name}: skipped a block that needs nvcc")

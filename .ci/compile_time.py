@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What including tarn costs: seconds of `g++ -std=c++20 -fsyntax-only`, the median of several, interleaved."""
+import os
 import pathlib
 import statistics
 import subprocess
@@ -14,7 +15,7 @@ cases = {
     "<tarn/sim.hpp>": "#include <tarn/sim.hpp>\n",
     "<thrust/device_vector.h>": "#include <thrust/device_vector.h>\n",
 }
-flags = ["g++", "-std=c++20", "-fsyntax-only", "-DTARN_NO_CUDA", "-DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP", "-I", str(root / "include"), "-x", "c++", "-"]
+flags = [os.environ.get("CXX", "g++"), "-std=c++20", "-fsyntax-only", "-DTARN_NO_CUDA", "-DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP", "-I", str(root / "include"), "-x", "c++", "-"]
 times = {name: [] for name in cases}
 for _ in range(9):
     for name, source in cases.items():
