@@ -1,26 +1,33 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Everything that needs a GPU, in one go: builds, runs the CUDA tests, the examples, the replay and the hot paths
-# with their peers, and writes bench/results/. Needs no network there.
+# Everything that needs a GPU, within ten minutes: builds, runs the CUDA tests and examples, the replay and the hot
+# paths with their peers, and writes bench/results/; logs are in build-gpu/logs/. Needs no network there.
 #
-#   bench/gpu.sh prepare   on a Debian or Ubuntu machine: gathers into .gpu-deps/ what a GPU machine lacks
-#                          (Catch2, CLI11, nlohmann-json, zlib, Google Benchmark, mimalloc; RMM if pip has it)
-#   bench/gpu.sh           on the GPU machine, with .gpu-deps/ in the repository root: runs all stages
-#   bench/gpu.sh --sanitize    adds compute-sanitizer over the CUDA tests
-#   bench/gpu.sh STAGE...      runs only these: configure build tests sanitize examples replay hot_paths summary
+#   bench/gpu.sh prepare     on a Debian or Ubuntu machine: gathers into .gpu-deps/ what a GPU machine lacks
+#                            (Catch2, CLI11, nlohmann-json, zlib, mimalloc; RMM if pip has it)
+#   bench/gpu.sh             on the GPU machine, with .gpu-deps/ in the repository root: runs all stages
+#   bench/gpu.sh STAGE...    runs only these; a first word of a name means all that begin with it (replay, hot_paths).
+#                            Stages after build need a build that is there
+#   bench/gpu.sh --sanitize  also runs the CUDA tests under compute-sanitizer
 #
-# Environment: TARN_COMMIT   commit that the results are of, where there is no .git
-#              TRACES        folder of more traces to replay; prepare takes a copy of them along
-#              OUT           folder that gets the results once more, packed
-#              JOBS          compile jobs (all cores)
-# A stage that fails or takes too long does not stop the later ones; the exit status tells.
+#   configure  build  replay_tarn  replay_torch  replay_torch_expandable  replay_rmm  hot_paths_cuda  hot_paths_host
+#   hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  tests  sanitize  examples  summary
+#
+# Environment: TARN_COMMIT    commit that the results are of, where there is no .git
+#              TRACES         folder of more traces to replay; prepare takes a copy of them along
+#              OUT            folder that gets the results once more, packed
+#              JOBS           compile jobs (all cores)
+#              TOTAL_SECONDS  after which the stages that are left get no time (570)
+# A stage that fails or takes too long costs only its own figures; the exit status tells.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 root=$PWD
 deps=$root/.gpu-deps
 build=${BUILD:-$root/build-gpu}
+logs=$build/logs
 results=$root/bench/results
 jobs=${JOBS:-$(nproc)}
+total=${TOTAL_SECONDS:-570}
 commit=${TARN_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}
 export TARN_COMMIT=$commit
 
@@ -28,8 +35,7 @@ say() { printf '%s\n' "$*"; }
 
 prepare() {
   local missing=() package
-  local packages=(catch2 libcli11-dev nlohmann-json3-dev zlib1g-dev libbenchmark-dev libbenchmark1debian
-    libmimalloc-dev libmimalloc2.0)
+  local packages=(catch2 libcli11-dev nlohmann-json3-dev zlib1g-dev libmimalloc2.0)
   for package in "${packages[@]}"; do
     dpkg -L "$package" >/dev/null 2>&1 || missing+=("$package")
   done
@@ -63,14 +69,29 @@ prepare() {
 declare -A outcome
 order=()
 wanted=()
+is_wanted() {
+  [ ${#wanted[@]} -eq 0 ] && return 0
+  local word
+  for word in "${wanted[@]}"; do [[ $1 == "$word" || $1 == "${word}_"* ]] && return 0; done
+  return 1
+}
 stage() {
-  local name=$1 seconds=$2 function=$3 start=$SECONDS status
-  if [ ${#wanted[@]} -ne 0 ] && [[ " ${wanted[*]} " != *" $name "* ]]; then return; fi
+  local name=$1 seconds=$2 function=$3 start=$SECONDS status file left=$((total - SECONDS))
+  is_wanted "$name" || return
   order+=("$name")
+  if [ "$left" -lt 5 ]; then
+    outcome[$name]="FAILED: not begun, the time was over"
+    return
+  fi
+  [ "$seconds" -le "$left" ] || seconds=$left
   say "== $name"
+  # shellcheck disable=SC2163
   export -f "$function"
-  timeout --kill-after=10 "$seconds" bash -c "set -u; $function" >"$logs/$name.log" 2>&1
+  timeout --kill-after=5 "$seconds" bash -c "set -u; $function" >"$logs/$name.log" 2>&1
   status=$?
+  for file in "$results"/*.new; do  # what was done before a stage was stopped counts; no figures leave the earlier ones
+    if [ -s "$file" ]; then mv "$file" "${file%.new}"; else rm -f "$file"; fi
+  done
   case $status in
     0) outcome[$name]="ok" ;;
     77) outcome[$name]="skipped" ;;
@@ -92,17 +113,15 @@ find_python_packages() {
   export torch_dir rmm_dir
 }
 
+# The version without importing torch, which takes many seconds on a machine that has just started.
 environment() {
-  local gpu driver
-  gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader -i 0 2>/dev/null || echo none)
-  driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader -i 0 2>/dev/null || echo none)
   cat <<EOF
-gpu: $gpu
-driver: $driver
+gpu: $(nvidia-smi --query-gpu=name --format=csv,noheader -i 0 2>/dev/null || echo none)
+driver: ${TARN_DRIVER:-none}
 cuda toolkit: $(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')
 compiler: $(g++ --version | head -n 1)
 cpu: $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores
-torch: $([ -n "$torch_dir" ] && python3 -c 'import torch; print(torch.__version__)' 2>/dev/null || echo none)
+torch: $([ -n "$torch_dir" ] && sed -n "s/^__version__ = '\(.*\)'/\1/p" "$torch_dir/version.py" 2>/dev/null || echo none)
 rmm: $(cat "$deps/rmm/librmm/VERSION" 2>/dev/null || echo none)
 commit: $commit
 date: $(date -u +%Y-%m-%dT%H:%MZ)
@@ -113,85 +132,119 @@ run_configure() {
   local generator=()
   command -v ninja >/dev/null && generator=(-G Ninja)
   cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$deps/usr" \
-    -DCMAKE_CUDA_ARCHITECTURES=native -DTARN_BUILD_TESTS=ON -DTARN_BUILD_EXAMPLES=ON -DTARN_BUILD_BENCH=ON \
-    -DTARN_BENCH_RMM_DIR="$rmm_dir" -DTARN_BENCH_TORCH_DIR="$torch_dir" "$@"
+    -DTARN_BUILD_TESTS=ON -DTARN_BUILD_EXAMPLES=ON -DTARN_BUILD_BENCH=ON -DTARN_WARNINGS_AS_ERRORS=OFF \
+    -DTARN_BENCH_RMM_DIR="$rmm_dir" -DTARN_BENCH_TORCH_DIR="$torch_dir"
 }
 
+# Only what runs here, each program once, and all that compiles even if one does not. The CUDA programs' compile times
+# are at the end of the log.
 run_build() {
-  cmake --build "$build" -j "$jobs" -- -k 0 2>/dev/null || cmake --build "$build" -j "$jobs" || return 1
-  # A carried RMM that this system cannot load must cost its own figures only.
-  if ! "$build/bench/replay/tarn_replay" --pool list && [ -n "$rmm_dir" ]; then
-    say "skipped RMM: it does not load here"
-    run_configure -DTARN_BENCH_RMM_DIR= && cmake --build "$build" -j "$jobs"
+  local targets=(tarn_replay tarn_hot_paths cuda_programs) keep_going=-k status
+  [ -n "$torch_dir" ] && targets+=(tarn_replay_torch tarn_hot_paths_torch)
+  [ -n "$rmm_dir" ] && targets+=(tarn_replay_rmm tarn_hot_paths_rmm)
+  [ -f "$build/build.ninja" ] && keep_going=-k0
+  cmake --build "$build" -j "$jobs" --target "${targets[@]}" -- $keep_going
+  status=$?
+  if [ -f "$build/.ninja_log" ]; then
+    say "slowest, in milliseconds:"
+    awk -F '\t' 'NF == 5 { print $2 - $1, $4 }' "$build/.ninja_log" | sort -rn | head -n 15
   fi
+  return $status
 }
 
-run_tests() { ctest --test-dir "$build" --output-on-failure --timeout 100 -j 4; }
+run_tests() { "$build/tests/tarn_cuda_tests" --durations yes >"$results/cuda_tests.log" 2>&1; }
 
 run_sanitize() {
   command -v compute-sanitizer >/dev/null || { say "compute-sanitizer is not installed"; return 77; }
-  local tests=()
-  mapfile -t tests < <(find "$build/tests" -maxdepth 2 -type f -executable -name '*cuda*test*' -o -maxdepth 2 -type f -executable -name '*test*cuda*')
-  [ ${#tests[@]} -ne 0 ] || { say "no CUDA tests were built"; return 1; }
-  for program in "${tests[@]}"; do
-    compute-sanitizer --tool memcheck --error-exitcode 9 "$program" '[cuda]' || return 1
-  done
+  compute-sanitizer --tool memcheck --error-exitcode 9 "$build/tests/tarn_cuda_tests" '[cuda]'
 }
 
 run_examples() {
   local failed=0 program
-  while read -r program; do
+  for program in "$build"/examples/*_cuda; do
     say "-- $(basename "$program")"
-    timeout 60 "$program" || { say "FAILED with $?"; failed=1; }
-  done < <(find "$build/examples" -maxdepth 2 -type f -executable ! -name '*.so' | sort)
+    timeout 30 "$program" || { say "FAILED with $?"; failed=1; }
+  done
   return $failed
 }
 
-# One process per pool: none sees what another left behind.
-run_replay() {
-  local tool=$build/bench/replay/tarn_replay failed=0 pool files=() small=("$root"/examples/traces/*.trace.gz)
-  files=("${small[@]}")
+# built NAME: the path of a program of the benches; the stage is skipped where it was not built.
+built() {
+  local folder
+  for folder in hot_paths replay; do
+    [ -x "$build/bench/$folder/$1" ] && { say "$build/bench/$folder/$1"; return; }
+  done
+  return 1
+}
+
+# one_by_one FILE PROGRAM COMMAND...: each allocator in a process of its own, so that none sees what another left behind
+# and the death of one leaves the figures of the others. COMMANDs are arguments, split at blanks; @ALL and @SMALL are the
+# traces.
+one_by_one() {
+  local file=$results/$1.new program all small command arguments failed=0
+  program=$(built "$2") || { say "$2 was not built"; return 77; }
+  shift 2
+  small=("$root"/examples/traces/*.trace.gz)
+  all=("${small[@]}")
   if [ -d "$more_traces" ]; then
     for trace in "$more_traces"/*.trace.gz; do
-      [ -e "$root/examples/traces/$(basename "$trace")" ] || files+=("$trace")
+      [ -e "$root/examples/traces/$(basename "$trace")" ] || all+=("$trace")
     done
   fi
-  "$tool" --device cuda --json --passes 1 --pool cuda_malloc "$root/examples/traces/demucs_train.trace.gz" || return 1
-  : >"$results/replay.jsonl"
-  add() { timeout 100 "$@" >>"$results/replay.jsonl" || { say "FAILED with $?: $*"; failed=1; }; }
-  for pool in $("$tool" --pool list | awk '$2 == "cuda" { print $1 }'); do
-    case $pool in
-      # A driver call per block: short traces, twice.
-      cuda_malloc | cub_default) add "$tool" --device cuda --json --passes 2 --pool "$pool" "${small[@]}" ;;
-      *) add "$tool" --device cuda --json --passes 5 --pool "$pool" "${files[@]}" ;;
+  : >"$file"
+  for command in "$@"; do
+    read -r -a arguments <<<"$command"
+    case ${arguments[-1]} in
+      @ALL) arguments=("${arguments[@]:0:${#arguments[@]}-1}" "${all[@]}") ;;
+      @SMALL) arguments=("${arguments[@]:0:${#arguments[@]}-1}" "${small[@]}") ;;
+      *) arguments+=(--json "$file") ;;
     esac
+    say "-- $command"
+    if [[ $command == *@* ]]; then
+      timeout 60 "$program" "${arguments[@]}" >>"$file"
+    else
+      timeout 90 "$program" "${arguments[@]}"
+    fi || { say "FAILED with $?"; failed=1; }
   done
-  for pool in tarn tarn_no_remap host_malloc std_pmr; do
-    add "$tool" --device sim --json --passes 5 --pool "$pool" "${files[@]}"
-  done
-  if [ -x "${tool}_torch" ]; then
-    add "${tool}_torch" --device cuda --json --passes 5 --pool torch "${files[@]}"
-    PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True \
-      add "${tool}_torch" --device cuda --json --passes 5 --pool torch_expandable "${files[@]}"
-  fi
-  "$tool" --device cuda --pool tarn,tarn_no_remap --passes 5 "${files[@]}" >"$results/replay_tarn.txt" || failed=1
   return $failed
 }
 
-run_hot_paths() {
-  local tool=$build/bench/tarn_hot_paths failed=0
-  time_it() {
-    local out=$1
-    shift
-    timeout 150 "$@" --benchmark_min_time=0.05 --benchmark_out="$results/$out.json" --benchmark_out_format=json ||
-      { say "FAILED with $?: $*"; failed=1; }
-  }
-  time_it hot_paths "$tool"
-  if [ -x "${tool}_torch" ]; then
-    time_it hot_paths_torch "${tool}_torch"
-    PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True time_it hot_paths_torch_expandable "${tool}_torch"
-  fi
-  return $failed
+run_replay_tarn() {
+  local runs=() pool
+  for pool in tarn tarn_no_remap tarn_tracked cuda_async cub thrust_mr; do
+    runs+=("--device cuda --json --passes 6 --pool $pool @ALL")
+  done
+  # A driver call per block: short traces, twice.
+  for pool in cub_default cuda_malloc; do runs+=("--device cuda --json --passes 2 --pool $pool @SMALL"); done
+  for pool in tarn tarn_no_remap host_malloc std_pmr mimalloc; do
+    runs+=("--device sim --json --passes 6 --pool $pool @ALL")
+  done
+  one_by_one replay_tarn.jsonl tarn_replay "${runs[@]}"
+}
+# PyTorch reads its settings once per process.
+run_replay_torch() {
+  one_by_one replay_torch.jsonl tarn_replay_torch "--device cuda --json --passes 6 --pool torch @ALL"
+}
+run_replay_torch_expandable() {
+  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True one_by_one replay_torch_expandable.jsonl tarn_replay_torch \
+    "--device cuda --json --passes 6 --pool torch_expandable @ALL"
+}
+run_replay_rmm() {
+  one_by_one replay_rmm.jsonl tarn_replay_rmm "--device cuda --json --passes 6 --pool rmm_pool @ALL" \
+    "--device cuda --json --passes 6 --pool rmm_arena @ALL" "--device cuda --json --passes 6 --pool rmm_binning @ALL"
+}
+
+run_hot_paths_cuda() { one_by_one hot_paths_cuda.jsonl tarn_hot_paths "--device cuda --limit 70"; }
+run_hot_paths_host() { one_by_one hot_paths_host.jsonl tarn_hot_paths "--device sim --limit 30" "--device host --limit 40"; }
+run_hot_paths_torch() {
+  one_by_one hot_paths_torch.jsonl tarn_hot_paths_torch "--limit 20"
+}
+run_hot_paths_torch_expandable() {
+  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True one_by_one hot_paths_torch_expandable.jsonl tarn_hot_paths_torch "--limit 20"
+}
+run_hot_paths_rmm() {
+  one_by_one hot_paths_rmm.jsonl tarn_hot_paths_rmm "--pool rmm_pool --limit 25" "--pool rmm_arena --limit 25" \
+    "--pool rmm_binning --limit 25"
 }
 
 run_summary() { python3 "$root/bench/summary.py" "$results"; }
@@ -209,35 +262,39 @@ for argument in "$@"; do
     *) wanted+=("$argument") ;;
   esac
 done
-logs=$results
-mkdir -p "$results"
+mkdir -p "$results" "$logs"
 more_traces=${TRACES:-$deps/traces}
-export root deps more_traces build results jobs commit
-export -f say run_configure
+TARN_DRIVER=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader -i 0 2>/dev/null)
+export TARN_DRIVER root deps more_traces build results jobs commit
+export -f say built one_by_one
 find_python_packages
 environment | tee "$results/environment.txt"
 [ -d "$deps" ] || say "no .gpu-deps: what this machine lacks is skipped (bench/gpu.sh prepare, on Debian, gathers it)"
 export LD_LIBRARY_PATH=$deps/usr/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
-stage configure 60 run_configure
-stage build 300 run_build
-stage tests 150 run_tests
+# Limits, not what they take: together more than ten minutes, of which TOTAL_SECONDS keeps them.
+stage configure 40 run_configure
+stage build 200 run_build
+stage replay_tarn 120 run_replay_tarn
+stage replay_torch 40 run_replay_torch
+stage replay_torch_expandable 40 run_replay_torch_expandable
+stage hot_paths_cuda 90 run_hot_paths_cuda
+stage hot_paths_torch 40 run_hot_paths_torch
+stage hot_paths_torch_expandable 40 run_hot_paths_torch_expandable
+stage hot_paths_host 80 run_hot_paths_host
+stage tests 90 run_tests
+stage examples 30 run_examples
+stage replay_rmm 60 run_replay_rmm
+stage hot_paths_rmm 90 run_hot_paths_rmm
 if [ $sanitize -eq 1 ] || [[ " ${wanted[*]:-} " == *" sanitize "* ]]; then stage sanitize 180 run_sanitize; fi
-stage examples 90 run_examples
-stage replay 200 run_replay
-stage hot_paths 240 run_hot_paths
-stage summary 60 run_summary
+total=$((total + 20))
+stage summary 20 run_summary
 
 say ""
 [ -f "$results/summary.txt" ] && cat "$results/summary.txt"
-failed=0
-for name in "${order[@]}"; do
-  printf '%-10s %s\n' "$name" "${outcome[$name]}"
-  [[ ${outcome[$name]} == FAILED* ]] && failed=1
-done | tee "$results/stages.txt"
-grep -q FAILED "$results/stages.txt" && failed=1
+for name in "${order[@]}"; do printf '%-26s %s\n' "$name" "${outcome[$name]}"; done | tee "$results/stages.txt"
 if [ -n "${OUT:-}" ]; then
-  tar -czf "$OUT/results.tar.gz" -C "$root/bench" results
-  cp "$results"/{summary.txt,stages.txt,environment.txt,tests.log} "$OUT"/ 2>/dev/null
+  tar -czf "$OUT/results.tar.gz" -C "$root/bench" results -C "$build" logs
+  cp "$results"/{summary.txt,stages.txt} "$logs/build.log" "$OUT"/
 fi
-exit $failed
+! grep -q FAILED "$results/stages.txt"

@@ -1,12 +1,28 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Reads bench/results/ and writes summary.txt there: one table of the replay, one of the hot paths.
+"""Reads bench/results/ and writes summary.txt there: the replay, the hot paths, their tails.
 
-Every figure is of one run on one machine; ratios are to tarn in the same table. Standard library only.
+  summary.py [RESULTS]            writes RESULTS/summary.txt
+  summary.py --readme [RESULTS]   writes the figures of the README, between its markers, and nothing else
+
+Every figure is of one run on one machine. Standard library only.
 """
-import json
 import pathlib
 import sys
+
+import read_results as results
+
+README = pathlib.Path(__file__).parent.parent / "README.md"
+BEGIN, END = "<!-- figures: bench/summary.py --readme writes them -->", "<!-- end of figures -->"
+
+
+def number(value, digits=0):
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def short(value):
+    """Nanoseconds, with a decimal where it tells something."""
+    return number(value, 1 if value is not None and value < 100 else 0)
 
 
 def table(rows):
@@ -19,57 +35,147 @@ def table(rows):
     return "\n".join(lines)
 
 
-def number(value, digits=0):
-    return "-" if value is None else f"{value:,.{digits}f}"
+def markdown(rows):
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" + "---:|" * (len(rows[0]) - 1)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows[1:]])
 
 
-def replay_rows(path):
-    """Utilisation and cold/warm nanoseconds per event, a row per pool, a column per trace."""
-    cells, traces, pools = {}, [], []
-    for line in path.read_text().splitlines():
-        row = json.loads(line)
-        pool = row["pool"] + (" (sim)" if row["device"] == "sim" else "")
-        if row["trace"] not in traces:
-            traces.append(row["trace"])
-        if pool not in pools:
-            pools.append(pool)
-        held = "out of memory" if row["out_of_memory"] else number(row["utilisation"], 3)
-        calls = f"{number(row['driver_calls'])}/{number(row['driver_calls_warm'])}"
-        cells[pool, row["trace"]] = f"{held} {number(row['cold_ns_per_event'])}/{number(row['warm_ns_per_event'])} [{calls}]"
-    rows = [["pool"] + traces]
-    rows += [[pool] + [cells.get((pool, trace), "-") for trace in traces] for pool in pools]
-    return rows
+def distinct(values):
+    return list(dict.fromkeys(values))
 
 
-def hot_path_rows(paths):
-    """Nanoseconds per pair, a row per work, a column per pool."""
-    cells, works, pools = {}, [], []
-    for path in paths:
-        for entry in json.loads(path.read_text())["benchmarks"]:
-            parts = entry["name"].split("/")
-            parts = [part for part in parts if not part.startswith("iterations:") and part != "manual_time"]
-            work, pool = "/".join(parts[:-1]), parts[-1]
-            if work not in works:
-                works.append(work)
-            if pool not in pools:
-                pools.append(pool)
-            if not entry.get("error_occurred"):
-                cells[pool, work] = number(entry["real_time"], 1 if entry["real_time"] < 10 else 0)
-    rows = [["work"] + pools]
-    rows += [[work] + [cells.get((pool, work), "-") for pool in pools] for work in works]
-    return rows
+def name_of(row):
+    return row["pool"] + (".sim" if row["device"] == "sim" else "")
+
+
+def grid(rows, down, across, cell, corner):
+    """A table of what `cell` says of the row at each crossing."""
+    at = {(down(row), across(row)): cell(row) for row in rows}
+    heads, sides = distinct(map(across, rows)), distinct(map(down, rows))
+    return [[corner] + heads] + [[side] + [at.get((side, head), "-") for head in heads] for side in sides]
+
+
+def replay_cell(row):
+    held = "out of memory" if row.get("out_of_memory") else number(row.get("utilisation"), 3)
+    calls = f"{number(row.get('driver_calls'))}/{number(row.get('driver_calls_warm'))}"
+    return f"{held} {number(row.get('cold_ns_per_event'))}/{number(row.get('warm_ns_per_event'))} [{calls}]"
+
+
+def tail_cell(kind):
+    def cell(row):
+        tail = row.get(kind)
+        return "/".join(short(tail[q]) for q in ("p50", "p99", "p999", "longest")) if tail else "-"
+    return cell
+
+
+def order(rows):
+    pools = results.in_order(row["pool"] for row in rows)
+    return sorted(rows, key=lambda row: (row["device"] != "cuda", pools.index(row["pool"])))
+
+
+def work_order(row):
+    """Works as they were run: by name, then by number."""
+    name, _, size = row["work"].partition("/")
+    names = ["hot_pair", "window", "live", "two_streams", "other_thread", "threads", "tail"]
+    return (names.index(name) if name in names else len(names), int(size) if size.isdigit() else 0)
+
+
+def summary(folder):
+    parts = []
+    replay, hot = order(results.replay(folder)), results.hot_paths(folder)
+    parts.append("measured on\n" + "\n".join("  " + line for line in results.measured_on(replay + hot)) + "\n")
+    if replay:
+        parts.append("Replay: utilisation, cold/warm ns per event [driver calls cold/warm]\n" +
+                     table(grid(replay, name_of, lambda row: row["trace"], replay_cell, "pool")) + "\n")
+    hot = sorted(order(hot), key=work_order)
+    for device in distinct(row["device"] for row in order(hot)):
+        rows = [row for row in hot if row["device"] == device]
+        pairs = [row for row in rows if not row["work"].startswith("tail")]
+        tails = [row for row in rows if row["work"].startswith("tail")]
+        if pairs:
+            parts.append(f"Hot paths on {device}: host ns per allocate+free pair, median of repeated batches\n" + table(
+                grid(pairs, lambda row: row["work"], lambda row: row["pool"], lambda row: short(row.get("ns_per_pair")),
+                     "work")) + "\n")
+        for kind in ("allocate", "deallocate"):
+            if tails:
+                parts.append(f"Tails on {device}: ns of a warm {kind}, p50/p99/p99.9/longest\n" + table(
+                    grid(tails, lambda row: row["pool"], lambda row: row["work"], tail_cell(kind), "pool")) + "\n")
+    counted = results.instructions(folder)
+    if counted.get("pairs"):
+        parts.append(f"Instructions of an allocate+free pair ({counted.get('how', '')})\n" +
+                     table([["pool", "instructions"]] + [[row["pool"], number(row["instructions_per_pair"], 1)]
+                                                         for row in counted["pairs"]]) + "\n")
+    (pathlib.Path(folder) / "summary.txt").write_text("\n".join(parts))
+
+
+def ratio(mine, other):
+    return "-" if not mine or not other else f"{mine / other:.2f}"
+
+
+def readme_replay(rows):
+    """tarn beside PyTorch's expandable segments, a row per trace."""
+    at = {(row["pool"], row["trace"]): row for row in rows if row["device"] == "cuda"}
+    lines = [["trace", "peak live", "tarn holds", "PyTorch holds", "time cold", "time warm"]]
+    used = []
+    for trace in sorted(distinct(row["trace"] for row in rows)):
+        mine, other = at.get(("tarn", trace)), at.get(("torch_expandable", trace))
+        if not mine or not other:
+            continue
+        used += [mine, other]
+        lines.append([trace.replace("_", " "), number(mine["peak_live"] / 2**30, 1) + " GiB",
+                      *(number(row["peak_reserved"] / 2**30, 2) + f" GiB ({number(row['utilisation'], 3)})"
+                        if row.get("utilisation") else "out of memory" for row in (mine, other)),
+                      ratio(mine["cold_ns_per_event"], other["cold_ns_per_event"]),
+                      ratio(mine["warm_ns_per_event"], other["warm_ns_per_event"])])
+    return lines, used
+
+
+WORKS = {
+    "hot_pair/65536": "one block of 64 KiB, again and again",
+    "window/4096": "4,096 live blocks, 256 B to 1 MiB, random replacement",
+    "window/65536": "65,536 live blocks",
+    "threads/16": "16 threads, each its own stream",
+    "other_thread": "freed by another thread",
+}
+
+
+def readme_hot(rows):
+    """Nanoseconds per pair beside the peers that keep stream order."""
+    at = {(row["pool"], row["work"]): row for row in rows if row["device"] == "cuda" and row.get("ns_per_pair")}
+    pools = [pool for pool in ("tarn", "torch_expandable", "rmm_binning", "rmm_arena", "cuda_async")
+             if any(key[0] == pool for key in at)]
+    if "tarn" not in pools or len(pools) < 2:
+        return [], []
+    lines = [["nanoseconds per allocate and free"] + [results.title(pool) for pool in pools]]
+    for work, said in WORKS.items():
+        if ("tarn", work) in at:
+            lines.append([said] + [short(at[pool, work]["ns_per_pair"]) if (pool, work) in at else "-" for pool in pools])
+    return lines, [row for key, row in at.items() if key[0] in pools]
+
+
+def readme(folder):
+    text = README.read_text()
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        sys.exit(f"{README.name} has no pair of markers: {BEGIN} ... {END}")
+    replay, used = readme_replay(results.replay(folder))
+    hot, used_hot = readme_hot(results.hot_paths(folder))
+    parts = []
+    if len(replay) > 1:
+        parts.append(markdown(replay))
+    if len(hot) > 1:
+        parts.append(markdown(hot))
+    if (pathlib.Path(folder) / "overview.png").exists():
+        parts.append("![Utilisation against time per event; cost against live blocks; cost against threads](bench/results/overview.png)")
+    parts.append("Measured on " + "; ".join(results.measured_on(used + used_hot)) + ".")
+    before, rest = text.split(BEGIN)
+    README.write_text(before + BEGIN + "\n" + "\n\n".join(parts) + "\n" + END + rest.split(END)[1])
 
 
 def main():
-    results = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "results")
-    parts = [(results / "environment.txt").read_text()] if (results / "environment.txt").exists() else []
-    if (results / "replay.jsonl").exists():
-        parts.append("Replay: utilisation, cold/warm ns per event [driver calls cold/warm]\n" +
-                     table(replay_rows(results / "replay.jsonl")) + "\n")
-    hot = sorted(path for path in results.glob("hot_paths*.json") if path.stat().st_size)
-    if hot:
-        parts.append("Hot paths: host ns per allocate+free pair\n" + table(hot_path_rows(hot)) + "\n")
-    (results / "summary.txt").write_text("\n".join(parts))
+    arguments = sys.argv[1:]
+    write = readme if "--readme" in arguments else summary
+    folders = [argument for argument in arguments if argument != "--readme"]
+    write(pathlib.Path(folders[0]) if folders else results.RESULTS)
 
 
 if __name__ == "__main__":

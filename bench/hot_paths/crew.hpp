@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Threads that start one batch of work together and are timed each for itself.
-// Above it: hot_paths. Below it: nothing.
+// Above it: works. Below it: nothing.
 
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <exception>
+#include <mutex>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -23,7 +25,12 @@ class crew {
       threads_.emplace_back([this, t, &work] {
         for (unsigned batch = 1; wait_for(batch); ++batch) {
           auto const start = clock::now();
-          work(t);
+          try {
+            work(t);
+          } catch (...) {
+            std::lock_guard const guard(lock_);
+            failure_ = std::current_exception();
+          }
           seconds_[t] = std::chrono::duration<double>(clock::now() - start).count();
           if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == seconds_.size()) done_.notify_one();
         }
@@ -37,13 +44,14 @@ class crew {
   crew(crew const&) = delete;
   crew& operator=(crew const&) = delete;
 
-  /// Runs one batch in all threads at once; returns the mean seconds of a thread.
+  /// Runs one batch in all threads at once; returns the mean seconds of a thread. What a thread throws is thrown here.
   double run() {
     done_.store(0, std::memory_order_relaxed);
     batch_.fetch_add(1, std::memory_order_release);
     for (std::size_t n = 0; (n = done_.load(std::memory_order_acquire)) != seconds_.size();) {
       done_.wait(n, std::memory_order_acquire);  // asleep: spinning here would take a core from the crew
     }
+    if (failure_) std::rethrow_exception(failure_);
     return std::accumulate(seconds_.begin(), seconds_.end(), 0.0) / static_cast<double>(seconds_.size());
   }
 
@@ -58,6 +66,8 @@ class crew {
   }
   std::atomic<unsigned> batch_{0};
   std::atomic<std::size_t> done_{0};
+  std::mutex lock_;
+  std::exception_ptr failure_;
   std::vector<double> seconds_;
   std::vector<std::thread> threads_;
 };

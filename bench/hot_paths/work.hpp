@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The work that is timed, made before the clock starts: sizes and places at random, the same for every pool.
-// Above it: hot_paths. Below it: nothing.
+// A window of live blocks and what is done to it, made before the clock starts: sizes and places at random, the same
+// for every pool. Above it: works. Below it: timing.
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <random>
 #include <vector>
+
+#include "hot_paths/timing.hpp"
 
 namespace tarn::bench {
 
@@ -39,27 +41,44 @@ inline std::vector<replacement> replacements(std::size_t window, size_range size
 template <class P>
 class window {
  public:
-  window(P& pool, std::size_t stream, std::size_t live, size_range sizes, unsigned seed = 1)
+  /// @throws cannot  a block is refused, or getting them takes too long
+  window(P& pool, std::size_t stream, std::size_t live, size_range sizes, deadline const& until,
+         unsigned seed = 1)
       : pool_(pool), stream_(stream), list_(replacements(live, sizes, seed)), blocks_(live) {
-    for (std::size_t i = 0; i < live; ++i) {
-      blocks_[i].bytes = list_[i % list_.size()].bytes;
-      blocks_[i].address = pool_.allocate(stream_, blocks_[i].bytes);
+    try {
+      for (std::size_t i = 0; i < live; ++i) {
+        if (i % 256 == 0 && until.over()) throw cannot("filling takes too long");
+        get(blocks_[i], list_[i % list_.size()].bytes);
+      }
+    } catch (...) {
+      give_back();
+      throw;
     }
   }
-  ~window() {
-    for (block const& b : blocks_) pool_.deallocate(stream_, b.address, b.bytes);
-  }
+  ~window() { give_back(); }
   window(window const&) = delete;
   window& operator=(window const&) = delete;
 
+  /// Walks once through all replacements, or as far as time allows: later steps find the pool as it stays.
+  void warm(deadline const& until) {
+    for (std::size_t i = 0; i < list_.size() && (i % 256 != 0 || !until.over()); ++i) step();
+  }
   /// Frees one block and allocates another: one pair.
   void step() {
+    free_next();
+    allocate_next();
+  }
+  void free_next() noexcept {
+    block const& b = blocks_[list_[at_].slot];
+    pool_.deallocate(stream_, b.address, b.bytes);
+  }
+  /// Follows free_next().
+  void allocate_next() {
     replacement const r = list_[at_];
     at_ = (at_ + 1) & (list_.size() - 1);
     block& b = blocks_[r.slot];
-    pool_.deallocate(stream_, b.address, b.bytes);
-    b.address = pool_.allocate(stream_, r.bytes);
-    b.bytes = r.bytes;
+    b.address = nullptr;
+    get(b, r.bytes);
   }
 
  private:
@@ -67,6 +86,16 @@ class window {
     void* address = nullptr;
     std::size_t bytes = 0;
   };
+  void get(block& b, std::size_t bytes) {
+    b.address = pool_.allocate(stream_, bytes);
+    b.bytes = bytes;
+    if (b.address == nullptr) throw cannot("a block is refused");
+  }
+  void give_back() noexcept {
+    for (block const& b : blocks_) {
+      if (b.address != nullptr) pool_.deallocate(stream_, b.address, b.bytes);
+    }
+  }
   P& pool_;
   std::size_t stream_;
   std::vector<replacement> list_;

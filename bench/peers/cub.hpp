@@ -51,6 +51,7 @@ struct cub_default_peer : cub_allocator {
   static constexpr std::string_view name = "cub_default";
   static constexpr std::string_view about =
       "cub::CachingDeviceAllocator with its defaults: nothing above 2 MiB cached";
+  static constexpr bool pools = false;  // at most 6 MB stay cached
   explicit cub_default_peer(setup const& s) : cub_allocator(s) {}
 };
 static_assert(peer<cub_default_peer>);

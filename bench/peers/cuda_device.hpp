@@ -4,6 +4,7 @@
 // driver/cuda_driver.
 
 #include <cstdint>
+#include <vector>
 
 #include "peers/counted_driver.hpp"
 #include "peers/cuda_streams.hpp"
@@ -29,6 +30,21 @@ class cuda_device {
  private:
   call_count count_;
   cuda_streams streams_;
+};
+
+/// The same, its streams with their identity, as `identified` and the owners keep it.
+class identified_cuda_device : public cuda_device {
+ public:
+  explicit identified_cuda_device(setup const& s) : cuda_device(s), identities_(s.streams) {
+    for (std::size_t i = 0; i < s.streams; ++i)
+      (void)driver().identify(cuda_device::stream(i), identities_[i]);
+  }
+  [[nodiscard]] stream_ref stream(std::size_t index) const noexcept {
+    return stream_ref::from(cuda_device::stream(index).handle(), identities_[index]);
+  }
+
+ private:
+  std::vector<stream_id> identities_;
 };
 
 }  // namespace tarn::bench

@@ -16,12 +16,12 @@ found_cuda find_cuda() {
   if (outcome == cudaSuccess) outcome = cudaFree(nullptr);
   if (outcome != cudaSuccess) {
     (void)cudaGetLastError();
-    return {false, std::string("no CUDA device: ") + cudaGetErrorString(outcome)};
+    return {false, std::string("no CUDA device: ") + cudaGetErrorString(outcome), {}, {}};
   }
-  return {true, std::string(properties.name) + ", " +
-                    std::to_string((properties.totalGlobalMem + (1U << 29)) >> 30) +
-                    " GiB, driver for CUDA " + std::to_string(version / 1000) + '.' +
-                    std::to_string(version % 1000 / 10)};
+  std::string const name = std::string(properties.name) + ", " +
+                           std::to_string((properties.totalGlobalMem + (1U << 29)) >> 30) + " GiB";
+  std::string const cuda = std::to_string(version / 1000) + '.' + std::to_string(version % 1000 / 10);
+  return {true, name + ", driver for CUDA " + cuda, name, cuda};
 }
 
 }  // namespace tarn::bench

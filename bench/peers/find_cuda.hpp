@@ -9,7 +9,9 @@ namespace tarn::bench {
 /// The first CUDA device, or why there is none.
 struct found_cuda {
   bool found = false;
-  std::string text;  ///< "NVIDIA H200, 140 GiB, driver 13.0" or the reason
+  std::string text;  ///< "NVIDIA H200, 140 GiB, driver for CUDA 13.0" or the reason
+  std::string name;  ///< "NVIDIA H200, 140 GiB"
+  std::string cuda;  ///< what the driver supports: "13.0"
 };
 
 /// Looks, and starts the device's context, so that no pool pays for it.

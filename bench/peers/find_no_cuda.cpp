@@ -4,7 +4,7 @@
 namespace tarn::bench {
 
 found_cuda find_cuda() {
-  return {false, "built without CUDA"};
+  return {false, "built without CUDA", {}, {}};
 }
 
 }  // namespace tarn::bench

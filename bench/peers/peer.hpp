@@ -2,7 +2,7 @@
 #pragma once
 // What a memory pool must offer to be replayed and timed: one adapter per pool, one file per adapter, chosen
 // at compile time, so that nothing but the pool itself is measured.
-// Above it: the adapters, replay/run, hot_paths. Below it: nothing.
+// Above it: the adapters, replay/run, hot_paths/works. Below it: nothing.
 
 #include <concepts>
 #include <cstddef>
@@ -63,8 +63,8 @@ requires requires {
 }
 inline constexpr bool is_thread_safe<P> = P::thread_safe;
 
-/// True for an adapter that says `pools = false`: it asks the driver for every block, and is timed with less
-/// work.
+/// True for an adapter that says `pools = false`: it asks the driver for every block, or for most, and is timed
+/// with less work.
 template <class P>
 inline constexpr bool is_pool = true;
 template <class P>
@@ -72,16 +72,6 @@ requires requires {
   P::pools;
 }
 inline constexpr bool is_pool<P> = P::pools;
-
-/// True for an adapter that says `searches = true`: the cost of its calls grows with the blocks that are
-/// live, to 0.1 ms and more at a million, so it is spared that work.
-template <class P>
-inline constexpr bool searches = false;
-template <class P>
-requires requires {
-  P::searches;
-}
-inline constexpr bool searches<P> = P::searches;
 
 /// An adapter that learns its peak only by asking the system, which is too slow to do while timing: it is
 /// asked during one more pass, untimed.

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <cuda/memory_resource>
 #include <cuda/stream_ref>
 #include <new>
@@ -63,32 +64,38 @@ class rmm_allocator {
   Pool pool_;
 };
 
+/// What the pool starts with. It has no maximum: told one, it takes half of what is left below it at its first growth;
+/// told none, it doubles.
 inline constexpr std::size_t rmm_initial_bytes = std::size_t{256} << 20;
+
+/// What the arena takes at the start and never outgrows; by default it would be half of the free memory.
+inline constexpr std::size_t rmm_arena_bytes = std::size_t{48} << 30;
+
+/// Exponents of the bins. Each bin takes 128 of its blocks at once: a bin of 2^30 would ask for 128 GiB.
+inline constexpr std::int8_t rmm_smallest_bin = 8;
+inline constexpr std::int8_t rmm_largest_bin = 22;
 
 struct rmm_pool : rmm_allocator<rmm::mr::pool_memory_resource> {
   static constexpr std::string_view name = "rmm_pool";
   static constexpr std::string_view about = "rmm::mr::pool_memory_resource, starting at 256 MiB";
-  static constexpr bool searches = true;
   explicit rmm_pool(setup const& s) : rmm_allocator(s, rmm_upstream{}, rmm_initial_bytes) {}
 };
 static_assert(peer<rmm_pool>);
 
 struct rmm_arena : rmm_allocator<rmm::mr::arena_memory_resource> {
   static constexpr std::string_view name = "rmm_arena";
-  static constexpr std::string_view about =
-      "rmm::mr::arena_memory_resource: takes half the device at the start";
-  static constexpr bool searches = true;
-  explicit rmm_arena(setup const& s) : rmm_allocator(s, rmm_upstream{}) {}
+  static constexpr std::string_view about = "rmm::mr::arena_memory_resource: takes 48 GiB at the start";
+  explicit rmm_arena(setup const& s) : rmm_allocator(s, rmm_upstream{}, rmm_arena_bytes) {}
 };
 static_assert(peer<rmm_arena>);
 
 struct rmm_binning : rmm_allocator<rmm::mr::binning_memory_resource> {
   static constexpr std::string_view name = "rmm_binning";
   static constexpr std::string_view about =
-      "rmm::mr::binning_memory_resource: bins 2^8 to 2^30 over rmm_pool";
+      "rmm::mr::binning_memory_resource: bins 2^8 to 2^22 over rmm_pool";
   explicit rmm_binning(setup const& s)
-      : rmm_allocator(s, rmm::mr::pool_memory_resource(rmm_upstream{}, rmm_initial_bytes), std::int8_t{8},
-                      std::int8_t{30}) {}
+      : rmm_allocator(s, rmm::mr::pool_memory_resource(rmm_upstream{}, rmm_initial_bytes), rmm_smallest_bin,
+                      rmm_largest_bin) {}
 };
 static_assert(peer<rmm_binning>);
 

@@ -47,7 +47,6 @@ template <class Resource>
 class std_pmr_pool {
  public:
   static constexpr place_of_memory where = place_of_memory::host;
-  static constexpr bool searches = true;
 
   explicit std_pmr_pool(setup const& s) : memory_(s.capacity) {}
 

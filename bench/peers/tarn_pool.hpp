@@ -42,6 +42,12 @@ struct with_tracking {
   }
 };
 
+/// The default pool, told the identity of each stream: for identified_cuda_device.
+struct with_identity : with_defaults {
+  static constexpr std::string_view name = "tarn_identified";
+  static constexpr std::string_view about = "tarn, whose caller keeps the identity of each stream";
+};
+
 /// `Recipe` on `Device`.
 template <class Device, class Recipe>
 class tarn_pool {

@@ -19,7 +19,6 @@ class thrust_peer {
   static constexpr std::string_view about =
       "thrust::mr::disjoint_synchronized_pool_resource (not stream-ordered)";
   static constexpr place_of_memory where = place_of_memory::cuda;
-  static constexpr bool searches = true;
 
   explicit thrust_peer(setup const&) { cuda_calls::reset_peak(); }
 

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// PyTorch's caching allocator, called from C++. Above it: the lists of pools. Below it: libc10_cuda.
+// PyTorch's caching allocator, called from C++. Its headers take long to compile, so only torch.cpp includes them.
+// Above it: the lists of pools. Below it: torch.cpp.
 
-#include <c10/cuda/CUDACachingAllocator.h>
-
-#include <cstdlib>
-#include <stdexcept>
-#include <string>
+#include <cstddef>
 #include <string_view>
 
 #include "peers/cuda_streams.hpp"
@@ -22,46 +19,26 @@ class torch_allocator {
   static constexpr place_of_memory where = place_of_memory::cuda;
 
   void* allocate(std::size_t stream, std::size_t bytes) noexcept {
-    try {
-      return c10::cuda::CUDACachingAllocator::raw_alloc_with_stream(bytes, streams_[stream]);
-    } catch (c10::Error const&) {
-      return nullptr;  // c10::OutOfMemoryError
-    }
+    return allocate_on(streams_[stream], bytes);
   }
   void deallocate(std::size_t /*stream*/, void* block, std::size_t /*bytes*/) noexcept {
-    if (block != nullptr) c10::cuda::CUDACachingAllocator::raw_delete(block);
+    if (block != nullptr) release(block);
   }
-  [[nodiscard]] usage used() const {
-    auto const stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
-    return {static_cast<std::uint64_t>(stats.reserved_bytes[0].peak),
-            static_cast<std::uint64_t>(stats.num_device_alloc + stats.num_device_free), 0};
-  }
+  [[nodiscard]] usage used() const;
 
   /// True where the environment of this process asks for expandable segments.
-  [[nodiscard]] static bool expandable_asked() noexcept {
-    char const* const settings = std::getenv(variable);
-    return settings != nullptr && std::string_view(settings).find(expandable_on) != std::string_view::npos;
-  }
+  [[nodiscard]] static bool expandable_asked() noexcept;
 
  protected:
   enum class segments : std::uint8_t { fixed, expandable };
 
-  torch_allocator(setup const& s, segments kind) : streams_(s.streams) {
-    if (expandable_asked() != (kind == segments::expandable)) {
-      throw std::runtime_error(
-          kind == segments::expandable
-              ? std::string("this pool needs the environment ") + variable + "=" + std::string(expandable_on)
-              : std::string("this pool needs ") + variable + " without " + std::string(expandable_on));
-    }
-    c10::cuda::CUDACachingAllocator::init(1);
-    c10::cuda::CUDACachingAllocator::emptyCache();
-    c10::cuda::CUDACachingAllocator::resetPeakStats(0);
-  }
-  ~torch_allocator() { c10::cuda::CUDACachingAllocator::emptyCache(); }
+  /// @throws std::runtime_error  the environment asks for the other kind
+  torch_allocator(setup const& s, segments kind);
+  ~torch_allocator();
 
  private:
-  static constexpr char const* variable = "PYTORCH_CUDA_ALLOC_CONF";
-  static constexpr std::string_view expandable_on = "expandable_segments:True";
+  static void* allocate_on(cudaStream_t stream, std::size_t bytes) noexcept;
+  static void release(void* block) noexcept;
   cuda_streams streams_;
 };
 

@@ -20,7 +20,8 @@ struct figures {
   std::optional<std::uint64_t> driver_calls;       ///< of the first pass
   std::optional<std::uint64_t> driver_calls_warm;  ///< of the second pass
   double cold_ns_per_event = 0;                    ///< host time of the first pass
-  std::optional<double> warm_ns_per_event;         ///< host time of the best later pass
+  std::optional<double> warm_ns_per_event;         ///< host time of the later passes, median
+  std::optional<double> warm_best_ns_per_event;    ///< of the best one
   double driver_ns_cold = 0;        ///< modelled driver time of the first pass; simulated device only
   double driver_ns_warm = 0;        ///< the same of the second pass
   std::uint64_t out_of_memory = 0;  ///< requests refused, all passes together

@@ -20,7 +20,7 @@ double to_tenth(double ns) {
 
 }  // namespace
 
-void write_json(std::ostream& out, figures const& row) {
+void write_json(std::ostream& out, figures const& row, context const& where) {
   nlohmann::ordered_json line;
   line["trace"] = row.trace;
   line["pool"] = row.pool;
@@ -34,10 +34,17 @@ void write_json(std::ostream& out, figures const& row) {
   line["cold_ns_per_event"] = to_tenth(row.cold_ns_per_event);
   line["warm_ns_per_event"] =
       row.warm_ns_per_event ? nlohmann::ordered_json(to_tenth(*row.warm_ns_per_event)) : nullptr;
+  line["warm_best_ns_per_event"] =
+      row.warm_best_ns_per_event ? nlohmann::ordered_json(to_tenth(*row.warm_best_ns_per_event)) : nullptr;
   line["out_of_memory"] = row.out_of_memory;
   line["passes"] = row.passes;
   line["driver_ns_cold"] = to_tenth(row.driver_ns_cold);
   line["driver_ns_warm"] = to_tenth(row.driver_ns_warm);
+  line["gpu"] = where.gpu;
+  line["driver"] = where.driver;
+  line["cpu"] = where.cpu;
+  line["date"] = where.date;
+  line["commit"] = where.commit;
   // A trace's name is a file's name, which need not be UTF-8.
   out << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
 }

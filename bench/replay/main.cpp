@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "context.hpp"
 #include "peers/find_cuda.hpp"
 #include "replay/json.hpp"
 #include "replay/pools.hpp"
@@ -70,9 +71,8 @@ struct chosen_device {
   std::string why;
 };
 
-chosen_device choose_device(arguments const& a) {
+chosen_device choose_device(arguments const& a, found_cuda const& device) {
   if (a.device == "sim") return {place_of_memory::simulated, "sim, a simulated GPU, as asked"};
-  found_cuda const device = find_cuda();
   if (a.device == "cuda" && !device.found) {
     throw usage_error("--device cuda: " + device.text + "; --device sim needs none");
   }
@@ -84,20 +84,22 @@ chosen_device choose_device(arguments const& a) {
 }
 
 void replay(arguments const& a) {
-  chosen_device const device = choose_device(a);
+  found_cuda const gpu = a.device == "sim" ? found_cuda{} : find_cuda();
+  chosen_device const device = choose_device(a, gpu);
   std::vector<pool_entry> const pools = choose(a.pools, device.where);
   std::vector<trace> traces;  // all are read before the first is replayed: a broken one is told at once
   for (std::string const& file : a.files) traces.push_back(read_trace(file));
   setup made_for;
   made_for.capacity = a.capacity;
   if (!a.json) std::cout << "device " << device.why << "\n\n";
+  context const where = find_context(gpu);
   progress line;
   for (trace const& t : traces) {
     std::vector<figures> rows;
     for (pool_entry const& p : pools) {
       rows.push_back(p.run(t, made_for, a.passes, line));
       if (a.json) {
-        write_json(std::cout, rows.back());
+        write_json(std::cout, rows.back(), where);
         std::cout.flush();
       }
     }

@@ -25,11 +25,9 @@ template <peer P>
 
 [[nodiscard]] std::vector<pool_entry> simulated_pools();
 [[nodiscard]] std::vector<pool_entry> host_pools();
-[[nodiscard]] std::vector<pool_entry> cuda_pools();   ///< built where the CUDA toolkit is
-[[nodiscard]] std::vector<pool_entry> rmm_pools();    ///< built where RMM is
-[[nodiscard]] std::vector<pool_entry> torch_pools();  ///< the only ones of tarn_replay_torch
+[[nodiscard]] std::vector<pool_entry> cuda_pools();  ///< built where the CUDA toolkit is
 
-/// Every pool of this program, tarn first.
+/// Every pool of this program, tarn first. Each program defines it.
 [[nodiscard]] std::vector<pool_entry> all_pools();
 
 }  // namespace tarn::bench

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A translation unit of its own: RMM brings its own CCCL, newer than the toolkit's.
+// The pools of tarn_replay_rmm, and no others: RMM brings its own CCCL, and a refusal may end its program.
 #include "peers/rmm.hpp"
 #include "replay/pools.hpp"
 
 namespace tarn::bench {
 
-std::vector<pool_entry> rmm_pools() {
+std::vector<pool_entry> all_pools() {
   return {entry_of<rmm_pool>(), entry_of<rmm_arena>(), entry_of<rmm_binning>()};
 }
 

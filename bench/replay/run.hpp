@@ -95,6 +95,7 @@ template <peer P>
   P pool(made_for);
   std::span<event const> const all(t.events);
   double const per_event = 1.0 / static_cast<double>(std::max<std::size_t>(1, all.size()));
+  std::vector<double> warm;
   usage before = pool.used();
   for (unsigned pass = 0; pass < passes; ++pass) {
     line.begin(row.trace + ", " + row.pool + ", pass " + std::to_string(pass + 1) + " of " +
@@ -112,7 +113,7 @@ template <peer P>
     if (pass == 0) {
       row.cold_ns_per_event = ns;
     } else {
-      row.warm_ns_per_event = std::min(ns, row.warm_ns_per_event.value_or(ns));
+      warm.push_back(ns);
     }
     auto const driver_ns = static_cast<double>(after.driver_ns - before.driver_ns) * per_event;
     if (after.driver_calls && pass == 0) row.driver_calls = *after.driver_calls - *before.driver_calls;
@@ -121,6 +122,11 @@ template <peer P>
     if (pass == 1) row.driver_ns_warm = driver_ns;
     detail::play(pool, left_over, blocks, row.out_of_memory);
     before = pool.used();
+  }
+  if (!warm.empty()) {
+    std::sort(warm.begin(), warm.end());
+    row.warm_best_ns_per_event = warm.front();
+    row.warm_ns_per_event = (warm[(warm.size() - 1) / 2] + warm[warm.size() / 2]) / 2;
   }
   if constexpr (sampled_peer<P>) {
     line.begin(row.trace + ", " + row.pool + ", sampling");

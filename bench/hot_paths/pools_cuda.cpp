@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hot_paths/pools.hpp"
+#include "peers/cub.hpp"
+#include "peers/cuda_async.hpp"
+#include "peers/cuda_device.hpp"
+#include "peers/cuda_malloc.hpp"
+#include "peers/tarn_pool.hpp"
+#include "peers/thrust_mr.hpp"
+
+namespace tarn::bench {
+
+void add_cuda(std::vector<entry>& list) {
+  add_works<tarn_pool<cuda_device, with_defaults>>(list);
+  add_works<tarn_pool<cuda_device, with_tracking>>(list);
+  add_works<tarn_pool<identified_cuda_device, with_identity>>(list);
+  add_works<cuda_async_peer>(list);
+  add_works<cub_peer>(list);
+  add_works<cub_default_peer>(list);
+  add_works<thrust_peer>(list);
+  add_works<cuda_malloc_peer>(list);
+}
+
+}  // namespace tarn::bench

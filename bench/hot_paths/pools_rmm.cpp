@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pools of tarn_hot_paths_rmm, and no others: RMM brings its own CCCL, and a refusal may end its program.
+#include "hot_paths/works.hpp"
+#include "peers/rmm.hpp"
+
+namespace tarn::bench {
+
+std::vector<entry> all_entries(bool cuda_found) {
+  std::vector<entry> all;
+  if (!cuda_found) return all;
+  add_works<rmm_pool>(all);
+  add_works<rmm_arena>(all);
+  add_works<rmm_binning>(all);
+  return all;
+}
+
+}  // namespace tarn::bench

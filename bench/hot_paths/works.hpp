@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The hot paths, for any pool: host nanoseconds per allocate+free pair, warm, memory never touched.
+//
+//   hot_pair/B    one block of B bytes, allocated and freed, one thread, one stream
+//   window/W      W live blocks, log-uniform 256 B to 1 MiB, random replacement
+//   live/N        N live blocks, log-uniform 256 B to 2 KiB, random replacement
+//   threads/T     T threads, each its own stream and 64 live blocks, log-uniform 256 B to 256 KiB; per thread
+//   other_thread  4 KiB allocated by one thread, freed by another, one stream
+//   two_streams   64 KiB, allocated and freed on one stream, then on the other, and so on
+//   tail/W        each operation of window/W timed alone
+//
+// Above it: the lists of pools. Below it: peers/peer, work, crew.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hot_paths/crew.hpp"
+#include "hot_paths/work.hpp"
+#include "peers/peer.hpp"
+
+namespace tarn::bench {
+
+/// One work on one pool, to be run.
+struct entry {
+  std::string work;
+  std::string pool;
+  std::string device;
+  std::size_t live = 1;  ///< blocks that it keeps
+  std::function<void(plan const&, row&)> run;
+};
+
+/// Every work on every pool of this program. Each program defines it.
+/// @param cuda_found  whether there is a device for the CUDA pools
+[[nodiscard]] std::vector<entry> all_entries(bool cuda_found);
+
+namespace hot {
+
+inline constexpr size_range small_to_mib{256, std::size_t{1} << 20};
+inline constexpr size_range small_to_256_kib{256, std::size_t{256} << 10};
+inline constexpr size_range small_to_2_kib{256, std::size_t{2} << 10};
+inline constexpr std::size_t blocks_per_thread = 64;
+inline constexpr std::size_t pair_bytes[] = {256, 4096, 65536, 1048576, 20971520};
+inline constexpr std::size_t window_blocks[] = {16, 256, 4096, 32768, 65536};
+inline constexpr std::size_t live_blocks[] = {1000, 1000000};
+inline constexpr std::size_t thread_counts[] = {1, 2, 4, 8, 16};
+inline constexpr std::size_t tail_window = 4096;
+
+/// Most live blocks, and most threads, of what asks the driver for each block.
+inline constexpr std::size_t most_live_without_pool = 256;
+inline constexpr std::size_t most_threads_without_pool = 4;
+
+[[nodiscard]] inline setup with_streams(std::size_t count) {
+  setup s;
+  s.streams = count;
+  return s;
+}
+
+/// Allocates and frees on the stream that `next` gives.
+template <peer P, class Next>
+[[nodiscard]] spread time_pairs(P& pool, std::size_t bytes, plan const& p, Next next) {
+  return time_batches(p, [&](std::uint64_t pairs) {
+    return time_loop(pairs, [&] {
+      std::size_t const stream = next();
+      void* const block = pool.allocate(stream, bytes);
+      if (block == nullptr) throw cannot("a block is refused");
+      keep(block);
+      pool.deallocate(stream, block, bytes);
+    });
+  });
+}
+
+template <peer P>
+void hot_pair(plan const& p, row& r, std::size_t bytes) {
+  P pool(with_streams(1));
+  r.pair = time_pairs(pool, bytes, p, [] { return std::size_t{0}; });
+}
+
+template <peer P>
+void two_streams(plan const& p, row& r) {
+  P pool(with_streams(2));
+  r.pair =
+      time_pairs(pool, std::size_t{64} << 10, p, [stream = std::size_t{1}]() mutable { return stream ^= 1; });
+}
+
+template <peer P>
+void replace(plan const& p, row& r, std::size_t live, size_range sizes) {
+  P pool(with_streams(1));
+  deadline const until(p.fill_seconds);
+  window<P> blocks(pool, 0, live, sizes, until);
+  blocks.warm(until);
+  r.pair = time_batches(p, [&](std::uint64_t pairs) { return time_loop(pairs, [&] { blocks.step(); }); });
+}
+
+template <peer P>
+void tails(plan const& p, row& r) {
+  P pool(with_streams(1));
+  deadline const until(p.fill_seconds);
+  window<P> blocks(pool, 0, tail_window, small_to_mib, until);
+  blocks.warm(until);
+  tick_clock const& clock = tick_clock::calibrated();
+  tail_recorder freed(p.tail_samples), allocated(p.tail_samples);
+  for (unsigned batch = 0; batch < p.repetitions; ++batch) {
+    for (std::size_t i = 0; i < p.tail_samples; ++i) {
+      std::uint64_t const start = clock.now();
+      blocks.free_next();
+      std::uint64_t const between = clock.now();
+      blocks.allocate_next();
+      std::uint64_t const end = clock.now();
+      freed.at(i, between - start);
+      allocated.at(i, end - between);
+    }
+    freed.end_batch();
+    allocated.end_batch();
+  }
+  r.deallocate = freed.result();
+  r.allocate = allocated.result();
+  r.clock_ns = clock.own_ticks * clock.ns_per_tick;
+}
+
+/// Batches of a crew, each thread doing as many pairs.
+template <class Pairs>
+[[nodiscard]] spread time_crew(plan const& p, std::size_t count, Pairs&& pairs_of_thread) {
+  std::uint64_t pairs = 0;
+  auto const work = [&](std::size_t thread) { pairs_of_thread(thread, pairs); };
+  crew workers(count, work);
+  return time_batches(p, [&](std::uint64_t n) {
+    pairs = n;
+    return workers.run();
+  });
+}
+
+template <peer P>
+void threads(plan const& p, row& r, std::size_t count) {
+  P pool(with_streams(count));
+  deadline const until(p.fill_seconds);
+  std::vector<std::unique_ptr<window<P>>> windows;
+  for (std::size_t t = 0; t < count; ++t) {
+    windows.push_back(std::make_unique<window<P>>(pool, t, blocks_per_thread, small_to_256_kib, until,
+                                                  static_cast<unsigned>(t + 1)));
+  }
+  r.pair = time_crew(p, count, [&](std::size_t t, std::uint64_t pairs) {
+    for (std::uint64_t i = 0; i < pairs; ++i) windows[t]->step();
+  });
+}
+
+template <peer P>
+void other_thread(plan const& p, row& r) {
+  constexpr std::size_t bytes = 4096;
+  P pool(with_streams(1));
+  handover queue;
+  r.pair = time_crew(p, 2, [&](std::size_t t, std::uint64_t pairs) {
+    bool refused = false;
+    for (std::uint64_t i = 0; i < pairs; ++i) {
+      if (t != 0) {
+        pool.deallocate(0, queue.take(), bytes);
+        continue;
+      }
+      void* block = nullptr;  // handed over even if refused: the other thread waits for it
+      try {
+        block = pool.allocate(0, bytes);
+      } catch (std::bad_alloc const&) {
+      }
+      refused = refused || block == nullptr;
+      queue.give(block);
+    }
+    if (refused) throw cannot("a block is refused");
+  });
+}
+
+}  // namespace hot
+
+/// Adds every work for one pool.
+template <peer P>
+void add_works(std::vector<entry>& list) {
+  auto const add = [&](std::string work, std::size_t live, auto run) {
+    if (is_pool<P> || live <= hot::most_live_without_pool) {
+      list.push_back({std::move(work), std::string(P::name), std::string(to_text(P::where)), live, run});
+    }
+  };
+  for (std::size_t const bytes : hot::pair_bytes) {
+    add("hot_pair/" + std::to_string(bytes), 1,
+        [bytes](plan const& p, row& r) { hot::hot_pair<P>(p, r, bytes); });
+  }
+  for (std::size_t const live : hot::window_blocks) {
+    add("window/" + std::to_string(live), live,
+        [live](plan const& p, row& r) { hot::replace<P>(p, r, live, hot::small_to_mib); });
+  }
+  for (std::size_t const live : hot::live_blocks) {
+    add("live/" + std::to_string(live), live,
+        [live](plan const& p, row& r) { hot::replace<P>(p, r, live, hot::small_to_2_kib); });
+  }
+  add("two_streams", 1, [](plan const& p, row& r) { hot::two_streams<P>(p, r); });
+  add("tail/" + std::to_string(hot::tail_window), hot::tail_window,
+      [](plan const& p, row& r) { hot::tails<P>(p, r); });
+  if constexpr (is_thread_safe<P>) {
+    for (std::size_t const count : hot::thread_counts) {
+      if (!is_pool<P> && count > hot::most_threads_without_pool) continue;
+      add("threads/" + std::to_string(count), hot::blocks_per_thread,
+          [count](plan const& p, row& r) { hot::threads<P>(p, r, count); });
+    }
+    add("other_thread", 1, [](plan const& p, row& r) { hot::other_thread<P>(p, r); });
+  }
+}
+
+}  // namespace tarn::bench

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads bench/results/: what summary.py and plots.py have in common. Standard library only.
+
+A line that was cut off, a file that is empty or not there costs its own figures and no others.
+"""
+import json
+import pathlib
+import sys
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+
+# Names for readers, the pools in the order in which they are told.
+POOLS = {
+    "tarn": "tarn",
+    "tarn_tracked": "tarn, tracked",
+    "tarn_identified": "tarn, known streams",
+    "tarn_no_remap": "tarn, no remapping",
+    "torch_expandable": "PyTorch, expandable",
+    "torch": "PyTorch",
+    "cuda_async": "cudaMallocAsync",
+    "rmm_pool": "RMM pool",
+    "rmm_arena": "RMM arena",
+    "rmm_binning": "RMM bins",
+    "cub": "CUB, wide bins",
+    "cub_default": "CUB",
+    "thrust_mr": "Thrust pool",
+    "cuda_malloc": "cudaMalloc",
+    "mimalloc": "mimalloc",
+    "host_malloc": "malloc",
+    "std_pmr": "std::pmr",
+    "std_pmr_sync": "std::pmr, synchronized",
+}
+
+
+def title(pool):
+    return POOLS.get(pool, pool)
+
+
+def in_order(pools):
+    """Pools as told, unknown ones last."""
+    known = list(POOLS)
+    return sorted(set(pools), key=lambda pool: (known.index(pool) if pool in known else len(known), pool))
+
+
+def rows_of(path):
+    """The whole lines of a file of JSON objects."""
+    rows = []
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return rows
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            print(f"{path.name}:{number}: left out, not a whole JSON object", file=sys.stderr)
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def read(results, prefix, keys):
+    """Rows of results/PREFIX*.jsonl that have all keys; of two rows with the same values of them the later counts."""
+    found = {}
+    for path in sorted(pathlib.Path(results).glob(prefix + "*.jsonl")):
+        for row in rows_of(path):
+            if all(key in row for key in keys):
+                found[tuple(row[key] for key in keys)] = row
+    return list(found.values())
+
+
+def replay(results=RESULTS):
+    return read(results, "replay", ("trace", "pool", "device"))
+
+
+def hot_paths(results=RESULTS):
+    return read(results, "hot_paths", ("work", "pool", "device"))
+
+
+def instructions(results=RESULTS):
+    try:
+        return json.loads((pathlib.Path(results) / "instructions.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def measured_on(rows):
+    """Where and of what the rows are, one line for each different answer."""
+    lines = []
+    for row in rows:
+        place = row.get("cpu", "unknown machine") if row.get("gpu") in (None, "none") else f"{row['gpu']}, driver {row.get('driver')}"
+        line = f"{place}, {str(row.get('date', 'unknown date'))[:10]}, commit {row.get('commit', 'unknown')}"
+        if line not in lines:
+            lines.append(line)
+    return lines
