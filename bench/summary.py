@@ -103,8 +103,8 @@ def summary(folder):
     counted = results.instructions(folder)
     if counted.get("pairs"):
         parts.append(f"Instructions of an allocate+free pair ({counted.get('how', '')})\n" +
-                     table([["pool", "instructions"]] + [[row["pool"], number(row["instructions_per_pair"], 1)]
-                                                         for row in counted["pairs"]]) + "\n")
+                     table(grid(counted["pairs"], lambda row: row["pool"], lambda row: f"{row['bytes']:,} B",
+                                lambda row: number(row["instructions_per_pair"], 1), "pool")) + "\n")
     (pathlib.Path(folder) / "summary.txt").write_text("\n".join(parts))
 
 
