@@ -90,7 +90,7 @@ stage() {
   timeout --kill-after=5 "$seconds" bash -c "set -u; $function" >"$logs/$name.log" 2>&1
   status=$?
   for file in "$results"/*.new; do  # what was done before a stage was stopped counts; no figures leave the earlier ones
-    if [ -s "$file" ]; then mv "$file" "${file%.new}"; else rm -f "$file"; fi
+    if grep -qs '^{' "$file"; then mv "$file" "${file%.new}"; else rm -f "$file"; fi
   done
   case $status in
     0) outcome[$name]="ok" ;;
@@ -152,7 +152,10 @@ run_build() {
   return $status
 }
 
-run_tests() { "$build/tests/tarn_cuda_tests" --durations yes >"$results/cuda_tests.log" 2>&1; }
+run_tests() {
+  [ -x "$build/tests/tarn_cuda_tests" ] || { say "tarn_cuda_tests was not built"; return 1; }
+  "$build/tests/tarn_cuda_tests" --durations yes >"$results/cuda_tests.log" 2>&1
+}
 
 run_sanitize() {
   command -v compute-sanitizer >/dev/null || { say "compute-sanitizer is not installed"; return 77; }
@@ -170,9 +173,9 @@ run_examples() {
 
 # built NAME: the path of a program of the benches; the stage is skipped where it was not built.
 built() {
-  local folder
-  for folder in hot_paths replay; do
-    [ -x "$build/bench/$folder/$1" ] && { say "$build/bench/$folder/$1"; return; }
+  local program
+  for program in "$build/bench/$1" "$build/bench/replay/$1"; do
+    [ -x "$program" ] && say "$program" && return
   done
   return 1
 }
@@ -204,7 +207,7 @@ one_by_one() {
       timeout 60 "$program" "${arguments[@]}" >>"$file"
     else
       timeout 90 "$program" "${arguments[@]}"
-    fi || { say "FAILED with $?"; failed=1; }
+    fi || { say "FAILED with $?"; failed=1; echo >>"$file"; }  # its last line may have no end
   done
   return $failed
 }
@@ -247,7 +250,10 @@ run_hot_paths_rmm() {
     "--pool rmm_binning --limit 25"
 }
 
-run_summary() { python3 "$root/bench/summary.py" "$results"; }
+run_summary() {
+  python3 "$root/bench/summary.py" "$results" || return 1
+  if python3 -c 'import matplotlib'; then python3 "$root/bench/plots.py" "$results"; else say "skipped the picture: no matplotlib"; fi
+}
 
 if [ "${1:-}" = prepare ]; then
   prepare
@@ -287,8 +293,8 @@ stage examples 30 run_examples
 stage replay_rmm 60 run_replay_rmm
 stage hot_paths_rmm 90 run_hot_paths_rmm
 if [ $sanitize -eq 1 ] || [[ " ${wanted[*]:-} " == *" sanitize "* ]]; then stage sanitize 180 run_sanitize; fi
-total=$((total + 20))
-stage summary 20 run_summary
+total=$((total + 25))
+stage summary 25 run_summary
 
 say ""
 [ -f "$results/summary.txt" ] && cat "$results/summary.txt"

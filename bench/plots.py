@@ -15,6 +15,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
+sys.dont_write_bytecode = True
 import read_results as results
 
 # Okabe and Ito's colours, which the colour-blind tell apart; a marker each says the same again.

@@ -10,6 +10,7 @@ Every figure is of one run on one machine. Standard library only.
 import pathlib
 import sys
 
+sys.dont_write_bytecode = True
 import read_results as results
 
 README = pathlib.Path(__file__).parent.parent / "README.md"

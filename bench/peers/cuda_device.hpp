@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The current CUDA device for one pool of tarn, its calls counted. Above it: tarn_pool. Below it:
+// The current CUDA device for one pool of tarn. Above it: tarn_pool. Below it:
 // driver/cuda_driver.
 
 #include <cstdint>
@@ -13,23 +13,35 @@
 
 namespace tarn::bench {
 
-/// The device, through a driver that counts.
+/// The device, through tarn's own driver.
 class cuda_device {
  public:
-  using driver_type = counted_driver<cuda_driver>;
+  using driver_type = cuda_driver;
   static constexpr place_of_memory where = place_of_memory::cuda;
 
   explicit cuda_device(setup const& s) : streams_(s.streams) {}
 
-  [[nodiscard]] driver_type driver() noexcept { return {cuda_driver{}, count_}; }
+  [[nodiscard]] driver_type driver() const noexcept { return {}; }
   /// A bare handle, as programs have it: the pool asks for its identity at each call.
   [[nodiscard]] stream_ref stream(std::size_t index) const noexcept { return streams_[index]; }
-  [[nodiscard]] std::uint64_t driver_calls() const noexcept { return count_.made.load(); }
+  [[nodiscard]] std::uint64_t driver_calls() const noexcept { return 0; }
   [[nodiscard]] std::uint64_t driver_ns() const noexcept { return 0; }
 
  private:
-  call_count count_;
   cuda_streams streams_;
+};
+
+/// The same, its calls counted.
+class counted_cuda_device : public cuda_device {
+ public:
+  using driver_type = counted_driver<cuda_driver>;
+  using cuda_device::cuda_device;
+
+  [[nodiscard]] driver_type driver() noexcept { return {cuda_driver{}, count_}; }
+  [[nodiscard]] std::uint64_t driver_calls() const noexcept { return count_.made.load(); }
+
+ private:
+  call_count count_;
 };
 
 /// The same, its streams with their identity, as `identified` and the owners keep it.

@@ -10,9 +10,9 @@
 namespace tarn::bench {
 
 std::vector<pool_entry> cuda_pools() {
-  return {entry_of<tarn_pool<cuda_device, with_defaults>>(),
-          entry_of<tarn_pool<cuda_device, without_remap>>(),
-          entry_of<tarn_pool<cuda_device, with_tracking>>(),
+  return {entry_of<tarn_pool<counted_cuda_device, with_defaults>>(),
+          entry_of<tarn_pool<counted_cuda_device, without_remap>>(),
+          entry_of<tarn_pool<counted_cuda_device, with_tracking>>(),
           entry_of<cuda_malloc_peer>(),
           entry_of<cuda_async_peer>(),
           entry_of<cub_peer>(),

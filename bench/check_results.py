@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests read_results.py and summary.py on results as broken runs leave them. Standard library only."""
+import json
+import pathlib
+import sys
+import tempfile
+
+sys.dont_write_bytecode = True
+import read_results as results
+import summary
+
+CONTEXT = {"gpu": "GPU", "driver": "1.2", "cpu": "CPU, 2 cores", "date": "2026-01-02T03:04Z", "commit": "abc"}
+
+
+def replayed(pool, trace, **more):
+    row = {"trace": trace, "pool": pool, "device": "cuda", "peak_live": 2**30, "peak_reserved": 2**31, "utilisation": 0.5,
+           "cold_ns_per_event": 100, "warm_ns_per_event": 50, "driver_calls": None, "driver_calls_warm": None}
+    return json.dumps({**row, **CONTEXT, **more})
+
+
+def expect(promise, kept):
+    if not kept:
+        sys.exit(f"FAILED: {promise}")
+    print(f"ok: {promise}")
+
+
+def main():
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        summary.summary(folder)
+        expect("a folder without results makes a summary", (folder / "summary.txt").exists())
+        whole, other = replayed("tarn", "a"), replayed("torch_expandable", "a", cold_ns_per_event=200)
+        (folder / "replay_tarn.jsonl").write_text(whole + "\n" + whole[:40])
+        (folder / "replay_torch.jsonl").write_text(other + "\n[1, 2]\n\n{}\n")
+        (folder / "replay_rmm.jsonl").write_text("")
+        (folder / "hot_paths_cuda.jsonl").write_bytes(b'{"work":"window/16","pool":"tarn","device":"cuda","problem":"x"}\n\xff\xfe')
+        (folder / "instructions.json").write_text('{"pairs": [')
+        expect("of a line that was cut off, the lines before it count", len(results.replay(folder)) == 2)
+        expect("a row without a figure is read", len(results.hot_paths(folder)) == 1)
+        expect("broken instruction counts are none", results.instructions(folder) == {})
+        summary.summary(folder)
+        text = (folder / "summary.txt").read_text()
+        expect("the summary says where and of what", "GPU, driver 1.2, 2026-01-02, commit abc" in text)
+        lines, used = summary.readme_replay(results.replay(folder))
+        expect("the README compares rows of both allocators", len(lines) == 2 and len(used) == 2 and lines[1][-2] == "0.50")
+
+
+if __name__ == "__main__":
+    main()
