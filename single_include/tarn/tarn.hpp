@@ -2307,7 +2307,6 @@ static_assert(resource<pinned_host>);
 #include <atomic>
 #include <concepts>
 #include <cstddef>
-#include <memory>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -2640,14 +2639,11 @@ requires detail::makes_layer<std::remove_cvref_t<Policy>, std::remove_cvref_t<Up
 // memory by the live peak plus pool_options::slack_per_mille while free handles can be moved; host memory by
 // 64 bytes a range. Above it: policy. Below it: ladder, thread_cache.
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 // ---- tarn/core/misuse.hpp
 // Where misuse is told when nothing can be thrown: deallocation is noexcept, so it hands a tarn::misuse to
@@ -2753,59 +2749,162 @@ struct pool_options {
 #include <cstdint>
 
 // ---- tarn/pool/block_table.hpp
-// Address to node: an open-addressing hash table with linear probing and no tombstones. Ranges are found by
-// their start, runs by the 64 KiB frame that a block lies in. Above it: arena, run. Below it: nothing.
+// Address to node: ranges are found by their start, runs by the 64 KiB frame that a block lies in, domains by
+// their stream. Above it: arena, run, stream_order. Below it: core/address_map.
+
+#include <cstdint>
+
+// ---- tarn/core/address_map.hpp
+// Address to value: an open-addressing hash table with linear probing and no tombstones. A value that equals
+// Value{} stands for "not there". Above it: the pool's tables, policies that remember blocks. Below it:
+// sequence.
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+
+// ---- tarn/core/sequence.hpp
+// sequence<T>: a growing array for the books of a pool. Of std::vector what is used here; each
+// std::vector<X> costs a compiler 4 ms, a sequence<X> a tenth of that, and an include of tarn needs a dozen.
+// Above it: address_map, pool. Below it: nothing.
+
+#include <cstddef>
+#include <new>
+#include <type_traits>
+#include <utility>
 
 namespace tarn::detail {
 
-class block_table {
+/// Elements side by side, in order of insertion. Growing moves them; nothing else does. Move-only.
+template <class T>
+class sequence {
+ public:
+  sequence() noexcept = default;
+  sequence(sequence&& other) noexcept { swap(other); }
+  sequence& operator=(sequence&& other) noexcept {
+    sequence taken(static_cast<sequence&&>(other));
+    swap(taken);
+    return *this;
+  }
+  ~sequence() {
+    static_assert(std::is_nothrow_move_constructible_v<T> && alignof(T) <= alignof(std::max_align_t));
+    clear();
+    ::operator delete(items_);
+  }
+
+  /// Makes sure that `count` elements fit without allocating. @throws std::bad_alloc, nothing has changed
+  void reserve(std::size_t count) {
+    if (count <= capacity_) return;
+    std::size_t const most = capacity_ * 2 > count ? capacity_ * 2 : count;
+    T* const larger = static_cast<T*>(::operator new(most * sizeof(T)));
+    for (std::size_t i = 0; i < size_; ++i) {
+      ::new (static_cast<void*>(larger + i)) T(static_cast<T&&>(items_[i]));
+      items_[i].~T();
+    }
+    ::operator delete(items_);
+    items_ = larger;
+    capacity_ = most;
+  }
+  /// Adds value-initialised elements up to `count`; there are at most that many. @throws std::bad_alloc,
+  /// nothing has changed
+  void resize(std::size_t count) {
+    reserve(count);
+    while (size_ < count) ::new (static_cast<void*>(items_ + size_++)) T{};
+  }
+  /// Adds a copy of `value`, which is not an element of this sequence, or moves it there.
+  /// @throws std::bad_alloc  where no room was made; nothing has changed, `value` included
+  template <class Value = T>
+  void push_back(Value&& value) {
+    if (size_ == capacity_) reserve(size_ + 1);
+    ::new (static_cast<void*>(items_ + size_)) T(static_cast<Value&&>(value));
+    ++size_;
+  }
+  void pop_back() noexcept { items_[--size_].~T(); }
+  /// Destroys the elements; keeps their room.
+  void clear() noexcept {
+    while (size_ != 0) pop_back();
+  }
+  /// Removes one element by putting the last one in its place. O(1).
+  void erase_unordered(std::size_t index) noexcept {
+    if (index + 1 != size_) items_[index] = static_cast<T&&>(items_[size_ - 1]);
+    pop_back();
+  }
+  void swap(sequence& other) noexcept {
+    std::swap(items_, other.items_);
+    std::swap(size_, other.size_);
+    std::swap(capacity_, other.capacity_);
+  }
+
+  [[nodiscard]] T* begin() noexcept { return items_; }
+  [[nodiscard]] T* end() noexcept { return items_ + size_; }
+  [[nodiscard]] T const* begin() const noexcept { return items_; }
+  [[nodiscard]] T const* end() const noexcept { return items_ + size_; }
+  [[nodiscard]] T& operator[](std::size_t i) noexcept { return items_[i]; }
+  [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return items_[i]; }
+  [[nodiscard]] T& front() noexcept { return items_[0]; }
+  [[nodiscard]] T const& front() const noexcept { return items_[0]; }
+  [[nodiscard]] T& back() noexcept { return items_[size_ - 1]; }
+  [[nodiscard]] T const& back() const noexcept { return items_[size_ - 1]; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+
+ private:
+  T* items_ = nullptr;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+template <class Value>
+class address_map {
  public:
   /// Makes sure that `count` entries can be added without allocating. @throws std::bad_alloc, nothing has
   /// changed
   void make_room(std::size_t count) {
     if ((size_ + count) * 2 <= entries_.size()) return;
+    address_map larger;
     std::size_t capacity = entries_.empty() ? 64 : entries_.size();
     while ((size_ + count) * 2 > capacity) capacity *= 2;
-    block_table larger;
+    for (std::size_t c = capacity; c != 1; c /= 2) --larger.shift_;
     larger.entries_.resize(capacity);
     for (entry const& e : entries_) {
-      if (e.value != 0) larger.insert(e.key, e.value);
+      if (!(e.value == Value{})) larger.insert(e.key, e.value);
     }
     entries_.swap(larger.entries_);
+    shift_ = larger.shift_;
   }
 
-  /// Adds a key that is not there; the value is not 0. Room has been made. O(1).
-  void insert(std::uintptr_t key, std::uint32_t value) noexcept {
+  /// Adds a key, or gives it another value, which is not Value{}. Room has been made. O(1).
+  void insert(std::uintptr_t key, Value value) noexcept {
     std::size_t i = home(key);
-    while (entries_[i].value != 0) i = after(i);
+    while (!is_vacant(i) && entries_[i].key != key) i = after(i);
+    if (is_vacant(i)) ++size_;
     entries_[i] = {key, value};
-    ++size_;
   }
 
-  /// The value, 0 if the key is not there. O(1).
-  [[nodiscard]] std::uint32_t find(std::uintptr_t key) const noexcept {
-    if (size_ == 0) return 0;
-    for (std::size_t i = home(key); entries_[i].value != 0; i = after(i)) {
+  /// The value, Value{} if the key is not there. O(1).
+  [[nodiscard]] Value find(std::uintptr_t key) const noexcept {
+    if (size_ == 0) return Value{};
+    for (std::size_t i = home(key); !is_vacant(i); i = after(i)) {
       if (entries_[i].key == key) return entries_[i].value;
     }
-    return 0;
+    return Value{};
   }
 
-  /// Removes the key and returns its value, 0 if it is not there. O(1).
-  std::uint32_t erase(std::uintptr_t key) noexcept {
-    if (size_ == 0) return 0;
+  /// Removes the key and returns its value, Value{} if it is not there. O(1).
+  Value erase(std::uintptr_t key) noexcept {
+    if (size_ == 0) return Value{};
     std::size_t i = home(key);
-    while (entries_[i].key != key || entries_[i].value == 0) {
-      if (entries_[i].value == 0) return 0;
+    while (entries_[i].key != key || is_vacant(i)) {
+      if (is_vacant(i)) return Value{};
       i = after(i);
     }
-    std::uint32_t const value = entries_[i].value;
+    Value const value = entries_[i].value;
     // Pull later entries of the probe sequence back, so that no search stops too early.
-    for (std::size_t j = after(i); entries_[j].value != 0; j = after(j)) {
+    for (std::size_t j = after(i); !is_vacant(j); j = after(j)) {
       std::size_t const wanted = home(entries_[j].key);
       bool const may_move = i <= j ? (wanted <= i || wanted > j) : (wanted <= i && wanted > j);
       if (may_move) {
@@ -2818,23 +2917,41 @@ class block_table {
     return value;
   }
 
+  /// Calls `call(key, value)` for each entry, in no order; the call must not change the table. O(capacity).
+  template <class Call>
+  void for_each(Call const& call) const {
+    for (entry const& e : entries_) {
+      if (!(e.value == Value{})) call(e.key, e.value);
+    }
+  }
+
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return entries_.capacity() * sizeof(entry); }
 
  private:
   struct entry {
     std::uintptr_t key = 0;
-    std::uint32_t value = 0;
+    Value value{};
   };
+  [[nodiscard]] bool is_vacant(std::size_t i) const noexcept { return entries_[i].value == Value{}; }
+  /// The upper bits of a product with 2^64 over the golden ratio: near and far keys spread alike (Knuth, The
+  /// Art of Computer Programming, volume 3, 6.4).
   [[nodiscard]] std::size_t home(std::uintptr_t key) const noexcept {
-    return static_cast<std::size_t>((static_cast<std::uint64_t>(key >> 8) * 0x9E3779B97F4A7C15U) >> 20) &
-           (entries_.size() - 1);
+    return static_cast<std::size_t>((std::uint64_t{key} * 0x9E3779B97F4A7C15U) >> shift_);
   }
   [[nodiscard]] std::size_t after(std::size_t i) const noexcept { return (i + 1) & (entries_.size() - 1); }
 
-  std::vector<entry> entries_;
+  sequence<entry> entries_;
   std::size_t size_ = 0;
+  unsigned shift_ = 64;  ///< 64 less the bits of the capacity
 };
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// Values are indices of nodes; 0 is none.
+using block_table = address_map<std::uint32_t>;
 
 }  // namespace tarn::detail
 // ---- tarn/pool/range.hpp
@@ -2844,7 +2961,6 @@ class block_table {
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 namespace tarn::detail {
 
@@ -2920,7 +3036,7 @@ class range_table {
   [[nodiscard]] std::size_t in_use() const noexcept { return nodes_.size() - 1 - spare_count_; }
 
  private:
-  std::vector<range> nodes_;
+  sequence<range> nodes_;
   range_ref first_spare_ = 0;
   std::size_t spare_count_ = 0;
 };
@@ -2934,7 +3050,6 @@ class range_table {
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 // ---- tarn/pool/size_class.hpp
 // Size classes: which blocks are interchangeable. The first question of every allocation and the reason a
@@ -3113,7 +3228,7 @@ class run_table {
   }
 
  private:
-  std::vector<run> runs_;
+  sequence<run> runs_;
   block_table frames_;
   run_ref first_spare_ = 0;
 };
@@ -3157,11 +3272,40 @@ struct run_list {
 // Above it: arena, ladder. Below it: range_index, run.
 
 #include <cstdint>
-#include <memory>
 #include <new>
-#include <unordered_map>
-#include <vector>
 
+// ---- tarn/core/owned.hpp
+// owned<T>: one heap object with one owner. Of std::unique_ptr what the books of a pool need, without
+// <memory>, which costs as much to include as <map> and <mutex> together. Above it: pool. Below it: nothing.
+
+namespace tarn::detail {
+
+/// Deletes its object when it goes. Move-only; moved-from is null. Never throws.
+template <class T>
+class owned {
+ public:
+  owned() noexcept = default;
+  /// Takes an object made by new.
+  explicit owned(T* made) noexcept : p_(made) {}
+  owned(owned&& other) noexcept : p_(other.p_) { other.p_ = nullptr; }
+  owned& operator=(owned&& other) noexcept {
+    T* const taken = other.p_;
+    other.p_ = nullptr;
+    delete p_;
+    p_ = taken;
+    return *this;
+  }
+  ~owned() { delete p_; }
+
+  [[nodiscard]] T* get() const noexcept { return p_; }
+  [[nodiscard]] T& operator*() const noexcept { return *p_; }
+  [[nodiscard]] T* operator->() const noexcept { return p_; }
+
+ private:
+  T* p_ = nullptr;
+};
+
+}  // namespace tarn::detail
 // ---- tarn/pool/range_index.hpp
 // Free ranges by size: two levels of bitmaps over bins, after TLSF (Masmano, Ripoll, Crespo, Real, ECRTS
 // 2004), with a short search inside a bin so that the fit is nearly the best. O(1) at any number of ranges.
@@ -3325,7 +3469,7 @@ struct stream_domain {
   run_list runs[run_class_count];
   /// Blocks freed on this stream that were cut from another domain's run: this stream reuses them, and they
   /// go home when the device is past `foreign_epoch`.
-  std::vector<void*> foreign[run_class_count];
+  sequence<void*> foreign[run_class_count];
   std::size_t foreign_count = 0;
   std::uint64_t foreign_epoch = 0;
 
@@ -3350,28 +3494,28 @@ struct stream_domain {
 class stream_table {
  public:
   stream_table() {
-    domains_.push_back(std::make_unique<stream_domain>());
+    domains_.push_back(owned(new stream_domain));
     domains_[neutral]->id = neutral_id;
-    by_id_.emplace(neutral_id, neutral);
   }
 
   /// The domain of a stream, made on first use. A handle that comes back under another identity tells that
   /// its former stream was destroyed. @throws std::bad_alloc, nothing has changed
   [[nodiscard]] domain_ref get(stream_id id, stream_ref stream) {
-    if (auto const found = by_id_.find(id); found != by_id_.end()) return found->second;
+    if (domain_ref const known = find(id); known != neutral || id == neutral_id) return known;
     domain_ref place = 0;
     for (domain_ref d = 1; d < domains_.size(); ++d) {
       bool const same_handle = domains_[d]->id != 0 && domains_[d]->stream.handle() == stream.handle();
       if (same_handle && !is_default_stream(stream)) domains_[d]->gone = true;
       if (domains_[d]->id == 0) place = d;
     }
+    by_id_.make_room(1);
     if (place == 0) {
       if (domains_.size() == max_domains) throw std::bad_alloc();
-      by_id_.reserve(by_id_.size() + 1);
-      domains_.push_back(std::make_unique<stream_domain>());
+      domains_.reserve(domains_.size() + 1);
+      domains_.push_back(owned(new stream_domain));
       place = static_cast<domain_ref>(domains_.size() - 1);
     }
-    by_id_.emplace(id, place);
+    by_id_.insert(id, place);
     domains_[place]->id = id;
     domains_[place]->stream = stream_ref::from(stream.handle(), id);
     domains_[place]->gone = false;
@@ -3380,14 +3524,13 @@ class stream_table {
 
   /// The domain of a stream, or `neutral` where it has none; never allocates.
   [[nodiscard]] domain_ref find(stream_id id) const noexcept {
-    auto const found = by_id_.find(id);
-    return found != by_id_.end() ? found->second : neutral;
+    return static_cast<domain_ref>(by_id_.find(id));
   }
 
   /// Lets go of a destroyed stream's empty domain; its place is used again. Epochs go on counting, so that no
   /// old mark is mistaken for a new one.
   void forget(domain_ref d) noexcept {
-    by_id_.erase(domains_[d]->id);
+    (void)by_id_.erase(domains_[d]->id);
     domains_[d]->id = 0;
     domains_[d]->stream = {};
     domains_[d]->gone = false;
@@ -3399,8 +3542,8 @@ class stream_table {
 
  private:
   static constexpr std::size_t max_domains = 65535;
-  std::vector<std::unique_ptr<stream_domain>> domains_;
-  std::unordered_map<stream_id, domain_ref> by_id_;
+  sequence<owned<stream_domain>> domains_;
+  block_table by_id_;  ///< the neutral domain is not in it
 };
 
 }  // namespace tarn::detail
@@ -3713,10 +3856,28 @@ struct growth_counters {
 // that is being captured. Only the ladder comes here; a pool whose streams do not run short makes none of
 // these calls. Above it: page_growth, ladder. Below it: stream_order, driver.
 
-#include <algorithm>
 #include <cstdint>
 #include <mutex>
 
+// ---- tarn/core/extremes.hpp
+// The smaller and the larger of two: <algorithm> would cost more to include than the rest of core together.
+// Above it: everything that compares sizes. Below it: nothing.
+
+namespace tarn::detail {
+
+/// The larger one; the first if they are equal. Both are read by value: sizes and counts.
+template <class T>
+[[nodiscard]] constexpr T larger_of(T a, T b) noexcept {
+  return a < b ? b : a;
+}
+
+/// The smaller one; the first if they are equal.
+template <class T>
+[[nodiscard]] constexpr T smaller_of(T a, T b) noexcept {
+  return b < a ? b : a;
+}
+
+}  // namespace tarn::detail
 // ---- tarn/pool/mark_work.hpp
 // Marking a stream's work by an event, without knowing whether the stream still lives. CUDA crashes when it is asked
 // about a destroyed stream's handle (cudaStreamGetId and its kind end in a segmentation fault), so where the driver can
@@ -3799,7 +3960,7 @@ class ordering {
     bool const done = driver_.query_event(domain.event).ok();
     hot.lock();
     if (!done) return progress::running;
-    domain.completed = std::max(domain.completed, covered);
+    domain.completed = larger_of(domain.completed, covered);
     return domain.freed <= domain.completed ? progress::completed : progress::running;
   }
 
@@ -3813,7 +3974,7 @@ class ordering {
     ++host_waits_;
     bool const done = driver_.synchronize_event(domain.event).ok();
     hot.lock();
-    if (done) domain.completed = std::max(domain.completed, covered);
+    if (done) domain.completed = larger_of(domain.completed, covered);
     return done;
   }
 
@@ -3863,7 +4024,7 @@ class ordering {
     bool const done = driver_.synchronize_device().ok();
     hot.lock();
     if (!done) return progress::unknown;
-    domain.completed = std::max(domain.completed, mark);
+    domain.completed = larger_of(domain.completed, mark);
     return domain.freed <= domain.completed ? progress::completed : progress::running;
   }
 
@@ -4452,12 +4613,10 @@ class page_growth {
 // pinned memory, another pool). A segment cannot be moved or extended; wholly free ones are given back when
 // memory is short. Above it: ladder. Below it: arena, growth.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 namespace tarn::detail {
 
@@ -4546,10 +4705,11 @@ class segment_growth {
 
   /// True where `address` lies in a segment. O(segments).
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
-    return std::any_of(segments_.begin(), segments_.end(), [&](segment const& s) {
+    for (segment const& s : segments_) {
       auto const base = reinterpret_cast<std::uintptr_t>(s.base);
-      return s.base != nullptr && address >= base && address - base < s.bytes;
-    });
+      if (s.base != nullptr && address >= base && address - base < s.bytes) return true;
+    }
+    return false;
   }
 
   /// Gives everything back; nothing on the device uses it any more.
@@ -4574,13 +4734,13 @@ class segment_growth {
     for (std::size_t i = 0; i < segments_.size(); ++i) {
       if (segments_[i].base == nullptr) return i;
     }
-    segments_.emplace_back();
+    segments_.push_back({});
     return segments_.size() - 1;
   }
 
   Source source_;
   growth_counters& counters_;
-  std::vector<segment> segments_;
+  sequence<segment> segments_;
 };
 
 }  // namespace tarn::detail
@@ -4809,12 +4969,10 @@ struct pool_state {
 // deallocation until the device is past those uses. Costs one relaxed load a deallocation while nothing is
 // noted. Above it: pool. Below it: ordering.
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <vector>
 
 namespace tarn::detail {
 
@@ -4826,7 +4984,7 @@ class recorded_uses {
     std::size_t bytes = 0;
     std::size_t alignment = 0;
     stream_ref stream;
-    std::vector<event_handle> events;
+    sequence<event_handle> events;
   };
 
   explicit recorded_uses(Driver const& driver) : driver_(driver) {}
@@ -4844,9 +5002,9 @@ class recorded_uses {
       stream = stream_ref::from(stream.handle(), id);
     }
     std::lock_guard const guard(mutex_);
-    auto const found = std::find_if(uses_.begin(), uses_.end(),
-                                    [&](use const& u) { return u.p == p && u.stream == stream; });
-    if (found != uses_.end()) return;
+    for (use const& u : uses_) {
+      if (u.p == p && u.stream == stream) return;
+    }
     uses_.push_back({p, stream});
     noted_.store(uses_.size(), std::memory_order_relaxed);
   }
@@ -4863,8 +5021,7 @@ class recorded_uses {
         continue;
       }
       stream_ref const used_on = uses_[i].stream;
-      uses_[i] = uses_.back();
-      uses_.pop_back();
+      uses_.erase_unordered(i);
       if (used_on == stream) continue;
       event_handle event = nullptr;
       bool recorded = false;
@@ -4908,8 +5065,7 @@ class recorded_uses {
       finish(w);
       waiting_bytes_ -= w.bytes;
       out = std::move(w);
-      if (i + 1 != held_.size()) held_[i] = std::move(held_.back());
-      held_.pop_back();
+      held_.erase_unordered(i);
       waiting_count_.store(held_.size(), std::memory_order_relaxed);
       return true;
     }
@@ -4937,8 +5093,8 @@ class recorded_uses {
 
   Driver driver_;
   mutable std::mutex mutex_;
-  std::vector<use> uses_;
-  std::vector<waiting> held_;
+  sequence<use> uses_;
+  sequence<waiting> held_;
   std::size_t waiting_bytes_ = 0;
   std::atomic<std::size_t> noted_{0};
   std::atomic<std::size_t> waiting_count_{0};
@@ -4952,10 +5108,51 @@ class recorded_uses {
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
-#include <vector>
 
+// ---- tarn/core/counted.hpp
+// counted<T>: one heap object with several owners, on any threads; the last one deletes it. Of
+// std::shared_ptr what the books of a pool need, without <memory>. Above it: thread_cache. Below it: nothing.
+
+#include <atomic>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// Copies are owners of the same object. Never null, never moved from: a copy is one atomic increment.
+template <class T>
+class counted {
+ public:
+  /// Makes the object from its defaults. @throws std::bad_alloc
+  counted() : block_(new block) {}
+  counted(counted const& other) noexcept : block_(other.block_) {
+    block_->owners.fetch_add(1, std::memory_order_relaxed);
+  }
+  counted& operator=(counted const& other) noexcept {
+    block* const old = block_;
+    other.block_->owners.fetch_add(1, std::memory_order_relaxed);
+    block_ = other.block_;
+    release(old);
+    return *this;
+  }
+  ~counted() { release(block_); }
+
+  [[nodiscard]] T* get() const noexcept { return &block_->value; }
+  [[nodiscard]] T* operator->() const noexcept { return &block_->value; }
+
+ private:
+  struct block {
+    std::atomic<std::uint32_t> owners{1};
+    T value;
+  };
+  static void release(block* b) noexcept {
+    // What each owner did to the object happens before its end.
+    if (b->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) delete b;
+  }
+  block* block_;
+};
+
+}  // namespace tarn::detail
 // ---- tarn/pool/magazine.hpp
 // Magazines: bounded arrays of free blocks, one per size class, for one stream on one thread. A hit takes no
 // lock and makes no driver call. (Bonwick and Adams, "Magazines and Vmem", USENIX 2001, for the name and the
@@ -4963,7 +5160,6 @@ class recorded_uses {
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <new>
 
 namespace tarn::detail {
@@ -5120,7 +5316,7 @@ struct alignas(cache_line_bytes) thread_cache {
   std::atomic<std::int64_t> live_blocks{0};
   /// Bytes in the magazines; lets others see without a visit whether one would be worth it.
   std::atomic<std::size_t> held_bytes{0};
-  std::vector<std::unique_ptr<stream_cache>> streams;
+  sequence<owned<stream_cache>> streams;
 
   /// The cache of a stream, or null. The owner is inside.
   [[nodiscard]] TARN_ALWAYS_INLINE stream_cache* find(stream_id id) noexcept {
@@ -5169,7 +5365,7 @@ inline thread_local constinit local_cache local_caches[local_cache_slots] = {};
 class thread_exit {
  public:
   struct entry {
-    std::shared_ptr<pool_link> link;
+    counted<pool_link> link;
     thread_cache* cache;
   };
 
@@ -5193,15 +5389,18 @@ class thread_exit {
   }
 
   /// Remembers a cache; forgets those of pools that are gone. @throws std::bad_alloc, nothing has changed
-  void add(std::shared_ptr<pool_link> const& link, thread_cache* cache) {
-    std::erase_if(entries_, [](entry const& e) {
-      std::lock_guard const guard(e.link->mutex);
-      if (e.link->pool != nullptr) return false;
+  void add(counted<pool_link> const& link, thread_cache* cache) {
+    for (std::size_t i = entries_.size(); i-- > 0;) {
+      pool_link* const known = entries_[i].link.get();
+      {
+        std::lock_guard const guard(known->mutex);
+        if (known->pool != nullptr) continue;
+      }
       // The slot must forget the address before the link's memory can be used again.
-      local_cache& slot = local_caches[local_cache_slot(e.link.get())];
-      if (slot.link == e.link.get()) slot = {};
-      return true;
-    });
+      local_cache& slot = local_caches[local_cache_slot(known)];
+      if (slot.link == known) slot = {};
+      entries_.erase_unordered(i);
+    }
     entries_.push_back({link, cache});
   }
 
@@ -5214,7 +5413,7 @@ class thread_exit {
   }
 
  private:
-  std::vector<entry> entries_;
+  sequence<entry> entries_;
 };
 
 }  // namespace tarn::detail
@@ -5231,9 +5430,7 @@ class pool {
   using properties = typename Upstream::properties;
 
   explicit pool(Upstream upstream, pool_options const& options = {})
-      : ladder_(std::move(upstream), options),
-        uses_(ladder_.order.driver()),
-        link_(std::make_shared<detail::pool_link>()) {
+      : ladder_(std::move(upstream), options), uses_(ladder_.order.driver()) {
     link_->pool = this;
     link_->retire = [](void* self, detail::thread_cache* cache) noexcept {
       static_cast<pool*>(self)->retire(cache);
@@ -5667,7 +5864,7 @@ class pool {
       detail::thread_exit& hook = detail::thread_exit::of_this_thread();
       detail::thread_cache* cache = hook.find(link_.get());
       if (cache == nullptr) {
-        auto made = std::make_unique<detail::thread_cache>();
+        detail::owned made(new detail::thread_cache);
         cache = made.get();
         std::lock_guard const cold(ladder_.cold);
         caches_.reserve(caches_.size() + 1);
@@ -5688,7 +5885,7 @@ class pool {
     detail::stream_cache* mine = cache.find(id);
     if (mine == nullptr) {
       try {
-        cache.streams.push_back(std::make_unique<detail::stream_cache>(id, stream));
+        cache.streams.push_back(detail::owned(new detail::stream_cache(id, stream)));
         mine = cache.last = cache.streams.back().get();
       } catch (...) {
         mine = nullptr;
@@ -5704,7 +5901,11 @@ class pool {
     flush(*cache);
     retired_live_bytes_ += cache->live_bytes.load(std::memory_order_relaxed);
     retired_live_blocks_ += cache->live_blocks.load(std::memory_order_relaxed);
-    std::erase_if(caches_, [&](auto const& c) { return c.get() == cache; });
+    for (std::size_t i = 0; i < caches_.size(); ++i) {
+      if (caches_[i].get() != cache) continue;
+      caches_.erase_unordered(i);
+      break;
+    }
   }
 
   /// Brings every magazine home. The growth lock is held.
@@ -5778,8 +5979,8 @@ class pool {
 
   mutable detail::ladder<Upstream> ladder_;
   detail::recorded_uses<driver_type> uses_;
-  std::shared_ptr<detail::pool_link> link_;
-  std::vector<std::unique_ptr<detail::thread_cache>> caches_;  ///< under the growth lock
+  detail::counted<detail::pool_link> link_;
+  detail::sequence<detail::owned<detail::thread_cache>> caches_;  ///< under the growth lock
   std::int64_t retired_live_bytes_ = 0;  ///< of threads that ended; under the growth lock
   std::int64_t retired_live_blocks_ = 0;
   std::int64_t uncached_live_bytes_ = 0;  ///< of calls without a thread cache; under the hot lock
@@ -5818,7 +6019,6 @@ class pooled_layer : public pool<Upstream> {
 // tracked: exact numbers of what was handed out, as PyTorch defines them, and high-water scopes that do not
 // disturb each other. Above it: peak_scope, report. Below it: counter, compose.
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <concepts>
@@ -5828,9 +6028,8 @@ class pooled_layer : public pool<Upstream> {
 
 // ---- tarn/core/counter.hpp
 // Counters as PyTorch keeps them: what is now, the most there was, and everything that ever came and went.
-// Above it: tracked, report. Below it: nothing.
+// Above it: tracked, report. Below it: extremes.
 
-#include <algorithm>
 #include <cstdint>
 
 namespace tarn {
@@ -5845,7 +6044,7 @@ struct stat {
   constexpr void increase(std::int64_t amount) noexcept {
     current += amount;
     allocated += amount;
-    peak = std::max(peak, current);
+    peak = detail::larger_of(peak, current);
   }
   constexpr void decrease(std::int64_t amount) noexcept {
     current -= amount;
@@ -6072,7 +6271,7 @@ class tracked_layer {
     for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
       if (!sees(*m)) continue;
       m->current += bytes;
-      m->peak = std::max(m->peak, m->current);
+      m->peak = detail::larger_of(m->peak, m->current);
       ++m->allocations;
     }
   }
@@ -6117,8 +6316,8 @@ using device_pool = pool_over<cuda_pages>;
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
-#include <unordered_set>
 #include <utility>
 
 namespace tarn {
@@ -6197,7 +6396,8 @@ class fallback_layer {
     if (p == nullptr) return p;
     try {
       std::lock_guard const guard(mutex_);
-      blocks_.insert(p);
+      blocks_.make_room(1);
+      blocks_.insert(reinterpret_cast<std::uintptr_t>(p), true);
       count_.store(blocks_.size(), std::memory_order_relaxed);
     } catch (...) {
       undo(p);
@@ -6208,7 +6408,7 @@ class fallback_layer {
   bool forget(void* p) noexcept {
     if (count_.load(std::memory_order_relaxed) == 0) return false;
     std::lock_guard const guard(mutex_);
-    bool const found = blocks_.erase(p) != 0;
+    bool const found = blocks_.erase(reinterpret_cast<std::uintptr_t>(p));
     count_.store(blocks_.size(), std::memory_order_relaxed);
     return found;
   }
@@ -6216,7 +6416,7 @@ class fallback_layer {
   Upstream upstream_;
   Other other_;
   std::mutex mutex_;
-  std::unordered_set<void*> blocks_;
+  detail::address_map<bool> blocks_;
   std::atomic<std::size_t> count_{0};
 };
 
@@ -6225,18 +6425,16 @@ class fallback_layer {
 // fenced: guard bytes before and after every block, so that a write past either end is found.
 // Above it: user code. Below it: fill_pattern, compose.
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
-#include <unordered_map>
 #include <utility>
 
 // ---- tarn/policy/fill_pattern.hpp
 // The bytes that the debugging policies write, and how they write and read device memory.
 // Above it: fenced, poisoned. Below it: driver, core.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstring>
 
@@ -6266,7 +6464,7 @@ std::size_t first_difference(Driver const& driver, stream_ref stream, void const
                              std::size_t bytes) noexcept {
   unsigned char window[512];
   for (std::size_t at = 0; at < bytes; at += sizeof window) {
-    std::size_t const n = std::min(sizeof window, bytes - at);
+    std::size_t const n = smaller_of(sizeof window, bytes - at);
     if (!driver.copy(stream, window, static_cast<unsigned char const*>(p) + at, n).ok()) return bytes;
     if (!driver.synchronize_stream(stream).ok()) return bytes;
     for (std::size_t i = 0; i < n; ++i) {
@@ -6305,7 +6503,7 @@ class fenced_layer {
 
   fenced_layer() requires std::default_initializable<Upstream> : fenced_layer(Upstream{}) {}
   explicit fenced_layer(Upstream upstream, fenced const& options = {})
-      : upstream_(std::move(upstream)), least_(std::max<std::size_t>(options.fence_bytes, 1)) {}
+      : upstream_(std::move(upstream)), least_(detail::larger_of(options.fence_bytes, std::size_t{1})) {}
   fenced_layer(fenced_layer const&) = delete;
   fenced_layer& operator=(fenced_layer const&) = delete;
 
@@ -6342,7 +6540,9 @@ class fenced_layer {
   std::size_t check_all() {
     std::lock_guard const guard(mutex_);
     std::size_t broken = 0;
-    for (auto const& [p, b] : blocks_) broken += verify(p, stream_ref{}, b.bytes, b.alignment) ? 0 : 1;
+    blocks_.for_each([&](std::uintptr_t p, block b) {
+      broken += verify(reinterpret_cast<void*>(p), stream_ref{}, b.bytes, b.alignment) ? 0 : 1;
+    });
     return broken;
   }
 
@@ -6355,9 +6555,11 @@ class fenced_layer {
 
  private:
   struct block {
-    std::size_t bytes;
-    std::size_t alignment;
+    std::size_t bytes = 0;
+    std::size_t alignment = 0;
+    friend bool operator==(block const&, block const&) = default;
   };
+  [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
 
   [[nodiscard]] std::size_t fence(std::size_t alignment) const noexcept {
     return align_up(least_, alignment);
@@ -6386,7 +6588,8 @@ class fenced_layer {
     unsigned char* const p = static_cast<unsigned char*>(whole) + fence(alignment);
     try {
       std::lock_guard const guard(mutex_);
-      blocks_[p] = {bytes, alignment};
+      blocks_.make_room(1);
+      blocks_.insert(key_of(p), {bytes, alignment});
     } catch (...) {
       undo(whole);
       throw;
@@ -6401,15 +6604,14 @@ class fenced_layer {
     block b{};
     {
       std::lock_guard const guard(mutex_);
-      auto const found = blocks_.find(p);
-      if (found == blocks_.end()) {
+      b = blocks_.find(key_of(p));
+      if (b == block{}) {
         tell(misuse_kind::foreign_pointer, p, "not live here: freed twice, or another resource's", 0);
         return false;
       }
-      b = found->second;
-      if (b.bytes == bytes && b.alignment == alignment) blocks_.erase(found);
+      if (b == block{bytes, alignment}) (void)blocks_.erase(key_of(p));
     }
-    if (b.bytes != bytes || b.alignment != alignment) {
+    if (!(b == block{bytes, alignment})) {
       auto const kind = b.bytes != bytes ? misuse_kind::wrong_size : misuse_kind::wrong_alignment;
       tell(kind, p,
            "freed with other bytes or alignment than it was allocated with; it was allocated with bytes ",
@@ -6442,7 +6644,7 @@ class fenced_layer {
   Upstream upstream_;
   std::size_t least_;
   std::mutex mutex_;
-  std::unordered_map<void*, block> blocks_;
+  detail::address_map<block> blocks_;
 };
 
 }  // namespace tarn
@@ -6680,7 +6882,6 @@ class poisoned_layer {
 #include <cstdio>
 #include <mutex>
 #include <system_error>
-#include <unordered_map>
 #include <utility>
 
 // ---- tarn/policy/trace_format.hpp
@@ -6692,12 +6893,11 @@ class poisoned_layer {
 //
 // Above it: recorded, the replay tool. Below it: nothing.
 
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <string_view>
-#include <system_error>
+#include <type_traits>
 
 namespace tarn {
 
@@ -6734,14 +6934,18 @@ struct trace_event {
   };
   auto const read = [&](auto& value, std::string_view what) {
     skip_blanks();
-    auto const [end, error] = std::from_chars(line.data(), line.data() + line.size(), value);
+    using number_type = std::remove_reference_t<decltype(value)>;
+    constexpr auto most = static_cast<number_type>(-1);
     message<96> reason;
-    if (error == std::errc::result_out_of_range) {
-      throw trace_error(number, reason.add(what).add(" is too large").view());
-    }
-    if (error != std::errc{})
+    if (line.empty() || line.front() < '0' || line.front() > '9')
       throw trace_error(number, reason.add(what).add(" is missing or no number").view());
-    line.remove_prefix(static_cast<std::size_t>(end - line.data()));
+    for (value = 0; !line.empty() && line.front() >= '0' && line.front() <= '9'; line.remove_prefix(1)) {
+      auto const digit = static_cast<number_type>(line.front() - '0');
+      if (value > most / 10 || value * 10 > most - digit) {
+        throw trace_error(number, reason.add(what).add(" is too large").view());
+      }
+      value = value * 10 + digit;
+    }
     if (!line.empty() && line.front() != ' ' && line.front() != '\t') {
       throw trace_error(number, reason.add(what).add(" is no number").view());
     }
@@ -6875,8 +7079,9 @@ class recorded_layer {
   void note_allocation(void* p, std::size_t bytes, std::uint64_t key, Undo const& undo) {
     std::lock_guard const guard(mutex_);
     try {
-      auto const stream = streams_.emplace(key, static_cast<std::uint32_t>(streams_.size())).first->second;
-      live_[p] = next_id_;
+      std::uint32_t const stream = number_of(key);
+      live_.make_room(1);
+      live_.insert(reinterpret_cast<std::uintptr_t>(p), next_id_);
       put(format_trace_line({trace_event_kind::allocate, next_id_, bytes, stream}).view());
       ++next_id_;
     } catch (...) {
@@ -6886,10 +7091,18 @@ class recorded_layer {
   }
   void note_free(void* p) noexcept {
     std::lock_guard const guard(mutex_);
-    auto const found = live_.find(p);
-    if (found == live_.end()) return;  // the layers below tell of misuse
-    put(format_trace_line({trace_event_kind::free, found->second, 0, 0}).view());
-    live_.erase(found);
+    std::uint64_t const id = live_.erase(reinterpret_cast<std::uintptr_t>(p));
+    if (id == 0) return;  // the layers below tell of misuse
+    put(format_trace_line({trace_event_kind::free, id, 0, 0}).view());
+  }
+  /// Streams are numbered in the order in which they are first seen, from 1 on. @throws std::bad_alloc
+  [[nodiscard]] std::uint32_t number_of(std::uint64_t key) {
+    if (key == default_key) return 0;
+    if (std::uint32_t const known = streams_.find(key); known != 0) return known;
+    streams_.make_room(1);
+    auto const number = static_cast<std::uint32_t>(streams_.size() + 1);
+    streams_.insert(key, number);
+    return number;
   }
   void put(std::string_view text) noexcept {
     if (file_ != nullptr && std::fwrite(text.data(), 1, text.size(), file_) != text.size()) complain();
@@ -6905,8 +7118,8 @@ class recorded_layer {
   std::FILE* file_;
   bool owned_;
   std::uint64_t next_id_ = 1;
-  std::unordered_map<void*, std::uint64_t> live_;
-  std::unordered_map<std::uint64_t, std::uint32_t> streams_{{default_key, 0}};
+  detail::address_map<std::uint64_t> live_;     ///< the id of each live block
+  detail::address_map<std::uint32_t> streams_;  ///< the number of each stream but the default one
 };
 
 }  // namespace tarn
@@ -6987,7 +7200,6 @@ class retry_layer {
 // ---- tarn/raii/budget_scope.hpp
 // budget_scope: a limit for a scope. Above it: user code. Below it: policy/limited.
 
-#include <algorithm>
 #include <cstddef>
 #include <utility>
 
@@ -7002,7 +7214,7 @@ class budget_scope {
   budget_scope(Resource memory, std::size_t bytes) : memory_(std::move(memory)) {
     before_ = ask([](auto& layer) -> decltype(layer.limit()) { return layer.limit(); });
     std::size_t const used = ask([](auto& layer) -> decltype(layer.used()) { return layer.used(); });
-    std::size_t const wanted = bytes < before_ - std::min(before_, used) ? used + bytes : before_;
+    std::size_t const wanted = bytes < before_ - detail::smaller_of(before_, used) ? used + bytes : before_;
     ask([&](auto& layer) -> decltype(layer.set_limit(wanted)) { return layer.set_limit(wanted); });
   }
   budget_scope(budget_scope const&) = delete;
@@ -7016,7 +7228,7 @@ class budget_scope {
   [[nodiscard]] std::size_t remaining() const noexcept {
     std::size_t const limit = ask([](auto& layer) -> decltype(layer.limit()) { return layer.limit(); });
     std::size_t const used = ask([](auto& layer) -> decltype(layer.used()) { return layer.used(); });
-    return limit - std::min(limit, used);
+    return limit - detail::smaller_of(limit, used);
   }
 
  private:
@@ -7137,7 +7349,6 @@ void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, str
 // device_buffer<T>: an owned, sized, uninitialised array in stream order.
 // Above it: user code. Below it: copy, stream, core/resource.
 
-#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <type_traits>
@@ -7286,7 +7497,7 @@ class device_buffer {
   explicit device_buffer(Resource memory, stream_ref stream = {}, std::size_t alignment = least_alignment())
       : memory_(std::move(memory)),
         stream_(identified(memory_, stream)),
-        alignment_(std::max(alignment, least_alignment())) {
+        alignment_(detail::larger_of(alignment, least_alignment())) {
     require_alignment(alignment);
   }
   /// `count` uninitialised elements.
@@ -7448,7 +7659,9 @@ class device_buffer {
   friend void swap(device_buffer& a, device_buffer& b) noexcept { a.swap(b); }
 
  private:
-  static constexpr std::size_t least_alignment() noexcept { return std::max(default_alignment, alignof(T)); }
+  static constexpr std::size_t least_alignment() noexcept {
+    return detail::larger_of(default_alignment, alignof(T));
+  }
   [[nodiscard]] auto const& driver() const noexcept { return memory_.driver(); }
 
   [[nodiscard]] T* take(std::size_t count) {
@@ -7462,7 +7675,7 @@ class device_buffer {
   /// Moves to a block of `count` elements on `stream`.
   void relocate(std::size_t count, stream_ref stream) {
     device_buffer moved(memory_, count, stream, alignment_);
-    moved.size_ = std::min(size_, count);
+    moved.size_ = detail::smaller_of(size_, count);
     if (data_ != nullptr) {
       detail::order_streams(driver(), moved.stream_, stream_);
       tarn::copy(driver(), std::span<T const>(data_, moved.size_), moved.span(), moved.stream_);
@@ -7744,9 +7957,9 @@ class peak_scope {
 // pinned_buffer<T>: an owned contiguous range of host memory that devices copy from and to at full speed.
 // Above it: user code. Below it: stream, core/resource.
 
-#include <algorithm>
 #include <cstddef>
-#include <memory>
+#include <cstring>
+#include <new>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -7800,12 +8013,12 @@ class pinned_buffer {
       : pinned_buffer(std::move(memory), stream) {
     data_ = take(count);
     size_ = capacity_ = count;
-    if (what == elements::value_initialised) std::uninitialized_value_construct_n(data_, size_);
+    if (what == elements::value_initialised) value_initialise(data_, size_);
   }
   /// A copy of host elements.
   pinned_buffer(Resource memory, std::span<T const> from, stream_ref stream = {})
       : pinned_buffer(std::move(memory), from.size(), elements::uninitialised, stream) {
-    std::uninitialized_copy(from.begin(), from.end(), data_);
+    copy_elements(from.data(), size_, data_);
   }
   pinned_buffer(pinned_buffer const& other)
       : pinned_buffer(other.memory_, std::span<T const>(other), other.stream_) {}
@@ -7861,8 +8074,7 @@ class pinned_buffer {
   /// may be running. @throws length_error, out_of_memory  nothing has changed
   void resize(std::size_t count, elements what = elements::value_initialised) {
     if (count > capacity_) relocate(count);
-    if (what == elements::value_initialised && count > size_)
-      std::uninitialized_value_construct_n(data_ + size_, count - size_);
+    if (what == elements::value_initialised && count > size_) value_initialise(data_ + size_, count - size_);
     size_ = count;
   }
   /// Gives unused capacity back by moving to a block of size() elements. No copy may be running. Strong
@@ -7887,18 +8099,26 @@ class pinned_buffer {
   friend void swap(pinned_buffer& a, pinned_buffer& b) noexcept { a.swap(b); }
 
  private:
-  static constexpr std::size_t alignment = std::max(default_alignment, alignof(T));
+  static constexpr std::size_t alignment = detail::larger_of(default_alignment, alignof(T));
 
   [[nodiscard]] T* take(std::size_t count) {
     // The host writes at once, without asking the stream: the memory must be free of earlier work.
     return static_cast<T*>(memory_.allocate_sync(checked_bytes(count, sizeof(T)), alignment));
   }
 
+  static void value_initialise(T* to, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) ::new (static_cast<void*>(to + i)) T();
+  }
+  /// Elements are trivially copyable: copying makes them, and cannot fail.
+  static void copy_elements(T const* from, std::size_t count, T* to) noexcept {
+    if (count != 0) std::memcpy(static_cast<void*>(to), from, count * sizeof(T));
+  }
+
   /// Moves to a block of `count` elements.
   void relocate(std::size_t count) {
     pinned_buffer moved(memory_, count, elements::uninitialised, stream_);
     moved.size_ = size_;
-    std::uninitialized_copy_n(data_, size_, moved.data_);
+    copy_elements(data_, size_, moved.data_);
     swap(moved);
   }
 
@@ -7915,7 +8135,6 @@ class pinned_buffer {
 // The numbers, under the names that PyTorch's users know. They look; they change nothing but peaks when
 // asked. Above it: user code, summary. Below it: tracked, pool_state.
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -8029,7 +8248,7 @@ template <class Resource>
   std::array<stat, 3> active = t.allocations;
   std::array<stat, 3> active_bytes = t.allocated_bytes;
   active_bytes[0].current += number(p.pending);
-  active_bytes[0].peak = std::max(active_bytes[0].peak, active_bytes[0].current);
+  active_bytes[0].peak = detail::larger_of(active_bytes[0].peak, active_bytes[0].current);
   stat const free_ranges{number(p.free_blocks), number(p.free_blocks), 0, 0};
   stat const free_bytes{number(p.inactive_split_bytes), number(p.inactive_split_bytes), 0, 0};
   stat const reserved{number(p.reserved), number(p.reserved_peak), number(p.reserved_total),
@@ -8066,7 +8285,6 @@ template <class Resource>
 
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <string>
 #include <vector>
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Counters as PyTorch keeps them: what is now, the most there was, and everything that ever came and went.
-// Above it: tracked, report. Below it: nothing.
+// Above it: tracked, report. Below it: extremes.
 
-#include <algorithm>
 #include <cstdint>
+
+#include "tarn/core/extremes.hpp"
 
 namespace tarn {
 
@@ -18,7 +19,7 @@ struct stat {
   constexpr void increase(std::int64_t amount) noexcept {
     current += amount;
     allocated += amount;
-    peak = std::max(peak, current);
+    peak = detail::larger_of(peak, current);
   }
   constexpr void decrease(std::int64_t amount) noexcept {
     current -= amount;

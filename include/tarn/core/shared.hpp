@@ -7,7 +7,6 @@
 #include <atomic>
 #include <concepts>
 #include <cstddef>
-#include <memory>
 #include <tuple>
 #include <type_traits>
 #include <utility>

@@ -5,10 +5,11 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
-#include <unordered_set>
 #include <utility>
 
+#include "tarn/core/address_map.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/policy/compose.hpp"
 
@@ -88,7 +89,8 @@ class fallback_layer {
     if (p == nullptr) return p;
     try {
       std::lock_guard const guard(mutex_);
-      blocks_.insert(p);
+      blocks_.make_room(1);
+      blocks_.insert(reinterpret_cast<std::uintptr_t>(p), true);
       count_.store(blocks_.size(), std::memory_order_relaxed);
     } catch (...) {
       undo(p);
@@ -99,7 +101,7 @@ class fallback_layer {
   bool forget(void* p) noexcept {
     if (count_.load(std::memory_order_relaxed) == 0) return false;
     std::lock_guard const guard(mutex_);
-    bool const found = blocks_.erase(p) != 0;
+    bool const found = blocks_.erase(reinterpret_cast<std::uintptr_t>(p));
     count_.store(blocks_.size(), std::memory_order_relaxed);
     return found;
   }
@@ -107,7 +109,7 @@ class fallback_layer {
   Upstream upstream_;
   Other other_;
   std::mutex mutex_;
-  std::unordered_set<void*> blocks_;
+  detail::address_map<bool> blocks_;
   std::atomic<std::size_t> count_{0};
 };
 

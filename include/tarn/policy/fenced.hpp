@@ -3,14 +3,15 @@
 // fenced: guard bytes before and after every block, so that a write past either end is found.
 // Above it: user code. Below it: fill_pattern, compose.
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
-#include <unordered_map>
 #include <utility>
 
+#include "tarn/core/address_map.hpp"
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/extremes.hpp"
 #include "tarn/core/misuse.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/fill_pattern.hpp"
@@ -41,7 +42,7 @@ class fenced_layer {
 
   fenced_layer() requires std::default_initializable<Upstream> : fenced_layer(Upstream{}) {}
   explicit fenced_layer(Upstream upstream, fenced const& options = {})
-      : upstream_(std::move(upstream)), least_(std::max<std::size_t>(options.fence_bytes, 1)) {}
+      : upstream_(std::move(upstream)), least_(detail::larger_of(options.fence_bytes, std::size_t{1})) {}
   fenced_layer(fenced_layer const&) = delete;
   fenced_layer& operator=(fenced_layer const&) = delete;
 
@@ -78,7 +79,9 @@ class fenced_layer {
   std::size_t check_all() {
     std::lock_guard const guard(mutex_);
     std::size_t broken = 0;
-    for (auto const& [p, b] : blocks_) broken += verify(p, stream_ref{}, b.bytes, b.alignment) ? 0 : 1;
+    blocks_.for_each([&](std::uintptr_t p, block b) {
+      broken += verify(reinterpret_cast<void*>(p), stream_ref{}, b.bytes, b.alignment) ? 0 : 1;
+    });
     return broken;
   }
 
@@ -91,9 +94,11 @@ class fenced_layer {
 
  private:
   struct block {
-    std::size_t bytes;
-    std::size_t alignment;
+    std::size_t bytes = 0;
+    std::size_t alignment = 0;
+    friend bool operator==(block const&, block const&) = default;
   };
+  [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
 
   [[nodiscard]] std::size_t fence(std::size_t alignment) const noexcept {
     return align_up(least_, alignment);
@@ -122,7 +127,8 @@ class fenced_layer {
     unsigned char* const p = static_cast<unsigned char*>(whole) + fence(alignment);
     try {
       std::lock_guard const guard(mutex_);
-      blocks_[p] = {bytes, alignment};
+      blocks_.make_room(1);
+      blocks_.insert(key_of(p), {bytes, alignment});
     } catch (...) {
       undo(whole);
       throw;
@@ -137,15 +143,14 @@ class fenced_layer {
     block b{};
     {
       std::lock_guard const guard(mutex_);
-      auto const found = blocks_.find(p);
-      if (found == blocks_.end()) {
+      b = blocks_.find(key_of(p));
+      if (b == block{}) {
         tell(misuse_kind::foreign_pointer, p, "not live here: freed twice, or another resource's", 0);
         return false;
       }
-      b = found->second;
-      if (b.bytes == bytes && b.alignment == alignment) blocks_.erase(found);
+      if (b == block{bytes, alignment}) (void)blocks_.erase(key_of(p));
     }
-    if (b.bytes != bytes || b.alignment != alignment) {
+    if (!(b == block{bytes, alignment})) {
       auto const kind = b.bytes != bytes ? misuse_kind::wrong_size : misuse_kind::wrong_alignment;
       tell(kind, p,
            "freed with other bytes or alignment than it was allocated with; it was allocated with bytes ",
@@ -178,7 +183,7 @@ class fenced_layer {
   Upstream upstream_;
   std::size_t least_;
   std::mutex mutex_;
-  std::unordered_map<void*, block> blocks_;
+  detail::address_map<block> blocks_;
 };
 
 }  // namespace tarn

@@ -3,10 +3,10 @@
 // The bytes that the debugging policies write, and how they write and read device memory.
 // Above it: fenced, poisoned. Below it: driver, core.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstring>
 
+#include "tarn/core/extremes.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/driver.hpp"
 
@@ -36,7 +36,7 @@ std::size_t first_difference(Driver const& driver, stream_ref stream, void const
                              std::size_t bytes) noexcept {
   unsigned char window[512];
   for (std::size_t at = 0; at < bytes; at += sizeof window) {
-    std::size_t const n = std::min(sizeof window, bytes - at);
+    std::size_t const n = smaller_of(sizeof window, bytes - at);
     if (!driver.copy(stream, window, static_cast<unsigned char const*>(p) + at, n).ok()) return bytes;
     if (!driver.synchronize_stream(stream).ok()) return bytes;
     for (std::size_t i = 0; i < n; ++i) {

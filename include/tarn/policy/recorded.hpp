@@ -9,9 +9,9 @@
 #include <cstdio>
 #include <mutex>
 #include <system_error>
-#include <unordered_map>
 #include <utility>
 
+#include "tarn/core/address_map.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/trace_format.hpp"
@@ -109,8 +109,9 @@ class recorded_layer {
   void note_allocation(void* p, std::size_t bytes, std::uint64_t key, Undo const& undo) {
     std::lock_guard const guard(mutex_);
     try {
-      auto const stream = streams_.emplace(key, static_cast<std::uint32_t>(streams_.size())).first->second;
-      live_[p] = next_id_;
+      std::uint32_t const stream = number_of(key);
+      live_.make_room(1);
+      live_.insert(reinterpret_cast<std::uintptr_t>(p), next_id_);
       put(format_trace_line({trace_event_kind::allocate, next_id_, bytes, stream}).view());
       ++next_id_;
     } catch (...) {
@@ -120,10 +121,18 @@ class recorded_layer {
   }
   void note_free(void* p) noexcept {
     std::lock_guard const guard(mutex_);
-    auto const found = live_.find(p);
-    if (found == live_.end()) return;  // the layers below tell of misuse
-    put(format_trace_line({trace_event_kind::free, found->second, 0, 0}).view());
-    live_.erase(found);
+    std::uint64_t const id = live_.erase(reinterpret_cast<std::uintptr_t>(p));
+    if (id == 0) return;  // the layers below tell of misuse
+    put(format_trace_line({trace_event_kind::free, id, 0, 0}).view());
+  }
+  /// Streams are numbered in the order in which they are first seen, from 1 on. @throws std::bad_alloc
+  [[nodiscard]] std::uint32_t number_of(std::uint64_t key) {
+    if (key == default_key) return 0;
+    if (std::uint32_t const known = streams_.find(key); known != 0) return known;
+    streams_.make_room(1);
+    auto const number = static_cast<std::uint32_t>(streams_.size() + 1);
+    streams_.insert(key, number);
+    return number;
   }
   void put(std::string_view text) noexcept {
     if (file_ != nullptr && std::fwrite(text.data(), 1, text.size(), file_) != text.size()) complain();
@@ -139,8 +148,8 @@ class recorded_layer {
   std::FILE* file_;
   bool owned_;
   std::uint64_t next_id_ = 1;
-  std::unordered_map<void*, std::uint64_t> live_;
-  std::unordered_map<std::uint64_t, std::uint32_t> streams_{{default_key, 0}};
+  detail::address_map<std::uint64_t> live_;     ///< the id of each live block
+  detail::address_map<std::uint32_t> streams_;  ///< the number of each stream but the default one
 };
 
 }  // namespace tarn

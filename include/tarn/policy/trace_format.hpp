@@ -8,12 +8,11 @@
 //
 // Above it: recorded, the replay tool. Below it: nothing.
 
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <string_view>
-#include <system_error>
+#include <type_traits>
 
 #include "tarn/core/message.hpp"
 
@@ -52,14 +51,18 @@ struct trace_event {
   };
   auto const read = [&](auto& value, std::string_view what) {
     skip_blanks();
-    auto const [end, error] = std::from_chars(line.data(), line.data() + line.size(), value);
+    using number_type = std::remove_reference_t<decltype(value)>;
+    constexpr auto most = static_cast<number_type>(-1);
     message<96> reason;
-    if (error == std::errc::result_out_of_range) {
-      throw trace_error(number, reason.add(what).add(" is too large").view());
-    }
-    if (error != std::errc{})
+    if (line.empty() || line.front() < '0' || line.front() > '9')
       throw trace_error(number, reason.add(what).add(" is missing or no number").view());
-    line.remove_prefix(static_cast<std::size_t>(end - line.data()));
+    for (value = 0; !line.empty() && line.front() >= '0' && line.front() <= '9'; line.remove_prefix(1)) {
+      auto const digit = static_cast<number_type>(line.front() - '0');
+      if (value > most / 10 || value * 10 > most - digit) {
+        throw trace_error(number, reason.add(what).add(" is too large").view());
+      }
+      value = value * 10 + digit;
+    }
     if (!line.empty() && line.front() != ' ' && line.front() != '\t') {
       throw trace_error(number, reason.add(what).add(" is no number").view());
     }

@@ -3,7 +3,6 @@
 // tracked: exact numbers of what was handed out, as PyTorch defines them, and high-water scopes that do not
 // disturb each other. Above it: peak_scope, report. Below it: counter, compose.
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <concepts>
@@ -14,6 +13,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/counter.hpp"
+#include "tarn/core/extremes.hpp"
 #include "tarn/policy/block_bytes.hpp"
 #include "tarn/policy/compose.hpp"
 
@@ -210,7 +210,7 @@ class tracked_layer {
     for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
       if (!sees(*m)) continue;
       m->current += bytes;
-      m->peak = std::max(m->peak, m->current);
+      m->peak = detail::larger_of(m->peak, m->current);
       ++m->allocations;
     }
   }

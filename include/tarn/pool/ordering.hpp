@@ -4,10 +4,10 @@
 // that is being captured. Only the ladder comes here; a pool whose streams do not run short makes none of
 // these calls. Above it: page_growth, ladder. Below it: stream_order, driver.
 
-#include <algorithm>
 #include <cstdint>
 #include <mutex>
 
+#include "tarn/core/extremes.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/pool/arena.hpp"
 #include "tarn/pool/mark_work.hpp"
@@ -56,7 +56,7 @@ class ordering {
     bool const done = driver_.query_event(domain.event).ok();
     hot.lock();
     if (!done) return progress::running;
-    domain.completed = std::max(domain.completed, covered);
+    domain.completed = larger_of(domain.completed, covered);
     return domain.freed <= domain.completed ? progress::completed : progress::running;
   }
 
@@ -70,7 +70,7 @@ class ordering {
     ++host_waits_;
     bool const done = driver_.synchronize_event(domain.event).ok();
     hot.lock();
-    if (done) domain.completed = std::max(domain.completed, covered);
+    if (done) domain.completed = larger_of(domain.completed, covered);
     return done;
   }
 
@@ -120,7 +120,7 @@ class ordering {
     bool const done = driver_.synchronize_device().ok();
     hot.lock();
     if (!done) return progress::unknown;
-    domain.completed = std::max(domain.completed, mark);
+    domain.completed = larger_of(domain.completed, mark);
     return domain.freed <= domain.completed ? progress::completed : progress::running;
   }
 

@@ -9,14 +9,11 @@
 // memory by the live peak plus pool_options::slack_per_mille while free handles can be moved; host memory by
 // 64 bytes a range. Above it: policy. Below it: ladder, thread_cache.
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include "tarn/core/misuse.hpp"
 #include "tarn/core/resource.hpp"
@@ -38,9 +35,7 @@ class pool {
   using properties = typename Upstream::properties;
 
   explicit pool(Upstream upstream, pool_options const& options = {})
-      : ladder_(std::move(upstream), options),
-        uses_(ladder_.order.driver()),
-        link_(std::make_shared<detail::pool_link>()) {
+      : ladder_(std::move(upstream), options), uses_(ladder_.order.driver()) {
     link_->pool = this;
     link_->retire = [](void* self, detail::thread_cache* cache) noexcept {
       static_cast<pool*>(self)->retire(cache);
@@ -474,7 +469,7 @@ class pool {
       detail::thread_exit& hook = detail::thread_exit::of_this_thread();
       detail::thread_cache* cache = hook.find(link_.get());
       if (cache == nullptr) {
-        auto made = std::make_unique<detail::thread_cache>();
+        detail::owned made(new detail::thread_cache);
         cache = made.get();
         std::lock_guard const cold(ladder_.cold);
         caches_.reserve(caches_.size() + 1);
@@ -495,7 +490,7 @@ class pool {
     detail::stream_cache* mine = cache.find(id);
     if (mine == nullptr) {
       try {
-        cache.streams.push_back(std::make_unique<detail::stream_cache>(id, stream));
+        cache.streams.push_back(detail::owned(new detail::stream_cache(id, stream)));
         mine = cache.last = cache.streams.back().get();
       } catch (...) {
         mine = nullptr;
@@ -511,7 +506,11 @@ class pool {
     flush(*cache);
     retired_live_bytes_ += cache->live_bytes.load(std::memory_order_relaxed);
     retired_live_blocks_ += cache->live_blocks.load(std::memory_order_relaxed);
-    std::erase_if(caches_, [&](auto const& c) { return c.get() == cache; });
+    for (std::size_t i = 0; i < caches_.size(); ++i) {
+      if (caches_[i].get() != cache) continue;
+      caches_.erase_unordered(i);
+      break;
+    }
   }
 
   /// Brings every magazine home. The growth lock is held.
@@ -585,8 +584,8 @@ class pool {
 
   mutable detail::ladder<Upstream> ladder_;
   detail::recorded_uses<driver_type> uses_;
-  std::shared_ptr<detail::pool_link> link_;
-  std::vector<std::unique_ptr<detail::thread_cache>> caches_;  ///< under the growth lock
+  detail::counted<detail::pool_link> link_;
+  detail::sequence<detail::owned<detail::thread_cache>> caches_;  ///< under the growth lock
   std::int64_t retired_live_bytes_ = 0;  ///< of threads that ended; under the growth lock
   std::int64_t retired_live_blocks_ = 0;
   std::int64_t uncached_live_bytes_ = 0;  ///< of calls without a thread cache; under the hot lock

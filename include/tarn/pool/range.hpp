@@ -6,7 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+
+#include "tarn/core/sequence.hpp"
 
 namespace tarn::detail {
 
@@ -82,7 +83,7 @@ class range_table {
   [[nodiscard]] std::size_t in_use() const noexcept { return nodes_.size() - 1 - spare_count_; }
 
  private:
-  std::vector<range> nodes_;
+  sequence<range> nodes_;
   range_ref first_spare_ = 0;
   std::size_t spare_count_ = 0;
 };

@@ -4,13 +4,12 @@
 // deallocation until the device is past those uses. Costs one relaxed load a deallocation while nothing is
 // noted. Above it: pool. Below it: ordering.
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <vector>
 
+#include "tarn/core/sequence.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/pool/mark_work.hpp"
@@ -25,7 +24,7 @@ class recorded_uses {
     std::size_t bytes = 0;
     std::size_t alignment = 0;
     stream_ref stream;
-    std::vector<event_handle> events;
+    sequence<event_handle> events;
   };
 
   explicit recorded_uses(Driver const& driver) : driver_(driver) {}
@@ -43,9 +42,9 @@ class recorded_uses {
       stream = stream_ref::from(stream.handle(), id);
     }
     std::lock_guard const guard(mutex_);
-    auto const found = std::find_if(uses_.begin(), uses_.end(),
-                                    [&](use const& u) { return u.p == p && u.stream == stream; });
-    if (found != uses_.end()) return;
+    for (use const& u : uses_) {
+      if (u.p == p && u.stream == stream) return;
+    }
     uses_.push_back({p, stream});
     noted_.store(uses_.size(), std::memory_order_relaxed);
   }
@@ -62,8 +61,7 @@ class recorded_uses {
         continue;
       }
       stream_ref const used_on = uses_[i].stream;
-      uses_[i] = uses_.back();
-      uses_.pop_back();
+      uses_.erase_unordered(i);
       if (used_on == stream) continue;
       event_handle event = nullptr;
       bool recorded = false;
@@ -107,8 +105,7 @@ class recorded_uses {
       finish(w);
       waiting_bytes_ -= w.bytes;
       out = std::move(w);
-      if (i + 1 != held_.size()) held_[i] = std::move(held_.back());
-      held_.pop_back();
+      held_.erase_unordered(i);
       waiting_count_.store(held_.size(), std::memory_order_relaxed);
       return true;
     }
@@ -136,8 +133,8 @@ class recorded_uses {
 
   Driver driver_;
   mutable std::mutex mutex_;
-  std::vector<use> uses_;
-  std::vector<waiting> held_;
+  sequence<use> uses_;
+  sequence<waiting> held_;
   std::size_t waiting_bytes_ = 0;
   std::atomic<std::size_t> noted_{0};
   std::atomic<std::size_t> waiting_count_{0};

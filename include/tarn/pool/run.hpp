@@ -7,7 +7,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "tarn/pool/block_table.hpp"
 #include "tarn/pool/range.hpp"
@@ -120,7 +119,7 @@ class run_table {
   }
 
  private:
-  std::vector<run> runs_;
+  sequence<run> runs_;
   block_table frames_;
   run_ref first_spare_ = 0;
 };

@@ -4,14 +4,13 @@
 // pinned memory, another pool). A segment cannot be moved or extended; wholly free ones are given back when
 // memory is short. Above it: ladder. Below it: arena, growth.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include "tarn/core/resource.hpp"
+#include "tarn/core/sequence.hpp"
 #include "tarn/pool/arena.hpp"
 #include "tarn/pool/growth.hpp"
 #include "tarn/pool/ordering.hpp"
@@ -103,10 +102,11 @@ class segment_growth {
 
   /// True where `address` lies in a segment. O(segments).
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
-    return std::any_of(segments_.begin(), segments_.end(), [&](segment const& s) {
+    for (segment const& s : segments_) {
       auto const base = reinterpret_cast<std::uintptr_t>(s.base);
-      return s.base != nullptr && address >= base && address - base < s.bytes;
-    });
+      if (s.base != nullptr && address >= base && address - base < s.bytes) return true;
+    }
+    return false;
   }
 
   /// Gives everything back; nothing on the device uses it any more.
@@ -131,13 +131,13 @@ class segment_growth {
     for (std::size_t i = 0; i < segments_.size(); ++i) {
       if (segments_[i].base == nullptr) return i;
     }
-    segments_.emplace_back();
+    segments_.push_back({});
     return segments_.size() - 1;
   }
 
   Source source_;
   growth_counters& counters_;
-  std::vector<segment> segments_;
+  sequence<segment> segments_;
 };
 
 }  // namespace tarn::detail

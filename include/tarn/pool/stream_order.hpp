@@ -16,13 +16,13 @@
 // Above it: arena, ladder. Below it: range_index, run.
 
 #include <cstdint>
-#include <memory>
 #include <new>
-#include <unordered_map>
-#include <vector>
 
+#include "tarn/core/owned.hpp"
+#include "tarn/core/sequence.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/driver.hpp"
+#include "tarn/pool/block_table.hpp"
 #include "tarn/pool/range_index.hpp"
 #include "tarn/pool/run.hpp"
 
@@ -50,7 +50,7 @@ struct stream_domain {
   run_list runs[run_class_count];
   /// Blocks freed on this stream that were cut from another domain's run: this stream reuses them, and they
   /// go home when the device is past `foreign_epoch`.
-  std::vector<void*> foreign[run_class_count];
+  sequence<void*> foreign[run_class_count];
   std::size_t foreign_count = 0;
   std::uint64_t foreign_epoch = 0;
 
@@ -75,28 +75,28 @@ struct stream_domain {
 class stream_table {
  public:
   stream_table() {
-    domains_.push_back(std::make_unique<stream_domain>());
+    domains_.push_back(owned(new stream_domain));
     domains_[neutral]->id = neutral_id;
-    by_id_.emplace(neutral_id, neutral);
   }
 
   /// The domain of a stream, made on first use. A handle that comes back under another identity tells that
   /// its former stream was destroyed. @throws std::bad_alloc, nothing has changed
   [[nodiscard]] domain_ref get(stream_id id, stream_ref stream) {
-    if (auto const found = by_id_.find(id); found != by_id_.end()) return found->second;
+    if (domain_ref const known = find(id); known != neutral || id == neutral_id) return known;
     domain_ref place = 0;
     for (domain_ref d = 1; d < domains_.size(); ++d) {
       bool const same_handle = domains_[d]->id != 0 && domains_[d]->stream.handle() == stream.handle();
       if (same_handle && !is_default_stream(stream)) domains_[d]->gone = true;
       if (domains_[d]->id == 0) place = d;
     }
+    by_id_.make_room(1);
     if (place == 0) {
       if (domains_.size() == max_domains) throw std::bad_alloc();
-      by_id_.reserve(by_id_.size() + 1);
-      domains_.push_back(std::make_unique<stream_domain>());
+      domains_.reserve(domains_.size() + 1);
+      domains_.push_back(owned(new stream_domain));
       place = static_cast<domain_ref>(domains_.size() - 1);
     }
-    by_id_.emplace(id, place);
+    by_id_.insert(id, place);
     domains_[place]->id = id;
     domains_[place]->stream = stream_ref::from(stream.handle(), id);
     domains_[place]->gone = false;
@@ -105,14 +105,13 @@ class stream_table {
 
   /// The domain of a stream, or `neutral` where it has none; never allocates.
   [[nodiscard]] domain_ref find(stream_id id) const noexcept {
-    auto const found = by_id_.find(id);
-    return found != by_id_.end() ? found->second : neutral;
+    return static_cast<domain_ref>(by_id_.find(id));
   }
 
   /// Lets go of a destroyed stream's empty domain; its place is used again. Epochs go on counting, so that no
   /// old mark is mistaken for a new one.
   void forget(domain_ref d) noexcept {
-    by_id_.erase(domains_[d]->id);
+    (void)by_id_.erase(domains_[d]->id);
     domains_[d]->id = 0;
     domains_[d]->stream = {};
     domains_[d]->gone = false;
@@ -124,8 +123,8 @@ class stream_table {
 
  private:
   static constexpr std::size_t max_domains = 65535;
-  std::vector<std::unique_ptr<stream_domain>> domains_;
-  std::unordered_map<stream_id, domain_ref> by_id_;
+  sequence<owned<stream_domain>> domains_;
+  block_table by_id_;  ///< the neutral domain is not in it
 };
 
 }  // namespace tarn::detail

@@ -6,11 +6,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
-#include <vector>
 
 #include "tarn/core/config.hpp"
+#include "tarn/core/counted.hpp"
+#include "tarn/core/owned.hpp"
+#include "tarn/core/sequence.hpp"
 #include "tarn/pool/magazine.hpp"
 #include "tarn/pool/owner_lock.hpp"
 
@@ -25,7 +26,7 @@ struct alignas(cache_line_bytes) thread_cache {
   std::atomic<std::int64_t> live_blocks{0};
   /// Bytes in the magazines; lets others see without a visit whether one would be worth it.
   std::atomic<std::size_t> held_bytes{0};
-  std::vector<std::unique_ptr<stream_cache>> streams;
+  sequence<owned<stream_cache>> streams;
 
   /// The cache of a stream, or null. The owner is inside.
   [[nodiscard]] TARN_ALWAYS_INLINE stream_cache* find(stream_id id) noexcept {
@@ -74,7 +75,7 @@ inline thread_local constinit local_cache local_caches[local_cache_slots] = {};
 class thread_exit {
  public:
   struct entry {
-    std::shared_ptr<pool_link> link;
+    counted<pool_link> link;
     thread_cache* cache;
   };
 
@@ -98,15 +99,18 @@ class thread_exit {
   }
 
   /// Remembers a cache; forgets those of pools that are gone. @throws std::bad_alloc, nothing has changed
-  void add(std::shared_ptr<pool_link> const& link, thread_cache* cache) {
-    std::erase_if(entries_, [](entry const& e) {
-      std::lock_guard const guard(e.link->mutex);
-      if (e.link->pool != nullptr) return false;
+  void add(counted<pool_link> const& link, thread_cache* cache) {
+    for (std::size_t i = entries_.size(); i-- > 0;) {
+      pool_link* const known = entries_[i].link.get();
+      {
+        std::lock_guard const guard(known->mutex);
+        if (known->pool != nullptr) continue;
+      }
       // The slot must forget the address before the link's memory can be used again.
-      local_cache& slot = local_caches[local_cache_slot(e.link.get())];
-      if (slot.link == e.link.get()) slot = {};
-      return true;
-    });
+      local_cache& slot = local_caches[local_cache_slot(known)];
+      if (slot.link == known) slot = {};
+      entries_.erase_unordered(i);
+    }
     entries_.push_back({link, cache});
   }
 
@@ -119,7 +123,7 @@ class thread_exit {
   }
 
  private:
-  std::vector<entry> entries_;
+  sequence<entry> entries_;
 };
 
 }  // namespace tarn::detail

@@ -2,10 +2,10 @@
 #pragma once
 // budget_scope: a limit for a scope. Above it: user code. Below it: policy/limited.
 
-#include <algorithm>
 #include <cstddef>
 #include <utility>
 
+#include "tarn/core/extremes.hpp"
 #include "tarn/core/shared.hpp"
 #include "tarn/policy/limited.hpp"
 
@@ -20,7 +20,7 @@ class budget_scope {
   budget_scope(Resource memory, std::size_t bytes) : memory_(std::move(memory)) {
     before_ = ask([](auto& layer) -> decltype(layer.limit()) { return layer.limit(); });
     std::size_t const used = ask([](auto& layer) -> decltype(layer.used()) { return layer.used(); });
-    std::size_t const wanted = bytes < before_ - std::min(before_, used) ? used + bytes : before_;
+    std::size_t const wanted = bytes < before_ - detail::smaller_of(before_, used) ? used + bytes : before_;
     ask([&](auto& layer) -> decltype(layer.set_limit(wanted)) { return layer.set_limit(wanted); });
   }
   budget_scope(budget_scope const&) = delete;
@@ -34,7 +34,7 @@ class budget_scope {
   [[nodiscard]] std::size_t remaining() const noexcept {
     std::size_t const limit = ask([](auto& layer) -> decltype(layer.limit()) { return layer.limit(); });
     std::size_t const used = ask([](auto& layer) -> decltype(layer.used()) { return layer.used(); });
-    return limit - std::min(limit, used);
+    return limit - detail::smaller_of(limit, used);
   }
 
  private:

@@ -3,7 +3,6 @@
 // device_buffer<T>: an owned, sized, uninitialised array in stream order.
 // Above it: user code. Below it: copy, stream, core/resource.
 
-#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <type_traits>
@@ -11,6 +10,7 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/config.hpp"
+#include "tarn/core/extremes.hpp"
 #include "tarn/policy/device_pool.hpp"
 #include "tarn/raii/copy.hpp"
 #include "tarn/raii/stream.hpp"
@@ -47,7 +47,7 @@ class device_buffer {
   explicit device_buffer(Resource memory, stream_ref stream = {}, std::size_t alignment = least_alignment())
       : memory_(std::move(memory)),
         stream_(identified(memory_, stream)),
-        alignment_(std::max(alignment, least_alignment())) {
+        alignment_(detail::larger_of(alignment, least_alignment())) {
     require_alignment(alignment);
   }
   /// `count` uninitialised elements.
@@ -209,7 +209,9 @@ class device_buffer {
   friend void swap(device_buffer& a, device_buffer& b) noexcept { a.swap(b); }
 
  private:
-  static constexpr std::size_t least_alignment() noexcept { return std::max(default_alignment, alignof(T)); }
+  static constexpr std::size_t least_alignment() noexcept {
+    return detail::larger_of(default_alignment, alignof(T));
+  }
   [[nodiscard]] auto const& driver() const noexcept { return memory_.driver(); }
 
   [[nodiscard]] T* take(std::size_t count) {
@@ -223,7 +225,7 @@ class device_buffer {
   /// Moves to a block of `count` elements on `stream`.
   void relocate(std::size_t count, stream_ref stream) {
     device_buffer moved(memory_, count, stream, alignment_);
-    moved.size_ = std::min(size_, count);
+    moved.size_ = detail::smaller_of(size_, count);
     if (data_ != nullptr) {
       detail::order_streams(driver(), moved.stream_, stream_);
       tarn::copy(driver(), std::span<T const>(data_, moved.size_), moved.span(), moved.stream_);

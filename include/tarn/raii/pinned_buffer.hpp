@@ -3,14 +3,15 @@
 // pinned_buffer<T>: an owned contiguous range of host memory that devices copy from and to at full speed.
 // Above it: user code. Below it: stream, core/resource.
 
-#include <algorithm>
 #include <cstddef>
-#include <memory>
+#include <cstring>
+#include <new>
 #include <span>
 #include <type_traits>
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/extremes.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/source/pinned_host.hpp"
@@ -64,12 +65,12 @@ class pinned_buffer {
       : pinned_buffer(std::move(memory), stream) {
     data_ = take(count);
     size_ = capacity_ = count;
-    if (what == elements::value_initialised) std::uninitialized_value_construct_n(data_, size_);
+    if (what == elements::value_initialised) value_initialise(data_, size_);
   }
   /// A copy of host elements.
   pinned_buffer(Resource memory, std::span<T const> from, stream_ref stream = {})
       : pinned_buffer(std::move(memory), from.size(), elements::uninitialised, stream) {
-    std::uninitialized_copy(from.begin(), from.end(), data_);
+    copy_elements(from.data(), size_, data_);
   }
   pinned_buffer(pinned_buffer const& other)
       : pinned_buffer(other.memory_, std::span<T const>(other), other.stream_) {}
@@ -125,8 +126,7 @@ class pinned_buffer {
   /// may be running. @throws length_error, out_of_memory  nothing has changed
   void resize(std::size_t count, elements what = elements::value_initialised) {
     if (count > capacity_) relocate(count);
-    if (what == elements::value_initialised && count > size_)
-      std::uninitialized_value_construct_n(data_ + size_, count - size_);
+    if (what == elements::value_initialised && count > size_) value_initialise(data_ + size_, count - size_);
     size_ = count;
   }
   /// Gives unused capacity back by moving to a block of size() elements. No copy may be running. Strong
@@ -151,18 +151,26 @@ class pinned_buffer {
   friend void swap(pinned_buffer& a, pinned_buffer& b) noexcept { a.swap(b); }
 
  private:
-  static constexpr std::size_t alignment = std::max(default_alignment, alignof(T));
+  static constexpr std::size_t alignment = detail::larger_of(default_alignment, alignof(T));
 
   [[nodiscard]] T* take(std::size_t count) {
     // The host writes at once, without asking the stream: the memory must be free of earlier work.
     return static_cast<T*>(memory_.allocate_sync(checked_bytes(count, sizeof(T)), alignment));
   }
 
+  static void value_initialise(T* to, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) ::new (static_cast<void*>(to + i)) T();
+  }
+  /// Elements are trivially copyable: copying makes them, and cannot fail.
+  static void copy_elements(T const* from, std::size_t count, T* to) noexcept {
+    if (count != 0) std::memcpy(static_cast<void*>(to), from, count * sizeof(T));
+  }
+
   /// Moves to a block of `count` elements.
   void relocate(std::size_t count) {
     pinned_buffer moved(memory_, count, elements::uninitialised, stream_);
     moved.size_ = size_;
-    std::uninitialized_copy_n(data_, size_, moved.data_);
+    copy_elements(data_, size_, moved.data_);
     swap(moved);
   }
 

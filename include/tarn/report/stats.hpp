@@ -3,7 +3,6 @@
 // The numbers, under the names that PyTorch's users know. They look; they change nothing but peaks when
 // asked. Above it: user code, summary. Below it: tracked, pool_state.
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "tarn/core/error.hpp"
+#include "tarn/core/extremes.hpp"
 #include "tarn/core/shared.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/pool/pool_state.hpp"
@@ -122,7 +122,7 @@ template <class Resource>
   std::array<stat, 3> active = t.allocations;
   std::array<stat, 3> active_bytes = t.allocated_bytes;
   active_bytes[0].current += number(p.pending);
-  active_bytes[0].peak = std::max(active_bytes[0].peak, active_bytes[0].current);
+  active_bytes[0].peak = detail::larger_of(active_bytes[0].peak, active_bytes[0].current);
   stat const free_ranges{number(p.free_blocks), number(p.free_blocks), 0, 0};
   stat const free_bytes{number(p.inactive_split_bytes), number(p.inactive_split_bytes), 0, 0};
   stat const reserved{number(p.reserved), number(p.reserved_peak), number(p.reserved_total),

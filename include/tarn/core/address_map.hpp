@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Address to value: an open-addressing hash table with linear probing and no tombstones. A value that equals
+// Value{} stands for "not there". Above it: the pool's tables, policies that remember blocks. Below it:
+// sequence.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/core/sequence.hpp"
+
+namespace tarn::detail {
+
+template <class Value>
+class address_map {
+ public:
+  /// Makes sure that `count` entries can be added without allocating. @throws std::bad_alloc, nothing has
+  /// changed
+  void make_room(std::size_t count) {
+    if ((size_ + count) * 2 <= entries_.size()) return;
+    address_map larger;
+    std::size_t capacity = entries_.empty() ? 64 : entries_.size();
+    while ((size_ + count) * 2 > capacity) capacity *= 2;
+    for (std::size_t c = capacity; c != 1; c /= 2) --larger.shift_;
+    larger.entries_.resize(capacity);
+    for (entry const& e : entries_) {
+      if (!(e.value == Value{})) larger.insert(e.key, e.value);
+    }
+    entries_.swap(larger.entries_);
+    shift_ = larger.shift_;
+  }
+
+  /// Adds a key, or gives it another value, which is not Value{}. Room has been made. O(1).
+  void insert(std::uintptr_t key, Value value) noexcept {
+    std::size_t i = home(key);
+    while (!is_vacant(i) && entries_[i].key != key) i = after(i);
+    if (is_vacant(i)) ++size_;
+    entries_[i] = {key, value};
+  }
+
+  /// The value, Value{} if the key is not there. O(1).
+  [[nodiscard]] Value find(std::uintptr_t key) const noexcept {
+    if (size_ == 0) return Value{};
+    for (std::size_t i = home(key); !is_vacant(i); i = after(i)) {
+      if (entries_[i].key == key) return entries_[i].value;
+    }
+    return Value{};
+  }
+
+  /// Removes the key and returns its value, Value{} if it is not there. O(1).
+  Value erase(std::uintptr_t key) noexcept {
+    if (size_ == 0) return Value{};
+    std::size_t i = home(key);
+    while (entries_[i].key != key || is_vacant(i)) {
+      if (is_vacant(i)) return Value{};
+      i = after(i);
+    }
+    Value const value = entries_[i].value;
+    // Pull later entries of the probe sequence back, so that no search stops too early.
+    for (std::size_t j = after(i); !is_vacant(j); j = after(j)) {
+      std::size_t const wanted = home(entries_[j].key);
+      bool const may_move = i <= j ? (wanted <= i || wanted > j) : (wanted <= i && wanted > j);
+      if (may_move) {
+        entries_[i] = entries_[j];
+        i = j;
+      }
+    }
+    entries_[i] = {};
+    --size_;
+    return value;
+  }
+
+  /// Calls `call(key, value)` for each entry, in no order; the call must not change the table. O(capacity).
+  template <class Call>
+  void for_each(Call const& call) const {
+    for (entry const& e : entries_) {
+      if (!(e.value == Value{})) call(e.key, e.value);
+    }
+  }
+
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return entries_.capacity() * sizeof(entry); }
+
+ private:
+  struct entry {
+    std::uintptr_t key = 0;
+    Value value{};
+  };
+  [[nodiscard]] bool is_vacant(std::size_t i) const noexcept { return entries_[i].value == Value{}; }
+  /// The upper bits of a product with 2^64 over the golden ratio: near and far keys spread alike (Knuth, The
+  /// Art of Computer Programming, volume 3, 6.4).
+  [[nodiscard]] std::size_t home(std::uintptr_t key) const noexcept {
+    return static_cast<std::size_t>((std::uint64_t{key} * 0x9E3779B97F4A7C15U) >> shift_);
+  }
+  [[nodiscard]] std::size_t after(std::size_t i) const noexcept { return (i + 1) & (entries_.size() - 1); }
+
+  sequence<entry> entries_;
+  std::size_t size_ = 0;
+  unsigned shift_ = 64;  ///< 64 less the bits of the capacity
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// owned<T>: one heap object with one owner. Of std::unique_ptr what the books of a pool need, without
+// <memory>, which costs a compiler as much as <memory_resource>, <mutex> and <map> together. Above it: pool.
+// Below it: nothing.
+
+namespace tarn::detail {
+
+/// Deletes its object when it goes. Move-only; moved-from is null. Never throws.
+template <class T>
+class owned {
+ public:
+  owned() noexcept = default;
+  /// Takes an object made by new.
+  explicit owned(T* made) noexcept : p_(made) {}
+  owned(owned&& other) noexcept : p_(other.p_) { other.p_ = nullptr; }
+  owned& operator=(owned&& other) noexcept {
+    T* const taken = other.p_;
+    other.p_ = nullptr;
+    delete p_;
+    p_ = taken;
+    return *this;
+  }
+  ~owned() { delete p_; }
+
+  [[nodiscard]] T* get() const noexcept { return p_; }
+  [[nodiscard]] T& operator*() const noexcept { return *p_; }
+  [[nodiscard]] T* operator->() const noexcept { return p_; }
+
+ private:
+  T* p_ = nullptr;
+};
+
+}  // namespace tarn::detail

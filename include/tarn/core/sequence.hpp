@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// sequence<T>: a growing array for the books of a pool. Of std::vector what is used here: each std::vector<X>
+// costs a compiler 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
+// Above it: address_map, pool. Below it: nothing.
+
+#include <cstddef>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+namespace tarn::detail {
+
+/// Elements side by side, in order of insertion. Growing moves them; nothing else does. Move-only.
+template <class T>
+class sequence {
+ public:
+  sequence() noexcept = default;
+  sequence(sequence&& other) noexcept { swap(other); }
+  sequence& operator=(sequence&& other) noexcept {
+    sequence taken(static_cast<sequence&&>(other));
+    swap(taken);
+    return *this;
+  }
+  ~sequence() {
+    static_assert(std::is_nothrow_move_constructible_v<T> && alignof(T) <= alignof(std::max_align_t));
+    clear();
+    ::operator delete(items_);
+  }
+
+  /// Makes sure that `count` elements fit without allocating. @throws std::bad_alloc, nothing has changed
+  void reserve(std::size_t count) {
+    if (count <= capacity_) return;
+    std::size_t const most = capacity_ * 2 > count ? capacity_ * 2 : count;
+    T* const larger = static_cast<T*>(::operator new(most * sizeof(T)));
+    for (std::size_t i = 0; i < size_; ++i) {
+      ::new (static_cast<void*>(larger + i)) T(static_cast<T&&>(items_[i]));
+      items_[i].~T();
+    }
+    ::operator delete(items_);
+    items_ = larger;
+    capacity_ = most;
+  }
+  /// Adds value-initialised elements up to `count`; there are at most that many. @throws std::bad_alloc,
+  /// nothing has changed
+  void resize(std::size_t count) {
+    reserve(count);
+    while (size_ < count) ::new (static_cast<void*>(items_ + size_++)) T{};
+  }
+  /// Adds a copy of `value`, which is not an element of this sequence, or moves it there.
+  /// @throws std::bad_alloc  where no room was made; nothing has changed, `value` included
+  template <class Value = T>
+  void push_back(Value&& value) {
+    if (size_ == capacity_) reserve(size_ + 1);
+    ::new (static_cast<void*>(items_ + size_)) T(static_cast<Value&&>(value));
+    ++size_;
+  }
+  void pop_back() noexcept { items_[--size_].~T(); }
+  /// Destroys the elements; keeps their room.
+  void clear() noexcept {
+    while (size_ != 0) pop_back();
+  }
+  /// Removes one element by putting the last one in its place. O(1).
+  void erase_unordered(std::size_t index) noexcept {
+    if (index + 1 != size_) items_[index] = static_cast<T&&>(items_[size_ - 1]);
+    pop_back();
+  }
+  void swap(sequence& other) noexcept {
+    std::swap(items_, other.items_);
+    std::swap(size_, other.size_);
+    std::swap(capacity_, other.capacity_);
+  }
+
+  [[nodiscard]] T* begin() noexcept { return items_; }
+  [[nodiscard]] T* end() noexcept { return items_ + size_; }
+  [[nodiscard]] T const* begin() const noexcept { return items_; }
+  [[nodiscard]] T const* end() const noexcept { return items_ + size_; }
+  [[nodiscard]] T& operator[](std::size_t i) noexcept { return items_[i]; }
+  [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return items_[i]; }
+  [[nodiscard]] T& front() noexcept { return items_[0]; }
+  [[nodiscard]] T const& front() const noexcept { return items_[0]; }
+  [[nodiscard]] T& back() noexcept { return items_[size_ - 1]; }
+  [[nodiscard]] T const& back() const noexcept { return items_[size_ - 1]; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+
+ private:
+  T* items_ = nullptr;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// What keeps the books of a pool: sequence, address_map, owned, counted, sort, extremes.
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "catch.hpp"
+#include "tarn/core/address_map.hpp"
+#include "tarn/core/counted.hpp"
+#include "tarn/core/extremes.hpp"
+#include "tarn/core/owned.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/core/sort.hpp"
+
+using namespace tarn::detail;
+
+namespace {
+
+/// Counts those alive.
+struct witness {
+  inline static int alive = 0;
+  int value = 0;
+  witness() { ++alive; }
+  explicit witness(int v) : value(v) { ++alive; }
+  witness(witness&& other) noexcept : value(std::exchange(other.value, -1)) { ++alive; }
+  witness& operator=(witness&& other) noexcept {
+    value = std::exchange(other.value, -1);
+    return *this;
+  }
+  ~witness() { --alive; }
+};
+
+}  // namespace
+
+TEST_CASE("a sequence keeps its elements and their order while it grows", "[core][sequence]") {
+  sequence<std::string> texts;
+  std::vector<std::string> reference;
+  CHECK(texts.empty());
+  CHECK(texts.begin() == texts.end());
+  for (int i = 0; i < 1000; ++i) {
+    texts.push_back("a text that is too long for the small buffer: " + std::to_string(i));
+    reference.push_back("a text that is too long for the small buffer: " + std::to_string(i));
+  }
+  CHECK(std::equal(texts.begin(), texts.end(), reference.begin(), reference.end()));
+  CHECK(texts.front() == reference.front());
+  CHECK(texts.back() == reference.back());
+  texts.pop_back();
+  CHECK(texts.size() == 999);
+  texts.resize(1001);
+  CHECK(texts[998] == reference[998]);
+  CHECK(texts[999].empty());
+  sequence<std::string> moved = std::move(texts);
+  CHECK(moved.size() == 1001);
+  moved = sequence<std::string>();
+  CHECK(moved.empty());
+}
+
+TEST_CASE("a sequence with room adds without allocating", "[core][sequence]") {
+  sequence<int> numbers;
+  numbers.reserve(100);
+  int const* const place = numbers.begin();
+  std::size_t const room = numbers.capacity();
+  CHECK(room >= 100);
+  for (int i = 0; i < 100; ++i) numbers.push_back(i);
+  CHECK(numbers.begin() == place);
+  CHECK(numbers.capacity() == room);
+  numbers.clear();
+  CHECK(numbers.capacity() == room);
+  CHECK(numbers.empty());
+}
+
+TEST_CASE("a sequence destroys each element once", "[core][sequence]") {
+  {
+    sequence<witness> all;
+    for (int i = 0; i < 10; ++i) all.push_back(witness(i));
+    CHECK(witness::alive == 10);
+    all.erase_unordered(3);
+    CHECK(all[3].value == 9);
+    all.erase_unordered(8);
+    CHECK(all.back().value == 7);
+    CHECK(witness::alive == 8);
+    sequence<witness> other;
+    other.push_back(witness(42));
+    other = std::move(all);
+    CHECK(witness::alive == 8);
+    other.clear();
+    CHECK(witness::alive == 0);
+    other.resize(3);
+    CHECK(witness::alive == 3);
+  }
+  CHECK(witness::alive == 0);
+}
+
+TEST_CASE("a map finds what was put in, whatever the keys", "[core][address_map]") {
+  struct block {
+    std::size_t bytes = 0;
+    std::size_t alignment = 0;
+    bool operator==(block const&) const = default;
+  };
+  std::uintptr_t const step =
+      GENERATE(std::uintptr_t{1}, std::uintptr_t{256}, std::uintptr_t{1} << 21, std::uintptr_t{1} << 44);
+  address_map<block> map;
+  std::map<std::uintptr_t, block> reference;
+  std::mt19937 random(3);
+  for (int i = 0; i < 20000; ++i) {
+    std::uintptr_t const key = random() % 2000 * step;
+    if (random() % 2 == 0) {
+      map.make_room(1);
+      block const value{1 + random() % 100, 256};
+      map.insert(key, value);
+      reference[key] = value;
+    } else {
+      auto const known = reference.find(key);
+      block const expected = known != reference.end() ? known->second : block{};
+      REQUIRE(map.find(key) == expected);
+      REQUIRE(map.erase(key) == expected);
+      if (known != reference.end()) reference.erase(known);
+    }
+    REQUIRE(map.size() == reference.size());
+  }
+  std::map<std::uintptr_t, block> seen;
+  map.for_each([&](std::uintptr_t key, block value) { seen[key] = value; });
+  CHECK(seen == reference);
+}
+
+TEST_CASE("room that was made lasts for as many entries", "[core][address_map]") {
+  address_map<bool> map;
+  map.make_room(1000);
+  std::size_t const bytes = map.host_bytes();
+  for (std::uintptr_t key = 1; key <= 1000; ++key) map.insert(key * 16, true);
+  CHECK(map.host_bytes() == bytes);
+  CHECK(map.size() == 1000);
+}
+
+TEST_CASE("an owner deletes its object, once", "[core][owned]") {
+  {
+    owned<witness> none;
+    CHECK(none.get() == nullptr);
+    owned first(new witness(1));
+    owned second(new witness(2));
+    CHECK(witness::alive == 2);
+    second = std::move(first);
+    CHECK(witness::alive == 1);
+    CHECK(first.get() == nullptr);
+    CHECK(second->value == 1);
+    owned third(std::move(second));
+    CHECK((*third).value == 1);
+    auto& same = third;
+    third = std::move(same);
+    CHECK(third->value == 1);
+    CHECK(witness::alive == 1);
+  }
+  CHECK(witness::alive == 0);
+}
+
+TEST_CASE("the last owner, on whichever thread, deletes what is counted", "[core][counted]") {
+  {
+    counted<witness> first;
+    counted<witness> second(first);
+    CHECK(first.get() == second.get());
+    counted<witness> other;
+    CHECK(witness::alive == 2);
+    other = second;
+    CHECK(witness::alive == 1);
+    auto& same = other;
+    other = same;
+    other->value = 5;
+    CHECK(first->value == 5);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([mine = first] {
+        for (int i = 0; i < 1000; ++i) {
+          counted<witness> const copy(mine);
+          (void)copy;
+        }
+      });
+    }
+    for (std::thread& t : threads) t.join();
+    CHECK(witness::alive == 1);
+  }
+  CHECK(witness::alive == 0);
+}
+
+TEST_CASE("sorting orders any number of elements", "[core][sort]") {
+  std::mt19937 random(4);
+  for (std::size_t count = 0; count < 200; ++count) {
+    std::vector<unsigned> numbers(count);
+    for (unsigned& n : numbers) n = static_cast<unsigned>(random() % 50);
+    std::vector<unsigned> expected = numbers;
+    std::sort(expected.begin(), expected.end(), std::greater<>());
+    sort(numbers.data(), numbers.size(), [](unsigned a, unsigned b) { return a > b; });
+    REQUIRE(numbers == expected);
+  }
+}
+
+TEST_CASE("of two equal or unequal values the extremes are told", "[core][extremes]") {
+  static_assert(larger_of(1, 2) == 2 && larger_of(2, 1) == 2 && larger_of(3, 3) == 3);
+  static_assert(smaller_of(1, 2) == 1 && smaller_of(2, 1) == 1 && smaller_of(3, 3) == 3);
+  CHECK(larger_of(std::size_t{0}, ~std::size_t{0}) == ~std::size_t{0});
+}
