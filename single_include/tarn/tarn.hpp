@@ -2689,9 +2689,9 @@ inline void report_misuse(misuse const& what) noexcept {
 //   2 finished      frees of other streams that the device is past become neutral
 //   3 stealing      the stream waits, on the device, for another stream's frees, and takes them over; neutral
 //                   ranges join its own, so that neighbours coalesce
-//   4 growth        a free range is extended, free handles are moved, or new ones are created
-//   5 exhaustion    the driver refused: the host waits for all streams and recorded uses, every free handle
-//                   may move, free segments go back
+//   4 growth        a view of free handles is used again, new handles are created, or a new view is made
+//   5 exhaustion    the driver refused: the host waits for all streams and recorded uses, whatever is free is put
+//                   together, free handles and segments go back
 //   6 out_of_memory
 //
 // One thread climbs at a time (the growth lock); the hot lock is let go around every driver call.
@@ -2710,61 +2710,68 @@ inline void report_misuse(misuse const& what) noexcept {
 
 namespace tarn {
 
-/// May physical handles move inside the pool's address range?
+/// May free physical handles be seen side by side at a second place?
 enum class remapping {
-  when_tight,  ///< free handles are moved before reserved memory outgrows the live peak (needs a page source)
-  off          ///< every handle stays where it was first mapped
+  when_tight,  ///< yes, before reserved memory outgrows the live peak (needs a page source)
+  off          ///< no: every handle is seen where it was first mapped
 };
 
 struct pool_options {
   remapping remap = remapping::when_tight;
   /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are
-  /// moved.
-  unsigned slack_per_mille = 8;
+  /// remapped.
+  unsigned slack_per_mille = 6;
 };
 
 }  // namespace tarn
 // ---- tarn/pool/page_growth.hpp
-// Growth by pages: new ranges out of one virtual range. Physical handles come from three places: spare ones,
-// wholly free ones that serve elsewhere in the range (they are moved: mapped here too, their old place goes
-// stale), and the driver. Moving ends external fragmentation at handle granularity. Above it: ladder. Below
-// it: arena, page_map, ordering.
+// Growth by pages, over one virtual range. Free memory is where it lies (at home); where no unbroken range of it is
+// large enough, this is asked, cheapest first:
+//
+//   1 a view that was used before and whose handles are free again       no driver call
+//   2 new handles at home, while reserved memory may grow with live memory   36 us each
+//   3 a new view of free handles                                          27 us a handle
+//   4 new handles beyond that, for what is lacking
+//
+// Above it: ladder. Below it: page_choice, arena, ordering.
 
-#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <mutex>
-#include <vector>
 
+// ---- tarn/core/extremes.hpp
+// The smaller and the larger of two sizes or counts, without <algorithm>, which costs a compiler 40 ms.
+// Above it: everything that compares sizes. Below it: nothing.
+
+namespace tarn::detail {
+
+/// The larger one; the first if they are equal. Both are read by value: sizes and counts.
+template <class T>
+[[nodiscard]] constexpr T larger_of(T a, T b) noexcept {
+  return a < b ? b : a;
+}
+
+/// The smaller one; the first if they are equal.
+template <class T>
+[[nodiscard]] constexpr T smaller_of(T a, T b) noexcept {
+  return b < a ? b : a;
+}
+
+}  // namespace tarn::detail
 // ---- tarn/pool/arena.hpp
 // The arena: every range the pool holds, who may take it, and how ranges are split and coalesced. Pure
 // bookkeeping: it never calls the driver, so it is safe under the hot lock, and it knows no source, so one
 // test drives it all. Above it: growth (pages, segments), ladder, pool. Below it: range_index, block_table,
 // run, stream_order.
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-
-// ---- tarn/pool/block_table.hpp
-// Address to node: ranges are found by their start, runs by the 64 KiB frame that a block lies in, domains by
-// their stream. Above it: arena, run, stream_order. Below it: core/address_map.
-
-#include <cstdint>
-
-// ---- tarn/core/address_map.hpp
-// Address to value: an open-addressing hash table with linear probing and no tombstones. A value that equals
-// Value{} stands for "not there". Above it: the pool's tables, policies that remember blocks. Below it:
-// sequence.
-
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/core/sequence.hpp
-// sequence<T>: a growing array for the books of a pool. Of std::vector what is used here; each
-// std::vector<X> costs a compiler 4 ms, a sequence<X> a tenth of that, and an include of tarn needs a dozen.
+// sequence<T>: a growing array for the books of a pool. Of std::vector what is used here: each std::vector<X>
+// costs a compiler 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
 // Above it: address_map, pool. Below it: nothing.
 
 #include <cstddef>
@@ -2855,6 +2862,302 @@ class sequence {
 };
 
 }  // namespace tarn::detail
+// ---- tarn/pool/address_index.hpp
+// Address to the range that covers it, whatever the range's size, in O(1): for each granule the last range that
+// starts in it, and two levels of bitmaps to find the nearest such granule below. Above it: arena. Below it:
+// range.
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+// ---- tarn/pool/range.hpp
+// A range: a piece of address space that is live, free, a view or a hole. Ranges tile what the pool reserved;
+// their nodes live on the host, because the host cannot write links into device memory. Above it:
+// range_index, block_table, arena. Below it: nothing.
+
+#include <cstddef>
+#include <cstdint>
+
+// ---- tarn/pool/size_class.hpp
+// Size classes: which blocks are interchangeable. The first question of every allocation and the reason a
+// sized deallocation needs no lookup. Above it: magazine, run, pool. Below it: core/bytes.
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// Every range starts and ends on a multiple of this, bytes (PyTorch rounds to the same).
+inline constexpr std::size_t range_grain = 512;
+
+/// Blocks up to here, bytes, are cut from runs: they are most calls (56-94 % in the recorded traces) and,
+/// together, at most 0.1 % of the live bytes, so a partly filled run costs nothing that shows.
+inline constexpr std::size_t run_limit = 32_KiB;
+
+/// Blocks up to here, bytes, have a size class and thus a magazine; larger ones keep their exact size. In the
+/// recorded traces blocks up to 1 MiB are at most 2.2 % of the peak, so rounding them by at most 6.25 % costs
+/// at most 0.07 %.
+inline constexpr std::size_t class_limit = 1_MiB;
+
+/// Steps of 256 B to 2 KiB, then 8 steps a doubling to 32 KiB, then 16 to 1 MiB.
+inline constexpr unsigned run_class_count = 40;
+inline constexpr unsigned class_count = 120;
+
+/// The class of a request of 1 to class_limit bytes. A few instructions, no table.
+[[nodiscard]] constexpr unsigned class_of(std::size_t bytes) noexcept {
+  std::size_t const last = bytes - 1;
+  if (last < 2048) return static_cast<unsigned>(last >> 8);
+  auto const exponent = static_cast<unsigned>(std::bit_width(last)) - 1;
+  if (exponent < 15) return 8 + (exponent - 11) * 8 + static_cast<unsigned>((last >> (exponent - 3)) & 7);
+  return 40 + (exponent - 15) * 16 + static_cast<unsigned>((last >> (exponent - 4)) & 15);
+}
+
+/// Bytes of every block of a class.
+[[nodiscard]] constexpr std::size_t compute_class_bytes(unsigned size_class) noexcept {
+  if (size_class < 8) return (size_class + std::size_t{1}) << 8;
+  if (size_class < 40) {
+    unsigned const step = size_class - 8;
+    return (9 + std::size_t{step % 8}) << (8 + step / 8);
+  }
+  unsigned const step = size_class - 40;
+  return (17 + std::size_t{step % 16}) << (11 + step / 16);
+}
+
+inline constexpr auto class_bytes_table = [] {
+  std::array<std::uint32_t, class_count> table{};
+  for (unsigned k = 0; k < class_count; ++k) table[k] = static_cast<std::uint32_t>(compute_class_bytes(k));
+  return table;
+}();
+
+[[nodiscard]] constexpr std::size_t class_bytes(unsigned size_class) noexcept {
+  return class_bytes_table[size_class];
+}
+
+/// Bytes that a request occupies: its class, or its size rounded to the grain. Pure: allocation and sized
+/// deallocation agree without looking anything up.
+[[nodiscard]] constexpr std::size_t rounded_bytes(std::size_t bytes, std::size_t alignment) noexcept {
+  if (bytes == 0) return 0;
+  if (alignment <= default_alignment && bytes <= class_limit) return class_bytes(class_of(bytes));
+  return align_up(bytes, range_grain);
+}
+
+/// Handles are made of this on today's devices, bytes. Blocks of a multiple of it, as weights and their gradients
+/// often are, start on one where they can: then what is free beside them is whole granules.
+inline constexpr std::size_t usual_granule = 2_MiB;
+
+static_assert(class_of(1) == 0 && class_of(2048) == 7 && class_of(2049) == 8);
+static_assert(class_bytes(7) == 2048 && class_bytes(39) == run_limit && class_bytes(119) == class_limit);
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// Index of a node; 0 is none.
+using range_ref = std::uint32_t;
+/// Index of a stream's domain; 0 is the neutral domain, whose memory nothing on the device uses any more.
+using domain_ref = std::uint16_t;
+inline constexpr domain_ref neutral = 0;
+
+enum class range_state : std::uint8_t {
+  unused,  ///< a spare node
+  live,    ///< handed out, or cut into a run
+  free,    ///< mapped and reusable by its domain
+  view,    ///< a second place of handles that live elsewhere
+  hole     ///< address space with nothing behind it
+};
+
+/// Blocks above class_limit live apart from the others, so that small ones do not pin large handles.
+enum class zone : std::uint8_t { small, large };
+inline constexpr zone all_zones[] = {zone::large, zone::small};
+inline constexpr std::size_t zone_count = 2;
+
+[[nodiscard]] constexpr zone zone_of(std::size_t block_bytes) noexcept {
+  return block_bytes <= class_limit ? zone::small : zone::large;
+}
+
+/// One node, 56 bytes.
+struct range {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  std::uint64_t epoch = 0;  ///< when it was freed, in its domain's count
+  range_ref previous = 0;   ///< neighbour by address, 0 at the end of the segment
+  range_ref next = 0;
+  range_ref bin_previous = 0;  ///< neighbours in the index's bin
+  range_ref bin_next = 0;
+  range_ref chain = 0;        ///< of a live block in pieces: the next piece
+  std::uint32_t view = 0;     ///< of its first piece: the view it is seen through
+  std::uint32_t segment = 0;  ///< which upstream block, for pools over blocks
+  domain_ref domain = neutral;
+  range_state state = range_state::unused;
+  zone where = zone::small;
+
+  [[nodiscard]] std::uintptr_t end() const noexcept { return address + bytes; }
+};
+
+/// All nodes. Grows only where a caller has asked for room beforehand, so that releasing never allocates.
+class range_table {
+ public:
+  range_table() { nodes_.resize(1); }
+
+  /// Makes sure that `count` nodes can be taken without allocating. @throws std::bad_alloc, nothing has
+  /// changed
+  void make_room(std::size_t count) {
+    if (spare_count_ >= count) return;
+    std::size_t const first = nodes_.size();
+    std::size_t const added = count > first ? count : first;
+    nodes_.resize(first + added);
+    for (std::size_t i = nodes_.size(); i-- > first;) put_back(static_cast<range_ref>(i));
+  }
+
+  /// A fresh node; room has been made.
+  [[nodiscard]] range_ref take() noexcept {
+    range_ref const r = first_spare_;
+    first_spare_ = nodes_[r].next;
+    --spare_count_;
+    nodes_[r] = range{};
+    return r;
+  }
+
+  void put_back(range_ref r) noexcept {
+    nodes_[r] = range{};
+    nodes_[r].next = first_spare_;
+    first_spare_ = r;
+    ++spare_count_;
+  }
+
+  [[nodiscard]] range& operator[](range_ref r) noexcept { return nodes_[r]; }
+  [[nodiscard]] range const& operator[](range_ref r) const noexcept { return nodes_[r]; }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return nodes_.capacity() * sizeof(range); }
+  [[nodiscard]] std::size_t in_use() const noexcept { return nodes_.size() - 1 - spare_count_; }
+
+ private:
+  sequence<range> nodes_;
+  range_ref first_spare_ = 0;
+  std::size_t spare_count_ = 0;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+class address_index {
+ public:
+  address_index() noexcept = default;
+  address_index(address_index const&) = delete;
+  address_index& operator=(address_index const&) = delete;
+  ~address_index() {
+    std::free(last_);
+    std::free(starts_);
+    std::free(words_);
+  }
+
+  /// Covers [base, base + bytes); until then every call does nothing. Four bytes a granule, touched only where
+  /// ranges start. @throws std::bad_alloc
+  void open(std::uintptr_t base, std::size_t bytes, std::size_t granularity) {
+    std::size_t const granules = bytes / granularity;
+    // calloc, so that the tables of a huge range cost host memory only where they are used.
+    last_ = static_cast<range_ref*>(std::calloc(granules, sizeof(range_ref)));
+    starts_ = static_cast<std::uint64_t*>(std::calloc(granules / 64 + 1, sizeof(std::uint64_t)));
+    words_ = static_cast<std::uint64_t*>(std::calloc(granules / 4096 + 1, sizeof(std::uint64_t)));
+    if (last_ == nullptr || starts_ == nullptr || words_ == nullptr) throw std::bad_alloc();
+    base_ = base;
+    bytes_ = bytes;
+    shift_ = static_cast<unsigned>(std::countr_zero(granularity));
+  }
+
+  /// A range begins; its neighbours are linked already.
+  void note(range_table const& table, range_ref r) noexcept {
+    std::uintptr_t const address = table[r].address;
+    if (!covers(address)) return;
+    std::size_t const g = granule_of(address);
+    if (last_[g] != 0 && table[last_[g]].address > address) return;
+    last_[g] = r;
+    starts_[g / 64] |= std::uint64_t{1} << (g % 64);
+    words_[g / 4096] |= std::uint64_t{1} << (g / 64 % 64);
+  }
+
+  /// A range ends to be one of its own; its neighbours are linked still.
+  void drop(range_table const& table, range_ref r) noexcept {
+    if (!covers(table[r].address)) return;
+    std::size_t const g = granule_of(table[r].address);
+    if (last_[g] != r) return;
+    range_ref const before = table[r].previous;
+    if (before != 0 && covers(table[before].address) && granule_of(table[before].address) == g) {
+      last_[g] = before;
+      return;
+    }
+    last_[g] = 0;
+    starts_[g / 64] &= ~(std::uint64_t{1} << (g % 64));
+    if (starts_[g / 64] == 0) words_[g / 4096] &= ~(std::uint64_t{1} << (g / 64 % 64));
+  }
+
+  /// The range that covers `address`, which is covered by one.
+  [[nodiscard]] range_ref find(range_table const& table, std::uintptr_t address) const noexcept {
+    range_ref r = last_[granule_with_start(granule_of(address))];
+    while (table[r].address > address) r = table[r].previous;
+    return r;
+  }
+
+  [[nodiscard]] bool covers(std::uintptr_t address) const noexcept {
+    return address >= base_ && address - base_ < bytes_;
+  }
+
+ private:
+  [[nodiscard]] std::size_t granule_of(std::uintptr_t address) const noexcept {
+    return (address - base_) >> shift_;
+  }
+
+  /// The granule itself or the nearest below in which a range starts; there is one.
+  [[nodiscard]] std::size_t granule_with_start(std::size_t g) const noexcept {
+    if (std::uint64_t const here = up_to(starts_[g / 64], g % 64); here != 0)
+      return g / 64 * 64 + highest(here);
+    std::size_t word = g / 64;
+    if (std::uint64_t const near = below(words_[word / 64], word % 64); near != 0) {
+      word = word / 64 * 64 + highest(near);
+    } else {
+      std::size_t group = word / 64 - 1;
+      while (words_[group] == 0) --group;
+      word = group * 64 + highest(words_[group]);
+    }
+    return word * 64 + highest(starts_[word]);
+  }
+  static std::uint64_t up_to(std::uint64_t bits, std::size_t i) noexcept {
+    return bits & (~std::uint64_t{0} >> (63 - i));
+  }
+  static std::uint64_t below(std::uint64_t bits, std::size_t i) noexcept {
+    return bits & ((std::uint64_t{1} << i) - 1);
+  }
+  static std::size_t highest(std::uint64_t bits) noexcept {
+    return 63 - static_cast<std::size_t>(std::countl_zero(bits));
+  }
+
+  range_ref* last_ = nullptr;
+  std::uint64_t* starts_ = nullptr;  ///< one bit a granule: a range starts in it
+  std::uint64_t* words_ = nullptr;   ///< one bit a word of `starts_` that is not 0
+  std::uintptr_t base_ = 0;
+  std::size_t bytes_ = 0;
+  unsigned shift_ = 0;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/block_table.hpp
+// Address to node: ranges are found by their start, runs by the 64 KiB frame that a block lies in, domains by
+// their stream. Above it: arena, run, stream_order. Below it: core/address_map.
+
+#include <cstdint>
+
+// ---- tarn/core/address_map.hpp
+// Address to value: an open-addressing hash table with linear probing and no tombstones. A value that equals
+// Value{} stands for "not there". Above it: the pool's tables, policies that remember blocks. Below it:
+// sequence.
+
+#include <cstddef>
+#include <cstdint>
 
 namespace tarn::detail {
 
@@ -2954,94 +3257,6 @@ namespace tarn::detail {
 using block_table = address_map<std::uint32_t>;
 
 }  // namespace tarn::detail
-// ---- tarn/pool/range.hpp
-// A range: a piece of address space that is live, free, stale or a hole. Ranges tile what the pool reserved;
-// their nodes live on the host, because the host cannot write links into device memory. Above it:
-// range_index, block_table, arena. Below it: nothing.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// Index of a node; 0 is none.
-using range_ref = std::uint32_t;
-/// Index of a stream's domain; 0 is the neutral domain, whose memory nothing on the device uses any more.
-using domain_ref = std::uint16_t;
-inline constexpr domain_ref neutral = 0;
-
-enum class range_state : std::uint8_t {
-  unused,  ///< a spare node
-  live,    ///< handed out, or cut into a run
-  free,    ///< mapped and reusable by its domain
-  stale,   ///< address space whose handle has moved elsewhere but is still mapped here
-  hole     ///< address space with nothing behind it
-};
-
-/// Blocks above class_limit live apart from the others, so that small ones do not pin large handles.
-enum class zone : std::uint8_t { small, large };
-inline constexpr std::size_t zone_count = 2;
-
-/// One node, 64 bytes: a cache line.
-struct range {
-  std::uintptr_t address = 0;
-  std::size_t bytes = 0;
-  std::uint64_t epoch = 0;  ///< when it was freed, in its domain's count
-  range_ref previous = 0;   ///< neighbour by address, 0 at the end of the segment
-  range_ref next = 0;
-  range_ref bin_previous = 0;  ///< neighbours in the index's bin
-  range_ref bin_next = 0;
-  std::uint32_t segment = 0;  ///< which upstream block, for pools over blocks
-  domain_ref domain = neutral;
-  range_state state = range_state::unused;
-  zone where = zone::small;
-
-  [[nodiscard]] std::uintptr_t end() const noexcept { return address + bytes; }
-};
-
-/// All nodes. Grows only where a caller has asked for room beforehand, so that releasing never allocates.
-class range_table {
- public:
-  range_table() { nodes_.resize(1); }
-
-  /// Makes sure that `count` nodes can be taken without allocating. @throws std::bad_alloc, nothing has
-  /// changed
-  void make_room(std::size_t count) {
-    if (spare_count_ >= count) return;
-    std::size_t const first = nodes_.size();
-    std::size_t const added = count > first ? count : first;
-    nodes_.resize(first + added);
-    for (std::size_t i = nodes_.size(); i-- > first;) put_back(static_cast<range_ref>(i));
-  }
-
-  /// A fresh node; room has been made.
-  [[nodiscard]] range_ref take() noexcept {
-    range_ref const r = first_spare_;
-    first_spare_ = nodes_[r].next;
-    --spare_count_;
-    nodes_[r] = range{};
-    return r;
-  }
-
-  void put_back(range_ref r) noexcept {
-    nodes_[r] = range{};
-    nodes_[r].next = first_spare_;
-    first_spare_ = r;
-    ++spare_count_;
-  }
-
-  [[nodiscard]] range& operator[](range_ref r) noexcept { return nodes_[r]; }
-  [[nodiscard]] range const& operator[](range_ref r) const noexcept { return nodes_[r]; }
-  [[nodiscard]] std::size_t host_bytes() const noexcept { return nodes_.capacity() * sizeof(range); }
-  [[nodiscard]] std::size_t in_use() const noexcept { return nodes_.size() - 1 - spare_count_; }
-
- private:
-  sequence<range> nodes_;
-  range_ref first_spare_ = 0;
-  std::size_t spare_count_ = 0;
-};
-
-}  // namespace tarn::detail
 // ---- tarn/pool/run.hpp
 // Runs: a range cut into equal small blocks, with a bitmap on the host. A block's run is found by the 64 KiB
 // frame it lies in, so runs start on a frame and are made of whole frames. Above it: arena. Below it:
@@ -3050,76 +3265,6 @@ class range_table {
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-
-// ---- tarn/pool/size_class.hpp
-// Size classes: which blocks are interchangeable. The first question of every allocation and the reason a
-// sized deallocation needs no lookup. Above it: magazine, run, pool. Below it: core/bytes.
-
-#include <array>
-#include <bit>
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// Every range starts and ends on a multiple of this, bytes (PyTorch rounds to the same).
-inline constexpr std::size_t range_grain = 512;
-
-/// Blocks up to here, bytes, are cut from runs: they are most calls (56-94 % in the recorded traces) and,
-/// together, at most 0.1 % of the live bytes, so a partly filled run costs nothing that shows.
-inline constexpr std::size_t run_limit = 32_KiB;
-
-/// Blocks up to here, bytes, have a size class and thus a magazine; larger ones keep their exact size. In the
-/// recorded traces blocks up to 1 MiB are at most 2.2 % of the peak, so rounding them by at most 6.25 % costs
-/// at most 0.07 %.
-inline constexpr std::size_t class_limit = 1_MiB;
-
-/// Steps of 256 B to 2 KiB, then 8 steps a doubling to 32 KiB, then 16 to 1 MiB.
-inline constexpr unsigned run_class_count = 40;
-inline constexpr unsigned class_count = 120;
-
-/// The class of a request of 1 to class_limit bytes. A few instructions, no table.
-[[nodiscard]] constexpr unsigned class_of(std::size_t bytes) noexcept {
-  std::size_t const last = bytes - 1;
-  if (last < 2048) return static_cast<unsigned>(last >> 8);
-  auto const exponent = static_cast<unsigned>(std::bit_width(last)) - 1;
-  if (exponent < 15) return 8 + (exponent - 11) * 8 + static_cast<unsigned>((last >> (exponent - 3)) & 7);
-  return 40 + (exponent - 15) * 16 + static_cast<unsigned>((last >> (exponent - 4)) & 15);
-}
-
-/// Bytes of every block of a class.
-[[nodiscard]] constexpr std::size_t compute_class_bytes(unsigned size_class) noexcept {
-  if (size_class < 8) return (size_class + std::size_t{1}) << 8;
-  if (size_class < 40) {
-    unsigned const step = size_class - 8;
-    return (9 + std::size_t{step % 8}) << (8 + step / 8);
-  }
-  unsigned const step = size_class - 40;
-  return (17 + std::size_t{step % 16}) << (11 + step / 16);
-}
-
-inline constexpr auto class_bytes_table = [] {
-  std::array<std::uint32_t, class_count> table{};
-  for (unsigned k = 0; k < class_count; ++k) table[k] = static_cast<std::uint32_t>(compute_class_bytes(k));
-  return table;
-}();
-
-[[nodiscard]] constexpr std::size_t class_bytes(unsigned size_class) noexcept {
-  return class_bytes_table[size_class];
-}
-
-/// Bytes that a request occupies: its class, or its size rounded to the grain. Pure: allocation and sized
-/// deallocation agree without looking anything up.
-[[nodiscard]] constexpr std::size_t rounded_bytes(std::size_t bytes, std::size_t alignment) noexcept {
-  if (bytes == 0) return 0;
-  if (alignment <= default_alignment && bytes <= class_limit) return class_bytes(class_of(bytes));
-  return align_up(bytes, range_grain);
-}
-
-static_assert(class_of(1) == 0 && class_of(2048) == 7 && class_of(2049) == 8);
-static_assert(class_bytes(7) == 2048 && class_bytes(39) == run_limit && class_bytes(119) == class_limit);
-
-}  // namespace tarn::detail
 
 namespace tarn::detail {
 
@@ -3276,7 +3421,8 @@ struct run_list {
 
 // ---- tarn/core/owned.hpp
 // owned<T>: one heap object with one owner. Of std::unique_ptr what the books of a pool need, without
-// <memory>, which costs as much to include as <map> and <mutex> together. Above it: pool. Below it: nothing.
+// <memory>, which costs a compiler as much as <memory_resource>, <mutex> and <map> together. Above it: pool.
+// Below it: nothing.
 
 namespace tarn::detail {
 
@@ -3559,13 +3705,30 @@ enum class release_result : std::uint8_t {
   needs_finish  ///< the host has no memory to note the stream: finish the stream, then release as neutral
 };
 
+/// Who is in a view, and who left it last: it may be unmapped when that is done on the device.
+struct tenancy {
+  std::uint32_t blocks = 0;  ///< that are live
+  domain_ref domain = neutral;
+  std::uint64_t epoch = 0;
+  bool several = false;  ///< more than one domain since it was known to be done
+
+  void leave(domain_ref giver, std::uint64_t mark) noexcept {
+    --blocks;
+    several = several || (epoch != 0 && domain != giver);
+    domain = giver;
+    epoch = mark;
+  }
+};
+
 class arena {
  public:
   range_table ranges;
-  block_table blocks;  ///< start of each live range that is not a run
+  block_table blocks;    ///< start of each live block that is not in a run
+  address_index starts;  ///< the range that covers a home address, for pools over pages
   run_table runs;
   stream_table streams;
-  std::size_t live_bytes = 0;  ///< in live ranges, runs included
+  sequence<tenancy> tenancies;  ///< of each view
+  std::size_t live_bytes = 0;   ///< in live ranges, runs included
   std::size_t live_peak = 0;
 
   /// Room for one allocation's bookkeeping. @throws std::bad_alloc, nothing has changed
@@ -3587,12 +3750,22 @@ class arena {
   /// Gives a block back on a stream's domain. O(1), never allocates.
   release_result release(domain_ref giver, void* p, std::size_t bytes) noexcept {
     auto const address = reinterpret_cast<std::uintptr_t>(p);
-    range_ref const r = blocks.find(address);
+    range_ref r = blocks.find(address);
     if (r == 0) return release_result::foreign;
-    if (ranges[r].bytes != bytes) return release_result::wrong_size;
+    std::size_t total = 0;
+    for (range_ref piece = r; piece != 0; piece = ranges[piece].chain) total += ranges[piece].bytes;
+    if (total != bytes) return release_result::wrong_size;
     (void)blocks.erase(address);
     live_bytes -= bytes;
-    make_free(r, giver, streams[giver].mark());
+    std::uint64_t const mark = streams[giver].mark();
+    if (ranges[r].view != 0) tenancies[ranges[r].view].leave(giver, mark);
+    while (r != 0) {
+      range_ref const piece = r;
+      r = ranges[piece].chain;
+      ranges[piece].chain = 0;
+      ranges[piece].view = 0;
+      make_free(piece, giver, mark);
+    }
     return release_result::done;
   }
 
@@ -3615,6 +3788,35 @@ class arena {
       taken = take_from_runs(taker, size_class, out, wanted);
     }
     return taken;
+  }
+
+  /// Makes one block of pieces that are live already, seen at `address` through a view. Room was made.
+  void join_pieces(range_ref const* pieces, std::size_t count, domain_ref taker, std::uintptr_t address,
+                   std::uint32_t view) noexcept {
+    for (std::size_t i = 0; i < count; ++i) {
+      range& piece = ranges[pieces[i]];
+      piece.chain = i + 1 < count ? pieces[i + 1] : 0;
+      piece.domain = taker;
+      live_bytes += piece.bytes;
+    }
+    live_peak = larger_of(live_peak, live_bytes);
+    ranges[pieces[0]].view = view;
+    ++tenancies[view].blocks;
+    blocks.insert(address, pieces[0]);
+  }
+
+  /// Takes [address, address + bytes) out of the free range `r` that holds it. Room for two nodes was made.
+  range_ref carve(range_ref r, std::uintptr_t address, std::size_t bytes) noexcept {
+    range_index& index = streams[ranges[r].domain].ranges(ranges[r].where);
+    index.erase(ranges, r);
+    if (std::size_t const skipped = address - ranges[r].address; skipped != 0) {
+      range_ref const body = split(r, skipped);
+      index.insert(ranges, r);
+      r = body;
+    }
+    if (ranges[r].bytes > bytes) index.insert(ranges, split(r, bytes));
+    ranges[r].state = range_state::live;
+    return r;
   }
 
   /// Gives a block of a run back on a stream's domain; an empty run's range is freed.
@@ -3698,13 +3900,15 @@ class arena {
     if (second.next != 0) ranges[second.next].previous = tail;
     first.next = tail;
     first.bytes = bytes;
+    starts.note(ranges, tail);
     return tail;
   }
 
   /// Joins two neighbours that are in no index; the second's node is gone.
   void merge(range_ref first, range_ref second) noexcept {
+    starts.drop(ranges, second);
     ranges[first].bytes += ranges[second].bytes;
-    ranges[first].epoch = std::max(ranges[first].epoch, ranges[second].epoch);
+    ranges[first].epoch = larger_of(ranges[first].epoch, ranges[second].epoch);
     ranges[first].next = ranges[second].next;
     if (ranges[first].next != 0) ranges[ranges[first].next].previous = first;
     ranges.put_back(second);
@@ -3724,7 +3928,7 @@ class arena {
   [[nodiscard]] std::size_t largest_free() const noexcept {
     std::size_t most = 0;
     for (domain_ref d = 0; d < streams.size(); ++d) {
-      for (auto const& index : streams[d].index) most = std::max(most, index.largest(ranges));
+      for (auto const& index : streams[d].index) most = larger_of(most, index.largest(ranges));
     }
     return most;
   }
@@ -3735,25 +3939,18 @@ class arena {
 
  private:
   range_ref take_range(domain_ref taker, zone where, std::size_t bytes, std::size_t alignment) noexcept {
-    range_ref r = streams[taker].ranges(where).find(ranges, bytes, alignment);
+    range_ref r = 0;
+    if (where == zone::large && bytes % usual_granule == 0 && alignment < usual_granule) {
+      r = streams[taker].ranges(where).find(ranges, bytes, usual_granule);
+      if (r != 0) alignment = usual_granule;
+    }
+    if (r == 0) r = streams[taker].ranges(where).find(ranges, bytes, alignment);
     if (r == 0 && taker != neutral) r = streams[neutral].ranges(where).find(ranges, bytes, alignment);
     if (r == 0) return 0;
-    domain_ref const from = ranges[r].domain;
-    streams[from].ranges(where).erase(ranges, r);
-    if (std::size_t const skipped = align_up(ranges[r].address, alignment) - ranges[r].address;
-        skipped != 0) {
-      range_ref const body = split(r, skipped);
-      streams[from].ranges(where).insert(ranges, r);
-      r = body;
-    }
-    if (ranges[r].bytes > bytes) {
-      range_ref const tail = split(r, bytes);
-      streams[from].ranges(where).insert(ranges, tail);
-    }
-    ranges[r].state = range_state::live;
+    r = carve(r, align_up(ranges[r].address, alignment), bytes);
     ranges[r].domain = taker;
     live_bytes += bytes;
-    live_peak = std::max(live_peak, live_bytes);
+    live_peak = larger_of(live_peak, live_bytes);
     return r;
   }
 
@@ -3804,11 +4001,25 @@ class arena {
 // What the ladder asks of a growth and what every growth counts, whether it grows by pages or by segments.
 // Above it: page_growth, segment_growth, ladder. Below it: range.
 
-#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
 namespace tarn::detail {
+
+/// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle serves elsewhere only
+/// where it is free, so what is lost grows with the handle's size beside the pool's; driver calls fall with it. Of 24
+/// settings tried on the recorded traces (bench/results/frontier.txt) the one that wastes least while the first pass
+/// costs no more than PyTorch's expandable segments.
+[[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
+  return smaller_of(larger_of(align_down(peak / 100, usual_granule), std::size_t{24_MiB}),
+                    std::size_t{64_MiB});
+}
+
+/// Requests below this share a handle of this size, bytes.
+[[nodiscard]] constexpr std::size_t shared_handle(std::size_t peak) noexcept {
+  return smaller_of(larger_of(std::bit_floor(peak / 512 + 1), std::size_t{2_MiB}), std::size_t{16_MiB});
+}
 
 struct growth_request {
   domain_ref taker = neutral;
@@ -3817,11 +4028,12 @@ struct growth_request {
   std::size_t alignment = default_alignment;
   std::size_t asked = 0;  ///< bytes and alignment of the caller's request, for the error
   std::size_t asked_alignment = 0;
-  std::size_t may_create = 0;          ///< bytes that may be created before free handles are moved instead
+  std::size_t may_create = 0;          ///< bytes that may be created before free handles are remapped instead
   std::size_t largest_handle = 2_MiB;  ///< of handles that are created
-  bool may_exceed = true;              ///< where moving does not suffice, create more all the same
-  bool may_move = true;                ///< false: handles stay where they are
-  bool extend = true;                  ///< a free range with a hole after it may be extended
+  std::size_t least_growth = 2_MiB;  ///< small requests share a handle of this size, where it may be created
+  bool may_exceed = true;            ///< where remapping does not suffice, create more all the same
+  bool may_remap = true;             ///< false: handles are seen at home only
+  bool extend = true;                ///< a free range with a hole after it may be extended
 };
 
 /// Under the growth lock; read without it for statistics, hence plain loads of one writer's values are
@@ -3835,14 +4047,14 @@ struct growth_counters {
   std::uint64_t destroys = 0;
   std::uint64_t maps = 0;
   std::uint64_t unmaps = 0;
-  std::uint64_t remaps = 0;  ///< maps of handles that served elsewhere before
+  std::uint64_t remaps = 0;  ///< maps of handles into views
   std::uint64_t handles_peak = 0;
 
   void hold(std::size_t bytes) noexcept {
     reserved += bytes;
     reserved_total += bytes;
-    reserved_peak = std::max(reserved_peak, reserved);
-    handles_peak = std::max(handles_peak, creates - destroys);
+    reserved_peak = larger_of(reserved_peak, reserved);
+    handles_peak = larger_of(handles_peak, creates - destroys);
   }
   void release(std::size_t bytes) noexcept {
     reserved -= bytes;
@@ -3859,25 +4071,6 @@ struct growth_counters {
 #include <cstdint>
 #include <mutex>
 
-// ---- tarn/core/extremes.hpp
-// The smaller and the larger of two: <algorithm> would cost more to include than the rest of core together.
-// Above it: everything that compares sizes. Below it: nothing.
-
-namespace tarn::detail {
-
-/// The larger one; the first if they are equal. Both are read by value: sizes and counts.
-template <class T>
-[[nodiscard]] constexpr T larger_of(T a, T b) noexcept {
-  return a < b ? b : a;
-}
-
-/// The smaller one; the first if they are equal.
-template <class T>
-[[nodiscard]] constexpr T smaller_of(T a, T b) noexcept {
-  return b < a ? b : a;
-}
-
-}  // namespace tarn::detail
 // ---- tarn/pool/mark_work.hpp
 // Marking a stream's work by an event, without knowing whether the stream still lives. CUDA crashes when it is asked
 // about a destroyed stream's handle (cudaStreamGetId and its kind end in a segmentation fault), so where the driver can
@@ -4035,18 +4228,55 @@ class ordering {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/page_map.hpp
-// The page map: which physical handle stands behind which granule of address space. A handle may be mapped at
-// several places; one of them is active, the others are stale: still mapped, used by nobody. Moving a handle
-// therefore costs a map (27 us) on the way of a request, and the unmap (17 us) is left for later or never.
-// Above it: page_growth. Below it: range.
+// ---- tarn/pool/page_choice.hpp
+// Which free memory a block is put together from, where no unbroken free range is large enough. Pure: it looks at
+// the arena and the page map and changes neither. Above it: page_growth. Below it: arena, page_map, view.
 
 #include <cstddef>
 #include <cstdint>
+
+// ---- tarn/core/sort.hpp
+// sort: heap sort, in place, without <algorithm>, which costs a compiler 40 ms. Above it: page_growth. Below
+// it: nothing.
+
+#include <cstddef>
+
+namespace tarn::detail {
+
+/// Orders `items[0, count)` by `before(a, b)`. Elements of which neither comes before the other end in any
+/// order: let `before` tell all apart. O(count log count), never allocates.
+template <class T, class Before>
+void sort(T* items, std::size_t count, Before const& before) {
+  auto const sink = [&](std::size_t at, std::size_t end) {
+    T sinking = static_cast<T&&>(items[at]);
+    for (std::size_t child; (child = 2 * at + 1) < end; at = child) {
+      if (child + 1 < end && before(items[child], items[child + 1])) ++child;
+      if (!before(sinking, items[child])) break;
+      items[at] = static_cast<T&&>(items[child]);
+    }
+    items[at] = static_cast<T&&>(sinking);
+  };
+  for (std::size_t at = count / 2; at-- > 0;) sink(at, count);
+  for (std::size_t end = count; end-- > 1;) {
+    T last = static_cast<T&&>(items[end]);
+    items[end] = static_cast<T&&>(items[0]);
+    items[0] = static_cast<T&&>(last);
+    sink(0, end);
+  }
+}
+
+}  // namespace tarn::detail
+// ---- tarn/pool/page_map.hpp
+// The page map: which physical handle stands behind which address. Every handle has a home, a place in one long
+// line of addresses where it stays mapped from its creation to its end; all books of free and live bytes are
+// kept in home addresses. (Elsewhere handles are seen through views: view.hpp.) Above it: page_choice, page_growth.
+// Below it: range.
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
-#include <memory>
 #include <new>
-#include <vector>
 
 namespace tarn::detail {
 
@@ -4055,125 +4285,344 @@ using handle_ref = std::uint32_t;  ///< index of a handle; 0 is none
 /// One piece of physical memory.
 struct physical {
   page_handle id = 0;
-  std::size_t bytes = 0;
-  std::uint32_t active = 0;           ///< granule where it serves; `nowhere` for a spare one
-  std::vector<std::uint32_t> mapped;  ///< every granule where it is mapped, the active one included
+  std::size_t bytes = 0;    ///< 0: an unused entry
+  std::uintptr_t home = 0;  ///< of an unused entry: the next one
 };
-
-inline constexpr std::uint32_t nowhere = ~std::uint32_t{0};
 
 class page_map {
  public:
-  /// @throws std::bad_alloc
-  void open(std::uintptr_t base, std::size_t bytes, std::size_t granularity) {
-    granules_ = bytes / granularity;
-    // calloc, so that the table of a huge range costs host memory only where it is used.
-    table_.reset(static_cast<handle_ref*>(std::calloc(granules_, sizeof(handle_ref))));
+  page_map() noexcept = default;
+  page_map(page_map const&) = delete;
+  page_map& operator=(page_map const&) = delete;
+  ~page_map() { std::free(table_); }
+
+  /// Homes lie in [base, base + home_bytes); views follow up to base + bytes. @throws std::bad_alloc
+  void open(std::uintptr_t base, std::size_t home_bytes, std::size_t bytes, std::size_t granularity) {
+    handles_.resize(1);
+    table_ = static_cast<handle_ref*>(std::calloc(home_bytes / granularity, sizeof(handle_ref)));
     if (table_ == nullptr) throw std::bad_alloc();
     base_ = base;
+    home_bytes_ = home_bytes;
+    bytes_ = bytes;
     granularity_ = granularity;
-    handles_.resize(1);
+    shift_ = static_cast<unsigned>(std::countr_zero(granularity));
   }
   [[nodiscard]] bool is_open() const noexcept { return table_ != nullptr; }
 
-  [[nodiscard]] std::uint32_t granule_of(std::uintptr_t address) const noexcept {
-    return static_cast<std::uint32_t>((address - base_) / granularity_);
+  /// The handle whose home covers an address, 0 if none.
+  [[nodiscard]] handle_ref at(std::uintptr_t address) const noexcept {
+    return table_[(address - base_) >> shift_];
   }
-  [[nodiscard]] std::uintptr_t address_of(std::uint32_t granule) const noexcept {
-    return base_ + granule * granularity_;
-  }
-  /// The handle mapped at an address, 0 if none.
-  [[nodiscard]] handle_ref at(std::uintptr_t address) const noexcept { return table_[granule_of(address)]; }
-
-  [[nodiscard]] physical& operator[](handle_ref h) noexcept { return handles_[h]; }
   [[nodiscard]] physical const& operator[](handle_ref h) const noexcept { return handles_[h]; }
+  /// One more than the largest index.
   [[nodiscard]] handle_ref size() const noexcept { return static_cast<handle_ref>(handles_.size()); }
+  [[nodiscard]] std::uintptr_t end_of(handle_ref h) const noexcept {
+    return handles_[h].home + handles_[h].bytes;
+  }
 
-  /// Adds a handle that is mapped nowhere. Room has been made.
-  [[nodiscard]] handle_ref add(page_handle id, std::size_t bytes) noexcept {
-    handle_ref h = first_free_;
+  /// Room to add `count` handles. @throws std::bad_alloc
+  void make_room(std::size_t count) { handles_.reserve(handles_.size() + count); }
+
+  /// Adds a handle that is mapped at its home. Room has been made.
+  handle_ref add(page_handle id, std::size_t bytes, std::uintptr_t home) noexcept {
+    handle_ref h = first_unused_;
     if (h != 0) {
-      first_free_ = handles_[h].active;
+      first_unused_ = static_cast<handle_ref>(handles_[h].home);
+      handles_[h] = {id, bytes, home};
     } else {
-      h = static_cast<handle_ref>(handles_.size());
-      handles_.emplace_back();
+      h = size();
+      handles_.push_back(physical{id, bytes, home});
     }
-    handles_[h].id = id;
-    handles_[h].bytes = bytes;
-    handles_[h].active = nowhere;
+    fill(h, h);
     ++count_;
     return h;
   }
-  /// Room to add `count` handles and to note a further mapping of `h`. @throws std::bad_alloc
-  void make_room(std::size_t count) {
-    if (handles_.capacity() - handles_.size() < count) handles_.reserve(handles_.size() * 2 + count);
-  }
-  void make_room_for_mapping(handle_ref h) { handles_[h].mapped.reserve(handles_[h].mapped.size() + 1); }
-
   void remove(handle_ref h) noexcept {
-    handles_[h].mapped.clear();
-    handles_[h].bytes = 0;
-    handles_[h].id = 0;
-    handles_[h].active = first_free_;
-    first_free_ = h;
+    fill(h, 0);
+    handles_[h] = {0, 0, first_unused_};
+    first_unused_ = h;
     --count_;
-  }
-
-  void note_mapped(handle_ref h, std::uintptr_t address) noexcept {
-    std::uint32_t const first = granule_of(address);
-    for (std::uint32_t g = 0; g < handles_[h].bytes / granularity_; ++g) table_[first + g] = h;
-    handles_[h].mapped.push_back(first);
-    handles_[h].active = first;
-  }
-  void note_unmapped(handle_ref h, std::uintptr_t address) noexcept {
-    std::uint32_t const first = granule_of(address);
-    for (std::uint32_t g = 0; g < handles_[h].bytes / granularity_; ++g) table_[first + g] = 0;
-    std::erase(handles_[h].mapped, first);
-    if (handles_[h].active == first) handles_[h].active = nowhere;
   }
 
   [[nodiscard]] std::size_t count() const noexcept { return count_; }
   [[nodiscard]] std::size_t granularity() const noexcept { return granularity_; }
   [[nodiscard]] std::uintptr_t base() const noexcept { return base_; }
-  [[nodiscard]] std::size_t bytes() const noexcept { return granules_ * granularity_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
-    return is_open() && address >= base_ && address - base_ < bytes();
+    return is_open() && address >= base_ && address - base_ < bytes_;
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return handles_.capacity() * sizeof(physical); }
 
  private:
-  struct free_memory {
-    void operator()(void* p) const noexcept { std::free(p); }
-  };
-  std::unique_ptr<handle_ref[], free_memory> table_;
-  std::vector<physical> handles_;
+  void fill(handle_ref h, handle_ref value) noexcept {
+    std::size_t const first = (handles_[h].home - base_) >> shift_;
+    for (std::size_t g = 0; g < handles_[h].bytes >> shift_; ++g) table_[first + g] = value;
+  }
+
+  handle_ref* table_ = nullptr;  ///< one entry a granule of the homes
+  sequence<physical> handles_;
   std::uintptr_t base_ = 0;
+  std::size_t home_bytes_ = 0;
+  std::size_t bytes_ = 0;
   std::size_t granularity_ = 0;
-  std::size_t granules_ = 0;
   std::size_t count_ = 0;
-  handle_ref first_free_ = 0;
+  unsigned shift_ = 0;
+  handle_ref first_unused_ = 0;
 };
+
+}  // namespace tarn::detail
+// ---- tarn/pool/view.hpp
+// A view: a stretch of addresses through which handles that are not neighbours at home are seen side by side.
+// A block that finds no unbroken free range is put together from free pieces: the free end of one handle, any
+// number of wholly free ones, the free start of another.
+//
+//   home    | live  free1 | ... |  free2  | ... |  free3  | ... | free4  live |
+//   view                  [live free1][ free2 ][ free3 ][free4 live]
+//   block                       '----------------------------'
+//
+// Views are kept after their block is freed: the same request later finds its view and costs no driver call.
+// Above it: page_choice, page_growth. Below it: page_map.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// One handle of a view.
+struct view_slot {
+  handle_ref handle = 0;  ///< 0: unmapped since, for its handle was given back
+  std::size_t bytes = 0;
+};
+
+struct view {
+  range_ref region = 0;  ///< the node of its addresses; 0: an unused entry
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  sequence<view_slot> slots;
+  std::size_t last_offset = 0;  ///< of the block that lived here last
+  std::size_t last_bytes = 0;
+};
+
+/// How many views are kept before the least recently used idle ones are unmapped. The recorded traces need at most
+/// 150; each costs 100 bytes of host memory and 24 a handle.
+inline constexpr std::size_t most_views = 512;
+
+/// How many views are looked into for one request, the most recent ones first where they were used for another size.
+inline constexpr std::size_t view_search_limit = 64;
 
 }  // namespace tarn::detail
 
 namespace tarn::detail {
 
-/// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle can serve
-/// elsewhere only when all of it is free, so what is lost grows with the handle's size beside the pool's;
-/// driver calls fall with it. Creating costs about 10 us whatever the size; releasing grows to 338 us at 1
-/// GiB, hence the bound of 64 MiB.
-[[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
-  std::size_t const share = std::bit_floor(peak / 1024 + 1);
-  return std::clamp(share, std::size_t{2_MiB}, std::size_t{64_MiB});
+/// Free bytes of one handle, at their home address.
+struct piece {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  handle_ref handle = 0;
+};
+
+/// The pieces of one block, in order, and what they lack of it.
+struct choice {
+  sequence<piece> pieces;
+  std::size_t lack = 0;
+};
+
+/// Free ends and starts of handles below this are not worth a handle's mapping, bytes.
+inline constexpr std::size_t least_piece = 64_KiB;
+
+/// Calls f(piece, free_at_start, free_at_end) for each handle's free part that its domain may use.
+template <class F>
+void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone where, std::size_t least, F&& f) {
+  a.streams[d].ranges(where).for_each(a.ranges, least, [&](range_ref r) {
+    range const& node = a.ranges[r];
+    for (std::uintptr_t at = node.address; at < node.end();) {
+      handle_ref const h = map.at(at);
+      std::uintptr_t const end = smaller_of(node.end(), map.end_of(h));
+      f(piece{at, end - at, h}, at == map[h].home, end == map.end_of(h));
+      at = end;
+    }
+  });
 }
 
-/// Address space is reserved this many times the device's memory: moved handles leave their old addresses
-/// behind, and an extent that may grow wants room after it. Address space costs the driver 5-77 us once,
-/// whatever its size.
+/// Puts a block together: the largest wholly free handles that fit, then for the rest the smallest free end or
+/// start of a handle that does, or one of each, or the start of a wholly free handle. Few pieces, each mapped for
+/// 27 us; handles stay whole where they can. O(free ranges + handles), plus sorting.
+/// @throws std::bad_alloc
+inline choice choose_pieces(arena const& a, page_map const& map, growth_request const& request) {
+  sequence<piece> whole;
+  piece start_best;
+  piece start_most;
+  piece end_best;
+  piece end_most;
+  sequence<piece> starts;
+  sequence<piece> ends;
+  bool const head_allowed = request.alignment <= range_grain;
+  auto const look = [&](domain_ref d) {
+    auto const sort_in = [&](piece const& p, bool at_start, bool at_end) {
+      if (at_start && at_end) {
+        whole.push_back(p);
+      } else if (at_end && head_allowed) {
+        ends.push_back(p);
+      } else if (at_start) {
+        starts.push_back(p);
+      }
+    };
+    for_each_piece(a, map, d, zone::large, least_piece, sort_in);
+    for_each_piece(a, map, d, zone::small, map.granularity(),
+                   [&](piece const& p, bool at_start, bool at_end) {
+                     if (at_start && at_end) whole.push_back(p);
+                   });
+  };
+  look(request.taker);
+  if (request.taker != neutral) look(neutral);
+  sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
+    return x.bytes != y.bytes ? x.bytes > y.bytes : x.address < y.address;
+  });
+
+  choice c;
+  std::size_t rest = request.bytes;
+  c.pieces.push_back(piece{});  // the head's place
+  piece smallest_above;
+  for (piece const& p : whole) {
+    if (p.bytes <= rest) {
+      c.pieces.push_back(p);
+      rest -= p.bytes;
+    } else {
+      smallest_above = p;
+    }
+  }
+  piece head;
+  piece tail;
+  if (rest != 0) {
+    auto const consider = [&](sequence<piece> const& from, piece& best, piece& most) {
+      for (piece const& p : from) {
+        if (p.bytes >= rest && (best.bytes == 0 || p.bytes < best.bytes)) best = p;
+        if (p.bytes > most.bytes) most = p;
+      }
+    };
+    consider(ends, end_best, end_most);
+    consider(starts, start_best, start_most);
+    bool const by_end = end_best.bytes != 0 && (start_best.bytes == 0 || end_best.bytes <= start_best.bytes);
+    piece const& best = by_end ? end_best : start_best;
+    // Smallest above may have been taken as the rest shrank only if it fitted; it did not, so it is free.
+    bool const whole_does = smallest_above.bytes >= rest && smallest_above.bytes != 0;
+    if (best.bytes != 0 && (!whole_does || best.bytes / 4 <= smallest_above.bytes)) {
+      (by_end ? head : tail) = best;
+    } else if (whole_does) {
+      tail = smallest_above;
+    } else if (end_most.bytes + start_most.bytes >= rest && end_most.handle != start_most.handle) {
+      head = end_most;
+      tail = start_most;
+    } else {
+      head = end_most;
+      c.lack = rest - end_most.bytes;
+      return c;
+    }
+    if (head.bytes != 0) {
+      std::size_t const used = smaller_of(rest, head.bytes);
+      head = {head.address + (head.bytes - used), used, head.handle};
+      rest -= used;
+    }
+    tail.bytes = rest;
+  }
+  if (tail.bytes != 0) c.pieces.push_back(tail);
+  if (head.bytes != 0) {
+    c.pieces[0] = head;
+  } else {
+    for (std::size_t i = 1; i < c.pieces.size(); ++i) c.pieces[i - 1] = c.pieces[i];
+    c.pieces.pop_back();
+  }
+  return c;
+}
+
+/// The smallest wholly free handle of at least `bytes` that a domain may use; none where there is none.
+inline piece choose_whole_handle(arena const& a, page_map const& map, domain_ref taker, std::size_t bytes) {
+  piece best;
+  auto const look = [&](domain_ref d) {
+    for_each_piece(a, map, d, zone::large, map.granularity(),
+                   [&](piece const& p, bool at_start, bool at_end) {
+                     if (at_start && at_end && p.bytes >= bytes && (best.bytes == 0 || p.bytes < best.bytes))
+                       best = p;
+                   });
+  };
+  look(taker);
+  if (taker != neutral) look(neutral);
+  return best;
+}
+
+/// A stretch of a view whose bytes are all free for the taker.
+struct free_stretch {
+  std::size_t offset = 0;  ///< in the view
+  std::size_t bytes = 0;   ///< 0: none
+};
+
+/// The smallest free stretch of a view that holds the request, or the place of the last block where that is free
+/// and as large. O(ranges within the view's handles).
+inline free_stretch find_stretch(arena const& a, page_map const& map, view const& v,
+                                 growth_request const& request) {
+  free_stretch best;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  auto const close = [&] {
+    std::size_t const from = align_up(begin, request.alignment);
+    if (end < from || end - from < request.bytes) return false;
+    if (request.bytes == v.last_bytes && v.last_offset >= begin && v.last_offset + v.last_bytes <= end &&
+        v.last_offset % request.alignment == 0) {
+      best = {v.last_offset, request.bytes};
+      return true;
+    }
+    if (best.bytes == 0 || end - from < best.bytes) best = {from, end - from};
+    return false;
+  };
+  std::size_t offset = 0;
+  for (view_slot const& slot : v.slots) {
+    if (slot.handle != 0) {
+      physical const& h = map[slot.handle];
+      std::uintptr_t const handle_end = h.home + h.bytes;
+      for (range_ref r = a.starts.find(a.ranges, h.home); r != 0 && a.ranges[r].address < handle_end;
+           r = a.ranges[r].next) {
+        range const& node = a.ranges[r];
+        if (node.state != range_state::free || (node.domain != request.taker && node.domain != neutral))
+          continue;
+        std::size_t const from = offset + (larger_of(node.address, h.home) - h.home);
+        std::size_t const to = offset + (smaller_of(node.end(), handle_end) - h.home);
+        if (from != end) {
+          if (close()) return best;
+          begin = from;
+        }
+        end = to;
+      }
+    }
+    offset += slot.bytes;
+  }
+  (void)close();
+  return best;
+}
+
+/// The pieces behind part of a view, in order. @throws std::bad_alloc
+inline choice pieces_of(page_map const& map, view const& v, std::size_t offset, std::size_t bytes) {
+  choice c;
+  std::size_t at = 0;
+  for (view_slot const& slot : v.slots) {
+    std::size_t const from = larger_of(offset, at);
+    std::size_t const to = smaller_of(offset + bytes, at + slot.bytes);
+    if (from < to) c.pieces.push_back(piece{map[slot.handle].home + (from - at), to - from, slot.handle});
+    at += slot.bytes;
+  }
+  return c;
+}
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// Address space is reserved this many times the device's memory: a quarter of it for the homes of each zone, the
+/// rest for views. It costs the driver 5-77 us once, whatever its size.
 inline constexpr std::size_t reservation_factor = 16;
 
-/// Room left after a new extent, so that it can be extended in place, bytes of address space.
-inline constexpr std::size_t extension_room = 1_GiB;
+/// A large block's memory ends in a handle of its own of one granule, shared with the next block, so that freeing
+/// the block frees the rest of it as whole handles; not worth a call below this size, bytes.
+inline constexpr std::size_t edge_limit = 8_MiB;
 
 template <page_source Source>
 class page_growth {
@@ -4181,130 +4630,128 @@ class page_growth {
   using driver_type = typename Source::driver_type;
   using lock = std::unique_lock<std::mutex>;
 
-  page_growth(Source source, growth_counters& counters) : source_(std::move(source)), counters_(counters) {}
+  page_growth(Source source, growth_counters& counters)
+      : source_(static_cast<Source&&>(source)), counters_(counters) {}
 
   [[nodiscard]] Source& source() noexcept { return source_; }
   [[nodiscard]] Source const& source() const noexcept { return source_; }
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept { return map_.contains(address); }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
-    return map_.host_bytes() + holes_.count() * sizeof(range);
+    return map_.host_bytes() + views_.capacity() * sizeof(view);
   }
-  [[nodiscard]] std::size_t handles() const noexcept { return map_.count(); }
-  [[nodiscard]] std::size_t spare_bytes() const noexcept { return spare_bytes_; }
 
-  /// Makes a free range of at least `request.bytes` in the taker's domain. False: the handles that may be
-  /// used do not suffice and nothing may be created. The hot lock is held on entry and return, and let go
-  /// around driver calls.
-  /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing is lost, though handles may have become spare
-  bool grow(arena& a, lock& hot, ordering<driver_type>& order, growth_request const& request) {
+  /// Serves the request from a view that exists, without a driver call; null where none is free. Both locks are
+  /// held. @throws std::bad_alloc, nothing has changed
+  [[nodiscard]] void* reuse(arena& a, growth_request const& request) {
+    if (request.where == zone::small || !request.may_remap || views_in_use_ == 0) return nullptr;
+    std::uint32_t best = 0;
+    free_stretch where;
+    std::size_t looked_at = 0;
+    for (std::uint32_t const i : by_use_) {
+      view const& v = views_[i];
+      if (v.bytes < request.bytes) continue;
+      if (v.last_bytes != request.bytes && ++looked_at > view_search_limit) continue;
+      free_stretch const s = find_stretch(a, map_, v, request);
+      if (s.bytes == 0 || (best != 0 && s.bytes >= where.bytes)) continue;
+      best = i;
+      where = s;
+      if (s.bytes == request.bytes) break;
+    }
+    if (best == 0) return nullptr;
+    choice const c = pieces_of(map_, views_[best], where.offset, request.bytes);
+    sequence<range_ref> carved;
+    carve(a, c, carved);
+    return settle(a, carved, best, where.offset, request);
+  }
+
+  /// Serves the request: `block` is set where it was put together from pieces; otherwise there is a free range of at
+  /// least `request.bytes` in the taker's domain. False: what is free does not suffice and nothing may be created.
+  /// The hot lock is held on entry and return, and let go around driver calls.
+  /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
+  bool grow(arena& a, lock& hot, ordering<driver_type>& order, growth_request const& request, void*& block) {
     open(a, hot);
     // No place would ever be found: creating handles first would take the whole device for a moment.
     if (request.bytes > map_.bytes()) return false;
     std::size_t const grain = map_.granularity();
-    auto const [base, has] = request.extend ? extendable(a, request) : extension{};
-    plan p;
-    p.taker = request.taker;
-    p.where = request.where;
-    // Where nothing moves, one unbroken extent is what coalesces best.
-    p.spread = request.may_move;
-    p.base = base;
-    p.missing = align_up(request.bytes - has, grain);
-    choose_handles(a, p, request);
-    if (p.total() < p.missing) return false;
-    if (!place(a, p)) {
-      recycle_addresses(a, hot, order);
-      // The lock was let go: what was chosen may be gone. The caller tries again.
-      return false;
+    extension const e = request.extend ? extendable(a, request) : extension{};
+    std::size_t const missing = align_up(request.bytes - e.bytes, grain);
+    if (!request.may_remap || missing <= request.may_create)
+      return create(a, hot, request, e, request.bytes - e.bytes);
+    if ((block = reuse(a, request)) != nullptr) return true;
+    std::size_t lack = missing;
+    if (request.where == zone::small) {
+      if (change_zone(a, request)) return true;
+    } else {
+      choice const c = choose_pieces(a, map_, request);
+      if (c.lack == 0) return (block = build(a, hot, order, c, request)) != nullptr;
+      lack = align_up(c.lack, grain);
     }
-    carve(a, p);
-    hot.unlock();
-    try {
-      supply(p);
-    } catch (...) {
-      hot.lock();
-      undo(a, p);
-      throw;
-    }
-    hot.lock();
-    publish(a, p);
-    return true;
+    if (!request.may_exceed && lack > request.may_create) return false;
+    if (lack >= missing) return create(a, hot, request, e, request.bytes - e.bytes);
+    if (!create(a, hot, request, extension{}, lack)) return false;
+    choice const c = choose_pieces(a, map_, request);
+    return c.lack == 0 && (block = build(a, hot, order, c, request)) != nullptr;
   }
 
-  /// Gives handles back to the driver until at most `keep` bytes are reserved: spare ones first, then wholly
-  /// free ones whose work is done. Returns the bytes given back. O(handles given back + free ranges).
+  /// Gives wholly free handles back to the driver, those whose work is done, the largest first, until at most `keep`
+  /// bytes are reserved. Returns the bytes given back. O(handles given back x views + free ranges).
   std::size_t shrink(arena& a, lock& hot, std::size_t keep) {
     std::size_t given = 0;
-    for (handle_ref h = 1; h < map_.size() && counters_.reserved > keep && spare_bytes_ != 0; ++h) {
-      if (map_[h].bytes == 0 || map_[h].active != nowhere) continue;
-      given += map_[h].bytes;
-      spare_bytes_ -= map_[h].bytes;
-      destroy(a, hot, h);
-    }
-    while (counters_.reserved > keep) {
-      plan p;
-      a.ranges.make_room(4);
-      domain_ref const size = a.streams.size();
-      for (domain_ref d = 0; d < size && p.moved.empty(); ++d) {
-        if (d == neutral || a.streams[d].freed <= a.streams[d].completed)
-          find_free_handles(a, d, 0, p.moved, 1);
+    if (!map_.is_open() || counters_.reserved <= keep) return given;
+    sequence<piece> whole;
+    for (domain_ref d = 0; d < a.streams.size(); ++d) {
+      if (d != neutral && a.streams[d].freed > a.streams[d].completed) continue;
+      for (zone const where : all_zones) {
+        for_each_piece(a, map_, d, where, map_.granularity(),
+                       [&](piece const& p, bool at_start, bool at_end) {
+                         if (at_start && at_end) whole.push_back(p);
+                       });
       }
-      if (p.moved.empty()) break;
-      handle_ref const h = p.moved.front().handle;
-      carve_moved(a, p);
-      range_ref const r = p.moved.front().node;
-      stale_.make_room(1);
-      stale_.insert(a.ranges[r].address, r);
-      map_[h].active = nowhere;
-      given += map_[h].bytes;
-      destroy(a, hot, h);
+    }
+    sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
+      return x.bytes != y.bytes ? x.bytes > y.bytes : x.address > y.address;
+    });
+    sequence<range_ref> carved;
+    carved.reserve(whole.size());
+    a.ranges.make_room(2 * whole.size() + 4);
+    std::size_t count = 0;
+    for (piece const& p : whole) {
+      if (counters_.reserved - given <= keep) break;
+      carved.push_back(a.carve(a.starts.find(a.ranges, p.address), p.address, p.bytes));
+      given += p.bytes;
+      ++count;
+    }
+    hot.unlock();
+    for (std::size_t i = 0; i < count; ++i) destroy(whole[i].handle);
+    hot.lock();
+    for (std::size_t i = 0; i < count; ++i) {
+      map_.remove(whole[i].handle);
+      make_hole(a, carved[i]);
     }
     return given;
   }
 
-  /// Gives everything back. Nothing on the device uses it any more;
+  /// Gives everything back. Nothing on the device uses it any more.
   void close() noexcept {
     if (!map_.is_open()) return;
+    for (view const& v : views_) unmap_slots(v);
     for (handle_ref h = 1; h < map_.size(); ++h) {
       if (map_[h].bytes == 0) continue;
-      for (std::uint32_t const granule : map_[h].mapped) {
-        source_.unmap(reinterpret_cast<void*>(map_.address_of(granule)), map_[h].bytes);
-      }
+      unmap(map_[h].home, map_[h].bytes);
       source_.destroy(map_[h].id, map_[h].bytes);
     }
     source_.unreserve(reinterpret_cast<void*>(map_.base()), map_.bytes());
   }
 
  private:
-  struct moved_handle {
-    handle_ref handle;
-    range_ref node;
-    std::uintptr_t address;
-    std::size_t bytes;
-    domain_ref domain = neutral;
-    std::uint64_t epoch = 0;
-  };
-  struct plan {
-    domain_ref taker = neutral;
-    zone where = zone::small;
-    bool spread = true;  ///< leave room after the extent before
-    range_ref base = 0;  ///< the free range that is extended, 0 for a new place
-    std::size_t missing = 0;
-    std::vector<handle_ref> spare;
-    std::vector<moved_handle> moved;
-    std::vector<std::size_t> create;
-    std::vector<handle_ref> created;
-    std::size_t spare_bytes = 0;
-    std::size_t moved_bytes = 0;
-    std::size_t create_bytes = 0;
-    range_ref region = 0;
-    std::uintptr_t address = 0;                                 ///< of the region
-    std::vector<std::pair<handle_ref, std::uintptr_t>> mapped;  ///< done so far
-
-    [[nodiscard]] std::size_t total() const noexcept { return spare_bytes + moved_bytes + create_bytes; }
-  };
   struct extension {
     range_ref range = 0;
     std::size_t bytes = 0;
+  };
+  struct created {
+    page_handle id = 0;
+    std::size_t bytes = 0;
+    bool mapped = false;
   };
 
   /// Reserves the one virtual range on first use.
@@ -4315,39 +4762,57 @@ class page_growth {
     std::size_t total = 0;
     (void)source_.driver().memory_info(available, total);
     std::size_t const grain = source_.granularity();
-    std::size_t bytes = align_up(std::max(total, 64 * grain), grain) * reservation_factor;
+    std::size_t const device = align_up(larger_of(total, 64 * grain), 8 * grain);
+    std::size_t bytes = device * reservation_factor;
     void* base = nullptr;
-    for (;; bytes = align_up(bytes / 2, grain)) {
+    for (;; bytes /= 2) {
       try {
         base = source_.reserve(bytes);
         break;
       } catch (std::exception const&) {
-        if (bytes <= total || bytes <= 64 * grain) {
+        if (bytes <= 4 * device) {
           hot.lock();
           throw;
         }
       }
     }
+    hot.lock();
+    auto const first = reinterpret_cast<std::uintptr_t>(base);
     try {
-      map_.open(reinterpret_cast<std::uintptr_t>(base), bytes, grain);
-      hot.lock();
-      a.ranges.make_room(1);
+      a.ranges.make_room(zone_count + 1);
+      a.tenancies.resize(1);
+      views_.resize(1);
+      a.starts.open(first, bytes / 2, grain);
+      map_.open(first, bytes / 2, bytes, grain);
     } catch (...) {
-      if (!hot.owns_lock()) hot.lock();
+      hot.unlock();
       source_.unreserve(base, bytes);
+      hot.lock();
       throw;
     }
-    range_ref const all = a.ranges.take();
-    a.ranges[all].address = map_.base();
-    a.ranges[all].bytes = bytes;
-    a.ranges[all].state = range_state::hole;
-    holes_.insert(a.ranges, all);
+    for (std::size_t z = 0; z < zone_count; ++z) add_hole(a, homes_[z], first + bytes / 4 * z, bytes / 4);
+    add_hole(a, view_places_, first + bytes / 2, bytes / 2);
   }
+
+  static void add_hole(arena& a, range_index& index, std::uintptr_t address, std::size_t bytes) noexcept {
+    range_ref const r = a.ranges.take();
+    a.ranges[r].address = address;
+    a.ranges[r].bytes = bytes;
+    a.ranges[r].state = range_state::hole;
+    a.starts.note(a.ranges, r);
+    index.insert(a.ranges, r);
+  }
+
+  [[nodiscard]] range_index& places_of(std::uintptr_t address) noexcept {
+    std::size_t const part = (address - map_.base()) / (map_.bytes() / 4);
+    return part < zone_count ? homes_[part] : view_places_;
+  }
+  [[nodiscard]] range_index& homes(zone where) noexcept { return homes_[static_cast<std::size_t>(where)]; }
 
   /// The free range, with a hole after it, that lacks least of the request.
   extension extendable(arena& a, growth_request const& request) const {
     extension best;
-    for (domain_ref const d : {request.taker, neutral}) {
+    auto const look = [&](domain_ref d) {
       a.streams[d].ranges(request.where).for_each(a.ranges, range_grain, [&](range_ref r) {
         range const& node = a.ranges[r];
         if (node.next == 0 || a.ranges[node.next].state != range_state::hole) return;
@@ -4355,256 +4820,334 @@ class page_growth {
         if (from >= node.end()) return;
         std::size_t const has = node.end() - from;
         if (has >= request.bytes || has <= best.bytes) return;
-        if (a.ranges[node.next].bytes < align_up(request.bytes - has, map_.granularity()) + 64_MiB) return;
+        if (a.ranges[node.next].bytes < align_up(request.bytes - has, map_.granularity())) return;
         best = {r, has};
       });
-      if (d == neutral) break;
-    }
+    };
+    look(request.taker);
+    if (request.taker != neutral) look(neutral);
     return best;
   }
 
-  void choose_handles(arena& a, plan& p, growth_request const& request) {
-    for (handle_ref h = 1; h < map_.size() && spare_bytes_ != 0 && p.total() < p.missing; ++h) {
-      if (map_[h].bytes == 0 || map_[h].active != nowhere || map_[h].bytes > p.missing - p.total()) continue;
-      p.spare.push_back(h);
-      p.spare_bytes += map_[h].bytes;
-    }
-    std::size_t const wanted = p.missing - std::min(p.missing, p.total());
-    if (request.may_move && wanted > request.may_create) {
-      std::vector<moved_handle> candidates;
-      find_free_handles(a, request.taker, p.base, candidates, ~std::size_t{0});
-      if (request.taker != neutral) find_free_handles(a, neutral, p.base, candidates, ~std::size_t{0});
-      select(candidates, wanted, p);
-    }
-    std::size_t left = p.missing - std::min(p.missing, p.total());
-    if (left == 0) return;
-    if (left > request.may_create && !request.may_exceed) return;
-    std::size_t const most = request.where == zone::small
-                                 ? map_.granularity()
-                                 : std::max(map_.granularity(), request.largest_handle);
-    while (left != 0) {
-      std::size_t const bytes = std::min(most, std::bit_floor(left));
-      p.create.push_back(bytes);
-      p.create_bytes += bytes;
-      left -= bytes;
-    }
-  }
-
-  /// Lists handles that lie wholly in free ranges of a domain, `base` excepted.
-  void find_free_handles(arena& a, domain_ref d, range_ref base, std::vector<moved_handle>& out,
-                         std::size_t most) const {
+  /// Makes new handles for `need` bytes, after the free range of `e` or at a new place. False: no address is left.
+  bool create(arena& a, lock& hot, growth_request const& request, extension e, std::size_t need) {
     std::size_t const grain = map_.granularity();
-    for (zone const where : {zone::large, zone::small}) {
-      a.streams[d].ranges(where).for_each(a.ranges, grain, [&](range_ref r) {
-        if (r == base || out.size() >= most) return;
-        range const& node = a.ranges[r];
-        for (std::uintptr_t at = align_up(node.address, grain);
-             at + grain <= node.end() && out.size() < most;) {
-          handle_ref const h = map_.at(at);
-          physical const& handle = map_[h];
-          if (map_.address_of(handle.active) == at && at + handle.bytes <= node.end()) {
-            out.push_back({h, r, at, handle.bytes, node.domain, node.epoch});
-            at += handle.bytes;
-          } else {
-            at += grain;
-          }
-        }
-      });
+    std::size_t total = align_up(need, grain);
+    if (total < request.least_growth && total <= request.may_create)
+      total = larger_of(total, smaller_of(request.least_growth, align_down(request.may_create, grain)));
+    bool const edge =
+        request.where == zone::large && request.may_remap && total >= edge_limit && need % grain != 0;
+    range_ref region = 0;
+    if (e.range != 0 && a.ranges[a.ranges[e.range].next].bytes >= total) region = a.ranges[e.range].next;
+    if (e.range != 0 && region == 0) return create(a, hot, request, extension{}, request.bytes);
+    if (e.range == 0) region = homes(request.where).find(a.ranges, total, grain);
+    if (region == 0) return false;
+    std::size_t const body = total - (edge ? grain : 0);
+    sequence<created> made;
+    made.reserve(body / request.largest_handle + 2);
+    for (std::size_t left = body; left != 0; left -= made.back().bytes)
+      made.push_back(created{0, smaller_of(left, request.largest_handle), false});
+    if (edge) made.push_back(created{0, grain, false});
+    map_.make_room(made.size());
+    a.ranges.make_room(4);
+
+    range const base = a.ranges[e.range];
+    if (e.range != 0) a.claim(e.range);
+    // Not homes(request.where): a handle that changed its zone may be extended where it is.
+    take_place(a, places_of(a.ranges[region].address), region, total);
+    std::uintptr_t const address = a.ranges[region].address;
+    hot.unlock();
+    try {
+      make(made, address, total);
+    } catch (...) {
+      unmake(made, address);
+      hot.lock();
+      make_hole(a, region);
+      if (e.range != 0) a.make_free(e.range, base.domain, base.epoch);
+      throw;
     }
+    hot.lock();
+    std::uintptr_t at = address;
+    for (created const& c : made) {
+      (void)map_.add(c.id, c.bytes, at);
+      at += c.bytes;
+    }
+    a.ranges[region].where = request.where;
+    if (e.range != 0) {
+      a.merge(e.range, region);
+      region = e.range;
+    }
+    a.make_free(region, request.taker, e.range != 0 && base.domain == request.taker ? base.epoch : 0);
+    return true;
   }
 
-  /// Few, large handles first; the last one may be larger than what is left.
-  void select(std::vector<moved_handle>& candidates, std::size_t wanted, plan& p) const {
-    std::stable_sort(candidates.begin(), candidates.end(),
-                     [](moved_handle const& x, moved_handle const& y) { return x.bytes > y.bytes; });
-    moved_handle const* closing = nullptr;
-    for (moved_handle const& c : candidates) {
-      if (p.moved_bytes >= wanted) break;
-      if (c.bytes <= wanted - p.moved_bytes) {
-        p.moved.push_back(c);
-        p.moved_bytes += c.bytes;
-      } else {
-        closing = &c;  // the smallest so far that would do alone
-      }
-    }
-    if (p.moved_bytes < wanted && closing != nullptr) {
-      p.moved.push_back(*closing);
-      p.moved_bytes += closing->bytes;
-    }
-  }
-
-  /// Finds address space; the nodes that are needed are there afterwards. False: the range is full.
-  bool place(arena& a, plan& p) {
-    a.ranges.make_room(2 * p.moved.size() + 8);
-    stale_.make_room(p.moved.size());
-    map_.make_room(p.create.size());
-    for (moved_handle const& m : p.moved) map_.make_room_for_mapping(m.handle);
-    for (handle_ref const h : p.spare) map_.make_room_for_mapping(h);
-    p.mapped.reserve(p.spare.size() + p.moved.size() + p.create.size());
-    p.created.reserve(p.create.size());
-    std::size_t const grain = map_.granularity();
-    std::size_t const total = align_up(p.total(), grain);
-    if (p.base != 0) {
-      p.region = a.ranges[p.base].next;
-    } else {
-      p.region = holes_.find(a.ranges, total + 2 * extension_room, grain);
-      if (p.region == 0) p.region = holes_.find(a.ranges, total, grain);
-    }
-    return p.region != 0 && a.ranges[p.region].bytes >= total;
-  }
-
-  /// Takes what was chosen out of circulation.
-  void carve(arena& a, plan& p) {
-    if (p.base != 0) a.claim(p.base);
-    std::size_t const total = p.total();
-    holes_.erase(a.ranges, p.region);
-    bool const roomy = p.spread && p.base == 0 && a.ranges[p.region].bytes >= total + 2 * extension_room &&
-                       a.ranges[p.region].previous != 0;
-    if (roomy) {
-      range_ref const body = a.split(p.region, extension_room);
-      holes_.insert(a.ranges, p.region);
-      p.region = body;
-    }
-    if (a.ranges[p.region].bytes > total) {
-      range_ref const rest = a.split(p.region, total);
-      holes_.insert(a.ranges, rest);
-    }
-    a.ranges[p.region].state = range_state::live;
-    p.address = a.ranges[p.region].address;
-    carve_moved(a, p);
-  }
-
-  void carve_moved(arena& a, plan& p) {
-    // From the back of each node, so that its front keeps the node.
-    std::sort(p.moved.begin(), p.moved.end(), [](moved_handle const& x, moved_handle const& y) {
-      return x.node != y.node ? x.node < y.node : x.address > y.address;
-    });
-    range_ref claimed = 0;
-    for (std::size_t i = 0; i < p.moved.size(); ++i) {
-      moved_handle& m = p.moved[i];
-      range_ref const node = m.node;
-      if (claimed != node) a.claim(node);
-      claimed = node;
-      std::size_t const before = m.address - a.ranges[node].address;
-      if (a.ranges[node].bytes > before + m.bytes) {
-        range_ref const rest = a.split(node, before + m.bytes);
-        a.make_free(rest, m.domain, m.epoch);
-      }
-      if (before != 0) m.node = a.split(node, before);
-      a.ranges[m.node].state = range_state::stale;
-      bool const last_of_node = i + 1 == p.moved.size() || p.moved[i + 1].node != node;
-      if (before != 0 && last_of_node) a.make_free(node, m.domain, m.epoch);
-    }
-  }
-
-  /// The driver calls: creates and maps. No lock but the growth lock is held.
-  void supply(plan& p) {
-    std::uintptr_t at = p.address;
-    for (std::size_t const bytes : p.create) {
-      page_handle const id = source_.create(bytes);
+  /// The driver calls of create(): no lock but the growth lock is held.
+  void make(sequence<created>& made, std::uintptr_t address, std::size_t total) {
+    if (total >= ask_first_limit) refuse_what_is_not_free(total);
+    for (created& c : made) {
+      c.id = source_.create(c.bytes);
       ++counters_.creates;
-      handle_ref const h = map_.add(id, bytes);
-      spare_bytes_ += bytes;
-      p.created.push_back(h);
-      counters_.hold(bytes);
-      map_.make_room_for_mapping(h);
-    }
-    auto const map_here = [&](handle_ref h) {
-      source_.map(reinterpret_cast<void*>(at), map_[h].bytes, map_[h].id);
+      counters_.hold(c.bytes);
+      try {
+        source_.map(reinterpret_cast<void*>(address), c.bytes, c.id);
+      } catch (...) {
+        source_.destroy(c.id, c.bytes);
+        ++counters_.destroys;
+        counters_.release(c.bytes);
+        throw;
+      }
       ++counters_.maps;
-      p.mapped.emplace_back(h, at);
-      at += map_[h].bytes;
-    };
-    for (moved_handle const& m : p.moved) map_here(m.handle);
-    for (handle_ref const h : p.spare) map_here(h);
-    for (handle_ref const h : p.created) map_here(h);
+      c.mapped = true;
+      address += c.bytes;
+    }
+  }
+  void unmake(sequence<created> const& made, std::uintptr_t address) noexcept {
+    for (created const& c : made) {
+      if (!c.mapped) break;
+      unmap(address, c.bytes);
+      address += c.bytes;
+      source_.destroy(c.id, c.bytes);
+      ++counters_.destroys;
+      counters_.release(c.bytes);
+    }
   }
 
-  void publish(arena& a, plan& p) {
-    for (moved_handle const& m : p.moved) {
-      stale_.insert(a.ranges[m.node].address, m.node);
-      ++counters_.remaps;
-    }
-    spare_bytes_ -= p.spare_bytes + p.create_bytes;
-    for (auto const& [h, address] : p.mapped) map_.note_mapped(h, address);
-    a.ranges[p.region].where = p.where;
-    bool used_before = !p.moved.empty();
-    if (p.base != 0) {
-      used_before = used_before || a.ranges[p.base].epoch != 0;
-      a.merge(p.base, p.region);
-      p.region = p.base;
-    }
-    a.make_free(p.region, p.taker, used_before ? a.streams[p.taker].mark() : 0);
+  /// A request this large is refused before its first handle is made where the device has not so much free:
+  /// otherwise it would take the whole device for a moment. Asking costs 5-100 us.
+  static constexpr std::size_t ask_first_limit = 1_GiB;
+  void refuse_what_is_not_free(std::size_t total) {
+    std::size_t available = 0;
+    std::size_t all = 0;
+    if (!source_.driver().memory_info(available, all).ok() || available >= total) return;
+    status const none{failure::out_of_memory, 0, "the device has not so much free", "memory_info"};
+    refuse(source_.driver(), none, stream_ref{}, total, map_.granularity());
   }
 
-  void undo(arena& a, plan& p) noexcept {
-    for (auto const& [h, address] : p.mapped) source_.unmap(reinterpret_cast<void*>(address), map_[h].bytes);
-    for (moved_handle const& m : p.moved) a.make_free(m.node, m.domain, m.epoch);
-    if (p.base != 0) a.make_free(p.base, a.ranges[p.base].domain, a.ranges[p.base].epoch);
-    make_hole(a, p.region);
+  /// Lets the small zone have a wholly free handle of the large one.
+  bool change_zone(arena& a, growth_request const& request) {
+    piece const p = choose_whole_handle(a, map_, request.taker, align_up(request.bytes, map_.granularity()));
+    if (p.bytes == 0) return false;
+    a.ranges.make_room(4);
+    range_ref const r = a.carve(a.starts.find(a.ranges, p.address), p.address, p.bytes);
+    a.ranges[r].where = request.where;
+    a.make_free(r, a.ranges[r].domain, a.ranges[r].epoch);
+    return true;
+  }
+
+  /// Takes pieces out of the free ranges that hold them. @throws std::bad_alloc, nothing has changed
+  static void carve(arena& a, choice const& c, sequence<range_ref>& carved) {
+    std::size_t count = 0;
+    for (piece const& p : c.pieces) {
+      // A piece may lie in two ranges, one of the taker's and one that is neutral.
+      range_ref r = a.starts.find(a.ranges, p.address);
+      for (++count; a.ranges[r].end() < p.address + p.bytes; ++count) r = a.ranges[r].next;
+    }
+    carved.reserve(count);
+    a.ranges.make_room(2 * count + 4);
+    a.blocks.make_room(1);
+    for (piece const& p : c.pieces) {
+      for (std::uintptr_t at = p.address; at < p.address + p.bytes;) {
+        range_ref const r = a.starts.find(a.ranges, at);
+        std::uintptr_t const end = smaller_of(a.ranges[r].end(), p.address + p.bytes);
+        carved.push_back(a.carve(r, at, end - at));
+        at = end;
+      }
+    }
+  }
+  static void give_back(arena& a, sequence<range_ref> const& carved) noexcept {
+    for (range_ref const r : carved) a.make_free(r, a.ranges[r].domain, a.ranges[r].epoch);
+  }
+
+  /// Maps the pieces' handles side by side and makes one block of them. Null: no address was left, and old views
+  /// have been unmapped; ask again.
+  void* build(arena& a, lock& hot, ordering<driver_type>& order, choice const& c,
+              growth_request const& request) {
+    std::size_t bytes = 0;
+    for (piece const& p : c.pieces) bytes += map_[p.handle].bytes;
+    range_ref region = view_places_.find(a.ranges, bytes, map_.granularity());
+    if (region == 0 || views_in_use_ >= most_views) {
+      std::size_t const dropped = drop_views(a, hot, order, request.taker, region == 0);
+      if (dropped != 0 || region == 0) return nullptr;
+    }
+    std::uint32_t const i = unused_view(a);
+    view made;
+    made.slots.reserve(c.pieces.size());
+    for (piece const& p : c.pieces) made.slots.push_back(view_slot{p.handle, map_[p.handle].bytes});
+    by_use_.reserve(by_use_.size() + 1);
+    sequence<range_ref> carved;
+    carve(a, c, carved);
+    take_place(a, view_places_, region, bytes);
+    a.ranges[region].state = range_state::view;
+    made.region = region;
+    made.address = a.ranges[region].address;
+    made.bytes = bytes;
+    hot.unlock();
+    std::size_t mapped = 0;
+    try {
+      std::uintptr_t at = made.address;
+      for (; mapped < made.slots.size(); ++mapped) {
+        view_slot const& slot = made.slots[mapped];
+        source_.map(reinterpret_cast<void*>(at), slot.bytes, map_[slot.handle].id);
+        ++counters_.maps;
+        ++counters_.remaps;
+        at += slot.bytes;
+      }
+    } catch (...) {
+      std::uintptr_t at = made.address;
+      for (std::size_t k = 0; k < mapped; ++k) {
+        unmap(at, made.slots[k].bytes);
+        at += made.slots[k].bytes;
+      }
+      hot.lock();
+      make_hole(a, region);
+      give_back(a, carved);
+      throw;
+    }
+    hot.lock();
+    views_[i] = static_cast<view&&>(made);
+    ++views_in_use_;
+    by_use_.push_back(i);
+    try {
+      a.blocks.make_room(1);  // other threads may have used it up meanwhile
+    } catch (...) {
+      give_back(a, carved);
+      throw;
+    }
+    return settle(a, carved, i, c.pieces[0].address - map_[c.pieces[0].handle].home, request);
+  }
+
+  /// An entry of views_, with its tenancy. @throws std::bad_alloc, nothing has changed
+  std::uint32_t unused_view(arena& a) {
+    for (std::uint32_t i = 1; i < views_.size(); ++i) {
+      if (views_[i].region == 0) return i;
+    }
+    a.tenancies.reserve(views_.size() + 1);
+    views_.push_back(view{});
+    a.tenancies.push_back(tenancy{});
+    return static_cast<std::uint32_t>(views_.size() - 1);
+  }
+
+  /// The block begins to live in its view.
+  void* settle(arena& a, sequence<range_ref> const& carved, std::uint32_t i, std::size_t offset,
+               growth_request const& request) noexcept {
+    view& v = views_[i];
+    v.last_offset = offset;
+    v.last_bytes = request.bytes;
+    std::size_t at = 0;
+    while (by_use_[at] != i) ++at;
+    for (; at != 0; --at) by_use_[at] = by_use_[at - 1];
+    by_use_[0] = i;
+    a.join_pieces(carved.begin(), carved.size(), request.taker, v.address + offset, i);
+    return reinterpret_cast<void*>(v.address + offset);
+  }
+
+  /// Unmaps views that nobody is in and whose last work is done: the less recently used half, or all where the host
+  /// is to wait for that work. Returns how many.
+  std::size_t drop_views(arena& a, lock& hot, ordering<driver_type>& order, domain_ref taker,
+                         bool const all) {
+    if (all) {
+      stream_ref const stream = a.streams[taker].stream;
+      hot.unlock();
+      bool const captured = taker != neutral && order.is_capturing(stream);
+      hot.lock();
+      for (domain_ref d = 1; d < a.streams.size() && !captured; ++d) (void)order.finish(a, hot, d);
+    }
+    std::size_t dropped = 0;
+    std::size_t const kept = all ? 0 : by_use_.size() / 2;
+    for (std::size_t at = by_use_.size(); at-- > kept;) {
+      std::uint32_t const i = by_use_[at];
+      tenancy const& t = a.tenancies[i];
+      bool const done = t.domain == neutral || t.epoch <= a.streams[t.domain].completed;
+      if (t.blocks != 0 || ((t.several || !done) && !(all && everything_done(a)))) continue;
+      drop_view(a, hot, at);
+      ++dropped;
+    }
+    return dropped;
+  }
+  static bool everything_done(arena const& a) noexcept {
+    for (domain_ref d = 1; d < a.streams.size(); ++d) {
+      if (a.streams[d].freed > a.streams[d].completed) return false;
+    }
+    return true;
+  }
+
+  void drop_view(arena& a, lock& hot, std::size_t at) {
+    std::uint32_t const i = by_use_[at];
+    for (std::size_t k = at + 1; k < by_use_.size(); ++k) by_use_[k - 1] = by_use_[k];
+    by_use_.pop_back();
+    view const gone = static_cast<view&&>(views_[i]);
+    views_[i] = view{};
+    a.tenancies[i] = tenancy{};
+    --views_in_use_;
+    hot.unlock();
+    unmap_slots(gone);
+    hot.lock();
+    make_hole(a, gone.region);
+  }
+
+  void unmap_slots(view const& v) noexcept {
+    std::uintptr_t at = v.address;
+    for (view_slot const& slot : v.slots) {
+      if (slot.handle != 0) unmap(at, slot.bytes);
+      at += slot.bytes;
+    }
+  }
+  void unmap(std::uintptr_t address, std::size_t bytes) noexcept {
+    source_.unmap(reinterpret_cast<void*>(address), bytes);
+    ++counters_.unmaps;
+  }
+
+  /// Unmaps a handle wherever it is seen and gives it back. Nobody uses it.
+  void destroy(handle_ref h) noexcept {
+    for (view& v : views_) {
+      std::uintptr_t at = v.address;
+      for (view_slot& slot : v.slots) {
+        if (slot.handle == h) {
+          unmap(at, slot.bytes);
+          slot.handle = 0;
+        }
+        at += slot.bytes;
+      }
+    }
+    unmap(map_[h].home, map_[h].bytes);
+    source_.destroy(map_[h].id, map_[h].bytes);
+    ++counters_.destroys;
+    counters_.release(map_[h].bytes);
+  }
+
+  /// Takes the first `bytes` of a hole. Room was made.
+  static void take_place(arena& a, range_index& places, range_ref region, std::size_t bytes) noexcept {
+    places.erase(a.ranges, region);
+    if (a.ranges[region].bytes > bytes) places.insert(a.ranges, a.split(region, bytes));
+    a.ranges[region].state = range_state::live;
   }
 
   void make_hole(arena& a, range_ref r) noexcept {
+    range_index& places = places_of(a.ranges[r].address);
     a.ranges[r].state = range_state::hole;
     a.ranges[r].domain = neutral;
     a.ranges[r].epoch = 0;
     a.ranges[r].where = zone::small;
     if (range_ref const n = a.ranges[r].next; n != 0 && a.ranges[n].state == range_state::hole) {
-      holes_.erase(a.ranges, n);
+      places.erase(a.ranges, n);
       a.merge(r, n);
     }
     if (range_ref const b = a.ranges[r].previous; b != 0 && a.ranges[b].state == range_state::hole) {
-      holes_.erase(a.ranges, b);
+      places.erase(a.ranges, b);
       a.merge(b, r);
       r = b;
     }
-    holes_.insert(a.ranges, r);
-  }
-
-  /// Unmaps a handle wherever it is and gives it back. It is spare, and no work uses any of its places.
-  void destroy(arena& a, lock& hot, handle_ref h) {
-    hot.unlock();
-    for (std::uint32_t const granule : map_[h].mapped) {
-      source_.unmap(reinterpret_cast<void*>(map_.address_of(granule)), map_[h].bytes);
-      ++counters_.unmaps;
-    }
-    source_.destroy(map_[h].id, map_[h].bytes);
-    ++counters_.destroys;
-    counters_.release(map_[h].bytes);
-    hot.lock();
-    while (!map_[h].mapped.empty()) {
-      std::uintptr_t const address = map_.address_of(map_[h].mapped.back());
-      map_.note_unmapped(h, address);
-      if (range_ref const r = stale_.erase(address); r != 0) make_hole(a, r);
-    }
-    map_.remove(h);
-  }
-
-  /// Unmaps every stale place, waiting for the device if need be: the reserved range is used up.
-  void recycle_addresses(arena& a, lock& hot, ordering<driver_type>& order) {
-    for (domain_ref d = 1; d < a.streams.size(); ++d) (void)order.finish(a, hot, d);
-    for (handle_ref h = 1; h < map_.size(); ++h) {
-      if (map_[h].bytes == 0) continue;
-      std::vector<std::uint32_t> const places = map_[h].mapped;
-      for (std::uint32_t const granule : places) {
-        if (granule == map_[h].active) continue;
-        std::uintptr_t const address = map_.address_of(granule);
-        hot.unlock();
-        source_.unmap(reinterpret_cast<void*>(address), map_[h].bytes);
-        ++counters_.unmaps;
-        hot.lock();
-        map_.note_unmapped(h, address);
-        if (range_ref const r = stale_.erase(address); r != 0) make_hole(a, r);
-      }
-    }
+    places.insert(a.ranges, r);
   }
 
   Source source_;
   growth_counters& counters_;
   page_map map_;
-  range_index holes_;
-  block_table stale_;  ///< start of each stale node
-  std::size_t spare_bytes_ = 0;
+  range_index homes_[zone_count];  ///< of each zone, address space with nothing behind it
+  range_index view_places_;
+  sequence<view> views_;            ///< entry 0 is none
+  sequence<std::uint32_t> by_use_;  ///< the most recently used one first
+  std::size_t views_in_use_ = 0;
 };
 
 }  // namespace tarn::detail
@@ -4636,10 +5179,13 @@ class segment_growth {
   [[nodiscard]] Source& source() noexcept { return source_; }
   [[nodiscard]] Source const& source() const noexcept { return source_; }
 
+  /// Segments are seen at one place only.
+  [[nodiscard]] static void* reuse(arena&, growth_request const&) noexcept { return nullptr; }
+
   /// Makes a free range of at least `request.bytes`. False where nothing may be created. The hot lock is held
   /// on entry and return, and let go around the upstream's call. @throws what the upstream throws; nothing
   /// has changed
-  bool grow(arena& a, lock& hot, ordering<driver_type>&, growth_request const& request) {
+  bool grow(arena& a, lock& hot, ordering<driver_type>&, growth_request const& request, void*&) {
     if (request.may_create == 0 && !request.may_exceed) return false;
     a.ranges.make_room(1);
     segments_.reserve(segments_.size() + 1);
@@ -4780,17 +5326,19 @@ class ladder {
   /// @param take         under the hot lock: true once the request is served
   /// @param flush        brings the magazines home; called without the hot lock
   /// @param wait_uses    waits for the uses that hold blocks back and frees those; called without the hot lock
+  /// @returns null once `take` has succeeded, else a block that was put together from free pieces
   /// @throws out_of_memory  every rung failed; nothing has changed
   template <class Take, class Flush, class WaitUses>
-  void climb(lock& held, growth_request request, Take const& take, Flush const& flush,
-             WaitUses const& wait_uses) {
-    space.make_room();
-    if (take()) return;
+  [[nodiscard]] void* climb(lock& held, growth_request request, Take const& take, Flush const& flush,
+                            WaitUses const& wait_uses) {
+    void* block = nullptr;
+    budget(request);
+    if (ready(take)) return block;
     stream_ref const stream = space.streams[request.taker].stream;
     held.unlock();
     flush();
     held.lock();
-    if (ready(take)) return;
+    if (ready(take)) return block;
     bool captured = false;
     if (request.taker != neutral && others_have_free(request.taker)) {
       held.unlock();
@@ -4799,18 +5347,19 @@ class ladder {
     }
     if (!captured) {
       collect_finished(held, request.taker);
-      if (ready(take)) return;
+      if (ready(take)) return block;
       steal(held, request.taker);
-      if (ready(take)) return;
+      if (ready(take)) return block;
     }
     // What is neutral and what is the stream's own may lie side by side: as one range it may do.
     if (request.taker != neutral) space.hand_over(neutral, request.taker, ~std::uint64_t{0});
-    if (ready(take)) return;
+    if (ready(take)) return block;
     std::optional<out_of_memory> refused;
     try {
       for (int attempt = 0; attempt < 3; ++attempt) {
         budget(request);
-        if (growth.grow(space, held, order, request) && ready(take)) return;
+        if (growth.grow(space, held, order, request, block) && (block != nullptr || ready(take)))
+          return block;
       }
     } catch (out_of_memory const& error) {
       refused = error;
@@ -4825,18 +5374,18 @@ class ladder {
       held.lock();
     }
     if (!captured) finish_all(held);
-    if (ready(take)) return;
+    if (ready(take)) return block;
     request.may_create = 0;
     request.may_exceed = false;
     for (bool const extend : {true, false}) {
       request.extend = extend;
-      if (growth.grow(space, held, order, request) && ready(take)) return;
+      if (growth.grow(space, held, order, request, block) && (block != nullptr || ready(take))) return block;
     }
     growth.shrink(space, held, 0);
     request.may_exceed = true;
     request.extend = true;
     try {
-      if (growth.grow(space, held, order, request) && ready(take)) return;
+      if (growth.grow(space, held, order, request, block) && (block != nullptr || ready(take))) return block;
     } catch (out_of_memory const& error) {
       refused = error;
     }
@@ -4897,16 +5446,17 @@ class ladder {
     }
   }
 
-  /// How much may be created before free handles are moved: up to a little more than live memory has needed
-  /// so far.
+  /// How much may be created before free handles are remapped: up to a little more than live memory has needed so
+  /// far.
   void budget(growth_request& request) const noexcept {
-    request.largest_handle = handle_limit(std::max(space.live_peak, space.live_bytes + request.bytes));
-    request.may_move = options.remap == remapping::when_tight;
-    if (!request.may_move) {
+    std::size_t const live = larger_of(space.live_peak, space.live_bytes + request.bytes);
+    request.largest_handle = handle_limit(live);
+    request.least_growth = request.where == zone::large ? shared_handle(live) : std::size_t{2_MiB};
+    request.may_remap = options.remap == remapping::when_tight;
+    if (!request.may_remap) {
       request.may_create = max_request_bytes;
       return;
     }
-    std::size_t const live = std::max(space.live_peak, space.live_bytes + request.bytes);
     std::size_t const target = live + live / 1000 * options.slack_per_mille;
     request.may_create = target > counters.reserved ? target - counters.reserved : 0;
   }
@@ -5112,7 +5662,8 @@ class recorded_uses {
 
 // ---- tarn/core/counted.hpp
 // counted<T>: one heap object with several owners, on any threads; the last one deletes it. Of
-// std::shared_ptr what the books of a pool need, without <memory>. Above it: thread_cache. Below it: nothing.
+// std::shared_ptr what the books of a pool need, without <memory> (see owned). Above it: thread_cache. Below
+// it: nothing.
 
 #include <atomic>
 #include <cstdint>
@@ -5639,10 +6190,10 @@ class pool {
     unsigned const k = classed ? detail::class_of(bytes) : 0;
     bool const in_run = classed && k < detail::run_class_count;
     std::size_t const block = detail::rounded_bytes(bytes, alignment);
-    detail::zone const where = block <= detail::class_limit ? detail::zone::small : detail::zone::large;
+    detail::zone const where = detail::zone_of(block);
     detail::thread_cache* const cache = local_or_new();
     detail::stream_cache* const mine = cache != nullptr ? stream_cache_of(*cache, id, stream) : nullptr;
-    if (mine != nullptr && where == detail::zone::large) send_large_home(*cache, *mine);
+    if (mine != nullptr && where != detail::zone::small) send_large_home(*cache, *mine);
 
     void* got[64];
     std::uint32_t count = 0;
@@ -5671,8 +6222,12 @@ class pool {
       request.alignment = in_run ? detail::frame_bytes : alignment;
       request.asked = bytes;
       request.asked_alignment = alignment;
-      ladder_.climb(
+      void* const put_together = ladder_.climb(
           held, request, take, [this] { flush_all(); }, [this] { release_waiting(true); });
+      if (put_together != nullptr) {
+        got[0] = put_together;
+        count = 1;
+      }
     }
     if (cache == nullptr) count_uncached(static_cast<std::int64_t>(block), 1);
     held.unlock();

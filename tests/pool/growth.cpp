@@ -24,14 +24,14 @@ TEST_CASE("trim gives free handles back and leaves live data alone", "[pool][pag
   one_stream s;
   auto memory = sim_pages{s.driver} | pooled{};
   std::vector<void*> live;
-  for (int i = 0; i < 100; ++i) live.push_back(memory.allocate(s.a, 3_MiB));
-  for (std::size_t i = 0; i < live.size(); i += 2) memory.deallocate(s.a, live[i], 3_MiB);
+  for (int i = 0; i < 100; ++i) live.push_back(memory.allocate(s.a, 9_MiB));
+  for (std::size_t i = 0; i < live.size(); i += 2) memory.deallocate(s.a, live[i], 9_MiB);
   std::size_t const before = memory->state().reserved;
   std::size_t const given = memory.trim(0);
   CHECK(given > 0);
   CHECK(memory->state().reserved == before - given);
-  CHECK(memory->state().live == 50 * 3_MiB);
-  for (std::size_t i = 1; i < live.size(); i += 2) memory.deallocate(s.a, live[i], 3_MiB);
+  CHECK(memory->state().live == 50 * 9_MiB);
+  for (std::size_t i = 1; i < live.size(); i += 2) memory.deallocate(s.a, live[i], 9_MiB);
   memory.empty_cache();
   CHECK(memory->state().reserved == 0);
   CHECK(memory->state().live_blocks == 0);

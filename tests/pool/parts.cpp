@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The small parts: size_class, range, range_index, block_table, run, magazine, page_map, owner_lock, stream_order, arena,
-// growth.
+// The small parts: size_class, range, range_index, block_table, run, magazine, page_map, address_index,
+// owner_lock, stream_order, arena, growth.
 
 #include <map>
 #include <random>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "tarn/pool/address_index.hpp"
 #include "tarn/pool/arena.hpp"
 #include "tarn/pool/block_table.hpp"
 #include "tarn/pool/growth.hpp"
@@ -147,23 +148,53 @@ TEST_CASE("owner and visitors exclude each other", "[pool][owner_lock][threads]"
   CHECK(count == 20300);
 }
 
-TEST_CASE("a handle may be mapped at several places, one of them active", "[pool][page_map]") {
+TEST_CASE("the page map finds the handle behind every home address", "[pool][page_map]") {
   page_map map;
-  map.open(0x40000000, 64 * 2_MiB, 2_MiB);
-  map.make_room(1);
-  handle_ref const h = map.add(77, 4_MiB);
-  map.make_room_for_mapping(h);
-  map.note_mapped(h, 0x40000000);
-  CHECK(map.at(0x40000000 + 2_MiB) == h);
-  map.make_room_for_mapping(h);
-  map.note_mapped(h, 0x40000000 + 8_MiB);
-  CHECK(map[h].active == 4);
-  CHECK(map[h].mapped.size() == 2);
-  map.note_unmapped(h, 0x40000000);
+  map.open(0x40000000, 64 * 2_MiB, 128 * 2_MiB, 2_MiB);
+  map.make_room(2);
+  handle_ref const h = map.add(77, 4_MiB, 0x40000000);
+  handle_ref const k = map.add(78, 2_MiB, 0x40000000 + 4_MiB);
+  CHECK(map.at(0x40000000 + 4_MiB - 1) == h);
+  CHECK(map.at(0x40000000 + 4_MiB) == k);
+  CHECK(map.at(0x40000000 + 6_MiB) == 0);
+  CHECK(map.end_of(h) == map[k].home);
+  map.remove(h);
   CHECK(map.at(0x40000000) == 0);
-  CHECK(map.at(0x40000000 + 8_MiB) == h);
-  CHECK(map.contains(0x40000000));
-  CHECK_FALSE(map.contains(0x40000000 + 128_MiB));
+  CHECK(map.count() == 1);
+  CHECK(map.add(79, 2_MiB, 0x40000000) == h);
+  CHECK(map.contains(0x40000000 + 255_MiB));
+  CHECK_FALSE(map.contains(0x40000000 + 256_MiB));
+}
+
+TEST_CASE("the range that covers an address is found, however ranges are split and joined",
+          "[pool][address_index]") {
+  constexpr std::uintptr_t base = 0x7f0000000000;
+  constexpr std::size_t bytes = 40000 * 2_MiB;  // several words of the upper bitmap
+  arena space;
+  space.ranges.make_room(1);
+  space.starts.open(base, bytes, 2_MiB);
+  range_ref const all = space.ranges.take();
+  space.ranges[all].address = base;
+  space.ranges[all].bytes = bytes;
+  space.starts.note(space.ranges, all);
+  std::map<std::uintptr_t, range_ref> model{{base, all}};
+  std::mt19937_64 random(11);
+  for (int step = 0; step < 20000; ++step) {
+    std::uintptr_t const address = base + random() % bytes / 512 * 512;
+    auto const holder = std::prev(model.upper_bound(address));
+    REQUIRE(space.starts.find(space.ranges, address) == holder->second);
+    if (random() % 2 == 0 && address != holder->first) {
+      space.ranges.make_room(1);
+      // Often close to an edge, so that several ranges start in one granule.
+      std::uintptr_t at = random() % 2 == 0 ? address : holder->first + 512 * (1 + random() % 64);
+      if (at >= space.ranges[holder->second].end()) at = address;
+      model[at] = space.split(holder->second, at - holder->first);
+    } else if (std::next(holder) != model.end()) {
+      space.merge(holder->second, std::next(holder)->second);
+      model.erase(std::next(holder));
+    }
+  }
+  CHECK(model.size() > 10);
 }
 
 TEST_CASE("a handle that comes back under another identity tells that its stream is gone",

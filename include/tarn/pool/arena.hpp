@@ -5,10 +5,12 @@
 // test drives it all. Above it: growth (pages, segments), ladder, pool. Below it: range_index, block_table,
 // run, stream_order.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
+#include "tarn/core/extremes.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/pool/address_index.hpp"
 #include "tarn/pool/block_table.hpp"
 #include "tarn/pool/range.hpp"
 #include "tarn/pool/run.hpp"
@@ -26,13 +28,30 @@ enum class release_result : std::uint8_t {
   needs_finish  ///< the host has no memory to note the stream: finish the stream, then release as neutral
 };
 
+/// Who is in a view, and who left it last: it may be unmapped when that is done on the device.
+struct tenancy {
+  std::uint32_t blocks = 0;  ///< that are live
+  domain_ref domain = neutral;
+  std::uint64_t epoch = 0;
+  bool several = false;  ///< more than one domain since it was known to be done
+
+  void leave(domain_ref giver, std::uint64_t mark) noexcept {
+    --blocks;
+    several = several || (epoch != 0 && domain != giver);
+    domain = giver;
+    epoch = mark;
+  }
+};
+
 class arena {
  public:
   range_table ranges;
-  block_table blocks;  ///< start of each live range that is not a run
+  block_table blocks;    ///< start of each live block that is not in a run
+  address_index starts;  ///< the range that covers a home address, for pools over pages
   run_table runs;
   stream_table streams;
-  std::size_t live_bytes = 0;  ///< in live ranges, runs included
+  sequence<tenancy> tenancies;  ///< of each view
+  std::size_t live_bytes = 0;   ///< in live ranges, runs included
   std::size_t live_peak = 0;
 
   /// Room for one allocation's bookkeeping. @throws std::bad_alloc, nothing has changed
@@ -54,12 +73,22 @@ class arena {
   /// Gives a block back on a stream's domain. O(1), never allocates.
   release_result release(domain_ref giver, void* p, std::size_t bytes) noexcept {
     auto const address = reinterpret_cast<std::uintptr_t>(p);
-    range_ref const r = blocks.find(address);
+    range_ref r = blocks.find(address);
     if (r == 0) return release_result::foreign;
-    if (ranges[r].bytes != bytes) return release_result::wrong_size;
+    std::size_t total = 0;
+    for (range_ref piece = r; piece != 0; piece = ranges[piece].chain) total += ranges[piece].bytes;
+    if (total != bytes) return release_result::wrong_size;
     (void)blocks.erase(address);
     live_bytes -= bytes;
-    make_free(r, giver, streams[giver].mark());
+    std::uint64_t const mark = streams[giver].mark();
+    if (ranges[r].view != 0) tenancies[ranges[r].view].leave(giver, mark);
+    while (r != 0) {
+      range_ref const piece = r;
+      r = ranges[piece].chain;
+      ranges[piece].chain = 0;
+      ranges[piece].view = 0;
+      make_free(piece, giver, mark);
+    }
     return release_result::done;
   }
 
@@ -82,6 +111,35 @@ class arena {
       taken = take_from_runs(taker, size_class, out, wanted);
     }
     return taken;
+  }
+
+  /// Makes one block of pieces that are live already, seen at `address` through a view. Room was made.
+  void join_pieces(range_ref const* pieces, std::size_t count, domain_ref taker, std::uintptr_t address,
+                   std::uint32_t view) noexcept {
+    for (std::size_t i = 0; i < count; ++i) {
+      range& piece = ranges[pieces[i]];
+      piece.chain = i + 1 < count ? pieces[i + 1] : 0;
+      piece.domain = taker;
+      live_bytes += piece.bytes;
+    }
+    live_peak = larger_of(live_peak, live_bytes);
+    ranges[pieces[0]].view = view;
+    ++tenancies[view].blocks;
+    blocks.insert(address, pieces[0]);
+  }
+
+  /// Takes [address, address + bytes) out of the free range `r` that holds it. Room for two nodes was made.
+  range_ref carve(range_ref r, std::uintptr_t address, std::size_t bytes) noexcept {
+    range_index& index = streams[ranges[r].domain].ranges(ranges[r].where);
+    index.erase(ranges, r);
+    if (std::size_t const skipped = address - ranges[r].address; skipped != 0) {
+      range_ref const body = split(r, skipped);
+      index.insert(ranges, r);
+      r = body;
+    }
+    if (ranges[r].bytes > bytes) index.insert(ranges, split(r, bytes));
+    ranges[r].state = range_state::live;
+    return r;
   }
 
   /// Gives a block of a run back on a stream's domain; an empty run's range is freed.
@@ -165,13 +223,15 @@ class arena {
     if (second.next != 0) ranges[second.next].previous = tail;
     first.next = tail;
     first.bytes = bytes;
+    starts.note(ranges, tail);
     return tail;
   }
 
   /// Joins two neighbours that are in no index; the second's node is gone.
   void merge(range_ref first, range_ref second) noexcept {
+    starts.drop(ranges, second);
     ranges[first].bytes += ranges[second].bytes;
-    ranges[first].epoch = std::max(ranges[first].epoch, ranges[second].epoch);
+    ranges[first].epoch = larger_of(ranges[first].epoch, ranges[second].epoch);
     ranges[first].next = ranges[second].next;
     if (ranges[first].next != 0) ranges[ranges[first].next].previous = first;
     ranges.put_back(second);
@@ -191,7 +251,7 @@ class arena {
   [[nodiscard]] std::size_t largest_free() const noexcept {
     std::size_t most = 0;
     for (domain_ref d = 0; d < streams.size(); ++d) {
-      for (auto const& index : streams[d].index) most = std::max(most, index.largest(ranges));
+      for (auto const& index : streams[d].index) most = larger_of(most, index.largest(ranges));
     }
     return most;
   }
@@ -202,25 +262,18 @@ class arena {
 
  private:
   range_ref take_range(domain_ref taker, zone where, std::size_t bytes, std::size_t alignment) noexcept {
-    range_ref r = streams[taker].ranges(where).find(ranges, bytes, alignment);
+    range_ref r = 0;
+    if (where == zone::large && bytes % usual_granule == 0 && alignment < usual_granule) {
+      r = streams[taker].ranges(where).find(ranges, bytes, usual_granule);
+      if (r != 0) alignment = usual_granule;
+    }
+    if (r == 0) r = streams[taker].ranges(where).find(ranges, bytes, alignment);
     if (r == 0 && taker != neutral) r = streams[neutral].ranges(where).find(ranges, bytes, alignment);
     if (r == 0) return 0;
-    domain_ref const from = ranges[r].domain;
-    streams[from].ranges(where).erase(ranges, r);
-    if (std::size_t const skipped = align_up(ranges[r].address, alignment) - ranges[r].address;
-        skipped != 0) {
-      range_ref const body = split(r, skipped);
-      streams[from].ranges(where).insert(ranges, r);
-      r = body;
-    }
-    if (ranges[r].bytes > bytes) {
-      range_ref const tail = split(r, bytes);
-      streams[from].ranges(where).insert(ranges, tail);
-    }
-    ranges[r].state = range_state::live;
+    r = carve(r, align_up(ranges[r].address, alignment), bytes);
     ranges[r].domain = taker;
     live_bytes += bytes;
-    live_peak = std::max(live_peak, live_bytes);
+    live_peak = larger_of(live_peak, live_bytes);
     return r;
   }
 

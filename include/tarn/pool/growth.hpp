@@ -3,14 +3,29 @@
 // What the ladder asks of a growth and what every growth counts, whether it grows by pages or by segments.
 // Above it: page_growth, segment_growth, ladder. Below it: range.
 
-#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/extremes.hpp"
 #include "tarn/pool/range.hpp"
 
 namespace tarn::detail {
+
+/// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle serves elsewhere only
+/// where it is free, so what is lost grows with the handle's size beside the pool's; driver calls fall with it. Of 24
+/// settings tried on the recorded traces (bench/results/frontier.txt) the one that wastes least while the first pass
+/// costs no more than PyTorch's expandable segments.
+[[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
+  return smaller_of(larger_of(align_down(peak / 100, usual_granule), std::size_t{24_MiB}),
+                    std::size_t{64_MiB});
+}
+
+/// Requests below this share a handle of this size, bytes.
+[[nodiscard]] constexpr std::size_t shared_handle(std::size_t peak) noexcept {
+  return smaller_of(larger_of(std::bit_floor(peak / 512 + 1), std::size_t{2_MiB}), std::size_t{16_MiB});
+}
 
 struct growth_request {
   domain_ref taker = neutral;
@@ -19,11 +34,12 @@ struct growth_request {
   std::size_t alignment = default_alignment;
   std::size_t asked = 0;  ///< bytes and alignment of the caller's request, for the error
   std::size_t asked_alignment = 0;
-  std::size_t may_create = 0;          ///< bytes that may be created before free handles are moved instead
+  std::size_t may_create = 0;          ///< bytes that may be created before free handles are remapped instead
   std::size_t largest_handle = 2_MiB;  ///< of handles that are created
-  bool may_exceed = true;              ///< where moving does not suffice, create more all the same
-  bool may_move = true;                ///< false: handles stay where they are
-  bool extend = true;                  ///< a free range with a hole after it may be extended
+  std::size_t least_growth = 2_MiB;  ///< small requests share a handle of this size, where it may be created
+  bool may_exceed = true;            ///< where remapping does not suffice, create more all the same
+  bool may_remap = true;             ///< false: handles are seen at home only
+  bool extend = true;                ///< a free range with a hole after it may be extended
 };
 
 /// Under the growth lock; read without it for statistics, hence plain loads of one writer's values are
@@ -37,14 +53,14 @@ struct growth_counters {
   std::uint64_t destroys = 0;
   std::uint64_t maps = 0;
   std::uint64_t unmaps = 0;
-  std::uint64_t remaps = 0;  ///< maps of handles that served elsewhere before
+  std::uint64_t remaps = 0;  ///< maps of handles into views
   std::uint64_t handles_peak = 0;
 
   void hold(std::size_t bytes) noexcept {
     reserved += bytes;
     reserved_total += bytes;
-    reserved_peak = std::max(reserved_peak, reserved);
-    handles_peak = std::max(handles_peak, creates - destroys);
+    reserved_peak = larger_of(reserved_peak, reserved);
+    handles_peak = larger_of(handles_peak, creates - destroys);
   }
   void release(std::size_t bytes) noexcept {
     reserved -= bytes;

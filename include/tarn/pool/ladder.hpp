@@ -7,9 +7,9 @@
 //   2 finished      frees of other streams that the device is past become neutral
 //   3 stealing      the stream waits, on the device, for another stream's frees, and takes them over; neutral
 //                   ranges join its own, so that neighbours coalesce
-//   4 growth        a free range is extended, free handles are moved, or new ones are created
-//   5 exhaustion    the driver refused: the host waits for all streams and recorded uses, every free handle
-//                   may move, free segments go back
+//   4 growth        a view of free handles is used again, new handles are created, or a new view is made
+//   5 exhaustion    the driver refused: the host waits for all streams and recorded uses, whatever is free is put
+//                   together, free handles and segments go back
 //   6 out_of_memory
 //
 // One thread climbs at a time (the growth lock); the hot lock is let go around every driver call.
@@ -61,17 +61,19 @@ class ladder {
   /// @param take         under the hot lock: true once the request is served
   /// @param flush        brings the magazines home; called without the hot lock
   /// @param wait_uses    waits for the uses that hold blocks back and frees those; called without the hot lock
+  /// @returns null once `take` has succeeded, else a block that was put together from free pieces
   /// @throws out_of_memory  every rung failed; nothing has changed
   template <class Take, class Flush, class WaitUses>
-  void climb(lock& held, growth_request request, Take const& take, Flush const& flush,
-             WaitUses const& wait_uses) {
-    space.make_room();
-    if (take()) return;
+  [[nodiscard]] void* climb(lock& held, growth_request request, Take const& take, Flush const& flush,
+                            WaitUses const& wait_uses) {
+    void* block = nullptr;
+    budget(request);
+    if (ready(take)) return block;
     stream_ref const stream = space.streams[request.taker].stream;
     held.unlock();
     flush();
     held.lock();
-    if (ready(take)) return;
+    if (ready(take)) return block;
     bool captured = false;
     if (request.taker != neutral && others_have_free(request.taker)) {
       held.unlock();
@@ -80,18 +82,19 @@ class ladder {
     }
     if (!captured) {
       collect_finished(held, request.taker);
-      if (ready(take)) return;
+      if (ready(take)) return block;
       steal(held, request.taker);
-      if (ready(take)) return;
+      if (ready(take)) return block;
     }
     // What is neutral and what is the stream's own may lie side by side: as one range it may do.
     if (request.taker != neutral) space.hand_over(neutral, request.taker, ~std::uint64_t{0});
-    if (ready(take)) return;
+    if (ready(take)) return block;
     std::optional<out_of_memory> refused;
     try {
       for (int attempt = 0; attempt < 3; ++attempt) {
         budget(request);
-        if (growth.grow(space, held, order, request) && ready(take)) return;
+        if (growth.grow(space, held, order, request, block) && (block != nullptr || ready(take)))
+          return block;
       }
     } catch (out_of_memory const& error) {
       refused = error;
@@ -106,18 +109,18 @@ class ladder {
       held.lock();
     }
     if (!captured) finish_all(held);
-    if (ready(take)) return;
+    if (ready(take)) return block;
     request.may_create = 0;
     request.may_exceed = false;
     for (bool const extend : {true, false}) {
       request.extend = extend;
-      if (growth.grow(space, held, order, request) && ready(take)) return;
+      if (growth.grow(space, held, order, request, block) && (block != nullptr || ready(take))) return block;
     }
     growth.shrink(space, held, 0);
     request.may_exceed = true;
     request.extend = true;
     try {
-      if (growth.grow(space, held, order, request) && ready(take)) return;
+      if (growth.grow(space, held, order, request, block) && (block != nullptr || ready(take))) return block;
     } catch (out_of_memory const& error) {
       refused = error;
     }
@@ -178,16 +181,17 @@ class ladder {
     }
   }
 
-  /// How much may be created before free handles are moved: up to a little more than live memory has needed
-  /// so far.
+  /// How much may be created before free handles are remapped: up to a little more than live memory has needed so
+  /// far.
   void budget(growth_request& request) const noexcept {
-    request.largest_handle = handle_limit(std::max(space.live_peak, space.live_bytes + request.bytes));
-    request.may_move = options.remap == remapping::when_tight;
-    if (!request.may_move) {
+    std::size_t const live = larger_of(space.live_peak, space.live_bytes + request.bytes);
+    request.largest_handle = handle_limit(live);
+    request.least_growth = request.where == zone::large ? shared_handle(live) : std::size_t{2_MiB};
+    request.may_remap = options.remap == remapping::when_tight;
+    if (!request.may_remap) {
       request.may_create = max_request_bytes;
       return;
     }
-    std::size_t const live = std::max(space.live_peak, space.live_bytes + request.bytes);
     std::size_t const target = live + live / 1000 * options.slack_per_mille;
     request.may_create = target > counters.reserved ? target - counters.reserved : 0;
   }

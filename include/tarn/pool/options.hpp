@@ -5,17 +5,17 @@
 
 namespace tarn {
 
-/// May physical handles move inside the pool's address range?
+/// May free physical handles be seen side by side at a second place?
 enum class remapping {
-  when_tight,  ///< free handles are moved before reserved memory outgrows the live peak (needs a page source)
-  off          ///< every handle stays where it was first mapped
+  when_tight,  ///< yes, before reserved memory outgrows the live peak (needs a page source)
+  off          ///< no: every handle is seen where it was first mapped
 };
 
 struct pool_options {
   remapping remap = remapping::when_tight;
   /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are
-  /// moved.
-  unsigned slack_per_mille = 8;
+  /// remapped.
+  unsigned slack_per_mille = 6;
 };
 
 }  // namespace tarn

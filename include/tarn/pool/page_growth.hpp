@@ -1,42 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Growth by pages: new ranges out of one virtual range. Physical handles come from three places: spare ones,
-// wholly free ones that serve elsewhere in the range (they are moved: mapped here too, their old place goes
-// stale), and the driver. Moving ends external fragmentation at handle granularity. Above it: ladder. Below
-// it: arena, page_map, ordering.
+// Growth by pages, over one virtual range. Free memory is where it lies (at home); where no unbroken range of it is
+// large enough, this is asked, cheapest first:
+//
+//   1 a view that was used before and whose handles are free again       no driver call
+//   2 new handles at home, while reserved memory may grow with live memory   36 us each
+//   3 a new view of free handles                                          27 us a handle
+//   4 new handles beyond that, for what is lacking
+//
+// Above it: ladder. Below it: page_choice, arena, ordering.
 
-#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <mutex>
-#include <vector>
 
+#include "tarn/core/extremes.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/pool/arena.hpp"
 #include "tarn/pool/growth.hpp"
 #include "tarn/pool/ordering.hpp"
-#include "tarn/pool/page_map.hpp"
+#include "tarn/pool/page_choice.hpp"
+#include "tarn/source/refusal.hpp"
 
 namespace tarn::detail {
 
-/// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle can serve
-/// elsewhere only when all of it is free, so what is lost grows with the handle's size beside the pool's;
-/// driver calls fall with it. Creating costs about 10 us whatever the size; releasing grows to 338 us at 1
-/// GiB, hence the bound of 64 MiB.
-[[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
-  std::size_t const share = std::bit_floor(peak / 1024 + 1);
-  return std::clamp(share, std::size_t{2_MiB}, std::size_t{64_MiB});
-}
-
-/// Address space is reserved this many times the device's memory: moved handles leave their old addresses
-/// behind, and an extent that may grow wants room after it. Address space costs the driver 5-77 us once,
-/// whatever its size.
+/// Address space is reserved this many times the device's memory: a quarter of it for the homes of each zone, the
+/// rest for views. It costs the driver 5-77 us once, whatever its size.
 inline constexpr std::size_t reservation_factor = 16;
 
-/// Room left after a new extent, so that it can be extended in place, bytes of address space.
-inline constexpr std::size_t extension_room = 1_GiB;
+/// A large block's memory ends in a handle of its own of one granule, shared with the next block, so that freeing
+/// the block frees the rest of it as whole handles; not worth a call below this size, bytes.
+inline constexpr std::size_t edge_limit = 8_MiB;
 
 template <page_source Source>
 class page_growth {
@@ -44,130 +40,128 @@ class page_growth {
   using driver_type = typename Source::driver_type;
   using lock = std::unique_lock<std::mutex>;
 
-  page_growth(Source source, growth_counters& counters) : source_(std::move(source)), counters_(counters) {}
+  page_growth(Source source, growth_counters& counters)
+      : source_(static_cast<Source&&>(source)), counters_(counters) {}
 
   [[nodiscard]] Source& source() noexcept { return source_; }
   [[nodiscard]] Source const& source() const noexcept { return source_; }
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept { return map_.contains(address); }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
-    return map_.host_bytes() + holes_.count() * sizeof(range);
+    return map_.host_bytes() + views_.capacity() * sizeof(view);
   }
-  [[nodiscard]] std::size_t handles() const noexcept { return map_.count(); }
-  [[nodiscard]] std::size_t spare_bytes() const noexcept { return spare_bytes_; }
 
-  /// Makes a free range of at least `request.bytes` in the taker's domain. False: the handles that may be
-  /// used do not suffice and nothing may be created. The hot lock is held on entry and return, and let go
-  /// around driver calls.
-  /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing is lost, though handles may have become spare
-  bool grow(arena& a, lock& hot, ordering<driver_type>& order, growth_request const& request) {
+  /// Serves the request from a view that exists, without a driver call; null where none is free. Both locks are
+  /// held. @throws std::bad_alloc, nothing has changed
+  [[nodiscard]] void* reuse(arena& a, growth_request const& request) {
+    if (request.where == zone::small || !request.may_remap || views_in_use_ == 0) return nullptr;
+    std::uint32_t best = 0;
+    free_stretch where;
+    std::size_t looked_at = 0;
+    for (std::uint32_t const i : by_use_) {
+      view const& v = views_[i];
+      if (v.bytes < request.bytes) continue;
+      if (v.last_bytes != request.bytes && ++looked_at > view_search_limit) continue;
+      free_stretch const s = find_stretch(a, map_, v, request);
+      if (s.bytes == 0 || (best != 0 && s.bytes >= where.bytes)) continue;
+      best = i;
+      where = s;
+      if (s.bytes == request.bytes) break;
+    }
+    if (best == 0) return nullptr;
+    choice const c = pieces_of(map_, views_[best], where.offset, request.bytes);
+    sequence<range_ref> carved;
+    carve(a, c, carved);
+    return settle(a, carved, best, where.offset, request);
+  }
+
+  /// Serves the request: `block` is set where it was put together from pieces; otherwise there is a free range of at
+  /// least `request.bytes` in the taker's domain. False: what is free does not suffice and nothing may be created.
+  /// The hot lock is held on entry and return, and let go around driver calls.
+  /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
+  bool grow(arena& a, lock& hot, ordering<driver_type>& order, growth_request const& request, void*& block) {
     open(a, hot);
     // No place would ever be found: creating handles first would take the whole device for a moment.
     if (request.bytes > map_.bytes()) return false;
     std::size_t const grain = map_.granularity();
-    auto const [base, has] = request.extend ? extendable(a, request) : extension{};
-    plan p;
-    p.taker = request.taker;
-    p.where = request.where;
-    // Where nothing moves, one unbroken extent is what coalesces best.
-    p.spread = request.may_move;
-    p.base = base;
-    p.missing = align_up(request.bytes - has, grain);
-    choose_handles(a, p, request);
-    if (p.total() < p.missing) return false;
-    if (!place(a, p)) {
-      recycle_addresses(a, hot, order);
-      // The lock was let go: what was chosen may be gone. The caller tries again.
-      return false;
+    extension const e = request.extend ? extendable(a, request) : extension{};
+    std::size_t const missing = align_up(request.bytes - e.bytes, grain);
+    if (!request.may_remap || missing <= request.may_create)
+      return create(a, hot, request, e, request.bytes - e.bytes);
+    if ((block = reuse(a, request)) != nullptr) return true;
+    std::size_t lack = missing;
+    if (request.where == zone::small) {
+      if (change_zone(a, request)) return true;
+    } else {
+      choice const c = choose_pieces(a, map_, request);
+      if (c.lack == 0) return (block = build(a, hot, order, c, request)) != nullptr;
+      lack = align_up(c.lack, grain);
     }
-    carve(a, p);
-    hot.unlock();
-    try {
-      supply(p);
-    } catch (...) {
-      hot.lock();
-      undo(a, p);
-      throw;
-    }
-    hot.lock();
-    publish(a, p);
-    return true;
+    if (!request.may_exceed && lack > request.may_create) return false;
+    if (lack >= missing) return create(a, hot, request, e, request.bytes - e.bytes);
+    if (!create(a, hot, request, extension{}, lack)) return false;
+    choice const c = choose_pieces(a, map_, request);
+    return c.lack == 0 && (block = build(a, hot, order, c, request)) != nullptr;
   }
 
-  /// Gives handles back to the driver until at most `keep` bytes are reserved: spare ones first, then wholly
-  /// free ones whose work is done. Returns the bytes given back. O(handles given back + free ranges).
+  /// Gives wholly free handles back to the driver, those whose work is done, the largest first, until at most `keep`
+  /// bytes are reserved. Returns the bytes given back. O(handles given back x views + free ranges).
   std::size_t shrink(arena& a, lock& hot, std::size_t keep) {
     std::size_t given = 0;
-    for (handle_ref h = 1; h < map_.size() && counters_.reserved > keep && spare_bytes_ != 0; ++h) {
-      if (map_[h].bytes == 0 || map_[h].active != nowhere) continue;
-      given += map_[h].bytes;
-      spare_bytes_ -= map_[h].bytes;
-      destroy(a, hot, h);
-    }
-    while (counters_.reserved > keep) {
-      plan p;
-      a.ranges.make_room(4);
-      domain_ref const size = a.streams.size();
-      for (domain_ref d = 0; d < size && p.moved.empty(); ++d) {
-        if (d == neutral || a.streams[d].freed <= a.streams[d].completed)
-          find_free_handles(a, d, 0, p.moved, 1);
+    if (!map_.is_open() || counters_.reserved <= keep) return given;
+    sequence<piece> whole;
+    for (domain_ref d = 0; d < a.streams.size(); ++d) {
+      if (d != neutral && a.streams[d].freed > a.streams[d].completed) continue;
+      for (zone const where : all_zones) {
+        for_each_piece(a, map_, d, where, map_.granularity(),
+                       [&](piece const& p, bool at_start, bool at_end) {
+                         if (at_start && at_end) whole.push_back(p);
+                       });
       }
-      if (p.moved.empty()) break;
-      handle_ref const h = p.moved.front().handle;
-      carve_moved(a, p);
-      range_ref const r = p.moved.front().node;
-      stale_.make_room(1);
-      stale_.insert(a.ranges[r].address, r);
-      map_[h].active = nowhere;
-      given += map_[h].bytes;
-      destroy(a, hot, h);
+    }
+    sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
+      return x.bytes != y.bytes ? x.bytes > y.bytes : x.address > y.address;
+    });
+    sequence<range_ref> carved;
+    carved.reserve(whole.size());
+    a.ranges.make_room(2 * whole.size() + 4);
+    std::size_t count = 0;
+    for (piece const& p : whole) {
+      if (counters_.reserved - given <= keep) break;
+      carved.push_back(a.carve(a.starts.find(a.ranges, p.address), p.address, p.bytes));
+      given += p.bytes;
+      ++count;
+    }
+    hot.unlock();
+    for (std::size_t i = 0; i < count; ++i) destroy(whole[i].handle);
+    hot.lock();
+    for (std::size_t i = 0; i < count; ++i) {
+      map_.remove(whole[i].handle);
+      make_hole(a, carved[i]);
     }
     return given;
   }
 
-  /// Gives everything back. Nothing on the device uses it any more;
+  /// Gives everything back. Nothing on the device uses it any more.
   void close() noexcept {
     if (!map_.is_open()) return;
+    for (view const& v : views_) unmap_slots(v);
     for (handle_ref h = 1; h < map_.size(); ++h) {
       if (map_[h].bytes == 0) continue;
-      for (std::uint32_t const granule : map_[h].mapped) {
-        source_.unmap(reinterpret_cast<void*>(map_.address_of(granule)), map_[h].bytes);
-      }
+      unmap(map_[h].home, map_[h].bytes);
       source_.destroy(map_[h].id, map_[h].bytes);
     }
     source_.unreserve(reinterpret_cast<void*>(map_.base()), map_.bytes());
   }
 
  private:
-  struct moved_handle {
-    handle_ref handle;
-    range_ref node;
-    std::uintptr_t address;
-    std::size_t bytes;
-    domain_ref domain = neutral;
-    std::uint64_t epoch = 0;
-  };
-  struct plan {
-    domain_ref taker = neutral;
-    zone where = zone::small;
-    bool spread = true;  ///< leave room after the extent before
-    range_ref base = 0;  ///< the free range that is extended, 0 for a new place
-    std::size_t missing = 0;
-    std::vector<handle_ref> spare;
-    std::vector<moved_handle> moved;
-    std::vector<std::size_t> create;
-    std::vector<handle_ref> created;
-    std::size_t spare_bytes = 0;
-    std::size_t moved_bytes = 0;
-    std::size_t create_bytes = 0;
-    range_ref region = 0;
-    std::uintptr_t address = 0;                                 ///< of the region
-    std::vector<std::pair<handle_ref, std::uintptr_t>> mapped;  ///< done so far
-
-    [[nodiscard]] std::size_t total() const noexcept { return spare_bytes + moved_bytes + create_bytes; }
-  };
   struct extension {
     range_ref range = 0;
     std::size_t bytes = 0;
+  };
+  struct created {
+    page_handle id = 0;
+    std::size_t bytes = 0;
+    bool mapped = false;
   };
 
   /// Reserves the one virtual range on first use.
@@ -178,39 +172,57 @@ class page_growth {
     std::size_t total = 0;
     (void)source_.driver().memory_info(available, total);
     std::size_t const grain = source_.granularity();
-    std::size_t bytes = align_up(std::max(total, 64 * grain), grain) * reservation_factor;
+    std::size_t const device = align_up(larger_of(total, 64 * grain), 8 * grain);
+    std::size_t bytes = device * reservation_factor;
     void* base = nullptr;
-    for (;; bytes = align_up(bytes / 2, grain)) {
+    for (;; bytes /= 2) {
       try {
         base = source_.reserve(bytes);
         break;
       } catch (std::exception const&) {
-        if (bytes <= total || bytes <= 64 * grain) {
+        if (bytes <= 4 * device) {
           hot.lock();
           throw;
         }
       }
     }
+    hot.lock();
+    auto const first = reinterpret_cast<std::uintptr_t>(base);
     try {
-      map_.open(reinterpret_cast<std::uintptr_t>(base), bytes, grain);
-      hot.lock();
-      a.ranges.make_room(1);
+      a.ranges.make_room(zone_count + 1);
+      a.tenancies.resize(1);
+      views_.resize(1);
+      a.starts.open(first, bytes / 2, grain);
+      map_.open(first, bytes / 2, bytes, grain);
     } catch (...) {
-      if (!hot.owns_lock()) hot.lock();
+      hot.unlock();
       source_.unreserve(base, bytes);
+      hot.lock();
       throw;
     }
-    range_ref const all = a.ranges.take();
-    a.ranges[all].address = map_.base();
-    a.ranges[all].bytes = bytes;
-    a.ranges[all].state = range_state::hole;
-    holes_.insert(a.ranges, all);
+    for (std::size_t z = 0; z < zone_count; ++z) add_hole(a, homes_[z], first + bytes / 4 * z, bytes / 4);
+    add_hole(a, view_places_, first + bytes / 2, bytes / 2);
   }
+
+  static void add_hole(arena& a, range_index& index, std::uintptr_t address, std::size_t bytes) noexcept {
+    range_ref const r = a.ranges.take();
+    a.ranges[r].address = address;
+    a.ranges[r].bytes = bytes;
+    a.ranges[r].state = range_state::hole;
+    a.starts.note(a.ranges, r);
+    index.insert(a.ranges, r);
+  }
+
+  [[nodiscard]] range_index& places_of(std::uintptr_t address) noexcept {
+    std::size_t const part = (address - map_.base()) / (map_.bytes() / 4);
+    return part < zone_count ? homes_[part] : view_places_;
+  }
+  [[nodiscard]] range_index& homes(zone where) noexcept { return homes_[static_cast<std::size_t>(where)]; }
 
   /// The free range, with a hole after it, that lacks least of the request.
   extension extendable(arena& a, growth_request const& request) const {
     extension best;
-    for (domain_ref const d : {request.taker, neutral}) {
+    auto const look = [&](domain_ref d) {
       a.streams[d].ranges(request.where).for_each(a.ranges, range_grain, [&](range_ref r) {
         range const& node = a.ranges[r];
         if (node.next == 0 || a.ranges[node.next].state != range_state::hole) return;
@@ -218,256 +230,334 @@ class page_growth {
         if (from >= node.end()) return;
         std::size_t const has = node.end() - from;
         if (has >= request.bytes || has <= best.bytes) return;
-        if (a.ranges[node.next].bytes < align_up(request.bytes - has, map_.granularity()) + 64_MiB) return;
+        if (a.ranges[node.next].bytes < align_up(request.bytes - has, map_.granularity())) return;
         best = {r, has};
       });
-      if (d == neutral) break;
-    }
+    };
+    look(request.taker);
+    if (request.taker != neutral) look(neutral);
     return best;
   }
 
-  void choose_handles(arena& a, plan& p, growth_request const& request) {
-    for (handle_ref h = 1; h < map_.size() && spare_bytes_ != 0 && p.total() < p.missing; ++h) {
-      if (map_[h].bytes == 0 || map_[h].active != nowhere || map_[h].bytes > p.missing - p.total()) continue;
-      p.spare.push_back(h);
-      p.spare_bytes += map_[h].bytes;
-    }
-    std::size_t const wanted = p.missing - std::min(p.missing, p.total());
-    if (request.may_move && wanted > request.may_create) {
-      std::vector<moved_handle> candidates;
-      find_free_handles(a, request.taker, p.base, candidates, ~std::size_t{0});
-      if (request.taker != neutral) find_free_handles(a, neutral, p.base, candidates, ~std::size_t{0});
-      select(candidates, wanted, p);
-    }
-    std::size_t left = p.missing - std::min(p.missing, p.total());
-    if (left == 0) return;
-    if (left > request.may_create && !request.may_exceed) return;
-    std::size_t const most = request.where == zone::small
-                                 ? map_.granularity()
-                                 : std::max(map_.granularity(), request.largest_handle);
-    while (left != 0) {
-      std::size_t const bytes = std::min(most, std::bit_floor(left));
-      p.create.push_back(bytes);
-      p.create_bytes += bytes;
-      left -= bytes;
-    }
-  }
-
-  /// Lists handles that lie wholly in free ranges of a domain, `base` excepted.
-  void find_free_handles(arena& a, domain_ref d, range_ref base, std::vector<moved_handle>& out,
-                         std::size_t most) const {
+  /// Makes new handles for `need` bytes, after the free range of `e` or at a new place. False: no address is left.
+  bool create(arena& a, lock& hot, growth_request const& request, extension e, std::size_t need) {
     std::size_t const grain = map_.granularity();
-    for (zone const where : {zone::large, zone::small}) {
-      a.streams[d].ranges(where).for_each(a.ranges, grain, [&](range_ref r) {
-        if (r == base || out.size() >= most) return;
-        range const& node = a.ranges[r];
-        for (std::uintptr_t at = align_up(node.address, grain);
-             at + grain <= node.end() && out.size() < most;) {
-          handle_ref const h = map_.at(at);
-          physical const& handle = map_[h];
-          if (map_.address_of(handle.active) == at && at + handle.bytes <= node.end()) {
-            out.push_back({h, r, at, handle.bytes, node.domain, node.epoch});
-            at += handle.bytes;
-          } else {
-            at += grain;
-          }
-        }
-      });
+    std::size_t total = align_up(need, grain);
+    if (total < request.least_growth && total <= request.may_create)
+      total = larger_of(total, smaller_of(request.least_growth, align_down(request.may_create, grain)));
+    bool const edge =
+        request.where == zone::large && request.may_remap && total >= edge_limit && need % grain != 0;
+    range_ref region = 0;
+    if (e.range != 0 && a.ranges[a.ranges[e.range].next].bytes >= total) region = a.ranges[e.range].next;
+    if (e.range != 0 && region == 0) return create(a, hot, request, extension{}, request.bytes);
+    if (e.range == 0) region = homes(request.where).find(a.ranges, total, grain);
+    if (region == 0) return false;
+    std::size_t const body = total - (edge ? grain : 0);
+    sequence<created> made;
+    made.reserve(body / request.largest_handle + 2);
+    for (std::size_t left = body; left != 0; left -= made.back().bytes)
+      made.push_back(created{0, smaller_of(left, request.largest_handle), false});
+    if (edge) made.push_back(created{0, grain, false});
+    map_.make_room(made.size());
+    a.ranges.make_room(4);
+
+    range const base = a.ranges[e.range];
+    if (e.range != 0) a.claim(e.range);
+    // Not homes(request.where): a handle that changed its zone may be extended where it is.
+    take_place(a, places_of(a.ranges[region].address), region, total);
+    std::uintptr_t const address = a.ranges[region].address;
+    hot.unlock();
+    try {
+      make(made, address, total);
+    } catch (...) {
+      unmake(made, address);
+      hot.lock();
+      make_hole(a, region);
+      if (e.range != 0) a.make_free(e.range, base.domain, base.epoch);
+      throw;
     }
+    hot.lock();
+    std::uintptr_t at = address;
+    for (created const& c : made) {
+      (void)map_.add(c.id, c.bytes, at);
+      at += c.bytes;
+    }
+    a.ranges[region].where = request.where;
+    if (e.range != 0) {
+      a.merge(e.range, region);
+      region = e.range;
+    }
+    a.make_free(region, request.taker, e.range != 0 && base.domain == request.taker ? base.epoch : 0);
+    return true;
   }
 
-  /// Few, large handles first; the last one may be larger than what is left.
-  void select(std::vector<moved_handle>& candidates, std::size_t wanted, plan& p) const {
-    std::stable_sort(candidates.begin(), candidates.end(),
-                     [](moved_handle const& x, moved_handle const& y) { return x.bytes > y.bytes; });
-    moved_handle const* closing = nullptr;
-    for (moved_handle const& c : candidates) {
-      if (p.moved_bytes >= wanted) break;
-      if (c.bytes <= wanted - p.moved_bytes) {
-        p.moved.push_back(c);
-        p.moved_bytes += c.bytes;
-      } else {
-        closing = &c;  // the smallest so far that would do alone
-      }
-    }
-    if (p.moved_bytes < wanted && closing != nullptr) {
-      p.moved.push_back(*closing);
-      p.moved_bytes += closing->bytes;
-    }
-  }
-
-  /// Finds address space; the nodes that are needed are there afterwards. False: the range is full.
-  bool place(arena& a, plan& p) {
-    a.ranges.make_room(2 * p.moved.size() + 8);
-    stale_.make_room(p.moved.size());
-    map_.make_room(p.create.size());
-    for (moved_handle const& m : p.moved) map_.make_room_for_mapping(m.handle);
-    for (handle_ref const h : p.spare) map_.make_room_for_mapping(h);
-    p.mapped.reserve(p.spare.size() + p.moved.size() + p.create.size());
-    p.created.reserve(p.create.size());
-    std::size_t const grain = map_.granularity();
-    std::size_t const total = align_up(p.total(), grain);
-    if (p.base != 0) {
-      p.region = a.ranges[p.base].next;
-    } else {
-      p.region = holes_.find(a.ranges, total + 2 * extension_room, grain);
-      if (p.region == 0) p.region = holes_.find(a.ranges, total, grain);
-    }
-    return p.region != 0 && a.ranges[p.region].bytes >= total;
-  }
-
-  /// Takes what was chosen out of circulation.
-  void carve(arena& a, plan& p) {
-    if (p.base != 0) a.claim(p.base);
-    std::size_t const total = p.total();
-    holes_.erase(a.ranges, p.region);
-    bool const roomy = p.spread && p.base == 0 && a.ranges[p.region].bytes >= total + 2 * extension_room &&
-                       a.ranges[p.region].previous != 0;
-    if (roomy) {
-      range_ref const body = a.split(p.region, extension_room);
-      holes_.insert(a.ranges, p.region);
-      p.region = body;
-    }
-    if (a.ranges[p.region].bytes > total) {
-      range_ref const rest = a.split(p.region, total);
-      holes_.insert(a.ranges, rest);
-    }
-    a.ranges[p.region].state = range_state::live;
-    p.address = a.ranges[p.region].address;
-    carve_moved(a, p);
-  }
-
-  void carve_moved(arena& a, plan& p) {
-    // From the back of each node, so that its front keeps the node.
-    std::sort(p.moved.begin(), p.moved.end(), [](moved_handle const& x, moved_handle const& y) {
-      return x.node != y.node ? x.node < y.node : x.address > y.address;
-    });
-    range_ref claimed = 0;
-    for (std::size_t i = 0; i < p.moved.size(); ++i) {
-      moved_handle& m = p.moved[i];
-      range_ref const node = m.node;
-      if (claimed != node) a.claim(node);
-      claimed = node;
-      std::size_t const before = m.address - a.ranges[node].address;
-      if (a.ranges[node].bytes > before + m.bytes) {
-        range_ref const rest = a.split(node, before + m.bytes);
-        a.make_free(rest, m.domain, m.epoch);
-      }
-      if (before != 0) m.node = a.split(node, before);
-      a.ranges[m.node].state = range_state::stale;
-      bool const last_of_node = i + 1 == p.moved.size() || p.moved[i + 1].node != node;
-      if (before != 0 && last_of_node) a.make_free(node, m.domain, m.epoch);
-    }
-  }
-
-  /// The driver calls: creates and maps. No lock but the growth lock is held.
-  void supply(plan& p) {
-    std::uintptr_t at = p.address;
-    for (std::size_t const bytes : p.create) {
-      page_handle const id = source_.create(bytes);
+  /// The driver calls of create(): no lock but the growth lock is held.
+  void make(sequence<created>& made, std::uintptr_t address, std::size_t total) {
+    if (total >= ask_first_limit) refuse_what_is_not_free(total);
+    for (created& c : made) {
+      c.id = source_.create(c.bytes);
       ++counters_.creates;
-      handle_ref const h = map_.add(id, bytes);
-      spare_bytes_ += bytes;
-      p.created.push_back(h);
-      counters_.hold(bytes);
-      map_.make_room_for_mapping(h);
-    }
-    auto const map_here = [&](handle_ref h) {
-      source_.map(reinterpret_cast<void*>(at), map_[h].bytes, map_[h].id);
+      counters_.hold(c.bytes);
+      try {
+        source_.map(reinterpret_cast<void*>(address), c.bytes, c.id);
+      } catch (...) {
+        source_.destroy(c.id, c.bytes);
+        ++counters_.destroys;
+        counters_.release(c.bytes);
+        throw;
+      }
       ++counters_.maps;
-      p.mapped.emplace_back(h, at);
-      at += map_[h].bytes;
-    };
-    for (moved_handle const& m : p.moved) map_here(m.handle);
-    for (handle_ref const h : p.spare) map_here(h);
-    for (handle_ref const h : p.created) map_here(h);
+      c.mapped = true;
+      address += c.bytes;
+    }
+  }
+  void unmake(sequence<created> const& made, std::uintptr_t address) noexcept {
+    for (created const& c : made) {
+      if (!c.mapped) break;
+      unmap(address, c.bytes);
+      address += c.bytes;
+      source_.destroy(c.id, c.bytes);
+      ++counters_.destroys;
+      counters_.release(c.bytes);
+    }
   }
 
-  void publish(arena& a, plan& p) {
-    for (moved_handle const& m : p.moved) {
-      stale_.insert(a.ranges[m.node].address, m.node);
-      ++counters_.remaps;
-    }
-    spare_bytes_ -= p.spare_bytes + p.create_bytes;
-    for (auto const& [h, address] : p.mapped) map_.note_mapped(h, address);
-    a.ranges[p.region].where = p.where;
-    bool used_before = !p.moved.empty();
-    if (p.base != 0) {
-      used_before = used_before || a.ranges[p.base].epoch != 0;
-      a.merge(p.base, p.region);
-      p.region = p.base;
-    }
-    a.make_free(p.region, p.taker, used_before ? a.streams[p.taker].mark() : 0);
+  /// A request this large is refused before its first handle is made where the device has not so much free:
+  /// otherwise it would take the whole device for a moment. Asking costs 5-100 us.
+  static constexpr std::size_t ask_first_limit = 1_GiB;
+  void refuse_what_is_not_free(std::size_t total) {
+    std::size_t available = 0;
+    std::size_t all = 0;
+    if (!source_.driver().memory_info(available, all).ok() || available >= total) return;
+    status const none{failure::out_of_memory, 0, "the device has not so much free", "memory_info"};
+    refuse(source_.driver(), none, stream_ref{}, total, map_.granularity());
   }
 
-  void undo(arena& a, plan& p) noexcept {
-    for (auto const& [h, address] : p.mapped) source_.unmap(reinterpret_cast<void*>(address), map_[h].bytes);
-    for (moved_handle const& m : p.moved) a.make_free(m.node, m.domain, m.epoch);
-    if (p.base != 0) a.make_free(p.base, a.ranges[p.base].domain, a.ranges[p.base].epoch);
-    make_hole(a, p.region);
+  /// Lets the small zone have a wholly free handle of the large one.
+  bool change_zone(arena& a, growth_request const& request) {
+    piece const p = choose_whole_handle(a, map_, request.taker, align_up(request.bytes, map_.granularity()));
+    if (p.bytes == 0) return false;
+    a.ranges.make_room(4);
+    range_ref const r = a.carve(a.starts.find(a.ranges, p.address), p.address, p.bytes);
+    a.ranges[r].where = request.where;
+    a.make_free(r, a.ranges[r].domain, a.ranges[r].epoch);
+    return true;
+  }
+
+  /// Takes pieces out of the free ranges that hold them. @throws std::bad_alloc, nothing has changed
+  static void carve(arena& a, choice const& c, sequence<range_ref>& carved) {
+    std::size_t count = 0;
+    for (piece const& p : c.pieces) {
+      // A piece may lie in two ranges, one of the taker's and one that is neutral.
+      range_ref r = a.starts.find(a.ranges, p.address);
+      for (++count; a.ranges[r].end() < p.address + p.bytes; ++count) r = a.ranges[r].next;
+    }
+    carved.reserve(count);
+    a.ranges.make_room(2 * count + 4);
+    a.blocks.make_room(1);
+    for (piece const& p : c.pieces) {
+      for (std::uintptr_t at = p.address; at < p.address + p.bytes;) {
+        range_ref const r = a.starts.find(a.ranges, at);
+        std::uintptr_t const end = smaller_of(a.ranges[r].end(), p.address + p.bytes);
+        carved.push_back(a.carve(r, at, end - at));
+        at = end;
+      }
+    }
+  }
+  static void give_back(arena& a, sequence<range_ref> const& carved) noexcept {
+    for (range_ref const r : carved) a.make_free(r, a.ranges[r].domain, a.ranges[r].epoch);
+  }
+
+  /// Maps the pieces' handles side by side and makes one block of them. Null: no address was left, and old views
+  /// have been unmapped; ask again.
+  void* build(arena& a, lock& hot, ordering<driver_type>& order, choice const& c,
+              growth_request const& request) {
+    std::size_t bytes = 0;
+    for (piece const& p : c.pieces) bytes += map_[p.handle].bytes;
+    range_ref region = view_places_.find(a.ranges, bytes, map_.granularity());
+    if (region == 0 || views_in_use_ >= most_views) {
+      std::size_t const dropped = drop_views(a, hot, order, request.taker, region == 0);
+      if (dropped != 0 || region == 0) return nullptr;
+    }
+    std::uint32_t const i = unused_view(a);
+    view made;
+    made.slots.reserve(c.pieces.size());
+    for (piece const& p : c.pieces) made.slots.push_back(view_slot{p.handle, map_[p.handle].bytes});
+    by_use_.reserve(by_use_.size() + 1);
+    sequence<range_ref> carved;
+    carve(a, c, carved);
+    take_place(a, view_places_, region, bytes);
+    a.ranges[region].state = range_state::view;
+    made.region = region;
+    made.address = a.ranges[region].address;
+    made.bytes = bytes;
+    hot.unlock();
+    std::size_t mapped = 0;
+    try {
+      std::uintptr_t at = made.address;
+      for (; mapped < made.slots.size(); ++mapped) {
+        view_slot const& slot = made.slots[mapped];
+        source_.map(reinterpret_cast<void*>(at), slot.bytes, map_[slot.handle].id);
+        ++counters_.maps;
+        ++counters_.remaps;
+        at += slot.bytes;
+      }
+    } catch (...) {
+      std::uintptr_t at = made.address;
+      for (std::size_t k = 0; k < mapped; ++k) {
+        unmap(at, made.slots[k].bytes);
+        at += made.slots[k].bytes;
+      }
+      hot.lock();
+      make_hole(a, region);
+      give_back(a, carved);
+      throw;
+    }
+    hot.lock();
+    views_[i] = static_cast<view&&>(made);
+    ++views_in_use_;
+    by_use_.push_back(i);
+    try {
+      a.blocks.make_room(1);  // other threads may have used it up meanwhile
+    } catch (...) {
+      give_back(a, carved);
+      throw;
+    }
+    return settle(a, carved, i, c.pieces[0].address - map_[c.pieces[0].handle].home, request);
+  }
+
+  /// An entry of views_, with its tenancy. @throws std::bad_alloc, nothing has changed
+  std::uint32_t unused_view(arena& a) {
+    for (std::uint32_t i = 1; i < views_.size(); ++i) {
+      if (views_[i].region == 0) return i;
+    }
+    a.tenancies.reserve(views_.size() + 1);
+    views_.push_back(view{});
+    a.tenancies.push_back(tenancy{});
+    return static_cast<std::uint32_t>(views_.size() - 1);
+  }
+
+  /// The block begins to live in its view.
+  void* settle(arena& a, sequence<range_ref> const& carved, std::uint32_t i, std::size_t offset,
+               growth_request const& request) noexcept {
+    view& v = views_[i];
+    v.last_offset = offset;
+    v.last_bytes = request.bytes;
+    std::size_t at = 0;
+    while (by_use_[at] != i) ++at;
+    for (; at != 0; --at) by_use_[at] = by_use_[at - 1];
+    by_use_[0] = i;
+    a.join_pieces(carved.begin(), carved.size(), request.taker, v.address + offset, i);
+    return reinterpret_cast<void*>(v.address + offset);
+  }
+
+  /// Unmaps views that nobody is in and whose last work is done: the less recently used half, or all where the host
+  /// is to wait for that work. Returns how many.
+  std::size_t drop_views(arena& a, lock& hot, ordering<driver_type>& order, domain_ref taker,
+                         bool const all) {
+    if (all) {
+      stream_ref const stream = a.streams[taker].stream;
+      hot.unlock();
+      bool const captured = taker != neutral && order.is_capturing(stream);
+      hot.lock();
+      for (domain_ref d = 1; d < a.streams.size() && !captured; ++d) (void)order.finish(a, hot, d);
+    }
+    std::size_t dropped = 0;
+    std::size_t const kept = all ? 0 : by_use_.size() / 2;
+    for (std::size_t at = by_use_.size(); at-- > kept;) {
+      std::uint32_t const i = by_use_[at];
+      tenancy const& t = a.tenancies[i];
+      bool const done = t.domain == neutral || t.epoch <= a.streams[t.domain].completed;
+      if (t.blocks != 0 || ((t.several || !done) && !(all && everything_done(a)))) continue;
+      drop_view(a, hot, at);
+      ++dropped;
+    }
+    return dropped;
+  }
+  static bool everything_done(arena const& a) noexcept {
+    for (domain_ref d = 1; d < a.streams.size(); ++d) {
+      if (a.streams[d].freed > a.streams[d].completed) return false;
+    }
+    return true;
+  }
+
+  void drop_view(arena& a, lock& hot, std::size_t at) {
+    std::uint32_t const i = by_use_[at];
+    for (std::size_t k = at + 1; k < by_use_.size(); ++k) by_use_[k - 1] = by_use_[k];
+    by_use_.pop_back();
+    view const gone = static_cast<view&&>(views_[i]);
+    views_[i] = view{};
+    a.tenancies[i] = tenancy{};
+    --views_in_use_;
+    hot.unlock();
+    unmap_slots(gone);
+    hot.lock();
+    make_hole(a, gone.region);
+  }
+
+  void unmap_slots(view const& v) noexcept {
+    std::uintptr_t at = v.address;
+    for (view_slot const& slot : v.slots) {
+      if (slot.handle != 0) unmap(at, slot.bytes);
+      at += slot.bytes;
+    }
+  }
+  void unmap(std::uintptr_t address, std::size_t bytes) noexcept {
+    source_.unmap(reinterpret_cast<void*>(address), bytes);
+    ++counters_.unmaps;
+  }
+
+  /// Unmaps a handle wherever it is seen and gives it back. Nobody uses it.
+  void destroy(handle_ref h) noexcept {
+    for (view& v : views_) {
+      std::uintptr_t at = v.address;
+      for (view_slot& slot : v.slots) {
+        if (slot.handle == h) {
+          unmap(at, slot.bytes);
+          slot.handle = 0;
+        }
+        at += slot.bytes;
+      }
+    }
+    unmap(map_[h].home, map_[h].bytes);
+    source_.destroy(map_[h].id, map_[h].bytes);
+    ++counters_.destroys;
+    counters_.release(map_[h].bytes);
+  }
+
+  /// Takes the first `bytes` of a hole. Room was made.
+  static void take_place(arena& a, range_index& places, range_ref region, std::size_t bytes) noexcept {
+    places.erase(a.ranges, region);
+    if (a.ranges[region].bytes > bytes) places.insert(a.ranges, a.split(region, bytes));
+    a.ranges[region].state = range_state::live;
   }
 
   void make_hole(arena& a, range_ref r) noexcept {
+    range_index& places = places_of(a.ranges[r].address);
     a.ranges[r].state = range_state::hole;
     a.ranges[r].domain = neutral;
     a.ranges[r].epoch = 0;
     a.ranges[r].where = zone::small;
     if (range_ref const n = a.ranges[r].next; n != 0 && a.ranges[n].state == range_state::hole) {
-      holes_.erase(a.ranges, n);
+      places.erase(a.ranges, n);
       a.merge(r, n);
     }
     if (range_ref const b = a.ranges[r].previous; b != 0 && a.ranges[b].state == range_state::hole) {
-      holes_.erase(a.ranges, b);
+      places.erase(a.ranges, b);
       a.merge(b, r);
       r = b;
     }
-    holes_.insert(a.ranges, r);
-  }
-
-  /// Unmaps a handle wherever it is and gives it back. It is spare, and no work uses any of its places.
-  void destroy(arena& a, lock& hot, handle_ref h) {
-    hot.unlock();
-    for (std::uint32_t const granule : map_[h].mapped) {
-      source_.unmap(reinterpret_cast<void*>(map_.address_of(granule)), map_[h].bytes);
-      ++counters_.unmaps;
-    }
-    source_.destroy(map_[h].id, map_[h].bytes);
-    ++counters_.destroys;
-    counters_.release(map_[h].bytes);
-    hot.lock();
-    while (!map_[h].mapped.empty()) {
-      std::uintptr_t const address = map_.address_of(map_[h].mapped.back());
-      map_.note_unmapped(h, address);
-      if (range_ref const r = stale_.erase(address); r != 0) make_hole(a, r);
-    }
-    map_.remove(h);
-  }
-
-  /// Unmaps every stale place, waiting for the device if need be: the reserved range is used up.
-  void recycle_addresses(arena& a, lock& hot, ordering<driver_type>& order) {
-    for (domain_ref d = 1; d < a.streams.size(); ++d) (void)order.finish(a, hot, d);
-    for (handle_ref h = 1; h < map_.size(); ++h) {
-      if (map_[h].bytes == 0) continue;
-      std::vector<std::uint32_t> const places = map_[h].mapped;
-      for (std::uint32_t const granule : places) {
-        if (granule == map_[h].active) continue;
-        std::uintptr_t const address = map_.address_of(granule);
-        hot.unlock();
-        source_.unmap(reinterpret_cast<void*>(address), map_[h].bytes);
-        ++counters_.unmaps;
-        hot.lock();
-        map_.note_unmapped(h, address);
-        if (range_ref const r = stale_.erase(address); r != 0) make_hole(a, r);
-      }
-    }
+    places.insert(a.ranges, r);
   }
 
   Source source_;
   growth_counters& counters_;
   page_map map_;
-  range_index holes_;
-  block_table stale_;  ///< start of each stale node
-  std::size_t spare_bytes_ = 0;
+  range_index homes_[zone_count];  ///< of each zone, address space with nothing behind it
+  range_index view_places_;
+  sequence<view> views_;            ///< entry 0 is none
+  sequence<std::uint32_t> by_use_;  ///< the most recently used one first
+  std::size_t views_in_use_ = 0;
 };
 
 }  // namespace tarn::detail

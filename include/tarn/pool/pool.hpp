@@ -244,10 +244,10 @@ class pool {
     unsigned const k = classed ? detail::class_of(bytes) : 0;
     bool const in_run = classed && k < detail::run_class_count;
     std::size_t const block = detail::rounded_bytes(bytes, alignment);
-    detail::zone const where = block <= detail::class_limit ? detail::zone::small : detail::zone::large;
+    detail::zone const where = detail::zone_of(block);
     detail::thread_cache* const cache = local_or_new();
     detail::stream_cache* const mine = cache != nullptr ? stream_cache_of(*cache, id, stream) : nullptr;
-    if (mine != nullptr && where == detail::zone::large) send_large_home(*cache, *mine);
+    if (mine != nullptr && where != detail::zone::small) send_large_home(*cache, *mine);
 
     void* got[64];
     std::uint32_t count = 0;
@@ -276,8 +276,12 @@ class pool {
       request.alignment = in_run ? detail::frame_bytes : alignment;
       request.asked = bytes;
       request.asked_alignment = alignment;
-      ladder_.climb(
+      void* const put_together = ladder_.climb(
           held, request, take, [this] { flush_all(); }, [this] { release_waiting(true); });
+      if (put_together != nullptr) {
+        got[0] = put_together;
+        count = 1;
+      }
     }
     if (cache == nullptr) count_uncached(static_cast<std::int64_t>(block), 1);
     held.unlock();

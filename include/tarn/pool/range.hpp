@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A range: a piece of address space that is live, free, stale or a hole. Ranges tile what the pool reserved;
+// A range: a piece of address space that is live, free, a view or a hole. Ranges tile what the pool reserved;
 // their nodes live on the host, because the host cannot write links into device memory. Above it:
 // range_index, block_table, arena. Below it: nothing.
 
@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "tarn/core/sequence.hpp"
+#include "tarn/pool/size_class.hpp"
 
 namespace tarn::detail {
 
@@ -21,15 +22,20 @@ enum class range_state : std::uint8_t {
   unused,  ///< a spare node
   live,    ///< handed out, or cut into a run
   free,    ///< mapped and reusable by its domain
-  stale,   ///< address space whose handle has moved elsewhere but is still mapped here
+  view,    ///< a second place of handles that live elsewhere
   hole     ///< address space with nothing behind it
 };
 
 /// Blocks above class_limit live apart from the others, so that small ones do not pin large handles.
 enum class zone : std::uint8_t { small, large };
+inline constexpr zone all_zones[] = {zone::large, zone::small};
 inline constexpr std::size_t zone_count = 2;
 
-/// One node, 64 bytes: a cache line.
+[[nodiscard]] constexpr zone zone_of(std::size_t block_bytes) noexcept {
+  return block_bytes <= class_limit ? zone::small : zone::large;
+}
+
+/// One node, 56 bytes.
 struct range {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
@@ -38,6 +44,8 @@ struct range {
   range_ref next = 0;
   range_ref bin_previous = 0;  ///< neighbours in the index's bin
   range_ref bin_next = 0;
+  range_ref chain = 0;        ///< of a live block in pieces: the next piece
+  std::uint32_t view = 0;     ///< of its first piece: the view it is seen through
   std::uint32_t segment = 0;  ///< which upstream block, for pools over blocks
   domain_ref domain = neutral;
   range_state state = range_state::unused;

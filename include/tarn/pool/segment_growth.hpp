@@ -33,10 +33,13 @@ class segment_growth {
   [[nodiscard]] Source& source() noexcept { return source_; }
   [[nodiscard]] Source const& source() const noexcept { return source_; }
 
+  /// Segments are seen at one place only.
+  [[nodiscard]] static void* reuse(arena&, growth_request const&) noexcept { return nullptr; }
+
   /// Makes a free range of at least `request.bytes`. False where nothing may be created. The hot lock is held
   /// on entry and return, and let go around the upstream's call. @throws what the upstream throws; nothing
   /// has changed
-  bool grow(arena& a, lock& hot, ordering<driver_type>&, growth_request const& request) {
+  bool grow(arena& a, lock& hot, ordering<driver_type>&, growth_request const& request, void*&) {
     if (request.may_create == 0 && !request.may_exceed) return false;
     a.ranges.make_room(1);
     segments_.reserve(segments_.size() + 1);

@@ -66,6 +66,10 @@ inline constexpr auto class_bytes_table = [] {
   return align_up(bytes, range_grain);
 }
 
+/// Handles are made of this on today's devices, bytes. Blocks of a multiple of it, as weights and their gradients
+/// often are, start on one where they can: then what is free beside them is whole granules.
+inline constexpr std::size_t usual_granule = 2_MiB;
+
 static_assert(class_of(1) == 0 && class_of(2048) == 7 && class_of(2049) == 8);
 static_assert(class_bytes(7) == 2048 && class_bytes(39) == run_limit && class_bytes(119) == class_limit);
 

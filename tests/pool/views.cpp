@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Views: blocks put together from free pieces, with real bytes behind them.
+
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "catch.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/sim.hpp"
+
+using namespace tarn;
+
+namespace {
+
+struct backed_machine {
+  sim_machine machine{sim_options{.capacity = 2_GiB, .taken = 0}};
+  sim_driver driver = machine.driver(0);
+  stream_ref stream;
+};
+
+}  // namespace
+
+TEST_CASE("a block of pieces is one unbroken block to who uses it", "[pool][view]") {
+  backed_machine m;
+  auto memory = sim_pages{m.driver} | limited{64_MiB} | pooled{};
+  std::vector<unsigned char*> small;
+  for (int i = 0; i < 24; ++i) small.push_back(static_cast<unsigned char*>(memory.allocate(m.stream, 2_MiB)));
+  for (std::size_t i = 0; i < small.size(); ++i) std::memset(small[i], static_cast<int>(i), 2_MiB);
+  for (std::size_t i = 0; i < small.size(); i += 2) memory.deallocate(m.stream, small[i], 2_MiB);
+  constexpr std::size_t bytes = 23_MiB;
+  auto* const large = static_cast<unsigned char*>(memory.allocate(m.stream, bytes));
+  CHECK(memory->state().remaps > 0);
+  for (std::size_t at = 0; at < bytes; at += 4096) large[at] = static_cast<unsigned char>(at / 4096 * 7);
+  for (std::size_t i = 1; i < small.size(); i += 2) {
+    CHECK(small[i][0] == i);
+    CHECK(small[i][2_MiB - 1] == i);
+  }
+  bool same = true;
+  for (std::size_t at = 0; at < bytes; at += 4096)
+    same = same && large[at] == static_cast<unsigned char>(at / 4096 * 7);
+  CHECK(same);
+  memory.deallocate(m.stream, large, bytes);
+  for (std::size_t i = 1; i < small.size(); i += 2) memory.deallocate(m.stream, small[i], 2_MiB);
+}
+
+TEST_CASE("the same shortage a second time costs no driver call", "[pool][view]") {
+  backed_machine m;
+  auto memory = sim_pages{m.driver} | limited{64_MiB} | pooled{};
+  std::uint64_t calls[3];
+  for (std::uint64_t& made : calls) {
+    std::uint64_t const before = m.machine.calls().memory();
+    std::vector<void*> small;
+    for (int i = 0; i < 24; ++i) small.push_back(memory.allocate(m.stream, 2_MiB));
+    for (std::size_t i = 0; i < small.size(); i += 2) memory.deallocate(m.stream, small[i], 2_MiB);
+    void* const large = memory.allocate(m.stream, 23_MiB);
+    for (std::size_t i = 1; i < small.size(); i += 2) memory.deallocate(m.stream, small[i], 2_MiB);
+    memory.deallocate(m.stream, large, 23_MiB);
+    made = m.machine.calls().memory() - before;
+  }
+  CHECK(calls[0] > 0);
+  CHECK(calls[2] == 0);
+}
+
+TEST_CASE("small blocks may have a wholly free handle of large ones under a cap", "[pool][view]") {
+  backed_machine m;
+  auto memory = sim_pages{m.driver} | limited{32_MiB} | pooled{};
+  std::vector<void*> large;
+  for (int i = 0; i < 8; ++i) large.push_back(memory.allocate(m.stream, 4_MiB));
+  memory.deallocate(m.stream, large[3], 4_MiB);
+  std::vector<void*> small;
+  for (int i = 0; i < 30; ++i) small.push_back(memory.allocate(m.stream, 64_KiB));
+  for (void* p : small) memory.deallocate(m.stream, p, 64_KiB);
+  for (int i = 0; i < 8; ++i) {
+    if (i != 3) memory.deallocate(m.stream, large[static_cast<std::size_t>(i)], 4_MiB);
+  }
+  // All of it can serve large blocks again.
+  void* const all = memory.allocate(m.stream, 32_MiB);
+  memory.deallocate(m.stream, all, 32_MiB);
+}
+
+TEST_CASE("giving handles back leaves the views of living blocks intact", "[pool][view]") {
+  backed_machine m;
+  auto memory = sim_pages{m.driver} | limited{64_MiB} | pooled{};
+  std::vector<void*> small;
+  for (int i = 0; i < 24; ++i) small.push_back(memory.allocate(m.stream, 2_MiB));
+  for (std::size_t i = 0; i < small.size(); i += 2) memory.deallocate(m.stream, small[i], 2_MiB);
+  void* const wide = memory.allocate(m.stream, 20_MiB);
+  memory.deallocate(m.stream, wide, 20_MiB);
+  auto* const narrow = static_cast<unsigned char*>(memory.allocate(m.stream, 9_MiB));
+  std::memset(narrow, 0x5a, 9_MiB);
+  std::size_t const before = memory->state().reserved;
+  CHECK(memory.trim(0) > 0);
+  CHECK(memory->state().reserved < before);
+  bool same = true;
+  for (std::size_t at = 0; at < 9_MiB; at += 4096) same = same && narrow[at] == 0x5a;
+  CHECK(same);
+  memory.deallocate(m.stream, narrow, 9_MiB);
+  for (std::size_t i = 1; i < small.size(); i += 2) memory.deallocate(m.stream, small[i], 2_MiB);
+  memory.empty_cache();
+  CHECK(memory->state().reserved == 0);
+  CHECK(m.machine.usage(device_id{0}).used == 0);
+}
+
+TEST_CASE("bytes survive a random program that is always short of memory", "[pool][view][random]") {
+  backed_machine m;
+  stream_ref other;
+  REQUIRE(m.driver.create_stream(other).ok());
+  {
+    auto memory = sim_pages{m.driver} | limited{192_MiB} | pooled{};
+    struct block {
+      unsigned char* p;
+      std::size_t bytes;
+      unsigned char mark;
+      stream_ref stream;
+    };
+    std::vector<block> live;
+    std::mt19937_64 random(17);
+    std::size_t refused = 0;
+    std::size_t bytes_live = 0;
+    auto const let_go = [&](std::size_t i) {
+      block const b = live[i];
+      bool same = true;
+      for (std::size_t at = 0; at < b.bytes; at += 8192) same = same && b.p[at] == b.mark;
+      same = same && b.p[b.bytes - 1] == b.mark;
+      REQUIRE(same);
+      memory.deallocate(b.stream, b.p, b.bytes);
+      bytes_live -= b.bytes;
+      live[i] = live.back();
+      live.pop_back();
+    };
+    for (int step = 0; step < 6000; ++step) {
+      if (!live.empty() && (bytes_live > 150_MiB || random() % 5 < 2)) {
+        let_go(random() % live.size());
+        continue;
+      }
+      std::size_t const kind = random() % 8;
+      std::size_t const bytes = kind < 2   ? 1 + random() % 200'000
+                                : kind < 7 ? 1_MiB + random() % 9_MiB
+                                           : (1 + random() % 20) * 2_MiB;
+      stream_ref const stream = random() % 4 == 0 ? other : m.stream;
+      try {
+        auto* const p = static_cast<unsigned char*>(memory.allocate(stream, bytes));
+        auto const mark = static_cast<unsigned char>(random());
+        for (std::size_t at = 0; at < bytes; at += 8192) p[at] = mark;
+        p[bytes - 1] = mark;
+        live.push_back({p, bytes, mark, stream});
+        bytes_live += bytes;
+      } catch (out_of_memory const&) {
+        ++refused;
+      }
+      if (step % 997 == 0) (void)memory.trim(100_MiB);
+    }
+    CHECK(memory->state().remaps > 50);
+    CHECK(memory->state().reserved <= 192_MiB);
+    CHECK(refused < 300);
+    while (!live.empty()) let_go(live.size() - 1);
+    CHECK(memory->state().live == 0);
+    memory.empty_cache();
+    CHECK(memory->state().reserved == 0);
+  }
+  CHECK(m.driver.destroy_stream(other).ok());
+  CHECK(m.machine.leaks().total() == 0);
+}
