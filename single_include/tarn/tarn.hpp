@@ -94,60 +94,85 @@ inline constexpr unsigned cache_line_bytes = 64;
 
 namespace tarn {
 
+namespace detail {
+
+// One copy of each, whatever the capacity: every message<N> would be compiled anew in every file. They write
+// behind the first `size` characters, keep one for the end, and return the new size.
+
+constexpr std::size_t append(char* to, std::size_t size, std::size_t capacity, char const* text,
+                             std::size_t length) noexcept {
+  for (std::size_t i = 0; i < length && size + 1 < capacity; ++i) to[size++] = text[i];
+  to[size] = '\0';
+  return size;
+}
+
+constexpr std::size_t append_number(char* to, std::size_t size, std::size_t capacity,
+                                    std::uint64_t value) noexcept {
+  char digits[20]{};
+  std::size_t first = sizeof digits;
+  do {
+    digits[--first] = static_cast<char>('0' + value % 10);
+    value /= 10;
+  } while (value != 0);
+  return append(to, size, capacity, digits + first, sizeof digits - first);
+}
+
+constexpr std::size_t append_hex(char* to, std::size_t size, std::size_t capacity,
+                                 std::uint64_t value) noexcept {
+  size = append(to, size, capacity, "0x", 2);
+  int shift = 60;
+  while (shift > 0 && ((value >> shift) & 15U) == 0) shift -= 4;
+  for (; shift >= 0; shift -= 4)
+    size = append(to, size, capacity, &"0123456789abcdef"[(value >> shift) & 15U], 1);
+  return size;
+}
+
+constexpr std::size_t append_bytes(char* to, std::size_t size, std::size_t capacity,
+                                   std::uint64_t bytes) noexcept {
+  constexpr char prefixes[] = "KMGTPE";
+  std::size_t unit = 0;
+  std::uint64_t rest = 0;
+  for (; bytes >= 1024; bytes /= 1024, ++unit) rest = bytes % 1024;
+  size = append_number(to, size, capacity, bytes);
+  if (std::uint64_t const tenth = rest * 10 / 1024; tenth != 0) {
+    size = append(to, size, capacity, ".", 1);
+    size = append_number(to, size, capacity, tenth);
+  }
+  if (unit == 0) return append(to, size, capacity, " B", 2);
+  char const name[] = {' ', prefixes[unit - 1], 'i', 'B'};
+  return append(to, size, capacity, name, sizeof name);
+}
+
+}  // namespace detail
+
 /// Bounded text; what does not fit is cut, never overrun.
 template <std::size_t Capacity>
 class message {
  public:
   constexpr message& add(std::string_view text) noexcept {
-    for (char const c : text) {
-      if (size_ + 1 >= Capacity) break;
-      text_[size_++] = c;
-    }
-    text_[size_] = '\0';
+    size_ = detail::append(text_, size_, Capacity, text.data(), text.size());
     return *this;
   }
-
   constexpr message& add_number(std::uint64_t value) noexcept {
-    char digits[20]{};
-    std::size_t n = 0;
-    do {
-      digits[n++] = static_cast<char>('0' + value % 10);
-      value /= 10;
-    } while (value != 0);
-    while (n != 0) add(std::string_view(&digits[--n], 1));
+    size_ = detail::append_number(text_, size_, Capacity, value);
     return *this;
   }
-
   constexpr message& add_number(int value) noexcept {
     if (value < 0) add("-");
     auto const wide = static_cast<std::int64_t>(value);
     return add_number(static_cast<std::uint64_t>(wide < 0 ? -wide : wide));
   }
-
   constexpr message& add_hex(std::uint64_t value) noexcept {
-    add("0x");
-    int shift = 60;
-    while (shift > 0 && ((value >> shift) & 15U) == 0) shift -= 4;
-    for (; shift >= 0; shift -= 4) add(std::string_view(&"0123456789abcdef"[(value >> shift) & 15U], 1));
+    size_ = detail::append_hex(text_, size_, Capacity, value);
+    return *this;
+  }
+  /// Writes bytes as people read them: "96 B", "1.5 KiB", "512 MiB"; at most one decimal, cut, not rounded.
+  constexpr message& add_bytes(std::uint64_t bytes) noexcept {
+    size_ = detail::append_bytes(text_, size_, Capacity, bytes);
     return *this;
   }
 
-  /// Writes bytes as people read them: "96 B", "1.5 KiB", "512 MiB"; at most one decimal, cut, not rounded.
-  constexpr message& add_bytes(std::uint64_t bytes) noexcept {
-    constexpr std::string_view units[] = {" B", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"};
-    std::size_t unit = 0;
-    std::uint64_t whole = bytes;
-    std::uint64_t rest = 0;
-    while (whole >= 1024 && unit + 1 < sizeof(units) / sizeof(units[0])) {
-      rest = whole % 1024;
-      whole /= 1024;
-      ++unit;
-    }
-    add_number(whole);
-    if (std::uint64_t const tenth = rest * 10 / 1024; tenth != 0) add(".").add_number(tenth);
-    return add(units[unit]);
-  }
-
+  [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
   [[nodiscard]] constexpr char const* c_str() const noexcept { return text_; }
   [[nodiscard]] constexpr std::string_view view() const noexcept { return {text_, size_}; }
 
@@ -293,14 +318,14 @@ class out_of_memory : public std::bad_alloc {
     text_.add(", stream ").add_number(report.stream).add(": refused by ").add(report.refused_by);
     if (report.limit != unknown) text_.add("(").add_bytes(report.limit).add(")");
     text_.add(".");
-    std::size_t const nothing_known = text_.view().size();
+    std::size_t const nothing_known = text_.size();
     field(nothing_known, "live ", report.live);
     field(nothing_known, "cached ", report.cached);
     field(nothing_known, "reserved ", report.reserved);
     field(nothing_known, "largest free range ", report.largest_free_range);
     field(nothing_known, report.device >= 0 ? "free on the device " : "free on the host ",
           report.device_free);
-    if (text_.view().size() != nothing_known) text_.add(".");
+    if (text_.size() != nothing_known) text_.add(".");
     if (report.asked > max_sensible) {
       text_.add(" No device has that much: check the size for overflow.");
     } else if (report.limit != unknown) {
@@ -319,11 +344,11 @@ class out_of_memory : public std::bad_alloc {
   static constexpr std::size_t max_sensible = std::size_t{1} << 46;  // 64 TiB, above any device of 2026
 
   /// The first field that is known starts the sentence that `before` bytes precede.
-  void field(std::size_t before, std::string_view label, std::size_t value) noexcept {
+  void field(std::size_t before, char const* label, std::size_t value) noexcept {
     if (value == memory_report::unknown) return;
-    if (text_.view().size() == before) {
-      char const capital = static_cast<char>(label.front() - 'a' + 'A');
-      text_.add(" ").add({&capital, 1}).add(label.substr(1)).add_bytes(value);
+    if (text_.size() == before) {
+      char const capital[] = {static_cast<char>(label[0] - 'a' + 'A'), '\0'};
+      text_.add(" ").add(capital).add(label + 1).add_bytes(value);
     } else {
       text_.add(", ").add(label).add_bytes(value);
     }
@@ -7493,16 +7518,16 @@ struct trace_event {
     constexpr auto most = static_cast<number_type>(-1);
     message<96> reason;
     if (line.empty() || line.front() < '0' || line.front() > '9')
-      throw trace_error(number, reason.add(what).add(" is missing or no number").view());
+      throw trace_error(number, reason.add(what).add(" is missing or no number").c_str());
     for (value = 0; !line.empty() && line.front() >= '0' && line.front() <= '9'; line.remove_prefix(1)) {
       auto const digit = static_cast<number_type>(line.front() - '0');
       if (value > most / 10 || value * 10 > most - digit) {
-        throw trace_error(number, reason.add(what).add(" is too large").view());
+        throw trace_error(number, reason.add(what).add(" is too large").c_str());
       }
       value = value * 10 + digit;
     }
     if (!line.empty() && line.front() != ' ' && line.front() != '\t') {
-      throw trace_error(number, reason.add(what).add(" is no number").view());
+      throw trace_error(number, reason.add(what).add(" is no number").c_str());
     }
   };
   trace_event event;
@@ -8785,12 +8810,13 @@ template <class Resource>
 [[nodiscard]] std::vector<memory_stat> memory_stats(Resource memory) {
   tracked_statistics const t = detail::statistics_of(memory);
   std::vector<memory_stat> out;
+  auto const add = [&](std::string key, std::int64_t n) { out.emplace_back(std::move(key), n); };
   auto const put = [&](char const* name, char const* group, stat const& s) {
     std::string const key = std::string(name) + "." + group + ".";
-    out.emplace_back(key + "allocated", s.allocated);
-    out.emplace_back(key + "current", s.current);
-    out.emplace_back(key + "freed", s.freed);
-    out.emplace_back(key + "peak", s.peak);
+    add(key + "allocated", s.allocated);
+    add(key + "current", s.current);
+    add(key + "freed", s.freed);
+    add(key + "peak", s.peak);
   };
   auto const put_groups = [&](char const* name, std::array<stat, 3> const& s) {
     put(name, "all", s[0]);
@@ -8815,17 +8841,17 @@ template <class Resource>
   put_groups("allocation", t.allocations);
   put_groups("inactive_split", {free_ranges, {}, {}});
   put_groups("inactive_split_bytes", {free_bytes, {}, {}});
-  out.emplace_back("max_split_size", -1);
-  out.emplace_back("num_alloc_retries", number(p.alloc_retries));
-  out.emplace_back("num_device_alloc", number(p.creates));
-  out.emplace_back("num_device_free", number(p.destroys));
-  out.emplace_back("num_ooms", number(t.ooms));
-  out.emplace_back("num_sync_all_streams", number(p.host_waits));
+  add("max_split_size", -1);
+  add("num_alloc_retries", number(p.alloc_retries));
+  add("num_device_alloc", number(p.creates));
+  add("num_device_free", number(p.destroys));
+  add("num_ooms", number(t.ooms));
+  add("num_sync_all_streams", number(p.host_waits));
   for (char const* part : {"allocated", "current", "freed", "peak"}) {
-    out.emplace_back(std::string("oversize_allocations.") + part, 0);
+    add(std::string("oversize_allocations.") + part, 0);
   }
   for (char const* part : {"allocated", "current", "freed", "peak"}) {
-    out.emplace_back(std::string("oversize_segments.") + part, 0);
+    add(std::string("oversize_segments.") + part, 0);
   }
   put_groups("requested_bytes", t.requested_bytes);
   put_groups("reserved_bytes", {reserved, {}, {}});

@@ -126,14 +126,14 @@ class out_of_memory : public std::bad_alloc {
     text_.add(", stream ").add_number(report.stream).add(": refused by ").add(report.refused_by);
     if (report.limit != unknown) text_.add("(").add_bytes(report.limit).add(")");
     text_.add(".");
-    std::size_t const nothing_known = text_.view().size();
+    std::size_t const nothing_known = text_.size();
     field(nothing_known, "live ", report.live);
     field(nothing_known, "cached ", report.cached);
     field(nothing_known, "reserved ", report.reserved);
     field(nothing_known, "largest free range ", report.largest_free_range);
     field(nothing_known, report.device >= 0 ? "free on the device " : "free on the host ",
           report.device_free);
-    if (text_.view().size() != nothing_known) text_.add(".");
+    if (text_.size() != nothing_known) text_.add(".");
     if (report.asked > max_sensible) {
       text_.add(" No device has that much: check the size for overflow.");
     } else if (report.limit != unknown) {
@@ -152,11 +152,11 @@ class out_of_memory : public std::bad_alloc {
   static constexpr std::size_t max_sensible = std::size_t{1} << 46;  // 64 TiB, above any device of 2026
 
   /// The first field that is known starts the sentence that `before` bytes precede.
-  void field(std::size_t before, std::string_view label, std::size_t value) noexcept {
+  void field(std::size_t before, char const* label, std::size_t value) noexcept {
     if (value == memory_report::unknown) return;
-    if (text_.view().size() == before) {
-      char const capital = static_cast<char>(label.front() - 'a' + 'A');
-      text_.add(" ").add({&capital, 1}).add(label.substr(1)).add_bytes(value);
+    if (text_.size() == before) {
+      char const capital[] = {static_cast<char>(label[0] - 'a' + 'A'), '\0'};
+      text_.add(" ").add(capital).add(label + 1).add_bytes(value);
     } else {
       text_.add(", ").add(label).add_bytes(value);
     }

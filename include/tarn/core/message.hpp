@@ -9,60 +9,85 @@
 
 namespace tarn {
 
+namespace detail {
+
+// One copy of each, whatever the capacity: every message<N> would be compiled anew in every file. They write
+// behind the first `size` characters, keep one for the end, and return the new size.
+
+constexpr std::size_t append(char* to, std::size_t size, std::size_t capacity, char const* text,
+                             std::size_t length) noexcept {
+  for (std::size_t i = 0; i < length && size + 1 < capacity; ++i) to[size++] = text[i];
+  to[size] = '\0';
+  return size;
+}
+
+constexpr std::size_t append_number(char* to, std::size_t size, std::size_t capacity,
+                                    std::uint64_t value) noexcept {
+  char digits[20]{};
+  std::size_t first = sizeof digits;
+  do {
+    digits[--first] = static_cast<char>('0' + value % 10);
+    value /= 10;
+  } while (value != 0);
+  return append(to, size, capacity, digits + first, sizeof digits - first);
+}
+
+constexpr std::size_t append_hex(char* to, std::size_t size, std::size_t capacity,
+                                 std::uint64_t value) noexcept {
+  size = append(to, size, capacity, "0x", 2);
+  int shift = 60;
+  while (shift > 0 && ((value >> shift) & 15U) == 0) shift -= 4;
+  for (; shift >= 0; shift -= 4)
+    size = append(to, size, capacity, &"0123456789abcdef"[(value >> shift) & 15U], 1);
+  return size;
+}
+
+constexpr std::size_t append_bytes(char* to, std::size_t size, std::size_t capacity,
+                                   std::uint64_t bytes) noexcept {
+  constexpr char prefixes[] = "KMGTPE";
+  std::size_t unit = 0;
+  std::uint64_t rest = 0;
+  for (; bytes >= 1024; bytes /= 1024, ++unit) rest = bytes % 1024;
+  size = append_number(to, size, capacity, bytes);
+  if (std::uint64_t const tenth = rest * 10 / 1024; tenth != 0) {
+    size = append(to, size, capacity, ".", 1);
+    size = append_number(to, size, capacity, tenth);
+  }
+  if (unit == 0) return append(to, size, capacity, " B", 2);
+  char const name[] = {' ', prefixes[unit - 1], 'i', 'B'};
+  return append(to, size, capacity, name, sizeof name);
+}
+
+}  // namespace detail
+
 /// Bounded text; what does not fit is cut, never overrun.
 template <std::size_t Capacity>
 class message {
  public:
   constexpr message& add(std::string_view text) noexcept {
-    for (char const c : text) {
-      if (size_ + 1 >= Capacity) break;
-      text_[size_++] = c;
-    }
-    text_[size_] = '\0';
+    size_ = detail::append(text_, size_, Capacity, text.data(), text.size());
     return *this;
   }
-
   constexpr message& add_number(std::uint64_t value) noexcept {
-    char digits[20]{};
-    std::size_t n = 0;
-    do {
-      digits[n++] = static_cast<char>('0' + value % 10);
-      value /= 10;
-    } while (value != 0);
-    while (n != 0) add(std::string_view(&digits[--n], 1));
+    size_ = detail::append_number(text_, size_, Capacity, value);
     return *this;
   }
-
   constexpr message& add_number(int value) noexcept {
     if (value < 0) add("-");
     auto const wide = static_cast<std::int64_t>(value);
     return add_number(static_cast<std::uint64_t>(wide < 0 ? -wide : wide));
   }
-
   constexpr message& add_hex(std::uint64_t value) noexcept {
-    add("0x");
-    int shift = 60;
-    while (shift > 0 && ((value >> shift) & 15U) == 0) shift -= 4;
-    for (; shift >= 0; shift -= 4) add(std::string_view(&"0123456789abcdef"[(value >> shift) & 15U], 1));
+    size_ = detail::append_hex(text_, size_, Capacity, value);
+    return *this;
+  }
+  /// Writes bytes as people read them: "96 B", "1.5 KiB", "512 MiB"; at most one decimal, cut, not rounded.
+  constexpr message& add_bytes(std::uint64_t bytes) noexcept {
+    size_ = detail::append_bytes(text_, size_, Capacity, bytes);
     return *this;
   }
 
-  /// Writes bytes as people read them: "96 B", "1.5 KiB", "512 MiB"; at most one decimal, cut, not rounded.
-  constexpr message& add_bytes(std::uint64_t bytes) noexcept {
-    constexpr std::string_view units[] = {" B", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"};
-    std::size_t unit = 0;
-    std::uint64_t whole = bytes;
-    std::uint64_t rest = 0;
-    while (whole >= 1024 && unit + 1 < sizeof(units) / sizeof(units[0])) {
-      rest = whole % 1024;
-      whole /= 1024;
-      ++unit;
-    }
-    add_number(whole);
-    if (std::uint64_t const tenth = rest * 10 / 1024; tenth != 0) add(".").add_number(tenth);
-    return add(units[unit]);
-  }
-
+  [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
   [[nodiscard]] constexpr char const* c_str() const noexcept { return text_; }
   [[nodiscard]] constexpr std::string_view view() const noexcept { return {text_, size_}; }
 

@@ -55,16 +55,16 @@ struct trace_event {
     constexpr auto most = static_cast<number_type>(-1);
     message<96> reason;
     if (line.empty() || line.front() < '0' || line.front() > '9')
-      throw trace_error(number, reason.add(what).add(" is missing or no number").view());
+      throw trace_error(number, reason.add(what).add(" is missing or no number").c_str());
     for (value = 0; !line.empty() && line.front() >= '0' && line.front() <= '9'; line.remove_prefix(1)) {
       auto const digit = static_cast<number_type>(line.front() - '0');
       if (value > most / 10 || value * 10 > most - digit) {
-        throw trace_error(number, reason.add(what).add(" is too large").view());
+        throw trace_error(number, reason.add(what).add(" is too large").c_str());
       }
       value = value * 10 + digit;
     }
     if (!line.empty() && line.front() != ' ' && line.front() != '\t') {
-      throw trace_error(number, reason.add(what).add(" is no number").view());
+      throw trace_error(number, reason.add(what).add(" is no number").c_str());
     }
   };
   trace_event event;

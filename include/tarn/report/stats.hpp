@@ -104,12 +104,13 @@ template <class Resource>
 [[nodiscard]] std::vector<memory_stat> memory_stats(Resource memory) {
   tracked_statistics const t = detail::statistics_of(memory);
   std::vector<memory_stat> out;
+  auto const add = [&](std::string key, std::int64_t n) { out.emplace_back(std::move(key), n); };
   auto const put = [&](char const* name, char const* group, stat const& s) {
     std::string const key = std::string(name) + "." + group + ".";
-    out.emplace_back(key + "allocated", s.allocated);
-    out.emplace_back(key + "current", s.current);
-    out.emplace_back(key + "freed", s.freed);
-    out.emplace_back(key + "peak", s.peak);
+    add(key + "allocated", s.allocated);
+    add(key + "current", s.current);
+    add(key + "freed", s.freed);
+    add(key + "peak", s.peak);
   };
   auto const put_groups = [&](char const* name, std::array<stat, 3> const& s) {
     put(name, "all", s[0]);
@@ -134,17 +135,17 @@ template <class Resource>
   put_groups("allocation", t.allocations);
   put_groups("inactive_split", {free_ranges, {}, {}});
   put_groups("inactive_split_bytes", {free_bytes, {}, {}});
-  out.emplace_back("max_split_size", -1);
-  out.emplace_back("num_alloc_retries", number(p.alloc_retries));
-  out.emplace_back("num_device_alloc", number(p.creates));
-  out.emplace_back("num_device_free", number(p.destroys));
-  out.emplace_back("num_ooms", number(t.ooms));
-  out.emplace_back("num_sync_all_streams", number(p.host_waits));
+  add("max_split_size", -1);
+  add("num_alloc_retries", number(p.alloc_retries));
+  add("num_device_alloc", number(p.creates));
+  add("num_device_free", number(p.destroys));
+  add("num_ooms", number(t.ooms));
+  add("num_sync_all_streams", number(p.host_waits));
   for (char const* part : {"allocated", "current", "freed", "peak"}) {
-    out.emplace_back(std::string("oversize_allocations.") + part, 0);
+    add(std::string("oversize_allocations.") + part, 0);
   }
   for (char const* part : {"allocated", "current", "freed", "peak"}) {
-    out.emplace_back(std::string("oversize_segments.") + part, 0);
+    add(std::string("oversize_segments.") + part, 0);
   }
   put_groups("requested_bytes", t.requested_bytes);
   put_groups("reserved_bytes", {reserved, {}, {}});
