@@ -43,15 +43,16 @@ done
 nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null || true)
 if [ -n "$nvcc" ]; then
   try "folder, as CUDA" "$source/tests/package" user -DTARN_SOURCE="$source" -DUSER_CUDA=ON -DCMAKE_CXX_COMPILER="$own" \
-    -DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_HOST_COMPILER="$own"
+    -DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_HOST_COMPILER="$own" \
     -DCMAKE_CUDA_ARCHITECTURES=90 -DCMAKE_CUDA_FLAGS=-std=c++20
 else
   echo "skipped CUDA: no nvcc"
 fi
 # A later minor version may differ before 1.0, so that an older one must not pass for it.
 printf 'cmake_minimum_required(VERSION 3.22)\nproject(later LANGUAGES CXX)\nfind_package(tarn 0.99 CONFIG REQUIRED)\n' >"$work/CMakeLists.txt"
-if cmake -S "$work" -B "$work/later" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" 2>&1; then
+if cmake -S "$work" -B "$work/later" -DCMAKE_CXX_COMPILER="$own" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" 2>&1; then
   echo "an older tarn passed for a later one"
   exit 1
 fi
+grep -q '0\.99' "$work/log" || { cat "$work/log"; exit 1; }
 echo "a version that is too old is refused"
