@@ -148,6 +148,7 @@ class pool {
     for (auto const& cache : caches_) {
       live += cache->live_bytes.load(std::memory_order_relaxed);
       blocks += cache->live_blocks.load(std::memory_order_relaxed);
+      s.host_bytes += sizeof(*cache) + cache->host_bytes.load(std::memory_order_relaxed);
     }
     detail::growth_counters const& c = ladder_.counters;
     std::lock_guard const hot(ladder_.hot);
@@ -179,7 +180,7 @@ class pool {
     s.ooms = ladder_.ooms;
     s.host_waits = ladder_.order.host_waits();
     s.device_waits = ladder_.order.device_waits();
-    s.host_bytes = ladder_.space.host_bytes() + ladder_.growth.host_bytes();
+    s.host_bytes += ladder_.space.host_bytes() + ladder_.growth.host_bytes();
     return s;
   }
 
@@ -378,6 +379,7 @@ class pool {
     detail::magazine& m = mine.magazines[k];
     if (m.count == m.capacity) [[unlikely]] {
       if (m.capacity != 0 || !mine.open(k)) return false;
+      cache.count_host(m.capacity * sizeof(void*), 0);
     }
     m.blocks[m.count++] = p;
     cache.count_held(detail::class_bytes(k), 0);
@@ -483,20 +485,22 @@ class pool {
     }
   }
 
-  /// This thread's cache of a stream, made on first use; null without host memory.
-  static detail::stream_cache* stream_cache_of(detail::thread_cache& cache, stream_id id,
-                                               stream_ref stream) noexcept {
+  /// This thread's cache of a stream, made on first use; null without host memory. A thread that comes with
+  /// stream after stream brings the magazines of the oldest home.
+  detail::stream_cache* stream_cache_of(detail::thread_cache& cache, stream_id id,
+                                        stream_ref stream) noexcept {
+    detail::owned<detail::stream_cache> oldest;
     cache.lock.enter();
     detail::stream_cache* mine = cache.find(id);
     if (mine == nullptr) {
       try {
-        cache.streams.push_back(detail::owned(new detail::stream_cache(id, stream)));
-        mine = cache.last = cache.streams.back().get();
+        mine = cache.make(id, stream, oldest);
       } catch (...) {
         mine = nullptr;
       }
     }
     cache.lock.leave();
+    if (oldest.get() != nullptr) bring_home(*oldest);
     return mine;
   }
 
@@ -522,17 +526,20 @@ class pool {
 
   void flush(detail::thread_cache& cache) noexcept {
     cache.lock.visit();
-    for (auto const& mine : cache.streams) {
-      if (mine->large_block != nullptr) {
-        give_back_range(mine->id, mine->stream, std::exchange(mine->large_block, nullptr), mine->large_bytes);
-      }
-      for (unsigned k = 0; k < detail::class_count; ++k) {
-        detail::magazine& m = mine->magazines[k];
-        if (m.count != 0) give_back(mine->id, mine->stream, k, m.blocks, std::exchange(m.count, 0));
-      }
-    }
+    for (auto const& mine : cache.streams) bring_home(*mine);
     cache.held_bytes.store(0, std::memory_order_relaxed);
     cache.lock.end_visit();
+  }
+
+  /// Empties a stream's magazines, which nobody else can reach meanwhile.
+  void bring_home(detail::stream_cache& mine) noexcept {
+    if (mine.large_block != nullptr) {
+      give_back_range(mine.id, mine.stream, std::exchange(mine.large_block, nullptr), mine.large_bytes);
+    }
+    for (unsigned k = 0; k < detail::class_count; ++k) {
+      detail::magazine& m = mine.magazines[k];
+      if (m.count != 0) give_back(mine.id, mine.stream, k, m.blocks, std::exchange(m.count, 0));
+    }
   }
 
   /// Frees blocks that record_use() held back and whose uses are over. The growth lock is held.
