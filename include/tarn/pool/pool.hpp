@@ -119,7 +119,9 @@ class pool {
     release_waiting(true);
     lock held(ladder_.hot);
     ladder_.finish_all(held);
-    return ladder_.growth.shrink(ladder_.space, held, keep_bytes);
+    std::size_t const given = ladder_.growth.shrink(ladder_.space, held, keep_bytes);
+    note_parts();
+    return given;
   }
 
   /// True where `p` lies in what the pool reserved. Takes the growth lock.
@@ -161,11 +163,17 @@ class pool {
     s.reserved_peak = c.reserved_peak;
     s.cached = c.reserved > s.live ? c.reserved - s.live : 0;
     s.largest_free_range = ladder_.space.largest_free();
-    for (detail::domain_ref d = 0; d < ladder_.space.streams.size(); ++d) {
-      for (auto const& index : ladder_.space.streams[d].index) {
-        s.free_blocks += index.count();
-        s.inactive_split_bytes += index.bytes();
+    for (detail::zone const where : {detail::zone::small, detail::zone::large}) {
+      pool_part& part = where == detail::zone::small ? s.small : s.large;
+      part.reserved = part_of(where).reserved;
+      part.handles = part_of(where).handles;
+      for (detail::domain_ref d = 0; d < ladder_.space.streams.size(); ++d) {
+        detail::range_index const& index = ladder_.space.streams[d].ranges(where);
+        part.free_blocks += index.count();
+        part.inactive_split_bytes += index.bytes();
       }
+      s.free_blocks += part.free_blocks;
+      s.inactive_split_bytes += part.inactive_split_bytes;
     }
     s.reserved_total = c.reserved_total;
     s.released_total = c.released_total;
@@ -189,6 +197,11 @@ class pool {
     std::lock_guard const cold(ladder_.cold);
     ladder_.counters.reserved_peak = ladder_.counters.reserved;
     ladder_.counters.handles_peak = ladder_.counters.creates - ladder_.counters.destroys;
+    std::lock_guard const hot(ladder_.hot);
+    for (pool_part& part : parts_) {
+      part.reserved.reset_peak();
+      part.handles.reset_peak();
+    }
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return ladder_.growth.source(); }
@@ -261,6 +274,7 @@ class pool {
         count = space.take_small(taker, k, got, wanted);
       } else if ((got[0] = space.take(taker, where, block, alignment)) != nullptr) {
         count = 1;
+        if (where == detail::zone::large) large_live_bytes_ += block;
       }
       return count != 0;
     };
@@ -277,8 +291,14 @@ class pool {
       request.alignment = in_run ? detail::frame_bytes : alignment;
       request.asked = bytes;
       request.asked_alignment = alignment;
-      ladder_.climb(
-          held, request, take, [this] { flush_all(); }, [this] { release_waiting(true); });
+      try {
+        ladder_.climb(
+            held, request, take, [this] { flush_all(); }, [this] { release_waiting(true); });
+      } catch (...) {
+        note_parts();
+        throw;
+      }
+      note_parts();
     }
     if (cache == nullptr) count_uncached(static_cast<std::int64_t>(block), 1);
     held.unlock();
@@ -417,7 +437,8 @@ class pool {
   void give_back_range(stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
     lock held(ladder_.hot);
     auto const result = ladder_.space.release(domain_of(held, id, stream), p, block);
-    if (result != detail::release_result::done) complain(held, result, p);
+    if (result != detail::release_result::done) return complain(held, result, p);
+    if (block > detail::class_limit) large_live_bytes_ -= block;
   }
 
   /// The domain that a free belongs to. Where the host has no memory to make one, the stream is finished
@@ -568,6 +589,35 @@ class pool {
     uncached_live_blocks_ += blocks;
   }
 
+  // ---- numbers
+
+  [[nodiscard]] pool_part& part_of(detail::zone where) noexcept {
+    return parts_[static_cast<std::size_t>(where)];
+  }
+  [[nodiscard]] pool_part const& part_of(detail::zone where) const noexcept {
+    return parts_[static_cast<std::size_t>(where)];
+  }
+
+  /// Notes what each zone has after growth or trimming, the only times when that changes. Both locks are held.
+  void note_parts() noexcept {
+    for (detail::zone const where : {detail::zone::small, detail::zone::large}) {
+      std::size_t now =
+          where == detail::zone::large ? large_live_bytes_ : ladder_.space.live_bytes - large_live_bytes_;
+      for (detail::domain_ref d = 0; d < ladder_.space.streams.size(); ++d) {
+        now += ladder_.space.streams[d].ranges(where).bytes();
+      }
+      become(part_of(where).reserved, now);
+      if constexpr (requires { ladder_.growth.handles_in(where); }) {
+        become(part_of(where).handles, ladder_.growth.handles_in(where));
+      }
+    }
+  }
+  static void become(stat& s, std::size_t now) noexcept {
+    auto const change = static_cast<std::int64_t>(now) - s.current;
+    if (change > 0) s.increase(change);
+    if (change < 0) s.decrease(-change);
+  }
+
   // ---- streams
 
   [[nodiscard]] TARN_ALWAYS_INLINE stream_id identity(stream_ref stream) const {
@@ -597,6 +647,8 @@ class pool {
   std::int64_t retired_live_blocks_ = 0;
   std::int64_t uncached_live_bytes_ = 0;  ///< of calls without a thread cache; under the hot lock
   std::int64_t uncached_live_blocks_ = 0;
+  std::size_t large_live_bytes_ = 0;     ///< in live ranges of the large zone; under the hot lock
+  pool_part parts_[detail::zone_count];  ///< by zone, without the free ranges; under the hot lock
 };
 
 }  // namespace tarn

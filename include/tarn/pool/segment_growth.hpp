@@ -60,7 +60,8 @@ class segment_growth {
     ++counters_.creates;
     counters_.hold(bytes);
     auto const index = free_index();
-    segments_[index] = {base, bytes};
+    segments_[index] = {base, bytes, request.where};
+    ++in_zone_[static_cast<std::size_t>(request.where)];
     range_ref const r = a.ranges.take();
     range& node = a.ranges[r];
     node.address = align_up(reinterpret_cast<std::uintptr_t>(base), range_grain);
@@ -90,6 +91,7 @@ class segment_growth {
       a.claim(whole);
       segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
       a.ranges.put_back(whole);
+      --in_zone_[static_cast<std::size_t>(gone.where)];
       ++counters_.destroys;
       counters_.release(gone.bytes);
       given += gone.bytes;
@@ -118,12 +120,17 @@ class segment_growth {
   }
 
   [[nodiscard]] std::size_t handles() const noexcept { return counters_.creates - counters_.destroys; }
+  /// Segments of a zone.
+  [[nodiscard]] std::size_t handles_in(zone where) const noexcept {
+    return in_zone_[static_cast<std::size_t>(where)];
+  }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return segments_.capacity() * sizeof(segment); }
 
  private:
   struct segment {
     void* base = nullptr;
     std::size_t bytes = 0;
+    zone where = zone::small;
   };
 
   /// An unused entry; room was made.
@@ -138,6 +145,7 @@ class segment_growth {
   Source source_;
   growth_counters& counters_;
   sequence<segment> segments_;
+  std::size_t in_zone_[zone_count]{};
 };
 
 }  // namespace tarn::detail
