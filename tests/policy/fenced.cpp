@@ -64,7 +64,8 @@ TEST_CASE("a foreign pointer, a second free and a wrong size are told and not pa
   auto memory = host_memory{} | limited{1_MiB} | fenced{};
   auto& limit = memory->upstream().layer();
   int local = 0;
-  memory.deallocate({}, &local, 4);
+  int* volatile stranger = &local;  // volatile: a compiler that sees through it warns
+  memory.deallocate({}, stranger, 4);
   CHECK(told::kinds() == std::vector{misuse_kind::foreign_pointer});
   void* const p = memory.allocate({}, 1000);
   std::size_t const used = limit.used();
@@ -122,8 +123,9 @@ TEST_CASE("the misuse handler may use the memory that it is told of", "[policy][
   auto const next = [&] { freed_by_handler::p = memory.allocate({}, 100); };
   auto* const broken = static_cast<unsigned char*>(memory.allocate({}, 50));
   int local = 0;
+  int* volatile stranger = &local;
   next();
-  memory.deallocate({}, &local, 4);  // foreign
+  memory.deallocate({}, stranger, 4);  // foreign
   next();
   memory.deallocate({}, broken, 51);  // wrong size
   broken[50] = 0;
