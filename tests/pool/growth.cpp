@@ -141,3 +141,17 @@ TEST_CASE("a pool over blocks gives wholly free segments back", "[pool][segment_
   CHECK(memory->state().reserved == 0);
   CHECK(s.machine.usage(device_id{0}).used == 0);
 }
+
+TEST_CASE("a pool over blocks owns them to their last byte and not beyond", "[pool][segment_growth]") {
+  one_stream s;
+  auto memory = sim_malloc{s.driver} | pooled{};
+  auto* const p = static_cast<char*>(memory.allocate(s.a, 3_MiB));
+  std::size_t const reserved = memory->state().reserved;
+  REQUIRE(reserved == 4_MiB);
+  CHECK(memory.owns(p));
+  char* first = p;
+  while (memory.owns(first - 1)) --first;
+  CHECK(memory.owns(first + reserved - 1));
+  CHECK_FALSE(memory.owns(first + reserved));
+  memory.deallocate(s.a, p, 3_MiB);
+}
