@@ -47,6 +47,7 @@ class pool {
   /// Waits for the streams that freed memory here, then gives everything back. After the driver is gone:
   /// nothing.
   ~pool() {
+    teller const last(*this);
     {
       std::lock_guard const guard(link_->mutex);
       link_->pool = nullptr;
@@ -113,6 +114,7 @@ class pool {
   /// that freed it; other threads go on meanwhile. Returns the bytes given back. O(handles given back + free
   /// ranges).
   std::size_t trim(std::size_t keep_bytes) {
+    teller const last(*this);
     std::lock_guard const cold(ladder_.cold);
     if (ladder_.counters.reserved <= keep_bytes) return 0;
     flush_all();
@@ -254,6 +256,7 @@ class pool {
   TARN_NOINLINE void* allocate_slow(stream_id id, stream_ref stream, std::size_t bytes,
                                     std::size_t alignment) {
     if (bytes > max_request_bytes) refuse(id, bytes, alignment);
+    teller const last(*this);
     bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
     unsigned const k = classed ? detail::class_of(bytes) : 0;
     bool const in_run = classed && k < detail::run_class_count;
@@ -349,6 +352,7 @@ class pool {
 
   TARN_NOINLINE void deallocate_slow(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                      std::size_t alignment) noexcept {
+    teller const last(*this);
     std::size_t const block = detail::rounded_bytes(bytes, alignment);
     bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
     unsigned const k = classed ? detail::class_of(bytes) : detail::class_count;
@@ -431,13 +435,13 @@ class pool {
         held.lock();
         result = ladder_.space.release_small(detail::neutral, k, blocks[i]);
       }
-      if (result != detail::release_result::done) complain(held, result, blocks[i]);
+      if (result != detail::release_result::done) notice(result, blocks[i]);
     }
   }
   void give_back_range(stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
     lock held(ladder_.hot);
     auto const result = ladder_.space.release(domain_of(held, id, stream), p, block);
-    if (result != detail::release_result::done) return complain(held, result, p);
+    if (result != detail::release_result::done) return notice(result, p);
     if (block > detail::class_limit) large_live_bytes_ -= block;
   }
 
@@ -455,12 +459,52 @@ class pool {
     }
   }
 
-  void complain(lock& held, detail::release_result result, void const* p) noexcept {
-    held.unlock();
+  // ---- misuse
+
+  /// A misuse noticed under a lock.
+  struct noticed {
+    detail::release_result what = detail::release_result::done;
+    void const* p = nullptr;
+  };
+
+  /// Tells what was noticed when the call ends and its locks are released, so that the handler may use the pool. Comes
+  /// before the locks of its function.
+  class teller {
+   public:
+    explicit teller(pool& self) noexcept : self_(self) {}
+    teller(teller const&) = delete;
+    teller& operator=(teller const&) = delete;
+    ~teller() {
+      while (self_.noticed_count_.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+          noticed next;
+          {
+            lock const held(self_.ladder_.hot);
+            unsigned const count = self_.noticed_count_.load(std::memory_order_relaxed);
+            if (count == 0) return;
+            next = self_.noticed_[count - 1];
+            self_.noticed_count_.store(count - 1, std::memory_order_relaxed);
+          }
+          tell(next);
+        }
+    }
+
+   private:
+    pool& self_;
+  };
+
+  /// Notes a misuse for the teller; of very many at once the first are told. The hot lock is held.
+  void notice(detail::release_result what, void const* p) noexcept {
+    unsigned const count = noticed_count_.load(std::memory_order_relaxed);
+    if (count == most_noticed) return;
+    noticed_[count] = {what, p};
+    noticed_count_.store(count + 1, std::memory_order_relaxed);
+  }
+
+  static void tell(noticed const& n) noexcept {
     message<160> text;
     misuse_kind kind = misuse_kind::foreign_pointer;
-    text.add("deallocation of ").add_hex(reinterpret_cast<std::uintptr_t>(p)).add(": ");
-    switch (result) {
+    text.add("deallocation of ").add_hex(reinterpret_cast<std::uintptr_t>(n.p)).add(": ");
+    switch (n.what) {
       case detail::release_result::wrong_size:
         kind = misuse_kind::wrong_size;
         text.add("the block has another size; pass the bytes and alignment of its allocation");
@@ -473,8 +517,7 @@ class pool {
         text.add("no live block of this pool starts there (freed twice, or another pool's)");
         break;
     }
-    report_misuse(misuse(kind, p, text.view()));
-    held.lock();
+    report_misuse(misuse(kind, n.p, text.view()));
   }
 
   // ---- threads
@@ -527,6 +570,7 @@ class pool {
 
   /// An ending thread's cache comes home. Called with the link's mutex held.
   void retire(detail::thread_cache* cache) noexcept {
+    teller const last(*this);
     std::lock_guard const cold(ladder_.cold);
     flush(*cache);
     retired_live_bytes_ += cache->live_bytes.load(std::memory_order_relaxed);
@@ -647,7 +691,10 @@ class pool {
   std::int64_t retired_live_blocks_ = 0;
   std::int64_t uncached_live_bytes_ = 0;  ///< of calls without a thread cache; under the hot lock
   std::int64_t uncached_live_blocks_ = 0;
-  std::size_t large_live_bytes_ = 0;     ///< in live ranges of the large zone; under the hot lock
+  std::size_t large_live_bytes_ = 0;  ///< in live ranges of the large zone; under the hot lock
+  static constexpr unsigned most_noticed = 16;
+  noticed noticed_[most_noticed];  ///< misuse not told yet; under the hot lock
+  std::atomic<unsigned> noticed_count_{0};
   pool_part parts_[detail::zone_count];  ///< by zone, without the free ranges; under the hot lock
 };
 
