@@ -73,6 +73,9 @@ struct chosen_device {
 
 chosen_device choose_device(arguments const& a, found_cuda const& device) {
   if (a.device == "sim") return {place_of_memory::simulated, "sim, a simulated GPU, as asked"};
+  if (a.device == "cuda" && a.capacity != 0) {
+    throw usage_error("--capacity is of the simulated device; a CUDA device has what it has");
+  }
   if (a.device == "cuda" && !device.found) {
     throw usage_error("--device cuda: " + device.text + "; --device sim needs none");
   }

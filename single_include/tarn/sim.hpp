@@ -2285,6 +2285,11 @@ class sim_driver {
       return synchronized(m, m.streams.synchronize(s));
     });
   }
+  /// The same from another device's memory, named as cuda_driver wants it.
+  status copy_from_device(stream_ref stream, void* to, device_id, void const* from,
+                          std::size_t bytes) const noexcept {
+    return copy(stream, to, from, bytes);
+  }
   status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
     return on_stream(driver_call::fill, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
       if (bytes == 0) return code::ok;

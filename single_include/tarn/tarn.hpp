@@ -698,6 +698,7 @@ constexpr bool check_memory_source() {
 // | synchronize_event(event), _stream(stream), _device()         | blocks           | waits on the host                                                   |
 // | create_stream(stream&), destroy_stream(stream)               | 5 us             | non-blocking with respect to the legacy default stream              |
 // | copy(stream, to, from, bytes)                                | 2 us             | any direction, asynchronous to the host where the memory allows     |
+// | copy_from_device(stream, to, device, from, bytes), optional  | 2 us             | the same from another device's memory, whoever may access it        |
 // | fill(stream, to, byte, bytes)                                | 2 us             | sets bytes                                                          |
 // | memory_info(free&, total&)                                   | 5 us             | of the whole device, as cudaMemGetInfo                              |
 // | page_granularity(bytes&)                                     | once             | unsupported: no virtual memory management here                      |
@@ -1467,15 +1468,25 @@ class basic_cuda_driver {
 
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
-    cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_, handle);
+    // Memory that is not of cudaMalloc is copied only where its device is current.
+    detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
-    return detail::cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, handle),
+    return detail::cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, reach(stream)),
                                "cudaMemcpyAsync");
+  }
+  /// Copies device memory of another device to this one's; the stream is this one's. Unlike copy() it needs no access
+  /// from one device to the other's memory: pages that are mapped for their own device alone may be copied.
+  status copy_from_device(stream_ref stream, void* to, device_id other, void const* from,
+                          std::size_t bytes) const noexcept {
+    if (bytes == 0) return {};
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    return detail::cuda_status(cudaMemcpyPeerAsync(to, device_, from, other.value, bytes, reach(stream)),
+                               "cudaMemcpyPeerAsync");
   }
   status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
-    detail::on_device const here(device_);  // unlike a copy, a memset is not promised to work from elsewhere
+    detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaMemsetAsync(to, byte, bytes, reach(stream)), "cudaMemsetAsync");
   }
@@ -2725,7 +2736,6 @@ inline void report_misuse(misuse const& what) noexcept {
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -4030,6 +4040,36 @@ class arena {
 #include <cstddef>
 #include <cstdint>
 
+// ---- tarn/core/counter.hpp
+// Counters as PyTorch keeps them: what is now, the most there was, and everything that ever came and went.
+// Above it: tracked, report. Below it: extremes.
+
+#include <cstdint>
+
+namespace tarn {
+
+/// One statistic. Not synchronised: its owner holds a lock.
+struct stat {
+  std::int64_t current = 0;
+  std::int64_t peak = 0;       ///< since the last reset_peak()
+  std::int64_t allocated = 0;  ///< total of all increases
+  std::int64_t freed = 0;      ///< total of all decreases
+
+  constexpr void increase(std::int64_t amount) noexcept {
+    current += amount;
+    allocated += amount;
+    peak = detail::larger_of(peak, current);
+  }
+  constexpr void decrease(std::int64_t amount) noexcept {
+    current -= amount;
+    freed += amount;
+  }
+  constexpr void reset_peak() noexcept { peak = current; }
+  constexpr void reset_totals() noexcept { allocated = freed = 0; }
+};
+
+}  // namespace tarn
+
 namespace tarn::detail {
 
 /// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle serves elsewhere only
@@ -4075,13 +4115,20 @@ struct growth_counters {
   std::uint64_t remaps = 0;  ///< maps of handles into views
   std::uint64_t handles_peak = 0;
 
-  void hold(std::size_t bytes) noexcept {
+  stat reserved_in[zone_count];  ///< bytes by the zone that they were taken for
+  stat handles_in[zone_count];
+
+  void hold(std::size_t bytes, zone where) noexcept {
+    reserved_in[static_cast<std::size_t>(where)].increase(static_cast<std::int64_t>(bytes));
+    handles_in[static_cast<std::size_t>(where)].increase(1);
     reserved += bytes;
     reserved_total += bytes;
     reserved_peak = larger_of(reserved_peak, reserved);
     handles_peak = larger_of(handles_peak, creates - destroys);
   }
-  void release(std::size_t bytes) noexcept {
+  void release(std::size_t bytes, zone where) noexcept {
+    reserved_in[static_cast<std::size_t>(where)].decrease(static_cast<std::int64_t>(bytes));
+    handles_in[static_cast<std::size_t>(where)].decrease(1);
     reserved -= bytes;
     released_total += bytes;
   }
@@ -4832,6 +4879,10 @@ class page_growth {
     std::size_t const part = (address - map_.base()) / (map_.bytes() / 4);
     return part < zone_count ? homes_[part] : view_places_;
   }
+  /// The zone whose home an address lies in.
+  [[nodiscard]] zone zone_at(std::uintptr_t home) const noexcept {
+    return static_cast<zone>((home - map_.base()) / (map_.bytes() / 4));
+  }
   [[nodiscard]] range_index& homes(zone where) noexcept { return homes_[static_cast<std::size_t>(where)]; }
 
   /// The free range, with a hole after it, that lacks least of the request.
@@ -4912,13 +4963,13 @@ class page_growth {
     for (created& c : made) {
       c.id = source_.create(c.bytes);
       ++counters_.creates;
-      counters_.hold(c.bytes);
+      counters_.hold(c.bytes, zone_at(address));
       try {
         source_.map(reinterpret_cast<void*>(address), c.bytes, c.id);
       } catch (...) {
         source_.destroy(c.id, c.bytes);
         ++counters_.destroys;
-        counters_.release(c.bytes);
+        counters_.release(c.bytes, zone_at(address));
         throw;
       }
       ++counters_.maps;
@@ -4930,10 +4981,10 @@ class page_growth {
     for (created const& c : made) {
       if (!c.mapped) break;
       unmap(address, c.bytes);
-      address += c.bytes;
       source_.destroy(c.id, c.bytes);
       ++counters_.destroys;
-      counters_.release(c.bytes);
+      counters_.release(c.bytes, zone_at(address));
+      address += c.bytes;
     }
   }
 
@@ -5137,7 +5188,7 @@ class page_growth {
     unmap(map_[h].home, map_[h].bytes);
     source_.destroy(map_[h].id, map_[h].bytes);
     ++counters_.destroys;
-    counters_.release(map_[h].bytes);
+    counters_.release(map_[h].bytes, zone_at(map_[h].home));
   }
 
   /// Takes the first `bytes` of a hole. Room was made.
@@ -5232,9 +5283,9 @@ class segment_growth {
     }
     hot.lock();
     ++counters_.creates;
-    counters_.hold(bytes);
+    counters_.hold(bytes, request.where);
     auto const index = free_index();
-    segments_[index] = {base, bytes};
+    segments_[index] = {base, bytes, request.where};
     range_ref const r = a.ranges.take();
     range& node = a.ranges[r];
     node.address = align_up(reinterpret_cast<std::uintptr_t>(base), range_grain);
@@ -5265,7 +5316,7 @@ class segment_growth {
       segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
       a.ranges.put_back(whole);
       ++counters_.destroys;
-      counters_.release(gone.bytes);
+      counters_.release(gone.bytes, gone.where);
       given += gone.bytes;
       hot.unlock();
       source_.deallocate_sync(gone.base, gone.bytes, default_alignment);
@@ -5298,6 +5349,7 @@ class segment_growth {
   struct segment {
     void* base = nullptr;
     std::size_t bytes = 0;
+    zone where = zone::small;
   };
 
   /// An unused entry; room was made.
@@ -5379,7 +5431,8 @@ class ladder {
     // What is neutral and what is the stream's own may lie side by side: as one range it may do.
     if (request.taker != neutral) space.hand_over(neutral, request.taker, ~std::uint64_t{0});
     if (ready(take)) return block;
-    std::optional<out_of_memory> refused;
+    memory_report refused;
+    bool was_refused = false;
     try {
       for (int attempt = 0; attempt < 3; ++attempt) {
         budget(request);
@@ -5387,7 +5440,8 @@ class ladder {
           return block;
       }
     } catch (out_of_memory const& error) {
-      refused = error;
+      refused = error.report();
+      was_refused = true;
     }
     ++alloc_retries;
     held.unlock();
@@ -5412,10 +5466,11 @@ class ladder {
     try {
       if (growth.grow(space, held, order, request, block) && (block != nullptr || ready(take))) return block;
     } catch (out_of_memory const& error) {
-      refused = error;
+      refused = error.report();
+      was_refused = true;
     }
     ++ooms;
-    throw out_of_memory(report(request, refused ? &*refused : nullptr));
+    throw out_of_memory(report(request, refused, was_refused));
   }
 
   /// Frees that the device is past become neutral. Never waits.
@@ -5486,9 +5541,9 @@ class ladder {
     request.may_create = target > counters.reserved ? target - counters.reserved : 0;
   }
 
-  [[nodiscard]] memory_report report(growth_request const& request, out_of_memory const* refused) const {
-    memory_report r;
-    if (refused != nullptr) r = refused->report();
+  [[nodiscard]] memory_report report(growth_request const& request, memory_report const& refused,
+                                     bool const was_refused) const {
+    memory_report r = refused;
     r.asked = request.asked;
     r.alignment = request.asked_alignment;
     r.device = order.driver().device().value;
@@ -5497,7 +5552,7 @@ class ladder {
     r.reserved = counters.reserved;
     r.cached = counters.reserved > space.live_bytes ? counters.reserved - space.live_bytes : 0;
     r.largest_free_range = space.largest_free();
-    if (refused == nullptr) r.refused_by = "the pool";
+    if (!was_refused) r.refused_by = "the pool";
     return r;
   }
 };
@@ -5505,12 +5560,21 @@ class ladder {
 }  // namespace tarn::detail
 // ---- tarn/pool/pool_state.hpp
 // What a pool knows of itself at one moment, for reports and tests. Bytes unless said.
-// Above it: pool, report. Below it: nothing.
+// Above it: pool, report. Below it: counter.
 
 #include <cstddef>
 #include <cstdint>
 
 namespace tarn {
+
+/// One of PyTorch's two pools: what was taken for blocks up to 1 MiB, or for larger ones. A wholly free handle of one
+/// may serve the other, too.
+struct pool_part {
+  stat reserved;                         ///< bytes held from the driver
+  stat handles;                          ///< physical handles, or segments, held
+  std::size_t free_blocks = 0;           ///< free ranges
+  std::size_t inactive_split_bytes = 0;  ///< bytes in them
+};
 
 struct pool_state {
   std::size_t live = 0;                ///< handed out, rounded to blocks
@@ -5536,6 +5600,8 @@ struct pool_state {
   std::uint64_t host_waits = 0;     ///< times the host waited for a stream
   std::uint64_t device_waits = 0;   ///< times a stream was made to wait for another
   std::size_t host_bytes = 0;       ///< host memory of the bookkeeping
+  pool_part small;                  ///< of what is above: for blocks up to 1 MiB
+  pool_part large;                  ///< for larger blocks
 };
 
 }  // namespace tarn
@@ -5684,6 +5750,7 @@ class recorded_uses {
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <utility>
 
 // ---- tarn/core/counted.hpp
 // counted<T>: one heap object with several owners, on any threads; the last one deletes it. Of
@@ -5764,6 +5831,7 @@ struct magazine {
 struct stream_cache {
   stream_id id = 0;
   stream_ref stream;
+  std::uint64_t used = 0;  ///< the thread's count of changes of stream when this one was used last
   /// The last freed block above class_limit. One only: it serves a loop that frees and asks for the same size
   /// again, and any other request sends it home first, so that large ranges coalesce as if it were not here.
   void* large_block = nullptr;
@@ -5775,6 +5843,19 @@ struct stream_cache {
   stream_cache& operator=(stream_cache const&) = delete;
   ~stream_cache() {
     for (magazine& m : magazines) delete[] m.blocks;
+  }
+
+  /// Bytes in the magazines.
+  [[nodiscard]] std::size_t held_bytes() const noexcept {
+    std::size_t sum = large_block != nullptr ? large_bytes : 0;
+    for (unsigned k = 0; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
+    return sum;
+  }
+  /// Host memory of the magazines, bytes.
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    std::size_t sum = sizeof(stream_cache);
+    for (magazine const& m : magazines) sum += m.capacity * sizeof(void*);
+    return sum;
   }
 
   /// Gives a class its array. False where the host has no memory: then the block goes without a magazine.
@@ -5883,6 +5964,10 @@ class owner_lock {
 
 namespace tarn::detail {
 
+/// Of how many streams a thread keeps magazines; those of the stream not used for longest make room. More than
+/// programs use at a time, and few enough to look through: 64 compares where another stream follows.
+inline constexpr std::size_t cached_streams = 64;
+
 /// What one thread caches of one pool. The pool owns it; the thread uses it under `lock`.
 struct alignas(cache_line_bytes) thread_cache {
   owner_lock lock;
@@ -5892,6 +5977,7 @@ struct alignas(cache_line_bytes) thread_cache {
   std::atomic<std::int64_t> live_blocks{0};
   /// Bytes in the magazines; lets others see without a visit whether one would be worth it.
   std::atomic<std::size_t> held_bytes{0};
+  std::atomic<std::size_t> host_bytes{0};  ///< host memory of the magazines
   sequence<owned<stream_cache>> streams;
 
   /// The cache of a stream, or null. The owner is inside.
@@ -5907,14 +5993,47 @@ struct alignas(cache_line_bytes) thread_cache {
   TARN_ALWAYS_INLINE void count_held(std::size_t more, std::size_t less) noexcept {
     held_bytes.store(held_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
   }
+  TARN_ALWAYS_INLINE void count_host(std::size_t more, std::size_t less) noexcept {
+    host_bytes.store(host_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
+  }
+
+  /// Makes the cache of a stream that has none. Where there are too many, the one not used for longest is put
+  /// in `oldest`, and its blocks are the caller's to bring home. The owner is inside. @throws std::bad_alloc,
+  /// nothing has changed
+  stream_cache* make(stream_id id, stream_ref stream, owned<stream_cache>& oldest) {
+    owned<stream_cache> made(new stream_cache(id, stream));
+    streams.reserve(streams.size() + 1);
+    leave_last();
+    if (streams.size() >= cached_streams) {
+      std::size_t first = 0;
+      for (std::size_t i = 1; i < streams.size(); ++i) {
+        if (streams[i]->used < streams[first]->used) first = i;
+      }
+      oldest = std::move(streams[first]);
+      streams.erase_unordered(first);
+      count_held(0, oldest->held_bytes());
+      count_host(0, oldest->host_bytes());
+    }
+    count_host(made->host_bytes(), 0);
+    last = made.get();
+    streams.push_back(std::move(made));
+    return last;
+  }
 
  private:
   TARN_NOINLINE stream_cache* find_other(stream_id id) noexcept {
     for (auto& s : streams) {
-      if (s->id == id) return last = s.get();
+      if (s->id != id) continue;
+      leave_last();
+      return last = s.get();
     }
     return nullptr;
   }
+  void leave_last() noexcept {
+    if (last != nullptr) last->used = ++changes_;
+  }
+
+  std::uint64_t changes_ = 0;
 };
 
 /// Ties a pool to the threads that cache for it. Outlives both: each side leaves under the mutex.
@@ -6018,6 +6137,7 @@ class pool {
   /// Waits for the streams that freed memory here, then gives everything back. After the driver is gone:
   /// nothing.
   ~pool() {
+    teller const last(*this);
     {
       std::lock_guard const guard(link_->mutex);
       link_->pool = nullptr;
@@ -6084,13 +6204,15 @@ class pool {
   /// that freed it; other threads go on meanwhile. Returns the bytes given back. O(handles given back + free
   /// ranges).
   std::size_t trim(std::size_t keep_bytes) {
+    teller const last(*this);
     std::lock_guard const cold(ladder_.cold);
     if (ladder_.counters.reserved <= keep_bytes) return 0;
     flush_all();
     release_waiting(true);
     lock held(ladder_.hot);
     ladder_.finish_all(held);
-    return ladder_.growth.shrink(ladder_.space, held, keep_bytes);
+    std::size_t const given = ladder_.growth.shrink(ladder_.space, held, keep_bytes);
+    return given;
   }
 
   /// True where `p` lies in what the pool reserved. Takes the growth lock.
@@ -6119,6 +6241,7 @@ class pool {
     for (auto const& cache : caches_) {
       live += cache->live_bytes.load(std::memory_order_relaxed);
       blocks += cache->live_blocks.load(std::memory_order_relaxed);
+      s.host_bytes += sizeof(*cache) + cache->host_bytes.load(std::memory_order_relaxed);
     }
     detail::growth_counters const& c = ladder_.counters;
     std::lock_guard const hot(ladder_.hot);
@@ -6131,11 +6254,17 @@ class pool {
     s.reserved_peak = c.reserved_peak;
     s.cached = c.reserved > s.live ? c.reserved - s.live : 0;
     s.largest_free_range = ladder_.space.largest_free();
-    for (detail::domain_ref d = 0; d < ladder_.space.streams.size(); ++d) {
-      for (auto const& index : ladder_.space.streams[d].index) {
-        s.free_blocks += index.count();
-        s.inactive_split_bytes += index.bytes();
+    for (detail::zone const where : {detail::zone::small, detail::zone::large}) {
+      pool_part& part = where == detail::zone::small ? s.small : s.large;
+      part.reserved = c.reserved_in[static_cast<std::size_t>(where)];
+      part.handles = c.handles_in[static_cast<std::size_t>(where)];
+      for (detail::domain_ref d = 0; d < ladder_.space.streams.size(); ++d) {
+        detail::range_index const& index = ladder_.space.streams[d].ranges(where);
+        part.free_blocks += index.count();
+        part.inactive_split_bytes += index.bytes();
       }
+      s.free_blocks += part.free_blocks;
+      s.inactive_split_bytes += part.inactive_split_bytes;
     }
     s.reserved_total = c.reserved_total;
     s.released_total = c.released_total;
@@ -6150,7 +6279,7 @@ class pool {
     s.ooms = ladder_.ooms;
     s.host_waits = ladder_.order.host_waits();
     s.device_waits = ladder_.order.device_waits();
-    s.host_bytes = ladder_.space.host_bytes() + ladder_.growth.host_bytes();
+    s.host_bytes += ladder_.space.host_bytes() + ladder_.growth.host_bytes();
     return s;
   }
 
@@ -6159,6 +6288,10 @@ class pool {
     std::lock_guard const cold(ladder_.cold);
     ladder_.counters.reserved_peak = ladder_.counters.reserved;
     ladder_.counters.handles_peak = ladder_.counters.creates - ladder_.counters.destroys;
+    for (std::size_t z = 0; z < detail::zone_count; ++z) {
+      ladder_.counters.reserved_in[z].reset_peak();
+      ladder_.counters.handles_in[z].reset_peak();
+    }
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return ladder_.growth.source(); }
@@ -6211,6 +6344,7 @@ class pool {
   TARN_NOINLINE void* allocate_slow(stream_id id, stream_ref stream, std::size_t bytes,
                                     std::size_t alignment) {
     if (bytes > max_request_bytes) refuse(id, bytes, alignment);
+    teller const last(*this);
     bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
     unsigned const k = classed ? detail::class_of(bytes) : 0;
     bool const in_run = classed && k < detail::run_class_count;
@@ -6303,6 +6437,7 @@ class pool {
 
   TARN_NOINLINE void deallocate_slow(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                      std::size_t alignment) noexcept {
+    teller const last(*this);
     std::size_t const block = detail::rounded_bytes(bytes, alignment);
     bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
     unsigned const k = classed ? detail::class_of(bytes) : detail::class_count;
@@ -6353,6 +6488,7 @@ class pool {
     detail::magazine& m = mine.magazines[k];
     if (m.count == m.capacity) [[unlikely]] {
       if (m.capacity != 0 || !mine.open(k)) return false;
+      cache.count_host(m.capacity * sizeof(void*), 0);
     }
     m.blocks[m.count++] = p;
     cache.count_held(detail::class_bytes(k), 0);
@@ -6384,13 +6520,13 @@ class pool {
         held.lock();
         result = ladder_.space.release_small(detail::neutral, k, blocks[i]);
       }
-      if (result != detail::release_result::done) complain(held, result, blocks[i]);
+      if (result != detail::release_result::done) notice(result, blocks[i]);
     }
   }
   void give_back_range(stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
     lock held(ladder_.hot);
     auto const result = ladder_.space.release(domain_of(held, id, stream), p, block);
-    if (result != detail::release_result::done) complain(held, result, p);
+    if (result != detail::release_result::done) return notice(result, p);
   }
 
   /// The domain that a free belongs to. Where the host has no memory to make one, the stream is finished
@@ -6407,12 +6543,52 @@ class pool {
     }
   }
 
-  void complain(lock& held, detail::release_result result, void const* p) noexcept {
-    held.unlock();
+  // ---- misuse
+
+  /// A misuse noticed under a lock.
+  struct noticed {
+    detail::release_result what = detail::release_result::done;
+    void const* p = nullptr;
+  };
+
+  /// Tells what was noticed when the call ends and its locks are released, so that the handler may use the pool. Comes
+  /// before the locks of its function.
+  class teller {
+   public:
+    explicit teller(pool& self) noexcept : self_(self) {}
+    teller(teller const&) = delete;
+    teller& operator=(teller const&) = delete;
+    ~teller() {
+      while (self_.noticed_count_.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+          noticed next;
+          {
+            lock const held(self_.ladder_.hot);
+            unsigned const count = self_.noticed_count_.load(std::memory_order_relaxed);
+            if (count == 0) return;
+            next = self_.noticed_[count - 1];
+            self_.noticed_count_.store(count - 1, std::memory_order_relaxed);
+          }
+          tell(next);
+        }
+    }
+
+   private:
+    pool& self_;
+  };
+
+  /// Notes a misuse for the teller; of very many at once the first are told. The hot lock is held.
+  void notice(detail::release_result what, void const* p) noexcept {
+    unsigned const count = noticed_count_.load(std::memory_order_relaxed);
+    if (count == most_noticed) return;
+    noticed_[count] = {what, p};
+    noticed_count_.store(count + 1, std::memory_order_relaxed);
+  }
+
+  static void tell(noticed const& n) noexcept {
     message<160> text;
     misuse_kind kind = misuse_kind::foreign_pointer;
-    text.add("deallocation of ").add_hex(reinterpret_cast<std::uintptr_t>(p)).add(": ");
-    switch (result) {
+    text.add("deallocation of ").add_hex(reinterpret_cast<std::uintptr_t>(n.p)).add(": ");
+    switch (n.what) {
       case detail::release_result::wrong_size:
         kind = misuse_kind::wrong_size;
         text.add("the block has another size; pass the bytes and alignment of its allocation");
@@ -6425,8 +6601,7 @@ class pool {
         text.add("no live block of this pool starts there (freed twice, or another pool's)");
         break;
     }
-    report_misuse(misuse(kind, p, text.view()));
-    held.lock();
+    report_misuse(misuse(kind, n.p, text.view()));
   }
 
   // ---- threads
@@ -6458,25 +6633,28 @@ class pool {
     }
   }
 
-  /// This thread's cache of a stream, made on first use; null without host memory.
-  static detail::stream_cache* stream_cache_of(detail::thread_cache& cache, stream_id id,
-                                               stream_ref stream) noexcept {
+  /// This thread's cache of a stream, made on first use; null without host memory. A thread that comes with
+  /// stream after stream brings the magazines of the oldest home.
+  detail::stream_cache* stream_cache_of(detail::thread_cache& cache, stream_id id,
+                                        stream_ref stream) noexcept {
+    detail::owned<detail::stream_cache> oldest;
     cache.lock.enter();
     detail::stream_cache* mine = cache.find(id);
     if (mine == nullptr) {
       try {
-        cache.streams.push_back(detail::owned(new detail::stream_cache(id, stream)));
-        mine = cache.last = cache.streams.back().get();
+        mine = cache.make(id, stream, oldest);
       } catch (...) {
         mine = nullptr;
       }
     }
     cache.lock.leave();
+    if (oldest.get() != nullptr) bring_home(*oldest);
     return mine;
   }
 
   /// An ending thread's cache comes home. Called with the link's mutex held.
   void retire(detail::thread_cache* cache) noexcept {
+    teller const last(*this);
     std::lock_guard const cold(ladder_.cold);
     flush(*cache);
     retired_live_bytes_ += cache->live_bytes.load(std::memory_order_relaxed);
@@ -6497,17 +6675,20 @@ class pool {
 
   void flush(detail::thread_cache& cache) noexcept {
     cache.lock.visit();
-    for (auto const& mine : cache.streams) {
-      if (mine->large_block != nullptr) {
-        give_back_range(mine->id, mine->stream, std::exchange(mine->large_block, nullptr), mine->large_bytes);
-      }
-      for (unsigned k = 0; k < detail::class_count; ++k) {
-        detail::magazine& m = mine->magazines[k];
-        if (m.count != 0) give_back(mine->id, mine->stream, k, m.blocks, std::exchange(m.count, 0));
-      }
-    }
+    for (auto const& mine : cache.streams) bring_home(*mine);
     cache.held_bytes.store(0, std::memory_order_relaxed);
     cache.lock.end_visit();
+  }
+
+  /// Empties a stream's magazines, which nobody else can reach meanwhile.
+  void bring_home(detail::stream_cache& mine) noexcept {
+    if (mine.large_block != nullptr) {
+      give_back_range(mine.id, mine.stream, std::exchange(mine.large_block, nullptr), mine.large_bytes);
+    }
+    for (unsigned k = 0; k < detail::class_count; ++k) {
+      detail::magazine& m = mine.magazines[k];
+      if (m.count != 0) give_back(mine.id, mine.stream, k, m.blocks, std::exchange(m.count, 0));
+    }
   }
 
   /// Frees blocks that record_use() held back and whose uses are over. The growth lock is held.
@@ -6565,6 +6746,9 @@ class pool {
   std::int64_t retired_live_blocks_ = 0;
   std::int64_t uncached_live_bytes_ = 0;  ///< of calls without a thread cache; under the hot lock
   std::int64_t uncached_live_blocks_ = 0;
+  static constexpr unsigned most_noticed = 16;
+  noticed noticed_[most_noticed];  ///< misuse not told yet; under the hot lock
+  std::atomic<unsigned> noticed_count_{0};
 };
 
 }  // namespace tarn
@@ -6606,35 +6790,6 @@ class pooled_layer : public pool<Upstream> {
 #include <cstdint>
 #include <utility>
 
-// ---- tarn/core/counter.hpp
-// Counters as PyTorch keeps them: what is now, the most there was, and everything that ever came and went.
-// Above it: tracked, report. Below it: extremes.
-
-#include <cstdint>
-
-namespace tarn {
-
-/// One statistic. Not synchronised: its owner holds a lock.
-struct stat {
-  std::int64_t current = 0;
-  std::int64_t peak = 0;       ///< since the last reset_peak()
-  std::int64_t allocated = 0;  ///< total of all increases
-  std::int64_t freed = 0;      ///< total of all decreases
-
-  constexpr void increase(std::int64_t amount) noexcept {
-    current += amount;
-    allocated += amount;
-    peak = detail::larger_of(peak, current);
-  }
-  constexpr void decrease(std::int64_t amount) noexcept {
-    current -= amount;
-    freed += amount;
-  }
-  constexpr void reset_peak() noexcept { peak = current; }
-  constexpr void reset_totals() noexcept { allocated = freed = 0; }
-};
-
-}  // namespace tarn
 // ---- tarn/policy/block_bytes.hpp
 // How many bytes a request really occupies: what the nearest pool below rounds it to, else the request
 // itself. Above it: limited, tracked. Below it: core/shared.
@@ -7116,14 +7271,19 @@ class fenced_layer {
     upstream_.deallocate_sync(before(p, alignment), whole_bytes(bytes, alignment), alignment);
   }
 
-  /// Verifies the fences of every live block now; returns how many were broken. Waits for the default stream.
+  /// Verifies the fences of every live block now, tells of those that were broken and returns how many. Waits for the
+  /// default stream; other threads' calls wait meanwhile, but not for the handler. @throws std::bad_alloc
   std::size_t check_all() {
-    std::lock_guard const guard(mutex_);
-    std::size_t broken = 0;
-    blocks_.for_each([&](std::uintptr_t p, block b) {
-      broken += verify(reinterpret_cast<void*>(p), stream_ref{}, b.bytes, b.alignment) ? 0 : 1;
-    });
-    return broken;
+    detail::sequence<breach> broken;
+    {
+      std::lock_guard const guard(mutex_);
+      blocks_.for_each([&](std::uintptr_t p, block b) {
+        auto* const start = reinterpret_cast<void*>(p);
+        if (breach const found = verify(start, stream_ref{}, b.bytes, b.alignment)) broken.push_back(found);
+      });
+    }
+    for (breach const& found : broken) tell(found);
+    return broken.size();
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
@@ -7138,6 +7298,13 @@ class fenced_layer {
     std::size_t bytes = 0;
     std::size_t alignment = 0;
     friend bool operator==(block const&, block const&) = default;
+  };
+  /// Where a block's fences were written over; zero where they were not.
+  struct breach {
+    void const* p;
+    std::size_t before;  ///< distance of the first byte from the block's start
+    std::size_t after;   ///< offset of the first byte from the block's start
+    explicit operator bool() const noexcept { return before != 0 || after != 0; }
   };
   [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
 
@@ -7179,17 +7346,18 @@ class fenced_layer {
     return p;
   }
 
-  /// Verifies and forgets a block; false where it must not be passed on.
+  /// Verifies and forgets a block; false where it must not be passed on. The handler is called without the mutex: it
+  /// may use this very resource.
   bool retire(void* p, stream_ref stream, std::size_t bytes, std::size_t alignment) noexcept {
     block b{};
     {
       std::lock_guard const guard(mutex_);
       b = blocks_.find(key_of(p));
-      if (b == block{}) {
-        tell(misuse_kind::foreign_pointer, p, "not live here: freed twice, or another resource's", 0);
-        return false;
-      }
       if (b == block{bytes, alignment}) (void)blocks_.erase(key_of(p));
+    }
+    if (b == block{}) {
+      tell(misuse_kind::foreign_pointer, p, "not live here: freed twice, or another resource's", 0);
+      return false;
     }
     if (!(b == block{bytes, alignment})) {
       auto const kind = b.bytes != bytes ? misuse_kind::wrong_size : misuse_kind::wrong_alignment;
@@ -7198,22 +7366,25 @@ class fenced_layer {
            b.bytes);
       return false;
     }
-    (void)verify(p, stream, bytes, alignment);
+    if (breach const found = verify(p, stream, bytes, alignment)) tell(found);
     return true;
   }
 
-  bool verify(void* p, stream_ref stream, std::size_t bytes, std::size_t alignment) noexcept {
+  breach verify(void* p, stream_ref stream, std::size_t bytes, std::size_t alignment) const noexcept {
     std::size_t const width = fence(alignment);
     auto* const start = static_cast<unsigned char*>(p);
     std::size_t const front =
         detail::first_difference(driver(), stream, start - width, pattern::fence, width);
-    if (front != width)
-      tell(misuse_kind::overrun, p, "written before its start, at distance ", width - front);
     std::size_t const back = detail::first_difference(driver(), stream, start + bytes, pattern::fence, width);
-    if (back != width) tell(misuse_kind::overrun, p, "written past its end, at offset ", bytes + back);
-    return front == width && back == width;
+    return {p, width - front, back != width ? bytes + back : 0};
   }
 
+  static void tell(breach const& found) noexcept {
+    if (found.before != 0)
+      tell(misuse_kind::overrun, found.p, "written before its start, at distance ", found.before);
+    if (found.after != 0)
+      tell(misuse_kind::overrun, found.p, "written past its end, at offset ", found.after);
+  }
   static void tell(misuse_kind kind, void const* p, std::string_view what, std::size_t number) noexcept {
     message<256> text;
     text.add("block ").add_hex(reinterpret_cast<std::uintptr_t>(p)).add(" ").add(what);
@@ -8195,7 +8366,7 @@ class device_buffer {
   void copy_from(device_buffer<T, Other> const& other) {
     auto const& theirs = other.resource().driver();
     if (size_ != 0 && other.size() != 0) detail::order_streams(driver(), stream_, theirs, other.stream());
-    copy_from(other.span());
+    if (!copied_between_devices(other)) copy_from(other.span());
     if (size_ == 0) return;
     try {
       detail::order_streams(theirs, other.stream(), driver(), stream_);
@@ -8251,6 +8422,20 @@ class device_buffer {
     if (data_ != nullptr) memory_.deallocate(stream_, data_, capacity_ * sizeof(T), alignment_);
     data_ = nullptr;
     size_ = capacity_ = 0;
+  }
+  /// True where the memories are of two devices, which not every copy can cross, and the copy is made.
+  template <class Other>
+  bool copied_between_devices(device_buffer<T, Other> const& other) {
+    if constexpr (has_property<Resource, device_accessible> && !has_property<Resource, host_accessible> &&
+                  has_property<Other, device_accessible> && !has_property<Other, host_accessible> &&
+                  requires { driver().copy_from_device(stream_, data_, device_id{}, data_, size_); }) {
+      device_id const theirs = other.resource().driver().device();
+      if (theirs == driver().device() || other.size() != size_) return false;
+      status const s = driver().copy_from_device(stream_, data_, theirs, other.data(), bytes());
+      if (!s.ok()) throw cuda_error(s, driver().device().value);
+      return true;
+    }
+    return false;
   }
   /// Moves to a block of `count` elements on `stream`.
   void relocate(std::size_t count, stream_ref stream) {
@@ -8804,8 +8989,9 @@ using memory_stat = std::pair<std::string, std::int64_t>;
 
 /// All statistics under the keys of torch.cuda.memory_stats(), sorted as it sorts them. What tarn does not
 /// distinguish keeps PyTorch's meaning: active counts what is allocated or awaits another stream
-/// (record_use), inactive_split the free ranges, segment the physical handles; these have no small and large
-/// pool of their own and are told under "all". Takes the pool's locks for a moment. @throws std::bad_alloc
+/// (record_use), inactive_split the free ranges, segment the physical handles. Handles of pages serve small and large
+/// blocks in turn and are told under "all" alone; segments of a pool over blocks are told apart. Takes the pool's locks
+/// for a moment. @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::vector<memory_stat> memory_stats(Resource memory) {
   tracked_statistics const t = detail::statistics_of(memory);
@@ -8830,8 +9016,7 @@ template <class Resource>
   std::array<stat, 3> active_bytes = t.allocated_bytes;
   active_bytes[0].current += number(p.pending);
   active_bytes[0].peak = detail::larger_of(active_bytes[0].peak, active_bytes[0].current);
-  stat const free_ranges{number(p.free_blocks), number(p.free_blocks), 0, 0};
-  stat const free_bytes{number(p.inactive_split_bytes), number(p.inactive_split_bytes), 0, 0};
+  auto const level = [&](std::size_t now) { return stat{number(now), number(now), 0, 0}; };
   stat const reserved{number(p.reserved), number(p.reserved_peak), number(p.reserved_total),
                       number(p.released_total)};
   stat const segments{number(p.handles), number(p.handles_peak), number(p.creates), number(p.destroys)};
@@ -8839,8 +9024,10 @@ template <class Resource>
   put_groups("active_bytes", active_bytes);
   put_groups("allocated_bytes", t.allocated_bytes);
   put_groups("allocation", t.allocations);
-  put_groups("inactive_split", {free_ranges, {}, {}});
-  put_groups("inactive_split_bytes", {free_bytes, {}, {}});
+  put_groups("inactive_split",
+             {level(p.free_blocks), level(p.small.free_blocks), level(p.large.free_blocks)});
+  put_groups("inactive_split_bytes", {level(p.inactive_split_bytes), level(p.small.inactive_split_bytes),
+                                      level(p.large.inactive_split_bytes)});
   add("max_split_size", -1);
   add("num_alloc_retries", number(p.alloc_retries));
   add("num_device_alloc", number(p.creates));
@@ -8854,8 +9041,8 @@ template <class Resource>
     add(std::string("oversize_segments.") + part, 0);
   }
   put_groups("requested_bytes", t.requested_bytes);
-  put_groups("reserved_bytes", {reserved, {}, {}});
-  put_groups("segment", {segments, {}, {}});
+  put_groups("reserved_bytes", {reserved, p.small.reserved, p.large.reserved});
+  put_groups("segment", {segments, p.small.handles, p.large.handles});
   return out;
 }
 

@@ -35,5 +35,12 @@ for layer in order:
     for stem in headers:
         if stem not in tested and not any(f'"tarn/{layer}/{stem}.hpp"' in headers[t] for t in tested):
             problems.append(f"{layer}/{stem}.hpp: no test in tests/{layer} names it")
+# A title is a promise, made once: a second case of it is a copy, or another promise.
+titles = {}
+for test in sorted((root / "tests").rglob("*.c*")):
+    for title in re.findall(r'^(?:TEMPLATE_)?TEST_CASE\(\s*"([^"]*)"', test.read_text(), re.M):
+        if title in titles:
+            problems.append(f"{test.relative_to(root)}: the title '{title}' is in {titles[title]} as well")
+        titles[title] = test.relative_to(root)
 print("\n".join(problems) or f"{len(list(include.rglob('*.hpp')))} headers keep the rules")
 sys.exit(bool(problems))

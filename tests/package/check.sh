@@ -1,17 +1,19 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # A project of a user's, built against tarn in each way that the README names, and its output compared.
-# Use: check.sh ROOT WORK_FOLDER
+# Use: check.sh ROOT WORK_FOLDER COMPILER
 set -eu
 source=$1
 work=$2
+own=$3
 consumer=$source/examples/cmake_consumer
 rm -rf "$work"
 mkdir -p "$work"
 
 quietly() { "$@" >"$work/log" 2>&1 || { cat "$work/log"; echo "FAILED: $*"; exit 1; }; }
 
-quietly cmake -S "$source" -B "$work/tarn" -DTARN_BUILD_TESTS=OFF -DTARN_BUILD_EXAMPLES=OFF -DTARN_BUILD_BENCH=OFF
+quietly cmake -S "$source" -B "$work/tarn" -DTARN_BUILD_TESTS=OFF -DTARN_BUILD_EXAMPLES=OFF -DTARN_BUILD_BENCH=OFF \
+  -DCMAKE_CXX_COMPILER="$own"
 quietly cmake --install "$work/tarn" --prefix "$work/prefix"
 
 # try WAY PROJECT PROGRAM ARGUMENTS...: configures, builds and runs it.
@@ -30,24 +32,27 @@ try() {
   echo "$way works"
 }
 
-for compiler in g++ clang++; do
-  command -v $compiler >/dev/null || { echo "skipped $compiler: not installed"; continue; }
+for compiler in "$own" clang++; do
+  command -v "$compiler" >/dev/null || { echo "skipped $compiler: not installed"; continue; }
+  name=$(basename "$compiler")
   # An installed tarn must be found, not the sources beside the example.
-  try "installed, $compiler" "$consumer" consumer -DCMAKE_CXX_COMPILER=$compiler -DCMAKE_PREFIX_PATH="$work/prefix" -DTARN_SOURCE=/nonexistent
-  try "fetched, $compiler" "$consumer" consumer -DCMAKE_CXX_COMPILER=$compiler -DTARN_SOURCE="$source" -DCMAKE_DISABLE_FIND_PACKAGE_tarn=ON
-  try "folder, $compiler" "$source/tests/package" user -DCMAKE_CXX_COMPILER=$compiler -DTARN_SOURCE="$source"
+  try "installed, $name" "$consumer" consumer -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_PREFIX_PATH="$work/prefix" -DTARN_SOURCE=/nonexistent
+  try "fetched, $name" "$consumer" consumer -DCMAKE_CXX_COMPILER="$compiler" -DTARN_SOURCE="$source" -DCMAKE_DISABLE_FIND_PACKAGE_tarn=ON
+  try "folder, $name" "$source/tests/package" user -DCMAKE_CXX_COMPILER="$compiler" -DTARN_SOURCE="$source"
 done
 nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null || true)
 if [ -n "$nvcc" ]; then
-  try "folder, as CUDA" "$source/tests/package" user -DTARN_SOURCE="$source" -DUSER_CUDA=ON -DCMAKE_CUDA_COMPILER="$nvcc" \
+  try "folder, as CUDA" "$source/tests/package" user -DTARN_SOURCE="$source" -DUSER_CUDA=ON -DCMAKE_CXX_COMPILER="$own" \
+    -DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_HOST_COMPILER="$own" \
     -DCMAKE_CUDA_ARCHITECTURES=90 -DCMAKE_CUDA_FLAGS=-std=c++20
 else
   echo "skipped CUDA: no nvcc"
 fi
 # A later minor version may differ before 1.0, so that an older one must not pass for it.
 printf 'cmake_minimum_required(VERSION 3.22)\nproject(later LANGUAGES CXX)\nfind_package(tarn 0.99 CONFIG REQUIRED)\n' >"$work/CMakeLists.txt"
-if cmake -S "$work" -B "$work/later" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" 2>&1; then
+if cmake -S "$work" -B "$work/later" -DCMAKE_CXX_COMPILER="$own" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" 2>&1; then
   echo "an older tarn passed for a later one"
   exit 1
 fi
+grep -q '0\.99' "$work/log" || { cat "$work/log"; exit 1; }
 echo "a version that is too old is refused"

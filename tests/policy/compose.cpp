@@ -17,6 +17,10 @@
 
 using namespace tarn;
 
+static_assert(std::same_as<decltype(sim_pages{} | pooled{} | tracked{}), pool_over<sim_pages>>);
+static_assert(page_source<decltype(sim_pages{} | limited{1_GiB})>);
+static_assert(!page_source<pool_over<sim_pages>>);
+
 TEST_CASE("a pipe and a stack are the same type", "[policy][compose]") {
   auto memory = host_memory{} | pooled{} | limited{1_MiB} | tracked{};
   STATIC_REQUIRE(std::is_same_v<decltype(memory), stack<host_memory, pooled, limited, tracked>>);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tarn/policy/fenced.hpp"
 
+#include <utility>
 #include <vector>
 
 #include "catch.hpp"
@@ -63,7 +64,8 @@ TEST_CASE("a foreign pointer, a second free and a wrong size are told and not pa
   auto memory = host_memory{} | limited{1_MiB} | fenced{};
   auto& limit = memory->upstream().layer();
   int local = 0;
-  memory.deallocate({}, &local, 4);
+  int* volatile stranger = &local;  // volatile: a compiler that sees through it warns
+  memory.deallocate({}, stranger, 4);
   CHECK(told::kinds() == std::vector{misuse_kind::foreign_pointer});
   void* const p = memory.allocate({}, 1000);
   std::size_t const used = limit.used();
@@ -98,4 +100,41 @@ TEST_CASE("fences on a device are written in stream order", "[policy][fenced]") 
   REQUIRE(machine.launch(stream, 1'000'000, [p] { p[1000] = 1; }).ok());
   memory.deallocate(stream, p, 1000);  // waits for the kernel that overran
   CHECK(told::kinds() == std::vector{misuse_kind::overrun});
+}
+
+namespace {
+/// What the handler of the next test frees, and where.
+struct freed_by_handler {
+  static inline stack<host_memory, fenced>* memory = nullptr;
+  static inline void* p = nullptr;
+  static inline int told = 0;
+};
+}  // namespace
+
+TEST_CASE("the misuse handler may use the memory that it is told of", "[policy][fenced]") {
+  stack<host_memory, fenced> memory;
+  freed_by_handler::memory = &memory;
+  freed_by_handler::told = 0;
+  misuse_handler const before = set_misuse_handler([](misuse const&) {
+    ++freed_by_handler::told;
+    freed_by_handler::memory->deallocate({}, std::exchange(freed_by_handler::p, nullptr), 100);
+    freed_by_handler::memory->deallocate({}, freed_by_handler::memory->allocate({}, 100), 100);
+  });
+  auto const next = [&] { freed_by_handler::p = memory.allocate({}, 100); };
+  auto* const broken = static_cast<unsigned char*>(memory.allocate({}, 50));
+  int local = 0;
+  int* volatile stranger = &local;
+  next();
+  memory.deallocate({}, stranger, 4);  // foreign
+  next();
+  memory.deallocate({}, broken, 51);  // wrong size
+  broken[50] = 0;
+  broken[-1] = 0;
+  next();
+  CHECK(memory->check_all() == 1);  // told of both ends
+  next();
+  memory.deallocate({}, broken, 50);
+  CHECK(freed_by_handler::told == 6);
+  CHECK(freed_by_handler::p == nullptr);
+  (void)set_misuse_handler(before);
 }

@@ -122,3 +122,24 @@ TEST_CASE("a trace of threads is one that could have happened", "[policy][record
 TEST_CASE("a trace that cannot be written is refused at once", "[policy][recorded]") {
   CHECK_THROWS_AS(host_memory{} | recorded("/nowhere/at/all/trace.txt"), std::system_error);
 }
+
+TEST_CASE("a recording's text is the trace format, its legend first", "[policy][recorded][trace_format]") {
+  std::FILE* const file = std::tmpfile();
+  REQUIRE(file != nullptr);
+  {
+    auto memory = sim_pages{} | pooled{} | recorded{file};
+    stream_ref other;
+    REQUIRE(memory.driver().create_stream(other).ok());
+    void* const a = memory.allocate({}, 1000, 256);
+    void* const b = memory.allocate(other, 5, 256);
+    CHECK(memory.allocate({}, 0, 256) == nullptr);
+    memory.deallocate({}, a, 1000, 256);
+    memory.deallocate(other, b, 5, 256);
+    REQUIRE(memory.driver().destroy_stream(other).ok());
+  }
+  std::rewind(file);
+  std::string text(4096, '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), file));
+  std::fclose(file);
+  CHECK(text == "# a <id> <bytes> <stream> | f <id>\na 1 1000 0\na 2 5 1\nf 1\nf 2\n");
+}

@@ -71,7 +71,7 @@ TEST_CASE("a pool over cudaMallocAsync keeps the contract of resources", "[pool]
   if (!has_cuda_devices()) return;
   tarn_test::resource_contract([] { return cuda_async{} | pooled{}; }, last_error_is_clean{});
 }
-TEST_CASE("a pool over pinned memory keeps the contract of resources", "[pool][cuda]") {
+TEST_CASE("a pool over pinned memory of CUDA keeps the contract of resources", "[pool][cuda]") {
   if (!has_cuda_devices()) return;
   tarn_test::resource_contract([] { return pinned_host{} | limited{3_GiB} | pooled{}; },
                                last_error_is_clean{});

@@ -60,6 +60,33 @@ TEST_CASE("a freed checkerboard of whole handles serves one large block under a 
   for (std::size_t i = 1; i < blocks.size(); i += 2) memory.deallocate(s.a, blocks[i], 2_MiB);
 }
 
+TEST_CASE("what the device cannot hold is refused before anything is taken from it",
+          "[pool][page_growth][!mayfail]") {
+  sim_options options{.backing = sim_backing::address_only};
+  options.capacity = 2_GiB;
+  options.taken = 512_MiB;  // by others
+  sim_machine const machine{options};
+  auto memory = sim_pages{machine.driver(0)} | pooled{};
+  void* const live = memory.allocate({}, 256_MiB);
+  memory.deallocate({}, memory.allocate({}, 128_MiB), 128_MiB);
+  auto const before = memory->state();
+  for (std::size_t const bytes : {1500_MiB, 2_GiB, 20_GiB}) {
+    try {
+      (void)memory.allocate({}, bytes);
+      FAIL("served what is not there");
+    } catch (out_of_memory const& e) {
+      CHECK(e.asked() == bytes);
+    }
+    auto const after = memory->state();
+    CHECK(after.creates == before.creates);
+    CHECK(after.reserved <= before.reserved);
+    CHECK(after.reserved_peak == before.reserved_peak);
+  }
+  void* const most = memory.allocate({}, 1200_MiB);  // what is free there, and what is cached here
+  memory.deallocate({}, most, 1200_MiB);
+  memory.deallocate({}, live, 256_MiB);
+}
+
 TEST_CASE("after out of memory smaller requests are still served", "[pool][ladder]") {
   one_stream s;
   auto memory = sim_pages{s.driver} | limited{100_MiB} | pooled{};
@@ -113,4 +140,18 @@ TEST_CASE("a pool over blocks gives wholly free segments back", "[pool][segment_
   memory.empty_cache();
   CHECK(memory->state().reserved == 0);
   CHECK(s.machine.usage(device_id{0}).used == 0);
+}
+
+TEST_CASE("a pool over blocks owns them to their last byte and not beyond", "[pool][segment_growth]") {
+  one_stream s;
+  auto memory = sim_malloc{s.driver} | pooled{};
+  auto* const p = static_cast<char*>(memory.allocate(s.a, 3_MiB));
+  std::size_t const reserved = memory->state().reserved;
+  REQUIRE(reserved == 4_MiB);
+  CHECK(memory.owns(p));
+  char* first = p;
+  while (memory.owns(first - 1)) --first;
+  CHECK(memory.owns(first + reserved - 1));
+  CHECK_FALSE(memory.owns(first + reserved));
+  memory.deallocate(s.a, p, 3_MiB);
 }

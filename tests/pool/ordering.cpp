@@ -11,6 +11,7 @@
 
 #include "catch.hpp"
 #include "contract/memory_access.hpp"
+#include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/source/sim_sources.hpp"
 
@@ -175,6 +176,55 @@ TEST_CASE("a block freed after its stream was destroyed is not lost", "[pool][st
   t.memory.deallocate(b, q, 60_MiB);
 }
 
+TEST_CASE("a block freed under the handle of a destroyed stream waits for that stream's work",
+          "[pool][streams]") {
+  watched t;
+  test_stream const b(t.machine.driver());
+  stream_ref a;
+  REQUIRE(t.machine.driver().create_stream(a).ok());
+  void* const p = t.get(a, 40_MiB);
+  t.use(a, p, 40_MiB, second);
+  t.machine.freed(p, 40_MiB, a);
+  REQUIRE(t.machine.driver().destroy_stream(a).ok());
+  auto const start = t.machine.now();
+  t.memory.deallocate(stream_ref::from(a.handle()), p, 40_MiB);
+  void* const q = t.get(b, 60_MiB);
+  t.use(b, q, 60_MiB);
+  REQUIRE(t.machine.driver().synchronize_stream(b).ok());
+  CHECK(t.machine.now() - start >= second * 9 / 10);
+  CHECK(t.found() == 0);
+  t.give(b, q, 60_MiB);
+}
+
+TEST_CASE("small blocks freed on another stream go home only after its work", "[pool][streams]") {
+  watched t(8_MiB);
+  test_stream const a(t.machine.driver()), b(t.machine.driver());
+  std::size_t const bytes = 32_KiB;
+  // The stream has finished work before: that must not be taken for what comes now.
+  void* const early = t.get(a, bytes);
+  t.use(b, early, bytes);
+  t.give(b, early, bytes);
+  t.machine.advance(second);
+  void* const whole = t.get(a, 7_MiB);
+  t.give(a, whole, 7_MiB);
+  std::vector<void*> all;
+  try {
+    for (;;) all.push_back(t.get(a, bytes));
+  } catch (out_of_memory const&) {
+  }
+  REQUIRE(all.size() > 100);
+  REQUIRE(t.machine.driver().synchronize_stream(a).ok());
+  REQUIRE(t.machine.launch(b, second).ok());
+  for (void* p : all) {
+    t.use(b, p, bytes);
+    t.give(b, p, bytes);
+  }
+  void* const q = t.get(a, bytes);
+  t.use(a, q, bytes);
+  CHECK(t.found() == 0);
+  t.give(a, q, bytes);
+}
+
 TEST_CASE("a stream under a reused handle inherits nothing", "[pool][streams]") {
   watched t;
   test_stream const other(t.machine.driver());
@@ -217,6 +267,25 @@ TEST_CASE("a captured stream is neither recorded on nor made to wait", "[pool][s
   sim_graph graph;
   CHECK(t.machine.end_capture(b, graph).ok());
   CHECK(graph.is_empty());
+}
+
+TEST_CASE("while a graph is captured no block in use is given back to its source",
+          "[pool][streams][capture]") {
+  sim_machine const machine(checked());
+  auto memory = sim_malloc(machine.driver()) | limited{16_MiB} | pooled{};
+  test_stream const a(machine.driver()), b(machine.driver());
+  void* const p = memory.allocate(a, 9_MiB);
+  REQUIRE(machine.launch(a, second, {sim_writes(p, 9_MiB)}).ok());
+  memory.deallocate(a, p, 9_MiB);
+  REQUIRE(machine.begin_capture(b).ok());
+  CHECK_THROWS_AS(memory.allocate(b, 10_MiB), out_of_memory);
+  CHECK(memory->state().destroys == 0);
+  CHECK(machine.captured_calls() == 0);
+  sim_graph graph;
+  CHECK(machine.end_capture(b, graph).ok());
+  void* const q = memory.allocate(b, 10_MiB);  // afterwards it waits, and then there is room
+  memory.deallocate(b, q, 10_MiB);
+  CHECK(machine.findings().empty());
 }
 
 TEST_CASE("frees on a captured stream are not handed to others by an event in the graph",
@@ -267,6 +336,22 @@ TEST_CASE("a use that was recorded holds the block back until it is done", "[poo
     t.give(a, q, 60_MiB);
     CHECK(t.memory->state().live == 0);
   }
+}
+
+TEST_CASE("while there is memory nobody waits for a recorded use", "[pool][streams][record_use]") {
+  watched t;
+  test_stream const a(t.machine.driver()), b(t.machine.driver());
+  void* const p = t.get(a, 4_MiB);
+  t.use(b, p, 4_MiB, second);
+  t.memory.record_use(p, 4_MiB, b);
+  t.machine.freed(p, 4_MiB, b);
+  t.memory.deallocate(a, p, 4_MiB);
+  auto const start = t.machine.now();
+  void* const q = t.get(a, 20_MiB);  // more than there is yet
+  CHECK(t.machine.now() - start < second / 2);
+  CHECK(t.memory->state().pending == 4_MiB);
+  CHECK(t.memory->state().host_waits == 0);
+  t.give(a, q, 20_MiB);
 }
 
 TEST_CASE("out of memory waits for recorded uses before it gives up", "[pool][streams][record_use]") {

@@ -2,6 +2,7 @@
 // The small parts: size_class, range, range_index, block_table, run, magazine, page_map, address_index,
 // owner_lock, stream_order, arena, growth.
 
+#include <iterator>
 #include <map>
 #include <random>
 #include <thread>
@@ -114,6 +115,9 @@ TEST_CASE("a run hands each block out once and refuses what is not its own", "[p
   CHECK(runs[r].put_back(first));
   CHECK_FALSE(runs[r].put_back(first));
   CHECK_FALSE(runs[r].put_back(static_cast<char*>(first) + 1));
+  auto* const second = static_cast<char*>(std::next(seen.begin())->first);
+  CHECK_FALSE(runs[r].put_back(second + 256));  // within a block that is out
+  CHECK(runs[r].put_back(second));
   runs.remove(r);
   CHECK(runs.find(first) == 0);
 }
@@ -246,7 +250,61 @@ TEST_CASE("the arena splits, coalesces and keeps streams apart", "[pool][arena][
   space.hand_over(a, neutral, ~std::uint64_t{0});
   CHECK(take(b, 8_MiB) != nullptr);
   growth_counters counters;
-  counters.hold(10);
-  counters.release(4);
+  counters.hold(10, zone::large);
+  counters.release(4, zone::large);
   CHECK((counters.reserved == 6 && counters.reserved_peak == 10));
+}
+
+namespace {
+/// An arena with one free range of a domain.
+struct one_range {
+  arena space;
+  domain_ref a = space.streams.get(1, stream_ref::from(this));
+  one_range(std::size_t bytes, zone where) {
+    space.make_room();
+    range_ref const r = space.ranges.take();
+    space.ranges[r].address = 0x10000000;
+    space.ranges[r].bytes = bytes;
+    space.ranges[r].where = where;
+    space.make_free(r, a, 0);
+  }
+};
+}  // namespace
+
+TEST_CASE("ranges that coalesce are as new as the newer of them", "[pool][arena][stream_order]") {
+  for (bool const lower_first : {true, false}) {
+    one_range t(4_MiB, zone::large);
+    arena& space = t.space;
+    space.make_room();
+    void* const lower = space.take(t.a, zone::large, 2_MiB, 256);
+    void* const upper = space.take(t.a, zone::large, 2_MiB, 256);
+    REQUIRE(lower < upper);
+    std::uint64_t const old = space.streams[t.a].epoch;
+    CHECK(space.release(t.a, lower_first ? lower : upper, 2_MiB) == release_result::done);
+    space.streams[t.a].epoch = old + 1;
+    CHECK(space.release(t.a, lower_first ? upper : lower, 2_MiB) == release_result::done);
+    space.hand_over(t.a, neutral, old);  // the device is past the older of the two
+    CHECK(space.streams[neutral].free_bytes() == 0);
+    space.hand_over(t.a, neutral, old + 1);
+    CHECK(space.streams[neutral].free_bytes() == 4_MiB);
+  }
+}
+
+TEST_CASE("a block freed into a run that was full is handed out again", "[pool][arena][run]") {
+  unsigned const k = class_of(4_KiB);
+  one_range t(run_bytes(k), zone::small);
+  arena& space = t.space;
+  std::vector<void*> all(run_blocks(k));
+  space.make_room();
+  CHECK(space.take_small(t.a, k, all.data(), run_blocks(k)) == run_blocks(k));
+  void* again = nullptr;
+  CHECK(space.take_small(t.a, k, &again, 1) == 0);
+  for (std::size_t const i : {std::size_t{0}, all.size() - 1, std::size_t{7}}) {
+    CHECK(space.release_small(t.a, k, all[i]) == release_result::done);
+    CHECK(space.take_small(t.a, k, &again, 1) == 1);
+    CHECK(again == all[i]);
+  }
+  for (void* p : all) CHECK(space.release_small(t.a, k, p) == release_result::done);
+  CHECK(space.live_bytes == 0);
+  CHECK(space.largest_free() == run_bytes(k));
 }

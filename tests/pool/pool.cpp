@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "catch.hpp"
@@ -412,6 +413,49 @@ TEST_CASE("a block freed twice is told to the misuse handler and not handed out 
     CHECK(seen.back() == misuse_kind::foreign_pointer);
   }
   (void)set_misuse_handler(before);
+}
+
+namespace {
+/// What the handler of the next test asks.
+struct asked_by_handler {
+  static inline stack<sim_pages, pooled>* memory = nullptr;
+  static inline int told = 0;
+};
+}  // namespace
+
+TEST_CASE("the misuse handler may use the pool that it is told of", "[pool][misuse]") {
+  sim_machine const machine;
+  {
+    auto memory = sim_pages(machine.driver()) | pooled{};
+    asked_by_handler::memory = &memory;
+    asked_by_handler::told = 0;
+    auto const before = set_misuse_handler([](misuse const& m) {
+      ++asked_by_handler::told;
+      CHECK(m.kind() == misuse_kind::double_free);
+      auto& pool = *asked_by_handler::memory;
+      CHECK(pool->state().reserved > 0);
+      CHECK_FALSE(pool.owns(&pool));
+      pool.deallocate({}, pool.allocate({}, 3_MiB), 3_MiB);
+      pool.deallocate({}, pool.allocate({}, 100), 100);
+    });
+    // The magazine takes both; the pool notices when they come home: by trimming, for another request, with a thread.
+    auto const twice = [&] {
+      void* const p = memory.allocate({}, 1000);
+      memory.deallocate({}, p, 1000);
+      memory.deallocate({}, p, 1000);
+    };
+    void* const beside = memory.allocate({}, 1000);  // keeps what small blocks are cut from
+    twice();
+    memory.trim(0);
+    CHECK(asked_by_handler::told == 1);
+    twice();
+    memory.deallocate({}, memory.allocate({}, 200_MiB), 200_MiB);
+    CHECK(asked_by_handler::told == 2);
+    std::thread(twice).join();
+    CHECK(asked_by_handler::told == 3);
+    memory.deallocate({}, beside, 1000);
+    (void)set_misuse_handler(before);
+  }
 }
 
 TEST_CASE("a driver call that fails, whichever it is, leaks nothing and spoils nothing", "[pool][fault]") {

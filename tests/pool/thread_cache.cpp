@@ -247,3 +247,49 @@ TEST_CASE("a pool may end while other threads begin and end", "[pool][threads]")
     REQUIRE(machine.leaks().total() == 0);
   }
 }
+
+TEST_CASE("a thread that uses stream after stream keeps the caches of few", "[pool]") {
+  sim_machine const machine(plain(256_MiB));
+  auto memory = sim_pages(machine.driver()) | pooled{};
+  std::size_t after_some = 0;
+  for (int i = 0; i < 5000; ++i) {
+    test_stream const brief(machine.driver());
+    void* const small = memory.allocate(brief, 1000);
+    void* const large = memory.allocate(brief, 3_MiB);
+    memory.deallocate(brief, large, 3_MiB);
+    memory.deallocate(brief, small, 1000);
+    if (i == 500) after_some = memory->state().host_bytes;
+  }
+  auto const s = memory->state();
+  CHECK(s.host_bytes <= after_some + after_some / 4);
+  CHECK(s.live == 0);
+  CHECK(s.live_blocks == 0);
+  memory.empty_cache();
+  CHECK(memory->state().reserved == 0);
+}
+
+TEST_CASE("what a thread cached of a stream it no longer uses goes to the pool", "[pool]") {
+  sim_machine const machine(plain(256_MiB));
+  auto memory = sim_pages(machine.driver()) | pooled{};
+  std::vector<std::unique_ptr<test_stream<sim_driver>>> streams;
+  std::vector<void*> blocks;
+  for (int i = 0; i < 200; ++i) {
+    streams.push_back(std::make_unique<test_stream<sim_driver>>(machine.driver()));
+    blocks.push_back(memory.allocate(*streams.back(), 1_MiB));
+  }
+  auto const before = memory->state();
+  for (std::size_t i = 0; i < blocks.size(); ++i) memory.deallocate(*streams[i], blocks[i], 1_MiB);
+  auto const s = memory->state();
+  CHECK(s.live == 0);
+  // 64 magazines hold a block each; the pool sees the others.
+  CHECK(s.inactive_split_bytes >= 136_MiB);
+  CHECK(s.inactive_split_bytes < 200_MiB);
+  CHECK(s.host_bytes < before.host_bytes + 64 * 8_KiB);
+  // The stream used first finds its memory again, and the one used last still has its magazine.
+  CHECK(memory.allocate(*streams.back(), 1_MiB) == blocks.back());
+  void* const first = memory.allocate(*streams.front(), 1_MiB);
+  CHECK(memory->state().reserved == before.reserved);
+  CHECK(memory->state().live == 2_MiB);
+  memory.deallocate(*streams.front(), first, 1_MiB);
+  memory.deallocate(*streams.back(), blocks.back(), 1_MiB);
+}

@@ -100,6 +100,8 @@ expect 2 "an unknown pool" --device sim --pool nothing "$demucs"
 says err "no pool 'nothing'"
 expect 2 "an unknown device" --device tpu "$demucs"
 expect 2 "an unknown option" --fast "$demucs"
+expect 2 "a capacity for a CUDA device" --device cuda --capacity 3GiB "$demucs"
+says err '^tarn_replay: --capacity is of the simulated device'
 expect 2 "no passes" --passes 0 "$demucs"
 expect 2 "no trace"
 says err 'no trace given'

@@ -12,6 +12,12 @@
 
 using namespace tarn;
 
+namespace {
+std::int64_t number_of(std::size_t bytes) {
+  return static_cast<std::int64_t>(bytes);
+}
+}  // namespace
+
 TEST_CASE("the numbers are PyTorch's", "[report][stats]") {
   sim_machine machine{sim_options{.backing = sim_backing::address_only}};
   sim_pool pool{sim_pages{machine.driver(0)}};
@@ -44,6 +50,73 @@ TEST_CASE("the numbers are PyTorch's", "[report][stats]") {
   reset_accumulated_memory_stats(pool);
   reset_peak_memory_stats(pool);
   CHECK(max_memory_allocated(pool) == 0);
+}
+
+TEST_CASE("what is held for small and for large blocks is told apart", "[report][stats]") {
+  sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
+  auto const on_pages = [&] { return sim_pages{machine.driver(0)} | pooled{} | tracked{}; };
+  auto const on_blocks = [&] { return sim_malloc{machine.driver(0)} | pooled{} | tracked{}; };
+  auto const try_on = [](auto memory, bool const has_segments) {
+    std::vector<memory_stat> stats;
+    auto const at = [&](std::string const& key) {
+      auto const found =
+          std::find_if(stats.begin(), stats.end(), [&](auto const& s) { return s.first == key; });
+      REQUIRE(found != stats.end());
+      return found->second;
+    };
+    auto const parts_add_up = [&](std::string const& name) {
+      stats = memory_stats(memory);
+      return at(name + ".small_pool.current") + at(name + ".large_pool.current") == at(name + ".all.current");
+    };
+    void* const small = memory.allocate({}, 700);
+    CHECK(parts_add_up("reserved_bytes"));
+    CHECK(at("reserved_bytes.small_pool.current") >= 65536);
+    CHECK(at("reserved_bytes.large_pool.current") == 0);
+    void* const large = memory.allocate({}, 40_MiB);
+    void* const medium = memory.allocate({}, 1_MiB);
+    CHECK(parts_add_up("reserved_bytes"));
+    CHECK(at("reserved_bytes.large_pool.current") >= number_of(40_MiB));
+    CHECK(at("reserved_bytes.large_pool.current") < number_of(48_MiB));
+    memory.deallocate({}, large, 40_MiB);
+    memory.deallocate({}, small, 700);
+    CHECK(parts_add_up("reserved_bytes"));
+    CHECK(at("reserved_bytes.large_pool.current") >= number_of(40_MiB));  // kept, though free
+    if (has_segments) {
+      CHECK(parts_add_up("segment"));
+      CHECK(at("segment.large_pool.current") == 1);
+    }
+    memory.trim(0);
+    CHECK(parts_add_up("reserved_bytes"));
+    CHECK(parts_add_up("inactive_split"));
+    CHECK(parts_add_up("inactive_split_bytes"));
+    CHECK(at("inactive_split.small_pool.current") >= 1);  // beside the block of 1 MiB
+    CHECK(at("inactive_split_bytes.small_pool.current") == number_of(1_MiB));
+    CHECK(at("reserved_bytes.small_pool.current") == number_of(2_MiB));
+    CHECK(at("reserved_bytes.large_pool.current") == 0);
+    CHECK(at("reserved_bytes.large_pool.peak") >= number_of(40_MiB));
+    CHECK(at("reserved_bytes.large_pool.freed") == at("reserved_bytes.large_pool.allocated"));
+    if (has_segments) {
+      CHECK(at("segment.large_pool.freed") == 1);
+      CHECK(at("segment.small_pool.current") == 1);
+    }
+    reset_peak_memory_stats(memory);
+    CHECK(parts_add_up("reserved_bytes"));
+    CHECK(at("reserved_bytes.large_pool.peak") == 0);
+    // Where nothing can be had, the books are right all the same.
+    CHECK_THROWS_AS(memory.allocate({}, 1024_GiB), out_of_memory);
+    memory.trim(0);
+    CHECK(parts_add_up("reserved_bytes"));
+    memory.deallocate({}, medium, 1_MiB);
+    memory.empty_cache();
+    CHECK(parts_add_up("reserved_bytes"));
+    CHECK(at("reserved_bytes.small_pool.current") == 0);
+  };
+  SECTION("over pages") {
+    try_on(on_pages(), false);
+  }
+  SECTION("over blocks") {
+    try_on(on_blocks(), true);
+  }
 }
 
 TEST_CASE("the summary has PyTorch's layout", "[report][summary]") {

@@ -188,15 +188,25 @@ class basic_cuda_driver {
 
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
-    cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_, handle);
+    // Memory that is not of cudaMalloc is copied only where its device is current.
+    detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
-    return detail::cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, handle),
+    return detail::cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, reach(stream)),
                                "cudaMemcpyAsync");
+  }
+  /// Copies device memory of another device to this one's; the stream is this one's. Unlike copy() it needs no access
+  /// from one device to the other's memory: pages that are mapped for their own device alone may be copied.
+  status copy_from_device(stream_ref stream, void* to, device_id other, void const* from,
+                          std::size_t bytes) const noexcept {
+    if (bytes == 0) return {};
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    return detail::cuda_status(cudaMemcpyPeerAsync(to, device_, from, other.value, bytes, reach(stream)),
+                               "cudaMemcpyPeerAsync");
   }
   status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
-    detail::on_device const here(device_);  // unlike a copy, a memset is not promised to work from elsewhere
+    detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaMemsetAsync(to, byte, bytes, reach(stream)), "cudaMemsetAsync");
   }

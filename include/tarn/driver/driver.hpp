@@ -22,6 +22,7 @@
 // | synchronize_event(event), _stream(stream), _device()         | blocks           | waits on the host                                                   |
 // | create_stream(stream&), destroy_stream(stream)               | 5 us             | non-blocking with respect to the legacy default stream              |
 // | copy(stream, to, from, bytes)                                | 2 us             | any direction, asynchronous to the host where the memory allows     |
+// | copy_from_device(stream, to, device, from, bytes), optional  | 2 us             | the same from another device's memory, whoever may access it        |
 // | fill(stream, to, byte, bytes)                                | 2 us             | sets bytes                                                          |
 // | memory_info(free&, total&)                                   | 5 us             | of the whole device, as cudaMemGetInfo                              |
 // | page_granularity(bytes&)                                     | once             | unsupported: no virtual memory management here                      |

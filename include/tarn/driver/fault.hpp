@@ -210,6 +210,14 @@ class faulty {
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
     return through(driver_call::copy, [&] { return driver_.copy(stream, to, from, bytes); });
   }
+  status copy_from_device(stream_ref stream, void* to, device_id other, void const* from,
+                          std::size_t bytes) const noexcept requires requires(Driver const& d) {
+    d.copy_from_device(stream, to, other, from, bytes);
+  }
+  {
+    return through(driver_call::copy,
+                   [&] { return driver_.copy_from_device(stream, to, other, from, bytes); });
+  }
   status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
     return through(driver_call::fill, [&] { return driver_.fill(stream, to, byte, bytes); });
   }

@@ -13,6 +13,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/extremes.hpp"
 #include "tarn/core/misuse.hpp"
+#include "tarn/core/sequence.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/fill_pattern.hpp"
 
@@ -75,14 +76,19 @@ class fenced_layer {
     upstream_.deallocate_sync(before(p, alignment), whole_bytes(bytes, alignment), alignment);
   }
 
-  /// Verifies the fences of every live block now; returns how many were broken. Waits for the default stream.
+  /// Verifies the fences of every live block now, tells of those that were broken and returns how many. Waits for the
+  /// default stream; other threads' calls wait meanwhile, but not for the handler. @throws std::bad_alloc
   std::size_t check_all() {
-    std::lock_guard const guard(mutex_);
-    std::size_t broken = 0;
-    blocks_.for_each([&](std::uintptr_t p, block b) {
-      broken += verify(reinterpret_cast<void*>(p), stream_ref{}, b.bytes, b.alignment) ? 0 : 1;
-    });
-    return broken;
+    detail::sequence<breach> broken;
+    {
+      std::lock_guard const guard(mutex_);
+      blocks_.for_each([&](std::uintptr_t p, block b) {
+        auto* const start = reinterpret_cast<void*>(p);
+        if (breach const found = verify(start, stream_ref{}, b.bytes, b.alignment)) broken.push_back(found);
+      });
+    }
+    for (breach const& found : broken) tell(found);
+    return broken.size();
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
@@ -97,6 +103,13 @@ class fenced_layer {
     std::size_t bytes = 0;
     std::size_t alignment = 0;
     friend bool operator==(block const&, block const&) = default;
+  };
+  /// Where a block's fences were written over; zero where they were not.
+  struct breach {
+    void const* p;
+    std::size_t before;  ///< distance of the first byte from the block's start
+    std::size_t after;   ///< offset of the first byte from the block's start
+    explicit operator bool() const noexcept { return before != 0 || after != 0; }
   };
   [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
 
@@ -138,17 +151,18 @@ class fenced_layer {
     return p;
   }
 
-  /// Verifies and forgets a block; false where it must not be passed on.
+  /// Verifies and forgets a block; false where it must not be passed on. The handler is called without the mutex: it
+  /// may use this very resource.
   bool retire(void* p, stream_ref stream, std::size_t bytes, std::size_t alignment) noexcept {
     block b{};
     {
       std::lock_guard const guard(mutex_);
       b = blocks_.find(key_of(p));
-      if (b == block{}) {
-        tell(misuse_kind::foreign_pointer, p, "not live here: freed twice, or another resource's", 0);
-        return false;
-      }
       if (b == block{bytes, alignment}) (void)blocks_.erase(key_of(p));
+    }
+    if (b == block{}) {
+      tell(misuse_kind::foreign_pointer, p, "not live here: freed twice, or another resource's", 0);
+      return false;
     }
     if (!(b == block{bytes, alignment})) {
       auto const kind = b.bytes != bytes ? misuse_kind::wrong_size : misuse_kind::wrong_alignment;
@@ -157,22 +171,25 @@ class fenced_layer {
            b.bytes);
       return false;
     }
-    (void)verify(p, stream, bytes, alignment);
+    if (breach const found = verify(p, stream, bytes, alignment)) tell(found);
     return true;
   }
 
-  bool verify(void* p, stream_ref stream, std::size_t bytes, std::size_t alignment) noexcept {
+  breach verify(void* p, stream_ref stream, std::size_t bytes, std::size_t alignment) const noexcept {
     std::size_t const width = fence(alignment);
     auto* const start = static_cast<unsigned char*>(p);
     std::size_t const front =
         detail::first_difference(driver(), stream, start - width, pattern::fence, width);
-    if (front != width)
-      tell(misuse_kind::overrun, p, "written before its start, at distance ", width - front);
     std::size_t const back = detail::first_difference(driver(), stream, start + bytes, pattern::fence, width);
-    if (back != width) tell(misuse_kind::overrun, p, "written past its end, at offset ", bytes + back);
-    return front == width && back == width;
+    return {p, width - front, back != width ? bytes + back : 0};
   }
 
+  static void tell(breach const& found) noexcept {
+    if (found.before != 0)
+      tell(misuse_kind::overrun, found.p, "written before its start, at distance ", found.before);
+    if (found.after != 0)
+      tell(misuse_kind::overrun, found.p, "written past its end, at offset ", found.after);
+  }
   static void tell(misuse_kind kind, void const* p, std::string_view what, std::size_t number) noexcept {
     message<256> text;
     text.add("block ").add_hex(reinterpret_cast<std::uintptr_t>(p)).add(" ").add(what);

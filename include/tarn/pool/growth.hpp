@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/counter.hpp"
 #include "tarn/core/extremes.hpp"
 #include "tarn/pool/range.hpp"
 
@@ -56,13 +57,20 @@ struct growth_counters {
   std::uint64_t remaps = 0;  ///< maps of handles into views
   std::uint64_t handles_peak = 0;
 
-  void hold(std::size_t bytes) noexcept {
+  stat reserved_in[zone_count];  ///< bytes by the zone that they were taken for
+  stat handles_in[zone_count];
+
+  void hold(std::size_t bytes, zone where) noexcept {
+    reserved_in[static_cast<std::size_t>(where)].increase(static_cast<std::int64_t>(bytes));
+    handles_in[static_cast<std::size_t>(where)].increase(1);
     reserved += bytes;
     reserved_total += bytes;
     reserved_peak = larger_of(reserved_peak, reserved);
     handles_peak = larger_of(handles_peak, creates - destroys);
   }
-  void release(std::size_t bytes) noexcept {
+  void release(std::size_t bytes, zone where) noexcept {
+    reserved_in[static_cast<std::size_t>(where)].decrease(static_cast<std::int64_t>(bytes));
+    handles_in[static_cast<std::size_t>(where)].decrease(1);
     reserved -= bytes;
     released_total += bytes;
   }

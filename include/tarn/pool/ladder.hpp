@@ -18,7 +18,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -89,7 +88,8 @@ class ladder {
     // What is neutral and what is the stream's own may lie side by side: as one range it may do.
     if (request.taker != neutral) space.hand_over(neutral, request.taker, ~std::uint64_t{0});
     if (ready(take)) return block;
-    std::optional<out_of_memory> refused;
+    memory_report refused;
+    bool was_refused = false;
     try {
       for (int attempt = 0; attempt < 3; ++attempt) {
         budget(request);
@@ -97,7 +97,8 @@ class ladder {
           return block;
       }
     } catch (out_of_memory const& error) {
-      refused = error;
+      refused = error.report();
+      was_refused = true;
     }
     ++alloc_retries;
     held.unlock();
@@ -122,10 +123,11 @@ class ladder {
     try {
       if (growth.grow(space, held, order, request, block) && (block != nullptr || ready(take))) return block;
     } catch (out_of_memory const& error) {
-      refused = error;
+      refused = error.report();
+      was_refused = true;
     }
     ++ooms;
-    throw out_of_memory(report(request, refused ? &*refused : nullptr));
+    throw out_of_memory(report(request, refused, was_refused));
   }
 
   /// Frees that the device is past become neutral. Never waits.
@@ -196,9 +198,9 @@ class ladder {
     request.may_create = target > counters.reserved ? target - counters.reserved : 0;
   }
 
-  [[nodiscard]] memory_report report(growth_request const& request, out_of_memory const* refused) const {
-    memory_report r;
-    if (refused != nullptr) r = refused->report();
+  [[nodiscard]] memory_report report(growth_request const& request, memory_report const& refused,
+                                     bool const was_refused) const {
+    memory_report r = refused;
     r.asked = request.asked;
     r.alignment = request.asked_alignment;
     r.device = order.driver().device().value;
@@ -207,7 +209,7 @@ class ladder {
     r.reserved = counters.reserved;
     r.cached = counters.reserved > space.live_bytes ? counters.reserved - space.live_bytes : 0;
     r.largest_free_range = space.largest_free();
-    if (refused == nullptr) r.refused_by = "the pool";
+    if (!was_refused) r.refused_by = "the pool";
     return r;
   }
 };

@@ -37,6 +37,7 @@ struct magazine {
 struct stream_cache {
   stream_id id = 0;
   stream_ref stream;
+  std::uint64_t used = 0;  ///< the thread's count of changes of stream when this one was used last
   /// The last freed block above class_limit. One only: it serves a loop that frees and asks for the same size
   /// again, and any other request sends it home first, so that large ranges coalesce as if it were not here.
   void* large_block = nullptr;
@@ -48,6 +49,19 @@ struct stream_cache {
   stream_cache& operator=(stream_cache const&) = delete;
   ~stream_cache() {
     for (magazine& m : magazines) delete[] m.blocks;
+  }
+
+  /// Bytes in the magazines.
+  [[nodiscard]] std::size_t held_bytes() const noexcept {
+    std::size_t sum = large_block != nullptr ? large_bytes : 0;
+    for (unsigned k = 0; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
+    return sum;
+  }
+  /// Host memory of the magazines, bytes.
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    std::size_t sum = sizeof(stream_cache);
+    for (magazine const& m : magazines) sum += m.capacity * sizeof(void*);
+    return sum;
   }
 
   /// Gives a class its array. False where the host has no memory: then the block goes without a magazine.

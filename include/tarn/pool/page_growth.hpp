@@ -217,6 +217,10 @@ class page_growth {
     std::size_t const part = (address - map_.base()) / (map_.bytes() / 4);
     return part < zone_count ? homes_[part] : view_places_;
   }
+  /// The zone whose home an address lies in.
+  [[nodiscard]] zone zone_at(std::uintptr_t home) const noexcept {
+    return static_cast<zone>((home - map_.base()) / (map_.bytes() / 4));
+  }
   [[nodiscard]] range_index& homes(zone where) noexcept { return homes_[static_cast<std::size_t>(where)]; }
 
   /// The free range, with a hole after it, that lacks least of the request.
@@ -297,13 +301,13 @@ class page_growth {
     for (created& c : made) {
       c.id = source_.create(c.bytes);
       ++counters_.creates;
-      counters_.hold(c.bytes);
+      counters_.hold(c.bytes, zone_at(address));
       try {
         source_.map(reinterpret_cast<void*>(address), c.bytes, c.id);
       } catch (...) {
         source_.destroy(c.id, c.bytes);
         ++counters_.destroys;
-        counters_.release(c.bytes);
+        counters_.release(c.bytes, zone_at(address));
         throw;
       }
       ++counters_.maps;
@@ -315,10 +319,10 @@ class page_growth {
     for (created const& c : made) {
       if (!c.mapped) break;
       unmap(address, c.bytes);
-      address += c.bytes;
       source_.destroy(c.id, c.bytes);
       ++counters_.destroys;
-      counters_.release(c.bytes);
+      counters_.release(c.bytes, zone_at(address));
+      address += c.bytes;
     }
   }
 
@@ -522,7 +526,7 @@ class page_growth {
     unmap(map_[h].home, map_[h].bytes);
     source_.destroy(map_[h].id, map_[h].bytes);
     ++counters_.destroys;
-    counters_.release(map_[h].bytes);
+    counters_.release(map_[h].bytes, zone_at(map_[h].home));
   }
 
   /// Takes the first `bytes` of a hole. Room was made.

@@ -47,6 +47,7 @@ class pool {
   /// Waits for the streams that freed memory here, then gives everything back. After the driver is gone:
   /// nothing.
   ~pool() {
+    teller const last(*this);
     {
       std::lock_guard const guard(link_->mutex);
       link_->pool = nullptr;
@@ -113,13 +114,15 @@ class pool {
   /// that freed it; other threads go on meanwhile. Returns the bytes given back. O(handles given back + free
   /// ranges).
   std::size_t trim(std::size_t keep_bytes) {
+    teller const last(*this);
     std::lock_guard const cold(ladder_.cold);
     if (ladder_.counters.reserved <= keep_bytes) return 0;
     flush_all();
     release_waiting(true);
     lock held(ladder_.hot);
     ladder_.finish_all(held);
-    return ladder_.growth.shrink(ladder_.space, held, keep_bytes);
+    std::size_t const given = ladder_.growth.shrink(ladder_.space, held, keep_bytes);
+    return given;
   }
 
   /// True where `p` lies in what the pool reserved. Takes the growth lock.
@@ -148,6 +151,7 @@ class pool {
     for (auto const& cache : caches_) {
       live += cache->live_bytes.load(std::memory_order_relaxed);
       blocks += cache->live_blocks.load(std::memory_order_relaxed);
+      s.host_bytes += sizeof(*cache) + cache->host_bytes.load(std::memory_order_relaxed);
     }
     detail::growth_counters const& c = ladder_.counters;
     std::lock_guard const hot(ladder_.hot);
@@ -160,11 +164,17 @@ class pool {
     s.reserved_peak = c.reserved_peak;
     s.cached = c.reserved > s.live ? c.reserved - s.live : 0;
     s.largest_free_range = ladder_.space.largest_free();
-    for (detail::domain_ref d = 0; d < ladder_.space.streams.size(); ++d) {
-      for (auto const& index : ladder_.space.streams[d].index) {
-        s.free_blocks += index.count();
-        s.inactive_split_bytes += index.bytes();
+    for (detail::zone const where : {detail::zone::small, detail::zone::large}) {
+      pool_part& part = where == detail::zone::small ? s.small : s.large;
+      part.reserved = c.reserved_in[static_cast<std::size_t>(where)];
+      part.handles = c.handles_in[static_cast<std::size_t>(where)];
+      for (detail::domain_ref d = 0; d < ladder_.space.streams.size(); ++d) {
+        detail::range_index const& index = ladder_.space.streams[d].ranges(where);
+        part.free_blocks += index.count();
+        part.inactive_split_bytes += index.bytes();
       }
+      s.free_blocks += part.free_blocks;
+      s.inactive_split_bytes += part.inactive_split_bytes;
     }
     s.reserved_total = c.reserved_total;
     s.released_total = c.released_total;
@@ -179,7 +189,7 @@ class pool {
     s.ooms = ladder_.ooms;
     s.host_waits = ladder_.order.host_waits();
     s.device_waits = ladder_.order.device_waits();
-    s.host_bytes = ladder_.space.host_bytes() + ladder_.growth.host_bytes();
+    s.host_bytes += ladder_.space.host_bytes() + ladder_.growth.host_bytes();
     return s;
   }
 
@@ -188,6 +198,10 @@ class pool {
     std::lock_guard const cold(ladder_.cold);
     ladder_.counters.reserved_peak = ladder_.counters.reserved;
     ladder_.counters.handles_peak = ladder_.counters.creates - ladder_.counters.destroys;
+    for (std::size_t z = 0; z < detail::zone_count; ++z) {
+      ladder_.counters.reserved_in[z].reset_peak();
+      ladder_.counters.handles_in[z].reset_peak();
+    }
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return ladder_.growth.source(); }
@@ -240,6 +254,7 @@ class pool {
   TARN_NOINLINE void* allocate_slow(stream_id id, stream_ref stream, std::size_t bytes,
                                     std::size_t alignment) {
     if (bytes > max_request_bytes) refuse(id, bytes, alignment);
+    teller const last(*this);
     bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
     unsigned const k = classed ? detail::class_of(bytes) : 0;
     bool const in_run = classed && k < detail::run_class_count;
@@ -332,6 +347,7 @@ class pool {
 
   TARN_NOINLINE void deallocate_slow(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                      std::size_t alignment) noexcept {
+    teller const last(*this);
     std::size_t const block = detail::rounded_bytes(bytes, alignment);
     bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
     unsigned const k = classed ? detail::class_of(bytes) : detail::class_count;
@@ -382,6 +398,7 @@ class pool {
     detail::magazine& m = mine.magazines[k];
     if (m.count == m.capacity) [[unlikely]] {
       if (m.capacity != 0 || !mine.open(k)) return false;
+      cache.count_host(m.capacity * sizeof(void*), 0);
     }
     m.blocks[m.count++] = p;
     cache.count_held(detail::class_bytes(k), 0);
@@ -413,13 +430,13 @@ class pool {
         held.lock();
         result = ladder_.space.release_small(detail::neutral, k, blocks[i]);
       }
-      if (result != detail::release_result::done) complain(held, result, blocks[i]);
+      if (result != detail::release_result::done) notice(result, blocks[i]);
     }
   }
   void give_back_range(stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
     lock held(ladder_.hot);
     auto const result = ladder_.space.release(domain_of(held, id, stream), p, block);
-    if (result != detail::release_result::done) complain(held, result, p);
+    if (result != detail::release_result::done) return notice(result, p);
   }
 
   /// The domain that a free belongs to. Where the host has no memory to make one, the stream is finished
@@ -436,12 +453,52 @@ class pool {
     }
   }
 
-  void complain(lock& held, detail::release_result result, void const* p) noexcept {
-    held.unlock();
+  // ---- misuse
+
+  /// A misuse noticed under a lock.
+  struct noticed {
+    detail::release_result what = detail::release_result::done;
+    void const* p = nullptr;
+  };
+
+  /// Tells what was noticed when the call ends and its locks are released, so that the handler may use the pool. Comes
+  /// before the locks of its function.
+  class teller {
+   public:
+    explicit teller(pool& self) noexcept : self_(self) {}
+    teller(teller const&) = delete;
+    teller& operator=(teller const&) = delete;
+    ~teller() {
+      while (self_.noticed_count_.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+          noticed next;
+          {
+            lock const held(self_.ladder_.hot);
+            unsigned const count = self_.noticed_count_.load(std::memory_order_relaxed);
+            if (count == 0) return;
+            next = self_.noticed_[count - 1];
+            self_.noticed_count_.store(count - 1, std::memory_order_relaxed);
+          }
+          tell(next);
+        }
+    }
+
+   private:
+    pool& self_;
+  };
+
+  /// Notes a misuse for the teller; of very many at once the first are told. The hot lock is held.
+  void notice(detail::release_result what, void const* p) noexcept {
+    unsigned const count = noticed_count_.load(std::memory_order_relaxed);
+    if (count == most_noticed) return;
+    noticed_[count] = {what, p};
+    noticed_count_.store(count + 1, std::memory_order_relaxed);
+  }
+
+  static void tell(noticed const& n) noexcept {
     message<160> text;
     misuse_kind kind = misuse_kind::foreign_pointer;
-    text.add("deallocation of ").add_hex(reinterpret_cast<std::uintptr_t>(p)).add(": ");
-    switch (result) {
+    text.add("deallocation of ").add_hex(reinterpret_cast<std::uintptr_t>(n.p)).add(": ");
+    switch (n.what) {
       case detail::release_result::wrong_size:
         kind = misuse_kind::wrong_size;
         text.add("the block has another size; pass the bytes and alignment of its allocation");
@@ -454,8 +511,7 @@ class pool {
         text.add("no live block of this pool starts there (freed twice, or another pool's)");
         break;
     }
-    report_misuse(misuse(kind, p, text.view()));
-    held.lock();
+    report_misuse(misuse(kind, n.p, text.view()));
   }
 
   // ---- threads
@@ -487,25 +543,28 @@ class pool {
     }
   }
 
-  /// This thread's cache of a stream, made on first use; null without host memory.
-  static detail::stream_cache* stream_cache_of(detail::thread_cache& cache, stream_id id,
-                                               stream_ref stream) noexcept {
+  /// This thread's cache of a stream, made on first use; null without host memory. A thread that comes with
+  /// stream after stream brings the magazines of the oldest home.
+  detail::stream_cache* stream_cache_of(detail::thread_cache& cache, stream_id id,
+                                        stream_ref stream) noexcept {
+    detail::owned<detail::stream_cache> oldest;
     cache.lock.enter();
     detail::stream_cache* mine = cache.find(id);
     if (mine == nullptr) {
       try {
-        cache.streams.push_back(detail::owned(new detail::stream_cache(id, stream)));
-        mine = cache.last = cache.streams.back().get();
+        mine = cache.make(id, stream, oldest);
       } catch (...) {
         mine = nullptr;
       }
     }
     cache.lock.leave();
+    if (oldest.get() != nullptr) bring_home(*oldest);
     return mine;
   }
 
   /// An ending thread's cache comes home. Called with the link's mutex held.
   void retire(detail::thread_cache* cache) noexcept {
+    teller const last(*this);
     std::lock_guard const cold(ladder_.cold);
     flush(*cache);
     retired_live_bytes_ += cache->live_bytes.load(std::memory_order_relaxed);
@@ -526,17 +585,20 @@ class pool {
 
   void flush(detail::thread_cache& cache) noexcept {
     cache.lock.visit();
-    for (auto const& mine : cache.streams) {
-      if (mine->large_block != nullptr) {
-        give_back_range(mine->id, mine->stream, std::exchange(mine->large_block, nullptr), mine->large_bytes);
-      }
-      for (unsigned k = 0; k < detail::class_count; ++k) {
-        detail::magazine& m = mine->magazines[k];
-        if (m.count != 0) give_back(mine->id, mine->stream, k, m.blocks, std::exchange(m.count, 0));
-      }
-    }
+    for (auto const& mine : cache.streams) bring_home(*mine);
     cache.held_bytes.store(0, std::memory_order_relaxed);
     cache.lock.end_visit();
+  }
+
+  /// Empties a stream's magazines, which nobody else can reach meanwhile.
+  void bring_home(detail::stream_cache& mine) noexcept {
+    if (mine.large_block != nullptr) {
+      give_back_range(mine.id, mine.stream, std::exchange(mine.large_block, nullptr), mine.large_bytes);
+    }
+    for (unsigned k = 0; k < detail::class_count; ++k) {
+      detail::magazine& m = mine.magazines[k];
+      if (m.count != 0) give_back(mine.id, mine.stream, k, m.blocks, std::exchange(m.count, 0));
+    }
   }
 
   /// Frees blocks that record_use() held back and whose uses are over. The growth lock is held.
@@ -594,6 +656,9 @@ class pool {
   std::int64_t retired_live_blocks_ = 0;
   std::int64_t uncached_live_bytes_ = 0;  ///< of calls without a thread cache; under the hot lock
   std::int64_t uncached_live_blocks_ = 0;
+  static constexpr unsigned most_noticed = 16;
+  noticed noticed_[most_noticed];  ///< misuse not told yet; under the hot lock
+  std::atomic<unsigned> noticed_count_{0};
 };
 
 }  // namespace tarn

@@ -1,12 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What a pool knows of itself at one moment, for reports and tests. Bytes unless said.
-// Above it: pool, report. Below it: nothing.
+// Above it: pool, report. Below it: counter.
 
 #include <cstddef>
 #include <cstdint>
 
+#include "tarn/core/counter.hpp"
+
 namespace tarn {
+
+/// One of PyTorch's two pools: what was taken for blocks up to 1 MiB, or for larger ones. A wholly free handle of one
+/// may serve the other, too.
+struct pool_part {
+  stat reserved;                         ///< bytes held from the driver
+  stat handles;                          ///< physical handles, or segments, held
+  std::size_t free_blocks = 0;           ///< free ranges
+  std::size_t inactive_split_bytes = 0;  ///< bytes in them
+};
 
 struct pool_state {
   std::size_t live = 0;                ///< handed out, rounded to blocks
@@ -32,6 +43,8 @@ struct pool_state {
   std::uint64_t host_waits = 0;     ///< times the host waited for a stream
   std::uint64_t device_waits = 0;   ///< times a stream was made to wait for another
   std::size_t host_bytes = 0;       ///< host memory of the bookkeeping
+  pool_part small;                  ///< of what is above: for blocks up to 1 MiB
+  pool_part large;                  ///< for larger blocks
 };
 
 }  // namespace tarn

@@ -61,9 +61,9 @@ class segment_growth {
     }
     hot.lock();
     ++counters_.creates;
-    counters_.hold(bytes);
+    counters_.hold(bytes, request.where);
     auto const index = free_index();
-    segments_[index] = {base, bytes};
+    segments_[index] = {base, bytes, request.where};
     range_ref const r = a.ranges.take();
     range& node = a.ranges[r];
     node.address = align_up(reinterpret_cast<std::uintptr_t>(base), range_grain);
@@ -94,7 +94,7 @@ class segment_growth {
       segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
       a.ranges.put_back(whole);
       ++counters_.destroys;
-      counters_.release(gone.bytes);
+      counters_.release(gone.bytes, gone.where);
       given += gone.bytes;
       hot.unlock();
       source_.deallocate_sync(gone.base, gone.bytes, default_alignment);
@@ -127,6 +127,7 @@ class segment_growth {
   struct segment {
     void* base = nullptr;
     std::size_t bytes = 0;
+    zone where = zone::small;
   };
 
   /// An unused entry; room was made.

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <utility>
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/counted.hpp"
@@ -17,6 +18,10 @@
 
 namespace tarn::detail {
 
+/// Of how many streams a thread keeps magazines; those of the stream not used for longest make room. More than
+/// programs use at a time, and few enough to look through: 64 compares where another stream follows.
+inline constexpr std::size_t cached_streams = 64;
+
 /// What one thread caches of one pool. The pool owns it; the thread uses it under `lock`.
 struct alignas(cache_line_bytes) thread_cache {
   owner_lock lock;
@@ -26,6 +31,7 @@ struct alignas(cache_line_bytes) thread_cache {
   std::atomic<std::int64_t> live_blocks{0};
   /// Bytes in the magazines; lets others see without a visit whether one would be worth it.
   std::atomic<std::size_t> held_bytes{0};
+  std::atomic<std::size_t> host_bytes{0};  ///< host memory of the magazines
   sequence<owned<stream_cache>> streams;
 
   /// The cache of a stream, or null. The owner is inside.
@@ -41,14 +47,47 @@ struct alignas(cache_line_bytes) thread_cache {
   TARN_ALWAYS_INLINE void count_held(std::size_t more, std::size_t less) noexcept {
     held_bytes.store(held_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
   }
+  TARN_ALWAYS_INLINE void count_host(std::size_t more, std::size_t less) noexcept {
+    host_bytes.store(host_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
+  }
+
+  /// Makes the cache of a stream that has none. Where there are too many, the one not used for longest is put
+  /// in `oldest`, and its blocks are the caller's to bring home. The owner is inside. @throws std::bad_alloc,
+  /// nothing has changed
+  stream_cache* make(stream_id id, stream_ref stream, owned<stream_cache>& oldest) {
+    owned<stream_cache> made(new stream_cache(id, stream));
+    streams.reserve(streams.size() + 1);
+    leave_last();
+    if (streams.size() >= cached_streams) {
+      std::size_t first = 0;
+      for (std::size_t i = 1; i < streams.size(); ++i) {
+        if (streams[i]->used < streams[first]->used) first = i;
+      }
+      oldest = std::move(streams[first]);
+      streams.erase_unordered(first);
+      count_held(0, oldest->held_bytes());
+      count_host(0, oldest->host_bytes());
+    }
+    count_host(made->host_bytes(), 0);
+    last = made.get();
+    streams.push_back(std::move(made));
+    return last;
+  }
 
  private:
   TARN_NOINLINE stream_cache* find_other(stream_id id) noexcept {
     for (auto& s : streams) {
-      if (s->id == id) return last = s.get();
+      if (s->id != id) continue;
+      leave_last();
+      return last = s.get();
     }
     return nullptr;
   }
+  void leave_last() noexcept {
+    if (last != nullptr) last->used = ++changes_;
+  }
+
+  std::uint64_t changes_ = 0;
 };
 
 /// Ties a pool to the threads that cache for it. Outlives both: each side leaves under the mutex.

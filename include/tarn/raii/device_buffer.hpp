@@ -165,7 +165,7 @@ class device_buffer {
   void copy_from(device_buffer<T, Other> const& other) {
     auto const& theirs = other.resource().driver();
     if (size_ != 0 && other.size() != 0) detail::order_streams(driver(), stream_, theirs, other.stream());
-    copy_from(other.span());
+    if (!copied_between_devices(other)) copy_from(other.span());
     if (size_ == 0) return;
     try {
       detail::order_streams(theirs, other.stream(), driver(), stream_);
@@ -221,6 +221,20 @@ class device_buffer {
     if (data_ != nullptr) memory_.deallocate(stream_, data_, capacity_ * sizeof(T), alignment_);
     data_ = nullptr;
     size_ = capacity_ = 0;
+  }
+  /// True where the memories are of two devices, which not every copy can cross, and the copy is made.
+  template <class Other>
+  bool copied_between_devices(device_buffer<T, Other> const& other) {
+    if constexpr (has_property<Resource, device_accessible> && !has_property<Resource, host_accessible> &&
+                  has_property<Other, device_accessible> && !has_property<Other, host_accessible> &&
+                  requires { driver().copy_from_device(stream_, data_, device_id{}, data_, size_); }) {
+      device_id const theirs = other.resource().driver().device();
+      if (theirs == driver().device() || other.size() != size_) return false;
+      status const s = driver().copy_from_device(stream_, data_, theirs, other.data(), bytes());
+      if (!s.ok()) throw cuda_error(s, driver().device().value);
+      return true;
+    }
+    return false;
   }
   /// Moves to a block of `count` elements on `stream`.
   void relocate(std::size_t count, stream_ref stream) {

@@ -98,8 +98,9 @@ using memory_stat = std::pair<std::string, std::int64_t>;
 
 /// All statistics under the keys of torch.cuda.memory_stats(), sorted as it sorts them. What tarn does not
 /// distinguish keeps PyTorch's meaning: active counts what is allocated or awaits another stream
-/// (record_use), inactive_split the free ranges, segment the physical handles; these have no small and large
-/// pool of their own and are told under "all". Takes the pool's locks for a moment. @throws std::bad_alloc
+/// (record_use), inactive_split the free ranges, segment the physical handles. Handles of pages serve small and large
+/// blocks in turn and are told under "all" alone; segments of a pool over blocks are told apart. Takes the pool's locks
+/// for a moment. @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::vector<memory_stat> memory_stats(Resource memory) {
   tracked_statistics const t = detail::statistics_of(memory);
@@ -124,8 +125,7 @@ template <class Resource>
   std::array<stat, 3> active_bytes = t.allocated_bytes;
   active_bytes[0].current += number(p.pending);
   active_bytes[0].peak = detail::larger_of(active_bytes[0].peak, active_bytes[0].current);
-  stat const free_ranges{number(p.free_blocks), number(p.free_blocks), 0, 0};
-  stat const free_bytes{number(p.inactive_split_bytes), number(p.inactive_split_bytes), 0, 0};
+  auto const level = [&](std::size_t now) { return stat{number(now), number(now), 0, 0}; };
   stat const reserved{number(p.reserved), number(p.reserved_peak), number(p.reserved_total),
                       number(p.released_total)};
   stat const segments{number(p.handles), number(p.handles_peak), number(p.creates), number(p.destroys)};
@@ -133,8 +133,10 @@ template <class Resource>
   put_groups("active_bytes", active_bytes);
   put_groups("allocated_bytes", t.allocated_bytes);
   put_groups("allocation", t.allocations);
-  put_groups("inactive_split", {free_ranges, {}, {}});
-  put_groups("inactive_split_bytes", {free_bytes, {}, {}});
+  put_groups("inactive_split",
+             {level(p.free_blocks), level(p.small.free_blocks), level(p.large.free_blocks)});
+  put_groups("inactive_split_bytes", {level(p.inactive_split_bytes), level(p.small.inactive_split_bytes),
+                                      level(p.large.inactive_split_bytes)});
   add("max_split_size", -1);
   add("num_alloc_retries", number(p.alloc_retries));
   add("num_device_alloc", number(p.creates));
@@ -148,8 +150,8 @@ template <class Resource>
     add(std::string("oversize_segments.") + part, 0);
   }
   put_groups("requested_bytes", t.requested_bytes);
-  put_groups("reserved_bytes", {reserved, {}, {}});
-  put_groups("segment", {segments, {}, {}});
+  put_groups("reserved_bytes", {reserved, p.small.reserved, p.large.reserved});
+  put_groups("segment", {segments, p.small.handles, p.large.handles});
   return out;
 }
 
