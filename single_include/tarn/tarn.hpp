@@ -2323,6 +2323,7 @@ static_assert(resource<pinned_host>);
 // pooled` bounds reserved bytes. Above it: user code. Below it: pool, compose.
 
 #include <concepts>
+#include <cstddef>
 #include <utility>
 
 // ---- tarn/policy/compose.hpp
@@ -2743,6 +2744,8 @@ inline void report_misuse(misuse const& what) noexcept {
 // What a user may choose of a pool; the defaults serve all traces.
 // Above it: ladder, pool. Below it: nothing.
 
+#include <cstddef>
+
 namespace tarn {
 
 /// May free physical handles be seen side by side at a second place?
@@ -2756,6 +2759,9 @@ struct pool_options {
   /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are
   /// remapped.
   unsigned slack_per_mille = 6;
+  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0: from the live peak, see pool/growth.hpp. Smaller
+  /// ones waste less and cost more driver calls.
+  std::size_t largest_handle = 0;
 };
 
 }  // namespace tarn
@@ -3015,7 +3021,7 @@ inline constexpr std::size_t zone_count = 2;
   return block_bytes <= class_limit ? zone::small : zone::large;
 }
 
-/// One node, 56 bytes.
+/// One node, 64 bytes.
 struct range {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
@@ -3030,6 +3036,7 @@ struct range {
   domain_ref domain = neutral;
   range_state state = range_state::unused;
   zone where = zone::small;
+  bool at_end = false;  ///< where it is in an index: it may be extended, see range_index
 
   [[nodiscard]] std::uintptr_t end() const noexcept { return address + bytes; }
 };
@@ -3490,6 +3497,9 @@ class owned {
 // ---- tarn/pool/range_index.hpp
 // Free ranges by size: two levels of bitmaps over bins, after TLSF (Masmano, Ripoll, Crespo, Real, ECRTS
 // 2004), with a short search inside a bin so that the fit is nearly the best. O(1) at any number of ranges.
+// A range before a hole is taken only where no other fits, whatever its size (wilderness preservation: Korn and Vo,
+// 1985): it can grow, and a second pass over the same requests, which finds it grown, then places every block as the
+// first pass did.
 // Above it: arena. Below it: range.
 
 #include <bit>
@@ -3508,13 +3518,17 @@ class range_index {
 
   void insert(range_table& table, range_ref r) noexcept {
     range& node = table[r];
+    node.at_end = node.next != 0 && table[node.next].state == range_state::hole;
     unsigned const bin = bin_of(node.bytes);
+    range_ref& head = node.at_end ? ends_ : heads_[bin];
     node.bin_previous = 0;
-    node.bin_next = heads_[bin];
-    if (heads_[bin] != 0) table[heads_[bin]].bin_previous = r;
-    heads_[bin] = r;
-    sub_[bin / bins_per_doubling] |= static_cast<std::uint16_t>(1U << (bin % bins_per_doubling));
-    top_ |= std::uint64_t{1} << (bin / bins_per_doubling);
+    node.bin_next = head;
+    if (head != 0) table[head].bin_previous = r;
+    head = r;
+    if (!node.at_end) {
+      sub_[bin / bins_per_doubling] |= static_cast<std::uint16_t>(1U << (bin % bins_per_doubling));
+      top_ |= std::uint64_t{1} << (bin / bins_per_doubling);
+    }
     bytes_ += node.bytes;
     ++count_;
   }
@@ -3524,6 +3538,8 @@ class range_index {
     unsigned const bin = bin_of(node.bytes);
     if (node.bin_previous != 0) {
       table[node.bin_previous].bin_next = node.bin_next;
+    } else if (node.at_end) {
+      ends_ = node.bin_next;
     } else {
       heads_[bin] = node.bin_next;
       if (heads_[bin] == 0) {
@@ -3541,26 +3557,14 @@ class range_index {
   [[nodiscard]] range_ref find(range_table const& table, std::size_t bytes,
                                std::size_t alignment) const noexcept {
     unsigned bin = bin_of(bytes);
-    while ((bin = next_bin(bin)) < bin_count) {
-      range_ref best = 0;
-      unsigned looked_at = 0;
-      for (range_ref r = heads_[bin]; r != 0 && looked_at < search_limit;
-           r = table[r].bin_next, ++looked_at) {
-        range const& node = table[r];
-        std::size_t const skipped = align_up(node.address, alignment) - node.address;
-        if (node.bytes < skipped || node.bytes - skipped < bytes) continue;
-        if (best == 0 || node.bytes < table[best].bytes ||
-            (node.bytes == table[best].bytes && node.address < table[best].address)) {
-          best = r;
-        }
-      }
-      if (best != 0) return best;
-      ++bin;
+    for (; (bin = next_bin(bin)) < bin_count; ++bin) {
+      if (range_ref const best = best_of(table, heads_[bin], bytes, alignment); best != 0) return best;
     }
-    return 0;
+    return ends_ != 0 ? best_of(table, ends_, bytes, alignment) : 0;
   }
 
-  /// Calls f(range_ref) for each range of at least `bytes`, smaller bins first; f must not change the index.
+  /// Calls f(range_ref) for each range of at least `bytes`, smaller bins first, those before a hole last; f must not
+  /// change the index.
   template <class F>
   void for_each(range_table const& table, std::size_t bytes, F&& f) const {
     for (unsigned bin = next_bin(bin_of(bytes)); bin < bin_count; bin = next_bin(bin + 1)) {
@@ -3568,22 +3572,28 @@ class range_index {
         if (table[r].bytes >= bytes) f(r);
       }
     }
+    for (range_ref r = ends_; r != 0; r = table[r].bin_next) {
+      if (table[r].bytes >= bytes) f(r);
+    }
   }
 
   /// Any range, 0 if empty.
   [[nodiscard]] range_ref any() const noexcept {
     unsigned const bin = next_bin(0);
-    return bin < bin_count ? heads_[bin] : 0;
+    return bin < bin_count ? heads_[bin] : ends_;
   }
 
-  /// The largest range's bytes. O(ranges of the largest bin).
+  /// The largest range's bytes. O(ranges of the largest bin and before a hole).
   [[nodiscard]] std::size_t largest(range_table const& table) const noexcept {
-    if (top_ == 0) return 0;
-    auto const level = static_cast<unsigned>(std::bit_width(top_)) - 1;
-    unsigned const bin = level * bins_per_doubling + static_cast<unsigned>(std::bit_width(sub_[level])) - 1;
     std::size_t most = 0;
-    for (range_ref r = heads_[bin]; r != 0; r = table[r].bin_next)
-      most = table[r].bytes > most ? table[r].bytes : most;
+    auto const look = [&](range_ref r) {
+      for (; r != 0; r = table[r].bin_next) most = table[r].bytes > most ? table[r].bytes : most;
+    };
+    look(ends_);
+    if (top_ != 0) {
+      auto const level = static_cast<unsigned>(std::bit_width(top_)) - 1;
+      look(heads_[level * bins_per_doubling + static_cast<unsigned>(std::bit_width(sub_[level])) - 1]);
+    }
     return most;
   }
 
@@ -3591,6 +3601,22 @@ class range_index {
   [[nodiscard]] std::size_t count() const noexcept { return count_; }
 
  private:
+  /// The smallest of a list's first ranges that holds the request; 0 if none.
+  static range_ref best_of(range_table const& table, range_ref r, std::size_t bytes,
+                           std::size_t alignment) noexcept {
+    range_ref best = 0;
+    for (unsigned looked_at = 0; r != 0 && looked_at < search_limit; r = table[r].bin_next, ++looked_at) {
+      range const& node = table[r];
+      std::size_t const skipped = align_up(node.address, alignment) - node.address;
+      if (node.bytes < skipped || node.bytes - skipped < bytes) continue;
+      if (best == 0 || node.bytes < table[best].bytes ||
+          (node.bytes == table[best].bytes && node.address < table[best].address)) {
+        best = r;
+      }
+    }
+    return best;
+  }
+
   static constexpr unsigned bin_count = levels * bins_per_doubling;
 
   /// Below 16 grains one bin a grain; above, the top four bits after the leading one.
@@ -3620,6 +3646,7 @@ class range_index {
   std::uint64_t top_ = 0;
   std::uint16_t sub_[levels]{};
   range_ref heads_[bin_count]{};
+  range_ref ends_ = 0;  ///< ranges before a hole
   std::size_t bytes_ = 0;
   std::size_t count_ = 0;
 };
@@ -3763,7 +3790,9 @@ class arena {
   run_table runs;
   stream_table streams;
   sequence<tenancy> tenancies;  ///< of each view
-  std::size_t live_bytes = 0;   ///< in live ranges, runs included
+  /// Blocks of whole granules lie on bounds of handles, so that freeing one frees whole handles, to be seen elsewhere.
+  bool keeps_handles_whole = false;
+  std::size_t live_bytes = 0;  ///< in live ranges, runs included
   std::size_t live_peak = 0;
 
   /// Room for one allocation's bookkeeping. @throws std::bad_alloc, nothing has changed
@@ -3975,7 +4004,8 @@ class arena {
  private:
   range_ref take_range(domain_ref taker, zone where, std::size_t bytes, std::size_t alignment) noexcept {
     range_ref r = 0;
-    if (where == zone::large && bytes % usual_granule == 0 && alignment < usual_granule) {
+    if (keeps_handles_whole && where == zone::large && bytes % usual_granule == 0 &&
+        alignment < usual_granule) {
       r = streams[taker].ranges(where).find(ranges, bytes, usual_granule);
       if (r != 0) alignment = usual_granule;
     }
@@ -4073,12 +4103,12 @@ struct stat {
 namespace tarn::detail {
 
 /// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle serves elsewhere only
-/// where it is free, so what is lost grows with the handle's size beside the pool's; driver calls fall with it. Of 24
-/// settings tried on the recorded traces (bench/results/frontier.txt) the one that wastes least while the first pass
-/// costs no more than PyTorch's expandable segments.
+/// where it is free, so what is lost grows with the handle's size beside the pool's; driver calls fall with it.
+/// bench/results/frontier.txt has both for every recorded trace and a range of sizes; these bounds keep the first pass
+/// over each below the driver time of PyTorch's expandable segments.
 [[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
-  return smaller_of(larger_of(align_down(peak / 100, usual_granule), std::size_t{24_MiB}),
-                    std::size_t{64_MiB});
+  return smaller_of(larger_of(align_down(peak / 64, usual_granule), std::size_t{20_MiB}),
+                    std::size_t{96_MiB});
 }
 
 /// Requests below this share a handle of this size, bytes.
@@ -4692,10 +4722,6 @@ namespace tarn::detail {
 /// rest for views. It costs the driver 5-77 us once, whatever its size.
 inline constexpr std::size_t reservation_factor = 16;
 
-/// A large block's memory ends in a handle of its own of one granule, shared with the next block, so that freeing
-/// the block frees the rest of it as whole handles; not worth a call below this size, bytes.
-inline constexpr std::size_t edge_limit = 8_MiB;
-
 template <page_source Source>
 class page_growth {
  public:
@@ -4911,19 +4937,15 @@ class page_growth {
     std::size_t total = align_up(need, grain);
     if (total < request.least_growth && total <= request.may_create)
       total = larger_of(total, smaller_of(request.least_growth, align_down(request.may_create, grain)));
-    bool const edge =
-        request.where == zone::large && request.may_remap && total >= edge_limit && need % grain != 0;
     range_ref region = 0;
     if (e.range != 0 && a.ranges[a.ranges[e.range].next].bytes >= total) region = a.ranges[e.range].next;
     if (e.range != 0 && region == 0) return create(a, hot, request, extension{}, request.bytes);
     if (e.range == 0) region = homes(request.where).find(a.ranges, total, grain);
     if (region == 0) return false;
-    std::size_t const body = total - (edge ? grain : 0);
     sequence<created> made;
-    made.reserve(body / request.largest_handle + 2);
-    for (std::size_t left = body; left != 0; left -= made.back().bytes)
+    made.reserve(total / request.largest_handle + 1);
+    for (std::size_t left = total; left != 0; left -= made.back().bytes)
       made.push_back(created{0, smaller_of(left, request.largest_handle), false});
-    if (edge) made.push_back(created{0, grain, false});
     map_.make_room(made.size());
     a.ranges.make_room(4);
 
@@ -5387,7 +5409,9 @@ class ladder {
   using lock = std::unique_lock<std::mutex>;
 
   ladder(Source source, pool_options const& chosen)
-      : options(chosen), order(source.driver()), growth(std::move(source), counters) {}
+      : options(chosen), order(source.driver()), growth(std::move(source), counters) {
+    space.keeps_handles_whole = page_source<Source> && options.remap == remapping::when_tight;
+  }
 
   pool_options const options;
   std::mutex hot;   ///< the arena's; held for tens of nanoseconds, never across a driver call
@@ -5530,10 +5554,16 @@ class ladder {
   /// far.
   void budget(growth_request& request) const noexcept {
     std::size_t const live = larger_of(space.live_peak, space.live_bytes + request.bytes);
-    request.largest_handle = handle_limit(live);
-    request.least_growth = request.where == zone::large ? shared_handle(live) : std::size_t{2_MiB};
+    request.largest_handle = options.largest_handle != 0
+                                 ? larger_of(align_down(options.largest_handle, usual_granule), usual_granule)
+                                 : handle_limit(live);
+    request.least_growth = request.where == zone::large
+                               ? smaller_of(shared_handle(live), request.largest_handle)
+                               : usual_granule;
     request.may_remap = options.remap == remapping::when_tight;
     if (!request.may_remap) {
+      // What a growth leaves over absorbs the small differences between one pass over the same work and the next.
+      request.least_growth = larger_of(request.least_growth, align_up(live / 128, usual_granule));
       request.may_create = max_request_bytes;
       return;
     }
@@ -5836,6 +5866,8 @@ struct stream_cache {
   /// again, and any other request sends it home first, so that large ranges coalesce as if it were not here.
   void* large_block = nullptr;
   std::size_t large_bytes = 0;
+  /// The last one that was allocated. Only this one is kept when it is freed: what lives longer is no temporary.
+  void const* newest_large = nullptr;
   magazine magazines[class_count];
 
   stream_cache(stream_id stream_identity, stream_ref handle) noexcept : id(stream_identity), stream(handle) {}
@@ -6394,6 +6426,7 @@ class pool {
       cache->lock.enter();
       cache->count_live(static_cast<std::int64_t>(block), 1);
       while (count > 1 && put_in(*cache, *mine, k, got[count - 1])) --count;
+      if (mine != nullptr && where == detail::zone::large) mine->newest_large = got[0];
       cache->lock.leave();
     }
     if (count > 1) give_back(id, stream, k, got + 1, count - 1);
@@ -6423,7 +6456,7 @@ class pool {
         unsigned const k = detail::class_of(bytes);
         done = put_in(cache, *mine, k, p);
         if (done) cache.count_live(-static_cast<std::int64_t>(detail::class_bytes(k)), -1);
-      } else if (mine->large_block == nullptr) {
+      } else if (mine->large_block == nullptr && mine->newest_large == p) {
         mine->large_block = p;
         mine->large_bytes = align_up(bytes, detail::range_grain);
         cache.count_live(-static_cast<std::int64_t>(mine->large_bytes), -1);
@@ -6460,7 +6493,7 @@ class pool {
           cache->count_held(0, count * block);
         }
         cached = put_in(*cache, *mine, k, p);
-      } else if (alignment <= default_alignment) {
+      } else if (alignment <= default_alignment && mine->newest_large == p) {
         out[0] = std::exchange(mine->large_block, p);
         std::size_t const before = std::exchange(mine->large_bytes, block);
         cache->count_held(block, out[0] != nullptr ? before : 0);
@@ -6760,11 +6793,14 @@ class pooled_layer;
 
 /// A caching, stream-ordered pool over pages or blocks; see pool/pool.hpp. The defaults serve every workload.
 struct pooled {
-  /// May handles move inside the pool? `off`: a warm pass makes no driver call, at the price of reserved
-  /// memory.
+  /// May free handles be seen side by side at a second place? `off`: a second pass over the same work makes no driver
+  /// call, at the price of reserved memory.
   remapping remap = remapping::when_tight;
-  /// How far reserved memory may exceed the live peak, in thousandths, before free handles are moved.
+  /// How far reserved memory may exceed the live peak, in thousandths, before free handles are put together.
   unsigned slack_per_mille = pool_options{}.slack_per_mille;
+  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0: from the live peak. Smaller ones waste less and
+  /// cost more driver calls: bench/results/frontier.txt.
+  std::size_t largest_handle = 0;
 
   template <class Upstream>
   using layer = pooled_layer<Upstream>;
@@ -6775,7 +6811,8 @@ class pooled_layer : public pool<Upstream> {
  public:
   pooled_layer() requires std::default_initializable<Upstream> : pooled_layer(Upstream{}) {}
   explicit pooled_layer(Upstream upstream, pooled const& options = {})
-      : pool<Upstream>(std::move(upstream), pool_options{options.remap, options.slack_per_mille}) {}
+      : pool<Upstream>(std::move(upstream),
+                       pool_options{options.remap, options.slack_per_mille, options.largest_handle}) {}
 };
 
 }  // namespace tarn

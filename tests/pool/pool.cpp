@@ -165,22 +165,24 @@ TEST_CASE("a block freed comes back on the same stream without a driver call", "
   }
 }
 
-TEST_CASE("a larger pass made once is served from the cache the second time", "[pool]") {
+TEST_CASE("a larger pass made once is served from the cache the second time, and settles", "[pool]") {
   sim_machine const machine;
-  auto memory = sim_pages(machine.driver()) | pooled{};
+  auto memory = sim_pages(machine.driver()) | pooled{.remap = remapping::off};
   std::vector<block> blocks;
   auto const pass = [&] {
+    machine.reset_calls();
     for (std::size_t i = 0; i < 300; ++i) {
       std::size_t const bytes = (i * 7919 + 13) % 3'000'000 + 1;
       blocks.push_back({memory.allocate({}, bytes), bytes});
     }
     free_all(memory, {}, blocks);
+    return machine.calls().memory();
   };
-  pass();
-  pass();
-  machine.reset_calls();
-  pass();
-  CHECK(machine.calls().memory() == 0);
+  std::uint64_t const cold = pass();
+  // Magazines keep some blocks where they were, so that the others may need a little more than the first time.
+  CHECK(pass() * 50 <= cold);
+  for (int i = 0; i < 6; ++i) (void)pass();
+  for (int i = 0; i < 4; ++i) CHECK(pass() == 0);
 }
 
 TEST_CASE("everything freed can be had again as one block", "[pool]") {

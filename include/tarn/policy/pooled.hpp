@@ -4,6 +4,7 @@
 // pooled` bounds reserved bytes. Above it: user code. Below it: pool, compose.
 
 #include <concepts>
+#include <cstddef>
 #include <utility>
 
 #include "tarn/policy/compose.hpp"
@@ -16,11 +17,14 @@ class pooled_layer;
 
 /// A caching, stream-ordered pool over pages or blocks; see pool/pool.hpp. The defaults serve every workload.
 struct pooled {
-  /// May handles move inside the pool? `off`: a warm pass makes no driver call, at the price of reserved
-  /// memory.
+  /// May free handles be seen side by side at a second place? `off`: a second pass over the same work makes no driver
+  /// call, at the price of reserved memory.
   remapping remap = remapping::when_tight;
-  /// How far reserved memory may exceed the live peak, in thousandths, before free handles are moved.
+  /// How far reserved memory may exceed the live peak, in thousandths, before free handles are put together.
   unsigned slack_per_mille = pool_options{}.slack_per_mille;
+  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0: from the live peak. Smaller ones waste less and
+  /// cost more driver calls: bench/results/frontier.txt.
+  std::size_t largest_handle = 0;
 
   template <class Upstream>
   using layer = pooled_layer<Upstream>;
@@ -31,7 +35,8 @@ class pooled_layer : public pool<Upstream> {
  public:
   pooled_layer() requires std::default_initializable<Upstream> : pooled_layer(Upstream{}) {}
   explicit pooled_layer(Upstream upstream, pooled const& options = {})
-      : pool<Upstream>(std::move(upstream), pool_options{options.remap, options.slack_per_mille}) {}
+      : pool<Upstream>(std::move(upstream),
+                       pool_options{options.remap, options.slack_per_mille, options.largest_handle}) {}
 };
 
 }  // namespace tarn

@@ -51,7 +51,9 @@ class arena {
   run_table runs;
   stream_table streams;
   sequence<tenancy> tenancies;  ///< of each view
-  std::size_t live_bytes = 0;   ///< in live ranges, runs included
+  /// Blocks of whole granules lie on bounds of handles, so that freeing one frees whole handles, to be seen elsewhere.
+  bool keeps_handles_whole = false;
+  std::size_t live_bytes = 0;  ///< in live ranges, runs included
   std::size_t live_peak = 0;
 
   /// Room for one allocation's bookkeeping. @throws std::bad_alloc, nothing has changed
@@ -263,7 +265,8 @@ class arena {
  private:
   range_ref take_range(domain_ref taker, zone where, std::size_t bytes, std::size_t alignment) noexcept {
     range_ref r = 0;
-    if (where == zone::large && bytes % usual_granule == 0 && alignment < usual_granule) {
+    if (keeps_handles_whole && where == zone::large && bytes % usual_granule == 0 &&
+        alignment < usual_granule) {
       r = streams[taker].ranges(where).find(ranges, bytes, usual_granule);
       if (r != 0) alignment = usual_granule;
     }

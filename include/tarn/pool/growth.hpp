@@ -15,12 +15,12 @@
 namespace tarn::detail {
 
 /// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle serves elsewhere only
-/// where it is free, so what is lost grows with the handle's size beside the pool's; driver calls fall with it. Of 24
-/// settings tried on the recorded traces (bench/results/frontier.txt) the one that wastes least while the first pass
-/// costs no more than PyTorch's expandable segments.
+/// where it is free, so what is lost grows with the handle's size beside the pool's; driver calls fall with it.
+/// bench/results/frontier.txt has both for every recorded trace and a range of sizes; these bounds keep the first pass
+/// over each below the driver time of PyTorch's expandable segments.
 [[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
-  return smaller_of(larger_of(align_down(peak / 100, usual_granule), std::size_t{24_MiB}),
-                    std::size_t{64_MiB});
+  return smaller_of(larger_of(align_down(peak / 64, usual_granule), std::size_t{20_MiB}),
+                    std::size_t{96_MiB});
 }
 
 /// Requests below this share a handle of this size, bytes.

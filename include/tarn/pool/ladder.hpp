@@ -44,7 +44,9 @@ class ladder {
   using lock = std::unique_lock<std::mutex>;
 
   ladder(Source source, pool_options const& chosen)
-      : options(chosen), order(source.driver()), growth(std::move(source), counters) {}
+      : options(chosen), order(source.driver()), growth(std::move(source), counters) {
+    space.keeps_handles_whole = page_source<Source> && options.remap == remapping::when_tight;
+  }
 
   pool_options const options;
   std::mutex hot;   ///< the arena's; held for tens of nanoseconds, never across a driver call
@@ -187,10 +189,16 @@ class ladder {
   /// far.
   void budget(growth_request& request) const noexcept {
     std::size_t const live = larger_of(space.live_peak, space.live_bytes + request.bytes);
-    request.largest_handle = handle_limit(live);
-    request.least_growth = request.where == zone::large ? shared_handle(live) : std::size_t{2_MiB};
+    request.largest_handle = options.largest_handle != 0
+                                 ? larger_of(align_down(options.largest_handle, usual_granule), usual_granule)
+                                 : handle_limit(live);
+    request.least_growth = request.where == zone::large
+                               ? smaller_of(shared_handle(live), request.largest_handle)
+                               : usual_granule;
     request.may_remap = options.remap == remapping::when_tight;
     if (!request.may_remap) {
+      // What a growth leaves over absorbs the small differences between one pass over the same work and the next.
+      request.least_growth = larger_of(request.least_growth, align_up(live / 128, usual_granule));
       request.may_create = max_request_bytes;
       return;
     }

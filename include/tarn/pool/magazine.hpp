@@ -42,6 +42,8 @@ struct stream_cache {
   /// again, and any other request sends it home first, so that large ranges coalesce as if it were not here.
   void* large_block = nullptr;
   std::size_t large_bytes = 0;
+  /// The last one that was allocated. Only this one is kept when it is freed: what lives longer is no temporary.
+  void const* newest_large = nullptr;
   magazine magazines[class_count];
 
   stream_cache(stream_id stream_identity, stream_ref handle) noexcept : id(stream_identity), stream(handle) {}

@@ -3,6 +3,8 @@
 // What a user may choose of a pool; the defaults serve all traces.
 // Above it: ladder, pool. Below it: nothing.
 
+#include <cstddef>
+
 namespace tarn {
 
 /// May free physical handles be seen side by side at a second place?
@@ -16,6 +18,9 @@ struct pool_options {
   /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are
   /// remapped.
   unsigned slack_per_mille = 6;
+  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0: from the live peak, see pool/growth.hpp. Smaller
+  /// ones waste less and cost more driver calls.
+  std::size_t largest_handle = 0;
 };
 
 }  // namespace tarn

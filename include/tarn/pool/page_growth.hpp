@@ -30,10 +30,6 @@ namespace tarn::detail {
 /// rest for views. It costs the driver 5-77 us once, whatever its size.
 inline constexpr std::size_t reservation_factor = 16;
 
-/// A large block's memory ends in a handle of its own of one granule, shared with the next block, so that freeing
-/// the block frees the rest of it as whole handles; not worth a call below this size, bytes.
-inline constexpr std::size_t edge_limit = 8_MiB;
-
 template <page_source Source>
 class page_growth {
  public:
@@ -249,19 +245,15 @@ class page_growth {
     std::size_t total = align_up(need, grain);
     if (total < request.least_growth && total <= request.may_create)
       total = larger_of(total, smaller_of(request.least_growth, align_down(request.may_create, grain)));
-    bool const edge =
-        request.where == zone::large && request.may_remap && total >= edge_limit && need % grain != 0;
     range_ref region = 0;
     if (e.range != 0 && a.ranges[a.ranges[e.range].next].bytes >= total) region = a.ranges[e.range].next;
     if (e.range != 0 && region == 0) return create(a, hot, request, extension{}, request.bytes);
     if (e.range == 0) region = homes(request.where).find(a.ranges, total, grain);
     if (region == 0) return false;
-    std::size_t const body = total - (edge ? grain : 0);
     sequence<created> made;
-    made.reserve(body / request.largest_handle + 2);
-    for (std::size_t left = body; left != 0; left -= made.back().bytes)
+    made.reserve(total / request.largest_handle + 1);
+    for (std::size_t left = total; left != 0; left -= made.back().bytes)
       made.push_back(created{0, smaller_of(left, request.largest_handle), false});
-    if (edge) made.push_back(created{0, grain, false});
     map_.make_room(made.size());
     a.ranges.make_room(4);
 

@@ -304,6 +304,7 @@ class pool {
       cache->lock.enter();
       cache->count_live(static_cast<std::int64_t>(block), 1);
       while (count > 1 && put_in(*cache, *mine, k, got[count - 1])) --count;
+      if (mine != nullptr && where == detail::zone::large) mine->newest_large = got[0];
       cache->lock.leave();
     }
     if (count > 1) give_back(id, stream, k, got + 1, count - 1);
@@ -333,7 +334,7 @@ class pool {
         unsigned const k = detail::class_of(bytes);
         done = put_in(cache, *mine, k, p);
         if (done) cache.count_live(-static_cast<std::int64_t>(detail::class_bytes(k)), -1);
-      } else if (mine->large_block == nullptr) {
+      } else if (mine->large_block == nullptr && mine->newest_large == p) {
         mine->large_block = p;
         mine->large_bytes = align_up(bytes, detail::range_grain);
         cache.count_live(-static_cast<std::int64_t>(mine->large_bytes), -1);
@@ -370,7 +371,7 @@ class pool {
           cache->count_held(0, count * block);
         }
         cached = put_in(*cache, *mine, k, p);
-      } else if (alignment <= default_alignment) {
+      } else if (alignment <= default_alignment && mine->newest_large == p) {
         out[0] = std::exchange(mine->large_block, p);
         std::size_t const before = std::exchange(mine->large_bytes, block);
         cache->count_held(block, out[0] != nullptr ? before : 0);

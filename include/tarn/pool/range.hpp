@@ -35,7 +35,7 @@ inline constexpr std::size_t zone_count = 2;
   return block_bytes <= class_limit ? zone::small : zone::large;
 }
 
-/// One node, 56 bytes.
+/// One node, 64 bytes.
 struct range {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
@@ -50,6 +50,7 @@ struct range {
   domain_ref domain = neutral;
   range_state state = range_state::unused;
   zone where = zone::small;
+  bool at_end = false;  ///< where it is in an index: it may be extended, see range_index
 
   [[nodiscard]] std::uintptr_t end() const noexcept { return address + bytes; }
 };
