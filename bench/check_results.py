@@ -43,7 +43,7 @@ def main():
         text = (folder / "summary.txt").read_text()
         expect("the summary says where and of what", "GPU, driver 1.2, 2026-01-02, commit abc" in text)
         lines, used = summary.readme_replay(results.replay(folder))
-        expect("the README compares rows of both allocators", len(lines) == 2 and len(used) == 2 and lines[1][-2] == "0.50")
+        expect("the README compares rows of both allocators", len(lines) == 2 and len(used) == 2 and lines[1][-3] == "0.50")
 
 
 if __name__ == "__main__":

@@ -214,7 +214,7 @@ one_by_one() {
 
 run_replay_tarn() {
   local runs=() pool
-  for pool in tarn tarn_no_remap tarn_tracked cuda_async cub thrust_mr; do
+  for pool in tarn tarn_identified tarn_no_remap tarn_tracked cuda_async cub thrust_mr; do
     runs+=("--device cuda --json --passes 6 --pool $pool @ALL")
   done
   # A driver call per block: short traces, twice.
@@ -237,7 +237,12 @@ run_replay_rmm() {
     "--device cuda --json --passes 6 --pool rmm_arena @ALL" "--device cuda --json --passes 6 --pool rmm_binning @ALL"
 }
 
-run_hot_paths_cuda() { one_by_one hot_paths_cuda.jsonl tarn_hot_paths "--device cuda --limit 70"; }
+# Two processes, so that the peers' slow windows do not cost the other works their time.
+run_hot_paths_cuda() {
+  one_by_one hot_paths_cuda.jsonl tarn_hot_paths \
+    "--device cuda --limit 60 --filter ^(hot_pair|two_streams|other_thread|threads|tail)" \
+    "--device cuda --limit 80 --filter ^(window|live)"
+}
 run_hot_paths_host() { one_by_one hot_paths_host.jsonl tarn_hot_paths "--device sim --limit 30" "--device host --limit 40"; }
 run_hot_paths_torch() {
   one_by_one hot_paths_torch.jsonl tarn_hot_paths_torch "--limit 20"
@@ -284,7 +289,7 @@ stage build 200 run_build
 stage replay_tarn 120 run_replay_tarn
 stage replay_torch 40 run_replay_torch
 stage replay_torch_expandable 40 run_replay_torch_expandable
-stage hot_paths_cuda 90 run_hot_paths_cuda
+stage hot_paths_cuda 160 run_hot_paths_cuda
 stage hot_paths_torch 40 run_hot_paths_torch
 stage hot_paths_torch_expandable 40 run_hot_paths_torch_expandable
 stage hot_paths_host 80 run_hot_paths_host

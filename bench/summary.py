@@ -116,7 +116,7 @@ def ratio(mine, other):
 def readme_replay(rows):
     """tarn beside PyTorch's expandable segments, a row per trace."""
     at = {(row["pool"], row["trace"]): row for row in rows if row["device"] == "cuda"}
-    lines = [["trace", "peak live", "tarn holds", "PyTorch holds", "time cold", "time warm"]]
+    lines = [["trace", "peak live", "tarn holds", "PyTorch holds", "time cold", "time warm", "streams known"]]
     used = []
     for trace in sorted(distinct(row["trace"] for row in rows)):
         mine, other = at.get(("tarn", trace)), at.get(("torch_expandable", trace))
@@ -127,7 +127,8 @@ def readme_replay(rows):
                       *(number(row["peak_reserved"] / 2**30, 2) + f" GiB ({number(row['utilisation'], 3)})"
                         if row.get("utilisation") else "out of memory" for row in (mine, other)),
                       ratio(mine["cold_ns_per_event"], other["cold_ns_per_event"]),
-                      ratio(mine["warm_ns_per_event"], other["warm_ns_per_event"])])
+                      ratio(mine["warm_ns_per_event"], other["warm_ns_per_event"]),
+                      ratio(at.get(("tarn_identified", trace), {}).get("warm_ns_per_event"), other["warm_ns_per_event"])])
     return lines, used
 
 

@@ -44,15 +44,16 @@ class counted_cuda_device : public cuda_device {
   call_count count_;
 };
 
-/// The same, its streams with their identity, as `identified` and the owners keep it.
-class identified_cuda_device : public cuda_device {
+/// Either of them, its streams with their identity, as `identified` and the owners keep it.
+template <class Device>
+class with_known_streams : public Device {
  public:
-  explicit identified_cuda_device(setup const& s) : cuda_device(s), identities_(s.streams) {
+  explicit with_known_streams(setup const& s) : Device(s), identities_(s.streams) {
     for (std::size_t i = 0; i < s.streams; ++i)
-      (void)driver().identify(cuda_device::stream(i), identities_[i]);
+      (void)cuda_driver{}.identify(Device::stream(i), identities_[i]);
   }
   [[nodiscard]] stream_ref stream(std::size_t index) const noexcept {
-    return stream_ref::from(cuda_device::stream(index).handle(), identities_[index]);
+    return stream_ref::from(Device::stream(index).handle(), identities_[index]);
   }
 
  private:

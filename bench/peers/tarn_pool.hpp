@@ -42,7 +42,7 @@ struct with_tracking {
   }
 };
 
-/// The default pool, told the identity of each stream: for identified_cuda_device.
+/// The default pool, told the identity of each stream: for with_known_streams.
 struct with_identity : with_defaults {
   static constexpr std::string_view name = "tarn_identified";
   static constexpr std::string_view about = "tarn, whose caller keeps the identity of each stream";

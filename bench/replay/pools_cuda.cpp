@@ -11,6 +11,7 @@ namespace tarn::bench {
 
 std::vector<pool_entry> cuda_pools() {
   return {entry_of<tarn_pool<counted_cuda_device, with_defaults>>(),
+          entry_of<tarn_pool<with_known_streams<counted_cuda_device>, with_identity>>(),
           entry_of<tarn_pool<counted_cuda_device, without_remap>>(),
           entry_of<tarn_pool<counted_cuda_device, with_tracking>>(),
           entry_of<cuda_malloc_peer>(),

@@ -68,7 +68,6 @@ inline constexpr unsigned cache_line_bytes = 64;
 // Sizes and alignments: literals, rounding, and arithmetic that cannot wrap.
 // Above it: everything that counts bytes. Below it: config, error.
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -416,7 +415,8 @@ inline constexpr std::size_t max_alignment = 2_MiB;
 
 /// True for 1, 2, 4, ...
 [[nodiscard]] constexpr bool is_alignment(std::size_t alignment) noexcept {
-  return std::has_single_bit(alignment);
+  return alignment != 0 &&
+         (alignment & (alignment - 1)) == 0;  // std::has_single_bit calls a function on plain x86-64
 }
 
 /// Rounds up to a multiple of a power of two. The caller has checked that it fits.
@@ -2718,11 +2718,58 @@ inline void report_misuse(misuse const& what) noexcept {
 }
 
 }  // namespace tarn
+// ---- tarn/pool/hot_lock.hpp
+// The arena's lock. Held for tens of nanoseconds, far less than putting a thread to sleep and waking it costs: who finds
+// it taken spins for about a microsecond before it sleeps. Above it: ladder, pool. Below it: core/wait.
+
+#include <mutex>
+
+// ---- tarn/core/wait.hpp
+// Waiting for another thread that will be done in a moment. Above it: owner_lock, hot_lock, tracked. Below it: nothing.
+
+#include <thread>
+
+namespace tarn::detail {
+
+/// Spins for a while, then lets others run: who is waited for may not be running.
+inline void wait_a_moment(unsigned tries) noexcept {
+  if (tries >= 64) return std::this_thread::yield();
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+class hot_mutex {
+ public:
+  void lock() {
+    for (unsigned tries = 0; tries < most_spins; ++tries) {
+      if (mutex_.try_lock()) [[likely]]
+        return;
+      wait_a_moment(0);
+    }
+    mutex_.lock();
+  }
+  void unlock() { mutex_.unlock(); }
+
+ private:
+  static constexpr unsigned most_spins = 40;
+  std::mutex mutex_;
+};
+
+/// Held, or let go around driver calls.
+using hot_lock = std::unique_lock<hot_mutex>;
+
+}  // namespace tarn::detail
 // ---- tarn/pool/ladder.hpp
 // The ladder: what is tried, in which order, when a stream's own domain and the neutral one have no fitting
 // range.
 //
-//   1 magazines     every thread's cached blocks come home
+//   0 small pools   grow at once: below roomy_limit speed is worth more than memory
+//   1 magazines     every thread's cached blocks come home, where they are worth it
 //   2 finished      frees of other streams that the device is past become neutral
 //   3 stealing      the stream waits, on the device, for another stream's frees, and takes them over; neutral
 //                   ranges join its own, so that neighbours coalesce
@@ -2780,7 +2827,6 @@ struct pool_options {
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <mutex>
 
 // ---- tarn/core/extremes.hpp
 // The smaller and the larger of two sizes or counts, without <algorithm>, which costs a compiler 40 ms.
@@ -4171,7 +4217,6 @@ struct growth_counters {
 // these calls. Above it: page_growth, ladder. Below it: stream_order, driver.
 
 #include <cstdint>
-#include <mutex>
 
 // ---- tarn/pool/mark_work.hpp
 // Marking a stream's work by an event, without knowing whether the stream still lives. CUDA crashes when it is asked
@@ -4223,7 +4268,7 @@ enum class progress : std::uint8_t {
 template <stream_driver Driver>
 class ordering {
  public:
-  using lock = std::unique_lock<std::mutex>;
+  using lock = hot_lock;
 
   explicit ordering(Driver const& driver) : driver_(driver) {}
 
@@ -4726,7 +4771,7 @@ template <page_source Source>
 class page_growth {
  public:
   using driver_type = typename Source::driver_type;
-  using lock = std::unique_lock<std::mutex>;
+  using lock = hot_lock;
 
   page_growth(Source source, growth_counters& counters)
       : source_(static_cast<Source&&>(source)), counters_(counters) {}
@@ -5256,7 +5301,6 @@ class page_growth {
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
 namespace tarn::detail {
@@ -5268,7 +5312,7 @@ template <resource Source>
 class segment_growth {
  public:
   using driver_type = typename Source::driver_type;
-  using lock = std::unique_lock<std::mutex>;
+  using lock = hot_lock;
   static constexpr bool moves = false;
 
   segment_growth(Source source, growth_counters& counters)
@@ -5392,6 +5436,20 @@ class segment_growth {
 
 namespace tarn::detail {
 
+/// Up to this many bytes a thread a pool over pages grows before it takes other threads' cached blocks or other streams'
+/// memory: one block of each class and some more. PyTorch takes 22 MiB for a stream's first blocks.
+inline constexpr std::size_t roomy_limit = 32_MiB;
+inline constexpr std::size_t most_roomy = 512_MiB;
+
+/// Where several threads keep less than this part of what is reserved, they are not stopped to bring it home.
+inline constexpr std::size_t idle_part = 512;
+
+/// What the threads keep in their magazines, when the ladder is climbed.
+struct idle_blocks {
+  std::size_t bytes = 0;
+  std::size_t threads = 1;
+};
+
 template <class Source>
 struct growth_for {
   using type = segment_growth<Source>;
@@ -5406,7 +5464,7 @@ class ladder {
  public:
   using driver_type = typename Source::driver_type;
   using growth_type = typename growth_for<Source>::type;
-  using lock = std::unique_lock<std::mutex>;
+  using lock = hot_lock;
 
   ladder(Source source, pool_options const& chosen)
       : options(chosen), order(source.driver()), growth(std::move(source), counters) {
@@ -5414,7 +5472,7 @@ class ladder {
   }
 
   pool_options const options;
-  std::mutex hot;   ///< the arena's; held for tens of nanoseconds, never across a driver call
+  hot_mutex hot;    ///< the arena's; held for tens of nanoseconds, never across a driver call
   std::mutex cold;  ///< the growth lock; taken before `hot`
   arena space;
   growth_counters counters;
@@ -5430,16 +5488,20 @@ class ladder {
   /// @returns null once `take` has succeeded, else a block that was put together from free pieces
   /// @throws out_of_memory  every rung failed; nothing has changed
   template <class Take, class Flush, class WaitUses>
-  [[nodiscard]] void* climb(lock& held, growth_request request, Take const& take, Flush const& flush,
-                            WaitUses const& wait_uses) {
+  [[nodiscard]] void* climb(lock& held, growth_request request, idle_blocks const& idle, Take const& take,
+                            Flush const& flush, WaitUses const& wait_uses) {
     void* block = nullptr;
     budget(request);
     if (ready(take)) return block;
+    if (page_source<Source> && grow_roomy(held, request, idle.threads) && ready(take)) return block;
     stream_ref const stream = space.streams[request.taker].stream;
-    held.unlock();
-    flush();
-    held.lock();
-    if (ready(take)) return block;
+    bool const flush_early = idle.threads == 1 || idle.bytes * idle_part > counters.reserved;
+    if (flush_early) {
+      held.unlock();
+      flush();
+      held.lock();
+      if (ready(take)) return block;
+    }
     bool captured = false;
     if (request.taker != neutral && others_have_free(request.taker)) {
       held.unlock();
@@ -5469,6 +5531,7 @@ class ladder {
     }
     ++alloc_retries;
     held.unlock();
+    if (!flush_early) flush();
     wait_uses();
     held.lock();
     if (request.taker != neutral && !captured) {
@@ -5519,6 +5582,21 @@ class ladder {
   [[nodiscard]] bool ready(Take const& take) {
     space.make_room();
     return take();
+  }
+
+  /// Rung 0. False where the pool is no longer small, or what it has bounds it.
+  bool grow_roomy(lock& held, growth_request request, std::size_t threads) {
+    std::size_t const limit = smaller_of(roomy_limit * threads, most_roomy);
+    if (counters.reserved >= limit) return false;
+    request.may_create = limit - counters.reserved;
+    request.may_exceed = false;
+    if (align_up(request.bytes, usual_granule) > request.may_create) return false;
+    void* none = nullptr;
+    try {
+      return growth.grow(space, held, order, request, none);
+    } catch (out_of_memory const&) {
+      return false;
+    }
   }
 
   [[nodiscard]] bool others_have_free(domain_ref taker) const noexcept {
@@ -5908,7 +5986,7 @@ struct stream_cache {
 // owner need not.
 //
 //   owner                         visitor (one at a time)
-//   busy = 1                      wanted = 1
+//   busy = 1                      wanted = 1 (at every lock it is to visit)
 //   (compiler barrier)            membarrier: all cores have passed a full barrier
 //   if wanted: step back          while busy: wait
 //   ... data ...                  ... data ...
@@ -5949,12 +6027,6 @@ inline void remote_barrier() noexcept {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
-inline void wait_a_moment() noexcept {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#endif
-}
-
 class owner_lock {
  public:
   owner_lock() noexcept : light_(has_remote_barrier()) {}
@@ -5974,15 +6046,17 @@ class owner_lock {
   }
   /// The owner begins, and waits for a visitor to leave.
   void enter() noexcept {
-    while (!try_enter()) wait_a_moment();
+    for (unsigned tries = 0; !try_enter(); ++tries) wait_a_moment(tries);
   }
   TARN_ALWAYS_INLINE void leave() noexcept { busy_.store(0, std::memory_order_release); }
 
-  /// A visitor begins; visitors exclude one another by a lock of their own.
+  /// A visitor says that it comes; one remote_barrier() then does for all locks that it announced itself at. Visitors
+  /// exclude one another by a lock of their own.
+  void announce() noexcept { wanted_.exchange(1, std::memory_order_seq_cst); }
+  [[nodiscard]] bool is_announced() const noexcept { return wanted_.load(std::memory_order_relaxed) != 0; }
+  /// It enters, once the owner is out.
   void visit() noexcept {
-    wanted_.exchange(1, std::memory_order_seq_cst);
-    remote_barrier();
-    while (busy_.load(std::memory_order_seq_cst) != 0) wait_a_moment();
+    for (unsigned tries = 0; busy_.load(std::memory_order_seq_cst) != 0; ++tries) wait_a_moment(tries);
   }
   void end_visit() noexcept { wanted_.store(0, std::memory_order_release); }
 
@@ -6330,7 +6404,7 @@ class pool {
   [[nodiscard]] driver_type const& driver() const noexcept { return ladder_.growth.source().driver(); }
 
  private:
-  using lock = std::unique_lock<std::mutex>;
+  using lock = detail::hot_lock;
 
   // ---- the way down: magazine, arena, ladder
 
@@ -6414,7 +6488,7 @@ class pool {
       request.asked = bytes;
       request.asked_alignment = alignment;
       void* const put_together = ladder_.climb(
-          held, request, take, [this] { flush_all(); }, [this] { release_waiting(true); });
+          held, request, idle(), take, [this] { flush_all(); }, [this] { release_waiting(true); });
       if (put_together != nullptr) {
         got[0] = put_together;
         count = 1;
@@ -6699,14 +6773,36 @@ class pool {
     }
   }
 
+  /// What the magazines keep. The growth lock is held.
+  [[nodiscard]] detail::idle_blocks idle() const noexcept {
+    detail::idle_blocks sum{0, caches_.size() != 0 ? caches_.size() : 1};
+    for (auto const& cache : caches_) sum.bytes += cache->held_bytes.load(std::memory_order_relaxed);
+    return sum;
+  }
+
   /// Brings every magazine home. The growth lock is held.
   void flush_all() noexcept {
+    bool any = false;
     for (auto const& cache : caches_) {
-      if (cache->held_bytes.load(std::memory_order_relaxed) != 0) flush(*cache);
+      if (cache->held_bytes.load(std::memory_order_relaxed) == 0) continue;
+      cache->lock.announce();
+      any = true;
+    }
+    if (!any) return;
+    detail::remote_barrier();
+    for (auto const& cache : caches_) {
+      if (cache->lock.is_announced()) empty(*cache);
     }
   }
 
   void flush(detail::thread_cache& cache) noexcept {
+    cache.lock.announce();
+    detail::remote_barrier();
+    empty(cache);
+  }
+
+  /// After announce() and a barrier.
+  void empty(detail::thread_cache& cache) noexcept {
     cache.lock.visit();
     for (auto const& mine : cache.streams) bring_home(*mine);
     cache.held_bytes.store(0, std::memory_order_relaxed);
@@ -6900,8 +6996,7 @@ class counter_lock {
  public:
   void lock() noexcept {
     while (taken_.exchange(true, std::memory_order_acquire)) {
-      while (taken_.load(std::memory_order_relaxed)) {
-      }
+      for (unsigned tries = 0; taken_.load(std::memory_order_relaxed); ++tries) wait_a_moment(tries);
     }
   }
   void unlock() noexcept { taken_.store(false, std::memory_order_release); }

@@ -163,3 +163,34 @@ TEST_CASE("a pool over blocks owns them to their last byte and not beyond", "[po
   CHECK_FALSE(memory.owns(first + reserved));
   memory.deallocate(s.a, p, 3_MiB);
 }
+
+TEST_CASE("a small pool grows rather than wait for another stream or stop another thread", "[pool][ladder]") {
+  one_stream s;
+  REQUIRE(s.driver.create_stream(s.a).ok());
+  stream_ref b;
+  REQUIRE(s.driver.create_stream(b).ok());
+  auto memory = sim_pages{s.driver} | pooled{};
+  memory.deallocate(s.a, memory.allocate(s.a, 3_MiB), 3_MiB);
+  s.machine.reset_calls();
+  memory.deallocate(b, memory.allocate(b, 3_MiB), 3_MiB);
+  CHECK(s.machine.calls()[driver_call::record_event] == 0);
+  CHECK(s.machine.calls()[driver_call::create_pages] == 1);
+  // A pool that is not small takes what the other stream freed.
+  memory.deallocate(s.a, memory.allocate(s.a, 100_MiB), 100_MiB);
+  s.machine.reset_calls();
+  memory.deallocate(b, memory.allocate(b, 90_MiB), 90_MiB);
+  CHECK(s.machine.calls()[driver_call::create_pages] == 0);
+}
+
+TEST_CASE("a small pool under a limit lives from what it has", "[pool][ladder]") {
+  one_stream s;
+  REQUIRE(s.driver.create_stream(s.a).ok());
+  stream_ref b;
+  REQUIRE(s.driver.create_stream(b).ok());
+  auto memory = sim_pages{s.driver} | limited{4_MiB} | pooled{};
+  memory.deallocate(s.a, memory.allocate(s.a, 3_MiB), 3_MiB);
+  void* const p = memory.allocate(b, 3_MiB);
+  CHECK(p != nullptr);
+  CHECK(memory->state().reserved == 4_MiB);
+  memory.deallocate(b, p, 3_MiB);
+}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The small parts: size_class, range, range_index, block_table, run, magazine, page_map, address_index,
-// owner_lock, stream_order, arena, growth.
+// owner_lock, hot_lock, stream_order, arena, growth.
 
 #include <iterator>
 #include <map>
@@ -13,6 +13,7 @@
 #include "tarn/pool/arena.hpp"
 #include "tarn/pool/block_table.hpp"
 #include "tarn/pool/growth.hpp"
+#include "tarn/pool/hot_lock.hpp"
 #include "tarn/pool/magazine.hpp"
 #include "tarn/pool/owner_lock.hpp"
 #include "tarn/pool/page_map.hpp"
@@ -133,6 +134,52 @@ TEST_CASE("a magazine is bounded and moves half of itself", "[pool][magazine]") 
   CHECK(cache.magazines[3].capacity == magazine_capacity(3));
 }
 
+TEST_CASE("a range before a hole is taken last, whatever its size", "[pool][range_index][range]") {
+  range_table table;
+  range_index index;
+  table.make_room(4);
+  auto const add = [&](std::uintptr_t address, std::size_t bytes) {
+    range_ref const r = table.take();
+    table[r].address = address;
+    table[r].bytes = bytes;
+    table[r].state = range_state::free;
+    return r;
+  };
+  range_ref const large = add(0x100000, 1_MiB);
+  range_ref const last = add(0x800000, 64_KiB);
+  range_ref const hole = add(0x810000, 16_MiB);
+  table[hole].state = range_state::hole;
+  table[last].next = hole;
+  index.insert(table, large);
+  index.insert(table, last);
+  CHECK(index.find(table, 64_KiB, 256) == large);
+  CHECK(index.largest(table) == 1_MiB);
+  index.erase(table, large);
+  CHECK(index.find(table, 64_KiB, 256) == last);
+  CHECK(index.largest(table) == 64_KiB);
+  // What follows it may change while it is there.
+  table[hole].state = range_state::live;
+  index.erase(table, last);
+  CHECK(index.any() == 0);
+  CHECK(index.bytes() == 0);
+}
+
+TEST_CASE("one thread at a time holds the hot lock", "[pool][hot_lock][threads]") {
+  hot_mutex mutex;
+  long count = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 5000; ++i) {
+        hot_lock const held(mutex);
+        ++count;
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  CHECK(count == 20000);
+}
+
 TEST_CASE("owner and visitors exclude each other", "[pool][owner_lock][threads]") {
   owner_lock lock;
   long count = 0;
@@ -144,6 +191,8 @@ TEST_CASE("owner and visitors exclude each other", "[pool][owner_lock][threads]"
     }
   });
   for (int i = 0; i < 300; ++i) {
+    lock.announce();
+    remote_barrier();
     lock.visit();
     ++count;
     lock.end_visit();

@@ -14,6 +14,7 @@
 #include "tarn/core/config.hpp"
 #include "tarn/core/counter.hpp"
 #include "tarn/core/extremes.hpp"
+#include "tarn/core/wait.hpp"
 #include "tarn/policy/block_bytes.hpp"
 #include "tarn/policy/compose.hpp"
 
@@ -67,8 +68,7 @@ class counter_lock {
  public:
   void lock() noexcept {
     while (taken_.exchange(true, std::memory_order_acquire)) {
-      while (taken_.load(std::memory_order_relaxed)) {
-      }
+      for (unsigned tries = 0; taken_.load(std::memory_order_relaxed); ++tries) wait_a_moment(tries);
     }
   }
   void unlock() noexcept { taken_.store(false, std::memory_order_release); }

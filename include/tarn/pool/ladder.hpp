@@ -3,7 +3,8 @@
 // The ladder: what is tried, in which order, when a stream's own domain and the neutral one have no fitting
 // range.
 //
-//   1 magazines     every thread's cached blocks come home
+//   0 small pools   grow at once: below roomy_limit speed is worth more than memory
+//   1 magazines     every thread's cached blocks come home, where they are worth it
 //   2 finished      frees of other streams that the device is past become neutral
 //   3 stealing      the stream waits, on the device, for another stream's frees, and takes them over; neutral
 //                   ranges join its own, so that neighbours coalesce
@@ -21,11 +22,26 @@
 #include <type_traits>
 #include <utility>
 
+#include "tarn/pool/hot_lock.hpp"
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/page_growth.hpp"
 #include "tarn/pool/segment_growth.hpp"
 
 namespace tarn::detail {
+
+/// Up to this many bytes a thread a pool over pages grows before it takes other threads' cached blocks or other streams'
+/// memory: one block of each class and some more. PyTorch takes 22 MiB for a stream's first blocks.
+inline constexpr std::size_t roomy_limit = 32_MiB;
+inline constexpr std::size_t most_roomy = 512_MiB;
+
+/// Where several threads keep less than this part of what is reserved, they are not stopped to bring it home.
+inline constexpr std::size_t idle_part = 512;
+
+/// What the threads keep in their magazines, when the ladder is climbed.
+struct idle_blocks {
+  std::size_t bytes = 0;
+  std::size_t threads = 1;
+};
 
 template <class Source>
 struct growth_for {
@@ -41,7 +57,7 @@ class ladder {
  public:
   using driver_type = typename Source::driver_type;
   using growth_type = typename growth_for<Source>::type;
-  using lock = std::unique_lock<std::mutex>;
+  using lock = hot_lock;
 
   ladder(Source source, pool_options const& chosen)
       : options(chosen), order(source.driver()), growth(std::move(source), counters) {
@@ -49,7 +65,7 @@ class ladder {
   }
 
   pool_options const options;
-  std::mutex hot;   ///< the arena's; held for tens of nanoseconds, never across a driver call
+  hot_mutex hot;    ///< the arena's; held for tens of nanoseconds, never across a driver call
   std::mutex cold;  ///< the growth lock; taken before `hot`
   arena space;
   growth_counters counters;
@@ -65,16 +81,20 @@ class ladder {
   /// @returns null once `take` has succeeded, else a block that was put together from free pieces
   /// @throws out_of_memory  every rung failed; nothing has changed
   template <class Take, class Flush, class WaitUses>
-  [[nodiscard]] void* climb(lock& held, growth_request request, Take const& take, Flush const& flush,
-                            WaitUses const& wait_uses) {
+  [[nodiscard]] void* climb(lock& held, growth_request request, idle_blocks const& idle, Take const& take,
+                            Flush const& flush, WaitUses const& wait_uses) {
     void* block = nullptr;
     budget(request);
     if (ready(take)) return block;
+    if (page_source<Source> && grow_roomy(held, request, idle.threads) && ready(take)) return block;
     stream_ref const stream = space.streams[request.taker].stream;
-    held.unlock();
-    flush();
-    held.lock();
-    if (ready(take)) return block;
+    bool const flush_early = idle.threads == 1 || idle.bytes * idle_part > counters.reserved;
+    if (flush_early) {
+      held.unlock();
+      flush();
+      held.lock();
+      if (ready(take)) return block;
+    }
     bool captured = false;
     if (request.taker != neutral && others_have_free(request.taker)) {
       held.unlock();
@@ -104,6 +124,7 @@ class ladder {
     }
     ++alloc_retries;
     held.unlock();
+    if (!flush_early) flush();
     wait_uses();
     held.lock();
     if (request.taker != neutral && !captured) {
@@ -154,6 +175,21 @@ class ladder {
   [[nodiscard]] bool ready(Take const& take) {
     space.make_room();
     return take();
+  }
+
+  /// Rung 0. False where the pool is no longer small, or what it has bounds it.
+  bool grow_roomy(lock& held, growth_request request, std::size_t threads) {
+    std::size_t const limit = smaller_of(roomy_limit * threads, most_roomy);
+    if (counters.reserved >= limit) return false;
+    request.may_create = limit - counters.reserved;
+    request.may_exceed = false;
+    if (align_up(request.bytes, usual_granule) > request.may_create) return false;
+    void* none = nullptr;
+    try {
+      return growth.grow(space, held, order, request, none);
+    } catch (out_of_memory const&) {
+      return false;
+    }
   }
 
   [[nodiscard]] bool others_have_free(domain_ref taker) const noexcept {

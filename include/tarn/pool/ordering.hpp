@@ -5,11 +5,11 @@
 // these calls. Above it: page_growth, ladder. Below it: stream_order, driver.
 
 #include <cstdint>
-#include <mutex>
 
 #include "tarn/core/extremes.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/pool/arena.hpp"
+#include "tarn/pool/hot_lock.hpp"
 #include "tarn/pool/mark_work.hpp"
 
 namespace tarn::detail {
@@ -24,7 +24,7 @@ enum class progress : std::uint8_t {
 template <stream_driver Driver>
 class ordering {
  public:
-  using lock = std::unique_lock<std::mutex>;
+  using lock = hot_lock;
 
   explicit ordering(Driver const& driver) : driver_(driver) {}
 

@@ -5,7 +5,7 @@
 // owner need not.
 //
 //   owner                         visitor (one at a time)
-//   busy = 1                      wanted = 1
+//   busy = 1                      wanted = 1 (at every lock it is to visit)
 //   (compiler barrier)            membarrier: all cores have passed a full barrier
 //   if wanted: step back          while busy: wait
 //   ... data ...                  ... data ...
@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "tarn/core/config.hpp"
+#include "tarn/core/wait.hpp"
 
 #if defined(__linux__)
 #include <sys/syscall.h>
@@ -48,12 +49,6 @@ inline void remote_barrier() noexcept {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
-inline void wait_a_moment() noexcept {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#endif
-}
-
 class owner_lock {
  public:
   owner_lock() noexcept : light_(has_remote_barrier()) {}
@@ -73,15 +68,17 @@ class owner_lock {
   }
   /// The owner begins, and waits for a visitor to leave.
   void enter() noexcept {
-    while (!try_enter()) wait_a_moment();
+    for (unsigned tries = 0; !try_enter(); ++tries) wait_a_moment(tries);
   }
   TARN_ALWAYS_INLINE void leave() noexcept { busy_.store(0, std::memory_order_release); }
 
-  /// A visitor begins; visitors exclude one another by a lock of their own.
+  /// A visitor says that it comes; one remote_barrier() then does for all locks that it announced itself at. Visitors
+  /// exclude one another by a lock of their own.
+  void announce() noexcept { wanted_.exchange(1, std::memory_order_seq_cst); }
+  [[nodiscard]] bool is_announced() const noexcept { return wanted_.load(std::memory_order_relaxed) != 0; }
+  /// It enters, once the owner is out.
   void visit() noexcept {
-    wanted_.exchange(1, std::memory_order_seq_cst);
-    remote_barrier();
-    while (busy_.load(std::memory_order_seq_cst) != 0) wait_a_moment();
+    for (unsigned tries = 0; busy_.load(std::memory_order_seq_cst) != 0; ++tries) wait_a_moment(tries);
   }
   void end_visit() noexcept { wanted_.store(0, std::memory_order_release); }
 

@@ -14,12 +14,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <mutex>
 
 #include "tarn/core/extremes.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/pool/arena.hpp"
 #include "tarn/pool/growth.hpp"
+#include "tarn/pool/hot_lock.hpp"
 #include "tarn/pool/ordering.hpp"
 #include "tarn/pool/page_choice.hpp"
 #include "tarn/source/refusal.hpp"
@@ -34,7 +34,7 @@ template <page_source Source>
 class page_growth {
  public:
   using driver_type = typename Source::driver_type;
-  using lock = std::unique_lock<std::mutex>;
+  using lock = hot_lock;
 
   page_growth(Source source, growth_counters& counters)
       : source_(static_cast<Source&&>(source)), counters_(counters) {}

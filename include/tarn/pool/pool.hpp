@@ -17,6 +17,7 @@
 
 #include "tarn/core/misuse.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/pool/hot_lock.hpp"
 #include "tarn/pool/ladder.hpp"
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/pool_state.hpp"
@@ -208,7 +209,7 @@ class pool {
   [[nodiscard]] driver_type const& driver() const noexcept { return ladder_.growth.source().driver(); }
 
  private:
-  using lock = std::unique_lock<std::mutex>;
+  using lock = detail::hot_lock;
 
   // ---- the way down: magazine, arena, ladder
 
@@ -292,7 +293,7 @@ class pool {
       request.asked = bytes;
       request.asked_alignment = alignment;
       void* const put_together = ladder_.climb(
-          held, request, take, [this] { flush_all(); }, [this] { release_waiting(true); });
+          held, request, idle(), take, [this] { flush_all(); }, [this] { release_waiting(true); });
       if (put_together != nullptr) {
         got[0] = put_together;
         count = 1;
@@ -577,14 +578,36 @@ class pool {
     }
   }
 
+  /// What the magazines keep. The growth lock is held.
+  [[nodiscard]] detail::idle_blocks idle() const noexcept {
+    detail::idle_blocks sum{0, caches_.size() != 0 ? caches_.size() : 1};
+    for (auto const& cache : caches_) sum.bytes += cache->held_bytes.load(std::memory_order_relaxed);
+    return sum;
+  }
+
   /// Brings every magazine home. The growth lock is held.
   void flush_all() noexcept {
+    bool any = false;
     for (auto const& cache : caches_) {
-      if (cache->held_bytes.load(std::memory_order_relaxed) != 0) flush(*cache);
+      if (cache->held_bytes.load(std::memory_order_relaxed) == 0) continue;
+      cache->lock.announce();
+      any = true;
+    }
+    if (!any) return;
+    detail::remote_barrier();
+    for (auto const& cache : caches_) {
+      if (cache->lock.is_announced()) empty(*cache);
     }
   }
 
   void flush(detail::thread_cache& cache) noexcept {
+    cache.lock.announce();
+    detail::remote_barrier();
+    empty(cache);
+  }
+
+  /// After announce() and a barrier.
+  void empty(detail::thread_cache& cache) noexcept {
     cache.lock.visit();
     for (auto const& mine : cache.streams) bring_home(*mine);
     cache.held_bytes.store(0, std::memory_order_relaxed);

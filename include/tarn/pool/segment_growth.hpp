@@ -6,13 +6,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/arena.hpp"
 #include "tarn/pool/growth.hpp"
+#include "tarn/pool/hot_lock.hpp"
 #include "tarn/pool/ordering.hpp"
 
 namespace tarn::detail {
@@ -24,7 +24,7 @@ template <resource Source>
 class segment_growth {
  public:
   using driver_type = typename Source::driver_type;
-  using lock = std::unique_lock<std::mutex>;
+  using lock = hot_lock;
   static constexpr bool moves = false;
 
   segment_growth(Source source, growth_counters& counters)

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Waiting for another thread that will be done in a moment. Above it: owner_lock, hot_lock, tracked. Below it: nothing.
+
+#include <thread>
+
+namespace tarn::detail {
+
+/// Spins for a while, then lets others run: who is waited for may not be running.
+inline void wait_a_moment(unsigned tries) noexcept {
+  if (tries >= 64) return std::this_thread::yield();
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace tarn::detail
