@@ -2672,7 +2672,7 @@ requires detail::makes_layer<std::remove_cvref_t<Policy>, std::remove_cvref_t<Up
 //
 // Which lock covers what, in the order of taking: `cold` (one thread climbs the ladder, the driver is
 // called), each thread cache's owner_lock, `hot` (the arena; tens of nanoseconds, never across a driver
-// call). What is bounded by what: magazines by 57 MiB a stream and thread and emptied before growth; reserved
+// call). What is bounded by what: magazines by 104 MiB a stream and thread and emptied before growth; reserved
 // memory by the live peak plus pool_options::slack_per_mille while free handles can be moved; host memory by
 // 64 bytes a range. Above it: policy. Below it: ladder, thread_cache.
 
@@ -2805,7 +2805,7 @@ struct pool_options {
   remapping remap = remapping::when_tight;
   /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are
   /// remapped.
-  unsigned slack_per_mille = 6;
+  unsigned slack_per_mille = 9;
   /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0: from the live peak, see pool/growth.hpp. Smaller
   /// ones waste less and cost more driver calls.
   std::size_t largest_handle = 0;
@@ -4153,7 +4153,7 @@ namespace tarn::detail {
 /// bench/results/frontier.txt has both for every recorded trace and a range of sizes; these bounds keep the first pass
 /// over each below the driver time of PyTorch's expandable segments.
 [[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
-  return smaller_of(larger_of(align_down(peak / 64, usual_granule), std::size_t{20_MiB}),
+  return smaller_of(larger_of(align_down(peak / 32, usual_granule), std::size_t{24_MiB}),
                     std::size_t{96_MiB});
 }
 
@@ -4779,6 +4779,8 @@ class page_growth {
   [[nodiscard]] Source& source() noexcept { return source_; }
   [[nodiscard]] Source const& source() const noexcept { return source_; }
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept { return map_.contains(address); }
+  /// Memory of the device, 0 before the first growth.
+  [[nodiscard]] std::size_t device_bytes() const noexcept { return map_.bytes() / reservation_factor; }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     return map_.host_bytes() + views_.capacity() * sizeof(view);
   }
@@ -5321,6 +5323,8 @@ class segment_growth {
   [[nodiscard]] Source& source() noexcept { return source_; }
   [[nodiscard]] Source const& source() const noexcept { return source_; }
 
+  /// Nothing is known of the upstream.
+  [[nodiscard]] static constexpr std::size_t device_bytes() noexcept { return 0; }
   /// Segments are seen at one place only.
   [[nodiscard]] static void* reuse(arena&, growth_request const&) noexcept { return nullptr; }
 
@@ -5437,9 +5441,10 @@ class segment_growth {
 namespace tarn::detail {
 
 /// Up to this many bytes a thread a pool over pages grows before it takes other threads' cached blocks or other streams'
-/// memory: one block of each class and some more. PyTorch takes 22 MiB for a stream's first blocks.
-inline constexpr std::size_t roomy_limit = 32_MiB;
-inline constexpr std::size_t most_roomy = 512_MiB;
+/// memory: two blocks of each class, so that a thread which replaces blocks at random always finds one. Of the device's
+/// memory at most one part in roomy_part: 512 MiB on a device of 128 GiB.
+inline constexpr std::size_t roomy_limit = 128_MiB;
+inline constexpr std::size_t roomy_part = 256;
 
 /// Where several threads keep less than this part of what is reserved, they are not stopped to bring it home.
 inline constexpr std::size_t idle_part = 512;
@@ -5586,7 +5591,7 @@ class ladder {
 
   /// Rung 0. False where the pool is no longer small, or what it has bounds it.
   bool grow_roomy(lock& held, growth_request request, std::size_t threads) {
-    std::size_t const limit = smaller_of(roomy_limit * threads, most_roomy);
+    std::size_t const limit = smaller_of(roomy_limit * threads, growth.device_bytes() / roomy_part);
     if (counters.reserved >= limit) return false;
     request.may_create = limit - counters.reserved;
     request.may_exceed = false;
@@ -5922,10 +5927,11 @@ struct magazine {
   std::uint32_t capacity = 0;
 };
 
-/// How many blocks of a class a magazine holds: 256 KiB worth, at least 2 and at most 64. All magazines of
-/// one stream on one thread together hold at most 57 MiB, and everything is given back before the pool grows.
+/// How many blocks of a class a magazine holds: 1 MiB worth, at least 2 and at most 64. A program that replaces blocks at
+/// random then misses once in 20,000 pairs (64 blocks live, up to 256 KiB); with 256 KiB worth once in 120. All magazines
+/// of one stream on one thread together hold at most 104 MiB; before the pool outgrows a small size they come home.
 [[nodiscard]] constexpr std::uint32_t magazine_capacity(unsigned size_class) noexcept {
-  std::size_t const fit = 256_KiB / class_bytes(size_class);
+  std::size_t const fit = 1_MiB / class_bytes(size_class);
   return static_cast<std::uint32_t>(fit < 2 ? 2 : (fit > 64 ? 64 : fit));
 }
 

@@ -19,7 +19,7 @@ namespace tarn::detail {
 /// bench/results/frontier.txt has both for every recorded trace and a range of sizes; these bounds keep the first pass
 /// over each below the driver time of PyTorch's expandable segments.
 [[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
-  return smaller_of(larger_of(align_down(peak / 64, usual_granule), std::size_t{20_MiB}),
+  return smaller_of(larger_of(align_down(peak / 32, usual_granule), std::size_t{24_MiB}),
                     std::size_t{96_MiB});
 }
 

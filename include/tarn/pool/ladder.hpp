@@ -30,9 +30,10 @@
 namespace tarn::detail {
 
 /// Up to this many bytes a thread a pool over pages grows before it takes other threads' cached blocks or other streams'
-/// memory: one block of each class and some more. PyTorch takes 22 MiB for a stream's first blocks.
-inline constexpr std::size_t roomy_limit = 32_MiB;
-inline constexpr std::size_t most_roomy = 512_MiB;
+/// memory: two blocks of each class, so that a thread which replaces blocks at random always finds one. Of the device's
+/// memory at most one part in roomy_part: 512 MiB on a device of 128 GiB.
+inline constexpr std::size_t roomy_limit = 128_MiB;
+inline constexpr std::size_t roomy_part = 256;
 
 /// Where several threads keep less than this part of what is reserved, they are not stopped to bring it home.
 inline constexpr std::size_t idle_part = 512;
@@ -179,7 +180,7 @@ class ladder {
 
   /// Rung 0. False where the pool is no longer small, or what it has bounds it.
   bool grow_roomy(lock& held, growth_request request, std::size_t threads) {
-    std::size_t const limit = smaller_of(roomy_limit * threads, most_roomy);
+    std::size_t const limit = smaller_of(roomy_limit * threads, growth.device_bytes() / roomy_part);
     if (counters.reserved >= limit) return false;
     request.may_create = limit - counters.reserved;
     request.may_exceed = false;

@@ -42,6 +42,8 @@ class page_growth {
   [[nodiscard]] Source& source() noexcept { return source_; }
   [[nodiscard]] Source const& source() const noexcept { return source_; }
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept { return map_.contains(address); }
+  /// Memory of the device, 0 before the first growth.
+  [[nodiscard]] std::size_t device_bytes() const noexcept { return map_.bytes() / reservation_factor; }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     return map_.host_bytes() + views_.capacity() * sizeof(view);
   }

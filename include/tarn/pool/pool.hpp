@@ -5,7 +5,7 @@
 //
 // Which lock covers what, in the order of taking: `cold` (one thread climbs the ladder, the driver is
 // called), each thread cache's owner_lock, `hot` (the arena; tens of nanoseconds, never across a driver
-// call). What is bounded by what: magazines by 57 MiB a stream and thread and emptied before growth; reserved
+// call). What is bounded by what: magazines by 104 MiB a stream and thread and emptied before growth; reserved
 // memory by the live peak plus pool_options::slack_per_mille while free handles can be moved; host memory by
 // 64 bytes a range. Above it: policy. Below it: ladder, thread_cache.
 

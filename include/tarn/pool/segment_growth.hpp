@@ -33,6 +33,8 @@ class segment_growth {
   [[nodiscard]] Source& source() noexcept { return source_; }
   [[nodiscard]] Source const& source() const noexcept { return source_; }
 
+  /// Nothing is known of the upstream.
+  [[nodiscard]] static constexpr std::size_t device_bytes() noexcept { return 0; }
   /// Segments are seen at one place only.
   [[nodiscard]] static void* reuse(arena&, growth_request const&) noexcept { return nullptr; }
 
