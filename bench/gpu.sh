@@ -241,7 +241,7 @@ run_replay_rmm() {
 run_hot_paths_cuda() {
   one_by_one hot_paths_cuda.jsonl tarn_hot_paths \
     "--device cuda --limit 60 --filter ^(hot_pair|two_streams|other_thread|threads|tail)" \
-    "--device cuda --limit 80 --filter ^(window|live)"
+    "--device cuda --limit 60 --filter ^(window|live)"
 }
 run_hot_paths_host() { one_by_one hot_paths_host.jsonl tarn_hot_paths "--device sim --limit 30" "--device host --limit 40"; }
 run_hot_paths_torch() {

@@ -31,12 +31,12 @@ namespace tarn::detail {
 
 /// Up to this many bytes a thread a pool over pages grows before it takes other threads' cached blocks or other streams'
 /// memory: two blocks of each class, so that a thread which replaces blocks at random always finds one. Of the device's
-/// memory at most one part in roomy_part: 512 MiB on a device of 128 GiB.
+/// memory at most one part in roomy_part: 2 GiB on a device of 128 GiB.
 inline constexpr std::size_t roomy_limit = 128_MiB;
-inline constexpr std::size_t roomy_part = 256;
+inline constexpr std::size_t roomy_part = 64;
 
 /// Where several threads keep less than this part of what is reserved, they are not stopped to bring it home.
-inline constexpr std::size_t idle_part = 512;
+inline constexpr std::size_t idle_part = 32;
 
 /// What the threads keep in their magazines, when the ladder is climbed.
 struct idle_blocks {

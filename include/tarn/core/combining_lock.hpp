@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A lock around small updates. Who finds it taken writes down what to do; who holds it does that too, before it leaves:
+// what is guarded stays in one processor's cache. (Flat combining: Hendler, Incze, Shavit, Tzafrir, SPAA 2010.) Every
+// update is done when its call returns. Above it: tracked. Below it: wait.
+
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/core/config.hpp"
+#include "tarn/core/wait.hpp"
+
+namespace tarn::detail {
+
+/// @tparam Update  copyable and small; `apply(Update const&)` must not throw
+template <class Update>
+class combining_lock {
+ public:
+  combining_lock() noexcept = default;
+  combining_lock(combining_lock const&) = delete;
+  combining_lock& operator=(combining_lock const&) = delete;
+
+  /// Applies `update`, here or on the thread that holds the lock, one at a time, in an order that every thread's own calls
+  /// keep. Uncontended: one exchange.
+  template <class Apply>
+  TARN_ALWAYS_INLINE void run(Update const& update, Apply const& apply) noexcept {
+    if (!taken_.exchange(true, std::memory_order_acquire)) [[likely]] {
+      apply(update);
+      leave(apply);
+      return;
+    }
+    wait(update, apply);
+  }
+
+  /// Plain locking, for what is no update.
+  void lock() noexcept {
+    for (unsigned tries = 0; taken_.exchange(true, std::memory_order_acquire); ++tries) wait_a_moment(tries);
+  }
+  /// Does not do what others have written down: they find the lock free.
+  void unlock() noexcept { taken_.store(false, std::memory_order_release); }
+
+ private:
+  enum class step : std::uint8_t { free, taken, asked, done };
+  struct alignas(cache_line_bytes) slot {
+    std::atomic<step> at{step::free};
+    Update update{};
+  };
+  static constexpr unsigned slot_count = 32;
+  static constexpr unsigned tries_apart = 8;
+
+  /// Does what is written down, then unlocks.
+  template <class Apply>
+  TARN_ALWAYS_INLINE void leave(Apply const& apply) noexcept {
+    if (asked_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      combine(apply);
+    taken_.store(false, std::memory_order_release);
+  }
+
+  template <class Apply>
+  TARN_NOINLINE void combine(Apply const& apply) noexcept {
+    for (std::uint32_t asked = asked_.exchange(0, std::memory_order_acquire); asked != 0;
+         asked &= asked - 1) {
+      slot& s = slots_[static_cast<unsigned>(std::countr_zero(asked))];
+      apply(s.update);
+      s.at.store(step::done, std::memory_order_release);
+    }
+  }
+
+  template <class Apply>
+  TARN_NOINLINE void wait(Update const& update, Apply const& apply) noexcept {
+    unsigned const mine = take_slot();
+    if (mine == slot_count) {
+      lock();
+      apply(update);
+      leave(apply);
+      return;
+    }
+    slot& s = slots_[mine];
+    s.update = update;
+    s.at.store(step::asked, std::memory_order_relaxed);
+    asked_.fetch_or(std::uint32_t{1} << mine, std::memory_order_release);
+    for (unsigned tries = 0; s.at.load(std::memory_order_acquire) != step::done; ++tries) {
+      // Seldom, so that the lock stays with who works under it.
+      if (tries % tries_apart == 0 && !taken_.load(std::memory_order_relaxed) &&
+          !taken_.exchange(true, std::memory_order_acquire)) {
+        leave(apply);  // what this thread asked for is among what is done now, unless it has been
+      } else {
+        wait_a_moment(tries);
+      }
+    }
+    s.at.store(step::free, std::memory_order_release);
+  }
+
+  /// A slot of the caller's own for one update; slot_count where all are taken.
+  unsigned take_slot() noexcept {
+    static thread_local char const place = 0;
+    // Threads' own memory lies at equal distances: the product's high bits differ all the same.
+    auto const first =
+        static_cast<unsigned>((reinterpret_cast<std::uintptr_t>(&place) * 0x9E3779B97F4A7C15U) >> 59);
+    for (unsigned i = 0; i < slot_count; ++i) {
+      unsigned const k = (first + i) % slot_count;
+      step expected = step::free;
+      if (slots_[k].at.load(std::memory_order_relaxed) == step::free &&
+          slots_[k].at.compare_exchange_strong(expected, step::taken, std::memory_order_acquire)) {
+        return k;
+      }
+    }
+    return slot_count;
+  }
+
+  alignas(cache_line_bytes) std::atomic<bool> taken_{false};
+  alignas(cache_line_bytes) std::atomic<std::uint32_t> asked_{0};
+  slot slots_[slot_count];
+};
+
+}  // namespace tarn::detail

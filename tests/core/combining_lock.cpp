@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tarn/core/combining_lock.hpp"
+
+#include <chrono>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "catch.hpp"
+
+using namespace tarn::detail;
+
+namespace {
+struct numbered {
+  unsigned thread = 0;
+  long number = 0;
+};
+}  // namespace
+
+TEST_CASE("every update is applied once, each thread's in its order, and is done when the call returns",
+          "[core][combining_lock][threads]") {
+  constexpr unsigned thread_count = 40;  // more than there are slots
+  constexpr long updates = 500;
+  combining_lock<numbered> lock;
+  std::vector<long> last(thread_count, 0);
+  long applied = 0;
+  long wrong = 0;
+  std::vector<long> late(thread_count, 0);
+  auto const apply = [&](numbered const& u) noexcept {
+    wrong += u.number == last[u.thread] + 1 ? 0 : 1;
+    last[u.thread] = u.number;
+    ++applied;
+    if (u.number % 8 == 0) std::this_thread::yield();  // others come meanwhile
+  };
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < thread_count; ++t) {
+    threads.emplace_back([&, t] {
+      for (long i = 1; i <= updates; ++i) {
+        lock.run({t, i}, apply);
+        if (i % 50 != 0) continue;
+        std::lock_guard const guard(lock);
+        late[t] += last[t] == i ? 0 : 1;
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  CHECK(applied == thread_count * updates);
+  CHECK(wrong == 0);
+  for (long const l : late) CHECK(l == 0);
+}
+
+TEST_CASE("what is asked while the lock is held is done by who holds it", "[core][combining_lock][threads]") {
+  combining_lock<numbered> lock;
+  std::thread other;
+  std::thread::id done_by[2];
+  auto const note = [&](numbered const& u) noexcept { done_by[u.thread] = std::this_thread::get_id(); };
+  lock.run({0, 1}, [&](numbered const& u) noexcept {
+    if (u.thread == 0) {
+      other = std::thread([&] { lock.run({1, 1}, note); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    }
+    note(u);
+  });
+  other.join();
+  CHECK(done_by[0] == std::this_thread::get_id());
+  CHECK(done_by[1] == std::this_thread::get_id());
+}
