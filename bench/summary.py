@@ -62,6 +62,19 @@ def replay_cell(row):
     return f"{held} {number(row.get('cold_ns_per_event'))}/{number(row.get('warm_ns_per_event'))} [{calls}]"
 
 
+def model_and_gpu(rows):
+    """What the modelled driver charges and what the real one took, for the same calls."""
+    at = {(row["pool"], row["device"], row["trace"]): row for row in rows}
+    lines = [["trace", "model", "GPU", "model / GPU"]]
+    for trace in distinct(row["trace"] for row in rows):
+        gpu, sim = at.get(("tarn_identified", "cuda", trace)), at.get(("tarn", "sim", trace))
+        if not gpu or not sim or not sim.get("driver_ns_cold"):
+            continue
+        spent = gpu["cold_ns_per_event"] - sim["cold_ns_per_event"]
+        lines.append([trace, number(sim["driver_ns_cold"]), number(spent), ratio(sim["driver_ns_cold"], spent)])
+    return lines
+
+
 def tail_cell(kind):
     def cell(row):
         tail = row.get(kind)
@@ -88,6 +101,10 @@ def summary(folder):
     if replay:
         parts.append("Replay: utilisation, cold/warm ns per event [driver calls cold/warm]\n" +
                      table(grid(replay, name_of, lambda row: row["trace"], replay_cell, "pool")) + "\n")
+    agreement = model_and_gpu(replay)
+    if len(agreement) > 1:
+        parts.append("Driver time of the first pass, ns per event: the simulated device's model beside the GPU\n"
+                     "(GPU: time of the pass less the host time of the same pass on the simulated device)\n" + table(agreement) + "\n")
     hot = sorted(order(hot), key=work_order)
     for device in distinct(row["device"] for row in order(hot)):
         rows = [row for row in hot if row["device"] == device]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Growth by pages (page_growth) and by blocks (segment_growth), and the way back.
 
+#include <cmath>
 #include <random>
 #include <utility>
 #include <vector>
@@ -193,4 +194,37 @@ TEST_CASE("a small pool under a limit lives from what it has", "[pool][ladder]")
   CHECK(p != nullptr);
   CHECK(memory->state().reserved == 4_MiB);
   memory.deallocate(b, p, 3_MiB);
+}
+
+TEST_CASE("the bookkeeping stays as small as it says, however many calls", "[pool][pool_state]") {
+  struct load {
+    std::size_t blocks, least, most, bytes_a_block;
+  };
+  for (load const& l :
+       {load{100000, 256, 2_KiB, 8}, load{10000, 256, 1_MiB, 110}, load{1000, 2_MiB, 32_MiB, 350}}) {
+    one_stream s;
+    auto memory = sim_pages{s.driver} | pooled{};
+    std::mt19937_64 random(1);
+    std::uniform_real_distribution<> exponent(std::log(static_cast<double>(l.least)),
+                                              std::log(static_cast<double>(l.most)));
+    std::vector<std::pair<void*, std::size_t>> live(l.blocks);
+    auto const renew = [&](std::pair<void*, std::size_t>& b) {
+      b.second = static_cast<std::size_t>(std::exp(exponent(random)));
+      b.first = memory.allocate(s.a, b.second);
+    };
+    for (auto& b : live) renew(b);
+    std::size_t steady = 0;
+    for (int round = 0; round < 4; ++round) {
+      for (int i = 0; i < 300000; ++i) {
+        auto& b = live[random() % live.size()];
+        memory.deallocate(s.a, b.first, b.second);
+        renew(b);
+      }
+      INFO("blocks " << l.blocks << ", round " << round);
+      if (round == 1) steady = memory->state().host_bytes;
+      CHECK(memory->state().host_bytes <= l.blocks * l.bytes_a_block);
+      if (round > 1) CHECK(memory->state().host_bytes <= steady + steady / 8);
+    }
+    for (auto& b : live) memory.deallocate(s.a, b.first, b.second);
+  }
 }

@@ -2,13 +2,24 @@
 #pragma once
 // Waiting for another thread that will be done in a moment. Above it: owner_lock, hot_lock, tracked. Below it: nothing.
 
+#if defined(__linux__)
+#include <sched.h>  // <thread> costs as much to include as all of core/
+#else
 #include <thread>
+#endif
 
 namespace tarn::detail {
 
 /// Spins for a while, then lets others run: who is waited for may not be running.
 inline void wait_a_moment(unsigned tries) noexcept {
-  if (tries >= 64) return std::this_thread::yield();
+  if (tries >= 64) {
+#if defined(__linux__)
+    (void)sched_yield();
+#else
+    std::this_thread::yield();
+#endif
+    return;
+  }
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
 #endif

@@ -3,10 +3,15 @@
 // The pool: a byte's whole path in allocate() and deallocate(), tier by tier. Read on in magazine.hpp,
 // run.hpp, arena.hpp, ladder.hpp.
 //
+// What is looked at first: the magazine of the thread, stream and size class (magazine.hpp); a run or a free range of the
+// stream's own domain, then of the neutral one (arena.hpp); then the ladder (ladder.hpp), whose last rungs are the driver.
+//
 // Which lock covers what, in the order of taking: `cold` (one thread climbs the ladder, the driver is
 // called), each thread cache's owner_lock, `hot` (the arena; tens of nanoseconds, never across a driver
-// call). What is bounded by what: magazines by 104 MiB a stream and thread and emptied before growth; reserved
-// memory by the live peak plus pool_options::slack_per_mille while free handles can be moved; host memory by
+// call).
+//
+// What is bounded by what: magazines by 104 MiB a stream and thread, and emptied before a pool that is not small grows;
+// reserved memory by the live peak plus pool_options::slack_per_mille while whole free handles suffice; host memory by
 // 64 bytes a range. Above it: policy. Below it: ladder, thread_cache.
 
 #include <atomic>

@@ -42,9 +42,12 @@ struct pool_state {
   std::uint64_t ooms = 0;           ///< out_of_memory thrown
   std::uint64_t host_waits = 0;     ///< times the host waited for a stream
   std::uint64_t device_waits = 0;   ///< times a stream was made to wait for another
-  std::size_t host_bytes = 0;       ///< host memory of the bookkeeping
-  pool_part small;                  ///< of what is above: for blocks up to 1 MiB
-  pool_part large;                  ///< for larger blocks
+  /// Host memory of the bookkeeping, bytes. For a live block of up to 2 KiB some 3, up to 1 MiB some 65 to 105, for a larger
+  /// one up to 260, its share of the free ranges among them; for a GiB of large blocks 13 to 22 KiB. Steady at constant
+  /// live size, however many calls (tests/pool/growth.cpp).
+  std::size_t host_bytes = 0;
+  pool_part small;  ///< of what is above: for blocks up to 1 MiB
+  pool_part large;  ///< for larger blocks
 };
 
 }  // namespace tarn
