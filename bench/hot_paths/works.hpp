@@ -120,12 +120,13 @@ void tails(plan const& p, row& r) {
   r.clock_ns = clock.own_ticks * clock.ns_per_tick;
 }
 
-/// Batches of a crew, each thread doing as many pairs.
+/// Batches of a crew, each thread doing as many pairs; first a call for 0 pairs, in which each may warm up.
 template <class Pairs>
 [[nodiscard]] spread time_crew(plan const& p, std::size_t count, Pairs&& pairs_of_thread) {
   std::uint64_t pairs = 0;
   auto const work = [&](std::size_t thread) { pairs_of_thread(thread, pairs); };
   crew workers(count, work);
+  (void)workers.run();
   return time_batches(p, [&](std::uint64_t n) {
     pairs = n;
     return workers.run();
@@ -142,6 +143,7 @@ void threads(plan const& p, row& r, std::size_t count) {
                                                   static_cast<unsigned>(t + 1)));
   }
   r.pair = time_crew(p, count, [&](std::size_t t, std::uint64_t pairs) {
+    if (pairs == 0) windows[t]->warm(until);
     for (std::uint64_t i = 0; i < pairs; ++i) windows[t]->step();
   });
 }
