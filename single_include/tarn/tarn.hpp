@@ -2725,8 +2725,12 @@ inline void report_misuse(misuse const& what) noexcept {
 }  // namespace tarn
 // ---- tarn/pool/hot_lock.hpp
 // The arena's lock. Held for tens of nanoseconds, far less than putting a thread to sleep and waking it costs: who finds
-// it taken spins for about a microsecond before it sleeps. Above it: ladder, pool. Below it: core/wait.
+// it taken spins for about a microsecond before it sleeps. One word, one atomic operation each way, in line: half of what
+// std::mutex costs where nobody waits. (Drepper, "Futexes are tricky", 2011, mutex 2.)
+// Above it: ladder, pool. Below it: core/wait.
 
+#include <atomic>
+#include <cstdint>
 #include <mutex>
 
 // ---- tarn/core/wait.hpp
@@ -2761,19 +2765,36 @@ namespace tarn::detail {
 
 class hot_mutex {
  public:
-  void lock() {
-    for (unsigned tries = 0; tries < most_spins; ++tries) {
-      if (mutex_.try_lock()) [[likely]]
-        return;
-      wait_a_moment(0);
-    }
-    mutex_.lock();
+  TARN_ALWAYS_INLINE void lock() noexcept {
+    if (!try_lock()) [[unlikely]]
+      wait();
   }
-  void unlock() { mutex_.unlock(); }
+  [[nodiscard]] TARN_ALWAYS_INLINE bool try_lock() noexcept {
+    std::uint32_t expected = open;
+    return state_.compare_exchange_strong(expected, taken, std::memory_order_acquire,
+                                          std::memory_order_relaxed);
+  }
+  TARN_ALWAYS_INLINE void unlock() noexcept {
+    if (state_.exchange(open, std::memory_order_seq_cst) == awaited) [[unlikely]]
+      state_.notify_one();
+  }
 
  private:
+  static constexpr std::uint32_t open = 0;
+  static constexpr std::uint32_t taken = 1;
+  static constexpr std::uint32_t awaited = 2;  ///< taken, and somebody may sleep
   static constexpr unsigned most_spins = 40;
-  std::mutex mutex_;
+
+  TARN_NOINLINE void wait() noexcept {
+    for (unsigned tries = 0; tries < most_spins; ++tries) {
+      wait_a_moment(0);
+      if (state_.load(std::memory_order_relaxed) == open && try_lock()) return;
+    }
+    while (state_.exchange(awaited, std::memory_order_seq_cst) != open)
+      state_.wait(awaited, std::memory_order_relaxed);
+  }
+
+  std::atomic<std::uint32_t> state_{open};
 };
 
 /// Held, or let go around driver calls.
@@ -3770,26 +3791,11 @@ class stream_table {
 
   /// The domain of a stream, made on first use. A handle that comes back under another identity tells that
   /// its former stream was destroyed. @throws std::bad_alloc, nothing has changed
-  [[nodiscard]] domain_ref get(stream_id id, stream_ref stream) {
-    if (domain_ref const known = find(id); known != neutral || id == neutral_id) return known;
-    domain_ref place = 0;
-    for (domain_ref d = 1; d < domains_.size(); ++d) {
-      bool const same_handle = domains_[d]->id != 0 && domains_[d]->stream.handle() == stream.handle();
-      if (same_handle && !is_default_stream(stream)) domains_[d]->gone = true;
-      if (domains_[d]->id == 0) place = d;
-    }
-    by_id_.make_room(1);
-    if (place == 0) {
-      if (domains_.size() == max_domains) throw std::bad_alloc();
-      domains_.reserve(domains_.size() + 1);
-      domains_.push_back(owned(new stream_domain));
-      place = static_cast<domain_ref>(domains_.size() - 1);
-    }
-    by_id_.insert(id, place);
-    domains_[place]->id = id;
-    domains_[place]->stream = stream_ref::from(stream.handle(), id);
-    domains_[place]->gone = false;
-    return place;
+  [[nodiscard]] TARN_ALWAYS_INLINE domain_ref get(stream_id id, stream_ref stream) {
+    domain_ref& recent = recent_[id % recent_count];
+    if (domains_[recent]->id != id) [[unlikely]]
+      recent = get_other(id, stream);
+    return recent;
   }
 
   /// The domain of a stream, or `neutral` where it has none; never allocates.
@@ -3812,8 +3818,34 @@ class stream_table {
 
  private:
   static constexpr std::size_t max_domains = 65535;
+  static constexpr std::size_t recent_count = 64;
+
+  TARN_NOINLINE domain_ref get_other(stream_id id, stream_ref stream) {
+    if (domain_ref const known = find(id); known != neutral || id == neutral_id) return known;
+    domain_ref place = 0;
+    for (domain_ref d = 1; d < domains_.size(); ++d) {
+      bool const same_handle = domains_[d]->id != 0 && domains_[d]->stream.handle() == stream.handle();
+      if (same_handle && !is_default_stream(stream)) domains_[d]->gone = true;
+      if (domains_[d]->id == 0) place = d;
+    }
+    by_id_.make_room(1);
+    if (place == 0) {
+      if (domains_.size() == max_domains) throw std::bad_alloc();
+      domains_.reserve(domains_.size() + 1);
+      domains_.push_back(owned(new stream_domain));
+      place = static_cast<domain_ref>(domains_.size() - 1);
+    }
+    by_id_.insert(id, place);
+    domains_[place]->id = id;
+    domains_[place]->stream = stream_ref::from(stream.handle(), id);
+    domains_[place]->gone = false;
+    return place;
+  }
+
   sequence<owned<stream_domain>> domains_;
   block_table by_id_;  ///< the neutral domain is not in it
+  /// Where the domain of an identity was last: identities are handed out one after the other. Wrong ones are seen.
+  domain_ref recent_[recent_count] = {};
 };
 
 }  // namespace tarn::detail
@@ -5462,6 +5494,8 @@ namespace tarn::detail {
 /// memory at most one part in roomy_part: 2 GiB on a device of 128 GiB.
 inline constexpr std::size_t roomy_limit = 128_MiB;
 inline constexpr std::size_t roomy_part = 64;
+/// For small blocks each time by this part of what it holds.
+inline constexpr std::size_t roomy_step = 8;
 
 /// Where several threads keep less than this part of what is reserved, they are not stopped to bring it home.
 inline constexpr std::size_t idle_part = 32;
@@ -5613,6 +5647,10 @@ class ladder {
     request.may_create = limit - counters.reserved;
     request.may_exceed = false;
     if (align_up(request.bytes, usual_granule) > request.may_create) return false;
+    // Many threads that begin together wait for each other here: a few handles, not hundreds.
+    if (request.where == zone::small)
+      request.least_growth =
+          larger_of(request.least_growth, align_down(counters.reserved / roomy_step, usual_granule));
     void* none = nullptr;
     try {
       return growth.grow(space, held, order, request, none);
@@ -6074,8 +6112,9 @@ class owner_lock {
     return false;
   }
   /// The owner begins, and waits for a visitor to leave.
-  void enter() noexcept {
-    for (unsigned tries = 0; !try_enter(); ++tries) wait_a_moment(tries);
+  TARN_ALWAYS_INLINE void enter() noexcept {
+    if (!try_enter()) [[unlikely]]
+      wait_to_enter();
   }
   TARN_ALWAYS_INLINE void leave() noexcept { busy_.store(0, std::memory_order_release); }
 
@@ -6090,6 +6129,10 @@ class owner_lock {
   void end_visit() noexcept { wanted_.store(0, std::memory_order_release); }
 
  private:
+  TARN_NOINLINE void wait_to_enter() noexcept {
+    for (unsigned tries = 0; !try_enter(); ++tries) wait_a_moment(tries);
+  }
+
   std::atomic<std::uint32_t> busy_{0};
   std::atomic<std::uint32_t> wanted_{0};
   bool const light_;
@@ -6487,13 +6530,17 @@ class pool {
     detail::zone const where = detail::zone_of(block);
     detail::thread_cache* const cache = local_or_new();
     detail::stream_cache* const mine = cache != nullptr ? stream_cache_of(*cache, id, stream) : nullptr;
-    if (mine != nullptr && where != detail::zone::small) send_large_home(*cache, *mine);
+    // What large ranges are coalesced from must be home.
+    void* home = nullptr;
+    std::size_t home_bytes = 0;
+    if (mine != nullptr && where != detail::zone::small) home = take_large(*cache, *mine, home_bytes);
 
     void* got[64];
     std::uint32_t count = 0;
     std::uint32_t const wanted = mine != nullptr && in_run ? detail::magazine_batch(k) : 1;
     detail::arena& space = ladder_.space;
     lock held(ladder_.hot);
+    if (home != nullptr) return_range(held, id, stream, home, home_bytes);
     detail::domain_ref const taker = space.streams.get(id, stream);
     auto const take = [&] {
       if (in_run) {
@@ -6631,13 +6678,15 @@ class pool {
     return true;
   }
 
-  void send_large_home(detail::thread_cache& cache, detail::stream_cache& mine) noexcept {
+  /// Takes the cached large block out, to be given back.
+  [[nodiscard]] TARN_ALWAYS_INLINE void* take_large(detail::thread_cache& cache, detail::stream_cache& mine,
+                                                    std::size_t& bytes) noexcept {
     cache.lock.enter();
     void* const p = std::exchange(mine.large_block, nullptr);
-    std::size_t const bytes = mine.large_bytes;
+    bytes = mine.large_bytes;
     if (p != nullptr) cache.count_held(0, bytes);
     cache.lock.leave();
-    if (p != nullptr) give_back_range(mine.id, mine.stream, p, bytes);
+    return p;
   }
 
   /// Gives blocks of a class back to the arena.
@@ -6661,8 +6710,12 @@ class pool {
   }
   void give_back_range(stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
     lock held(ladder_.hot);
+    return_range(held, id, stream, p, block);
+  }
+  void return_range(lock& held, stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
     auto const result = ladder_.space.release(domain_of(held, id, stream), p, block);
-    if (result != detail::release_result::done) return notice(result, p);
+    if (result != detail::release_result::done) [[unlikely]]
+      notice(result, p);
   }
 
   /// The domain that a free belongs to. Where the host has no memory to make one, the stream is finished
@@ -6748,8 +6801,12 @@ class pool {
   }
 
   /// This thread's cache, made on first use. Null once the thread is ending, or without host memory.
-  detail::thread_cache* local_or_new() noexcept {
-    if (auto* const cache = local(); cache != nullptr) return cache;
+  [[nodiscard]] TARN_ALWAYS_INLINE detail::thread_cache* local_or_new() noexcept {
+    if (auto* const cache = local(); cache != nullptr) [[likely]]
+      return cache;
+    return new_local();
+  }
+  TARN_NOINLINE detail::thread_cache* new_local() noexcept {
     if (detail::thread_exit::over) return nullptr;
     try {
       detail::thread_exit& hook = detail::thread_exit::of_this_thread();
@@ -6811,9 +6868,16 @@ class pool {
 
   /// Brings every magazine home. The growth lock is held.
   void flush_all() noexcept {
+    detail::thread_cache* const own = local();
     bool any = false;
     for (auto const& cache : caches_) {
       if (cache->held_bytes.load(std::memory_order_relaxed) == 0) continue;
+      if (cache.get() == own) {  // its owner needs no barrier
+        own->lock.enter();
+        bring_home(*own);
+        own->lock.leave();
+        continue;
+      }
       cache->lock.announce();
       any = true;
     }
@@ -6833,9 +6897,14 @@ class pool {
   /// After announce() and a barrier.
   void empty(detail::thread_cache& cache) noexcept {
     cache.lock.visit();
+    bring_home(cache);
+    cache.lock.end_visit();
+  }
+
+  /// Empties all magazines of a thread. The caller is inside.
+  void bring_home(detail::thread_cache& cache) noexcept {
     for (auto const& mine : cache.streams) bring_home(*mine);
     cache.held_bytes.store(0, std::memory_order_relaxed);
-    cache.lock.end_visit();
   }
 
   /// Empties a stream's magazines, which nobody else can reach meanwhile.

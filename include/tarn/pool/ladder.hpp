@@ -34,7 +34,7 @@ namespace tarn::detail {
 /// memory at most one part in roomy_part: 2 GiB on a device of 128 GiB.
 inline constexpr std::size_t roomy_limit = 128_MiB;
 inline constexpr std::size_t roomy_part = 64;
-/// Each time by this part of what it holds.
+/// For small blocks each time by this part of what it holds.
 inline constexpr std::size_t roomy_step = 8;
 
 /// Where several threads keep less than this part of what is reserved, they are not stopped to bring it home.
@@ -188,7 +188,9 @@ class ladder {
     request.may_exceed = false;
     if (align_up(request.bytes, usual_granule) > request.may_create) return false;
     // Many threads that begin together wait for each other here: a few handles, not hundreds.
-    request.least_growth = larger_of(request.least_growth, align_down(counters.reserved / roomy_step, usual_granule));
+    if (request.where == zone::small)
+      request.least_growth =
+          larger_of(request.least_growth, align_down(counters.reserved / roomy_step, usual_granule));
     void* none = nullptr;
     try {
       return growth.grow(space, held, order, request, none);

@@ -70,8 +70,9 @@ class owner_lock {
     return false;
   }
   /// The owner begins, and waits for a visitor to leave.
-  void enter() noexcept {
-    for (unsigned tries = 0; !try_enter(); ++tries) wait_a_moment(tries);
+  TARN_ALWAYS_INLINE void enter() noexcept {
+    if (!try_enter()) [[unlikely]]
+      wait_to_enter();
   }
   TARN_ALWAYS_INLINE void leave() noexcept { busy_.store(0, std::memory_order_release); }
 
@@ -86,6 +87,10 @@ class owner_lock {
   void end_visit() noexcept { wanted_.store(0, std::memory_order_release); }
 
  private:
+  TARN_NOINLINE void wait_to_enter() noexcept {
+    for (unsigned tries = 0; !try_enter(); ++tries) wait_a_moment(tries);
+  }
+
   std::atomic<std::uint32_t> busy_{0};
   std::atomic<std::uint32_t> wanted_{0};
   bool const light_;

@@ -268,13 +268,17 @@ class pool {
     detail::zone const where = detail::zone_of(block);
     detail::thread_cache* const cache = local_or_new();
     detail::stream_cache* const mine = cache != nullptr ? stream_cache_of(*cache, id, stream) : nullptr;
-    if (mine != nullptr && where != detail::zone::small) send_large_home(*cache, *mine);
+    // What large ranges are coalesced from must be home.
+    void* home = nullptr;
+    std::size_t home_bytes = 0;
+    if (mine != nullptr && where != detail::zone::small) home = take_large(*cache, *mine, home_bytes);
 
     void* got[64];
     std::uint32_t count = 0;
     std::uint32_t const wanted = mine != nullptr && in_run ? detail::magazine_batch(k) : 1;
     detail::arena& space = ladder_.space;
     lock held(ladder_.hot);
+    if (home != nullptr) return_range(held, id, stream, home, home_bytes);
     detail::domain_ref const taker = space.streams.get(id, stream);
     auto const take = [&] {
       if (in_run) {
@@ -412,13 +416,15 @@ class pool {
     return true;
   }
 
-  void send_large_home(detail::thread_cache& cache, detail::stream_cache& mine) noexcept {
+  /// Takes the cached large block out, to be given back.
+  [[nodiscard]] TARN_ALWAYS_INLINE void* take_large(detail::thread_cache& cache, detail::stream_cache& mine,
+                                                    std::size_t& bytes) noexcept {
     cache.lock.enter();
     void* const p = std::exchange(mine.large_block, nullptr);
-    std::size_t const bytes = mine.large_bytes;
+    bytes = mine.large_bytes;
     if (p != nullptr) cache.count_held(0, bytes);
     cache.lock.leave();
-    if (p != nullptr) give_back_range(mine.id, mine.stream, p, bytes);
+    return p;
   }
 
   /// Gives blocks of a class back to the arena.
@@ -442,8 +448,12 @@ class pool {
   }
   void give_back_range(stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
     lock held(ladder_.hot);
+    return_range(held, id, stream, p, block);
+  }
+  void return_range(lock& held, stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
     auto const result = ladder_.space.release(domain_of(held, id, stream), p, block);
-    if (result != detail::release_result::done) return notice(result, p);
+    if (result != detail::release_result::done) [[unlikely]]
+      notice(result, p);
   }
 
   /// The domain that a free belongs to. Where the host has no memory to make one, the stream is finished
@@ -529,8 +539,12 @@ class pool {
   }
 
   /// This thread's cache, made on first use. Null once the thread is ending, or without host memory.
-  detail::thread_cache* local_or_new() noexcept {
-    if (auto* const cache = local(); cache != nullptr) return cache;
+  [[nodiscard]] TARN_ALWAYS_INLINE detail::thread_cache* local_or_new() noexcept {
+    if (auto* const cache = local(); cache != nullptr) [[likely]]
+      return cache;
+    return new_local();
+  }
+  TARN_NOINLINE detail::thread_cache* new_local() noexcept {
     if (detail::thread_exit::over) return nullptr;
     try {
       detail::thread_exit& hook = detail::thread_exit::of_this_thread();
@@ -592,9 +606,16 @@ class pool {
 
   /// Brings every magazine home. The growth lock is held.
   void flush_all() noexcept {
+    detail::thread_cache* const own = local();
     bool any = false;
     for (auto const& cache : caches_) {
       if (cache->held_bytes.load(std::memory_order_relaxed) == 0) continue;
+      if (cache.get() == own) {  // its owner needs no barrier
+        own->lock.enter();
+        bring_home(*own);
+        own->lock.leave();
+        continue;
+      }
       cache->lock.announce();
       any = true;
     }
@@ -614,9 +635,14 @@ class pool {
   /// After announce() and a barrier.
   void empty(detail::thread_cache& cache) noexcept {
     cache.lock.visit();
+    bring_home(cache);
+    cache.lock.end_visit();
+  }
+
+  /// Empties all magazines of a thread. The caller is inside.
+  void bring_home(detail::thread_cache& cache) noexcept {
     for (auto const& mine : cache.streams) bring_home(*mine);
     cache.held_bytes.store(0, std::memory_order_relaxed);
-    cache.lock.end_visit();
   }
 
   /// Empties a stream's magazines, which nobody else can reach meanwhile.

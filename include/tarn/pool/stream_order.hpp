@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <new>
 
+#include "tarn/core/config.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/stream.hpp"
@@ -81,26 +82,11 @@ class stream_table {
 
   /// The domain of a stream, made on first use. A handle that comes back under another identity tells that
   /// its former stream was destroyed. @throws std::bad_alloc, nothing has changed
-  [[nodiscard]] domain_ref get(stream_id id, stream_ref stream) {
-    if (domain_ref const known = find(id); known != neutral || id == neutral_id) return known;
-    domain_ref place = 0;
-    for (domain_ref d = 1; d < domains_.size(); ++d) {
-      bool const same_handle = domains_[d]->id != 0 && domains_[d]->stream.handle() == stream.handle();
-      if (same_handle && !is_default_stream(stream)) domains_[d]->gone = true;
-      if (domains_[d]->id == 0) place = d;
-    }
-    by_id_.make_room(1);
-    if (place == 0) {
-      if (domains_.size() == max_domains) throw std::bad_alloc();
-      domains_.reserve(domains_.size() + 1);
-      domains_.push_back(owned(new stream_domain));
-      place = static_cast<domain_ref>(domains_.size() - 1);
-    }
-    by_id_.insert(id, place);
-    domains_[place]->id = id;
-    domains_[place]->stream = stream_ref::from(stream.handle(), id);
-    domains_[place]->gone = false;
-    return place;
+  [[nodiscard]] TARN_ALWAYS_INLINE domain_ref get(stream_id id, stream_ref stream) {
+    domain_ref& recent = recent_[id % recent_count];
+    if (domains_[recent]->id != id) [[unlikely]]
+      recent = get_other(id, stream);
+    return recent;
   }
 
   /// The domain of a stream, or `neutral` where it has none; never allocates.
@@ -123,8 +109,34 @@ class stream_table {
 
  private:
   static constexpr std::size_t max_domains = 65535;
+  static constexpr std::size_t recent_count = 64;
+
+  TARN_NOINLINE domain_ref get_other(stream_id id, stream_ref stream) {
+    if (domain_ref const known = find(id); known != neutral || id == neutral_id) return known;
+    domain_ref place = 0;
+    for (domain_ref d = 1; d < domains_.size(); ++d) {
+      bool const same_handle = domains_[d]->id != 0 && domains_[d]->stream.handle() == stream.handle();
+      if (same_handle && !is_default_stream(stream)) domains_[d]->gone = true;
+      if (domains_[d]->id == 0) place = d;
+    }
+    by_id_.make_room(1);
+    if (place == 0) {
+      if (domains_.size() == max_domains) throw std::bad_alloc();
+      domains_.reserve(domains_.size() + 1);
+      domains_.push_back(owned(new stream_domain));
+      place = static_cast<domain_ref>(domains_.size() - 1);
+    }
+    by_id_.insert(id, place);
+    domains_[place]->id = id;
+    domains_[place]->stream = stream_ref::from(stream.handle(), id);
+    domains_[place]->gone = false;
+    return place;
+  }
+
   sequence<owned<stream_domain>> domains_;
   block_table by_id_;  ///< the neutral domain is not in it
+  /// Where the domain of an identity was last: identities are handed out one after the other. Wrong ones are seen.
+  domain_ref recent_[recent_count] = {};
 };
 
 }  // namespace tarn::detail
