@@ -237,11 +237,13 @@ run_replay_rmm() {
     "--device cuda --json --passes 6 --pool rmm_arena @ALL" "--device cuda --json --passes 6 --pool rmm_binning @ALL"
 }
 
-# Two processes, so that the peers' slow windows do not cost the other works their time.
+# Three processes, so that the peers' slow windows do not cost the other works their time. Not in the last: what takes
+# minutes to free a million blocks (thrust_mr), and cuda_malloc.
 run_hot_paths_cuda() {
   one_by_one hot_paths_cuda.jsonl tarn_hot_paths \
     "--device cuda --limit 60 --filter ^(hot_pair|two_streams|other_thread|threads|tail)" \
-    "--device cuda --limit 60 --filter ^(window|live)"
+    "--device cuda --limit 60 --filter ^window" \
+    "--device cuda --limit 40 --filter ^live --pool tarn,tarn_tracked,tarn_identified,cuda_async,cub"
 }
 run_hot_paths_host() { one_by_one hot_paths_host.jsonl tarn_hot_paths "--device sim --limit 30" "--device host --limit 40"; }
 run_hot_paths_torch() {
@@ -289,14 +291,14 @@ stage build 200 run_build
 stage replay_tarn 120 run_replay_tarn
 stage replay_torch 40 run_replay_torch
 stage replay_torch_expandable 40 run_replay_torch_expandable
-stage hot_paths_cuda 160 run_hot_paths_cuda
+stage hot_paths_cuda 200 run_hot_paths_cuda
 stage hot_paths_torch 40 run_hot_paths_torch
 stage hot_paths_torch_expandable 40 run_hot_paths_torch_expandable
 stage hot_paths_host 80 run_hot_paths_host
 stage tests 90 run_tests
 stage examples 30 run_examples
 stage replay_rmm 60 run_replay_rmm
-stage hot_paths_rmm 90 run_hot_paths_rmm
+stage hot_paths_rmm 120 run_hot_paths_rmm
 if [ $sanitize -eq 1 ] || [[ " ${wanted[*]:-} " == *" sanitize "* ]]; then stage sanitize 180 run_sanitize; fi
 total=$((total + 25))
 stage summary 25 run_summary
