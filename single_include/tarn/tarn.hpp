@@ -3756,6 +3756,11 @@ struct stream_domain {
     }
     return true;
   }
+  /// True where its stream was destroyed and nothing is left of it. Work that is not known to be done counts: views may be
+  /// marked with it, and the next stream in its place would vouch for it.
+  [[nodiscard]] bool is_over() const noexcept {
+    return gone && id != 0 && freed <= completed && !has_free() && holds_no_run();
+  }
   /// Notes a free and returns its mark.
   std::uint64_t mark() noexcept { return freed = epoch; }
 };
@@ -3776,9 +3781,10 @@ class stream_table {
     for (domain_ref d = 1; d < domains_.size(); ++d) {
       bool const same_handle = domains_[d]->id != 0 && domains_[d]->stream.handle() == stream.handle();
       if (same_handle && !is_default_stream(stream)) domains_[d]->gone = true;
-      if (domains_[d]->id == 0) place = d;
+      if (domains_[d]->id == 0 || domains_[d]->is_over()) place = d;
     }
     by_id_.make_room(1);
+    if (place != 0 && domains_[place]->id != 0) forget(place);
     if (place == 0) {
       if (domains_.size() == max_domains) throw std::bad_alloc();
       domains_.reserve(domains_.size() + 1);
@@ -5586,7 +5592,7 @@ class ladder {
   void collect_finished(lock& held, domain_ref except) {
     for (domain_ref d = 1; d < space.streams.size(); ++d) {
       if (d == except) continue;
-      if (space.streams[d].has_free()) (void)order.settle(space, held, d);
+      if (space.streams[d].has_free() || space.streams[d].gone) (void)order.settle(space, held, d);
       neutralise(d);
     }
   }
@@ -5594,7 +5600,7 @@ class ladder {
   /// Waits on the host for everything that was freed.
   void finish_all(lock& held) {
     for (domain_ref d = 1; d < space.streams.size(); ++d) {
-      if (space.streams[d].has_free()) (void)order.finish(space, held, d);
+      if (space.streams[d].has_free() || space.streams[d].gone) (void)order.finish(space, held, d);
       neutralise(d);
     }
   }
@@ -5628,12 +5634,12 @@ class ladder {
     return false;
   }
 
+  /// What a stream never freed is neutral, too: its share of handles that were made for it (marked 0).
   void neutralise(domain_ref d) {
     stream_domain& domain = space.streams[d];
-    if (domain.completed == 0) return;
     if (domain.foreign_count != 0 && domain.foreign_epoch <= domain.completed) space.send_foreign_home(d);
     if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.completed);
-    if (domain.gone && domain.id != 0 && !domain.has_free() && domain.holds_no_run()) space.streams.forget(d);
+    if (domain.is_over()) space.streams.forget(d);
   }
 
   void steal(lock& held, domain_ref taker) {

@@ -196,6 +196,20 @@ TEST_CASE("a small pool under a limit lives from what it has", "[pool][ladder]")
   memory.deallocate(b, p, 3_MiB);
 }
 
+TEST_CASE("what was made for one stream and never used serves another", "[pool][ladder][streams]") {
+  one_stream s;
+  REQUIRE(s.driver.create_stream(s.a).ok());
+  stream_ref b;
+  REQUIRE(s.driver.create_stream(b).ok());
+  auto memory = sim_pages{s.driver} | limited{4_MiB} | pooled{};
+  std::vector<void*> blocks;
+  for (int i = 0; i < 32; ++i) blocks.push_back(memory.allocate(s.a, 64_KiB));
+  void* const p = memory.allocate(b, 64_KiB);  // makes the second handle
+  for (int i = 0; i < 31; ++i) REQUIRE_NOTHROW(blocks.push_back(memory.allocate(s.a, 64_KiB)));
+  memory.deallocate(b, p, 64_KiB);
+  for (void* q : blocks) memory.deallocate(s.a, q, 64_KiB);
+}
+
 TEST_CASE("the bookkeeping stays as small as it says, however many calls", "[pool][pool_state]") {
   struct load {
     std::size_t blocks, least, most, bytes_a_block;

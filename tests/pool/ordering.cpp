@@ -250,6 +250,20 @@ TEST_CASE("a stream under a reused handle inherits nothing", "[pool][streams]") 
   REQUIRE(t.machine.driver().destroy_stream(again).ok());
 }
 
+TEST_CASE("streams that come and go without a free leave no books behind", "[pool][streams]") {
+  sim_options o = checked();
+  o.checks = sim_checks::off;
+  sim_machine const machine(o);
+  auto memory = sim_pages(machine.driver()) | pooled{};
+  std::size_t after_some = 0;
+  for (int i = 0; i < 2000; ++i) {
+    test_stream const brief(machine.driver());
+    memory.deallocate_sync(memory.allocate(brief, 4_MiB), 4_MiB);
+    if (i == 200) after_some = memory->state().host_bytes;
+  }
+  CHECK(memory->state().host_bytes <= after_some);
+}
+
 TEST_CASE("a captured stream is neither recorded on nor made to wait", "[pool][streams][capture]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());

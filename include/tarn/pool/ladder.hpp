@@ -158,7 +158,7 @@ class ladder {
   void collect_finished(lock& held, domain_ref except) {
     for (domain_ref d = 1; d < space.streams.size(); ++d) {
       if (d == except) continue;
-      if (space.streams[d].has_free()) (void)order.settle(space, held, d);
+      if (space.streams[d].has_free() || space.streams[d].gone) (void)order.settle(space, held, d);
       neutralise(d);
     }
   }
@@ -166,7 +166,7 @@ class ladder {
   /// Waits on the host for everything that was freed.
   void finish_all(lock& held) {
     for (domain_ref d = 1; d < space.streams.size(); ++d) {
-      if (space.streams[d].has_free()) (void)order.finish(space, held, d);
+      if (space.streams[d].has_free() || space.streams[d].gone) (void)order.finish(space, held, d);
       neutralise(d);
     }
   }
@@ -200,12 +200,12 @@ class ladder {
     return false;
   }
 
+  /// What a stream never freed is neutral, too: its share of handles that were made for it (marked 0).
   void neutralise(domain_ref d) {
     stream_domain& domain = space.streams[d];
-    if (domain.completed == 0) return;
     if (domain.foreign_count != 0 && domain.foreign_epoch <= domain.completed) space.send_foreign_home(d);
     if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.completed);
-    if (domain.gone && domain.id != 0 && !domain.has_free() && domain.holds_no_run()) space.streams.forget(d);
+    if (domain.is_over()) space.streams.forget(d);
   }
 
   void steal(lock& held, domain_ref taker) {

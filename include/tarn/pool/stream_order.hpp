@@ -67,6 +67,11 @@ struct stream_domain {
     }
     return true;
   }
+  /// True where its stream was destroyed and nothing is left of it. Work that is not known to be done counts: views may be
+  /// marked with it, and the next stream in its place would vouch for it.
+  [[nodiscard]] bool is_over() const noexcept {
+    return gone && id != 0 && freed <= completed && !has_free() && holds_no_run();
+  }
   /// Notes a free and returns its mark.
   std::uint64_t mark() noexcept { return freed = epoch; }
 };
@@ -87,9 +92,10 @@ class stream_table {
     for (domain_ref d = 1; d < domains_.size(); ++d) {
       bool const same_handle = domains_[d]->id != 0 && domains_[d]->stream.handle() == stream.handle();
       if (same_handle && !is_default_stream(stream)) domains_[d]->gone = true;
-      if (domains_[d]->id == 0) place = d;
+      if (domains_[d]->id == 0 || domains_[d]->is_over()) place = d;
     }
     by_id_.make_room(1);
+    if (place != 0 && domains_[place]->id != 0) forget(place);
     if (place == 0) {
       if (domains_.size() == max_domains) throw std::bad_alloc();
       domains_.reserve(domains_.size() + 1);
