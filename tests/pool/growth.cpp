@@ -135,6 +135,26 @@ TEST_CASE("without remapping no handle moves", "[pool][options]") {
   CHECK(memory->state().remaps == 0);
 }
 
+TEST_CASE("without remapping, free handles go back before a request is refused", "[pool][options][ladder]") {
+  one_stream s;
+  auto memory =
+      sim_pages{s.driver} | limited{64_MiB} | pooled{.remap = remapping::off, .largest_handle = 2_MiB};
+  std::vector<void*> blocks;
+  for (int i = 0; i < 32; ++i) blocks.push_back(memory.allocate(s.a, 2_MiB));
+  for (std::size_t i = 0; i < blocks.size(); i += 2) memory.deallocate(s.a, blocks[i], 2_MiB);
+  void* p = nullptr;
+  REQUIRE_NOTHROW(p = memory.allocate(s.a, 20_MiB));
+  try {
+    memory.deallocate(s.a, memory.allocate(s.a, 40_MiB), 40_MiB);
+    FAIL("more than there is");
+  } catch (out_of_memory const& error) {
+    CHECK(error.report().asked == 40_MiB);
+    CHECK(error.report().live == 52_MiB);
+  }
+  memory.deallocate(s.a, p, 20_MiB);
+  for (std::size_t i = 1; i < blocks.size(); i += 2) memory.deallocate(s.a, blocks[i], 2_MiB);
+}
+
 TEST_CASE("a pool over blocks gives wholly free segments back", "[pool][segment_growth]") {
   one_stream s;
   auto memory = sim_malloc{s.driver} | pooled{};

@@ -138,6 +138,7 @@ class ladder {
     request.may_create = 0;
     request.may_exceed = false;
     for (bool const extend : {true, false}) {
+      if (!request.may_remap) break;  // then a growth asks the driver: only once handles have gone back
       request.extend = extend;
       if (growth.grow(space, held, order, request, block) && (block != nullptr || ready(take))) return block;
     }
