@@ -3576,7 +3576,7 @@ class range_index {
   static constexpr unsigned bins_per_doubling = 16;
   static constexpr unsigned levels = 36;  ///< up to 512 B << 40: beyond any address space
   /// How many ranges of a bin are looked at for the best fit.
-  static constexpr unsigned search_limit = 24;
+  static constexpr std::size_t search_limit = 24;
 
   void insert(range_table& table, range_ref r) noexcept {
     range& node = table[r];
@@ -3615,14 +3615,16 @@ class range_index {
     --count_;
   }
 
-  /// The smallest range found that holds `bytes` at `alignment`; 0 if none. Ties go to the lower address.
-  [[nodiscard]] range_ref find(range_table const& table, std::size_t bytes,
-                               std::size_t alignment) const noexcept {
+  /// The smallest range found that holds `bytes` at `alignment`; 0 if none. Ties go to the lower address. Of a bin `limit`
+  /// ranges are looked at: one that fits may be missed among more of nearly its size.
+  [[nodiscard]] range_ref find(range_table const& table, std::size_t bytes, std::size_t alignment,
+                               std::size_t limit = search_limit) const noexcept {
     unsigned bin = bin_of(bytes);
     for (; (bin = next_bin(bin)) < bin_count; ++bin) {
-      if (range_ref const best = best_of(table, heads_[bin], bytes, alignment); best != 0) return best;
+      range_ref const best = best_of(table, heads_[bin], bytes, alignment, limit);
+      if (best != 0) return best;
     }
-    return ends_ != 0 ? best_of(table, ends_, bytes, alignment) : 0;
+    return ends_ != 0 ? best_of(table, ends_, bytes, alignment, limit) : 0;
   }
 
   /// Calls f(range_ref) for each range of at least `bytes`, smaller bins first, those before a hole last; f must not
@@ -3664,10 +3666,10 @@ class range_index {
 
  private:
   /// The smallest of a list's first ranges that holds the request; 0 if none.
-  static range_ref best_of(range_table const& table, range_ref r, std::size_t bytes,
-                           std::size_t alignment) noexcept {
+  static range_ref best_of(range_table const& table, range_ref r, std::size_t bytes, std::size_t alignment,
+                           std::size_t limit) noexcept {
     range_ref best = 0;
-    for (unsigned looked_at = 0; r != 0 && looked_at < search_limit; r = table[r].bin_next, ++looked_at) {
+    for (std::size_t looked_at = 0; r != 0 && looked_at < limit; r = table[r].bin_next, ++looked_at) {
       range const& node = table[r];
       std::size_t const skipped = align_up(node.address, alignment) - node.address;
       if (node.bytes < skipped || node.bytes - skipped < bytes) continue;
@@ -3860,6 +3862,8 @@ class arena {
   sequence<tenancy> tenancies;  ///< of each view
   /// Blocks of whole granules lie on bounds of handles, so that freeing one frees whole handles, to be seen elsewhere.
   bool keeps_handles_whole = false;
+  /// How many free ranges of nearly one size a request looks at; the ladder lifts it before it refuses one.
+  std::size_t search_limit = range_index::search_limit;
   std::size_t live_bytes = 0;  ///< in live ranges, runs included
   std::size_t live_peak = 0;
 
@@ -4074,11 +4078,12 @@ class arena {
     range_ref r = 0;
     if (keeps_handles_whole && where == zone::large && bytes % usual_granule == 0 &&
         alignment < usual_granule) {
-      r = streams[taker].ranges(where).find(ranges, bytes, usual_granule);
+      r = streams[taker].ranges(where).find(ranges, bytes, usual_granule, search_limit);
       if (r != 0) alignment = usual_granule;
     }
-    if (r == 0) r = streams[taker].ranges(where).find(ranges, bytes, alignment);
-    if (r == 0 && taker != neutral) r = streams[neutral].ranges(where).find(ranges, bytes, alignment);
+    if (r == 0) r = streams[taker].ranges(where).find(ranges, bytes, alignment, search_limit);
+    if (r == 0 && taker != neutral)
+      r = streams[neutral].ranges(where).find(ranges, bytes, alignment, search_limit);
     if (r == 0) return 0;
     r = carve(r, align_up(ranges[r].address, alignment), bytes);
     ranges[r].domain = taker;
@@ -5568,7 +5573,7 @@ class ladder {
       held.lock();
     }
     if (!captured) finish_all(held);
-    if (ready(take)) return block;
+    if (ready_anywhere(take)) return block;
     request.may_create = 0;
     request.may_exceed = false;
     for (bool const extend : {true, false}) {
@@ -5611,6 +5616,16 @@ class ladder {
   [[nodiscard]] bool ready(Take const& take) {
     space.make_room();
     return take();
+  }
+
+  /// Looks at every free range, which is O(ranges of the request's size).
+  template <class Take>
+  [[nodiscard]] bool ready_anywhere(Take const& take) {
+    space.make_room();
+    space.search_limit = ~std::size_t{0};
+    bool const taken = take();
+    space.search_limit = range_index::search_limit;
+    return taken;
   }
 
   /// Rung 0. False where the pool is no longer small, or what it has bounds it.

@@ -171,6 +171,30 @@ TEST_CASE("a pool over blocks gives wholly free segments back", "[pool][segment_
   CHECK(s.machine.usage(device_id{0}).used == 0);
 }
 
+TEST_CASE("nothing is refused that one free range could serve, however many are nearly as large",
+          "[pool][ladder][range_index]") {
+  one_stream s;
+  auto memory = sim_malloc{s.driver} | limited{512_MiB} | pooled{};
+  memory.deallocate(s.a, memory.allocate(s.a, 509_MiB), 509_MiB);  // one segment
+  constexpr std::size_t fits = 10_MiB + 64_KiB;
+  void* p = memory.allocate(s.a, fits);
+  std::vector<void*> apart;
+  std::vector<void*> too_small;
+  for (int i = 0; i < 30; ++i) {
+    apart.push_back(memory.allocate(s.a, 2_MiB));
+    too_small.push_back(memory.allocate(s.a, 10_MiB));
+  }
+  try {
+    for (;;) apart.push_back(memory.allocate(s.a, 2_MiB));
+  } catch (out_of_memory const&) {
+  }
+  memory.deallocate(s.a, p, fits);
+  for (void* q : too_small) memory.deallocate(s.a, q, 10_MiB);
+  REQUIRE_NOTHROW(p = memory.allocate(s.a, fits));
+  memory.deallocate(s.a, p, fits);
+  for (void* q : apart) memory.deallocate(s.a, q, 2_MiB);
+}
+
 TEST_CASE("a pool over blocks owns them to their last byte and not beyond", "[pool][segment_growth]") {
   one_stream s;
   auto memory = sim_malloc{s.driver} | pooled{};

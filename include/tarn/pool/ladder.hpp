@@ -134,7 +134,7 @@ class ladder {
       held.lock();
     }
     if (!captured) finish_all(held);
-    if (ready(take)) return block;
+    if (ready_anywhere(take)) return block;
     request.may_create = 0;
     request.may_exceed = false;
     for (bool const extend : {true, false}) {
@@ -177,6 +177,16 @@ class ladder {
   [[nodiscard]] bool ready(Take const& take) {
     space.make_room();
     return take();
+  }
+
+  /// Looks at every free range, which is O(ranges of the request's size).
+  template <class Take>
+  [[nodiscard]] bool ready_anywhere(Take const& take) {
+    space.make_room();
+    space.search_limit = ~std::size_t{0};
+    bool const taken = take();
+    space.search_limit = range_index::search_limit;
+    return taken;
   }
 
   /// Rung 0. False where the pool is no longer small, or what it has bounds it.
