@@ -394,6 +394,31 @@ TEST_CASE("a recorded use on the freeing stream holds nothing back", "[pool][str
   CHECK(t.memory->state().live == 0);
 }
 
+TEST_CASE("a block held back waits for the stream that freed it, though that is destroyed meanwhile",
+          "[pool][streams][record_use]") {
+  watched t;
+  test_stream const b(t.machine.driver()), c(t.machine.driver());
+  stream_ref made;
+  REQUIRE(t.machine.driver().create_stream(made).ok());
+  stream_ref const a = stream_ref::from(made.handle());
+  void* const p = t.get(a, 40_MiB);
+  t.memory->record_use(p, 40_MiB, b);
+  t.use(b, p, 40_MiB);
+  t.use(a, p, 40_MiB, second);
+  t.give(a, p, 40_MiB);
+  t.machine.advance(second / 100);  // the use is over, the freeing stream's work is not
+  REQUIRE(t.machine.driver().destroy_stream(made).ok());
+  bool const reused = GENERATE(false, true);
+  stream_ref again;
+  if (reused) REQUIRE(t.machine.driver().create_stream(again).ok());
+  stream_ref const taker = reused ? again : stream_ref(c);
+  void* const q = t.get(taker, 60_MiB);
+  t.use(taker, q, 60_MiB);
+  CHECK(t.found() == 0);
+  t.give(taker, q, 60_MiB);
+  if (reused) REQUIRE(t.machine.driver().destroy_stream(again).ok());
+}
+
 TEST_CASE("a pool that ends waits for recorded uses and for its streams", "[pool][streams]") {
   sim_machine const machine(checked());
   test_stream const a(machine.driver()), b(machine.driver());

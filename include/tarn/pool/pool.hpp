@@ -84,14 +84,14 @@ class pool {
   /// those of the allocation. Never throws; misuse is told to the misuse handler where it is noticed.
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
-    if (uses_.any() && uses_.hold_back(p, bytes, alignment, stream)) [[unlikely]]
-      return;
     stream_id id = stream.id();
     if (id == stream_ref::unknown_id && !ladder_.order.driver().identify(stream, id).ok()) {
       // The stream was destroyed: nothing can be ordered after it, so everything is waited for.
       (void)ladder_.order.driver().synchronize_device();
       id = detail::neutral_id;
     }
+    if (uses_.any() && hold_back(id, stream, p, bytes, alignment)) [[unlikely]]
+      return;
     deallocate_on(id, stream, p, bytes, alignment);
   }
 
@@ -105,7 +105,7 @@ class pool {
   /// Gives back memory that no stream uses any more; every stream may have it at once.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
-    if (uses_.any() && uses_.hold_back(p, bytes, alignment, {})) [[unlikely]]
+    if (uses_.any() && hold_back(detail::neutral_id, {}, p, bytes, alignment)) [[unlikely]]
       return;
     deallocate_on(detail::neutral_id, {}, p, bytes, alignment);
   }
@@ -630,14 +630,19 @@ class pool {
     }
   }
 
+  /// True where record_use() holds the block back. The stream is known by its identity from now on: when the block is
+  /// freed it may be destroyed, its handle another's, and the calling thread another.
+  bool hold_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                 std::size_t alignment) noexcept {
+    return uses_.hold_back(p, bytes, alignment, stream_ref::from(stream.handle(), id));
+  }
+
   /// Frees blocks that record_use() held back and whose uses are over. The growth lock is held.
   void release_waiting(bool const wait) noexcept {
     if (!uses_.any_waiting()) return;
     typename detail::recorded_uses<driver_type>::waiting w;
     while (uses_.take_ready(w, wait)) {
-      stream_id id = w.stream.id();
-      if (id == stream_ref::unknown_id && !ladder_.order.driver().identify(w.stream, id).ok())
-        id = detail::neutral_id;
+      stream_id const id = w.stream.id();
       {
         lock const held(ladder_.hot);
         count_uncached(-static_cast<std::int64_t>(detail::rounded_bytes(w.bytes, w.alignment)), -1);
