@@ -254,6 +254,18 @@ TEST_CASE("what was made for one stream and never used serves another", "[pool][
   for (void* q : blocks) memory.deallocate(s.a, q, 64_KiB);
 }
 
+TEST_CASE("small blocks freed on another stream keep nothing back from trimming", "[pool][ladder][streams]") {
+  one_stream s;
+  REQUIRE(s.driver.create_stream(s.a).ok());
+  stream_ref b;
+  REQUIRE(s.driver.create_stream(b).ok());
+  auto memory = sim_pages{s.driver} | pooled{};
+  void* const p = memory.allocate(s.a, 20_KiB);
+  memory.deallocate(b, p, 20_KiB);
+  memory.empty_cache();
+  CHECK(memory->state().reserved == 0);
+}
+
 TEST_CASE("the bookkeeping stays as small as it says, however many calls", "[pool][pool_state]") {
   struct load {
     std::size_t blocks, least, most, bytes_a_block;

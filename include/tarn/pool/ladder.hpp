@@ -164,11 +164,18 @@ class ladder {
     }
   }
 
-  /// Waits on the host for everything that was freed.
+  /// Waits on the host for everything that was freed. Blocks that go home may leave a run empty in the domain of a stream
+  /// that was finished before: hence a second pass.
   void finish_all(lock& held) {
-    for (domain_ref d = 1; d < space.streams.size(); ++d) {
-      if (space.streams[d].has_free() || space.streams[d].gone) (void)order.finish(space, held, d);
-      neutralise(d);
+    bool sent_home = true;
+    for (int pass = 0; pass < 2 && sent_home; ++pass) {
+      sent_home = false;
+      for (domain_ref d = 1; d < space.streams.size(); ++d) {
+        if (space.streams[d].has_free() || space.streams[d].gone) (void)order.finish(space, held, d);
+        bool const had_foreign = space.streams[d].foreign_count != 0;
+        neutralise(d);
+        sent_home = sent_home || had_foreign;
+      }
     }
   }
 
