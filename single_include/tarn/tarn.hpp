@@ -4262,12 +4262,18 @@ enum class mark_result : std::uint8_t {
   gone      ///< the stream was destroyed, or there is no telling: only waiting for the whole device helps
 };
 
+/// True where a destroyed stream's work can be marked like any other's.
+template <class Driver>
+inline constexpr bool marks_all_work = requires(Driver const& driver, event_handle event) {
+  driver.record_all(event);
+};
+
 /// `stream` carries its identity. At most three driver calls.
 template <stream_driver Driver>
 mark_result mark_work(Driver const& driver, event_handle event, stream_ref stream) noexcept {
   bool capturing = true;
   if (!is_default_stream(stream)) {
-    if constexpr (requires { driver.record_all(event); }) {
+    if constexpr (marks_all_work<Driver>) {
       status const s = driver.record_all(event);
       if (s.ok()) return mark_result::marked;
       return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
@@ -4311,7 +4317,8 @@ class ordering {
       bool const known_gone = domain.gone;
       hot.unlock();
       mark_result result = mark_result::gone;
-      if (!known_gone) {
+      // Waiting for the device would spoil what is captured on any stream; an event is refused then.
+      if (!known_gone || marks_all_work<Driver>) {
         result = ensure_event(domain) ? mark_work(driver_, domain.event, stream) : mark_result::refused;
       }
       hot.lock();
@@ -5598,7 +5605,7 @@ class ladder {
   void collect_finished(lock& held, domain_ref except) {
     for (domain_ref d = 1; d < space.streams.size(); ++d) {
       if (d == except) continue;
-      if (space.streams[d].has_free() || space.streams[d].gone) (void)order.settle(space, held, d);
+      if (space.streams[d].has_free()) (void)order.settle(space, held, d);
       neutralise(d);
     }
   }

@@ -322,6 +322,46 @@ TEST_CASE("frees on a captured stream are not handed to others by an event in th
   t.memory.deallocate(b, r, 40_MiB);
 }
 
+namespace {
+/// Can mark all work at once, as CUDA can since 12.5: refused while anything is captured.
+struct marking_driver : sim_driver {
+  using sim_driver::sim_driver;
+  explicit marking_driver(sim_driver const& d, bool const& is_captured)
+      : sim_driver(d), captured(&is_captured) {}
+  status record_all(event_handle event) const noexcept {
+    if (*captured) return {failure::other, 900, "cudaErrorStreamCaptureUnsupported", "record_all"};
+    status const s = synchronize_device();
+    return s.ok() ? record_event(event, stream_ref{}) : s;
+  }
+  bool const* captured = nullptr;
+};
+}  // namespace
+
+TEST_CASE("memory of a destroyed stream is not waited for at the cost of another stream's capture",
+          "[pool][streams][capture]") {
+  sim_machine const machine(checked());
+  bool captured = false;
+  auto memory = basic_pages<marking_driver>(marking_driver(machine.driver(), captured)) | pooled{};
+  test_stream const b(machine.driver()), c(machine.driver());
+  stream_ref a;
+  REQUIRE(machine.driver().create_stream(a).ok());
+  memory.deallocate(a, memory.allocate(a, 20_MiB), 20_MiB);
+  memory.deallocate(a, memory.allocate(a, 4_KiB), 4_KiB);
+  REQUIRE(machine.driver().destroy_stream(a).ok());
+  test_stream const again(machine.driver());
+  memory.deallocate(again, memory.allocate(again, 4_KiB), 4_KiB);  // tells that the first one is gone
+  REQUIRE(machine.begin_capture(b).ok());
+  captured = true;
+  try {
+    memory.deallocate(c, memory.allocate(c, 60_MiB), 60_MiB);
+  } catch (out_of_memory const&) {
+  }
+  captured = false;
+  sim_graph graph;
+  CHECK(machine.end_capture(b, graph).ok());
+  memory.deallocate(c, memory.allocate(c, 60_MiB), 60_MiB);
+}
+
 TEST_CASE("a use that was recorded holds the block back until it is done", "[pool][streams][record_use]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());

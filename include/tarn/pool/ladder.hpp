@@ -159,7 +159,7 @@ class ladder {
   void collect_finished(lock& held, domain_ref except) {
     for (domain_ref d = 1; d < space.streams.size(); ++d) {
       if (d == except) continue;
-      if (space.streams[d].has_free() || space.streams[d].gone) (void)order.settle(space, held, d);
+      if (space.streams[d].has_free()) (void)order.settle(space, held, d);
       neutralise(d);
     }
   }
