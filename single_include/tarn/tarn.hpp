@@ -3154,15 +3154,12 @@ class address_index {
   address_index() noexcept = default;
   address_index(address_index const&) = delete;
   address_index& operator=(address_index const&) = delete;
-  ~address_index() {
-    std::free(last_);
-    std::free(starts_);
-    std::free(words_);
-  }
+  ~address_index() { close(); }
 
   /// Covers [base, base + bytes); until then every call does nothing. Four bytes a granule, touched only where
-  /// ranges start. @throws std::bad_alloc
+  /// ranges start. What it covered before is forgotten. @throws std::bad_alloc
   void open(std::uintptr_t base, std::size_t bytes, std::size_t granularity) {
+    close();
     std::size_t const granules = bytes / granularity;
     // calloc, so that the tables of a huge range cost host memory only where they are used.
     last_ = static_cast<range_ref*>(std::calloc(granules, sizeof(range_ref)));
@@ -3212,6 +3209,14 @@ class address_index {
   }
 
  private:
+  void close() noexcept {
+    std::free(last_);
+    std::free(starts_);
+    std::free(words_);
+    last_ = nullptr;
+    starts_ = words_ = nullptr;
+    bytes_ = 0;
+  }
   [[nodiscard]] std::size_t granule_of(std::uintptr_t address) const noexcept {
     return (address - base_) >> shift_;
   }
@@ -6685,10 +6690,7 @@ class pool {
       auto result = in_run ? ladder_.space.release_small(giver, k, blocks[i])
                            : ladder_.space.release(giver, blocks[i], detail::class_bytes(k));
       if (result == detail::release_result::needs_finish) {
-        held.unlock();
-        if (!ladder_.order.driver().synchronize_stream(stream).ok())
-          (void)ladder_.order.driver().synchronize_device();
-        held.lock();
+        finish(held);
         result = ladder_.space.release_small(detail::neutral, k, blocks[i]);
       }
       if (result != detail::release_result::done) notice(result, blocks[i]);
@@ -6700,18 +6702,20 @@ class pool {
     if (result != detail::release_result::done) return notice(result, p);
   }
 
-  /// The domain that a free belongs to. Where the host has no memory to make one, the stream is finished
-  /// instead.
+  /// The domain that a free belongs to. Where the host has no memory to make one, its work is waited for instead.
   detail::domain_ref domain_of(lock& held, stream_id id, stream_ref stream) noexcept {
     try {
       return ladder_.space.streams.get(id, stream);
     } catch (...) {
-      held.unlock();
-      if (!ladder_.order.driver().synchronize_stream(stream).ok())
-        (void)ladder_.order.driver().synchronize_device();
-      held.lock();
+      finish(held);
       return detail::neutral;
     }
+  }
+  /// Waits for the device: a stream whose blocks come home late may be destroyed, and its handle must not be asked.
+  void finish(lock& held) noexcept {
+    held.unlock();
+    (void)ladder_.order.driver().synchronize_device();
+    held.lock();
   }
 
   // ---- misuse

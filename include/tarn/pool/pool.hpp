@@ -431,10 +431,7 @@ class pool {
       auto result = in_run ? ladder_.space.release_small(giver, k, blocks[i])
                            : ladder_.space.release(giver, blocks[i], detail::class_bytes(k));
       if (result == detail::release_result::needs_finish) {
-        held.unlock();
-        if (!ladder_.order.driver().synchronize_stream(stream).ok())
-          (void)ladder_.order.driver().synchronize_device();
-        held.lock();
+        finish(held);
         result = ladder_.space.release_small(detail::neutral, k, blocks[i]);
       }
       if (result != detail::release_result::done) notice(result, blocks[i]);
@@ -446,18 +443,20 @@ class pool {
     if (result != detail::release_result::done) return notice(result, p);
   }
 
-  /// The domain that a free belongs to. Where the host has no memory to make one, the stream is finished
-  /// instead.
+  /// The domain that a free belongs to. Where the host has no memory to make one, its work is waited for instead.
   detail::domain_ref domain_of(lock& held, stream_id id, stream_ref stream) noexcept {
     try {
       return ladder_.space.streams.get(id, stream);
     } catch (...) {
-      held.unlock();
-      if (!ladder_.order.driver().synchronize_stream(stream).ok())
-        (void)ladder_.order.driver().synchronize_device();
-      held.lock();
+      finish(held);
       return detail::neutral;
     }
+  }
+  /// Waits for the device: a stream whose blocks come home late may be destroyed, and its handle must not be asked.
+  void finish(lock& held) noexcept {
+    held.unlock();
+    (void)ladder_.order.driver().synchronize_device();
+    held.lock();
   }
 
   // ---- misuse
