@@ -114,6 +114,35 @@ TEST_CASE("after out of memory smaller requests are still served", "[pool][ladde
   CHECK(memory->state().ooms == 1);
 }
 
+TEST_CASE("pages of any granularity serve blocks of any alignment", "[pool][page_growth]") {
+  sim_options o{.capacity = 8_GiB, .granularity = 2_MiB, .backing = sim_backing::address_only};
+  o.granularity = GENERATE(64_KiB, 2_MiB, 4_MiB, 32_MiB);
+  sim_machine const machine(o);
+  {
+    auto memory = sim_pages{machine.driver()} | pooled{};
+    std::vector<std::pair<void*, std::size_t>> live;
+    std::mt19937_64 random(3);
+    bool aligned = true;
+    for (int i = 0; i < 2000; ++i) {
+      if (live.size() > 50 || (!live.empty() && random() % 2 == 0)) {
+        std::swap(live[random() % live.size()], live.back());
+        memory.deallocate({}, live.back().first, live.back().second, 2_MiB);
+        live.pop_back();
+        continue;
+      }
+      std::size_t const bytes = 1 + random() % (random() % 2 == 0 ? 5_MiB : 40_MiB);
+      void* const p = memory.allocate({}, bytes, 2_MiB);
+      aligned = aligned && reinterpret_cast<std::uintptr_t>(p) % 2_MiB == 0;
+      live.emplace_back(p, bytes);
+    }
+    CHECK(aligned);
+    for (auto const& [p, bytes] : live) memory.deallocate({}, p, bytes, 2_MiB);
+    memory.empty_cache();
+    CHECK(memory->state().reserved == 0);
+  }
+  CHECK(machine.leaks().total() == 0);
+}
+
 TEST_CASE("without remapping no handle moves", "[pool][options]") {
   one_stream s;
   auto memory = sim_pages{s.driver} | pooled{.remap = remapping::off};

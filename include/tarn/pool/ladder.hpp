@@ -87,7 +87,9 @@ class ladder {
     void* block = nullptr;
     budget(request);
     if (ready(take)) return block;
-    if (page_source<Source> && grow_roomy(held, request, idle.threads) && ready(take)) return block;
+    if (page_source<Source> && grow_roomy(held, request, idle.threads, block) &&
+        (block != nullptr || ready(take)))
+      return block;
     stream_ref const stream = space.streams[request.taker].stream;
     bool const flush_early = idle.threads == 1 || idle.bytes * idle_part > counters.reserved;
     if (flush_early) {
@@ -197,15 +199,14 @@ class ladder {
   }
 
   /// Rung 0. False where the pool is no longer small, or what it has bounds it.
-  bool grow_roomy(lock& held, growth_request request, std::size_t threads) {
+  bool grow_roomy(lock& held, growth_request request, std::size_t threads, void*& block) {
     std::size_t const limit = smaller_of(roomy_limit * threads, growth.device_bytes() / roomy_part);
     if (counters.reserved >= limit) return false;
     request.may_create = limit - counters.reserved;
     request.may_exceed = false;
     if (align_up(request.bytes, usual_granule) > request.may_create) return false;
-    void* none = nullptr;
     try {
-      return growth.grow(space, held, order, request, none);
+      return growth.grow(space, held, order, request, block);
     } catch (out_of_memory const&) {
       return false;
     }
