@@ -3736,6 +3736,7 @@ inline constexpr stream_id neutral_id = ~stream_id{0};
 struct stream_domain {
   stream_id id = 0;
   stream_ref stream;
+  bool climbing = false;        ///< its stream asks for memory at this moment, see ladder
   bool gone = false;            ///< its stream was destroyed; nothing may be recorded on it
   std::uint64_t epoch = 1;      ///< what memory freed now is marked with
   std::uint64_t freed = 0;      ///< newest mark on memory that is free or stale here
@@ -3766,7 +3767,7 @@ struct stream_domain {
   /// True where its stream was destroyed and nothing is left of it. Work that is not known to be done counts: views may be
   /// marked with it, and the next stream in its place would vouch for it.
   [[nodiscard]] bool is_over() const noexcept {
-    return gone && id != 0 && freed <= completed && !has_free() && holds_no_run();
+    return gone && !climbing && id != 0 && freed <= completed && !has_free() && holds_no_run();
   }
   /// Notes a free and returns its mark.
   std::uint64_t mark() noexcept { return freed = epoch; }
@@ -5540,6 +5541,7 @@ class ladder {
   [[nodiscard]] void* climb(lock& held, growth_request request, idle_blocks const& idle, Take const& take,
                             Flush const& flush, WaitUses const& wait_uses) {
     void* block = nullptr;
+    stays const place(space.streams[request.taker]);
     budget(request);
     if (ready(take)) return block;
     if (page_source<Source> && grow_roomy(held, request, idle.threads, block) &&
@@ -5637,6 +5639,19 @@ class ladder {
   }
 
  private:
+  /// Keeps a stream's place while the hot lock is let go: blocks of a destroyed stream that come home under the same
+  /// handle make the living one look gone. Begins and ends under the hot lock.
+  class stays {
+   public:
+    explicit stays(stream_domain& domain) noexcept : domain_(domain) { domain_.climbing = true; }
+    stays(stays const&) = delete;
+    stays& operator=(stays const&) = delete;
+    ~stays() { domain_.climbing = false; }
+
+   private:
+    stream_domain& domain_;
+  };
+
   template <class Take>
   [[nodiscard]] bool ready(Take const& take) {
     space.make_room();
@@ -6424,12 +6439,13 @@ class pool {
       s.host_bytes += sizeof(*cache) + cache->host_bytes.load(std::memory_order_relaxed);
     }
     detail::growth_counters const& c = ladder_.counters;
+    s.pending =
+        uses_.waiting_bytes();  // before the hot lock: the driver may be called under that of the uses
     std::lock_guard const hot(ladder_.hot);
     live += uncached_live_bytes_;
     blocks += uncached_live_blocks_;
     s.live = live > 0 ? static_cast<std::size_t>(live) : 0;
     s.live_blocks = blocks > 0 ? static_cast<std::size_t>(blocks) : 0;
-    s.pending = uses_.waiting_bytes();
     s.reserved = c.reserved;
     s.reserved_peak = c.reserved_peak;
     s.cached = c.reserved > s.live ? c.reserved - s.live : 0;

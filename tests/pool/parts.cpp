@@ -277,6 +277,10 @@ TEST_CASE("a handle that comes back under another identity tells that its stream
   domain_ref const brief = streams.get(10, stream_ref::from(&other));
   CHECK(streams.get(11, stream_ref::from(&other)) == brief);
   CHECK(streams.find(10) == neutral);
+  // Not while a thread asks for memory with it.
+  streams[brief].climbing = true;
+  CHECK(streams.get(12, stream_ref::from(&other)) != brief);
+  CHECK(streams.find(11) == brief);
   // A default stream's handle means another stream in each thread.
   auto* const per_thread = reinterpret_cast<void*>(2);
   domain_ref const mine = streams.get(8, stream_ref::from(per_thread));

@@ -85,6 +85,7 @@ class ladder {
   [[nodiscard]] void* climb(lock& held, growth_request request, idle_blocks const& idle, Take const& take,
                             Flush const& flush, WaitUses const& wait_uses) {
     void* block = nullptr;
+    stays const place(space.streams[request.taker]);
     budget(request);
     if (ready(take)) return block;
     if (page_source<Source> && grow_roomy(held, request, idle.threads, block) &&
@@ -182,6 +183,19 @@ class ladder {
   }
 
  private:
+  /// Keeps a stream's place while the hot lock is let go: blocks of a destroyed stream that come home under the same
+  /// handle make the living one look gone. Begins and ends under the hot lock.
+  class stays {
+   public:
+    explicit stays(stream_domain& domain) noexcept : domain_(domain) { domain_.climbing = true; }
+    stays(stays const&) = delete;
+    stays& operator=(stays const&) = delete;
+    ~stays() { domain_.climbing = false; }
+
+   private:
+    stream_domain& domain_;
+  };
+
   template <class Take>
   [[nodiscard]] bool ready(Take const& take) {
     space.make_room();

@@ -160,12 +160,13 @@ class pool {
       s.host_bytes += sizeof(*cache) + cache->host_bytes.load(std::memory_order_relaxed);
     }
     detail::growth_counters const& c = ladder_.counters;
+    s.pending =
+        uses_.waiting_bytes();  // before the hot lock: the driver may be called under that of the uses
     std::lock_guard const hot(ladder_.hot);
     live += uncached_live_bytes_;
     blocks += uncached_live_blocks_;
     s.live = live > 0 ? static_cast<std::size_t>(live) : 0;
     s.live_blocks = blocks > 0 ? static_cast<std::size_t>(blocks) : 0;
-    s.pending = uses_.waiting_bytes();
     s.reserved = c.reserved;
     s.reserved_peak = c.reserved_peak;
     s.cached = c.reserved > s.live ? c.reserved - s.live : 0;

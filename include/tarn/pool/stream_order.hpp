@@ -40,6 +40,7 @@ inline constexpr stream_id neutral_id = ~stream_id{0};
 struct stream_domain {
   stream_id id = 0;
   stream_ref stream;
+  bool climbing = false;        ///< its stream asks for memory at this moment, see ladder
   bool gone = false;            ///< its stream was destroyed; nothing may be recorded on it
   std::uint64_t epoch = 1;      ///< what memory freed now is marked with
   std::uint64_t freed = 0;      ///< newest mark on memory that is free or stale here
@@ -70,7 +71,7 @@ struct stream_domain {
   /// True where its stream was destroyed and nothing is left of it. Work that is not known to be done counts: views may be
   /// marked with it, and the next stream in its place would vouch for it.
   [[nodiscard]] bool is_over() const noexcept {
-    return gone && id != 0 && freed <= completed && !has_free() && holds_no_run();
+    return gone && !climbing && id != 0 && freed <= completed && !has_free() && holds_no_run();
   }
   /// Notes a free and returns its mark.
   std::uint64_t mark() noexcept { return freed = epoch; }
