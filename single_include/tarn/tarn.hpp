@@ -5920,7 +5920,7 @@ class recorded_uses {
 
   void finish(waiting& w) const noexcept {
     for (event_handle const event : w.events) {
-      (void)driver_.synchronize_event(event);
+      if (!driver_.synchronize_event(event).ok()) (void)driver_.synchronize_device();
       (void)driver_.destroy_event(event);
     }
     w.events.clear();
@@ -6555,7 +6555,7 @@ class pool {
     std::uint32_t const wanted = mine != nullptr && in_run ? detail::magazine_batch(k) : 1;
     detail::arena& space = ladder_.space;
     lock held(ladder_.hot);
-    detail::domain_ref const taker = space.streams.get(id, stream);
+    detail::domain_ref taker = space.streams.get(id, stream);
     auto const take = [&] {
       if (in_run) {
         count = space.take_small(taker, k, got, wanted);
@@ -6570,6 +6570,7 @@ class pool {
       std::lock_guard const cold(ladder_.cold);
       release_waiting(false);
       held.lock();
+      taker = space.streams.get(id, stream);  // its place may have been given away meanwhile
       detail::growth_request request;
       request.taker = taker;
       request.where = where;

@@ -11,6 +11,7 @@
 
 #include "catch.hpp"
 #include "contract/memory_access.hpp"
+#include "tarn/driver/fault.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/source/sim_sources.hpp"
@@ -420,6 +421,23 @@ TEST_CASE("out of memory waits for recorded uses before it gives up", "[pool][st
     CHECK(t.found() == 0);
     t.memory.deallocate(a, q, 40_MiB);
   }
+}
+
+TEST_CASE("a use whose event cannot be waited for is waited for all the same",
+          "[pool][streams][record_use]") {
+  sim_machine const machine(checked());
+  fault_plan const plan;
+  auto memory = basic_pages<faulty<sim_driver>>(faulty<sim_driver>(machine.driver(), plan)) | pooled{};
+  test_stream const a(machine.driver()), b(machine.driver());
+  void* const p = memory.allocate(a, 40_MiB);
+  memory->record_use(p, 40_MiB, b);
+  REQUIRE(machine.launch(b, second, {sim_reads(p, 40_MiB)}).ok());
+  memory.deallocate(a, p, 40_MiB);
+  plan.fail(driver_call::synchronize_event, 1);
+  void* const q = memory.allocate(a, 60_MiB);
+  REQUIRE(machine.launch(a, 1000, {sim_writes(q, 60_MiB)}).ok());
+  CHECK(machine.findings().empty());
+  memory.deallocate(a, q, 60_MiB);
 }
 
 TEST_CASE("a recorded use on the freeing stream holds nothing back", "[pool][streams][record_use]") {
