@@ -3182,15 +3182,12 @@ class address_index {
   address_index() noexcept = default;
   address_index(address_index const&) = delete;
   address_index& operator=(address_index const&) = delete;
-  ~address_index() {
-    std::free(last_);
-    std::free(starts_);
-    std::free(words_);
-  }
+  ~address_index() { close(); }
 
   /// Covers [base, base + bytes); until then every call does nothing. Four bytes a granule, touched only where
-  /// ranges start. @throws std::bad_alloc
+  /// ranges start. What it covered before is forgotten. @throws std::bad_alloc
   void open(std::uintptr_t base, std::size_t bytes, std::size_t granularity) {
+    close();
     std::size_t const granules = bytes / granularity;
     // calloc, so that the tables of a huge range cost host memory only where they are used.
     last_ = static_cast<range_ref*>(std::calloc(granules, sizeof(range_ref)));
@@ -3240,6 +3237,14 @@ class address_index {
   }
 
  private:
+  void close() noexcept {
+    std::free(last_);
+    std::free(starts_);
+    std::free(words_);
+    last_ = nullptr;
+    starts_ = words_ = nullptr;
+    bytes_ = 0;
+  }
   [[nodiscard]] std::size_t granule_of(std::uintptr_t address) const noexcept {
     return (address - base_) >> shift_;
   }
@@ -3604,7 +3609,7 @@ class range_index {
   static constexpr unsigned bins_per_doubling = 16;
   static constexpr unsigned levels = 36;  ///< up to 512 B << 40: beyond any address space
   /// How many ranges of a bin are looked at for the best fit.
-  static constexpr unsigned search_limit = 24;
+  static constexpr std::size_t search_limit = 24;
 
   void insert(range_table& table, range_ref r) noexcept {
     range& node = table[r];
@@ -3643,14 +3648,16 @@ class range_index {
     --count_;
   }
 
-  /// The smallest range found that holds `bytes` at `alignment`; 0 if none. Ties go to the lower address.
-  [[nodiscard]] range_ref find(range_table const& table, std::size_t bytes,
-                               std::size_t alignment) const noexcept {
+  /// The smallest range found that holds `bytes` at `alignment`; 0 if none. Ties go to the lower address. Of a bin `limit`
+  /// ranges are looked at: one that fits may be missed among more of nearly its size.
+  [[nodiscard]] range_ref find(range_table const& table, std::size_t bytes, std::size_t alignment,
+                               std::size_t limit = search_limit) const noexcept {
     unsigned bin = bin_of(bytes);
     for (; (bin = next_bin(bin)) < bin_count; ++bin) {
-      if (range_ref const best = best_of(table, heads_[bin], bytes, alignment); best != 0) return best;
+      range_ref const best = best_of(table, heads_[bin], bytes, alignment, limit);
+      if (best != 0) return best;
     }
-    return ends_ != 0 ? best_of(table, ends_, bytes, alignment) : 0;
+    return ends_ != 0 ? best_of(table, ends_, bytes, alignment, limit) : 0;
   }
 
   /// Calls f(range_ref) for each range of at least `bytes`, smaller bins first, those before a hole last; f must not
@@ -3692,10 +3699,10 @@ class range_index {
 
  private:
   /// The smallest of a list's first ranges that holds the request; 0 if none.
-  static range_ref best_of(range_table const& table, range_ref r, std::size_t bytes,
-                           std::size_t alignment) noexcept {
+  static range_ref best_of(range_table const& table, range_ref r, std::size_t bytes, std::size_t alignment,
+                           std::size_t limit) noexcept {
     range_ref best = 0;
-    for (unsigned looked_at = 0; r != 0 && looked_at < search_limit; r = table[r].bin_next, ++looked_at) {
+    for (std::size_t looked_at = 0; r != 0 && looked_at < limit; r = table[r].bin_next, ++looked_at) {
       range const& node = table[r];
       std::size_t const skipped = align_up(node.address, alignment) - node.address;
       if (node.bytes < skipped || node.bytes - skipped < bytes) continue;
@@ -3757,6 +3764,7 @@ inline constexpr stream_id neutral_id = ~stream_id{0};
 struct stream_domain {
   stream_id id = 0;
   stream_ref stream;
+  bool climbing = false;        ///< its stream asks for memory at this moment, see ladder
   bool gone = false;            ///< its stream was destroyed; nothing may be recorded on it
   std::uint64_t epoch = 1;      ///< what memory freed now is marked with
   std::uint64_t freed = 0;      ///< newest mark on memory that is free or stale here
@@ -3784,6 +3792,11 @@ struct stream_domain {
     }
     return true;
   }
+  /// True where its stream was destroyed and nothing is left of it. Work that is not known to be done counts: views may be
+  /// marked with it, and the next stream in its place would vouch for it.
+  [[nodiscard]] bool is_over() const noexcept {
+    return gone && !climbing && id != 0 && freed <= completed && !has_free() && holds_no_run();
+  }
   /// Notes a free and returns its mark.
   std::uint64_t mark() noexcept { return freed = epoch; }
 };
@@ -3796,8 +3809,9 @@ class stream_table {
     domains_[neutral]->id = neutral_id;
   }
 
-  /// The domain of a stream, made on first use. A handle that comes back under another identity tells that
-  /// its former stream was destroyed. @throws std::bad_alloc, nothing has changed
+  /// The domain of a stream, made on first use. A handle that comes back under a higher identity (they are counted up)
+  /// tells that its former stream was destroyed; a thread may still bring home what it cached of that one.
+  /// @throws std::bad_alloc, nothing has changed
   [[nodiscard]] TARN_ALWAYS_INLINE domain_ref get(stream_id id, stream_ref stream) {
     domain_ref& recent = recent_[id % recent_count];
     if (domains_[recent]->id != id) [[unlikely]]
@@ -3830,12 +3844,15 @@ class stream_table {
   TARN_NOINLINE domain_ref get_other(stream_id id, stream_ref stream) {
     if (domain_ref const known = find(id); known != neutral || id == neutral_id) return known;
     domain_ref place = 0;
+    bool over = false;
     for (domain_ref d = 1; d < domains_.size(); ++d) {
-      bool const same_handle = domains_[d]->id != 0 && domains_[d]->stream.handle() == stream.handle();
-      if (same_handle && !is_default_stream(stream)) domains_[d]->gone = true;
-      if (domains_[d]->id == 0) place = d;
+      stream_domain& other = *domains_[d];
+      bool const same_handle = other.id != 0 && other.stream.handle() == stream.handle();
+      if (same_handle && !is_default_stream(stream)) (other.id < id ? other.gone : over) = true;
+      if (other.id == 0 || other.is_over()) place = d;
     }
     by_id_.make_room(1);
+    if (place != 0 && domains_[place]->id != 0) forget(place);
     if (place == 0) {
       if (domains_.size() == max_domains) throw std::bad_alloc();
       domains_.reserve(domains_.size() + 1);
@@ -3845,7 +3862,7 @@ class stream_table {
     by_id_.insert(id, place);
     domains_[place]->id = id;
     domains_[place]->stream = stream_ref::from(stream.handle(), id);
-    domains_[place]->gone = false;
+    domains_[place]->gone = over;
     return place;
   }
 
@@ -3893,6 +3910,8 @@ class arena {
   sequence<tenancy> tenancies;  ///< of each view
   /// Blocks of whole granules lie on bounds of handles, so that freeing one frees whole handles, to be seen elsewhere.
   bool keeps_handles_whole = false;
+  /// How many free ranges of nearly one size a request looks at; the ladder lifts it before it refuses one.
+  std::size_t search_limit = range_index::search_limit;
   std::size_t live_bytes = 0;  ///< in live ranges, runs included
   std::size_t live_peak = 0;
 
@@ -4107,11 +4126,12 @@ class arena {
     range_ref r = 0;
     if (keeps_handles_whole && where == zone::large && bytes % usual_granule == 0 &&
         alignment < usual_granule) {
-      r = streams[taker].ranges(where).find(ranges, bytes, usual_granule);
+      r = streams[taker].ranges(where).find(ranges, bytes, usual_granule, search_limit);
       if (r != 0) alignment = usual_granule;
     }
-    if (r == 0) r = streams[taker].ranges(where).find(ranges, bytes, alignment);
-    if (r == 0 && taker != neutral) r = streams[neutral].ranges(where).find(ranges, bytes, alignment);
+    if (r == 0) r = streams[taker].ranges(where).find(ranges, bytes, alignment, search_limit);
+    if (r == 0 && taker != neutral)
+      r = streams[neutral].ranges(where).find(ranges, bytes, alignment, search_limit);
     if (r == 0) return 0;
     r = carve(r, align_up(ranges[r].address, alignment), bytes);
     ranges[r].domain = taker;
@@ -4291,12 +4311,18 @@ enum class mark_result : std::uint8_t {
   gone      ///< the stream was destroyed, or there is no telling: only waiting for the whole device helps
 };
 
+/// True where a destroyed stream's work can be marked like any other's.
+template <class Driver>
+inline constexpr bool marks_all_work = requires(Driver const& driver, event_handle event) {
+  driver.record_all(event);
+};
+
 /// `stream` carries its identity. At most three driver calls.
 template <stream_driver Driver>
 mark_result mark_work(Driver const& driver, event_handle event, stream_ref stream) noexcept {
   bool capturing = true;
   if (!is_default_stream(stream)) {
-    if constexpr (requires { driver.record_all(event); }) {
+    if constexpr (marks_all_work<Driver>) {
       status const s = driver.record_all(event);
       if (s.ok()) return mark_result::marked;
       return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
@@ -4340,7 +4366,8 @@ class ordering {
       bool const known_gone = domain.gone;
       hot.unlock();
       mark_result result = mark_result::gone;
-      if (!known_gone) {
+      // Waiting for the device would spoil what is captured on any stream; an event is refused then.
+      if (!known_gone || marks_all_work<Driver>) {
         result = ensure_event(domain) ? mark_work(driver_, domain.event, stream) : mark_result::refused;
       }
       hot.lock();
@@ -4942,7 +4969,7 @@ class page_growth {
       unmap(map_[h].home, map_[h].bytes);
       source_.destroy(map_[h].id, map_[h].bytes);
     }
-    source_.unreserve(reinterpret_cast<void*>(map_.base()), map_.bytes());
+    source_.unreserve(reserved_, map_.bytes() + map_.granularity());
   }
 
  private:
@@ -4963,13 +4990,14 @@ class page_growth {
     std::size_t available = 0;
     std::size_t total = 0;
     (void)source_.driver().memory_info(available, total);
-    std::size_t const grain = source_.granularity();
+    // Blocks may ask for an alignment up to this: finer pages would put them and their views off it.
+    std::size_t const grain = larger_of(source_.granularity(), usual_granule);
     std::size_t const device = align_up(larger_of(total, 64 * grain), 8 * grain);
     std::size_t bytes = device * reservation_factor;
     void* base = nullptr;
     for (;; bytes /= 2) {
       try {
-        base = source_.reserve(bytes);
+        base = source_.reserve(bytes + grain);
         break;
       } catch (std::exception const&) {
         if (bytes <= 4 * device) {
@@ -4979,7 +5007,7 @@ class page_growth {
       }
     }
     hot.lock();
-    auto const first = reinterpret_cast<std::uintptr_t>(base);
+    auto const first = align_up(reinterpret_cast<std::uintptr_t>(base), grain);
     try {
       a.ranges.make_room(zone_count + 1);
       a.tenancies.resize(1);
@@ -4988,10 +5016,11 @@ class page_growth {
       map_.open(first, bytes / 2, bytes, grain);
     } catch (...) {
       hot.unlock();
-      source_.unreserve(base, bytes);
+      source_.unreserve(base, bytes + grain);
       hot.lock();
       throw;
     }
+    reserved_ = base;
     for (std::size_t z = 0; z < zone_count; ++z) add_hole(a, homes_[z], first + bytes / 4 * z, bytes / 4);
     add_hole(a, view_places_, first + bytes / 2, bytes / 2);
   }
@@ -5040,16 +5069,17 @@ class page_growth {
     std::size_t const grain = map_.granularity();
     std::size_t total = align_up(need, grain);
     if (total < request.least_growth && total <= request.may_create)
-      total = larger_of(total, smaller_of(request.least_growth, align_down(request.may_create, grain)));
+      total = larger_of(total, align_down(smaller_of(request.least_growth, request.may_create), grain));
     range_ref region = 0;
     if (e.range != 0 && a.ranges[a.ranges[e.range].next].bytes >= total) region = a.ranges[e.range].next;
     if (e.range != 0 && region == 0) return create(a, hot, request, extension{}, request.bytes);
     if (e.range == 0) region = homes(request.where).find(a.ranges, total, grain);
     if (region == 0) return false;
+    std::size_t const largest = larger_of(align_down(request.largest_handle, grain), grain);
     sequence<created> made;
-    made.reserve(total / request.largest_handle + 1);
+    made.reserve(total / largest + 1);
     for (std::size_t left = total; left != 0; left -= made.back().bytes)
-      made.push_back(created{0, smaller_of(left, request.largest_handle), false});
+      made.push_back(created{0, smaller_of(left, largest), false});
     map_.make_room(made.size());
     a.ranges.make_room(4);
 
@@ -5345,6 +5375,7 @@ class page_growth {
   Source source_;
   growth_counters& counters_;
   page_map map_;
+  void* reserved_ = nullptr;       ///< what the source reserved: a granule more than the map covers
   range_index homes_[zone_count];  ///< of each zone, address space with nothing behind it
   range_index view_places_;
   sequence<view> views_;            ///< entry 0 is none
@@ -5555,9 +5586,12 @@ class ladder {
   [[nodiscard]] void* climb(lock& held, growth_request request, idle_blocks const& idle, Take const& take,
                             Flush const& flush, WaitUses const& wait_uses) {
     void* block = nullptr;
+    stays const place(space.streams[request.taker]);
     budget(request);
     if (ready(take)) return block;
-    if (page_source<Source> && grow_roomy(held, request, idle.threads) && ready(take)) return block;
+    if (page_source<Source> && grow_roomy(held, request, idle.threads, block) &&
+        (block != nullptr || ready(take)))
+      return block;
     stream_ref const stream = space.streams[request.taker].stream;
     bool const flush_early = idle.threads == 1 || idle.bytes * idle_part > counters.reserved;
     if (flush_early) {
@@ -5604,10 +5638,11 @@ class ladder {
       held.lock();
     }
     if (!captured) finish_all(held);
-    if (ready(take)) return block;
+    if (ready_anywhere(take)) return block;
     request.may_create = 0;
     request.may_exceed = false;
     for (bool const extend : {true, false}) {
+      if (!request.may_remap) break;  // then a growth asks the driver: only once handles have gone back
       request.extend = extend;
       if (growth.grow(space, held, order, request, block) && (block != nullptr || ready(take))) return block;
     }
@@ -5633,23 +5668,53 @@ class ladder {
     }
   }
 
-  /// Waits on the host for everything that was freed.
+  /// Waits on the host for everything that was freed. Blocks that go home may leave a run empty in the domain of a stream
+  /// that was finished before: hence a second pass.
   void finish_all(lock& held) {
-    for (domain_ref d = 1; d < space.streams.size(); ++d) {
-      if (space.streams[d].has_free()) (void)order.finish(space, held, d);
-      neutralise(d);
+    bool sent_home = true;
+    for (int pass = 0; pass < 2 && sent_home; ++pass) {
+      sent_home = false;
+      for (domain_ref d = 1; d < space.streams.size(); ++d) {
+        if (space.streams[d].has_free() || space.streams[d].gone) (void)order.finish(space, held, d);
+        bool const had_foreign = space.streams[d].foreign_count != 0;
+        neutralise(d);
+        sent_home = sent_home || had_foreign;
+      }
     }
   }
 
  private:
+  /// Keeps a stream's place while the hot lock is let go: blocks of a destroyed stream that come home under the same
+  /// handle make the living one look gone. Begins and ends under the hot lock.
+  class stays {
+   public:
+    explicit stays(stream_domain& domain) noexcept : domain_(domain) { domain_.climbing = true; }
+    stays(stays const&) = delete;
+    stays& operator=(stays const&) = delete;
+    ~stays() { domain_.climbing = false; }
+
+   private:
+    stream_domain& domain_;
+  };
+
   template <class Take>
   [[nodiscard]] bool ready(Take const& take) {
     space.make_room();
     return take();
   }
 
+  /// Looks at every free range, which is O(ranges of the request's size).
+  template <class Take>
+  [[nodiscard]] bool ready_anywhere(Take const& take) {
+    space.make_room();
+    space.search_limit = ~std::size_t{0};
+    bool const taken = take();
+    space.search_limit = range_index::search_limit;
+    return taken;
+  }
+
   /// Rung 0. False where the pool is no longer small, or what it has bounds it.
-  bool grow_roomy(lock& held, growth_request request, std::size_t threads) {
+  bool grow_roomy(lock& held, growth_request request, std::size_t threads, void*& block) {
     std::size_t const limit = smaller_of(roomy_limit * threads, growth.device_bytes() / roomy_part);
     if (counters.reserved >= limit) return false;
     request.may_create = limit - counters.reserved;
@@ -5659,9 +5724,8 @@ class ladder {
     if (request.where == zone::small)
       request.least_growth =
           larger_of(request.least_growth, align_down(counters.reserved / roomy_step, usual_granule));
-    void* none = nullptr;
     try {
-      return growth.grow(space, held, order, request, none);
+      return growth.grow(space, held, order, request, block);
     } catch (out_of_memory const&) {
       return false;
     }
@@ -5674,12 +5738,12 @@ class ladder {
     return false;
   }
 
+  /// What a stream never freed is neutral, too: its share of handles that were made for it (marked 0).
   void neutralise(domain_ref d) {
     stream_domain& domain = space.streams[d];
-    if (domain.completed == 0) return;
     if (domain.foreign_count != 0 && domain.foreign_epoch <= domain.completed) space.send_foreign_home(d);
     if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.completed);
-    if (domain.gone && domain.id != 0 && !domain.has_free() && domain.holds_no_run()) space.streams.forget(d);
+    if (domain.is_over()) space.streams.forget(d);
   }
 
   void steal(lock& held, domain_ref taker) {
@@ -5905,7 +5969,7 @@ class recorded_uses {
 
   void finish(waiting& w) const noexcept {
     for (event_handle const event : w.events) {
-      (void)driver_.synchronize_event(event);
+      if (!driver_.synchronize_event(event).ok()) (void)driver_.synchronize_device();
       (void)driver_.destroy_event(event);
     }
     w.events.clear();
@@ -6225,7 +6289,7 @@ struct alignas(cache_line_bytes) thread_cache {
 /// Ties a pool to the threads that cache for it. Outlives both: each side leaves under the mutex.
 struct pool_link {
   std::mutex mutex;
-  void* pool = nullptr;  ///< null once the pool is gone
+  std::atomic<void*> pool{nullptr};  ///< null once the pool is gone; changed under the mutex
   void (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
 };
 
@@ -6273,10 +6337,9 @@ class thread_exit {
   void add(counted<pool_link> const& link, thread_cache* cache) {
     for (std::size_t i = entries_.size(); i-- > 0;) {
       pool_link* const known = entries_[i].link.get();
-      {
-        std::lock_guard const guard(known->mutex);
-        if (known->pool != nullptr) continue;
-      }
+      // Not under its mutex: an ending thread holds that while it takes the pool's growth lock, and this thread may hold
+      // the growth lock of a pool over pools.
+      if (known->pool.load(std::memory_order_acquire) != nullptr) continue;
       // The slot must forget the address before the link's memory can be used again.
       local_cache& slot = local_caches[local_cache_slot(known)];
       if (slot.link == known) slot = {};
@@ -6354,14 +6417,14 @@ class pool {
   /// those of the allocation. Never throws; misuse is told to the misuse handler where it is noticed.
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
-    if (uses_.any() && uses_.hold_back(p, bytes, alignment, stream)) [[unlikely]]
-      return;
     stream_id id = stream.id();
     if (id == stream_ref::unknown_id && !ladder_.order.driver().identify(stream, id).ok()) {
       // The stream was destroyed: nothing can be ordered after it, so everything is waited for.
       (void)ladder_.order.driver().synchronize_device();
       id = detail::neutral_id;
     }
+    if (uses_.any() && hold_back(id, stream, p, bytes, alignment)) [[unlikely]]
+      return;
     deallocate_on(id, stream, p, bytes, alignment);
   }
 
@@ -6375,7 +6438,7 @@ class pool {
   /// Gives back memory that no stream uses any more; every stream may have it at once.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
-    if (uses_.any() && uses_.hold_back(p, bytes, alignment, {})) [[unlikely]]
+    if (uses_.any() && hold_back(detail::neutral_id, {}, p, bytes, alignment)) [[unlikely]]
       return;
     deallocate_on(detail::neutral_id, {}, p, bytes, alignment);
   }
@@ -6430,12 +6493,13 @@ class pool {
       s.host_bytes += sizeof(*cache) + cache->host_bytes.load(std::memory_order_relaxed);
     }
     detail::growth_counters const& c = ladder_.counters;
+    s.pending =
+        uses_.waiting_bytes();  // before the hot lock: the driver may be called under that of the uses
     std::lock_guard const hot(ladder_.hot);
     live += uncached_live_bytes_;
     blocks += uncached_live_blocks_;
     s.live = live > 0 ? static_cast<std::size_t>(live) : 0;
     s.live_blocks = blocks > 0 ? static_cast<std::size_t>(blocks) : 0;
-    s.pending = uses_.waiting_bytes();
     s.reserved = c.reserved;
     s.reserved_peak = c.reserved_peak;
     s.cached = c.reserved > s.live ? c.reserved - s.live : 0;
@@ -6549,7 +6613,7 @@ class pool {
     detail::arena& space = ladder_.space;
     lock held(ladder_.hot);
     if (home != nullptr) return_range(held, id, stream, home, home_bytes);
-    detail::domain_ref const taker = space.streams.get(id, stream);
+    detail::domain_ref taker = space.streams.get(id, stream);
     auto const take = [&] {
       if (in_run) {
         count = space.take_small(taker, k, got, wanted);
@@ -6564,6 +6628,7 @@ class pool {
       std::lock_guard const cold(ladder_.cold);
       release_waiting(false);
       held.lock();
+      taker = space.streams.get(id, stream);  // its place may have been given away meanwhile
       detail::growth_request request;
       request.taker = taker;
       request.where = where;
@@ -6653,6 +6718,11 @@ class pool {
         cached = put_in(*cache, *mine, k, p);
       } else if (alignment <= default_alignment && mine->newest_large == p) {
         out[0] = std::exchange(mine->large_block, p);
+        if (out[0] == p) [[unlikely]] {
+          cache->lock.leave();
+          lock const held(ladder_.hot);
+          return notice(detail::release_result::twice, p, block);
+        }
         std::size_t const before = std::exchange(mine->large_bytes, block);
         cache->count_held(block, out[0] != nullptr ? before : 0);
         cache->lock.leave();
@@ -6701,19 +6771,17 @@ class pool {
   void give_back(stream_id id, stream_ref stream, unsigned k, void* const* blocks,
                  std::uint32_t count) noexcept {
     lock held(ladder_.hot);
-    detail::domain_ref const giver = domain_of(held, id, stream);
+    detail::domain_ref giver = domain_of(held, id, stream);
     for (std::uint32_t i = 0; i < count; ++i) {
       bool const in_run = k < detail::run_class_count;
       auto result = in_run ? ladder_.space.release_small(giver, k, blocks[i])
                            : ladder_.space.release(giver, blocks[i], detail::class_bytes(k));
       if (result == detail::release_result::needs_finish) {
-        held.unlock();
-        if (!ladder_.order.driver().synchronize_stream(stream).ok())
-          (void)ladder_.order.driver().synchronize_device();
-        held.lock();
+        finish(held);
         result = ladder_.space.release_small(detail::neutral, k, blocks[i]);
+        giver = domain_of(held, id, stream);  // its place may have been given away meanwhile
       }
-      if (result != detail::release_result::done) notice(result, blocks[i]);
+      if (result != detail::release_result::done) notice(result, blocks[i], detail::class_bytes(k));
     }
   }
   void give_back_range(stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
@@ -6723,21 +6791,23 @@ class pool {
   void return_range(lock& held, stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
     auto const result = ladder_.space.release(domain_of(held, id, stream), p, block);
     if (result != detail::release_result::done) [[unlikely]]
-      notice(result, p);
+      notice(result, p, block);
   }
 
-  /// The domain that a free belongs to. Where the host has no memory to make one, the stream is finished
-  /// instead.
+  /// The domain that a free belongs to. Where the host has no memory to make one, its work is waited for instead.
   detail::domain_ref domain_of(lock& held, stream_id id, stream_ref stream) noexcept {
     try {
       return ladder_.space.streams.get(id, stream);
     } catch (...) {
-      held.unlock();
-      if (!ladder_.order.driver().synchronize_stream(stream).ok())
-        (void)ladder_.order.driver().synchronize_device();
-      held.lock();
+      finish(held);
       return detail::neutral;
     }
+  }
+  /// Waits for the device: a stream whose blocks come home late may be destroyed, and its handle must not be asked.
+  void finish(lock& held) noexcept {
+    held.unlock();
+    (void)ladder_.order.driver().synchronize_device();
+    held.lock();
   }
 
   // ---- misuse
@@ -6773,8 +6843,10 @@ class pool {
     pool& self_;
   };
 
-  /// Notes a misuse for the teller; of very many at once the first are told. The hot lock is held.
-  void notice(detail::release_result what, void const* p) noexcept {
+  /// Notes a misuse for the teller, and that what was counted as freed was not; of very many at once the first are told.
+  /// The hot lock is held.
+  void notice(detail::release_result what, void const* p, std::size_t block) noexcept {
+    count_uncached(static_cast<std::int64_t>(block), 1);
     unsigned const count = noticed_count_.load(std::memory_order_relaxed);
     if (count == most_noticed) return;
     noticed_[count] = {what, p};
@@ -6926,14 +6998,19 @@ class pool {
     }
   }
 
+  /// True where record_use() holds the block back. The stream is known by its identity from now on: when the block is
+  /// freed it may be destroyed, its handle another's, and the calling thread another.
+  bool hold_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                 std::size_t alignment) noexcept {
+    return uses_.hold_back(p, bytes, alignment, stream_ref::from(stream.handle(), id));
+  }
+
   /// Frees blocks that record_use() held back and whose uses are over. The growth lock is held.
   void release_waiting(bool const wait) noexcept {
     if (!uses_.any_waiting()) return;
     typename detail::recorded_uses<driver_type>::waiting w;
     while (uses_.take_ready(w, wait)) {
-      stream_id id = w.stream.id();
-      if (id == stream_ref::unknown_id && !ladder_.order.driver().identify(w.stream, id).ok())
-        id = detail::neutral_id;
+      stream_id const id = w.stream.id();
       {
         lock const held(ladder_.hot);
         count_uncached(-static_cast<std::int64_t>(detail::rounded_bytes(w.bytes, w.alignment)), -1);

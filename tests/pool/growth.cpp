@@ -113,6 +113,35 @@ TEST_CASE("after out of memory smaller requests are still served", "[pool][ladde
   CHECK(memory->state().ooms == 1);
 }
 
+TEST_CASE("pages of any granularity serve blocks of any alignment", "[pool][page_growth]") {
+  sim_options o{.capacity = 8_GiB, .granularity = 2_MiB, .backing = sim_backing::address_only};
+  o.granularity = GENERATE(64_KiB, 2_MiB, 4_MiB, 32_MiB);
+  sim_machine const machine(o);
+  {
+    auto memory = sim_pages{machine.driver()} | pooled{};
+    std::vector<std::pair<void*, std::size_t>> live;
+    std::mt19937_64 random(3);
+    bool aligned = true;
+    for (int i = 0; i < 2000; ++i) {
+      if (live.size() > 50 || (!live.empty() && random() % 2 == 0)) {
+        std::swap(live[random() % live.size()], live.back());
+        memory.deallocate({}, live.back().first, live.back().second, 2_MiB);
+        live.pop_back();
+        continue;
+      }
+      std::size_t const bytes = 1 + random() % (random() % 2 == 0 ? 5_MiB : 40_MiB);
+      void* const p = memory.allocate({}, bytes, 2_MiB);
+      aligned = aligned && reinterpret_cast<std::uintptr_t>(p) % 2_MiB == 0;
+      live.emplace_back(p, bytes);
+    }
+    CHECK(aligned);
+    for (auto const& [p, bytes] : live) memory.deallocate({}, p, bytes, 2_MiB);
+    memory.empty_cache();
+    CHECK(memory->state().reserved == 0);
+  }
+  CHECK(machine.leaks().total() == 0);
+}
+
 TEST_CASE("without remapping no handle moves", "[pool][options]") {
   one_stream s;
   auto memory = sim_pages{s.driver} | pooled{.remap = remapping::off};
@@ -134,6 +163,26 @@ TEST_CASE("without remapping no handle moves", "[pool][options]") {
   CHECK(memory->state().remaps == 0);
 }
 
+TEST_CASE("without remapping, free handles go back before a request is refused", "[pool][options][ladder]") {
+  one_stream s;
+  auto memory =
+      sim_pages{s.driver} | limited{64_MiB} | pooled{.remap = remapping::off, .largest_handle = 2_MiB};
+  std::vector<void*> blocks;
+  for (int i = 0; i < 32; ++i) blocks.push_back(memory.allocate(s.a, 2_MiB));
+  for (std::size_t i = 0; i < blocks.size(); i += 2) memory.deallocate(s.a, blocks[i], 2_MiB);
+  void* p = nullptr;
+  REQUIRE_NOTHROW(p = memory.allocate(s.a, 20_MiB));
+  try {
+    memory.deallocate(s.a, memory.allocate(s.a, 40_MiB), 40_MiB);
+    FAIL("more than there is");
+  } catch (out_of_memory const& error) {
+    CHECK(error.report().asked == 40_MiB);
+    CHECK(error.report().live == 52_MiB);
+  }
+  memory.deallocate(s.a, p, 20_MiB);
+  for (std::size_t i = 1; i < blocks.size(); i += 2) memory.deallocate(s.a, blocks[i], 2_MiB);
+}
+
 TEST_CASE("a pool over blocks gives wholly free segments back", "[pool][segment_growth]") {
   one_stream s;
   auto memory = sim_malloc{s.driver} | pooled{};
@@ -148,6 +197,30 @@ TEST_CASE("a pool over blocks gives wholly free segments back", "[pool][segment_
   memory.empty_cache();
   CHECK(memory->state().reserved == 0);
   CHECK(s.machine.usage(device_id{0}).used == 0);
+}
+
+TEST_CASE("nothing is refused that one free range could serve, however many are nearly as large",
+          "[pool][ladder][range_index]") {
+  one_stream s;
+  auto memory = sim_malloc{s.driver} | limited{512_MiB} | pooled{};
+  memory.deallocate(s.a, memory.allocate(s.a, 509_MiB), 509_MiB);  // one segment
+  constexpr std::size_t fits = 10_MiB + 64_KiB;
+  void* p = memory.allocate(s.a, fits);
+  std::vector<void*> apart;
+  std::vector<void*> too_small;
+  for (int i = 0; i < 30; ++i) {
+    apart.push_back(memory.allocate(s.a, 2_MiB));
+    too_small.push_back(memory.allocate(s.a, 10_MiB));
+  }
+  try {
+    for (;;) apart.push_back(memory.allocate(s.a, 2_MiB));
+  } catch (out_of_memory const&) {
+  }
+  memory.deallocate(s.a, p, fits);
+  for (void* q : too_small) memory.deallocate(s.a, q, 10_MiB);
+  REQUIRE_NOTHROW(p = memory.allocate(s.a, fits));
+  memory.deallocate(s.a, p, fits);
+  for (void* q : apart) memory.deallocate(s.a, q, 2_MiB);
 }
 
 TEST_CASE("a pool over blocks owns them to their last byte and not beyond", "[pool][segment_growth]") {
@@ -193,6 +266,32 @@ TEST_CASE("a small pool under a limit lives from what it has", "[pool][ladder]")
   CHECK(p != nullptr);
   CHECK(memory->state().reserved == 4_MiB);
   memory.deallocate(b, p, 3_MiB);
+}
+
+TEST_CASE("what was made for one stream and never used serves another", "[pool][ladder][streams]") {
+  one_stream s;
+  REQUIRE(s.driver.create_stream(s.a).ok());
+  stream_ref b;
+  REQUIRE(s.driver.create_stream(b).ok());
+  auto memory = sim_pages{s.driver} | limited{4_MiB} | pooled{};
+  std::vector<void*> blocks;
+  for (int i = 0; i < 32; ++i) blocks.push_back(memory.allocate(s.a, 64_KiB));
+  void* const p = memory.allocate(b, 64_KiB);  // makes the second handle
+  for (int i = 0; i < 31; ++i) REQUIRE_NOTHROW(blocks.push_back(memory.allocate(s.a, 64_KiB)));
+  memory.deallocate(b, p, 64_KiB);
+  for (void* q : blocks) memory.deallocate(s.a, q, 64_KiB);
+}
+
+TEST_CASE("small blocks freed on another stream keep nothing back from trimming", "[pool][ladder][streams]") {
+  one_stream s;
+  REQUIRE(s.driver.create_stream(s.a).ok());
+  stream_ref b;
+  REQUIRE(s.driver.create_stream(b).ok());
+  auto memory = sim_pages{s.driver} | pooled{};
+  void* const p = memory.allocate(s.a, 20_KiB);
+  memory.deallocate(b, p, 20_KiB);
+  memory.empty_cache();
+  CHECK(memory->state().reserved == 0);
 }
 
 TEST_CASE("the bookkeeping stays as small as it says, however many calls", "[pool][pool_state]") {

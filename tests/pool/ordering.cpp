@@ -11,6 +11,7 @@
 
 #include "catch.hpp"
 #include "contract/memory_access.hpp"
+#include "tarn/driver/fault.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/source/sim_sources.hpp"
@@ -250,6 +251,20 @@ TEST_CASE("a stream under a reused handle inherits nothing", "[pool][streams]") 
   REQUIRE(t.machine.driver().destroy_stream(again).ok());
 }
 
+TEST_CASE("streams that come and go without a free leave no books behind", "[pool][streams]") {
+  sim_options o = checked();
+  o.checks = sim_checks::off;
+  sim_machine const machine(o);
+  auto memory = sim_pages(machine.driver()) | pooled{};
+  std::size_t after_some = 0;
+  for (int i = 0; i < 2000; ++i) {
+    test_stream const brief(machine.driver());
+    memory.deallocate_sync(memory.allocate(brief, 4_MiB), 4_MiB);
+    if (i == 200) after_some = memory->state().host_bytes;
+  }
+  CHECK(memory->state().host_bytes <= after_some);
+}
+
 TEST_CASE("a captured stream is neither recorded on nor made to wait", "[pool][streams][capture]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
@@ -306,6 +321,44 @@ TEST_CASE("frees on a captured stream are not handed to others by an event in th
   void* const r = t.memory.allocate(b, 40_MiB);  // afterwards it can be had
   CHECK(r != nullptr);
   t.memory.deallocate(b, r, 40_MiB);
+}
+
+namespace {
+/// Can mark all work at once, as CUDA can since 12.5: refused while anything is captured.
+struct marking_driver : sim_driver {
+  using sim_driver::sim_driver;
+  explicit marking_driver(sim_driver const& d, bool const& is_captured)
+      : sim_driver(d), captured(&is_captured) {}
+  status record_all(event_handle event) const noexcept {
+    if (*captured) return {failure::other, 900, "cudaErrorStreamCaptureUnsupported", "record_all"};
+    status const s = synchronize_device();
+    return s.ok() ? record_event(event, stream_ref{}) : s;
+  }
+  bool const* captured = nullptr;
+};
+}  // namespace
+
+TEST_CASE("memory of a destroyed stream is not waited for at the cost of another stream's capture",
+          "[pool][streams][capture]") {
+  sim_machine const machine(checked());
+  bool captured = false;
+  auto memory = basic_pages<marking_driver>(marking_driver(machine.driver(), captured)) | pooled{};
+  test_stream const b(machine.driver());
+  stream_ref a;
+  REQUIRE(machine.driver().create_stream(a).ok());
+  memory.deallocate(a, memory.allocate(a, 20_MiB), 20_MiB);
+  REQUIRE(machine.driver().destroy_stream(a).ok());
+  test_stream const again(machine.driver());  // its handle tells that the first one is gone
+  REQUIRE(machine.begin_capture(b).ok());
+  captured = true;
+  try {
+    memory.deallocate(again, memory.allocate(again, 60_MiB), 60_MiB);
+  } catch (out_of_memory const&) {
+  }
+  captured = false;
+  sim_graph graph;
+  CHECK(machine.end_capture(b, graph).ok());
+  memory.deallocate(again, memory.allocate(again, 60_MiB), 60_MiB);
 }
 
 TEST_CASE("a use that was recorded holds the block back until it is done", "[pool][streams][record_use]") {
@@ -370,6 +423,23 @@ TEST_CASE("out of memory waits for recorded uses before it gives up", "[pool][st
   }
 }
 
+TEST_CASE("a use whose event cannot be waited for is waited for all the same",
+          "[pool][streams][record_use]") {
+  sim_machine const machine(checked());
+  fault_plan const plan;
+  auto memory = basic_pages<faulty<sim_driver>>(faulty<sim_driver>(machine.driver(), plan)) | pooled{};
+  test_stream const a(machine.driver()), b(machine.driver());
+  void* const p = memory.allocate(a, 40_MiB);
+  memory->record_use(p, 40_MiB, b);
+  REQUIRE(machine.launch(b, second, {sim_reads(p, 40_MiB)}).ok());
+  memory.deallocate(a, p, 40_MiB);
+  plan.fail(driver_call::synchronize_event, 1);
+  void* const q = memory.allocate(a, 60_MiB);
+  REQUIRE(machine.launch(a, 1000, {sim_writes(q, 60_MiB)}).ok());
+  CHECK(machine.findings().empty());
+  memory.deallocate(a, q, 60_MiB);
+}
+
 TEST_CASE("a recorded use on the freeing stream holds nothing back", "[pool][streams][record_use]") {
   watched t;
   test_stream const a(t.machine.driver());
@@ -378,6 +448,31 @@ TEST_CASE("a recorded use on the freeing stream holds nothing back", "[pool][str
   t.memory.deallocate(a, p, 4_KiB);
   CHECK(t.memory->state().pending == 0);
   CHECK(t.memory->state().live == 0);
+}
+
+TEST_CASE("a block held back waits for the stream that freed it, though that is destroyed meanwhile",
+          "[pool][streams][record_use]") {
+  watched t;
+  test_stream const b(t.machine.driver()), c(t.machine.driver());
+  stream_ref made;
+  REQUIRE(t.machine.driver().create_stream(made).ok());
+  stream_ref const a = stream_ref::from(made.handle());
+  void* const p = t.get(a, 40_MiB);
+  t.memory->record_use(p, 40_MiB, b);
+  t.use(b, p, 40_MiB);
+  t.use(a, p, 40_MiB, second);
+  t.give(a, p, 40_MiB);
+  t.machine.advance(second / 100);  // the use is over, the freeing stream's work is not
+  REQUIRE(t.machine.driver().destroy_stream(made).ok());
+  bool const reused = GENERATE(false, true);
+  stream_ref again;
+  if (reused) REQUIRE(t.machine.driver().create_stream(again).ok());
+  stream_ref const taker = reused ? again : stream_ref(c);
+  void* const q = t.get(taker, 60_MiB);
+  t.use(taker, q, 60_MiB);
+  CHECK(t.found() == 0);
+  t.give(taker, q, 60_MiB);
+  if (reused) REQUIRE(t.machine.driver().destroy_stream(again).ok());
 }
 
 TEST_CASE("a pool that ends waits for recorded uses and for its streams", "[pool][streams]") {

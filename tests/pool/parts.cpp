@@ -250,11 +250,20 @@ TEST_CASE("the range that covers an address is found, however ranges are split a
   CHECK(model.size() > 10);
 }
 
+TEST_CASE("an address index may be opened again, where what was to follow failed", "[pool][address_index]") {
+  address_index index;
+  index.open(0x10000000, 64 * 2_MiB, 2_MiB);
+  index.open(0x70000000, 64 * 2_MiB, 2_MiB);
+  CHECK(index.covers(0x70000000));
+  CHECK_FALSE(index.covers(0x10000000));
+}
+
 TEST_CASE("a handle that comes back under another identity tells that its stream is gone",
           "[pool][stream_order]") {
   stream_table streams;
   int handle = 0;
   domain_ref const old = streams.get(5, stream_ref::from(&handle));
+  (void)streams[old].mark();  // its work may still run
   domain_ref const fresh = streams.get(6, stream_ref::from(&handle));
   CHECK(old != fresh);
   CHECK(streams[old].gone);
@@ -263,6 +272,18 @@ TEST_CASE("a handle that comes back under another identity tells that its stream
   streams.forget(old);
   CHECK(streams.find(5) == neutral);
   CHECK(streams.get(7, stream_ref::from(&streams)) == old);
+  // Of what never freed nothing is left: the next one under the handle has its place.
+  int other = 0;
+  domain_ref const brief = streams.get(10, stream_ref::from(&other));
+  CHECK(streams.get(11, stream_ref::from(&other)) == brief);
+  CHECK(streams.find(10) == neutral);
+  // What a thread brings home late for the former one does not make the living one a destroyed one.
+  CHECK(streams[streams.get(10, stream_ref::from(&other))].gone);
+  CHECK_FALSE(streams[brief].gone);
+  // Not while a thread asks for memory with it.
+  streams[brief].climbing = true;
+  CHECK(streams.get(12, stream_ref::from(&other)) != brief);
+  CHECK(streams.find(11) == brief);
   // A default stream's handle means another stream in each thread.
   auto* const per_thread = reinterpret_cast<void*>(2);
   domain_ref const mine = streams.get(8, stream_ref::from(per_thread));

@@ -413,6 +413,17 @@ TEST_CASE("a block freed twice is told to the misuse handler and not handed out 
     memory.deallocate({}, &local, 10_MiB, 4_KiB);
     CHECK(seen.size() == 3);
     CHECK(seen.back() == misuse_kind::foreign_pointer);
+    void* const large = memory.allocate({}, 10_MiB);  // the newest large block is cached
+    memory.deallocate({}, large, 10_MiB);
+    memory.deallocate({}, large, 10_MiB);
+    CHECK(seen.size() == 4);
+    CHECK(seen.back() == misuse_kind::double_free);
+    void* const first = memory.allocate({}, 10_MiB);
+    void* const second = memory.allocate({}, 10_MiB);
+    CHECK(first != second);
+    memory.deallocate({}, first, 10_MiB);
+    memory.deallocate({}, second, 10_MiB);
+    CHECK(memory->state().live_blocks == 1);  // r
   }
   (void)set_misuse_handler(before);
 }

@@ -248,6 +248,24 @@ TEST_CASE("a pool may end while other threads begin and end", "[pool][threads]")
   }
 }
 
+TEST_CASE("threads begin and end on a pool over a pool", "[pool][threads]") {
+  sim_machine const machine(plain(1_GiB));
+  auto memory = sim_malloc(machine.driver()) | pooled{} | pooled{};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 200; ++i) {
+        std::thread([&] {
+          memory.deallocate({}, memory.allocate({}, 3_MiB), 3_MiB);
+          memory.empty_cache();
+        }).join();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(memory->state().live == 0);
+}
+
 TEST_CASE("a thread that uses stream after stream keeps the caches of few", "[pool]") {
   sim_machine const machine(plain(256_MiB));
   auto memory = sim_pages(machine.driver()) | pooled{};

@@ -19,15 +19,12 @@ class address_index {
   address_index() noexcept = default;
   address_index(address_index const&) = delete;
   address_index& operator=(address_index const&) = delete;
-  ~address_index() {
-    std::free(last_);
-    std::free(starts_);
-    std::free(words_);
-  }
+  ~address_index() { close(); }
 
   /// Covers [base, base + bytes); until then every call does nothing. Four bytes a granule, touched only where
-  /// ranges start. @throws std::bad_alloc
+  /// ranges start. What it covered before is forgotten. @throws std::bad_alloc
   void open(std::uintptr_t base, std::size_t bytes, std::size_t granularity) {
+    close();
     std::size_t const granules = bytes / granularity;
     // calloc, so that the tables of a huge range cost host memory only where they are used.
     last_ = static_cast<range_ref*>(std::calloc(granules, sizeof(range_ref)));
@@ -77,6 +74,14 @@ class address_index {
   }
 
  private:
+  void close() noexcept {
+    std::free(last_);
+    std::free(starts_);
+    std::free(words_);
+    last_ = nullptr;
+    starts_ = words_ = nullptr;
+    bytes_ = 0;
+  }
   [[nodiscard]] std::size_t granule_of(std::uintptr_t address) const noexcept {
     return (address - base_) >> shift_;
   }

@@ -53,6 +53,8 @@ class arena {
   sequence<tenancy> tenancies;  ///< of each view
   /// Blocks of whole granules lie on bounds of handles, so that freeing one frees whole handles, to be seen elsewhere.
   bool keeps_handles_whole = false;
+  /// How many free ranges of nearly one size a request looks at; the ladder lifts it before it refuses one.
+  std::size_t search_limit = range_index::search_limit;
   std::size_t live_bytes = 0;  ///< in live ranges, runs included
   std::size_t live_peak = 0;
 
@@ -267,11 +269,12 @@ class arena {
     range_ref r = 0;
     if (keeps_handles_whole && where == zone::large && bytes % usual_granule == 0 &&
         alignment < usual_granule) {
-      r = streams[taker].ranges(where).find(ranges, bytes, usual_granule);
+      r = streams[taker].ranges(where).find(ranges, bytes, usual_granule, search_limit);
       if (r != 0) alignment = usual_granule;
     }
-    if (r == 0) r = streams[taker].ranges(where).find(ranges, bytes, alignment);
-    if (r == 0 && taker != neutral) r = streams[neutral].ranges(where).find(ranges, bytes, alignment);
+    if (r == 0) r = streams[taker].ranges(where).find(ranges, bytes, alignment, search_limit);
+    if (r == 0 && taker != neutral)
+      r = streams[neutral].ranges(where).find(ranges, bytes, alignment, search_limit);
     if (r == 0) return 0;
     r = carve(r, align_up(ranges[r].address, alignment), bytes);
     ranges[r].domain = taker;

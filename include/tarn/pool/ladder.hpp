@@ -87,9 +87,12 @@ class ladder {
   [[nodiscard]] void* climb(lock& held, growth_request request, idle_blocks const& idle, Take const& take,
                             Flush const& flush, WaitUses const& wait_uses) {
     void* block = nullptr;
+    stays const place(space.streams[request.taker]);
     budget(request);
     if (ready(take)) return block;
-    if (page_source<Source> && grow_roomy(held, request, idle.threads) && ready(take)) return block;
+    if (page_source<Source> && grow_roomy(held, request, idle.threads, block) &&
+        (block != nullptr || ready(take)))
+      return block;
     stream_ref const stream = space.streams[request.taker].stream;
     bool const flush_early = idle.threads == 1 || idle.bytes * idle_part > counters.reserved;
     if (flush_early) {
@@ -136,10 +139,11 @@ class ladder {
       held.lock();
     }
     if (!captured) finish_all(held);
-    if (ready(take)) return block;
+    if (ready_anywhere(take)) return block;
     request.may_create = 0;
     request.may_exceed = false;
     for (bool const extend : {true, false}) {
+      if (!request.may_remap) break;  // then a growth asks the driver: only once handles have gone back
       request.extend = extend;
       if (growth.grow(space, held, order, request, block) && (block != nullptr || ready(take))) return block;
     }
@@ -165,23 +169,53 @@ class ladder {
     }
   }
 
-  /// Waits on the host for everything that was freed.
+  /// Waits on the host for everything that was freed. Blocks that go home may leave a run empty in the domain of a stream
+  /// that was finished before: hence a second pass.
   void finish_all(lock& held) {
-    for (domain_ref d = 1; d < space.streams.size(); ++d) {
-      if (space.streams[d].has_free()) (void)order.finish(space, held, d);
-      neutralise(d);
+    bool sent_home = true;
+    for (int pass = 0; pass < 2 && sent_home; ++pass) {
+      sent_home = false;
+      for (domain_ref d = 1; d < space.streams.size(); ++d) {
+        if (space.streams[d].has_free() || space.streams[d].gone) (void)order.finish(space, held, d);
+        bool const had_foreign = space.streams[d].foreign_count != 0;
+        neutralise(d);
+        sent_home = sent_home || had_foreign;
+      }
     }
   }
 
  private:
+  /// Keeps a stream's place while the hot lock is let go: blocks of a destroyed stream that come home under the same
+  /// handle make the living one look gone. Begins and ends under the hot lock.
+  class stays {
+   public:
+    explicit stays(stream_domain& domain) noexcept : domain_(domain) { domain_.climbing = true; }
+    stays(stays const&) = delete;
+    stays& operator=(stays const&) = delete;
+    ~stays() { domain_.climbing = false; }
+
+   private:
+    stream_domain& domain_;
+  };
+
   template <class Take>
   [[nodiscard]] bool ready(Take const& take) {
     space.make_room();
     return take();
   }
 
+  /// Looks at every free range, which is O(ranges of the request's size).
+  template <class Take>
+  [[nodiscard]] bool ready_anywhere(Take const& take) {
+    space.make_room();
+    space.search_limit = ~std::size_t{0};
+    bool const taken = take();
+    space.search_limit = range_index::search_limit;
+    return taken;
+  }
+
   /// Rung 0. False where the pool is no longer small, or what it has bounds it.
-  bool grow_roomy(lock& held, growth_request request, std::size_t threads) {
+  bool grow_roomy(lock& held, growth_request request, std::size_t threads, void*& block) {
     std::size_t const limit = smaller_of(roomy_limit * threads, growth.device_bytes() / roomy_part);
     if (counters.reserved >= limit) return false;
     request.may_create = limit - counters.reserved;
@@ -191,9 +225,8 @@ class ladder {
     if (request.where == zone::small)
       request.least_growth =
           larger_of(request.least_growth, align_down(counters.reserved / roomy_step, usual_granule));
-    void* none = nullptr;
     try {
-      return growth.grow(space, held, order, request, none);
+      return growth.grow(space, held, order, request, block);
     } catch (out_of_memory const&) {
       return false;
     }
@@ -206,12 +239,12 @@ class ladder {
     return false;
   }
 
+  /// What a stream never freed is neutral, too: its share of handles that were made for it (marked 0).
   void neutralise(domain_ref d) {
     stream_domain& domain = space.streams[d];
-    if (domain.completed == 0) return;
     if (domain.foreign_count != 0 && domain.foreign_epoch <= domain.completed) space.send_foreign_home(d);
     if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.completed);
-    if (domain.gone && domain.id != 0 && !domain.has_free() && domain.holds_no_run()) space.streams.forget(d);
+    if (domain.is_over()) space.streams.forget(d);
   }
 
   void steal(lock& held, domain_ref taker) {

@@ -18,12 +18,18 @@ enum class mark_result : std::uint8_t {
   gone      ///< the stream was destroyed, or there is no telling: only waiting for the whole device helps
 };
 
+/// True where a destroyed stream's work can be marked like any other's.
+template <class Driver>
+inline constexpr bool marks_all_work = requires(Driver const& driver, event_handle event) {
+  driver.record_all(event);
+};
+
 /// `stream` carries its identity. At most three driver calls.
 template <stream_driver Driver>
 mark_result mark_work(Driver const& driver, event_handle event, stream_ref stream) noexcept {
   bool capturing = true;
   if (!is_default_stream(stream)) {
-    if constexpr (requires { driver.record_all(event); }) {
+    if constexpr (marks_all_work<Driver>) {
       status const s = driver.record_all(event);
       if (s.ok()) return mark_result::marked;
       return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;

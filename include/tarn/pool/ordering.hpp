@@ -39,7 +39,8 @@ class ordering {
       bool const known_gone = domain.gone;
       hot.unlock();
       mark_result result = mark_result::gone;
-      if (!known_gone) {
+      // Waiting for the device would spoil what is captured on any stream; an event is refused then.
+      if (!known_gone || marks_all_work<Driver>) {
         result = ensure_event(domain) ? mark_work(driver_, domain.event, stream) : mark_result::refused;
       }
       hot.lock();

@@ -148,7 +148,7 @@ class page_growth {
       unmap(map_[h].home, map_[h].bytes);
       source_.destroy(map_[h].id, map_[h].bytes);
     }
-    source_.unreserve(reinterpret_cast<void*>(map_.base()), map_.bytes());
+    source_.unreserve(reserved_, map_.bytes() + map_.granularity());
   }
 
  private:
@@ -169,13 +169,14 @@ class page_growth {
     std::size_t available = 0;
     std::size_t total = 0;
     (void)source_.driver().memory_info(available, total);
-    std::size_t const grain = source_.granularity();
+    // Blocks may ask for an alignment up to this: finer pages would put them and their views off it.
+    std::size_t const grain = larger_of(source_.granularity(), usual_granule);
     std::size_t const device = align_up(larger_of(total, 64 * grain), 8 * grain);
     std::size_t bytes = device * reservation_factor;
     void* base = nullptr;
     for (;; bytes /= 2) {
       try {
-        base = source_.reserve(bytes);
+        base = source_.reserve(bytes + grain);
         break;
       } catch (std::exception const&) {
         if (bytes <= 4 * device) {
@@ -185,7 +186,7 @@ class page_growth {
       }
     }
     hot.lock();
-    auto const first = reinterpret_cast<std::uintptr_t>(base);
+    auto const first = align_up(reinterpret_cast<std::uintptr_t>(base), grain);
     try {
       a.ranges.make_room(zone_count + 1);
       a.tenancies.resize(1);
@@ -194,10 +195,11 @@ class page_growth {
       map_.open(first, bytes / 2, bytes, grain);
     } catch (...) {
       hot.unlock();
-      source_.unreserve(base, bytes);
+      source_.unreserve(base, bytes + grain);
       hot.lock();
       throw;
     }
+    reserved_ = base;
     for (std::size_t z = 0; z < zone_count; ++z) add_hole(a, homes_[z], first + bytes / 4 * z, bytes / 4);
     add_hole(a, view_places_, first + bytes / 2, bytes / 2);
   }
@@ -246,16 +248,17 @@ class page_growth {
     std::size_t const grain = map_.granularity();
     std::size_t total = align_up(need, grain);
     if (total < request.least_growth && total <= request.may_create)
-      total = larger_of(total, smaller_of(request.least_growth, align_down(request.may_create, grain)));
+      total = larger_of(total, align_down(smaller_of(request.least_growth, request.may_create), grain));
     range_ref region = 0;
     if (e.range != 0 && a.ranges[a.ranges[e.range].next].bytes >= total) region = a.ranges[e.range].next;
     if (e.range != 0 && region == 0) return create(a, hot, request, extension{}, request.bytes);
     if (e.range == 0) region = homes(request.where).find(a.ranges, total, grain);
     if (region == 0) return false;
+    std::size_t const largest = larger_of(align_down(request.largest_handle, grain), grain);
     sequence<created> made;
-    made.reserve(total / request.largest_handle + 1);
+    made.reserve(total / largest + 1);
     for (std::size_t left = total; left != 0; left -= made.back().bytes)
-      made.push_back(created{0, smaller_of(left, request.largest_handle), false});
+      made.push_back(created{0, smaller_of(left, largest), false});
     map_.make_room(made.size());
     a.ranges.make_room(4);
 
@@ -551,6 +554,7 @@ class page_growth {
   Source source_;
   growth_counters& counters_;
   page_map map_;
+  void* reserved_ = nullptr;       ///< what the source reserved: a granule more than the map covers
   range_index homes_[zone_count];  ///< of each zone, address space with nothing behind it
   range_index view_places_;
   sequence<view> views_;            ///< entry 0 is none

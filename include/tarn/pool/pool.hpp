@@ -84,14 +84,14 @@ class pool {
   /// those of the allocation. Never throws; misuse is told to the misuse handler where it is noticed.
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
-    if (uses_.any() && uses_.hold_back(p, bytes, alignment, stream)) [[unlikely]]
-      return;
     stream_id id = stream.id();
     if (id == stream_ref::unknown_id && !ladder_.order.driver().identify(stream, id).ok()) {
       // The stream was destroyed: nothing can be ordered after it, so everything is waited for.
       (void)ladder_.order.driver().synchronize_device();
       id = detail::neutral_id;
     }
+    if (uses_.any() && hold_back(id, stream, p, bytes, alignment)) [[unlikely]]
+      return;
     deallocate_on(id, stream, p, bytes, alignment);
   }
 
@@ -105,7 +105,7 @@ class pool {
   /// Gives back memory that no stream uses any more; every stream may have it at once.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
-    if (uses_.any() && uses_.hold_back(p, bytes, alignment, {})) [[unlikely]]
+    if (uses_.any() && hold_back(detail::neutral_id, {}, p, bytes, alignment)) [[unlikely]]
       return;
     deallocate_on(detail::neutral_id, {}, p, bytes, alignment);
   }
@@ -160,12 +160,13 @@ class pool {
       s.host_bytes += sizeof(*cache) + cache->host_bytes.load(std::memory_order_relaxed);
     }
     detail::growth_counters const& c = ladder_.counters;
+    s.pending =
+        uses_.waiting_bytes();  // before the hot lock: the driver may be called under that of the uses
     std::lock_guard const hot(ladder_.hot);
     live += uncached_live_bytes_;
     blocks += uncached_live_blocks_;
     s.live = live > 0 ? static_cast<std::size_t>(live) : 0;
     s.live_blocks = blocks > 0 ? static_cast<std::size_t>(blocks) : 0;
-    s.pending = uses_.waiting_bytes();
     s.reserved = c.reserved;
     s.reserved_peak = c.reserved_peak;
     s.cached = c.reserved > s.live ? c.reserved - s.live : 0;
@@ -279,7 +280,7 @@ class pool {
     detail::arena& space = ladder_.space;
     lock held(ladder_.hot);
     if (home != nullptr) return_range(held, id, stream, home, home_bytes);
-    detail::domain_ref const taker = space.streams.get(id, stream);
+    detail::domain_ref taker = space.streams.get(id, stream);
     auto const take = [&] {
       if (in_run) {
         count = space.take_small(taker, k, got, wanted);
@@ -294,6 +295,7 @@ class pool {
       std::lock_guard const cold(ladder_.cold);
       release_waiting(false);
       held.lock();
+      taker = space.streams.get(id, stream);  // its place may have been given away meanwhile
       detail::growth_request request;
       request.taker = taker;
       request.where = where;
@@ -383,6 +385,11 @@ class pool {
         cached = put_in(*cache, *mine, k, p);
       } else if (alignment <= default_alignment && mine->newest_large == p) {
         out[0] = std::exchange(mine->large_block, p);
+        if (out[0] == p) [[unlikely]] {
+          cache->lock.leave();
+          lock const held(ladder_.hot);
+          return notice(detail::release_result::twice, p, block);
+        }
         std::size_t const before = std::exchange(mine->large_bytes, block);
         cache->count_held(block, out[0] != nullptr ? before : 0);
         cache->lock.leave();
@@ -431,19 +438,17 @@ class pool {
   void give_back(stream_id id, stream_ref stream, unsigned k, void* const* blocks,
                  std::uint32_t count) noexcept {
     lock held(ladder_.hot);
-    detail::domain_ref const giver = domain_of(held, id, stream);
+    detail::domain_ref giver = domain_of(held, id, stream);
     for (std::uint32_t i = 0; i < count; ++i) {
       bool const in_run = k < detail::run_class_count;
       auto result = in_run ? ladder_.space.release_small(giver, k, blocks[i])
                            : ladder_.space.release(giver, blocks[i], detail::class_bytes(k));
       if (result == detail::release_result::needs_finish) {
-        held.unlock();
-        if (!ladder_.order.driver().synchronize_stream(stream).ok())
-          (void)ladder_.order.driver().synchronize_device();
-        held.lock();
+        finish(held);
         result = ladder_.space.release_small(detail::neutral, k, blocks[i]);
+        giver = domain_of(held, id, stream);  // its place may have been given away meanwhile
       }
-      if (result != detail::release_result::done) notice(result, blocks[i]);
+      if (result != detail::release_result::done) notice(result, blocks[i], detail::class_bytes(k));
     }
   }
   void give_back_range(stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
@@ -453,21 +458,23 @@ class pool {
   void return_range(lock& held, stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
     auto const result = ladder_.space.release(domain_of(held, id, stream), p, block);
     if (result != detail::release_result::done) [[unlikely]]
-      notice(result, p);
+      notice(result, p, block);
   }
 
-  /// The domain that a free belongs to. Where the host has no memory to make one, the stream is finished
-  /// instead.
+  /// The domain that a free belongs to. Where the host has no memory to make one, its work is waited for instead.
   detail::domain_ref domain_of(lock& held, stream_id id, stream_ref stream) noexcept {
     try {
       return ladder_.space.streams.get(id, stream);
     } catch (...) {
-      held.unlock();
-      if (!ladder_.order.driver().synchronize_stream(stream).ok())
-        (void)ladder_.order.driver().synchronize_device();
-      held.lock();
+      finish(held);
       return detail::neutral;
     }
+  }
+  /// Waits for the device: a stream whose blocks come home late may be destroyed, and its handle must not be asked.
+  void finish(lock& held) noexcept {
+    held.unlock();
+    (void)ladder_.order.driver().synchronize_device();
+    held.lock();
   }
 
   // ---- misuse
@@ -503,8 +510,10 @@ class pool {
     pool& self_;
   };
 
-  /// Notes a misuse for the teller; of very many at once the first are told. The hot lock is held.
-  void notice(detail::release_result what, void const* p) noexcept {
+  /// Notes a misuse for the teller, and that what was counted as freed was not; of very many at once the first are told.
+  /// The hot lock is held.
+  void notice(detail::release_result what, void const* p, std::size_t block) noexcept {
+    count_uncached(static_cast<std::int64_t>(block), 1);
     unsigned const count = noticed_count_.load(std::memory_order_relaxed);
     if (count == most_noticed) return;
     noticed_[count] = {what, p};
@@ -656,14 +665,19 @@ class pool {
     }
   }
 
+  /// True where record_use() holds the block back. The stream is known by its identity from now on: when the block is
+  /// freed it may be destroyed, its handle another's, and the calling thread another.
+  bool hold_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                 std::size_t alignment) noexcept {
+    return uses_.hold_back(p, bytes, alignment, stream_ref::from(stream.handle(), id));
+  }
+
   /// Frees blocks that record_use() held back and whose uses are over. The growth lock is held.
   void release_waiting(bool const wait) noexcept {
     if (!uses_.any_waiting()) return;
     typename detail::recorded_uses<driver_type>::waiting w;
     while (uses_.take_ready(w, wait)) {
-      stream_id id = w.stream.id();
-      if (id == stream_ref::unknown_id && !ladder_.order.driver().identify(w.stream, id).ok())
-        id = detail::neutral_id;
+      stream_id const id = w.stream.id();
       {
         lock const held(ladder_.hot);
         count_uncached(-static_cast<std::int64_t>(detail::rounded_bytes(w.bytes, w.alignment)), -1);

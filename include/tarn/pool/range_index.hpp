@@ -22,7 +22,7 @@ class range_index {
   static constexpr unsigned bins_per_doubling = 16;
   static constexpr unsigned levels = 36;  ///< up to 512 B << 40: beyond any address space
   /// How many ranges of a bin are looked at for the best fit.
-  static constexpr unsigned search_limit = 24;
+  static constexpr std::size_t search_limit = 24;
 
   void insert(range_table& table, range_ref r) noexcept {
     range& node = table[r];
@@ -61,14 +61,16 @@ class range_index {
     --count_;
   }
 
-  /// The smallest range found that holds `bytes` at `alignment`; 0 if none. Ties go to the lower address.
-  [[nodiscard]] range_ref find(range_table const& table, std::size_t bytes,
-                               std::size_t alignment) const noexcept {
+  /// The smallest range found that holds `bytes` at `alignment`; 0 if none. Ties go to the lower address. Of a bin `limit`
+  /// ranges are looked at: one that fits may be missed among more of nearly its size.
+  [[nodiscard]] range_ref find(range_table const& table, std::size_t bytes, std::size_t alignment,
+                               std::size_t limit = search_limit) const noexcept {
     unsigned bin = bin_of(bytes);
     for (; (bin = next_bin(bin)) < bin_count; ++bin) {
-      if (range_ref const best = best_of(table, heads_[bin], bytes, alignment); best != 0) return best;
+      range_ref const best = best_of(table, heads_[bin], bytes, alignment, limit);
+      if (best != 0) return best;
     }
-    return ends_ != 0 ? best_of(table, ends_, bytes, alignment) : 0;
+    return ends_ != 0 ? best_of(table, ends_, bytes, alignment, limit) : 0;
   }
 
   /// Calls f(range_ref) for each range of at least `bytes`, smaller bins first, those before a hole last; f must not
@@ -110,10 +112,10 @@ class range_index {
 
  private:
   /// The smallest of a list's first ranges that holds the request; 0 if none.
-  static range_ref best_of(range_table const& table, range_ref r, std::size_t bytes,
-                           std::size_t alignment) noexcept {
+  static range_ref best_of(range_table const& table, range_ref r, std::size_t bytes, std::size_t alignment,
+                           std::size_t limit) noexcept {
     range_ref best = 0;
-    for (unsigned looked_at = 0; r != 0 && looked_at < search_limit; r = table[r].bin_next, ++looked_at) {
+    for (std::size_t looked_at = 0; r != 0 && looked_at < limit; r = table[r].bin_next, ++looked_at) {
       range const& node = table[r];
       std::size_t const skipped = align_up(node.address, alignment) - node.address;
       if (node.bytes < skipped || node.bytes - skipped < bytes) continue;

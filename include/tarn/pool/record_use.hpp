@@ -125,7 +125,7 @@ class recorded_uses {
 
   void finish(waiting& w) const noexcept {
     for (event_handle const event : w.events) {
-      (void)driver_.synchronize_event(event);
+      if (!driver_.synchronize_event(event).ok()) (void)driver_.synchronize_device();
       (void)driver_.destroy_event(event);
     }
     w.events.clear();

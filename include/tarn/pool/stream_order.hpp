@@ -41,6 +41,7 @@ inline constexpr stream_id neutral_id = ~stream_id{0};
 struct stream_domain {
   stream_id id = 0;
   stream_ref stream;
+  bool climbing = false;        ///< its stream asks for memory at this moment, see ladder
   bool gone = false;            ///< its stream was destroyed; nothing may be recorded on it
   std::uint64_t epoch = 1;      ///< what memory freed now is marked with
   std::uint64_t freed = 0;      ///< newest mark on memory that is free or stale here
@@ -68,6 +69,11 @@ struct stream_domain {
     }
     return true;
   }
+  /// True where its stream was destroyed and nothing is left of it. Work that is not known to be done counts: views may be
+  /// marked with it, and the next stream in its place would vouch for it.
+  [[nodiscard]] bool is_over() const noexcept {
+    return gone && !climbing && id != 0 && freed <= completed && !has_free() && holds_no_run();
+  }
   /// Notes a free and returns its mark.
   std::uint64_t mark() noexcept { return freed = epoch; }
 };
@@ -80,8 +86,9 @@ class stream_table {
     domains_[neutral]->id = neutral_id;
   }
 
-  /// The domain of a stream, made on first use. A handle that comes back under another identity tells that
-  /// its former stream was destroyed. @throws std::bad_alloc, nothing has changed
+  /// The domain of a stream, made on first use. A handle that comes back under a higher identity (they are counted up)
+  /// tells that its former stream was destroyed; a thread may still bring home what it cached of that one.
+  /// @throws std::bad_alloc, nothing has changed
   [[nodiscard]] TARN_ALWAYS_INLINE domain_ref get(stream_id id, stream_ref stream) {
     domain_ref& recent = recent_[id % recent_count];
     if (domains_[recent]->id != id) [[unlikely]]
@@ -114,12 +121,15 @@ class stream_table {
   TARN_NOINLINE domain_ref get_other(stream_id id, stream_ref stream) {
     if (domain_ref const known = find(id); known != neutral || id == neutral_id) return known;
     domain_ref place = 0;
+    bool over = false;
     for (domain_ref d = 1; d < domains_.size(); ++d) {
-      bool const same_handle = domains_[d]->id != 0 && domains_[d]->stream.handle() == stream.handle();
-      if (same_handle && !is_default_stream(stream)) domains_[d]->gone = true;
-      if (domains_[d]->id == 0) place = d;
+      stream_domain& other = *domains_[d];
+      bool const same_handle = other.id != 0 && other.stream.handle() == stream.handle();
+      if (same_handle && !is_default_stream(stream)) (other.id < id ? other.gone : over) = true;
+      if (other.id == 0 || other.is_over()) place = d;
     }
     by_id_.make_room(1);
+    if (place != 0 && domains_[place]->id != 0) forget(place);
     if (place == 0) {
       if (domains_.size() == max_domains) throw std::bad_alloc();
       domains_.reserve(domains_.size() + 1);
@@ -129,7 +139,7 @@ class stream_table {
     by_id_.insert(id, place);
     domains_[place]->id = id;
     domains_[place]->stream = stream_ref::from(stream.handle(), id);
-    domains_[place]->gone = false;
+    domains_[place]->gone = over;
     return place;
   }
 

@@ -93,7 +93,7 @@ struct alignas(cache_line_bytes) thread_cache {
 /// Ties a pool to the threads that cache for it. Outlives both: each side leaves under the mutex.
 struct pool_link {
   std::mutex mutex;
-  void* pool = nullptr;  ///< null once the pool is gone
+  std::atomic<void*> pool{nullptr};  ///< null once the pool is gone; changed under the mutex
   void (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
 };
 
@@ -141,10 +141,9 @@ class thread_exit {
   void add(counted<pool_link> const& link, thread_cache* cache) {
     for (std::size_t i = entries_.size(); i-- > 0;) {
       pool_link* const known = entries_[i].link.get();
-      {
-        std::lock_guard const guard(known->mutex);
-        if (known->pool != nullptr) continue;
-      }
+      // Not under its mutex: an ending thread holds that while it takes the pool's growth lock, and this thread may hold
+      // the growth lock of a pool over pools.
+      if (known->pool.load(std::memory_order_acquire) != nullptr) continue;
       // The slot must forget the address before the link's memory can be used again.
       local_cache& slot = local_caches[local_cache_slot(known)];
       if (slot.link == known) slot = {};
