@@ -4634,8 +4634,8 @@ struct view {
   std::size_t last_bytes = 0;
 };
 
-/// How many views are kept before the least recently used idle ones are unmapped. The recorded traces need at most
-/// 150; each costs 100 bytes of host memory and 24 a handle.
+/// How many views are kept before the least recently used idle ones are unmapped; beyond twice as many the host waits for
+/// the work in them. The recorded traces need at most 150; each costs 100 bytes of host memory and 24 a handle.
 inline constexpr std::size_t most_views = 512;
 
 /// How many views are looked into for one request, the most recent ones first where they were used for another size.
@@ -4725,6 +4725,13 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
   piece head;
   piece tail;
   if (rest != 0) {
+    auto const most_but_of = [](sequence<piece> const& from, handle_ref h) {
+      piece most;
+      for (piece const& p : from) {
+        if (p.handle != h && p.bytes > most.bytes) most = p;
+      }
+      return most;
+    };
     auto const consider = [&](sequence<piece> const& from, piece& best, piece& most) {
       for (piece const& p : from) {
         if (p.bytes >= rest && (best.bytes == 0 || p.bytes < best.bytes)) best = p;
@@ -4733,6 +4740,17 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
     };
     consider(ends, end_best, end_most);
     consider(starts, start_best, start_most);
+    piece const end_alone = end_most;
+    // A handle is seen once: of one that is free at both ends the next best stands in for one of them.
+    if (end_most.bytes != 0 && end_most.handle == start_most.handle) {
+      piece const end_next = most_but_of(ends, start_most.handle);
+      piece const start_next = most_but_of(starts, end_most.handle);
+      if (end_next.bytes + start_most.bytes > end_most.bytes + start_next.bytes) {
+        end_most = end_next;
+      } else {
+        start_most = start_next;
+      }
+    }
     bool const by_end = end_best.bytes != 0 && (start_best.bytes == 0 || end_best.bytes <= start_best.bytes);
     piece const& best = by_end ? end_best : start_best;
     // Smallest above may have been taken as the rest shrank only if it fitted; it did not, so it is free.
@@ -4741,12 +4759,12 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
       (by_end ? head : tail) = best;
     } else if (whole_does) {
       tail = smallest_above;
-    } else if (end_most.bytes + start_most.bytes >= rest && end_most.handle != start_most.handle) {
+    } else if (end_most.bytes + start_most.bytes >= rest) {
       head = end_most;
       tail = start_most;
     } else {
-      head = end_most;
-      c.lack = rest - end_most.bytes;
+      head = end_alone;
+      c.lack = rest - end_alone.bytes;
       return c;
     }
     if (head.bytes != 0) {
@@ -5198,7 +5216,9 @@ class page_growth {
     for (piece const& p : c.pieces) bytes += map_[p.handle].bytes;
     range_ref region = view_places_.find(a.ranges, bytes, map_.granularity());
     if (region == 0 || views_in_use_ >= most_views) {
-      std::size_t const dropped = drop_views(a, hot, order, request.taker, region == 0);
+      bool const wait = region == 0 || views_in_use_ >= 2 * most_views;
+      std::size_t const kept = region == 0 ? 0 : by_use_.size() / 2;
+      std::size_t const dropped = drop_views(a, hot, order, request.taker, wait, kept);
       if (dropped != 0 || region == 0) return nullptr;
     }
     std::uint32_t const i = unused_view(a);
@@ -5273,24 +5293,28 @@ class page_growth {
     return reinterpret_cast<void*>(v.address + offset);
   }
 
-  /// Unmaps views that nobody is in and whose last work is done: the less recently used half, or all where the host
-  /// is to wait for that work. Returns how many.
-  std::size_t drop_views(arena& a, lock& hot, ordering<driver_type>& order, domain_ref taker,
-                         bool const all) {
-    if (all) {
-      stream_ref const stream = a.streams[taker].stream;
-      hot.unlock();
-      bool const captured = taker != neutral && order.is_capturing(stream);
-      hot.lock();
-      for (domain_ref d = 1; d < a.streams.size() && !captured; ++d) (void)order.finish(a, hot, d);
+  /// Unmaps views that nobody is in and whose last work is done, or waited for: all but those used last. Returns how
+  /// many.
+  std::size_t drop_views(arena& a, lock& hot, ordering<driver_type>& order, domain_ref taker, bool const wait,
+                         std::size_t kept) {
+    stream_ref const stream = a.streams[taker].stream;
+    hot.unlock();
+    bool const captured = taker != neutral && order.is_capturing(stream);
+    hot.lock();
+    for (domain_ref d = 1; d < a.streams.size() && !captured; ++d) {
+      if (wait) {
+        (void)order.finish(a, hot, d);
+      } else {
+        (void)order.settle(a, hot, d);
+      }
     }
+    bool const all_done = everything_done(a);
     std::size_t dropped = 0;
-    std::size_t const kept = all ? 0 : by_use_.size() / 2;
     for (std::size_t at = by_use_.size(); at-- > kept;) {
       std::uint32_t const i = by_use_[at];
       tenancy const& t = a.tenancies[i];
       bool const done = t.domain == neutral || t.epoch <= a.streams[t.domain].completed;
-      if (t.blocks != 0 || ((t.several || !done) && !(all && everything_done(a)))) continue;
+      if (t.blocks != 0 || ((t.several || !done) && !all_done)) continue;
       drop_view(a, hot, at);
       ++dropped;
     }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "catch.hpp"
@@ -102,6 +103,57 @@ TEST_CASE("giving handles back leaves the views of living blocks intact", "[pool
   memory.empty_cache();
   CHECK(memory->state().reserved == 0);
   CHECK(m.machine.usage(device_id{0}).used == 0);
+}
+
+TEST_CASE("a handle that is free at both ends lends one of them", "[pool][view]") {
+  backed_machine m;
+  auto memory = sim_pages{m.driver} | limited{48_MiB} | pooled{.largest_handle = 16_MiB};
+  void* handles[3];
+  for (void*& p : handles) p = memory.allocate(m.stream, 16_MiB);
+  for (void* const p : handles) memory.deallocate(m.stream, p, 16_MiB);
+  // | free 6  live 4  free 6 | live 16 | free 5  live 11 |
+  constexpr std::size_t sizes[] = {6_MiB, 4_MiB, 6_MiB, 16_MiB, 5_MiB, 11_MiB};
+  void* blocks[6];
+  for (std::size_t i = 0; i < 6; ++i) blocks[i] = memory.allocate(m.stream, sizes[i]);
+  for (std::size_t const i : {0u, 2u, 4u}) memory.deallocate(m.stream, blocks[i], sizes[i]);
+  void* const p = memory.allocate(m.stream, 11_MiB);  // the end of the first handle, the start of the third
+  CHECK(memory->state().reserved == 48_MiB);
+  memory.deallocate(m.stream, p, 11_MiB);
+  for (std::size_t const i : {1u, 3u, 5u}) memory.deallocate(m.stream, blocks[i], sizes[i]);
+}
+
+TEST_CASE("old views are unmapped, where several streams used them, too", "[pool][view]") {
+  backed_machine m;
+  stream_ref streams[2] = {m.stream, {}};
+  REQUIRE(m.driver.create_stream(streams[1]).ok());
+  {
+    auto memory = sim_pages{m.driver} | limited{512_MiB} | pooled{};
+    std::vector<std::pair<void*, std::size_t>> live;
+    std::size_t bytes_live = 0;
+    std::mt19937_64 random(1);
+    auto const let_go = [&](std::size_t i) {
+      memory.deallocate(streams[random() % 2], live[i].first, live[i].second);
+      bytes_live -= live[i].second;
+      live[i] = live.back();
+      live.pop_back();
+    };
+    for (int step = 0; step < 100'000; ++step) {
+      if (!live.empty() && (bytes_live > 400_MiB || random() % 5 < 2)) {
+        let_go(random() % live.size());
+        continue;
+      }
+      std::size_t const bytes = 1_MiB + random() % 40_MiB;
+      try {
+        live.emplace_back(memory.allocate(streams[random() % 2], bytes), bytes);
+        bytes_live += bytes;
+      } catch (out_of_memory const&) {
+      }
+    }
+    pool_state const state = memory->state();
+    CHECK(state.maps - state.unmaps < 2000);  // 512 views of two or three handles
+    while (!live.empty()) let_go(live.size() - 1);
+  }
+  (void)m.driver.destroy_stream(streams[1]);
 }
 
 TEST_CASE("bytes survive a random program that is always short of memory", "[pool][view][random]") {

@@ -96,6 +96,13 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
   piece head;
   piece tail;
   if (rest != 0) {
+    auto const most_but_of = [](sequence<piece> const& from, handle_ref h) {
+      piece most;
+      for (piece const& p : from) {
+        if (p.handle != h && p.bytes > most.bytes) most = p;
+      }
+      return most;
+    };
     auto const consider = [&](sequence<piece> const& from, piece& best, piece& most) {
       for (piece const& p : from) {
         if (p.bytes >= rest && (best.bytes == 0 || p.bytes < best.bytes)) best = p;
@@ -104,6 +111,17 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
     };
     consider(ends, end_best, end_most);
     consider(starts, start_best, start_most);
+    piece const end_alone = end_most;
+    // A handle is seen once: of one that is free at both ends the next best stands in for one of them.
+    if (end_most.bytes != 0 && end_most.handle == start_most.handle) {
+      piece const end_next = most_but_of(ends, start_most.handle);
+      piece const start_next = most_but_of(starts, end_most.handle);
+      if (end_next.bytes + start_most.bytes > end_most.bytes + start_next.bytes) {
+        end_most = end_next;
+      } else {
+        start_most = start_next;
+      }
+    }
     bool const by_end = end_best.bytes != 0 && (start_best.bytes == 0 || end_best.bytes <= start_best.bytes);
     piece const& best = by_end ? end_best : start_best;
     // Smallest above may have been taken as the rest shrank only if it fitted; it did not, so it is free.
@@ -112,12 +130,12 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
       (by_end ? head : tail) = best;
     } else if (whole_does) {
       tail = smallest_above;
-    } else if (end_most.bytes + start_most.bytes >= rest && end_most.handle != start_most.handle) {
+    } else if (end_most.bytes + start_most.bytes >= rest) {
       head = end_most;
       tail = start_most;
     } else {
-      head = end_most;
-      c.lack = rest - end_most.bytes;
+      head = end_alone;
+      c.lack = rest - end_alone.bytes;
       return c;
     }
     if (head.bytes != 0) {

@@ -377,7 +377,9 @@ class page_growth {
     for (piece const& p : c.pieces) bytes += map_[p.handle].bytes;
     range_ref region = view_places_.find(a.ranges, bytes, map_.granularity());
     if (region == 0 || views_in_use_ >= most_views) {
-      std::size_t const dropped = drop_views(a, hot, order, request.taker, region == 0);
+      bool const wait = region == 0 || views_in_use_ >= 2 * most_views;
+      std::size_t const kept = region == 0 ? 0 : by_use_.size() / 2;
+      std::size_t const dropped = drop_views(a, hot, order, request.taker, wait, kept);
       if (dropped != 0 || region == 0) return nullptr;
     }
     std::uint32_t const i = unused_view(a);
@@ -452,24 +454,28 @@ class page_growth {
     return reinterpret_cast<void*>(v.address + offset);
   }
 
-  /// Unmaps views that nobody is in and whose last work is done: the less recently used half, or all where the host
-  /// is to wait for that work. Returns how many.
-  std::size_t drop_views(arena& a, lock& hot, ordering<driver_type>& order, domain_ref taker,
-                         bool const all) {
-    if (all) {
-      stream_ref const stream = a.streams[taker].stream;
-      hot.unlock();
-      bool const captured = taker != neutral && order.is_capturing(stream);
-      hot.lock();
-      for (domain_ref d = 1; d < a.streams.size() && !captured; ++d) (void)order.finish(a, hot, d);
+  /// Unmaps views that nobody is in and whose last work is done, or waited for: all but those used last. Returns how
+  /// many.
+  std::size_t drop_views(arena& a, lock& hot, ordering<driver_type>& order, domain_ref taker, bool const wait,
+                         std::size_t kept) {
+    stream_ref const stream = a.streams[taker].stream;
+    hot.unlock();
+    bool const captured = taker != neutral && order.is_capturing(stream);
+    hot.lock();
+    for (domain_ref d = 1; d < a.streams.size() && !captured; ++d) {
+      if (wait) {
+        (void)order.finish(a, hot, d);
+      } else {
+        (void)order.settle(a, hot, d);
+      }
     }
+    bool const all_done = everything_done(a);
     std::size_t dropped = 0;
-    std::size_t const kept = all ? 0 : by_use_.size() / 2;
     for (std::size_t at = by_use_.size(); at-- > kept;) {
       std::uint32_t const i = by_use_[at];
       tenancy const& t = a.tenancies[i];
       bool const done = t.domain == neutral || t.epoch <= a.streams[t.domain].completed;
-      if (t.blocks != 0 || ((t.several || !done) && !(all && everything_done(a)))) continue;
+      if (t.blocks != 0 || ((t.several || !done) && !all_done)) continue;
       drop_view(a, hot, at);
       ++dropped;
     }

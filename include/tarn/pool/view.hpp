@@ -35,8 +35,8 @@ struct view {
   std::size_t last_bytes = 0;
 };
 
-/// How many views are kept before the least recently used idle ones are unmapped. The recorded traces need at most
-/// 150; each costs 100 bytes of host memory and 24 a handle.
+/// How many views are kept before the least recently used idle ones are unmapped; beyond twice as many the host waits for
+/// the work in them. The recorded traces need at most 150; each costs 100 bytes of host memory and 24 a handle.
 inline constexpr std::size_t most_views = 512;
 
 /// How many views are looked into for one request, the most recent ones first where they were used for another size.
