@@ -8,7 +8,6 @@
 #   bench/gpu.sh             on the GPU machine, with .gpu-deps/ in the repository root: runs all stages
 #   bench/gpu.sh STAGE...    runs only these; a first word of a name means all that begin with it (replay, hot_paths).
 #                            Stages after build need a build that is there
-#   bench/gpu.sh --sanitize  also runs the CUDA tests under compute-sanitizer
 #
 #   configure  build  replay_tarn  replay_torch  replay_torch_expandable  replay_rmm  hot_paths_cuda  hot_paths_host
 #   hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  tests  sanitize  examples  summary
@@ -159,7 +158,9 @@ run_tests() {
 
 run_sanitize() {
   command -v compute-sanitizer >/dev/null || { say "compute-sanitizer is not installed"; return 77; }
-  compute-sanitizer --tool memcheck --error-exitcode 9 "$build/tests/tarn_cuda_tests" '[cuda]'
+  # Not the refusals: the tests provoke them.
+  compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$build/tests/tarn_cuda_tests" '[cuda]' \
+    >"$results/sanitize.log" 2>&1
 }
 
 run_examples() {
@@ -267,10 +268,8 @@ if [ "${1:-}" = prepare ]; then
   exit
 fi
 
-sanitize=0
 for argument in "$@"; do
   case $argument in
-    --sanitize) sanitize=1 ;;
     -*) say "unknown option $argument" >&2; exit 2 ;;
     *) wanted+=("$argument") ;;
   esac
@@ -296,10 +295,10 @@ stage hot_paths_torch 40 run_hot_paths_torch
 stage hot_paths_torch_expandable 40 run_hot_paths_torch_expandable
 stage hot_paths_host 80 run_hot_paths_host
 stage tests 90 run_tests
+stage sanitize 60 run_sanitize
 stage examples 30 run_examples
 stage replay_rmm 60 run_replay_rmm
 stage hot_paths_rmm 120 run_hot_paths_rmm
-if [ $sanitize -eq 1 ] || [[ " ${wanted[*]:-} " == *" sanitize "* ]]; then stage sanitize 180 run_sanitize; fi
 total=$((total + 25))
 stage summary 25 run_summary
 
