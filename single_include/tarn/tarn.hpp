@@ -8803,6 +8803,7 @@ class device_buffer {
   requires std::is_same_v<typename Other::driver_type, typename Resource::driver_type>
   void copy_from(device_buffer<T, Other> const& other) {
     auto const& theirs = other.resource().driver();
+    if (sent_by_other_device(other)) return;
     if (size_ != 0 && other.size() != 0) detail::order_streams(driver(), stream_, theirs, other.stream());
     if (!copied_between_devices(other)) copy_from(other.span());
     if (size_ == 0) return;
@@ -8871,6 +8872,24 @@ class device_buffer {
       if (theirs == driver().device() || other.size() != size_) return false;
       status const s = driver().copy_from_device(stream_, data_, theirs, other.data(), bytes());
       if (!s.ok()) throw cuda_error(s, driver().device().value);
+      return true;
+    }
+    return false;
+  }
+  /// True where the other memory can be read by its own device alone, which is another, and that one has made the copy.
+  template <class Other>
+  bool sent_by_other_device(device_buffer<T, Other> const& other) {
+    if constexpr (has_property<Resource, host_accessible> && !has_property<Other, host_accessible>) {
+      auto const& theirs = other.resource().driver();
+      if (size_ == 0 || other.size() != size_ || theirs.device() == driver().device()) return false;
+      detail::order_streams(theirs, other.stream(), driver(), stream_);
+      tarn::copy(theirs, other.span(), span(), other.stream());
+      try {
+        detail::order_streams(driver(), stream_, theirs, other.stream());
+      } catch (...) {
+        (void)theirs.synchronize_stream(other.stream());  // this buffer's next user may not be told to wait
+        throw;
+      }
       return true;
     }
     return false;

@@ -342,6 +342,14 @@ TEST_CASE("a copy between devices is ordered on both", "[raii][device_buffer][st
   from.zero();
   CHECK(contents(to) == std::vector<int>(100, 0x04040404));
   CHECK(machine.findings().empty());
+  // Pages can be read by their own device alone, so it is that one which copies them to the host's memory.
+  auto host = make_device_buffer<int>(sim_pinned_host{one}, 100, b);
+  from.fill(std::byte{5});
+  host.copy_from(from);
+  from.zero();
+  CHECK(contents(host) == std::vector<int>(100, 0x05050505));
+  CHECK_FALSE(one.copy(b, host.data(), from.data(), 400).ok());
+  CHECK(machine.findings().empty());
   // The default streams of two devices share a handle, but are two.
   auto left = make_device_buffer<int>(sim_malloc{zero}, counted(10), stream_ref{});
   auto right = make_device_buffer<int>(sim_malloc{one}, 10, stream_ref{});

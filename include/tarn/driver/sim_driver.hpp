@@ -120,30 +120,12 @@ class sim_driver {
   /// Copies when the stream gets there. As in CUDA, a copy from or to pageable host memory (any that the
   /// machine does not know) is over when the call returns.
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
-    return on_stream(driver_call::copy, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
-      if (bytes == 0) return code::ok;
-      if (to == nullptr || from == nullptr) return code::invalid_value;
-      auto work = std::make_shared<detail::sim_transfer_work>();
-      work->to = to;
-      work->from = from;
-      work->bytes = bytes;
-      bool const pageable_to = !m.memory.knows(to);
-      bool const pageable_from = !m.memory.knows(from);
-      if (!pageable_from) work->touched.push_back(sim_reads(from, bytes));
-      if (!pageable_to) work->touched.push_back(sim_writes(to, bytes));
-      bool const pageable = pageable_to || pageable_from;
-      double const rate = pageable                                               ? costs().pageable_rate
-                          : m.memory.is_on_host(to) || m.memory.is_on_host(from) ? costs().pinned_rate
-                                                                                 : costs().on_device_rate;
-      code const outcome = transfer(m, s, std::move(work), detail::sim_transfer(bytes, rate));
-      if (outcome != code::ok || !pageable || s.capture) return outcome;
-      return synchronized(m, m.streams.synchronize(s));
-    });
+    return copy(stream, to, device_, from, bytes);
   }
-  /// The same from another device's memory, named as cuda_driver wants it.
-  status copy_from_device(stream_ref stream, void* to, device_id, void const* from,
+  /// The same from another device's memory, which need not be reachable from this one.
+  status copy_from_device(stream_ref stream, void* to, device_id other, void const* from,
                           std::size_t bytes) const noexcept {
-    return copy(stream, to, from, bytes);
+    return copy(stream, to, other, from, bytes);
   }
   status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
     return on_stream(driver_call::fill, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
@@ -277,6 +259,30 @@ class sim_driver {
   }
 
  private:
+  status copy(stream_ref stream, void* to, device_id from_device, void const* from,
+              std::size_t bytes) const noexcept {
+    return on_stream(driver_call::copy, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
+      if (bytes == 0) return code::ok;
+      if (to == nullptr || from == nullptr) return code::invalid_value;
+      if (!m.memory.is_reachable(to, device_.value)) return code::invalid_value;
+      if (!m.memory.is_reachable(from, from_device.value)) return code::invalid_value;
+      auto work = std::make_shared<detail::sim_transfer_work>();
+      work->to = to;
+      work->from = from;
+      work->bytes = bytes;
+      bool const pageable_to = !m.memory.knows(to);
+      bool const pageable_from = !m.memory.knows(from);
+      if (!pageable_from) work->touched.push_back(sim_reads(from, bytes));
+      if (!pageable_to) work->touched.push_back(sim_writes(to, bytes));
+      bool const pageable = pageable_to || pageable_from;
+      double const rate = pageable                                               ? costs().pageable_rate
+                          : m.memory.is_on_host(to) || m.memory.is_on_host(from) ? costs().pinned_rate
+                                                                                 : costs().on_device_rate;
+      code const outcome = transfer(m, s, std::move(work), detail::sim_transfer(bytes, rate));
+      if (outcome != code::ok || !pageable || s.capture) return outcome;
+      return synchronized(m, m.streams.synchronize(s));
+    });
+  }
   static device_id& current() noexcept {
     static thread_local device_id device;
     return device;

@@ -251,6 +251,14 @@ class sim_memory {
     auto const it = block_of(address(p));
     return it != blocks_.end() && on_host(it->second.kind);
   }
+  /// True where work of `device` may touch the memory at `p`: pages are mapped for their own device alone.
+  [[nodiscard]] bool is_reachable(void const* p, int device) const noexcept {
+    auto it = maps_.upper_bound(address(p));
+    if (it == maps_.begin()) return true;
+    --it;
+    if (address(p) - it->first >= it->second.bytes) return true;
+    return physical_.find(it->second.handle)->second.device == device;
+  }
   /// Bytes behind a page handle; 0 if there is none.
   [[nodiscard]] std::size_t page_bytes_of(page_handle handle) const noexcept {
     auto const it = physical_.find(handle);
