@@ -153,14 +153,15 @@ run_build() {
 
 run_tests() {
   [ -x "$build/tests/tarn_cuda_tests" ] || { say "tarn_cuda_tests was not built"; return 1; }
-  "$build/tests/tarn_cuda_tests" --durations yes >"$results/cuda_tests.log" 2>&1
+  { cat "$results/environment.txt" && "$build/tests/tarn_cuda_tests" --durations yes; } >"$results/cuda_tests.log" 2>&1
 }
 
 run_sanitize() {
   command -v compute-sanitizer >/dev/null || { say "compute-sanitizer is not installed"; return 77; }
   # Not the refusals: the tests provoke them.
   compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$build/tests/tarn_cuda_tests" '[cuda]' \
-    >"$results/sanitize.log" 2>&1
+    >"$results/sanitize.log" 2>&1 || return
+  sed -i "1r $results/environment.txt" "$results/sanitize.log"
 }
 
 run_examples() {
