@@ -153,7 +153,13 @@ run_build() {
 
 run_tests() {
   [ -x "$build/tests/tarn_cuda_tests" ] || { say "tarn_cuda_tests was not built"; return 1; }
-  { cat "$results/environment.txt" && "$build/tests/tarn_cuda_tests" --durations yes; } >"$results/cuda_tests.log" 2>&1
+  local log=$results/cuda_tests.log status
+  [ "$(nvidia-smi -L | wc -l)" -lt 2 ] || log=$results/cuda_tests_two_devices.log
+  cp "$results/environment.txt" "$log"
+  "$build/tests/tarn_cuda_tests" --durations yes >>"$log" 2>&1
+  status=$?
+  sed -i "s|$root/||g" "$log"
+  return $status
 }
 
 run_sanitize() {
@@ -161,7 +167,7 @@ run_sanitize() {
   # Not the refusals: the tests provoke them.
   compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$build/tests/tarn_cuda_tests" '[cuda]' \
     >"$results/sanitize.log" 2>&1 || return
-  sed -i "1r $results/environment.txt" "$results/sanitize.log"
+  sed -i -e "s|$root/||g" -e "1r $results/environment.txt" "$results/sanitize.log"
 }
 
 run_examples() {
