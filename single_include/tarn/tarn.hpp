@@ -4215,6 +4215,12 @@ struct stat {
     current -= amount;
     freed += amount;
   }
+  /// Many changes at once, which have not passed the peak; `came` is the sum of the increases.
+  constexpr void add(std::int64_t change, std::int64_t came) noexcept {
+    current += change;
+    allocated += came;
+    freed += came - change;
+  }
   constexpr void reset_peak() noexcept { peak = current; }
   constexpr void reset_totals() noexcept { allocated = freed = 0; }
 };
@@ -7121,14 +7127,48 @@ class pooled_layer : public pool<Upstream> {
 }  // namespace tarn
 // ---- tarn/policy/tracked.hpp
 // tracked: exact numbers of what was handed out, as PyTorch defines them, and high-water scopes that do not
-// disturb each other. Above it: peak_scope, report. Below it: counter, compose.
+// disturb each other. Above it: peak_scope, report. Below it: tracked_numbers, compose.
 
-#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
+
+// ---- tarn/policy/block_bytes.hpp
+// How many bytes a request really occupies: what the nearest pool below rounds it to, else the request
+// itself. Above it: limited, tracked. Below it: core/shared.
+
+#include <cstddef>
+
+namespace tarn::detail {
+
+template <class Upstream>
+[[nodiscard]] std::size_t block_bytes_of(Upstream& upstream, std::size_t bytes,
+                                         std::size_t alignment) noexcept {
+  auto const ask = [&](auto& layer) -> decltype(layer.block_bytes(bytes, alignment)) {
+    return layer.block_bytes(bytes, alignment);
+  };
+  if constexpr (reachable<Upstream, decltype(ask)>) {
+    return nearest(upstream, ask);
+  } else {
+    return bytes;
+  }
+}
+
+}  // namespace tarn::detail
+// ---- tarn/policy/tracked_numbers.hpp
+// The numbers of `tracked`: current, peak and totals of one order of all threads' calls, and high-water marks. One thread
+// counts under a lock that it finds free. Where several come at once, who holds the lock counts for who waits
+// (combining_lock), and then each gets a share of the room below the peaks, to count in by itself (tracked_share).
+// Above it: tracked. Below it: tracked_share, combining_lock, counter.
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <new>
 
 // ---- tarn/core/combining_lock.hpp
 // A lock around small updates. Who finds it taken writes down what to do; who holds it does that too, before it leaves:
@@ -7151,15 +7191,16 @@ class combining_lock {
   combining_lock& operator=(combining_lock const&) = delete;
 
   /// Applies `update`, here or on the thread that holds the lock, one at a time, in an order that every thread's own calls
-  /// keep. Uncontended: one exchange.
+  /// keep. Uncontended: one exchange. True where the lock was taken at first.
   template <class Apply>
-  TARN_ALWAYS_INLINE void run(Update const& update, Apply const& apply) noexcept {
+  TARN_ALWAYS_INLINE bool run(Update const& update, Apply const& apply) noexcept {
     if (!taken_.exchange(true, std::memory_order_acquire)) [[likely]] {
       apply(update);
       leave(apply);
-      return;
+      return false;
     }
     wait(update, apply);
+    return true;
   }
 
   /// Plain locking, for what is no update.
@@ -7244,43 +7285,108 @@ class combining_lock {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/policy/block_bytes.hpp
-// How many bytes a request really occupies: what the nearest pool below rounds it to, else the request
-// itself. Above it: limited, tracked. Below it: core/shared.
+// ---- tarn/policy/tracked_share.hpp
+// What one thread may count by itself. Where several threads call at once, each is given a share of the room that is left
+// below the peaks. While it stays within its share no peak can change, whatever the others do within theirs, so nobody
+// needs to know of it until somebody asks: every number stays exact. (Shares of what is left below a limit: O'Neil, "The
+// escrow transactional method", TODS 1986.) Above it: tracked_numbers. Below it: counter, wait.
 
+#include <array>
+#include <atomic>
 #include <cstddef>
-
-namespace tarn::detail {
-
-template <class Upstream>
-[[nodiscard]] std::size_t block_bytes_of(Upstream& upstream, std::size_t bytes,
-                                         std::size_t alignment) noexcept {
-  auto const ask = [&](auto& layer) -> decltype(layer.block_bytes(bytes, alignment)) {
-    return layer.block_bytes(bytes, alignment);
-  };
-  if constexpr (reachable<Upstream, decltype(ask)>) {
-    return nearest(upstream, ask);
-  } else {
-    return bytes;
-  }
-}
-
-}  // namespace tarn::detail
+#include <cstdint>
 
 namespace tarn {
 
-template <class Upstream>
-class tracked_layer;
-
-/// Counts allocations, allocated (rounded) and requested bytes, for all blocks and apart for small and large
-/// ones.
-struct tracked {
-  template <class Upstream>
-  using layer = tracked_layer<Upstream>;
-};
-
 /// PyTorch's three groups; a block is small up to 1 MiB.
 enum class block_group : std::uint8_t { all, small, large };
+
+namespace detail {
+
+/// What one call changes.
+struct tracked_update {
+  std::int64_t rounded = 0;  ///< bytes; negative for a free
+  std::int64_t requested = 0;
+  void const* thread = nullptr;
+  block_group group = block_group::all;
+
+  /// Blocks, rounded bytes, requested bytes.
+  [[nodiscard]] std::array<std::int64_t, 3> by_kind() const noexcept {
+    return {rounded > 0 ? 1 : -1, rounded, requested};
+  }
+};
+
+/// One amount for each kind (blocks, rounded, requested bytes) and group.
+using tracked_amounts = std::array<std::array<std::int64_t, 3>, 3>;
+
+class alignas(cache_line_bytes) tracked_share {
+ public:
+  /// Counts a call here. False: there is no share now, or not enough of it; it is to be counted by all.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool count(tracked_update const& u) noexcept {
+    if (taken_.exchange(true, std::memory_order_acquire)) return false;
+    bool const done = is_open_ && (u.rounded < 0 || has_room(u));
+    if (done) {
+      auto const change = u.by_kind();
+      auto const g = static_cast<std::size_t>(u.group);
+      for (std::size_t k = 0; k < 3; ++k) {
+        room_[k][0] -= change[k];
+        room_[k][g] -= change[k];
+        if (u.rounded > 0) came_[k][g] += change[k];
+      }
+      ++calls_;
+    }
+    taken_.store(false, std::memory_order_release);
+    return done;
+  }
+
+  /// Gives this share's thread room for itself.
+  void open(tracked_amounts const& room) noexcept {
+    lock();
+    given_ = room_ = room;
+    is_open_ = true;
+    unlock();
+  }
+  /// Takes the room back and tells what was counted: f(kind, group, change, came) for each. Returns the number of calls.
+  template <class F>
+  std::uint64_t close(F const& f) noexcept {
+    lock();
+    is_open_ = false;
+    for (std::size_t k = 0; k < 3; ++k) {
+      came_[k][0] = came_[k][1] + came_[k][2];
+      for (std::size_t g = 0; g < 3; ++g) f(k, g, given_[k][g] - room_[k][g], came_[k][g]);
+    }
+    came_ = {};
+    std::uint64_t const calls = calls_;
+    calls_ = 0;
+    unlock();
+    return calls;
+  }
+
+ private:
+  [[nodiscard]] TARN_ALWAYS_INLINE bool has_room(tracked_update const& u) const noexcept {
+    auto const change = u.by_kind();
+    auto const g = static_cast<std::size_t>(u.group);
+    bool fits = true;
+    for (std::size_t k = 0; k < 3; ++k) fits = fits && change[k] <= room_[k][0] && change[k] <= room_[k][g];
+    return fits;
+  }
+  void lock() noexcept {
+    for (unsigned tries = 0; taken_.exchange(true, std::memory_order_acquire); ++tries) wait_a_moment(tries);
+  }
+  void unlock() noexcept { taken_.store(false, std::memory_order_release); }
+
+  std::atomic<bool> taken_{false};
+  bool is_open_ = false;
+  std::uint64_t calls_ = 0;  ///< counted here since it was opened
+  tracked_amounts room_{};   ///< by how much each number may still grow here
+  tracked_amounts given_{};  ///< what room_ was when it was opened
+  tracked_amounts came_{};   ///< all increases
+};
+
+}  // namespace detail
+}  // namespace tarn
+
+namespace tarn {
 
 /// Statistics of what was handed out; each indexed by block_group.
 struct tracked_statistics {
@@ -7312,19 +7418,238 @@ inline void const* this_thread_tag() noexcept {
   return &tag;
 }
 
-/// What one call changes.
-struct tracked_update {
-  std::int64_t rounded = 0;  ///< bytes; negative for a free
-  std::int64_t requested = 0;
-  void const* thread = nullptr;
-  block_group group = block_group::all;
+/// Exact under any number of threads: nothing is counted late or twice for who asks. O(1); asking is O(threads that count
+/// at once, at most 32).
+class tracked_numbers {
+ public:
+  tracked_numbers() noexcept = default;
+  tracked_numbers(tracked_numbers const&) = delete;
+  tracked_numbers& operator=(tracked_numbers const&) = delete;
+  ~tracked_numbers() { delete[] shares_.load(std::memory_order_relaxed); }
+
+  TARN_ALWAYS_INLINE void count(tracked_update const& u) noexcept {
+    tracked_share* const shares = shares_.load(std::memory_order_acquire);
+    if (shares != nullptr) [[unlikely]] {
+      unsigned const mine = share_of(u.thread);
+      if ((open_.load(std::memory_order_relaxed) >> mine & 1) != 0 && shares[mine].count(u)) return;
+    }
+    bool const waited = lock_.run(u, [this](tracked_update const& x) noexcept { apply(x); });
+    if (waited) [[unlikely]]
+      ask(u.thread);
+  }
+  /// How many threads count by themselves now.
+  [[nodiscard]] int sharing() const noexcept { return std::popcount(open_.load(std::memory_order_relaxed)); }
+  /// Says that a thread would rather count by itself. It has a share once another does, too.
+  void ask(void const* thread) noexcept {
+    std::uint32_t const mine = std::uint32_t{1} << share_of(thread);
+    if ((asked_.load(std::memory_order_relaxed) & mine) == 0)
+      asked_.fetch_or(mine, std::memory_order_relaxed);
+  }
+  void count_refusal() noexcept {
+    std::lock_guard const guard(lock_);
+    ++statistics_.ooms;
+  }
+
+  [[nodiscard]] tracked_statistics statistics() noexcept {
+    std::lock_guard const guard(lock_);
+    call_in();
+    return statistics_;
+  }
+  void reset_peaks() noexcept {
+    std::lock_guard const guard(lock_);
+    call_in();
+    for_each_stat([](stat& s) { s.reset_peak(); });
+  }
+  void reset_totals() noexcept {
+    std::lock_guard const guard(lock_);
+    call_in();
+    for_each_stat([](stat& s) { s.reset_totals(); });
+    statistics_.ooms = 0;
+  }
+
+  void add(high_water_mark& mark, peak_of whose) noexcept {
+    std::lock_guard const guard(lock_);
+    call_in();
+    mark.whose = whose;
+    mark.thread = this_thread_tag();
+    mark.start = whose == peak_of::all_threads ? statistics_.allocated_bytes[0].current : 0;
+    mark.current = mark.peak = mark.start;
+    mark.next = marks_;
+    marks_ = &mark;
+  }
+  void remove(high_water_mark& mark) noexcept {
+    std::lock_guard const guard(lock_);
+    call_in();
+    for (high_water_mark** at = &marks_; *at != nullptr; at = &(*at)->next) {
+      if (*at == &mark) {
+        *at = mark.next;
+        return;
+      }
+    }
+  }
+  [[nodiscard]] high_water_mark read(high_water_mark const& mark) noexcept {
+    std::lock_guard const guard(lock_);
+    call_in();
+    return mark;
+  }
+
+ private:
+  static constexpr unsigned share_count = 32;
+  /// Fewer calls than this for each share, and handing shares out cost more than it saved.
+  static constexpr std::uint64_t least_calls = 4;
+  static constexpr std::uint32_t longest_pause = 4096;
+
+  /// Threads' own memory lies at equal distances: the product's high bits differ all the same.
+  static unsigned share_of(void const* thread) noexcept {
+    return static_cast<unsigned>((reinterpret_cast<std::uintptr_t>(thread) * 0x9E3779B97F4A7C15U) >> 59);
+  }
+
+  [[nodiscard]] stat& number(std::size_t kind, std::size_t group) noexcept {
+    return kind == 0   ? statistics_.allocations[group]
+           : kind == 1 ? statistics_.allocated_bytes[group]
+                       : statistics_.requested_bytes[group];
+  }
+
+  /// The lock is held.
+  TARN_ALWAYS_INLINE void apply(tracked_update const& u) noexcept {
+    if (out_ != 0 && u.rounded > 0 && !fits(u)) [[unlikely]]
+      call_in();
+    for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)}) {
+      if (u.rounded > 0) {
+        statistics_.allocations[g].increase(1);
+        statistics_.allocated_bytes[g].increase(u.rounded);
+        statistics_.requested_bytes[g].increase(u.requested);
+      } else {
+        statistics_.allocations[g].decrease(1);
+        statistics_.allocated_bytes[g].decrease(-u.rounded);
+        statistics_.requested_bytes[g].decrease(-u.requested);
+      }
+    }
+    if (marks_ != nullptr) [[unlikely]]
+      change_marks(u);
+    if (out_ == 0 && asked_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      hand_out();
+  }
+
+  /// True where a block can come without a new peak, even if all shares are used up.
+  [[nodiscard]] bool fits(tracked_update const& u) noexcept {
+    auto const change = u.by_kind();
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)}) {
+        stat const& s = number(k, g);
+        if (s.current + change[k] + lent_[k][g] > s.peak) return false;
+      }
+    }
+    for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
+      if (m->current + u.rounded + lent_[1][0] > m->peak) return false;
+    }
+    return true;
+  }
+
+  /// Gives each thread that asked an equal share of the room below every peak, and keeps one.
+  TARN_NOINLINE void hand_out() noexcept {
+    if (pause_ != 0) {
+      --pause_;
+      return;
+    }
+    std::uint32_t const asked = asked_.load(std::memory_order_relaxed);
+    int const takers = std::popcount(asked);
+    if (takers < 2) return;
+    tracked_share* shares = shares_.load(std::memory_order_relaxed);
+    if (shares == nullptr) {
+      shares = new (std::nothrow) tracked_share[share_count];
+      if (shares == nullptr) return;
+      shares_.store(shares, std::memory_order_release);
+    }
+    tracked_amounts room{};
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t g = 0; g < 3; ++g)
+        room[k][g] = (number(k, g).peak - number(k, g).current) / (takers + 1);
+    }
+    for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
+      if (m->whose == peak_of::this_thread) return;  // a share does not tell its threads apart
+      room[1][0] = smaller_of(room[1][0], (m->peak - m->current) / (takers + 1));
+    }
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t g = 0; g < 3; ++g) lent_[k][g] = room[k][g] * takers;
+    }
+    for (std::uint32_t left = asked; left != 0; left &= left - 1) shares[std::countr_zero(left)].open(room);
+    out_ = asked;
+    open_.store(asked, std::memory_order_relaxed);
+  }
+
+  /// Takes all shares back. The lock is held.
+  TARN_NOINLINE void call_in() noexcept {
+    if (out_ == 0) return;
+    open_.store(0, std::memory_order_relaxed);
+    tracked_share* const shares = shares_.load(std::memory_order_relaxed);
+    std::uint64_t calls = 0;
+    std::uint32_t idle = 0;
+    for (std::uint32_t left = out_; left != 0; left &= left - 1) {
+      int const i = std::countr_zero(left);
+      std::uint64_t const made = shares[i].close(
+          [this](std::size_t k, std::size_t g, std::int64_t change, std::int64_t came) noexcept {
+            number(k, g).add(change, came);
+            for (high_water_mark* m = g == 0 ? marks_ : nullptr; m != nullptr; m = m->next) {
+              if (k == 0) m->allocations += came;
+              if (k == 1) m->current += change;
+            }
+          });
+      calls += made;
+      if (made == 0) idle |= std::uint32_t{1} << i;
+    }
+    if (idle != 0) asked_.fetch_and(~idle, std::memory_order_relaxed);
+    bool const paid = calls >= least_calls * static_cast<std::uint64_t>(std::popcount(out_));
+    last_pause_ = paid ? 0 : smaller_of(last_pause_ * 2 + 16, longest_pause);
+    pause_ = last_pause_;
+    out_ = 0;
+  }
+
+  void change_marks(tracked_update const& u) noexcept {
+    for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
+      if (m->whose != peak_of::all_threads && m->thread != u.thread) continue;
+      m->current += u.rounded;
+      if (u.rounded < 0) continue;
+      m->peak = larger_of(m->peak, m->current);
+      ++m->allocations;
+    }
+  }
+  template <class F>
+  void for_each_stat(F const& f) noexcept {
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t g = 0; g < 3; ++g) f(number(k, g));
+    }
+  }
+
+  std::atomic<tracked_share*> shares_{nullptr};  ///< none until two threads come at once
+  std::atomic<std::uint32_t> open_{0};           ///< whose share is open; a hint
+  std::atomic<std::uint32_t> asked_{0};          ///< who found the lock taken
+  combining_lock<tracked_update> lock_;
+  // Under the lock:
+  tracked_statistics statistics_;
+  high_water_mark* marks_ = nullptr;
+  std::uint32_t out_ = 0;    ///< whose share is open
+  tracked_amounts lent_{};   ///< all their room
+  std::uint32_t pause_ = 0;  ///< calls to count before shares are handed out again
+  std::uint32_t last_pause_ = 0;
 };
-using tracked_lock = combining_lock<tracked_update>;
 
 }  // namespace detail
+}  // namespace tarn
 
-/// Exact under any number of threads: every call updates its counters under one small lock (about 5 ns
-/// uncontended), so current and peak are those of one order of events. A block is counted from before it is
+namespace tarn {
+
+template <class Upstream>
+class tracked_layer;
+
+/// Counts allocations, allocated (rounded) and requested bytes, for all blocks and apart for small and large
+/// ones.
+struct tracked {
+  template <class Upstream>
+  using layer = tracked_layer<Upstream>;
+};
+
+/// Exact under any number of threads: current and peak are those of one order of events. A block is counted from before it is
 /// handed out until it is given back, so an address that another thread gets at once is never counted twice.
 template <class Upstream>
 class tracked_layer {
@@ -7360,46 +7685,19 @@ class tracked_layer {
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
   /// All counters at one moment.
-  [[nodiscard]] tracked_statistics statistics() const noexcept {
-    std::lock_guard const guard(lock_);
-    return statistics_;
-  }
+  [[nodiscard]] tracked_statistics statistics() const noexcept { return numbers_.statistics(); }
   /// Lets every peak start again from now; high-water marks of scopes are not touched.
-  void reset_peak_statistics() noexcept {
-    std::lock_guard const guard(lock_);
-    for_each_stat([](stat& s) { s.reset_peak(); });
-  }
+  void reset_peak_statistics() noexcept { numbers_.reset_peaks(); }
   /// Sets the totals (allocated, freed) and the count of refusals to zero.
-  void reset_accumulated_statistics() noexcept {
-    std::lock_guard const guard(lock_);
-    for_each_stat([](stat& s) { s.reset_totals(); });
-    statistics_.ooms = 0;
-  }
+  void reset_accumulated_statistics() noexcept { numbers_.reset_totals(); }
 
   /// Starts a high-water mark; it must stay where it is until remove(). O(1).
-  void add(high_water_mark& mark, peak_of whose) noexcept {
-    std::lock_guard const guard(lock_);
-    mark.whose = whose;
-    mark.thread = detail::this_thread_tag();
-    mark.start = whose == peak_of::all_threads ? statistics_.allocated_bytes[0].current : 0;
-    mark.current = mark.peak = mark.start;
-    mark.next = marks_;
-    marks_ = &mark;
-  }
+  void add(high_water_mark& mark, peak_of whose) noexcept { numbers_.add(mark, whose); }
   /// Ends a high-water mark. O(marks).
-  void remove(high_water_mark& mark) noexcept {
-    std::lock_guard const guard(lock_);
-    for (high_water_mark** at = &marks_; *at != nullptr; at = &(*at)->next) {
-      if (*at == &mark) {
-        *at = mark.next;
-        return;
-      }
-    }
-  }
+  void remove(high_water_mark& mark) noexcept { numbers_.remove(mark); }
   /// The mark as it stands.
   [[nodiscard]] high_water_mark read(high_water_mark const& mark) const noexcept {
-    std::lock_guard const guard(lock_);
-    return mark;
+    return numbers_.read(mark);
   }
 
  private:
@@ -7409,8 +7707,7 @@ class tracked_layer {
     try {
       p = allocate();
     } catch (out_of_memory const&) {
-      std::lock_guard const guard(lock_);
-      ++statistics_.ooms;
+      numbers_.count_refusal();
       throw;
     }
     if (p != nullptr) change(bytes, alignment, 1);
@@ -7420,52 +7717,15 @@ class tracked_layer {
 
   void change(std::size_t bytes, std::size_t alignment, std::int64_t sign) noexcept {
     auto const rounded = static_cast<std::int64_t>(detail::block_bytes_of(upstream_, bytes, alignment));
-    lock_.run(
-        {sign * rounded, sign * static_cast<std::int64_t>(bytes), detail::this_thread_tag(), group_of(bytes)},
-        [this](detail::tracked_update const& u) noexcept { apply(u); });
-  }
-
-  /// The lock is held.
-  void apply(detail::tracked_update const& u) noexcept {
-    for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)}) {
-      if (u.rounded > 0) {
-        statistics_.allocations[g].increase(1);
-        statistics_.allocated_bytes[g].increase(u.rounded);
-        statistics_.requested_bytes[g].increase(u.requested);
-      } else {
-        statistics_.allocations[g].decrease(1);
-        statistics_.allocated_bytes[g].decrease(-u.rounded);
-        statistics_.requested_bytes[g].decrease(-u.requested);
-      }
-    }
-    if (marks_ != nullptr) [[unlikely]]
-      change_marks(u);
-  }
-
-  void change_marks(detail::tracked_update const& u) noexcept {
-    for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
-      if (m->whose != peak_of::all_threads && m->thread != u.thread) continue;
-      m->current += u.rounded;
-      if (u.rounded < 0) continue;
-      m->peak = detail::larger_of(m->peak, m->current);
-      ++m->allocations;
-    }
+    numbers_.count({sign * rounded, sign * static_cast<std::int64_t>(bytes), detail::this_thread_tag(),
+                    group_of(bytes)});
   }
   static block_group group_of(std::size_t bytes) noexcept {
     return bytes <= small_limit ? block_group::small : block_group::large;
   }
-  template <class F>
-  void for_each_stat(F const& f) noexcept {
-    for (auto* group :
-         {&statistics_.allocations, &statistics_.allocated_bytes, &statistics_.requested_bytes}) {
-      for (stat& s : *group) f(s);
-    }
-  }
 
   Upstream upstream_;
-  mutable detail::tracked_lock lock_;
-  tracked_statistics statistics_;
-  high_water_mark* marks_ = nullptr;
+  mutable detail::tracked_numbers numbers_;
 };
 
 }  // namespace tarn

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tarn/policy/tracked.hpp"
 
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <cstdint>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -15,6 +21,39 @@ using namespace tarn;
 namespace {
 std::size_t at(block_group g) {
   return static_cast<std::size_t>(g);
+}
+
+using detail::tracked_amounts;
+using detail::tracked_numbers;
+using detail::tracked_share;
+using detail::tracked_update;
+
+tracked_update come(std::int64_t bytes, block_group group = block_group::small,
+                    void const* thread = detail::this_thread_tag()) {
+  return {bytes, bytes, thread, group};
+}
+tracked_update go(std::int64_t bytes, block_group group = block_group::small,
+                  void const* thread = detail::this_thread_tag()) {
+  return {-bytes, -bytes, thread, group};
+}
+
+/// The names of four threads; each has a share of its own.
+void const* named(std::uintptr_t n) {
+  return reinterpret_cast<void const*>(n + 1);  // NOLINT: never looked at
+}
+constexpr std::uintptr_t names = 4;
+void share_out(tracked_numbers& numbers) {
+  for (std::uintptr_t n = 0; n < names; ++n) numbers.ask(named(n));
+  while (numbers.sharing() < 4) {
+    numbers.count(come(1));
+    numbers.count(go(1));
+  }
+}
+/// Rises by `bytes` in small blocks, each name in turn; or falls.
+void move(tracked_numbers& numbers, std::int64_t bytes) {
+  std::uintptr_t n = 0;
+  for (; bytes > 0; bytes -= 1000) numbers.count(come(1000, block_group::small, named(n++ % names)));
+  for (; bytes < 0; bytes += 1000) numbers.count(go(1000, block_group::small, named(n++ % names)));
 }
 }  // namespace
 
@@ -120,4 +159,206 @@ TEST_CASE("counters are exact under threads", "[policy][tracked][threads]") {
   CHECK(s.allocated_bytes[0].current == 0);
   CHECK(s.allocations[0].peak <= 4);
   CHECK(s.allocations[0].peak >= 1);
+}
+
+TEST_CASE("a share counts what there is room for, and tells it all", "[policy][tracked]") {
+  tracked_share share;
+  CHECK_FALSE(share.count(go(1)));  // not open
+  tracked_amounts room{};
+  room[0] = {2, 2, 1};
+  room[1] = room[2] = {1000, 1000, 500};
+  share.open(room);
+  CHECK(share.count(come(600)));
+  CHECK_FALSE(share.count(come(401)));                      // of all bytes
+  CHECK_FALSE(share.count(come(501, block_group::large)));  // of the large ones'
+  CHECK(share.count(come(400, block_group::large)));
+  CHECK_FALSE(share.count(come(0 + 1)));  // of all blocks
+  CHECK(share.count(go(600)));
+  CHECK(share.count(come(100)));
+  tracked_amounts change{}, came{};
+  CHECK(share.close([&](std::size_t k, std::size_t g, std::int64_t by, std::int64_t sum) noexcept {
+    change[k][g] = by;
+    came[k][g] = sum;
+  }) == 4);
+  CHECK(change[0] == std::array<std::int64_t, 3>{2, 1, 1});
+  CHECK(came[0] == std::array<std::int64_t, 3>{3, 2, 1});
+  CHECK(change[1] == std::array<std::int64_t, 3>{500, 100, 400});
+  CHECK(came[2] == std::array<std::int64_t, 3>{1100, 700, 400});
+  CHECK_FALSE(share.count(go(100)));  // closed
+}
+
+TEST_CASE("a peak is exact though threads count by themselves below it", "[policy][tracked][threads]") {
+  constexpr unsigned count = 8;
+  constexpr std::int64_t block = 2500;
+  constexpr std::int64_t peak = 4096 * block;
+  bool ever_shared = false;
+  for (std::int64_t const more : {-100'000, -1, 0, 1, 100'000}) {
+    tracked_numbers numbers;
+    high_water_mark mark;
+    numbers.add(mark, peak_of::all_threads);
+    for (int i = 0; i < 4096; ++i) numbers.count(come(block));
+    for (int i = 0; i < 4096; ++i) numbers.count(go(block));
+    // All come and go until several count by themselves, then rise together to `top`, then fall.
+    std::int64_t const top = peak + more;
+    std::atomic<bool> enough = false;
+    std::atomic<std::int64_t> blocks = 4096;
+    std::barrier together(count);
+    std::vector<std::thread> threads;
+    for (unsigned t = 0; t < count; ++t) {
+      threads.emplace_back([&, t] {
+        std::int64_t made = 0;
+        for (; !enough; ++made) {
+          numbers.count(come(100));
+          numbers.count(go(100));
+        }
+        together.arrive_and_wait();
+        std::vector<std::int64_t> mine;
+        std::mt19937_64 random(t);
+        for (std::int64_t left = top / count + (t == 0 ? top % count : 0); left != 0; left -= mine.back()) {
+          mine.push_back(std::min(left, 1 + static_cast<std::int64_t>(random() % 20'000)));
+          numbers.count(come(mine.back()));
+        }
+        together.arrive_and_wait();
+        for (std::int64_t const bytes : mine) numbers.count(go(bytes));
+        blocks += made + static_cast<std::int64_t>(mine.size());
+      });
+    }
+    for (int i = 0; i < 20'000 && numbers.sharing() < 2; ++i)
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    ever_shared = ever_shared || numbers.sharing() >= 2;
+    enough = true;
+    for (auto& thread : threads) thread.join();
+    tracked_statistics const s = numbers.statistics();
+    CHECK(s.allocated_bytes[0].peak == std::max(peak, top));
+    CHECK(s.requested_bytes[at(block_group::small)].peak == std::max(peak, top));
+    CHECK(numbers.read(mark).peak == std::max(peak, top));
+    CHECK(numbers.read(mark).current == 0);
+    CHECK(numbers.read(mark).allocations == blocks);
+    CHECK(s.allocations[0].peak == 4096);
+    CHECK(s.allocations[0].current == 0);
+    CHECK(s.allocations[0].allocated == blocks);
+    CHECK(s.allocated_bytes[0].current == 0);
+    CHECK(s.allocated_bytes[0].allocated == s.allocated_bytes[0].freed);
+    CHECK(s.allocations[at(block_group::large)].allocated == 0);
+    numbers.remove(mark);
+  }
+  if (std::thread::hardware_concurrency() > 1) CHECK(ever_shared);
+}
+
+TEST_CASE("shares together never pass a peak unseen", "[policy][tracked]") {
+  constexpr std::int64_t peak = 1'000'000;
+  for (std::int64_t const top : {peak - 1000, peak, peak + 1000, 2 * peak}) {
+    tracked_numbers numbers;
+    move(numbers, peak);
+    move(numbers, -peak);
+    share_out(numbers);
+    move(numbers, top);
+    move(numbers, -top);
+    CHECK(numbers.statistics().allocated_bytes[0].peak == std::max(peak, top));
+    CHECK(numbers.statistics().allocations[0].peak == std::max(peak, top) / 1000);
+    CHECK(numbers.statistics().allocated_bytes[0].current == 0);
+  }
+}
+
+TEST_CASE("small and large blocks keep peaks of their own under shares", "[policy][tracked]") {
+  constexpr std::int64_t peak = 1'000'000;
+  tracked_numbers numbers;
+  move(numbers, peak);
+  move(numbers, -peak);
+  numbers.count(come(100 * peak, block_group::large));
+  numbers.count(go(100 * peak, block_group::large));
+  for (int i = 0; i < 10'000; ++i) numbers.count(come(1, block_group::large));
+  for (int i = 0; i < 10'000; ++i) numbers.count(go(1, block_group::large));
+  share_out(numbers);
+  move(numbers, 3 * peak);
+  move(numbers, -3 * peak);
+  tracked_statistics const s = numbers.statistics();
+  CHECK(s.allocated_bytes[at(block_group::small)].peak == 3 * peak);
+  CHECK(s.allocations[at(block_group::small)].peak == 3000);
+  CHECK(s.allocated_bytes[0].peak == 100 * peak);
+}
+
+TEST_CASE("while a mark sees one thread alone nobody counts by itself", "[policy][tracked]") {
+  tracked_numbers numbers;
+  move(numbers, 1'000'000);
+  move(numbers, -1'000'000);
+  share_out(numbers);
+  high_water_mark mark;
+  numbers.add(mark, peak_of::this_thread);
+  numbers.ask(detail::this_thread_tag());
+  for (std::uintptr_t n = 0; n < names; ++n) numbers.ask(named(n));
+  bool shared = false;
+  for (int i = 0; i < 10'000; ++i) {
+    numbers.count(come(1));
+    numbers.count(go(1));
+    shared = shared || numbers.sharing() != 0;
+  }
+  CHECK_FALSE(shared);
+  CHECK(numbers.read(mark).peak == 1);
+  numbers.remove(mark);
+  share_out(numbers);
+  CHECK(numbers.sharing() >= 4);
+}
+
+TEST_CASE("a mark sees a peak of its own that shares had a part in", "[policy][tracked]") {
+  constexpr std::int64_t peak = 1'000'000;
+  tracked_numbers numbers;
+  move(numbers, 10 * peak);
+  move(numbers, -10 * peak);
+  high_water_mark mark;
+  numbers.add(mark, peak_of::all_threads);
+  move(numbers, peak);
+  move(numbers, -peak);
+  share_out(numbers);
+  // Less than the shares have room for, then a block that is counted by all.
+  move(numbers, peak / 2);
+  CHECK(numbers.sharing() == 4);
+  void const* const fifth = named(40);
+  numbers.count(come(peak * 3 / 4, block_group::small, fifth));
+  numbers.count(go(peak * 3 / 4, block_group::small, fifth));
+  move(numbers, -peak / 2);
+  CHECK(numbers.read(mark).peak == peak * 5 / 4);
+  CHECK(numbers.read(mark).current == 0);
+  CHECK(numbers.statistics().allocated_bytes[0].peak == 10 * peak);
+  share_out(numbers);
+  move(numbers, 2 * peak);
+  move(numbers, -2 * peak);
+  CHECK(numbers.read(mark).peak == 2 * peak);
+  numbers.remove(mark);
+}
+
+TEST_CASE("whoever asks is told everything that has been counted", "[policy][tracked][threads]") {
+  tracked_numbers numbers;
+  for (int i = 0; i < 100; ++i) numbers.count(come(1000));  // room
+  for (int i = 0; i < 100; ++i) numbers.count(go(1000));
+  std::atomic<bool> enough = false;
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      while (!enough) {
+        auto const before = numbers.statistics().allocations[0].allocated;
+        numbers.count(come(300));
+        numbers.count(come(2'000'000, block_group::large));
+        auto const s = numbers.statistics();
+        bool const seen = s.allocations[0].allocated >= before + 2 &&
+                          s.allocated_bytes[0].current >= 2'000'300 && s.allocations[0].current <= 8 &&
+                          s.allocated_bytes[0].peak >= s.allocated_bytes[0].current;
+        if (!seen) enough = true;
+        for (int i = 0; i < 50; ++i) {
+          numbers.count(go(300));
+          numbers.count(come(300));
+        }
+        numbers.count(go(300));
+        numbers.count(go(2'000'000, block_group::large));
+        if (!seen) return;
+        if (numbers.statistics().allocations[0].allocated > 400'000) enough = true;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  tracked_statistics const s = numbers.statistics();
+  CHECK(s.allocations[0].allocated > 400'000);  // none saw too little
+  CHECK(s.allocations[0].current == 0);
+  CHECK(s.allocated_bytes[at(block_group::large)].current == 0);
+  CHECK(s.allocated_bytes[at(block_group::large)].peak <= 8'000'000);
 }

@@ -23,15 +23,16 @@ class combining_lock {
   combining_lock& operator=(combining_lock const&) = delete;
 
   /// Applies `update`, here or on the thread that holds the lock, one at a time, in an order that every thread's own calls
-  /// keep. Uncontended: one exchange.
+  /// keep. Uncontended: one exchange. True where the lock was taken at first.
   template <class Apply>
-  TARN_ALWAYS_INLINE void run(Update const& update, Apply const& apply) noexcept {
+  TARN_ALWAYS_INLINE bool run(Update const& update, Apply const& apply) noexcept {
     if (!taken_.exchange(true, std::memory_order_acquire)) [[likely]] {
       apply(update);
       leave(apply);
-      return;
+      return false;
     }
     wait(update, apply);
+    return true;
   }
 
   /// Plain locking, for what is no update.

@@ -25,6 +25,12 @@ struct stat {
     current -= amount;
     freed += amount;
   }
+  /// Many changes at once, which have not passed the peak; `came` is the sum of the increases.
+  constexpr void add(std::int64_t change, std::int64_t came) noexcept {
+    current += change;
+    allocated += came;
+    freed += came - change;
+  }
   constexpr void reset_peak() noexcept { peak = current; }
   constexpr void reset_totals() noexcept { allocated = freed = 0; }
 };

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The numbers of `tracked`: current, peak and totals of one order of all threads' calls, and high-water marks. One thread
+// counts under a lock that it finds free. Where several come at once, who holds the lock counts for who waits
+// (combining_lock), and then each gets a share of the room below the peaks, to count in by itself (tracked_share).
+// Above it: tracked. Below it: tracked_share, combining_lock, counter.
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <new>
+
+#include "tarn/core/combining_lock.hpp"
+#include "tarn/core/config.hpp"
+#include "tarn/core/counter.hpp"
+#include "tarn/core/extremes.hpp"
+#include "tarn/policy/tracked_share.hpp"
+
+namespace tarn {
+
+/// Statistics of what was handed out; each indexed by block_group.
+struct tracked_statistics {
+  std::array<stat, 3> allocations;      ///< blocks
+  std::array<stat, 3> allocated_bytes;  ///< as the pool rounds them
+  std::array<stat, 3> requested_bytes;  ///< as asked
+  std::uint64_t ooms = 0;               ///< requests refused
+};
+
+/// Whose calls a high-water mark sees.
+enum class peak_of { all_threads, this_thread };
+
+/// A high-water mark over a scope; linked into its tracked_layer while it lives.
+struct high_water_mark {
+  std::int64_t start = 0;        ///< allocated bytes when it began (0 for one thread's)
+  std::int64_t current = 0;      ///< now
+  std::int64_t peak = 0;         ///< the most since it began
+  std::int64_t allocations = 0;  ///< blocks handed out since it began
+  peak_of whose = peak_of::all_threads;
+  void const* thread = nullptr;  ///< whose calls count, for peak_of::this_thread
+  high_water_mark* next = nullptr;
+};
+
+namespace detail {
+
+/// An address that differs between threads.
+inline void const* this_thread_tag() noexcept {
+  static thread_local char tag = 0;
+  return &tag;
+}
+
+/// Exact under any number of threads: nothing is counted late or twice for who asks. O(1); asking is O(threads that count
+/// at once, at most 32).
+class tracked_numbers {
+ public:
+  tracked_numbers() noexcept = default;
+  tracked_numbers(tracked_numbers const&) = delete;
+  tracked_numbers& operator=(tracked_numbers const&) = delete;
+  ~tracked_numbers() { delete[] shares_.load(std::memory_order_relaxed); }
+
+  TARN_ALWAYS_INLINE void count(tracked_update const& u) noexcept {
+    tracked_share* const shares = shares_.load(std::memory_order_acquire);
+    if (shares != nullptr) [[unlikely]] {
+      unsigned const mine = share_of(u.thread);
+      if ((open_.load(std::memory_order_relaxed) >> mine & 1) != 0 && shares[mine].count(u)) return;
+    }
+    bool const waited = lock_.run(u, [this](tracked_update const& x) noexcept { apply(x); });
+    if (waited) [[unlikely]]
+      ask(u.thread);
+  }
+  /// How many threads count by themselves now.
+  [[nodiscard]] int sharing() const noexcept { return std::popcount(open_.load(std::memory_order_relaxed)); }
+  /// Says that a thread would rather count by itself. It has a share once another does, too.
+  void ask(void const* thread) noexcept {
+    std::uint32_t const mine = std::uint32_t{1} << share_of(thread);
+    if ((asked_.load(std::memory_order_relaxed) & mine) == 0)
+      asked_.fetch_or(mine, std::memory_order_relaxed);
+  }
+  void count_refusal() noexcept {
+    std::lock_guard const guard(lock_);
+    ++statistics_.ooms;
+  }
+
+  [[nodiscard]] tracked_statistics statistics() noexcept {
+    std::lock_guard const guard(lock_);
+    call_in();
+    return statistics_;
+  }
+  void reset_peaks() noexcept {
+    std::lock_guard const guard(lock_);
+    call_in();
+    for_each_stat([](stat& s) { s.reset_peak(); });
+  }
+  void reset_totals() noexcept {
+    std::lock_guard const guard(lock_);
+    call_in();
+    for_each_stat([](stat& s) { s.reset_totals(); });
+    statistics_.ooms = 0;
+  }
+
+  void add(high_water_mark& mark, peak_of whose) noexcept {
+    std::lock_guard const guard(lock_);
+    call_in();
+    mark.whose = whose;
+    mark.thread = this_thread_tag();
+    mark.start = whose == peak_of::all_threads ? statistics_.allocated_bytes[0].current : 0;
+    mark.current = mark.peak = mark.start;
+    mark.next = marks_;
+    marks_ = &mark;
+  }
+  void remove(high_water_mark& mark) noexcept {
+    std::lock_guard const guard(lock_);
+    call_in();
+    for (high_water_mark** at = &marks_; *at != nullptr; at = &(*at)->next) {
+      if (*at == &mark) {
+        *at = mark.next;
+        return;
+      }
+    }
+  }
+  [[nodiscard]] high_water_mark read(high_water_mark const& mark) noexcept {
+    std::lock_guard const guard(lock_);
+    call_in();
+    return mark;
+  }
+
+ private:
+  static constexpr unsigned share_count = 32;
+  /// Fewer calls than this for each share, and handing shares out cost more than it saved.
+  static constexpr std::uint64_t least_calls = 4;
+  static constexpr std::uint32_t longest_pause = 4096;
+
+  /// Threads' own memory lies at equal distances: the product's high bits differ all the same.
+  static unsigned share_of(void const* thread) noexcept {
+    return static_cast<unsigned>((reinterpret_cast<std::uintptr_t>(thread) * 0x9E3779B97F4A7C15U) >> 59);
+  }
+
+  [[nodiscard]] stat& number(std::size_t kind, std::size_t group) noexcept {
+    return kind == 0   ? statistics_.allocations[group]
+           : kind == 1 ? statistics_.allocated_bytes[group]
+                       : statistics_.requested_bytes[group];
+  }
+
+  /// The lock is held.
+  TARN_ALWAYS_INLINE void apply(tracked_update const& u) noexcept {
+    if (out_ != 0 && u.rounded > 0 && !fits(u)) [[unlikely]]
+      call_in();
+    for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)}) {
+      if (u.rounded > 0) {
+        statistics_.allocations[g].increase(1);
+        statistics_.allocated_bytes[g].increase(u.rounded);
+        statistics_.requested_bytes[g].increase(u.requested);
+      } else {
+        statistics_.allocations[g].decrease(1);
+        statistics_.allocated_bytes[g].decrease(-u.rounded);
+        statistics_.requested_bytes[g].decrease(-u.requested);
+      }
+    }
+    if (marks_ != nullptr) [[unlikely]]
+      change_marks(u);
+    if (out_ == 0 && asked_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      hand_out();
+  }
+
+  /// True where a block can come without a new peak, even if all shares are used up.
+  [[nodiscard]] bool fits(tracked_update const& u) noexcept {
+    auto const change = u.by_kind();
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)}) {
+        stat const& s = number(k, g);
+        if (s.current + change[k] + lent_[k][g] > s.peak) return false;
+      }
+    }
+    for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
+      if (m->current + u.rounded + lent_[1][0] > m->peak) return false;
+    }
+    return true;
+  }
+
+  /// Gives each thread that asked an equal share of the room below every peak, and keeps one.
+  TARN_NOINLINE void hand_out() noexcept {
+    if (pause_ != 0) {
+      --pause_;
+      return;
+    }
+    std::uint32_t const asked = asked_.load(std::memory_order_relaxed);
+    int const takers = std::popcount(asked);
+    if (takers < 2) return;
+    tracked_share* shares = shares_.load(std::memory_order_relaxed);
+    if (shares == nullptr) {
+      shares = new (std::nothrow) tracked_share[share_count];
+      if (shares == nullptr) return;
+      shares_.store(shares, std::memory_order_release);
+    }
+    tracked_amounts room{};
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t g = 0; g < 3; ++g)
+        room[k][g] = (number(k, g).peak - number(k, g).current) / (takers + 1);
+    }
+    for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
+      if (m->whose == peak_of::this_thread) return;  // a share does not tell its threads apart
+      room[1][0] = smaller_of(room[1][0], (m->peak - m->current) / (takers + 1));
+    }
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t g = 0; g < 3; ++g) lent_[k][g] = room[k][g] * takers;
+    }
+    for (std::uint32_t left = asked; left != 0; left &= left - 1) shares[std::countr_zero(left)].open(room);
+    out_ = asked;
+    open_.store(asked, std::memory_order_relaxed);
+  }
+
+  /// Takes all shares back. The lock is held.
+  TARN_NOINLINE void call_in() noexcept {
+    if (out_ == 0) return;
+    open_.store(0, std::memory_order_relaxed);
+    tracked_share* const shares = shares_.load(std::memory_order_relaxed);
+    std::uint64_t calls = 0;
+    std::uint32_t idle = 0;
+    for (std::uint32_t left = out_; left != 0; left &= left - 1) {
+      int const i = std::countr_zero(left);
+      std::uint64_t const made = shares[i].close(
+          [this](std::size_t k, std::size_t g, std::int64_t change, std::int64_t came) noexcept {
+            number(k, g).add(change, came);
+            for (high_water_mark* m = g == 0 ? marks_ : nullptr; m != nullptr; m = m->next) {
+              if (k == 0) m->allocations += came;
+              if (k == 1) m->current += change;
+            }
+          });
+      calls += made;
+      if (made == 0) idle |= std::uint32_t{1} << i;
+    }
+    if (idle != 0) asked_.fetch_and(~idle, std::memory_order_relaxed);
+    bool const paid = calls >= least_calls * static_cast<std::uint64_t>(std::popcount(out_));
+    last_pause_ = paid ? 0 : smaller_of(last_pause_ * 2 + 16, longest_pause);
+    pause_ = last_pause_;
+    out_ = 0;
+  }
+
+  void change_marks(tracked_update const& u) noexcept {
+    for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
+      if (m->whose != peak_of::all_threads && m->thread != u.thread) continue;
+      m->current += u.rounded;
+      if (u.rounded < 0) continue;
+      m->peak = larger_of(m->peak, m->current);
+      ++m->allocations;
+    }
+  }
+  template <class F>
+  void for_each_stat(F const& f) noexcept {
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t g = 0; g < 3; ++g) f(number(k, g));
+    }
+  }
+
+  std::atomic<tracked_share*> shares_{nullptr};  ///< none until two threads come at once
+  std::atomic<std::uint32_t> open_{0};           ///< whose share is open; a hint
+  std::atomic<std::uint32_t> asked_{0};          ///< who found the lock taken
+  combining_lock<tracked_update> lock_;
+  // Under the lock:
+  tracked_statistics statistics_;
+  high_water_mark* marks_ = nullptr;
+  std::uint32_t out_ = 0;    ///< whose share is open
+  tracked_amounts lent_{};   ///< all their room
+  std::uint32_t pause_ = 0;  ///< calls to count before shares are handed out again
+  std::uint32_t last_pause_ = 0;
+};
+
+}  // namespace detail
+}  // namespace tarn
