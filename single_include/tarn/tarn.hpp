@@ -7425,15 +7425,14 @@ class tracked_numbers {
   tracked_numbers() noexcept = default;
   tracked_numbers(tracked_numbers const&) = delete;
   tracked_numbers& operator=(tracked_numbers const&) = delete;
-  ~tracked_numbers() { delete[] shares_.load(std::memory_order_relaxed); }
+  ~tracked_numbers() { delete[] shares_; }
 
   TARN_ALWAYS_INLINE void count(tracked_update const& u) noexcept {
-    tracked_share* const shares = shares_.load(std::memory_order_acquire);
-    if (shares != nullptr) [[unlikely]] {
+    if (std::uint32_t const open = open_.load(std::memory_order_acquire); open != 0) [[unlikely]] {
       unsigned const mine = share_of(u.thread);
-      if ((open_.load(std::memory_order_relaxed) >> mine & 1) != 0 && shares[mine].count(u)) return;
+      if ((open >> mine & 1) != 0 && shares_[mine].count(u)) return;
     }
-    bool const waited = lock_.run(u, [this](tracked_update const& x) noexcept { apply(x); });
+    bool const waited = lock_.run(u, applier{*this});
     if (waited) [[unlikely]]
       ask(u.thread);
   }
@@ -7504,6 +7503,12 @@ class tracked_numbers {
     return static_cast<unsigned>((reinterpret_cast<std::uintptr_t>(thread) * 0x9E3779B97F4A7C15U) >> 59);
   }
 
+  /// In line where the lock is found free: a call would cost as much again.
+  struct applier {
+    tracked_numbers& numbers;
+    TARN_ALWAYS_INLINE void operator()(tracked_update const& u) const noexcept { numbers.apply(u); }
+  };
+
   [[nodiscard]] stat& number(std::size_t kind, std::size_t group) noexcept {
     return kind == 0   ? statistics_.allocations[group]
            : kind == 1 ? statistics_.allocated_bytes[group]
@@ -7512,22 +7517,28 @@ class tracked_numbers {
 
   /// The lock is held.
   TARN_ALWAYS_INLINE void apply(tracked_update const& u) noexcept {
-    if (out_ != 0 && u.rounded > 0 && !fits(u)) [[unlikely]]
+    bool const several = asked_.load(std::memory_order_relaxed) != 0;  // else no share is out
+    if (several && out_ != 0 && u.rounded > 0 && !fits(u)) [[unlikely]]
       call_in();
-    for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)}) {
-      if (u.rounded > 0) {
-        statistics_.allocations[g].increase(1);
-        statistics_.allocated_bytes[g].increase(u.rounded);
-        statistics_.requested_bytes[g].increase(u.requested);
-      } else {
-        statistics_.allocations[g].decrease(1);
-        statistics_.allocated_bytes[g].decrease(-u.rounded);
-        statistics_.requested_bytes[g].decrease(-u.requested);
-      }
+    auto const g = static_cast<std::size_t>(u.group);
+    if (u.rounded > 0) {
+      statistics_.allocations[0].increase(1);
+      statistics_.allocations[g].increase(1);
+      statistics_.allocated_bytes[0].increase(u.rounded);
+      statistics_.allocated_bytes[g].increase(u.rounded);
+      statistics_.requested_bytes[0].increase(u.requested);
+      statistics_.requested_bytes[g].increase(u.requested);
+    } else {
+      statistics_.allocations[0].decrease(1);
+      statistics_.allocations[g].decrease(1);
+      statistics_.allocated_bytes[0].decrease(-u.rounded);
+      statistics_.allocated_bytes[g].decrease(-u.rounded);
+      statistics_.requested_bytes[0].decrease(-u.requested);
+      statistics_.requested_bytes[g].decrease(-u.requested);
     }
     if (marks_ != nullptr) [[unlikely]]
       change_marks(u);
-    if (out_ == 0 && asked_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+    if (several && out_ == 0) [[unlikely]]
       hand_out();
   }
 
@@ -7555,12 +7566,8 @@ class tracked_numbers {
     std::uint32_t const asked = asked_.load(std::memory_order_relaxed);
     int const takers = std::popcount(asked);
     if (takers < 2) return;
-    tracked_share* shares = shares_.load(std::memory_order_relaxed);
-    if (shares == nullptr) {
-      shares = new (std::nothrow) tracked_share[share_count];
-      if (shares == nullptr) return;
-      shares_.store(shares, std::memory_order_release);
-    }
+    if (shares_ == nullptr) shares_ = new (std::nothrow) tracked_share[share_count];
+    if (shares_ == nullptr) return;
     tracked_amounts room{};
     for (std::size_t k = 0; k < 3; ++k) {
       for (std::size_t g = 0; g < 3; ++g)
@@ -7573,21 +7580,20 @@ class tracked_numbers {
     for (std::size_t k = 0; k < 3; ++k) {
       for (std::size_t g = 0; g < 3; ++g) lent_[k][g] = room[k][g] * takers;
     }
-    for (std::uint32_t left = asked; left != 0; left &= left - 1) shares[std::countr_zero(left)].open(room);
+    for (std::uint32_t left = asked; left != 0; left &= left - 1) shares_[std::countr_zero(left)].open(room);
     out_ = asked;
-    open_.store(asked, std::memory_order_relaxed);
+    open_.store(asked, std::memory_order_release);
   }
 
   /// Takes all shares back. The lock is held.
   TARN_NOINLINE void call_in() noexcept {
     if (out_ == 0) return;
     open_.store(0, std::memory_order_relaxed);
-    tracked_share* const shares = shares_.load(std::memory_order_relaxed);
     std::uint64_t calls = 0;
     std::uint32_t idle = 0;
     for (std::uint32_t left = out_; left != 0; left &= left - 1) {
       int const i = std::countr_zero(left);
-      std::uint64_t const made = shares[i].close(
+      std::uint64_t const made = shares_[i].close(
           [this](std::size_t k, std::size_t g, std::int64_t change, std::int64_t came) noexcept {
             number(k, g).add(change, came);
             for (high_water_mark* m = g == 0 ? marks_ : nullptr; m != nullptr; m = m->next) {
@@ -7621,9 +7627,9 @@ class tracked_numbers {
     }
   }
 
-  std::atomic<tracked_share*> shares_{nullptr};  ///< none until two threads come at once
-  std::atomic<std::uint32_t> open_{0};           ///< whose share is open; a hint
-  std::atomic<std::uint32_t> asked_{0};          ///< who found the lock taken
+  tracked_share* shares_ = nullptr;      ///< made under the lock when two threads came at once; stays
+  std::atomic<std::uint32_t> open_{0};   ///< whose share is open; a hint
+  std::atomic<std::uint32_t> asked_{0};  ///< who found the lock taken, whoever has a share among them
   combining_lock<tracked_update> lock_;
   // Under the lock:
   tracked_statistics statistics_;
