@@ -9,8 +9,8 @@
 #   bench/gpu.sh STAGE...    runs only these; a first word of a name means all that begin with it (replay, hot_paths).
 #                            Stages after build need a build that is there
 #
-#   configure  build  replay_tarn  replay_torch  replay_torch_expandable  replay_rmm  hot_paths_cuda  hot_paths_host
-#   hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  tests  sanitize  examples  summary
+#   configure  build  replay_tarn  replay_torch_expandable  replay_torch  replay_cuda  replay_rmm  hot_paths_cuda
+#   hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  tests  sanitize  examples  summary
 #
 # Environment: TARN_COMMIT    commit that the results are of, where there is no .git
 #              TRACES         folder of more traces to replay; prepare takes a copy of them along
@@ -220,19 +220,25 @@ one_by_one() {
   return $failed
 }
 
+# A machine that has just started is slow, whoever runs first: the simulated device and the host's pools come before the
+# GPU's, and the GPU's first process does not count. PyTorch follows at once.
 run_replay_tarn() {
   local runs=() pool program
-  # A machine that has just started is slow for the first process that uses its GPU, whichever that is: not counted.
   program=$(built tarn_replay) && "$program" --device cuda --pool tarn "$root"/examples/traces/*.trace.gz
-  for pool in tarn tarn_identified tarn_no_remap tarn_tracked cuda_async cub thrust_mr; do
-    runs+=("--device cuda --json --passes 6 --pool $pool @ALL")
-  done
-  # A driver call per block: short traces, twice.
-  for pool in cub_default cuda_malloc; do runs+=("--device cuda --json --passes 2 --pool $pool @SMALL"); done
   for pool in tarn tarn_no_remap host_malloc std_pmr mimalloc; do
     runs+=("--device sim --json --passes 6 --pool $pool @ALL")
   done
+  for pool in tarn tarn_identified tarn_no_remap tarn_tracked; do
+    runs+=("--device cuda --json --passes 6 --pool $pool @ALL")
+  done
   one_by_one replay_tarn.jsonl tarn_replay "${runs[@]}"
+}
+run_replay_cuda() {
+  local runs=() pool
+  for pool in cuda_async cub thrust_mr; do runs+=("--device cuda --json --passes 6 --pool $pool @ALL"); done
+  # A driver call per block: short traces, twice.
+  for pool in cub_default cuda_malloc; do runs+=("--device cuda --json --passes 2 --pool $pool @SMALL"); done
+  one_by_one replay_cuda.jsonl tarn_replay "${runs[@]}"
 }
 # PyTorch reads its settings once per process.
 run_replay_torch() {
@@ -297,8 +303,9 @@ export LD_LIBRARY_PATH=$deps/usr/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIB
 stage configure 40 run_configure
 stage build 200 run_build
 stage replay_tarn 120 run_replay_tarn
-stage replay_torch 40 run_replay_torch
 stage replay_torch_expandable 40 run_replay_torch_expandable
+stage replay_torch 40 run_replay_torch
+stage replay_cuda 100 run_replay_cuda
 stage hot_paths_cuda 200 run_hot_paths_cuda
 stage hot_paths_torch 40 run_hot_paths_torch
 stage hot_paths_torch_expandable 40 run_hot_paths_torch_expandable
