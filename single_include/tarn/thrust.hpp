@@ -25,10 +25,17 @@
 #define TARN_HOST_DEVICE
 #endif
 
+// Before a declaration: that it calls the host's functions is meant, in every instantiation.
+#if defined(__NVCC__)
+#define TARN_CALLS_HOST _Pragma("nv_exec_check_disable")
+#else
+#define TARN_CALLS_HOST
+#endif
+
+// The same for what the compiler writes.
 #if defined(__NVCC__)
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 20011
-#pragma nv_diag_suppress 20014
 #endif
 
 namespace tarn {
@@ -56,16 +63,19 @@ class thrust_allocator {
     using other = thrust_allocator<U, Resource>;
   };
 
-  // Thrust calls these from functions for host and device, though only ever on the host; hence the mark, and the
-  // silence about it around this file.
+  // Thrust calls these from functions for host and device, though only ever on the host; hence the mark.
+  TARN_CALLS_HOST
   TARN_HOST_DEVICE thrust_allocator(Resource memory,
                                     stream_ref stream = {})  // NOLINT: a resource is an allocator
       : memory_(std::move(memory)), stream_(stream) {}
+  TARN_CALLS_HOST
   TARN_HOST_DEVICE thrust_allocator(thrust_allocator const& other)
       : memory_(other.memory_), stream_(other.stream_) {}
+  TARN_CALLS_HOST
   template <class U>
   TARN_HOST_DEVICE thrust_allocator(thrust_allocator<U, Resource> const& other)  // NOLINT: rebinding
       : memory_(other.resource()), stream_(other.stream()) {}
+  TARN_CALLS_HOST
   TARN_HOST_DEVICE ~thrust_allocator() {}
   thrust_allocator& operator=(thrust_allocator const&) = default;
 
@@ -191,4 +201,5 @@ requires resource<Resource>
 #if defined(__NVCC__)
 #pragma nv_diagnostic pop
 #endif
+#undef TARN_CALLS_HOST
 #undef TARN_HOST_DEVICE
