@@ -32,10 +32,11 @@ void write_json(std::ostream& out, figures const& row, context const& where) {
   line["driver_calls"] = or_null(row.driver_calls);
   line["driver_calls_warm"] = or_null(row.driver_calls_warm);
   line["cold_ns_per_event"] = to_tenth(row.cold_ns_per_event);
-  line["warm_ns_per_event"] =
-      row.warm_ns_per_event ? nlohmann::ordered_json(to_tenth(*row.warm_ns_per_event)) : nullptr;
-  line["warm_best_ns_per_event"] =
-      row.warm_best_ns_per_event ? nlohmann::ordered_json(to_tenth(*row.warm_best_ns_per_event)) : nullptr;
+  line["warm_ns_per_event"] = row.warm_ns_per_event ? nlohmann::ordered_json(to_tenth(*row.warm_ns_per_event))
+                                                    : nlohmann::ordered_json(nullptr);
+  line["warm_best_ns_per_event"] = row.warm_best_ns_per_event
+                                       ? nlohmann::ordered_json(to_tenth(*row.warm_best_ns_per_event))
+                                       : nlohmann::ordered_json(nullptr);
   line["out_of_memory"] = row.out_of_memory;
   line["passes"] = row.passes;
   line["driver_ns_cold"] = to_tenth(row.driver_ns_cold);
