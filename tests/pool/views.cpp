@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Views: blocks put together from free pieces, with real bytes behind them.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <random>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "tarn/driver/fault.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/sim.hpp"
@@ -63,6 +65,127 @@ TEST_CASE("the same shortage a second time costs no driver call", "[pool][view]"
   }
   CHECK(calls[0] > 0);
   CHECK(calls[2] == 0);
+}
+
+namespace {
+
+/// Every other one of `count` blocks of 2 MiB stays, each with its number in it; what is free lies in handles apart.
+struct checkerboard {
+  backed_machine m;
+  stack<sim_pages, limited, pooled> memory;
+  std::vector<unsigned char*> kept;
+  std::vector<unsigned char*> freed;  ///< where the free handles are, in the order of their addresses
+
+  checkerboard(int count, std::size_t cap) : memory(sim_pages{m.driver} | limited{cap} | pooled{}) {
+    for (int i = 0; i < count; ++i) {
+      (i % 2 == 0 ? kept : freed).push_back(static_cast<unsigned char*>(memory.allocate(m.stream, 2_MiB)));
+    }
+    for (std::size_t i = 0; i < kept.size(); ++i) std::memset(kept[i], static_cast<int>(i), 2_MiB);
+    for (unsigned char* const p : freed) memory.deallocate(m.stream, p, 2_MiB);
+    std::sort(freed.begin(), freed.end());
+  }
+  ~checkerboard() {
+    for (unsigned char* const p : kept) memory.deallocate(m.stream, p, 2_MiB);
+  }
+  checkerboard(checkerboard const&) = delete;
+  checkerboard& operator=(checkerboard const&) = delete;
+
+  unsigned char* allocate(std::size_t bytes) {
+    return static_cast<unsigned char*>(memory.allocate(m.stream, bytes));
+  }
+  void free(void* p, std::size_t bytes) { memory.deallocate(m.stream, p, bytes); }
+
+  /// Whether every byte written to a block can be read again, and no other block has changed.
+  bool holds(unsigned char* p, std::size_t bytes) const {
+    for (std::size_t at = 0; at < bytes; at += 4096) p[at] = static_cast<unsigned char>(at / 4096 * 7);
+    for (std::size_t at = 0; at < bytes; at += 4096) {
+      if (p[at] != static_cast<unsigned char>(at / 4096 * 7)) return false;
+    }
+    for (std::size_t i = 0; i < kept.size(); ++i) {
+      for (std::size_t at = 0; at < 2_MiB; at += 4096) {
+        if (kept[i][at] != i) return false;
+      }
+    }
+    return true;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a larger request maps only what its predecessor's view lacks", "[pool][view]") {
+  checkerboard board(24, 64_MiB);
+  board.free(board.allocate(20_MiB), 20_MiB);
+  std::uint64_t const before = board.memory->state().remaps;
+  CHECK(before == 10);
+  unsigned char* const larger = board.allocate(24_MiB);
+  CHECK(board.memory->state().remaps == before + 2);
+  CHECK(board.holds(larger, 24_MiB));
+  board.free(larger, 24_MiB);
+}
+
+TEST_CASE("a view whose end is in use is not prolonged", "[pool][view]") {
+  checkerboard board(24, 64_MiB);
+  board.free(board.allocate(20_MiB), 20_MiB);
+  std::vector<unsigned char*> all;
+  for (std::size_t i = 0; i < board.freed.size(); ++i) all.push_back(board.allocate(2_MiB));
+  std::sort(all.begin(), all.end());
+  CHECK(all == board.freed);
+  unsigned char* const last_of_view = all[9];
+  for (unsigned char* const p : all) {
+    if (p != last_of_view) board.free(p, 2_MiB);
+  }
+  std::memset(last_of_view, 0xEE, 2_MiB);
+  unsigned char* const larger = board.allocate(22_MiB);
+  CHECK(board.holds(larger, 22_MiB));
+  CHECK(last_of_view[0] == 0xEE);
+  CHECK(last_of_view[2_MiB - 1] == 0xEE);
+  board.free(larger, 22_MiB);
+  board.free(last_of_view, 2_MiB);
+}
+
+TEST_CASE("a view is prolonged by handles that are free at their start", "[pool][view]") {
+  checkerboard board(24, 64_MiB);
+  unsigned char* const ends_free = board.allocate(3_MiB);  // 1 MiB of its last handle is left
+  std::memset(ends_free, 0xEE, 3_MiB);
+  board.free(board.allocate(20_MiB), 20_MiB);
+  unsigned char* const larger = board.allocate(21_MiB);
+  CHECK(board.holds(larger, 21_MiB));
+  bool same = true;
+  for (std::size_t at = 0; at < 3_MiB; at += 4096) same = same && ends_free[at] == 0xEE;
+  CHECK(same);
+  board.free(larger, 21_MiB);
+  board.free(ends_free, 3_MiB);
+}
+
+TEST_CASE("a view grows no further than its place", "[pool][view]") {
+  checkerboard board(60, 128_MiB);
+  board.free(board.allocate(20_MiB), 20_MiB);
+  unsigned char* const larger = board.allocate(48_MiB);
+  unsigned char* other = nullptr;
+  REQUIRE_NOTHROW(other = board.allocate(8_MiB));
+  CHECK(board.holds(larger, 48_MiB));
+  CHECK(board.holds(other, 8_MiB));
+  board.free(larger, 48_MiB);
+  board.free(other, 8_MiB);
+}
+
+TEST_CASE("a view that could not be prolonged whole serves with what it has", "[pool][view]") {
+  sim_machine machine{sim_options{.capacity = 2_GiB, .taken = 0}};
+  fault_plan plan;
+  faulty<sim_driver> const driver{machine.driver(0), plan};
+  auto memory = basic_pages{driver} | limited{64_MiB} | pooled{};
+  std::vector<void*> small;
+  for (int i = 0; i < 24; ++i) small.push_back(memory.allocate(stream_ref{}, 2_MiB));
+  for (std::size_t i = 0; i < small.size(); i += 2) memory.deallocate(stream_ref{}, small[i], 2_MiB);
+  memory.deallocate(stream_ref{}, memory.allocate(stream_ref{}, 20_MiB), 20_MiB);
+  std::uint64_t const before = memory->state().remaps;
+  plan.fail(driver_call::map_pages, 2, {failure::other, fault_moment::instead, fault_span::once});
+  CHECK_THROWS_AS(memory.allocate(stream_ref{}, 24_MiB), cuda_error);
+  CHECK(memory->state().remaps == before + 1);
+  void* const larger = memory.allocate(stream_ref{}, 24_MiB);
+  CHECK(memory->state().remaps == before + 2);
+  memory.deallocate(stream_ref{}, larger, 24_MiB);
+  for (std::size_t i = 1; i < small.size(); i += 2) memory.deallocate(stream_ref{}, small[i], 2_MiB);
 }
 
 TEST_CASE("small blocks may have a wholly free handle of large ones under a cap", "[pool][view]") {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Which free memory a block is put together from, where no unbroken free range is large enough. Pure: it looks at
-// the arena and the page map and changes neither. Above it: page_growth. Below it: arena, page_map, view.
+// the arena and the page map and changes neither. Above it: page_views, page_growth. Below it: arena, page_map, view.
 
 #include <cstddef>
 #include <cstdint>
@@ -49,8 +49,11 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
 /// Puts a block together: the largest wholly free handles that fit, then for the rest the smallest free end or
 /// start of a handle that does, or one of each, or the start of a wholly free handle. Few pieces, each mapped for
 /// 27 us; handles stay whole where they can. O(free ranges + handles), plus sorting.
+/// @param after  the view that they are to follow: then none begins within a handle, and none of its handles is taken,
+///               which may be seen once in a view
 /// @throws std::bad_alloc
-inline choice choose_pieces(arena const& a, page_map const& map, growth_request const& request) {
+inline choice choose_pieces(arena const& a, page_map const& map, growth_request const& request,
+                            std::size_t bytes, view const* after = nullptr) {
   sequence<piece> whole;
   piece start_best;
   piece start_most;
@@ -58,9 +61,11 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
   piece end_most;
   sequence<piece> starts;
   sequence<piece> ends;
-  bool const head_allowed = request.alignment <= range_grain;
+  bool const head_allowed = after == nullptr && request.alignment <= range_grain;
+  auto const is_taken = [&](piece const& p) { return after != nullptr && after->shows(p.handle); };
   auto const look = [&](domain_ref d) {
     auto const sort_in = [&](piece const& p, bool at_start, bool at_end) {
+      if (is_taken(p)) return;
       if (at_start && at_end) {
         whole.push_back(p);
       } else if (at_end && head_allowed) {
@@ -72,7 +77,7 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
     for_each_piece(a, map, d, zone::large, least_piece, sort_in);
     for_each_piece(a, map, d, zone::small, map.granularity(),
                    [&](piece const& p, bool at_start, bool at_end) {
-                     if (at_start && at_end) whole.push_back(p);
+                     if (at_start && at_end && !is_taken(p)) whole.push_back(p);
                    });
   };
   look(request.taker);
@@ -82,7 +87,7 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
   });
 
   choice c;
-  std::size_t rest = request.bytes;
+  std::size_t rest = bytes;
   c.pieces.push_back(piece{});  // the head's place
   piece smallest_above;
   for (piece const& p : whole) {
@@ -176,14 +181,41 @@ struct free_stretch {
   std::size_t bytes = 0;   ///< 0: none
 };
 
+/// Calls f(begin, end) for each unbroken stretch of a view that is free for a domain, until it returns true.
+/// O(ranges within the view's handles)
+template <class F>
+void for_each_stretch(arena const& a, page_map const& map, view const& v, domain_ref taker, F&& f) {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  std::size_t offset = 0;
+  for (view_slot const& slot : v.slots) {
+    if (slot.handle != 0) {
+      physical const& h = map[slot.handle];
+      std::uintptr_t const handle_end = h.home + h.bytes;
+      for (range_ref r = a.starts.find(a.ranges, h.home); r != 0 && a.ranges[r].address < handle_end;
+           r = a.ranges[r].next) {
+        range const& node = a.ranges[r];
+        if (node.state != range_state::free || (node.domain != taker && node.domain != neutral)) continue;
+        std::size_t const from = offset + (larger_of(node.address, h.home) - h.home);
+        std::size_t const to = offset + (smaller_of(node.end(), handle_end) - h.home);
+        if (from != end) {
+          if (f(begin, end)) return;
+          begin = from;
+        }
+        end = to;
+      }
+    }
+    offset += slot.bytes;
+  }
+  (void)f(begin, end);
+}
+
 /// The smallest free stretch of a view that holds the request, or the place of the last block where that is free
-/// and as large. O(ranges within the view's handles).
+/// and as large.
 inline free_stretch find_stretch(arena const& a, page_map const& map, view const& v,
                                  growth_request const& request) {
   free_stretch best;
-  std::size_t begin = 0;
-  std::size_t end = 0;
-  auto const close = [&] {
+  for_each_stretch(a, map, v, request.taker, [&](std::size_t begin, std::size_t end) {
     std::size_t const from = align_up(begin, request.alignment);
     if (end < from || end - from < request.bytes) return false;
     if (request.bytes == v.last_bytes && v.last_offset >= begin && v.last_offset + v.last_bytes <= end &&
@@ -193,30 +225,20 @@ inline free_stretch find_stretch(arena const& a, page_map const& map, view const
     }
     if (best.bytes == 0 || end - from < best.bytes) best = {from, end - from};
     return false;
-  };
-  std::size_t offset = 0;
-  for (view_slot const& slot : v.slots) {
-    if (slot.handle != 0) {
-      physical const& h = map[slot.handle];
-      std::uintptr_t const handle_end = h.home + h.bytes;
-      for (range_ref r = a.starts.find(a.ranges, h.home); r != 0 && a.ranges[r].address < handle_end;
-           r = a.ranges[r].next) {
-        range const& node = a.ranges[r];
-        if (node.state != range_state::free || (node.domain != request.taker && node.domain != neutral))
-          continue;
-        std::size_t const from = offset + (larger_of(node.address, h.home) - h.home);
-        std::size_t const to = offset + (smaller_of(node.end(), handle_end) - h.home);
-        if (from != end) {
-          if (close()) return best;
-          begin = from;
-        }
-        end = to;
-      }
-    }
-    offset += slot.bytes;
-  }
-  (void)close();
+  });
   return best;
+}
+
+/// What is free at the end of a view, from where the request may begin.
+inline free_stretch find_free_end(arena const& a, page_map const& map, view const& v,
+                                  growth_request const& request) {
+  free_stretch last{v.bytes, 0};
+  for_each_stretch(a, map, v, request.taker, [&](std::size_t begin, std::size_t end) {
+    std::size_t const from = align_up(begin, request.alignment);
+    if (end == v.bytes && from < end) last = {from, end - from};
+    return false;
+  });
+  return last;
 }
 
 /// The pieces behind part of a view, in order. @throws std::bad_alloc

@@ -8,8 +8,9 @@
 //   view                  [live free1][ free2 ][ free3 ][free4 live]
 //   block                       '----------------------------'
 //
-// Views are kept after their block is freed: the same request later finds its view and costs no driver call.
-// Above it: page_choice, page_growth. Below it: page_map.
+// Views are kept after their block is freed: the same request later finds its view and costs no driver call, and a
+// larger one may prolong it.
+// Above it: page_choice, page_views. Below it: page_map.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,12 +28,26 @@ struct view_slot {
 };
 
 struct view {
-  range_ref region = 0;  ///< the node of its addresses; 0: an unused entry
+  range_ref region = 0;  ///< the node of its addresses, some with nothing behind them yet; 0: an unused entry
   std::uintptr_t address = 0;
-  std::size_t bytes = 0;
+  std::size_t bytes = 0;  ///< of its handles
   sequence<view_slot> slots;
   std::size_t last_offset = 0;  ///< of the block that lived here last
   std::size_t last_bytes = 0;
+
+  /// How many handles lie at or behind an offset.
+  [[nodiscard]] std::size_t handles_from(std::size_t offset) const noexcept {
+    std::size_t count = 0;
+    for (std::size_t end = bytes; count < slots.size() && end > offset; ++count)
+      end -= slots[slots.size() - 1 - count].bytes;
+    return count;
+  }
+  [[nodiscard]] bool shows(handle_ref h) const noexcept {
+    for (view_slot const& slot : slots) {
+      if (slot.handle == h) return true;
+    }
+    return false;
+  }
 };
 
 /// How many views are kept before the least recently used idle ones are unmapped; beyond twice as many the host waits for
