@@ -17,6 +17,10 @@ nlohmann::ordered_json or_null(std::optional<T> const& value) {
 double to_tenth(double ns) {
   return std::round(ns * 10) / 10;
 }
+std::optional<double> to_tenth(std::optional<double> ns) {
+  if (ns) ns = to_tenth(*ns);
+  return ns;
+}
 
 }  // namespace
 
@@ -32,11 +36,8 @@ void write_json(std::ostream& out, figures const& row, context const& where) {
   line["driver_calls"] = or_null(row.driver_calls);
   line["driver_calls_warm"] = or_null(row.driver_calls_warm);
   line["cold_ns_per_event"] = to_tenth(row.cold_ns_per_event);
-  line["warm_ns_per_event"] = row.warm_ns_per_event ? nlohmann::ordered_json(to_tenth(*row.warm_ns_per_event))
-                                                    : nlohmann::ordered_json(nullptr);
-  line["warm_best_ns_per_event"] = row.warm_best_ns_per_event
-                                       ? nlohmann::ordered_json(to_tenth(*row.warm_best_ns_per_event))
-                                       : nlohmann::ordered_json(nullptr);
+  line["warm_ns_per_event"] = or_null(to_tenth(row.warm_ns_per_event));
+  line["warm_best_ns_per_event"] = or_null(to_tenth(row.warm_best_ns_per_event));
   line["out_of_memory"] = row.out_of_memory;
   line["passes"] = row.passes;
   line["driver_ns_cold"] = to_tenth(row.driver_ns_cold);

@@ -2741,7 +2741,7 @@ inline void report_misuse(misuse const& what) noexcept {
 #include <mutex>
 
 // ---- tarn/core/wait.hpp
-// Waiting for another thread that will be done in a moment. Above it: owner_lock, hot_lock, tracked. Below it: nothing.
+// Waiting for another thread that will be done in a moment. Above it: spin_lock, owner_lock, hot_lock. Below it: nothing.
 
 #if defined(__linux__)
 #include <sched.h>  // <thread> costs as much to include as all of core/
@@ -7370,12 +7370,64 @@ template <class Upstream>
 // ---- tarn/core/combining_lock.hpp
 // A lock around small updates. Who finds it taken writes down what to do; who holds it does that too, before it leaves:
 // what is guarded stays in one processor's cache. (Flat combining: Hendler, Incze, Shavit, Tzafrir, SPAA 2010.) Every
-// update is done when its call returns. Above it: tracked. Below it: wait.
+// update is done when its call returns. Above it: tracked_numbers. Below it: spin_lock, thread_tag.
 
 #include <atomic>
 #include <bit>
-#include <cstddef>
 #include <cstdint>
+
+// ---- tarn/core/spin_lock.hpp
+// The smallest lock, for what takes a few nanoseconds. Above it: combining_lock, tracked_share. Below it: wait.
+
+#include <atomic>
+
+namespace tarn::detail {
+
+class spin_lock {
+ public:
+  spin_lock() noexcept = default;
+  spin_lock(spin_lock const&) = delete;
+  spin_lock& operator=(spin_lock const&) = delete;
+
+  [[nodiscard]] TARN_ALWAYS_INLINE bool try_lock() noexcept {
+    return !taken_.exchange(true, std::memory_order_acquire);
+  }
+  void lock() noexcept {
+    for (unsigned tries = 0; !try_lock(); ++tries) wait_a_moment(tries);
+  }
+  TARN_ALWAYS_INLINE void unlock() noexcept { taken_.store(false, std::memory_order_release); }
+  /// May have changed already.
+  [[nodiscard]] bool is_taken() const noexcept { return taken_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<bool> taken_{false};
+};
+
+}  // namespace tarn::detail
+// ---- tarn/core/thread_tag.hpp
+// What tells the threads that run now apart. Above it: combining_lock, tracked_numbers. Below it: config.
+
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// An address that differs between threads; a later thread may get it again.
+inline void const* this_thread_tag() noexcept {
+  static thread_local char const tag = 0;
+  return &tag;
+}
+
+/// How many places thread_place() knows.
+inline constexpr unsigned thread_places = 32;
+
+/// A place below thread_places for a thread's tag; several threads may share one. Threads' own memory lies at equal
+/// distances of whole pages: multiplied by the golden ratio (Knuth, TAOCP 3, 6.4) the page numbers' high bits differ.
+[[nodiscard]] TARN_ALWAYS_INLINE unsigned thread_place(void const* tag) noexcept {
+  auto const page = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(tag) >> 12);
+  return static_cast<unsigned>((page * 0x9E3779B97F4A7C15U) >> 59);
+}
+
+}  // namespace tarn::detail
 
 namespace tarn::detail {
 
@@ -7391,7 +7443,7 @@ class combining_lock {
   /// keep. Uncontended: one exchange. True where the lock was taken at first.
   template <class Apply>
   TARN_ALWAYS_INLINE bool run(Update const& update, Apply const& apply) noexcept {
-    if (!taken_.exchange(true, std::memory_order_acquire)) [[likely]] {
+    if (lock_.try_lock()) [[likely]] {
       apply(update);
       leave(apply);
       return false;
@@ -7401,11 +7453,9 @@ class combining_lock {
   }
 
   /// Plain locking, for what is no update.
-  void lock() noexcept {
-    for (unsigned tries = 0; taken_.exchange(true, std::memory_order_acquire); ++tries) wait_a_moment(tries);
-  }
+  void lock() noexcept { lock_.lock(); }
   /// Does not do what others have written down: they find the lock free.
-  void unlock() noexcept { taken_.store(false, std::memory_order_release); }
+  void unlock() noexcept { lock_.unlock(); }
 
  private:
   enum class step : std::uint8_t { free, taken, asked, done };
@@ -7413,7 +7463,7 @@ class combining_lock {
     std::atomic<step> at{step::free};
     Update update{};
   };
-  static constexpr unsigned slot_count = 32;
+  static constexpr unsigned slot_count = thread_places;
   static constexpr unsigned tries_apart = 8;
 
   /// Does what is written down, then unlocks.
@@ -7421,7 +7471,7 @@ class combining_lock {
   TARN_ALWAYS_INLINE void leave(Apply const& apply) noexcept {
     if (asked_.load(std::memory_order_relaxed) != 0) [[unlikely]]
       combine(apply);
-    taken_.store(false, std::memory_order_release);
+    lock_.unlock();
   }
 
   template <class Apply>
@@ -7449,8 +7499,7 @@ class combining_lock {
     asked_.fetch_or(std::uint32_t{1} << mine, std::memory_order_release);
     for (unsigned tries = 0; s.at.load(std::memory_order_acquire) != step::done; ++tries) {
       // Seldom, so that the lock stays with who works under it.
-      if (tries % tries_apart == 0 && !taken_.load(std::memory_order_relaxed) &&
-          !taken_.exchange(true, std::memory_order_acquire)) {
+      if (tries % tries_apart == 0 && !lock_.is_taken() && lock_.try_lock()) {
         leave(apply);  // what this thread asked for is among what is done now, unless it has been
       } else {
         wait_a_moment(tries);
@@ -7461,10 +7510,7 @@ class combining_lock {
 
   /// A slot of the caller's own for one update; slot_count where all are taken.
   unsigned take_slot() noexcept {
-    static thread_local char const place = 0;
-    // Threads' own memory lies at equal distances: the product's high bits differ all the same.
-    auto const first =
-        static_cast<unsigned>((reinterpret_cast<std::uintptr_t>(&place) * 0x9E3779B97F4A7C15U) >> 59);
+    unsigned const first = thread_place(this_thread_tag());
     for (unsigned i = 0; i < slot_count; ++i) {
       unsigned const k = (first + i) % slot_count;
       step expected = step::free;
@@ -7476,7 +7522,7 @@ class combining_lock {
     return slot_count;
   }
 
-  alignas(cache_line_bytes) std::atomic<bool> taken_{false};
+  alignas(cache_line_bytes) spin_lock lock_;
   alignas(cache_line_bytes) std::atomic<std::uint32_t> asked_{0};
   slot slots_[slot_count];
 };
@@ -7486,10 +7532,9 @@ class combining_lock {
 // What one thread may count by itself. Where several threads call at once, each is given a share of the room that is left
 // below the peaks. While it stays within its share no peak can change, whatever the others do within theirs, so nobody
 // needs to know of it until somebody asks: every number stays exact. (Shares of what is left below a limit: O'Neil, "The
-// escrow transactional method", TODS 1986.) Above it: tracked_numbers. Below it: counter, wait.
+// escrow transactional method", TODS 1986.) Above it: tracked_numbers. Below it: counter, spin_lock.
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -7520,7 +7565,7 @@ class alignas(cache_line_bytes) tracked_share {
  public:
   /// Counts a call here. False: there is no share now, or not enough of it; it is to be counted by all.
   [[nodiscard]] TARN_ALWAYS_INLINE bool count(tracked_update const& u) noexcept {
-    if (taken_.exchange(true, std::memory_order_acquire)) return false;
+    if (!lock_.try_lock()) return false;
     bool const done = is_open_ && (u.rounded < 0 || has_room(u));
     if (done) {
       auto const change = u.by_kind();
@@ -7532,21 +7577,21 @@ class alignas(cache_line_bytes) tracked_share {
       }
       ++calls_;
     }
-    taken_.store(false, std::memory_order_release);
+    lock_.unlock();
     return done;
   }
 
   /// Gives this share's thread room for itself.
   void open(tracked_amounts const& room) noexcept {
-    lock();
+    lock_.lock();
     given_ = room_ = room;
     is_open_ = true;
-    unlock();
+    lock_.unlock();
   }
   /// Takes the room back and tells what was counted: f(kind, group, change, came) for each. Returns the number of calls.
   template <class F>
   std::uint64_t close(F const& f) noexcept {
-    lock();
+    lock_.lock();
     is_open_ = false;
     for (std::size_t k = 0; k < 3; ++k) {
       came_[k][0] = came_[k][1] + came_[k][2];
@@ -7555,7 +7600,7 @@ class alignas(cache_line_bytes) tracked_share {
     came_ = {};
     std::uint64_t const calls = calls_;
     calls_ = 0;
-    unlock();
+    lock_.unlock();
     return calls;
   }
 
@@ -7567,12 +7612,8 @@ class alignas(cache_line_bytes) tracked_share {
     for (std::size_t k = 0; k < 3; ++k) fits = fits && change[k] <= room_[k][0] && change[k] <= room_[k][g];
     return fits;
   }
-  void lock() noexcept {
-    for (unsigned tries = 0; taken_.exchange(true, std::memory_order_acquire); ++tries) wait_a_moment(tries);
-  }
-  void unlock() noexcept { taken_.store(false, std::memory_order_release); }
 
-  std::atomic<bool> taken_{false};
+  spin_lock lock_;
   bool is_open_ = false;
   std::uint64_t calls_ = 0;  ///< counted here since it was opened
   tracked_amounts room_{};   ///< by how much each number may still grow here
@@ -7609,12 +7650,6 @@ struct high_water_mark {
 
 namespace detail {
 
-/// An address that differs between threads.
-inline void const* this_thread_tag() noexcept {
-  static thread_local char tag = 0;
-  return &tag;
-}
-
 /// Exact under any number of threads: nothing is counted late or twice for who asks. O(1); asking is O(threads that count
 /// at once, at most 32).
 class tracked_numbers {
@@ -7626,7 +7661,7 @@ class tracked_numbers {
 
   TARN_ALWAYS_INLINE void count(tracked_update const& u) noexcept {
     if (std::uint32_t const open = open_.load(std::memory_order_acquire); open != 0) [[unlikely]] {
-      unsigned const mine = share_of(u.thread);
+      unsigned const mine = thread_place(u.thread);
       if ((open >> mine & 1) != 0 && shares_[mine].count(u)) return;
     }
     bool const waited = lock_.run(u, applier{*this});
@@ -7637,7 +7672,7 @@ class tracked_numbers {
   [[nodiscard]] int sharing() const noexcept { return std::popcount(open_.load(std::memory_order_relaxed)); }
   /// Says that a thread would rather count by itself. It has a share once another does, too.
   void ask(void const* thread) noexcept {
-    std::uint32_t const mine = std::uint32_t{1} << share_of(thread);
+    std::uint32_t const mine = std::uint32_t{1} << thread_place(thread);
     if ((asked_.load(std::memory_order_relaxed) & mine) == 0)
       asked_.fetch_or(mine, std::memory_order_relaxed);
   }
@@ -7690,15 +7725,10 @@ class tracked_numbers {
   }
 
  private:
-  static constexpr unsigned share_count = 32;
+  static constexpr unsigned share_count = thread_places;
   /// Fewer calls than this for each share, and handing shares out cost more than it saved.
   static constexpr std::uint64_t least_calls = 4;
   static constexpr std::uint32_t longest_pause = 4096;
-
-  /// Threads' own memory lies at equal distances: the product's high bits differ all the same.
-  static unsigned share_of(void const* thread) noexcept {
-    return static_cast<unsigned>((reinterpret_cast<std::uintptr_t>(thread) * 0x9E3779B97F4A7C15U) >> 59);
-  }
 
   /// In line where the lock is found free: a call would cost as much again.
   struct applier {
@@ -9265,16 +9295,15 @@ class device_buffer {
   template <class Other>
   requires std::is_same_v<typename Other::driver_type, typename Resource::driver_type>
   void copy_from(device_buffer<T, Other> const& other) {
+    if (size_ == 0 || other.size() != size_) return copy_from(other.span());  // which says so
     auto const& theirs = other.resource().driver();
-    if (sent_by_other_device(other)) return;
-    if (size_ != 0 && other.size() != 0) detail::order_streams(driver(), stream_, theirs, other.stream());
-    if (!copied_between_devices(other)) copy_from(other.span());
-    if (size_ == 0) return;
-    try {
-      detail::order_streams(theirs, other.stream(), driver(), stream_);
-    } catch (...) {
-      (void)driver().synchronize_stream(stream_);  // the other buffer's next user may not be told to wait
-      throw;
+    if (must_be_sent(other)) {
+      in_turn(theirs, other.stream(), driver(), stream_,
+              [&] { tarn::copy(theirs, other.span(), span(), other.stream()); });
+    } else {
+      in_turn(driver(), stream_, theirs, other.stream(), [&] {
+        if (!copied_between_devices(other)) copy_from(other.span());
+      });
     }
   }
   /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
@@ -9332,30 +9361,31 @@ class device_buffer {
                   has_property<Other, device_accessible> && !has_property<Other, host_accessible> &&
                   requires { driver().copy_from_device(stream_, data_, device_id{}, data_, size_); }) {
       device_id const theirs = other.resource().driver().device();
-      if (theirs == driver().device() || other.size() != size_) return false;
+      if (theirs == driver().device()) return false;
       status const s = driver().copy_from_device(stream_, data_, theirs, other.data(), bytes());
       if (!s.ok()) throw cuda_error(s, driver().device().value);
       return true;
     }
     return false;
   }
-  /// True where the other memory can be read by its own device alone, which is another, and that one has made the copy.
+  /// True where the other memory can be read by its own device alone, which is another.
   template <class Other>
-  bool sent_by_other_device(device_buffer<T, Other> const& other) {
-    if constexpr (has_property<Resource, host_accessible> && !has_property<Other, host_accessible>) {
-      auto const& theirs = other.resource().driver();
-      if (size_ == 0 || other.size() != size_ || theirs.device() == driver().device()) return false;
-      detail::order_streams(theirs, other.stream(), driver(), stream_);
-      tarn::copy(theirs, other.span(), span(), other.stream());
-      try {
-        detail::order_streams(driver(), stream_, theirs, other.stream());
-      } catch (...) {
-        (void)theirs.synchronize_stream(other.stream());  // this buffer's next user may not be told to wait
-        throw;
-      }
-      return true;
+  bool must_be_sent(device_buffer<T, Other> const& other) const {
+    return has_property<Resource, host_accessible> && !has_property<Other, host_accessible> &&
+           other.resource().driver().device() != driver().device();
+  }
+  /// Makes a copy on one stream behind what another has enqueued so far, which then waits for it.
+  template <class Driver, class Copy>
+  static void in_turn(Driver const& copying, stream_ref on, Driver const& waiting, stream_ref stream,
+                      Copy const& copy) {
+    detail::order_streams(copying, on, waiting, stream);
+    copy();
+    try {
+      detail::order_streams(waiting, stream, copying, on);
+    } catch (...) {
+      (void)copying.synchronize_stream(on);  // the buffers' next users may not be told to wait
+      throw;
     }
-    return false;
   }
   /// Moves to a block of `count` elements on `stream`.
   void relocate(std::size_t count, stream_ref stream) {

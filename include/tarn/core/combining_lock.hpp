@@ -2,14 +2,15 @@
 #pragma once
 // A lock around small updates. Who finds it taken writes down what to do; who holds it does that too, before it leaves:
 // what is guarded stays in one processor's cache. (Flat combining: Hendler, Incze, Shavit, Tzafrir, SPAA 2010.) Every
-// update is done when its call returns. Above it: tracked. Below it: wait.
+// update is done when its call returns. Above it: tracked_numbers. Below it: spin_lock, thread_tag.
 
 #include <atomic>
 #include <bit>
-#include <cstddef>
 #include <cstdint>
 
 #include "tarn/core/config.hpp"
+#include "tarn/core/spin_lock.hpp"
+#include "tarn/core/thread_tag.hpp"
 #include "tarn/core/wait.hpp"
 
 namespace tarn::detail {
@@ -26,7 +27,7 @@ class combining_lock {
   /// keep. Uncontended: one exchange. True where the lock was taken at first.
   template <class Apply>
   TARN_ALWAYS_INLINE bool run(Update const& update, Apply const& apply) noexcept {
-    if (!taken_.exchange(true, std::memory_order_acquire)) [[likely]] {
+    if (lock_.try_lock()) [[likely]] {
       apply(update);
       leave(apply);
       return false;
@@ -36,11 +37,9 @@ class combining_lock {
   }
 
   /// Plain locking, for what is no update.
-  void lock() noexcept {
-    for (unsigned tries = 0; taken_.exchange(true, std::memory_order_acquire); ++tries) wait_a_moment(tries);
-  }
+  void lock() noexcept { lock_.lock(); }
   /// Does not do what others have written down: they find the lock free.
-  void unlock() noexcept { taken_.store(false, std::memory_order_release); }
+  void unlock() noexcept { lock_.unlock(); }
 
  private:
   enum class step : std::uint8_t { free, taken, asked, done };
@@ -48,7 +47,7 @@ class combining_lock {
     std::atomic<step> at{step::free};
     Update update{};
   };
-  static constexpr unsigned slot_count = 32;
+  static constexpr unsigned slot_count = thread_places;
   static constexpr unsigned tries_apart = 8;
 
   /// Does what is written down, then unlocks.
@@ -56,7 +55,7 @@ class combining_lock {
   TARN_ALWAYS_INLINE void leave(Apply const& apply) noexcept {
     if (asked_.load(std::memory_order_relaxed) != 0) [[unlikely]]
       combine(apply);
-    taken_.store(false, std::memory_order_release);
+    lock_.unlock();
   }
 
   template <class Apply>
@@ -84,8 +83,7 @@ class combining_lock {
     asked_.fetch_or(std::uint32_t{1} << mine, std::memory_order_release);
     for (unsigned tries = 0; s.at.load(std::memory_order_acquire) != step::done; ++tries) {
       // Seldom, so that the lock stays with who works under it.
-      if (tries % tries_apart == 0 && !taken_.load(std::memory_order_relaxed) &&
-          !taken_.exchange(true, std::memory_order_acquire)) {
+      if (tries % tries_apart == 0 && !lock_.is_taken() && lock_.try_lock()) {
         leave(apply);  // what this thread asked for is among what is done now, unless it has been
       } else {
         wait_a_moment(tries);
@@ -96,10 +94,7 @@ class combining_lock {
 
   /// A slot of the caller's own for one update; slot_count where all are taken.
   unsigned take_slot() noexcept {
-    static thread_local char const place = 0;
-    // Threads' own memory lies at equal distances: the product's high bits differ all the same.
-    auto const first =
-        static_cast<unsigned>((reinterpret_cast<std::uintptr_t>(&place) * 0x9E3779B97F4A7C15U) >> 59);
+    unsigned const first = thread_place(this_thread_tag());
     for (unsigned i = 0; i < slot_count; ++i) {
       unsigned const k = (first + i) % slot_count;
       step expected = step::free;
@@ -111,7 +106,7 @@ class combining_lock {
     return slot_count;
   }
 
-  alignas(cache_line_bytes) std::atomic<bool> taken_{false};
+  alignas(cache_line_bytes) spin_lock lock_;
   alignas(cache_line_bytes) std::atomic<std::uint32_t> asked_{0};
   slot slots_[slot_count];
 };

@@ -17,6 +17,7 @@
 #include "tarn/core/config.hpp"
 #include "tarn/core/counter.hpp"
 #include "tarn/core/extremes.hpp"
+#include "tarn/core/thread_tag.hpp"
 #include "tarn/policy/tracked_share.hpp"
 
 namespace tarn {
@@ -45,12 +46,6 @@ struct high_water_mark {
 
 namespace detail {
 
-/// An address that differs between threads.
-inline void const* this_thread_tag() noexcept {
-  static thread_local char tag = 0;
-  return &tag;
-}
-
 /// Exact under any number of threads: nothing is counted late or twice for who asks. O(1); asking is O(threads that count
 /// at once, at most 32).
 class tracked_numbers {
@@ -62,7 +57,7 @@ class tracked_numbers {
 
   TARN_ALWAYS_INLINE void count(tracked_update const& u) noexcept {
     if (std::uint32_t const open = open_.load(std::memory_order_acquire); open != 0) [[unlikely]] {
-      unsigned const mine = share_of(u.thread);
+      unsigned const mine = thread_place(u.thread);
       if ((open >> mine & 1) != 0 && shares_[mine].count(u)) return;
     }
     bool const waited = lock_.run(u, applier{*this});
@@ -73,7 +68,7 @@ class tracked_numbers {
   [[nodiscard]] int sharing() const noexcept { return std::popcount(open_.load(std::memory_order_relaxed)); }
   /// Says that a thread would rather count by itself. It has a share once another does, too.
   void ask(void const* thread) noexcept {
-    std::uint32_t const mine = std::uint32_t{1} << share_of(thread);
+    std::uint32_t const mine = std::uint32_t{1} << thread_place(thread);
     if ((asked_.load(std::memory_order_relaxed) & mine) == 0)
       asked_.fetch_or(mine, std::memory_order_relaxed);
   }
@@ -126,15 +121,10 @@ class tracked_numbers {
   }
 
  private:
-  static constexpr unsigned share_count = 32;
+  static constexpr unsigned share_count = thread_places;
   /// Fewer calls than this for each share, and handing shares out cost more than it saved.
   static constexpr std::uint64_t least_calls = 4;
   static constexpr std::uint32_t longest_pause = 4096;
-
-  /// Threads' own memory lies at equal distances: the product's high bits differ all the same.
-  static unsigned share_of(void const* thread) noexcept {
-    return static_cast<unsigned>((reinterpret_cast<std::uintptr_t>(thread) * 0x9E3779B97F4A7C15U) >> 59);
-  }
 
   /// In line where the lock is found free: a call would cost as much again.
   struct applier {

@@ -3,16 +3,15 @@
 // What one thread may count by itself. Where several threads call at once, each is given a share of the room that is left
 // below the peaks. While it stays within its share no peak can change, whatever the others do within theirs, so nobody
 // needs to know of it until somebody asks: every number stays exact. (Shares of what is left below a limit: O'Neil, "The
-// escrow transactional method", TODS 1986.) Above it: tracked_numbers. Below it: counter, wait.
+// escrow transactional method", TODS 1986.) Above it: tracked_numbers. Below it: counter, spin_lock.
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/counter.hpp"
-#include "tarn/core/wait.hpp"
+#include "tarn/core/spin_lock.hpp"
 
 namespace tarn {
 
@@ -41,7 +40,7 @@ class alignas(cache_line_bytes) tracked_share {
  public:
   /// Counts a call here. False: there is no share now, or not enough of it; it is to be counted by all.
   [[nodiscard]] TARN_ALWAYS_INLINE bool count(tracked_update const& u) noexcept {
-    if (taken_.exchange(true, std::memory_order_acquire)) return false;
+    if (!lock_.try_lock()) return false;
     bool const done = is_open_ && (u.rounded < 0 || has_room(u));
     if (done) {
       auto const change = u.by_kind();
@@ -53,21 +52,21 @@ class alignas(cache_line_bytes) tracked_share {
       }
       ++calls_;
     }
-    taken_.store(false, std::memory_order_release);
+    lock_.unlock();
     return done;
   }
 
   /// Gives this share's thread room for itself.
   void open(tracked_amounts const& room) noexcept {
-    lock();
+    lock_.lock();
     given_ = room_ = room;
     is_open_ = true;
-    unlock();
+    lock_.unlock();
   }
   /// Takes the room back and tells what was counted: f(kind, group, change, came) for each. Returns the number of calls.
   template <class F>
   std::uint64_t close(F const& f) noexcept {
-    lock();
+    lock_.lock();
     is_open_ = false;
     for (std::size_t k = 0; k < 3; ++k) {
       came_[k][0] = came_[k][1] + came_[k][2];
@@ -76,7 +75,7 @@ class alignas(cache_line_bytes) tracked_share {
     came_ = {};
     std::uint64_t const calls = calls_;
     calls_ = 0;
-    unlock();
+    lock_.unlock();
     return calls;
   }
 
@@ -88,12 +87,8 @@ class alignas(cache_line_bytes) tracked_share {
     for (std::size_t k = 0; k < 3; ++k) fits = fits && change[k] <= room_[k][0] && change[k] <= room_[k][g];
     return fits;
   }
-  void lock() noexcept {
-    for (unsigned tries = 0; taken_.exchange(true, std::memory_order_acquire); ++tries) wait_a_moment(tries);
-  }
-  void unlock() noexcept { taken_.store(false, std::memory_order_release); }
 
-  std::atomic<bool> taken_{false};
+  spin_lock lock_;
   bool is_open_ = false;
   std::uint64_t calls_ = 0;  ///< counted here since it was opened
   tracked_amounts room_{};   ///< by how much each number may still grow here

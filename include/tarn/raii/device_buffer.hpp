@@ -163,16 +163,15 @@ class device_buffer {
   template <class Other>
   requires std::is_same_v<typename Other::driver_type, typename Resource::driver_type>
   void copy_from(device_buffer<T, Other> const& other) {
+    if (size_ == 0 || other.size() != size_) return copy_from(other.span());  // which says so
     auto const& theirs = other.resource().driver();
-    if (sent_by_other_device(other)) return;
-    if (size_ != 0 && other.size() != 0) detail::order_streams(driver(), stream_, theirs, other.stream());
-    if (!copied_between_devices(other)) copy_from(other.span());
-    if (size_ == 0) return;
-    try {
-      detail::order_streams(theirs, other.stream(), driver(), stream_);
-    } catch (...) {
-      (void)driver().synchronize_stream(stream_);  // the other buffer's next user may not be told to wait
-      throw;
+    if (must_be_sent(other)) {
+      in_turn(theirs, other.stream(), driver(), stream_,
+              [&] { tarn::copy(theirs, other.span(), span(), other.stream()); });
+    } else {
+      in_turn(driver(), stream_, theirs, other.stream(), [&] {
+        if (!copied_between_devices(other)) copy_from(other.span());
+      });
     }
   }
   /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
@@ -230,30 +229,31 @@ class device_buffer {
                   has_property<Other, device_accessible> && !has_property<Other, host_accessible> &&
                   requires { driver().copy_from_device(stream_, data_, device_id{}, data_, size_); }) {
       device_id const theirs = other.resource().driver().device();
-      if (theirs == driver().device() || other.size() != size_) return false;
+      if (theirs == driver().device()) return false;
       status const s = driver().copy_from_device(stream_, data_, theirs, other.data(), bytes());
       if (!s.ok()) throw cuda_error(s, driver().device().value);
       return true;
     }
     return false;
   }
-  /// True where the other memory can be read by its own device alone, which is another, and that one has made the copy.
+  /// True where the other memory can be read by its own device alone, which is another.
   template <class Other>
-  bool sent_by_other_device(device_buffer<T, Other> const& other) {
-    if constexpr (has_property<Resource, host_accessible> && !has_property<Other, host_accessible>) {
-      auto const& theirs = other.resource().driver();
-      if (size_ == 0 || other.size() != size_ || theirs.device() == driver().device()) return false;
-      detail::order_streams(theirs, other.stream(), driver(), stream_);
-      tarn::copy(theirs, other.span(), span(), other.stream());
-      try {
-        detail::order_streams(driver(), stream_, theirs, other.stream());
-      } catch (...) {
-        (void)theirs.synchronize_stream(other.stream());  // this buffer's next user may not be told to wait
-        throw;
-      }
-      return true;
+  bool must_be_sent(device_buffer<T, Other> const& other) const {
+    return has_property<Resource, host_accessible> && !has_property<Other, host_accessible> &&
+           other.resource().driver().device() != driver().device();
+  }
+  /// Makes a copy on one stream behind what another has enqueued so far, which then waits for it.
+  template <class Driver, class Copy>
+  static void in_turn(Driver const& copying, stream_ref on, Driver const& waiting, stream_ref stream,
+                      Copy const& copy) {
+    detail::order_streams(copying, on, waiting, stream);
+    copy();
+    try {
+      detail::order_streams(waiting, stream, copying, on);
+    } catch (...) {
+      (void)copying.synchronize_stream(on);  // the buffers' next users may not be told to wait
+      throw;
     }
-    return false;
   }
   /// Moves to a block of `count` elements on `stream`.
   void relocate(std::size_t count, stream_ref stream) {

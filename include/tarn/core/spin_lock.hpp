@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The smallest lock, for what takes a few nanoseconds. Above it: combining_lock, tracked_share. Below it: wait.
+
+#include <atomic>
+
+#include "tarn/core/config.hpp"
+#include "tarn/core/wait.hpp"
+
+namespace tarn::detail {
+
+class spin_lock {
+ public:
+  spin_lock() noexcept = default;
+  spin_lock(spin_lock const&) = delete;
+  spin_lock& operator=(spin_lock const&) = delete;
+
+  [[nodiscard]] TARN_ALWAYS_INLINE bool try_lock() noexcept {
+    return !taken_.exchange(true, std::memory_order_acquire);
+  }
+  void lock() noexcept {
+    for (unsigned tries = 0; !try_lock(); ++tries) wait_a_moment(tries);
+  }
+  TARN_ALWAYS_INLINE void unlock() noexcept { taken_.store(false, std::memory_order_release); }
+  /// May have changed already.
+  [[nodiscard]] bool is_taken() const noexcept { return taken_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<bool> taken_{false};
+};
+
+}  // namespace tarn::detail
