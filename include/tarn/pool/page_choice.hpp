@@ -27,6 +27,7 @@ struct piece {
 struct choice {
   sequence<piece> pieces;
   std::size_t lack = 0;
+  std::size_t left_over = 0;  ///< free bytes beside the block in handles that it takes a part of
 };
 
 /// Free ends and starts of handles below this are not worth a handle's mapping, bytes.
@@ -143,6 +144,7 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
       c.lack = rest - end_alone.bytes;
       return c;
     }
+    c.left_over = head.bytes + tail.bytes - rest;
     if (head.bytes != 0) {
       std::size_t const used = smaller_of(rest, head.bytes);
       head = {head.address + (head.bytes - used), used, head.handle};
