@@ -42,6 +42,7 @@ struct sim_state {
                                                     : detail::sim_hosts::one_timeline) {
     for (int d = 0; d < o.devices; ++d) async.emplace_back(d, memory, order.get());
     if (order) memory.watch_gone();
+    if (o.tool == sim_tool::attached) memory.attach_tool();
   }
   sim_state(sim_state const&) = delete;
   sim_state& operator=(sim_state const&) = delete;
@@ -290,6 +291,21 @@ class sim_machine {
   [[nodiscard]] std::vector<std::string> findings() const {
     std::lock_guard const lock(state_->mutex);
     return state_->order ? state_->order->findings() : std::vector<std::string>{};
+  }
+
+  // The tool that watches memory; without sim_tool::attached there is nothing to tell.
+
+  /// What the tool reported so far, in order.
+  [[nodiscard]] std::vector<std::string> tool_findings() const {
+    std::lock_guard const lock(state_->mutex);
+    auto const* const tool = state_->memory.tool();
+    return tool != nullptr ? tool->findings() : std::vector<std::string>{};
+  }
+  [[nodiscard]] sim_tool_counts tool_counts() const {
+    std::lock_guard const lock(state_->mutex);
+    auto const* const tool = state_->memory.tool();
+    if (tool == nullptr) return {};
+    return {tool->calls(), tool->heaps(), tool->regions(), tool->region_bytes()};
   }
 
   friend bool operator==(sim_machine const& a, sim_machine const& b) noexcept { return a.state_ == b.state_; }

@@ -25,6 +25,15 @@ struct sim_work {
 /// True while the calling thread runs a simulated kernel: there the driver may not be called.
 inline thread_local bool sim_inside_work = false;
 
+/// The tool, where there is one, sees what work touches.
+inline void show_tool(sim_memory const& memory, sim_access const& a) noexcept {
+  if (memory.tool() == nullptr) return;
+  try {
+    memory.tool()->check(a.p, a.bytes, a.use == sim_use::reads ? "read" : "write");
+  } catch (...) {  // without host memory for its finding a tool stays silent
+  }
+}
+
 /// A kernel: bytes it says it touches, and what it does on the host's side of the simulation.
 template <class F>
 struct sim_kernel final : sim_work {
@@ -32,6 +41,7 @@ struct sim_kernel final : sim_work {
   sim_code run(sim_memory& memory) noexcept override {
     for (sim_access const& a : touched) {
       if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
+      show_tool(memory, a);
     }
     body();
     return sim_code::ok;
@@ -46,6 +56,7 @@ struct sim_transfer_work final : sim_work {
   sim_code run(sim_memory& memory) noexcept override {
     for (sim_access const& a : touched) {
       if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
+      show_tool(memory, a);
     }
     if (!memory.is_real(to) || (from != nullptr && !memory.is_real(from))) return sim_code::ok;
     if (from != nullptr) {
