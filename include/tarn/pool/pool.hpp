@@ -42,9 +42,9 @@ class pool {
   using properties = typename Upstream::properties;
 
   explicit pool(Upstream upstream, pool_options const& options = {})
-      : described_(upstream.driver()),
-        ladder_(described::wrap(std::move(upstream), described_), options),
-        uses_(ladder_.order.driver()) {
+      : ladder_(described::wrap(std::move(upstream), described_), options),
+        uses_(ladder_.order.driver()),
+        described_(ladder_.order.driver()) {
     link_->pool = this;
     link_->retire = [](void* self, detail::thread_cache* cache) noexcept {
       static_cast<pool*>(self)->retire(cache);
@@ -782,12 +782,7 @@ class pool {
         lock const held(ladder_.hot);
         count_uncached(-static_cast<std::int64_t>(detail::rounded_bytes(w.bytes, w.alignment)), -1);
       }
-      bool const classed = w.alignment <= default_alignment && w.bytes <= detail::class_limit;
-      if (classed) {
-        give_back(id, w.stream, detail::class_of(w.bytes), &w.p, 1);
-      } else {
-        give_back_range(id, w.stream, w.p, detail::rounded_bytes(w.bytes, w.alignment));
-      }
+      bring_home(detail::freed_block{w.p, w.bytes, w.alignment, id, w.stream});
     }
   }
 
@@ -817,7 +812,6 @@ class pool {
     throw out_of_memory(r);
   }
 
-  typename described::type described_;  ///< before what tells it
   mutable detail::ladder<typename described::source_type> ladder_;
   detail::recorded_uses<driver_type> uses_;
   detail::counted<detail::pool_link> link_;
@@ -829,6 +823,7 @@ class pool {
   static constexpr unsigned most_noticed = 16;
   noticed noticed_[most_noticed];  ///< misuse not told yet; under the hot lock
   std::atomic<unsigned> noticed_count_{0};
+  typename described::type described_;  ///< last, away from what a warm call looks at
 };
 
 }  // namespace tarn
