@@ -89,11 +89,12 @@ TEST_CASE("a second free names where the block was allocated and freed before", 
   has(text, "call 1, stream " + std::to_string(stream_ref(stream).id()));
   has(text, "of 1000 bytes");
   // It is known as well when the block has left the quarantine.
-  auto second = sim_pages(machine.driver()) | pooled{} | checked{.quarantine_blocks = 0};
+  auto second = sim_pages(machine.driver()) | pooled{} | checked{.quarantine_blocks = 1};
   void* const q = second.allocate(stream, 1000);
   second.deallocate(stream, q, 1000);
+  second.deallocate(stream, second.allocate(stream, 1000), 1000);
   second.deallocate(stream, q, 1000);
-  CHECK(has(told::one_of(misuse_kind::double_free), "freed again, in call 3"));
+  CHECK(has(told::one_of(misuse_kind::double_free), "freed again, in call 5"));
 }
 
 TEST_CASE("a free with another size or alignment, of a foreign or inner pointer is told and not passed on",

@@ -6,6 +6,7 @@
 // sim_async, sim_cost.
 
 #include <cstdint>
+#include <cstdlib>
 #include <initializer_list>
 #include <memory>
 #include <mutex>
@@ -93,9 +94,15 @@ class sim_machine {
   explicit sim_machine(sim_options const& options) : state_(std::make_shared<detail::sim_state>(options)) {}
 
   /// The machine behind `sim_driver{}`: one for the process, made at first use with the default options,
-  /// never destroyed, so that objects with static storage may use it to the end.
+  /// never destroyed, so that objects with static storage may use it to the end. TARN_SIM_TOOL=attached in the
+  /// environment attaches the tool that watches memory.
   [[nodiscard]] static sim_machine const& standard() {
-    static sim_machine const* const machine = new sim_machine();
+    static sim_machine const* const machine = [] {
+      sim_options options;
+      char const* const tool = std::getenv("TARN_SIM_TOOL");
+      if (tool != nullptr && std::string(tool) == "attached") options.tool = sim_tool::attached;
+      return new sim_machine(options);
+    }();
     return *machine;
   }
 
