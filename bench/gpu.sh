@@ -10,7 +10,8 @@
 #                            Stages after build need a build that is there
 #
 #   configure  build  replay_tarn  replay_torch_expandable  replay_torch  replay_cuda  replay_rmm  hot_paths_cuda
-#   hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  tests  sanitize  examples  summary
+#   hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  tests  sanitize  planted  examples
+#   summary
 #
 # Environment: TARN_COMMIT    commit that the results are of, where there is no .git
 #              TRACES         folder of more traces to replay; prepare takes a copy of them along
@@ -170,6 +171,17 @@ run_sanitize() {
   sed -i -e "s|$root/||g" -e "1r $results/environment.txt" "$results/sanitize.log"
 }
 
+# What a user's mistakes inside a pool look like to the tool; 33 runs, side by side.
+run_planted() {
+  command -v compute-sanitizer >/dev/null || { say "compute-sanitizer is not installed"; return 77; }
+  local log=$results/sanitizer_planted.log status
+  cp "$results/environment.txt" "$log"
+  bash "$root/tests/sanitizer/check.sh" "$build/tests" 2>&1 | tee -a "$log"
+  status=${PIPESTATUS[0]}
+  [ "$status" -eq 0 ] || bash "$root/tests/sanitizer/check.sh" "$build/tests" --diagnose
+  return "$status"
+}
+
 run_examples() {
   local failed=0 program
   for program in "$build"/examples/*_cuda; do
@@ -311,7 +323,8 @@ stage hot_paths_torch 40 run_hot_paths_torch
 stage hot_paths_torch_expandable 40 run_hot_paths_torch_expandable
 stage hot_paths_host 80 run_hot_paths_host
 stage tests 90 run_tests
-stage sanitize 60 run_sanitize
+stage sanitize 120 run_sanitize
+stage planted 120 run_planted
 stage examples 30 run_examples
 stage replay_rmm 60 run_replay_rmm
 stage hot_paths_rmm 120 run_hot_paths_rmm

@@ -7,7 +7,7 @@
 //   driver/  each call that the device understands, its cost and its failure; the real one, none, and (tarn/sim.hpp) a simulated one
 //   source/  where memory comes from: pages, cudaMalloc, cudaMallocAsync, pinned, managed and host memory
 //   pool/    magazines, runs, best-fit ranges, the page arena and the ladder, read from pool.hpp on
-//   policy/  layers that bound, count, record, retry, fence and poison, composed by | and stack<>
+//   policy/  layers that bound, count, record, retry, check, fence and poison, composed by | and stack<>
 //   raii/    owners of memory, and scopes that watch, clear and bound it
 //   report/  the numbers, as PyTorch's users know them
 //
@@ -23,6 +23,7 @@
 #include "tarn/source/managed.hpp"
 #include "tarn/source/pinned_host.hpp"
 
+#include "tarn/policy/checked.hpp"
 #include "tarn/policy/device_pool.hpp"
 #include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/fenced.hpp"

@@ -138,3 +138,15 @@ TEST_CASE("the misuse handler may use the memory that it is told of", "[policy][
   CHECK(freed_by_handler::p == nullptr);
   (void)set_misuse_handler(before);
 }
+
+TEST_CASE("a use on another stream is recorded for the block that the pool knows", "[policy][fenced]") {
+  sim_machine const machine;
+  tarn_test::test_stream const stream(machine.driver());
+  tarn_test::test_stream const other(machine.driver());
+  auto memory = sim_pages(machine.driver()) | pooled{} | fenced{};
+  void* const p = memory.allocate(stream, 1000, 512);
+  REQUIRE(machine.launch(other, 50'000'000, {sim_reads(p, 1000)}).ok());
+  memory.record_use(p, 1000, other);
+  memory.deallocate(stream, p, 1000, 512);
+  CHECK(memory->upstream()->state().pending > 0);  // held back until the other stream is past it
+}

@@ -48,3 +48,22 @@ TEST_CASE("poison comes after the work of the stream, and only within the block"
   CHECK(p[99] == pattern::freed);
   CHECK(p[100] == 7);
 }
+
+TEST_CASE("what another stream still uses is not poisoned under it", "[policy][poisoned]") {
+  sim_machine const machine;
+  test_stream const stream(machine.driver());
+  test_stream const other(machine.driver());
+  auto memory = sim_pages(machine.driver()) | pooled{} | poisoned{};
+  auto* const p = static_cast<unsigned char*>(memory.allocate(stream, 100));
+  REQUIRE(machine.driver().fill(stream, p, 7, 100).ok());
+  REQUIRE(machine.driver().synchronize_stream(stream).ok());
+  unsigned char seen = 0;
+  REQUIRE(machine.launch(other, 50'000'000, [&seen, p] { seen = p[0]; }).ok());
+  memory.record_use(p, 100, other);
+  memory.deallocate(stream, p, 100);
+  REQUIRE(machine.driver().synchronize_device().ok());
+  CHECK(seen == 7);
+  void* const q = memory.allocate(stream, 100);  // once only
+  memory.deallocate(stream, q, 100);
+  CHECK(holds(memory, stream, q, pattern::freed, 100));
+}

@@ -24,6 +24,17 @@
 #define TARN_TSAN 0
 #endif
 
+#if defined(__SANITIZE_ADDRESS__)
+#define TARN_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define TARN_ASAN 1
+#endif
+#endif
+#ifndef TARN_ASAN
+#define TARN_ASAN 0
+#endif
+
 #if defined(__GNUC__) || defined(__clang__)
 #define TARN_ALWAYS_INLINE inline __attribute__((always_inline))
 #define TARN_NOINLINE __attribute__((noinline))

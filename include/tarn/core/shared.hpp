@@ -12,6 +12,8 @@
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/call_place.hpp"
+#include "tarn/core/config.hpp"
 #include "tarn/core/resource.hpp"
 
 namespace tarn {
@@ -60,6 +62,23 @@ constexpr decltype(auto) reach(Layer& layer, Call const& call) {
     return reach(layer_of(layer.upstream()), call);
   }
 }
+
+/// True where this layer or one below it records the places of calls.
+template <class Layer>
+constexpr bool records_places() noexcept {
+  if constexpr (requires { requires Layer::records_places; }) {
+    return true;
+  } else if constexpr (stands_on_another<Layer>) {
+    return records_places<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
+  } else {
+    return false;
+  }
+}
+/// What an owner declares before it calls its resource: names the place of the user's call, where somebody records it.
+template <class Resource>
+using place_of_call = std::conditional_t<
+    records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>>(), call_place,
+    no_call_place>;
 
 /// First elements of an argument pack, as a tuple of references: all but the last.
 template <class Upstream, class Tuple, std::size_t... I>
@@ -147,14 +166,17 @@ class shared {
     }
   }
 
-  // The stream-ordered calls, as tarn and CCCL 3.1 and later spell them.
+  // The stream-ordered calls, as tarn and CCCL 3.1 and later spell them. In line, so that the caller's place costs nothing
+  // where no layer records it.
 
   /// Allocates for work on `stream`. Zero bytes give null.
   /// @param bytes      any size; the block may be larger
   /// @param alignment  a power of two up to max_alignment
   /// @throws out_of_memory, bad_alignment; nothing has changed
-  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
-                               std::size_t alignment = default_alignment) requires(allocates()) {
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(stream_ref stream, std::size_t bytes,
+                                                  std::size_t alignment = default_alignment,
+                                                  place where = place::current()) requires(allocates()) {
+    [[maybe_unused]] detail::place_of_call<shared> const here(where);
     if constexpr (has_allocate<Layer>) {
       return block_->layer.allocate(stream, bytes, alignment);
     } else {
@@ -163,8 +185,10 @@ class shared {
   }
   /// Gives a block back; it may be reused by work on `stream` at once, by other streams when ordered. Null
   /// does nothing.
-  void deallocate(stream_ref stream, void* p, std::size_t bytes,
-                  std::size_t alignment = default_alignment) noexcept requires(allocates()) {
+  TARN_ALWAYS_INLINE void deallocate(stream_ref stream, void* p, std::size_t bytes,
+                                     std::size_t alignment = default_alignment,
+                                     place where = place::current()) noexcept requires(allocates()) {
+    [[maybe_unused]] detail::place_of_call<shared> const here(where);
     if constexpr (has_deallocate<Layer>) {
       block_->layer.deallocate(stream, p, bytes, alignment);
     } else {
@@ -175,8 +199,10 @@ class shared {
     }
   }
   /// Allocates memory usable at once by every stream.
-  [[nodiscard]] void* allocate_sync(std::size_t bytes,
-                                    std::size_t alignment = default_alignment) requires(allocates()) {
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_sync(std::size_t bytes,
+                                                       std::size_t alignment = default_alignment,
+                                                       place where = place::current()) requires(allocates()) {
+    [[maybe_unused]] detail::place_of_call<shared> const here(where);
     if constexpr (has_allocate_sync<Layer>) {
       return block_->layer.allocate_sync(bytes, alignment);
     } else {
@@ -187,8 +213,10 @@ class shared {
     }
   }
   /// Gives back memory that no stream uses any more.
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept
-      requires(allocates()) {
+  TARN_ALWAYS_INLINE void deallocate_sync(void* p, std::size_t bytes,
+                                          std::size_t alignment = default_alignment,
+                                          place where = place::current()) noexcept requires(allocates()) {
+    [[maybe_unused]] detail::place_of_call<shared> const here(where);
     if constexpr (has_deallocate_sync<Layer>) {
       block_->layer.deallocate_sync(p, bytes, alignment);
     } else {
@@ -202,22 +230,30 @@ class shared {
   // The same four as CCCL 3.0 (CUDA 13.0) spells them. Templates, so that a braced {} never means bytes.
 
   template <std::integral Bytes>
-  [[nodiscard]] void* allocate(Bytes bytes, std::size_t alignment = default_alignment) {
-    return allocate_sync(static_cast<std::size_t>(bytes), alignment);
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(Bytes bytes, std::size_t alignment = default_alignment,
+                                                  place where = place::current()) {
+    return allocate_sync(static_cast<std::size_t>(bytes), alignment, where);
   }
   template <std::integral Bytes>
-  void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment) noexcept {
-    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment);
+  TARN_ALWAYS_INLINE void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
+                                     place where = place::current()) noexcept {
+    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, where);
   }
-  [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t alignment, stream_ref stream) {
-    return allocate(stream, bytes, alignment);
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, std::size_t alignment,
+                                                        stream_ref stream, place where = place::current()) {
+    return allocate(stream, bytes, alignment, where);
   }
-  [[nodiscard]] void* allocate_async(std::size_t bytes, stream_ref stream) { return allocate(stream, bytes); }
-  void deallocate_async(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
-    deallocate(stream, p, bytes, alignment);
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, stream_ref stream,
+                                                        place where = place::current()) {
+    return allocate(stream, bytes, default_alignment, where);
   }
-  void deallocate_async(void* p, std::size_t bytes, stream_ref stream) noexcept {
-    deallocate(stream, p, bytes);
+  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
+                                           stream_ref stream, place where = place::current()) noexcept {
+    deallocate(stream, p, bytes, alignment, where);
+  }
+  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, stream_ref stream,
+                                           place where = place::current()) noexcept {
+    deallocate(stream, p, bytes, default_alignment, where);
   }
 
   /// Equal: memory of one may be freed through the other.

@@ -14,6 +14,7 @@
 #include "tarn/driver/cuda_scope.hpp"
 #include "tarn/driver/cuda_status.hpp"
 #include "tarn/driver/driver.hpp"
+#include "tarn/driver/nvtx_memory.hpp"
 #include "tarn/driver/thread_number.hpp"
 
 namespace tarn {
@@ -220,6 +221,14 @@ class basic_cuda_driver {
     if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  }
+
+  /// Sets up the device's primary context first: a tool announces itself when CUDA starts.
+  [[nodiscard]] nvtx_memory memory_tool() const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return {};
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaFree(nullptr), "cudaFree").ok() ? nvtx_memory::attached() : nvtx_memory{};
   }
 
   // Pages. These calls name their device and work whatever context is current.
@@ -438,6 +447,7 @@ using cuda_driver = basic_cuda_driver<null_stream::per_thread>;
 using cuda_driver = basic_cuda_driver<null_stream::legacy>;
 #endif
 
-static_assert(stream_driver<cuda_driver> && page_driver<cuda_driver> && block_driver<cuda_driver>);
+static_assert(stream_driver<cuda_driver> && page_driver<cuda_driver> && block_driver<cuda_driver> &&
+              describing_driver<cuda_driver>);
 
 }  // namespace tarn

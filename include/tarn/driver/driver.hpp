@@ -33,6 +33,7 @@
 // | malloc_async(bytes, stream, p&), free_async(p, stream)       | 0.7 us warm      | cudaMallocAsync                                                     |
 // | malloc_pinned(bytes, p&), free_pinned(p)                     | 460 ms/GiB       | cudaHostAlloc, portable                                             |
 // | malloc_managed(bytes, p&), free_managed(p)                   |                  | cudaMallocManaged                                                   |
+// | memory_tool(), optional                                      | once             | what watches pieces of memory, false without one: see describing_driver |
 
 #include <concepts>
 #include <cstddef>
@@ -127,6 +128,22 @@ concept block_driver = stream_driver<D> &&
   noexcept->std::same_as<status>;
   { d.free_managed(p) }
   noexcept->std::same_as<status>;
+};
+
+/// What lets a pool tell an attached tool (compute-sanitizer, the simulated one) which of its bytes are handed out.
+/// A heap may be touched only where a region covers it; a null heap is one that the tool does not watch. Effects are
+/// immediate, whatever the streams do. The reference is a value that lives no longer than its driver.
+template <class D>
+concept describing_driver = stream_driver<D> && requires(D const& d, void* p, std::size_t bytes) {
+  static_cast<bool>(d.memory_tool());
+  { d.memory_tool().register_heap(p, bytes) }
+  noexcept->std::same_as<void*>;
+  { d.memory_tool().unregister_heap(p) }
+  noexcept;
+  { d.memory_tool().register_region(p, p, bytes) }
+  noexcept;
+  { d.memory_tool().unregister_region(p) }
+  noexcept;
 };
 
 }  // namespace tarn

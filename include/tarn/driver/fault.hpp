@@ -275,6 +275,11 @@ class faulty {
     return through(driver_call::free_managed, [&] { return driver_.free_managed(p); });
   }
 
+  /// The driver's own: a tool is told the truth whatever fails.
+  [[nodiscard]] auto memory_tool() const noexcept requires describing_driver<Driver> {
+    return driver_.memory_tool();
+  }
+
   /// Equal: the same device under the same plan.
   friend bool operator==(faulty const& a, faulty const& b) noexcept {
     return a.driver_ == b.driver_ && a.plan_ == b.plan_;

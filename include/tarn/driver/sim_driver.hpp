@@ -24,6 +24,43 @@ namespace tarn {
 /// and after an illegal access every call on the device fails, as on a GPU.
 class sim_driver {
  public:
+  /// The tool attached to the machine, as the pool tells it of its blocks; false where there is none.
+  class memory_tool_ref {
+   public:
+    constexpr memory_tool_ref() noexcept = default;
+    explicit operator bool() const noexcept { return state_ != nullptr; }
+    [[nodiscard]] void* register_heap(void const* p, std::size_t bytes) const noexcept {
+      void* heap = nullptr;
+      tell([&](detail::sim_memory_tool& tool) { heap = tool.register_heap(p, bytes); });
+      return heap;
+    }
+    void unregister_heap(void* heap) const noexcept {
+      tell([&](detail::sim_memory_tool& tool) { tool.unregister_heap(heap); });
+    }
+    void reset_heap(void* heap) const noexcept {
+      tell([&](detail::sim_memory_tool& tool) { tool.reset_heap(heap); });
+    }
+    void register_region(void* heap, void const* p, std::size_t bytes) const noexcept {
+      tell([&](detail::sim_memory_tool& tool) { tool.register_region(heap, p, bytes); });
+    }
+    void unregister_region(void const* p) const noexcept {
+      tell([&](detail::sim_memory_tool& tool) { tool.unregister_region(p); });
+    }
+
+   private:
+    friend class sim_driver;
+    explicit memory_tool_ref(detail::sim_state* state) noexcept : state_(state) {}
+    template <class F>
+    void tell(F const& f) const noexcept {
+      std::lock_guard const lock(state_->mutex);
+      try {
+        f(*state_->memory.tool());
+      } catch (std::bad_alloc const&) {  // the tool has no memory: it knows less
+      }
+    }
+    detail::sim_state* state_ = nullptr;  ///< lives as long as the driver that it came from
+  };
+
   sim_driver() : sim_driver(device_id{}) {}
   /// A device of the process-wide machine, which has device 0 only.
   explicit sim_driver(device_id device) : machine_(sim_machine::standard()), device_(device) {}
@@ -182,6 +219,11 @@ class sim_driver {
       if (m.order) m.order->taken_away(m.memory, p, bytes, m.streams.host(), "unmapped while in use");
       return m.memory.unmap(p, bytes);
     });
+  }
+
+  [[nodiscard]] memory_tool_ref memory_tool() const noexcept {
+    detail::sim_state& m = *machine_.state_;
+    return memory_tool_ref(m.memory.tool() != nullptr ? &m : nullptr);
   }
 
   status malloc_device(std::size_t bytes, void*& p) const noexcept {
@@ -374,6 +416,7 @@ inline sim_driver sim_machine::driver(device_id device) const noexcept {
   return sim_driver(*this, device);
 }
 
-static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver>);
+static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver> &&
+              describing_driver<sim_driver>);
 
 }  // namespace tarn

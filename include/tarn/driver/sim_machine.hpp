@@ -6,6 +6,7 @@
 // sim_async, sim_cost.
 
 #include <cstdint>
+#include <cstdlib>
 #include <initializer_list>
 #include <memory>
 #include <mutex>
@@ -42,6 +43,7 @@ struct sim_state {
                                                     : detail::sim_hosts::one_timeline) {
     for (int d = 0; d < o.devices; ++d) async.emplace_back(d, memory, order.get());
     if (order) memory.watch_gone();
+    if (o.tool == sim_tool::attached) memory.attach_tool();
   }
   sim_state(sim_state const&) = delete;
   sim_state& operator=(sim_state const&) = delete;
@@ -92,9 +94,15 @@ class sim_machine {
   explicit sim_machine(sim_options const& options) : state_(std::make_shared<detail::sim_state>(options)) {}
 
   /// The machine behind `sim_driver{}`: one for the process, made at first use with the default options,
-  /// never destroyed, so that objects with static storage may use it to the end.
+  /// never destroyed, so that objects with static storage may use it to the end. TARN_SIM_TOOL=attached in the
+  /// environment attaches the tool that watches memory.
   [[nodiscard]] static sim_machine const& standard() {
-    static sim_machine const* const machine = new sim_machine();
+    static sim_machine const* const machine = [] {
+      sim_options options;
+      char const* const tool = std::getenv("TARN_SIM_TOOL");
+      if (tool != nullptr && std::string(tool) == "attached") options.tool = sim_tool::attached;
+      return new sim_machine(options);
+    }();
     return *machine;
   }
 
@@ -290,6 +298,21 @@ class sim_machine {
   [[nodiscard]] std::vector<std::string> findings() const {
     std::lock_guard const lock(state_->mutex);
     return state_->order ? state_->order->findings() : std::vector<std::string>{};
+  }
+
+  // The tool that watches memory; without sim_tool::attached there is nothing to tell.
+
+  /// What the tool reported so far, in order.
+  [[nodiscard]] std::vector<std::string> tool_findings() const {
+    std::lock_guard const lock(state_->mutex);
+    auto const* const tool = state_->memory.tool();
+    return tool != nullptr ? tool->findings() : std::vector<std::string>{};
+  }
+  [[nodiscard]] sim_tool_counts tool_counts() const {
+    std::lock_guard const lock(state_->mutex);
+    auto const* const tool = state_->memory.tool();
+    if (tool == nullptr) return {};
+    return {tool->calls(), tool->heaps(), tool->regions(), tool->region_bytes()};
   }
 
   friend bool operator==(sim_machine const& a, sim_machine const& b) noexcept { return a.state_ == b.state_; }

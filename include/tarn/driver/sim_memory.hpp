@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The simulated GPU's memory: capacity to the byte, blocks, and pages under the rules of CUDA's virtual
-// memory management. Knows no time and no streams. Above it: sim_streams, sim_machine. Below it: sim_backing.
+// memory management. Knows no time and no streams. Above it: sim_streams, sim_machine. Below it: sim_backing,
+// sim_memory_tool.
 
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/sim_backing.hpp"
+#include "tarn/driver/sim_memory_tool.hpp"
 #include "tarn/driver/sim_status.hpp"
 
 namespace tarn {
@@ -71,6 +74,14 @@ class sim_memory {
   [[nodiscard]] std::size_t maps() const noexcept { return maps_.size(); }
   [[nodiscard]] std::size_t host_blocks() const noexcept { return host_blocks_; }
   [[nodiscard]] std::size_t granularity() const noexcept { return granularity_; }
+
+  /// The tool that watches from now on; null where none was attached.
+  void attach_tool() {
+    tool_ = std::make_unique<sim_memory_tool>(backing_ == sim_backing::host_backed
+                                                  ? sim_memory_tool::bytes_are::of_the_host
+                                                  : sim_memory_tool::bytes_are::invented);
+  }
+  [[nodiscard]] sim_memory_tool* tool() const noexcept { return tool_.get(); }
 
   /// Remembers from now on what physical memory goes away, until drain_gone().
   void watch_gone() noexcept { watched_ = true; }
@@ -379,6 +390,7 @@ class sim_memory {
   std::uint64_t next_key_ = 1;
   bool watched_ = false;
   std::vector<piece> gone_;
+  std::unique_ptr<sim_memory_tool> tool_;  ///< goes before the addresses do
 };
 
 }  // namespace detail

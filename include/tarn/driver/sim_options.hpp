@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What a simulated machine is like, and what it counts.
-// Above it: sim_machine. Below it: sim_cost, sim_backing, driver_call.
+// Above it: sim_machine. Below it: sim_cost, sim_backing, sim_memory_tool, driver_call.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include "tarn/driver/driver_call.hpp"
 #include "tarn/driver/sim_backing.hpp"
 #include "tarn/driver/sim_cost.hpp"
+#include "tarn/driver/sim_memory_tool.hpp"
 
 namespace tarn {
 
@@ -33,6 +34,7 @@ struct sim_options {
   sim_backing backing = sim_backing::host_backed;
   sim_paging paging = sim_paging::available;
   sim_checks checks = sim_checks::off;
+  sim_tool tool = sim_tool::absent;  ///< attached: what a pool hands out is watched, at the price of speed
   sim_costs costs{};
   std::uint64_t seed = 0;            ///< of another schedule; 0: work takes exactly the time asked
   sim_nanoseconds jitter = 100'000;  ///< with a seed, work may take up to this much longer

@@ -2,7 +2,7 @@
 #pragma once
 // The simulated GPU's streams: queues on virtual time, events, default streams, capture. Deterministic: when
 // an operation is enqueued its end is known, and it takes effect when the host's clock reaches that end.
-// Above it: sim_machine. Below it: sim_memory, sim_order, sim_work.
+// Above it: sim_machine. Below it: sim_memory, sim_order, sim_tsan, sim_work.
 
 #include <atomic>
 #include <cstddef>
@@ -18,6 +18,7 @@
 #include "tarn/driver/sim_cost.hpp"
 #include "tarn/driver/sim_memory.hpp"
 #include "tarn/driver/sim_order.hpp"
+#include "tarn/driver/sim_tsan.hpp"
 #include "tarn/driver/sim_work.hpp"
 #include "tarn/driver/thread_number.hpp"
 
@@ -51,6 +52,8 @@ struct sim_stream {
   sim_nanoseconds tail = 0;  ///< when all work so far is over
   std::shared_ptr<sim_capture> capture;
   sim_agent agent = 0;
+  [[no_unique_address]] sim_past past;  ///< what work enqueued now comes after
+  [[no_unique_address]] sim_context context;
 };
 
 struct sim_event {
@@ -58,6 +61,7 @@ struct sim_event {
   sim_nanoseconds time = 0;  ///< when the mark is reached; 0: never recorded
   std::shared_ptr<sim_capture> capture;
   sim_clock clock;
+  [[no_unique_address]] sim_past past;
 };
 
 /// All streams and events of a machine, and its clock. Callers hold the machine's lock.
@@ -89,9 +93,7 @@ class sim_streams {
     if (time > now()) now_.store(time, std::memory_order_relaxed);
     while (!pending_.empty() && pending_.begin()->first.first <= now()) {
       auto node = pending_.extract(pending_.begin());
-      sim_inside_work = true;
-      sim_code const outcome = node.mapped().work->run(memory_);
-      sim_inside_work = false;
+      sim_code const outcome = run(node.mapped());
       sim_code& broken = fault(node.mapped().device);
       if (broken == sim_code::ok) broken = outcome;
     }
@@ -164,6 +166,7 @@ class sim_streams {
     event.capture.reset();
     event.time = start_on(stream);
     finish_on(stream, event.time);
+    event.past = stream.past;
     if (order_ != nullptr) event.clock = order_->clock(stream.agent);
     return sim_code::ok;
   }
@@ -194,6 +197,8 @@ class sim_streams {
     sim_nanoseconds start = start_on(stream);
     if (start < event.time) start = event.time;
     finish_on(stream, start);
+    stream.past.join(event.past);
+    share_past(stream);
     if (order_ != nullptr) {
       order_->learn(stream.agent, event.clock);
       share_clock(stream);
@@ -207,6 +212,7 @@ class sim_streams {
       return sim_code::captured_event;
     }
     if (event.time > now()) return sim_code::not_ready;
+    event.past.observe();
     if (order_ != nullptr) order_->learn(host(), event.clock);
     return sim_code::ok;
   }
@@ -217,6 +223,7 @@ class sim_streams {
       return sim_code::captured_event;
     }
     advance_to(event.time);
+    event.past.observe();
     if (order_ != nullptr) order_->learn(host(), event.clock);
     return sim_code::ok;
   }
@@ -229,6 +236,7 @@ class sim_streams {
     sim_nanoseconds const end = start_on(stream);
     if (order_ != nullptr) order_->learn(host(), order_->clock(stream.agent));
     advance_to(end);
+    stream.past.observe();
     return sim_code::ok;
   }
   sim_code synchronize_device(int device) {
@@ -247,6 +255,8 @@ class sim_streams {
     auto& d = devices_[static_cast<std::size_t>(device)];
     if (order_ != nullptr) order_->learn(host(), d.clock);
     advance_to(d.tail);
+    d.past.observe();
+    d.past = {};  // whoever waits again comes after this thread's next call
   }
 
   /// Puts work on a stream: it starts when the stream is free and lasts `duration`.
@@ -265,7 +275,9 @@ class sim_streams {
       for (sim_access const& a : work->accesses()) order_->access(memory_, a, stream.agent);
     }
     int const device = stream.device;
-    pending_.emplace(std::pair(end, next_operation_++), operation{device, std::move(work)});
+    std::uint64_t const number = ++next_operation_;
+    pending_.emplace(std::pair(end, number),
+                     operation{device, {std::move(work), stream.context, stream.past, stream.id, number}});
     finish_on(stream, end);
     return sim_code::ok;
   }
@@ -354,11 +366,13 @@ class sim_streams {
     sim_nanoseconds blocking_tail = 0;  ///< of those that the legacy stream waits for
     sim_clock clock;                    ///< of all streams
     sim_clock blocking_clock;
+    [[no_unique_address]] sim_past past;  ///< of all streams
+    [[no_unique_address]] sim_past blocking_past;
     sim_code fault = sim_code::ok;
   };
   struct operation {
     int device;
-    std::shared_ptr<sim_work> work;
+    sim_ordered_work<sim_work> work;
   };
 
   sim_stream& own_default_stream(int device) {
@@ -417,6 +431,11 @@ class sim_streams {
     bool const blocking = stream.blocking == sim_blocking::with_legacy;
     sim_nanoseconds const other = stream.legacy ? d.blocking_tail : blocking ? d.legacy.tail : 0;
     if (start < other) start = other;
+    if (stream.legacy) {
+      stream.past.join(d.blocking_past);
+    } else if (blocking) {
+      stream.past.join(d.legacy.past);
+    }
     if (order_ != nullptr) {
       host_reaches(stream);
       if (stream.legacy) {
@@ -432,13 +451,29 @@ class sim_streams {
     stream.tail = end;
     if (d.tail < end) d.tail = end;
     if (stream.blocking == sim_blocking::with_legacy && d.blocking_tail < end) d.blocking_tail = end;
+    share_past(stream);
     share_clock(stream);
+  }
+  void share_past(sim_stream& stream) {
+    auto& d = devices_[static_cast<std::size_t>(stream.device)];
+    d.past.join(stream.past);
+    if (stream.blocking == sim_blocking::with_legacy) d.blocking_past.join(stream.past);
   }
   void share_clock(sim_stream& stream) {
     if (order_ == nullptr) return;
     auto& d = devices_[static_cast<std::size_t>(stream.device)];
     d.clock.join(order_->clock(stream.agent));
     if (stream.blocking == sim_blocking::with_legacy) d.blocking_clock.join(order_->clock(stream.agent));
+  }
+
+  /// What work touches is looked up as the host; what it does is its stream's doing.
+  sim_code run(operation& o) {
+    sim_code const allowed = o.work.look([&](sim_work& work) { return work.check(memory_); });
+    if (allowed != sim_code::ok) return allowed;
+    sim_inside_work.store(true, std::memory_order_relaxed);
+    o.work.run();
+    sim_inside_work.store(false, std::memory_order_relaxed);
+    return sim_code::ok;
   }
 
   /// Extra time before an operation ends, from the seed (splitmix64): another schedule for each seed.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // fenced: guard bytes before and after every block, so that a write past either end is found.
-// Above it: user code. Below it: fill_pattern, compose.
+// Above it: user code. Below it: fences, compose.
 
 #include <concepts>
 #include <cstddef>
@@ -11,11 +11,11 @@
 
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/bytes.hpp"
-#include "tarn/core/extremes.hpp"
 #include "tarn/core/misuse.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/policy/compose.hpp"
-#include "tarn/policy/fill_pattern.hpp"
+#include "tarn/policy/fences.hpp"
+#include "tarn/policy/recorded_use.hpp"
 
 namespace tarn {
 
@@ -43,29 +43,30 @@ class fenced_layer {
 
   fenced_layer() requires std::default_initializable<Upstream> : fenced_layer(Upstream{}) {}
   explicit fenced_layer(Upstream upstream, fenced const& options = {})
-      : upstream_(std::move(upstream)), least_(detail::larger_of(options.fence_bytes, std::size_t{1})) {}
+      : upstream_(std::move(upstream)), fences_(options.fence_bytes) {}
   fenced_layer(fenced_layer const&) = delete;
   fenced_layer& operator=(fenced_layer const&) = delete;
 
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
     require_alignment(alignment);
-    std::size_t const whole = whole_bytes(bytes, alignment);
+    std::size_t const whole = fences_.whole_bytes(bytes, alignment);
     void* const whole_block =
-        without_fences(bytes, [&] { return upstream_.allocate(stream, whole, alignment); });
+        detail::asking_for(bytes, [&] { return upstream_.allocate(stream, whole, alignment); });
     return build(whole_block, stream, bytes, alignment,
                  [&](void* p) { upstream_.deallocate(stream, p, whole, alignment); });
   }
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr || !retire(p, stream, bytes, alignment)) return;
-    upstream_.deallocate(stream, before(p, alignment), whole_bytes(bytes, alignment), alignment);
+    upstream_.deallocate(stream, fences_.whole_of(p, alignment), fences_.whole_bytes(bytes, alignment),
+                         alignment);
   }
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
     require_alignment(alignment);
-    std::size_t const whole = whole_bytes(bytes, alignment);
+    std::size_t const whole = fences_.whole_bytes(bytes, alignment);
     void* const whole_block =
-        without_fences(bytes, [&] { return upstream_.allocate_sync(whole, alignment); });
+        detail::asking_for(bytes, [&] { return upstream_.allocate_sync(whole, alignment); });
     void* const p = build(whole_block, stream_ref{}, bytes, alignment,
                           [&](void* q) { upstream_.deallocate_sync(q, whole, alignment); });
     (void)driver().synchronize_stream(stream_ref{});
@@ -73,21 +74,35 @@ class fenced_layer {
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr || !retire(p, stream_ref{}, bytes, alignment)) return;
-    upstream_.deallocate_sync(before(p, alignment), whole_bytes(bytes, alignment), alignment);
+    upstream_.deallocate_sync(fences_.whole_of(p, alignment), fences_.whole_bytes(bytes, alignment),
+                              alignment);
+  }
+
+  /// The pool knows the block with its fences.
+  void record_use(void* p, std::size_t bytes, stream_ref stream) requires detail::takes_uses<Upstream> {
+    std::size_t alignment = 0;
+    {
+      std::lock_guard const guard(mutex_);
+      alignment = blocks_.find(key_of(p)).alignment;
+    }
+    if (alignment == 0) return;  // deallocation will tell
+    nearest(upstream_, detail::record_use_call{fences_.whole_of(p, alignment),
+                                               fences_.whole_bytes(bytes, alignment), stream});
   }
 
   /// Verifies the fences of every live block now, tells of those that were broken and returns how many. Waits for the
   /// default stream; other threads' calls wait meanwhile, but not for the handler. @throws std::bad_alloc
   std::size_t check_all() {
-    detail::sequence<breach> broken;
+    detail::sequence<detail::breach> broken;
     {
       std::lock_guard const guard(mutex_);
       blocks_.for_each([&](std::uintptr_t p, block b) {
         auto* const start = reinterpret_cast<void*>(p);
-        if (breach const found = verify(start, stream_ref{}, b.bytes, b.alignment)) broken.push_back(found);
+        if (detail::breach const found = fences_.verify(driver(), stream_ref{}, start, b.bytes, b.alignment))
+          broken.push_back(found);
       });
     }
-    for (breach const& found : broken) tell(found);
+    for (detail::breach const& found : broken) tell(found);
     return broken.size();
   }
 
@@ -95,7 +110,7 @@ class fenced_layer {
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
   /// What a block occupies, fences included.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
-    return bytes == 0 ? 0 : whole_bytes(bytes, alignment);
+    return bytes == 0 ? 0 : fences_.whole_bytes(bytes, alignment);
   }
 
  private:
@@ -104,40 +119,11 @@ class fenced_layer {
     std::size_t alignment = 0;
     friend bool operator==(block const&, block const&) = default;
   };
-  /// Where a block's fences were written over; zero where they were not.
-  struct breach {
-    void const* p;
-    std::size_t before;  ///< distance of the first byte from the block's start
-    std::size_t after;   ///< offset of the first byte from the block's start
-    explicit operator bool() const noexcept { return before != 0 || after != 0; }
-  };
   [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
-
-  [[nodiscard]] std::size_t fence(std::size_t alignment) const noexcept {
-    return align_up(least_, alignment);
-  }
-  [[nodiscard]] std::size_t whole_bytes(std::size_t bytes, std::size_t alignment) const noexcept {
-    return bytes > max_request_bytes ? bytes : bytes + 2 * fence(alignment);
-  }
-  [[nodiscard]] void* before(void* p, std::size_t alignment) const noexcept {
-    return static_cast<unsigned char*>(p) - fence(alignment);
-  }
-
-  /// A refusal names what the caller asked, not what the fences added.
-  template <class Allocate>
-  static void* without_fences(std::size_t bytes, Allocate const& allocate) {
-    try {
-      return allocate();
-    } catch (out_of_memory const& error) {
-      memory_report report = error.report();
-      report.asked = bytes;
-      throw out_of_memory(report);
-    }
-  }
 
   template <class Undo>
   void* build(void* whole, stream_ref stream, std::size_t bytes, std::size_t alignment, Undo const& undo) {
-    unsigned char* const p = static_cast<unsigned char*>(whole) + fence(alignment);
+    void* const p = fences_.block_in(whole, alignment);
     try {
       std::lock_guard const guard(mutex_);
       blocks_.make_room(1);
@@ -146,8 +132,7 @@ class fenced_layer {
       undo(whole);
       throw;
     }
-    (void)detail::fill_bytes(driver(), stream, whole, pattern::fence, fence(alignment));
-    (void)detail::fill_bytes(driver(), stream, p + bytes, pattern::fence, fence(alignment));
+    fences_.draw(driver(), stream, p, bytes, alignment);
     return p;
   }
 
@@ -171,20 +156,11 @@ class fenced_layer {
            b.bytes);
       return false;
     }
-    if (breach const found = verify(p, stream, bytes, alignment)) tell(found);
+    if (detail::breach const found = fences_.verify(driver(), stream, p, bytes, alignment)) tell(found);
     return true;
   }
 
-  breach verify(void* p, stream_ref stream, std::size_t bytes, std::size_t alignment) const noexcept {
-    std::size_t const width = fence(alignment);
-    auto* const start = static_cast<unsigned char*>(p);
-    std::size_t const front =
-        detail::first_difference(driver(), stream, start - width, pattern::fence, width);
-    std::size_t const back = detail::first_difference(driver(), stream, start + bytes, pattern::fence, width);
-    return {p, width - front, back != width ? bytes + back : 0};
-  }
-
-  static void tell(breach const& found) noexcept {
+  static void tell(detail::breach const& found) noexcept {
     if (found.before != 0)
       tell(misuse_kind::overrun, found.p, "written before its start, at distance ", found.before);
     if (found.after != 0)
@@ -198,7 +174,7 @@ class fenced_layer {
   }
 
   Upstream upstream_;
-  std::size_t least_;
+  detail::fences fences_;
   std::mutex mutex_;
   detail::address_map<block> blocks_;
 };

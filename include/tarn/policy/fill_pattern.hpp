@@ -8,6 +8,7 @@
 
 #include "tarn/core/extremes.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/core/sequence.hpp"
 #include "tarn/driver/driver.hpp"
 
 namespace tarn {
@@ -29,16 +30,28 @@ status fill_bytes(Driver const& driver, stream_ref stream, void* p, unsigned cha
   return driver.fill(stream, p, byte, bytes);
 }
 
-/// Waits for the stream and finds the first byte that differs; `bytes` if none does. Host cost: a copy of it
-/// all.
+/// Waits for the stream and finds the first byte that differs; `bytes` if none does, or where it cannot be read. Host
+/// cost: a copy of it all, up to 1 MiB at a time.
 template <class Driver>
 std::size_t first_difference(Driver const& driver, stream_ref stream, void const* p, unsigned char byte,
                              std::size_t bytes) noexcept {
-  unsigned char window[512];
-  for (std::size_t at = 0; at < bytes; at += sizeof window) {
-    std::size_t const n = smaller_of(sizeof window, bytes - at);
+  unsigned char small[512];
+  unsigned char* window = small;
+  std::size_t width = sizeof small;
+  sequence<unsigned char> large;
+  if (bytes > 16 * width) {
+    try {
+      large.resize(smaller_of(bytes, std::size_t{1} << 20));
+      window = large.begin();
+      width = large.size();
+    } catch (...) {  // the small one does, if slowly
+    }
+  }
+  for (std::size_t at = 0; at < bytes; at += width) {
+    std::size_t const n = smaller_of(width, bytes - at);
     if (!driver.copy(stream, window, static_cast<unsigned char const*>(p) + at, n).ok()) return bytes;
     if (!driver.synchronize_stream(stream).ok()) return bytes;
+    if (window[0] == byte && std::memcmp(window, window + 1, n - 1) == 0) continue;
     for (std::size_t i = 0; i < n; ++i) {
       if (window[i] != byte) return at + i;
     }

@@ -3,12 +3,17 @@
 // poisoned: fills memory when it is handed out and when it comes back, so that reading it too early or too
 // late shows. Above it: user code. Below it: fill_pattern, compose.
 
+#include <atomic>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
+#include <mutex>
 #include <utility>
 
+#include "tarn/core/address_map.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/fill_pattern.hpp"
+#include "tarn/policy/recorded_use.hpp"
 
 namespace tarn {
 
@@ -41,7 +46,8 @@ class poisoned_layer {
     return p;
   }
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p != nullptr) (void)detail::fill_bytes(driver(), stream, p, pattern::freed, bytes);
+    if (p != nullptr && !is_used_elsewhere(p))
+      (void)detail::fill_bytes(driver(), stream, p, pattern::freed, bytes);
     upstream_.deallocate(stream, p, bytes, alignment);
   }
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {
@@ -50,8 +56,19 @@ class poisoned_layer {
     return p;
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p != nullptr) fill_and_wait(p, pattern::freed, bytes);
+    if (p != nullptr && !is_used_elsewhere(p)) fill_and_wait(p, pattern::freed, bytes);
     upstream_.deallocate_sync(p, bytes, alignment);
+  }
+
+  /// Such a block is not poisoned when it is freed: the other stream may be at work in it. @throws std::bad_alloc
+  void record_use(void* p, std::size_t bytes, stream_ref stream) requires detail::takes_uses<Upstream> {
+    {
+      std::lock_guard const guard(mutex_);
+      used_elsewhere_.make_room(1);
+      used_elsewhere_.insert(reinterpret_cast<std::uintptr_t>(p), true);
+      count_.store(used_elsewhere_.size(), std::memory_order_relaxed);
+    }
+    nearest(upstream_, detail::record_use_call{p, bytes, stream});
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
@@ -62,7 +79,19 @@ class poisoned_layer {
     (void)detail::fill_bytes(driver(), stream_ref{}, p, byte, bytes);
     (void)driver().synchronize_stream(stream_ref{});
   }
+  /// True once where record_use() named the block.
+  bool is_used_elsewhere(void* p) noexcept {
+    if (count_.load(std::memory_order_relaxed) == 0) return false;
+    std::lock_guard const guard(mutex_);
+    bool const found = used_elsewhere_.erase(reinterpret_cast<std::uintptr_t>(p));
+    count_.store(used_elsewhere_.size(), std::memory_order_relaxed);
+    return found;
+  }
+
   Upstream upstream_;
+  std::mutex mutex_;
+  detail::address_map<bool> used_elsewhere_;
+  std::atomic<std::size_t> count_{0};
 };
 
 }  // namespace tarn

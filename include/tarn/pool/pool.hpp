@@ -22,6 +22,7 @@
 
 #include "tarn/core/misuse.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/pool/described_source.hpp"
 #include "tarn/pool/hot_lock.hpp"
 #include "tarn/pool/ladder.hpp"
 #include "tarn/pool/options.hpp"
@@ -41,7 +42,9 @@ class pool {
   using properties = typename Upstream::properties;
 
   explicit pool(Upstream upstream, pool_options const& options = {})
-      : ladder_(std::move(upstream), options), uses_(ladder_.order.driver()) {
+      : ladder_(described::wrap(std::move(upstream), described_), options),
+        uses_(ladder_.order.driver()),
+        described_(ladder_.order.driver()) {
     link_->pool = this;
     link_->retire = [](void* self, detail::thread_cache* cache) noexcept {
       static_cast<pool*>(self)->retire(cache);
@@ -59,7 +62,12 @@ class pool {
       link_->pool = nullptr;
     }
     std::lock_guard const cold(ladder_.cold);
+    if constexpr (describes) {
+      if (described_.active() && driver().synchronize_device().kind == failure::unloading)
+        described_.abandon();
+    }
     flush_all();
+    bring_kept_home();
     release_waiting(true);
     lock held(ladder_.hot);
     ladder_.finish_all(held);
@@ -124,6 +132,7 @@ class pool {
     std::lock_guard const cold(ladder_.cold);
     if (ladder_.counters.reserved <= keep_bytes) return 0;
     flush_all();
+    bring_kept_home();
     release_waiting(true);
     lock held(ladder_.hot);
     ladder_.finish_all(held);
@@ -211,11 +220,13 @@ class pool {
     }
   }
 
-  [[nodiscard]] Upstream& upstream() noexcept { return ladder_.growth.source(); }
+  [[nodiscard]] Upstream& upstream() noexcept { return described::unwrap(ladder_.growth.source()); }
   [[nodiscard]] driver_type const& driver() const noexcept { return ladder_.growth.source().driver(); }
 
  private:
   using lock = detail::hot_lock;
+  using described = detail::description_of<Upstream>;
+  static constexpr bool describes = detail::is_describable<Upstream>;
 
   // ---- the way down: magazine, arena, ladder
 
@@ -262,6 +273,10 @@ class pool {
                                     std::size_t alignment) {
     if (bytes > max_request_bytes) refuse(id, bytes, alignment);
     teller const last(*this);
+    std::size_t const asked = bytes;
+    room_to_describe room(described_);
+    if (described_.active()) [[unlikely]]
+      bytes += detail::guard_bytes;
     bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
     unsigned const k = classed ? detail::class_of(bytes) : 0;
     bool const in_run = classed && k < detail::run_class_count;
@@ -301,10 +316,14 @@ class pool {
       request.where = where;
       request.bytes = in_run ? detail::run_bytes(k) : block;
       request.alignment = in_run ? detail::frame_bytes : alignment;
-      request.asked = bytes;
+      request.asked = asked;
       request.asked_alignment = alignment;
       void* const put_together = ladder_.climb(
-          held, request, idle(), take, [this] { flush_all(); }, [this] { release_waiting(true); });
+          held, request, idle(), take, [this] { flush_all(); },
+          [this] {
+            bring_kept_home();
+            release_waiting(true);
+          });
       if (put_together != nullptr) {
         got[0] = put_together;
         count = 1;
@@ -320,6 +339,7 @@ class pool {
       cache->lock.leave();
     }
     if (count > 1) give_back(id, stream, k, got + 1, count - 1);
+    room.use(got[0], asked);
     return got[0];
   }
 
@@ -361,6 +381,8 @@ class pool {
   TARN_NOINLINE void deallocate_slow(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                      std::size_t alignment) noexcept {
     teller const last(*this);
+    if (described_.active()) [[unlikely]]
+      return take_back_described(id, stream, p, bytes, alignment, reuse::later);
     std::size_t const block = detail::rounded_bytes(bytes, alignment);
     bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
     unsigned const k = classed ? detail::class_of(bytes) : detail::class_count;
@@ -477,6 +499,80 @@ class pool {
     held.lock();
   }
 
+  // ---- with a tool that watches (description.hpp)
+
+  /// Whether a freed block waits in quarantine.
+  enum class reuse : std::uint8_t { later, at_once };
+
+  /// Room for a block's description: used, or given up again.
+  class room_to_describe {
+   public:
+    explicit room_to_describe(typename described::type& told) : told_(told) {
+      if constexpr (describes) {
+        made_ = told_.decide();
+        if (made_) told_.make_room();
+      }
+    }
+    room_to_describe(room_to_describe const&) = delete;
+    room_to_describe& operator=(room_to_describe const&) = delete;
+    ~room_to_describe() {
+      if constexpr (describes) {
+        if (made_) told_.give_up_room();
+      }
+    }
+    void use([[maybe_unused]] void* p, [[maybe_unused]] std::size_t bytes) noexcept {
+      if constexpr (describes) {
+        if (std::exchange(made_, false)) told_.block_begins(p, bytes);
+      }
+    }
+
+   private:
+    [[maybe_unused]] typename described::type& told_;
+    [[maybe_unused]] bool made_ = false;
+  };
+
+  TARN_NOINLINE void take_back_described([[maybe_unused]] stream_id id, [[maybe_unused]] stream_ref stream,
+                                         [[maybe_unused]] void* p, [[maybe_unused]] std::size_t bytes,
+                                         [[maybe_unused]] std::size_t alignment,
+                                         [[maybe_unused]] reuse when) noexcept {
+    if constexpr (describes) {
+      detail::freed_block const b{p, bytes + detail::guard_bytes, alignment, id, stream};
+      std::size_t const block = detail::rounded_bytes(b.bytes, alignment);
+      std::size_t const asked = described_.take_back(p, bytes);
+      {
+        lock const held(ladder_.hot);
+        count_uncached(-static_cast<std::int64_t>(block), -1);
+        if (asked != bytes)
+          return notice(asked == 0 ? detail::release_result::foreign : detail::release_result::wrong_size, p,
+                        block);
+      }
+      if (id == detail::neutral_id) {
+        described_.region_ends(p, bytes);
+      } else {
+        described_.region_ends(p, bytes, stream);
+      }
+      if (when == reuse::at_once || !described_.fits(b)) return bring_home(b);
+      detail::freed_block oldest;
+      while (!described_.keep(b)) {
+        if (described_.take_kept(oldest)) bring_home(oldest);
+      }
+    }
+  }
+  /// Ends the quarantine.
+  void bring_kept_home() noexcept {
+    if constexpr (describes) {
+      detail::freed_block b;
+      while (described_.take_kept(b)) bring_home(b);
+    }
+  }
+  void bring_home(detail::freed_block const& b) noexcept {
+    if (b.alignment <= default_alignment && b.bytes <= detail::class_limit) {
+      give_back(b.id, b.stream, detail::class_of(b.bytes), &b.p, 1);
+    } else {
+      give_back_range(b.id, b.stream, b.p, detail::rounded_bytes(b.bytes, b.alignment));
+    }
+  }
+
   // ---- misuse
 
   /// A misuse noticed under a lock.
@@ -554,7 +650,7 @@ class pool {
     return new_local();
   }
   TARN_NOINLINE detail::thread_cache* new_local() noexcept {
-    if (detail::thread_exit::over) return nullptr;
+    if (detail::thread_exit::over || described_.active()) return nullptr;
     try {
       detail::thread_exit& hook = detail::thread_exit::of_this_thread();
       detail::thread_cache* cache = hook.find(link_.get());
@@ -678,16 +774,15 @@ class pool {
     typename detail::recorded_uses<driver_type>::waiting w;
     while (uses_.take_ready(w, wait)) {
       stream_id const id = w.stream.id();
+      if (described_.active()) {
+        take_back_described(id, w.stream, w.p, w.bytes, w.alignment, reuse::at_once);
+        continue;
+      }
       {
         lock const held(ladder_.hot);
         count_uncached(-static_cast<std::int64_t>(detail::rounded_bytes(w.bytes, w.alignment)), -1);
       }
-      bool const classed = w.alignment <= default_alignment && w.bytes <= detail::class_limit;
-      if (classed) {
-        give_back(id, w.stream, detail::class_of(w.bytes), &w.p, 1);
-      } else {
-        give_back_range(id, w.stream, w.p, detail::rounded_bytes(w.bytes, w.alignment));
-      }
+      bring_home(detail::freed_block{w.p, w.bytes, w.alignment, id, w.stream});
     }
   }
 
@@ -717,7 +812,7 @@ class pool {
     throw out_of_memory(r);
   }
 
-  mutable detail::ladder<Upstream> ladder_;
+  mutable detail::ladder<typename described::source_type> ladder_;
   detail::recorded_uses<driver_type> uses_;
   detail::counted<detail::pool_link> link_;
   detail::sequence<detail::owned<detail::thread_cache>> caches_;  ///< under the growth lock
@@ -728,6 +823,7 @@ class pool {
   static constexpr unsigned most_noticed = 16;
   noticed noticed_[most_noticed];  ///< misuse not told yet; under the hot lock
   std::atomic<unsigned> noticed_count_{0};
+  typename described::type described_;  ///< last, away from what a warm call looks at
 };
 
 }  // namespace tarn

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/shared.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/stream.hpp"
 
@@ -128,7 +129,9 @@ class device_ptr {
 /// One uninitialised T. @throws out_of_memory
 template <class T, class Resource>
 requires(tarn::resource<Resource> && !std::is_array_v<T>)
-    [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream) {
+    [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream,
+                                                      place where = place::current()) {
+  [[maybe_unused]] detail::place_of_call<Resource> const here(where);
   stream = identified(memory, stream);
   void* const p = memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment());
   return device_ptr<T, Resource>(std::move(memory), static_cast<T*>(p), 1, stream);
@@ -137,7 +140,9 @@ requires(tarn::resource<Resource> && !std::is_array_v<T>)
 /// out_of_memory
 template <class T, class Resource>
 requires(tarn::resource<Resource>&& std::is_unbounded_array_v<T>)
-    [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream) {
+    [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream,
+                                                      place where = place::current()) {
+  [[maybe_unused]] detail::place_of_call<Resource> const here(where);
   using element = std::remove_extent_t<T>;
   stream = identified(memory, stream);
   void* const p =

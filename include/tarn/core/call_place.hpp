@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Who called: the place in the user's source that an allocation is made for, past all policies and owners between. Only
+// stacks with a layer that records places (policy/checked) ever look at it; for others these are empty types.
+// Above it: shared, owners, checked. Below it: place.
+
+#include <type_traits>
+
+#include "tarn/core/place.hpp"
+
+namespace tarn {
+
+namespace detail {
+/// The outermost place named on this thread; null outside every call_place.
+inline thread_local constinit place const* outermost_place = nullptr;
+}  // namespace detail
+
+/// Names the place for what is called in its scope, unless a caller further out has named one. Declare one to have all
+/// that follows in the scope, owners included, told under its line: `tarn::call_place const here;`.
+class call_place {
+ public:
+  explicit call_place(place where = place::current()) noexcept
+      : where_(where), named_(detail::outermost_place == nullptr) {
+    if (named_) detail::outermost_place = &where_;
+  }
+  call_place(call_place const&) = delete;
+  call_place& operator=(call_place const&) = delete;
+  ~call_place() {
+    if (named_) detail::outermost_place = nullptr;
+  }
+
+  /// The outermost place named, or `otherwise`.
+  [[nodiscard]] static place current(place otherwise = {}) noexcept {
+    return detail::outermost_place != nullptr ? *detail::outermost_place : otherwise;
+  }
+
+ private:
+  place where_;
+  bool named_;
+};
+
+/// call_place where nobody records: nothing.
+struct no_call_place {
+  explicit constexpr no_call_place(place) noexcept {}
+};
+
+}  // namespace tarn

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a tool such as compute-sanitizer is told of memory that is handed out in pieces: NVTX's memory extension.
+// Above it: cuda_driver, through it the pool. Below it: NVTX's headers, where the toolkit has them.
+
+#include "tarn/core/config.hpp"
+
+#if TARN_HAS_CUDA && defined(__has_include)
+#if __has_include(<nvtx3/nvToolsExtMem.h>)
+#include <nvtx3/nvToolsExtMem.h>
+#define TARN_HAS_NVTX_MEMORY 1
+#endif
+#endif
+#ifndef TARN_HAS_NVTX_MEMORY
+#define TARN_HAS_NVTX_MEMORY 0
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+
+namespace tarn {
+
+/// A tool that wants to know of sub-allocations; false where none is attached. A value, the same for the whole process.
+///
+/// A heap is a stretch of the device's memory that is handed out in pieces: none of its bytes may be touched until a
+/// region covers them. What is registered holds from the call on, whatever the streams do: wait for them first.
+class nvtx_memory {
+ public:
+  constexpr nvtx_memory() noexcept = default;
+
+  /// Looks for the tool once and remembers; CUDA is initialised. Where none is attached no call of NVTX is ever made.
+  [[nodiscard]] static nvtx_memory attached() noexcept {
+    static nvtx_memory const found = find();
+    return found;
+  }
+  explicit operator bool() const noexcept { return domain_ != nullptr || present_; }
+
+#if TARN_HAS_NVTX_MEMORY
+  /// Null where the tool takes no such memory: then all of it may be touched.
+  [[nodiscard]] void* register_heap(void const* p, std::size_t bytes) const noexcept {
+    nvtxMemVirtualRangeDesc_t const range{bytes, p};
+    nvtxMemHeapDesc_t heap{};
+    heap.extCompatID = NVTX_EXT_COMPATID_MEM;
+    heap.structSize = sizeof heap;
+    heap.usage = NVTX_MEM_HEAP_USAGE_TYPE_SUB_ALLOCATOR;
+    heap.type = NVTX_MEM_TYPE_VIRTUAL_ADDRESS;
+    heap.typeSpecificDescSize = sizeof range;
+    heap.typeSpecificDesc = &range;
+    nvtxMemHeapHandle_t const made = nvtxMemHeapRegister(domain(), &heap);
+    return is_real(made) ? made : nullptr;
+  }
+  /// All of it may not be touched any more; give the memory back next.
+  void unregister_heap(void* heap) const noexcept {
+    nvtxMemHeapUnregister(domain(), static_cast<nvtxMemHeapHandle_t>(heap));
+  }
+  /// As if just registered: no region is left.
+  void reset_heap(void* heap) const noexcept {
+    nvtxMemHeapReset(domain(), static_cast<nvtxMemHeapHandle_t>(heap));
+  }
+  void register_region(void* heap, void const* p, std::size_t bytes) const noexcept {
+    nvtxMemVirtualRangeDesc_t const range{bytes, p};
+    nvtxMemRegionsRegisterBatch_t batch{};
+    batch.extCompatID = NVTX_EXT_COMPATID_MEM;
+    batch.structSize = sizeof batch;
+    batch.regionType = NVTX_MEM_TYPE_VIRTUAL_ADDRESS;
+    batch.heap = static_cast<nvtxMemHeapHandle_t>(heap);
+    batch.regionCount = 1;
+    batch.regionDescElementSize = sizeof range;
+    batch.regionDescElements = &range;
+    nvtxMemRegionsRegister(domain(), &batch);
+  }
+  void unregister_region(void const* p) const noexcept {
+    nvtxMemRegionRef_t region{};
+    region.pointer = p;
+    nvtxMemRegionsUnregisterBatch_t batch{};
+    batch.extCompatID = NVTX_EXT_COMPATID_MEM;
+    batch.structSize = sizeof batch;
+    batch.refType = NVTX_MEM_REGION_REF_TYPE_POINTER;
+    batch.refCount = 1;
+    batch.refElementSize = sizeof region;
+    batch.refElements = &region;
+    nvtxMemRegionsUnregister(domain(), &batch);
+  }
+
+ private:
+  constexpr nvtx_memory(void* domain, bool present) noexcept : domain_(domain), present_(present) {}
+
+  static nvtx_memory find() noexcept {
+    // A tool names its library here (NVTX loads no other); without one even asking would cost a look at the file system.
+    if (std::getenv("NVTX_INJECTION64_PATH") == nullptr) return {};
+    nvtxDomainHandle_t const domain = nvtxDomainCreateA("tarn");
+    // Asked by a call that changes nothing: profilers answer ranges and marks, but not this.
+    nvtxMemPermissionsHandle_t const made =
+        nvtxMemPermissionsCreate(domain, NVTX_MEM_PERMISSIONS_CREATE_FLAGS_NONE);
+    if (!is_real(made)) return {};
+    nvtxMemPermissionsDestroy(domain, made);
+    return {domain, true};
+  }
+  /// Without a tool handles are null, or all ones: the headers say both, in macros that C++ cannot compile.
+  [[nodiscard]] static bool is_real(void const* handle) noexcept {
+    auto const bits = reinterpret_cast<std::uintptr_t>(handle);
+    return bits != 0 && bits != ~std::uintptr_t{0};
+  }
+  [[nodiscard]] nvtxDomainHandle_t domain() const noexcept {
+    return static_cast<nvtxDomainHandle_t>(domain_);
+  }
+#else
+  [[nodiscard]] void* register_heap(void const*, std::size_t) const noexcept {
+    return nullptr;
+  }
+  void unregister_heap(void*) const noexcept {}
+  void reset_heap(void*) const noexcept {}
+  void register_region(void*, void const*, std::size_t) const noexcept {}
+  void unregister_region(void const*) const noexcept {}
+
+ private:
+  static nvtx_memory find() noexcept {
+    return {};
+  }
+#endif
+
+  void* domain_ = nullptr;
+  bool present_ = false;  ///< a tool may know no domains and give none
+};
+
+}  // namespace tarn

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A tool attached to the simulated GPU, as compute-sanitizer is to a real one: it is told of heaps and of the regions
+// handed out of them, and reports work that touches a heap's other bytes. In a program that AddressSanitizer watches it
+// poisons those bytes where they are the host's, so that the host's own accesses are reported, too.
+// Above it: sim_memory, sim_driver. Below it: core.
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tarn/core/config.hpp"
+#include "tarn/core/message.hpp"
+#if TARN_ASAN
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace tarn {
+
+/// Whether a tool watches a simulated machine's memory.
+enum class sim_tool : std::uint8_t { absent, attached };
+
+/// What the tool has been told.
+struct sim_tool_counts {
+  std::uint64_t calls = 0;
+  std::size_t heaps = 0;         ///< registered now
+  std::size_t regions = 0;       ///< registered now
+  std::size_t region_bytes = 0;  ///< in them
+};
+
+namespace detail {
+
+/// Callers hold the machine's lock. Regions of a heap that is gone are gone.
+class sim_memory_tool {
+ public:
+  enum class bytes_are : std::uint8_t { invented, of_the_host };
+
+  explicit sim_memory_tool(bytes_are kind) noexcept : kind_(kind) {}
+  sim_memory_tool(sim_memory_tool const&) = delete;
+  sim_memory_tool& operator=(sim_memory_tool const&) = delete;
+  /// The addresses may become anything else's: nothing of them stays poisoned.
+  ~sim_memory_tool() {
+    for (auto const& [begin, bytes] : heaps_) allow(begin, bytes);
+  }
+
+  /// The heap's start is its name.
+  void* register_heap(void const* p, std::size_t bytes) {
+    ++calls_;
+    if (auto const other = first_in(heaps_, address(p), bytes); other != heaps_.end())
+      told_wrongly("a heap over another", address(p));
+    heaps_[address(p)] = bytes;
+    forbid(address(p), bytes);
+    return reinterpret_cast<void*>(address(p));
+  }
+  void unregister_heap(void* heap) {
+    ++calls_;
+    auto const it = heaps_.find(address(heap));
+    if (it == heaps_.end()) return told_wrongly("the end of no heap", address(heap));
+    drop_regions(it->first, it->second);
+    allow(it->first, it->second);
+    heaps_.erase(it);
+  }
+  void reset_heap(void* heap) {
+    ++calls_;
+    auto const it = heaps_.find(address(heap));
+    if (it == heaps_.end()) return told_wrongly("a reset of no heap", address(heap));
+    drop_regions(it->first, it->second);
+    forbid(it->first, it->second);
+  }
+  void register_region(void* heap, void const* p, std::size_t bytes) {
+    ++calls_;
+    auto const it = heaps_.find(address(heap));
+    std::uintptr_t const at = address(p);
+    if (it == heaps_.end() || at < it->first || at + bytes > it->first + it->second)
+      return told_wrongly("a region outside its heap", at);
+    if (first_in(regions_, at, bytes) != regions_.end()) return told_wrongly("a region over another", at);
+    regions_[at] = bytes;
+    allow(at, bytes);
+  }
+  void unregister_region(void const* p) {
+    ++calls_;
+    auto const it = regions_.find(address(p));
+    if (it == regions_.end()) return told_wrongly("the end of no region", address(p));
+    forbid(it->first, it->second);
+    regions_.erase(it);
+  }
+
+  /// Reports the first byte that work touches in a heap and outside every region.
+  void check(void const* p, std::size_t bytes, char const* what) {
+    std::uintptr_t at = address(p);
+    std::uintptr_t const end = at + bytes;
+    while (at < end) {
+      auto const heap = first_in(heaps_, at, end - at);
+      if (heap == heaps_.end()) return;
+      if (at < heap->first) at = heap->first;
+      auto const region = first_in(regions_, at, 1);
+      if (region == regions_.end()) {
+        message<160> text;
+        text.add("invalid ")
+            .add(what)
+            .add(" at ")
+            .add_hex(at)
+            .add(": no block that is handed out has this byte; ");
+        text.add_number(std::uint64_t{at - address(p)}).add(" bytes into an access of ");
+        text.add_number(std::uint64_t{bytes}).add(" bytes");
+        findings_.emplace_back(text.view());
+        return;
+      }
+      at = region->first + region->second;
+    }
+  }
+
+  [[nodiscard]] std::vector<std::string> const& findings() const noexcept { return findings_; }
+  [[nodiscard]] std::size_t heaps() const noexcept { return heaps_.size(); }
+  [[nodiscard]] std::size_t regions() const noexcept { return regions_.size(); }
+  /// Bytes that may be touched in heaps.
+  [[nodiscard]] std::size_t region_bytes() const noexcept {
+    std::size_t sum = 0;
+    for (auto const& [begin, bytes] : regions_) sum += bytes;
+    return sum;
+  }
+  [[nodiscard]] std::uint64_t calls() const noexcept { return calls_; }
+
+ private:
+  using stretches = std::map<std::uintptr_t, std::size_t>;
+
+  static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+  /// The first stretch that has a byte of [begin, begin + bytes).
+  static stretches::iterator first_in(stretches& all, std::uintptr_t begin, std::size_t bytes) {
+    auto it = all.upper_bound(begin);
+    if (it != all.begin()) {
+      auto const before = std::prev(it);
+      if (before->first + before->second > begin) return before;
+    }
+    return it != all.end() && it->first < begin + bytes ? it : all.end();
+  }
+  void drop_regions(std::uintptr_t begin, std::size_t bytes) {
+    regions_.erase(regions_.lower_bound(begin), regions_.lower_bound(begin + bytes));
+  }
+  void told_wrongly(char const* what, std::uintptr_t at) {
+    message<96> text;
+    text.add("told wrongly: ").add(what).add(" at ").add_hex(at);
+    findings_.emplace_back(text.view());
+  }
+
+  void forbid([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes) const noexcept {
+#if TARN_ASAN
+    if (kind_ == bytes_are::of_the_host) __asan_poison_memory_region(reinterpret_cast<void*>(begin), bytes);
+#endif
+  }
+  void allow([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes) const noexcept {
+#if TARN_ASAN
+    if (kind_ == bytes_are::of_the_host) __asan_unpoison_memory_region(reinterpret_cast<void*>(begin), bytes);
+#endif
+  }
+
+  [[maybe_unused]] bytes_are kind_;
+  stretches heaps_;
+  stretches regions_;
+  std::vector<std::string> findings_;
+  std::uint64_t calls_ = 0;
+};
+
+}  // namespace detail
+
+}  // namespace tarn

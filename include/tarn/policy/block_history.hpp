@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What is known of each block: who allocated it, who freed it, and what became of it. Above it: checked. Below it: core.
+//
+//   live -> quarantined -> gone -> forgotten, or live again where the address comes back
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string_view>
+
+#include "tarn/core/address_map.hpp"
+#include "tarn/core/message.hpp"
+#include "tarn/core/place.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/core/stream.hpp"
+
+namespace tarn::detail {
+
+/// One call that concerned a block.
+struct block_event {
+  place where;
+  std::uint64_t call = 0;  ///< in the count of its resource's calls, from 1; 0: it has not happened
+  stream_id stream = 0;
+  std::uint64_t thread = 0;
+};
+
+enum class block_state : std::uint8_t { unused, live, freed, quarantined, gone };
+
+struct block_record {
+  void* p = nullptr;
+  std::size_t bytes = 0;
+  std::size_t alignment = 0;
+  block_event allocated;
+  block_event freed;
+  std::uint32_t previous = 0;  ///< neighbours in the list of its state; index + 1
+  std::uint32_t next = 0;
+  int device = 0;
+  block_state state = block_state::unused;
+  bool fenced = false;
+  bool used_elsewhere = false;  ///< record_use() named another stream
+};
+
+/// Records by address. Takes memory only in make_room(), so that nothing can fail at deallocation. The caller locks.
+class block_history {
+ public:
+  /// How many blocks are remembered after they are gone.
+  void remember(std::size_t blocks) noexcept { most_gone_ = blocks; }
+
+  /// Room for one block, begun or given up. @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    index_.make_room(promised_ + 1);
+    records_.reserve(records_.size() + promised_ + 1);
+    ++promised_;
+  }
+  void give_up_room() noexcept { --promised_; }
+
+  void begin(block_record const& b) noexcept {
+    --promised_;
+    block_record* known = find(b.p);
+    if (known != nullptr && known->state == block_state::gone) {
+      drop_from(gone_, known);
+    } else if (known == nullptr) {
+      known = fresh();
+      index_.insert(key(b.p), index_of(known));
+    }
+    *known = b;
+    known->state = block_state::live;
+    ++live_;
+  }
+  /// The user's hands are off it.
+  void end(block_record& b, block_event const& freed) noexcept {
+    b.state = block_state::freed;
+    b.freed = freed;
+    --live_;
+  }
+  void quarantine(block_record& b) noexcept {
+    b.state = block_state::quarantined;
+    append(waiting_, b);
+    waiting_bytes_ += b.bytes;
+  }
+  /// The memory goes back; only what is known of it stays, for a while.
+  void leave(block_record& b) noexcept {
+    if (b.state == block_state::quarantined) {
+      waiting_bytes_ -= b.bytes;
+      drop_from(waiting_, &b);
+    }
+    b.state = block_state::gone;
+    append(gone_, b);
+    if (gone_.count <= most_gone_) return;
+    block_record& forgotten = records_[gone_.first - 1];
+    drop_from(gone_, &forgotten);
+    (void)index_.erase(key(forgotten.p));
+    forgotten = block_record{};
+    forgotten.next = spare_;
+    spare_ = index_of(&forgotten);
+  }
+
+  [[nodiscard]] block_record* find(void const* p) noexcept {
+    std::uint32_t const i = index_.find(key(p));
+    return i != 0 ? &records_[i - 1] : nullptr;
+  }
+  [[nodiscard]] block_record const* find(void const* p) const noexcept {
+    std::uint32_t const i = index_.find(key(p));
+    return i != 0 ? &records_[i - 1] : nullptr;
+  }
+  /// The block that has been in quarantine for longest; there is one.
+  [[nodiscard]] block_record const& oldest() const noexcept { return records_[waiting_.first - 1]; }
+  [[nodiscard]] std::size_t quarantined() const noexcept { return waiting_.count; }
+  [[nodiscard]] std::size_t quarantined_bytes() const noexcept { return waiting_bytes_; }
+  [[nodiscard]] std::size_t live() const noexcept { return live_; }
+
+  template <class Visit>
+  void for_each(Visit const& visit) const {
+    for (block_record const& b : records_) {
+      if (b.state != block_state::unused) visit(b);
+    }
+  }
+
+ private:
+  /// First in, first out.
+  struct queue {
+    std::uint32_t first = 0;
+    std::uint32_t last = 0;
+    std::size_t count = 0;
+  };
+  static std::uintptr_t key(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+  [[nodiscard]] std::uint32_t index_of(block_record const* b) const noexcept {
+    return static_cast<std::uint32_t>(b - records_.begin()) + 1;
+  }
+  block_record* fresh() noexcept {
+    if (spare_ == 0) {
+      records_.push_back(block_record{});
+      return &records_.back();
+    }
+    block_record& b = records_[spare_ - 1];
+    spare_ = b.next;
+    return &b;
+  }
+  void append(queue& q, block_record& b) noexcept {
+    std::uint32_t const i = index_of(&b);
+    b.previous = q.last;
+    b.next = 0;
+    if (q.last == 0) {
+      q.first = i;
+    } else {
+      records_[q.last - 1].next = i;
+    }
+    q.last = i;
+    ++q.count;
+  }
+  void drop_from(queue& q, block_record const* b) noexcept {
+    (b->previous != 0 ? records_[b->previous - 1].next : q.first) = b->next;
+    (b->next != 0 ? records_[b->next - 1].previous : q.last) = b->previous;
+    --q.count;
+  }
+
+  sequence<block_record> records_;
+  address_map<std::uint32_t> index_;
+  std::uint32_t spare_ = 0;
+  queue waiting_;
+  queue gone_;
+  std::size_t waiting_bytes_ = 0;
+  std::size_t live_ = 0;
+  std::size_t promised_ = 0;
+  std::size_t most_gone_ = 0;
+};
+
+/// As long as the texts of tarn::misuse.
+using history_text = message<480>;
+
+/// "solver.cpp:42 (step), call 7, stream 3, thread 1". Of paths and names only a part: the text is bounded.
+inline void add_event(history_text& text, block_event const& e) noexcept {
+  std::string_view file = e.where.file;
+  if (file.empty()) {
+    text.add("at a place not named");
+  } else {
+    if (std::size_t const cut = file.find_last_of('/'); cut != std::string_view::npos)
+      file.remove_prefix(cut + 1);
+    text.add(file).add(":").add_number(e.where.line);
+    text.add(" (").add(std::string_view(e.where.function).substr(0, 40)).add(")");
+  }
+  text.add(", call ").add_number(e.call).add(", stream ").add_number(e.stream);
+  text.add(", thread ").add_number(e.thread);
+}
+
+/// What happened to a block, and all that is known of it.
+[[nodiscard]] inline history_text history_of(block_record const& b, std::string_view what,
+                                             std::uint64_t number) noexcept {
+  history_text text;
+  text.add("block ")
+      .add_hex(reinterpret_cast<std::uintptr_t>(b.p))
+      .add(" of ")
+      .add_number(std::uint64_t{b.bytes});
+  text.add(" bytes ").add(what).add_number(number).add("; allocated: ");
+  add_event(text, b.allocated);
+  if (b.freed.call != 0) {
+    text.add("; freed: ");
+    add_event(text, b.freed);
+  }
+  return text;
+}
+
+/// The checked resources of the process, so that one can tell whose a pointer is that is not its own.
+class checked_resources {
+ public:
+  struct member {
+    void* layer = nullptr;
+    bool (*find)(void* layer, void const* p, block_record& out) noexcept = nullptr;
+    int device = 0;
+    member* next = nullptr;
+  };
+  static void add(member& m) {
+    std::lock_guard const guard(mutex());
+    m.next = first();
+    first() = &m;
+  }
+  static void remove(member& m) noexcept {
+    std::lock_guard const guard(mutex());
+    member** at = &first();
+    while (*at != &m) at = &(*at)->next;
+    *at = m.next;
+  }
+  /// A live block of another resource.
+  static bool find(member const& asking, void const* p, block_record& out) noexcept {
+    std::lock_guard const guard(mutex());
+    for (member* m = first(); m != nullptr; m = m->next) {
+      if (m != &asking && m->find(m->layer, p, out)) return true;
+    }
+    return false;
+  }
+
+ private:
+  /// Never destroyed: resources with static storage leave after everything else.
+  static std::mutex& mutex() noexcept {
+    static std::mutex* const m = new std::mutex;
+    return *m;
+  }
+  static member*& first() noexcept {
+    static member* m = nullptr;
+    return m;
+  }
+};
+
+}  // namespace tarn::detail

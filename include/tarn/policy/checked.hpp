@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// checked: every misuse that a program can make of a block, told with the block's history.
+// Above it: user code. Below it: block_history, fences, fill_pattern, compose.
+
+#include <atomic>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/call_place.hpp"
+#include "tarn/core/misuse.hpp"
+#include "tarn/driver/thread_number.hpp"
+#include "tarn/policy/block_history.hpp"
+#include "tarn/policy/compose.hpp"
+#include "tarn/policy/fences.hpp"
+#include "tarn/policy/fill_pattern.hpp"
+#include "tarn/policy/recorded_use.hpp"
+
+namespace tarn {
+
+template <class Upstream>
+class checked_layer;
+
+/// Tells double frees, foreign pointers, wrong sizes, alignments and devices, writes past either end and after the free,
+/// and leaks. For debugging: `cuda_pages{} | pooled{} | checked{}`.
+struct checked {
+  std::size_t fence_bytes = 256;           ///< on each side of a block, at least
+  std::size_t quarantine_bytes = 64_MiB;   ///< of freed blocks kept from reuse, so that late writes show
+  std::size_t quarantine_blocks = 4096;    ///< and how many of them at most
+  std::size_t remembered_blocks = 16'384;  ///< whose history is kept after that, for second frees
+
+  template <class Upstream>
+  using layer = checked_layer<Upstream>;
+};
+
+/// What is found goes to the misuse handler, with where, when (a count of this resource's calls), on which stream and by
+/// which thread the block was allocated and freed. A block that is freed wrongly is not passed on.
+///
+/// Blocks get fences and the pattern of the uninitialised at allocation, in stream order. A deallocation waits on the host
+/// for its stream, verifies the fences, poisons the block and puts it into the quarantine; leaving that, oldest first, the
+/// poison is verified. Blocks with a use recorded on another stream (record_use) wait for the whole device.
+///
+/// While a graph is captured from the stream of a call, nothing is written, waited for or verified for that call: a block
+/// allocated so has no fences, a block freed so has no quarantine. Its pointer, size and history are checked all the same.
+///
+/// Cost of a pair: three fills, two copies of a fence, a copy of the block, two waits. Thread-safe; no lock is held while
+/// the device is waited for or the handler runs, but in check_all(), during which other calls wait.
+template <class Upstream>
+class checked_layer {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+  /// Handles and owners name the place of a call to this layer, however many policies lie between.
+  static constexpr bool records_places = true;
+
+  checked_layer() requires std::default_initializable<Upstream> : checked_layer(Upstream{}) {}
+  explicit checked_layer(Upstream upstream, checked const& options = {})
+      : upstream_(std::move(upstream)), options_(options), fences_(options.fence_bytes) {
+    history_.remember(options.remembered_blocks);
+    member_.device = upstream_.driver().device().value;
+    detail::checked_resources::add(member_);
+  }
+  checked_layer(checked_layer const&) = delete;
+  checked_layer& operator=(checked_layer const&) = delete;
+  /// Verifies the quarantine, then tells of each block that is live still.
+  ~checked_layer() {
+    detail::checked_resources::remove(member_);
+    end_quarantine(0, 0);
+    tell_leaks();
+  }
+
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    return build(stream, bytes, alignment,
+                 [&](std::size_t whole) { return upstream_.allocate(stream, whole, alignment); });
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    void* const p = build(stream_ref{}, bytes, alignment,
+                          [&](std::size_t whole) { return upstream_.allocate_sync(whole, alignment); });
+    if (p != nullptr && !is_capturing(stream_ref{})) (void)driver().synchronize_stream(stream_ref{});
+    return p;
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p == nullptr) return;
+    detail::block_record const b = take_back(p, bytes, alignment, mark_of(stream));
+    if (b.p == nullptr) return;
+    bool const captured = is_capturing(stream);
+    if (!captured) verify_fences(b, stream);
+    if (captured || !b.fenced || !quarantine(b, stream)) {
+      history_gone(b);
+      upstream_.deallocate(stream, whole_of(b), fences_.whole_bytes(bytes, alignment), alignment);
+      return;
+    }
+    end_quarantine(options_.quarantine_bytes, options_.quarantine_blocks);
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p == nullptr) return;
+    detail::block_record const b = take_back(p, bytes, alignment, mark_of(stream_ref{}));
+    if (b.p == nullptr) return;
+    bool const captured = is_capturing(stream_ref{});
+    if (!captured) verify_fences(b, stream_ref{});
+    if (captured || !b.fenced || !quarantine(b, stream_ref{})) {
+      history_gone(b);
+      upstream_.deallocate_sync(whole_of(b), fences_.whole_bytes(bytes, alignment), alignment);
+      return;
+    }
+    end_quarantine(options_.quarantine_bytes, options_.quarantine_blocks);
+  }
+
+  /// Work on `stream` uses the block as well: its deallocation will wait for the whole device.
+  void record_use(void* p, std::size_t bytes, stream_ref stream) {
+    std::size_t alignment = 0;
+    {
+      std::lock_guard const guard(mutex_);
+      detail::block_record* const b = history_.find(p);
+      if (b == nullptr || b->state != detail::block_state::live) return;  // deallocation will tell
+      b->used_elsewhere = true;
+      alignment = b->alignment;
+    }
+    if constexpr (detail::takes_uses<Upstream>) {
+      nearest(upstream_, detail::record_use_call{fences_.whole_of(p, alignment),
+                                                 fences_.whole_bytes(bytes, alignment), stream});
+    }
+  }
+
+  /// Verifies the fences of every live block and the poison of every freed one in quarantine, tells of what was written
+  /// over and returns how many blocks that is. Waits for the device; not while a graph is captured.
+  /// @throws std::bad_alloc
+  std::size_t check_all() {
+    detail::sequence<finding> found;
+    (void)driver().synchronize_device();
+    {
+      std::lock_guard const guard(mutex_);
+      history_.for_each([&](detail::block_record const& b) {
+        if (b.state == detail::block_state::live && b.fenced) {
+          if (auto const breach = look_at_fences(b, stream_ref{}))
+            found.push_back(finding{b, breach, b.bytes});
+        } else if (b.state == detail::block_state::quarantined) {
+          if (std::size_t const at = first_written(b, stream_ref{}); at != b.bytes)
+            found.push_back(finding{b, {}, at});
+        }
+      });
+    }
+    for (finding const& f : found) {
+      if (f.breach) {
+        tell_breach(f.block, f.breach);
+      } else {
+        tell_late_write(f.block, f.written);
+      }
+    }
+    return found.size();
+  }
+
+  /// Blocks that are handed out.
+  [[nodiscard]] std::size_t live_blocks() const noexcept {
+    std::lock_guard const guard(mutex_);
+    return history_.live();
+  }
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+  /// What a block occupies, fences included.
+  [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
+    return bytes == 0 ? 0 : fences_.whole_bytes(bytes, alignment);
+  }
+
+ private:
+  struct finding {
+    detail::block_record block;
+    detail::breach breach;
+    std::size_t written = 0;
+  };
+
+  [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
+    bool capturing = false;
+    return driver().is_capturing(stream, capturing).ok() && capturing;
+  }
+  [[nodiscard]] detail::block_event mark_of(stream_ref stream) noexcept {
+    detail::block_event e;
+    e.where = call_place::current();
+    e.call = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
+    e.thread = detail::thread_number();
+    if (stream.id() != stream_ref::unknown_id) {
+      e.stream = stream.id();
+    } else {
+      (void)driver().identify(stream, e.stream);
+    }
+    return e;
+  }
+  [[nodiscard]] void* whole_of(detail::block_record const& b) const noexcept {
+    return fences_.whole_of(b.p, b.alignment);
+  }
+
+  // ---- allocation
+
+  template <class Allocate>
+  void* build(stream_ref stream, std::size_t bytes, std::size_t alignment, Allocate const& allocate) {
+    if (bytes == 0) return nullptr;
+    require_alignment(alignment);
+    std::size_t const whole = fences_.whole_bytes(bytes, alignment);
+    detail::block_record b;
+    b.bytes = bytes;
+    b.alignment = alignment;
+    b.allocated = mark_of(stream);
+    {
+      std::lock_guard const guard(mutex_);
+      history_.make_room();
+    }
+    void* whole_block = nullptr;
+    try {
+      whole_block = detail::asking_for(bytes, [&] { return allocate_with_patience(whole, allocate); });
+    } catch (...) {
+      std::lock_guard const guard(mutex_);
+      history_.give_up_room();
+      throw;
+    }
+    b.p = fences_.block_in(whole_block, alignment);
+    b.fenced = !is_capturing(stream);
+    if (b.fenced) {
+      fences_.draw(driver(), stream, b.p, bytes, alignment);
+      (void)detail::fill_bytes(driver(), stream, b.p, pattern::uninitialised, bytes);
+    }
+    std::lock_guard const guard(mutex_);
+    history_.begin(b);
+    return b.p;
+  }
+  /// Memory in quarantine is no reason to refuse.
+  template <class Allocate>
+  void* allocate_with_patience(std::size_t whole, Allocate const& allocate) {
+    try {
+      return allocate(whole);
+    } catch (out_of_memory const&) {
+      if (!end_quarantine(0, 0)) throw;
+    }
+    return allocate(whole);
+  }
+
+  // ---- deallocation
+
+  /// Takes a live block out of the user's hands; tells, and returns none, where it is not theirs to free.
+  detail::block_record take_back(void* p, std::size_t bytes, std::size_t alignment,
+                                 detail::block_event const& freed) noexcept {
+    detail::block_record b;
+    {
+      std::lock_guard const guard(mutex_);
+      if (detail::block_record* const known = history_.find(p)) {
+        b = *known;
+        if (b.state == detail::block_state::live && b.bytes == bytes && b.alignment == alignment) {
+          history_.end(*known, freed);
+          return *known;
+        }
+      }
+    }
+    tell_wrong_free(b, p, bytes, alignment, freed);
+    return {};
+  }
+  void history_gone(detail::block_record const& b) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (detail::block_record* const known = history_.find(b.p)) history_.leave(*known);
+  }
+  void verify_fences(detail::block_record const& b, stream_ref stream) noexcept {
+    if (b.used_elsewhere) (void)driver().synchronize_device();
+    if (!b.fenced) return;
+    if (auto const breach = look_at_fences(b, stream)) tell_breach(b, breach);
+  }
+  [[nodiscard]] detail::breach look_at_fences(detail::block_record const& b,
+                                              stream_ref stream) const noexcept {
+    return fences_.verify(driver(), stream, b.p, b.bytes, b.alignment);
+  }
+  [[nodiscard]] std::size_t first_written(detail::block_record const& b, stream_ref stream) const noexcept {
+    return detail::first_difference(driver(), stream, b.p, pattern::freed, b.bytes);
+  }
+
+  /// Poisons a block and keeps it. Its stream is waited for, so that whoever verifies it need not know that stream.
+  bool quarantine(detail::block_record const& b, stream_ref stream) noexcept {
+    if (b.bytes > options_.quarantine_bytes || options_.quarantine_blocks == 0) return false;
+    if (!detail::fill_bytes(driver(), stream, b.p, pattern::freed, b.bytes).ok()) return false;
+    if (!driver().synchronize_stream(stream).ok()) return false;
+    std::lock_guard const guard(mutex_);
+    if (detail::block_record* const known = history_.find(b.p)) history_.quarantine(*known);
+    return true;
+  }
+  /// Lets the oldest blocks go until at most so many are left; true where one went. Nothing on the device is entitled to
+  /// touch them, so the verification and what follows need no stream's order.
+  bool end_quarantine(std::size_t bytes, std::size_t blocks) noexcept {
+    bool any = false;
+    for (;; any = true) {
+      detail::block_record b;
+      {
+        std::lock_guard const guard(mutex_);
+        if (history_.quarantined_bytes() <= bytes && history_.quarantined() <= blocks) return any;
+        b = history_.oldest();
+        history_.leave(*history_.find(b.p));
+      }
+      if (!is_capturing(stream_ref{})) {
+        if (std::size_t const at = first_written(b, stream_ref{}); at != b.bytes) tell_late_write(b, at);
+      }
+      upstream_.deallocate_sync(whole_of(b), fences_.whole_bytes(b.bytes, b.alignment), b.alignment);
+    }
+  }
+
+  // ---- telling
+
+  static void tell_breach(detail::block_record const& b, detail::breach const& breach) noexcept {
+    if (breach.before != 0) {
+      report_misuse(
+          misuse(misuse_kind::overrun, b.p,
+                 detail::history_of(b, "written before its start, at distance ", breach.before).view()));
+    }
+    if (breach.after != 0) {
+      report_misuse(misuse(misuse_kind::overrun, b.p,
+                           detail::history_of(b, "written past its end, at offset ", breach.after).view()));
+    }
+  }
+  static void tell_late_write(detail::block_record const& b, std::size_t at) noexcept {
+    report_misuse(misuse(misuse_kind::use_after_free, b.p,
+                         detail::history_of(b, "written after it was freed, at offset ", at).view()));
+  }
+  void tell_leaks() noexcept {
+    std::size_t const all = history_.live();
+    history_.for_each([&](detail::block_record const& b) {
+      if (b.state != detail::block_state::live) return;
+      report_misuse(
+          misuse(misuse_kind::leak, b.p, detail::history_of(b, "never freed, leaks in all: ", all).view()));
+    });
+  }
+  void tell_wrong_free(detail::block_record const& b, void* p, std::size_t bytes, std::size_t alignment,
+                       detail::block_event const& freed) noexcept {
+    misuse_kind kind = misuse_kind::foreign_pointer;
+    detail::history_text text;
+    if (b.p == nullptr) {
+      detail::block_record other;
+      if (detail::checked_resources::find(member_, p, other)) {
+        bool const elsewhere = other.device != member_.device;
+        if (elsewhere) kind = misuse_kind::wrong_device;
+        text = detail::history_of(other,
+                                  elsewhere ? "of another device freed here, on device "
+                                            : "of another resource freed here, of device ",
+                                  static_cast<std::uint64_t>(member_.device));
+      } else if (detail::block_record const around = containing(p); around.p != nullptr) {
+        auto const offset = static_cast<std::uint64_t>(static_cast<char*>(p) - static_cast<char*>(around.p));
+        text = detail::history_of(around, "freed by a pointer that is not its start, at offset ", offset);
+      } else {
+        text.add("pointer ")
+            .add_hex(reinterpret_cast<std::uintptr_t>(p))
+            .add(" freed: never handed out here");
+      }
+    } else if (b.state != detail::block_state::live) {
+      kind = misuse_kind::double_free;
+      text = detail::history_of(b, "freed again, in call ", freed.call);
+    } else if (b.bytes != bytes) {
+      kind = misuse_kind::wrong_size;
+      text = detail::history_of(b, "freed with another size: ", bytes);
+    } else {
+      kind = misuse_kind::wrong_alignment;
+      text = detail::history_of(b, "freed with another alignment: ", alignment);
+    }
+    text.add("; this free: ");
+    detail::add_event(text, freed);
+    report_misuse(misuse(kind, p, text.view()));
+  }
+  [[nodiscard]] detail::block_record containing(void const* p) const noexcept {
+    detail::block_record found;
+    std::lock_guard const guard(mutex_);
+    history_.for_each([&](detail::block_record const& b) {
+      auto const at = reinterpret_cast<std::uintptr_t>(p);
+      auto const start = reinterpret_cast<std::uintptr_t>(b.p);
+      if (b.state != detail::block_state::gone && at >= start && at - start < b.bytes) found = b;
+    });
+    return found;
+  }
+  static bool find_in(void* self, void const* p, detail::block_record& out) noexcept {
+    auto const& layer = *static_cast<checked_layer*>(self);
+    std::lock_guard const guard(layer.mutex_);
+    detail::block_record const* const b = layer.history_.find(p);
+    if (b == nullptr || b->state != detail::block_state::live) return false;
+    out = *b;
+    out.device = layer.member_.device;
+    return true;
+  }
+
+  Upstream upstream_;
+  checked const options_;
+  detail::fences fences_;
+  std::atomic<std::uint64_t> calls_{0};
+  mutable std::mutex mutex_;
+  detail::block_history history_;
+  detail::checked_resources::member member_{this, &checked_layer::find_in};
+};
+
+}  // namespace tarn

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Where the guard bytes of a block are, how they are drawn and how they are verified.
+// Above it: fenced, checked. Below it: fill_pattern.
+//
+//   whole |--- fence ---|--- the block as asked ---|--- fence ---|
+//                       p                          p + bytes
+
+#include <cstddef>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/extremes.hpp"
+#include "tarn/policy/fill_pattern.hpp"
+
+namespace tarn::detail {
+
+/// Where a block's fences were written over; zero where they were not.
+struct breach {
+  void const* p = nullptr;
+  std::size_t before = 0;  ///< distance of the first byte from the block's start
+  std::size_t after = 0;   ///< offset of the first byte from the block's start
+  explicit operator bool() const noexcept { return before != 0 || after != 0; }
+};
+
+/// Fences of one least width, wider where an alignment asks for it: the block itself stays aligned.
+class fences {
+ public:
+  explicit fences(std::size_t least) noexcept : least_(larger_of(least, std::size_t{1})) {}
+
+  [[nodiscard]] std::size_t width(std::size_t alignment) const noexcept {
+    return align_up(least_, alignment);
+  }
+  [[nodiscard]] std::size_t whole_bytes(std::size_t bytes, std::size_t alignment) const noexcept {
+    return bytes > max_request_bytes ? bytes : bytes + 2 * width(alignment);
+  }
+  [[nodiscard]] void* whole_of(void* p, std::size_t alignment) const noexcept {
+    return static_cast<unsigned char*>(p) - width(alignment);
+  }
+  [[nodiscard]] void* block_in(void* whole, std::size_t alignment) const noexcept {
+    return static_cast<unsigned char*>(whole) + width(alignment);
+  }
+
+  /// Writes both fences in stream order.
+  template <class Driver>
+  void draw(Driver const& driver, stream_ref stream, void* p, std::size_t bytes,
+            std::size_t alignment) const noexcept {
+    (void)fill_bytes(driver, stream, whole_of(p, alignment), pattern::fence, width(alignment));
+    (void)fill_bytes(driver, stream, static_cast<unsigned char*>(p) + bytes, pattern::fence,
+                     width(alignment));
+  }
+
+  /// Waits for the stream and looks at both fences.
+  template <class Driver>
+  [[nodiscard]] breach verify(Driver const& driver, stream_ref stream, void* p, std::size_t bytes,
+                              std::size_t alignment) const noexcept {
+    std::size_t const wide = width(alignment);
+    std::size_t const front = first_difference(driver, stream, whole_of(p, alignment), pattern::fence, wide);
+    std::size_t const back =
+        first_difference(driver, stream, static_cast<unsigned char*>(p) + bytes, pattern::fence, wide);
+    return {p, wide - front, back != wide ? bytes + back : 0};
+  }
+
+ private:
+  std::size_t least_;
+};
+
+/// A refusal names what the caller asked, not what the fences added.
+template <class Allocate>
+void* asking_for(std::size_t bytes, Allocate const& allocate) {
+  try {
+    return allocate();
+  } catch (out_of_memory const& error) {
+    memory_report report = error.report();
+    report.asked = bytes;
+    throw out_of_memory(report);
+  }
+}
+
+}  // namespace tarn::detail

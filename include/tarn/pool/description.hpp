@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a pool tells a tool that watches memory (compute-sanitizer, the simulated one): which bytes are handed out.
+// Above it: described_source, pool. Below it: driver/driver, core.
+//
+// Without a tool this is one byte, looked at where the arena is asked. With one the pool changes: no magazines; every
+// block is followed by `guard_bytes` that belong to nobody; a block that is freed is waited for on its stream, ceases to
+// be a region, and is kept from reuse for a while. So an access past the requested size, before it, or
+// after the free is outside every region:
+//
+//   heap     |-------------------- one mapping or segment --------------------|
+//   regions   [ asked ]          [ asked ]                    [ asked ]
+//   nobody's           guard,slack        guard,slack, freed           guard,...
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+#include "tarn/core/address_map.hpp"
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/extremes.hpp"
+#include "tarn/core/property.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/driver/driver.hpp"
+
+namespace tarn::detail {
+
+/// Bytes after each block that nobody may touch; those before it are the guard of the block before. NVIDIA's guide asks
+/// for no distance; an overrun by one thread block of words is still told from the next block.
+inline constexpr std::size_t guard_bytes = 256;
+
+/// Freed blocks that wait before they are reused: at most so many, and so many bytes. Where the driver has no more memory
+/// they all come home.
+inline constexpr std::size_t quarantine_blocks = 1024;
+inline constexpr std::size_t quarantine_bytes = 256_MiB;
+
+/// A freed block on its way home.
+struct freed_block {
+  void* p = nullptr;
+  std::size_t bytes = 0;  ///< with the guard
+  std::size_t alignment = 0;
+  stream_id id = 0;
+  stream_ref stream;
+};
+
+/// Memory that a tool can watch: a device's own, of a driver that knows tools.
+template <class Source>
+inline constexpr bool is_describable =
+    describing_driver<typename Source::driver_type>&& has_property<Source, device_accessible> &&
+    !has_property<Source, host_accessible>;
+
+/// Safe from any thread; its one lock is a leaf. The host's want of memory costs reports, nothing else.
+template <describing_driver Driver>
+class description {
+ public:
+  explicit description(Driver const& driver) : driver_(driver) {}
+  description(description const&) = delete;
+  description& operator=(description const&) = delete;
+
+  [[nodiscard]] bool active() const noexcept { return state_.load(std::memory_order_acquire) == state::told; }
+
+  /// Looks for a tool, once, before the first heap. Later than construction, since that must not start CUDA.
+  bool decide() noexcept {
+    if (state_.load(std::memory_order_acquire) == state::undecided) [[unlikely]]
+      look();
+    return active();
+  }
+
+  void heap_begins(void* p, std::size_t bytes) noexcept {
+    if (!active()) return;
+    std::lock_guard const guard(mutex_);
+    void* const handle = tool_.register_heap(p, bytes);
+    if (handle == nullptr) return;
+    try {
+      heaps_.push_back(heap{address(p), bytes, handle});
+    } catch (...) {
+      tool_.unregister_heap(handle);
+    }
+  }
+  /// Before the memory goes.
+  void heap_ends(void* p) noexcept {
+    if (!active()) return;
+    std::lock_guard const guard(mutex_);
+    for (std::size_t i = 0; i < heaps_.size(); ++i) {
+      if (heaps_[i].begin != address(p)) continue;
+      forget_left(heaps_[i].begin, heaps_[i].bytes);
+      tool_.unregister_heap(heaps_[i].handle);
+      heaps_.erase_unordered(i);
+      return;
+    }
+  }
+  /// The driver is gone, and a tool with it: nothing is told any more.
+  void abandon() noexcept {
+    std::lock_guard const guard(mutex_);
+    heaps_.clear();
+    left_.clear();
+  }
+
+  /// Room for one block. @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    std::lock_guard const guard(mutex_);
+    live_.make_room(1 + promised_);
+    ++promised_;
+  }
+  void give_up_room() noexcept {
+    std::lock_guard const guard(mutex_);
+    --promised_;
+  }
+  /// A block is handed out; room was made.
+  void block_begins(void* p, std::size_t bytes) noexcept {
+    std::lock_guard const guard(mutex_);
+    --promised_;
+    live_.insert(address(p), bytes);
+    forget_left(address(p), bytes);
+    each_piece(address(p), bytes, [&](heap const& h, std::uintptr_t at, std::size_t part) {
+      tool_.register_region(h.handle, reinterpret_cast<void*>(at), part);
+    });
+  }
+  /// A block comes back: its bytes as asked, 0 if it is none; where they are `bytes` it is live no longer, though still a
+  /// region.
+  std::size_t take_back(void* p, std::size_t bytes) noexcept {
+    std::lock_guard const guard(mutex_);
+    std::size_t const asked = live_.find(address(p));
+    if (asked == bytes) (void)live_.erase(address(p));
+    return asked;
+  }
+
+  /// Ends the regions of a block once work on the stream before it is done. While a graph is captured from the stream that
+  /// cannot be waited for, and the graph may still run: the regions are left until their bytes are handed out again.
+  void region_ends(void* p, std::size_t bytes, stream_ref stream) noexcept {
+    bool capturing = false;
+    bool const known = driver_.is_capturing(stream, capturing).ok();
+    if (known && capturing) {
+      std::lock_guard const guard(mutex_);
+      try {
+        left_.push_back(stretch{address(p), bytes});
+        return;
+      } catch (...) {  // reported at the graph's next launch, rightly or not
+      }
+    } else if (!known || !driver_.synchronize_stream(stream).ok()) {
+      (void)driver_.synchronize_device();
+    }
+    region_ends(p, bytes);
+  }
+  /// The same, where nothing uses the block any more.
+  void region_ends(void* p, std::size_t bytes) noexcept {
+    std::lock_guard const guard(mutex_);
+    end_regions(address(p), bytes);
+  }
+
+  /// Keeps a freed block from reuse. False where there is no room for it: take some out, oldest first, and ask again; or
+  /// where there never will be, `fits()`.
+  [[nodiscard]] bool keep(freed_block const& b) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (kept_ == ring_.size() || kept_bytes_ + b.bytes > quarantine_bytes) return false;
+    ring_[(first_ + kept_++) % ring_.size()] = b;
+    kept_bytes_ += b.bytes;
+    return true;
+  }
+  [[nodiscard]] bool fits(freed_block const& b) const noexcept {
+    return !ring_.empty() && b.bytes <= quarantine_bytes;
+  }
+  bool take_kept(freed_block& out) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (kept_ == 0) return false;
+    out = ring_[first_];
+    kept_bytes_ -= out.bytes;
+    first_ = (first_ + 1) % ring_.size();
+    --kept_;
+    return true;
+  }
+
+ private:
+  enum class state : std::uint8_t { undecided, untold, told };
+  struct stretch {
+    std::uintptr_t begin = 0;
+    std::size_t bytes = 0;
+  };
+  struct heap {
+    std::uintptr_t begin = 0;
+    std::size_t bytes = 0;
+    void* handle = nullptr;
+  };
+
+  static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+
+  void look() noexcept {
+    std::lock_guard const guard(mutex_);
+    if (state_.load(std::memory_order_relaxed) != state::undecided) return;
+    tool_ = driver_.memory_tool();
+    if (static_cast<bool>(tool_)) {
+      try {
+        ring_.resize(quarantine_blocks);
+      } catch (...) {  // freed blocks are reused at once
+      }
+    }
+    state_.store(static_cast<bool>(tool_) ? state::told : state::untold, std::memory_order_release);
+  }
+
+  /// A block over several handles is one region in each of their heaps.
+  template <class Visit>
+  void each_piece(std::uintptr_t begin, std::size_t bytes, Visit const& visit) const {
+    for (heap const& h : heaps_) {
+      std::uintptr_t const from = larger_of(begin, h.begin);
+      std::uintptr_t const to = smaller_of(begin + bytes, h.begin + h.bytes);
+      if (from < to) visit(h, from, to - from);
+    }
+  }
+  void end_regions(std::uintptr_t begin, std::size_t bytes) noexcept {
+    each_piece(begin, bytes, [&](heap const&, std::uintptr_t at, std::size_t) {
+      tool_.unregister_region(reinterpret_cast<void*>(at));
+    });
+  }
+  /// Ends the regions that a capture left among these bytes.
+  void forget_left(std::uintptr_t begin, std::size_t bytes) noexcept {
+    for (std::size_t i = left_.size(); i-- > 0;) {
+      stretch const s = left_[i];
+      if (s.begin >= begin + bytes || begin >= s.begin + s.bytes) continue;
+      end_regions(s.begin, s.bytes);
+      left_.erase_unordered(i);
+    }
+  }
+
+  Driver driver_;
+  std::atomic<state> state_{state::undecided};
+  std::mutex mutex_;
+  decltype(driver_.memory_tool()) tool_;
+  sequence<heap> heaps_;
+  address_map<std::size_t> live_;  ///< bytes asked of each block handed out
+  std::size_t promised_ = 0;       ///< blocks that room was made for and that are not handed out yet
+  sequence<stretch> left_;
+  sequence<freed_block> ring_;  ///< the quarantine, oldest at first_
+  std::size_t first_ = 0;
+  std::size_t kept_ = 0;
+  std::size_t kept_bytes_ = 0;
+};
+
+/// For memory that no tool can watch: nothing, at no cost.
+struct no_description {
+  template <class Driver>
+  explicit constexpr no_description(Driver const&) noexcept {}
+  [[nodiscard]] static constexpr bool active() noexcept { return false; }
+  [[nodiscard]] static constexpr bool decide() noexcept { return false; }
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tarn/policy/checked.hpp"
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "catch.hpp"
+#include "contract/resource_contract.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/policy/tracked.hpp"
+#include "tarn/raii/device_ptr.hpp"
+#include "tarn/source/host_memory.hpp"
+#include "tarn/source/sim_sources.hpp"
+
+using namespace tarn;
+using tarn_test::holds;
+using tarn_test::test_stream;
+
+namespace {
+/// Collects what is told for the length of a test.
+struct told {
+  struct one {
+    misuse_kind kind;
+    std::string text;
+  };
+  static std::vector<one>& all() {
+    static std::vector<one> list;
+    return list;
+  }
+  told() : before(set_misuse_handler([](misuse const& m) { all().push_back({m.kind(), m.what()}); })) {
+    all().clear();
+  }
+  ~told() { (void)set_misuse_handler(before); }
+  told(told const&) = delete;
+  told& operator=(told const&) = delete;
+
+  /// The text of what was told since the last call; it is one misuse of that kind.
+  static std::string one_of(misuse_kind kind) {
+    REQUIRE(all().size() == 1);
+    CHECK(all()[0].kind == kind);
+    std::string const text = all()[0].text;
+    all().clear();
+    return text;
+  }
+  misuse_handler before;
+};
+bool has(std::string const& text, std::string const& part) {
+  INFO(text);
+  CHECK(text.find(part) != std::string::npos);
+  return text.find(part) != std::string::npos;
+}
+std::string line(int number) {
+  return "checked.cpp:" + std::to_string(number);
+}
+}  // namespace
+
+TEST_CASE("checked keeps the contract of resources and finds nothing in it", "[policy][checked]") {
+  told const t;
+  SECTION("over host memory") {
+    tarn_test::resource_contract([] { return host_memory{} | checked{}; });
+  }
+  SECTION("over a pool of pages") {
+    tarn_test::resource_contract([] { return sim_pages{} | pooled{} | checked{}; });
+  }
+  SECTION("under other policies") {
+    tarn_test::resource_contract([] { return sim_pages{} | pooled{} | checked{} | tracked{}; });
+  }
+  CHECK(told::all().empty());
+}
+
+TEST_CASE("a second free names where the block was allocated and freed before", "[policy][checked]") {
+  told const t;
+  sim_machine const machine;
+  test_stream const stream(machine.driver());
+  auto memory = sim_pages(machine.driver()) | pooled{} | checked{};
+  int const allocated = __LINE__ + 1;
+  void* const p = memory.allocate(stream, 1000);
+  int const freed = __LINE__ + 1;
+  memory.deallocate(stream, p, 1000);
+  CHECK(told::all().empty());
+  int const again = __LINE__ + 1;
+  memory.deallocate(stream, p, 1000);
+  std::string text = told::one_of(misuse_kind::double_free);
+  has(text, "allocated: " + line(allocated));
+  has(text, "; freed: " + line(freed));
+  has(text, "; this free: " + line(again));
+  has(text, "call 1, stream " + std::to_string(stream_ref(stream).id()));
+  has(text, "of 1000 bytes");
+  // It is known as well when the block has left the quarantine.
+  auto second = sim_pages(machine.driver()) | pooled{} | checked{.quarantine_blocks = 1};
+  void* const q = second.allocate(stream, 1000);
+  second.deallocate(stream, q, 1000);
+  second.deallocate(stream, second.allocate(stream, 1000), 1000);
+  second.deallocate(stream, q, 1000);
+  CHECK(has(told::one_of(misuse_kind::double_free), "freed again, in call 5"));
+}
+
+TEST_CASE("a free with another size or alignment, of a foreign or inner pointer is told and not passed on",
+          "[policy][checked]") {
+  told const t;
+  auto memory = host_memory{} | limited{1_MiB} | checked{};
+  auto& limit = memory->upstream().layer();
+  auto* const p = static_cast<unsigned char*>(memory.allocate({}, 1000));
+  std::size_t const used = limit.used();
+  memory.deallocate({}, p, 999);
+  CHECK(has(told::one_of(misuse_kind::wrong_size), "of 1000 bytes freed with another size: 999"));
+  memory.deallocate({}, p, 1000, 512);
+  CHECK(has(told::one_of(misuse_kind::wrong_alignment), "with another alignment: 512"));
+  memory.deallocate({}, p + 256, 744);
+  CHECK(has(told::one_of(misuse_kind::foreign_pointer), "not its start, at offset 256"));
+  int local = 0;
+  int* volatile stranger = &local;  // volatile: a compiler that sees through it warns
+  memory.deallocate({}, stranger, 4);
+  CHECK(has(told::one_of(misuse_kind::foreign_pointer), "never handed out here"));
+  CHECK(limit.used() == used);
+  memory.deallocate({}, p, 1000);
+  CHECK(told::all().empty());
+}
+
+TEST_CASE(
+    "a block freed to another device's resource, or to another one of its own, is told with its history",
+    "[policy][checked]") {
+  told const t;
+  sim_options options;
+  options.devices = 2;
+  sim_machine const machine(options);
+  auto first = sim_pages(machine.driver(device_id{0})) | pooled{} | checked{};
+  auto second = sim_pages(machine.driver(device_id{1})) | pooled{} | checked{};
+  auto third = sim_pages(machine.driver(device_id{0})) | pooled{} | checked{};
+  int const allocated = __LINE__ + 1;
+  void* const p = first.allocate({}, 100);
+  second.deallocate({}, p, 100);
+  std::string const text = told::one_of(misuse_kind::wrong_device);
+  has(text, "of another device freed here, on device 1; allocated: " + line(allocated));
+  third.deallocate({}, p, 100);
+  has(told::one_of(misuse_kind::foreign_pointer), "of another resource freed here");
+  first.deallocate({}, p, 100);
+  CHECK(told::all().empty());
+}
+
+TEST_CASE("a write past either end is told at the free and on demand, after the work of the stream",
+          "[policy][checked]") {
+  std::ptrdiff_t const where = GENERATE(-1, -256, 1000, 1255);
+  told const t;
+  sim_machine const machine;
+  test_stream const stream(machine.driver());
+  auto memory = sim_pages(machine.driver()) | pooled{} | checked{};
+  auto* const p = static_cast<unsigned char*>(memory.allocate(stream, 1000));
+  CHECK(memory->check_all() == 0);
+  REQUIRE(machine.launch(stream, 5'000'000, [p, where] { p[where] = 1; }).ok());
+  std::string const said = where < 0 ? "written before its start, at distance " + std::to_string(-where)
+                                     : "written past its end, at offset " + std::to_string(where);
+  CHECK(memory->check_all() == 1);
+  has(told::one_of(misuse_kind::overrun), said);
+  REQUIRE(machine.launch(stream, 5'000'000, [p, where] { p[where] = 2; }).ok());
+  memory.deallocate(stream, p, 1000);
+  has(told::one_of(misuse_kind::overrun), said);
+}
+
+TEST_CASE("a write after the free is told on demand and when the block leaves the quarantine",
+          "[policy][checked]") {
+  std::size_t const bytes = GENERATE(std::size_t{100}, std::size_t{100'000}, 3_MiB);
+  told const t;
+  sim_machine const machine;
+  test_stream const stream(machine.driver());
+  test_stream const other(machine.driver());
+  {
+    auto memory = sim_pages(machine.driver()) | pooled{} | checked{.quarantine_blocks = 2};
+    auto* const p = static_cast<unsigned char*>(memory.allocate(stream, bytes));
+    memory.deallocate(stream, p, bytes);
+    CHECK(memory->check_all() == 0);
+    p[bytes - 1] = 1;  // by the host, by whichever stream
+    CHECK(memory->check_all() == 1);
+    has(told::one_of(misuse_kind::use_after_free),
+        "written after it was freed, at offset " + std::to_string(bytes - 1));
+    REQUIRE(machine.launch(other, 1000, [p] { p[7] = 1; }).ok());
+    REQUIRE(machine.driver().synchronize_stream(other).ok());
+    for (int i = 0; i < 2; ++i) memory.deallocate(stream, memory.allocate(stream, 50), 50);
+    has(told::one_of(misuse_kind::use_after_free), "at offset 7; allocated: ");
+    auto* const q = static_cast<unsigned char*>(memory.allocate(stream, bytes));
+    memory.deallocate(stream, q, bytes);
+    q[0] = 1;
+  }
+  has(told::one_of(misuse_kind::use_after_free), "at offset 0");  // the last chance is destruction
+}
+
+TEST_CASE("work that the stream does before the free may be as late as it likes", "[policy][checked]") {
+  told const t;
+  sim_machine const machine;
+  test_stream const stream(machine.driver());
+  test_stream const other(machine.driver());
+  auto memory = sim_pages(machine.driver()) | pooled{} | checked{};
+  auto* const p = static_cast<unsigned char*>(memory.allocate(stream, 1000));
+  REQUIRE(machine.launch(stream, 10'000'000, [p] { p[999] = 1; }).ok());
+  REQUIRE(machine.launch(other, 50'000'000, [p] { p[0] = 1; }).ok());
+  memory.record_use(p, 1000, other);
+  memory.deallocate(stream, p, 1000);
+  CHECK(memory->check_all() == 0);
+  CHECK(told::all().empty());
+}
+
+TEST_CASE("what was never freed is told at destruction with its place", "[policy][checked]") {
+  told const t;
+  sim_machine const machine;
+  int allocated = 0;
+  {
+    auto memory = sim_pages(machine.driver()) | pooled{} | checked{} | tracked{};
+    memory.deallocate({}, memory.allocate({}, 10), 10);
+    allocated = __LINE__ + 1;
+    (void)memory.allocate({}, 2000);  // through another policy: still this line
+    (void)memory.allocate_sync(3000);
+    (void)make_device<int>(memory, stream_ref{}).release();
+  }
+  REQUIRE(told::all().size() == 3);
+  for (auto const& one : told::all()) CHECK(one.kind == misuse_kind::leak);
+  has(told::all()[0].text, "of 2000 bytes never freed, leaks in all: 3; allocated: " + line(allocated));
+  has(told::all()[1].text, "of 3000 bytes never freed, leaks in all: 3; allocated: " + line(allocated + 1));
+  has(told::all()[2].text, "of 4 bytes never freed, leaks in all: 3; allocated: " + line(allocated + 2));
+}
+
+TEST_CASE("a named place covers what is called below it, the outermost first", "[policy][checked]") {
+  told const t;
+  auto memory = host_memory{} | checked{};
+  void* p = nullptr;
+  int named = 0;
+  {
+    named = __LINE__ + 1;
+    call_place const here;
+    call_place const inner(place{"other.cpp", 1, "f"});
+    p = memory.allocate({}, 100);
+  }
+  memory.deallocate({}, p, 99);
+  std::string const text = told::one_of(misuse_kind::wrong_size);
+  has(text, "allocated: " + line(named));
+  memory.deallocate({}, p, 100);
+}
+
+TEST_CASE("while a graph is captured nothing is written, waited for or verified", "[policy][checked]") {
+  told const t;
+  sim_machine const machine;
+  test_stream const stream(machine.driver());
+  auto memory = sim_pages(machine.driver()) | pooled{} | checked{};
+  void* const before = memory.allocate(stream, 1000);
+  sim_graph graph;
+  REQUIRE(machine.begin_capture(stream).ok());
+  void* const p = memory.allocate(stream, 1000);
+  REQUIRE(machine.launch(stream, 1000, {sim_writes(p, 1000)}).ok());
+  memory.deallocate(stream, p, 1000);
+  memory.deallocate(stream, before, 1000);
+  memory.deallocate(stream, before, 1000);
+  REQUIRE(machine.end_capture(stream, graph).ok());
+  CHECK(machine.captured_calls() == 0);
+  CHECK(graph.size() == 1);
+  (void)told::one_of(misuse_kind::double_free);
+  void* const q = memory.allocate(stream, 1000);  // and afterwards all is as ever
+  memory.deallocate(stream, q, 1000);
+  CHECK(memory->check_all() == 0);
+  CHECK(told::all().empty());
+}
+
+TEST_CASE("quarantine is bounded and gives way before memory is refused", "[policy][checked]") {
+  told const t;
+  sim_machine const machine;
+  test_stream const stream(machine.driver());
+  auto memory = sim_pages(machine.driver()) | limited{64_MiB} | pooled{} | checked{};
+  for (int i = 0; i < 8; ++i) {
+    void* const p = memory.allocate(stream, 30_MiB);
+    memory.deallocate(stream, p, 30_MiB);
+  }
+  for (int i = 0; i < 20'000; ++i) memory.deallocate(stream, memory.allocate(stream, 1), 1);
+  CHECK(memory->live_blocks() == 0);
+  try {
+    (void)memory.allocate(stream, 1_GiB);
+    FAIL("more than the limit");
+  } catch (out_of_memory const& error) {
+    CHECK(error.report().asked == 1_GiB);  // not with the fences
+  }
+  CHECK(told::all().empty());
+}
+
+TEST_CASE("the misuse handler may use the checked memory that it is told of", "[policy][checked]") {
+  static stack<host_memory, checked>* used = nullptr;
+  static int calls = 0;
+  stack<host_memory, checked> memory;
+  used = &memory;
+  calls = 0;
+  misuse_handler const before = set_misuse_handler([](misuse const&) {
+    ++calls;
+    used->deallocate({}, used->allocate({}, 100), 100);
+    if (calls < 100) (void)(*used)->check_all();
+  });
+  auto* const p = static_cast<unsigned char*>(memory.allocate({}, 50));
+  memory.deallocate({}, p, 51);
+  p[50] = 0;
+  memory.deallocate({}, p, 50);
+  CHECK(calls == 2);
+  (void)set_misuse_handler(before);
+}
+
+TEST_CASE("threads may share a checked pool", "[policy][checked][threads]") {
+  told const t;
+  sim_machine const machine;
+  auto memory = sim_pages(machine.driver()) | pooled{} | checked{.quarantine_blocks = 16};
+  std::vector<std::thread> threads;
+  for (int n = 0; n < 4; ++n) {
+    threads.emplace_back([&] {
+      test_stream const stream(machine.driver());
+      for (std::size_t i = 0; i < 200; ++i) {
+        void* const p = memory.allocate(stream, 1 + i * 37 % 5000);
+        memory.deallocate(stream, p, 1 + i * 37 % 5000);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(memory->check_all() == 0);
+  CHECK(told::all().empty());
+}
