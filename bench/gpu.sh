@@ -10,7 +10,7 @@
 #                            Stages after build need a build that is there
 #
 #   configure  build  replay_tarn  replay_torch_expandable  replay_torch  replay_cuda  replay_rmm  hot_paths_cuda
-#   hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  tests  sanitize  examples  summary
+#   hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  tests  endings  sanitize  examples  summary
 #   survival_tarn  survival_cuda  survival_torch_expandable  survival_torch  survival_rmm: only where they are named
 #
 # Environment: TARN_COMMIT    commit that the results are of, where there is no .git
@@ -161,6 +161,14 @@ run_tests() {
   status=$?
   sed -i "s|$root/||g" "$log"
   return $status
+}
+
+run_endings() {
+  local folder=$build/tests/faults
+  [ -x "$folder/tarn_endings_cuda" ] || { say "tarn_endings_cuda was not built"; return 1; }
+  cp "$results/environment.txt" "$results/endings_cuda.log"
+  python3 "$root/tests/faults/endings.py" "$folder/tarn_endings_cuda" "$folder/libtarn_ending_plugin_cuda.so" \
+    >>"$results/endings_cuda.log" 2>&1
 }
 
 run_sanitize() {
@@ -336,6 +344,7 @@ stage hot_paths_torch 40 run_hot_paths_torch
 stage hot_paths_torch_expandable 40 run_hot_paths_torch_expandable
 stage hot_paths_host 80 run_hot_paths_host
 stage tests 90 run_tests
+stage endings 60 run_endings
 stage sanitize 60 run_sanitize
 stage examples 30 run_examples
 stage replay_rmm 60 run_replay_rmm
