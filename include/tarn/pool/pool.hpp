@@ -88,11 +88,8 @@ class pool {
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
     stream_id id = stream.id();
-    if (id == stream_ref::unknown_id && !ladder_.order.driver().identify(stream, id).ok()) {
-      // The stream was destroyed: nothing can be ordered after it, so all work is waited for, now or later.
-      if (uses_.hold_back_for_all(p, bytes, alignment, stream)) return;
-      id = detail::neutral_id;
-    }
+    if (id == stream_ref::unknown_id && !ladder_.order.driver().identify(stream, id).ok()) [[unlikely]]
+      return deallocate_unknown(stream, p, bytes, alignment);
     if (uses_.any() && hold_back(id, stream, p, bytes, alignment)) [[unlikely]]
       return;
     deallocate_on(id, stream, p, bytes, alignment);
@@ -327,6 +324,13 @@ class pool {
   }
 
   // ---- the way up
+
+  /// The stream was destroyed: nothing can be ordered after it, so all work is waited for, now or later.
+  TARN_NOINLINE void deallocate_unknown(stream_ref stream, void* p, std::size_t bytes,
+                                        std::size_t alignment) noexcept {
+    if (uses_.hold_back_for_all(p, bytes, alignment, stream)) return;
+    deallocate_sync(p, bytes, alignment);
+  }
 
   TARN_ALWAYS_INLINE void deallocate_on(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                         std::size_t alignment) noexcept {
@@ -684,8 +688,8 @@ class pool {
 
   /// True where record_use() holds the block back. The stream is known by its identity from now on: when the block is
   /// freed it may be destroyed, its handle another's, and the calling thread another.
-  bool hold_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                 std::size_t alignment) noexcept {
+  TARN_NOINLINE bool hold_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                               std::size_t alignment) noexcept {
     return uses_.hold_back(p, bytes, alignment, stream_ref::from(stream.handle(), id));
   }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/config.hpp"
 
 namespace tarn::detail {
 
@@ -29,7 +30,7 @@ inline constexpr unsigned run_class_count = 40;
 inline constexpr unsigned class_count = 120;
 
 /// The class of a request of 1 to class_limit bytes. A few instructions, no table.
-[[nodiscard]] constexpr unsigned class_of(std::size_t bytes) noexcept {
+[[nodiscard]] TARN_ALWAYS_INLINE constexpr unsigned class_of(std::size_t bytes) noexcept {
   std::size_t const last = bytes - 1;
   if (last < 2048) return static_cast<unsigned>(last >> 8);
   auto const exponent = static_cast<unsigned>(std::bit_width(last)) - 1;
