@@ -17,36 +17,31 @@ using namespace tarn_test;
 /// One way in which a call fails, and what becomes of it.
 struct way {
   char const* name;
-  fault how;
+  failure kind = failure::other;
+  fault_moment moment = fault_moment::instead;
+  fault_span span = fault_span::once;
   healing heals = healing::before_the_end;
   bool device_is_full = false;  // no call is struck; those that take memory find none, from this call on
   std::uint64_t second = 0;     // another call fails so many calls later
 };
 
 constexpr way ways[] = {
-    {"once", {failure::other, fault_moment::instead, fault_span::once}},
-    {"once_done", {failure::other, fault_moment::after, fault_span::once}},
-    {"once_no_memory", {failure::out_of_memory, fault_moment::instead, fault_span::once}},
-    {"twice_next",
-     {failure::other, fault_moment::instead, fault_span::once},
-     healing::before_the_end,
-     false,
-     1},
-    {"twice_after_2",
-     {failure::other, fault_moment::instead, fault_span::once},
-     healing::before_the_end,
-     false,
-     2},
-    {"twice_after_3",
-     {failure::other, fault_moment::instead, fault_span::once},
-     healing::before_the_end,
-     false,
-     3},
-    {"until_healed", {failure::other, fault_moment::instead, fault_span::for_good}},
-    {"for_good", {failure::other, fault_moment::instead, fault_span::for_good}, healing::never},
-    {"unloading", {failure::unloading, fault_moment::instead, fault_span::for_good}, healing::never},
-    {"full_until_healed", {failure::none}, healing::before_the_end, true},
-    {"full_for_good", {failure::none}, healing::never, true},
+    {.name = "once"},
+    {.name = "once_done", .moment = fault_moment::after},
+    {.name = "once_no_memory", .kind = failure::out_of_memory},
+    {.name = "once_unsupported", .kind = failure::unsupported},
+    {.name = "once_no_device", .kind = failure::no_device},
+    {.name = "twice_next", .second = 1},
+    {.name = "twice_after_2", .second = 2},
+    {.name = "twice_after_3", .second = 3},
+    {.name = "twice_after_4", .second = 4},
+    {.name = "twice_after_6", .second = 6},
+    {.name = "twice_after_9", .second = 9},
+    {.name = "until_healed", .span = fault_span::for_good},
+    {.name = "for_good", .span = fault_span::for_good, .heals = healing::never},
+    {.name = "unloading", .kind = failure::unloading, .span = fault_span::for_good, .heals = healing::never},
+    {.name = "full_until_healed", .device_is_full = true},
+    {.name = "full_for_good", .heals = healing::never, .device_is_full = true},
 };
 
 bool makes_something(driver_call call) {
@@ -65,20 +60,21 @@ bool applies(way const& w, driver_call call) {
 
 /// Runs a scene; its k-th call fails, or none for 0.
 scene_result run(scene const& s, way const& w, std::uint64_t k) {
+  fault const how{w.kind, w.moment, w.span};
   auto const arm = [&](call_log& log) {
     if (k == 0) return;
-    log.moment = w.how.moment;
+    log.moment = w.moment;
     if (w.device_is_full) {
       log.full_from = k;
     } else {
-      log.plan.fail(k, w.how);
-      if (w.second != 0) log.plan.fail(k + w.second, w.how);
+      log.plan.fail(k, how);
+      if (w.second != 0) log.plan.fail(k + w.second, how);
     }
   };
-  bool const lasts = k != 0 && w.how.span == fault_span::for_good && w.heals == healing::never;
-  auto const lost = !lasts                             ? after_it::all_is_well
-                    : w.how.kind == failure::unloading ? after_it::driver_is_gone
-                                                       : after_it::device_is_lost;
+  bool const lasts = k != 0 && w.span == fault_span::for_good && w.heals == healing::never;
+  auto const lost = !lasts                         ? after_it::all_is_well
+                    : w.kind == failure::unloading ? after_it::driver_is_gone
+                                                   : after_it::device_is_lost;
   return run_scene(s, w.heals, lost, arm);
 }
 
