@@ -10,8 +10,9 @@
 #                            Stages after build need a build that is there
 #
 #   configure  build  replay_tarn  replay_torch_expandable  replay_torch  replay_cuda  replay_rmm  hot_paths_cuda
-#   hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  tests  sanitize  planted  examples
-#   summary
+#   hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  tests  endings  sanitize  planted
+#   examples  summary
+#   survival_tarn  survival_cuda  survival_torch_expandable  survival_torch  survival_rmm: only where they are named
 #
 # Environment: TARN_COMMIT    commit that the results are of, where there is no .git
 #              TRACES         folder of more traces to replay; prepare takes a copy of them along
@@ -163,6 +164,14 @@ run_tests() {
   return $status
 }
 
+run_endings() {
+  local folder=$build/tests/faults
+  [ -x "$folder/tarn_endings_cuda" ] || { say "tarn_endings_cuda was not built"; return 1; }
+  cp "$results/environment.txt" "$results/endings_cuda.log"
+  python3 "$root/tests/faults/endings.py" "$folder/tarn_endings_cuda" "$folder/libtarn_ending_plugin_cuda.so" \
+    >>"$results/endings_cuda.log" 2>&1
+}
+
 run_sanitize() {
   command -v compute-sanitizer >/dev/null || { say "compute-sanitizer is not installed"; return 77; }
   # Not the refusals: the tests provoke them.
@@ -285,6 +294,30 @@ run_hot_paths_rmm() {
     "--pool rmm_binning --limit 25"
 }
 
+# Who survives on a GPU that has 1.00, 1.01 and 1.05 times a trace's peak live bytes: a ballast takes the rest of it.
+caps=1.00,1.01,1.05
+run_survival_tarn() {
+  one_by_one survival_tarn.jsonl tarn_replay "--device sim --json --cap $caps --pool tarn @ALL" \
+    "--device sim --json --cap $caps --pool tarn_no_remap @ALL" "--device sim --json --cap $caps --pool std_pmr @ALL" \
+    "--device cuda --json --cap $caps --pool tarn @ALL" "--device cuda --json --cap $caps --pool tarn_no_remap @ALL"
+}
+run_survival_cuda() {
+  one_by_one survival_cuda.jsonl tarn_replay "--device cuda --json --cap $caps --pool cuda_async @ALL" \
+    "--device cuda --json --cap $caps --pool cub @ALL" "--device cuda --json --cap $caps --pool thrust_mr @ALL" \
+    "--device cuda --json --cap $caps --pool cuda_malloc @SMALL"
+}
+run_survival_torch() {
+  one_by_one survival_torch.jsonl tarn_replay_torch "--device cuda --json --cap $caps --pool torch @ALL"
+}
+run_survival_torch_expandable() {
+  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True one_by_one survival_torch_expandable.jsonl tarn_replay_torch \
+    "--device cuda --json --cap $caps --pool torch_expandable @ALL"
+}
+run_survival_rmm() {
+  one_by_one survival_rmm.jsonl tarn_replay_rmm "--device cuda --json --cap $caps --pool rmm_pool @ALL" \
+    "--device cuda --json --cap $caps --pool rmm_arena @ALL" "--device cuda --json --cap $caps --pool rmm_binning @ALL"
+}
+
 run_summary() {
   python3 "$root/bench/summary.py" "$results" || return 1
   if python3 -c 'import matplotlib'; then python3 "$root/bench/plots.py" "$results"; else say "skipped the picture: no matplotlib"; fi
@@ -304,7 +337,7 @@ done
 mkdir -p "$results" "$logs"
 more_traces=${TRACES:-$deps/traces}
 TARN_DRIVER=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader -i 0 2>/dev/null)
-export TARN_DRIVER root deps more_traces build results jobs commit
+export caps TARN_DRIVER root deps more_traces build results jobs commit
 export -f say built one_by_one
 find_python_packages
 environment | tee "$results/environment.txt"
@@ -323,11 +356,19 @@ stage hot_paths_torch 40 run_hot_paths_torch
 stage hot_paths_torch_expandable 40 run_hot_paths_torch_expandable
 stage hot_paths_host 80 run_hot_paths_host
 stage tests 90 run_tests
+stage endings 60 run_endings
 stage sanitize 120 run_sanitize
 stage planted 120 run_planted
 stage examples 30 run_examples
 stage replay_rmm 60 run_replay_rmm
 stage hot_paths_rmm 120 run_hot_paths_rmm
+if [ ${#wanted[@]} -ne 0 ]; then  # beyond the ten minutes of all the others
+  stage survival_tarn 150 run_survival_tarn
+  stage survival_torch_expandable 60 run_survival_torch_expandable
+  stage survival_torch 60 run_survival_torch
+  stage survival_cuda 150 run_survival_cuda
+  stage survival_rmm 90 run_survival_rmm
+fi
 total=$((total + 25))
 stage summary 25 run_summary
 

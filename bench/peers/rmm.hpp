@@ -85,7 +85,8 @@ static_assert(peer<rmm_pool>);
 struct rmm_arena : rmm_allocator<rmm::mr::arena_memory_resource> {
   static constexpr std::string_view name = "rmm_arena";
   static constexpr std::string_view about = "rmm::mr::arena_memory_resource: takes 48 GiB at the start";
-  explicit rmm_arena(setup const& s) : rmm_allocator(s, rmm_upstream{}, rmm_arena_bytes) {}
+  explicit rmm_arena(setup const& s)
+      : rmm_allocator(s, rmm_upstream{}, s.capacity != 0 ? std::size_t{s.capacity} : rmm_arena_bytes) {}
 };
 static_assert(peer<rmm_arena>);
 

@@ -22,6 +22,19 @@ std::optional<double> to_tenth(std::optional<double> ns) {
   return ns;
 }
 
+void write_context(nlohmann::ordered_json& line, context const& where) {
+  line["gpu"] = where.gpu;
+  line["driver"] = where.driver;
+  line["cpu"] = where.cpu;
+  line["date"] = where.date;
+  line["commit"] = where.commit;
+}
+
+/// A trace's name is a file's name, which need not be UTF-8.
+void write_line(std::ostream& out, nlohmann::ordered_json const& line) {
+  out << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
+}
+
 }  // namespace
 
 void write_json(std::ostream& out, figures const& row, context const& where) {
@@ -42,13 +55,27 @@ void write_json(std::ostream& out, figures const& row, context const& where) {
   line["passes"] = row.passes;
   line["driver_ns_cold"] = to_tenth(row.driver_ns_cold);
   line["driver_ns_warm"] = to_tenth(row.driver_ns_warm);
-  line["gpu"] = where.gpu;
-  line["driver"] = where.driver;
-  line["cpu"] = where.cpu;
-  line["date"] = where.date;
-  line["commit"] = where.commit;
-  // A trace's name is a file's name, which need not be UTF-8.
-  out << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
+  write_context(line, where);
+  write_line(out, line);
+}
+
+void write_json(std::ostream& out, survival const& row, context const& where) {
+  nlohmann::ordered_json line;
+  line["trace"] = row.trace;
+  line["pool"] = row.pool;
+  line["device"] = row.device;
+  line["factor"] = row.factor;
+  line["cap"] = row.cap;
+  line["free_at_start"] = row.free_at_start;
+  line["survived"] = row.survived();
+  line["events"] = row.events;
+  line["refusals"] = row.refusals;
+  line["first_refusal"] = row.first_refusal;
+  line["first_refused_bytes"] = row.first_refused_bytes;
+  line["live_at_first"] = row.live_at_first;
+  line["failed"] = row.failed;
+  write_context(line, where);
+  write_line(out, line);
 }
 
 }  // namespace tarn::bench

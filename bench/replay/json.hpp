@@ -8,10 +8,12 @@
 
 #include "context.hpp"
 #include "replay/figures.hpp"
+#include "replay/survival.hpp"
 
 namespace tarn::bench {
 
 /// Writes one row as one line, with where and of what it was measured. What could not be known is null.
 void write_json(std::ostream& out, figures const& row, context const& where = {});
+void write_json(std::ostream& out, survival const& row, context const& where);
 
 }  // namespace tarn::bench

@@ -30,6 +30,7 @@ struct arguments {
   std::vector<std::string> pools{"tarn"};
   unsigned passes = 3;
   bool json = false;
+  std::vector<double> caps;
   std::vector<std::string> files;
 };
 
@@ -86,6 +87,23 @@ chosen_device choose_device(arguments const& a, found_cuda const& device) {
   return {place_of_memory::simulated, "sim, a simulated GPU: " + device.text};
 }
 
+/// Each pool under each cap: who lives.
+void survive_caps(arguments const& a, trace const& t, std::vector<pool_entry> const& pools,
+                  context const& where, progress& line) {
+  std::vector<survival> rows;
+  for (pool_entry const& p : pools) {
+    for (double const factor : a.caps) {
+      rows.push_back(p.survive(t, factor, line));
+      if (a.json) {
+        write_json(std::cout, rows.back(), where);
+        std::cout.flush();
+      }
+    }
+  }
+  if (!a.json) write_table(std::cout, rows);
+  std::cout.flush();
+}
+
 void replay(arguments const& a) {
   found_cuda const gpu = a.device == "sim" ? found_cuda{} : find_cuda();
   chosen_device const device = choose_device(a, gpu);
@@ -98,6 +116,10 @@ void replay(arguments const& a) {
   context const where = find_context(gpu);
   progress line;
   for (trace const& t : traces) {
+    if (!a.caps.empty()) {
+      survive_caps(a, t, pools, where, line);
+      continue;
+    }
     std::vector<figures> rows;
     for (pool_entry const& p : pools) {
       rows.push_back(p.run(t, made_for, a.passes, line));
@@ -111,7 +133,7 @@ void replay(arguments const& a) {
       std::cout.flush();
     }
   }
-  if (!a.json) write_legend(std::cout);
+  if (!a.json && a.caps.empty()) write_legend(std::cout);
 }
 
 }  // namespace
@@ -132,6 +154,13 @@ int main(int argc, char** argv) {
   app.add_option("--passes", a.passes, "times to replay each trace: the first is cold, the others warm")
       ->check(CLI::Range(1U, 1000U))
       ->default_str("3");
+  app.add_option(
+         "--cap", a.caps,
+         "replay once on a device of so many times the trace's peak live bytes, and say who survives; "
+         "several, separated by commas")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::Range(0.01, 1000.0));
   app.add_flag("--json", a.json, "one JSON object per trace and pool, one per line");
   app.add_option("FILE", a.files, "traces, plain or gzip; - is standard input");
   try {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "replay/run.hpp"
+#include "replay/survive.hpp"
 
 namespace tarn::bench {
 
@@ -16,11 +17,12 @@ struct pool_entry {
   std::string_view about;
   place_of_memory where;
   figures (*run)(trace const&, setup, unsigned passes, progress&);
+  survival (*survive)(trace const&, double factor, progress&);
 };
 
 template <peer P>
 [[nodiscard]] constexpr pool_entry entry_of() noexcept {
-  return {P::name, P::about, P::where, &run<P>};
+  return {P::name, P::about, P::where, &run<P>, &survive<P>};
 }
 
 [[nodiscard]] std::vector<pool_entry> simulated_pools();

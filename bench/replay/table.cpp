@@ -118,6 +118,29 @@ void write_table(std::ostream& out, std::span<figures const> rows) {
   out << '\n';
 }
 
+void write_table(std::ostream& out, std::span<survival const> rows) {
+  if (rows.empty()) return;
+  out << rows.front().trace << ": " << with_commas(rows.front().events) << " events\n";
+  std::size_t width = 0;
+  for (survival const& row : rows) width = std::max(width, row.pool.size());
+  for (survival const& row : rows) {
+    out << "  " << row.pool << std::string(width - row.pool.size() + 2, ' ') << fixed(row.factor, 2)
+        << " x peak live, " << as_mib(static_cast<double>(row.cap)) << ": ";
+    if (!row.failed.empty()) {
+      out << "could not be made: " << row.failed;
+    } else if (row.survived()) {
+      out << "survived";
+    } else {
+      out << "first refusal at event " << with_commas(row.first_refusal) << " ("
+          << as_mib(static_cast<double>(row.first_refused_bytes)) << " asked, "
+          << as_mib(static_cast<double>(row.live_at_first)) << " live), " << with_commas(row.refusals)
+          << " in all";
+    }
+    out << '\n';
+  }
+  out << '\n';
+}
+
 void write_legend(std::ostream& out) {
   out << "peak reserved: the most held from the driver; utilisation: peak live requested bytes / peak "
          "reserved.\n"

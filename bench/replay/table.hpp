@@ -7,11 +7,15 @@
 #include <span>
 
 #include "replay/figures.hpp"
+#include "replay/survival.hpp"
 
 namespace tarn::bench {
 
 /// Writes the table of one trace. All rows are of that trace.
 void write_table(std::ostream& out, std::span<figures const> rows);
+
+/// Writes who lived through one trace under which cap. All rows are of that trace.
+void write_table(std::ostream& out, std::span<survival const> rows);
 
 /// Writes what the columns mean; once, below the last table.
 void write_legend(std::ostream& out);

@@ -97,6 +97,15 @@ TEST_CASE("a driver's error has code, name, call and place", "[core][error][plac
   CHECK(place::current().line == __LINE__);
 }
 
+TEST_CASE("a driver error of any kind says what to do", "[core][error]") {
+  for (failure const kind : {failure::not_ready, failure::out_of_memory, failure::unloading,
+                             failure::unsupported, failure::no_device, failure::other}) {
+    cuda_error const e({kind, 2, "cudaErrorOfSomeKind", "cudaEventCreate"}, 0);
+    INFO(e.what());
+    CHECK(std::string(e.what()).find("cudaErrorOfSomeKind (2); ") != std::string::npos);
+  }
+}
+
 TEST_CASE("misuse reaches the handler of the user", "[core][misuse]") {
   static int told = 0;
   auto const before =

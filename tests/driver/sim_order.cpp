@@ -384,6 +384,22 @@ TEST_CASE("a page carries its past to another address", "[driver][sim][order]") 
   CHECK(t.found_one({"write not ordered"}));
 }
 
+TEST_CASE("a page in use may be unmapped where nobody uses it", "[driver][sim][order]") {
+  checked t;
+  void* base = nullptr;
+  page_handle handle{};
+  REQUIRE(t.driver.reserve_range(8_MiB, 0, base).ok());
+  REQUIRE(t.driver.create_pages(2_MiB, handle).ok());
+  REQUIRE(t.driver.map_pages(base, 2_MiB, handle).ok());
+  char* const elsewhere = static_cast<char*>(base) + 4_MiB;
+  REQUIRE(t.driver.map_pages(elsewhere, 2_MiB, handle).ok());
+  REQUIRE(t.machine.launch(t.a, 100, {sim_writes(base, 2_MiB)}).ok());
+  REQUIRE(t.driver.unmap_pages(elsewhere, 2_MiB).ok());
+  CHECK(t.found() == 0);
+  REQUIRE(t.driver.unmap_pages(base, 2_MiB).ok());
+  CHECK(t.found_one({"unmapped while in use", "recorded on " + name(t.a)}));
+}
+
 TEST_CASE("unmapping a page whose work nobody waited for is found", "[driver][sim][order]") {
   checked t;
   void* base = nullptr;

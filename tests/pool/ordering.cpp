@@ -440,6 +440,80 @@ TEST_CASE("a use whose event cannot be waited for is waited for all the same",
   memory.deallocate(a, q, 60_MiB);
 }
 
+TEST_CASE("a use that cannot be marked during a capture holds the block back, and spoils no capture",
+          "[pool][streams][capture][record_use]") {
+  sim_machine const machine(checked());
+  bool captured = false;
+  auto memory = basic_pages<marking_driver>(marking_driver(machine.driver(), captured)) | pooled{};
+  test_stream const a(machine.driver()), b(machine.driver()), c(machine.driver());
+  void* const p = memory.allocate(a, 4_KiB);
+  memory->record_use(p, 4_KiB, b);
+  REQUIRE(machine.launch(b, second, {sim_reads(p, 4_KiB)}).ok());
+  REQUIRE(machine.begin_capture(c).ok());
+  captured = true;
+  memory.deallocate(a, p, 4_KiB);
+  CHECK(memory->state().pending == 4_KiB);
+  void* const q = memory.allocate(a, 4_KiB);
+  CHECK(q != p);
+  sim_graph graph;
+  CHECK(machine.end_capture(c, graph).ok());
+  captured = false;
+  memory.deallocate(a, q, 4_KiB);
+  (void)memory->trim(0);  // waits for the use
+  CHECK(memory->state().pending == 0);
+  CHECK(memory->state().reserved == 0);
+  CHECK(machine.findings().empty());
+}
+
+TEST_CASE("a free on a destroyed stream spoils no capture", "[pool][streams][capture]") {
+  sim_machine const machine(checked());
+  bool captured = false;
+  auto memory = basic_pages<marking_driver>(marking_driver(machine.driver(), captured)) | pooled{};
+  test_stream const c(machine.driver());
+  stream_ref gone;
+  REQUIRE(machine.driver().create_stream(gone).ok());
+  void* const p = memory.allocate(gone, 4_KiB);
+  REQUIRE(machine.launch(gone, second, {sim_writes(p, 4_KiB)}).ok());
+  REQUIRE(machine.driver().destroy_stream(gone).ok());
+  REQUIRE(machine.begin_capture(c).ok());
+  captured = true;
+  memory.deallocate(stream_ref::from(gone.handle()), p, 4_KiB);
+  sim_graph graph;
+  CHECK(machine.end_capture(c, graph).ok());
+  captured = false;
+  (void)memory->trim(0);
+  CHECK(memory->state().live == 0);
+  CHECK(memory->state().reserved == 0);
+  CHECK(machine.findings().empty());
+}
+
+TEST_CASE("a pool that ends waits for work that the driver would not mark", "[pool][streams]") {
+  sim_machine const machine(checked());
+  fault_plan const plan;
+  test_stream const a(machine.driver());
+  {
+    auto memory = basic_pages<faulty<sim_driver>>(faulty<sim_driver>(machine.driver(), plan)) | pooled{};
+    void* const p = memory.allocate(a, 4_MiB);
+    REQUIRE(machine.launch(a, second, {sim_writes(p, 4_MiB)}).ok());
+    memory.deallocate(a, p, 4_MiB);
+    plan.fail(driver_call::record_event, 1);
+  }
+  CHECK(plan.failed() == 1);
+  CHECK(machine.findings().empty());
+  CHECK(machine.leaks().handles == 0);
+}
+
+TEST_CASE("what awaits a recorded use is counted as the pool rounds it", "[pool][record_use]") {
+  watched t;
+  test_stream const a(t.machine.driver()), b(t.machine.driver());
+  void* const p = t.memory.allocate(a, 1000);
+  t.memory->record_use(p, 1000, b);
+  t.use(b, p, 1000, second);
+  t.memory.deallocate(a, p, 1000);
+  CHECK(t.memory->state().pending == t.memory->block_bytes(1000, 256));
+  CHECK(t.memory->state().pending == t.memory->state().live);
+}
+
 TEST_CASE("a recorded use on the freeing stream holds nothing back", "[pool][streams][record_use]") {
   watched t;
   test_stream const a(t.machine.driver());

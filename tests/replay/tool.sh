@@ -55,6 +55,16 @@ done
 says out '"peak_live":6242808528'
 quiet err
 
+expect 0 "under a cap it is said who survives" --device sim --pool tarn --cap 0.5,1.10 "$demucs"
+says out '^  tarn  0.50 x peak live, 2,978.0 MiB: first refusal at event [1-9][0-9,]* (.* asked, .* live), [1-9][0-9,]* in all$'
+says out '^  tarn  1.10 x peak live, 6,550.0 MiB: survived$'
+quiet err
+expect 0 "and as JSON" --device sim --pool tarn --cap 0.5,1.10 --json "$demucs"
+[ "$(wc -l <out)" -eq 2 ] || fail "$title: not two lines"
+says out '"factor":0.5,"cap":3122659328,"free_at_start":3122659328,"survived":false,"events":10645,"refusals":[1-9]'
+says out '"factor":1.1,.*"survived":true,"events":10645,"refusals":0,"first_refusal":0'
+expect 2 "a cap that is no number" --device sim --cap little "$demucs"
+
 expect 0 "the pools are listed" --pool list
 for pool in tarn tarn_no_remap host_malloc std_pmr; do says out "^$pool "; done
 

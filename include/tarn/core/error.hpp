@@ -68,6 +68,12 @@ class cuda_error : public std::exception {
     if (device >= 0) text_.add(" on device ").add_number(device);
     text_.add(": ").add(status_.name).add(" (").add_number(status_.code).add(")");
     switch (status_.kind) {
+      case failure::out_of_memory:
+        text_.add("; the driver has no memory left for it, free some");
+        break;
+      case failure::not_ready:
+        text_.add("; earlier work is not done, synchronise first");
+        break;
       case failure::no_device:
         text_.add("; check that a device and its driver are installed");
         break;
@@ -80,7 +86,7 @@ class cuda_error : public std::exception {
       case failure::other:
         text_.add("; an earlier kernel or copy may have failed");
         break;
-      default:
+      case failure::none:
         break;
     }
     text_.add(" [").add(where.file).add(":").add_number(where.line).add("]");

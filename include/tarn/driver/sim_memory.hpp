@@ -276,6 +276,15 @@ class sim_memory {
     return it == physical_.end() ? 0 : it->second.bytes;
   }
 
+  /// Visits where each mapping starts that the range touches.
+  template <class Visit>
+  void each_mapping(void const* p, std::size_t bytes, Visit const& visit) const {
+    if (bytes == 0 || bytes > max_request_bytes) return;
+    auto it = maps_.upper_bound(address(p));
+    if (it != maps_.begin() && std::prev(it)->first + std::prev(it)->second.bytes > address(p)) --it;
+    for (; it != maps_.end() && it->first < address(p) + bytes; ++it) visit(it->first);
+  }
+
   /// Visits the physical pieces behind a range in order; false where part of it has nothing behind.
   template <class Visit>
   bool each_piece(void const* p, std::size_t bytes, Visit const& visit) const {

@@ -143,6 +143,7 @@ class sim_order {
     sim_clock const& known = agents_[agent].clock;
     std::uint64_t const now = agents_[agent].ticks;
     bool reported = false;
+    memory.each_mapping(a.p, a.bytes, [&](std::uintptr_t start) { through_[start].raise(agent, now); });
     each(memory, a.p, a.bytes, [&](segment& s) {
       sim_agent other = none;
       bool const writes = a.use == sim_use::writes;
@@ -162,19 +163,23 @@ class sim_order {
     });
   }
 
-  /// Checks that the host may take the memory away (unmap, free): all work on it is known to be over.
+  /// Checks that the host may unmap a range: all work that touched it at these addresses is known to be over. Other
+  /// mappings of the same pages do not matter.
   void taken_away(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent host,
                   char const* how) {
-    sim_clock const& known = agents_[host].clock;
+    sim_agent other = none;
+    bool in_use = false;
+    memory.each_mapping(p, bytes, [&](std::uintptr_t start) {
+      auto const it = through_.find(start);
+      if (it == through_.end()) return;
+      in_use = in_use || it->second.exceeds(agents_[host].clock, other);
+      through_.erase(it);
+    });
+    if (!in_use) return;
     bool reported = false;
     each(memory, p, bytes, [&](segment& s) {
-      sim_agent other = none;
-      if (reported) return;
-      if (s.writes.exceeds(known, other) || s.reads.exceeds(known, other) ||
-          s.earlier_writes.exceeds(known, other) || s.earlier_reads.exceeds(known, other)) {
-        reported = true;
-        add_finding(how, {p, bytes, sim_use::writes}, s, host, other);
-      }
+      if (!reported) add_finding(how, {p, bytes, sim_use::writes}, s, host, other);
+      reported = true;
     });
   }
 
@@ -303,6 +308,7 @@ class sim_order {
 
   std::vector<acting> agents_;
   std::map<std::uint64_t, segment> segments_;
+  std::map<std::uintptr_t, sim_clock> through_;  ///< the work that touched each mapping, by where it starts
   std::uint64_t owners_ = 0;
   std::vector<std::string> findings_;
 };

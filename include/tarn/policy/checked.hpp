@@ -218,11 +218,9 @@ class checked_layer {
       throw;
     }
     b.p = fences_.block_in(whole_block, alignment);
-    b.fenced = !is_capturing(stream);
-    if (b.fenced) {
-      fences_.draw(driver(), stream, b.p, bytes, alignment);
-      (void)detail::fill_bytes(driver(), stream, b.p, pattern::uninitialised, bytes);
-    }
+    // A fence that is not there would be told of as written over.
+    b.fenced = !is_capturing(stream) && fences_.draw(driver(), stream, b.p, bytes, alignment).ok();
+    if (b.fenced) (void)detail::fill_bytes(driver(), stream, b.p, pattern::uninitialised, bytes);
     std::lock_guard const guard(mutex_);
     history_.begin(b);
     return b.p;

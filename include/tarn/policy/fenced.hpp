@@ -11,8 +11,10 @@
 
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/error.hpp"
 #include "tarn/core/misuse.hpp"
 #include "tarn/core/sequence.hpp"
+#include "tarn/policy/block_bytes.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/fences.hpp"
 #include "tarn/policy/recorded_use.hpp"
@@ -68,7 +70,7 @@ class fenced_layer {
     void* const whole_block =
         detail::asking_for(bytes, [&] { return upstream_.allocate_sync(whole, alignment); });
     void* const p = build(whole_block, stream_ref{}, bytes, alignment,
-                          [&](void* q) { upstream_.deallocate_sync(q, whole, alignment); });
+                          [&](void* q) { upstream_.deallocate(stream_ref{}, q, whole, alignment); });
     (void)driver().synchronize_stream(stream_ref{});
     return p;
   }
@@ -110,7 +112,8 @@ class fenced_layer {
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
   /// What a block occupies, fences included.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
-    return bytes == 0 ? 0 : fences_.whole_bytes(bytes, alignment);
+    return bytes == 0 ? 0
+                      : detail::block_bytes_of(upstream_, fences_.whole_bytes(bytes, alignment), alignment);
   }
 
  private:
@@ -132,7 +135,14 @@ class fenced_layer {
       undo(whole);
       throw;
     }
-    fences_.draw(driver(), stream, p, bytes, alignment);
+    if (status const s = fences_.draw(driver(), stream, p, bytes, alignment); !s.ok()) {
+      {  // a fence that is not there would be told of as written over
+        std::lock_guard const guard(mutex_);
+        (void)blocks_.erase(key_of(p));
+      }
+      undo(whole);
+      throw cuda_error(s, driver().device().value);
+    }
     return p;
   }
 

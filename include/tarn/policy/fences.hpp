@@ -43,11 +43,12 @@ class fences {
 
   /// Writes both fences in stream order.
   template <class Driver>
-  void draw(Driver const& driver, stream_ref stream, void* p, std::size_t bytes,
-            std::size_t alignment) const noexcept {
-    (void)fill_bytes(driver, stream, whole_of(p, alignment), pattern::fence, width(alignment));
-    (void)fill_bytes(driver, stream, static_cast<unsigned char*>(p) + bytes, pattern::fence,
-                     width(alignment));
+  [[nodiscard]] status draw(Driver const& driver, stream_ref stream, void* p, std::size_t bytes,
+                            std::size_t alignment) const noexcept {
+    status const s = fill_bytes(driver, stream, whole_of(p, alignment), pattern::fence, width(alignment));
+    if (!s.ok()) return s;
+    return fill_bytes(driver, stream, static_cast<unsigned char*>(p) + bytes, pattern::fence,
+                      width(alignment));
   }
 
   /// Waits for the stream and looks at both fences.

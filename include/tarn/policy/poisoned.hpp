@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "tarn/core/address_map.hpp"
+#include "tarn/core/error.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/fill_pattern.hpp"
 #include "tarn/policy/recorded_use.hpp"
@@ -52,12 +53,20 @@ class poisoned_layer {
   }
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {
     void* const p = upstream_.allocate_sync(bytes, alignment);
-    if (p != nullptr) fill_and_wait(p, pattern::uninitialised, bytes);
+    if (p == nullptr) return p;
+    if (status const s = fill_and_wait(p, pattern::uninitialised, bytes); !s.ok()) {
+      // The fill may still run, and would write over what the caller writes: the block goes back behind it.
+      upstream_.deallocate(stream_ref{}, p, bytes, alignment);
+      throw cuda_error(s, driver().device().value);
+    }
     return p;
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p != nullptr && !is_used_elsewhere(p)) fill_and_wait(p, pattern::freed, bytes);
-    upstream_.deallocate_sync(p, bytes, alignment);
+    if (p == nullptr || is_used_elsewhere(p) || fill_and_wait(p, pattern::freed, bytes).ok()) {
+      upstream_.deallocate_sync(p, bytes, alignment);
+    } else {
+      upstream_.deallocate(stream_ref{}, p, bytes, alignment);
+    }
   }
 
   /// Such a block is not poisoned when it is freed: the other stream may be at work in it. @throws std::bad_alloc
@@ -75,9 +84,9 @@ class poisoned_layer {
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
  private:
-  void fill_and_wait(void* p, unsigned char byte, std::size_t bytes) noexcept {
+  status fill_and_wait(void* p, unsigned char byte, std::size_t bytes) noexcept {
     (void)detail::fill_bytes(driver(), stream_ref{}, p, byte, bytes);
-    (void)driver().synchronize_stream(stream_ref{});
+    return driver().synchronize_stream(stream_ref{});
   }
   /// True once where record_use() named the block.
   bool is_used_elsewhere(void* p) noexcept {

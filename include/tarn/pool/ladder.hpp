@@ -184,6 +184,14 @@ class ladder {
     }
   }
 
+  /// True where work may still run on what a stream freed.
+  [[nodiscard]] bool has_unfinished() const noexcept {
+    for (domain_ref d = 1; d < space.streams.size(); ++d) {
+      if (space.streams[d].freed > space.streams[d].completed) return true;
+    }
+    return false;
+  }
+
  private:
   /// Keeps a stream's place while the hot lock is let go: blocks of a destroyed stream that come home under the same
   /// handle make the living one look gone. Begins and ends under the hot lock.

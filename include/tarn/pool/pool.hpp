@@ -71,7 +71,10 @@ class pool {
     release_waiting(true);
     lock held(ladder_.hot);
     ladder_.finish_all(held);
+    // A stream whose end the driver would not tell: its work must not see its memory unmapped.
+    if (ladder_.has_unfinished() || uses_.any_waiting()) (void)finish(held);
     held.unlock();
+    uses_.close();
     ladder_.order.close(ladder_.space);
     ladder_.growth.close();
   }
@@ -93,11 +96,8 @@ class pool {
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
     stream_id id = stream.id();
-    if (id == stream_ref::unknown_id && !ladder_.order.driver().identify(stream, id).ok()) {
-      // The stream was destroyed: nothing can be ordered after it, so everything is waited for.
-      (void)ladder_.order.driver().synchronize_device();
-      id = detail::neutral_id;
-    }
+    if (id == stream_ref::unknown_id && !ladder_.order.driver().identify(stream, id).ok()) [[unlikely]]
+      return deallocate_unknown(stream, p, bytes, alignment);
     if (uses_.any() && hold_back(id, stream, p, bytes, alignment)) [[unlikely]]
       return;
     deallocate_on(id, stream, p, bytes, alignment);
@@ -345,6 +345,13 @@ class pool {
 
   // ---- the way up
 
+  /// The stream was destroyed: nothing can be ordered after it, so all work is waited for, now or later.
+  TARN_NOINLINE void deallocate_unknown(stream_ref stream, void* p, std::size_t bytes,
+                                        std::size_t alignment) noexcept {
+    if (uses_.hold_back_for_all(p, bytes, alignment, stream)) return;
+    deallocate_sync(p, bytes, alignment);
+  }
+
   TARN_ALWAYS_INLINE void deallocate_on(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                         std::size_t alignment) noexcept {
     if (alignment <= default_alignment) [[likely]] {
@@ -463,10 +470,17 @@ class pool {
     detail::domain_ref giver = domain_of(held, id, stream);
     for (std::uint32_t i = 0; i < count; ++i) {
       bool const in_run = k < detail::run_class_count;
+      if (giver == nobody) {
+        count_uncached(static_cast<std::int64_t>(detail::class_bytes(k)), 1);
+        continue;
+      }
       auto result = in_run ? ladder_.space.release_small(giver, k, blocks[i])
                            : ladder_.space.release(giver, blocks[i], detail::class_bytes(k));
       if (result == detail::release_result::needs_finish) {
-        finish(held);
+        if (!finish(held)) {
+          count_uncached(static_cast<std::int64_t>(detail::class_bytes(k)), 1);
+          continue;
+        }
         result = ladder_.space.release_small(detail::neutral, k, blocks[i]);
         giver = domain_of(held, id, stream);  // its place may have been given away meanwhile
       }
@@ -478,25 +492,32 @@ class pool {
     return_range(held, id, stream, p, block);
   }
   void return_range(lock& held, stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
-    auto const result = ladder_.space.release(domain_of(held, id, stream), p, block);
+    detail::domain_ref const giver = domain_of(held, id, stream);
+    if (giver == nobody) [[unlikely]]
+      return count_uncached(static_cast<std::int64_t>(block), 1);
+    auto const result = ladder_.space.release(giver, p, block);
     if (result != detail::release_result::done) [[unlikely]]
       notice(result, p, block);
   }
+
+  /// Where the host has no memory to note a free and the device cannot be waited for, the block stays live until the pool
+  /// ends: nobody may have it while work may still use it.
+  static constexpr detail::domain_ref nobody = static_cast<detail::domain_ref>(-1);
 
   /// The domain that a free belongs to. Where the host has no memory to make one, its work is waited for instead.
   detail::domain_ref domain_of(lock& held, stream_id id, stream_ref stream) noexcept {
     try {
       return ladder_.space.streams.get(id, stream);
     } catch (...) {
-      finish(held);
-      return detail::neutral;
+      return finish(held) ? detail::neutral : nobody;
     }
   }
   /// Waits for the device: a stream whose blocks come home late may be destroyed, and its handle must not be asked.
-  void finish(lock& held) noexcept {
+  bool finish(lock& held) noexcept {
     held.unlock();
-    (void)ladder_.order.driver().synchronize_device();
+    bool const done = ladder_.order.driver().synchronize_device().ok();
     held.lock();
+    return done;
   }
 
   // ---- with a tool that watches (description.hpp)
@@ -763,8 +784,8 @@ class pool {
 
   /// True where record_use() holds the block back. The stream is known by its identity from now on: when the block is
   /// freed it may be destroyed, its handle another's, and the calling thread another.
-  bool hold_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                 std::size_t alignment) noexcept {
+  TARN_NOINLINE bool hold_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                               std::size_t alignment) noexcept {
     return uses_.hold_back(p, bytes, alignment, stream_ref::from(stream.handle(), id));
   }
 

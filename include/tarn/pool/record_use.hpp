@@ -8,11 +8,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <new>
+#include <utility>
 
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/pool/mark_work.hpp"
+#include "tarn/pool/size_class.hpp"
+#include "tarn/pool/stream_order.hpp"
 
 namespace tarn::detail {
 
@@ -24,7 +28,10 @@ class recorded_uses {
     std::size_t bytes = 0;
     std::size_t alignment = 0;
     stream_ref stream;
-    sequence<event_handle> events;
+    sequence<event_handle> events;  ///< of the uses that are marked
+    sequence<stream_ref> unmarked;  ///< of those that could not be: tried again when the block is asked for
+
+    [[nodiscard]] bool is_over() const noexcept { return events.empty() && unmarked.empty(); }
   };
 
   explicit recorded_uses(Driver const& driver) : driver_(driver) {}
@@ -50,11 +57,11 @@ class recorded_uses {
   }
 
   /// At deallocation: true where the block has been held back, false where nothing was noted and it may be
-  /// freed now. Records one event on each stream noted. Where an event cannot be made, the stream is waited
-  /// for on the host.
+  /// freed now. Records one event on each stream noted.
   bool hold_back(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
     std::lock_guard const guard(mutex_);
-    waiting w{p, bytes, alignment, stream, {}};
+    waiting w{p, bytes, alignment, stream, {}, {}};
+    bool known = true;
     for (std::size_t i = 0; i < uses_.size();) {
       if (uses_[i].p != p) {
         ++i;
@@ -62,33 +69,19 @@ class recorded_uses {
       }
       stream_ref const used_on = uses_[i].stream;
       uses_.erase_unordered(i);
-      if (used_on == stream) continue;
-      event_handle event = nullptr;
-      bool recorded = false;
-      try {
-        w.events.reserve(w.events.size() + 1);
-        recorded =
-            driver_.create_event(event).ok() && mark_work(driver_, event, used_on) == mark_result::marked;
-        if (recorded) w.events.push_back(event);
-      } catch (...) {
-        recorded = false;
-      }
-      if (recorded) continue;
-      if (event != nullptr) (void)driver_.destroy_event(event);
-      // Destroyed or being captured: an event there would mark the wrong work. All work is waited for instead.
-      (void)driver_.synchronize_device();
+      if (!(used_on == stream)) known = mark(w, used_on) && known;
     }
     noted_.store(uses_.size(), std::memory_order_relaxed);
-    if (w.events.empty()) return false;
-    try {
-      held_.push_back(std::move(w));
-    } catch (...) {
-      finish(w);
-      return false;
-    }
-    waiting_bytes_ += bytes;
-    waiting_count_.store(held_.size(), std::memory_order_relaxed);
-    return true;
+    return keep(w, known);
+  }
+
+  /// The same for a block freed on a stream that the driver does not know, destroyed perhaps: held back until that
+  /// stream's work is done, then anybody's.
+  bool hold_back_for_all(void* p, std::size_t bytes, std::size_t alignment, stream_ref unknown) noexcept {
+    std::lock_guard const guard(mutex_);
+    waiting w{p, bytes, alignment, stream_ref::from(nullptr, neutral_id), {}, {}};
+    bool const known = mark(w, unknown);
+    return keep(w, known);
   }
 
   /// Takes out one block whose uses are over; `wait` makes the host wait for the oldest. False if there is
@@ -97,19 +90,26 @@ class recorded_uses {
     std::lock_guard const guard(mutex_);
     for (std::size_t i = 0; i < held_.size(); ++i) {
       waiting& w = held_[i];
+      mark_again(w);
       while (!w.events.empty() && driver_.query_event(w.events.back()).ok()) {
         (void)driver_.destroy_event(w.events.back());
         w.events.pop_back();
       }
-      if (!w.events.empty() && !wait) continue;
-      finish(w);
-      waiting_bytes_ -= w.bytes;
+      if (!w.is_over() && !(wait && finish(w))) continue;
+      waiting_bytes_ -= rounded_bytes(w.bytes, w.alignment);
       out = std::move(w);
       held_.erase_unordered(i);
       waiting_count_.store(held_.size(), std::memory_order_relaxed);
       return true;
     }
     return false;
+  }
+
+  /// Frees the events of blocks that could not be waited for. The pool is ending, and their memory with it.
+  void close() noexcept {
+    std::lock_guard const guard(mutex_);
+    for (waiting& w : held_) drop_events(w);
+    held_.clear();
   }
 
   [[nodiscard]] std::size_t waiting_bytes() const noexcept {
@@ -123,11 +123,72 @@ class recorded_uses {
     stream_ref stream;
   };
 
-  void finish(waiting& w) const noexcept {
-    for (event_handle const event : w.events) {
-      if (!driver_.synchronize_event(event).ok()) (void)driver_.synchronize_device();
-      (void)driver_.destroy_event(event);
+  /// Marks a use by an event. What cannot be marked now, since a graph is being captured or the driver refused, is
+  /// remembered: waiting for the device would spoil the capture, and freeing the block would be wrong. False where the
+  /// host has no memory even for that and the device cannot be waited for.
+  bool mark(waiting& w, stream_ref used_on) noexcept {
+    try {
+      w.events.reserve(w.events.size() + 1);
+      w.unmarked.reserve(w.unmarked.size() + 1);
+    } catch (...) {
+      return driver_.synchronize_device().ok();
     }
+    if (!is_marked(w, used_on)) w.unmarked.push_back(used_on);
+    return true;
+  }
+  /// True where an event covers the use, or it is over. There is room for the event.
+  bool is_marked(waiting& w, stream_ref used_on) noexcept {
+    event_handle event = nullptr;
+    mark_result result = mark_result::refused;
+    if (driver_.create_event(event).ok()) result = mark_work(driver_, event, used_on);
+    if (result == mark_result::marked) {
+      w.events.push_back(event);
+      return true;
+    }
+    if (event != nullptr) (void)driver_.destroy_event(event);
+    return result == mark_result::gone && driver_.synchronize_device().ok();
+  }
+  void mark_again(waiting& w) noexcept {
+    for (std::size_t i = w.unmarked.size(); i-- > 0;) {
+      try {
+        w.events.reserve(w.events.size() + 1);
+      } catch (...) {
+        return;
+      }
+      if (is_marked(w, w.unmarked[i])) w.unmarked.erase_unordered(i);
+    }
+  }
+
+  /// True where the block is not to be freed now. Where that cannot be noted, it stays live until the pool ends: nobody
+  /// gets it while work may still use it.
+  bool keep(waiting& w, bool const known) noexcept {
+    if (known && w.is_over()) return false;
+    try {
+      if (!known) throw std::bad_alloc();
+      held_.reserve(held_.size() + 1);
+    } catch (...) {
+      if (known && finish(w)) return false;
+      drop_events(w);
+      return true;
+    }
+    waiting_bytes_ += rounded_bytes(w.bytes, w.alignment);
+    held_.push_back(std::move(w));
+    waiting_count_.store(held_.size(), std::memory_order_relaxed);
+    return true;
+  }
+
+  /// Waits on the host for the marked uses; false where some use is not marked or cannot be waited for.
+  bool finish(waiting& w) const noexcept {
+    while (!w.events.empty()) {
+      if (!driver_.synchronize_event(w.events.back()).ok() && !driver_.synchronize_device().ok())
+        return false;
+      (void)driver_.destroy_event(w.events.back());
+      w.events.pop_back();
+    }
+    return w.is_over();
+  }
+  void drop_events(waiting& w) const noexcept {
+    for (event_handle const event : w.events) (void)driver_.destroy_event(event);
     w.events.clear();
   }
 

@@ -43,10 +43,10 @@ struct async_calls {
   template <block_driver D>
   static status give(D const& driver, void* p, std::size_t, std::size_t) noexcept {
     stream_ref stream;
-    status s = driver.create_stream(stream);
-    if (!s.ok()) return s;
-    s = driver.free_async(p, stream);
-    (void)driver.destroy_stream(stream);
+    bool const own = driver.create_stream(stream).ok();
+    if (!own) stream = {};  // rather a wait on the device than a leak
+    status const s = driver.free_async(p, stream);
+    if (own) (void)driver.destroy_stream(stream);
     return s;
   }
 };

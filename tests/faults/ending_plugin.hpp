@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A plug-in that holds a pool: its static object, made at plugin_begin(). Above it: ending_plugin_sim.cpp,
+// ending_plugin_cuda.cu. Below it: all of tarn.
+
+#include <optional>
+
+#include "tarn/tarn.hpp"
+
+namespace tarn_test {
+
+/// `Make` makes the memory.
+template <class Make>
+struct plugin_pool {
+  using memory_type = decltype(Make{}());
+  static std::optional<memory_type>& pool() {
+    static std::optional<memory_type> memory;
+    return memory;
+  }
+  static bool begin() {
+    pool().emplace(Make{}());
+    return use();
+  }
+  static bool use() {
+    void* const p = pool()->allocate(tarn::stream_ref{}, 1000);
+    void* const q = pool()->allocate(tarn::stream_ref{}, 3 << 20);
+    pool()->deallocate(tarn::stream_ref{}, p, 1000);
+    pool()->deallocate(tarn::stream_ref{}, q, 3 << 20);
+    return p != nullptr && q != nullptr;
+  }
+  static void end() { pool().reset(); }
+};
+
+}  // namespace tarn_test
+
+#define TARN_TEST_PLUGIN(Make)                                 \
+  extern "C" {                                                 \
+  __attribute__((visibility("default"))) bool plugin_begin() { \
+    return tarn_test::plugin_pool<Make>::begin();              \
+  }                                                            \
+  __attribute__((visibility("default"))) bool plugin_use() {   \
+    return tarn_test::plugin_pool<Make>::use();                \
+  }                                                            \
+  __attribute__((visibility("default"))) void plugin_end() {   \
+    tarn_test::plugin_pool<Make>::end();                       \
+  }                                                            \
+  }

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How processes, threads, contexts and plug-ins end while pools and owners live: each case is a process of its own, which
+// endings.py runs. `Kit` is the device: a pool's type, the sizes to use, and how its context is lost.
+// Above it: endings_sim.cpp, endings_cuda.cu. Below it: all of tarn.
+
+#include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "tarn/tarn.hpp"
+
+namespace tarn_test {
+
+using namespace tarn;
+
+/// What the plug-in offers (ending_plugin.hpp).
+struct plugin_calls {
+  bool (*begin)();
+  bool (*use)();
+  void (*end)();
+};
+
+/// A number for exit statuses: the case found something wrong.
+inline constexpr int found_wrong = 3;
+
+inline int said(bool fine, char const* what) {
+  std::puts(what);
+  return fine ? 0 : found_wrong;
+}
+
+template <class Kit>
+struct endings {
+  using memory_type = typename Kit::memory_type;
+  using buffer = device_buffer<int, memory_type>;
+
+  /// A pool that the process never destroys by hand, with blocks that it never frees.
+  static memory_type& process_pool() {
+    static memory_type memory = Kit::memory();
+    return memory;
+  }
+
+  static int exit_with_a_live_pool(char const*) {
+    for (int i = 0; i < 100; ++i) (void)process_pool().allocate(stream_ref{}, 1000);
+    (void)process_pool().allocate(stream_ref{}, 5_MiB);
+    std::puts("leaving");
+    std::exit(0);
+  }
+  static int owners_with_static_storage(char const*) {
+    static buffer made_first(process_pool(), 1000, stream_ref{});
+    static device_buffer<int, memory_type> made_second = buffer(process_pool(), 2'000'000, stream_ref{});
+    static auto one = make_device<int>(process_pool(), stream_ref{});
+    static pinned_buffer<int, typename Kit::pinned_type> pinned(Kit::pinned(), 1000);
+    return said(made_first.size() + made_second.size() + pinned.size() + one.size() == 2'002'001,
+                "leaving main");
+  }
+  static int quick_exit_with_a_live_pool(char const*) {
+    (void)process_pool().allocate(stream_ref{}, 5_MiB);
+    std::puts("leaving");
+    std::fflush(stdout);
+    std::quick_exit(0);
+  }
+  static int exit_while_threads_sleep(char const*) {
+    std::atomic<int> ready{0};
+    for (int t = 0; t < 4; ++t) {
+      std::thread([&ready] {
+        void* const p = process_pool().allocate(stream_ref{}, 1000);
+        process_pool().deallocate(stream_ref{}, p, 1000);
+        ++ready;
+        for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+      }).detach();
+    }
+    while (ready != 4) std::this_thread::yield();
+    std::puts("leaving");
+    std::exit(0);
+  }
+  /// The main thread's caches are gone before a static owner is: it frees without one.
+  static int thread_local_owners(char const*) {
+    memory_type& memory = process_pool();
+    int wrong = 0;
+    std::thread([&] {
+      thread_local buffer late(memory);  // made before this thread's cache: destroyed after it
+      late = buffer(memory, 1000, stream_ref{});
+      wrong += late.size() == 1000 ? 0 : 1;
+    }).join();
+    (void)memory.trim(0);
+    bool const fine = wrong == 0 && memory_allocated(memory) == 0 && memory_reserved(memory) == 0;
+    return said(fine, "the thread's owner is gone");
+  }
+
+  static int context_destroyed(char const*) {
+    memory_type memory = Kit::memory();
+    buffer owner(memory, 1000, stream_ref{});
+    auto one = make_device<int>(memory, stream_ref{});
+    void* const p = memory.allocate(stream_ref{}, 5_MiB);
+    Kit::lose_context();
+    memory.deallocate(stream_ref{}, p, 5_MiB);
+    one.reset();
+    bool told = false;
+    try {
+      (void)memory.allocate(stream_ref{}, 40_GiB);
+      told = Kit::context_comes_back;
+    } catch (cuda_error const& error) {
+      told = std::string_view(error.what()).find(error.name()) != std::string_view::npos;
+    } catch (out_of_memory const&) {
+      told = true;
+    }
+    return said(told, "the context is gone");
+  }
+  static int context_destroyed_before_exit(char const*) {
+    static buffer owner(process_pool(), 1000, stream_ref{});
+    (void)process_pool().allocate(stream_ref{}, 3_MiB);
+    Kit::lose_context();
+    return said(true, "leaving main");
+  }
+
+  static int status_of(pid_t child) {
+    int status = 0;
+    if (child < 0 || ::waitpid(child, &status, 0) != child || !WIFEXITED(status)) return -1;
+    return WEXITSTATUS(status);
+  }
+  /// The child runs the destructors of a pool that is its parent's.
+  static int fork_and_the_child_exits(char const*) {
+    memory_type& memory = process_pool();
+    static buffer owner(memory, 1000, stream_ref{});
+    std::fflush(stdout);
+    pid_t const child = ::fork();
+    if (child == 0) std::exit(0);
+    bool const fine = status_of(child) == 0;
+    buffer after(memory, 2'000'000, stream_ref{});
+    after.fill(std::byte{1});
+    return said(fine && after.size() == 2'000'000, "the parent goes on");
+  }
+  static int fork_and_the_child_uses_the_host(char const*) {
+    memory_type& memory = process_pool();
+    buffer owner(memory, 1000, stream_ref{});
+    auto host = host_memory{} | pooled{} | tracked{};
+    void* const p = host.allocate_sync(1000);
+    std::fflush(stdout);
+    pid_t const child = ::fork();
+    if (child == 0) {
+      auto own = host_memory{} | pooled{} | tracked{};
+      void* const q = own.allocate_sync(1_MiB);
+      std::memset(q, 1, 1_MiB);
+      own.deallocate_sync(q, 1_MiB);
+      host.deallocate_sync(p, 1000);  // the parent's pool, as it was at the fork
+      void* const r = host.allocate_sync(100_KiB);
+      host.deallocate_sync(r, 100_KiB);
+      ::_exit(memory_allocated(own) == 0 && memory_allocated(host) == 0 ? 0 : found_wrong);
+    }
+    bool const fine = status_of(child) == 0;
+    bool const kept = memory_allocated(host) != 0;
+    host.deallocate_sync(p, 1000);
+    return said(fine && kept, "the parent goes on");
+  }
+
+  static int threads_outlive_the_pool(char const*) {
+    std::atomic<int> used{0};
+    std::atomic<bool> over{false};
+    std::vector<std::thread> threads;
+    std::optional<memory_type> memory(Kit::memory());
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&] {
+        void* const p = memory->allocate(stream_ref{}, 1000);
+        memory->deallocate(stream_ref{}, p, 1000);  // stays in this thread's magazine
+        ++used;
+        while (!over) std::this_thread::yield();
+        memory_type other = Kit::memory();
+        void* const q = other.allocate(stream_ref{}, 1000);
+        other.deallocate(stream_ref{}, q, 1000);
+      });
+    }
+    while (used != 4) std::this_thread::yield();
+    memory.reset();
+    over = true;
+    for (auto& t : threads) t.join();
+    return said(true, "the threads went on");
+  }
+  static int pools_outlive_threads(char const*) {
+    memory_type memory = Kit::memory();
+    for (int round = 0; round < 50; ++round) {
+      std::vector<std::thread> threads;
+      for (int t = 0; t < 4; ++t) {
+        threads.emplace_back([&] {
+          std::vector<void*> blocks;
+          for (int i = 0; i < 20; ++i) blocks.push_back(memory.allocate(stream_ref{}, 1000));
+          for (void* p : blocks) memory.deallocate(stream_ref{}, p, 1000);
+        });
+      }
+      for (auto& t : threads) t.join();
+    }
+    std::size_t const reserved = memory_reserved(memory);
+    (void)memory.trim(0);
+    bool const fine = memory_allocated(memory) == 0 && memory_reserved(memory) == 0 && reserved <= 16_MiB;
+    return said(fine, "nothing is left of the threads");
+  }
+
+  /// What a user's handler throws reaches the caller, and nothing has changed.
+  static int exhaustion_handler_throws(char const*) {
+    auto memory = Kit::memory() | retry_on_oom{[](out_of_memory const&, unsigned attempt) -> bool {
+                    if (attempt == 2) throw std::runtime_error("the handler's own");
+                    return true;
+                  }};
+    buffer owner(Kit::memory(), 1000, stream_ref{});
+    std::size_t const before = memory_allocated(memory);
+    bool reached = false;
+    try {
+      (void)memory.allocate(stream_ref{}, 1024_TiB);
+    } catch (std::runtime_error const& error) {
+      reached = std::string_view(error.what()) == "the handler's own";
+    }
+    void* const p = memory.allocate(stream_ref{}, 1000);
+    memory.deallocate(stream_ref{}, p, 1000);
+    return said(reached && memory_allocated(memory) == before, "the caller has the handler's exception");
+  }
+  static int misuse_ends_the_program(char const*) {
+    memory_type memory = Kit::memory();
+    void* const p = memory.allocate(stream_ref{}, 5_MiB);
+    memory.deallocate(stream_ref{}, p, 5_MiB);
+    memory.deallocate(stream_ref{}, p, 5_MiB);
+    std::puts("went on");
+    return 0;
+  }
+  static int misuse_handler_goes_on(char const*) {
+    static int told = 0;
+    (void)set_misuse_handler([](misuse const&) { ++told; });
+    memory_type memory = Kit::memory();
+    void* const p = memory.allocate(stream_ref{}, 5_MiB);
+    memory.deallocate(stream_ref{}, p, 5_MiB);
+    memory.deallocate(stream_ref{}, p, 5_MiB);
+    return said(told == 1 && memory_allocated(memory) != 1, "the handler was told");
+  }
+  static int misuse_handler_throws(char const*) {
+    (void)set_misuse_handler([](misuse const& m) { throw std::runtime_error(m.what()); });
+    memory_type memory = Kit::memory();
+    void* const p = memory.allocate(stream_ref{}, 5_MiB);
+    memory.deallocate(stream_ref{}, p, 5_MiB);
+    memory.deallocate(stream_ref{}, p, 5_MiB);
+    std::puts("went on");
+    return 0;
+  }
+
+  static plugin_calls load(void* library) {
+    plugin_calls calls;
+    calls.begin = reinterpret_cast<bool (*)()>(::dlsym(library, "plugin_begin"));
+    calls.use = reinterpret_cast<bool (*)()>(::dlsym(library, "plugin_use"));
+    calls.end = reinterpret_cast<void (*)()>(::dlsym(library, "plugin_end"));
+    return calls;
+  }
+  enum class last_call { made, left_out };
+  /// Threads that have magazines of a pool in a plug-in live on when that is closed; with `left_out` the pool is the
+  /// plug-in's static object, and ends when the plug-in does.
+  static int close_plugin(char const* path, last_call end) {
+    void* const library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+      std::fprintf(stderr, "%s\n", ::dlerror());
+      return found_wrong;
+    }
+    plugin_calls const calls = load(library);
+    if (calls.begin == nullptr || calls.use == nullptr || calls.end == nullptr || !calls.begin())
+      return found_wrong;
+    std::atomic<int> used{0};
+    std::atomic<bool> over{false};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&] {
+        used += calls.use() ? 1 : 100;
+        while (!over) std::this_thread::yield();
+      });
+    }
+    while (used < 4) std::this_thread::yield();
+    bool const fine = used == 4 && calls.use();
+    if (end == last_call::made) calls.end();
+    bool const closed = ::dlclose(library) == 0;
+    over = true;
+    for (auto& t : threads) t.join();
+    void* const again = ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    bool const works = again != nullptr && load(again).begin() && load(again).use();
+    return said(fine && closed && works, "the plug-in is closed, and opens again");
+  }
+  static int plugin_closed_with_live_threads(char const* path) { return close_plugin(path, last_call::made); }
+  static int plugin_closed_with_a_live_pool(char const* path) {
+    return close_plugin(path, last_call::left_out);
+  }
+
+  /// Where all threads that used it are gone, the plug-in is really unloaded, and its pool with it.
+  static int plugin_unloaded_with_a_live_pool(char const* path) {
+    void* const library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+      std::fprintf(stderr, "%s\n", ::dlerror());
+      return found_wrong;
+    }
+    bool used = false;
+    std::thread([&] { used = load(library).begin() && load(library).use(); }).join();
+    bool const closed = ::dlclose(library) == 0;
+    bool const unloaded = ::dlopen(path, RTLD_NOW | RTLD_NOLOAD) == nullptr;
+    return said(used && closed && unloaded, "the plug-in is unloaded");
+  }
+
+  static int run(int argc, char** argv) {
+    struct ending {
+      char const* name;
+      int (*run)(char const* plugin);
+    };
+    static constexpr ending all[] = {
+        {"exit_with_a_live_pool", exit_with_a_live_pool},
+        {"owners_with_static_storage", owners_with_static_storage},
+        {"quick_exit_with_a_live_pool", quick_exit_with_a_live_pool},
+        {"exit_while_threads_sleep", exit_while_threads_sleep},
+        {"thread_local_owners", thread_local_owners},
+        {"context_destroyed", context_destroyed},
+        {"context_destroyed_before_exit", context_destroyed_before_exit},
+        {"fork_and_the_child_exits", fork_and_the_child_exits},
+        {"fork_and_the_child_uses_the_host", fork_and_the_child_uses_the_host},
+        {"threads_outlive_the_pool", threads_outlive_the_pool},
+        {"pools_outlive_threads", pools_outlive_threads},
+        {"exhaustion_handler_throws", exhaustion_handler_throws},
+        {"misuse_ends_the_program", misuse_ends_the_program},
+        {"misuse_handler_goes_on", misuse_handler_goes_on},
+        {"misuse_handler_throws", misuse_handler_throws},
+        {"plugin_closed_with_live_threads", plugin_closed_with_live_threads},
+        {"plugin_closed_with_a_live_pool", plugin_closed_with_a_live_pool},
+        {"plugin_unloaded_with_a_live_pool", plugin_unloaded_with_a_live_pool},
+    };
+    for (ending const& e : all) {
+      if (argc == 1) std::puts(e.name);
+      if (argc > 1 && std::string_view(argv[1]) == e.name) {
+        if (!Kit::is_here()) return 77;
+        return e.run(argc > 2 ? argv[2] : "");
+      }
+    }
+    return argc == 1 ? 0 : 2;
+  }
+};
+
+}  // namespace tarn_test

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cuda_runtime_api.h>
+
+#include "faults/endings.hpp"
+
+namespace {
+struct on_cuda {
+  using memory_type = tarn::device_pool;
+  using pinned_type = tarn::pinned_host;
+  /// After cudaDeviceReset the next call makes a new context.
+  static constexpr bool context_comes_back = true;
+  static bool is_here() {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess && count != 0;
+  }
+  static memory_type memory() { return {}; }
+  static pinned_type pinned() { return {}; }
+  static void lose_context() { (void)cudaDeviceReset(); }
+};
+}  // namespace
+
+int main(int argc, char** argv) {
+  return tarn_test::endings<on_cuda>::run(argc, argv);
+}

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The program that uses everything, in scenes: each is short, on a machine of its own, and is run once for each of its
+// driver calls and allocations. Above it: driver_calls, host_memory. Below it: trial.
+
+#include <span>
+
+#include "faults/trial.hpp"
+
+namespace tarn_test {
+
+struct scene {
+  char const* name;
+  sim_options (*machine)();
+  void (*run)(trial&);
+  bool refuses_host_memory = false;  ///< itself, at some point
+};
+
+[[nodiscard]] std::span<scene const> pool_scenes();
+[[nodiscard]] std::span<scene const> source_scenes();
+[[nodiscard]] std::span<scene const> owner_scenes();
+[[nodiscard]] std::span<scene const> policy_scenes();
+
+}  // namespace tarn_test

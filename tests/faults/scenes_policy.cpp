@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// The policies that call the driver or keep books of their own: fences, poison, fallback, retry, recording.
+#include <cstdio>
+#include <string>
+
+#include "faults/held_blocks.hpp"
+#include "faults/scenes.hpp"
+#include "tarn/policy/fallback_to.hpp"
+#include "tarn/policy/fenced.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/poisoned.hpp"
+#include "tarn/policy/recorded.hpp"
+#include "tarn/policy/retry_on_oom.hpp"
+#include "tarn/raii/stream.hpp"
+#include "tarn/source/cuda_pages.hpp"
+#include "tarn/source/managed.hpp"
+
+namespace tarn_test {
+
+namespace {
+
+sim_options small_machine() {
+  sim_options o;
+  o.capacity = 24_MiB;
+  o.taken = 0;
+  o.host_capacity = 16_MiB;
+  o.checks = sim_checks::stream_order;
+  return o;
+}
+
+using stream = basic_stream<sited_driver>;
+
+void fences_and_poison(trial& t) {
+  stream const a(t.driver());
+  auto pages = basic_pages<sited_driver>(t.driver());
+  held_blocks held(t, pages | pooled{} | order_watched{t.machine()} | fenced{} | poisoned{} | tracked{});
+  void* const p = held.get(a, 1000);
+  void* const q = held.get(a, 3_MiB);
+  t.attempt("check_all", [&] {
+    t.wait_for(a);
+    (void)nearest(held.memory(), [](auto& l) -> decltype(l.check_all()) { return l.check_all(); });
+  });
+  held.give(p);
+  held.give(q);
+  void* const s = held.get_sync(5000);
+  held.give_sync(s);
+  (void)held.get(a, 40_MiB, step_outcome::refused);
+  t.heal();
+  (void)held.get(a, 3_MiB);
+  held.empty_out("with fences");
+}
+
+void fallback(trial& t) {
+  stream const a(t.driver());
+  auto other = basic_managed<sited_driver>(t.driver()) | pooled{};
+  auto memory = basic_pages<sited_driver>(t.driver()) | pooled{} | fallback_to{other} | tracked{};
+  auto const spare = [&] {
+    return nearest(memory, [](auto& l) -> decltype(l.fallback_blocks()) { return l.fallback_blocks(); });
+  };
+  auto const live = t.watch([&] {
+    auto const mine = nearest(memory, [](auto& l) -> decltype(l.state()) { return l.state(); });
+    return std::to_string(mine.live) + " + " + std::to_string(other->state().live) + " B live, " +
+           std::to_string(spare()) + " elsewhere";
+  });
+  void* block[3] = {};
+  for (void*& p : block) t.attempt("allocate", [&] { p = memory.allocate(a, 10_MiB); });
+  void* sync = nullptr;
+  t.attempt("allocate_sync", [&] { sync = memory.allocate_sync(3_MiB); });
+  t.attempt(
+      "too much for both", [&] { (void)memory.allocate(a, 100_MiB); }, step_outcome::refused);
+  memory.deallocate_sync(sync, 3_MiB);
+  for (void* p : block) memory.deallocate(a, p, 10_MiB);
+  t.check_equal(spare(), 0, "blocks of the fallback after all was freed");
+  t.check_equal(other->state().live, 0, "bytes of the fallback after all was freed");
+}
+
+void retry(trial& t) {
+  stream const a(t.driver());
+  auto below = basic_pages<sited_driver>(t.driver()) | pooled{};
+  void* spare = nullptr;
+  unsigned asked = 0;
+  auto memory = below | retry_on_oom{[&](out_of_memory const&, unsigned) {
+                  ++asked;
+                  if (spare == nullptr) return false;
+                  below.deallocate(a, spare, 12_MiB);
+                  spare = nullptr;
+                  return true;
+                }} |
+                tracked{};
+  t.attempt("a block to spare", [&] { spare = below.allocate(a, 12_MiB); });
+  void* p = nullptr;
+  t.attempt("allocate, the handler frees", [&] { p = memory.allocate(a, 20_MiB); });
+  if (p != nullptr) t.check(asked != 0 || t.struck(), "the handler was not asked");
+  void* q = nullptr;
+  t.attempt(
+      "allocate, the handler declines", [&] { q = memory.allocate(a, 20_MiB); }, step_outcome::refused);
+  memory.deallocate(a, q, 20_MiB);
+  memory.deallocate(a, p, 20_MiB);
+  if (spare != nullptr) below.deallocate(a, spare, 12_MiB);
+  t.check_equal(below->state().live, 0, "live after all was freed");
+}
+
+void recording(trial& t) {
+  stream const a(t.driver());
+  std::FILE* const file = std::tmpfile();
+  {
+    auto memory = basic_pages<sited_driver>(t.driver()) | pooled{} | recorded{file};
+    auto const live = t.watch([&] {
+      auto const s = nearest(memory, [](auto& l) -> decltype(l.state()) { return l.state(); });
+      return std::to_string(s.live) + " B live";
+    });
+    void* p = nullptr;
+    void* q = nullptr;
+    t.attempt("allocate", [&] { p = memory.allocate(stream_ref::from(stream_ref(a).handle()), 3000); });
+    t.attempt("allocate on the default stream", [&] { q = memory.allocate(stream_ref{}, 3_MiB); });
+    memory.deallocate(a, p, 3000);
+    memory.deallocate(stream_ref{}, q, 3_MiB);
+  }
+  host_faults::not_counted const own;
+  std::fclose(file);
+}
+
+constexpr scene all[] = {
+    {"fences_and_poison", small_machine, fences_and_poison},
+    {"fallback", small_machine, fallback},
+    {"retry", small_machine, retry},
+    {"recording", small_machine, recording},
+};
+
+}  // namespace
+
+std::span<scene const> policy_scenes() {
+  return all;
+}
+
+}  // namespace tarn_test

@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pool over pages and over blocks: growth, remap, the ladder, stream order, recorded uses, capture, threads, devices.
+#include <thread>
+
+#include "faults/held_blocks.hpp"
+#include "faults/scenes.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/raii/cache_guard.hpp"
+#include "tarn/raii/stream.hpp"
+#include "tarn/source/cuda_malloc.hpp"
+#include "tarn/source/cuda_pages.hpp"
+#include "tarn/source/managed.hpp"
+#include "tarn/source/pinned_host.hpp"
+
+namespace tarn_test {
+
+namespace {
+
+constexpr sim_nanoseconds long_time = 1'000'000'000;
+
+sim_options small_machine() {
+  sim_options o;
+  o.capacity = 32_MiB;
+  o.taken = 0;
+  o.host_capacity = 32_MiB;
+  o.backing = sim_backing::address_only;
+  o.checks = sim_checks::stream_order;
+  return o;
+}
+sim_options roomy_machine() {
+  sim_options o = small_machine();
+  o.capacity = 512_MiB;  // so that a pool may begin with 8 MiB before it takes anybody's memory
+  return o;
+}
+sim_options two_devices() {
+  sim_options o = small_machine();
+  o.devices = 2;
+  return o;
+}
+
+using stream = basic_stream<sited_driver>;
+
+template <class Driver>
+auto watched_pool(trial& t, Driver driver, pooled options = {}) {
+  return basic_pages<Driver>(std::move(driver)) | options | order_watched{t.machine()} | tracked{};
+}
+
+void growth_and_remap(trial& t) {
+  stream const a(t.driver());
+  held_blocks held(t, watched_pool(t, t.driver()));
+  void* block[6];
+  for (void*& p : block) p = held.get(a, 4_MiB);
+  for (int i = 0; i < 6; i += 2) held.give(block[i]);
+  void* const wide = held.get(a, 12_MiB);  // three handles, seen side by side
+  held.give(wide);
+  void* const again = held.get(a, 12_MiB);  // the same view
+  for (int i = 1; i < 6; i += 2) held.give(block[i]);
+  held.give(again);
+  void* const all = held.get(a, 28_MiB);
+  (void)held.get(a, 64_MiB, step_outcome::refused);
+  held.give(all);
+  std::size_t kept = 0;
+  t.attempt("trim to 8 MiB", [&] {
+    kept = nearest(held.memory(), [](auto& l) -> decltype(l.trim(0)) { return l.trim(8_MiB); });
+  });
+  void* const small = held.get(a, 1000);
+  void* const medium = held.get(a, 200_KiB);
+  void* const aligned = [&] {
+    void* p = nullptr;
+    t.attempt("an aligned allocation", [&] { p = held.memory().allocate(a, 3_MiB, 2_MiB); });
+    return p;
+  }();
+  if (aligned != nullptr) held.memory().deallocate(a, aligned, 3_MiB, 2_MiB);
+  held.give(small);
+  held.give(medium);
+  t.heal();
+  (void)held.get(a, 20_MiB);
+  held.empty_out("after growth and remap");
+}
+
+void growth_while_roomy(trial& t) {
+  stream const a(t.driver());
+  held_blocks held(t, watched_pool(t, t.driver()));
+  void* block[8];
+  for (void*& p : block) p = held.get(a, 1000);
+  void* const large = held.get(a, 3_MiB);
+  for (void* p : block) held.give(p);
+  held.give(large);
+  void* const sync = held.get_sync(5000);
+  held.give_sync(sync);
+  (void)held.get(a, 1_GiB, step_outcome::refused);  // so large that it asks first what is free
+  t.heal();
+  (void)held.get(a, 100_KiB);
+  held.empty_out("after rung 0");
+}
+
+void no_remap(trial& t) {
+  stream const a(t.driver());
+  held_blocks held(t, watched_pool(t, t.driver(), pooled{.remap = remapping::off}));
+  void* const p = held.get(a, 6_MiB);
+  void* const q = held.get(a, 6_MiB);
+  held.give(p);
+  void* const r = held.get(a, 12_MiB);
+  held.give(q);
+  held.give(r);
+  (void)held.get(a, 30_MiB);
+  t.heal();
+  held.give_all();
+  (void)held.get(a, 24_MiB);
+  held.empty_out("without remapping");
+}
+
+template <class Driver>
+void across_streams_on(trial& t, Driver driver) {
+  stream const a(t.driver());
+  stream const b(t.driver());
+  held_blocks held(t, watched_pool(t, driver));
+  void* const p = held.get(a, 20_MiB);
+  held.use(a, p, 20_MiB, long_time);
+  held.give(p);
+  void* const q = held.get(b, 20_MiB);  // b waits on the device
+  held.give(q);
+  t.machine().advance(2 * long_time);
+  void* const r = held.get(a, 20_MiB);  // the work is over: nobody waits
+  void* const s = held.get(b, 1000);
+  t.order(a, b);
+  held.give(a, s);  // a block of another stream's run
+  void* const u = held.get(a, 1000);
+  held.give(r);
+  t.order(b, a);
+  held.use(b, u, 1000, long_time);
+  held.give(b, u);
+  void* const sync = held.get_sync(24_MiB);  // waits on the host
+  held.give_sync(sync);
+  t.attempt("trim",
+            [&] { (void)nearest(held.memory(), [](auto& l) -> decltype(l.trim(0)) { return l.trim(0); }); });
+  t.heal();
+  (void)held.get(a, 10_MiB);
+  (void)held.get(b, 10_MiB);
+  held.empty_out("across streams");
+}
+void across_streams(trial& t) {
+  across_streams_on(t, t.driver());
+}
+void across_streams_marking_all(trial& t) {
+  across_streams_on(t, t.driver_that_marks_all());
+}
+
+/// A stream named by its handle alone: the pool asks the driver who it is.
+stream_ref bare(stream_ref s) {
+  return stream_ref::from(s.handle());
+}
+
+template <class Driver>
+void destroyed_streams_on(trial& t, Driver driver) {
+  stream const a(t.driver());
+  held_blocks held(t, watched_pool(t, driver));
+  void* orphan = nullptr;
+  stream_ref gone;
+  {
+    stream const c(t.driver());
+    gone = c;
+    void* const p = held.get(c, 12_MiB);
+    orphan = held.get(c, 4_MiB);
+    held.use(c, p, 12_MiB, long_time);
+    held.give(p);
+  }
+  void* const q = held.get(a, 24_MiB);  // must have what the destroyed stream freed
+  held.give(bare(gone), orphan);        // its handle means nothing any more
+  void* const r = held.get(bare(a), 1000);
+  held.give(bare(a), r);
+  held.give(q);
+  void* const named = held.get(bare(a), 2_MiB);
+  held.give(bare(a), named);
+  t.heal();
+  (void)held.get(a, 24_MiB);
+  held.empty_out("after a stream was destroyed");
+}
+void destroyed_streams(trial& t) {
+  destroyed_streams_on(t, t.driver());
+}
+void destroyed_streams_marking_all(trial& t) {
+  destroyed_streams_on(t, t.driver_that_marks_all());
+}
+
+template <class Driver>
+void recorded_uses_on(trial& t, Driver driver) {
+  stream const a(t.driver());
+  stream const b(t.driver());
+  held_blocks held(t, watched_pool(t, driver));
+  auto const record = [&](void* p, stream_ref s) {
+    // A caller whose record_use() was refused waits for that stream himself before he frees.
+    bool const noted = t.attempt("record_use", [&] {
+      nearest(held.memory(),
+              [&](auto& l) -> decltype(l.record_use(p, 0, s)) { return l.record_use(p, 4_MiB, s); });
+    });
+    if (!noted) t.wait_for(s);
+  };
+  void* const p = held.get(a, 4_MiB);
+  t.order(b, a);
+  held.use(b, p, 4_MiB, long_time);
+  record(p, bare(b));
+  record(p, b);
+  held.give(p);                         // held back for b
+  void* const q = held.get(a, 28_MiB);  // the host waits for b
+  held.give(q);
+  void* const r = held.get(a, 4_MiB);
+  t.order(b, a);
+  held.use(b, r, 4_MiB);
+  record(r, b);
+  held.give(r);
+  t.machine().advance(long_time);
+  (void)held.get(b, 26_MiB);  // its use is over by now
+  held.give_all();
+  void* const u = held.get(a, 4_MiB);
+  {
+    stream const c(t.driver());
+    t.order(c, a);
+    held.use(c, u, 4_MiB, long_time);
+    record(u, c);
+  }
+  held.give(u);  // used on a stream that is destroyed
+  void* const last = held.get(a, 4_MiB);
+  t.order(b, a);
+  held.use(b, last, 4_MiB, long_time);
+  record(last, b);
+  held.give(last);  // still held back when the pool ends
+  t.heal();
+  if (t.healed()) (void)held.get(a, 28_MiB);
+  if (t.healed()) held.empty_out("after recorded uses");
+}
+void recorded_uses(trial& t) {
+  recorded_uses_on(t, t.driver());
+}
+void recorded_uses_marking_all(trial& t) {
+  recorded_uses_on(t, t.driver_that_marks_all());
+}
+
+void capture(trial& t) {
+  stream const a(t.driver());
+  stream const b(t.driver());
+  held_blocks held(t, watched_pool(t, t.driver()));
+  void* const before = held.get(b, 16_MiB);
+  held.use(b, before, 16_MiB, long_time);
+  held.give(before);
+  if (!t.begin_capture(a)) return;
+  void* p = nullptr;
+  void* q = nullptr;
+  t.attempt("allocate while captured", [&] { p = held.memory().allocate(a, 1000); });
+  t.attempt("allocate much while captured", [&] { q = held.memory().allocate(a, 12_MiB); });
+  if (q != nullptr) held.memory().deallocate(a, q, 12_MiB);
+  if (p != nullptr) held.memory().deallocate(a, p, 1000);
+  t.check(t.end_capture(a) || t.struck(), "the capture was spoiled");
+  t.check_equal(t.machine().captured_calls(), 0, "driver calls recorded into a graph by accident");
+  void* const after = held.get(a, 20_MiB);
+  held.give(after);
+  t.heal();
+  (void)held.get(a, 24_MiB);
+  held.empty_out("after a capture");
+}
+
+template <template <class> class Source>
+void over_blocks(trial& t) {
+  stream const a(t.driver());
+  stream const b(t.driver());
+  held_blocks held(t, Source<sited_driver>(t.driver()) | pooled{} | order_watched{t.machine()} | tracked{});
+  void* const small = held.get(a, 1000);
+  void* const p = held.get(a, 9_MiB);
+  void* const q = held.get(a, 9_MiB);
+  held.use(a, p, 9_MiB, long_time);
+  held.give(p);
+  held.give(q);
+  void* const r = held.get(b, 9_MiB);
+  void* const wide = held.get(b, 18_MiB);  // the driver refuses until the cached segments went back
+  held.give(r);
+  (void)held.get(a, 40_MiB, step_outcome::refused);
+  held.give(wide);
+  held.give(small);
+  void* const sync = held.get_sync(3_MiB);
+  held.give_sync(sync);
+  t.heal();
+  (void)held.get(a, 24_MiB);
+  held.empty_out("over blocks");
+}
+
+void a_thread_ends(trial& t) {
+  stream const a(t.driver());
+  stream const b(t.driver());
+  held_blocks held(t, watched_pool(t, t.driver()));
+  void* handed_over = nullptr;
+  std::thread([&] {
+    host_faults::counted const library;
+    void* const p = held.get(a, 1000);
+    void* const q = held.get(b, 50_KiB);
+    handed_over = held.get(a, 5_MiB);
+    held.give(p);
+    held.give(q);
+  }).join();  // its magazines come home
+  t.order(b, a);
+  held.give(b, handed_over);
+  void* const r = held.get(b, 28_MiB);
+  held.give(r);
+  t.heal();
+  (void)held.get(a, 24_MiB);
+  held.empty_out("after a thread ended");
+}
+
+void devices(trial& t) {
+  stream const a(t.driver(device_id{0}));
+  stream const b(t.driver(device_id{1}));
+  held_blocks first(t, watched_pool(t, t.driver(device_id{0})));
+  held_blocks second(t, watched_pool(t, t.driver(device_id{1})));
+  void* const p = first.get(a, 5_MiB);
+  void* const q = second.get(b, 5_MiB);
+  first.give(p);
+  second.give(q);
+  (void)first.get(a, 30_MiB);
+  (void)second.get(b, 30_MiB);
+  (void)second.get(b, 30_MiB, step_outcome::refused);
+  t.heal();
+  first.give_all();
+  second.give_all();
+  (void)first.get(a, 20_MiB);
+  first.empty_out("on device 0");
+  second.empty_out("on device 1");
+}
+
+void limits_and_cache(trial& t) {
+  stream const a(t.driver());
+  auto pages = basic_pages<sited_driver>(t.driver()) | limited{24_MiB};
+  held_blocks held(t, pages | pooled{} | order_watched{t.machine()} | limited{16_MiB} | tracked{});
+  auto const used = [&] {
+    return nearest(held.memory(), [](auto& l) -> decltype(l.used()) { return l.used(); });
+  };
+  auto const budget = t.watch([&] { return std::to_string(used()) + " B of the budget"; });
+  void* const p = held.get(a, 6_MiB);
+  (void)held.get(a, 12_MiB, step_outcome::refused);
+  held.give(p);
+  t.attempt("cache_guard", [&] {
+    cache_guard const clear(held.memory(), {.only_if_free_below = 1_GiB});
+    (void)held.get(a, 8_MiB);
+  });
+  held.give_all();
+  t.check_equal(used(), 0, "budget used after all was freed");
+  t.heal();
+  (void)held.get(a, 16_MiB);
+  held.empty_out("under limits");
+  if (t.healed())
+    t.check_equal(nearest(pages, [](auto& l) -> decltype(l.used()) { return l.used(); }), 0,
+                  "reserved budget");
+}
+
+/// The host has no memory to note whose block it was: the pool waits for the device instead.
+void no_host_memory_for_a_free(trial& t) {
+  stream const a(t.driver());
+  stream const b(t.driver());
+  stream const c(t.driver());
+  held_blocks held(t, watched_pool(t, t.driver()));
+  void* const p = held.get(a, 1000);
+  void* const q = held.get(a, 3_MiB);
+  void* const r = held.get(a, 1000);
+  t.order(b, a);
+  t.order(c, a);
+  held.use(b, p, 1000, long_time);
+  held.use(c, q, 3_MiB, long_time);
+  void* const noted = held.get(a, 4_MiB);
+  t.order(b, a);
+  held.use(b, noted, 4_MiB, long_time);
+  bool const recorded = t.attempt("record_use", [&] {
+    nearest(held.memory(),
+            [&](auto& l) -> decltype(l.record_use(noted, 0, b)) { return l.record_use(noted, 4_MiB, b); });
+  });
+  if (!recorded) t.wait_for(b);
+  {
+    host_faults::arm(1, host_faults::lasting::for_good);
+    held.give(a, noted);
+    held.give(b, p);  // to a stream that the pool has not seen
+    held.give(c, q);
+    host_faults::disarm();
+  }
+  void* const s = held.get(a, 28_MiB);
+  held.give(s);
+  held.give(r);
+  t.heal();
+  (void)held.get(a, 10_MiB);
+  held.empty_out("without host memory");
+}
+
+constexpr scene all[] = {
+    {"growth_and_remap", small_machine, growth_and_remap},
+    {"growth_while_roomy", roomy_machine, growth_while_roomy},
+    {"no_remap", small_machine, no_remap},
+    {"across_streams", small_machine, across_streams},
+    {"across_streams_marking_all", small_machine, across_streams_marking_all},
+    {"destroyed_streams", small_machine, destroyed_streams},
+    {"destroyed_streams_marking_all", small_machine, destroyed_streams_marking_all},
+    {"recorded_uses", small_machine, recorded_uses},
+    {"recorded_uses_marking_all", small_machine, recorded_uses_marking_all},
+    {"capture", small_machine, capture},
+    {"over_cuda_malloc", small_machine, over_blocks<basic_malloc>},
+    {"over_pinned", small_machine, over_blocks<basic_pinned>},
+    {"over_managed", small_machine, over_blocks<basic_managed>},
+    {"a_thread_ends", small_machine, a_thread_ends},
+    {"devices", two_devices, devices},
+    {"limits_and_cache", small_machine, limits_and_cache},
+    {"no_host_memory_for_a_free", small_machine, no_host_memory_for_a_free, true},
+};
+
+}  // namespace
+
+std::span<scene const> pool_scenes() {
+  return all;
+}
+
+}  // namespace tarn_test

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sources by themselves: blocks of each kind, with and without a stream, and pages by hand.
+#include <optional>
+
+#include "faults/scenes.hpp"
+#include "tarn/raii/stream.hpp"
+#include "tarn/source/cuda_async.hpp"
+#include "tarn/source/cuda_malloc.hpp"
+#include "tarn/source/cuda_pages.hpp"
+#include "tarn/source/managed.hpp"
+#include "tarn/source/page_handle.hpp"
+#include "tarn/source/pinned_host.hpp"
+
+namespace tarn_test {
+
+namespace {
+
+sim_options small_machine() {
+  sim_options o;
+  o.capacity = 16_MiB;
+  o.taken = 0;
+  o.host_capacity = 16_MiB;
+  o.backing = sim_backing::address_only;
+  o.checks = sim_checks::stream_order;
+  return o;
+}
+
+template <template <class> class Source>
+void blocks(trial& t) {
+  basic_stream<sited_driver> const s(t.driver());
+  Source<sited_driver> memory(t.driver());
+  auto const pair = [&](std::size_t bytes, std::size_t alignment,
+                        step_outcome expected = step_outcome::served) {
+    void* p = nullptr;
+    t.attempt(
+        "allocate", [&] { p = memory.allocate(s, bytes, alignment); }, expected);
+    memory.deallocate(s, p, bytes, alignment);
+  };
+  auto const pair_sync = [&](std::size_t bytes) {
+    void* p = nullptr;
+    t.attempt("allocate_sync", [&] { p = memory.allocate_sync(bytes); });
+    memory.deallocate_sync(p, bytes);
+  };
+  pair(1000, 256);
+  pair(1000, 4_KiB);  // a device block of that size lies anywhere in its page: a whole one is taken
+  pair(3_MiB, 2_MiB);
+  pair(40_MiB, 256, step_outcome::refused);
+  pair_sync(1000);
+  if (t.begin_capture(s)) {
+    pair(1000, 256);
+    (void)t.end_capture(s);
+  }
+  t.heal();
+  pair(8_MiB, 256);
+  pair_sync(8_MiB);
+}
+
+void release_threshold(trial& t) {
+  basic_async<sited_driver> const memory(t.driver());
+  t.attempt("set_release_threshold", [&] { set_release_threshold(memory, 1_MiB); });
+}
+
+void pages_by_hand(trial& t) {
+  using pages = basic_pages<sited_driver>;
+  pages source(t.driver());
+  void* range = nullptr;
+  if (!t.attempt("reserve", [&] { range = source.reserve(8_MiB); })) return;
+  {
+    std::optional<unique_pages<pages>> owned;
+    bool mapped = false;
+    t.attempt("create", [&] { owned.emplace(source, 2_MiB); });
+    t.attempt(
+        "create too much", [&] { unique_pages<pages> const none(source, 64_MiB); }, step_outcome::refused);
+    if (owned) mapped = t.attempt("map", [&] { source.map(range, 2_MiB, owned->get()); });
+    if (mapped) source.unmap(range, 2_MiB);
+  }
+  source.unreserve(range, 8_MiB);
+}
+
+constexpr scene all[] = {
+    {"cuda_malloc", small_machine, blocks<basic_malloc>},
+    {"cuda_async", small_machine, blocks<basic_async>},
+    {"pinned_host", small_machine, blocks<basic_pinned>},
+    {"managed", small_machine, blocks<basic_managed>},
+    {"release_threshold", small_machine, release_threshold},
+    {"pages_by_hand", small_machine, pages_by_hand},
+};
+
+}  // namespace
+
+std::span<scene const> source_scenes() {
+  return all;
+}
+
+}  // namespace tarn_test

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// faulty<sim_driver>, told by each call where in the library it was made, so that the sites which were made to fail can be
+// compared with those that the sources have. What should have been given back but for a fault is remembered as owed.
+// Above it: trial. Below it: driver/fault, host_faults.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "faults/host_faults.hpp"
+#include "tarn/core/place.hpp"
+#include "tarn/driver/fault.hpp"
+#include "tarn/driver/sim_driver.hpp"
+
+namespace tarn_test {
+
+using namespace tarn;
+
+/// One driver call as it was made.
+struct made_call {
+  char const* file;
+  int line;
+  char const* name;
+  driver_call kind;
+  bool struck;
+};
+
+/// A machine, the plan by which its calls fail, and what happened. Shared by all drivers of one trial.
+class call_log {
+ public:
+  explicit call_log(sim_options const& options) : machine(options) {}
+
+  sim_machine machine;
+  fault_plan plan;
+  fault_moment moment = fault_moment::instead;
+  std::uint64_t full_from = 0;  ///< from this call on the devices have no free memory; 0: never
+  bool full = false;
+  std::vector<made_call> made;
+  std::vector<std::string> complaints;
+
+  [[nodiscard]] bool anything_owed() const noexcept { return !owed_.empty(); }
+
+  /// Gives back what a failed call left behind, in the order of the calls: what the program did right must then add up.
+  void pay() {
+    for (auto const& again : owed_) {
+      if (status const s = again(); !s.ok()) {
+        complaints.push_back(std::string("what ") + s.call + " owed cannot be given back: " + s.name);
+      }
+    }
+    owed_.clear();
+  }
+
+  template <class Call>
+  status through(driver_call kind, place where, Call const& call) noexcept {
+    return through(kind, name_of(kind), where, call);
+  }
+  template <class Call>
+  status through(driver_call kind, char const* name, place where, Call const& call) noexcept {
+    host_faults::not_counted const own;
+    std::lock_guard const guard(mutex_);
+    fill_up();
+    std::uint64_t const before = plan.failed();
+    status const s = call();
+    made.push_back({where.file, where.line, name, kind, plan.failed() != before});
+    return s;
+  }
+  /// A call that gives something back; `again` does it on the driver itself.
+  template <class Call, class Again>
+  status release(driver_call kind, place where, Call const& call, Again again) noexcept {
+    status const s = through(kind, where, call);
+    host_faults::not_counted const own;
+    std::lock_guard const guard(mutex_);
+    if (s.ok()) return s;
+    bool const struck = made.back().struck;
+    if (struck && moment == fault_moment::after) return s;
+    if (!struck && owed_.empty()) {
+      complaints.push_back(std::string(s.call) + " was refused, and no fault explains it: " + s.name);
+    } else {
+      owed_.push_back(std::move(again));
+    }
+    return s;
+  }
+  /// A call that the contract does not name; it fails as `kind` would.
+  template <class Call>
+  status extra(driver_call kind, char const* name, place where, Call const& call) noexcept {
+    return through(kind, name, where, [&] {
+      if (fault const struck = plan.next(kind); struck.kind != failure::none) {
+        status s = tarn::detail::fault_status(struck.kind, kind);
+        s.call = name;
+        return s;
+      }
+      return call();
+    });
+  }
+
+ private:
+  void fill_up() {
+    if (full_from == 0 || made.size() + 1 < full_from || full) return;
+    full = true;
+    for (int d = 0; d < machine.options().devices; ++d)
+      machine.take_memory(device_id{d}, machine.options().capacity);
+  }
+
+  std::mutex mutex_;
+  std::vector<std::function<status()>> owed_;
+};
+
+/// Whether the driver can mark a whole device's work at once, as CUDA's can and the simulated one cannot.
+enum class marking : std::uint8_t { streams, all_work };
+
+template <marking Marking>
+class sited_driver_of {
+ public:
+  sited_driver_of(std::shared_ptr<call_log> log, device_id device = {})
+      : log_(std::move(log)), faulty_(log_->machine.driver(device), log_->plan) {
+    current_log() = log_.get();
+  }
+
+  [[nodiscard]] device_id device() const noexcept { return faulty_.device(); }
+
+  // clang-format off
+  status identify(stream_ref stream, stream_id& id, place w = place::current()) const noexcept { return log_->through(driver_call::identify, w, [&] { return faulty_.identify(stream, id); }); }
+  status is_capturing(stream_ref stream, bool& yes, place w = place::current()) const noexcept { return log_->through(driver_call::is_capturing, w, [&] { return faulty_.is_capturing(stream, yes); }); }
+  status create_event(event_handle& event, place w = place::current()) const noexcept { return log_->through(driver_call::create_event, w, [&] { return faulty_.create_event(event); }); }
+  status destroy_event(event_handle event, place w = place::current()) const noexcept { return log_->release(driver_call::destroy_event, w, [&] { return faulty_.destroy_event(event); }, [d = faulty_.driver(), event] { return d.destroy_event(event); }); }
+  status record_event(event_handle event, stream_ref stream, place w = place::current()) const noexcept { return log_->through(driver_call::record_event, w, [&] { return faulty_.record_event(event, stream); }); }
+  status query_event(event_handle event, place w = place::current()) const noexcept { return log_->through(driver_call::query_event, w, [&] { return faulty_.query_event(event); }); }
+  status wait_event(stream_ref stream, event_handle event, place w = place::current()) const noexcept { return log_->through(driver_call::wait_event, w, [&] { return faulty_.wait_event(stream, event); }); }
+  status synchronize_event(event_handle event, place w = place::current()) const noexcept { return log_->through(driver_call::synchronize_event, w, [&] { return faulty_.synchronize_event(event); }); }
+  status synchronize_stream(stream_ref stream, place w = place::current()) const noexcept { return log_->through(driver_call::synchronize_stream, w, [&] { return faulty_.synchronize_stream(stream); }); }
+  status synchronize_device(place w = place::current()) const noexcept { return log_->through(driver_call::synchronize_device, w, [&] { return faulty_.synchronize_device(); }); }
+  status create_stream(stream_ref& stream, place w = place::current()) const noexcept { return log_->through(driver_call::create_stream, w, [&] { status const s = faulty_.create_stream(stream); stream = stream_ref::from(stream.handle()); return s; }); }  // its identity must be asked
+  status destroy_stream(stream_ref stream, place w = place::current()) const noexcept { return log_->release(driver_call::destroy_stream, w, [&] { return faulty_.destroy_stream(stream); }, [d = faulty_.driver(), stream] { return d.destroy_stream(stream); }); }
+  status copy(stream_ref stream, void* to, void const* from, std::size_t bytes, place w = place::current()) const noexcept { return log_->through(driver_call::copy, w, [&] { return faulty_.copy(stream, to, from, bytes); }); }
+  status copy_from_device(stream_ref stream, void* to, device_id other, void const* from, std::size_t bytes, place w = place::current()) const noexcept { return log_->through(driver_call::copy, "copy_from_device", w, [&] { return faulty_.copy_from_device(stream, to, other, from, bytes); }); }
+  status fill(stream_ref stream, void* to, int byte, std::size_t bytes, place w = place::current()) const noexcept { return log_->through(driver_call::fill, w, [&] { return faulty_.fill(stream, to, byte, bytes); }); }
+  status memory_info(std::size_t& free, std::size_t& total, place w = place::current()) const noexcept { return log_->through(driver_call::memory_info, w, [&] { return faulty_.memory_info(free, total); }); }
+
+  status page_granularity(std::size_t& bytes, place w = place::current()) const noexcept { return log_->through(driver_call::page_granularity, w, [&] { return faulty_.page_granularity(bytes); }); }
+  status reserve_range(std::size_t bytes, std::size_t alignment, void*& p, place w = place::current()) const noexcept { return log_->through(driver_call::reserve_range, w, [&] { return faulty_.reserve_range(bytes, alignment, p); }); }
+  status release_range(void* p, std::size_t bytes, place w = place::current()) const noexcept { return log_->release(driver_call::release_range, w, [&] { return faulty_.release_range(p, bytes); }, [d = faulty_.driver(), p, bytes] { return d.release_range(p, bytes); }); }
+  status create_pages(std::size_t bytes, page_handle& handle, place w = place::current()) const noexcept { return log_->through(driver_call::create_pages, w, [&] { return faulty_.create_pages(bytes, handle); }); }
+  status destroy_pages(page_handle handle, place w = place::current()) const noexcept { return log_->release(driver_call::destroy_pages, w, [&] { return faulty_.destroy_pages(handle); }, [d = faulty_.driver(), handle] { return d.destroy_pages(handle); }); }
+  status map_pages(void* p, std::size_t bytes, page_handle handle, place w = place::current()) const noexcept { return log_->through(driver_call::map_pages, w, [&] { return faulty_.map_pages(p, bytes, handle); }); }
+  status unmap_pages(void* p, std::size_t bytes, place w = place::current()) const noexcept { return log_->release(driver_call::unmap_pages, w, [&] { return faulty_.unmap_pages(p, bytes); }, [d = faulty_.driver(), p, bytes] { return d.unmap_pages(p, bytes); }); }
+
+  status malloc_device(std::size_t bytes, void*& p, place w = place::current()) const noexcept { return log_->through(driver_call::malloc_device, w, [&] { return faulty_.malloc_device(bytes, p); }); }
+  status free_device(void* p, place w = place::current()) const noexcept { return log_->release(driver_call::free_device, w, [&] { return faulty_.free_device(p); }, [d = faulty_.driver(), p] { return d.free_device(p); }); }
+  status malloc_async(std::size_t bytes, stream_ref stream, void*& p, place w = place::current()) const noexcept { return log_->through(driver_call::malloc_async, w, [&] { return faulty_.malloc_async(bytes, stream, p); }); }
+  status free_async(void* p, stream_ref stream, place w = place::current()) const noexcept { return log_->release(driver_call::free_async, w, [&] { return faulty_.free_async(p, stream); }, [d = faulty_.driver(), p] { return d.free_async(p, stream_ref{}); }); }
+  status malloc_pinned(std::size_t bytes, void*& p, place w = place::current()) const noexcept { return log_->through(driver_call::malloc_pinned, w, [&] { return faulty_.malloc_pinned(bytes, p); }); }
+  status free_pinned(void* p, place w = place::current()) const noexcept { return log_->release(driver_call::free_pinned, w, [&] { return faulty_.free_pinned(p); }, [d = faulty_.driver(), p] { return d.free_pinned(p); }); }
+  status malloc_managed(std::size_t bytes, void*& p, place w = place::current()) const noexcept { return log_->through(driver_call::malloc_managed, w, [&] { return faulty_.malloc_managed(bytes, p); }); }
+  status free_managed(void* p, place w = place::current()) const noexcept { return log_->release(driver_call::free_managed, w, [&] { return faulty_.free_managed(p); }, [d = faulty_.driver(), p] { return d.free_managed(p); }); }
+
+  // What only CUDA's driver has; modelled by what the contract has.
+  status set_release_threshold(std::size_t, place w = place::current()) const noexcept { return log_->extra(driver_call::memory_info, "set_release_threshold", w, [] { return status{}; }); }
+  status record_all(event_handle event, place w = place::current()) const noexcept requires(Marking == marking::all_work) {
+    // Wider than CUDA's, which does not make the host wait; as an order it is the same.
+    return log_->extra(driver_call::record_event, "record_all", w, [&] { (void)faulty_.driver().synchronize_device(); return faulty_.driver().record_event(event, stream_ref{}); });
+  }
+  static status current_device(device_id& device, place w = place::current()) noexcept { return current_log()->extra(driver_call::identify, "current_device", w, [&] { return sim_driver::current_device(device); }); }
+  static status set_current_device(device_id device, place w = place::current()) noexcept { return current_log()->extra(driver_call::identify, "set_current_device", w, [&] { return sim_driver::set_current_device(device); }); }
+  // clang-format on
+
+  friend bool operator==(sited_driver_of const& a, sited_driver_of const& b) noexcept {
+    return a.faulty_ == b.faulty_;
+  }
+
+ private:
+  /// For the two calls that belong to no device.
+  static call_log*& current_log() noexcept {
+    static call_log* log = nullptr;
+    return log;
+  }
+  std::shared_ptr<call_log> log_;
+  faulty<sim_driver> faulty_;
+};
+
+using sited_driver = sited_driver_of<marking::streams>;
+static_assert(page_driver<sited_driver> && block_driver<sited_driver>);
+
+}  // namespace tarn_test
