@@ -316,8 +316,12 @@ class sim_machine {
   template <class F>
   void note(stream_ref stream, F const& f) const {
     std::lock_guard const lock(state_->mutex);
+    if (!state_->order) return;
+    // Memory changes hands though the stream was destroyed, or its handle is another's by now.
     auto* const s = state_->streams.find(stream, 0);
-    if (state_->order && s != nullptr) f(*state_->order, s->agent);
+    bool const known =
+        s != nullptr && (stream.id() == stream_ref::unknown_id || stream.id() == s->id || s->is_default);
+    f(*state_->order, known ? s->agent : state_->order->agent_of("stream", stream.id()));
   }
 
   std::shared_ptr<detail::sim_state> state_;

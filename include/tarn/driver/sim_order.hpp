@@ -97,6 +97,15 @@ class sim_order {
     return agents_.size() - 1;
   }
 
+  /// The agent of that name, for what a destroyed stream did last; `nobody` where there never was one.
+  [[nodiscard]] sim_agent agent_of(char const* kind, std::uint64_t number) const {
+    std::string const name = std::string(kind) + ' ' + std::to_string(number);
+    for (sim_agent a = agents_.size(); a-- > 0;) {
+      if (agents_[a].name == name) return a;
+    }
+    return none;
+  }
+
   [[nodiscard]] sim_clock const& clock(sim_agent agent) const noexcept { return agents_[agent].clock; }
   void learn(sim_agent agent, sim_clock const& what) { agents_[agent].clock.join(what); }
 
@@ -119,7 +128,7 @@ class sim_order {
       s.reads.clear();
       s.writes.clear();
       s.previous = s.current;
-      s.current = {owners_, p, bytes, on, none, agents_[on].ticks};
+      s.current = {owners_, p, bytes, on, none, ticks_of(on)};
       s.held = true;
       s.noted = true;
     });
@@ -262,6 +271,7 @@ class sim_order {
     });
   }
 
+  [[nodiscard]] std::uint64_t ticks_of(sim_agent who) const { return who == none ? 0 : agents_[who].ticks; }
   [[nodiscard]] std::string name_of_agent(sim_agent who) const {
     return who == none ? std::string("nobody") : agents_[who].name;
   }
@@ -280,7 +290,7 @@ class sim_order {
     message<64> where;
     where.add(": ").add_bytes(a.bytes).add(" at ").add_hex(reinterpret_cast<std::uintptr_t>(a.p));
     text += where.c_str();
-    text += " by " + name_of_agent(by) + " (operation " + std::to_string(agents_[by].ticks) + ").";
+    text += " by " + name_of_agent(by) + " (operation " + std::to_string(ticks_of(by)) + ").";
     if (s.current.number != 0) {
       text += " Now ";
       add_owner(text, s.current);

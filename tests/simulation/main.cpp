@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random programs on the simulated machine: stream order, the model, contents. A finding is reduced to the fewest steps and
+// printed with the command that repeats it. Builds alone: g++ -std=c++20 -O2 -Iinclude tests/simulation/main.cpp -pthread
+//
+// Exit status: 0 nothing found, 1 something found, 2 a wrong argument. The last line is for programs to read.
+
+#include <getopt.h>
+
+#include <chrono>
+#include <cinttypes>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "guard.hpp"
+#include "profile.hpp"
+#include "program.hpp"
+#include "run.hpp"
+#include "shrink.hpp"
+
+namespace {
+
+using namespace simulation;
+
+struct arguments {
+  std::uint64_t first = 1, last = 9;
+  std::size_t steps = 3000;
+  profile const* only = nullptr;
+  unsigned seconds = 0;  ///< goes on with further seeds for so long
+  unsigned jobs = 1;
+  std::string keep;  ///< numbers of the steps to run: "3,17,20-25"
+  bool shrink = true;
+  bool print = false;
+};
+
+void say_usage() {
+  std::printf(
+      "simulation [--seeds A..B] [--steps N] [--profile NAME] [--seconds S] [--jobs N] [--keep LIST] "
+      "[--print]\n"
+      "           [--no-shrink]\n"
+      "  --seeds A..B   programs to draw (1..9); with --seconds the first one, and on from there\n"
+      "  --steps N      steps of each (3000)\n"
+      "  --profile P    one of:");
+  for (profile const& p : profiles) std::printf(" %s", p.name);
+  std::printf(
+      "; else each in turn\n"
+      "  --seconds S    as many seeds as fit into so long\n"
+      "  --jobs N       processes at once (1)\n"
+      "  --keep LIST    of each program only the steps with these numbers, such as 3,17,20-25\n"
+      "  --print        say the steps before they run\n"
+      "  --no-shrink    do not reduce what fails\n");
+}
+
+bool parse(int count, char** values, arguments& a) {
+  static option const known[] = {{"seeds", 1, nullptr, 's'},     {"steps", 1, nullptr, 'n'},
+                                 {"profile", 1, nullptr, 'p'},   {"seconds", 1, nullptr, 't'},
+                                 {"jobs", 1, nullptr, 'j'},      {"keep", 1, nullptr, 'k'},
+                                 {"no-shrink", 0, nullptr, 'f'}, {"print", 0, nullptr, 'v'},
+                                 {"help", 0, nullptr, 'h'},      {nullptr, 0, nullptr, 0}};
+  for (int c = 0; (c = getopt_long(count, values, "", known, nullptr)) != -1;) {
+    switch (c) {
+      case 's': {
+        int const read = std::sscanf(optarg, "%" SCNu64 "..%" SCNu64, &a.first, &a.last);
+        if (read < 1) return false;
+        if (read == 1) a.last = a.first;
+        break;
+      }
+      case 'n':
+        a.steps = std::strtoull(optarg, nullptr, 10);
+        break;
+      case 'p':
+        if ((a.only = find_profile(optarg)) == nullptr) return false;
+        break;
+      case 't':
+        a.seconds = static_cast<unsigned>(std::strtoul(optarg, nullptr, 10));
+        break;
+      case 'j':
+        a.jobs = static_cast<unsigned>(std::strtoul(optarg, nullptr, 10));
+        break;
+      case 'k':
+        a.keep = optarg;
+        break;
+      case 'f':
+        a.shrink = false;
+        break;
+      case 'v':
+        a.print = true;
+        break;
+      default:
+        return false;
+    }
+  }
+  return optind == count && a.jobs != 0 && a.steps != 0 && a.first <= a.last;
+}
+
+/// Leaves only the steps whose numbers the list names.
+void keep_steps(program& p, std::string const& list) {
+  std::vector<operation> steps;
+  std::vector<std::uint32_t> numbers;
+  for (char const* at = list.c_str(); *at != 0;) {
+    char* next = nullptr;
+    auto const from = std::strtoull(at, &next, 10);
+    auto to = from;
+    if (*next == '-') to = std::strtoull(next + 1, &next, 10);
+    for (auto i = from; i <= to && i < p.steps.size(); ++i) {
+      steps.push_back(p.steps[i]);
+      numbers.push_back(static_cast<std::uint32_t>(i));
+    }
+    if (next == at) break;
+    at = *next == ',' ? next + 1 : next;
+  }
+  p.steps = std::move(steps);
+  p.numbers = std::move(numbers);
+}
+std::string kept_list(program const& p) {
+  std::string out;
+  for (std::size_t i = 0; i < p.numbers.size();) {
+    std::size_t end = i + 1;
+    while (end < p.numbers.size() && p.numbers[end] == p.numbers[end - 1] + 1) ++end;
+    if (!out.empty()) out += ',';
+    out += std::to_string(p.numbers[i]);
+    if (end - i > 1) out += '-' + std::to_string(p.numbers[end - 1]);
+    i = end;
+  }
+  return out;
+}
+
+program make(arguments const& a, std::uint64_t seed) {
+  constexpr std::size_t kinds = sizeof profiles / sizeof profiles[0];
+  profile const& kind = a.only != nullptr ? *a.only : profiles[seed % kinds];
+  program p = draw(seed, kind, a.steps, draw_setting(seed, kind).machine.capacity);
+  if (!a.keep.empty()) keep_steps(p, a.keep);
+  return p;
+}
+
+void print_steps(program const& p) {
+  for (std::size_t i = 0; i < p.steps.size(); ++i)
+    std::printf("  %s\n", to_text(p.numbers[i], p.steps[i]).c_str());
+}
+void print_setting(program const& p) {
+  setting const s = draw_setting(p.seed, *p.kind);
+  std::printf("  %d device(s) of %zu MiB; watched: %s; schedule %s, work up to %" PRIu64 " ns longer\n",
+              s.machine.devices, s.machine.capacity >> 20, watch_names[static_cast<int>(s.watched)],
+              s.machine.seed != 0 ? "drawn" : "exact", s.machine.jitter);
+  for (std::size_t i = 0; i < s.pools.size(); ++i) {
+    pool_choice const& c = s.pools[i];
+    std::printf("  pool %zu: over %s, limit %zu MiB%s\n", i, c.on == ground::pages ? "pages" : "blocks",
+                c.limit >> 20, c.options.remap == tarn::remapping::off ? ", no remapping" : "");
+  }
+}
+
+/// Says what failed, reduced.
+void report(arguments const& a, std::uint64_t seed, std::uint64_t step, verdict const& v) {
+  program const whole = make(a, seed);
+  std::printf("FOUND with seed %" PRIu64 ", profile %s, at step %" PRIu64 ":\n%s", seed, whole.kind->name,
+              step, v.what.c_str());
+  program shown = whole;
+  if (a.shrink) {
+    std::fflush(stdout);
+    shrunk const s = shrinker(std::chrono::seconds(60)).reduce(whole, step);
+    if (!s.last.failed) {
+      std::printf("It does not fail alone in a process of its own.\n");
+      return;
+    }
+    shown = s.smallest;
+    std::printf("Reduced from %zu to %zu steps in %u attempts. It says:\n%s", whole.steps.size(),
+                shown.steps.size(), s.attempts, s.last.what.c_str());
+    print_setting(shown);
+    print_steps(shown);
+  }
+  std::printf("To repeat: simulation --seeds %" PRIu64 " --profile %s --steps %zu%s%s --no-shrink\n", seed,
+              whole.kind->name, a.steps, a.shrink ? " --keep " : "",
+              a.shrink ? kept_list(shown).c_str() : "");
+}
+
+}  // namespace
+
+int main(int count, char** values) {
+  arguments a;
+  if (!parse(count, values, a)) {
+    say_usage();
+    return 2;
+  }
+  using clock = guarded::clock;
+  auto const start = clock::now();
+  auto const until = start + std::chrono::seconds(a.seconds);
+  if (a.print) print_steps(make(a, a.first));
+  std::vector<std::unique_ptr<guarded>> jobs;
+  for (unsigned j = 0; j < a.jobs; ++j) {
+    jobs.push_back(std::make_unique<guarded>(std::chrono::seconds(60)));
+    jobs[j]->start([&, j](progress& at) {
+      for (std::uint64_t seed = a.first + j;; seed += a.jobs) {
+        if (a.seconds != 0 ? clock::now() >= until : seed > a.last) return findings{};
+        at.seed.store(seed);
+        if (findings found = run(make(a, seed), at); !found.empty()) return found;
+      }
+    });
+  }
+  tally all;
+  std::uint64_t last = 0;
+  bool failed = false;
+  for (std::size_t open = jobs.size(); open != 0;) {
+    for (auto& job : jobs) {
+      verdict v;
+      if (job == nullptr || !job->attend(std::chrono::milliseconds(100), v)) continue;
+      --open;
+      progress& at = job->where();
+      all.add(at.counted);
+      if (at.seed.load() > last) last = at.seed.load();
+      if (v.failed) {
+        if (!failed) report(a, at.seed.load(), at.step.load(), v);
+        failed = true;
+        if (at.counted.findings == 0) ++all.findings;  // a crash counts nothing
+      }
+      job.reset();
+    }
+  }
+  double const seconds = std::chrono::duration<double>(clock::now() - start).count();
+  std::printf("%s: %" PRIu64 " pool operations (%" PRIu64 " allocations, %" PRIu64 " frees, %" PRIu64
+              " other calls) in %" PRIu64 " programs, %" PRIu64 " schedules, %" PRIu64 " threads, %" PRIu64
+              " kernels and copies, %" PRIu64 " refusals survived; seeds %" PRIu64 "..%" PRIu64 ", %.1f s\n",
+              failed ? "FOUND SOMETHING" : "nothing found", all.operations(), all.allocations,
+              all.deallocations, all.other_calls, all.programs, all.schedules, all.threads, all.kernels,
+              all.refusals, a.first, last, seconds);
+  std::printf("watched by the model: all; by the order checker too: %" PRIu64
+              "; by the contents of every block too: %" PRIu64 "\n",
+              all.by_watch[1] + all.by_watch[2], all.by_watch[2]);
+  std::printf("evidence simulation verdict=%s operations=%" PRIu64 " allocations=%" PRIu64 " frees=%" PRIu64
+              " programs=%" PRIu64 " schedules=%" PRIu64 " kernels=%" PRIu64 " order_checked=%" PRIu64
+              " contents_checked=%" PRIu64 " findings=%" PRIu64 " first_seed=%" PRIu64 " last_seed=%" PRIu64
+              " steps=%zu seconds=%.1f\n",
+              failed ? "fail" : "pass", all.operations(), all.allocations, all.deallocations, all.programs,
+              all.schedules, all.kernels, all.by_watch[1] + all.by_watch[2], all.by_watch[2], all.findings,
+              a.first, last, a.steps, seconds);
+  return failed ? 1 : 0;
+}
