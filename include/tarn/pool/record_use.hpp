@@ -25,9 +25,17 @@ class recorded_uses {
     std::size_t alignment = 0;
     stream_ref stream;
     sequence<event_handle> events;
+    sequence<stream_ref> unmarked;  ///< captured when the block was freed: marked once that is over
   };
 
   explicit recorded_uses(Driver const& driver) : driver_(driver) {}
+  recorded_uses(recorded_uses const&) = delete;
+  recorded_uses& operator=(recorded_uses const&) = delete;
+  ~recorded_uses() {
+    for (waiting& w : held_) {
+      for (event_handle const event : w.events) (void)driver_.destroy_event(event);
+    }
+  }
 
   [[nodiscard]] bool any() const noexcept { return noted_.load(std::memory_order_relaxed) != 0; }
   [[nodiscard]] bool any_waiting() const noexcept {
@@ -50,11 +58,11 @@ class recorded_uses {
   }
 
   /// At deallocation: true where the block has been held back, false where nothing was noted and it may be
-  /// freed now. Records one event on each stream noted. Where an event cannot be made, the stream is waited
-  /// for on the host.
+  /// freed now. Records one event on each stream noted; on one that is being captured, once that is over.
   bool hold_back(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
     std::lock_guard const guard(mutex_);
-    waiting w{p, bytes, alignment, stream, {}};
+    waiting w{p, bytes, alignment, stream, {}, {}};
+    bool kept = true;
     for (std::size_t i = 0; i < uses_.size();) {
       if (uses_[i].p != p) {
         ++i;
@@ -63,28 +71,17 @@ class recorded_uses {
       stream_ref const used_on = uses_[i].stream;
       uses_.erase_unordered(i);
       if (used_on == stream) continue;
-      event_handle event = nullptr;
-      bool recorded = false;
-      try {
-        w.events.reserve(w.events.size() + 1);
-        recorded =
-            driver_.create_event(event).ok() && mark_work(driver_, event, used_on) == mark_result::marked;
-        if (recorded) w.events.push_back(event);
-      } catch (...) {
-        recorded = false;
-      }
-      if (recorded) continue;
-      if (event != nullptr) (void)driver_.destroy_event(event);
-      // Destroyed or being captured: an event there would mark the wrong work. All work is waited for instead.
-      (void)driver_.synchronize_device();
+      if (!mark(w, used_on)) kept = false;
     }
     noted_.store(uses_.size(), std::memory_order_relaxed);
-    if (w.events.empty()) return false;
+    // What can neither be waited for now nor noted for later stays with the pool until that ends.
+    if (!kept) return true;
+    if (w.events.empty() && w.unmarked.empty()) return false;
     try {
       held_.push_back(std::move(w));
     } catch (...) {
       finish(w);
-      return false;
+      return !w.unmarked.empty();
     }
     waiting_bytes_ += bytes;
     waiting_count_.store(held_.size(), std::memory_order_relaxed);
@@ -97,11 +94,16 @@ class recorded_uses {
     std::lock_guard const guard(mutex_);
     for (std::size_t i = 0; i < held_.size(); ++i) {
       waiting& w = held_[i];
+      for (std::size_t u = w.unmarked.size(); u-- > 0;) {
+        stream_ref const used_on = w.unmarked[u];
+        w.unmarked.erase_unordered(u);
+        (void)mark(w, used_on);  // there is room to note it again
+      }
       while (!w.events.empty() && driver_.query_event(w.events.back()).ok()) {
         (void)driver_.destroy_event(w.events.back());
         w.events.pop_back();
       }
-      if (!w.events.empty() && !wait) continue;
+      if (!w.unmarked.empty() || (!w.events.empty() && !wait)) continue;
       finish(w);
       waiting_bytes_ -= w.bytes;
       out = std::move(w);
@@ -122,6 +124,30 @@ class recorded_uses {
     void* p;
     stream_ref stream;
   };
+
+  /// Marks the work on a stream that used the block, or notes that it is to be marked later: while a graph is captured from
+  /// it, an event would mark the wrong work and waiting for the device would spoil the capture. False where neither is
+  /// possible.
+  bool mark(waiting& w, stream_ref used_on) const noexcept {
+    event_handle event = nullptr;
+    mark_result result = mark_result::refused;
+    try {
+      w.events.reserve(w.events.size() + 1);
+      w.unmarked.reserve(w.unmarked.size() + 1);
+      if (driver_.create_event(event).ok()) result = mark_work(driver_, event, used_on);
+    } catch (...) {
+      result = mark_result::gone;  // no memory for a note
+    }
+    if (result == mark_result::marked) {
+      w.events.push_back(event);
+      return true;
+    }
+    if (event != nullptr) (void)driver_.destroy_event(event);
+    if (result == mark_result::gone && driver_.synchronize_device().ok()) return true;
+    if (w.unmarked.capacity() == w.unmarked.size()) return false;
+    w.unmarked.push_back(used_on);
+    return true;
+  }
 
   void finish(waiting& w) const noexcept {
     for (event_handle const event : w.events) {
