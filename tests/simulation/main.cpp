@@ -46,7 +46,7 @@ void say_usage() {
       "  --profile P    one of:");
   for (profile const& p : profiles) std::printf(" %s", p.name);
   std::printf(
-      "; else each in turn\n"
+      "; else a mix of all\n"
       "  --seconds S    as many seeds as fit into so long\n"
       "  --jobs N       processes at once (1)\n"
       "  --keep LIST    of each program only the steps with these numbers, such as 3,17,20-25\n"
@@ -129,8 +129,7 @@ std::string kept_list(program const& p) {
 }
 
 program make(arguments const& a, std::uint64_t seed) {
-  constexpr std::size_t kinds = sizeof profiles / sizeof profiles[0];
-  profile const& kind = a.only != nullptr ? *a.only : profiles[seed % kinds];
+  profile const& kind = a.only != nullptr ? *a.only : profile_of(seed);
   program p = draw(seed, kind, a.steps, draw_setting(seed, kind).machine.capacity);
   if (!a.keep.empty()) keep_steps(p, a.keep);
   return p;
@@ -199,41 +198,48 @@ int main(int count, char** values) {
       }
     });
   }
-  tally all;
-  std::uint64_t last = 0;
-  bool failed = false;
+  tally by_profile[profile_count];
+  std::uint64_t last = 0, findings_in_all = 0;
   for (std::size_t open = jobs.size(); open != 0;) {
     for (auto& job : jobs) {
       verdict v;
       if (job == nullptr || !job->attend(std::chrono::milliseconds(100), v)) continue;
       --open;
       progress& at = job->where();
-      all.add(at.counted);
+      for (std::size_t p = 0; p < profile_count; ++p) by_profile[p].add(at.counted[p]);
       if (at.seed.load() > last) last = at.seed.load();
-      if (v.failed) {
-        if (!failed) report(a, at.seed.load(), at.step.load(), v);
-        failed = true;
-        if (at.counted.findings == 0) ++all.findings;  // a crash counts nothing
-      }
+      if (v.failed && findings_in_all++ == 0) report(a, at.seed.load(), at.step.load(), v);
       job.reset();
     }
   }
+  bool const failed = findings_in_all != 0;
   double const seconds = std::chrono::duration<double>(clock::now() - start).count();
-  std::printf("%s: %" PRIu64 " pool operations (%" PRIu64 " allocations, %" PRIu64 " frees, %" PRIu64
-              " other calls) in %" PRIu64 " programs, %" PRIu64 " schedules, %" PRIu64 " threads, %" PRIu64
-              " kernels and copies, %" PRIu64 " refusals survived; seeds %" PRIu64 "..%" PRIu64 ", %.1f s\n",
-              failed ? "FOUND SOMETHING" : "nothing found", all.operations(), all.allocations,
-              all.deallocations, all.other_calls, all.programs, all.schedules, all.threads, all.kernels,
-              all.refusals, a.first, last, seconds);
-  std::printf("watched by the model: all; by the order checker too: %" PRIu64
-              "; by the contents of every block too: %" PRIu64 "\n",
-              all.by_watch[1] + all.by_watch[2], all.by_watch[2]);
-  std::printf("evidence simulation verdict=%s operations=%" PRIu64 " allocations=%" PRIu64 " frees=%" PRIu64
-              " programs=%" PRIu64 " schedules=%" PRIu64 " kernels=%" PRIu64 " order_checked=%" PRIu64
-              " contents_checked=%" PRIu64 " findings=%" PRIu64 " first_seed=%" PRIu64 " last_seed=%" PRIu64
+  tally all;
+  std::uint64_t watched[3] = {};
+  std::printf("%-10s %9s %9s %11s %11s %11s %11s %9s  %s\n", "profile", "programs", "schedules", "pool calls",
+              "allocations", "frees", "kernels", "refusals", "watched by");
+  for (std::size_t p = 0; p < profile_count; ++p) {
+    tally const& t = by_profile[p];
+    auto const w = static_cast<std::size_t>(profiles[p].watched);
+    all.add(t);
+    watched[w] += t.operations();
+    if (t.programs == 0) continue;
+    std::printf("%-10s %9" PRIu64 " %9" PRIu64 " %11" PRIu64 " %11" PRIu64 " %11" PRIu64 " %11" PRIu64
+                " %9" PRIu64 "  %s\n",
+                profiles[p].name, t.programs, t.schedules, t.operations(), t.allocations, t.deallocations,
+                t.kernels, t.refusals, watch_names[w]);
+  }
+  std::printf("%s: %" PRIu64 " pool operations in %" PRIu64 " programs on %" PRIu64 " threads, %" PRIu64
+              " schedules, seeds %" PRIu64 "..%" PRIu64 ", %.1f s\n",
+              failed ? "FOUND SOMETHING" : "nothing found", all.operations(), all.programs, all.threads,
+              all.schedules, a.first, last, seconds);
+  std::printf("evidence simulation verdict=%s findings=%" PRIu64 " operations=%" PRIu64
+              " allocations=%" PRIu64 " frees=%" PRIu64 " programs=%" PRIu64 " schedules=%" PRIu64
+              " kernels=%" PRIu64 " model_checked=%" PRIu64 " order_checked=%" PRIu64
+              " contents_checked=%" PRIu64 " first_seed=%" PRIu64 " last_seed=%" PRIu64
               " steps=%zu seconds=%.1f\n",
-              failed ? "fail" : "pass", all.operations(), all.allocations, all.deallocations, all.programs,
-              all.schedules, all.kernels, all.by_watch[1] + all.by_watch[2], all.by_watch[2], all.findings,
+              failed ? "fail" : "pass", findings_in_all, all.operations(), all.allocations, all.deallocations,
+              all.programs, all.schedules, all.kernels, all.operations(), watched[1] + watched[2], watched[2],
               a.first, last, a.steps, seconds);
   return failed ? 1 : 0;
 }

@@ -31,6 +31,7 @@ struct weight {
 
 struct profile {
   char const* name;
+  unsigned share;  ///< of a hundred programs
   watch watched;
   unsigned devices, pools, threads, streams, slots, owners;
   std::size_t least_capacity, most_capacity;  ///< of each device, bytes
@@ -43,6 +44,7 @@ struct profile {
 inline constexpr profile profiles[] = {
     // Calls and calls: magazines, runs, ranges.
     {"calls",
+     27,
      watch::model,
      1,
      2,
@@ -67,6 +69,7 @@ inline constexpr profile profiles[] = {
       {act::pass_time, 10}}},
     // Blocks go from stream to stream, and memory is short.
     {"order",
+     21,
      watch::order,
      1,
      1,
@@ -91,6 +94,7 @@ inline constexpr profile profiles[] = {
       {act::look, 4}}},
     // Streams come and go, mostly under a handle that was another's.
     {"streams",
+     13,
      watch::order,
      1,
      1,
@@ -119,6 +123,7 @@ inline constexpr profile profiles[] = {
       {act::empty_cache, 1}}},
     // Threads start and end; what one allocates another frees.
     {"threads",
+     4,
      watch::order,
      1,
      2,
@@ -149,6 +154,7 @@ inline constexpr profile profiles[] = {
       {act::close_scope, 2}}},
     // Memory runs out; others take it; the limit moves.
     {"pressure",
+     13,
      watch::order,
      1,
      2,
@@ -179,6 +185,7 @@ inline constexpr profile profiles[] = {
       {act::end_thread, 1}}},
     // Graphs are captured and launched while everything else goes on.
     {"capture",
+     11,
      watch::order,
      1,
      1,
@@ -206,6 +213,7 @@ inline constexpr profile profiles[] = {
       {act::synchronize, 2}}},
     // Owners: buffers grow, move and are copied from stream to stream.
     {"owners",
+     2,
      watch::contents,
      1,
      2,
@@ -237,6 +245,7 @@ inline constexpr profile profiles[] = {
       {act::look, 5}}},
     // Every byte that is written must be read again.
     {"contents",
+     2,
      watch::contents,
      1,
      2,
@@ -270,6 +279,7 @@ inline constexpr profile profiles[] = {
       {act::take_memory, 2}}},
     // Two devices, each with its streams and pools.
     {"devices",
+     7,
      watch::order,
      2,
      4,
@@ -301,6 +311,17 @@ inline constexpr profile profiles[] = {
       {act::make_pool, 1}}},
 };
 
+inline constexpr std::size_t profile_count = sizeof profiles / sizeof profiles[0];
+
+/// Which profile a seed draws from where none is asked for.
+[[nodiscard]] inline profile const& profile_of(std::uint64_t seed) noexcept {
+  auto left = static_cast<unsigned>(seed * 37 % 100);  // neighbours differ
+  for (profile const& p : profiles) {
+    if (left < p.share) return p;
+    left -= p.share;
+  }
+  return profiles[0];
+}
 [[nodiscard]] inline profile const* find_profile(std::string_view name) noexcept {
   for (profile const& p : profiles) {
     if (name == p.name) return &p;

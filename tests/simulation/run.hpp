@@ -16,12 +16,14 @@
 
 namespace simulation {
 
+inline constexpr std::uint64_t after_the_last_step = ~std::uint64_t{0};
+
 /// Where a program stands; in memory that survives a crash of the process that runs it.
 struct progress {
   std::atomic<std::uint64_t> seed{0};
   std::atomic<std::uint64_t> step{0};   ///< its number in the program as drawn
   std::atomic<std::uint64_t> beats{0};  ///< goes on counting while anything moves
-  tally counted;
+  tally counted[profile_count];         ///< by profile
 };
 
 namespace detail {
@@ -36,8 +38,7 @@ inline void note_misuse(tarn::misuse const& what) {
 inline findings run(program const& p, progress& at) {
   findings found;
   setting const chosen = draw_setting(p.seed, *p.kind);
-  tally& counted = at.counted;
-  std::uint64_t const before = counted.operations();
+  tally& counted = at.counted[p.kind - profiles];
   ++counted.programs;
   if (chosen.machine.seed != 0) ++counted.schedules;
   detail::told = &found;
@@ -74,8 +75,8 @@ inline findings run(program const& p, progress& at) {
         }
       });
     }
-    at.step.store(p.kind == nullptr ? 0 : ~std::uint64_t{0}, std::memory_order_relaxed);
     if (found.empty()) {
+      at.step.store(after_the_last_step, std::memory_order_relaxed);
       // Some threads end before the pools do, others outlive them.
       for (std::size_t t = 1; t < threads.size(); ++t) {
         if (t % 2 == 1) {
@@ -106,12 +107,10 @@ inline findings run(program const& p, progress& at) {
     } else {
       // What went wrong is known; everything may be broken now, and is left as it is.
       someone.release();
-      counted.findings += found.size();
     }
   }
   tarn::set_misuse_handler(previous);
   detail::told = nullptr;
-  counted.by_watch[static_cast<std::size_t>(chosen.watched)] += counted.operations() - before;
   return found;
 }
 

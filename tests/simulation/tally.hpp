@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What was tried: counted while programs run, added up over threads and processes.
-// Above it: user, run, guarded. Below it: profile.
+// Above it: user, run, guarded. Below it: nothing.
 
-#include <cinttypes>
 #include <cstdint>
-#include <cstdio>
-
-#include "profile.hpp"
 
 namespace simulation {
 
@@ -18,11 +14,9 @@ struct tally {
   std::uint64_t threads = 0;  ///< started
   std::uint64_t allocations = 0;
   std::uint64_t deallocations = 0;
-  std::uint64_t other_calls = 0;   ///< of pools and owners: record_use, trim, state, owns, resize ...
-  std::uint64_t refusals = 0;      ///< out_of_memory, told and survived
-  std::uint64_t kernels = 0;       ///< copies and fills too
-  std::uint64_t by_watch[3] = {};  ///< pool operations by what watched them
-  std::uint64_t findings = 0;
+  std::uint64_t other_calls = 0;  ///< of pools and owners: record_use, trim, state, owns, resize ...
+  std::uint64_t refusals = 0;     ///< out_of_memory, told and survived
+  std::uint64_t kernels = 0;      ///< copies and fills too
 
   /// Calls of pool entry points.
   [[nodiscard]] std::uint64_t operations() const noexcept {
@@ -39,8 +33,6 @@ struct tally {
     other_calls += o.other_calls;
     refusals += o.refusals;
     kernels += o.kernels;
-    for (int i = 0; i < 3; ++i) by_watch[i] += o.by_watch[i];
-    findings += o.findings;
   }
 };
 

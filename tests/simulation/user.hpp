@@ -380,11 +380,6 @@ class user {
   [[nodiscard]] bool give_back_recorded(block_slot& slot, stream_number s, unsigned how) {
     block& b = *slot;
     if (b.unordered) return release(slot, s, how);
-    // Uses on a stream that is being captured by now cannot be waited for.
-    for (stream_number r : b.readers) {
-      if (streams_[r].graph >= 0) return false;
-    }
-    if (b.last != s && streams_[b.last].graph >= 0) return false;
     for (stream_number r : b.readers) record_use(b, r, how);
     if (b.last != s) record_use(b, b.last, how);
     return release(slot, s, how);
@@ -421,10 +416,14 @@ class user {
       return;
     tarn::pool_state const s = p.memory->state();
     std::size_t const free = world_.machine().usage(p.device).free() + s.reserved;
-    std::size_t const whole = tarn::align_up(bytes, 2_MiB);
+    std::size_t const whole = tarn::align_up(bytes + (is_over_blocks(pool) ? 2_MiB : 0), 2_MiB);
     if (whole <= free && whole <= limit_of(pool))
       world_.found().push_back(
           text("pool %u refused %zu bytes with nothing live and %zu bytes to be had", p.number, bytes, free));
+  }
+  /// A pool over blocks needs room to align them, and asks for more than one block at a time.
+  [[nodiscard]] bool is_over_blocks(unsigned pool) const {
+    return world_.chosen().pools[pool].on == ground::blocks;
   }
   [[nodiscard]] std::size_t limit_of(unsigned pool) const { return pools_[pool].memory->limit(); }
 
@@ -532,11 +531,19 @@ class user {
     std::size_t room = world_.machine().usage(pool.device).free();
     if (room > limit_of(i)) room = limit_of(i);
     room = tarn::align_down(room, 2_MiB);
+    if (is_over_blocks(i) && room != 0) room -= 2_MiB;
     if (room == 0 || !streams_.runs(s)) return;
     // All of it as one block.
     ++counted_.allocations;
     ++counted_.deallocations;
-    void* const p = pool.memory->allocate(streams_.name(s, o.how), room, 256);
+    void* p = nullptr;
+    try {
+      p = pool.memory->allocate(streams_.name(s, o.how), room, 256);
+    } catch (tarn::out_of_memory const&) {
+      world_.found().push_back(
+          text("pool %u is empty, and refuses a block of %zu bytes that there are", pool.number, room));
+      throw;
+    }
     world_.expect(driver(i).launch(streams_[s].named, o.duration, {tarn::sim_writes(p, room)}), "launch");
     pool.memory->deallocate(streams_.name(s, o.how), p, room, 256);
   }
