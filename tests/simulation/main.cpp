@@ -141,12 +141,18 @@ void print_steps(program const& p) {
 }
 void print_setting(program const& p) {
   setting const s = draw_setting(p.seed, *p.kind);
-  std::printf("  %d device(s) of %zu MiB; watched: %s; schedule %s, work up to %" PRIu64 " ns longer\n",
-              s.machine.devices, s.machine.capacity >> 20, watch_names[static_cast<int>(s.watched)],
-              s.machine.seed != 0 ? "drawn" : "exact", s.machine.jitter);
+  std::printf("  %d device(s) of %zu MiB; watched by: %s; ", s.machine.devices, s.machine.capacity >> 20,
+              watch_names[static_cast<int>(s.watched)]);
+  if (s.machine.seed == 0) {
+    std::printf("work takes exactly its time\n");
+  } else {
+    std::printf("work takes up to %" PRIu64 " ns longer, %u of 1000 streams are slow, events up to %" PRIu64
+                " ns late\n",
+                s.machine.jitter, s.machine.slow_streams, s.machine.late_events);
+  }
   for (std::size_t i = 0; i < s.pools.size(); ++i) {
     pool_choice const& c = s.pools[i];
-    std::printf("  pool %zu: over %s, limit %zu MiB%s\n", i, c.on == ground::pages ? "pages" : "blocks",
+    std::printf("  pool %zu: over %s, limit %zu MiB%s\n", i, ground_names[static_cast<int>(c.on)],
                 c.limit >> 20, c.options.remap == tarn::remapping::off ? ", no remapping" : "");
   }
 }

@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "tarn/driver/sim_driver.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
@@ -215,8 +216,10 @@ class pool_of final : public pool_under_test {
 
 }  // namespace detail
 
-/// Over what a pool stands.
-enum class ground : std::uint8_t { pages, blocks };
+/// Over what a pool stands: pages of a driver that knows streams by their identity alone, or of one that can mark all work
+/// of a device; or blocks.
+enum class ground : std::uint8_t { pages, marked_pages, blocks };
+inline constexpr char const* ground_names[] = {"pages", "pages, marking", "blocks, marking"};
 
 struct pool_choice {
   ground on = ground::pages;
@@ -224,20 +227,29 @@ struct pool_choice {
   std::size_t limit = 0;  ///< of reserved bytes
 };
 
-template <class Driver>
-[[nodiscard]] std::unique_ptr<pool_under_test> make_pool(Driver const& driver, pool_choice const& choice,
-                                                         witness& who, unsigned number) {
+namespace detail {
+template <class Source>
+[[nodiscard]] std::unique_ptr<pool_under_test> make_pool_over(Source const& source, pool_choice const& choice,
+                                                              witnessed const& who) {
   using tarn::limited, tarn::pooled, tarn::tracked;
-  if (choice.on == ground::pages) {
-    using memory = tarn::stack<tarn::basic_pages<Driver>, limited, pooled, tracked, witnessed>;
-    return std::make_unique<detail::pool_of<memory>>(tarn::basic_pages<Driver>(driver) |
-                                                     limited{choice.limit} | choice.options | tracked{} |
-                                                     witnessed{&who, number});
+  using memory = tarn::stack<Source, limited, pooled, tracked, witnessed>;
+  return std::make_unique<pool_of<memory>>(source | limited{choice.limit} | choice.options | tracked{} | who);
+}
+}  // namespace detail
+
+[[nodiscard]] inline std::unique_ptr<pool_under_test> make_pool(tarn::sim_driver const& driver,
+                                                                pool_choice const& choice, witness& who,
+                                                                unsigned number) {
+  using marking = tarn::sim_marking_driver;
+  witnessed const seen{&who, number};
+  switch (choice.on) {
+    case ground::pages:
+      return detail::make_pool_over(tarn::basic_pages<tarn::sim_driver>(driver), choice, seen);
+    case ground::marked_pages:
+      return detail::make_pool_over(tarn::basic_pages<marking>(marking(driver)), choice, seen);
+    default:
+      return detail::make_pool_over(tarn::basic_malloc<marking>(marking(driver)), choice, seen);
   }
-  using memory = tarn::stack<tarn::basic_malloc<Driver>, limited, pooled, tracked, witnessed>;
-  return std::make_unique<detail::pool_of<memory>>(tarn::basic_malloc<Driver>(driver) |
-                                                   limited{choice.limit} | choice.options | tracked{} |
-                                                   witnessed{&who, number});
 }
 
 }  // namespace simulation

@@ -210,7 +210,8 @@ inline constexpr profile profiles[] = {
       {act::trim, 1},
       {act::look, 3},
       {act::allocate_sync, 4},
-      {act::synchronize, 2}}},
+      {act::synchronize, 2},
+      {act::make_stream, 6}}},
     // Owners: buffers grow, move and are copied from stream to stream.
     {"owners",
      2,

@@ -27,6 +27,7 @@ class user {
         streams_(w, kind.devices, kind.streams),
         blocks_(kind.slots),
         owners_(kind.owners) {
+    for (weight const& each : kind.weights) captures_ = captures_ || each.what == act::begin_capture;
     for (unsigned i = 0; i < kind.pools; ++i) {
       pools_.push_back({});
       pools_[i].device = static_cast<int>(i % kind.devices);
@@ -187,7 +188,7 @@ class user {
       case act::drop_graph:
         return drop_graph(o.slot);
       case act::make_stream:
-        if (!any_capture()) streams_.replace(device, o.stream, o.how);
+        if (!captures_ || world_.marks_all_work()) streams_.replace(device, o.stream, o.how);
         return;
       case act::end_thread:
         return;  // by run, from outside
@@ -505,7 +506,7 @@ class user {
     return true;
   }
   void trim(unsigned pool, std::size_t keep) {
-    if (any_capture()) return;
+    if (any_capture() && !world_.marks_all_work()) return;
     ++counted_.other_calls;
     std::size_t const before = pools_[pool].memory->state().reserved;
     std::size_t const given = pools_[pool].memory->trim(keep);
@@ -733,6 +734,8 @@ class user {
   std::vector<graph> graphs_;
   std::vector<std::unique_ptr<scope>> scopes_;
   std::uint64_t numbers_ = 0;
+  /// Captures happen. Without marks of all work the pool waits for the device when a stream was destroyed: then either.
+  bool captures_ = false;
 };
 
 }  // namespace simulation

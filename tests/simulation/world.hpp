@@ -43,10 +43,13 @@ struct setting {
   }
   m.seed = random.percent(85) ? random() | 1 : 0;
   m.jitter = std::uint64_t{1} << random.between(4, 28);
+  m.slow_streams = static_cast<unsigned>(random.below(3)) * 250;
+  m.slowness = 1'000'000'000'000;
+  if (random.percent(50)) m.late_events = std::uint64_t{1} << random.between(4, 28);
   s.check_state_every = kind.watched == watch::model ? 61 : 7;
   for (unsigned i = 0; i < kind.pools; ++i) {
     pool_choice c;
-    c.on = random.percent(70) ? ground::pages : ground::blocks;
+    c.on = random.percent(40) ? ground::pages : random.percent(50) ? ground::marked_pages : ground::blocks;
     if (random.percent(15)) c.options.remap = tarn::remapping::off;
     if (random.percent(20)) c.options.slack_per_mille = static_cast<unsigned>(random.below(300));
     if (random.percent(20)) c.options.largest_handle = 2_MiB << random.below(4);
@@ -84,6 +87,11 @@ class world final : public witness {
   [[nodiscard]] tarn::sim_driver driver(int device) const { return machine_.driver(device); }
   [[nodiscard]] model& reference() noexcept { return model_; }
   [[nodiscard]] setting const& chosen() const noexcept { return chosen_; }
+  /// True where no pool has to wait for the whole device when a stream was destroyed: that would spoil a capture.
+  [[nodiscard]] bool marks_all_work() const {
+    return std::all_of(chosen_.pools.begin(), chosen_.pools.end(),
+                       [](pool_choice const& c) { return c.on != ground::pages; });
+  }
   [[nodiscard]] findings& found() noexcept { return found_; }
 
   void given(unsigned pool, tarn::stream_ref stream, void* p, std::size_t bytes,

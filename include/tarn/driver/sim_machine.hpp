@@ -37,7 +37,7 @@ struct sim_state {
       : options(o),
         memory(o.devices, o.capacity, o.taken, o.host_capacity, o.granularity, o.backing),
         order(o.checks == sim_checks::off ? nullptr : std::make_unique<sim_order>()),
-        streams(o.devices, memory, o.seed, o.jitter, order.get(),
+        streams(o.devices, memory, {o.seed, o.jitter, o.slow_streams, o.slowness, o.late_events}, order.get(),
                 o.checks == sim_checks::each_thread ? detail::sim_hosts::each_thread
                                                     : detail::sim_hosts::one_timeline) {
     for (int d = 0; d < o.devices; ++d) async.emplace_back(d, memory, order.get());
