@@ -26,6 +26,7 @@ namespace {
 using namespace simulation;
 
 struct arguments {
+  char const* name = "simulation";  ///< of this program, as it was called
   std::uint64_t first = 1, last = 9;
   std::size_t steps = 3000;
   profile const* only = nullptr;
@@ -160,8 +161,10 @@ void print_setting(program const& p) {
 /// Says what failed, reduced.
 void report(arguments const& a, std::uint64_t seed, std::uint64_t step, verdict const& v) {
   program const whole = make(a, seed);
-  std::printf("FOUND with seed %" PRIu64 ", profile %s, at step %" PRIu64 ":\n%s", seed, whole.kind->name,
-              step, v.what.c_str());
+  std::string const where =
+      step == after_the_last_step ? "after the last step" : "at step " + std::to_string(step);
+  std::printf("FOUND with seed %" PRIu64 ", profile %s, %s:\n%s", seed, whole.kind->name, where.c_str(),
+              v.what.c_str());
   program shown = whole;
   if (a.shrink) {
     std::fflush(stdout);
@@ -176,7 +179,7 @@ void report(arguments const& a, std::uint64_t seed, std::uint64_t step, verdict 
     print_setting(shown);
     print_steps(shown);
   }
-  std::printf("To repeat: simulation --seeds %" PRIu64 " --profile %s --steps %zu%s%s --no-shrink\n", seed,
+  std::printf("To repeat: %s --seeds %" PRIu64 " --profile %s --steps %zu%s%s --no-shrink\n", a.name, seed,
               whole.kind->name, a.steps, a.shrink ? " --keep " : "",
               a.shrink ? kept_list(shown).c_str() : "");
 }
@@ -185,6 +188,7 @@ void report(arguments const& a, std::uint64_t seed, std::uint64_t step, verdict 
 
 int main(int count, char** values) {
   arguments a;
+  a.name = values[0];
   if (!parse(count, values, a)) {
     say_usage();
     return 2;
