@@ -27,7 +27,7 @@ using namespace simulation;
 
 struct arguments {
   char const* name = "simulation";  ///< of this program, as it was called
-  std::uint64_t first = 1, last = 9;
+  std::uint64_t first = 1, last = 40;
   std::size_t steps = 3000;
   profile const* only = nullptr;
   unsigned seconds = 0;  ///< goes on with further seeds for so long
@@ -42,7 +42,7 @@ void say_usage() {
       "simulation [--seeds A..B] [--steps N] [--profile NAME] [--seconds S] [--jobs N] [--keep LIST] "
       "[--print]\n"
       "           [--no-shrink]\n"
-      "  --seeds A..B   programs to draw (1..9); with --seconds the first one, and on from there\n"
+      "  --seeds A..B   programs to draw (1..40); with --seconds the first one, and on from there\n"
       "  --steps N      steps of each (3000)\n"
       "  --profile P    one of:");
   for (profile const& p : profiles) std::printf(" %s", p.name);
@@ -248,6 +248,10 @@ int main(int count, char** values) {
                 profiles[p].name, t.programs, t.schedules, t.operations(), t.allocations, t.deallocations,
                 t.kernels, t.refusals, watch_names[w]);
   }
+  std::printf("the pools made streams wait %" PRIu64 " times and the host %" PRIu64
+              " times, put pages together %" PRIu64 " times, and searched again %" PRIu64
+              " times after the driver had refused\n",
+              all.device_waits, all.host_waits, all.remaps, all.retries);
   std::printf("%s: %" PRIu64 " pool operations in %" PRIu64 " programs on %" PRIu64 " threads, %" PRIu64
               " schedules, seeds %" PRIu64 "..%" PRIu64 ", %.1f s\n",
               failed ? "FOUND SOMETHING" : "nothing found", all.operations(), all.programs, all.threads,

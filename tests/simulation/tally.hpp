@@ -17,6 +17,11 @@ struct tally {
   std::uint64_t other_calls = 0;  ///< of pools and owners: record_use, trim, state, owns, resize ...
   std::uint64_t refusals = 0;     ///< out_of_memory, told and survived
   std::uint64_t kernels = 0;      ///< copies and fills too
+  // How deep the pools were driven, as they count it.
+  std::uint64_t device_waits = 0;  ///< a stream was made to wait for another
+  std::uint64_t host_waits = 0;    ///< the host had to
+  std::uint64_t remaps = 0;        ///< free pages were put together elsewhere
+  std::uint64_t retries = 0;       ///< the driver refused, and the cache was searched again
 
   /// Calls of pool entry points.
   [[nodiscard]] std::uint64_t operations() const noexcept {
@@ -33,6 +38,10 @@ struct tally {
     other_calls += o.other_calls;
     refusals += o.refusals;
     kernels += o.kernels;
+    device_waits += o.device_waits;
+    host_waits += o.host_waits;
+    remaps += o.remaps;
+    retries += o.retries;
   }
 };
 

@@ -89,7 +89,7 @@ class user {
           if (streams_.can_wait_for(s) && streams_[s].device == pool.device && s % 3 == 0)
             streams_.wait_for(s);
         }
-        (void)world_.check_state(pool);
+        count_depth(world_.check_state(pool));
         (void)pool.memory->trim(0);
         expect_empty(pool);
         world_.check_numbers(pool);
@@ -496,8 +496,15 @@ class user {
       if (scopes_[s]->pool == i) close_scope(s);
     }
     world_.check_numbers(pools_[i]);
+    count_depth(world_.check_state(pools_[i]));
     ++counted_.other_calls;
     open_pool(i);  // owners of the old one keep it alive
+  }
+  void count_depth(tarn::pool_state const& s) {
+    counted_.device_waits += s.device_waits;
+    counted_.host_waits += s.host_waits;
+    counted_.remaps += s.remaps;
+    counted_.retries += s.alloc_retries;
   }
   [[nodiscard]] bool free_all(unsigned pool) {
     for (block_slot& b : blocks_) {
