@@ -500,6 +500,28 @@ TEST_CASE("unmapping a page whose work nobody waited for is found", "[driver][si
   }
 }
 
+TEST_CASE("a mapping may go while its page is used through another", "[driver][sim][order]") {
+  checked t;
+  void* base = nullptr;
+  page_handle handle{};
+  REQUIRE(t.driver.reserve_range(8_MiB, 0, base).ok());
+  REQUIRE(t.driver.create_pages(4_MiB, handle).ok());
+  char* const here = static_cast<char*>(base);
+  char* const there = here + 4_MiB;
+  REQUIRE(t.driver.map_pages(here, 4_MiB, handle).ok());
+  REQUIRE(t.driver.map_pages(there, 4_MiB, handle).ok());
+  REQUIRE(t.machine.launch(t.a, 100, {sim_writes(here + 1_MiB, 1_MiB)}).ok());
+  REQUIRE(t.driver.synchronize_stream(t.a).ok());
+  REQUIRE(t.machine.launch(t.b, 100, {sim_writes(there + 1_MiB, 1_MiB)}).ok());
+  REQUIRE(t.driver.unmap_pages(here, 4_MiB).ok());
+  CHECK(t.found() == 0);
+  REQUIRE(t.driver.unmap_pages(there, 4_MiB).ok());
+  CHECK(t.found_one({"unmapped while in use", "an event recorded on " + name(t.b)}));
+  REQUIRE(t.driver.map_pages(here, 4_MiB, handle).ok());
+  REQUIRE(t.driver.unmap_pages(here, 4_MiB).ok());
+  CHECK(t.found() == 1);  // a new mapping at an old address has no users
+}
+
 TEST_CASE("new physical memory has no past", "[driver][sim][order]") {
   checked t;
   t.give(t.a);

@@ -59,7 +59,8 @@ class guarded {
       // A host that runs out of memory shall not take it from this machine's other programs.
       findings const found = work(*progress_);
       std::string all;
-      for (std::string const& f : found) all += f + '\n';
+      for (std::size_t i = 0; i < found.size() && i < 3; ++i) all += found[i] + '\n';
+      if (found.size() > 3) all += text("and %zu more\n", found.size() - 3);
       for (std::size_t at = 0; at < all.size();) {
         auto const n = ::write(ends[1], all.data() + at, all.size() - at);
         if (n <= 0) break;

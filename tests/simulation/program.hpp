@@ -27,6 +27,8 @@ namespace detail {
 inline std::uint64_t draw_bytes(random_numbers& random, profile const& kind, std::size_t capacity) {
   std::uint64_t const what = random.below(1000);
   if (what < 5) return 0;
+  bool const large = kind.largest >= 16_MiB && what < 900;
+  if (large) return random.percent(25) ? 2_MiB * random.between(1, 12) : random.between(1_MiB, kind.largest);
   if (what < 250) return random.between(1, 2_KiB);
   if (what < 450) return random.between(1, 32_KiB);
   if (what < 650) return random.between(1, 1_MiB);

@@ -48,6 +48,7 @@ class sim_memory {
   struct piece {
     std::uint64_t key;
     std::size_t bytes;
+    std::uintptr_t mapping = 0;  ///< where the mapping begins through which it was reached; 0: none
   };
 
   sim_memory(int devices, std::size_t capacity, std::size_t taken, std::size_t host_capacity,
@@ -284,7 +285,7 @@ class sim_memory {
       std::uintptr_t const map_end = it->first + it->second.bytes;
       if (map_end <= at) return false;
       std::size_t const part = (map_end < end ? map_end : end) - at;
-      visit(piece{physical_.find(it->second.handle)->second.key + (at - it->first), part});
+      visit(piece{physical_.find(it->second.handle)->second.key + (at - it->first), part, it->first});
       at += part;
     }
     return true;

@@ -185,22 +185,26 @@ class sim_order {
       }
       (writes ? s.writes : s.reads).raise(agent, now);
     });
+    (void)memory.each_piece(a.p, a.bytes, [&](sim_memory::piece const& piece) {
+      if (piece.mapping != 0) through_[piece.mapping].raise(agent, now);
+    });
   }
 
-  /// Checks that the host may take the memory away (unmap, free): all work on it is known to be over.
+  /// Checks that the host may take a mapping away: all work that reached memory through it is known to be over. Work on the
+  /// same memory through another mapping does not matter.
   void taken_away(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent host,
                   char const* how) {
-    sim_clock const& known = agents_[host].clock;
-    bool reported = false;
-    each(memory, p, bytes, [&](segment& s) {
-      sim_agent other = none;
-      if (reported) return;
-      if (s.writes.exceeds(known, other) || s.reads.exceeds(known, other) ||
-          s.earlier_writes.exceeds(known, other) || s.earlier_reads.exceeds(known, other)) {
-        reported = true;
-        add_finding(how, {p, bytes, sim_use::writes}, s, host, other);
-      }
-    });
+    auto const it = through_.find(reinterpret_cast<std::uintptr_t>(p));
+    if (it == through_.end()) return;
+    sim_agent other = none;
+    if (it->second.exceeds(agents_[host].clock, other)) {
+      segment used;  // one that this agent used: its history tells most
+      each(memory, p, bytes, [&](segment& s) {
+        if (last_of(s, other) >= it->second.at(other)) used = s;
+      });
+      add_finding(how, {p, bytes, sim_use::writes}, used, host, other);
+    }
+    through_.erase(it);
   }
 
   /// Notes that a stream was used under a handle that was another stream's when the caller learned it.
@@ -308,12 +312,17 @@ class sim_order {
                                : ", freed on " + name_of_agent(o.freed_on) + " after its operation " +
                                      std::to_string(o.freed_at) + ')';
   }
-  /// Says which event was missing: after which operation, what is known instead, and whether one was recorded at all.
-  void add_missing(std::string& text, segment const& s, sim_agent by, sim_agent other) const {
+  /// The last operation of an agent that touched a segment.
+  [[nodiscard]] static std::uint64_t last_of(segment const& s, sim_agent who) {
     std::uint64_t last = 0;
     for (sim_clock const* c : {&s.reads, &s.writes, &s.earlier_reads, &s.earlier_writes}) {
-      if (c->at(other) > last) last = c->at(other);
+      if (c->at(who) > last) last = c->at(who);
     }
+    return last;
+  }
+  /// Says which event was missing: after which operation, what is known instead, and whether one was recorded at all.
+  void add_missing(std::string& text, segment const& s, sim_agent by, sim_agent other) const {
+    std::uint64_t const last = last_of(s, other);
     acting const& them = agents_[other];
     std::uint64_t const known = agents_[by].clock.at(other);
     text += " Missing: an event recorded on " + them.name + " after its last use, operation " +
@@ -354,6 +363,7 @@ class sim_order {
 
   std::vector<acting> agents_;
   std::map<std::uint64_t, segment> segments_;
+  std::unordered_map<std::uintptr_t, sim_clock> through_;  ///< what used each mapping, by where that begins
   std::uint64_t owners_ = 0;
   std::vector<std::string> findings_;
 };
