@@ -6,6 +6,9 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
+#if defined(__linux__)
+#include <sys/prctl.h>
+#endif
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -56,7 +59,9 @@ class guarded {
     if (process_ < 0) throw std::bad_alloc();
     if (process_ == 0) {
       (void)::close(ends[0]);
-      // A host that runs out of memory shall not take it from this machine's other programs.
+#if defined(__linux__)
+      (void)::prctl(PR_SET_PDEATHSIG, SIGKILL);  // it ends with whoever started it
+#endif
       findings const found = work(*progress_);
       std::string all;
       for (std::size_t i = 0; i < found.size() && i < 3; ++i) all += found[i] + '\n';
@@ -104,7 +109,9 @@ class guarded {
     return false;
   }
 
-  [[nodiscard]] progress& where() noexcept { return *progress_; }
+  [[nodiscard]] progress& where() noexcept {
+    return *progress_;
+  }
 
  private:
   int end(int signal) {
