@@ -88,6 +88,86 @@ TEST_CASE("reuse on another stream without an order is found, with the history",
   }
 }
 
+TEST_CASE("a finding tells the block's history and which event was missing", "[driver][sim][order]") {
+  checked t;
+  t.give(t.b);  // block 1
+  t.take(t.b);
+  t.give(t.a);  // block 2
+  t.take(t.a);
+  t.give(t.a);  // block 3
+  t.write(t.a);
+  t.write(t.a);
+  t.take(t.a);
+  std::string const a = name(t.a), b = name(t.b);
+  std::string const missing =
+      "Missing: an event recorded on " + a + " after its last use, operation 2, that " + b + " waits for. ";
+  auto const use_on_b = [&] {
+    t.give(t.b);  // block 4
+    t.write(t.b);
+  };
+  SECTION("none was recorded") {
+    use_on_b();
+    CHECK(t.found_one({missing + "Nothing of it is known there; no event was ever recorded on it."}));
+  }
+  SECTION("one was recorded, and nobody waited") {
+    REQUIRE(t.driver.record_event(t.event, t.a).ok());
+    use_on_b();
+    CHECK(
+        t.found_one({missing + "Nothing of it is known there; an event covers it, but was not waited for."}));
+  }
+  SECTION("one was recorded too early") {
+    REQUIRE(t.driver.record_event(t.event, t.a).ok());
+    REQUIRE(t.driver.wait_event(t.b, t.event).ok());
+    t.give(t.a);
+    t.write(t.a);
+    t.take(t.a);
+    use_on_b();
+    CHECK(t.found_one({"operation 3, that " + b,
+                       "Known there: up to operation 2; its last event covers up to operation 2."}));
+  }
+  SECTION("its owners, the latest first, with where each was freed") {
+    use_on_b();
+    CHECK(t.found_one(
+        {"Now block 4", "allocated on " + b + " after its operation 0, not freed)", ". Before block 3",
+         "allocated on " + a + " after its operation 0, freed on " + a + " after its operation 2)",
+         ". Before that block 2", ". Before that block 1", "freed on " + b + " after its operation 0)"}));
+  }
+}
+
+TEST_CASE("what is given out or freed twice is told with its owner", "[driver][sim][order]") {
+  checked t;
+  t.give(t.a);
+  SECTION("given out") {
+    t.give(t.b);
+    CHECK(t.found_one(
+        {"bytes given out twice", "by " + name(t.b), "Now block 1", "allocated on " + name(t.a)}));
+  }
+  SECTION("freed") {
+    t.write(t.a);
+    t.take(t.a);
+    t.take(t.b);
+    CHECK(t.found_one({"freed bytes that have no owner", "by " + name(t.b), "block 1",
+                       "freed on " + name(t.a) + " after its operation 1"}));
+  }
+}
+
+TEST_CASE("memory changes hands in the name of a destroyed stream, too", "[driver][sim][order]") {
+  checked t;
+  stream_ref gone, again;
+  REQUIRE(t.driver.create_stream(gone).ok());
+  t.give(gone);
+  t.write(gone);
+  REQUIRE(t.driver.destroy_stream(gone).ok());
+  bool const reused = GENERATE(false, true);
+  if (reused) REQUIRE(t.driver.create_stream(again).ok());
+  t.take(gone);
+  t.give(t.b);  // not given out twice
+  CHECK(t.found() == 0);
+  t.write(t.b);
+  CHECK(t.found_one({"freed on " + name(gone), "Missing: an event recorded on " + name(gone)}));
+  if (reused) REQUIRE(t.driver.destroy_stream(again).ok());
+}
+
 TEST_CASE("a write after an earlier owner's read must be ordered, a read need not", "[driver][sim][order]") {
   checked t;
   t.give(t.a);
@@ -434,6 +514,28 @@ TEST_CASE("unmapping a page whose work nobody waited for is found", "[driver][si
     REQUIRE(t.driver.unmap_pages(base, 4_MiB).ok());
     CHECK(t.found() == 1);
   }
+}
+
+TEST_CASE("a mapping may go while its page is used through another", "[driver][sim][order]") {
+  checked t;
+  void* base = nullptr;
+  page_handle handle{};
+  REQUIRE(t.driver.reserve_range(8_MiB, 0, base).ok());
+  REQUIRE(t.driver.create_pages(4_MiB, handle).ok());
+  char* const here = static_cast<char*>(base);
+  char* const there = here + 4_MiB;
+  REQUIRE(t.driver.map_pages(here, 4_MiB, handle).ok());
+  REQUIRE(t.driver.map_pages(there, 4_MiB, handle).ok());
+  REQUIRE(t.machine.launch(t.a, 100, {sim_writes(here + 1_MiB, 1_MiB)}).ok());
+  REQUIRE(t.driver.synchronize_stream(t.a).ok());
+  REQUIRE(t.machine.launch(t.b, 100, {sim_writes(there + 1_MiB, 1_MiB)}).ok());
+  REQUIRE(t.driver.unmap_pages(here, 4_MiB).ok());
+  CHECK(t.found() == 0);
+  REQUIRE(t.driver.unmap_pages(there, 4_MiB).ok());
+  CHECK(t.found_one({"unmapped while in use", "an event recorded on " + name(t.b)}));
+  REQUIRE(t.driver.map_pages(here, 4_MiB, handle).ok());
+  REQUIRE(t.driver.unmap_pages(here, 4_MiB).ok());
+  CHECK(t.found() == 1);  // a new mapping at an old address has no users
 }
 
 TEST_CASE("new physical memory has no past", "[driver][sim][order]") {

@@ -521,3 +521,70 @@ TEST_CASE("an event of a finished capture marks nothing until it is recorded aga
   REQUIRE(driver.record_event(event, a).ok());
   CHECK(driver.query_event(event).ok());
 }
+
+TEST_CASE("slow streams keep their work until somebody waits", "[driver][sim][streams]") {
+  constexpr sim_nanoseconds hour = 3'600'000'000'000;
+  unsigned const slow = GENERATE(0u, 500u, 1000u);
+  sim_machine const machine(sim_options{
+      .costs = sim_costs::nothing(), .seed = 7, .jitter = 0, .slow_streams = slow, .slowness = hour});
+  sim_driver const driver = machine.driver();
+  std::vector<stream_ref> streams(40);
+  for (auto& s : streams) {
+    REQUIRE(driver.create_stream(s).ok());
+    REQUIRE(machine.launch(s, 10).ok());
+  }
+  machine.advance(1000);
+  CHECK((machine.pending() == 0) == (slow == 0));
+  CHECK((machine.pending() == streams.size()) == (slow == 1000));
+  for (auto& s : streams) REQUIRE(driver.synchronize_stream(s).ok());
+  CHECK(machine.pending() == 0);
+  CHECK(machine.now() <= hour + 1000);
+  for (auto& s : streams) REQUIRE(driver.destroy_stream(s).ok());
+}
+
+TEST_CASE("late events are reached late, and waited for that long", "[driver][sim][streams]") {
+  constexpr sim_nanoseconds most = 1'000'000;
+  sim_machine const machine(
+      sim_options{.costs = sim_costs::nothing(), .seed = 7, .jitter = 0, .late_events = most});
+  sim_driver const driver = machine.driver();
+  test::scoped_stream const a(driver);
+  test::scoped_event const event(driver);
+  unsigned late = 0;
+  for (int i = 0; i < 50; ++i) {
+    REQUIRE(driver.record_event(event, a).ok());
+    if (!driver.query_event(event).ok()) ++late;
+    auto const start = machine.now();
+    REQUIRE(driver.synchronize_event(event).ok());
+    CHECK(machine.now() - start < most);
+    CHECK(driver.query_event(event).ok());
+  }
+  CHECK(late > 40);
+}
+
+TEST_CASE("a device's work is marked as one, but not while any of it is captured",
+          "[driver][sim][streams][capture]") {
+  sim_machine const machine(
+      sim_options{.devices = 2, .backing = sim_backing::address_only, .checks = sim_checks::stream_order});
+  sim_marking_driver const driver(machine.driver());
+  test::scoped_stream<sim_driver> const a(driver), b(driver), c(driver);
+  test::scoped_event<sim_driver> const event(driver);
+  REQUIRE(machine.launch(a, 1000).ok());
+  REQUIRE(machine.launch(b, 1'000'000).ok());
+  SECTION("marked") {
+    REQUIRE(driver.record_all(event).ok());
+    CHECK(driver.query_event(event).kind == failure::not_ready);
+    CHECK_FALSE(machine.is_ordered(b, c));
+    REQUIRE(driver.wait_event(c, event).ok());
+    CHECK(machine.is_ordered(a, c));
+    CHECK(machine.is_ordered(b, c));
+    REQUIRE(driver.synchronize_event(event).ok());
+    CHECK(machine.pending() == 0);
+  }
+  SECTION("refused, and the capture goes on") {
+    REQUIRE(machine.begin_capture(a).ok());
+    CHECK_FALSE(driver.record_all(event).ok());
+    sim_graph graph;
+    CHECK(machine.end_capture(a, graph).ok());
+    CHECK(machine.captured_calls() == 0);
+  }
+}

@@ -524,6 +524,52 @@ TEST_CASE("a recorded use on the freeing stream holds nothing back", "[pool][str
   CHECK(t.memory->state().live == 0);
 }
 
+TEST_CASE("a use on a stream that is captured by the time of the free is waited for, and the capture goes on",
+          "[pool][streams][record_use][capture]") {
+  watched t;
+  test_stream const a(t.machine.driver()), b(t.machine.driver());
+  bool const by_legacy =
+      GENERATE(false, true);  // the legacy stream may not be marked while a blocking one is captured
+  stream_ref captured = b;
+  if (by_legacy) REQUIRE(t.machine.create_blocking_stream(0, captured).ok());
+  stream_ref const used_on = by_legacy ? stream_ref{} : stream_ref(b);
+  void* const p = t.get(a, 40_MiB);
+  t.use(used_on, p, 40_MiB, second);
+  t.memory.record_use(p, 40_MiB, used_on);
+  REQUIRE(t.machine.begin_capture(captured).ok());
+  t.give(a, p, 40_MiB);
+  CHECK(t.memory->state().pending == 40_MiB);
+  CHECK_THROWS_AS(t.memory.allocate(a, 60_MiB), out_of_memory);  // nobody can tell yet when the use is over
+  sim_graph graph;
+  CHECK(t.machine.end_capture(captured, graph).ok());
+  CHECK(graph.is_empty());
+  CHECK(t.machine.captured_calls() == 0);
+  void* const q = t.get(a, 60_MiB);
+  t.use(a, q, 60_MiB);
+  CHECK(t.found() == 0);
+  t.give(a, q, 60_MiB);
+  CHECK(t.memory->state().pending == 0);
+  if (by_legacy) REQUIRE(t.machine.driver().destroy_stream(captured).ok());
+}
+
+TEST_CASE("a pool that ends with a block held back for a capture leaves no event behind",
+          "[pool][streams][record_use][capture]") {
+  sim_machine const machine(checked());
+  test_stream const a(machine.driver()), b(machine.driver()), c(machine.driver());
+  {
+    auto memory = sim_pages(machine.driver()) | pooled{};
+    void* const p = memory.allocate(a, 4_MiB);
+    memory.record_use(p, 4_MiB, b);
+    memory.record_use(p, 4_MiB, c);
+    REQUIRE(machine.begin_capture(b).ok());
+    memory.deallocate(a, p, 4_MiB);
+  }
+  CHECK(machine.leaks().events == 0);
+  CHECK(machine.leaks().handles == 0);
+  sim_graph graph;
+  CHECK(machine.end_capture(b, graph).ok());
+}
+
 TEST_CASE("a block held back waits for the stream that freed it, though that is destroyed meanwhile",
           "[pool][streams][record_use]") {
   watched t;

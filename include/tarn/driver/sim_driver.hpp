@@ -300,6 +300,13 @@ class sim_driver {
     return a.machine_ == b.machine_ && a.device_ == b.device_;
   }
 
+ protected:
+  /// Marks the whole device's work; see sim_marking_driver.
+  status record_all_work(event_handle event) const noexcept {
+    return on_event(driver_call::record_event, costs().record_event, event,
+                    [](state& m, detail::sim_event& e) { return m.streams.record_all(e); });
+  }
+
  private:
   status copy(stream_ref stream, void* to, device_id from_device, void const* from,
               std::size_t bytes) const noexcept {
@@ -415,6 +422,16 @@ class sim_driver {
 inline sim_driver sim_machine::driver(device_id device) const noexcept {
   return sim_driver(*this, device);
 }
+
+/// The same driver of CUDA 12.5 and later, which can mark a device's work without naming a stream: then the pool asks no
+/// handle that may be a destroyed stream's (pool/mark_work.hpp).
+class sim_marking_driver : public sim_driver {
+ public:
+  using sim_driver::sim_driver;
+  sim_marking_driver() = default;
+  sim_marking_driver(sim_driver const& driver) noexcept : sim_driver(driver) {}  // NOLINT: the same device
+  status record_all(event_handle event) const noexcept { return record_all_work(event); }
+};
 
 static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver> &&
               describing_driver<sim_driver>);

@@ -38,7 +38,7 @@ struct sim_state {
       : options(o),
         memory(o.devices, o.capacity, o.taken, o.host_capacity, o.granularity, o.backing),
         order(o.checks == sim_checks::off ? nullptr : std::make_unique<sim_order>()),
-        streams(o.devices, memory, o.seed, o.jitter, order.get(),
+        streams(o.devices, memory, {o.seed, o.jitter, o.slow_streams, o.slowness, o.late_events}, order.get(),
                 o.checks == sim_checks::each_thread ? detail::sim_hosts::each_thread
                                                     : detail::sim_hosts::one_timeline) {
     for (int d = 0; d < o.devices; ++d) async.emplace_back(d, memory, order.get());
@@ -339,8 +339,12 @@ class sim_machine {
   template <class F>
   void note(stream_ref stream, F const& f) const {
     std::lock_guard const lock(state_->mutex);
+    if (!state_->order) return;
+    // Memory changes hands though the stream was destroyed, or its handle is another's by now.
     auto* const s = state_->streams.find(stream, 0);
-    if (state_->order && s != nullptr) f(*state_->order, s->agent);
+    bool const known =
+        s != nullptr && (stream.id() == stream_ref::unknown_id || stream.id() == s->id || s->is_default);
+    f(*state_->order, known ? s->agent : state_->order->agent_of("stream", stream.id()));
   }
 
   std::shared_ptr<detail::sim_state> state_;

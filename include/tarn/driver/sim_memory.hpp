@@ -51,6 +51,7 @@ class sim_memory {
   struct piece {
     std::uint64_t key;
     std::size_t bytes;
+    std::uintptr_t mapping = 0;  ///< where the mapping begins through which it was reached; 0: none
   };
 
   sim_memory(int devices, std::size_t capacity, std::size_t taken, std::size_t host_capacity,
@@ -276,15 +277,6 @@ class sim_memory {
     return it == physical_.end() ? 0 : it->second.bytes;
   }
 
-  /// Visits where each mapping starts that the range touches.
-  template <class Visit>
-  void each_mapping(void const* p, std::size_t bytes, Visit const& visit) const {
-    if (bytes == 0 || bytes > max_request_bytes) return;
-    auto it = maps_.upper_bound(address(p));
-    if (it != maps_.begin() && std::prev(it)->first + std::prev(it)->second.bytes > address(p)) --it;
-    for (; it != maps_.end() && it->first < address(p) + bytes; ++it) visit(it->first);
-  }
-
   /// Visits the physical pieces behind a range in order; false where part of it has nothing behind.
   template <class Visit>
   bool each_piece(void const* p, std::size_t bytes, Visit const& visit) const {
@@ -304,7 +296,7 @@ class sim_memory {
       std::uintptr_t const map_end = it->first + it->second.bytes;
       if (map_end <= at) return false;
       std::size_t const part = (map_end < end ? map_end : end) - at;
-      visit(piece{physical_.find(it->second.handle)->second.key + (at - it->first), part});
+      visit(piece{physical_.find(it->second.handle)->second.key + (at - it->first), part, it->first});
       at += part;
     }
     return true;

@@ -38,6 +38,11 @@ struct sim_options {
   sim_costs costs{};
   std::uint64_t seed = 0;            ///< of another schedule; 0: work takes exactly the time asked
   sim_nanoseconds jitter = 100'000;  ///< with a seed, work may take up to this much longer
+  /// With a seed: of a thousand streams so many are slow, and each piece of their work takes up to `slowness` longer. With a
+  /// second and more they seem never to end, until somebody waits.
+  unsigned slow_streams = 0;
+  sim_nanoseconds slowness = 1'000'000'000;
+  sim_nanoseconds late_events = 0;  ///< with a seed, an event's mark may be reached up to this much later
 };
 
 /// How often each driver call was made, and what that cost in virtual time.

@@ -93,12 +93,27 @@ class sim_order {
  public:
   /// Adds an agent that knows nothing. `name` is for findings.
   sim_agent add_agent(char const* kind, std::uint64_t number) {
-    agents_.push_back({{}, 0, std::string(kind) + ' ' + std::to_string(number)});
+    agents_.push_back({{}, 0, std::string(kind) + ' ' + std::to_string(number), 0, false});
     return agents_.size() - 1;
+  }
+
+  /// The agent of that name, for what a destroyed stream did last; `nobody` where there never was one.
+  [[nodiscard]] sim_agent agent_of(char const* kind, std::uint64_t number) const {
+    std::string const name = std::string(kind) + ' ' + std::to_string(number);
+    for (sim_agent a = agents_.size(); a-- > 0;) {
+      if (agents_[a].name == name) return a;
+    }
+    return none;
   }
 
   [[nodiscard]] sim_clock const& clock(sim_agent agent) const noexcept { return agents_[agent].clock; }
   void learn(sim_agent agent, sim_clock const& what) { agents_[agent].clock.join(what); }
+
+  /// An event was recorded that covers what the agent did so far.
+  void marked(sim_agent agent) {
+    agents_[agent].marked = agents_[agent].ticks;
+    agents_[agent].has_mark = true;
+  }
 
   /// One more operation of an agent; its own clock covers it from now on.
   void tick(sim_agent agent) { agents_[agent].clock.raise(agent, ++agents_[agent].ticks); }
@@ -112,30 +127,40 @@ class sim_order {
   void allocated(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on) {
     ++owners_;
     bool free = true;
+    segment before;
     each(memory, p, bytes, [&](segment& s) {
-      if (s.held) free = false;
+      if (s.held && free) {
+        free = false;
+        before = s;
+      }
       s.earlier_reads.join(s.reads);
       s.earlier_writes.join(s.writes);
       s.reads.clear();
       s.writes.clear();
-      s.previous = s.current;
-      s.current = {owners_, p, bytes, on, none, agents_[on].ticks};
+      for (std::size_t i = most_previous; i-- > 1;) s.previous[i] = s.previous[i - 1];
+      s.previous[0] = s.current;
+      s.current = {owners_, p, bytes, on, none, ticks_of(on), 0};
       s.held = true;
       s.noted = true;
     });
-    if (!free) add_finding_about("bytes given out twice", p, bytes, on, none);
+    if (!free) add_finding("bytes given out twice", {p, bytes, sim_use::writes}, before, on, none);
   }
 
   /// Bytes lose their owner: until the next one, nothing may touch them.
   void freed(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on) {
     bool held = true;
+    segment before;
     each(memory, p, bytes, [&](segment& s) {
-      if (!s.held) held = false;
+      if (!s.held && held) {
+        held = false;
+        before = s;
+      }
       s.held = false;
       s.noted = true;
       s.current.freed_on = on;
+      s.current.freed_at = ticks_of(on);
     });
-    if (!held) add_finding_about("freed bytes that have no owner", p, bytes, on, none);
+    if (!held) add_finding("freed bytes that have no owner", {p, bytes, sim_use::writes}, before, on, none);
   }
 
   /// Checks and notes one access of work on `agent`.
@@ -143,7 +168,6 @@ class sim_order {
     sim_clock const& known = agents_[agent].clock;
     std::uint64_t const now = agents_[agent].ticks;
     bool reported = false;
-    memory.each_mapping(a.p, a.bytes, [&](std::uintptr_t start) { through_[start].raise(agent, now); });
     each(memory, a.p, a.bytes, [&](segment& s) {
       sim_agent other = none;
       bool const writes = a.use == sim_use::writes;
@@ -161,26 +185,26 @@ class sim_order {
       }
       (writes ? s.writes : s.reads).raise(agent, now);
     });
+    (void)memory.each_piece(a.p, a.bytes, [&](sim_memory::piece const& piece) {
+      if (piece.mapping != 0) through_[piece.mapping].raise(agent, now);
+    });
   }
 
-  /// Checks that the host may unmap a range: all work that touched it at these addresses is known to be over. Other
-  /// mappings of the same pages do not matter.
+  /// Checks that the host may take a mapping away: all work that reached memory through it is known to be over. Work on the
+  /// same memory through another mapping does not matter.
   void taken_away(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent host,
                   char const* how) {
+    auto const it = through_.find(reinterpret_cast<std::uintptr_t>(p));
+    if (it == through_.end()) return;
     sim_agent other = none;
-    bool in_use = false;
-    memory.each_mapping(p, bytes, [&](std::uintptr_t start) {
-      auto const it = through_.find(start);
-      if (it == through_.end()) return;
-      in_use = in_use || it->second.exceeds(agents_[host].clock, other);
-      through_.erase(it);
-    });
-    if (!in_use) return;
-    bool reported = false;
-    each(memory, p, bytes, [&](segment& s) {
-      if (!reported) add_finding(how, {p, bytes, sim_use::writes}, s, host, other);
-      reported = true;
-    });
+    if (it->second.exceeds(agents_[host].clock, other)) {
+      segment used;  // one that this agent used: its history tells most
+      each(memory, p, bytes, [&](segment& s) {
+        if (last_of(s, other) >= it->second.at(other)) used = s;
+      });
+      add_finding(how, {p, bytes, sim_use::writes}, used, host, other);
+    }
+    through_.erase(it);
   }
 
   /// Notes that a stream was used under a handle that was another stream's when the caller learned it.
@@ -205,11 +229,15 @@ class sim_order {
   static constexpr sim_agent none = static_cast<sim_agent>(-1);
   /// Findings beyond this many are not kept; the first ones matter.
   static constexpr std::size_t most_findings = 1'000;
+  /// Owners before the last one that a finding tells of.
+  static constexpr std::size_t most_previous = 3;
 
   struct acting {
     sim_clock clock;
     std::uint64_t ticks;
     std::string name;
+    std::uint64_t marked = 0;  ///< operations that its last event covers
+    bool has_mark = false;
   };
   /// One time that a block was given out.
   struct owner {
@@ -218,14 +246,16 @@ class sim_order {
     std::size_t bytes = 0;
     sim_agent allocated_on = none;
     sim_agent freed_on = none;
-    std::uint64_t allocated_at = 0;
+    std::uint64_t allocated_at = 0;  ///< after so many operations of that agent
+    std::uint64_t freed_at = 0;
   };
   /// Bytes with one history.
   struct segment {
     std::size_t bytes = 0;
     bool held = false;   ///< has an owner now
     bool noted = false;  ///< owners are told at all; bytes never noted are not judged as freed
-    owner current, previous;
+    owner current;
+    owner previous[most_previous];            ///< the latest first
     sim_clock reads, writes;                  ///< by the owner of now
     sim_clock earlier_reads, earlier_writes;  ///< by all before
   };
@@ -267,6 +297,7 @@ class sim_order {
     });
   }
 
+  [[nodiscard]] std::uint64_t ticks_of(sim_agent who) const { return who == none ? 0 : agents_[who].ticks; }
   [[nodiscard]] std::string name_of_agent(sim_agent who) const {
     return who == none ? std::string("nobody") : agents_[who].name;
   }
@@ -277,7 +308,34 @@ class sim_order {
     text += size.c_str();
     text += ", allocated on " + name_of_agent(o.allocated_on) + " after its operation " +
             std::to_string(o.allocated_at);
-    text += o.freed_on == none ? ", not freed)" : ", freed on " + name_of_agent(o.freed_on) + ')';
+    text += o.freed_on == none ? std::string(", not freed)")
+                               : ", freed on " + name_of_agent(o.freed_on) + " after its operation " +
+                                     std::to_string(o.freed_at) + ')';
+  }
+  /// The last operation of an agent that touched a segment.
+  [[nodiscard]] static std::uint64_t last_of(segment const& s, sim_agent who) {
+    std::uint64_t last = 0;
+    for (sim_clock const* c : {&s.reads, &s.writes, &s.earlier_reads, &s.earlier_writes}) {
+      if (c->at(who) > last) last = c->at(who);
+    }
+    return last;
+  }
+  /// Says which event was missing: after which operation, what is known instead, and whether one was recorded at all.
+  void add_missing(std::string& text, segment const& s, sim_agent by, sim_agent other) const {
+    std::uint64_t const last = last_of(s, other);
+    acting const& them = agents_[other];
+    std::uint64_t const known = agents_[by].clock.at(other);
+    text += " Missing: an event recorded on " + them.name + " after its last use, operation " +
+            std::to_string(last) + ", that " + name_of_agent(by) + " waits for. ";
+    text +=
+        known == 0 ? "Nothing of it is known there" : "Known there: up to operation " + std::to_string(known);
+    if (!them.has_mark) {
+      text += "; no event was ever recorded on it.";
+    } else if (them.marked < last) {
+      text += "; its last event covers up to operation " + std::to_string(them.marked) + '.';
+    } else {
+      text += "; an event covers it, but was not waited for.";
+    }
   }
   void add_finding(char const* what, sim_access const& a, segment const& s, sim_agent by, sim_agent other) {
     if (findings_.size() >= most_findings) return;
@@ -285,30 +343,27 @@ class sim_order {
     message<64> where;
     where.add(": ").add_bytes(a.bytes).add(" at ").add_hex(reinterpret_cast<std::uintptr_t>(a.p));
     text += where.c_str();
-    text += " by " + name_of_agent(by) + " (operation " + std::to_string(agents_[by].ticks) + ").";
+    text += " by " + name_of_agent(by) + " (operation " + std::to_string(ticks_of(by)) + ").";
     if (s.current.number != 0) {
       text += " Now ";
       add_owner(text, s.current);
       text += '.';
     }
-    if (s.previous.number != 0) {
-      text += " Before ";
-      add_owner(text, s.previous);
+    char const* when = " Before ";
+    for (owner const& o : s.previous) {
+      if (o.number == 0) break;
+      text += when;
+      add_owner(text, o);
       text += '.';
+      when = " Before that ";
     }
-    if (other != none) {
-      text += " Missing: an event recorded on " + name_of_agent(other) + " after its last use, that " +
-              name_of_agent(by) + " waits for.";
-    }
+    if (other != none) add_missing(text, s, by, other);
     findings_.push_back(std::move(text));
-  }
-  void add_finding_about(char const* what, void const* p, std::size_t bytes, sim_agent by, sim_agent other) {
-    add_finding(what, {p, bytes, sim_use::writes}, segment{}, by, other);
   }
 
   std::vector<acting> agents_;
   std::map<std::uint64_t, segment> segments_;
-  std::map<std::uintptr_t, sim_clock> through_;  ///< the work that touched each mapping, by where it starts
+  std::unordered_map<std::uintptr_t, sim_clock> through_;  ///< what used each mapping, by where that begins
   std::uint64_t owners_ = 0;
   std::vector<std::string> findings_;
 };

@@ -41,6 +41,15 @@ struct sim_capture {
 /// Whether host threads know all that another knew at its last driver call, or only what they were told.
 enum class sim_hosts : std::uint8_t { one_timeline, each_thread };
 
+/// When device work ends beyond the time that it was said to take: another schedule for each seed. See sim_options.
+struct sim_schedule {
+  std::uint64_t seed = 0;
+  sim_nanoseconds jitter = 0;
+  unsigned slow_streams = 0;
+  sim_nanoseconds slowness = 0;
+  sim_nanoseconds late_events = 0;
+};
+
 enum class sim_blocking : std::uint8_t { with_legacy, independent };
 
 struct sim_stream {
@@ -49,6 +58,7 @@ struct sim_stream {
   sim_blocking blocking = sim_blocking::independent;
   bool legacy = false;
   bool is_default = false;   ///< legacy or per-thread
+  bool slow = false;         ///< as the schedule has it
   sim_nanoseconds tail = 0;  ///< when all work so far is over
   std::shared_ptr<sim_capture> capture;
   sim_agent agent = 0;
@@ -67,13 +77,12 @@ struct sim_event {
 /// All streams and events of a machine, and its clock. Callers hold the machine's lock.
 class sim_streams {
  public:
-  sim_streams(int devices, sim_memory& memory, std::uint64_t seed, sim_nanoseconds jitter, sim_order* order,
+  sim_streams(int devices, sim_memory& memory, sim_schedule const& schedule, sim_order* order,
               sim_hosts hosts)
       : memory_(memory),
         devices_(static_cast<std::size_t>(devices)),
         machine_(next_machine.fetch_add(1, std::memory_order_relaxed)),
-        seed_(seed),
-        jitter_(jitter),
+        schedule_(schedule),
         order_(order),
         hosts_(hosts) {
     if (order_ != nullptr && hosts_ == sim_hosts::one_timeline) host_ = order_->add_agent("host", 0);
@@ -164,10 +173,29 @@ class sim_streams {
       return sim_code::ok;
     }
     event.capture.reset();
-    event.time = start_on(stream);
+    event.time = start_on(stream) + draw(schedule_.late_events);
     finish_on(stream, event.time);
     event.past = stream.past;
-    if (order_ != nullptr) event.clock = order_->clock(stream.agent);
+    if (order_ != nullptr) {
+      event.clock = order_->clock(stream.agent);
+      order_->marked(stream.agent);
+    }
+    return sim_code::ok;
+  }
+
+  /// Marks all work of the event's device, as cuCtxRecordEvent; refused while anything is captured there.
+  sim_code record_all(sim_event& event) {
+    bool capturing = false;
+    each_stream(event.device, [&](sim_stream const& s) { capturing = capturing || s.capture != nullptr; });
+    if (capturing) return sim_code::capture_unsupported;
+    auto& d = devices_[static_cast<std::size_t>(event.device)];
+    event.capture.reset();
+    event.time = (d.tail < now() ? now() : d.tail) + draw(schedule_.late_events);
+    event.past = d.past;
+    if (order_ != nullptr) {
+      event.clock = d.clock;
+      each_stream(event.device, [&](sim_stream const& s) { order_->marked(s.agent); });
+    }
     return sim_code::ok;
   }
 
@@ -269,7 +297,7 @@ class sim_streams {
       stream.capture->nodes.push_back({std::move(work), duration});
       return sim_code::ok;
     }
-    sim_nanoseconds const end = start_on(stream) + duration + delay();
+    sim_nanoseconds const end = start_on(stream) + duration + delay(stream);
     if (order_ != nullptr) {
       order_->tick(stream.agent);
       for (sim_access const& a : work->accesses()) order_->access(memory_, a, stream.agent);
@@ -390,6 +418,7 @@ class sim_streams {
     s.id = id;
     s.device = device;
     s.blocking = blocking;
+    if (schedule_.slow_streams != 0) s.slow = draw(1000) < schedule_.slow_streams && schedule_.seed != 0;
     if (order_ != nullptr) s.agent = order_->add_agent("stream", id);
     return s;
   }
@@ -476,13 +505,17 @@ class sim_streams {
     return sim_code::ok;
   }
 
-  /// Extra time before an operation ends, from the seed (splitmix64): another schedule for each seed.
-  sim_nanoseconds delay() noexcept {
-    if (seed_ == 0 || jitter_ == 0) return 0;
-    std::uint64_t z = (seed_ += 0x9E3779B97F4A7C15);
+  /// Extra time before an operation ends.
+  sim_nanoseconds delay(sim_stream const& stream) noexcept {
+    return draw(schedule_.jitter) + (stream.slow ? draw(schedule_.slowness) : 0);
+  }
+  /// Less than `most`, from the seed (splitmix64).
+  sim_nanoseconds draw(sim_nanoseconds most) noexcept {
+    if (schedule_.seed == 0 || most == 0) return 0;
+    std::uint64_t z = (schedule_.seed += 0x9E3779B97F4A7C15);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
-    return (z ^ (z >> 31)) % jitter_;
+    return (z ^ (z >> 31)) % most;
   }
 
   /// Machines are numbered so that the handles of one mean nothing to another.
@@ -500,8 +533,7 @@ class sim_streams {
   std::uint64_t next_operation_ = 0;
   std::atomic<sim_nanoseconds> now_{1};  // never 0, which marks an event as unrecorded
   std::size_t captured_ = 0;
-  std::uint64_t seed_;
-  sim_nanoseconds jitter_;
+  sim_schedule schedule_;
   sim_order* order_;
   sim_hosts hosts_;
   sim_agent host_ = 0;

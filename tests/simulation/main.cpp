@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random programs on the simulated machine: stream order, the model, contents. A finding is reduced to the fewest steps and
+// printed with the command that repeats it. Builds alone: g++ -std=c++20 -O2 -Iinclude tests/simulation/main.cpp -pthread
+//
+// Exit status: 0 nothing found, 1 something found, 2 a wrong argument. The last line is for programs to read.
+
+#include <getopt.h>
+
+#include <chrono>
+#include <cinttypes>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "guard.hpp"
+#include "profile.hpp"
+#include "program.hpp"
+#include "run.hpp"
+#include "shrink.hpp"
+
+namespace {
+
+using namespace simulation;
+
+struct arguments {
+  char const* name = "simulation";  ///< of this program, as it was called
+  std::uint64_t first = 1, last = 40;
+  std::size_t steps = 3000;
+  profile const* only = nullptr;
+  unsigned seconds = 0;  ///< goes on with further seeds for so long
+  unsigned jobs = 1;
+  std::string keep;  ///< numbers of the steps to run: "3,17,20-25"
+  bool shrink = true;
+  bool print = false;
+};
+
+void say_usage() {
+  std::printf(
+      "simulation [--seeds A..B] [--steps N] [--profile NAME] [--seconds S] [--jobs N] [--keep LIST] "
+      "[--print]\n"
+      "           [--no-shrink]\n"
+      "  --seeds A..B   programs to draw (1..40); with --seconds the first one, and on from there\n"
+      "  --steps N      steps of each (3000)\n"
+      "  --profile P    one of:");
+  for (profile const& p : profiles) std::printf(" %s", p.name);
+  std::printf(
+      "; else a mix of all\n"
+      "  --seconds S    as many seeds as fit into so long\n"
+      "  --jobs N       processes at once (1)\n"
+      "  --keep LIST    of each program only the steps with these numbers, such as 3,17,20-25\n"
+      "  --print        say the steps before they run\n"
+      "  --no-shrink    do not reduce what fails\n");
+}
+
+bool parse(int count, char** values, arguments& a) {
+  static option const known[] = {{"seeds", 1, nullptr, 's'},     {"steps", 1, nullptr, 'n'},
+                                 {"profile", 1, nullptr, 'p'},   {"seconds", 1, nullptr, 't'},
+                                 {"jobs", 1, nullptr, 'j'},      {"keep", 1, nullptr, 'k'},
+                                 {"no-shrink", 0, nullptr, 'f'}, {"print", 0, nullptr, 'v'},
+                                 {"help", 0, nullptr, 'h'},      {nullptr, 0, nullptr, 0}};
+  for (int c = 0; (c = getopt_long(count, values, "", known, nullptr)) != -1;) {
+    switch (c) {
+      case 's': {
+        int const read = std::sscanf(optarg, "%" SCNu64 "..%" SCNu64, &a.first, &a.last);
+        if (read < 1) return false;
+        if (read == 1) a.last = a.first;
+        break;
+      }
+      case 'n':
+        a.steps = std::strtoull(optarg, nullptr, 10);
+        break;
+      case 'p':
+        if ((a.only = find_profile(optarg)) == nullptr) return false;
+        break;
+      case 't':
+        a.seconds = static_cast<unsigned>(std::strtoul(optarg, nullptr, 10));
+        break;
+      case 'j':
+        a.jobs = static_cast<unsigned>(std::strtoul(optarg, nullptr, 10));
+        break;
+      case 'k':
+        a.keep = optarg;
+        break;
+      case 'f':
+        a.shrink = false;
+        break;
+      case 'v':
+        a.print = true;
+        break;
+      default:
+        return false;
+    }
+  }
+  return optind == count && a.jobs != 0 && a.steps != 0 && a.first <= a.last;
+}
+
+/// Leaves only the steps whose numbers the list names.
+void keep_steps(program& p, std::string const& list) {
+  std::vector<operation> steps;
+  std::vector<std::uint32_t> numbers;
+  for (char const* at = list.c_str(); *at != 0;) {
+    char* next = nullptr;
+    auto const from = std::strtoull(at, &next, 10);
+    auto to = from;
+    if (*next == '-') to = std::strtoull(next + 1, &next, 10);
+    for (auto i = from; i <= to && i < p.steps.size(); ++i) {
+      steps.push_back(p.steps[i]);
+      numbers.push_back(static_cast<std::uint32_t>(i));
+    }
+    if (next == at) break;
+    at = *next == ',' ? next + 1 : next;
+  }
+  p.steps = std::move(steps);
+  p.numbers = std::move(numbers);
+}
+std::string kept_list(program const& p) {
+  std::string out;
+  for (std::size_t i = 0; i < p.numbers.size();) {
+    std::size_t end = i + 1;
+    while (end < p.numbers.size() && p.numbers[end] == p.numbers[end - 1] + 1) ++end;
+    if (!out.empty()) out += ',';
+    out += std::to_string(p.numbers[i]);
+    if (end - i > 1) out += '-' + std::to_string(p.numbers[end - 1]);
+    i = end;
+  }
+  return out;
+}
+
+program make(arguments const& a, std::uint64_t seed) {
+  profile const& kind = a.only != nullptr ? *a.only : profile_of(seed);
+  program p = draw(seed, kind, a.steps, draw_setting(seed, kind).machine.capacity);
+  if (!a.keep.empty()) keep_steps(p, a.keep);
+  return p;
+}
+
+void print_steps(program const& p) {
+  for (std::size_t i = 0; i < p.steps.size(); ++i)
+    std::printf("  %s\n", to_text(p.numbers[i], p.steps[i]).c_str());
+}
+void print_setting(program const& p) {
+  setting const s = draw_setting(p.seed, *p.kind);
+  std::printf("  %d device(s) of %zu MiB; watched by: %s; ", s.machine.devices, s.machine.capacity >> 20,
+              watch_names[static_cast<int>(s.watched)]);
+  if (s.machine.seed == 0) {
+    std::printf("work takes exactly its time\n");
+  } else {
+    std::printf("work takes up to %" PRIu64 " ns longer, %u of 1000 streams are slow, events up to %" PRIu64
+                " ns late\n",
+                s.machine.jitter, s.machine.slow_streams, s.machine.late_events);
+  }
+  for (std::size_t i = 0; i < s.pools.size(); ++i) {
+    pool_choice const& c = s.pools[i];
+    std::printf("  pool %zu: over %s, limit %zu MiB%s\n", i, ground_names[static_cast<int>(c.on)],
+                c.limit >> 20, c.options.remap == tarn::remapping::off ? ", no remapping" : "");
+  }
+}
+
+/// Says what failed, reduced.
+void report(arguments const& a, std::uint64_t seed, std::uint64_t step, verdict const& v) {
+  program const whole = make(a, seed);
+  std::string const where =
+      step == after_the_last_step ? "after the last step" : "at step " + std::to_string(step);
+  std::printf("FOUND with seed %" PRIu64 ", profile %s, %s:\n%s", seed, whole.kind->name, where.c_str(),
+              v.what.c_str());
+  program shown = whole;
+  if (a.shrink) {
+    std::fflush(stdout);
+    shrunk const s = shrinker(std::chrono::seconds(60)).reduce(whole, step);
+    if (!s.last.failed) {
+      std::printf("It does not fail alone in a process of its own.\n");
+      return;
+    }
+    shown = s.smallest;
+    std::printf("Reduced from %zu to %zu steps in %u attempts. It says:\n%s", whole.steps.size(),
+                shown.steps.size(), s.attempts, s.last.what.c_str());
+    print_setting(shown);
+    print_steps(shown);
+  }
+  std::printf("To repeat: %s --seeds %" PRIu64 " --profile %s --steps %zu%s%s --no-shrink\n", a.name, seed,
+              whole.kind->name, a.steps, a.shrink ? " --keep " : "",
+              a.shrink ? kept_list(shown).c_str() : "");
+}
+
+}  // namespace
+
+int main(int count, char** values) {
+  arguments a;
+  a.name = values[0];
+  if (!parse(count, values, a)) {
+    say_usage();
+    return 2;
+  }
+  using clock = guarded::clock;
+  auto const start = clock::now();
+  auto const until = start + std::chrono::seconds(a.seconds);
+  if (a.print) print_steps(make(a, a.first));
+  std::vector<std::unique_ptr<guarded>> jobs;
+  for (unsigned j = 0; j < a.jobs; ++j) {
+    jobs.push_back(std::make_unique<guarded>(std::chrono::seconds(90)));
+    jobs[j]->start([&, j](progress& at) {
+      for (std::uint64_t seed = a.first + j;; seed += a.jobs) {
+        if (a.seconds != 0 ? clock::now() >= until : seed > a.last) return findings{};
+        // Alone: what ran before must not decide where the heap is, and so in which slot a thread finds its cache.
+        program const p = make(a, seed);
+        guarded alone(std::chrono::seconds(60));
+        alone.start([&](progress& there) { return run(p, there); });
+        verdict v;
+        while (!alone.attend(std::chrono::milliseconds(1000), v)) at.beats.fetch_add(1);
+        at.beats.fetch_add(1);
+        at.seed.store(seed);
+        at.step.store(alone.where().step.load());
+        for (std::size_t k = 0; k < profile_count; ++k) at.counted[k].add(alone.where().counted[k]);
+        if (v.failed) return findings{v.what};
+      }
+    });
+  }
+  tally by_profile[profile_count];
+  std::uint64_t last = 0, findings_in_all = 0;
+  for (std::size_t open = jobs.size(); open != 0;) {
+    for (auto& job : jobs) {
+      verdict v;
+      if (job == nullptr || !job->attend(std::chrono::milliseconds(100), v)) continue;
+      --open;
+      progress& at = job->where();
+      for (std::size_t p = 0; p < profile_count; ++p) by_profile[p].add(at.counted[p]);
+      if (at.seed.load() > last) last = at.seed.load();
+      if (v.failed && findings_in_all++ == 0) report(a, at.seed.load(), at.step.load(), v);
+      job.reset();
+    }
+  }
+  bool const failed = findings_in_all != 0;
+  double const seconds = std::chrono::duration<double>(clock::now() - start).count();
+  tally all;
+  std::uint64_t watched[3] = {};
+  std::printf("%-10s %9s %9s %11s %11s %11s %11s %9s  %s\n", "profile", "programs", "schedules", "pool calls",
+              "allocations", "frees", "kernels", "refusals", "watched by");
+  for (std::size_t p = 0; p < profile_count; ++p) {
+    tally const& t = by_profile[p];
+    auto const w = static_cast<std::size_t>(profiles[p].watched);
+    all.add(t);
+    watched[w] += t.operations();
+    if (t.programs == 0) continue;
+    std::printf("%-10s %9" PRIu64 " %9" PRIu64 " %11" PRIu64 " %11" PRIu64 " %11" PRIu64 " %11" PRIu64
+                " %9" PRIu64 "  %s\n",
+                profiles[p].name, t.programs, t.schedules, t.operations(), t.allocations, t.deallocations,
+                t.kernels, t.refusals, watch_names[w]);
+  }
+  std::printf("the pools made streams wait %" PRIu64 " times and the host %" PRIu64
+              " times, put pages together %" PRIu64 " times, and searched again %" PRIu64
+              " times after the driver had refused\n",
+              all.device_waits, all.host_waits, all.remaps, all.retries);
+  std::printf("%s: %" PRIu64 " pool operations in %" PRIu64 " programs on %" PRIu64 " threads, %" PRIu64
+              " schedules, seeds %" PRIu64 "..%" PRIu64 ", %.1f s\n",
+              failed ? "FOUND SOMETHING" : "nothing found", all.operations(), all.programs, all.threads,
+              all.schedules, a.first, last, seconds);
+  std::printf("evidence simulation verdict=%s findings=%" PRIu64 " operations=%" PRIu64
+              " allocations=%" PRIu64 " frees=%" PRIu64 " programs=%" PRIu64 " schedules=%" PRIu64
+              " kernels=%" PRIu64 " model_checked=%" PRIu64 " order_checked=%" PRIu64
+              " contents_checked=%" PRIu64 " first_seed=%" PRIu64 " last_seed=%" PRIu64
+              " steps=%zu seconds=%.1f\n",
+              failed ? "fail" : "pass", findings_in_all, all.operations(), all.allocations, all.deallocations,
+              all.programs, all.schedules, all.kernels, all.operations(), watched[1] + watched[2], watched[2],
+              a.first, last, a.steps, seconds);
+  return failed ? 1 : 0;
+}

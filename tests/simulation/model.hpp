@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The reference: what an allocator must be, without a thought for speed. One set of intervals for all pools, and the sums
+// that their counters must show. It is told of every block that leaves a pool and comes back, whoever asked for it.
+// Above it: witness, pool_under_test, run. Below it: nothing of the pool.
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cinttypes>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace simulation {
+
+/// What was found wrong, in order; empty: nothing.
+using findings = std::vector<std::string>;
+
+/// A line of text, as printf makes it.
+template <class... Arguments>
+[[nodiscard]] std::string text(char const* format, Arguments... arguments) {
+  char line[512];
+  std::snprintf(line, sizeof line, format, arguments...);
+  return line;
+}
+
+/// Bytes that a request occupies, worked out anew from the documentation: 256-byte steps up to 2 KiB, eighths of a power of
+/// two up to 32 KiB, sixteenths up to 1 MiB, and 512-byte steps beyond or where the alignment is above 256.
+[[nodiscard]] inline std::size_t expected_block(std::size_t bytes, std::size_t alignment) noexcept {
+  if (bytes == 0) return 0;
+  std::size_t step = 512;
+  if (alignment <= 256 && bytes <= std::size_t{1} << 20) {
+    std::size_t const power = std::bit_floor(bytes - 1);
+    step = bytes <= 2048 ? 256 : power / (bytes <= 32768 ? 8 : 16);
+  }
+  return (bytes + step - 1) / step * step;
+}
+
+/// One number with its history, as PyTorch defines it.
+struct expected_stat {
+  std::int64_t current = 0, peak = 0, allocated = 0, freed = 0;
+  void add(std::int64_t n) noexcept {
+    current += n;
+    peak = std::max(peak, current);
+    (n > 0 ? allocated : freed) += n > 0 ? n : -n;
+  }
+};
+
+/// What a pool's counters must say.
+struct expected_numbers {
+  std::array<expected_stat, 3> allocations, allocated_bytes, requested_bytes;  ///< all, small, large
+  std::uint64_t ooms = 0;
+
+  void count(std::size_t bytes, std::size_t rounded, int sign) noexcept {
+    std::size_t const group = bytes <= std::size_t{1} << 20 ? 1 : 2;
+    for (std::size_t const g : {std::size_t{0}, group}) {
+      allocations[g].add(sign);
+      allocated_bytes[g].add(sign * static_cast<std::int64_t>(rounded));
+      requested_bytes[g].add(sign * static_cast<std::int64_t>(bytes));
+    }
+  }
+  template <class F>
+  void each(F const& f) {
+    for (auto* kind : {&allocations, &allocated_bytes, &requested_bytes}) {
+      for (auto& s : *kind) f(s);
+    }
+  }
+  void reset_peaks() {
+    each([](expected_stat& s) { s.peak = s.current; });
+  }
+  void reset_totals() {
+    each([](expected_stat& s) { s.allocated = s.freed = 0; });
+    ooms = 0;
+  }
+};
+
+/// A peak_scope as it must be.
+struct expected_scope {
+  std::int64_t start = 0, current = 0, peak = 0, blocks = 0;
+};
+
+class model {
+ public:
+  /// What is known of a live block.
+  struct block {
+    std::size_t bytes, alignment, rounded;
+    unsigned pool;
+    std::uint64_t number;
+  };
+
+  explicit model(findings& found) : found_(found) {}
+
+  unsigned add_pool() {
+    numbers_.emplace_back();
+    scopes_.emplace_back();
+    live_.push_back(0);
+    return static_cast<unsigned>(numbers_.size() - 1);
+  }
+
+  void given(unsigned pool, void* p, std::size_t bytes, std::size_t alignment) {
+    ++given_;
+    if (bytes == 0) {
+      if (p != nullptr) found_.push_back("zero bytes gave a block");
+      return;
+    }
+    auto const begin = reinterpret_cast<std::uintptr_t>(p);
+    if (p == nullptr) return found_.push_back(text("%zu bytes gave null", bytes));
+    if (begin % alignment != 0 || begin % 256 != 0)
+      found_.push_back(text("a block at %p is not aligned to %zu", p, std::max<std::size_t>(alignment, 256)));
+    std::size_t const rounded = expected_block(bytes, alignment);
+    auto const next = blocks_.lower_bound(begin);
+    if (next != blocks_.end() && next->first < begin + rounded) overlap(p, bytes, *next);
+    if (next != blocks_.begin()) {
+      auto const before = std::prev(next);
+      if (before->first + before->second.rounded > begin) overlap(p, bytes, *before);
+    }
+    blocks_.insert_or_assign(next, begin, block{bytes, alignment, rounded, pool, given_});
+    live_[pool] += rounded;
+    numbers_[pool].count(bytes, rounded, 1);
+    for (expected_scope* s : scopes_[pool]) {
+      s->current += static_cast<std::int64_t>(rounded);
+      s->peak = std::max(s->peak, s->current);
+      ++s->blocks;
+    }
+  }
+  void returned(unsigned pool, void* p, std::size_t bytes, std::size_t alignment) {
+    if (p == nullptr) return;
+    ++returned_;
+    auto const it = blocks_.find(reinterpret_cast<std::uintptr_t>(p));
+    if (it == blocks_.end() || it->second.pool != pool || it->second.bytes != bytes ||
+        it->second.alignment != alignment) {
+      return found_.push_back(text("%p (%zu bytes) came back, but was not given out so", p, bytes));
+    }
+    std::size_t const rounded = it->second.rounded;
+    live_[pool] -= rounded;
+    numbers_[pool].count(bytes, rounded, -1);
+    for (expected_scope* s : scopes_[pool]) s->current -= static_cast<std::int64_t>(rounded);
+    blocks_.erase(it);
+  }
+  void refused(unsigned pool) noexcept { ++numbers_[pool].ooms; }
+
+  void add_scope(unsigned pool, expected_scope& scope) {
+    scope.start = scope.current = scope.peak = numbers_[pool].allocated_bytes[0].current;
+    scopes_[pool].push_back(&scope);
+  }
+  void remove_scope(unsigned pool, expected_scope& scope) { std::erase(scopes_[pool], &scope); }
+
+  [[nodiscard]] expected_numbers& numbers(unsigned pool) noexcept { return numbers_[pool]; }
+  /// Bytes of the pool's live blocks, as it rounds them.
+  [[nodiscard]] std::size_t live(unsigned pool) const noexcept { return live_[pool]; }
+  [[nodiscard]] std::map<std::uintptr_t, block> const& blocks() const noexcept { return blocks_; }
+  [[nodiscard]] std::uint64_t given() const noexcept { return given_; }
+  [[nodiscard]] std::uint64_t came_back() const noexcept { return returned_; }
+
+  /// Compares the numbers of `tracked` with what they must be.
+  template <class Statistics>
+  void compare(unsigned pool, Statistics const& s) {
+    expected_numbers const& e = numbers_[pool];
+    static constexpr char const* groups[] = {"all", "small", "large"};
+    for (std::size_t g = 0; g < 3; ++g) {
+      compare(pool, "allocations", groups[g], e.allocations[g], s.allocations[g]);
+      compare(pool, "allocated_bytes", groups[g], e.allocated_bytes[g], s.allocated_bytes[g]);
+      compare(pool, "requested_bytes", groups[g], e.requested_bytes[g], s.requested_bytes[g]);
+    }
+    if (e.ooms != s.ooms)
+      found_.push_back(text("pool %u counts %" PRIu64 " refusals, there were %" PRIu64, pool,
+                            static_cast<std::uint64_t>(s.ooms), e.ooms));
+  }
+
+ private:
+  void overlap(void* p, std::size_t bytes, std::pair<std::uintptr_t const, block> const& with) {
+    found_.push_back(text("a block of %zu bytes at %p overlaps the live block %" PRIu64
+                          " of pool %u (%zu bytes at 0x%" PRIxPTR ")",
+                          bytes, p, with.second.number, with.second.pool, with.second.bytes, with.first));
+  }
+  template <class Stat>
+  void compare(unsigned pool, char const* name, char const* group, expected_stat const& e, Stat const& s) {
+    if (s.current == e.current && s.peak == e.peak && s.allocated == e.allocated && s.freed == e.freed)
+      return;
+    found_.push_back(text("pool %u: %s.%s is current %" PRId64 " peak %" PRId64 " allocated %" PRId64
+                          " freed %" PRId64 "; it must be %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64,
+                          pool, name, group, static_cast<std::int64_t>(s.current),
+                          static_cast<std::int64_t>(s.peak), static_cast<std::int64_t>(s.allocated),
+                          static_cast<std::int64_t>(s.freed), e.current, e.peak, e.allocated, e.freed));
+  }
+
+  findings& found_;
+  std::map<std::uintptr_t, block> blocks_;
+  std::vector<expected_numbers> numbers_;
+  std::vector<std::vector<expected_scope*>> scopes_;
+  std::vector<std::size_t> live_;
+  std::uint64_t given_ = 0, returned_ = 0;
+};
+
+}  // namespace simulation

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A pool behind virtual calls, so that one program can hold pools of several kinds: over pages or over blocks, with or
+// without remapping, each with a limit below and exact numbers above. Above it: world, user. Below it: the stacks of tarn.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "tarn/driver/sim_driver.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/policy/tracked.hpp"
+#include "tarn/raii/device_buffer.hpp"
+#include "tarn/raii/device_ptr.hpp"
+#include "tarn/raii/peak_scope.hpp"
+#include "tarn/report/stats.hpp"
+#include "tarn/source/cuda_malloc.hpp"
+#include "tarn/source/cuda_pages.hpp"
+#include "witness.hpp"
+
+namespace simulation {
+
+/// What a peak_scope says.
+struct scope_reading {
+  std::size_t peak, above_start, current, count;
+  std::int64_t net;
+};
+struct scope_under_test {
+  virtual ~scope_under_test() = default;
+  [[nodiscard]] virtual scope_reading read() const = 0;
+};
+
+/// A device_buffer<std::byte>, or a device_ptr<std::byte[]>, of any pool.
+struct owner_under_test {
+  virtual ~owner_under_test() = default;
+  [[nodiscard]] virtual void* data() const = 0;
+  [[nodiscard]] virtual std::size_t size() const = 0;
+  [[nodiscard]] virtual tarn::stream_ref stream() const = 0;
+  virtual void set_stream(tarn::stream_ref stream) = 0;
+  /// Gives the memory back and stays usable.
+  virtual void clear() = 0;
+  /// Another owner of the memory; this one is left empty and is used again.
+  [[nodiscard]] virtual std::unique_ptr<owner_under_test> move() = 0;
+  // Of buffers; pointers do nothing.
+  virtual void resize(std::size_t, tarn::stream_ref) {}
+  virtual void reserve(std::size_t, tarn::stream_ref) {}
+  virtual void shrink_to_fit(tarn::stream_ref) {}
+  virtual void fill(std::byte) {}
+  [[nodiscard]] virtual std::unique_ptr<owner_under_test> copy(tarn::stream_ref) const { return nullptr; }
+  [[nodiscard]] virtual bool is_buffer() const { return false; }
+};
+
+struct pool_under_test {
+  virtual ~pool_under_test() = default;
+  [[nodiscard]] virtual void* allocate(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment) = 0;
+  virtual void deallocate(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) = 0;
+  [[nodiscard]] virtual void* allocate_sync(std::size_t bytes, std::size_t alignment) = 0;
+  virtual void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) = 0;
+  virtual void record_use(void* p, std::size_t bytes, tarn::stream_ref stream) = 0;
+  virtual std::size_t trim(std::size_t keep) = 0;
+  virtual void reset_peaks() = 0;
+  virtual void reset_totals() = 0;
+  virtual void set_limit(std::size_t bytes) = 0;
+  [[nodiscard]] virtual std::size_t limit() const = 0;
+  [[nodiscard]] virtual std::size_t limited() const = 0;
+  [[nodiscard]] virtual bool owns(void const* p) const = 0;
+  [[nodiscard]] virtual std::size_t largest_free_range() const = 0;
+  [[nodiscard]] virtual std::size_t block_bytes(std::size_t bytes, std::size_t alignment) const = 0;
+  [[nodiscard]] virtual tarn::pool_state state() const = 0;
+  [[nodiscard]] virtual tarn::tracked_statistics statistics() const = 0;
+  /// The value under one of PyTorch's keys.
+  [[nodiscard]] virtual std::int64_t memory_stat_of(char const* key) const = 0;
+  [[nodiscard]] virtual std::unique_ptr<scope_under_test> open_scope() const = 0;
+  [[nodiscard]] virtual std::unique_ptr<owner_under_test> make_buffer(std::size_t count,
+                                                                      tarn::stream_ref stream,
+                                                                      std::size_t alignment) const = 0;
+  [[nodiscard]] virtual std::unique_ptr<owner_under_test> make_pointer(std::size_t count,
+                                                                       tarn::stream_ref stream) const = 0;
+};
+
+namespace detail {
+
+template <class Memory>
+class buffer_of final : public owner_under_test {
+ public:
+  using buffer = tarn::device_buffer<std::byte, Memory>;
+  explicit buffer_of(buffer b) : buffer_(std::move(b)) {}
+  void* data() const override { return const_cast<std::byte*>(buffer_.data()); }
+  std::size_t size() const override { return buffer_.size(); }
+  tarn::stream_ref stream() const override { return buffer_.stream(); }
+  void set_stream(tarn::stream_ref stream) override { buffer_.set_stream(stream); }
+  void clear() override { buffer_.clear(); }
+  std::unique_ptr<owner_under_test> move() override {
+    return std::make_unique<buffer_of>(std::move(buffer_));
+  }
+  void resize(std::size_t count, tarn::stream_ref stream) override { buffer_.resize(count, stream); }
+  void reserve(std::size_t count, tarn::stream_ref stream) override { buffer_.reserve(count, stream); }
+  void shrink_to_fit(tarn::stream_ref stream) override { buffer_.shrink_to_fit(stream); }
+  void fill(std::byte value) override { buffer_.fill(value); }
+  std::unique_ptr<owner_under_test> copy(tarn::stream_ref stream) const override {
+    return std::make_unique<buffer_of>(buffer(buffer_, stream));
+  }
+  bool is_buffer() const override { return true; }
+
+ private:
+  buffer buffer_;
+};
+
+template <class Memory>
+class pointer_of final : public owner_under_test {
+ public:
+  using pointer = tarn::device_ptr<std::byte[], Memory>;
+  explicit pointer_of(pointer p) : pointer_(std::move(p)) {}
+  void* data() const override { return pointer_.get(); }
+  std::size_t size() const override { return pointer_.size(); }
+  tarn::stream_ref stream() const override { return pointer_.stream(); }
+  void set_stream(tarn::stream_ref stream) override { pointer_.set_stream(stream); }
+  void clear() override { pointer_ = nullptr; }
+  std::unique_ptr<owner_under_test> move() override {
+    return std::make_unique<pointer_of>(std::move(pointer_));
+  }
+
+ private:
+  pointer pointer_;
+};
+
+template <class Memory>
+class scope_of final : public scope_under_test {
+ public:
+  explicit scope_of(Memory memory) : scope_(std::move(memory)) {}
+  scope_reading read() const override {
+    return {scope_.peak_bytes(), scope_.peak_above_start(), scope_.current_bytes(), scope_.count(),
+            scope_.net_bytes()};
+  }
+
+ private:
+  tarn::peak_scope<Memory> scope_;
+};
+
+template <class Memory>
+class pool_of final : public pool_under_test {
+ public:
+  explicit pool_of(Memory memory) : memory_(std::move(memory)) {}
+
+  void* allocate(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment) override {
+    return memory_.allocate(stream, bytes, alignment);
+  }
+  void deallocate(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) override {
+    memory_.deallocate(stream, p, bytes, alignment);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) override {
+    return memory_.allocate_sync(bytes, alignment);
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) override {
+    memory_.deallocate_sync(p, bytes, alignment);
+  }
+  void record_use(void* p, std::size_t bytes, tarn::stream_ref stream) override {
+    memory_.record_use(p, bytes, stream);
+  }
+  std::size_t trim(std::size_t keep) override {
+    return tarn::nearest(memory_, [&](auto& l) -> decltype(l.trim(keep)) { return l.trim(keep); });
+  }
+  void reset_peaks() override { tarn::reset_peak_memory_stats(memory_); }
+  void reset_totals() override { tarn::reset_accumulated_memory_stats(memory_); }
+  void set_limit(std::size_t bytes) override {
+    (void)tarn::nearest(memory_, [&](auto& l) -> decltype(l.set_limit(bytes)) { return l.set_limit(bytes); });
+  }
+  std::size_t limit() const override {
+    return tarn::nearest(memory_, [](auto& l) -> decltype(l.limit()) { return l.limit(); });
+  }
+  std::size_t limited() const override {
+    return tarn::nearest(memory_, [](auto& l) -> decltype(l.used()) { return l.used(); });
+  }
+  bool owns(void const* p) const override {
+    return tarn::nearest(memory_, [&](auto& l) -> decltype(l.owns(p)) { return l.owns(p); });
+  }
+  std::size_t largest_free_range() const override {
+    return tarn::nearest(memory_,
+                         [](auto& l) -> decltype(l.largest_free_range()) { return l.largest_free_range(); });
+  }
+  std::size_t block_bytes(std::size_t bytes, std::size_t alignment) const override {
+    return tarn::nearest(memory_, [&](auto& l) -> decltype(l.block_bytes(bytes, alignment)) {
+      return l.block_bytes(bytes, alignment);
+    });
+  }
+  tarn::pool_state state() const override {
+    return tarn::nearest(memory_, [](auto& l) -> decltype(l.state()) { return l.state(); });
+  }
+  tarn::tracked_statistics statistics() const override {
+    return tarn::nearest(memory_, [](auto& l) -> decltype(l.statistics()) { return l.statistics(); });
+  }
+  std::int64_t memory_stat_of(char const* key) const override {
+    for (auto const& [name, value] : tarn::memory_stats(memory_)) {
+      if (name == key) return value;
+    }
+    return -1;
+  }
+  std::unique_ptr<scope_under_test> open_scope() const override {
+    return std::make_unique<scope_of<Memory>>(memory_);
+  }
+  std::unique_ptr<owner_under_test> make_buffer(std::size_t count, tarn::stream_ref stream,
+                                                std::size_t alignment) const override {
+    return std::make_unique<buffer_of<Memory>>(
+        tarn::device_buffer<std::byte, Memory>(memory_, count, stream, alignment));
+  }
+  std::unique_ptr<owner_under_test> make_pointer(std::size_t count, tarn::stream_ref stream) const override {
+    return std::make_unique<pointer_of<Memory>>(tarn::make_device<std::byte[]>(memory_, count, stream));
+  }
+
+ private:
+  mutable Memory memory_;
+};
+
+}  // namespace detail
+
+/// Over what a pool stands: pages of a driver that knows streams by their identity alone, or of one that can mark all work
+/// of a device; or blocks.
+enum class ground : std::uint8_t { pages, marked_pages, blocks };
+inline constexpr char const* ground_names[] = {"pages", "pages, marking", "blocks, marking"};
+
+struct pool_choice {
+  ground on = ground::pages;
+  tarn::pooled options{};
+  std::size_t limit = 0;  ///< of reserved bytes
+};
+
+namespace detail {
+template <class Source>
+[[nodiscard]] std::unique_ptr<pool_under_test> make_pool_over(Source const& source, pool_choice const& choice,
+                                                              witnessed const& who) {
+  using tarn::limited, tarn::pooled, tarn::tracked;
+  using memory = tarn::stack<Source, limited, pooled, tracked, witnessed>;
+  return std::make_unique<pool_of<memory>>(source | limited{choice.limit} | choice.options | tracked{} | who);
+}
+}  // namespace detail
+
+[[nodiscard]] inline std::unique_ptr<pool_under_test> make_pool(tarn::sim_driver const& driver,
+                                                                pool_choice const& choice, witness& who,
+                                                                unsigned number) {
+  using marking = tarn::sim_marking_driver;
+  witnessed const seen{&who, number};
+  switch (choice.on) {
+    case ground::pages:
+      return detail::make_pool_over(tarn::basic_pages<tarn::sim_driver>(driver), choice, seen);
+    case ground::marked_pages:
+      return detail::make_pool_over(tarn::basic_pages<marking>(marking(driver)), choice, seen);
+    default:
+      return detail::make_pool_over(tarn::basic_malloc<marking>(marking(driver)), choice, seen);
+  }
+}
+
+}  // namespace simulation

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A random program: a list of steps, drawn from a seed and a profile alone.
+// Above it: run. Below it: operation, profile, random_numbers.
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "operation.hpp"
+#include "profile.hpp"
+#include "random_numbers.hpp"
+
+namespace simulation {
+
+struct program {
+  std::uint64_t seed = 0;
+  profile const* kind = nullptr;
+  std::vector<operation> steps;
+  std::vector<std::uint32_t> numbers;  ///< of each step in the program as it was drawn
+};
+
+namespace detail {
+
+/// Sizes that matter: zero, tiny, around every bound of the pool, whole pages, odd, too large.
+inline std::uint64_t draw_bytes(random_numbers& random, profile const& kind, std::size_t capacity) {
+  std::uint64_t const what = random.below(1000);
+  if (what < 5) return 0;
+  bool const large = kind.largest >= 16_MiB && what < 900;
+  if (large) return random.percent(25) ? 2_MiB * random.between(1, 12) : random.between(1_MiB, kind.largest);
+  if (what < 250) return random.between(1, 2_KiB);
+  if (what < 450) return random.between(1, 32_KiB);
+  if (what < 650) return random.between(1, 1_MiB);
+  if (what < 700) {  // around a power of two
+    std::uint64_t const power = std::uint64_t{1} << random.between(8, 22);
+    return power + random.below(3) - 1;
+  }
+  if (what < 760) return 2_MiB * random.between(1, kind.largest / 2_MiB + 1);
+  if (what < 995) {  // many small, few large, up to the largest
+    std::uint64_t const bits = random.between(12, static_cast<unsigned>(std::bit_width(kind.largest)));
+    std::uint64_t const bytes = random.below(std::uint64_t{1} << bits) + 1;
+    return bytes < kind.largest ? bytes : kind.largest;
+  }
+  if (what < 999) return random.between(capacity / 8, capacity + capacity / 8);
+  return random.percent(50) ? std::uint64_t{1} << 50 : ~std::uint64_t{0} - random.below(4096);
+}
+
+inline std::uint32_t draw_alignment(random_numbers& random) {
+  if (!random.percent(6)) return 256;
+  return std::uint32_t{1} << random.below(22);  // 1 .. 2 MiB
+}
+
+}  // namespace detail
+
+/// Draws a program of `steps` steps for a machine whose devices have `capacity` bytes.
+inline program draw(std::uint64_t seed, profile const& kind, std::size_t steps, std::size_t capacity) {
+  program drawn{seed, &kind, {}, {}};
+  random_numbers random(seed ^ 0x70726F6772616D);
+  unsigned total = 0;
+  for (weight const& w : kind.weights) total += w.share;
+  // Programs differ in what they like: few sizes again and again, or any; one thread, or all.
+  std::uint64_t usual[8];
+  for (auto& size : usual) size = detail::draw_bytes(random, kind, capacity);
+  unsigned const repeats = static_cast<unsigned>(random.below(3)) * 40;
+  auto const threads = random.between(1, kind.threads);
+  auto const streams = random.between(2, kind.streams + 2);
+  auto const slots = random.between(4, kind.slots);
+  std::uint8_t thread = 0;
+  drawn.steps.reserve(steps);
+  while (drawn.steps.size() < steps) {
+    operation o;
+    auto left = static_cast<unsigned>(random.below(total));
+    for (weight const& w : kind.weights) {
+      if (left < w.share) {
+        o.what = w.what;
+        break;
+      }
+      left -= w.share;
+    }
+    if (random.percent(kind.changes)) thread = static_cast<std::uint8_t>(random.below(threads));
+    o.thread = thread;
+    o.pool = static_cast<std::uint8_t>(random.below(kind.pools));
+    o.stream = static_cast<std::uint8_t>(random.below(streams));
+    o.other = static_cast<std::uint8_t>(random.below(streams));
+    o.how = static_cast<std::uint8_t>(random.below(256));
+    o.slot = static_cast<std::uint16_t>(random.below(slots));
+    o.second = static_cast<std::uint16_t>(random.below(slots));
+    o.alignment = detail::draw_alignment(random);
+    o.bytes = random.percent(repeats) ? usual[random.below(8)] : detail::draw_bytes(random, kind, capacity);
+    o.duration = random.percent(kind.long_work) ? std::uint64_t{1'000'000'000'000} : random.below(200'000);
+    drawn.steps.push_back(o);
+  }
+  drawn.numbers.resize(steps);
+  for (std::size_t i = 0; i < steps; ++i) drawn.numbers[i] = static_cast<std::uint32_t>(i);
+  return drawn;
+}
+
+}  // namespace simulation

@@ -1,0 +1,748 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The user of a random program: takes each step if a correct user could, with the ordering that one owes. Whatever goes
+// wrong then is the library's fault. Above it: run. Below it: streams, world, contents.
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "contents.hpp"
+#include "operation.hpp"
+#include "streams.hpp"
+#include "tally.hpp"
+#include "world.hpp"
+
+namespace simulation {
+
+class user {
+ public:
+  user(world& w, profile const& kind, tally& counted)
+      : world_(w),
+        counted_(counted),
+        streams_(w, kind.devices, kind.streams),
+        blocks_(kind.slots),
+        owners_(kind.owners) {
+    for (weight const& each : kind.weights) captures_ = captures_ || each.what == act::begin_capture;
+    for (unsigned i = 0; i < kind.pools; ++i) {
+      pools_.push_back({});
+      pools_[i].device = static_cast<int>(i % kind.devices);
+      open_pool(i);
+    }
+  }
+
+  /// Takes one step on the calling thread, which has this number.
+  void step(operation const& o, unsigned thread) {
+    streams_.set_thread(thread);
+    try {
+      take(o);
+    } catch (tarn::out_of_memory const&) {
+      ++counted_.refusals;
+    } catch (std::length_error const&) {
+      if (o.bytes <= tarn::max_request_bytes) world_.found().push_back("a possible size is called too long");
+    } catch (std::exception const& error) {
+      world_.found().push_back(
+          text("%s threw: %s", act_names[static_cast<std::size_t>(o.what)], error.what()));
+    }
+  }
+
+  /// The calling thread is about to end: captures of its own default streams end before.
+  void leave(unsigned thread) {
+    streams_.set_thread(thread);
+    for (std::size_t g = 0; g < graphs_.size(); ++g) {
+      if (streams_[graphs_[g].from].thread == thread) finish_capture(g);
+    }
+  }
+
+  /// What must hold between steps.
+  void check(bool with_state) {
+    for (auto const& pool : pools_) {
+      world_.check_numbers(pool);
+      if (with_state) (void)world_.check_state(pool);
+    }
+    if (with_state) {
+      for (auto const& s : scopes_) compare(*s);
+      if (world_.chosen().machine.devices == 1) world_.check_device(pools_, 0);
+    }
+    world_.check_order();
+  }
+
+  /// Gives everything back and checks that nothing is left: on the calling thread.
+  void close(unsigned thread) {
+    streams_.set_thread(thread);
+    try {
+      for (std::size_t g = 0; g < graphs_.size(); ++g) finish_capture(g);
+      graphs_.clear();
+      while (!scopes_.empty()) close_scope(0);
+      for (auto& b : blocks_) {
+        if (b == nullptr) continue;
+        b->graphs = 0;
+        if (!give_back(b, b->number % 5 == 0 ? 3 : 0)) give_back_late(b);
+      }
+      for (auto& o : owners_) drop(o);
+      for (auto& pool : pools_) {
+        for (stream_number s = 0; s < streams_.size(); ++s) {
+          if (streams_.can_wait_for(s) && streams_[s].device == pool.device && s % 3 == 0)
+            streams_.wait_for(s);
+        }
+        count_depth(world_.check_state(pool));
+        (void)pool.memory->trim(0);
+        expect_empty(pool);
+        world_.check_numbers(pool);
+        pool.memory.reset();
+      }
+      streams_.close();
+    } catch (std::exception const& error) {
+      world_.found().push_back(text("the end threw: %s", error.what()));
+    }
+    world_.check_order();
+  }
+
+ private:
+  struct graph {
+    tarn::sim_graph recorded;
+    stream_number from = 0;
+    bool open = false;
+    std::vector<std::size_t> slots;  ///< whose blocks it uses
+  };
+  /// A live block, and who may still be using it: `last` after all before it, and readers beside that.
+  struct block {
+    void* p = nullptr;
+    std::size_t bytes = 0, alignment = 0;
+    unsigned pool = 0;
+    stream_number last = 0;
+    bool unordered = false;  ///< from allocate_sync and not used yet: any stream may
+    bool written = false;
+    std::vector<stream_number> readers;
+    unsigned graphs = 0;
+    std::uint64_t number = 0;
+  };
+  struct owner {
+    std::unique_ptr<owner_under_test> it;
+    unsigned pool = 0;
+    stream_number on = 0;
+    std::size_t filled = 0;
+    unsigned char value = 0;
+  };
+  struct scope {
+    unsigned pool = 0;
+    unsigned number = 0;
+    std::unique_ptr<scope_under_test> it;
+    expected_scope expected;
+  };
+  using block_slot = std::unique_ptr<block>;
+
+  [[nodiscard]] bool reads_contents() const { return world_.chosen().watched == watch::contents; }
+  [[nodiscard]] bool only_counts() const { return world_.chosen().watched == watch::model; }
+  [[nodiscard]] bool any_capture() const {
+    for (graph const& g : graphs_) {
+      if (g.open) return true;
+    }
+    return false;
+  }
+  [[nodiscard]] tarn::sim_driver driver(unsigned pool) const { return world_.driver(pools_[pool].device); }
+
+  void take(operation const& o) {
+    auto const pool = static_cast<unsigned>(o.pool % pools_.size());
+    int const device = pools_[pool].device;
+    block_slot* const slot = blocks_.empty() ? nullptr : &blocks_[o.slot % blocks_.size()];
+    owner* const mine = owners_.empty() ? nullptr : &owners_[o.slot % owners_.size()];
+    switch (o.what) {
+      case act::allocate:
+      case act::allocate_sync:
+        return allocate(o, pool, *slot);
+      case act::deallocate:
+        (void)free_slot(*slot, o);
+        return;
+      case act::use:
+        return use(o, *slot);
+      case act::copy:
+        return copy(o, *slot, blocks_[o.second % blocks_.size()]);
+      case act::order: {
+        auto const before = streams_.in(device, o.other), after = streams_.in(device, o.stream);
+        if (streams_.runs(before) && streams_.can_order(before, after)) streams_.order(before, after);
+        return;
+      }
+      case act::synchronize: {
+        if (o.how % 8 == 0) {
+          if (!streams_.is_capturing(device))
+            world_.expect(world_.driver(device).synchronize_device(), "synchronize_device");
+        } else if (auto const s = streams_.in(device, o.stream); streams_.can_wait_for(s)) {
+          streams_.wait_for(s);
+        }
+        return;
+      }
+      case act::pass_time:
+        return world_.machine().advance(o.duration % 1'000'000);
+      case act::begin_capture:
+        return begin_capture(device, o.stream);
+      case act::end_capture:
+        if (!graphs_.empty()) finish_capture(o.slot % graphs_.size());
+        return;
+      case act::launch_graph:
+        return launch_graph(o, device);
+      case act::drop_graph:
+        return drop_graph(o.slot);
+      case act::make_stream:
+        if (!captures_ || world_.marks_all_work()) streams_.replace(device, o.stream, o.how);
+        return;
+      case act::end_thread:
+        return;  // by run, from outside
+      case act::trim:
+        return trim(pool, o.bytes % (world_.chosen().machine.capacity + 1));
+      case act::empty_cache:
+        return trim(pool, 0);
+      case act::drain:
+        return drain(pool, o);
+      case act::look:
+        return look(pool, o);
+      case act::reset_peaks:
+        return reset(pool, o);
+      case act::open_scope:
+        return open_scope(pool);
+      case act::close_scope:
+        if (!scopes_.empty()) close_scope(o.slot % scopes_.size());
+        return;
+      case act::make_pool:
+        return replace_pool(pool);
+      case act::take_memory:
+        world_.machine().take_memory(device, o.bytes % (world_.chosen().machine.capacity / 2));
+        return;
+      case act::set_limit:
+        pools_[pool].memory->set_limit(o.how % 3 == 0 ? world_.chosen().machine.capacity * 4
+                                                      : o.bytes % world_.chosen().machine.capacity);
+        return;
+      case act::make_buffer:
+        return make_buffer(o, pool, mine);
+      case act::make_pointer:
+        return make_pointer(o, pool, mine);
+      case act::resize_buffer:
+        return resize(o, mine);
+      case act::move_buffer:
+        return move(o, mine);
+      case act::copy_buffer:
+        return copy_owner(o, mine);
+      case act::fill_buffer:
+        return fill(o, mine);
+      case act::drop_buffer:
+        if (mine != nullptr) drop(*mine, o.how);
+        return;
+      case act::count_of_acts:
+        return;
+    }
+  }
+
+  // ---- blocks
+
+  void allocate(operation const& o, unsigned pool, block_slot& slot) {
+    if (slot != nullptr && !free_slot(slot, o)) return;
+    bool const sync = o.what == act::allocate_sync;
+    stream_number const s = streams_.in(pools_[pool].device, o.stream);
+    if (!sync && !streams_.is_usable(s)) return;
+    std::size_t const alignment = o.alignment;
+    pool_under_test& memory = *pools_[pool].memory;
+    ++counted_.allocations;
+    void* p = nullptr;
+    try {
+      p = sync ? memory.allocate_sync(o.bytes, alignment)
+               : memory.allocate(streams_.name(s, o.how), o.bytes, alignment);
+    } catch (tarn::out_of_memory const&) {
+      check_refusal(pool, o.bytes);
+      throw;
+    }
+    if (p == nullptr) return;
+    slot = std::make_unique<block>();
+    *slot = {p, o.bytes, alignment, pool, s, sync, false, {}, 0, ++numbers_};
+    bool const at_once = only_counts() ? o.how % 32 == 1 : o.how % 8 != 1;
+    if (at_once && streams_.runs(s)) {
+      slot->unordered = false;
+      launch(*slot, s, o.duration, tarn::sim_use::writes);
+    }
+  }
+
+  /// Work on a block, in its turn.
+  void launch(block& b, stream_number s, std::uint64_t duration, tarn::sim_use use) {
+    ++counted_.kernels;
+    auto const d = driver(b.pool);
+    auto const& on = streams_[s].named;
+    tarn::sim_access const touched{b.p, b.bytes, use};
+    bool const writes = use == tarn::sim_use::writes;
+    tarn::status done;
+    if (!reads_contents()) {
+      done = d.launch(on, duration, {touched});
+    } else if (writes) {
+      done = d.launch(on, duration, {touched}, write_stamps{b.p, b.bytes, b.number});
+    } else {
+      done = d.launch(on, duration, {touched}, read_stamps{b.p, b.bytes, b.number, &world_.found()});
+    }
+    world_.expect(done, "launch");
+    b.written = b.written || writes;
+  }
+
+  /// True where all that uses a block can be ordered before work on `s`.
+  [[nodiscard]] bool can_come_after(block const& b, stream_number s) const {
+    if (!b.unordered && !streams_.can_order(b.last, s)) return false;
+    for (stream_number r : b.readers) {
+      if (!streams_.can_order(r, s)) return false;
+    }
+    return true;
+  }
+  /// Orders it so; `s` is the last user then.
+  void come_after(block& b, stream_number s) {
+    if (!b.unordered) streams_.order(b.last, s);
+    for (stream_number r : b.readers) streams_.order(r, s);
+    b.readers.clear();
+    b.unordered = false;
+    b.last = s;
+  }
+
+  void use(operation const& o, block_slot& slot) {
+    if (slot == nullptr) return;
+    block& b = *slot;
+    stream_number const s = streams_.in(pools_[b.pool].device, o.stream);
+    if (!streams_.is_usable(s)) return;
+    if (streams_[s].graph >= 0) return capture_use(o, b, s);
+    bool const beside = o.how % 4 == 0 && b.written && !b.unordered;
+    if (beside) {
+      if (!streams_.runs(s) || !streams_.can_order(b.last, s)) return;
+      streams_.order(b.last, s);
+      launch(b, s, o.duration, tarn::sim_use::reads);
+      if (s == b.last) return;
+      for (stream_number r : b.readers) {
+        if (r == s) return;
+      }
+      b.readers.push_back(s);
+      // PyTorch's record_stream: said when it is used, not when it is freed; twice is once.
+      if (o.how % 8 == 0) record_use(b, s, o.how);
+      return;
+    }
+    if (!streams_.runs(s) || !can_come_after(b, s)) return;
+    come_after(b, s);
+    bool const reads = o.how % 4 == 1 && b.written;
+    launch(b, s, o.duration, reads ? tarn::sim_use::reads : tarn::sim_use::writes);
+  }
+
+  void copy(operation const& o, block_slot& from, block_slot& to) {
+    if (from == nullptr || to == nullptr || from == to ||
+        pools_[from->pool].device != pools_[to->pool].device)
+      return;
+    stream_number const s = streams_.in(pools_[to->pool].device, o.stream);
+    if (!from->written || !streams_.runs(s) || !can_come_after(*from, s) || !can_come_after(*to, s)) return;
+    come_after(*from, s);
+    come_after(*to, s);
+    std::size_t const bytes = from->bytes < to->bytes ? from->bytes : to->bytes;
+    ++counted_.kernels;
+    world_.expect(driver(to->pool).copy(streams_[s].named, to->p, from->p, bytes), "copy");
+    launch(*to, s, o.duration, tarn::sim_use::writes);
+  }
+
+  void record_use(block& b, stream_number s, unsigned how) {
+    ++counted_.other_calls;
+    pools_[b.pool].memory->record_use(b.p, b.bytes, streams_.name(s, how));
+  }
+
+  [[nodiscard]] bool free_slot(block_slot& slot, operation const& o) {
+    if (slot == nullptr) return true;
+    if (slot->graphs != 0) return false;
+    block& b = *slot;
+    unsigned const how = o.how;
+    if (reads_contents() && b.written && how % 4 != 3 && !b.unordered && streams_.runs(b.last))
+      launch(b, b.last, o.duration / 16, tarn::sim_use::reads);
+    switch (how % 8) {
+      case 3:
+        return give_back_on(slot, streams_.in(pools_[b.pool].device, o.stream), how);
+      case 4:
+        return give_back_recorded(slot, streams_.in(pools_[b.pool].device, o.stream), how);
+      case 5:
+        return give_back_recorded(slot, b.last, how);
+      case 6:
+        return (how & 0x18) == 0 ? give_back_sync(slot) : give_back(slot, how);
+      default:
+        return give_back(slot, how);
+    }
+  }
+  /// On the stream that used it last.
+  [[nodiscard]] bool give_back(block_slot& slot, unsigned how) {
+    block& b = *slot;
+    if (b.readers.empty()) return release(slot, b.last, how);
+    return give_back_on(slot, b.last, how) || give_back_recorded(slot, b.last, how);
+  }
+  /// On a stream that is made to wait for all uses.
+  [[nodiscard]] bool give_back_on(block_slot& slot, stream_number s, unsigned how) {
+    if (!streams_.is_usable(s) || !can_come_after(*slot, s)) return false;
+    come_after(*slot, s);
+    return release(slot, s, how);
+  }
+  /// On any stream, with the uses recorded instead.
+  [[nodiscard]] bool give_back_recorded(block_slot& slot, stream_number s, unsigned how) {
+    block& b = *slot;
+    if (b.unordered) return release(slot, s, how);
+    for (stream_number r : b.readers) record_use(b, r, how);
+    if (b.last != s) record_use(b, b.last, how);
+    return release(slot, s, how);
+  }
+  /// After the host has waited for all uses.
+  [[nodiscard]] bool give_back_sync(block_slot& slot) {
+    block& b = *slot;
+    if (!b.unordered && !streams_.can_wait_for(b.last)) return false;
+    for (stream_number r : b.readers) {
+      if (!streams_.can_wait_for(r)) return false;
+    }
+    if (!b.unordered) streams_.wait_for(b.last);
+    for (stream_number r : b.readers) streams_.wait_for(r);
+    ++counted_.deallocations;
+    pools_[b.pool].memory->deallocate_sync(b.p, b.bytes, b.alignment);
+    slot.reset();
+    return true;
+  }
+  bool release(block_slot& slot, stream_number s, unsigned how) {
+    block& b = *slot;
+    ++counted_.deallocations;
+    pools_[b.pool].memory->deallocate(streams_.name(s, how), b.p, b.bytes, b.alignment);
+    slot.reset();
+    return true;
+  }
+  void give_back_late(block_slot& slot) {
+    if (!give_back_recorded(slot, slot->last, 0)) world_.found().push_back("a block cannot be given back");
+  }
+
+  /// A pool with nothing live must serve what its memory has room for.
+  void check_refusal(unsigned pool, std::size_t bytes) {
+    pool_state_of_user const& p = pools_[pool];
+    if (world_.reference().live(p.number) != 0 || any_capture() || bytes > world_.chosen().machine.capacity)
+      return;
+    tarn::pool_state const s = p.memory->state();
+    std::size_t const free = world_.machine().usage(p.device).free() + s.reserved;
+    std::size_t const whole = tarn::align_up(bytes + (is_over_blocks(pool) ? 2_MiB : 0), 2_MiB);
+    if (whole <= free && whole <= limit_of(pool))
+      world_.found().push_back(
+          text("pool %u refused %zu bytes with nothing live and %zu bytes to be had", p.number, bytes, free));
+  }
+  /// A pool over blocks needs room to align them, and asks for more than one block at a time.
+  [[nodiscard]] bool is_over_blocks(unsigned pool) const {
+    return world_.chosen().pools[pool].on == ground::blocks;
+  }
+  [[nodiscard]] std::size_t limit_of(unsigned pool) const { return pools_[pool].memory->limit(); }
+
+  // ---- capture
+
+  void begin_capture(int device, unsigned slot) {
+    stream_number const s = streams_.in(device, slot);
+    if (device != 0 || graphs_.size() >= 4 || !streams_.runs(s) || streams_[s].legacy) return;
+    world_.expect(world_.machine().begin_capture(streams_[s].named), "begin_capture");
+    streams_[s].graph = 1;
+    graphs_.push_back({{}, s, true, {}});
+  }
+  void capture_use(operation const& o, block& b, stream_number s) {
+    for (graph& g : graphs_) {
+      if (!g.open || g.from != s) continue;
+      for (std::size_t used : g.slots) {
+        if (blocks_[used].get() == &b) return launch(b, s, o.duration, tarn::sim_use::writes);
+      }
+      g.slots.push_back(o.slot % blocks_.size());
+      ++b.graphs;
+      bool const before = b.written;
+      launch(b, s, o.duration, tarn::sim_use::writes);
+      b.written = before;
+      return;
+    }
+  }
+  void finish_capture(std::size_t which) {
+    graph& g = graphs_[which];
+    if (!g.open) return;
+    // Another thread's default stream cannot be named here.
+    if (!streams_.is_usable(g.from)) return;
+    g.open = false;
+    streams_[g.from].graph = -1;
+    world_.expect(world_.machine().end_capture(streams_[g.from].named, g.recorded), "end_capture");
+  }
+  void launch_graph(operation const& o, int device) {
+    if (graphs_.empty()) return;
+    graph& g = graphs_[o.slot % graphs_.size()];
+    stream_number const s = streams_.in(device, o.stream);
+    if (g.open || device != 0 || !streams_.runs(s)) return;
+    for (std::size_t used : g.slots) {
+      if (!can_come_after(*blocks_[used], s)) return;
+    }
+    if (!streams_.can_order(g.from, s)) return;
+    streams_.order(g.from, s);
+    for (std::size_t used : g.slots) come_after(*blocks_[used], s);
+    ++counted_.kernels;
+    world_.expect(world_.machine().launch(streams_[s].named, g.recorded), "launch of a graph");
+    for (std::size_t used : g.slots) blocks_[used]->written = true;
+  }
+  void drop_graph(unsigned which) {
+    if (graphs_.empty()) return;
+    graph& g = graphs_[which % graphs_.size()];
+    if (g.open) return;
+    for (std::size_t used : g.slots) --blocks_[used]->graphs;
+    graphs_.erase(graphs_.begin() + static_cast<std::ptrdiff_t>(which % graphs_.size()));
+  }
+
+  // ---- pools
+
+  void open_pool(unsigned i) {
+    pool_state_of_user& pool = pools_[i];
+    pool.number = world_.reference().add_pool();
+    pool.memory = make_pool(world_.driver(pool.device), world_.chosen().pools[i], world_, pool.number);
+  }
+  void replace_pool(unsigned i) {
+    if (any_capture() || !free_all(i)) return;
+    for (std::size_t s = scopes_.size(); s-- > 0;) {
+      if (scopes_[s]->pool == i) close_scope(s);
+    }
+    world_.check_numbers(pools_[i]);
+    count_depth(world_.check_state(pools_[i]));
+    ++counted_.other_calls;
+    open_pool(i);  // owners of the old one keep it alive
+  }
+  void count_depth(tarn::pool_state const& s) {
+    counted_.device_waits += s.device_waits;
+    counted_.host_waits += s.host_waits;
+    counted_.remaps += s.remaps;
+    counted_.retries += s.alloc_retries;
+  }
+  [[nodiscard]] bool free_all(unsigned pool) {
+    for (block_slot& b : blocks_) {
+      if (b != nullptr && b->pool == pool && (b->graphs != 0 || !give_back(b, 0))) return false;
+    }
+    return true;
+  }
+  void trim(unsigned pool, std::size_t keep) {
+    if (any_capture() && !world_.marks_all_work()) return;
+    ++counted_.other_calls;
+    std::size_t const before = pools_[pool].memory->state().reserved;
+    std::size_t const given = pools_[pool].memory->trim(keep);
+    std::size_t const after = pools_[pool].memory->state().reserved;
+    if (before - after != given)
+      world_.found().push_back(text("trim() gave %zu bytes back and says %zu", before - after, given));
+  }
+  void expect_empty(pool_state_of_user const& pool) {
+    tarn::pool_state const s = pool.memory->state();
+    if (s.reserved != 0 || s.live != 0 || s.pending != 0 || s.free_blocks != 0 || s.handles != 0)
+      world_.found().push_back(text(
+          "pool %u keeps %zu bytes (%zu live, %zu pending, %zu free blocks, %" PRIu64
+          " handles) after all was freed and trimmed",
+          pool.number, s.reserved, s.live, s.pending, s.free_blocks, static_cast<std::uint64_t>(s.handles)));
+  }
+  void drain(unsigned i, operation const& o) {
+    if (any_capture() || !free_all(i)) return;
+    pool_state_of_user const& pool = pools_[i];
+    if (world_.reference().live(pool.number) != 0) return;  // an owner's
+    trim(i, 0);
+    expect_empty(pool);
+    stream_number const s = streams_.in(pool.device, o.stream);
+    std::size_t room = world_.machine().usage(pool.device).free();
+    if (room > limit_of(i)) room = limit_of(i);
+    room = tarn::align_down(room, 2_MiB);
+    if (is_over_blocks(i) && room != 0) room -= 2_MiB;
+    if (room == 0 || !streams_.runs(s)) return;
+    // All of it as one block.
+    ++counted_.allocations;
+    ++counted_.deallocations;
+    void* p = nullptr;
+    try {
+      p = pool.memory->allocate(streams_.name(s, o.how), room, 256);
+    } catch (tarn::out_of_memory const&) {
+      world_.found().push_back(
+          text("pool %u is empty, and refuses a block of %zu bytes that there are", pool.number, room));
+      throw;
+    }
+    world_.expect(driver(i).launch(streams_[s].named, o.duration, {tarn::sim_writes(p, room)}), "launch");
+    pool.memory->deallocate(streams_.name(s, o.how), p, room, 256);
+  }
+  void look(unsigned i, operation const& o) {
+    pool_state_of_user const& pool = pools_[i];
+    counted_.other_calls += 6;
+    (void)world_.check_state(pool);
+    if (pool.memory->owns(nullptr)) world_.found().push_back("a pool owns null");
+    for (unsigned k = 0; k < 4; ++k) {
+      block_slot const& b = blocks_[(o.slot + k * 7u) % blocks_.size()];
+      if (b == nullptr) continue;
+      bool const owned =
+          pool.memory->owns(b->p) && pool.memory->owns(static_cast<char*>(b->p) + b->bytes - 1);
+      if (owned != (b->pool == i))
+        world_.found().push_back(
+            text("owns() of pool %u is wrong about block %" PRIu64 " of pool %u", i, b->number, b->pool));
+    }
+    std::size_t const bytes = o.bytes % (1_GiB);
+    if (pool.memory->block_bytes(bytes, o.alignment) != expected_block(bytes, o.alignment))
+      world_.found().push_back(text("block_bytes(%zu, %" PRIu32 ") is %zu", bytes, o.alignment,
+                                    pool.memory->block_bytes(bytes, o.alignment)));
+    if (o.how % 8 != 0) return;
+    auto const said = pool.memory->memory_stat_of("allocated_bytes.all.current");
+    auto const is = world_.reference().numbers(pool.number).allocated_bytes[0].current;
+    if (said != is)
+      world_.found().push_back(text("memory_stats() says %" PRId64 " bytes, not %" PRId64, said, is));
+  }
+  void reset(unsigned i, operation const& o) {
+    ++counted_.other_calls;
+    pools_[i].memory->reset_peaks();
+    world_.reference().numbers(pools_[i].number).reset_peaks();
+    if (o.how % 4 != 0) return;
+    pools_[i].memory->reset_totals();
+    world_.reference().numbers(pools_[i].number).reset_totals();
+  }
+
+  void open_scope(unsigned i) {
+    if (scopes_.size() >= 6) return;
+    auto s = std::make_unique<scope>();
+    s->pool = i;
+    s->number = pools_[i].number;
+    s->it = pools_[i].memory->open_scope();
+    world_.reference().add_scope(s->number, s->expected);
+    scopes_.push_back(std::move(s));
+  }
+  void compare(scope const& s) {
+    scope_reading const r = s.it->read();
+    expected_scope const& e = s.expected;
+    bool const same = static_cast<std::int64_t>(r.peak) == e.peak &&
+                      static_cast<std::int64_t>(r.above_start) == e.peak - e.start &&
+                      static_cast<std::int64_t>(r.current) == e.current && r.net == e.current - e.start &&
+                      static_cast<std::int64_t>(r.count) == e.blocks;
+    if (!same)
+      world_.found().push_back(text("a peak_scope says peak %zu current %zu count %zu; it must be %" PRId64
+                                    " %" PRId64 " %" PRId64,
+                                    r.peak, r.current, r.count, e.peak, e.current, e.blocks));
+  }
+  void close_scope(std::size_t which) {
+    compare(*scopes_[which]);
+    world_.reference().remove_scope(scopes_[which]->number, scopes_[which]->expected);
+    scopes_.erase(scopes_.begin() + static_cast<std::ptrdiff_t>(which));
+  }
+
+  // ---- owners
+
+  void make_buffer(operation const& o, unsigned pool, owner* slot) {
+    if (slot == nullptr) return;
+    stream_number const s = streams_.in(pools_[pool].device, o.stream);
+    if (!streams_.runs(s)) return;
+    drop(*slot);
+    ++counted_.allocations;
+    auto made = pools_[pool].memory->make_buffer(o.bytes, streams_.name(s, o.how), o.alignment);
+    *slot = {std::move(made), pool, s, 0, 0};
+    if (slot->it->size() != o.bytes) world_.found().push_back("a new buffer has another size");
+  }
+  void make_pointer(operation const& o, unsigned pool, owner* slot) {
+    if (slot == nullptr) return;
+    stream_number const s = streams_.in(pools_[pool].device, o.stream);
+    if (!streams_.runs(s)) return;
+    drop(*slot);
+    ++counted_.allocations;
+    auto made = pools_[pool].memory->make_pointer(o.bytes, streams_.name(s, o.how));
+    *slot = {std::move(made), pool, s, 0, 0};
+  }
+  /// Work on what an owner holds: reads what it was filled with.
+  void verify(owner const& o) {
+    if (o.it == nullptr || o.it->data() == nullptr || o.filled == 0 || !streams_.runs(o.on)) return;
+    ++counted_.kernels;
+    auto const d = driver(o.pool);
+    auto const bytes = o.filled;
+    tarn::status const s = reads_contents()
+                               ? d.launch(streams_[o.on].named, 1000, {tarn::sim_reads(o.it->data(), bytes)},
+                                          read_fill{o.it->data(), bytes, o.value, &world_.found()})
+                               : d.launch(streams_[o.on].named, 1000, {tarn::sim_reads(o.it->data(), bytes)});
+    world_.expect(s, "launch");
+  }
+  void resize(operation const& o, owner* slot) {
+    if (slot == nullptr || slot->it == nullptr || !slot->it->is_buffer()) return;
+    stream_number const s = streams_.in(pools_[slot->pool].device, o.stream);
+    if (!streams_.runs(s) || !streams_.runs(slot->on)) return;
+    std::size_t const before = slot->it->size();
+    void const* const at = slot->it->data();
+    ++counted_.other_calls;
+    try {
+      if (o.how % 4 == 0) {
+        slot->it->reserve(o.bytes, streams_.name(s, o.how));
+      } else if (o.how % 4 == 1) {
+        slot->it->shrink_to_fit(streams_.name(s, o.how));
+      } else {
+        slot->it->resize(o.bytes, streams_.name(s, o.how));
+        if (slot->it->size() != o.bytes) world_.found().push_back("a resized buffer has another size");
+        if (o.bytes <= before && slot->it->data() != at) world_.found().push_back("shrinking moved a buffer");
+      }
+    } catch (tarn::out_of_memory const&) {
+      if (slot->it->size() != before || slot->it->data() != at ||
+          !(slot->it->stream() == streams_[slot->on].named))
+        world_.found().push_back("a refused resize changed the buffer");
+      verify(*slot);
+      throw;
+    }
+    slot->on = s;
+    if (slot->filled > slot->it->size()) slot->filled = slot->it->size();
+    verify(*slot);
+  }
+  void move(operation const& o, owner* slot) {
+    if (slot == nullptr || slot->it == nullptr) return;
+    if (o.how % 2 == 0) {
+      owner& other = owners_[o.second % owners_.size()];
+      if (&other == slot) return;
+      drop(other);
+      auto moved = slot->it->move();
+      if (slot->it->data() != nullptr || slot->it->size() != 0)
+        world_.found().push_back("a moved-from owner is not empty");
+      other = {std::move(moved), slot->pool, slot->on, slot->filled, slot->value};
+      slot->filled = 0;
+      verify(other);
+      return;
+    }
+    stream_number const s = streams_.in(pools_[slot->pool].device, o.stream);
+    if (!streams_.runs(s) || !streams_.runs(slot->on)) return;
+    slot->it->set_stream(streams_.name(s, o.how));
+    slot->on = s;
+    verify(*slot);
+  }
+  void copy_owner(operation const& o, owner* slot) {
+    if (slot == nullptr || slot->it == nullptr || !slot->it->is_buffer()) return;
+    owner& other = owners_[o.second % owners_.size()];
+    stream_number const s = streams_.in(pools_[slot->pool].device, o.stream);
+    if (&other == slot || !streams_.runs(s) || !streams_.runs(slot->on)) return;
+    // What the library copies must have been written: reading uninitialised bytes is no fault, but tells nothing.
+    drop(other);
+    ++counted_.allocations;
+    auto copied = slot->it->copy(streams_.name(s, o.how));
+    other = {std::move(copied), slot->pool, s, slot->filled, slot->value};
+    verify(other);
+    if (o.how % 4 == 0) drop(*slot);  // it may be destroyed at once
+  }
+  void fill(operation const& o, owner* slot) {
+    if (slot == nullptr || slot->it == nullptr || !slot->it->is_buffer() || !streams_.runs(slot->on)) return;
+    verify(*slot);
+    slot->value = static_cast<unsigned char>(o.how);
+    slot->it->fill(std::byte{slot->value});
+    slot->filled = slot->it->size();
+    ++counted_.kernels;
+  }
+  /// Its stream may be destroyed by now, or another thread's.
+  void drop(owner& slot, unsigned how = 1) {
+    if (slot.it == nullptr) return;
+    verify(slot);
+    if (slot.it->data() != nullptr) ++counted_.deallocations;
+    slot.filled = 0;
+    if (how % 4 == 0) {
+      slot.it->clear();
+      if (slot.it->data() != nullptr || slot.it->size() != 0)
+        world_.found().push_back("a cleared owner is not empty");
+      return;
+    }
+    slot.it.reset();
+  }
+
+  world& world_;
+  tally& counted_;
+  streams_of_user streams_;
+  std::vector<pool_state_of_user> pools_;
+  std::vector<block_slot> blocks_;
+  std::vector<owner> owners_;
+  std::vector<graph> graphs_;
+  std::vector<std::unique_ptr<scope>> scopes_;
+  std::uint64_t numbers_ = 0;
+  /// Captures happen. Without marks of all work the pool waits for the device when a stream was destroyed: then either.
+  bool captures_ = false;
+};
+
+}  // namespace simulation

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// witnessed: a policy on top of a stack that tells a witness what is handed out and what comes back, whether a user or an
+// owner asked. Above it: pool_under_test. Below it: compose.
+
+#include <cstddef>
+#include <utility>
+
+#include "tarn/core/error.hpp"
+#include "tarn/core/stream.hpp"
+#include "tarn/policy/compose.hpp"
+
+namespace simulation {
+
+/// Who is told. `pool` is the number that the pool has with the witness.
+struct witness {
+  virtual void given(unsigned pool, tarn::stream_ref stream, void* p, std::size_t bytes,
+                     std::size_t alignment) = 0;
+  /// Before the pool has the block back.
+  virtual void returned(unsigned pool, tarn::stream_ref stream, void* p, std::size_t bytes,
+                        std::size_t alignment) = 0;
+  virtual void refused(unsigned pool) = 0;
+
+ protected:
+  ~witness() = default;
+};
+
+template <class Upstream>
+class witnessed_layer;
+
+struct witnessed {
+  witness* who = nullptr;
+  unsigned pool = 0;
+
+  template <class Upstream>
+  using layer = witnessed_layer<Upstream>;
+};
+
+template <class Upstream>
+class witnessed_layer {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  witnessed_layer(Upstream upstream, witnessed const& options)
+      : upstream_(std::move(upstream)), options_(options) {}
+  witnessed_layer(witnessed_layer const&) = delete;
+  witnessed_layer& operator=(witnessed_layer const&) = delete;
+
+  void* allocate(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    return tell(stream, bytes, alignment, [&] { return upstream_.allocate(stream, bytes, alignment); });
+  }
+  void deallocate(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    options_.who->returned(options_.pool, stream, p, bytes, alignment);
+    upstream_.deallocate(stream, p, bytes, alignment);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    return tell({}, bytes, alignment, [&] { return upstream_.allocate_sync(bytes, alignment); });
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    options_.who->returned(options_.pool, {}, p, bytes, alignment);
+    upstream_.deallocate_sync(p, bytes, alignment);
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+
+ private:
+  template <class Allocate>
+  void* tell(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment, Allocate const& allocate) {
+    void* p = nullptr;
+    try {
+      p = allocate();
+    } catch (tarn::out_of_memory const&) {
+      options_.who->refused(options_.pool);
+      throw;
+    }
+    options_.who->given(options_.pool, stream, p, bytes, alignment);
+    return p;
+  }
+
+  Upstream upstream_;
+  witnessed options_;
+};
+
+}  // namespace simulation

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a program runs on: a simulated machine with a schedule of its own, pools, and streams with what the user has to know
+// of them to keep order. Above it: user. Below it: pool_under_test, model, the simulated driver.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model.hpp"
+#include "pool_under_test.hpp"
+#include "profile.hpp"
+#include "random_numbers.hpp"
+#include "tarn/driver/sim_driver.hpp"
+#include "witness.hpp"
+
+namespace simulation {
+
+/// How a program is run: the machine, and the schedule of its streams. Drawn from the seed.
+struct setting {
+  tarn::sim_options machine;
+  watch watched = watch::order;
+  std::vector<pool_choice> pools;
+  unsigned check_state_every = 1;  ///< steps
+};
+
+[[nodiscard]] inline setting draw_setting(std::uint64_t seed, profile const& kind) {
+  random_numbers random(seed ^ 0x73657474696E67);
+  setting s;
+  s.watched = kind.watched;
+  tarn::sim_options& m = s.machine;
+  m.devices = static_cast<int>(kind.devices);
+  m.capacity = 2_MiB * random.between(kind.least_capacity / 2_MiB, kind.most_capacity / 2_MiB);
+  m.taken = 0;
+  m.backing =
+      kind.watched == watch::contents ? tarn::sim_backing::host_backed : tarn::sim_backing::address_only;
+  m.checks = kind.watched == watch::model ? tarn::sim_checks::off : tarn::sim_checks::stream_order;
+  if (random.percent(30)) {  // time stands still but for the work itself
+    m.costs = tarn::sim_costs::nothing();
+  }
+  m.seed = random.percent(85) ? random() | 1 : 0;
+  m.jitter = std::uint64_t{1} << random.between(4, 28);
+  m.slow_streams = static_cast<unsigned>(random.below(3)) * 250;
+  m.slowness = 1'000'000'000'000;
+  if (random.percent(50)) m.late_events = std::uint64_t{1} << random.between(4, 28);
+  s.check_state_every = kind.watched == watch::model ? 61 : 7;
+  for (unsigned i = 0; i < kind.pools; ++i) {
+    pool_choice c;
+    c.on = random.percent(40) ? ground::pages : random.percent(50) ? ground::marked_pages : ground::blocks;
+    if (random.percent(15)) c.options.remap = tarn::remapping::off;
+    if (random.percent(20)) c.options.slack_per_mille = static_cast<unsigned>(random.below(300));
+    if (random.percent(20)) c.options.largest_handle = 2_MiB << random.below(4);
+    c.limit = random.percent(25) ? m.capacity / 2 : m.capacity * 4;
+    s.pools.push_back(c);
+  }
+  return s;
+}
+
+/// A stream, and how its work can be ordered with other work.
+struct stream_state {
+  tarn::stream_ref named;  ///< with its identity
+  int device = 0;
+  bool alive = true;
+  bool legacy = false;                    ///< the legacy default stream
+  bool blocking = false;                  ///< ordered with it
+  unsigned thread = 0;                    ///< whose default stream this is; 0: anybody's
+  int graph = -1;                         ///< that is being captured from it
+  tarn::event_handle farewell = nullptr;  ///< recorded before it was destroyed
+};
+
+struct pool_state_of_user {
+  std::unique_ptr<pool_under_test> memory;
+  unsigned number = 0;  ///< with the model
+  int device = 0;
+};
+
+/// The machine, the model of it, and what connects them.
+class world final : public witness {
+ public:
+  explicit world(setting const& chosen, findings& found)
+      : chosen_(chosen), found_(found), machine_(chosen.machine), model_(found) {}
+
+  [[nodiscard]] tarn::sim_machine const& machine() const noexcept { return machine_; }
+  [[nodiscard]] tarn::sim_driver driver(int device) const { return machine_.driver(device); }
+  [[nodiscard]] model& reference() noexcept { return model_; }
+  [[nodiscard]] setting const& chosen() const noexcept { return chosen_; }
+  /// True where no pool has to wait for the whole device when a stream was destroyed: that would spoil a capture.
+  [[nodiscard]] bool marks_all_work() const {
+    return std::all_of(chosen_.pools.begin(), chosen_.pools.end(),
+                       [](pool_choice const& c) { return c.on != ground::pages; });
+  }
+  [[nodiscard]] findings& found() noexcept { return found_; }
+
+  void given(unsigned pool, tarn::stream_ref stream, void* p, std::size_t bytes,
+             std::size_t alignment) override {
+    model_.given(pool, p, bytes, alignment);
+    if (p != nullptr) machine_.allocated(p, bytes, stream);
+  }
+  void returned(unsigned pool, tarn::stream_ref stream, void* p, std::size_t bytes,
+                std::size_t alignment) override {
+    model_.returned(pool, p, bytes, alignment);
+    if (p != nullptr) machine_.freed(p, bytes, stream);
+  }
+  void refused(unsigned pool) override { model_.refused(pool); }
+
+  /// Says that a call of the user's, which had to succeed, did not.
+  bool expect(tarn::status const& s, char const* what) {
+    if (s.ok()) return true;
+    found_.push_back(text("%s failed: %s (%s)", what, s.name, s.call));
+    return false;
+  }
+
+  // What the counters must say.
+
+  /// Compares a pool's exact numbers with the model's.
+  void check_numbers(pool_state_of_user const& pool) {
+    model_.compare(pool.number, pool.memory->statistics());
+  }
+
+  /// Checks what state() says against the model and against itself.
+  tarn::pool_state check_state(pool_state_of_user const& pool) {
+    tarn::pool_state const s = pool.memory->state();
+    auto const need = [&](bool holds, char const* what, std::uint64_t a, std::uint64_t b) {
+      if (!holds) found_.push_back(text("pool %u: %s (%" PRIu64 ", %" PRIu64 ")", pool.number, what, a, b));
+    };
+    std::size_t const live = model_.live(pool.number);
+    if (s.pending == 0) {
+      need(s.live == live, "live is not what was handed out", s.live, live);
+      auto const blocks = static_cast<std::uint64_t>(model_.numbers(pool.number).allocations[0].current);
+      need(s.live_blocks == blocks, "live_blocks is not what was handed out", s.live_blocks, blocks);
+    } else {
+      need(s.live >= live + s.pending, "live lacks blocks that are held back", s.live, live + s.pending);
+    }
+    need(s.reserved >= s.live, "more is live than reserved", s.live, s.reserved);
+    need(s.cached == s.reserved - s.live, "cached is not what is reserved and not live", s.cached,
+         s.reserved - s.live);
+    need(s.inactive_split_bytes <= s.cached, "more is free than cached", s.inactive_split_bytes, s.cached);
+    need(s.largest_free_range <= s.inactive_split_bytes, "the largest free range is larger than all",
+         s.largest_free_range, s.inactive_split_bytes);
+    need(s.reserved_peak >= s.reserved, "reserved_peak is below reserved", s.reserved_peak, s.reserved);
+    need(s.reserved_total - s.released_total == s.reserved, "totals do not make what is reserved",
+         s.reserved_total - s.released_total, s.reserved);
+    need(s.creates - s.destroys == s.handles, "creates and destroys do not make the handles",
+         s.creates - s.destroys, s.handles);
+    need(s.handles_peak >= s.handles, "handles_peak is below handles", s.handles_peak, s.handles);
+    need(static_cast<std::size_t>(s.small.reserved.current + s.large.reserved.current) == s.reserved,
+         "the parts do not make what is reserved",
+         static_cast<std::uint64_t>(s.small.reserved.current + s.large.reserved.current), s.reserved);
+    need(static_cast<std::uint64_t>(s.small.handles.current + s.large.handles.current) == s.handles,
+         "the parts do not make the handles",
+         static_cast<std::uint64_t>(s.small.handles.current + s.large.handles.current), s.handles);
+    need(s.small.free_blocks + s.large.free_blocks == s.free_blocks, "the parts do not make the free blocks",
+         s.small.free_blocks + s.large.free_blocks, s.free_blocks);
+    need(pool.memory->limited() >= s.reserved, "the limit counts less than is reserved",
+         pool.memory->limited(), s.reserved);
+    return s;
+  }
+  /// What the device holds is what its pools say they reserved.
+  void check_device(std::vector<pool_state_of_user> const& pools, int device) {
+    std::size_t reserved = 0, handles = 0;
+    for (auto const& p : pools) {
+      if (p.device != device || p.memory == nullptr) continue;
+      tarn::pool_state const s = p.memory->state();
+      reserved += s.reserved;
+      handles += s.handles;
+    }
+    auto const used = machine_.usage(device);
+    if (used.used < reserved || used.handles + used.blocks < handles)
+      found_.push_back(text("device %d holds %zu bytes in %zu pieces, its pools say %zu in %zu", device,
+                            used.used, used.handles + used.blocks, reserved, handles));
+  }
+  void check_order() {
+    for (std::string const& finding : machine_.findings()) found_.push_back(finding);
+    if (machine_.captured_calls() != 0) found_.push_back("a driver call was captured into the user's graph");
+  }
+
+ private:
+  setting const& chosen_;
+  findings& found_;
+  tarn::sim_machine machine_;
+  model model_;
+};
+
+}  // namespace simulation
