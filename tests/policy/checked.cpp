@@ -11,6 +11,7 @@
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/raii/device_ptr.hpp"
+#include "tarn/raii/pinned_buffer.hpp"
 #include "tarn/source/host_memory.hpp"
 #include "tarn/source/sim_sources.hpp"
 
@@ -218,6 +219,17 @@ TEST_CASE("what was never freed is told at destruction with its place", "[policy
   has(told::all()[0].text, "of 2000 bytes never freed, leaks in all: 3; allocated: " + line(allocated));
   has(told::all()[1].text, "of 3000 bytes never freed, leaks in all: 3; allocated: " + line(allocated + 1));
   has(told::all()[2].text, "of 4 bytes never freed, leaks in all: 3; allocated: " + line(allocated + 2));
+}
+
+TEST_CASE("an owner's memory is told under the line that made the owner", "[policy][checked]") {
+  told const t;
+  sim_machine const machine;
+  auto memory = sim_pinned_host(machine.driver()) | checked{};
+  int const made = __LINE__ + 1;
+  pinned_buffer<unsigned char, decltype(memory)> buffer(memory, 100);
+  buffer.data()[100] = 1;
+  buffer.clear();
+  has(told::one_of(misuse_kind::overrun), "allocated: " + line(made));
 }
 
 TEST_CASE("a named place covers what is called below it, the outermost first", "[policy][checked]") {

@@ -55,7 +55,8 @@ if build thread; then
   else
     tried=1
     expect thread clean ""
-    for name in host_reads_before_waiting streams_without_event event_recorded_too_early; do
+    for name in host_reads_before_waiting host_reads_after_a_while host_reads_after_recording streams_without_event \
+      event_recorded_too_early; do
       expect thread $name 'ThreadSanitizer: data race'
     done
   fi

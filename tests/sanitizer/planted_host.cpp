@@ -92,6 +92,18 @@ bool run(std::string_view name) {
     p.wait(p.b);  // the wrong stream
     std::printf("%d\n", block[0]);
     p.wait(p.a);
+  } else if (name == "host_reads_after_a_while") {
+    p.write(p.a, block);
+    p.machine.advance(10'000'000);  // the work is over, but nobody has asked
+    std::printf("%d\n", block[0]);
+  } else if (name == "host_reads_after_recording") {
+    tarn::event_handle event = nullptr;
+    (void)p.machine.driver().create_event(event);
+    p.write(p.a, block);
+    p.machine.advance(10'000'000);
+    (void)p.machine.driver().record_event(event, p.a);  // asks for nothing
+    std::printf("%d\n", block[0]);
+    (void)p.machine.driver().destroy_event(event);
   } else if (name == "streams_without_event") {
     p.write(p.a, block);
     p.write(p.b, block);

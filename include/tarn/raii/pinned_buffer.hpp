@@ -13,6 +13,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/extremes.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/core/shared.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/source/pinned_host.hpp"
 
@@ -61,15 +62,17 @@ class pinned_buffer {
   }
   /// `count` elements, usable by the host at once. @throws length_error, out_of_memory
   pinned_buffer(Resource memory, std::size_t count, elements what = elements::value_initialised,
-                stream_ref stream = {})
+                stream_ref stream = {}, place where = place::current())
       : pinned_buffer(std::move(memory), stream) {
+    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     data_ = take(count);
     size_ = capacity_ = count;
     if (what == elements::value_initialised) value_initialise(data_, size_);
   }
   /// A copy of host elements.
-  pinned_buffer(Resource memory, std::span<T const> from, stream_ref stream = {})
-      : pinned_buffer(std::move(memory), from.size(), elements::uninitialised, stream) {
+  pinned_buffer(Resource memory, std::span<T const> from, stream_ref stream = {},
+                place where = place::current())
+      : pinned_buffer(std::move(memory), from.size(), elements::uninitialised, stream, where) {
     copy_elements(from.data(), size_, data_);
   }
   pinned_buffer(pinned_buffer const& other)
