@@ -2,7 +2,8 @@
 #pragma once
 // Blocks used on more streams than the one they are freed on: noted by record_use(), held back at
 // deallocation until the device is past those uses. Costs one relaxed load a deallocation while nothing is
-// noted. Above it: pool. Below it: ordering.
+// noted. While a graph is captured nothing can be marked, and waiting would end the capture: then blocks are marked later.
+// Above it: pool. Below it: ordering.
 
 #include <atomic>
 #include <cstddef>
@@ -25,9 +26,15 @@ class recorded_uses {
     std::size_t alignment = 0;
     stream_ref stream;
     sequence<event_handle> events;
+    sequence<stream_ref> unmarked;  ///< used there, too, but not marked by an event yet
   };
 
   explicit recorded_uses(Driver const& driver) : driver_(driver) {}
+  recorded_uses(recorded_uses const&) = delete;
+  recorded_uses& operator=(recorded_uses const&) = delete;
+  ~recorded_uses() {
+    for (waiting& w : held_) destroy_events(w);
+  }
 
   [[nodiscard]] bool any() const noexcept { return noted_.load(std::memory_order_relaxed) != 0; }
   [[nodiscard]] bool any_waiting() const noexcept {
@@ -50,11 +57,11 @@ class recorded_uses {
   }
 
   /// At deallocation: true where the block has been held back, false where nothing was noted and it may be
-  /// freed now. Records one event on each stream noted. Where an event cannot be made, the stream is waited
-  /// for on the host.
+  /// freed now. Records one event on each stream noted, or where that is refused later, in take_ready(). Where the host has
+  /// no memory, or nothing can be recorded on the stream any more, the device is waited for.
   bool hold_back(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
     std::lock_guard const guard(mutex_);
-    waiting w{p, bytes, alignment, stream, {}};
+    waiting w{p, bytes, alignment, stream, {}, {}};
     for (std::size_t i = 0; i < uses_.size();) {
       if (uses_[i].p != p) {
         ++i;
@@ -62,24 +69,10 @@ class recorded_uses {
       }
       stream_ref const used_on = uses_[i].stream;
       uses_.erase_unordered(i);
-      if (used_on == stream) continue;
-      event_handle event = nullptr;
-      bool recorded = false;
-      try {
-        w.events.reserve(w.events.size() + 1);
-        recorded =
-            driver_.create_event(event).ok() && mark_work(driver_, event, used_on) == mark_result::marked;
-        if (recorded) w.events.push_back(event);
-      } catch (...) {
-        recorded = false;
-      }
-      if (recorded) continue;
-      if (event != nullptr) (void)driver_.destroy_event(event);
-      // Destroyed or being captured: an event there would mark the wrong work. All work is waited for instead.
-      (void)driver_.synchronize_device();
+      if (!(used_on == stream)) cover(w, used_on);
     }
     noted_.store(uses_.size(), std::memory_order_relaxed);
-    if (w.events.empty()) return false;
+    if (w.events.empty() && w.unmarked.empty()) return false;
     try {
       held_.push_back(std::move(w));
     } catch (...) {
@@ -95,13 +88,19 @@ class recorded_uses {
   /// none.
   bool take_ready(waiting& out, bool const wait) noexcept {
     std::lock_guard const guard(mutex_);
+    bool refused = false;
     for (std::size_t i = 0; i < held_.size(); ++i) {
       waiting& w = held_[i];
+      for (std::size_t k = w.unmarked.size(); k-- > 0 && !refused;) {
+        stream_ref const used_on = w.unmarked[k];
+        w.unmarked.erase_unordered(k);
+        refused = !cover(w, used_on);
+      }
       while (!w.events.empty() && driver_.query_event(w.events.back()).ok()) {
         (void)driver_.destroy_event(w.events.back());
         w.events.pop_back();
       }
-      if (!w.events.empty() && !wait) continue;
+      if (!w.unmarked.empty() || (!w.events.empty() && !wait)) continue;
       finish(w);
       waiting_bytes_ -= w.bytes;
       out = std::move(w);
@@ -123,11 +122,38 @@ class recorded_uses {
     stream_ref stream;
   };
 
+  /// Marks the work of one more stream; false where it could not be marked or waited for and is noted as unmarked.
+  bool cover(waiting& w, stream_ref used_on) const noexcept {
+    bool room = true;
+    try {
+      w.events.reserve(w.events.size() + 1);
+      w.unmarked.reserve(w.unmarked.size() + 1);
+    } catch (...) {
+      room = false;
+    }
+    event_handle event = nullptr;
+    mark_result result = mark_result::refused;
+    if (room && driver_.create_event(event).ok()) result = mark_work(driver_, event, used_on);
+    if (result == mark_result::marked) {
+      w.events.push_back(event);
+      return true;
+    }
+    if (event != nullptr) (void)driver_.destroy_event(event);
+    if ((result == mark_result::gone || !room) && (driver_.synchronize_device().ok() || !room)) return true;
+    w.unmarked.push_back(used_on);
+    return false;
+  }
+
   void finish(waiting& w) const noexcept {
+    if (!w.unmarked.empty()) (void)driver_.synchronize_device();
     for (event_handle const event : w.events) {
       if (!driver_.synchronize_event(event).ok()) (void)driver_.synchronize_device();
-      (void)driver_.destroy_event(event);
     }
+    w.unmarked.clear();
+    destroy_events(w);
+  }
+  void destroy_events(waiting& w) const noexcept {
+    for (event_handle const event : w.events) (void)driver_.destroy_event(event);
     w.events.clear();
   }
 
