@@ -371,7 +371,7 @@ class sim_driver {
 };
 
 inline sim_driver sim_machine::driver(device_id device) const noexcept {
-  return sim_driver(*this, device);
+  return {*this, device};
 }
 
 static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver>);
