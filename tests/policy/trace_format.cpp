@@ -52,3 +52,9 @@ TEST_CASE("a line that is no event is refused with its number", "[policy][trace_
     }
   }
 }
+
+TEST_CASE("a comment is written as one", "[policy][trace_format]") {
+  auto const line = format_trace_line({});
+  CHECK(line.view() == "#\n");
+  CHECK(parse_trace_line("#", 1).kind == trace_event_kind::comment);
+}

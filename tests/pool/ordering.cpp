@@ -500,6 +500,25 @@ TEST_CASE("a use whose event cannot be waited for is waited for all the same",
   memory.deallocate(a, q, 60_MiB);
 }
 
+TEST_CASE("a block freed without a stream is held back by its recorded uses", "[pool][streams][record_use]") {
+  watched t;
+  test_stream const a(t.machine.driver()), b(t.machine.driver());
+  void* const p = t.memory.allocate_sync(4_KiB);
+  t.machine.allocated(p, 4_KiB, b);
+  t.memory.record_use(p, 4_KiB, b);
+  t.use(b, p, 4_KiB, second);
+  t.machine.freed(p, 4_KiB, b);
+  t.memory.deallocate_sync(p, 4_KiB);
+  CHECK(t.memory->state().pending == 4_KiB);
+  void* const q = t.memory.allocate_sync(4_KiB);
+  CHECK(q != p);
+  t.memory.deallocate_sync(q, 4_KiB);
+  (void)t.memory.trim();
+  CHECK(t.memory->state().pending == 0);
+  CHECK(t.machine.now() >= second);
+  CHECK(t.found() == 0);
+}
+
 TEST_CASE("a recorded use on the freeing stream holds nothing back", "[pool][streams][record_use]") {
   watched t;
   test_stream const a(t.machine.driver());
