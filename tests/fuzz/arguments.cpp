@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes are tarn_replay's command line, one argument a line. It is refused with a reason and the status of bad input, or
-// what it says keeps the bounds that the program relies on.
+// Bytes are tarn_replay's command line, one argument a line. It is refused with a reason and the status of bad input,
+// or what it says keeps the bounds that the program relies on.
 
 #include "replay/arguments.hpp"
 

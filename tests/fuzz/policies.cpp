@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bytes become calls on stacks of policies over memory that is really written. A model knows the numbers: what `tracked`
-// counts, what `limited` lets through, how often a handler is asked, which blocks a fallback serves, what `poisoned` fills;
-// writes past an end are planted, and `fenced` must find each, and nothing else.
+// counts, what `limited` lets through, what `poisoned` fills, what is left at the end; writes past an end are planted,
+// and `fenced` must find each, and nothing else.
 
 #include <algorithm>
 #include <array>

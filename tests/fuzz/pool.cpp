@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes become a correct program: two pools, owners, streams that come and go, capture, record_use, trim and a device that
-// runs short, on a simulated device whose order checker watches. Judges: the trivial allocator at the seam (watched.hpp),
-// the checker's findings, the pool's own numbers, and what is left on the device at the end.
+// Bytes become a correct program: two pools, owners, streams that come and go, capture, record_use, trim and a device
+// that runs short, on a simulated device whose order checker watches. Judges: the trivial allocator at the seam
+// (watched.hpp), the checker's findings, the pool's own numbers, and what is left on the device at the end.
 
 #include <array>
 #include <cstdint>
@@ -48,8 +48,8 @@ using page_pool = stack<basic_pages<Driver>, pooled, watched>;
 template <class Driver>
 using block_pool = stack<basic_malloc<Driver>, limited, pooled, watched>;
 
-/// A driver that cannot mark the work of destroyed streams waits for the whole device, which no capture survives: there the
-/// program captures nothing.
+/// A driver that cannot mark the work of destroyed streams waits for the whole device, which no capture survives:
+/// there the program captures nothing.
 template <class Driver>
 constexpr bool may_capture = std::is_same_v<Driver, marking_driver>;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes are a trace file, plain or gzip. It is read whole or refused with its file and line, never anything else; what is
-// read is replayable as the replay expects it; compressing it changes nothing; and the library's own reader of lines
-// (policy/trace_format.hpp) agrees with the replay's on every event.
+// Bytes are a trace file, plain or gzip. It is read whole or refused with its file and line, never anything else;
+// what is read is replayable as the replay expects it; compressing it changes nothing; and the library's own reader
+// of lines (policy/trace_format.hpp) agrees with the replay's on every event.
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Blocks used on more streams than the one they are freed on: noted by record_use(), held back at
-// deallocation until the device is past those uses. Costs one relaxed load a deallocation while nothing is
-// noted. While a graph is captured nothing can be marked, and waiting would end the capture: then blocks are marked later.
+// Blocks used on more streams than the one they are freed on: noted by record_use(), held back at deallocation until
+// the device is past those uses. Costs one relaxed load a deallocation while nothing is noted. While a graph is
+// captured nothing can be marked, and waiting would end the capture: then blocks are marked later.
 // Above it: pool. Below it: ordering.
 
 #include <atomic>
@@ -56,9 +56,9 @@ class recorded_uses {
     noted_.store(uses_.size(), std::memory_order_relaxed);
   }
 
-  /// At deallocation: true where the block has been held back, false where nothing was noted and it may be
-  /// freed now. Records one event on each stream noted, or where that is refused later, in take_ready(). Where the host has
-  /// no memory, or nothing can be recorded on the stream any more, the device is waited for.
+  /// At deallocation: true where the block has been held back, false where nothing was noted and it may be freed now.
+  /// Records one event on each stream noted, or where that is refused later, in take_ready(). Where the host has no
+  /// memory, or nothing can be recorded on the stream any more, the device is waited for.
   bool hold_back(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
     std::lock_guard const guard(mutex_);
     waiting w{p, bytes, alignment, stream, {}, {}};
