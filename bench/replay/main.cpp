@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn_replay: replays recorded allocation traces on tarn and its peers. CLI11 parses the arguments, because
-// its sizes with units, file lists and generated help would be a second program to write and test.
+// tarn_replay: replays recorded allocation traces on tarn and its peers.
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <iostream>
-#include <stdexcept>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "context.hpp"
 #include "peers/find_cuda.hpp"
+#include "replay/arguments.hpp"
 #include "replay/json.hpp"
 #include "replay/pools.hpp"
 #include "replay/table.hpp"
@@ -21,24 +20,6 @@
 namespace {
 
 using namespace tarn::bench;
-
-constexpr int exit_bad_input = 2;  // a trace or an argument that cannot be used
-
-struct arguments {
-  std::string device = "auto";
-  std::uint64_t capacity = 0;
-  std::vector<std::string> pools{"tarn"};
-  unsigned passes = 3;
-  bool json = false;
-  std::vector<double> caps;
-  std::vector<std::string> files;
-};
-
-/// An argument that names nothing, or two that contradict each other.
-class usage_error : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
 
 void list_pools(std::ostream& out) {
   for (pool_entry const& p : all_pools()) {
@@ -139,40 +120,16 @@ void replay(arguments const& a) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  arguments a;
-  CLI::App app("Replays recorded allocation traces on tarn and its peers.", "tarn_replay");
-  app.add_option("--device", a.device, "auto (CUDA if a device is found), cuda, or sim (a simulated GPU)")
-      ->check(CLI::IsMember({"auto", "cuda", "sim"}))
-      ->default_str("auto");
-  app.add_option("--capacity", a.capacity,
-                 "memory of the simulated device, as 140GiB; the host pools keep it too")
-      ->transform(CLI::AsSizeValue(false));
-  app.add_option("--pool", a.pools, "pools by name, separated by commas; 'all'; or 'list' to name them")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->default_str("tarn");
-  app.add_option("--passes", a.passes, "times to replay each trace: the first is cold, the others warm")
-      ->check(CLI::Range(1U, 1000U))
-      ->default_str("3");
-  app.add_option(
-         "--cap", a.caps,
-         "replay once on a device of so many times the trace's peak live bytes, and say who survives; "
-         "several, separated by commas")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(CLI::Range(0.01, 1000.0));
-  app.add_flag("--json", a.json, "one JSON object per trace and pool, one per line");
-  app.add_option("FILE", a.files, "traces, plain or gzip; - is standard input");
+  int status = 0;
   try {
-    app.parse(argc, argv);
-    if (a.pools.size() == 1 && a.pools.front() == "list") {
+    std::optional<arguments> const a = read_arguments(argc, argv, std::cout, std::cerr, status);
+    if (!a) return status;
+    if (asks_for_list(*a)) {
       list_pools(std::cout);
       return 0;
     }
-    if (a.files.empty()) throw usage_error("no trace given; --help shows how");
-    replay(a);
-  } catch (CLI::ParseError const& error) {
-    return app.exit(error) == 0 ? 0 : exit_bad_input;
+    if (a->files.empty()) throw usage_error("no trace given; --help shows how");
+    replay(*a);
   } catch (trace_error const& error) {
     std::cerr << error.what() << '\n';
     return exit_bad_input;

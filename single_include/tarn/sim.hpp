@@ -28,6 +28,7 @@
 // sim_async, sim_cost.
 
 #include <cstdint>
+#include <cstdlib>
 #include <initializer_list>
 #include <memory>
 #include <mutex>
@@ -51,12 +52,14 @@
 
 // ---- tarn/driver/sim_memory.hpp
 // The simulated GPU's memory: capacity to the byte, blocks, and pages under the rules of CUDA's virtual
-// memory management. Knows no time and no streams. Above it: sim_streams, sim_machine. Below it: sim_backing.
+// memory management. Knows no time and no streams. Above it: sim_streams, sim_machine. Below it: sim_backing,
+// sim_memory_tool.
 
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -157,7 +160,7 @@ struct sim_invented_space {
     free.give(std::uintptr_t{0x4000} << 32, std::size_t{0x1500} << 32);
   }
   static sim_invented_space& of_process() {
-    static sim_invented_space* const space = new sim_invented_space;
+    static auto* const space = new sim_invented_space;
     return *space;
   }
 };
@@ -324,6 +327,172 @@ class sim_file {
 }  // namespace detail
 
 }  // namespace tarn
+// ---- tarn/driver/sim_memory_tool.hpp
+// A tool attached to the simulated GPU, as compute-sanitizer is to a real one: it is told of heaps and of the regions
+// handed out of them, and reports work that touches a heap's other bytes. In a program that AddressSanitizer watches it
+// poisons those bytes where they are the host's, so that the host's own accesses are reported, too.
+// Above it: sim_memory, sim_driver. Below it: core.
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <string>
+#include <vector>
+
+#if TARN_ASAN
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace tarn {
+
+/// Whether a tool watches a simulated machine's memory.
+enum class sim_tool : std::uint8_t { absent, attached };
+
+/// What the tool has been told.
+struct sim_tool_counts {
+  std::uint64_t calls = 0;
+  std::size_t heaps = 0;         ///< registered now
+  std::size_t regions = 0;       ///< registered now
+  std::size_t region_bytes = 0;  ///< in them
+};
+
+namespace detail {
+
+/// Callers hold the machine's lock. Regions of a heap that is gone are gone.
+class sim_memory_tool {
+ public:
+  enum class bytes_are : std::uint8_t { invented, of_the_host };
+
+  explicit sim_memory_tool(bytes_are kind) noexcept : kind_(kind) {}
+  sim_memory_tool(sim_memory_tool const&) = delete;
+  sim_memory_tool& operator=(sim_memory_tool const&) = delete;
+  /// The addresses may become anything else's: nothing of them stays poisoned.
+  ~sim_memory_tool() {
+    for (auto const& [begin, bytes] : heaps_) allow(begin, bytes);
+  }
+
+  /// The heap's start is its name.
+  void* register_heap(void const* p, std::size_t bytes) {
+    ++calls_;
+    if (auto const other = first_in(heaps_, address(p), bytes); other != heaps_.end())
+      told_wrongly("a heap over another", address(p));
+    heaps_[address(p)] = bytes;
+    forbid(address(p), bytes);
+    return reinterpret_cast<void*>(address(p));
+  }
+  void unregister_heap(void* heap) {
+    ++calls_;
+    auto const it = heaps_.find(address(heap));
+    if (it == heaps_.end()) return told_wrongly("the end of no heap", address(heap));
+    drop_regions(it->first, it->second);
+    allow(it->first, it->second);
+    heaps_.erase(it);
+  }
+  void reset_heap(void* heap) {
+    ++calls_;
+    auto const it = heaps_.find(address(heap));
+    if (it == heaps_.end()) return told_wrongly("a reset of no heap", address(heap));
+    drop_regions(it->first, it->second);
+    forbid(it->first, it->second);
+  }
+  void register_region(void* heap, void const* p, std::size_t bytes) {
+    ++calls_;
+    auto const it = heaps_.find(address(heap));
+    std::uintptr_t const at = address(p);
+    if (it == heaps_.end() || at < it->first || at + bytes > it->first + it->second)
+      return told_wrongly("a region outside its heap", at);
+    if (first_in(regions_, at, bytes) != regions_.end()) return told_wrongly("a region over another", at);
+    regions_[at] = bytes;
+    allow(at, bytes);
+  }
+  void unregister_region(void const* p) {
+    ++calls_;
+    auto const it = regions_.find(address(p));
+    if (it == regions_.end()) return told_wrongly("the end of no region", address(p));
+    forbid(it->first, it->second);
+    regions_.erase(it);
+  }
+
+  /// Reports the first byte that work touches in a heap and outside every region.
+  void check(void const* p, std::size_t bytes, char const* what) {
+    std::uintptr_t at = address(p);
+    std::uintptr_t const end = at + bytes;
+    while (at < end) {
+      auto const heap = first_in(heaps_, at, end - at);
+      if (heap == heaps_.end()) return;
+      if (at < heap->first) at = heap->first;
+      auto const region = first_in(regions_, at, 1);
+      if (region == regions_.end()) {
+        message<160> text;
+        text.add("invalid ")
+            .add(what)
+            .add(" at ")
+            .add_hex(at)
+            .add(": no block that is handed out has this byte; ");
+        text.add_number(std::uint64_t{at - address(p)}).add(" bytes into an access of ");
+        text.add_number(std::uint64_t{bytes}).add(" bytes");
+        findings_.emplace_back(text.view());
+        return;
+      }
+      at = region->first + region->second;
+    }
+  }
+
+  [[nodiscard]] std::vector<std::string> const& findings() const noexcept { return findings_; }
+  [[nodiscard]] std::size_t heaps() const noexcept { return heaps_.size(); }
+  [[nodiscard]] std::size_t regions() const noexcept { return regions_.size(); }
+  /// Bytes that may be touched in heaps.
+  [[nodiscard]] std::size_t region_bytes() const noexcept {
+    std::size_t sum = 0;
+    for (auto const& [begin, bytes] : regions_) sum += bytes;
+    return sum;
+  }
+  [[nodiscard]] std::uint64_t calls() const noexcept { return calls_; }
+
+ private:
+  using stretches = std::map<std::uintptr_t, std::size_t>;
+
+  static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+  /// The first stretch that has a byte of [begin, begin + bytes).
+  static stretches::iterator first_in(stretches& all, std::uintptr_t begin, std::size_t bytes) {
+    auto it = all.upper_bound(begin);
+    if (it != all.begin()) {
+      auto const before = std::prev(it);
+      if (before->first + before->second > begin) return before;
+    }
+    return it != all.end() && it->first < begin + bytes ? it : all.end();
+  }
+  void drop_regions(std::uintptr_t begin, std::size_t bytes) {
+    regions_.erase(regions_.lower_bound(begin), regions_.lower_bound(begin + bytes));
+  }
+  void told_wrongly(char const* what, std::uintptr_t at) {
+    message<96> text;
+    text.add("told wrongly: ").add(what).add(" at ").add_hex(at);
+    findings_.emplace_back(text.view());
+  }
+
+  void forbid([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes) const noexcept {
+#if TARN_ASAN
+    if (kind_ == bytes_are::of_the_host) __asan_poison_memory_region(reinterpret_cast<void*>(begin), bytes);
+#endif
+  }
+  void allow([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes) const noexcept {
+#if TARN_ASAN
+    if (kind_ == bytes_are::of_the_host) __asan_unpoison_memory_region(reinterpret_cast<void*>(begin), bytes);
+#endif
+  }
+
+  [[maybe_unused]] bytes_are kind_;
+  stretches heaps_;
+  stretches regions_;
+  std::vector<std::string> findings_;
+  std::uint64_t calls_ = 0;
+};
+
+}  // namespace detail
+
+}  // namespace tarn
 // ---- tarn/driver/sim_status.hpp
 // Error numbers of the simulated GPU and how the driver contract tells them.
 // Above it: everything simulated. Below it: core/error.
@@ -430,6 +599,7 @@ class sim_memory {
   struct piece {
     std::uint64_t key;
     std::size_t bytes;
+    std::uintptr_t mapping = 0;  ///< where the mapping begins through which it was reached; 0: none
   };
 
   sim_memory(int devices, std::size_t capacity, std::size_t taken, std::size_t host_capacity,
@@ -453,6 +623,14 @@ class sim_memory {
   [[nodiscard]] std::size_t maps() const noexcept { return maps_.size(); }
   [[nodiscard]] std::size_t host_blocks() const noexcept { return host_blocks_; }
   [[nodiscard]] std::size_t granularity() const noexcept { return granularity_; }
+
+  /// The tool that watches from now on; null where none was attached.
+  void attach_tool() {
+    tool_ = std::make_unique<sim_memory_tool>(backing_ == sim_backing::host_backed
+                                                  ? sim_memory_tool::bytes_are::of_the_host
+                                                  : sim_memory_tool::bytes_are::invented);
+  }
+  [[nodiscard]] sim_memory_tool* tool() const noexcept { return tool_.get(); }
 
   /// Remembers from now on what physical memory goes away, until drain_gone().
   void watch_gone() noexcept { watched_ = true; }
@@ -666,7 +844,7 @@ class sim_memory {
       std::uintptr_t const map_end = it->first + it->second.bytes;
       if (map_end <= at) return false;
       std::size_t const part = (map_end < end ? map_end : end) - at;
-      visit(piece{physical_.find(it->second.handle)->second.key + (at - it->first), part});
+      visit(piece{physical_.find(it->second.handle)->second.key + (at - it->first), part, it->first});
       at += part;
     }
     return true;
@@ -761,6 +939,7 @@ class sim_memory {
   std::uint64_t next_key_ = 1;
   bool watched_ = false;
   std::vector<piece> gone_;
+  std::unique_ptr<sim_memory_tool> tool_;  ///< goes before the addresses do
 };
 
 }  // namespace detail
@@ -769,7 +948,7 @@ class sim_memory {
 // ---- tarn/driver/sim_streams.hpp
 // The simulated GPU's streams: queues on virtual time, events, default streams, capture. Deterministic: when
 // an operation is enqueued its end is known, and it takes effect when the host's clock reaches that end.
-// Above it: sim_machine. Below it: sim_memory, sim_order, sim_work.
+// Above it: sim_machine. Below it: sim_memory, sim_order, sim_tsan, sim_work.
 
 #include <atomic>
 #include <cstddef>
@@ -972,12 +1151,27 @@ class sim_order {
  public:
   /// Adds an agent that knows nothing. `name` is for findings.
   sim_agent add_agent(char const* kind, std::uint64_t number) {
-    agents_.push_back({{}, 0, std::string(kind) + ' ' + std::to_string(number)});
+    agents_.push_back({{}, 0, std::string(kind) + ' ' + std::to_string(number), 0, false});
     return agents_.size() - 1;
+  }
+
+  /// The agent of that name, for what a destroyed stream did last; `nobody` where there never was one.
+  [[nodiscard]] sim_agent agent_of(char const* kind, std::uint64_t number) const {
+    std::string const name = std::string(kind) + ' ' + std::to_string(number);
+    for (sim_agent a = agents_.size(); a-- > 0;) {
+      if (agents_[a].name == name) return a;
+    }
+    return none;
   }
 
   [[nodiscard]] sim_clock const& clock(sim_agent agent) const noexcept { return agents_[agent].clock; }
   void learn(sim_agent agent, sim_clock const& what) { agents_[agent].clock.join(what); }
+
+  /// An event was recorded that covers what the agent did so far.
+  void marked(sim_agent agent) {
+    agents_[agent].marked = agents_[agent].ticks;
+    agents_[agent].has_mark = true;
+  }
 
   /// One more operation of an agent; its own clock covers it from now on.
   void tick(sim_agent agent) { agents_[agent].clock.raise(agent, ++agents_[agent].ticks); }
@@ -991,30 +1185,40 @@ class sim_order {
   void allocated(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on) {
     ++owners_;
     bool free = true;
+    segment before;
     each(memory, p, bytes, [&](segment& s) {
-      if (s.held) free = false;
+      if (s.held && free) {
+        free = false;
+        before = s;
+      }
       s.earlier_reads.join(s.reads);
       s.earlier_writes.join(s.writes);
       s.reads.clear();
       s.writes.clear();
-      s.previous = s.current;
-      s.current = {owners_, p, bytes, on, none, agents_[on].ticks};
+      for (std::size_t i = most_previous; i-- > 1;) s.previous[i] = s.previous[i - 1];
+      s.previous[0] = s.current;
+      s.current = {owners_, p, bytes, on, none, ticks_of(on), 0};
       s.held = true;
       s.noted = true;
     });
-    if (!free) add_finding_about("bytes given out twice", p, bytes, on, none);
+    if (!free) add_finding("bytes given out twice", {p, bytes, sim_use::writes}, before, on, none);
   }
 
   /// Bytes lose their owner: until the next one, nothing may touch them.
   void freed(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on) {
     bool held = true;
+    segment before;
     each(memory, p, bytes, [&](segment& s) {
-      if (!s.held) held = false;
+      if (!s.held && held) {
+        held = false;
+        before = s;
+      }
       s.held = false;
       s.noted = true;
       s.current.freed_on = on;
+      s.current.freed_at = ticks_of(on);
     });
-    if (!held) add_finding_about("freed bytes that have no owner", p, bytes, on, none);
+    if (!held) add_finding("freed bytes that have no owner", {p, bytes, sim_use::writes}, before, on, none);
   }
 
   /// Checks and notes one access of work on `agent`.
@@ -1039,22 +1243,26 @@ class sim_order {
       }
       (writes ? s.writes : s.reads).raise(agent, now);
     });
+    (void)memory.each_piece(a.p, a.bytes, [&](sim_memory::piece const& piece) {
+      if (piece.mapping != 0) through_[piece.mapping].raise(agent, now);
+    });
   }
 
-  /// Checks that the host may take the memory away (unmap, free): all work on it is known to be over.
+  /// Checks that the host may take a mapping away: all work that reached memory through it is known to be over. Work on the
+  /// same memory through another mapping does not matter.
   void taken_away(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent host,
                   char const* how) {
-    sim_clock const& known = agents_[host].clock;
-    bool reported = false;
-    each(memory, p, bytes, [&](segment& s) {
-      sim_agent other = none;
-      if (reported) return;
-      if (s.writes.exceeds(known, other) || s.reads.exceeds(known, other) ||
-          s.earlier_writes.exceeds(known, other) || s.earlier_reads.exceeds(known, other)) {
-        reported = true;
-        add_finding(how, {p, bytes, sim_use::writes}, s, host, other);
-      }
-    });
+    auto const it = through_.find(reinterpret_cast<std::uintptr_t>(p));
+    if (it == through_.end()) return;
+    sim_agent other = none;
+    if (it->second.exceeds(agents_[host].clock, other)) {
+      segment used;  // one that this agent used: its history tells most
+      each(memory, p, bytes, [&](segment& s) {
+        if (last_of(s, other) >= it->second.at(other)) used = s;
+      });
+      add_finding(how, {p, bytes, sim_use::writes}, used, host, other);
+    }
+    through_.erase(it);
   }
 
   /// Notes that a stream was used under a handle that was another stream's when the caller learned it.
@@ -1079,11 +1287,15 @@ class sim_order {
   static constexpr sim_agent none = static_cast<sim_agent>(-1);
   /// Findings beyond this many are not kept; the first ones matter.
   static constexpr std::size_t most_findings = 1'000;
+  /// Owners before the last one that a finding tells of.
+  static constexpr std::size_t most_previous = 3;
 
   struct acting {
     sim_clock clock;
     std::uint64_t ticks;
     std::string name;
+    std::uint64_t marked = 0;  ///< operations that its last event covers
+    bool has_mark = false;
   };
   /// One time that a block was given out.
   struct owner {
@@ -1092,14 +1304,16 @@ class sim_order {
     std::size_t bytes = 0;
     sim_agent allocated_on = none;
     sim_agent freed_on = none;
-    std::uint64_t allocated_at = 0;
+    std::uint64_t allocated_at = 0;  ///< after so many operations of that agent
+    std::uint64_t freed_at = 0;
   };
   /// Bytes with one history.
   struct segment {
     std::size_t bytes = 0;
     bool held = false;   ///< has an owner now
     bool noted = false;  ///< owners are told at all; bytes never noted are not judged as freed
-    owner current, previous;
+    owner current;
+    owner previous[most_previous];            ///< the latest first
     sim_clock reads, writes;                  ///< by the owner of now
     sim_clock earlier_reads, earlier_writes;  ///< by all before
   };
@@ -1141,6 +1355,7 @@ class sim_order {
     });
   }
 
+  [[nodiscard]] std::uint64_t ticks_of(sim_agent who) const { return who == none ? 0 : agents_[who].ticks; }
   [[nodiscard]] std::string name_of_agent(sim_agent who) const {
     return who == none ? std::string("nobody") : agents_[who].name;
   }
@@ -1151,7 +1366,34 @@ class sim_order {
     text += size.c_str();
     text += ", allocated on " + name_of_agent(o.allocated_on) + " after its operation " +
             std::to_string(o.allocated_at);
-    text += o.freed_on == none ? ", not freed)" : ", freed on " + name_of_agent(o.freed_on) + ')';
+    text += o.freed_on == none ? std::string(", not freed)")
+                               : ", freed on " + name_of_agent(o.freed_on) + " after its operation " +
+                                     std::to_string(o.freed_at) + ')';
+  }
+  /// The last operation of an agent that touched a segment.
+  [[nodiscard]] static std::uint64_t last_of(segment const& s, sim_agent who) {
+    std::uint64_t last = 0;
+    for (sim_clock const* c : {&s.reads, &s.writes, &s.earlier_reads, &s.earlier_writes}) {
+      if (c->at(who) > last) last = c->at(who);
+    }
+    return last;
+  }
+  /// Says which event was missing: after which operation, what is known instead, and whether one was recorded at all.
+  void add_missing(std::string& text, segment const& s, sim_agent by, sim_agent other) const {
+    std::uint64_t const last = last_of(s, other);
+    acting const& them = agents_[other];
+    std::uint64_t const known = agents_[by].clock.at(other);
+    text += " Missing: an event recorded on " + them.name + " after its last use, operation " +
+            std::to_string(last) + ", that " + name_of_agent(by) + " waits for. ";
+    text +=
+        known == 0 ? "Nothing of it is known there" : "Known there: up to operation " + std::to_string(known);
+    if (!them.has_mark) {
+      text += "; no event was ever recorded on it.";
+    } else if (them.marked < last) {
+      text += "; its last event covers up to operation " + std::to_string(them.marked) + '.';
+    } else {
+      text += "; an event covers it, but was not waited for.";
+    }
   }
   void add_finding(char const* what, sim_access const& a, segment const& s, sim_agent by, sim_agent other) {
     if (findings_.size() >= most_findings) return;
@@ -1159,29 +1401,27 @@ class sim_order {
     message<64> where;
     where.add(": ").add_bytes(a.bytes).add(" at ").add_hex(reinterpret_cast<std::uintptr_t>(a.p));
     text += where.c_str();
-    text += " by " + name_of_agent(by) + " (operation " + std::to_string(agents_[by].ticks) + ").";
+    text += " by " + name_of_agent(by) + " (operation " + std::to_string(ticks_of(by)) + ").";
     if (s.current.number != 0) {
       text += " Now ";
       add_owner(text, s.current);
       text += '.';
     }
-    if (s.previous.number != 0) {
-      text += " Before ";
-      add_owner(text, s.previous);
+    char const* when = " Before ";
+    for (owner const& o : s.previous) {
+      if (o.number == 0) break;
+      text += when;
+      add_owner(text, o);
       text += '.';
+      when = " Before that ";
     }
-    if (other != none) {
-      text += " Missing: an event recorded on " + name_of_agent(other) + " after its last use, that " +
-              name_of_agent(by) + " waits for.";
-    }
+    if (other != none) add_missing(text, s, by, other);
     findings_.push_back(std::move(text));
-  }
-  void add_finding_about(char const* what, void const* p, std::size_t bytes, sim_agent by, sim_agent other) {
-    add_finding(what, {p, bytes, sim_use::writes}, segment{}, by, other);
   }
 
   std::vector<acting> agents_;
   std::map<std::uint64_t, segment> segments_;
+  std::unordered_map<std::uintptr_t, sim_clock> through_;  ///< what used each mapping, by where that begins
   std::uint64_t owners_ = 0;
   std::vector<std::string> findings_;
 };
@@ -1189,10 +1429,173 @@ class sim_order {
 }  // namespace detail
 
 }  // namespace tarn
+// ---- tarn/driver/sim_tsan.hpp
+// The simulated GPU as ThreadSanitizer sees it: each stream is a thread of its own, and what orders streams and the host
+// on a GPU, and only that, orders them here. Without ThreadSanitizer these are empty types.
+// Above it: sim_streams. Below it: core/config.
+//
+//   the host enqueues work    the work comes after what this thread has done, and after the stream's past
+//   record(E, S)              E keeps the stream's past          wait(S, E)              S's past grows by E's
+//   synchronize(S or E)       this thread comes after it         query(E) = done         likewise
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#if TARN_TSAN
+#include <sanitizer/tsan_interface.h>
+
+#include <map>
+#include <vector>
+
+extern "C" void AnnotateIgnoreReadsBegin(char const* file, int line);
+extern "C" void AnnotateIgnoreReadsEnd(char const* file, int line);
+#endif
+
+namespace tarn::detail {
+
+#if TARN_TSAN
+
+/// A stream's own context. The machine's lock orders nothing in it: a real driver's locks are none of the program's.
+class sim_fiber {
+ public:
+  sim_fiber() : handle_(__tsan_create_fiber(0)) {}
+  sim_fiber(sim_fiber const&) = delete;
+  sim_fiber& operator=(sim_fiber const&) = delete;
+  ~sim_fiber() { __tsan_destroy_fiber(handle_); }
+  [[nodiscard]] void* handle() const noexcept { return handle_; }
+
+ private:
+  void* handle_;
+};
+
+/// Does one thing as another thread that comes after some moments and makes one. Not instrumented itself: what it reads is
+/// the host's, and no order between the two is to be invented for that.
+__attribute__((no_sanitize("thread"))) TARN_NOINLINE inline void run_in_fiber(void* fiber, void* const* after,
+                                                                              std::size_t count, void* makes,
+                                                                              void (*act)(void*),
+                                                                              void* what) {
+  void* const host = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(fiber, __tsan_switch_to_fiber_no_sync);
+  for (std::size_t i = 0; i < count; ++i) __tsan_acquire(after[i]);
+  act(what);
+  __tsan_release(makes);
+  __tsan_switch_to_fiber(host, __tsan_switch_to_fiber_no_sync);
+}
+
+/// The beginning and the end of one piece of work, by their addresses.
+struct sim_moment {
+  char begun = 0;
+  char over = 0;
+};
+
+/// The latest work of each stream that something comes after.
+class sim_past {
+ public:
+  void join(sim_past const& other) {
+    for (auto const& [stream, moment] : other.latest_) add(stream, moment);
+  }
+  /// The calling thread comes after all of it.
+  void observe() const {
+    for (auto const& [stream, moment] : latest_) __tsan_acquire(&moment.second->over);
+  }
+
+ private:
+  template <class Work>
+  friend class sim_ordered_work;
+  using numbered = std::pair<std::uint64_t, std::shared_ptr<sim_moment>>;
+  void add(stream_id stream, numbered const& moment) {
+    numbered& known = latest_[stream];
+    if (known.first < moment.first) known = moment;
+  }
+  std::map<stream_id, numbered> latest_;
+};
+
+/// What a stream's work is run in; made with the stream's first work.
+class sim_context {
+ public:
+  [[nodiscard]] std::shared_ptr<sim_fiber> const& fiber() {
+    if (!fiber_) fiber_ = std::make_shared<sim_fiber>();
+    return fiber_;
+  }
+
+ private:
+  std::shared_ptr<sim_fiber> fiber_;
+};
+
+/// One piece of enqueued work. It is destroyed as the stream that ran it, since that has looked at what it holds.
+template <class Work>
+class sim_ordered_work {
+ public:
+  /// `past` is the stream's and comes to include this work.
+  sim_ordered_work(std::shared_ptr<Work> work, sim_context& context, sim_past& past, stream_id stream,
+                   std::uint64_t number)
+      : fiber_(context.fiber()),
+        before_(past),
+        moment_(std::make_shared<sim_moment>()),
+        held_(std::make_unique<std::shared_ptr<Work>>(std::move(work))) {
+    __tsan_release(&moment_->begun);
+    past.add(stream, {number, moment_});
+  }
+  /// The host looks at the work, which is the stream's to destroy; no order between the two is to be invented for that.
+  template <class Look>
+  auto look(Look const& f) const noexcept {
+    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+    auto const seen = f(**held_);
+    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+    return seen;
+  }
+  void run() {
+    std::vector<void*> after{&moment_->begun};
+    for (auto const& [stream, moment] : before_.latest_) after.push_back(&moment.second->over);
+    run_in_fiber(
+        fiber_->handle(), after.data(), after.size(), &moment_->over,
+        [](void* held) {
+          auto* const work = static_cast<std::shared_ptr<Work>*>(held);
+          (*work)->act();
+          delete work;
+        },
+        held_.release());
+  }
+
+ private:
+  std::shared_ptr<sim_fiber> fiber_;
+  sim_past before_;
+  std::shared_ptr<sim_moment> moment_;
+  std::unique_ptr<std::shared_ptr<Work>> held_;
+};
+
+#else
+
+struct sim_past {
+  constexpr void join(sim_past const&) const noexcept {}
+  constexpr void observe() const noexcept {}
+};
+struct sim_context {};
+template <class Work>
+class sim_ordered_work {
+ public:
+  sim_ordered_work(std::shared_ptr<Work> work, sim_context&, sim_past&, stream_id, std::uint64_t) noexcept
+      : work_(std::move(work)) {}
+  template <class Look>
+  auto look(Look const& f) const noexcept {
+    return f(*work_);
+  }
+  void run() { work_->act(); }
+
+ private:
+  std::shared_ptr<Work> work_;
+};
+
+#endif
+
+}  // namespace tarn::detail
 // ---- tarn/driver/sim_work.hpp
 // What simulated streams do: kernels, copies and fills, each with the bytes that it touches.
 // Above it: sim_streams, sim_machine. Below it: sim_memory, sim_order for what an access is.
 
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <initializer_list>
@@ -1204,25 +1607,39 @@ namespace tarn::detail {
 /// What an operation does when its time has come. Shared by the replays of a graph.
 struct sim_work {
   virtual ~sim_work() = default;
-  virtual sim_code run(sim_memory& memory) noexcept = 0;
+  /// Whether what it touches is there.
+  virtual sim_code check(sim_memory& memory) noexcept = 0;
+  /// Then does it.
+  virtual void act() noexcept = 0;
   /// What it touches, for the order checker.
   [[nodiscard]] virtual std::vector<sim_access> const& accesses() const noexcept = 0;
 };
 
-/// True while the calling thread runs a simulated kernel: there the driver may not be called.
-inline thread_local bool sim_inside_work = false;
+/// True while the calling thread runs a simulated kernel: there the driver may not be called. Atomic only because the
+/// kernel is another thread to ThreadSanitizer.
+inline thread_local std::atomic<bool> sim_inside_work{false};
+
+/// The tool, where there is one, sees what work touches.
+inline void show_tool(sim_memory const& memory, sim_access const& a) noexcept {
+  if (memory.tool() == nullptr) return;
+  try {
+    memory.tool()->check(a.p, a.bytes, a.use == sim_use::reads ? "read" : "write");
+  } catch (...) {  // without host memory for its finding a tool stays silent
+  }
+}
 
 /// A kernel: bytes it says it touches, and what it does on the host's side of the simulation.
 template <class F>
 struct sim_kernel final : sim_work {
   sim_kernel(std::initializer_list<sim_access> what, F f) : touched(what), body(std::move(f)) {}
-  sim_code run(sim_memory& memory) noexcept override {
+  sim_code check(sim_memory& memory) noexcept override {
     for (sim_access const& a : touched) {
       if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
+      show_tool(memory, a);
     }
-    body();
     return sim_code::ok;
   }
+  void act() noexcept override { body(); }
   [[nodiscard]] std::vector<sim_access> const& accesses() const noexcept override { return touched; }
   std::vector<sim_access> touched;
   F body;
@@ -1230,17 +1647,22 @@ struct sim_kernel final : sim_work {
 
 /// A copy, or a fill where there is no source.
 struct sim_transfer_work final : sim_work {
-  sim_code run(sim_memory& memory) noexcept override {
+  sim_code check(sim_memory& memory) noexcept override {
     for (sim_access const& a : touched) {
       if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
+      show_tool(memory, a);
     }
-    if (!memory.is_real(to) || (from != nullptr && !memory.is_real(from))) return sim_code::ok;
+    if (!memory.is_real(to) || (from != nullptr && !memory.is_real(from)))
+      real.store(false, std::memory_order_relaxed);
+    return sim_code::ok;
+  }
+  void act() noexcept override {
+    if (!real.load(std::memory_order_relaxed)) return;
     if (from != nullptr) {
       std::memmove(to, from, bytes);
     } else {
       std::memset(to, byte, bytes);
     }
-    return sim_code::ok;
   }
   [[nodiscard]] std::vector<sim_access> const& accesses() const noexcept override { return touched; }
   std::vector<sim_access> touched;
@@ -1248,6 +1670,7 @@ struct sim_transfer_work final : sim_work {
   void const* from = nullptr;
   int byte = 0;
   std::size_t bytes = 0;
+  std::atomic<bool> real{true};  ///< atomic as sim_inside_work is
 };
 
 }  // namespace tarn::detail
@@ -1271,6 +1694,15 @@ struct sim_capture {
 /// Whether host threads know all that another knew at its last driver call, or only what they were told.
 enum class sim_hosts : std::uint8_t { one_timeline, each_thread };
 
+/// When device work ends beyond the time that it was said to take: another schedule for each seed. See sim_options.
+struct sim_schedule {
+  std::uint64_t seed = 0;
+  sim_nanoseconds jitter = 0;
+  unsigned slow_streams = 0;
+  sim_nanoseconds slowness = 0;
+  sim_nanoseconds late_events = 0;
+};
+
 enum class sim_blocking : std::uint8_t { with_legacy, independent };
 
 struct sim_stream {
@@ -1279,9 +1711,12 @@ struct sim_stream {
   sim_blocking blocking = sim_blocking::independent;
   bool legacy = false;
   bool is_default = false;   ///< legacy or per-thread
+  bool slow = false;         ///< as the schedule has it
   sim_nanoseconds tail = 0;  ///< when all work so far is over
   std::shared_ptr<sim_capture> capture;
   sim_agent agent = 0;
+  [[no_unique_address]] sim_past past;  ///< what work enqueued now comes after
+  [[no_unique_address]] sim_context context;
 };
 
 struct sim_event {
@@ -1289,18 +1724,18 @@ struct sim_event {
   sim_nanoseconds time = 0;  ///< when the mark is reached; 0: never recorded
   std::shared_ptr<sim_capture> capture;
   sim_clock clock;
+  [[no_unique_address]] sim_past past;
 };
 
 /// All streams and events of a machine, and its clock. Callers hold the machine's lock.
 class sim_streams {
  public:
-  sim_streams(int devices, sim_memory& memory, std::uint64_t seed, sim_nanoseconds jitter, sim_order* order,
+  sim_streams(int devices, sim_memory& memory, sim_schedule const& schedule, sim_order* order,
               sim_hosts hosts)
       : memory_(memory),
         devices_(static_cast<std::size_t>(devices)),
         machine_(next_machine.fetch_add(1, std::memory_order_relaxed)),
-        seed_(seed),
-        jitter_(jitter),
+        schedule_(schedule),
         order_(order),
         hosts_(hosts) {
     if (order_ != nullptr && hosts_ == sim_hosts::one_timeline) host_ = order_->add_agent("host", 0);
@@ -1320,9 +1755,7 @@ class sim_streams {
     if (time > now()) now_.store(time, std::memory_order_relaxed);
     while (!pending_.empty() && pending_.begin()->first.first <= now()) {
       auto node = pending_.extract(pending_.begin());
-      sim_inside_work = true;
-      sim_code const outcome = node.mapped().work->run(memory_);
-      sim_inside_work = false;
+      sim_code const outcome = run(node.mapped());
       sim_code& broken = fault(node.mapped().device);
       if (broken == sim_code::ok) broken = outcome;
     }
@@ -1393,9 +1826,29 @@ class sim_streams {
       return sim_code::ok;
     }
     event.capture.reset();
-    event.time = start_on(stream);
+    event.time = start_on(stream) + draw(schedule_.late_events);
     finish_on(stream, event.time);
-    if (order_ != nullptr) event.clock = order_->clock(stream.agent);
+    event.past = stream.past;
+    if (order_ != nullptr) {
+      event.clock = order_->clock(stream.agent);
+      order_->marked(stream.agent);
+    }
+    return sim_code::ok;
+  }
+
+  /// Marks all work of the event's device, as cuCtxRecordEvent; refused while anything is captured there.
+  sim_code record_all(sim_event& event) {
+    bool capturing = false;
+    each_stream(event.device, [&](sim_stream const& s) { capturing = capturing || s.capture != nullptr; });
+    if (capturing) return sim_code::capture_unsupported;
+    auto& d = devices_[static_cast<std::size_t>(event.device)];
+    event.capture.reset();
+    event.time = (d.tail < now() ? now() : d.tail) + draw(schedule_.late_events);
+    event.past = d.past;
+    if (order_ != nullptr) {
+      event.clock = d.clock;
+      each_stream(event.device, [&](sim_stream const& s) { order_->marked(s.agent); });
+    }
     return sim_code::ok;
   }
 
@@ -1425,6 +1878,8 @@ class sim_streams {
     sim_nanoseconds start = start_on(stream);
     if (start < event.time) start = event.time;
     finish_on(stream, start);
+    stream.past.join(event.past);
+    share_past(stream);
     if (order_ != nullptr) {
       order_->learn(stream.agent, event.clock);
       share_clock(stream);
@@ -1438,6 +1893,7 @@ class sim_streams {
       return sim_code::captured_event;
     }
     if (event.time > now()) return sim_code::not_ready;
+    event.past.observe();
     if (order_ != nullptr) order_->learn(host(), event.clock);
     return sim_code::ok;
   }
@@ -1448,6 +1904,7 @@ class sim_streams {
       return sim_code::captured_event;
     }
     advance_to(event.time);
+    event.past.observe();
     if (order_ != nullptr) order_->learn(host(), event.clock);
     return sim_code::ok;
   }
@@ -1460,6 +1917,7 @@ class sim_streams {
     sim_nanoseconds const end = start_on(stream);
     if (order_ != nullptr) order_->learn(host(), order_->clock(stream.agent));
     advance_to(end);
+    stream.past.observe();
     return sim_code::ok;
   }
   sim_code synchronize_device(int device) {
@@ -1478,6 +1936,8 @@ class sim_streams {
     auto& d = devices_[static_cast<std::size_t>(device)];
     if (order_ != nullptr) order_->learn(host(), d.clock);
     advance_to(d.tail);
+    d.past.observe();
+    d.past = {};  // whoever waits again comes after this thread's next call
   }
 
   /// Puts work on a stream: it starts when the stream is free and lasts `duration`.
@@ -1490,13 +1950,15 @@ class sim_streams {
       stream.capture->nodes.push_back({std::move(work), duration});
       return sim_code::ok;
     }
-    sim_nanoseconds const end = start_on(stream) + duration + delay();
+    sim_nanoseconds const end = start_on(stream) + duration + delay(stream);
     if (order_ != nullptr) {
       order_->tick(stream.agent);
       for (sim_access const& a : work->accesses()) order_->access(memory_, a, stream.agent);
     }
     int const device = stream.device;
-    pending_.emplace(std::pair(end, next_operation_++), operation{device, std::move(work)});
+    std::uint64_t const number = ++next_operation_;
+    pending_.emplace(std::pair(end, number),
+                     operation{device, {std::move(work), stream.context, stream.past, stream.id, number}});
     finish_on(stream, end);
     return sim_code::ok;
   }
@@ -1585,11 +2047,13 @@ class sim_streams {
     sim_nanoseconds blocking_tail = 0;  ///< of those that the legacy stream waits for
     sim_clock clock;                    ///< of all streams
     sim_clock blocking_clock;
+    [[no_unique_address]] sim_past past;  ///< of all streams
+    [[no_unique_address]] sim_past blocking_past;
     sim_code fault = sim_code::ok;
   };
   struct operation {
     int device;
-    std::shared_ptr<sim_work> work;
+    sim_ordered_work<sim_work> work;
   };
 
   sim_stream& own_default_stream(int device) {
@@ -1607,6 +2071,7 @@ class sim_streams {
     s.id = id;
     s.device = device;
     s.blocking = blocking;
+    if (schedule_.slow_streams != 0) s.slow = draw(1000) < schedule_.slow_streams && schedule_.seed != 0;
     if (order_ != nullptr) s.agent = order_->add_agent("stream", id);
     return s;
   }
@@ -1648,6 +2113,11 @@ class sim_streams {
     bool const blocking = stream.blocking == sim_blocking::with_legacy;
     sim_nanoseconds const other = stream.legacy ? d.blocking_tail : blocking ? d.legacy.tail : 0;
     if (start < other) start = other;
+    if (stream.legacy) {
+      stream.past.join(d.blocking_past);
+    } else if (blocking) {
+      stream.past.join(d.legacy.past);
+    }
     if (order_ != nullptr) {
       host_reaches(stream);
       if (stream.legacy) {
@@ -1663,7 +2133,13 @@ class sim_streams {
     stream.tail = end;
     if (d.tail < end) d.tail = end;
     if (stream.blocking == sim_blocking::with_legacy && d.blocking_tail < end) d.blocking_tail = end;
+    share_past(stream);
     share_clock(stream);
+  }
+  void share_past(sim_stream& stream) {
+    auto& d = devices_[static_cast<std::size_t>(stream.device)];
+    d.past.join(stream.past);
+    if (stream.blocking == sim_blocking::with_legacy) d.blocking_past.join(stream.past);
   }
   void share_clock(sim_stream& stream) {
     if (order_ == nullptr) return;
@@ -1672,13 +2148,27 @@ class sim_streams {
     if (stream.blocking == sim_blocking::with_legacy) d.blocking_clock.join(order_->clock(stream.agent));
   }
 
-  /// Extra time before an operation ends, from the seed (splitmix64): another schedule for each seed.
-  sim_nanoseconds delay() noexcept {
-    if (seed_ == 0 || jitter_ == 0) return 0;
-    std::uint64_t z = (seed_ += 0x9E3779B97F4A7C15);
+  /// What work touches is looked up as the host; what it does is its stream's doing.
+  sim_code run(operation& o) {
+    sim_code const allowed = o.work.look([&](sim_work& work) { return work.check(memory_); });
+    if (allowed != sim_code::ok) return allowed;
+    sim_inside_work.store(true, std::memory_order_relaxed);
+    o.work.run();
+    sim_inside_work.store(false, std::memory_order_relaxed);
+    return sim_code::ok;
+  }
+
+  /// Extra time before an operation ends.
+  sim_nanoseconds delay(sim_stream const& stream) noexcept {
+    return draw(schedule_.jitter) + (stream.slow ? draw(schedule_.slowness) : 0);
+  }
+  /// Less than `most`, from the seed (splitmix64).
+  sim_nanoseconds draw(sim_nanoseconds most) noexcept {
+    if (schedule_.seed == 0 || most == 0) return 0;
+    std::uint64_t z = (schedule_.seed += 0x9E3779B97F4A7C15);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
-    return (z ^ (z >> 31)) % jitter_;
+    return (z ^ (z >> 31)) % most;
   }
 
   /// Machines are numbered so that the handles of one mean nothing to another.
@@ -1696,8 +2186,7 @@ class sim_streams {
   std::uint64_t next_operation_ = 0;
   std::atomic<sim_nanoseconds> now_{1};  // never 0, which marks an event as unrecorded
   std::size_t captured_ = 0;
-  std::uint64_t seed_;
-  sim_nanoseconds jitter_;
+  sim_schedule schedule_;
   sim_order* order_;
   sim_hosts hosts_;
   sim_agent host_ = 0;
@@ -1792,7 +2281,7 @@ class sim_async {
 }  // namespace tarn::detail
 // ---- tarn/driver/sim_options.hpp
 // What a simulated machine is like, and what it counts.
-// Above it: sim_machine. Below it: sim_cost, sim_backing, driver_call.
+// Above it: sim_machine. Below it: sim_cost, sim_backing, sim_memory_tool, driver_call.
 
 #include <cstddef>
 #include <cstdint>
@@ -1819,9 +2308,15 @@ struct sim_options {
   sim_backing backing = sim_backing::host_backed;
   sim_paging paging = sim_paging::available;
   sim_checks checks = sim_checks::off;
+  sim_tool tool = sim_tool::absent;  ///< attached: what a pool hands out is watched, at the price of speed
   sim_costs costs{};
   std::uint64_t seed = 0;            ///< of another schedule; 0: work takes exactly the time asked
   sim_nanoseconds jitter = 100'000;  ///< with a seed, work may take up to this much longer
+  /// With a seed: of a thousand streams so many are slow, and each piece of their work takes up to `slowness` longer. With a
+  /// second and more they seem never to end, until somebody waits.
+  unsigned slow_streams = 0;
+  sim_nanoseconds slowness = 1'000'000'000;
+  sim_nanoseconds late_events = 0;  ///< with a seed, an event's mark may be reached up to this much later
 };
 
 /// How often each driver call was made, and what that cost in virtual time.
@@ -1881,11 +2376,12 @@ struct sim_state {
       : options(o),
         memory(o.devices, o.capacity, o.taken, o.host_capacity, o.granularity, o.backing),
         order(o.checks == sim_checks::off ? nullptr : std::make_unique<sim_order>()),
-        streams(o.devices, memory, o.seed, o.jitter, order.get(),
+        streams(o.devices, memory, {o.seed, o.jitter, o.slow_streams, o.slowness, o.late_events}, order.get(),
                 o.checks == sim_checks::each_thread ? detail::sim_hosts::each_thread
                                                     : detail::sim_hosts::one_timeline) {
     for (int d = 0; d < o.devices; ++d) async.emplace_back(d, memory, order.get());
     if (order) memory.watch_gone();
+    if (o.tool == sim_tool::attached) memory.attach_tool();
   }
   sim_state(sim_state const&) = delete;
   sim_state& operator=(sim_state const&) = delete;
@@ -1936,9 +2432,15 @@ class sim_machine {
   explicit sim_machine(sim_options const& options) : state_(std::make_shared<detail::sim_state>(options)) {}
 
   /// The machine behind `sim_driver{}`: one for the process, made at first use with the default options,
-  /// never destroyed, so that objects with static storage may use it to the end.
+  /// never destroyed, so that objects with static storage may use it to the end. TARN_SIM_TOOL=attached in the
+  /// environment attaches the tool that watches memory.
   [[nodiscard]] static sim_machine const& standard() {
-    static sim_machine const* const machine = new sim_machine();
+    static sim_machine const* const machine = [] {
+      sim_options options;
+      char const* const tool = std::getenv("TARN_SIM_TOOL");
+      if (tool != nullptr && std::string(tool) == "attached") options.tool = sim_tool::attached;
+      return new sim_machine(options);
+    }();
     return *machine;
   }
 
@@ -2136,6 +2638,21 @@ class sim_machine {
     return state_->order ? state_->order->findings() : std::vector<std::string>{};
   }
 
+  // The tool that watches memory; without sim_tool::attached there is nothing to tell.
+
+  /// What the tool reported so far, in order.
+  [[nodiscard]] std::vector<std::string> tool_findings() const {
+    std::lock_guard const lock(state_->mutex);
+    auto const* const tool = state_->memory.tool();
+    return tool != nullptr ? tool->findings() : std::vector<std::string>{};
+  }
+  [[nodiscard]] sim_tool_counts tool_counts() const {
+    std::lock_guard const lock(state_->mutex);
+    auto const* const tool = state_->memory.tool();
+    if (tool == nullptr) return {};
+    return {tool->calls(), tool->heaps(), tool->regions(), tool->region_bytes()};
+  }
+
   friend bool operator==(sim_machine const& a, sim_machine const& b) noexcept { return a.state_ == b.state_; }
 
  private:
@@ -2160,8 +2677,12 @@ class sim_machine {
   template <class F>
   void note(stream_ref stream, F const& f) const {
     std::lock_guard const lock(state_->mutex);
+    if (!state_->order) return;
+    // Memory changes hands though the stream was destroyed, or its handle is another's by now.
     auto* const s = state_->streams.find(stream, 0);
-    if (state_->order && s != nullptr) f(*state_->order, s->agent);
+    bool const known =
+        s != nullptr && (stream.id() == stream_ref::unknown_id || stream.id() == s->id || s->is_default);
+    f(*state_->order, known ? s->agent : state_->order->agent_of("stream", stream.id()));
   }
 
   std::shared_ptr<detail::sim_state> state_;
@@ -2177,6 +2698,43 @@ namespace tarn {
 /// and after an illegal access every call on the device fails, as on a GPU.
 class sim_driver {
  public:
+  /// The tool attached to the machine, as the pool tells it of its blocks; false where there is none.
+  class memory_tool_ref {
+   public:
+    constexpr memory_tool_ref() noexcept = default;
+    explicit operator bool() const noexcept { return state_ != nullptr; }
+    [[nodiscard]] void* register_heap(void const* p, std::size_t bytes) const noexcept {
+      void* heap = nullptr;
+      tell([&](detail::sim_memory_tool& tool) { heap = tool.register_heap(p, bytes); });
+      return heap;
+    }
+    void unregister_heap(void* heap) const noexcept {
+      tell([&](detail::sim_memory_tool& tool) { tool.unregister_heap(heap); });
+    }
+    void reset_heap(void* heap) const noexcept {
+      tell([&](detail::sim_memory_tool& tool) { tool.reset_heap(heap); });
+    }
+    void register_region(void* heap, void const* p, std::size_t bytes) const noexcept {
+      tell([&](detail::sim_memory_tool& tool) { tool.register_region(heap, p, bytes); });
+    }
+    void unregister_region(void const* p) const noexcept {
+      tell([&](detail::sim_memory_tool& tool) { tool.unregister_region(p); });
+    }
+
+   private:
+    friend class sim_driver;
+    explicit memory_tool_ref(detail::sim_state* state) noexcept : state_(state) {}
+    template <class F>
+    void tell(F const& f) const noexcept {
+      std::lock_guard const lock(state_->mutex);
+      try {
+        f(*state_->memory.tool());
+      } catch (std::bad_alloc const&) {  // the tool has no memory: it knows less
+      }
+    }
+    detail::sim_state* state_ = nullptr;  ///< lives as long as the driver that it came from
+  };
+
   sim_driver() : sim_driver(device_id{}) {}
   /// A device of the process-wide machine, which has device 0 only.
   explicit sim_driver(device_id device) : machine_(sim_machine::standard()), device_(device) {}
@@ -2337,6 +2895,11 @@ class sim_driver {
     });
   }
 
+  [[nodiscard]] memory_tool_ref memory_tool() const noexcept {
+    detail::sim_state& m = *machine_.state_;
+    return memory_tool_ref(m.memory.tool() != nullptr ? &m : nullptr);
+  }
+
   status malloc_device(std::size_t bytes, void*& p) const noexcept {
     return call(driver_call::malloc_device, costs().malloc_device.at(bytes), [&](state& m) {
       return m.memory.allocate(device_.value, bytes, detail::sim_kind::device, p);
@@ -2409,6 +2972,13 @@ class sim_driver {
 
   friend bool operator==(sim_driver const& a, sim_driver const& b) noexcept {
     return a.machine_ == b.machine_ && a.device_ == b.device_;
+  }
+
+ protected:
+  /// Marks the whole device's work; see sim_marking_driver.
+  status record_all_work(event_handle event) const noexcept {
+    return on_event(driver_call::record_event, costs().record_event, event,
+                    [](state& m, detail::sim_event& e) { return m.streams.record_all(e); });
   }
 
  private:
@@ -2524,10 +3094,21 @@ class sim_driver {
 };
 
 inline sim_driver sim_machine::driver(device_id device) const noexcept {
-  return sim_driver(*this, device);
+  return {*this, device};
 }
 
-static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver>);
+/// The same driver of CUDA 12.5 and later, which can mark a device's work without naming a stream: then the pool asks no
+/// handle that may be a destroyed stream's (pool/mark_work.hpp).
+class sim_marking_driver : public sim_driver {
+ public:
+  using sim_driver::sim_driver;
+  sim_marking_driver() = default;
+  sim_marking_driver(sim_driver const& driver) noexcept : sim_driver(driver) {}  // NOLINT: the same device
+  status record_all(event_handle event) const noexcept { return record_all_work(event); }
+};
+
+static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver> &&
+              describing_driver<sim_driver>);
 
 }  // namespace tarn
 

@@ -9,7 +9,7 @@
 //   driver/  each call that the device understands, its cost and its failure; the real one, none, and (tarn/sim.hpp) a simulated one
 //   source/  where memory comes from: pages, cudaMalloc, cudaMallocAsync, pinned, managed and host memory
 //   pool/    magazines, runs, best-fit ranges, the page arena and the ladder, read from pool.hpp on
-//   policy/  layers that bound, count, record, retry, fence and poison, composed by | and stack<>
+//   policy/  layers that bound, count, record, retry, check, fence and poison, composed by | and stack<>
 //   raii/    owners of memory, and scopes that watch, clear and bound it
 //   report/  the numbers, as PyTorch's users know them
 //
@@ -38,6 +38,17 @@
 #endif
 #ifndef TARN_TSAN
 #define TARN_TSAN 0
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+#define TARN_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define TARN_ASAN 1
+#endif
+#endif
+#ifndef TARN_ASAN
+#define TARN_ASAN 0
 #endif
 
 #if defined(__GNUC__) || defined(__clang__)
@@ -259,6 +270,12 @@ class cuda_error : public std::exception {
     if (device >= 0) text_.add(" on device ").add_number(device);
     text_.add(": ").add(status_.name).add(" (").add_number(status_.code).add(")");
     switch (status_.kind) {
+      case failure::out_of_memory:
+        text_.add("; the driver has no memory left for it, free some");
+        break;
+      case failure::not_ready:
+        text_.add("; earlier work is not done, synchronise first");
+        break;
       case failure::no_device:
         text_.add("; check that a device and its driver are installed");
         break;
@@ -271,7 +288,7 @@ class cuda_error : public std::exception {
       case failure::other:
         text_.add("; an earlier kernel or copy may have failed");
         break;
-      default:
+      case failure::none:
         break;
     }
     text_.add(" [").add(where.file).add(":").add_number(where.line).add("]");
@@ -709,6 +726,7 @@ constexpr bool check_memory_source() {
 // | malloc_async(bytes, stream, p&), free_async(p, stream)       | 0.7 us warm      | cudaMallocAsync                                                     |
 // | malloc_pinned(bytes, p&), free_pinned(p)                     | 460 ms/GiB       | cudaHostAlloc, portable                                             |
 // | malloc_managed(bytes, p&), free_managed(p)                   |                  | cudaMallocManaged                                                   |
+// | memory_tool(), optional                                      | once             | what watches pieces of memory, false without one: see describing_driver |
 
 #include <concepts>
 #include <cstddef>
@@ -798,6 +816,22 @@ concept block_driver = stream_driver<D> &&
   noexcept->std::same_as<status>;
   { d.free_managed(p) }
   noexcept->std::same_as<status>;
+};
+
+/// What lets a pool tell an attached tool (compute-sanitizer, the simulated one) which of its bytes are handed out.
+/// A heap may be touched only where a region covers it; a null heap is one that the tool does not watch. Effects are
+/// immediate, whatever the streams do. The reference is a value that lives no longer than its driver.
+template <class D>
+concept describing_driver = stream_driver<D> && requires(D const& d, void* p, std::size_t bytes) {
+  static_cast<bool>(d.memory_tool());
+  { d.memory_tool().register_heap(p, bytes) }
+  noexcept->std::same_as<void*>;
+  { d.memory_tool().unregister_heap(p) }
+  noexcept;
+  { d.memory_tool().register_region(p, p, bytes) }
+  noexcept;
+  { d.memory_tool().unregister_region(p) }
+  noexcept;
 };
 
 }  // namespace tarn
@@ -1298,6 +1332,130 @@ class beside_capture {
 };
 
 }  // namespace tarn::detail
+// ---- tarn/driver/nvtx_memory.hpp
+// What a tool such as compute-sanitizer is told of memory that is handed out in pieces: NVTX's memory extension.
+// Above it: cuda_driver, through it the pool. Below it: NVTX's headers, where the toolkit has them.
+
+#if TARN_HAS_CUDA && defined(__has_include)
+#if __has_include(<nvtx3/nvToolsExtMem.h>)
+#include <nvtx3/nvToolsExtMem.h>
+#define TARN_HAS_NVTX_MEMORY 1
+#endif
+#endif
+#ifndef TARN_HAS_NVTX_MEMORY
+#define TARN_HAS_NVTX_MEMORY 0
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+
+namespace tarn {
+
+/// A tool that wants to know of sub-allocations; false where none is attached. A value, the same for the whole process.
+///
+/// A heap is a stretch of the device's memory that is handed out in pieces: none of its bytes may be touched until a
+/// region covers them. What is registered holds from the call on, whatever the streams do: wait for them first.
+class nvtx_memory {
+ public:
+  constexpr nvtx_memory() noexcept = default;
+
+  /// Looks for the tool once and remembers; CUDA is initialised. Where none is attached no call of NVTX is ever made.
+  [[nodiscard]] static nvtx_memory attached() noexcept {
+    static nvtx_memory const found = find();
+    return found;
+  }
+  explicit operator bool() const noexcept { return domain_ != nullptr || present_; }
+
+#if TARN_HAS_NVTX_MEMORY
+  /// Null where the tool takes no such memory: then all of it may be touched.
+  [[nodiscard]] void* register_heap(void const* p, std::size_t bytes) const noexcept {
+    nvtxMemVirtualRangeDesc_t const range{bytes, p};
+    nvtxMemHeapDesc_t heap{};
+    heap.extCompatID = NVTX_EXT_COMPATID_MEM;
+    heap.structSize = sizeof heap;
+    heap.usage = NVTX_MEM_HEAP_USAGE_TYPE_SUB_ALLOCATOR;
+    heap.type = NVTX_MEM_TYPE_VIRTUAL_ADDRESS;
+    heap.typeSpecificDescSize = sizeof range;
+    heap.typeSpecificDesc = &range;
+    nvtxMemHeapHandle_t const made = nvtxMemHeapRegister(domain(), &heap);
+    return is_real(made) ? made : nullptr;
+  }
+  /// All of it may not be touched any more; give the memory back next.
+  void unregister_heap(void* heap) const noexcept {
+    nvtxMemHeapUnregister(domain(), static_cast<nvtxMemHeapHandle_t>(heap));
+  }
+  /// As if just registered: no region is left.
+  void reset_heap(void* heap) const noexcept {
+    nvtxMemHeapReset(domain(), static_cast<nvtxMemHeapHandle_t>(heap));
+  }
+  void register_region(void* heap, void const* p, std::size_t bytes) const noexcept {
+    nvtxMemVirtualRangeDesc_t const range{bytes, p};
+    nvtxMemRegionsRegisterBatch_t batch{};
+    batch.extCompatID = NVTX_EXT_COMPATID_MEM;
+    batch.structSize = sizeof batch;
+    batch.regionType = NVTX_MEM_TYPE_VIRTUAL_ADDRESS;
+    batch.heap = static_cast<nvtxMemHeapHandle_t>(heap);
+    batch.regionCount = 1;
+    batch.regionDescElementSize = sizeof range;
+    batch.regionDescElements = &range;
+    nvtxMemRegionsRegister(domain(), &batch);
+  }
+  void unregister_region(void const* p) const noexcept {
+    nvtxMemRegionRef_t region{};
+    region.pointer = p;
+    nvtxMemRegionsUnregisterBatch_t batch{};
+    batch.extCompatID = NVTX_EXT_COMPATID_MEM;
+    batch.structSize = sizeof batch;
+    batch.refType = NVTX_MEM_REGION_REF_TYPE_POINTER;
+    batch.refCount = 1;
+    batch.refElementSize = sizeof region;
+    batch.refElements = &region;
+    nvtxMemRegionsUnregister(domain(), &batch);
+  }
+
+ private:
+  constexpr nvtx_memory(void* domain, bool present) noexcept : domain_(domain), present_(present) {}
+
+  static nvtx_memory find() noexcept {
+    // A tool names its library here (NVTX loads no other); without one even asking would cost a look at the file system.
+    if (std::getenv("NVTX_INJECTION64_PATH") == nullptr) return {};
+    nvtxDomainHandle_t const domain = nvtxDomainCreateA("tarn");
+    // Asked by a call that changes nothing: profilers answer ranges and marks, but not this.
+    nvtxMemPermissionsHandle_t const made =
+        nvtxMemPermissionsCreate(domain, NVTX_MEM_PERMISSIONS_CREATE_FLAGS_NONE);
+    if (!is_real(made)) return {};
+    nvtxMemPermissionsDestroy(domain, made);
+    return {domain, true};
+  }
+  /// Without a tool handles are null, or all ones: the headers say both, in macros that C++ cannot compile.
+  [[nodiscard]] static bool is_real(void const* handle) noexcept {
+    auto const bits = reinterpret_cast<std::uintptr_t>(handle);
+    return bits != 0 && bits != ~std::uintptr_t{0};
+  }
+  [[nodiscard]] nvtxDomainHandle_t domain() const noexcept {
+    return static_cast<nvtxDomainHandle_t>(domain_);
+  }
+#else
+  [[nodiscard]] void* register_heap(void const*, std::size_t) const noexcept {
+    return nullptr;
+  }
+  void unregister_heap(void*) const noexcept {}
+  void reset_heap(void*) const noexcept {}
+  void register_region(void*, void const*, std::size_t) const noexcept {}
+  void unregister_region(void const*) const noexcept {}
+
+ private:
+  static nvtx_memory find() noexcept {
+    return {};
+  }
+#endif
+
+  void* domain_ = nullptr;
+  bool present_ = false;  ///< a tool may know no domains and give none
+};
+
+}  // namespace tarn
 
 namespace tarn {
 
@@ -1503,6 +1661,14 @@ class basic_cuda_driver {
     if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  }
+
+  /// Sets up the device's primary context first: a tool announces itself when CUDA starts.
+  [[nodiscard]] nvtx_memory memory_tool() const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return {};
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaFree(nullptr), "cudaFree").ok() ? nvtx_memory::attached() : nvtx_memory{};
   }
 
   // Pages. These calls name their device and work whatever context is current.
@@ -1721,7 +1887,8 @@ using cuda_driver = basic_cuda_driver<null_stream::per_thread>;
 using cuda_driver = basic_cuda_driver<null_stream::legacy>;
 #endif
 
-static_assert(stream_driver<cuda_driver> && page_driver<cuda_driver> && block_driver<cuda_driver>);
+static_assert(stream_driver<cuda_driver> && page_driver<cuda_driver> && block_driver<cuda_driver> &&
+              describing_driver<cuda_driver>);
 
 }  // namespace tarn
 #endif
@@ -1760,10 +1927,10 @@ struct async_calls {
   template <block_driver D>
   static status give(D const& driver, void* p, std::size_t, std::size_t) noexcept {
     stream_ref stream;
-    status s = driver.create_stream(stream);
-    if (!s.ok()) return s;
-    s = driver.free_async(p, stream);
-    (void)driver.destroy_stream(stream);
+    bool const own = driver.create_stream(stream).ok();
+    if (!own) stream = {};  // rather a wait on the device than a leak
+    status const s = driver.free_async(p, stream);
+    if (own) (void)driver.destroy_stream(stream);
     return s;
   }
 };
@@ -2321,18 +2488,529 @@ static_assert(resource<pinned_host>);
 
 }  // namespace tarn
 
-// ---- tarn/policy/device_pool.hpp
-// device_pool: the stack that most programs want. Pages of the device, pooled, with exact numbers.
-// Above it: user code. Below it: pooled, tracked, cuda_pages.
+// ---- tarn/policy/checked.hpp
+// checked: every misuse that a program can make of a block, told with the block's history.
+// Above it: user code. Below it: block_history, fences, fill_pattern, compose.
 
-// ---- tarn/policy/pooled.hpp
-// pooled: the policy that puts a caching pool on a source. `pooled | limited` bounds live bytes, `limited |
-// pooled` bounds reserved bytes. Above it: user code. Below it: pool, compose.
-
+#include <atomic>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
+#include <mutex>
 #include <utility>
 
+// ---- tarn/core/call_place.hpp
+// Who called: the place in the user's source that an allocation is made for, past all policies and owners between. Only
+// stacks with a layer that records places (policy/checked) ever look at it; for others these are empty types.
+// Above it: shared, owners, checked. Below it: place.
+
+#include <type_traits>
+
+namespace tarn {
+
+namespace detail {
+/// The outermost place named on this thread; null outside every call_place.
+inline thread_local constinit place const* outermost_place = nullptr;
+}  // namespace detail
+
+/// Names the place for what is called in its scope, unless a caller further out has named one. Declare one to have all
+/// that follows in the scope, owners included, told under its line: `tarn::call_place const here;`.
+class call_place {
+ public:
+  explicit call_place(place where = place::current()) noexcept
+      : where_(where), named_(detail::outermost_place == nullptr) {
+    if (named_) detail::outermost_place = &where_;
+  }
+  call_place(call_place const&) = delete;
+  call_place& operator=(call_place const&) = delete;
+  ~call_place() {
+    if (named_) detail::outermost_place = nullptr;
+  }
+
+  /// The outermost place named, or `otherwise`.
+  [[nodiscard]] static place current(place otherwise = {}) noexcept {
+    return detail::outermost_place != nullptr ? *detail::outermost_place : otherwise;
+  }
+
+ private:
+  place where_;
+  bool named_;
+};
+
+/// call_place where nobody records: nothing.
+struct no_call_place {
+  explicit constexpr no_call_place(place) noexcept {}
+};
+
+}  // namespace tarn
+// ---- tarn/core/misuse.hpp
+// Where misuse is told when nothing can be thrown: deallocation is noexcept, so it hands a tarn::misuse to
+// one handler. Above it: pool, policy. Below it: error.
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+
+namespace tarn {
+
+/// Told of a misuse; returns to leave the block alone (leaked, never handed out twice) and go on.
+using misuse_handler = void (*)(misuse const&);
+
+/// Prints the message to standard error and aborts: memory that was freed wrongly may already be somebody
+/// else's.
+inline void abort_on_misuse(misuse const& what) {
+  std::fprintf(stderr, "%s\n", what.what());
+  std::abort();
+}
+
+namespace detail {
+inline std::atomic<misuse_handler> current_misuse_handler{&abort_on_misuse};
+}
+
+/// Sets the process-wide handler; null restores abort_on_misuse. Returns the one before. Safe from any
+/// thread.
+inline misuse_handler set_misuse_handler(misuse_handler handler) noexcept {
+  return detail::current_misuse_handler.exchange(handler != nullptr ? handler : &abort_on_misuse);
+}
+
+/// Tells the handler. An exception from the handler ends the program, as from any noexcept function.
+inline void report_misuse(misuse const& what) noexcept {
+  detail::current_misuse_handler.load()(what);
+}
+
+}  // namespace tarn
+// ---- tarn/policy/block_history.hpp
+// What is known of each block: who allocated it, who freed it, and what became of it. Above it: checked. Below it: core.
+//
+//   live -> quarantined -> gone -> forgotten, or live again where the address comes back
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string_view>
+
+// ---- tarn/core/address_map.hpp
+// Address to value: an open-addressing hash table with linear probing and no tombstones. A value that equals
+// Value{} stands for "not there". Above it: the pool's tables, policies that remember blocks. Below it:
+// sequence.
+
+#include <cstddef>
+#include <cstdint>
+
+// ---- tarn/core/sequence.hpp
+// sequence<T>: a growing array for the books of a pool. Of std::vector what is used here: each std::vector<X>
+// costs a compiler 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
+// Above it: address_map, pool. Below it: nothing.
+
+#include <cstddef>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+namespace tarn::detail {
+
+/// Elements side by side, in order of insertion. Growing moves them; nothing else does. Move-only.
+template <class T>
+class sequence {
+ public:
+  sequence() noexcept = default;
+  sequence(sequence&& other) noexcept { swap(other); }
+  sequence& operator=(sequence&& other) noexcept {
+    sequence taken(static_cast<sequence&&>(other));
+    swap(taken);
+    return *this;
+  }
+  ~sequence() {
+    static_assert(std::is_nothrow_move_constructible_v<T> && alignof(T) <= alignof(std::max_align_t));
+    clear();
+    ::operator delete(items_);
+  }
+
+  /// Makes sure that `count` elements fit without allocating. @throws std::bad_alloc, nothing has changed
+  void reserve(std::size_t count) {
+    if (count <= capacity_) return;
+    std::size_t const most = capacity_ * 2 > count ? capacity_ * 2 : count;
+    T* const larger = static_cast<T*>(::operator new(most * sizeof(T)));
+    for (std::size_t i = 0; i < size_; ++i) {
+      ::new (static_cast<void*>(larger + i)) T(static_cast<T&&>(items_[i]));
+      items_[i].~T();
+    }
+    ::operator delete(items_);
+    items_ = larger;
+    capacity_ = most;
+  }
+  /// Adds value-initialised elements up to `count`; there are at most that many. @throws std::bad_alloc,
+  /// nothing has changed
+  void resize(std::size_t count) {
+    reserve(count);
+    while (size_ < count) ::new (static_cast<void*>(items_ + size_++)) T{};
+  }
+  /// Adds a copy of `value`, which is not an element of this sequence, or moves it there.
+  /// @throws std::bad_alloc  where no room was made; nothing has changed, `value` included
+  template <class Value = T>
+  void push_back(Value&& value) {
+    if (size_ == capacity_) reserve(size_ + 1);
+    ::new (static_cast<void*>(items_ + size_)) T(static_cast<Value&&>(value));
+    ++size_;
+  }
+  void pop_back() noexcept { items_[--size_].~T(); }
+  /// Destroys the elements; keeps their room.
+  void clear() noexcept {
+    while (size_ != 0) pop_back();
+  }
+  /// Removes one element by putting the last one in its place. O(1).
+  void erase_unordered(std::size_t index) noexcept {
+    if (index + 1 != size_) items_[index] = static_cast<T&&>(items_[size_ - 1]);
+    pop_back();
+  }
+  void swap(sequence& other) noexcept {
+    std::swap(items_, other.items_);
+    std::swap(size_, other.size_);
+    std::swap(capacity_, other.capacity_);
+  }
+
+  [[nodiscard]] T* begin() noexcept { return items_; }
+  [[nodiscard]] T* end() noexcept { return items_ + size_; }
+  [[nodiscard]] T const* begin() const noexcept { return items_; }
+  [[nodiscard]] T const* end() const noexcept { return items_ + size_; }
+  [[nodiscard]] T& operator[](std::size_t i) noexcept { return items_[i]; }
+  [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return items_[i]; }
+  [[nodiscard]] T& front() noexcept { return items_[0]; }
+  [[nodiscard]] T const& front() const noexcept { return items_[0]; }
+  [[nodiscard]] T& back() noexcept { return items_[size_ - 1]; }
+  [[nodiscard]] T const& back() const noexcept { return items_[size_ - 1]; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+
+ private:
+  T* items_ = nullptr;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+template <class Value>
+class address_map {
+ public:
+  /// Makes sure that `count` entries can be added without allocating. @throws std::bad_alloc, nothing has
+  /// changed
+  void make_room(std::size_t count) {
+    if ((size_ + count) * 2 <= entries_.size()) return;
+    address_map larger;
+    std::size_t capacity = entries_.empty() ? 64 : entries_.size();
+    while ((size_ + count) * 2 > capacity) capacity *= 2;
+    for (std::size_t c = capacity; c != 1; c /= 2) --larger.shift_;
+    larger.entries_.resize(capacity);
+    for (entry const& e : entries_) {
+      if (!(e.value == Value{})) larger.insert(e.key, e.value);
+    }
+    entries_.swap(larger.entries_);
+    shift_ = larger.shift_;
+  }
+
+  /// Adds a key, or gives it another value, which is not Value{}. Room has been made. O(1).
+  void insert(std::uintptr_t key, Value value) noexcept {
+    std::size_t i = home(key);
+    while (!is_vacant(i) && entries_[i].key != key) i = after(i);
+    if (is_vacant(i)) ++size_;
+    entries_[i] = {key, value};
+  }
+
+  /// The value, Value{} if the key is not there. O(1).
+  [[nodiscard]] Value find(std::uintptr_t key) const noexcept {
+    if (size_ == 0) return Value{};
+    for (std::size_t i = home(key); !is_vacant(i); i = after(i)) {
+      if (entries_[i].key == key) return entries_[i].value;
+    }
+    return Value{};
+  }
+
+  /// Removes the key and returns its value, Value{} if it is not there. O(1).
+  Value erase(std::uintptr_t key) noexcept {
+    if (size_ == 0) return Value{};
+    std::size_t i = home(key);
+    while (entries_[i].key != key || is_vacant(i)) {
+      if (is_vacant(i)) return Value{};
+      i = after(i);
+    }
+    Value const value = entries_[i].value;
+    // Pull later entries of the probe sequence back, so that no search stops too early.
+    for (std::size_t j = after(i); !is_vacant(j); j = after(j)) {
+      std::size_t const wanted = home(entries_[j].key);
+      bool const may_move = i <= j ? (wanted <= i || wanted > j) : (wanted <= i && wanted > j);
+      if (may_move) {
+        entries_[i] = entries_[j];
+        i = j;
+      }
+    }
+    entries_[i] = {};
+    --size_;
+    return value;
+  }
+
+  /// Calls `call(key, value)` for each entry, in no order; the call must not change the table. O(capacity).
+  template <class Call>
+  void for_each(Call const& call) const {
+    for (entry const& e : entries_) {
+      if (!(e.value == Value{})) call(e.key, e.value);
+    }
+  }
+
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return entries_.capacity() * sizeof(entry); }
+
+ private:
+  struct entry {
+    std::uintptr_t key = 0;
+    Value value{};
+  };
+  [[nodiscard]] bool is_vacant(std::size_t i) const noexcept { return entries_[i].value == Value{}; }
+  /// The upper bits of a product with 2^64 over the golden ratio: near and far keys spread alike (Knuth, The
+  /// Art of Computer Programming, volume 3, 6.4).
+  [[nodiscard]] std::size_t home(std::uintptr_t key) const noexcept {
+    return static_cast<std::size_t>((std::uint64_t{key} * 0x9E3779B97F4A7C15U) >> shift_);
+  }
+  [[nodiscard]] std::size_t after(std::size_t i) const noexcept { return (i + 1) & (entries_.size() - 1); }
+
+  sequence<entry> entries_;
+  std::size_t size_ = 0;
+  unsigned shift_ = 64;  ///< 64 less the bits of the capacity
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// One call that concerned a block.
+struct block_event {
+  place where;
+  std::uint64_t call = 0;  ///< in the count of its resource's calls, from 1; 0: it has not happened
+  stream_id stream = 0;
+  std::uint64_t thread = 0;
+};
+
+enum class block_state : std::uint8_t { unused, live, freed, quarantined, gone };
+
+struct block_record {
+  void* p = nullptr;
+  std::size_t bytes = 0;
+  std::size_t alignment = 0;
+  block_event allocated;
+  block_event freed;
+  std::uint32_t previous = 0;  ///< neighbours in the list of its state; index + 1
+  std::uint32_t next = 0;
+  int device = 0;
+  block_state state = block_state::unused;
+  bool fenced = false;
+  bool used_elsewhere = false;  ///< record_use() named another stream
+};
+
+/// Records by address. Takes memory only in make_room(), so that nothing can fail at deallocation. The caller locks.
+class block_history {
+ public:
+  /// How many blocks are remembered after they are gone.
+  void remember(std::size_t blocks) noexcept { most_gone_ = blocks; }
+
+  /// Room for one block, begun or given up. @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    index_.make_room(promised_ + 1);
+    records_.reserve(records_.size() + promised_ + 1);
+    ++promised_;
+  }
+  void give_up_room() noexcept { --promised_; }
+
+  void begin(block_record const& b) noexcept {
+    --promised_;
+    block_record* known = find(b.p);
+    if (known != nullptr && known->state == block_state::gone) {
+      drop_from(gone_, known);
+    } else if (known == nullptr) {
+      known = fresh();
+      index_.insert(key(b.p), index_of(known));
+    }
+    *known = b;
+    known->state = block_state::live;
+    ++live_;
+  }
+  /// The user's hands are off it.
+  void end(block_record& b, block_event const& freed) noexcept {
+    b.state = block_state::freed;
+    b.freed = freed;
+    --live_;
+  }
+  void quarantine(block_record& b) noexcept {
+    b.state = block_state::quarantined;
+    append(waiting_, b);
+    waiting_bytes_ += b.bytes;
+  }
+  /// The memory goes back; only what is known of it stays, for a while.
+  void leave(block_record& b) noexcept {
+    if (b.state == block_state::quarantined) {
+      waiting_bytes_ -= b.bytes;
+      drop_from(waiting_, &b);
+    }
+    b.state = block_state::gone;
+    append(gone_, b);
+    if (gone_.count <= most_gone_) return;
+    block_record& forgotten = records_[gone_.first - 1];
+    drop_from(gone_, &forgotten);
+    (void)index_.erase(key(forgotten.p));
+    forgotten = block_record{};
+    forgotten.next = spare_;
+    spare_ = index_of(&forgotten);
+  }
+
+  [[nodiscard]] block_record* find(void const* p) noexcept {
+    std::uint32_t const i = index_.find(key(p));
+    return i != 0 ? &records_[i - 1] : nullptr;
+  }
+  [[nodiscard]] block_record const* find(void const* p) const noexcept {
+    std::uint32_t const i = index_.find(key(p));
+    return i != 0 ? &records_[i - 1] : nullptr;
+  }
+  /// The block that has been in quarantine for longest; there is one.
+  [[nodiscard]] block_record const& oldest() const noexcept { return records_[waiting_.first - 1]; }
+  [[nodiscard]] std::size_t quarantined() const noexcept { return waiting_.count; }
+  [[nodiscard]] std::size_t quarantined_bytes() const noexcept { return waiting_bytes_; }
+  [[nodiscard]] std::size_t live() const noexcept { return live_; }
+
+  template <class Visit>
+  void for_each(Visit const& visit) const {
+    for (block_record const& b : records_) {
+      if (b.state != block_state::unused) visit(b);
+    }
+  }
+
+ private:
+  /// First in, first out.
+  struct queue {
+    std::uint32_t first = 0;
+    std::uint32_t last = 0;
+    std::size_t count = 0;
+  };
+  static std::uintptr_t key(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+  [[nodiscard]] std::uint32_t index_of(block_record const* b) const noexcept {
+    return static_cast<std::uint32_t>(b - records_.begin()) + 1;
+  }
+  block_record* fresh() noexcept {
+    if (spare_ == 0) {
+      records_.push_back(block_record{});
+      return &records_.back();
+    }
+    block_record& b = records_[spare_ - 1];
+    spare_ = b.next;
+    return &b;
+  }
+  void append(queue& q, block_record& b) noexcept {
+    std::uint32_t const i = index_of(&b);
+    b.previous = q.last;
+    b.next = 0;
+    if (q.last == 0) {
+      q.first = i;
+    } else {
+      records_[q.last - 1].next = i;
+    }
+    q.last = i;
+    ++q.count;
+  }
+  void drop_from(queue& q, block_record const* b) noexcept {
+    (b->previous != 0 ? records_[b->previous - 1].next : q.first) = b->next;
+    (b->next != 0 ? records_[b->next - 1].previous : q.last) = b->previous;
+    --q.count;
+  }
+
+  sequence<block_record> records_;
+  address_map<std::uint32_t> index_;
+  std::uint32_t spare_ = 0;
+  queue waiting_;
+  queue gone_;
+  std::size_t waiting_bytes_ = 0;
+  std::size_t live_ = 0;
+  std::size_t promised_ = 0;
+  std::size_t most_gone_ = 0;
+};
+
+/// As long as the texts of tarn::misuse.
+using history_text = message<480>;
+
+/// "solver.cpp:42 (step), call 7, stream 3, thread 1". Of paths and names only a part: the text is bounded.
+inline void add_event(history_text& text, block_event const& e) noexcept {
+  std::string_view file = e.where.file;
+  if (file.empty()) {
+    text.add("at a place not named");
+  } else {
+    if (std::size_t const cut = file.find_last_of('/'); cut != std::string_view::npos)
+      file.remove_prefix(cut + 1);
+    text.add(file).add(":").add_number(e.where.line);
+    text.add(" (").add(std::string_view(e.where.function).substr(0, 40)).add(")");
+  }
+  text.add(", call ").add_number(e.call).add(", stream ").add_number(e.stream);
+  text.add(", thread ").add_number(e.thread);
+}
+
+/// What happened to a block, and all that is known of it.
+[[nodiscard]] inline history_text history_of(block_record const& b, std::string_view what,
+                                             std::uint64_t number) noexcept {
+  history_text text;
+  text.add("block ")
+      .add_hex(reinterpret_cast<std::uintptr_t>(b.p))
+      .add(" of ")
+      .add_number(std::uint64_t{b.bytes});
+  text.add(" bytes ").add(what).add_number(number).add("; allocated: ");
+  add_event(text, b.allocated);
+  if (b.freed.call != 0) {
+    text.add("; freed: ");
+    add_event(text, b.freed);
+  }
+  return text;
+}
+
+/// The checked resources of the process, so that one can tell whose a pointer is that is not its own.
+class checked_resources {
+ public:
+  struct member {
+    void* layer = nullptr;
+    bool (*find)(void* layer, void const* p, block_record& out) noexcept = nullptr;
+    int device = 0;
+    member* next = nullptr;
+  };
+  static void add(member& m) {
+    std::lock_guard const guard(mutex());
+    m.next = first();
+    first() = &m;
+  }
+  static void remove(member& m) noexcept {
+    std::lock_guard const guard(mutex());
+    member** at = &first();
+    while (*at != &m) at = &(*at)->next;
+    *at = m.next;
+  }
+  /// A live block of another resource.
+  static bool find(member const& asking, void const* p, block_record& out) noexcept {
+    std::lock_guard const guard(mutex());
+    for (member* m = first(); m != nullptr; m = m->next) {
+      if (m != &asking && m->find(m->layer, p, out)) return true;
+    }
+    return false;
+  }
+
+ private:
+  /// Never destroyed: resources with static storage leave after everything else.
+  static std::mutex& mutex() noexcept {
+    static std::mutex* const m = new std::mutex;
+    return *m;
+  }
+  static member*& first() noexcept {
+    static member* m = nullptr;
+    return m;
+  }
+};
+
+}  // namespace tarn::detail
 // ---- tarn/policy/compose.hpp
 // Composition: `source | policy | policy` and `stack<source, policy, policy>` are the same type, and position
 // is meaning. A policy is a small value (its options) with `template <class Upstream> using layer = ...;`;
@@ -2401,6 +3079,23 @@ constexpr decltype(auto) reach(Layer& layer, Call const& call) {
     return reach(layer_of(layer.upstream()), call);
   }
 }
+
+/// True where this layer or one below it records the places of calls.
+template <class Layer>
+constexpr bool records_places() noexcept {
+  if constexpr (requires { requires Layer::records_places; }) {
+    return true;
+  } else if constexpr (stands_on_another<Layer>) {
+    return records_places<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
+  } else {
+    return false;
+  }
+}
+/// What an owner declares before it calls its resource: names the place of the user's call, where somebody records it.
+template <class Resource>
+using place_of_call = std::conditional_t<
+    records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>>(), call_place,
+    no_call_place>;
 
 /// First elements of an argument pack, as a tuple of references: all but the last.
 template <class Upstream, class Tuple, std::size_t... I>
@@ -2488,14 +3183,17 @@ class shared {
     }
   }
 
-  // The stream-ordered calls, as tarn and CCCL 3.1 and later spell them.
+  // The stream-ordered calls, as tarn and CCCL 3.1 and later spell them. In line, so that the caller's place costs nothing
+  // where no layer records it.
 
   /// Allocates for work on `stream`. Zero bytes give null.
   /// @param bytes      any size; the block may be larger
   /// @param alignment  a power of two up to max_alignment
   /// @throws out_of_memory, bad_alignment; nothing has changed
-  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
-                               std::size_t alignment = default_alignment) requires(allocates()) {
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(stream_ref stream, std::size_t bytes,
+                                                  std::size_t alignment = default_alignment,
+                                                  place where = place::current()) requires(allocates()) {
+    [[maybe_unused]] detail::place_of_call<shared> const here(where);
     if constexpr (has_allocate<Layer>) {
       return block_->layer.allocate(stream, bytes, alignment);
     } else {
@@ -2504,8 +3202,10 @@ class shared {
   }
   /// Gives a block back; it may be reused by work on `stream` at once, by other streams when ordered. Null
   /// does nothing.
-  void deallocate(stream_ref stream, void* p, std::size_t bytes,
-                  std::size_t alignment = default_alignment) noexcept requires(allocates()) {
+  TARN_ALWAYS_INLINE void deallocate(stream_ref stream, void* p, std::size_t bytes,
+                                     std::size_t alignment = default_alignment,
+                                     place where = place::current()) noexcept requires(allocates()) {
+    [[maybe_unused]] detail::place_of_call<shared> const here(where);
     if constexpr (has_deallocate<Layer>) {
       block_->layer.deallocate(stream, p, bytes, alignment);
     } else {
@@ -2516,8 +3216,10 @@ class shared {
     }
   }
   /// Allocates memory usable at once by every stream.
-  [[nodiscard]] void* allocate_sync(std::size_t bytes,
-                                    std::size_t alignment = default_alignment) requires(allocates()) {
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_sync(std::size_t bytes,
+                                                       std::size_t alignment = default_alignment,
+                                                       place where = place::current()) requires(allocates()) {
+    [[maybe_unused]] detail::place_of_call<shared> const here(where);
     if constexpr (has_allocate_sync<Layer>) {
       return block_->layer.allocate_sync(bytes, alignment);
     } else {
@@ -2528,8 +3230,10 @@ class shared {
     }
   }
   /// Gives back memory that no stream uses any more.
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept
-      requires(allocates()) {
+  TARN_ALWAYS_INLINE void deallocate_sync(void* p, std::size_t bytes,
+                                          std::size_t alignment = default_alignment,
+                                          place where = place::current()) noexcept requires(allocates()) {
+    [[maybe_unused]] detail::place_of_call<shared> const here(where);
     if constexpr (has_deallocate_sync<Layer>) {
       block_->layer.deallocate_sync(p, bytes, alignment);
     } else {
@@ -2543,22 +3247,30 @@ class shared {
   // The same four as CCCL 3.0 (CUDA 13.0) spells them. Templates, so that a braced {} never means bytes.
 
   template <std::integral Bytes>
-  [[nodiscard]] void* allocate(Bytes bytes, std::size_t alignment = default_alignment) {
-    return allocate_sync(static_cast<std::size_t>(bytes), alignment);
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(Bytes bytes, std::size_t alignment = default_alignment,
+                                                  place where = place::current()) {
+    return allocate_sync(static_cast<std::size_t>(bytes), alignment, where);
   }
   template <std::integral Bytes>
-  void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment) noexcept {
-    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment);
+  TARN_ALWAYS_INLINE void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
+                                     place where = place::current()) noexcept {
+    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, where);
   }
-  [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t alignment, stream_ref stream) {
-    return allocate(stream, bytes, alignment);
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, std::size_t alignment,
+                                                        stream_ref stream, place where = place::current()) {
+    return allocate(stream, bytes, alignment, where);
   }
-  [[nodiscard]] void* allocate_async(std::size_t bytes, stream_ref stream) { return allocate(stream, bytes); }
-  void deallocate_async(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
-    deallocate(stream, p, bytes, alignment);
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, stream_ref stream,
+                                                        place where = place::current()) {
+    return allocate(stream, bytes, default_alignment, where);
   }
-  void deallocate_async(void* p, std::size_t bytes, stream_ref stream) noexcept {
-    deallocate(stream, p, bytes);
+  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
+                                           stream_ref stream, place where = place::current()) noexcept {
+    deallocate(stream, p, bytes, alignment, where);
+  }
+  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, stream_ref stream,
+                                           place where = place::current()) noexcept {
+    deallocate(stream, p, bytes, default_alignment, where);
   }
 
   /// Equal: memory of one may be freed through the other.
@@ -2673,6 +3385,565 @@ requires detail::makes_layer<std::remove_cvref_t<Policy>, std::remove_cvref_t<Up
 }
 
 }  // namespace tarn
+// ---- tarn/policy/fences.hpp
+// Where the guard bytes of a block are, how they are drawn and how they are verified.
+// Above it: fenced, checked. Below it: fill_pattern.
+//
+//   whole |--- fence ---|--- the block as asked ---|--- fence ---|
+//                       p                          p + bytes
+
+#include <cstddef>
+
+// ---- tarn/core/extremes.hpp
+// The smaller and the larger of two sizes or counts, without <algorithm>, which costs a compiler 40 ms.
+// Above it: everything that compares sizes. Below it: nothing.
+
+namespace tarn::detail {
+
+/// The larger one; the first if they are equal. Both are read by value: sizes and counts.
+template <class T>
+[[nodiscard]] constexpr T larger_of(T a, T b) noexcept {
+  return a < b ? b : a;
+}
+
+/// The smaller one; the first if they are equal.
+template <class T>
+[[nodiscard]] constexpr T smaller_of(T a, T b) noexcept {
+  return b < a ? b : a;
+}
+
+}  // namespace tarn::detail
+// ---- tarn/policy/fill_pattern.hpp
+// The bytes that the debugging policies write, and how they write and read device memory.
+// Above it: fenced, poisoned. Below it: driver, core.
+
+#include <cstddef>
+#include <cstring>
+
+namespace tarn {
+
+/// Each is unlikely as data, odd as a pointer, and a NaN or huge as a float; seen in a debugger it names what
+/// happened.
+namespace pattern {
+inline constexpr unsigned char fence = 0xFD;          ///< around a block: never yours
+inline constexpr unsigned char uninitialised = 0xCD;  ///< handed out, not yet written ("clean")
+inline constexpr unsigned char freed = 0xDD;          ///< given back ("dead")
+}  // namespace pattern
+
+namespace detail {
+
+/// Writes a pattern in stream order. Host-accessible memory without a stream order is written directly.
+template <class Driver>
+status fill_bytes(Driver const& driver, stream_ref stream, void* p, unsigned char byte,
+                  std::size_t bytes) noexcept {
+  return driver.fill(stream, p, byte, bytes);
+}
+
+/// Waits for the stream and finds the first byte that differs; `bytes` if none does, or where it cannot be read. Host
+/// cost: a copy of it all, up to 1 MiB at a time.
+template <class Driver>
+std::size_t first_difference(Driver const& driver, stream_ref stream, void const* p, unsigned char byte,
+                             std::size_t bytes) noexcept {
+  unsigned char small[512];
+  unsigned char* window = small;
+  std::size_t width = sizeof small;
+  sequence<unsigned char> large;
+  if (bytes > 16 * width) {
+    try {
+      large.resize(smaller_of(bytes, std::size_t{1} << 20));
+      window = large.begin();
+      width = large.size();
+    } catch (...) {  // the small one does, if slowly
+    }
+  }
+  for (std::size_t at = 0; at < bytes; at += width) {
+    std::size_t const n = smaller_of(width, bytes - at);
+    if (!driver.copy(stream, window, static_cast<unsigned char const*>(p) + at, n).ok()) return bytes;
+    if (!driver.synchronize_stream(stream).ok()) return bytes;
+    if (window[0] == byte && std::memcmp(window, window + 1, n - 1) == 0) continue;
+    for (std::size_t i = 0; i < n; ++i) {
+      if (window[i] != byte) return at + i;
+    }
+  }
+  return bytes;
+}
+
+}  // namespace detail
+}  // namespace tarn
+
+namespace tarn::detail {
+
+/// Where a block's fences were written over; zero where they were not.
+struct breach {
+  void const* p = nullptr;
+  std::size_t before = 0;  ///< distance of the first byte from the block's start
+  std::size_t after = 0;   ///< offset of the first byte from the block's start
+  explicit operator bool() const noexcept { return before != 0 || after != 0; }
+};
+
+/// Fences of one least width, wider where an alignment asks for it: the block itself stays aligned.
+class fences {
+ public:
+  explicit fences(std::size_t least) noexcept : least_(larger_of(least, std::size_t{1})) {}
+
+  [[nodiscard]] std::size_t width(std::size_t alignment) const noexcept {
+    return align_up(least_, alignment);
+  }
+  [[nodiscard]] std::size_t whole_bytes(std::size_t bytes, std::size_t alignment) const noexcept {
+    return bytes > max_request_bytes ? bytes : bytes + 2 * width(alignment);
+  }
+  [[nodiscard]] void* whole_of(void* p, std::size_t alignment) const noexcept {
+    return static_cast<unsigned char*>(p) - width(alignment);
+  }
+  [[nodiscard]] void* block_in(void* whole, std::size_t alignment) const noexcept {
+    return static_cast<unsigned char*>(whole) + width(alignment);
+  }
+
+  /// Writes both fences in stream order.
+  template <class Driver>
+  [[nodiscard]] status draw(Driver const& driver, stream_ref stream, void* p, std::size_t bytes,
+                            std::size_t alignment) const noexcept {
+    status const s = fill_bytes(driver, stream, whole_of(p, alignment), pattern::fence, width(alignment));
+    if (!s.ok()) return s;
+    return fill_bytes(driver, stream, static_cast<unsigned char*>(p) + bytes, pattern::fence,
+                      width(alignment));
+  }
+
+  /// Waits for the stream and looks at both fences.
+  template <class Driver>
+  [[nodiscard]] breach verify(Driver const& driver, stream_ref stream, void* p, std::size_t bytes,
+                              std::size_t alignment) const noexcept {
+    std::size_t const wide = width(alignment);
+    std::size_t const front = first_difference(driver, stream, whole_of(p, alignment), pattern::fence, wide);
+    std::size_t const back =
+        first_difference(driver, stream, static_cast<unsigned char*>(p) + bytes, pattern::fence, wide);
+    return {p, wide - front, back != wide ? bytes + back : 0};
+  }
+
+ private:
+  std::size_t least_;
+};
+
+/// A refusal names what the caller asked, not what the fences added.
+template <class Allocate>
+void* asking_for(std::size_t bytes, Allocate const& allocate) {
+  try {
+    return allocate();
+  } catch (out_of_memory const& error) {
+    memory_report report = error.report();
+    report.asked = bytes;
+    throw out_of_memory(report);
+  }
+}
+
+}  // namespace tarn::detail
+// ---- tarn/policy/recorded_use.hpp
+// record_use() on its way through a policy that hands out other pointers than it gets, or touches freed blocks.
+// Above it: fenced, poisoned, checked. Below it: core/shared.
+
+#include <cstddef>
+
+namespace tarn::detail {
+
+/// The call, for whichever layer takes it.
+struct record_use_call {
+  void* p;
+  std::size_t bytes;
+  stream_ref stream;
+  template <class Layer>
+  auto operator()(Layer& layer) const -> decltype(layer.record_use(p, bytes, stream)) {
+    return layer.record_use(p, bytes, stream);
+  }
+};
+
+/// A pool is somewhere below.
+template <class Upstream>
+concept takes_uses = reachable<Upstream, record_use_call>;
+
+}  // namespace tarn::detail
+
+namespace tarn {
+
+template <class Upstream>
+class checked_layer;
+
+/// Tells double frees, foreign pointers, wrong sizes, alignments and devices, writes past either end and after the free,
+/// and leaks. For debugging: `cuda_pages{} | pooled{} | checked{}`.
+struct checked {
+  std::size_t fence_bytes = 256;           ///< on each side of a block, at least
+  std::size_t quarantine_bytes = 64_MiB;   ///< of freed blocks kept from reuse, so that late writes show
+  std::size_t quarantine_blocks = 4096;    ///< and how many of them at most
+  std::size_t remembered_blocks = 16'384;  ///< whose history is kept after that, for second frees
+
+  template <class Upstream>
+  using layer = checked_layer<Upstream>;
+};
+
+/// What is found goes to the misuse handler, with where, when (a count of this resource's calls), on which stream and by
+/// which thread the block was allocated and freed. A block that is freed wrongly is not passed on.
+///
+/// Blocks get fences and the pattern of the uninitialised at allocation, in stream order. A deallocation waits on the host
+/// for its stream, verifies the fences, poisons the block and puts it into the quarantine; leaving that, oldest first, the
+/// poison is verified. Blocks with a use recorded on another stream (record_use) wait for the whole device.
+///
+/// While a graph is captured from the stream of a call, nothing is written, waited for or verified for that call: a block
+/// allocated so has no fences, a block freed so has no quarantine. Its pointer, size and history are checked all the same.
+///
+/// Cost of a pair: three fills, two copies of a fence, a copy of the block, two waits. Thread-safe; no lock is held while
+/// the device is waited for or the handler runs, but in check_all(), during which other calls wait.
+template <class Upstream>
+class checked_layer {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+  /// Handles and owners name the place of a call to this layer, however many policies lie between.
+  static constexpr bool records_places = true;
+
+  checked_layer() requires std::default_initializable<Upstream> : checked_layer(Upstream{}) {}
+  explicit checked_layer(Upstream upstream, checked const& options = {})
+      : upstream_(std::move(upstream)), options_(options), fences_(options.fence_bytes) {
+    history_.remember(options.remembered_blocks);
+    member_.device = upstream_.driver().device().value;
+    detail::checked_resources::add(member_);
+  }
+  checked_layer(checked_layer const&) = delete;
+  checked_layer& operator=(checked_layer const&) = delete;
+  /// Verifies the quarantine, then tells of each block that is live still.
+  ~checked_layer() {
+    detail::checked_resources::remove(member_);
+    end_quarantine(0, 0);
+    tell_leaks();
+  }
+
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    return build(stream, bytes, alignment,
+                 [&](std::size_t whole) { return upstream_.allocate(stream, whole, alignment); });
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    void* const p = build(stream_ref{}, bytes, alignment,
+                          [&](std::size_t whole) { return upstream_.allocate_sync(whole, alignment); });
+    if (p != nullptr && !is_capturing(stream_ref{})) (void)driver().synchronize_stream(stream_ref{});
+    return p;
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p == nullptr) return;
+    detail::block_record const b = take_back(p, bytes, alignment, mark_of(stream));
+    if (b.p == nullptr) return;
+    bool const captured = is_capturing(stream);
+    if (!captured) verify_fences(b, stream);
+    if (captured || !b.fenced || !quarantine(b, stream)) {
+      history_gone(b);
+      upstream_.deallocate(stream, whole_of(b), fences_.whole_bytes(bytes, alignment), alignment);
+      return;
+    }
+    end_quarantine(options_.quarantine_bytes, options_.quarantine_blocks);
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p == nullptr) return;
+    detail::block_record const b = take_back(p, bytes, alignment, mark_of(stream_ref{}));
+    if (b.p == nullptr) return;
+    bool const captured = is_capturing(stream_ref{});
+    if (!captured) verify_fences(b, stream_ref{});
+    if (captured || !b.fenced || !quarantine(b, stream_ref{})) {
+      history_gone(b);
+      upstream_.deallocate_sync(whole_of(b), fences_.whole_bytes(bytes, alignment), alignment);
+      return;
+    }
+    end_quarantine(options_.quarantine_bytes, options_.quarantine_blocks);
+  }
+
+  /// Work on `stream` uses the block as well: its deallocation will wait for the whole device.
+  void record_use(void* p, std::size_t bytes, stream_ref stream) {
+    std::size_t alignment = 0;
+    {
+      std::lock_guard const guard(mutex_);
+      detail::block_record* const b = history_.find(p);
+      if (b == nullptr || b->state != detail::block_state::live) return;  // deallocation will tell
+      b->used_elsewhere = true;
+      alignment = b->alignment;
+    }
+    if constexpr (detail::takes_uses<Upstream>) {
+      nearest(upstream_, detail::record_use_call{fences_.whole_of(p, alignment),
+                                                 fences_.whole_bytes(bytes, alignment), stream});
+    }
+  }
+
+  /// Verifies the fences of every live block and the poison of every freed one in quarantine, tells of what was written
+  /// over and returns how many blocks that is. Waits for the device; not while a graph is captured.
+  /// @throws std::bad_alloc
+  std::size_t check_all() {
+    detail::sequence<finding> found;
+    (void)driver().synchronize_device();
+    {
+      std::lock_guard const guard(mutex_);
+      history_.for_each([&](detail::block_record const& b) {
+        if (b.state == detail::block_state::live && b.fenced) {
+          if (auto const breach = look_at_fences(b, stream_ref{}))
+            found.push_back(finding{b, breach, b.bytes});
+        } else if (b.state == detail::block_state::quarantined) {
+          if (std::size_t const at = first_written(b, stream_ref{}); at != b.bytes)
+            found.push_back(finding{b, {}, at});
+        }
+      });
+    }
+    for (finding const& f : found) {
+      if (f.breach) {
+        tell_breach(f.block, f.breach);
+      } else {
+        tell_late_write(f.block, f.written);
+      }
+    }
+    return found.size();
+  }
+
+  /// Blocks that are handed out.
+  [[nodiscard]] std::size_t live_blocks() const noexcept {
+    std::lock_guard const guard(mutex_);
+    return history_.live();
+  }
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+  /// What a block occupies, fences included.
+  [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
+    return bytes == 0 ? 0 : fences_.whole_bytes(bytes, alignment);
+  }
+
+ private:
+  struct finding {
+    detail::block_record block;
+    detail::breach breach;
+    std::size_t written = 0;
+  };
+
+  [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
+    bool capturing = false;
+    return driver().is_capturing(stream, capturing).ok() && capturing;
+  }
+  [[nodiscard]] detail::block_event mark_of(stream_ref stream) noexcept {
+    detail::block_event e;
+    e.where = call_place::current();
+    e.call = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
+    e.thread = detail::thread_number();
+    if (stream.id() != stream_ref::unknown_id) {
+      e.stream = stream.id();
+    } else {
+      (void)driver().identify(stream, e.stream);
+    }
+    return e;
+  }
+  [[nodiscard]] void* whole_of(detail::block_record const& b) const noexcept {
+    return fences_.whole_of(b.p, b.alignment);
+  }
+
+  // ---- allocation
+
+  template <class Allocate>
+  void* build(stream_ref stream, std::size_t bytes, std::size_t alignment, Allocate const& allocate) {
+    if (bytes == 0) return nullptr;
+    require_alignment(alignment);
+    std::size_t const whole = fences_.whole_bytes(bytes, alignment);
+    detail::block_record b;
+    b.bytes = bytes;
+    b.alignment = alignment;
+    b.allocated = mark_of(stream);
+    {
+      std::lock_guard const guard(mutex_);
+      history_.make_room();
+    }
+    void* whole_block = nullptr;
+    try {
+      whole_block = detail::asking_for(bytes, [&] { return allocate_with_patience(whole, allocate); });
+    } catch (...) {
+      std::lock_guard const guard(mutex_);
+      history_.give_up_room();
+      throw;
+    }
+    b.p = fences_.block_in(whole_block, alignment);
+    // A fence that is not there would be told of as written over.
+    b.fenced = !is_capturing(stream) && fences_.draw(driver(), stream, b.p, bytes, alignment).ok();
+    if (b.fenced) (void)detail::fill_bytes(driver(), stream, b.p, pattern::uninitialised, bytes);
+    std::lock_guard const guard(mutex_);
+    history_.begin(b);
+    return b.p;
+  }
+  /// Memory in quarantine is no reason to refuse.
+  template <class Allocate>
+  void* allocate_with_patience(std::size_t whole, Allocate const& allocate) {
+    try {
+      return allocate(whole);
+    } catch (out_of_memory const&) {
+      if (!end_quarantine(0, 0)) throw;
+    }
+    return allocate(whole);
+  }
+
+  // ---- deallocation
+
+  /// Takes a live block out of the user's hands; tells, and returns none, where it is not theirs to free.
+  detail::block_record take_back(void* p, std::size_t bytes, std::size_t alignment,
+                                 detail::block_event const& freed) noexcept {
+    detail::block_record b;
+    {
+      std::lock_guard const guard(mutex_);
+      if (detail::block_record* const known = history_.find(p)) {
+        b = *known;
+        if (b.state == detail::block_state::live && b.bytes == bytes && b.alignment == alignment) {
+          history_.end(*known, freed);
+          return *known;
+        }
+      }
+    }
+    tell_wrong_free(b, p, bytes, alignment, freed);
+    return {};
+  }
+  void history_gone(detail::block_record const& b) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (detail::block_record* const known = history_.find(b.p)) history_.leave(*known);
+  }
+  void verify_fences(detail::block_record const& b, stream_ref stream) noexcept {
+    if (b.used_elsewhere) (void)driver().synchronize_device();
+    if (!b.fenced) return;
+    if (auto const breach = look_at_fences(b, stream)) tell_breach(b, breach);
+  }
+  [[nodiscard]] detail::breach look_at_fences(detail::block_record const& b,
+                                              stream_ref stream) const noexcept {
+    return fences_.verify(driver(), stream, b.p, b.bytes, b.alignment);
+  }
+  [[nodiscard]] std::size_t first_written(detail::block_record const& b, stream_ref stream) const noexcept {
+    return detail::first_difference(driver(), stream, b.p, pattern::freed, b.bytes);
+  }
+
+  /// Poisons a block and keeps it. Its stream is waited for, so that whoever verifies it need not know that stream.
+  bool quarantine(detail::block_record const& b, stream_ref stream) noexcept {
+    if (b.bytes > options_.quarantine_bytes || options_.quarantine_blocks == 0) return false;
+    if (!detail::fill_bytes(driver(), stream, b.p, pattern::freed, b.bytes).ok()) return false;
+    if (!driver().synchronize_stream(stream).ok()) return false;
+    std::lock_guard const guard(mutex_);
+    if (detail::block_record* const known = history_.find(b.p)) history_.quarantine(*known);
+    return true;
+  }
+  /// Lets the oldest blocks go until at most so many are left; true where one went. Nothing on the device is entitled to
+  /// touch them, so the verification and what follows need no stream's order.
+  bool end_quarantine(std::size_t bytes, std::size_t blocks) noexcept {
+    bool any = false;
+    for (;; any = true) {
+      detail::block_record b;
+      {
+        std::lock_guard const guard(mutex_);
+        if (history_.quarantined_bytes() <= bytes && history_.quarantined() <= blocks) return any;
+        b = history_.oldest();
+        history_.leave(*history_.find(b.p));
+      }
+      if (!is_capturing(stream_ref{})) {
+        if (std::size_t const at = first_written(b, stream_ref{}); at != b.bytes) tell_late_write(b, at);
+      }
+      upstream_.deallocate_sync(whole_of(b), fences_.whole_bytes(b.bytes, b.alignment), b.alignment);
+    }
+  }
+
+  // ---- telling
+
+  static void tell_breach(detail::block_record const& b, detail::breach const& breach) noexcept {
+    if (breach.before != 0) {
+      report_misuse(
+          misuse(misuse_kind::overrun, b.p,
+                 detail::history_of(b, "written before its start, at distance ", breach.before).view()));
+    }
+    if (breach.after != 0) {
+      report_misuse(misuse(misuse_kind::overrun, b.p,
+                           detail::history_of(b, "written past its end, at offset ", breach.after).view()));
+    }
+  }
+  static void tell_late_write(detail::block_record const& b, std::size_t at) noexcept {
+    report_misuse(misuse(misuse_kind::use_after_free, b.p,
+                         detail::history_of(b, "written after it was freed, at offset ", at).view()));
+  }
+  void tell_leaks() noexcept {
+    std::size_t const all = history_.live();
+    history_.for_each([&](detail::block_record const& b) {
+      if (b.state != detail::block_state::live) return;
+      report_misuse(
+          misuse(misuse_kind::leak, b.p, detail::history_of(b, "never freed, leaks in all: ", all).view()));
+    });
+  }
+  void tell_wrong_free(detail::block_record const& b, void* p, std::size_t bytes, std::size_t alignment,
+                       detail::block_event const& freed) noexcept {
+    misuse_kind kind = misuse_kind::foreign_pointer;
+    detail::history_text text;
+    if (b.p == nullptr) {
+      detail::block_record other;
+      if (detail::checked_resources::find(member_, p, other)) {
+        bool const elsewhere = other.device != member_.device;
+        if (elsewhere) kind = misuse_kind::wrong_device;
+        text = detail::history_of(other,
+                                  elsewhere ? "of another device freed here, on device "
+                                            : "of another resource freed here, of device ",
+                                  static_cast<std::uint64_t>(member_.device));
+      } else if (detail::block_record const around = containing(p); around.p != nullptr) {
+        auto const offset = static_cast<std::uint64_t>(static_cast<char*>(p) - static_cast<char*>(around.p));
+        text = detail::history_of(around, "freed by a pointer that is not its start, at offset ", offset);
+      } else {
+        text.add("pointer ")
+            .add_hex(reinterpret_cast<std::uintptr_t>(p))
+            .add(" freed: never handed out here");
+      }
+    } else if (b.state != detail::block_state::live) {
+      kind = misuse_kind::double_free;
+      text = detail::history_of(b, "freed again, in call ", freed.call);
+    } else if (b.bytes != bytes) {
+      kind = misuse_kind::wrong_size;
+      text = detail::history_of(b, "freed with another size: ", bytes);
+    } else {
+      kind = misuse_kind::wrong_alignment;
+      text = detail::history_of(b, "freed with another alignment: ", alignment);
+    }
+    text.add("; this free: ");
+    detail::add_event(text, freed);
+    report_misuse(misuse(kind, p, text.view()));
+  }
+  [[nodiscard]] detail::block_record containing(void const* p) const noexcept {
+    detail::block_record found;
+    std::lock_guard const guard(mutex_);
+    history_.for_each([&](detail::block_record const& b) {
+      auto const at = reinterpret_cast<std::uintptr_t>(p);
+      auto const start = reinterpret_cast<std::uintptr_t>(b.p);
+      if (b.state != detail::block_state::gone && at >= start && at - start < b.bytes) found = b;
+    });
+    return found;
+  }
+  static bool find_in(void* self, void const* p, detail::block_record& out) noexcept {
+    auto const& layer = *static_cast<checked_layer*>(self);
+    std::lock_guard const guard(layer.mutex_);
+    detail::block_record const* const b = layer.history_.find(p);
+    if (b == nullptr || b->state != detail::block_state::live) return false;
+    out = *b;
+    out.device = layer.member_.device;
+    return true;
+  }
+
+  Upstream upstream_;
+  checked const options_;
+  detail::fences fences_;
+  std::atomic<std::uint64_t> calls_{0};
+  mutable std::mutex mutex_;
+  detail::block_history history_;
+  detail::checked_resources::member member_{this, &checked_layer::find_in};
+};
+
+}  // namespace tarn
+// ---- tarn/policy/device_pool.hpp
+// device_pool: the stack that most programs want. Pages of the device, pooled, with exact numbers.
+// Above it: user code. Below it: pooled, tracked, cuda_pages.
+
+// ---- tarn/policy/pooled.hpp
+// pooled: the policy that puts a caching pool on a source. `pooled | limited` bounds live bytes, `limited |
+// pooled` bounds reserved bytes. Above it: user code. Below it: pool, compose.
+
+#include <concepts>
+#include <cstddef>
+#include <utility>
+
 // ---- tarn/pool/pool.hpp
 // The pool: a byte's whole path in allocate() and deallocate(), tier by tier. Read on in magazine.hpp,
 // run.hpp, arena.hpp, ladder.hpp.
@@ -2694,42 +3965,345 @@ requires detail::makes_layer<std::remove_cvref_t<Policy>, std::remove_cvref_t<Up
 #include <mutex>
 #include <utility>
 
-// ---- tarn/core/misuse.hpp
-// Where misuse is told when nothing can be thrown: deallocation is noexcept, so it hands a tarn::misuse to
-// one handler. Above it: pool, policy. Below it: error.
+// ---- tarn/pool/described_source.hpp
+// described_source: a pool's source, which tells a tool of each mapping or segment while the pool has it.
+// Above it: pool. Below it: description.
+
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+// ---- tarn/pool/description.hpp
+// What a pool tells a tool that watches memory (compute-sanitizer, the simulated one): which bytes are handed out.
+// Above it: described_source, pool. Below it: driver/driver, core.
+//
+// Without a tool this is one byte, looked at where the arena is asked. With one the pool changes: no magazines; every
+// block is followed by `guard_bytes` that belong to nobody; a block that is freed is waited for on its stream, ceases to
+// be a region, and is kept from reuse for a while. So an access past the requested size, before it, or
+// after the free is outside every region:
+//
+//   heap     |-------------------- one mapping or segment --------------------|
+//   regions   [ asked ]          [ asked ]                    [ asked ]
+//   nobody's           guard,slack        guard,slack, freed           guard,...
 
 #include <atomic>
-#include <cstdio>
-#include <cstdlib>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
 
-namespace tarn {
+namespace tarn::detail {
 
-/// Told of a misuse; returns to leave the block alone (leaked, never handed out twice) and go on.
-using misuse_handler = void (*)(misuse const&);
+/// Bytes after each block that nobody may touch; those before it are the guard of the block before. NVIDIA's guide asks
+/// for no distance; an overrun by one thread block of words is still told from the next block.
+inline constexpr std::size_t guard_bytes = 256;
 
-/// Prints the message to standard error and aborts: memory that was freed wrongly may already be somebody
-/// else's.
-inline void abort_on_misuse(misuse const& what) {
-  std::fprintf(stderr, "%s\n", what.what());
-  std::abort();
-}
+/// Freed blocks that wait before they are reused: at most so many, and so many bytes. Where the driver has no more memory
+/// they all come home.
+inline constexpr std::size_t quarantine_blocks = 1024;
+inline constexpr std::size_t quarantine_bytes = 256_MiB;
 
-namespace detail {
-inline std::atomic<misuse_handler> current_misuse_handler{&abort_on_misuse};
-}
+/// A freed block on its way home.
+struct freed_block {
+  void* p = nullptr;
+  std::size_t bytes = 0;  ///< with the guard
+  std::size_t alignment = 0;
+  stream_id id = 0;
+  stream_ref stream;
+};
 
-/// Sets the process-wide handler; null restores abort_on_misuse. Returns the one before. Safe from any
-/// thread.
-inline misuse_handler set_misuse_handler(misuse_handler handler) noexcept {
-  return detail::current_misuse_handler.exchange(handler != nullptr ? handler : &abort_on_misuse);
-}
+/// Memory that a tool can watch: a device's own, of a driver that knows tools.
+template <class Source>
+inline constexpr bool is_describable =
+    describing_driver<typename Source::driver_type>&& has_property<Source, device_accessible> &&
+    !has_property<Source, host_accessible>;
 
-/// Tells the handler. An exception from the handler ends the program, as from any noexcept function.
-inline void report_misuse(misuse const& what) noexcept {
-  detail::current_misuse_handler.load()(what);
-}
+/// Safe from any thread; its one lock is a leaf. The host's want of memory costs reports, nothing else.
+template <describing_driver Driver>
+class description {
+ public:
+  explicit description(Driver const& driver) : driver_(driver) {}
+  description(description const&) = delete;
+  description& operator=(description const&) = delete;
 
-}  // namespace tarn
+  [[nodiscard]] bool active() const noexcept { return state_.load(std::memory_order_acquire) == state::told; }
+
+  /// Looks for a tool, once, before the first heap. Later than construction, since that must not start CUDA.
+  bool decide() noexcept {
+    if (state_.load(std::memory_order_acquire) == state::undecided) [[unlikely]]
+      look();
+    return active();
+  }
+
+  void heap_begins(void* p, std::size_t bytes) noexcept {
+    if (!active()) return;
+    std::lock_guard const guard(mutex_);
+    void* const handle = tool_.register_heap(p, bytes);
+    if (handle == nullptr) return;
+    try {
+      heaps_.push_back(heap{address(p), bytes, handle});
+    } catch (...) {
+      tool_.unregister_heap(handle);
+    }
+  }
+  /// Before the memory goes.
+  void heap_ends(void* p) noexcept {
+    if (!active()) return;
+    std::lock_guard const guard(mutex_);
+    for (std::size_t i = 0; i < heaps_.size(); ++i) {
+      if (heaps_[i].begin != address(p)) continue;
+      forget_left(heaps_[i].begin, heaps_[i].bytes);
+      tool_.unregister_heap(heaps_[i].handle);
+      heaps_.erase_unordered(i);
+      return;
+    }
+  }
+  /// The driver is gone, and a tool with it: nothing is told any more.
+  void abandon() noexcept {
+    std::lock_guard const guard(mutex_);
+    heaps_.clear();
+    left_.clear();
+  }
+
+  /// Room for one block. @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    std::lock_guard const guard(mutex_);
+    live_.make_room(1 + promised_);
+    ++promised_;
+  }
+  void give_up_room() noexcept {
+    std::lock_guard const guard(mutex_);
+    --promised_;
+  }
+  /// A block is handed out; room was made.
+  void block_begins(void* p, std::size_t bytes) noexcept {
+    std::lock_guard const guard(mutex_);
+    --promised_;
+    live_.insert(address(p), bytes);
+    forget_left(address(p), bytes);
+    each_piece(address(p), bytes, [&](heap const& h, std::uintptr_t at, std::size_t part) {
+      tool_.register_region(h.handle, reinterpret_cast<void*>(at), part);
+    });
+  }
+  /// A block comes back: its bytes as asked, 0 if it is none; where they are `bytes` it is live no longer, though still a
+  /// region.
+  std::size_t take_back(void* p, std::size_t bytes) noexcept {
+    std::lock_guard const guard(mutex_);
+    std::size_t const asked = live_.find(address(p));
+    if (asked == bytes) (void)live_.erase(address(p));
+    return asked;
+  }
+
+  /// Ends the regions of a block once work on the stream before it is done. While a graph is captured from the stream that
+  /// cannot be waited for, and the graph may still run: the regions are left until their bytes are handed out again.
+  void region_ends(void* p, std::size_t bytes, stream_ref stream) noexcept {
+    bool capturing = false;
+    bool const known = driver_.is_capturing(stream, capturing).ok();
+    if (known && capturing) {
+      std::lock_guard const guard(mutex_);
+      try {
+        left_.push_back(stretch{address(p), bytes});
+        return;
+      } catch (...) {  // reported at the graph's next launch, rightly or not
+      }
+    } else if (!known || !driver_.synchronize_stream(stream).ok()) {
+      (void)driver_.synchronize_device();
+    }
+    region_ends(p, bytes);
+  }
+  /// The same, where nothing uses the block any more.
+  void region_ends(void* p, std::size_t bytes) noexcept {
+    std::lock_guard const guard(mutex_);
+    end_regions(address(p), bytes);
+  }
+
+  /// Keeps a freed block from reuse. False where there is no room for it: take some out, oldest first, and ask again; or
+  /// where there never will be, `fits()`.
+  [[nodiscard]] bool keep(freed_block const& b) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (kept_ == ring_.size() || kept_bytes_ + b.bytes > quarantine_bytes) return false;
+    ring_[(first_ + kept_++) % ring_.size()] = b;
+    kept_bytes_ += b.bytes;
+    return true;
+  }
+  [[nodiscard]] bool fits(freed_block const& b) const noexcept {
+    return !ring_.empty() && b.bytes <= quarantine_bytes;
+  }
+  bool take_kept(freed_block& out) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (kept_ == 0) return false;
+    out = ring_[first_];
+    kept_bytes_ -= out.bytes;
+    first_ = (first_ + 1) % ring_.size();
+    --kept_;
+    return true;
+  }
+
+ private:
+  enum class state : std::uint8_t { undecided, untold, told };
+  struct stretch {
+    std::uintptr_t begin = 0;
+    std::size_t bytes = 0;
+  };
+  struct heap {
+    std::uintptr_t begin = 0;
+    std::size_t bytes = 0;
+    void* handle = nullptr;
+  };
+
+  static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+
+  void look() noexcept {
+    std::lock_guard const guard(mutex_);
+    if (state_.load(std::memory_order_relaxed) != state::undecided) return;
+    tool_ = driver_.memory_tool();
+    if (static_cast<bool>(tool_)) {
+      try {
+        ring_.resize(quarantine_blocks);
+      } catch (...) {  // freed blocks are reused at once
+      }
+    }
+    state_.store(static_cast<bool>(tool_) ? state::told : state::untold, std::memory_order_release);
+  }
+
+  /// A block over several handles is one region in each of their heaps.
+  template <class Visit>
+  void each_piece(std::uintptr_t begin, std::size_t bytes, Visit const& visit) const {
+    for (heap const& h : heaps_) {
+      std::uintptr_t const from = larger_of(begin, h.begin);
+      std::uintptr_t const to = smaller_of(begin + bytes, h.begin + h.bytes);
+      if (from < to) visit(h, from, to - from);
+    }
+  }
+  void end_regions(std::uintptr_t begin, std::size_t bytes) noexcept {
+    each_piece(begin, bytes, [&](heap const&, std::uintptr_t at, std::size_t) {
+      tool_.unregister_region(reinterpret_cast<void*>(at));
+    });
+  }
+  /// Ends the regions that a capture left among these bytes.
+  void forget_left(std::uintptr_t begin, std::size_t bytes) noexcept {
+    for (std::size_t i = left_.size(); i-- > 0;) {
+      stretch const s = left_[i];
+      if (s.begin >= begin + bytes || begin >= s.begin + s.bytes) continue;
+      end_regions(s.begin, s.bytes);
+      left_.erase_unordered(i);
+    }
+  }
+
+  Driver driver_;
+  std::atomic<state> state_{state::undecided};
+  std::mutex mutex_;
+  decltype(driver_.memory_tool()) tool_;
+  sequence<heap> heaps_;
+  address_map<std::size_t> live_;  ///< bytes asked of each block handed out
+  std::size_t promised_ = 0;       ///< blocks that room was made for and that are not handed out yet
+  sequence<stretch> left_;
+  sequence<freed_block> ring_;  ///< the quarantine, oldest at first_
+  std::size_t first_ = 0;
+  std::size_t kept_ = 0;
+  std::size_t kept_bytes_ = 0;
+};
+
+/// For memory that no tool can watch: nothing, at no cost.
+struct no_description {
+  template <class Driver>
+  explicit constexpr no_description(Driver const&) noexcept {}
+  [[nodiscard]] static constexpr bool active() noexcept { return false; }
+  [[nodiscard]] static constexpr bool decide() noexcept { return false; }
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// The source itself, but for what a tool must know. Lives no longer than the description.
+template <class Source>
+class described_source {
+ public:
+  using driver_type = typename Source::driver_type;
+  using properties = typename Source::properties;
+
+  described_source(Source source, description<driver_type>& told)
+      : source_(std::move(source)), told_(&told) {}
+
+  [[nodiscard]] Source& source() noexcept { return source_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return source_.driver(); }
+  [[nodiscard]] device_id device() const { return source_.device(); }
+
+  // Pages: what is mapped is a heap.
+
+  [[nodiscard]] std::size_t granularity() const noexcept requires page_source<Source> {
+    return source_.granularity();
+  }
+  [[nodiscard]] void* reserve(std::size_t bytes) requires page_source<Source> {
+    return source_.reserve(bytes);
+  }
+  void unreserve(void* p, std::size_t bytes) noexcept requires page_source<Source> {
+    source_.unreserve(p, bytes);
+  }
+  [[nodiscard]] page_handle create(std::size_t bytes) requires page_source<Source> {
+    return source_.create(bytes);
+  }
+  void destroy(page_handle handle, std::size_t bytes) noexcept requires page_source<Source> {
+    source_.destroy(handle, bytes);
+  }
+  void map(void* p, std::size_t bytes, page_handle handle) requires page_source<Source> {
+    source_.map(p, bytes, handle);
+    told_->heap_begins(p, bytes);
+  }
+  void unmap(void* p, std::size_t bytes) noexcept requires page_source<Source> {
+    told_->heap_ends(p);
+    source_.unmap(p, bytes);
+  }
+
+  // Blocks: each is a heap.
+
+  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) requires resource<Source> {
+    void* const p = source_.allocate_sync(bytes, alignment);
+    told_->heap_begins(p, bytes);
+    return p;
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept requires resource<Source> {
+    told_->heap_ends(p);
+    source_.deallocate_sync(p, bytes, alignment);
+  }
+  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
+                               std::size_t alignment) requires resource<Source> {
+    void* const p = source_.allocate(stream, bytes, alignment);
+    told_->heap_begins(p, bytes);
+    return p;
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes,
+                  std::size_t alignment) noexcept requires resource<Source> {
+    told_->heap_ends(p);
+    source_.deallocate(stream, p, bytes, alignment);
+  }
+
+  friend bool operator==(described_source const& a, described_source const& b) noexcept {
+    return a.source_ == b.source_;
+  }
+
+ private:
+  Source source_;
+  description<driver_type>* told_;
+};
+
+/// How a pool over `Source` is described, and the source it then stands on.
+template <class Source, bool = is_describable<Source>>
+struct description_of {
+  using type = no_description;
+  using source_type = Source;
+  static Source wrap(Source source, type&) { return source; }
+  static Source& unwrap(Source& source) noexcept { return source; }
+};
+template <class Source>
+struct description_of<Source, true> {
+  using type = description<typename Source::driver_type>;
+  using source_type = described_source<Source>;
+  static source_type wrap(Source source, type& told) { return {std::move(source), told}; }
+  static Source& unwrap(source_type& source) noexcept { return source.source(); }
+};
+
+}  // namespace tarn::detail
 // ---- tarn/pool/hot_lock.hpp
 // The arena's lock. Held for tens of nanoseconds, far less than putting a thread to sleep and waking it costs: who finds
 // it taken spins for about a microsecond before it sleeps. One word, one atomic operation each way, in line: half of what
@@ -2872,25 +4446,6 @@ struct pool_options {
 #include <cstdint>
 #include <exception>
 
-// ---- tarn/core/extremes.hpp
-// The smaller and the larger of two sizes or counts, without <algorithm>, which costs a compiler 40 ms.
-// Above it: everything that compares sizes. Below it: nothing.
-
-namespace tarn::detail {
-
-/// The larger one; the first if they are equal. Both are read by value: sizes and counts.
-template <class T>
-[[nodiscard]] constexpr T larger_of(T a, T b) noexcept {
-  return a < b ? b : a;
-}
-
-/// The smaller one; the first if they are equal.
-template <class T>
-[[nodiscard]] constexpr T smaller_of(T a, T b) noexcept {
-  return b < a ? b : a;
-}
-
-}  // namespace tarn::detail
 // ---- tarn/pool/arena.hpp
 // The arena: every range the pool holds, who may take it, and how ranges are split and coalesced. Pure
 // bookkeeping: it never calls the driver, so it is safe under the hot lock, and it knows no source, so one
@@ -2900,99 +4455,6 @@ template <class T>
 #include <cstddef>
 #include <cstdint>
 
-// ---- tarn/core/sequence.hpp
-// sequence<T>: a growing array for the books of a pool. Of std::vector what is used here: each std::vector<X>
-// costs a compiler 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
-// Above it: address_map, pool. Below it: nothing.
-
-#include <cstddef>
-#include <new>
-#include <type_traits>
-#include <utility>
-
-namespace tarn::detail {
-
-/// Elements side by side, in order of insertion. Growing moves them; nothing else does. Move-only.
-template <class T>
-class sequence {
- public:
-  sequence() noexcept = default;
-  sequence(sequence&& other) noexcept { swap(other); }
-  sequence& operator=(sequence&& other) noexcept {
-    sequence taken(static_cast<sequence&&>(other));
-    swap(taken);
-    return *this;
-  }
-  ~sequence() {
-    static_assert(std::is_nothrow_move_constructible_v<T> && alignof(T) <= alignof(std::max_align_t));
-    clear();
-    ::operator delete(items_);
-  }
-
-  /// Makes sure that `count` elements fit without allocating. @throws std::bad_alloc, nothing has changed
-  void reserve(std::size_t count) {
-    if (count <= capacity_) return;
-    std::size_t const most = capacity_ * 2 > count ? capacity_ * 2 : count;
-    T* const larger = static_cast<T*>(::operator new(most * sizeof(T)));
-    for (std::size_t i = 0; i < size_; ++i) {
-      ::new (static_cast<void*>(larger + i)) T(static_cast<T&&>(items_[i]));
-      items_[i].~T();
-    }
-    ::operator delete(items_);
-    items_ = larger;
-    capacity_ = most;
-  }
-  /// Adds value-initialised elements up to `count`; there are at most that many. @throws std::bad_alloc,
-  /// nothing has changed
-  void resize(std::size_t count) {
-    reserve(count);
-    while (size_ < count) ::new (static_cast<void*>(items_ + size_++)) T{};
-  }
-  /// Adds a copy of `value`, which is not an element of this sequence, or moves it there.
-  /// @throws std::bad_alloc  where no room was made; nothing has changed, `value` included
-  template <class Value = T>
-  void push_back(Value&& value) {
-    if (size_ == capacity_) reserve(size_ + 1);
-    ::new (static_cast<void*>(items_ + size_)) T(static_cast<Value&&>(value));
-    ++size_;
-  }
-  void pop_back() noexcept { items_[--size_].~T(); }
-  /// Destroys the elements; keeps their room.
-  void clear() noexcept {
-    while (size_ != 0) pop_back();
-  }
-  /// Removes one element by putting the last one in its place. O(1).
-  void erase_unordered(std::size_t index) noexcept {
-    if (index + 1 != size_) items_[index] = static_cast<T&&>(items_[size_ - 1]);
-    pop_back();
-  }
-  void swap(sequence& other) noexcept {
-    std::swap(items_, other.items_);
-    std::swap(size_, other.size_);
-    std::swap(capacity_, other.capacity_);
-  }
-
-  [[nodiscard]] T* begin() noexcept { return items_; }
-  [[nodiscard]] T* end() noexcept { return items_ + size_; }
-  [[nodiscard]] T const* begin() const noexcept { return items_; }
-  [[nodiscard]] T const* end() const noexcept { return items_ + size_; }
-  [[nodiscard]] T& operator[](std::size_t i) noexcept { return items_[i]; }
-  [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return items_[i]; }
-  [[nodiscard]] T& front() noexcept { return items_[0]; }
-  [[nodiscard]] T const& front() const noexcept { return items_[0]; }
-  [[nodiscard]] T& back() noexcept { return items_[size_ - 1]; }
-  [[nodiscard]] T const& back() const noexcept { return items_[size_ - 1]; }
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
-  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
-
- private:
-  T* items_ = nullptr;
-  std::size_t size_ = 0;
-  std::size_t capacity_ = 0;
-};
-
-}  // namespace tarn::detail
 // ---- tarn/pool/address_index.hpp
 // Address to the range that covers it, whatever the range's size, in O(1): for each granule the last range that
 // starts in it, and two levels of bitmaps to find the nearest such granule below. Above it: arena. Below it:
@@ -3039,8 +4501,9 @@ inline constexpr std::size_t class_limit = 1_MiB;
 inline constexpr unsigned run_class_count = 40;
 inline constexpr unsigned class_count = 120;
 
-/// The class of a request of 1 to class_limit bytes. A few instructions, no table.
-[[nodiscard]] constexpr unsigned class_of(std::size_t bytes) noexcept {
+/// The class of a request of 1 to class_limit bytes. A few instructions, no table; as a call they would be 7 more on the
+/// way to a magazine.
+[[nodiscard]] TARN_ALWAYS_INLINE constexpr unsigned class_of(std::size_t bytes) noexcept {
   std::size_t const last = bytes - 1;
   if (last < 2048) return static_cast<unsigned>(last >> 8);
   auto const exponent = static_cast<unsigned>(std::bit_width(last)) - 1;
@@ -3287,106 +4750,6 @@ class address_index {
 // their stream. Above it: arena, run, stream_order. Below it: core/address_map.
 
 #include <cstdint>
-
-// ---- tarn/core/address_map.hpp
-// Address to value: an open-addressing hash table with linear probing and no tombstones. A value that equals
-// Value{} stands for "not there". Above it: the pool's tables, policies that remember blocks. Below it:
-// sequence.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn::detail {
-
-template <class Value>
-class address_map {
- public:
-  /// Makes sure that `count` entries can be added without allocating. @throws std::bad_alloc, nothing has
-  /// changed
-  void make_room(std::size_t count) {
-    if ((size_ + count) * 2 <= entries_.size()) return;
-    address_map larger;
-    std::size_t capacity = entries_.empty() ? 64 : entries_.size();
-    while ((size_ + count) * 2 > capacity) capacity *= 2;
-    for (std::size_t c = capacity; c != 1; c /= 2) --larger.shift_;
-    larger.entries_.resize(capacity);
-    for (entry const& e : entries_) {
-      if (!(e.value == Value{})) larger.insert(e.key, e.value);
-    }
-    entries_.swap(larger.entries_);
-    shift_ = larger.shift_;
-  }
-
-  /// Adds a key, or gives it another value, which is not Value{}. Room has been made. O(1).
-  void insert(std::uintptr_t key, Value value) noexcept {
-    std::size_t i = home(key);
-    while (!is_vacant(i) && entries_[i].key != key) i = after(i);
-    if (is_vacant(i)) ++size_;
-    entries_[i] = {key, value};
-  }
-
-  /// The value, Value{} if the key is not there. O(1).
-  [[nodiscard]] Value find(std::uintptr_t key) const noexcept {
-    if (size_ == 0) return Value{};
-    for (std::size_t i = home(key); !is_vacant(i); i = after(i)) {
-      if (entries_[i].key == key) return entries_[i].value;
-    }
-    return Value{};
-  }
-
-  /// Removes the key and returns its value, Value{} if it is not there. O(1).
-  Value erase(std::uintptr_t key) noexcept {
-    if (size_ == 0) return Value{};
-    std::size_t i = home(key);
-    while (entries_[i].key != key || is_vacant(i)) {
-      if (is_vacant(i)) return Value{};
-      i = after(i);
-    }
-    Value const value = entries_[i].value;
-    // Pull later entries of the probe sequence back, so that no search stops too early.
-    for (std::size_t j = after(i); !is_vacant(j); j = after(j)) {
-      std::size_t const wanted = home(entries_[j].key);
-      bool const may_move = i <= j ? (wanted <= i || wanted > j) : (wanted <= i && wanted > j);
-      if (may_move) {
-        entries_[i] = entries_[j];
-        i = j;
-      }
-    }
-    entries_[i] = {};
-    --size_;
-    return value;
-  }
-
-  /// Calls `call(key, value)` for each entry, in no order; the call must not change the table. O(capacity).
-  template <class Call>
-  void for_each(Call const& call) const {
-    for (entry const& e : entries_) {
-      if (!(e.value == Value{})) call(e.key, e.value);
-    }
-  }
-
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] std::size_t host_bytes() const noexcept { return entries_.capacity() * sizeof(entry); }
-
- private:
-  struct entry {
-    std::uintptr_t key = 0;
-    Value value{};
-  };
-  [[nodiscard]] bool is_vacant(std::size_t i) const noexcept { return entries_[i].value == Value{}; }
-  /// The upper bits of a product with 2^64 over the golden ratio: near and far keys spread alike (Knuth, The
-  /// Art of Computer Programming, volume 3, 6.4).
-  [[nodiscard]] std::size_t home(std::uintptr_t key) const noexcept {
-    return static_cast<std::size_t>((std::uint64_t{key} * 0x9E3779B97F4A7C15U) >> shift_);
-  }
-  [[nodiscard]] std::size_t after(std::size_t i) const noexcept { return (i + 1) & (entries_.size() - 1); }
-
-  sequence<entry> entries_;
-  std::size_t size_ = 0;
-  unsigned shift_ = 64;  ///< 64 less the bits of the capacity
-};
-
-}  // namespace tarn::detail
 
 namespace tarn::detail {
 
@@ -3845,7 +5208,7 @@ class stream_table {
     if (domain_ref const known = find(id); known != neutral || id == neutral_id) return known;
     domain_ref place = 0;
     bool over = false;
-    for (domain_ref d = 1; d < domains_.size(); ++d) {
+    for (domain_ref d = 1; d < size(); ++d) {
       stream_domain& other = *domains_[d];
       bool const same_handle = other.id != 0 && other.stream.handle() == stream.handle();
       if (same_handle && !is_default_stream(stream)) (other.id < id ? other.gone : over) = true;
@@ -5915,6 +7278,14 @@ class ladder {
     }
   }
 
+  /// True where work may still run on what a stream freed.
+  [[nodiscard]] bool has_unfinished() const noexcept {
+    for (domain_ref d = 1; d < space.streams.size(); ++d) {
+      if (space.streams[d].freed > space.streams[d].completed) return true;
+    }
+    return false;
+  }
+
  private:
   /// Keeps a stream's place while the hot lock is let go: blocks of a destroyed stream that come home under the same
   /// handle make the living one look gone. Begins and ends under the hot lock.
@@ -6089,6 +7460,8 @@ struct pool_state {
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <new>
+#include <utility>
 
 namespace tarn::detail {
 
@@ -6100,7 +7473,10 @@ class recorded_uses {
     std::size_t bytes = 0;
     std::size_t alignment = 0;
     stream_ref stream;
-    sequence<event_handle> events;
+    sequence<event_handle> events;  ///< of the uses that are marked
+    sequence<stream_ref> unmarked;  ///< of those that could not be: tried again when the block is asked for
+
+    [[nodiscard]] bool is_over() const noexcept { return events.empty() && unmarked.empty(); }
   };
 
   explicit recorded_uses(Driver const& driver) : driver_(driver) {}
@@ -6126,11 +7502,11 @@ class recorded_uses {
   }
 
   /// At deallocation: true where the block has been held back, false where nothing was noted and it may be
-  /// freed now. Records one event on each stream noted. Where an event cannot be made, the stream is waited
-  /// for on the host.
+  /// freed now. Records one event on each stream noted.
   bool hold_back(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
     std::lock_guard const guard(mutex_);
-    waiting w{p, bytes, alignment, stream, {}};
+    waiting w{p, bytes, alignment, stream, {}, {}};
+    bool known = true;
     for (std::size_t i = 0; i < uses_.size();) {
       if (uses_[i].p != p) {
         ++i;
@@ -6138,33 +7514,19 @@ class recorded_uses {
       }
       stream_ref const used_on = uses_[i].stream;
       uses_.erase_unordered(i);
-      if (used_on == stream) continue;
-      event_handle event = nullptr;
-      bool recorded = false;
-      try {
-        w.events.reserve(w.events.size() + 1);
-        recorded =
-            driver_.create_event(event).ok() && mark_work(driver_, event, used_on) == mark_result::marked;
-        if (recorded) w.events.push_back(event);
-      } catch (...) {
-        recorded = false;
-      }
-      if (recorded) continue;
-      if (event != nullptr) (void)driver_.destroy_event(event);
-      // Destroyed or being captured: an event there would mark the wrong work. All work is waited for instead.
-      (void)driver_.synchronize_device();
+      if (!(used_on == stream)) known = mark(w, used_on) && known;
     }
     noted_.store(uses_.size(), std::memory_order_relaxed);
-    if (w.events.empty()) return false;
-    try {
-      held_.push_back(std::move(w));
-    } catch (...) {
-      finish(w);
-      return false;
-    }
-    waiting_bytes_ += bytes;
-    waiting_count_.store(held_.size(), std::memory_order_relaxed);
-    return true;
+    return keep(w, known);
+  }
+
+  /// The same for a block freed on a stream that the driver does not know, destroyed perhaps: held back until that
+  /// stream's work is done, then anybody's.
+  bool hold_back_for_all(void* p, std::size_t bytes, std::size_t alignment, stream_ref unknown) noexcept {
+    std::lock_guard const guard(mutex_);
+    waiting w{p, bytes, alignment, stream_ref::from(nullptr, neutral_id), {}, {}};
+    bool const known = mark(w, unknown);
+    return keep(w, known);
   }
 
   /// Takes out one block whose uses are over; `wait` makes the host wait for the oldest. False if there is
@@ -6173,19 +7535,26 @@ class recorded_uses {
     std::lock_guard const guard(mutex_);
     for (std::size_t i = 0; i < held_.size(); ++i) {
       waiting& w = held_[i];
+      mark_again(w);
       while (!w.events.empty() && driver_.query_event(w.events.back()).ok()) {
         (void)driver_.destroy_event(w.events.back());
         w.events.pop_back();
       }
-      if (!w.events.empty() && !wait) continue;
-      finish(w);
-      waiting_bytes_ -= w.bytes;
+      if (!w.is_over() && !(wait && finish(w))) continue;
+      waiting_bytes_ -= rounded_bytes(w.bytes, w.alignment);
       out = std::move(w);
       held_.erase_unordered(i);
       waiting_count_.store(held_.size(), std::memory_order_relaxed);
       return true;
     }
     return false;
+  }
+
+  /// Frees the events of blocks that could not be waited for. The pool is ending, and their memory with it.
+  void close() noexcept {
+    std::lock_guard const guard(mutex_);
+    for (waiting& w : held_) drop_events(w);
+    held_.clear();
   }
 
   [[nodiscard]] std::size_t waiting_bytes() const noexcept {
@@ -6199,11 +7568,72 @@ class recorded_uses {
     stream_ref stream;
   };
 
-  void finish(waiting& w) const noexcept {
-    for (event_handle const event : w.events) {
-      if (!driver_.synchronize_event(event).ok()) (void)driver_.synchronize_device();
-      (void)driver_.destroy_event(event);
+  /// Marks a use by an event. What cannot be marked now, since a graph is being captured or the driver refused, is
+  /// remembered: waiting for the device would spoil the capture, and freeing the block would be wrong. False where the
+  /// host has no memory even for that and the device cannot be waited for.
+  bool mark(waiting& w, stream_ref used_on) noexcept {
+    try {
+      w.events.reserve(w.events.size() + 1);
+      w.unmarked.reserve(w.unmarked.size() + 1);
+    } catch (...) {
+      return driver_.synchronize_device().ok();
     }
+    if (!is_marked(w, used_on)) w.unmarked.push_back(used_on);
+    return true;
+  }
+  /// True where an event covers the use, or it is over. There is room for the event.
+  bool is_marked(waiting& w, stream_ref used_on) noexcept {
+    event_handle event = nullptr;
+    mark_result result = mark_result::refused;
+    if (driver_.create_event(event).ok()) result = mark_work(driver_, event, used_on);
+    if (result == mark_result::marked) {
+      w.events.push_back(event);
+      return true;
+    }
+    if (event != nullptr) (void)driver_.destroy_event(event);
+    return result == mark_result::gone && driver_.synchronize_device().ok();
+  }
+  void mark_again(waiting& w) noexcept {
+    for (std::size_t i = w.unmarked.size(); i-- > 0;) {
+      try {
+        w.events.reserve(w.events.size() + 1);
+      } catch (...) {
+        return;
+      }
+      if (is_marked(w, w.unmarked[i])) w.unmarked.erase_unordered(i);
+    }
+  }
+
+  /// True where the block is not to be freed now. Where that cannot be noted, it stays live until the pool ends: nobody
+  /// gets it while work may still use it.
+  bool keep(waiting& w, bool const known) noexcept {
+    if (known && w.is_over()) return false;
+    try {
+      if (!known) throw std::bad_alloc();
+      held_.reserve(held_.size() + 1);
+    } catch (...) {
+      if (known && finish(w)) return false;
+      drop_events(w);
+      return true;
+    }
+    waiting_bytes_ += rounded_bytes(w.bytes, w.alignment);
+    held_.push_back(std::move(w));
+    waiting_count_.store(held_.size(), std::memory_order_relaxed);
+    return true;
+  }
+
+  /// Waits on the host for the marked uses; false where some use is not marked or cannot be waited for.
+  bool finish(waiting& w) const noexcept {
+    while (!w.events.empty()) {
+      if (!driver_.synchronize_event(w.events.back()).ok() && !driver_.synchronize_device().ok())
+        return false;
+      (void)driver_.destroy_event(w.events.back());
+      w.events.pop_back();
+    }
+    return w.is_over();
+  }
+  void drop_events(waiting& w) const noexcept {
+    for (event_handle const event : w.events) (void)driver_.destroy_event(event);
     w.events.clear();
   }
 
@@ -6246,7 +7676,8 @@ class counted {
   counted(counted const& other) noexcept : block_(other.block_) {
     block_->owners.fetch_add(1, std::memory_order_relaxed);
   }
-  counted& operator=(counted const& other) noexcept {
+  /// Of itself, too: the new owner is counted before the old one is released.
+  counted& operator=(counted const& other) noexcept {  // NOLINT(bugprone-unhandled-self-assignment)
     block* const old = block_;
     other.block_->owners.fetch_add(1, std::memory_order_relaxed);
     block_ = other.block_;
@@ -6606,7 +8037,9 @@ class pool {
   using properties = typename Upstream::properties;
 
   explicit pool(Upstream upstream, pool_options const& options = {})
-      : ladder_(std::move(upstream), options), uses_(ladder_.order.driver()) {
+      : ladder_(described::wrap(std::move(upstream), described_), options),
+        uses_(ladder_.order.driver()),
+        described_(ladder_.order.driver()) {
     link_->pool = this;
     link_->retire = [](void* self, detail::thread_cache* cache) noexcept {
       static_cast<pool*>(self)->retire(cache);
@@ -6624,11 +8057,19 @@ class pool {
       link_->pool = nullptr;
     }
     std::lock_guard const cold(ladder_.cold);
+    if constexpr (describes) {
+      if (described_.active() && driver().synchronize_device().kind == failure::unloading)
+        described_.abandon();
+    }
     flush_all();
+    bring_kept_home();
     release_waiting(true);
     lock held(ladder_.hot);
     ladder_.finish_all(held);
+    // A stream whose end the driver would not tell: its work must not see its memory unmapped.
+    if (ladder_.has_unfinished() || uses_.any_waiting()) (void)finish(held);
     held.unlock();
+    uses_.close();
     ladder_.order.close(ladder_.space);
     ladder_.growth.close();
   }
@@ -6650,11 +8091,8 @@ class pool {
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
     stream_id id = stream.id();
-    if (id == stream_ref::unknown_id && !ladder_.order.driver().identify(stream, id).ok()) {
-      // The stream was destroyed: nothing can be ordered after it, so everything is waited for.
-      (void)ladder_.order.driver().synchronize_device();
-      id = detail::neutral_id;
-    }
+    if (id == stream_ref::unknown_id && !ladder_.order.driver().identify(stream, id).ok()) [[unlikely]]
+      return deallocate_unknown(stream, p, bytes, alignment);
     if (uses_.any() && hold_back(id, stream, p, bytes, alignment)) [[unlikely]]
       return;
     deallocate_on(id, stream, p, bytes, alignment);
@@ -6689,6 +8127,7 @@ class pool {
     std::lock_guard const cold(ladder_.cold);
     if (ladder_.counters.reserved <= keep_bytes) return 0;
     flush_all();
+    bring_kept_home();
     release_waiting(true);
     lock held(ladder_.hot);
     ladder_.finish_all(held);
@@ -6776,11 +8215,13 @@ class pool {
     }
   }
 
-  [[nodiscard]] Upstream& upstream() noexcept { return ladder_.growth.source(); }
+  [[nodiscard]] Upstream& upstream() noexcept { return described::unwrap(ladder_.growth.source()); }
   [[nodiscard]] driver_type const& driver() const noexcept { return ladder_.growth.source().driver(); }
 
  private:
   using lock = detail::hot_lock;
+  using described = detail::description_of<Upstream>;
+  static constexpr bool describes = detail::is_describable<Upstream>;
 
   // ---- the way down: magazine, arena, ladder
 
@@ -6827,6 +8268,10 @@ class pool {
                                     std::size_t alignment) {
     if (bytes > max_request_bytes) refuse(id, bytes, alignment);
     teller const last(*this);
+    std::size_t const asked = bytes;
+    room_to_describe room(described_);
+    if (described_.active()) [[unlikely]]
+      bytes += detail::guard_bytes;
     bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
     unsigned const k = classed ? detail::class_of(bytes) : 0;
     bool const in_run = classed && k < detail::run_class_count;
@@ -6866,10 +8311,14 @@ class pool {
       request.where = where;
       request.bytes = in_run ? detail::run_bytes(k) : block;
       request.alignment = in_run ? detail::frame_bytes : alignment;
-      request.asked = bytes;
+      request.asked = asked;
       request.asked_alignment = alignment;
       void* const put_together = ladder_.climb(
-          held, request, idle(), take, [this] { flush_all(); }, [this] { release_waiting(true); });
+          held, request, idle(), take, [this] { flush_all(); },
+          [this] {
+            bring_kept_home();
+            release_waiting(true);
+          });
       if (put_together != nullptr) {
         got[0] = put_together;
         count = 1;
@@ -6885,10 +8334,18 @@ class pool {
       cache->lock.leave();
     }
     if (count > 1) give_back(id, stream, k, got + 1, count - 1);
+    room.use(got[0], asked);
     return got[0];
   }
 
   // ---- the way up
+
+  /// The stream was destroyed: nothing can be ordered after it, so all work is waited for, now or later.
+  TARN_NOINLINE void deallocate_unknown(stream_ref stream, void* p, std::size_t bytes,
+                                        std::size_t alignment) noexcept {
+    if (uses_.hold_back_for_all(p, bytes, alignment, stream)) return;
+    deallocate_sync(p, bytes, alignment);
+  }
 
   TARN_ALWAYS_INLINE void deallocate_on(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                         std::size_t alignment) noexcept {
@@ -6926,6 +8383,8 @@ class pool {
   TARN_NOINLINE void deallocate_slow(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                      std::size_t alignment) noexcept {
     teller const last(*this);
+    if (described_.active()) [[unlikely]]
+      return take_back_described(id, stream, p, bytes, alignment, reuse::later);
     std::size_t const block = detail::rounded_bytes(bytes, alignment);
     bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
     unsigned const k = classed ? detail::class_of(bytes) : detail::class_count;
@@ -7006,10 +8465,17 @@ class pool {
     detail::domain_ref giver = domain_of(held, id, stream);
     for (std::uint32_t i = 0; i < count; ++i) {
       bool const in_run = k < detail::run_class_count;
+      if (giver == nobody) {
+        count_uncached(static_cast<std::int64_t>(detail::class_bytes(k)), 1);
+        continue;
+      }
       auto result = in_run ? ladder_.space.release_small(giver, k, blocks[i])
                            : ladder_.space.release(giver, blocks[i], detail::class_bytes(k));
       if (result == detail::release_result::needs_finish) {
-        finish(held);
+        if (!finish(held)) {
+          count_uncached(static_cast<std::int64_t>(detail::class_bytes(k)), 1);
+          continue;
+        }
         result = ladder_.space.release_small(detail::neutral, k, blocks[i]);
         giver = domain_of(held, id, stream);  // its place may have been given away meanwhile
       }
@@ -7021,25 +8487,106 @@ class pool {
     return_range(held, id, stream, p, block);
   }
   void return_range(lock& held, stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
-    auto const result = ladder_.space.release(domain_of(held, id, stream), p, block);
+    detail::domain_ref const giver = domain_of(held, id, stream);
+    if (giver == nobody) [[unlikely]]
+      return count_uncached(static_cast<std::int64_t>(block), 1);
+    auto const result = ladder_.space.release(giver, p, block);
     if (result != detail::release_result::done) [[unlikely]]
       notice(result, p, block);
   }
+
+  /// Where the host has no memory to note a free and the device cannot be waited for, the block stays live until the pool
+  /// ends: nobody may have it while work may still use it.
+  static constexpr detail::domain_ref nobody = static_cast<detail::domain_ref>(-1);
 
   /// The domain that a free belongs to. Where the host has no memory to make one, its work is waited for instead.
   detail::domain_ref domain_of(lock& held, stream_id id, stream_ref stream) noexcept {
     try {
       return ladder_.space.streams.get(id, stream);
     } catch (...) {
-      finish(held);
-      return detail::neutral;
+      return finish(held) ? detail::neutral : nobody;
     }
   }
   /// Waits for the device: a stream whose blocks come home late may be destroyed, and its handle must not be asked.
-  void finish(lock& held) noexcept {
+  bool finish(lock& held) noexcept {
     held.unlock();
-    (void)ladder_.order.driver().synchronize_device();
+    bool const done = ladder_.order.driver().synchronize_device().ok();
     held.lock();
+    return done;
+  }
+
+  // ---- with a tool that watches (description.hpp)
+
+  /// Whether a freed block waits in quarantine.
+  enum class reuse : std::uint8_t { later, at_once };
+
+  /// Room for a block's description: used, or given up again.
+  class room_to_describe {
+   public:
+    explicit room_to_describe(typename described::type& told) : told_(told) {
+      if constexpr (describes) {
+        made_ = told_.decide();
+        if (made_) told_.make_room();
+      }
+    }
+    room_to_describe(room_to_describe const&) = delete;
+    room_to_describe& operator=(room_to_describe const&) = delete;
+    ~room_to_describe() {
+      if constexpr (describes) {
+        if (made_) told_.give_up_room();
+      }
+    }
+    void use([[maybe_unused]] void* p, [[maybe_unused]] std::size_t bytes) noexcept {
+      if constexpr (describes) {
+        if (std::exchange(made_, false)) told_.block_begins(p, bytes);
+      }
+    }
+
+   private:
+    [[maybe_unused]] typename described::type& told_;
+    [[maybe_unused]] bool made_ = false;
+  };
+
+  TARN_NOINLINE void take_back_described([[maybe_unused]] stream_id id, [[maybe_unused]] stream_ref stream,
+                                         [[maybe_unused]] void* p, [[maybe_unused]] std::size_t bytes,
+                                         [[maybe_unused]] std::size_t alignment,
+                                         [[maybe_unused]] reuse when) noexcept {
+    if constexpr (describes) {
+      detail::freed_block const b{p, bytes + detail::guard_bytes, alignment, id, stream};
+      std::size_t const block = detail::rounded_bytes(b.bytes, alignment);
+      std::size_t const asked = described_.take_back(p, bytes);
+      {
+        lock const held(ladder_.hot);
+        count_uncached(-static_cast<std::int64_t>(block), -1);
+        if (asked != bytes)
+          return notice(asked == 0 ? detail::release_result::foreign : detail::release_result::wrong_size, p,
+                        block);
+      }
+      if (id == detail::neutral_id) {
+        described_.region_ends(p, bytes);
+      } else {
+        described_.region_ends(p, bytes, stream);
+      }
+      if (when == reuse::at_once || !described_.fits(b)) return bring_home(b);
+      detail::freed_block oldest;
+      while (!described_.keep(b)) {
+        if (described_.take_kept(oldest)) bring_home(oldest);
+      }
+    }
+  }
+  /// Ends the quarantine.
+  void bring_kept_home() noexcept {
+    if constexpr (describes) {
+      detail::freed_block b;
+      while (described_.take_kept(b)) bring_home(b);
+    }
+  }
+  void bring_home(detail::freed_block const& b) noexcept {
+    if (b.alignment <= default_alignment && b.bytes <= detail::class_limit) {
+      give_back(b.id, b.stream, detail::class_of(b.bytes), &b.p, 1);
+    } else {
+      give_back_range(b.id, b.stream, b.p, detail::rounded_bytes(b.bytes, b.alignment));
+    }
   }
 
   // ---- misuse
@@ -7119,7 +8666,7 @@ class pool {
     return new_local();
   }
   TARN_NOINLINE detail::thread_cache* new_local() noexcept {
-    if (detail::thread_exit::over) return nullptr;
+    if (detail::thread_exit::over || described_.active()) return nullptr;
     try {
       detail::thread_exit& hook = detail::thread_exit::of_this_thread();
       detail::thread_cache* cache = hook.find(link_.get());
@@ -7232,8 +8779,8 @@ class pool {
 
   /// True where record_use() holds the block back. The stream is known by its identity from now on: when the block is
   /// freed it may be destroyed, its handle another's, and the calling thread another.
-  bool hold_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                 std::size_t alignment) noexcept {
+  TARN_NOINLINE bool hold_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                               std::size_t alignment) noexcept {
     return uses_.hold_back(p, bytes, alignment, stream_ref::from(stream.handle(), id));
   }
 
@@ -7243,16 +8790,15 @@ class pool {
     typename detail::recorded_uses<driver_type>::waiting w;
     while (uses_.take_ready(w, wait)) {
       stream_id const id = w.stream.id();
+      if (described_.active()) {
+        take_back_described(id, w.stream, w.p, w.bytes, w.alignment, reuse::at_once);
+        continue;
+      }
       {
         lock const held(ladder_.hot);
         count_uncached(-static_cast<std::int64_t>(detail::rounded_bytes(w.bytes, w.alignment)), -1);
       }
-      bool const classed = w.alignment <= default_alignment && w.bytes <= detail::class_limit;
-      if (classed) {
-        give_back(id, w.stream, detail::class_of(w.bytes), &w.p, 1);
-      } else {
-        give_back_range(id, w.stream, w.p, detail::rounded_bytes(w.bytes, w.alignment));
-      }
+      bring_home(detail::freed_block{w.p, w.bytes, w.alignment, id, w.stream});
     }
   }
 
@@ -7282,7 +8828,7 @@ class pool {
     throw out_of_memory(r);
   }
 
-  mutable detail::ladder<Upstream> ladder_;
+  mutable detail::ladder<typename described::source_type> ladder_;
   detail::recorded_uses<driver_type> uses_;
   detail::counted<detail::pool_link> link_;
   detail::sequence<detail::owned<detail::thread_cache>> caches_;  ///< under the growth lock
@@ -7293,6 +8839,7 @@ class pool {
   static constexpr unsigned most_noticed = 16;
   noticed noticed_[most_noticed];  ///< misuse not told yet; under the hot lock
   std::atomic<unsigned> noticed_count_{0};
+  typename described::type described_;  ///< last, away from what a warm call looks at
 };
 
 }  // namespace tarn
@@ -8094,59 +9641,13 @@ class fallback_layer {
 }  // namespace tarn
 // ---- tarn/policy/fenced.hpp
 // fenced: guard bytes before and after every block, so that a write past either end is found.
-// Above it: user code. Below it: fill_pattern, compose.
+// Above it: user code. Below it: fences, compose.
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <utility>
-
-// ---- tarn/policy/fill_pattern.hpp
-// The bytes that the debugging policies write, and how they write and read device memory.
-// Above it: fenced, poisoned. Below it: driver, core.
-
-#include <cstddef>
-#include <cstring>
-
-namespace tarn {
-
-/// Each is unlikely as data, odd as a pointer, and a NaN or huge as a float; seen in a debugger it names what
-/// happened.
-namespace pattern {
-inline constexpr unsigned char fence = 0xFD;          ///< around a block: never yours
-inline constexpr unsigned char uninitialised = 0xCD;  ///< handed out, not yet written ("clean")
-inline constexpr unsigned char freed = 0xDD;          ///< given back ("dead")
-}  // namespace pattern
-
-namespace detail {
-
-/// Writes a pattern in stream order. Host-accessible memory without a stream order is written directly.
-template <class Driver>
-status fill_bytes(Driver const& driver, stream_ref stream, void* p, unsigned char byte,
-                  std::size_t bytes) noexcept {
-  return driver.fill(stream, p, byte, bytes);
-}
-
-/// Waits for the stream and finds the first byte that differs; `bytes` if none does. Host cost: a copy of it
-/// all.
-template <class Driver>
-std::size_t first_difference(Driver const& driver, stream_ref stream, void const* p, unsigned char byte,
-                             std::size_t bytes) noexcept {
-  unsigned char window[512];
-  for (std::size_t at = 0; at < bytes; at += sizeof window) {
-    std::size_t const n = smaller_of(sizeof window, bytes - at);
-    if (!driver.copy(stream, window, static_cast<unsigned char const*>(p) + at, n).ok()) return bytes;
-    if (!driver.synchronize_stream(stream).ok()) return bytes;
-    for (std::size_t i = 0; i < n; ++i) {
-      if (window[i] != byte) return at + i;
-    }
-  }
-  return bytes;
-}
-
-}  // namespace detail
-}  // namespace tarn
 
 namespace tarn {
 
@@ -8174,51 +9675,66 @@ class fenced_layer {
 
   fenced_layer() requires std::default_initializable<Upstream> : fenced_layer(Upstream{}) {}
   explicit fenced_layer(Upstream upstream, fenced const& options = {})
-      : upstream_(std::move(upstream)), least_(detail::larger_of(options.fence_bytes, std::size_t{1})) {}
+      : upstream_(std::move(upstream)), fences_(options.fence_bytes) {}
   fenced_layer(fenced_layer const&) = delete;
   fenced_layer& operator=(fenced_layer const&) = delete;
 
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
     require_alignment(alignment);
-    std::size_t const whole = whole_bytes(bytes, alignment);
+    std::size_t const whole = fences_.whole_bytes(bytes, alignment);
     void* const whole_block =
-        without_fences(bytes, [&] { return upstream_.allocate(stream, whole, alignment); });
+        detail::asking_for(bytes, [&] { return upstream_.allocate(stream, whole, alignment); });
     return build(whole_block, stream, bytes, alignment,
                  [&](void* p) { upstream_.deallocate(stream, p, whole, alignment); });
   }
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr || !retire(p, stream, bytes, alignment)) return;
-    upstream_.deallocate(stream, before(p, alignment), whole_bytes(bytes, alignment), alignment);
+    upstream_.deallocate(stream, fences_.whole_of(p, alignment), fences_.whole_bytes(bytes, alignment),
+                         alignment);
   }
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
     require_alignment(alignment);
-    std::size_t const whole = whole_bytes(bytes, alignment);
+    std::size_t const whole = fences_.whole_bytes(bytes, alignment);
     void* const whole_block =
-        without_fences(bytes, [&] { return upstream_.allocate_sync(whole, alignment); });
+        detail::asking_for(bytes, [&] { return upstream_.allocate_sync(whole, alignment); });
     void* const p = build(whole_block, stream_ref{}, bytes, alignment,
-                          [&](void* q) { upstream_.deallocate_sync(q, whole, alignment); });
+                          [&](void* q) { upstream_.deallocate(stream_ref{}, q, whole, alignment); });
     (void)driver().synchronize_stream(stream_ref{});
     return p;
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr || !retire(p, stream_ref{}, bytes, alignment)) return;
-    upstream_.deallocate_sync(before(p, alignment), whole_bytes(bytes, alignment), alignment);
+    upstream_.deallocate_sync(fences_.whole_of(p, alignment), fences_.whole_bytes(bytes, alignment),
+                              alignment);
+  }
+
+  /// The pool knows the block with its fences.
+  void record_use(void* p, std::size_t bytes, stream_ref stream) requires detail::takes_uses<Upstream> {
+    std::size_t alignment = 0;
+    {
+      std::lock_guard const guard(mutex_);
+      alignment = blocks_.find(key_of(p)).alignment;
+    }
+    if (alignment == 0) return;  // deallocation will tell
+    nearest(upstream_, detail::record_use_call{fences_.whole_of(p, alignment),
+                                               fences_.whole_bytes(bytes, alignment), stream});
   }
 
   /// Verifies the fences of every live block now, tells of those that were broken and returns how many. Waits for the
   /// default stream; other threads' calls wait meanwhile, but not for the handler. @throws std::bad_alloc
   std::size_t check_all() {
-    detail::sequence<breach> broken;
+    detail::sequence<detail::breach> broken;
     {
       std::lock_guard const guard(mutex_);
       blocks_.for_each([&](std::uintptr_t p, block b) {
         auto* const start = reinterpret_cast<void*>(p);
-        if (breach const found = verify(start, stream_ref{}, b.bytes, b.alignment)) broken.push_back(found);
+        if (detail::breach const found = fences_.verify(driver(), stream_ref{}, start, b.bytes, b.alignment))
+          broken.push_back(found);
       });
     }
-    for (breach const& found : broken) tell(found);
+    for (detail::breach const& found : broken) tell(found);
     return broken.size();
   }
 
@@ -8226,7 +9742,8 @@ class fenced_layer {
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
   /// What a block occupies, fences included.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
-    return bytes == 0 ? 0 : whole_bytes(bytes, alignment);
+    return bytes == 0 ? 0
+                      : detail::block_bytes_of(upstream_, fences_.whole_bytes(bytes, alignment), alignment);
   }
 
  private:
@@ -8235,40 +9752,11 @@ class fenced_layer {
     std::size_t alignment = 0;
     friend bool operator==(block const&, block const&) = default;
   };
-  /// Where a block's fences were written over; zero where they were not.
-  struct breach {
-    void const* p;
-    std::size_t before;  ///< distance of the first byte from the block's start
-    std::size_t after;   ///< offset of the first byte from the block's start
-    explicit operator bool() const noexcept { return before != 0 || after != 0; }
-  };
   [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
-
-  [[nodiscard]] std::size_t fence(std::size_t alignment) const noexcept {
-    return align_up(least_, alignment);
-  }
-  [[nodiscard]] std::size_t whole_bytes(std::size_t bytes, std::size_t alignment) const noexcept {
-    return bytes > max_request_bytes ? bytes : bytes + 2 * fence(alignment);
-  }
-  [[nodiscard]] void* before(void* p, std::size_t alignment) const noexcept {
-    return static_cast<unsigned char*>(p) - fence(alignment);
-  }
-
-  /// A refusal names what the caller asked, not what the fences added.
-  template <class Allocate>
-  static void* without_fences(std::size_t bytes, Allocate const& allocate) {
-    try {
-      return allocate();
-    } catch (out_of_memory const& error) {
-      memory_report report = error.report();
-      report.asked = bytes;
-      throw out_of_memory(report);
-    }
-  }
 
   template <class Undo>
   void* build(void* whole, stream_ref stream, std::size_t bytes, std::size_t alignment, Undo const& undo) {
-    unsigned char* const p = static_cast<unsigned char*>(whole) + fence(alignment);
+    void* const p = fences_.block_in(whole, alignment);
     try {
       std::lock_guard const guard(mutex_);
       blocks_.make_room(1);
@@ -8277,8 +9765,14 @@ class fenced_layer {
       undo(whole);
       throw;
     }
-    (void)detail::fill_bytes(driver(), stream, whole, pattern::fence, fence(alignment));
-    (void)detail::fill_bytes(driver(), stream, p + bytes, pattern::fence, fence(alignment));
+    if (status const s = fences_.draw(driver(), stream, p, bytes, alignment); !s.ok()) {
+      {  // a fence that is not there would be told of as written over
+        std::lock_guard const guard(mutex_);
+        (void)blocks_.erase(key_of(p));
+      }
+      undo(whole);
+      throw cuda_error(s, driver().device().value);
+    }
     return p;
   }
 
@@ -8302,20 +9796,11 @@ class fenced_layer {
            b.bytes);
       return false;
     }
-    if (breach const found = verify(p, stream, bytes, alignment)) tell(found);
+    if (detail::breach const found = fences_.verify(driver(), stream, p, bytes, alignment)) tell(found);
     return true;
   }
 
-  breach verify(void* p, stream_ref stream, std::size_t bytes, std::size_t alignment) const noexcept {
-    std::size_t const width = fence(alignment);
-    auto* const start = static_cast<unsigned char*>(p);
-    std::size_t const front =
-        detail::first_difference(driver(), stream, start - width, pattern::fence, width);
-    std::size_t const back = detail::first_difference(driver(), stream, start + bytes, pattern::fence, width);
-    return {p, width - front, back != width ? bytes + back : 0};
-  }
-
-  static void tell(breach const& found) noexcept {
+  static void tell(detail::breach const& found) noexcept {
     if (found.before != 0)
       tell(misuse_kind::overrun, found.p, "written before its start, at distance ", found.before);
     if (found.after != 0)
@@ -8329,7 +9814,7 @@ class fenced_layer {
   }
 
   Upstream upstream_;
-  std::size_t least_;
+  detail::fences fences_;
   std::mutex mutex_;
   detail::address_map<block> blocks_;
 };
@@ -8499,8 +9984,11 @@ class limited_layer<Upstream> : public detail::limited_base<Upstream> {
 // poisoned: fills memory when it is handed out and when it comes back, so that reading it too early or too
 // late shows. Above it: user code. Below it: fill_pattern, compose.
 
+#include <atomic>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
+#include <mutex>
 #include <utility>
 
 namespace tarn {
@@ -8534,28 +10022,60 @@ class poisoned_layer {
     return p;
   }
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p != nullptr) (void)detail::fill_bytes(driver(), stream, p, pattern::freed, bytes);
+    if (p != nullptr && !is_used_elsewhere(p))
+      (void)detail::fill_bytes(driver(), stream, p, pattern::freed, bytes);
     upstream_.deallocate(stream, p, bytes, alignment);
   }
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {
     void* const p = upstream_.allocate_sync(bytes, alignment);
-    if (p != nullptr) fill_and_wait(p, pattern::uninitialised, bytes);
+    if (p == nullptr) return p;
+    if (status const s = fill_and_wait(p, pattern::uninitialised, bytes); !s.ok()) {
+      // The fill may still run, and would write over what the caller writes: the block goes back behind it.
+      upstream_.deallocate(stream_ref{}, p, bytes, alignment);
+      throw cuda_error(s, driver().device().value);
+    }
     return p;
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p != nullptr) fill_and_wait(p, pattern::freed, bytes);
-    upstream_.deallocate_sync(p, bytes, alignment);
+    if (p == nullptr || is_used_elsewhere(p) || fill_and_wait(p, pattern::freed, bytes).ok()) {
+      upstream_.deallocate_sync(p, bytes, alignment);
+    } else {
+      upstream_.deallocate(stream_ref{}, p, bytes, alignment);
+    }
+  }
+
+  /// Such a block is not poisoned when it is freed: the other stream may be at work in it. @throws std::bad_alloc
+  void record_use(void* p, std::size_t bytes, stream_ref stream) requires detail::takes_uses<Upstream> {
+    {
+      std::lock_guard const guard(mutex_);
+      used_elsewhere_.make_room(1);
+      used_elsewhere_.insert(reinterpret_cast<std::uintptr_t>(p), true);
+      count_.store(used_elsewhere_.size(), std::memory_order_relaxed);
+    }
+    nearest(upstream_, detail::record_use_call{p, bytes, stream});
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
  private:
-  void fill_and_wait(void* p, unsigned char byte, std::size_t bytes) noexcept {
+  status fill_and_wait(void* p, unsigned char byte, std::size_t bytes) noexcept {
     (void)detail::fill_bytes(driver(), stream_ref{}, p, byte, bytes);
-    (void)driver().synchronize_stream(stream_ref{});
+    return driver().synchronize_stream(stream_ref{});
   }
+  /// True once where record_use() named the block.
+  bool is_used_elsewhere(void* p) noexcept {
+    if (count_.load(std::memory_order_relaxed) == 0) return false;
+    std::lock_guard const guard(mutex_);
+    bool const found = used_elsewhere_.erase(reinterpret_cast<std::uintptr_t>(p));
+    count_.store(used_elsewhere_.size(), std::memory_order_relaxed);
+    return found;
+  }
+
   Upstream upstream_;
+  std::mutex mutex_;
+  detail::address_map<bool> used_elsewhere_;
+  std::atomic<std::size_t> count_{0};
 };
 
 }  // namespace tarn
@@ -8615,7 +10135,8 @@ struct trace_event {
 /// @param number  of the line, for the error
 /// @throws trace_error  anything else, numbers that do not fit and words too many included. O(length)
 [[nodiscard]] inline trace_event parse_trace_line(std::string_view line, std::uint64_t number) {
-  if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
+  while (!line.empty() && (line.back() == '\r' || line.back() == ' ' || line.back() == '\t'))
+    line.remove_suffix(1);
   auto const skip_blanks = [&] {
     while (!line.empty() && (line.front() == ' ' || line.front() == '\t')) line.remove_prefix(1);
   };
@@ -8651,7 +10172,6 @@ struct trace_event {
     read(event.bytes, "the size");
     read(event.stream, "the stream");
   }
-  skip_blanks();
   if (!line.empty()) throw trace_error(number, "words too many");
   return event;
 }
@@ -8742,10 +10262,11 @@ class recorded_layer {
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
-  /// Writes what is buffered; false where that failed.
+  /// Writes what is buffered; false where that failed, now or before.
   bool flush() noexcept {
     std::lock_guard const guard(mutex_);
-    return file_ != nullptr && std::fflush(file_) == 0;
+    if (file_ != nullptr && std::fflush(file_) != 0) complain();
+    return file_ != nullptr;
   }
 
  private:
@@ -9595,7 +11116,9 @@ class device_ptr {
 /// One uninitialised T. @throws out_of_memory
 template <class T, class Resource>
 requires(tarn::resource<Resource> && !std::is_array_v<T>)
-    [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream) {
+    [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream,
+                                                      place where = place::current()) {
+  [[maybe_unused]] detail::place_of_call<Resource> const here(where);
   stream = identified(memory, stream);
   void* const p = memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment());
   return device_ptr<T, Resource>(std::move(memory), static_cast<T*>(p), 1, stream);
@@ -9604,7 +11127,9 @@ requires(tarn::resource<Resource> && !std::is_array_v<T>)
 /// out_of_memory
 template <class T, class Resource>
 requires(tarn::resource<Resource>&& std::is_unbounded_array_v<T>)
-    [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream) {
+    [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream,
+                                                      place where = place::current()) {
+  [[maybe_unused]] detail::place_of_call<Resource> const here(where);
   using element = std::remove_extent_t<T>;
   stream = identified(memory, stream);
   void* const p =
@@ -9729,15 +11254,17 @@ class pinned_buffer {
   }
   /// `count` elements, usable by the host at once. @throws length_error, out_of_memory
   pinned_buffer(Resource memory, std::size_t count, elements what = elements::value_initialised,
-                stream_ref stream = {})
+                stream_ref stream = {}, place where = place::current())
       : pinned_buffer(std::move(memory), stream) {
+    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     data_ = take(count);
     size_ = capacity_ = count;
     if (what == elements::value_initialised) value_initialise(data_, size_);
   }
   /// A copy of host elements.
-  pinned_buffer(Resource memory, std::span<T const> from, stream_ref stream = {})
-      : pinned_buffer(std::move(memory), from.size(), elements::uninitialised, stream) {
+  pinned_buffer(Resource memory, std::span<T const> from, stream_ref stream = {},
+                place where = place::current())
+      : pinned_buffer(std::move(memory), from.size(), elements::uninitialised, stream, where) {
     copy_elements(from.data(), size_, data_);
   }
   pinned_buffer(pinned_buffer const& other)
@@ -10034,7 +11561,7 @@ namespace detail {
   return std::string(digits.size() < 7 ? 7 - digits.size() : 0, ' ') + digits + " " + units[unit] + " ";
 }
 
-[[nodiscard]] inline std::string left(std::string text, std::size_t width) {
+[[nodiscard]] inline std::string left(std::string const& text, std::size_t width) {
   return text.size() < width ? text + std::string(width - text.size(), ' ') : text;
 }
 

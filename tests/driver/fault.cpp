@@ -238,3 +238,8 @@ TEST_CASE("a plan counts the calls of all threads", "[driver][fault]") {
   for (auto& thread : threads) thread.join();
   CHECK(driver.plan().calls() == 4000);
 }
+
+TEST_CASE("a fault of no kind is no fault", "[driver][fault]") {
+  CHECK(detail::fault_status(failure::none, driver_call::create_event).ok());
+  CHECK(detail::fault_status(failure::not_ready, driver_call::query_event).code == 600);
+}

@@ -451,6 +451,9 @@ TEST_CASE("what CUDA forbids during capture is an error and ends the capture", "
   SECTION("waiting for work outside the capture") {
     code = driver.wait_event(a, recorded_before).code - 905;
   }
+  SECTION("making the legacy stream wait for a captured event") {
+    code = driver.wait_event(stream_ref{}, event).code - 906;
+  }
   SECTION("joining two captures") {
     REQUIRE(machine.begin_capture(b).ok());
     code = driver.wait_event(b, event).code - 902;

@@ -143,3 +143,40 @@ TEST_CASE("a recording's text is the trace format, its legend first", "[policy][
   std::fclose(file);
   CHECK(text == "# a <id> <bytes> <stream> | f <id>\na 1 1000 0\na 2 5 1\nf 1\nf 2\n");
 }
+
+TEST_CASE("a recording that cannot be written ends, and the program goes on", "[policy][recorded]") {
+  std::FILE* const probe = std::fopen("/dev/full", "w");
+  if (probe == nullptr) return;  // not Linux
+  std::fclose(probe);
+  bool const flushed = GENERATE(true, false);
+  auto memory = host_memory{} | recorded("/dev/full");
+  // More than is buffered, so that writing fails on its own.
+  for (int i = 0; i < (flushed ? 1 : 2000); ++i) {
+    void* const p = memory.allocate({}, 100);
+    REQUIRE(p != nullptr);
+    memory.deallocate({}, p, 100);
+  }
+  CHECK_FALSE(memory->flush());
+  CHECK_FALSE(memory->flush());  // what is lost stays lost: a trace with a gap would be another program's
+}
+
+TEST_CASE("a stream that the driver does not know any more is told apart by its handle",
+          "[policy][recorded]") {
+  scratch const s;
+  sim_machine const machine;
+  {
+    auto memory = sim_malloc(machine.driver()) | recorded(s.file);
+    stream_ref a;
+    REQUIRE(machine.driver().create_stream(a).ok());
+    REQUIRE(machine.driver().destroy_stream(a).ok());
+    stream_ref const gone = stream_ref::from(a.handle());
+    void* const p = memory.allocate(gone, 10);
+    void* const q = memory.allocate({}, 10);
+    memory.deallocate({}, p, 10);
+    memory.deallocate({}, q, 10);
+  }
+  auto const e = s.events();
+  REQUIRE(e.size() == 4);
+  CHECK(e[0].stream == 1);
+  CHECK(e[1].stream == 0);
+}

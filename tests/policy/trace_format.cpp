@@ -27,7 +27,7 @@ TEST_CASE("what is written is read back the same", "[policy][trace_format]") {
 }
 
 TEST_CASE("comments, blanks and carriage returns are let through", "[policy][trace_format]") {
-  for (char const* line : {"", " ", "\t", "#", "# a 1 2 3", "  # x", "\r"}) {
+  for (char const* line : {"", " ", "\t", "#", "# a 1 2 3", "  # x", "\r", "\r\t", " \r \r"}) {
     CHECK(parse_trace_line(line, 1).kind == trace_event_kind::comment);
   }
   auto const e = parse_trace_line(" a\t7  8 9 \r", 1);
@@ -35,6 +35,7 @@ TEST_CASE("comments, blanks and carriage returns are let through", "[policy][tra
   CHECK(e.id == 7);
   CHECK(e.bytes == 8);
   CHECK(e.stream == 9);
+  CHECK(parse_trace_line("f 1\r ", 1).id == 1);  // as tarn_replay reads it
 }
 
 TEST_CASE("a line that is no event is refused with its number", "[policy][trace_format]") {
@@ -50,4 +51,10 @@ TEST_CASE("a line that is no event is refused with its number", "[policy][trace_
       CHECK(std::string(error.what()).find("line 17: ") == 0);
     }
   }
+}
+
+TEST_CASE("a comment is written as one", "[policy][trace_format]") {
+  auto const line = format_trace_line({});
+  CHECK(line.view() == "#\n");
+  CHECK(parse_trace_line("#", 1).kind == trace_event_kind::comment);
 }

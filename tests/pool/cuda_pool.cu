@@ -177,6 +177,31 @@ TEST_CASE("allocating inside a capture does not spoil it", "[pool][cuda]") {
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
+TEST_CASE("a recorded use holds its block back during a capture, and does not spoil that", "[pool][cuda]") {
+  if (!has_cuda_devices()) return;
+  device_pool pool;
+  stream_pair s;
+  basic_stream<cuda_driver> const captured{cuda_driver{}};
+  constexpr std::size_t bytes = 1_MiB;
+  void* const p = pool.allocate(s.a, bytes);
+  keep_busy(s.b);
+  write(s.b, p, bytes, 1);
+  pool.record_use(p, bytes, s.b);
+  REQUIRE(cudaStreamBeginCapture(captured.ref().get(), cudaStreamCaptureModeRelaxed) == cudaSuccess);
+  pool.deallocate(s.a, p, bytes);
+  void* const q = pool.allocate(s.a, bytes);
+  CHECK(q != p);
+  cudaGraph_t graph = nullptr;
+  CHECK(cudaStreamEndCapture(captured.ref().get(), &graph) == cudaSuccess);
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  write(s.a, q, bytes, 2);
+  CHECK(differences(s.a, q, bytes, 2) == 0);
+  pool.deallocate(s.a, q, bytes);
+  (void)pool.trim();
+  CHECK(pool->upstream()->state().pending == 0);
+  CHECK(cudaGetLastError() == cudaSuccess);
+}
+
 TEST_CASE("blocks of a destroyed stream stay usable, and its handle's next owner inherits nothing",
           "[pool][cuda]") {
   if (!has_cuda_devices()) return;

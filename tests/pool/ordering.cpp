@@ -361,6 +361,66 @@ TEST_CASE("memory of a destroyed stream is not waited for at the cost of another
   memory.deallocate(again, memory.allocate(again, 60_MiB), 60_MiB);
 }
 
+TEST_CASE(
+    "a use on a stream that is captured when the block is freed holds it back, and the capture is not spoilt",
+    "[pool][streams][record_use][capture]") {
+  // Captured is the stream of the use, or another one, where the driver marks all streams' work at once.
+  sim_machine const machine(checked());
+  bool captured = false;
+  auto memory = basic_pages<marking_driver>(marking_driver(machine.driver(), captured)) | pooled{};
+  bool const marks_all = GENERATE(false, true);
+  watched t;
+  sim_machine const& device = marks_all ? machine : t.machine;
+  test_stream const a(device.driver()), b(device.driver()), c(device.driver());
+  auto const run = [&](auto& pool) {
+    void* const p = pool.allocate(a, 4_KiB);
+    device.allocated(p, 4_KiB, a);
+    REQUIRE(device.launch(b, second, {sim_writes(p, 4_KiB)}).ok());
+    pool.record_use(p, 4_KiB, b);
+    REQUIRE(device.begin_capture(marks_all ? c : b).ok());
+    captured = true;
+    device.freed(p, 4_KiB, a);
+    pool.deallocate(a, p, 4_KiB);
+    CHECK(pool->state().pending == 4_KiB);
+    void* const q = pool.allocate(a, 4_KiB);
+    CHECK(q != p);
+    CHECK(pool.trim() == 0);  // looks again, in vain
+    sim_graph graph;
+    CHECK(device.end_capture(marks_all ? c : b, graph).ok());
+    CHECK(graph.is_empty());
+    captured = false;
+    pool.deallocate(a, q, 4_KiB);
+    (void)pool.trim();  // waits for the use
+    CHECK(pool->state().pending == 0);
+    CHECK(pool->state().reserved == 0);
+    CHECK(device.now() >= second);
+  };
+  if (marks_all) {
+    run(memory);
+  } else {
+    run(t.memory);
+  }
+  CHECK(device.findings().empty());
+}
+
+TEST_CASE("a pool that ends while a recorded use cannot be marked leaves no event behind",
+          "[pool][streams][record_use][capture]") {
+  sim_machine const machine(checked());
+  test_stream const a(machine.driver()), b(machine.driver()), c(machine.driver());
+  sim_graph graph;
+  {
+    auto memory = sim_pages(machine.driver()) | pooled{};
+    void* const p = memory.allocate(a, 4_KiB);
+    memory.record_use(p, 4_KiB, b);
+    memory.record_use(p, 4_KiB, c);
+    REQUIRE(machine.begin_capture(b).ok());
+    memory.deallocate(a, p, 4_KiB);
+  }
+  CHECK(machine.end_capture(b, graph).ok());
+  CHECK(machine.leaks().events == 0);
+  CHECK(machine.usage().used == 0);
+}
+
 TEST_CASE("a use that was recorded holds the block back until it is done", "[pool][streams][record_use]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
@@ -512,6 +572,25 @@ TEST_CASE("what awaits a recorded use is counted as the pool rounds it", "[pool]
   t.memory.deallocate(a, p, 1000);
   CHECK(t.memory->state().pending == t.memory->block_bytes(1000, 256));
   CHECK(t.memory->state().pending == t.memory->state().live);
+}
+
+TEST_CASE("a block freed without a stream is held back by its recorded uses", "[pool][streams][record_use]") {
+  watched t;
+  test_stream const a(t.machine.driver()), b(t.machine.driver());
+  void* const p = t.memory.allocate_sync(4_KiB);
+  t.machine.allocated(p, 4_KiB, b);
+  t.memory.record_use(p, 4_KiB, b);
+  t.use(b, p, 4_KiB, second);
+  t.machine.freed(p, 4_KiB, b);
+  t.memory.deallocate_sync(p, 4_KiB);
+  CHECK(t.memory->state().pending == 4_KiB);
+  void* const q = t.memory.allocate_sync(4_KiB);
+  CHECK(q != p);
+  t.memory.deallocate_sync(q, 4_KiB);
+  (void)t.memory.trim();
+  CHECK(t.memory->state().pending == 0);
+  CHECK(t.machine.now() >= second);
+  CHECK(t.found() == 0);
 }
 
 TEST_CASE("a recorded use on the freeing stream holds nothing back", "[pool][streams][record_use]") {

@@ -4,6 +4,7 @@
 #include "tarn/pool/thread_cache.hpp"
 
 #include <atomic>
+#include <barrier>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -15,6 +16,7 @@
 #include "contract/memory_access.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
+#include "tarn/policy/tracked.hpp"
 #include "tarn/source/sim_sources.hpp"
 
 using namespace tarn;
@@ -99,6 +101,68 @@ TEST_CASE("many threads on their own and on shared streams never hold the same b
   CHECK(memory->state().live_blocks == 0);
   memory.empty_cache();
   CHECK(memory->state().reserved == 0);
+}
+
+TEST_CASE("sixteen threads at once hand each other blocks, note uses, look and trim, and all is counted",
+          "[pool][threads]") {
+  constexpr unsigned thread_count = 16;
+  sim_machine const machine(plain(512_MiB));
+  auto memory = sim_pages(machine.driver()) | pooled{} | tracked{};
+  ownership owners;
+  std::atomic<int> wrong{0};
+  std::barrier at_once(thread_count);  // nobody begins, and nobody ends, before all sixteen run
+  struct block {
+    void* p;
+    std::size_t bytes;
+  };
+  std::mutex counter_mutex;
+  std::vector<block> counter;  // blocks that one thread left for another
+  std::vector<std::thread> threads;
+  for (unsigned t = 1; t <= thread_count; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937 random(t);
+      test_stream const own(machine.driver());
+      test_stream const other(machine.driver());
+      at_once.arrive_and_wait();
+      for (int i = 0; i < 150; ++i) {
+        std::size_t const bytes = random() % (std::size_t{2} << (random() % 20)) + 1;
+        block mine{nullptr, bytes};
+        try {
+          mine.p = random() % 8 == 0 ? memory.allocate_sync(bytes) : memory.allocate(own, bytes);
+          if (!owners.take(mine.p, bytes, 1)) ++wrong;
+          if (random() % 8 == 0) memory.record_use(mine.p, bytes, other);
+        } catch (out_of_memory const&) {
+        }
+        block theirs{nullptr, 0};
+        {
+          std::lock_guard const guard(counter_mutex);
+          if (mine.p != nullptr) counter.push_back(mine);
+          if (counter.size() > thread_count) {
+            std::swap(counter[random() % counter.size()], counter.back());
+            theirs = counter.back();
+            counter.pop_back();
+          }
+        }
+        if (theirs.p != nullptr) {
+          if (!owners.give(theirs.p, theirs.bytes, 1)) ++wrong;
+          memory.deallocate(random() % 2 == 0 ? own : other, theirs.p, theirs.bytes);
+        }
+        if (random() % 64 == 0) (void)memory.trim(random() % 64_MiB);
+        if (random() % 64 == 0 && memory->upstream()->state().reserved > 512_MiB) ++wrong;
+        if (random() % 64 == 0 && memory->statistics().allocations[0].current < 0) ++wrong;
+      }
+      at_once.arrive_and_wait();
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (block const& b : counter) memory.deallocate_sync(b.p, b.bytes);
+  CHECK(wrong == 0);
+  (void)memory.trim(0);
+  CHECK(memory->upstream()->state().live == 0);
+  CHECK(memory->upstream()->state().live_blocks == 0);
+  CHECK(memory->upstream()->state().reserved == 0);
+  CHECK(memory->statistics().allocated_bytes[0].current == 0);
+  CHECK(memory->statistics().requested_bytes[0].current == 0);
 }
 
 TEST_CASE("what producers allocate consumers may free, on the same, another or the default stream",

@@ -12,6 +12,7 @@
 
 #include "catch.hpp"
 #include "raii/archetype.hpp"
+#include "tarn/driver/fault.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/sim.hpp"
@@ -433,4 +434,36 @@ TEST_CASE("buffers move without throwing, and their resource can be deduced", "[
   device_buffer const deduced(memory, std::span<int const>(host), stream_ref{});
   static_assert(std::is_same_v<decltype(deduced), kept_buffer const>);
   CHECK(contents(deduced) == host);
+}
+
+TEST_CASE("room that is there already is made on another stream without a new block",
+          "[raii][device_buffer][stream]") {
+  sim_machine const machine{checked(1)};
+  basic_stream const a{machine.driver()};
+  basic_stream const b{machine.driver()};
+  auto buffer = make_device_buffer<int>(sim_pool{sim_pages{machine.driver()}}, counted(100), a);
+  int const* const data = buffer.data();
+  REQUIRE(machine.launch(a, second).ok());
+  buffer.reserve(50, b);
+  CHECK(buffer.data() == data);
+  CHECK(buffer.stream() == stream_ref(b));
+  CHECK(machine.is_ordered(a, b));
+  CHECK(contents(buffer) == counted(100));
+}
+
+TEST_CASE("where a buffer on the host cannot be made to wait for another device's copy, the host does",
+          "[raii][device_buffer][stream]") {
+  sim_machine const machine{checked(2)};
+  fault_plan const plan;
+  using faulty_driver = faulty<sim_driver>;
+  auto from = make_device_buffer<int>(
+      basic_pages<faulty_driver>(faulty_driver(machine.driver(device_id{0}), plan)) | pooled{}, counted(10),
+      stream_ref{});
+  auto to = make_device_buffer<int>(
+      basic_pinned<faulty_driver>(faulty_driver(machine.driver(device_id{1}), plan)), 10, stream_ref{});
+  plan.reset();
+  plan.fail(driver_call::wait_event, 2);
+  CHECK_THROWS_AS(to.copy_from(from), cuda_error);
+  CHECK(plan.calls(driver_call::synchronize_stream) == 1);
+  CHECK(machine.findings().empty());
 }

@@ -206,3 +206,16 @@ TEST_CASE("a pinned buffer ends quietly after the driver is gone", "[raii][pinne
   machine.repair();
   SUCCEED();
 }
+
+TEST_CASE("a pinned buffer that is given another's elements frees its own", "[raii][pinned_buffer]") {
+  kept_memory memory;
+  {
+    auto a = ten(memory);
+    auto b = kept_pinned(memory, 5, elements::uninitialised, bare_stream(2));
+    b = std::move(a);
+    is_still_ten(b);
+    CHECK(a.empty());  // NOLINT: moved-from is empty
+    CHECK(a.stream() == bare_stream(1));
+  }
+  CHECK(memory.balanced());
+}

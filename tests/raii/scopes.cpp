@@ -96,3 +96,24 @@ TEST_CASE("a budget bounds a scope and never raises the limit", "[raii][budget_s
   }
   CHECK_NOTHROW(make_device_buffer<std::byte>(memory, 90_MiB, stream_ref{}));
 }
+
+namespace {
+/// A pool that cannot be trimmed the second time.
+struct stubborn_pool {
+  int* trims;
+  std::size_t trim(std::size_t) {
+    if (++*trims == 2) throw std::bad_alloc();
+    return 7;
+  }
+  [[nodiscard]] sim_driver driver() const { return sim_driver{}; }
+};
+}  // namespace
+
+TEST_CASE("a cache guard that cannot clear at its end ends all the same", "[raii][cache_guard]") {
+  int trims = 0;
+  {
+    cache_guard const guard{stubborn_pool{&trims}};
+    CHECK(guard.released_bytes() == 7);
+  }
+  CHECK(trims == 2);
+}

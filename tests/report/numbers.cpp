@@ -139,3 +139,16 @@ TEST_CASE("the summary has PyTorch's layout", "[report][summary]") {
         std::string::npos);
   pool.deallocate({}, p, 10_MiB);
 }
+
+TEST_CASE("counts are shortened as PyTorch shortens them", "[report][summary]") {
+  CHECK(detail::table_count(5, 5) == "      5   ");
+  CHECK(detail::table_count(749'999, 749'999) == " 749999   ");
+  CHECK(detail::table_count(750'000, 750'000) == "    750 K ");
+  CHECK(detail::table_count(1'000, 750'000'000) == "      0 M ");
+}
+
+TEST_CASE("what memory without a pool does not have is zero in the summary", "[report][summary]") {
+  auto memory = sim_malloc{} | tracked{};
+  std::string const text = memory_summary(memory);
+  CHECK(text.find("cudaMalloc retries: 0") != std::string::npos);
+}

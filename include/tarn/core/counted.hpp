@@ -18,7 +18,8 @@ class counted {
   counted(counted const& other) noexcept : block_(other.block_) {
     block_->owners.fetch_add(1, std::memory_order_relaxed);
   }
-  counted& operator=(counted const& other) noexcept {
+  /// Of itself, too: the new owner is counted before the old one is released.
+  counted& operator=(counted const& other) noexcept {  // NOLINT(bugprone-unhandled-self-assignment)
     block* const old = block_;
     other.block_->owners.fetch_add(1, std::memory_order_relaxed);
     block_ = other.block_;

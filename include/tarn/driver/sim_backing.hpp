@@ -98,7 +98,7 @@ struct sim_invented_space {
     free.give(std::uintptr_t{0x4000} << 32, std::size_t{0x1500} << 32);
   }
   static sim_invented_space& of_process() {
-    static sim_invented_space* const space = new sim_invented_space;
+    static auto* const space = new sim_invented_space;
     return *space;
   }
 };

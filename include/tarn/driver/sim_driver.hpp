@@ -420,7 +420,7 @@ class sim_driver {
 };
 
 inline sim_driver sim_machine::driver(device_id device) const noexcept {
-  return sim_driver(*this, device);
+  return {*this, device};
 }
 
 /// The same driver of CUDA 12.5 and later, which can mark a device's work without naming a stream: then the pool asks no

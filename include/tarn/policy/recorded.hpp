@@ -85,10 +85,11 @@ class recorded_layer {
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
-  /// Writes what is buffered; false where that failed.
+  /// Writes what is buffered; false where that failed, now or before.
   bool flush() noexcept {
     std::lock_guard const guard(mutex_);
-    return file_ != nullptr && std::fflush(file_) == 0;
+    if (file_ != nullptr && std::fflush(file_) != 0) complain();
+    return file_ != nullptr;
   }
 
  private:

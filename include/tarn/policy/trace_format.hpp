@@ -45,7 +45,8 @@ struct trace_event {
 /// @param number  of the line, for the error
 /// @throws trace_error  anything else, numbers that do not fit and words too many included. O(length)
 [[nodiscard]] inline trace_event parse_trace_line(std::string_view line, std::uint64_t number) {
-  if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
+  while (!line.empty() && (line.back() == '\r' || line.back() == ' ' || line.back() == '\t'))
+    line.remove_suffix(1);
   auto const skip_blanks = [&] {
     while (!line.empty() && (line.front() == ' ' || line.front() == '\t')) line.remove_prefix(1);
   };
@@ -81,7 +82,6 @@ struct trace_event {
     read(event.bytes, "the size");
     read(event.stream, "the stream");
   }
-  skip_blanks();
   if (!line.empty()) throw trace_error(number, "words too many");
   return event;
 }

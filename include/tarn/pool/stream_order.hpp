@@ -122,7 +122,7 @@ class stream_table {
     if (domain_ref const known = find(id); known != neutral || id == neutral_id) return known;
     domain_ref place = 0;
     bool over = false;
-    for (domain_ref d = 1; d < domains_.size(); ++d) {
+    for (domain_ref d = 1; d < size(); ++d) {
       stream_domain& other = *domains_[d];
       bool const same_handle = other.id != 0 && other.stream.handle() == stream.handle();
       if (same_handle && !is_default_stream(stream)) (other.id < id ? other.gone : over) = true;

@@ -33,7 +33,7 @@ namespace detail {
   return std::string(digits.size() < 7 ? 7 - digits.size() : 0, ' ') + digits + " " + units[unit] + " ";
 }
 
-[[nodiscard]] inline std::string left(std::string text, std::size_t width) {
+[[nodiscard]] inline std::string left(std::string const& text, std::size_t width) {
   return text.size() < width ? text + std::string(width - text.size(), ' ') : text;
 }
 

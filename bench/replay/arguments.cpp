@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "replay/arguments.hpp"
+
+#include <CLI/CLI.hpp>
+#include <ostream>
+
+namespace tarn::bench {
+
+std::optional<arguments> read_arguments(int argc, char const* const* argv, std::ostream& out,
+                                        std::ostream& err, int& status) {
+  arguments a;
+  CLI::App app("Replays recorded allocation traces on tarn and its peers.", "tarn_replay");
+  app.add_option("--device", a.device, "auto (CUDA if a device is found), cuda, or sim (a simulated GPU)")
+      ->check(CLI::IsMember({"auto", "cuda", "sim"}))
+      ->default_str("auto");
+  app.add_option("--capacity", a.capacity,
+                 "memory of the simulated device, as 140GiB; the host pools keep it too")
+      ->transform(CLI::AsSizeValue(false));
+  app.add_option("--pool", a.pools, "pools by name, separated by commas; 'all'; or 'list' to name them")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->default_str("tarn");
+  app.add_option("--passes", a.passes, "times to replay each trace: the first is cold, the others warm")
+      ->check(CLI::Range(1U, 1000U))
+      ->default_str("3");
+  app.add_option(
+         "--cap", a.caps,
+         "replay once on a device of so many times the trace's peak live bytes, and say who survives; "
+         "several, separated by commas")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::Range(0.01, 1000.0));
+  app.add_flag("--json", a.json, "one JSON object per trace and pool, one per line");
+  app.add_option("FILE", a.files, "traces, plain or gzip; - is standard input");
+  try {
+    app.parse(argc, argv);
+  } catch (CLI::ParseError const& error) {
+    status = app.exit(error, out, err) == 0 ? 0 : exit_bad_input;
+    return std::nullopt;
+  }
+  status = 0;
+  return a;
+}
+
+bool asks_for_list(arguments const& a) {
+  return a.pools.size() == 1 && a.pools.front() == "list";
+}
+
+}  // namespace tarn::bench

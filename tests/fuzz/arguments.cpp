@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bytes are tarn_replay's command line, one argument a line. It is refused with a reason and the status of bad input,
+// or what it says keeps the bounds that the program relies on.
+
+#include "replay/arguments.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fuzz/promise.hpp"
+
+using namespace tarn::bench;
+using tarn_fuzz::promise;
+
+extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size) {
+  std::vector<std::string> words{"tarn_replay"};
+  std::string_view rest(reinterpret_cast<char const*>(data), size);
+  while (!rest.empty()) {
+    std::size_t const end = rest.find('\n');
+    // An argument ends at its first zero byte, whatever follows.
+    words.emplace_back(std::string(rest.substr(0, end)).c_str());
+    rest.remove_prefix(end == rest.npos ? rest.size() : end + 1);
+  }
+  std::vector<char const*> argv;
+  for (std::string const& w : words) argv.push_back(w.c_str());
+  argv.push_back(nullptr);
+
+  std::ostringstream out, err;
+  int status = -1;
+  auto const a = read_arguments(static_cast<int>(words.size()), argv.data(), out, err, status);
+  if (!a) {
+    promise(status == 0 || status == exit_bad_input, "a refusal has its status", std::to_string(status));
+    promise(status == 0 ? !out.str().empty() : !err.str().empty(), "a refusal says why, help helps");
+    return 0;
+  }
+  promise(status == 0, "what is accepted is no failure");
+  promise(out.str().empty() && err.str().empty(), "what is accepted needs no words");
+  promise(a->device == "auto" || a->device == "cuda" || a->device == "sim", "the device is one of three",
+          a->device);
+  promise(a->passes >= 1 && a->passes <= 1000, "passes are within their bounds");
+  promise(!a->pools.empty(), "there is a pool to run");
+  promise(!asks_for_list(*a) || a->pools.front() == "list", "a list is asked for by name");
+  // CLI11 reads `[a,b]` as a list of two, wherever a list may stand.
+  bool const lists =
+      std::any_of(words.begin(), words.end(), [](std::string const& w) { return w.starts_with('['); });
+  promise(lists || a->files.size() < words.size(), "a file is an argument");
+  return 0;
+}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How a target says that a promise was broken: in words, and by abort(), which a fuzzer keeps the input of. With
+// TARN_FUZZ_TELL in the environment it also tells each step, so that a finding can be read as a program.
+// Above it: the targets. Below it: nothing.
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+namespace tarn_fuzz {
+
+inline void promise(bool kept, char const* what, std::string const& more = {}) {
+  if (kept) return;
+  std::fprintf(stderr, "broken promise: %s%s%s\n", what, more.empty() ? "" : ": ", more.c_str());
+  std::abort();
+}
+
+/// tell("allocate", "stream", 1, "bytes", 300): one line a step.
+template <class... Words>
+void tell(Words const&... words) {
+  static bool const asked = std::getenv("TARN_FUZZ_TELL") != nullptr;
+  if (!asked) return;
+  auto const text = [](auto const& word) {
+    if constexpr (requires { std::to_string(word); }) {
+      return std::to_string(word);
+    } else {
+      return std::string(word);
+    }
+  };
+  std::string line;
+  ((line += text(words) + ' '), ...);
+  std::fprintf(stderr, "%s\n", line.c_str());
+}
+
+}  // namespace tarn_fuzz
