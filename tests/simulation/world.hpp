@@ -34,6 +34,8 @@ struct setting {
   tarn::sim_options& m = s.machine;
   m.devices = static_cast<int>(kind.devices);
   m.capacity = 2_MiB * random.between(kind.least_capacity / 2_MiB, kind.most_capacity / 2_MiB);
+  // With room nobody looks for memory, and what is forgotten in a magazine stays there.
+  if (kind.watched != watch::contents && random.percent(20)) m.capacity = 64_GiB;
   m.taken = 0;
   m.backing =
       kind.watched == watch::contents ? tarn::sim_backing::host_backed : tarn::sim_backing::address_only;
