@@ -7281,7 +7281,8 @@ class ladder {
   /// True where work may still run on what a stream freed.
   [[nodiscard]] bool has_unfinished() const noexcept {
     for (domain_ref d = 1; d < space.streams.size(); ++d) {
-      if (space.streams[d].freed > space.streams[d].completed) return true;
+      stream_domain const& domain = space.streams[d];
+      if ((domain.has_free() || domain.gone) && domain.freed > domain.completed) return true;
     }
     return false;
   }
@@ -7548,6 +7549,19 @@ class recorded_uses {
       return true;
     }
     return false;
+  }
+
+  /// True where work may still run on blocks held back and the device can be asked: while a stream that is to be marked is
+  /// captured it cannot, and the question would only end the capture.
+  [[nodiscard]] bool asks_for_device() const noexcept {
+    std::lock_guard const guard(mutex_);
+    for (waiting const& w : held_) {
+      for (stream_ref const used_on : w.unmarked) {
+        bool capturing = false;
+        if (driver_.is_capturing(used_on, capturing).ok() && capturing) return false;
+      }
+    }
+    return !held_.empty();
   }
 
   /// Frees the events of blocks that could not be waited for. The pool is ending, and their memory with it.
@@ -8067,7 +8081,7 @@ class pool {
     lock held(ladder_.hot);
     ladder_.finish_all(held);
     // A stream whose end the driver would not tell: its work must not see its memory unmapped.
-    if (ladder_.has_unfinished() || uses_.any_waiting()) (void)finish(held);
+    if (ladder_.has_unfinished() || uses_.asks_for_device()) (void)finish(held);
     held.unlock();
     uses_.close();
     ladder_.order.close(ladder_.space);

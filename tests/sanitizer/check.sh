@@ -69,5 +69,5 @@ missed=$(cat "$work"/verdict.* | grep -c '^MISSED')
 false=$(cat "$work"/verdict.* | grep -c '^FALSE_REPORT')
 caught=$(cat "$work"/verdict.* | grep -c '^caught')
 clean=$(cat "$work"/verdict.* | grep -c '^clean')
-echo "evidence misuse.compute_sanitizer planted=$((caught + missed)) caught=$caught clean_programs=$((clean + false)) false_reports=$false"
+echo "evidence: misuse_compute_sanitizer planted=$((caught + missed)) caught=$caught clean_programs=$((clean + false)) false_reports=$false"
 [ "$missed" -eq 0 ] && [ "$false" -eq 0 ] && [ "$caught" -ne 0 ]

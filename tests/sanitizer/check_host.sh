@@ -65,5 +65,5 @@ else
 fi
 
 [ $tried -eq 1 ] || exit 77
-echo "evidence misuse.host_sanitizers planted=$((caught + missed)) caught=$caught clean_programs=$((clean + false)) false_reports=$false"
+echo "evidence: misuse_host_sanitizers planted=$((caught + missed)) caught=$caught clean_programs=$((clean + false)) false_reports=$false"
 [ $missed -eq 0 ] && [ $false -eq 0 ] && [ $caught -ne 0 ]

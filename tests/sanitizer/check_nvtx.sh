@@ -21,5 +21,5 @@ region 0x10100 1000 of 0x10000 sound
 region ends 0x10100 sound
 heap reset 0x10000
 heap ends 0x10000" "$(NVTX_INJECTION64_PATH=$folder/fake_tool.so "$folder/nvtx_told")"
-[ $failed -eq 0 ] && echo "evidence misuse.nvtx_calls told=5 sound=5"
+[ $failed -eq 0 ] && echo "evidence: misuse_nvtx_calls told=5 sound=5"
 exit $failed

@@ -206,7 +206,7 @@ int main(int count, char** values) {
   tarn::set_misuse_handler([](tarn::misuse const& m) { say(m.what(), 0); });
   for (std::uint64_t r = 0; r < rounds; ++r) round(seed + r, static_cast<unsigned>(threads), calls);
   std::uint64_t const made = rounds * threads * 2 * calls / 2;
-  std::printf("evidence free_threads verdict=%s findings=%" PRIu64 " rounds=%" PRIu64 " threads=%" PRIu64
+  std::printf("evidence: free_threads verdict=%s findings=%" PRIu64 " rounds=%" PRIu64 " threads=%" PRIu64
               " calls_about=%" PRIu64 " first_seed=%" PRIu64 "\n",
               found.load() == 0 ? "pass" : "fail", found.load(), rounds, threads, made, seed);
   return found.load() == 0 ? 0 : 1;

@@ -256,7 +256,7 @@ int main(int count, char** values) {
               " schedules, seeds %" PRIu64 "..%" PRIu64 ", %.1f s\n",
               failed ? "FOUND SOMETHING" : "nothing found", all.operations(), all.programs, all.threads,
               all.schedules, a.first, last, seconds);
-  std::printf("evidence simulation verdict=%s findings=%" PRIu64 " operations=%" PRIu64
+  std::printf("evidence: simulation verdict=%s findings=%" PRIu64 " operations=%" PRIu64
               " allocations=%" PRIu64 " frees=%" PRIu64 " programs=%" PRIu64 " schedules=%" PRIu64
               " kernels=%" PRIu64 " model_checked=%" PRIu64 " order_checked=%" PRIu64
               " contents_checked=%" PRIu64 " first_seed=%" PRIu64 " last_seed=%" PRIu64

@@ -187,7 +187,8 @@ class ladder {
   /// True where work may still run on what a stream freed.
   [[nodiscard]] bool has_unfinished() const noexcept {
     for (domain_ref d = 1; d < space.streams.size(); ++d) {
-      if (space.streams[d].freed > space.streams[d].completed) return true;
+      stream_domain const& domain = space.streams[d];
+      if ((domain.has_free() || domain.gone) && domain.freed > domain.completed) return true;
     }
     return false;
   }

@@ -105,6 +105,19 @@ class recorded_uses {
     return false;
   }
 
+  /// True where work may still run on blocks held back and the device can be asked: while a stream that is to be marked is
+  /// captured it cannot, and the question would only end the capture.
+  [[nodiscard]] bool asks_for_device() const noexcept {
+    std::lock_guard const guard(mutex_);
+    for (waiting const& w : held_) {
+      for (stream_ref const used_on : w.unmarked) {
+        bool capturing = false;
+        if (driver_.is_capturing(used_on, capturing).ok() && capturing) return false;
+      }
+    }
+    return !held_.empty();
+  }
+
   /// Frees the events of blocks that could not be waited for. The pool is ending, and their memory with it.
   void close() noexcept {
     std::lock_guard const guard(mutex_);
