@@ -1836,7 +1836,8 @@ class sim_streams {
     return sim_code::ok;
   }
 
-  /// Marks all work of the event's device, as cuCtxRecordEvent; refused while anything is captured there.
+  /// Marks all work of the event's device, as cuCtxRecordEvent; refused while anything is captured there (which the real
+  /// call ends, too).
   sim_code record_all(sim_event& event) {
     bool capturing = false;
     each_stream(event.device, [&](sim_stream const& s) { capturing = capturing || s.capture != nullptr; });

@@ -232,6 +232,38 @@ TEST_CASE("an owner's memory is told under the line that made the owner", "[poli
   has(told::one_of(misuse_kind::overrun), "allocated: " + line(made));
 }
 
+TEST_CASE("a buffer's memory is told under the line that made it, or made it grow", "[policy][checked]") {
+  told const t;
+  sim_machine const machine;
+  int made = 0;
+  {
+    auto memory = sim_pages(machine.driver()) | pooled{} | checked{};
+    made = __LINE__ + 1;
+    device_buffer<int, decltype(memory)> buffer(memory, 10, stream_ref{});
+    (void)buffer.release();
+    (void)make_device_buffer<int>(memory, 20, stream_ref{}).release();
+    std::vector<int> const host(30);
+    (void)make_device_buffer<int>(memory, std::span<int const>(host), stream_ref{}).release();
+    device_buffer<int, decltype(memory)> grown(memory);
+    grown.resize(40);
+    (void)grown.release();
+    grown.reserve(50);
+    auto copied = grown;
+    (void)grown.release();
+    copied.resize(60);
+    auto const copy = copied;
+    (void)copied.release();
+    (void)device_buffer<int, decltype(memory)>(copy).release();
+  }
+  std::vector<std::pair<int, int>> const wanted{{40, 0},  {80, 2},   {120, 4}, {160, 6},
+                                                {200, 8}, {240, 11}, {240, 14}};
+  REQUIRE(told::all().size() == wanted.size());
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    has(told::all()[i].text, "of " + std::to_string(wanted[i].first) + " bytes never freed");
+    has(told::all()[i].text, "allocated: " + line(made + wanted[i].second));
+  }
+}
+
 TEST_CASE("a named place covers what is called below it, the outermost first", "[policy][checked]") {
   told const t;
   auto memory = host_memory{} | checked{};

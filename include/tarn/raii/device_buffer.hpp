@@ -54,24 +54,26 @@ class device_buffer {
   /// @throws length_error   count * sizeof(T) overflows
   /// @throws out_of_memory  nothing is held
   device_buffer(Resource memory, std::size_t count, stream_ref stream,
-                std::size_t alignment = least_alignment())
+                std::size_t alignment = least_alignment(), place where = place::current())
       : device_buffer(std::move(memory), stream, alignment) {
+    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     data_ = take(count);
     size_ = capacity_ = count;
   }
   /// A copy of host (or device) elements, in stream order.
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream,
-                std::size_t alignment = least_alignment())
-      : device_buffer(std::move(memory), from.size(), stream, alignment) {
+                std::size_t alignment = least_alignment(), place where = place::current())
+      : device_buffer(std::move(memory), from.size(), stream, alignment, where) {
     copy_from(from);  // should it throw, the destructor runs: the constructor delegated to is done
   }
   /// A copy on `stream`, which first waits, on the device, for the other buffer's stream; that one waits for
   /// the copy, so the other buffer may be changed or destroyed at once.
-  device_buffer(device_buffer const& other, stream_ref stream)
-      : device_buffer(other.memory_, other.size_, stream, other.alignment_) {
+  device_buffer(device_buffer const& other, stream_ref stream, place where = place::current())
+      : device_buffer(other.memory_, other.size_, stream, other.alignment_, where) {
     copy_from(other);
   }
-  device_buffer(device_buffer const& other) : device_buffer(other, other.stream_) {}
+  device_buffer(device_buffer const& other, place where = place::current())
+      : device_buffer(other, other.stream_, where) {}
   device_buffer(device_buffer&& other) noexcept
       : memory_(other.memory_),
         stream_(other.stream_),
@@ -117,7 +119,8 @@ class device_buffer {
   /// @param count   elements, not bytes
   /// @param stream  orders the copy, the release of the old block, and what follows
   /// @throws length_error, out_of_memory, cuda_error  nothing has changed
-  void resize(std::size_t count, stream_ref stream) {
+  void resize(std::size_t count, stream_ref stream, place where = place::current()) {
+    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     if (count > capacity_) {
       relocate(count, stream);
     } else {
@@ -125,27 +128,29 @@ class device_buffer {
     }
     size_ = count;
   }
-  void resize(std::size_t count) { resize(count, stream_); }
+  void resize(std::size_t count, place where = place::current()) { resize(count, stream_, where); }
 
   /// Makes room for `count` elements; size() stays. Strong guarantee, as resize().
-  void reserve(std::size_t count, stream_ref stream) {
+  void reserve(std::size_t count, stream_ref stream, place where = place::current()) {
+    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     if (count > capacity_) {
       relocate(count, stream);
     } else {
       set_stream(stream);
     }
   }
-  void reserve(std::size_t count) { reserve(count, stream_); }
+  void reserve(std::size_t count, place where = place::current()) { reserve(count, stream_, where); }
 
   /// Gives unused capacity back by moving to a block of size() elements. Strong guarantee.
-  void shrink_to_fit(stream_ref stream) {
+  void shrink_to_fit(stream_ref stream, place where = place::current()) {
+    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     if (size_ < capacity_) {
       relocate(size_, stream);
     } else {
       set_stream(stream);
     }
   }
-  void shrink_to_fit() { shrink_to_fit(stream_); }
+  void shrink_to_fit(place where = place::current()) { shrink_to_fit(stream_, where); }
 
   /// Makes `stream` the buffer's: its later work waits, on the device, for what was enqueued on the old one.
   /// Both exist. @throws cuda_error  nothing has changed
@@ -280,16 +285,20 @@ class device_buffer {
 template <class T, class Resource>
 requires tarn::resource<Resource>
 [[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::size_t count,
-                                                            stream_ref stream) {
-  return device_buffer<T, Resource>(std::move(memory), count, stream);
+                                                            stream_ref stream,
+                                                            place where = place::current()) {
+  return device_buffer<T, Resource>(std::move(memory), count, stream,
+                                    detail::larger_of(default_alignment, alignof(T)), where);
 }
 /// A copy of host elements. Pageable host memory may be reused at once; pinned memory after the stream is
 /// past the copy.
 template <class T, class Resource>
 requires tarn::resource<Resource>
 [[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::span<T const> from,
-                                                            stream_ref stream) {
-  return device_buffer<T, Resource>(std::move(memory), from, stream);
+                                                            stream_ref stream,
+                                                            place where = place::current()) {
+  return device_buffer<T, Resource>(std::move(memory), from, stream,
+                                    detail::larger_of(default_alignment, alignof(T)), where);
 }
 
 }  // namespace tarn
