@@ -80,6 +80,12 @@ def hot_paths(results=RESULTS):
     return read(results, "hot_paths", ("work", "pool", "device"))
 
 
+def survival(results):
+    """Replays under a cap, `factor` times the peak of live bytes; in order of pools."""
+    rows = read(results, "survival", ("trace", "pool", "device", "factor", "refusals"))
+    return sorted(rows, key=lambda row: (in_order(POOLS).index(row["pool"]) if row["pool"] in POOLS else len(POOLS)))
+
+
 def instructions(results=RESULTS):
     try:
         return json.loads((pathlib.Path(results) / "instructions.json").read_text())

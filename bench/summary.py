@@ -82,6 +82,21 @@ def tail_cell(kind):
     return cell
 
 
+CAPS = (1.0, 1.01, 1.05)
+
+
+def survivors(rows, device="cuda"):
+    """Of the traces replayed, how many each pool survives at each cap, and the requests refused in all."""
+    lines = [["traces survived with memory for"] + [f"{cap:.2f} of the peak" for cap in CAPS] + ["refused at 1.05"]]
+    for pool in distinct(row["pool"] for row in rows if row["device"] == device):
+        mine = [row for row in rows if row["pool"] == pool and row["device"] == device and not row.get("failed")]
+        at = [[row["refusals"] for row in mine if row["factor"] == cap] for cap in CAPS]
+        if all(at):
+            lines.append([results.title(pool)] + [f"{sum(r == 0 for r in cap)} of {len(cap)}" for cap in at] +
+                         [number(sum(at[-1]))])
+    return lines
+
+
 def order(rows):
     pools = results.in_order(row["pool"] for row in rows)
     return sorted(rows, key=lambda row: (row["device"] != "cuda", pools.index(row["pool"])))
@@ -118,6 +133,9 @@ def summary(folder):
             if tails:
                 parts.append(f"Tails on {device}: ns of a warm {kind}, p50/p99/p99.9/longest\n" + table(
                     grid(tails, lambda row: row["pool"], lambda row: row["work"], tail_cell(kind), "pool")) + "\n")
+    capped = results.survival(folder)
+    for device in distinct(row["device"] for row in capped):
+        parts.append(f"Survival on {device}\n" + table(survivors(capped, device)) + "\n")
     counted = results.instructions(folder)
     if counted.get("pairs"):
         parts.append(f"Instructions of an allocate+free pair ({counted.get('how', '')})\n" +
@@ -183,9 +201,12 @@ def readme(folder):
         parts.append(markdown(replay))
     if len(hot) > 1:
         parts.append(markdown(hot))
+    capped = [row for row in results.survival(folder) if row["device"] == "cuda"]
+    if capped:
+        parts.append("Out of memory, on the GPU with a ballast beside it:\n\n" + markdown(survivors(capped)))
     if (pathlib.Path(folder) / "overview.png").exists():
         parts.append("![Utilisation against time per event; cost against live blocks; cost against threads](bench/results/overview.png)")
-    parts.append("Measured on " + "; ".join(results.measured_on(used + used_hot)) + ".")
+    parts.append("Measured on " + "; ".join(results.measured_on(used + used_hot + capped)) + ".")
     before, rest = text.split(BEGIN)
     README.write_text(before + BEGIN + "\n" + "\n\n".join(parts) + "\n" + END + rest.split(END)[1])
 

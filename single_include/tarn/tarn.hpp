@@ -1475,7 +1475,7 @@ enum class null_stream : std::uint8_t {
 /// to the legacy default stream, which waits for every blocking stream and is waited for by them: the order
 /// asked for, and more.
 ///
-/// No call spoils a graph capture that goes on elsewhere. Errors that tarn answers itself do not stay in
+/// No call but record_all() spoils a graph capture that goes on elsewhere. Errors that tarn answers itself do not stay in
 /// cudaGetLastError. After the runtime is unloaded at process exit each call returns `unloading`.
 template <null_stream Null>
 class basic_cuda_driver {
