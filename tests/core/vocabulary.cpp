@@ -145,9 +145,3 @@ TEST_CASE("a statistic keeps its peak through decreases and resets", "[core][cou
   s.reset_totals();
   CHECK((s.peak == 8 && s.allocated == 0 && s.freed == 0));
 }
-
-TEST_CASE("an error that there is no advice for says what failed all the same", "[core][error]") {
-  cuda_error const error(status{failure::not_ready, 600, "cudaErrorNotReady", "cudaEventQuery"}, 3);
-  std::string const text = error.what();
-  CHECK(text.find("tarn: cudaEventQuery failed on device 3: cudaErrorNotReady (600) [") == 0);
-}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tarn/pool/address_space.hpp"
+
+#include <cstdint>
+
+#include "catch.hpp"
+#include "tarn/core/bytes.hpp"
+
+using namespace tarn;
+using namespace tarn::detail;
+
+namespace {
+
+/// 512 MiB of addresses: 128 MiB for the homes of each zone, 256 MiB for views.
+struct divided {
+  static constexpr std::uintptr_t base = std::uintptr_t{1} << 40;
+  static constexpr std::size_t bytes = 512_MiB;
+  arena a;
+  address_space space;
+  divided() {
+    a.starts.open(base, bytes / 2, 2_MiB);
+    a.ranges.make_room(64);
+    space.open(a, base, bytes);
+  }
+  /// The address of a place of `n` bytes in a zone, taken.
+  range_ref home(zone where, std::size_t n) {
+    range_ref const r = space.find_home(a, where, n, 2_MiB);
+    if (r != 0) space.take(a, r, n);
+    return r;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("each zone's homes and the views have addresses of their own", "[pool][address_space]") {
+  divided d;
+  for (zone const where : all_zones) {
+    range_ref const r = d.home(where, 4_MiB);
+    REQUIRE(r != 0);
+    CHECK(d.a.ranges[r].bytes == 4_MiB);
+    CHECK(d.space.zone_at(d.a.ranges[r].address) == where);
+  }
+  range_ref const v = d.space.find_view(d.a, 4_MiB, 2_MiB);
+  REQUIRE(v != 0);
+  CHECK(d.a.ranges[v].address >= divided::base + divided::bytes / 2);
+}
+
+TEST_CASE("what is taken is given to nobody else until it comes back, and holes join",
+          "[pool][address_space]") {
+  divided d;
+  zone const where = zone::large;
+  range_ref const x = d.home(where, 40_MiB), y = d.home(where, 40_MiB), z = d.home(where, 48_MiB);
+  REQUIRE((x != 0 && y != 0 && z != 0));
+  CHECK(d.a.ranges[x].end() <= d.a.ranges[y].address);
+  CHECK(d.a.ranges[y].end() <= d.a.ranges[z].address);
+  CHECK(d.home(where, 2_MiB) == 0);
+  d.space.give_back(d.a, x);
+  CHECK(d.space.find_home(d.a, where, 42_MiB, 2_MiB) == 0);
+  d.space.give_back(d.a, z);
+  d.space.give_back(d.a, y);  // between two holes
+  range_ref const all = d.space.find_home(d.a, where, 128_MiB, 2_MiB);
+  REQUIRE(all != 0);
+  CHECK(d.a.ranges[all].address == divided::base + 128_MiB * static_cast<std::size_t>(where));
+}
+
+TEST_CASE("a home that changed its zone goes back to where it lies", "[pool][address_space]") {
+  divided d;
+  range_ref const r = d.home(zone::large, 128_MiB);
+  d.a.ranges[r].where = zone::small;
+  d.space.give_back(d.a, r);
+  CHECK(d.space.find_home(d.a, zone::large, 128_MiB, 2_MiB) != 0);
+}
