@@ -40,6 +40,8 @@ class pool {
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
+  /// What it hands out are pieces of its blocks: a tool takes none of them as a heap.
+  static constexpr bool hands_out_pieces = true;
 
   explicit pool(Upstream upstream, pool_options const& options = {})
       : ladder_(described::wrap(std::move(upstream), described_), options),
@@ -568,7 +570,7 @@ class pool {
                         block);
       }
       if (id == detail::neutral_id) {
-        described_.region_ends(p, bytes);
+        described_.region_ends(p);
       } else {
         described_.region_ends(p, bytes, stream);
       }
