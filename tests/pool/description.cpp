@@ -149,6 +149,7 @@ TEST_CASE(
       std::vector<block> live;
       std::mt19937 random(seed);
       std::size_t requested = 0;
+      std::size_t rounded = 0;
       for (int i = 0; i < 3000; ++i) {
         if (live.size() < 60 && random() % 5 < 3) {
           std::size_t const bytes = random() % 4 == 0 ? 1 + random() % 30'000'000 : 1 + random() % 50'000;
@@ -156,16 +157,19 @@ TEST_CASE(
           void* const p = pool.allocate(streams[s], bytes);
           live.push_back({p, bytes, s});
           requested += bytes;
+          rounded += pool->block_bytes(bytes, default_alignment);
           REQUIRE(machine.launch(streams[s], random() % 1'000'000, {sim_writes(p, bytes)}).ok());
         } else if (!live.empty()) {
           std::size_t const k = random() % live.size();
           pool.deallocate(streams[live[k].stream], live[k].p, live[k].bytes);
           requested -= live[k].bytes;
+          rounded -= pool->block_bytes(live[k].bytes, default_alignment);
           live[k] = live.back();
           live.pop_back();
         }
         if (i % 500 == 0) (void)pool.trim();
         REQUIRE(machine.tool_counts().region_bytes == requested);
+        REQUIRE(pool->state().live == rounded);
         REQUIRE(pool->state().live_blocks == live.size());
         REQUIRE(pool->state().reserved == machine.usage().used);
         REQUIRE(machine.tool_counts().heaps == pool->state().handles);
