@@ -271,18 +271,19 @@ TEST_CASE("a watched pool over a full device says what the device has left", "[p
 }
 
 TEST_CASE("of pools over pools the lowest is described, and nothing wrongly", "[pool][description]") {
-  sim_machine const machine = watched_machine();
-  {
-    auto lower = sim_pages(machine.driver()) | pooled{};
-    auto pool = lower | tracked{} | pooled{};
-    test_stream const stream(machine.driver());
-    void* const p = pool.allocate(stream, 1000);
-    CHECK(machine.tool_counts().regions == lower->state().live_blocks);
-    CHECK(reports_of(machine, p, 0, 1000) == 0);
-    pool.deallocate(stream, p, 1000);
-  }
-  CHECK(machine.tool_findings().empty());
-  CHECK(machine.tool_counts().heaps == 0);
+  over_each_source([](sim_machine const& machine, auto const& make) {
+    {
+      auto lower = make();
+      auto pool = lower | tracked{} | pooled{};
+      test_stream const stream(machine.driver());
+      void* const p = pool.allocate(stream, 1000);
+      CHECK(machine.tool_counts().regions == lower->state().live_blocks);
+      CHECK(reports_of(machine, p, 0, 1000) == 0);
+      pool.deallocate(stream, p, 1000);
+    }
+    CHECK(machine.tool_findings().empty());
+    CHECK(machine.tool_counts().heaps == 0);
+  });
 }
 
 TEST_CASE("over layers that pass no plain blocks on a pool is not described, and nothing is refused",
