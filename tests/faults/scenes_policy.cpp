@@ -5,6 +5,7 @@
 
 #include "faults/held_blocks.hpp"
 #include "faults/scenes.hpp"
+#include "tarn/policy/checked.hpp"
 #include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/fenced.hpp"
 #include "tarn/policy/limited.hpp"
@@ -13,6 +14,7 @@
 #include "tarn/policy/retry_on_oom.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/source/cuda_pages.hpp"
+#include "tarn/source/host_memory.hpp"
 #include "tarn/source/managed.hpp"
 
 namespace tarn_test {
@@ -48,6 +50,41 @@ void fences_and_poison(trial& t) {
   t.heal();
   (void)held.get(a, 3_MiB);
   held.empty_out("with fences");
+}
+
+/// Right use of a checked resource: whatever fails, no misuse may be told of.
+void checks(trial& t) {
+  stream const a(t.driver());
+  stream const b(t.driver());
+  auto pool = basic_pages<sited_driver>(t.driver()) | pooled{} | order_watched{t.machine()};
+  {
+    auto memory = pool | checked{.quarantine_bytes = 400_KiB};
+    void* p = nullptr;
+    void* q = nullptr;
+    void* s = nullptr;
+    void* r = nullptr;
+    t.attempt("allocate", [&] { p = memory.allocate(a, 1000); });
+    t.attempt("allocate", [&] { q = memory.allocate(a, 300_KiB); });
+    t.attempt("allocate_sync", [&] { s = memory.allocate_sync(5000); });
+    t.attempt(
+        "allocate too much", [&] { (void)memory.allocate(a, 40_MiB); }, step_outcome::refused);
+    t.attempt("record_use", [&] {
+      if (p != nullptr) memory.record_use(p, 1000, b);
+    });
+    t.attempt("check_all", [&] {
+      (void)nearest(memory, [](auto& l) -> decltype(l.check_all()) { return l.check_all(); });
+    });
+    memory.deallocate(a, p, 1000);
+    memory.deallocate(a, q, 300_KiB);
+    memory.deallocate_sync(s, 5000);
+    t.attempt("allocate again", [&] { r = memory.allocate(a, 300_KiB); });
+    memory.deallocate(a, r, 300_KiB);  // the oldest leave the quarantine
+    t.heal();
+  }
+  t.attempt("trim", [&] { pool.empty_cache(); });  // what a recorded use held back comes home
+  if (t.struck() && !t.healed()) return;
+  t.check_equal(nearest(pool, [](auto& l) -> decltype(l.state()) { return l.state(); }).live, 0,
+                "live below a checked resource that has ended");
 }
 
 void fallback(trial& t) {
@@ -122,6 +159,7 @@ void recording(trial& t) {
 
 constexpr scene all[] = {
     {"fences_and_poison", small_machine, fences_and_poison},
+    {"checks", small_machine, checks},
     {"fallback", small_machine, fallback},
     {"retry", small_machine, retry},
     {"recording", small_machine, recording},
@@ -130,6 +168,8 @@ constexpr scene all[] = {
 }  // namespace
 
 std::span<scene const> policy_scenes() {
+  // The register of checked resources keeps its room as long as the process lives.
+  static auto const first = host_memory{} | checked{};
   return all;
 }
 

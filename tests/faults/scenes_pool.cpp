@@ -7,6 +7,7 @@
 #include "tarn/policy/limited.hpp"
 #include "tarn/raii/cache_guard.hpp"
 #include "tarn/raii/stream.hpp"
+#include "tarn/source/cuda_async.hpp"
 #include "tarn/source/cuda_malloc.hpp"
 #include "tarn/source/cuda_pages.hpp"
 #include "tarn/source/managed.hpp"
@@ -30,6 +31,11 @@ sim_options small_machine() {
 sim_options roomy_machine() {
   sim_options o = small_machine();
   o.capacity = 512_MiB;  // so that a pool may begin with 8 MiB before it takes anybody's memory
+  return o;
+}
+sim_options machine_with_tool() {
+  sim_options o = small_machine();
+  o.tool = sim_tool::attached;
   return o;
 }
 sim_options two_devices() {
@@ -283,6 +289,38 @@ void over_blocks(trial& t) {
   held.empty_out("over blocks");
 }
 
+/// A pool that an attached tool sees into.
+template <template <class> class Source>
+void with_a_tool(trial& t) {
+  {
+    stream const a(t.driver());
+    stream const b(t.driver());
+    held_blocks held(t, Source<sited_driver>(t.driver()) | pooled{} | order_watched{t.machine()} | tracked{});
+    void* const small = held.get(a, 1000);
+    void* const p = held.get(a, 5_MiB);
+    void* const q = held.get(b, 9_MiB);
+    held.use(a, p, 5_MiB, long_time);
+    held.give(p);
+    held.give(q);
+    (void)held.get(a, 40_MiB, step_outcome::refused);
+    if (t.begin_capture(a)) {
+      void* captured = nullptr;
+      t.attempt("allocate while captured", [&] { captured = held.memory().allocate(a, 1000); });
+      if (captured != nullptr) held.memory().deallocate(a, captured, 1000);
+      t.check(t.end_capture(a) || t.struck(), "the capture was spoiled");
+    }
+    held.give(small);
+    void* const wide = held.get(b, 26_MiB);
+    held.give(wide);
+    t.heal();
+    (void)held.get(a, 24_MiB);
+    held.empty_out("with a tool");
+  }
+  for (std::string const& finding : t.machine().tool_findings())
+    t.check(t.struck(), finding.c_str());  // where a wait fails a region may end too early
+  if (!t.struck()) t.check_equal(t.machine().tool_counts().regions, 0, "regions left");
+}
+
 void a_thread_ends(trial& t) {
   stream const a(t.driver());
   stream const b(t.driver());
@@ -400,6 +438,9 @@ constexpr scene all[] = {
     {"over_cuda_malloc", small_machine, over_blocks<basic_malloc>},
     {"over_pinned", small_machine, over_blocks<basic_pinned>},
     {"over_managed", small_machine, over_blocks<basic_managed>},
+    {"with_a_tool_over_pages", machine_with_tool, with_a_tool<basic_pages>},
+    {"with_a_tool_over_async", machine_with_tool, with_a_tool<basic_async>},
+    {"with_a_tool_over_cuda_malloc", machine_with_tool, with_a_tool<basic_malloc>},
     {"a_thread_ends", small_machine, a_thread_ends},
     {"devices", two_devices, devices},
     {"limits_and_cache", small_machine, limits_and_cache},

@@ -168,6 +168,30 @@ class sited_driver_of {
   static status set_current_device(device_id device, place w = place::current()) noexcept { return current_log()->extra(driver_call::identify, "set_current_device", w, [&] { return sim_driver::set_current_device(device); }); }
   // clang-format on
 
+  /// The machine's tool, told the truth whatever fails; its memory is not the library's.
+  class memory_tool_ref {
+   public:
+    explicit operator bool() const noexcept { return static_cast<bool>(tool); }
+    [[nodiscard]] void* register_heap(void const* p, std::size_t bytes) const noexcept {
+      host_faults::not_counted const own;
+      return tool.register_heap(p, bytes);
+    }
+    void unregister_heap(void* heap) const noexcept {
+      host_faults::not_counted const own;
+      tool.unregister_heap(heap);
+    }
+    void register_region(void* heap, void const* p, std::size_t bytes) const noexcept {
+      host_faults::not_counted const own;
+      tool.register_region(heap, p, bytes);
+    }
+    void unregister_region(void const* p) const noexcept {
+      host_faults::not_counted const own;
+      tool.unregister_region(p);
+    }
+    sim_driver::memory_tool_ref tool;
+  };
+  [[nodiscard]] memory_tool_ref memory_tool() const noexcept { return {faulty_.memory_tool()}; }
+
   friend bool operator==(sited_driver_of const& a, sited_driver_of const& b) noexcept {
     return a.faulty_ == b.faulty_;
   }
@@ -183,6 +207,6 @@ class sited_driver_of {
 };
 
 using sited_driver = sited_driver_of<marking::streams>;
-static_assert(page_driver<sited_driver> && block_driver<sited_driver>);
+static_assert(page_driver<sited_driver> && block_driver<sited_driver> && describing_driver<sited_driver>);
 
 }  // namespace tarn_test

@@ -48,7 +48,7 @@ def without_requirements(text):
 
 def sites_of(root):
     """(file, first line, last line, call) of each driver call in the sources."""
-    receiver = r"\b(?:driver_|driver|driver\(\)|theirs|driver_of_\w+)\s*\.\s*|\bDriver::\s*"
+    receiver = r"\b(?:driver_|driver|driver\(\)|theirs|driver_of_\w+|copying)\s*\.\s*|\bDriver::\s*"
     call = re.compile(r"(?:" + receiver + r")(" + "|".join(calls_of_contract(root)) + r")\(")
     # Anything else with a method of such a name must be known, too: `order` asks the driver on its callers' behalf.
     strict = re.compile(r"(?<!\border)[.>]\s*(" + "|".join(n for n in calls_of_contract(root) if "_" in n) + r")\(")

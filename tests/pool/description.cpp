@@ -42,7 +42,7 @@ std::size_t reports_of(sim_machine const& machine, void* p, std::ptrdiff_t offse
 
 /// Each kind of pool that a device's memory can have.
 template <class Check>
-void over_pages_and_blocks(Check const& check) {
+void over_each_source(Check const& check) {
   SECTION("over pages") {
     sim_machine const machine = watched_machine();
     check(machine, [&] { return sim_pages(machine.driver()) | pooled{}; });
@@ -51,6 +51,18 @@ void over_pages_and_blocks(Check const& check) {
     sim_machine const machine = watched_machine();
     check(machine, [&] { return sim_malloc(machine.driver()) | pooled{}; });
   }
+  SECTION("over blocks that the driver orders by streams") {
+    sim_machine const machine = watched_machine();
+    check(machine, [&] { return sim_async(machine.driver()) | pooled{}; });
+  }
+  SECTION("over pages below a limit") {
+    sim_machine const machine = watched_machine();
+    check(machine, [&] { return sim_pages(machine.driver()) | limited{3_GiB} | pooled{}; });
+  }
+  SECTION("over ordered blocks below a limit") {
+    sim_machine const machine = watched_machine();
+    check(machine, [&] { return sim_async(machine.driver()) | limited{3_GiB} | pooled{}; });
+  }
 }
 }  // namespace
 
@@ -58,7 +70,7 @@ TEST_CASE("an attached tool reports an access past the requested size and before
           "[pool][description]") {
   std::size_t const bytes =
       GENERATE(std::size_t{1}, std::size_t{100}, std::size_t{256}, 4_KiB, std::size_t{100'000}, 1_MiB, 5_MiB);
-  over_pages_and_blocks([&](sim_machine const& machine, auto const& make) {
+  over_each_source([&](sim_machine const& machine, auto const& make) {
     auto pool = make();
     test_stream const stream(machine.driver());
     // A neighbour before and after: an overrun that lands in a live block would go unseen.
@@ -79,7 +91,7 @@ TEST_CASE("an attached tool reports an access past the requested size and before
 TEST_CASE("an attached tool reports an access after the free, also on another stream",
           "[pool][description]") {
   std::size_t const bytes = GENERATE(std::size_t{100}, std::size_t{70'000}, 3_MiB);
-  over_pages_and_blocks([&](sim_machine const& machine, auto const& make) {
+  over_each_source([&](sim_machine const& machine, auto const& make) {
     auto pool = make();
     test_stream const stream(machine.driver());
     test_stream const other(machine.driver());
@@ -100,7 +112,7 @@ TEST_CASE("an attached tool reports an access after the free, also on another st
 }
 
 TEST_CASE("what a stream does before the free is no mistake, however late it runs", "[pool][description]") {
-  over_pages_and_blocks([&](sim_machine const& machine, auto const& make) {
+  over_each_source([&](sim_machine const& machine, auto const& make) {
     auto pool = make();
     test_stream const stream(machine.driver());
     test_stream const other(machine.driver());
@@ -122,7 +134,7 @@ TEST_CASE(
     "[pool][description]") {
   unsigned const seed = GENERATE(1U, 2U, 3U);
   INFO("seed " << seed);
-  over_pages_and_blocks([&](sim_machine const& machine, auto const& make) {
+  over_each_source([&](sim_machine const& machine, auto const& make) {
     {
       auto pool = make();
       test_stream const a(machine.driver());
@@ -137,6 +149,7 @@ TEST_CASE(
       std::vector<block> live;
       std::mt19937 random(seed);
       std::size_t requested = 0;
+      std::size_t rounded = 0;
       for (int i = 0; i < 3000; ++i) {
         if (live.size() < 60 && random() % 5 < 3) {
           std::size_t const bytes = random() % 4 == 0 ? 1 + random() % 30'000'000 : 1 + random() % 50'000;
@@ -144,16 +157,22 @@ TEST_CASE(
           void* const p = pool.allocate(streams[s], bytes);
           live.push_back({p, bytes, s});
           requested += bytes;
+          rounded += pool->block_bytes(bytes, default_alignment);
           REQUIRE(machine.launch(streams[s], random() % 1'000'000, {sim_writes(p, bytes)}).ok());
         } else if (!live.empty()) {
           std::size_t const k = random() % live.size();
           pool.deallocate(streams[live[k].stream], live[k].p, live[k].bytes);
           requested -= live[k].bytes;
+          rounded -= pool->block_bytes(live[k].bytes, default_alignment);
           live[k] = live.back();
           live.pop_back();
         }
         if (i % 500 == 0) (void)pool.trim();
         REQUIRE(machine.tool_counts().region_bytes == requested);
+        REQUIRE(pool->state().live == rounded);
+        REQUIRE(pool->state().live_blocks == live.size());
+        REQUIRE(pool->state().reserved == machine.usage().used);
+        REQUIRE(machine.tool_counts().heaps == pool->state().handles);
       }
       for (block const& left : live) pool.deallocate(streams[left.stream], left.p, left.bytes);
       CHECK(machine.tool_counts().regions == 0);
@@ -164,25 +183,147 @@ TEST_CASE(
   });
 }
 
-TEST_CASE("blocks that are seen through views are described where they are seen", "[pool][description]") {
+TEST_CASE("a watched pool takes whole blocks in place of pages, and tells the truth about them",
+          "[pool][description]") {
   sim_machine const machine = watched_machine();
-  auto pool = sim_pages(machine.driver()) | limited{208_MiB} | pooled{};
+  auto pages = sim_pages(machine.driver()) | limited{200_MiB};
+  auto pool = pages | pooled{};
   test_stream const stream(machine.driver());
-  std::size_t const bytes = 2_MiB - detail::guard_bytes;
+  CHECK_FALSE(pool.owns(nullptr));
   std::vector<void*> blocks;
-  for (int i = 0; i < 100; ++i) blocks.push_back(pool.allocate(stream, bytes));
-  for (std::size_t i = 0; i < blocks.size(); i += 2) pool.deallocate(stream, blocks[i], bytes);
-  std::size_t const large = 90_MiB;
-  void* const p = pool.allocate(stream, large);
-  REQUIRE(pool->state().remaps > 0);
-  CHECK(reports_of(machine, p, 0, large) == 0);
-  CHECK(reports_of(machine, p, static_cast<std::ptrdiff_t>(large), 1) == 1);
-  CHECK(reports_of(machine, blocks[0], 0, 1) == 1);
-  CHECK(reports_of(machine, blocks[1], 0, bytes) == 0);
-  pool.deallocate(stream, p, large);
-  CHECK(reports_of(machine, p, 0, 1) == 1);
-  for (std::size_t i = 1; i < blocks.size(); i += 2) pool.deallocate(stream, blocks[i], bytes);
+  for (int i = 0; i < 30; ++i) blocks.push_back(pool.allocate(stream, 3_MiB));
+  sim_usage const used = machine.usage();
+  CHECK(used.page_bytes == 0);
+  CHECK(used.block_bytes == pool->state().reserved);
+  CHECK(pages->used() == pool->state().reserved);
+  CHECK(pool->state().handles == used.blocks);
+  CHECK(machine.tool_counts().heaps == used.blocks);
+  CHECK(pool->state().maps == 0);
+  CHECK(pool.owns(blocks[7]));
+  CHECK(pool.owns(static_cast<char*>(blocks[7]) + 3_MiB - 1));
+  CHECK_FALSE(pool.owns(&pool));
+  for (void* const p : blocks) pool.deallocate(stream, p, 3_MiB);
+  CHECK(pool.trim() == used.block_bytes);
+  CHECK(pool->state().reserved == 0);
+  CHECK(pages->used() == 0);
+  CHECK(machine.usage().used == 0);
+  CHECK(machine.tool_counts().heaps == 0);
+  CHECK(machine.tool_findings().empty());
+  void* const again = pool.allocate(stream, 3_MiB);
+  CHECK(reports_of(machine, again, 3_MiB, 1) == 1);
+  pool.deallocate(stream, again, 3_MiB);
+}
+
+TEST_CASE("a limit below a watched pool refuses as it does without a tool", "[pool][description]") {
+  sim_machine const machine = watched_machine();
+  auto const check = [&](auto source) {
+    auto limit = source | limited{20_MiB};
+    auto pool = limit | pooled{};
+    test_stream const stream(machine.driver());
+    void* const p = pool.allocate(stream, 10_MiB);
+    try {
+      (void)pool.allocate(stream, 15_MiB);
+      FAIL("nothing was refused");
+    } catch (out_of_memory const& error) {
+      CHECK(error.report().asked == 15_MiB);
+      CHECK(error.report().limit == 20_MiB);
+      CHECK(std::string(error.report().refused_by) == "limited");
+      CHECK(error.report().live >= 10_MiB);
+      CHECK(error.report().reserved == limit->used());
+    }
+    CHECK(limit->used() <= 20_MiB);
+    CHECK(machine.usage().used == limit->used());
+    void* const q = pool.allocate(stream, 5_MiB);
+    pool.deallocate(stream, q, 5_MiB);
+    pool.deallocate(stream, p, 10_MiB);
+    pool.empty_cache();
+    CHECK(limit->used() == 0);
+    CHECK_THROWS_AS(pool.allocate(stream, 1_TiB), out_of_memory);
+    CHECK(machine.tool_findings().empty());
+  };
+  SECTION("over pages") {
+    check(sim_pages(machine.driver()));
+  }
+  SECTION("over ordered blocks") {
+    check(sim_async(machine.driver()));
+  }
+  SECTION("over blocks") {
+    check(sim_malloc(machine.driver()));
+  }
+}
+
+TEST_CASE("a watched pool over a full device says what the device has left", "[pool][description]") {
+  sim_machine const machine = watched_machine();
+  auto pool = sim_pages(machine.driver()) | pooled{};
+  void* const p = pool.allocate({}, 2_GiB);
+  try {
+    (void)pool.allocate({}, 2_GiB);
+    FAIL("nothing was refused");
+  } catch (out_of_memory const& error) {
+    CHECK(std::string(error.report().refused_by) == "malloc_device");
+    CHECK(error.report().device_free == machine.usage().free());
+    CHECK(error.report().asked == 2_GiB);
+  }
+  pool.deallocate({}, p, 2_GiB);
+  void* const q = pool.allocate({}, 2_GiB);  // what was freed is not lost
+  pool.deallocate({}, q, 2_GiB);
+  CHECK(machine.tool_findings().empty());
+}
+
+TEST_CASE("of pools over pools the lowest is described, and nothing wrongly", "[pool][description]") {
+  over_each_source([](sim_machine const& machine, auto const& make) {
+    {
+      auto lower = make();
+      auto pool = lower | tracked{} | pooled{};
+      test_stream const stream(machine.driver());
+      void* const p = pool.allocate(stream, 1000);
+      CHECK(machine.tool_counts().regions == lower->state().live_blocks);
+      CHECK(reports_of(machine, p, 0, 1000) == 0);
+      pool.deallocate(stream, p, 1000);
+    }
+    CHECK(machine.tool_findings().empty());
+    CHECK(machine.tool_counts().heaps == 0);
+  });
+}
+
+TEST_CASE("over layers that pass no plain blocks on a pool is not described, and nothing is refused",
+          "[pool][description]") {
+  sim_machine const machine = watched_machine();
+  {
+    auto pool = sim_async(machine.driver()) | tracked{} | pooled{};
+    test_stream const stream(machine.driver());
+    void* const p = pool.allocate(stream, 1000);
+    CHECK(reports_of(machine, p, 0, 1000) == 0);
+    pool.deallocate(stream, p, 1000);
+  }
+  CHECK(machine.tool_findings().empty());
+  CHECK(machine.tool_counts().calls == 0);
+}
+
+TEST_CASE("the simulated tool refuses heaps as compute-sanitizer does", "[pool][description]") {
+  sim_machine const machine = watched_machine();
+  sim_driver const driver = machine.driver();
+  sim_pages pages(driver);
+  void* const range = pages.reserve(2_MiB);
+  page_handle const handle = pages.create(2_MiB);
+  pages.map(range, 2_MiB, handle);
+  CHECK(driver.memory_tool().register_heap(range, 2_MiB) == nullptr);
+  sim_async ordered(driver);
+  void* const p = ordered.allocate_sync(4_KiB);
+  CHECK(driver.memory_tool().register_heap(p, 4_KiB) == nullptr);
+  sim_malloc blocks(driver);
+  char* const whole = static_cast<char*>(blocks.allocate_sync(4_KiB));
+  CHECK(driver.memory_tool().register_heap(whole, 4_KiB + 1) == nullptr);
   CHECK(machine.tool_findings().size() == 3);
+  void* const heap = driver.memory_tool().register_heap(whole + 1_KiB, 1_KiB);  // a part will do
+  CHECK(heap != nullptr);
+  driver.memory_tool().unregister_heap(heap);
+  CHECK(machine.tool_findings().size() == 3);
+  blocks.deallocate_sync(whole, 4_KiB);
+  ordered.deallocate_sync(p, 4_KiB);
+  pages.unmap(range, 2_MiB);
+  pages.destroy(handle, 2_MiB);
+  pages.unreserve(range, 2_MiB);
 }
 
 TEST_CASE("memory freed while a graph is captured may be touched until it is handed out again",
@@ -284,6 +425,7 @@ TEST_CASE("without a tool nothing is told and nothing changes", "[pool][descript
   pool.deallocate(stream, p, 256);
   CHECK(machine.calls()[driver_call::synchronize_stream] == 0);
   static_assert(!detail::is_describable<host_memory> && !detail::is_describable<sim_pinned_host>);
-  static_assert(detail::is_describable<sim_pages> &&
+  CHECK(machine.usage().block_bytes == 0);  // pages, as ever
+  static_assert(detail::is_describable<sim_pages> && detail::is_describable<sim_async> &&
                 detail::is_describable<basic_malloc<faulty<sim_driver>>>);
 }

@@ -35,8 +35,10 @@ fi
 
 # SOURCE CASE TOOL WANTED: what a report's line must match, or "nothing".
 cases=()
-for source in pages malloc async; do
-  cases+=("$source clean memcheck nothing" "$source clean initcheck nothing")
+for source in pages limited malloc async; do
+  for name in clean clean_copies; do
+    cases+=("$source $name memcheck nothing" "$source $name initcheck nothing")
+  done
   for name in write_past_requested write_before write_past_large use_after_free use_after_free_and_new_blocks \
     use_after_free_on_another_stream; do
     cases+=("$source $name memcheck Invalid.__global__.write")
@@ -60,7 +62,10 @@ try() {
     [ $status -eq 9 ] && grep -qE "$4" "$log" || verdict=MISSED
   fi
   printf '%-12s %-7s %-34s %-9s %s\n' $verdict "$1" "$2" "$3" "${report:-status $status}"
-  case $verdict in MISSED | FALSE_REPORT) grep -vE '^=* *$' "$log" | head -n 12 | sed 's/^/      | /' ;; esac
+  case $verdict in MISSED | FALSE_REPORT)
+    grep -vE '^=* *$|COMPUTE-SANITIZER$' "$log" | uniq -c | head -n 3 |
+      awk '{ n = $1; sub(/^ *[0-9]+ /, ""); print "      | " $0 (n > 1 ? " (" n " times)" : "") }' ;;
+  esac
 }
 export -f try
 printf '%s\n' "${cases[@]}" | xargs -P "${JOBS:-8}" -L 1 bash -c 'try "$@" >"$work/verdict.$1.$2.$3"' try

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One planted mistake per run, inside a pool's block, for compute-sanitizer to find: check.sh runs them all.
-//   planted SOURCE CASE     SOURCE: pages, malloc or async; CASE: see cases below. Exit status 3: no such case.
+//   planted SOURCE CASE     SOURCE: pages, limited (pages), malloc or async; CASE: see below. Exit status 3: no such one
 
 #include <cstdio>
 #include <cstring>
@@ -20,6 +20,13 @@ __global__ void touch_read(Byte* p, long offset, Byte* sink) {
 template <class Byte>
 __global__ void touch_write(Byte* p, long offset, Byte value) {
   p[offset] = value;
+}
+/// Every byte read; as above.
+template <class Byte>
+__global__ void read_all(Byte const* p, std::size_t bytes, Byte* sink) {
+  for (std::size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < bytes; i += gridDim.x * blockDim.x) {
+    if (p[i] == 77) *sink = p[i];
+  }
 }
 template <class Count>
 __global__ void spin(Count nanoseconds) {
@@ -43,6 +50,9 @@ class program {
   }
   void write(byte_type* p, long offset, tarn::stream_ref stream) {
     touch_write<<<1, 1, 0, stream.get()>>>(p, offset, byte_type{1});
+  }
+  void read_whole(byte_type const* p, std::size_t bytes, tarn::stream_ref stream) {
+    read_all<<<32, 128, 0, stream.get()>>>(p, bytes, sink);
   }
   byte_type* take(tarn::stream_ref stream, std::size_t bytes) {
     return static_cast<byte_type*>(pool.allocate(stream, bytes));
@@ -88,6 +98,29 @@ bool run(Pool memory, char const* name) {
       p.pool.deallocate(p.b, q, bytes);
     }
     p.pool.empty_cache();
+  } else if (is("clean_copies")) {
+    // Blocks that only copies and fills have written, read by kernels to their last byte.
+    std::vector<byte_type> host(3'000'001, byte_type{1});
+    cudaStream_t const stream = p.a.ref().get();
+    for (int round = 0; round < 10; ++round) {
+      for (std::size_t const size : {std::size_t{1}, std::size_t{999}, std::size_t{70'001}, host.size()}) {
+        byte_type* const from_host = p.take(p.a, size);
+        byte_type* const from_device = p.take(p.a, size);
+        byte_type* const filled = p.take(p.a, size);
+        byte_type* const in_rows = p.take(p.a, size);
+        std::size_t const rows = size % 3 == 0 ? 3 : 1;
+        cudaMemcpyAsync(from_host, host.data(), size, cudaMemcpyHostToDevice, stream);
+        cudaMemcpyAsync(from_device, from_host, size, cudaMemcpyDeviceToDevice, stream);
+        (void)p.pool.driver().fill(p.a, filled, 2, size);
+        cudaMemset2DAsync(in_rows, size / rows, 3, size / rows, rows, stream);
+        cudaMemcpy2DAsync(in_rows, size / rows, filled, size / rows, size / rows, rows,
+                          cudaMemcpyDeviceToDevice, stream);
+        for (byte_type const* const q : {from_host, from_device, filled, in_rows}) p.read_whole(q, size, p.a);
+        (void)p.pool.driver().copy(p.a, host.data(), from_device, size);
+        for (byte_type* const q : {from_host, from_device, filled, in_rows}) p.pool.deallocate(p.a, q, size);
+      }
+      if (round == 5) p.pool.empty_cache();
+    }
   } else if (is("write_past_requested")) {
     p.write(block, bytes, p.a);  // within what the pool rounds to
   } else if (is("read_past_requested")) {
@@ -143,6 +176,9 @@ int main(int count, char** arguments) {
   bool known = false;
   if (std::strcmp(arguments[1], "pages") == 0) {
     known = planted::run(tarn::cuda_pages{} | tarn::pooled{}, arguments[2]);
+  } else if (std::strcmp(arguments[1], "limited") == 0) {
+    using namespace tarn::literals;
+    known = planted::run(tarn::cuda_pages{} | tarn::limited{1_GiB} | tarn::pooled{}, arguments[2]);
   } else if (std::strcmp(arguments[1], "malloc") == 0) {
     known = planted::run(tarn::cuda_malloc{} | tarn::pooled{}, arguments[2]);
   } else if (std::strcmp(arguments[1], "async") == 0) {

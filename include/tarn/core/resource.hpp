@@ -92,6 +92,21 @@ concept page_source = std::copyable<S> && std::equality_comparable<S> && has_pro
   noexcept;
 };
 
+/// A source whose own memory no tool can watch in pieces (pages, memory that the driver orders by streams), and which
+/// has blocks that one can. A layer over such a source passes them on, and counts them as it counts everything; a pool
+/// over one that does not is not seen into.
+///
+/// | expression                   | throws                    | meaning                                            |
+/// |------------------------------|---------------------------|----------------------------------------------------|
+/// | s.allocate_plain(bytes)      | out_of_memory, cuda_error | a block of cudaMalloc's, usable at once everywhere |
+/// | s.deallocate_plain(p, bytes) | never                     | gives it back; nothing uses it any more            |
+template <class S>
+concept has_plain_blocks = requires(S& s, std::size_t bytes, void* p) {
+  { s.allocate_plain(bytes) } -> std::same_as<void*>;
+  { s.deallocate_plain(p, bytes) }
+  noexcept;
+};
+
 /// What a pool can stand on: whole blocks or pages.
 template <class S>
 concept memory_source = resource<S> || page_source<S>;

@@ -311,6 +311,15 @@ class shared {
   void unmap(void* p, std::size_t bytes) noexcept requires requires(Layer& l) { l.unmap(p, bytes); }
   { block_->layer.unmap(p, bytes); }
 
+  // Plain blocks, where this layer passes them on.
+
+  [[nodiscard]] void* allocate_plain(std::size_t bytes) requires has_plain_blocks<Layer> {
+    return block_->layer.allocate_plain(bytes);
+  }
+  void deallocate_plain(void* p, std::size_t bytes) noexcept requires has_plain_blocks<Layer> {
+    block_->layer.deallocate_plain(p, bytes);
+  }
+
   /// The layer itself, for what only it offers.
   [[nodiscard]] Layer& layer() const noexcept { return block_->layer; }
   Layer* operator->() const noexcept { return &block_->layer; }

@@ -31,7 +31,11 @@ class sim_driver {
     explicit operator bool() const noexcept { return state_ != nullptr; }
     [[nodiscard]] void* register_heap(void const* p, std::size_t bytes) const noexcept {
       void* heap = nullptr;
-      tell([&](detail::sim_memory_tool& tool) { heap = tool.register_heap(p, bytes); });
+      tell([&](detail::sim_memory_tool& tool) {
+        using heap_in = detail::sim_memory_tool::heap_in;
+        bool const in_block = state_->memory.in_block(p, bytes, detail::sim_kind::device);
+        heap = tool.register_heap(p, bytes, in_block ? heap_in::device_block : heap_in::other_memory);
+      });
       return heap;
     }
     void unregister_heap(void* heap) const noexcept {

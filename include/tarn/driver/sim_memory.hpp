@@ -239,6 +239,13 @@ class sim_memory {
     return true;
   }
 
+  /// True where all of it lies in one block of that kind.
+  [[nodiscard]] bool in_block(void const* p, std::size_t bytes, sim_kind kind) const noexcept {
+    auto const it = block_of(address(p));
+    return it != blocks_.end() && it->second.kind == kind &&
+           bytes <= it->second.bytes - (address(p) - it->first);
+  }
+
   /// True where the first byte is the machine's: mapped, reserved or in a block.
   [[nodiscard]] bool knows(void const* p) const noexcept {
     std::uintptr_t const a = address(p);

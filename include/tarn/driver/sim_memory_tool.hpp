@@ -46,9 +46,16 @@ class sim_memory_tool {
     for (auto const& [begin, bytes] : heaps_) allow(begin, bytes);
   }
 
-  /// The heap's start is its name.
-  void* register_heap(void const* p, std::size_t bytes) {
+  /// What a heap lies in; compute-sanitizer 2025.3.1 takes cudaMalloc's blocks and parts of them alone.
+  enum class heap_in : std::uint8_t { device_block, other_memory };
+
+  /// The heap's start is its name. Null where it is refused.
+  void* register_heap(void const* p, std::size_t bytes, heap_in where) {
     ++calls_;
+    if (where == heap_in::other_memory) {
+      told_wrongly("a heap over memory that is not cudaMalloc's", address(p));
+      return nullptr;
+    }
     if (auto const other = first_in(heaps_, address(p), bytes); other != heaps_.end())
       told_wrongly("a heap over another", address(p));
     heaps_[address(p)] = bytes;

@@ -71,6 +71,16 @@ class limited_base {
   /// Bytes that count against the limit now.
   [[nodiscard]] std::size_t used() const noexcept { return budget_.used(); }
   [[nodiscard]] std::size_t limit() const noexcept { return budget_.limit(); }
+  /// The upstream's plain blocks count against the same limit. @throws out_of_memory, as the layer's other calls
+  [[nodiscard]] void* allocate_plain(std::size_t bytes) requires has_plain_blocks<Upstream> {
+    return within_budget(bytes, bytes, default_alignment, {},
+                         [&] { return upstream_.allocate_plain(bytes); });
+  }
+  void deallocate_plain(void* p, std::size_t bytes) noexcept requires has_plain_blocks<Upstream> {
+    upstream_.deallocate_plain(p, bytes);
+    budget_.give(bytes);
+  }
+
   /// Changes the limit and returns the one before; below used() it refuses all until enough is freed.
   /// Thread-safe.
   std::size_t set_limit(std::size_t bytes) noexcept { return budget_.set_limit(bytes); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// described_source: a pool's source, which tells a tool of each mapping or segment while the pool has it.
+// described_source: a pool's source, which tells a tool of each segment while the pool has it.
 // Above it: pool. Below it: description.
 
 #include <cstddef>
@@ -23,10 +23,12 @@ class described_source {
       : source_(std::move(source)), told_(&told) {}
 
   [[nodiscard]] Source& source() noexcept { return source_; }
+  /// True once a tool is found, which is before the first growth or never.
+  [[nodiscard]] bool watched() const noexcept { return told_->active(); }
   [[nodiscard]] driver_type const& driver() const noexcept { return source_.driver(); }
   [[nodiscard]] device_id device() const { return source_.device(); }
 
-  // Pages: what is mapped is a heap.
+  // Pages: nothing is told of them, since no tool takes them as heaps.
 
   [[nodiscard]] std::size_t granularity() const noexcept requires page_source<Source> {
     return source_.granularity();
@@ -45,34 +47,30 @@ class described_source {
   }
   void map(void* p, std::size_t bytes, page_handle handle) requires page_source<Source> {
     source_.map(p, bytes, handle);
-    told_->heap_begins(p, bytes);
   }
-  void unmap(void* p, std::size_t bytes) noexcept requires page_source<Source> {
-    told_->heap_ends(p);
-    source_.unmap(p, bytes);
-  }
+  void unmap(void* p, std::size_t bytes) noexcept requires page_source<Source> { source_.unmap(p, bytes); }
 
-  // Blocks: each is a heap.
+  // Whole blocks, which are a pool's segments: each is a heap.
 
-  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) requires resource<Source> {
-    void* const p = source_.allocate_sync(bytes, alignment);
-    told_->heap_begins(p, bytes);
-    return p;
+  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    if (watched()) {
+      void* const p = take_watched(bytes, alignment);
+      told_->heap_begins(p, bytes);
+      return p;
+    }
+    if constexpr (has_allocate_sync<Source>) {
+      return source_.allocate_sync(bytes, alignment);
+    } else {
+      return nullptr;  // pages have blocks only where a tool watches
+    }
   }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept requires resource<Source> {
-    told_->heap_ends(p);
-    source_.deallocate_sync(p, bytes, alignment);
-  }
-  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
-                               std::size_t alignment) requires resource<Source> {
-    void* const p = source_.allocate(stream, bytes, alignment);
-    told_->heap_begins(p, bytes);
-    return p;
-  }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes,
-                  std::size_t alignment) noexcept requires resource<Source> {
-    told_->heap_ends(p);
-    source_.deallocate(stream, p, bytes, alignment);
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (watched()) {
+      told_->heap_ends(p);
+      give_watched(p, bytes, alignment);
+    } else if constexpr (has_deallocate_sync<Source>) {
+      source_.deallocate_sync(p, bytes, alignment);
+    }
   }
 
   friend bool operator==(described_source const& a, described_source const& b) noexcept {
@@ -80,6 +78,21 @@ class described_source {
   }
 
  private:
+  [[nodiscard]] void* take_watched(std::size_t bytes, [[maybe_unused]] std::size_t alignment) {
+    if constexpr (has_plain_blocks<Source>) {
+      return source_.allocate_plain(bytes);
+    } else {
+      return source_.allocate_sync(bytes, alignment);
+    }
+  }
+  void give_watched(void* p, std::size_t bytes, [[maybe_unused]] std::size_t alignment) noexcept {
+    if constexpr (has_plain_blocks<Source>) {
+      source_.deallocate_plain(p, bytes);
+    } else {
+      source_.deallocate_sync(p, bytes, alignment);
+    }
+  }
+
   Source source_;
   description<driver_type>* told_;
 };

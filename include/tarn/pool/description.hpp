@@ -3,12 +3,13 @@
 // What a pool tells a tool that watches memory (compute-sanitizer, the simulated one): which bytes are handed out.
 // Above it: described_source, pool. Below it: driver/driver, core.
 //
-// Without a tool this is one byte, looked at where the arena is asked. With one the pool changes: no magazines; every
-// block is followed by `guard_bytes` that belong to nobody; a block that is freed is waited for on its stream, ceases to
-// be a region, and is kept from reuse for a while. So an access past the requested size, before it, or
-// after the free is outside every region:
+// Without a tool this is one byte, looked at where the arena is asked. With one the pool changes: it stands on whole
+// blocks of the driver's, also in place of pages and of cudaMallocAsync's memory, which tools refuse; no magazines;
+// every block is followed by `guard_bytes` that belong to nobody; a block that is freed is waited for on its stream,
+// ceases to be a region, and is kept from reuse for a while. So an access past the requested size, before it, or after
+// the free is outside every region:
 //
-//   heap     |-------------------- one mapping or segment --------------------|
+//   heap     |--------------------------- one segment -------------------------|
 //   regions   [ asked ]          [ asked ]                    [ asked ]
 //   nobody's           guard,slack        guard,slack, freed           guard,...
 
@@ -16,13 +17,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <type_traits>
+#include <utility>
 
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/bytes.hpp"
-#include "tarn/core/extremes.hpp"
 #include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
+#include "tarn/core/shared.hpp"
 #include "tarn/driver/driver.hpp"
 
 namespace tarn::detail {
@@ -45,11 +48,26 @@ struct freed_block {
   stream_ref stream;
 };
 
-/// Memory that a tool can watch: a device's own, of a driver that knows tools.
+/// True where the source at the bottom has blocks of which each may be a heap; false above another pool, which
+/// describes its own, and over what a tool refuses.
+template <class Layer>
+constexpr bool gives_heaps() noexcept {
+  if constexpr (requires { requires Layer::hands_out_pieces; }) {
+    return false;
+  } else if constexpr (stands_on_another<Layer>) {
+    return gives_heaps<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
+  } else {
+    return resource<Layer> && !has_plain_blocks<Layer>;
+  }
+}
+
+/// Memory that a tool can watch: a device's own, of a driver that knows tools, in blocks that may be heaps.
 template <class Source>
 inline constexpr bool is_describable =
     describing_driver<typename Source::driver_type>&& has_property<Source, device_accessible> &&
-    !has_property<Source, host_accessible>;
+    !has_property<Source, host_accessible> &&
+    (has_plain_blocks<Source> ||
+     gives_heaps<std::remove_reference_t<decltype(layer_of(std::declval<Source&>()))>>());
 
 /// Safe from any thread; its one lock is a leaf. The host's want of memory costs reports, nothing else.
 template <describing_driver Driver>
@@ -114,9 +132,7 @@ class description {
     --promised_;
     live_.insert(address(p), bytes);
     forget_left(address(p), bytes);
-    each_piece(address(p), bytes, [&](heap const& h, std::uintptr_t at, std::size_t part) {
-      tool_.register_region(h.handle, reinterpret_cast<void*>(at), part);
-    });
+    if (heap const* const h = heap_of(address(p)); h != nullptr) tool_.register_region(h->handle, p, bytes);
   }
   /// A block comes back: its bytes as asked, 0 if it is none; where they are `bytes` it is live no longer, though still a
   /// region.
@@ -127,8 +143,8 @@ class description {
     return asked;
   }
 
-  /// Ends the regions of a block once work on the stream before it is done. While a graph is captured from the stream that
-  /// cannot be waited for, and the graph may still run: the regions are left until their bytes are handed out again.
+  /// Ends the region of a block once work on the stream before it is done. While a graph is captured from the stream
+  /// that cannot be waited for, and the graph may still run: the region is left until its bytes are handed out again.
   void region_ends(void* p, std::size_t bytes, stream_ref stream) noexcept {
     bool capturing = false;
     bool const known = driver_.is_capturing(stream, capturing).ok();
@@ -142,12 +158,12 @@ class description {
     } else if (!known || !driver_.synchronize_stream(stream).ok()) {
       (void)driver_.synchronize_device();
     }
-    region_ends(p, bytes);
+    region_ends(p);
   }
   /// The same, where nothing uses the block any more.
-  void region_ends(void* p, std::size_t bytes) noexcept {
+  void region_ends(void* p) noexcept {
     std::lock_guard const guard(mutex_);
-    end_regions(address(p), bytes);
+    end_region(address(p));
   }
 
   /// Keeps a freed block from reuse. False where there is no room for it: take some out, oldest first, and ask again; or
@@ -199,26 +215,22 @@ class description {
     state_.store(static_cast<bool>(tool_) ? state::told : state::untold, std::memory_order_release);
   }
 
-  /// A block over several handles is one region in each of their heaps.
-  template <class Visit>
-  void each_piece(std::uintptr_t begin, std::size_t bytes, Visit const& visit) const {
+  /// The segment that a block lies in; null where the tool did not take it. O(segments).
+  [[nodiscard]] heap const* heap_of(std::uintptr_t at) const noexcept {
     for (heap const& h : heaps_) {
-      std::uintptr_t const from = larger_of(begin, h.begin);
-      std::uintptr_t const to = smaller_of(begin + bytes, h.begin + h.bytes);
-      if (from < to) visit(h, from, to - from);
+      if (at >= h.begin && at - h.begin < h.bytes) return &h;
     }
+    return nullptr;
   }
-  void end_regions(std::uintptr_t begin, std::size_t bytes) noexcept {
-    each_piece(begin, bytes, [&](heap const&, std::uintptr_t at, std::size_t) {
-      tool_.unregister_region(reinterpret_cast<void*>(at));
-    });
+  void end_region(std::uintptr_t at) noexcept {
+    if (heap_of(at) != nullptr) tool_.unregister_region(reinterpret_cast<void*>(at));
   }
   /// Ends the regions that a capture left among these bytes.
   void forget_left(std::uintptr_t begin, std::size_t bytes) noexcept {
     for (std::size_t i = left_.size(); i-- > 0;) {
       stretch const s = left_[i];
       if (s.begin >= begin + bytes || begin >= s.begin + s.bytes) continue;
-      end_regions(s.begin, s.bytes);
+      end_region(s.begin);
       left_.erase_unordered(i);
     }
   }

@@ -14,7 +14,7 @@
 //   6 out_of_memory
 //
 // One thread climbs at a time (the growth lock); the hot lock is let go around every driver call.
-// Above it: pool. Below it: arena, ordering, page_growth, segment_growth.
+// Above it: pool. Below it: arena, ordering, page_growth, segment_growth, watched_growth.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,6 +26,7 @@
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/page_growth.hpp"
 #include "tarn/pool/segment_growth.hpp"
+#include "tarn/pool/watched_growth.hpp"
 
 namespace tarn::detail {
 
@@ -54,8 +55,13 @@ template <page_source Source>
 struct growth_for<Source> {
   using type = page_growth<Source>;
 };
+template <watched_pages Source>
+struct growth_for<Source> {
+  using type = watched_growth<Source>;
+};
 
-template <memory_source Source>
+template <class Source>
+requires page_source<Source> || segment_source<Source>
 class ladder {
  public:
   using driver_type = typename Source::driver_type;

@@ -40,6 +40,8 @@ class pool {
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
+  /// What it hands out are pieces of its blocks: a tool takes none of them as a heap.
+  static constexpr bool hands_out_pieces = true;
 
   explicit pool(Upstream upstream, pool_options const& options = {})
       : ladder_(described::wrap(std::move(upstream), described_), options),
@@ -329,7 +331,8 @@ class pool {
         count = 1;
       }
     }
-    if (cache == nullptr) count_uncached(static_cast<std::int64_t>(block), 1);
+    if (cache == nullptr)  // a guard is nobody's
+      count_uncached(static_cast<std::int64_t>(detail::rounded_bytes(asked, alignment)), 1);
     held.unlock();
     if (cache != nullptr) {
       cache->lock.enter();
@@ -558,7 +561,7 @@ class pool {
                                          [[maybe_unused]] reuse when) noexcept {
     if constexpr (describes) {
       detail::freed_block const b{p, bytes + detail::guard_bytes, alignment, id, stream};
-      std::size_t const block = detail::rounded_bytes(b.bytes, alignment);
+      std::size_t const block = detail::rounded_bytes(bytes, alignment);  // as it was counted
       std::size_t const asked = described_.take_back(p, bytes);
       {
         lock const held(ladder_.hot);
@@ -568,7 +571,7 @@ class pool {
                         block);
       }
       if (id == detail::neutral_id) {
-        described_.region_ends(p, bytes);
+        described_.region_ends(p);
       } else {
         described_.region_ends(p, bytes, stream);
       }

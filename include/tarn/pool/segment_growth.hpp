@@ -20,7 +20,11 @@ namespace tarn::detail {
 /// Segments are multiples of this, bytes: what cudaMalloc rounds to anyway on a device with 2 MiB pages.
 inline constexpr std::size_t segment_grain = 2_MiB;
 
-template <resource Source>
+/// What has segments to give.
+template <class S>
+concept segment_source = has_allocate_sync<S> && has_deallocate_sync<S> && has_driver<S>;
+
+template <segment_source Source>
 class segment_growth {
  public:
   using driver_type = typename Source::driver_type;

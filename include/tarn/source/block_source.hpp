@@ -17,6 +17,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/driver.hpp"
+#include "tarn/source/plain_block.hpp"
 #include "tarn/source/refusal.hpp"
 
 namespace tarn {
@@ -92,6 +93,18 @@ class block_source {
   /// Gives back memory that no stream uses any more.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
     if (p != nullptr) (void)Calls::give(driver_, p, bytes, alignment);
+  }
+
+  /// A block that the driver does not order: for a pool that a tool watches, in place of allocate_sync().
+  /// @throws out_of_memory, cuda_error; nothing has changed
+  [[nodiscard]] void* allocate_plain(std::size_t bytes) requires(
+      detail::stream_ordered_calls<Calls, D>&& detail::plain_block_driver<D>) {
+    return detail::take_plain_block(driver_, bytes);
+  }
+  /// Gives it back; no work uses it any more.
+  void deallocate_plain(void* p, std::size_t) noexcept
+      requires(detail::stream_ordered_calls<Calls, D>&& detail::plain_block_driver<D>) {
+    detail::give_plain_block(driver_, p);
   }
 
   // As CCCL 3.0 (CUDA 13.0) spells them. Templates, so that a braced {} never means bytes.

@@ -11,6 +11,7 @@
 #include "tarn/core/config.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/driver.hpp"
+#include "tarn/source/plain_block.hpp"
 #include "tarn/source/refusal.hpp"
 #if TARN_HAS_CUDA
 #include "tarn/driver/cuda_driver.hpp"
@@ -81,6 +82,16 @@ class basic_pages {
   }
   /// Undoes exactly one map(). The handle keeps its contents; no work may still use the range.
   void unmap(void* p, std::size_t bytes) noexcept { (void)driver_.unmap_pages(p, bytes); }
+
+  /// One block that is no page: for a pool that a tool watches, in place of create() and map().
+  /// @throws out_of_memory, cuda_error; nothing has changed
+  [[nodiscard]] void* allocate_plain(std::size_t bytes) requires detail::plain_block_driver<D> {
+    return detail::take_plain_block(driver_, bytes);
+  }
+  /// Gives it back; no work uses it any more.
+  void deallocate_plain(void* p, std::size_t) noexcept requires detail::plain_block_driver<D> {
+    detail::give_plain_block(driver_, p);
+  }
 
   [[nodiscard]] D const& driver() const noexcept { return driver_; }
   [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
