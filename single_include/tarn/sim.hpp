@@ -372,9 +372,16 @@ class sim_memory_tool {
     for (auto const& [begin, bytes] : heaps_) allow(begin, bytes);
   }
 
-  /// The heap's start is its name.
-  void* register_heap(void const* p, std::size_t bytes) {
+  /// What a heap lies in; compute-sanitizer 2025.3.1 takes cudaMalloc's blocks and parts of them alone.
+  enum class heap_in : std::uint8_t { device_block, other_memory };
+
+  /// The heap's start is its name. Null where it is refused.
+  void* register_heap(void const* p, std::size_t bytes, heap_in where) {
     ++calls_;
+    if (where == heap_in::other_memory) {
+      told_wrongly("a heap over memory that is not cudaMalloc's", address(p));
+      return nullptr;
+    }
     if (auto const other = first_in(heaps_, address(p), bytes); other != heaps_.end())
       told_wrongly("a heap over another", address(p));
     heaps_[address(p)] = bytes;
@@ -785,6 +792,13 @@ class sim_memory {
     if (it == blocks_.end() || it->second.kind != kind) return false;
     bytes = it->second.bytes;
     return true;
+  }
+
+  /// True where all of it lies in one block of that kind.
+  [[nodiscard]] bool in_block(void const* p, std::size_t bytes, sim_kind kind) const noexcept {
+    auto const it = block_of(address(p));
+    return it != blocks_.end() && it->second.kind == kind &&
+           bytes <= it->second.bytes - (address(p) - it->first);
   }
 
   /// True where the first byte is the machine's: mapped, reserved or in a block.
@@ -2706,7 +2720,11 @@ class sim_driver {
     explicit operator bool() const noexcept { return state_ != nullptr; }
     [[nodiscard]] void* register_heap(void const* p, std::size_t bytes) const noexcept {
       void* heap = nullptr;
-      tell([&](detail::sim_memory_tool& tool) { heap = tool.register_heap(p, bytes); });
+      tell([&](detail::sim_memory_tool& tool) {
+        using heap_in = detail::sim_memory_tool::heap_in;
+        bool const in_block = state_->memory.in_block(p, bytes, detail::sim_kind::device);
+        heap = tool.register_heap(p, bytes, in_block ? heap_in::device_block : heap_in::other_memory);
+      });
       return heap;
     }
     void unregister_heap(void* heap) const noexcept {

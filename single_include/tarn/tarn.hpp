@@ -660,6 +660,21 @@ concept page_source = std::copyable<S> && std::equality_comparable<S> && has_pro
   noexcept;
 };
 
+/// A source whose own memory no tool can watch in pieces (pages, memory that the driver orders by streams), and which
+/// has blocks that one can. A layer over such a source passes them on, and counts them as it counts everything; a pool
+/// over one that does not is not seen into.
+///
+/// | expression                   | throws                    | meaning                                            |
+/// |------------------------------|---------------------------|----------------------------------------------------|
+/// | s.allocate_plain(bytes)      | out_of_memory, cuda_error | a block of cudaMalloc's, usable at once everywhere |
+/// | s.deallocate_plain(p, bytes) | never                     | gives it back; nothing uses it any more            |
+template <class S>
+concept has_plain_blocks = requires(S& s, std::size_t bytes, void* p) {
+  { s.allocate_plain(bytes) } -> std::same_as<void*>;
+  { s.deallocate_plain(p, bytes) }
+  noexcept;
+};
+
 /// What a pool can stand on: whole blocks or pages.
 template <class S>
 concept memory_source = resource<S> || page_source<S>;
@@ -873,6 +888,13 @@ inline std::atomic<std::uint64_t> next_thread_number{1};
 #include <cstddef>
 #include <utility>
 
+// ---- tarn/source/plain_block.hpp
+// Plain blocks: cudaMalloc's, from a source whose memory is of another kind. A tool that watches pieces of memory takes
+// no other: compute-sanitizer 2025.3.1 refuses, with an error, heaps over mapped pages and cudaMallocAsync's memory.
+// Above it: cuda_pages, cuda_async. Below it: refusal.
+
+#include <cstddef>
+
 // ---- tarn/source/refusal.hpp
 // How a source says no: a failed driver call becomes the error that a caller can act upon.
 // Above it: block_source, cuda_pages. Below it: driver/driver, core/error.
@@ -904,6 +926,33 @@ template <class D>
 /// A request so large that it is not worth asking: rounding it up could wrap.
 [[nodiscard]] inline status too_large() noexcept {
   return {failure::out_of_memory, 0, "larger than any device", "the address space"};
+}
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// A driver that has them.
+template <class D>
+concept plain_block_driver = stream_driver<D> &&
+    requires(D const& driver, std::size_t bytes, void* p, void*& new_p) {
+  { driver.malloc_device(bytes, new_p) }
+  noexcept->std::same_as<status>;
+  { driver.free_device(p) }
+  noexcept->std::same_as<status>;
+};
+
+/// @throws out_of_memory, cuda_error; nothing has changed
+template <plain_block_driver D>
+[[nodiscard]] void* take_plain_block(D const& driver, std::size_t bytes) {
+  void* p = nullptr;
+  status const s = bytes <= max_request_bytes ? driver.malloc_device(bytes, p) : too_large();
+  if (!s.ok()) refuse(driver, s, stream_ref{}, bytes, default_alignment);
+  return p;
+}
+template <plain_block_driver D>
+void give_plain_block(D const& driver, void* p) noexcept {
+  (void)driver.free_device(p);
 }
 
 }  // namespace tarn::detail
@@ -981,6 +1030,18 @@ class block_source {
   /// Gives back memory that no stream uses any more.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
     if (p != nullptr) (void)Calls::give(driver_, p, bytes, alignment);
+  }
+
+  /// A block that the driver does not order: for a pool that a tool watches, in place of allocate_sync().
+  /// @throws out_of_memory, cuda_error; nothing has changed
+  [[nodiscard]] void* allocate_plain(std::size_t bytes) requires(
+      detail::stream_ordered_calls<Calls, D>&& detail::plain_block_driver<D>) {
+    return detail::take_plain_block(driver_, bytes);
+  }
+  /// Gives it back; no work uses it any more.
+  void deallocate_plain(void* p, std::size_t) noexcept
+      requires(detail::stream_ordered_calls<Calls, D>&& detail::plain_block_driver<D>) {
+    detail::give_plain_block(driver_, p);
   }
 
   // As CCCL 3.0 (CUDA 13.0) spells them. Templates, so that a braced {} never means bytes.
@@ -1368,7 +1429,9 @@ class nvtx_memory {
   explicit operator bool() const noexcept { return domain_ != nullptr || present_; }
 
 #if TARN_HAS_NVTX_MEMORY
-  /// Null where the tool takes no such memory: then all of it may be touched.
+  /// Null where the tool takes no such memory: then all of it may be touched, and the program has an error to its name.
+  /// compute-sanitizer 2025.3.1 takes cudaMalloc's blocks and parts of them; no mapped pages, none of cudaMallocAsync's
+  /// memory.
   [[nodiscard]] void* register_heap(void const* p, std::size_t bytes) const noexcept {
     nvtxMemVirtualRangeDesc_t const range{bytes, p};
     nvtxMemHeapDesc_t heap{};
@@ -2069,6 +2132,16 @@ class basic_pages {
   }
   /// Undoes exactly one map(). The handle keeps its contents; no work may still use the range.
   void unmap(void* p, std::size_t bytes) noexcept { (void)driver_.unmap_pages(p, bytes); }
+
+  /// One block that is no page: for a pool that a tool watches, in place of create() and map().
+  /// @throws out_of_memory, cuda_error; nothing has changed
+  [[nodiscard]] void* allocate_plain(std::size_t bytes) requires detail::plain_block_driver<D> {
+    return detail::take_plain_block(driver_, bytes);
+  }
+  /// Gives it back; no work uses it any more.
+  void deallocate_plain(void* p, std::size_t) noexcept requires detail::plain_block_driver<D> {
+    detail::give_plain_block(driver_, p);
+  }
 
   [[nodiscard]] D const& driver() const noexcept { return driver_; }
   [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
@@ -3328,6 +3401,15 @@ class shared {
   void unmap(void* p, std::size_t bytes) noexcept requires requires(Layer& l) { l.unmap(p, bytes); }
   { block_->layer.unmap(p, bytes); }
 
+  // Plain blocks, where this layer passes them on.
+
+  [[nodiscard]] void* allocate_plain(std::size_t bytes) requires has_plain_blocks<Layer> {
+    return block_->layer.allocate_plain(bytes);
+  }
+  void deallocate_plain(void* p, std::size_t bytes) noexcept requires has_plain_blocks<Layer> {
+    block_->layer.deallocate_plain(p, bytes);
+  }
+
   /// The layer itself, for what only it offers.
   [[nodiscard]] Layer& layer() const noexcept { return block_->layer; }
   Layer* operator->() const noexcept { return &block_->layer; }
@@ -3966,7 +4048,7 @@ class checked_layer {
 #include <utility>
 
 // ---- tarn/pool/described_source.hpp
-// described_source: a pool's source, which tells a tool of each mapping or segment while the pool has it.
+// described_source: a pool's source, which tells a tool of each segment while the pool has it.
 // Above it: pool. Below it: description.
 
 #include <cstddef>
@@ -3977,12 +4059,13 @@ class checked_layer {
 // What a pool tells a tool that watches memory (compute-sanitizer, the simulated one): which bytes are handed out.
 // Above it: described_source, pool. Below it: driver/driver, core.
 //
-// Without a tool this is one byte, looked at where the arena is asked. With one the pool changes: no magazines; every
-// block is followed by `guard_bytes` that belong to nobody; a block that is freed is waited for on its stream, ceases to
-// be a region, and is kept from reuse for a while. So an access past the requested size, before it, or
-// after the free is outside every region:
+// Without a tool this is one byte, looked at where the arena is asked. With one the pool changes: it stands on whole
+// blocks of the driver's, also in place of pages and of cudaMallocAsync's memory, which tools refuse; no magazines;
+// every block is followed by `guard_bytes` that belong to nobody; a block that is freed is waited for on its stream,
+// ceases to be a region, and is kept from reuse for a while. So an access past the requested size, before it, or after
+// the free is outside every region:
 //
-//   heap     |-------------------- one mapping or segment --------------------|
+//   heap     |--------------------------- one segment -------------------------|
 //   regions   [ asked ]          [ asked ]                    [ asked ]
 //   nobody's           guard,slack        guard,slack, freed           guard,...
 
@@ -3990,6 +4073,8 @@ class checked_layer {
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <type_traits>
+#include <utility>
 
 namespace tarn::detail {
 
@@ -4011,11 +4096,26 @@ struct freed_block {
   stream_ref stream;
 };
 
-/// Memory that a tool can watch: a device's own, of a driver that knows tools.
+/// True where the source at the bottom has blocks of which each may be a heap; false above another pool, which
+/// describes its own, and over what a tool refuses.
+template <class Layer>
+constexpr bool gives_heaps() noexcept {
+  if constexpr (requires { requires Layer::hands_out_pieces; }) {
+    return false;
+  } else if constexpr (stands_on_another<Layer>) {
+    return gives_heaps<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
+  } else {
+    return resource<Layer> && !has_plain_blocks<Layer>;
+  }
+}
+
+/// Memory that a tool can watch: a device's own, of a driver that knows tools, in blocks that may be heaps.
 template <class Source>
 inline constexpr bool is_describable =
     describing_driver<typename Source::driver_type>&& has_property<Source, device_accessible> &&
-    !has_property<Source, host_accessible>;
+    !has_property<Source, host_accessible> &&
+    (has_plain_blocks<Source> ||
+     gives_heaps<std::remove_reference_t<decltype(layer_of(std::declval<Source&>()))>>());
 
 /// Safe from any thread; its one lock is a leaf. The host's want of memory costs reports, nothing else.
 template <describing_driver Driver>
@@ -4080,9 +4180,7 @@ class description {
     --promised_;
     live_.insert(address(p), bytes);
     forget_left(address(p), bytes);
-    each_piece(address(p), bytes, [&](heap const& h, std::uintptr_t at, std::size_t part) {
-      tool_.register_region(h.handle, reinterpret_cast<void*>(at), part);
-    });
+    if (heap const* const h = heap_of(address(p)); h != nullptr) tool_.register_region(h->handle, p, bytes);
   }
   /// A block comes back: its bytes as asked, 0 if it is none; where they are `bytes` it is live no longer, though still a
   /// region.
@@ -4093,8 +4191,8 @@ class description {
     return asked;
   }
 
-  /// Ends the regions of a block once work on the stream before it is done. While a graph is captured from the stream that
-  /// cannot be waited for, and the graph may still run: the regions are left until their bytes are handed out again.
+  /// Ends the region of a block once work on the stream before it is done. While a graph is captured from the stream
+  /// that cannot be waited for, and the graph may still run: the region is left until its bytes are handed out again.
   void region_ends(void* p, std::size_t bytes, stream_ref stream) noexcept {
     bool capturing = false;
     bool const known = driver_.is_capturing(stream, capturing).ok();
@@ -4108,12 +4206,12 @@ class description {
     } else if (!known || !driver_.synchronize_stream(stream).ok()) {
       (void)driver_.synchronize_device();
     }
-    region_ends(p, bytes);
+    region_ends(p);
   }
   /// The same, where nothing uses the block any more.
-  void region_ends(void* p, std::size_t bytes) noexcept {
+  void region_ends(void* p) noexcept {
     std::lock_guard const guard(mutex_);
-    end_regions(address(p), bytes);
+    end_region(address(p));
   }
 
   /// Keeps a freed block from reuse. False where there is no room for it: take some out, oldest first, and ask again; or
@@ -4165,26 +4263,22 @@ class description {
     state_.store(static_cast<bool>(tool_) ? state::told : state::untold, std::memory_order_release);
   }
 
-  /// A block over several handles is one region in each of their heaps.
-  template <class Visit>
-  void each_piece(std::uintptr_t begin, std::size_t bytes, Visit const& visit) const {
+  /// The segment that a block lies in; null where the tool did not take it. O(segments).
+  [[nodiscard]] heap const* heap_of(std::uintptr_t at) const noexcept {
     for (heap const& h : heaps_) {
-      std::uintptr_t const from = larger_of(begin, h.begin);
-      std::uintptr_t const to = smaller_of(begin + bytes, h.begin + h.bytes);
-      if (from < to) visit(h, from, to - from);
+      if (at >= h.begin && at - h.begin < h.bytes) return &h;
     }
+    return nullptr;
   }
-  void end_regions(std::uintptr_t begin, std::size_t bytes) noexcept {
-    each_piece(begin, bytes, [&](heap const&, std::uintptr_t at, std::size_t) {
-      tool_.unregister_region(reinterpret_cast<void*>(at));
-    });
+  void end_region(std::uintptr_t at) noexcept {
+    if (heap_of(at) != nullptr) tool_.unregister_region(reinterpret_cast<void*>(at));
   }
   /// Ends the regions that a capture left among these bytes.
   void forget_left(std::uintptr_t begin, std::size_t bytes) noexcept {
     for (std::size_t i = left_.size(); i-- > 0;) {
       stretch const s = left_[i];
       if (s.begin >= begin + bytes || begin >= s.begin + s.bytes) continue;
-      end_regions(s.begin, s.bytes);
+      end_region(s.begin);
       left_.erase_unordered(i);
     }
   }
@@ -4226,10 +4320,12 @@ class described_source {
       : source_(std::move(source)), told_(&told) {}
 
   [[nodiscard]] Source& source() noexcept { return source_; }
+  /// True once a tool is found, which is before the first growth or never.
+  [[nodiscard]] bool watched() const noexcept { return told_->active(); }
   [[nodiscard]] driver_type const& driver() const noexcept { return source_.driver(); }
   [[nodiscard]] device_id device() const { return source_.device(); }
 
-  // Pages: what is mapped is a heap.
+  // Pages: nothing is told of them, since no tool takes them as heaps.
 
   [[nodiscard]] std::size_t granularity() const noexcept requires page_source<Source> {
     return source_.granularity();
@@ -4248,34 +4344,30 @@ class described_source {
   }
   void map(void* p, std::size_t bytes, page_handle handle) requires page_source<Source> {
     source_.map(p, bytes, handle);
-    told_->heap_begins(p, bytes);
   }
-  void unmap(void* p, std::size_t bytes) noexcept requires page_source<Source> {
-    told_->heap_ends(p);
-    source_.unmap(p, bytes);
-  }
+  void unmap(void* p, std::size_t bytes) noexcept requires page_source<Source> { source_.unmap(p, bytes); }
 
-  // Blocks: each is a heap.
+  // Whole blocks, which are a pool's segments: each is a heap.
 
-  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) requires resource<Source> {
-    void* const p = source_.allocate_sync(bytes, alignment);
-    told_->heap_begins(p, bytes);
-    return p;
+  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    if (watched()) {
+      void* const p = take_watched(bytes, alignment);
+      told_->heap_begins(p, bytes);
+      return p;
+    }
+    if constexpr (has_allocate_sync<Source>) {
+      return source_.allocate_sync(bytes, alignment);
+    } else {
+      return nullptr;  // pages have blocks only where a tool watches
+    }
   }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept requires resource<Source> {
-    told_->heap_ends(p);
-    source_.deallocate_sync(p, bytes, alignment);
-  }
-  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
-                               std::size_t alignment) requires resource<Source> {
-    void* const p = source_.allocate(stream, bytes, alignment);
-    told_->heap_begins(p, bytes);
-    return p;
-  }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes,
-                  std::size_t alignment) noexcept requires resource<Source> {
-    told_->heap_ends(p);
-    source_.deallocate(stream, p, bytes, alignment);
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (watched()) {
+      told_->heap_ends(p);
+      give_watched(p, bytes, alignment);
+    } else if constexpr (has_deallocate_sync<Source>) {
+      source_.deallocate_sync(p, bytes, alignment);
+    }
   }
 
   friend bool operator==(described_source const& a, described_source const& b) noexcept {
@@ -4283,6 +4375,21 @@ class described_source {
   }
 
  private:
+  [[nodiscard]] void* take_watched(std::size_t bytes, [[maybe_unused]] std::size_t alignment) {
+    if constexpr (has_plain_blocks<Source>) {
+      return source_.allocate_plain(bytes);
+    } else {
+      return source_.allocate_sync(bytes, alignment);
+    }
+  }
+  void give_watched(void* p, std::size_t bytes, [[maybe_unused]] std::size_t alignment) noexcept {
+    if constexpr (has_plain_blocks<Source>) {
+      source_.deallocate_plain(p, bytes);
+    } else {
+      source_.deallocate_sync(p, bytes, alignment);
+    }
+  }
+
   Source source_;
   description<driver_type>* told_;
 };
@@ -4397,7 +4504,7 @@ using hot_lock = std::unique_lock<hot_mutex>;
 //   6 out_of_memory
 //
 // One thread climbs at a time (the growth lock); the hot lock is let go around every driver call.
-// Above it: pool. Below it: arena, ordering, page_growth, segment_growth.
+// Above it: pool. Below it: arena, ordering, page_growth, segment_growth, watched_growth.
 
 #include <cstddef>
 #include <cstdint>
@@ -6993,7 +7100,11 @@ namespace tarn::detail {
 /// Segments are multiples of this, bytes: what cudaMalloc rounds to anyway on a device with 2 MiB pages.
 inline constexpr std::size_t segment_grain = 2_MiB;
 
-template <resource Source>
+/// What has segments to give.
+template <class S>
+concept segment_source = has_allocate_sync<S> && has_deallocate_sync<S> && has_driver<S>;
+
+template <segment_source Source>
 class segment_growth {
  public:
   using driver_type = typename Source::driver_type;
@@ -7120,6 +7231,64 @@ class segment_growth {
 };
 
 }  // namespace tarn::detail
+// ---- tarn/pool/watched_growth.hpp
+// Growth over a page source that a tool may watch: by pages, or, where a tool is found, by segments of plain blocks,
+// since compute-sanitizer 2025.3.1 refuses heaps over mapped pages and counts each refusal as the program's error.
+// Above it: ladder. Below it: page_growth, segment_growth.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// Pages, and blocks in their place from a tool's arrival on, which is before the first growth or never.
+template <class S>
+concept watched_pages = page_source<S> && segment_source<S> && requires(S const& s) {
+  { s.watched() }
+  noexcept->std::same_as<bool>;
+};
+
+template <watched_pages Source>
+class watched_growth {
+ public:
+  using driver_type = typename Source::driver_type;
+  using lock = hot_lock;
+
+  watched_growth(Source source, growth_counters& counters)
+      : pages_(source, counters), segments_(static_cast<Source&&>(source), counters) {}
+
+  [[nodiscard]] Source& source() noexcept { return pages_.source(); }
+  [[nodiscard]] Source const& source() const noexcept { return pages_.source(); }
+
+  [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
+    return watched() ? segments_.contains(address) : pages_.contains(address);
+  }
+  [[nodiscard]] std::size_t device_bytes() const noexcept {
+    return watched() ? segments_.device_bytes() : pages_.device_bytes();
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return segments_.host_bytes() + pages_.host_bytes();
+  }
+  bool grow(arena& a, lock& hot, ordering<driver_type>& order, growth_request const& request, void*& block) {
+    if (watched()) return segments_.grow(a, hot, order, request, block);
+    return pages_.grow(a, hot, order, request, block);
+  }
+  std::size_t shrink(arena& a, lock& hot, std::size_t keep) {
+    return watched() ? segments_.shrink(a, hot, keep) : pages_.shrink(a, hot, keep);
+  }
+  void close() noexcept {
+    segments_.close();
+    pages_.close();
+  }
+
+ private:
+  [[nodiscard]] bool watched() const noexcept { return source().watched(); }
+
+  page_growth<Source> pages_;
+  segment_growth<Source> segments_;
+};
+
+}  // namespace tarn::detail
 
 namespace tarn::detail {
 
@@ -7148,8 +7317,13 @@ template <page_source Source>
 struct growth_for<Source> {
   using type = page_growth<Source>;
 };
+template <watched_pages Source>
+struct growth_for<Source> {
+  using type = watched_growth<Source>;
+};
 
-template <memory_source Source>
+template <class Source>
+requires page_source<Source> || segment_source<Source>
 class ladder {
  public:
   using driver_type = typename Source::driver_type;
@@ -8049,6 +8223,8 @@ class pool {
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
+  /// What it hands out are pieces of its blocks: a tool takes none of them as a heap.
+  static constexpr bool hands_out_pieces = true;
 
   explicit pool(Upstream upstream, pool_options const& options = {})
       : ladder_(described::wrap(std::move(upstream), described_), options),
@@ -8338,7 +8514,8 @@ class pool {
         count = 1;
       }
     }
-    if (cache == nullptr) count_uncached(static_cast<std::int64_t>(block), 1);
+    if (cache == nullptr)  // a guard is nobody's
+      count_uncached(static_cast<std::int64_t>(detail::rounded_bytes(asked, alignment)), 1);
     held.unlock();
     if (cache != nullptr) {
       cache->lock.enter();
@@ -8567,7 +8744,7 @@ class pool {
                                          [[maybe_unused]] reuse when) noexcept {
     if constexpr (describes) {
       detail::freed_block const b{p, bytes + detail::guard_bytes, alignment, id, stream};
-      std::size_t const block = detail::rounded_bytes(b.bytes, alignment);
+      std::size_t const block = detail::rounded_bytes(bytes, alignment);  // as it was counted
       std::size_t const asked = described_.take_back(p, bytes);
       {
         lock const held(ladder_.hot);
@@ -8577,7 +8754,7 @@ class pool {
                         block);
       }
       if (id == detail::neutral_id) {
-        described_.region_ends(p, bytes);
+        described_.region_ends(p);
       } else {
         described_.region_ends(p, bytes, stream);
       }
@@ -9902,6 +10079,16 @@ class limited_base {
   /// Bytes that count against the limit now.
   [[nodiscard]] std::size_t used() const noexcept { return budget_.used(); }
   [[nodiscard]] std::size_t limit() const noexcept { return budget_.limit(); }
+  /// The upstream's plain blocks count against the same limit. @throws out_of_memory, as the layer's other calls
+  [[nodiscard]] void* allocate_plain(std::size_t bytes) requires has_plain_blocks<Upstream> {
+    return within_budget(bytes, bytes, default_alignment, {},
+                         [&] { return upstream_.allocate_plain(bytes); });
+  }
+  void deallocate_plain(void* p, std::size_t bytes) noexcept requires has_plain_blocks<Upstream> {
+    upstream_.deallocate_plain(p, bytes);
+    budget_.give(bytes);
+  }
+
   /// Changes the limit and returns the one before; below used() it refuses all until enough is freed.
   /// Thread-safe.
   std::size_t set_limit(std::size_t bytes) noexcept { return budget_.set_limit(bytes); }
