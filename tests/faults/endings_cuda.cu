@@ -9,6 +9,8 @@ struct on_cuda {
   using pinned_type = tarn::pinned_host;
   /// After cudaDeviceReset the next call makes a new context.
   static constexpr bool context_comes_back = true;
+  /// The CUDA runtime in a plug-in keeps that loaded (13.0, found by trying).
+  static constexpr bool unloads = false;
   static bool is_here() {
     int count = 0;
     return cudaGetDeviceCount(&count) == cudaSuccess && count != 0;

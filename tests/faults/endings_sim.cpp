@@ -8,6 +8,7 @@ struct simulated {
   using pinned_type = tarn::sim_pinned_host;
   /// The standard machine's unload() lasts.
   static constexpr bool context_comes_back = false;
+  static constexpr bool unloads = true;
   static bool is_here() { return true; }
   static memory_type memory() { return {}; }
   static pinned_type pinned() { return {}; }

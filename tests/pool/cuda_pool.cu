@@ -134,7 +134,8 @@ TEST_CASE("live blocks keep their bytes while free handles move around them", "[
     CHECK(differences(s.a, b.p, b.bytes, b.value) == 0);
     pool.deallocate(s.a, b.p, b.bytes);
   }
-  CHECK(pool->state().remaps > 0);
+  // With a tool attached a pool stands on cudaMalloc's blocks, which cannot be remapped.
+  CHECK((pool->state().remaps > 0 || static_cast<bool>(cuda_driver{}.memory_tool())));
   pool.empty_cache();
   CHECK(pool->state().reserved == 0);
   CHECK(cudaGetLastError() == cudaSuccess);
