@@ -2582,31 +2582,33 @@ static_assert(resource<pinned_host>);
 namespace tarn {
 
 namespace detail {
-/// The outermost place named on this thread; null outside every call_place.
-inline thread_local constinit place const* outermost_place = nullptr;
+/// The outermost place named on this thread, and whether there is one.
+struct named_place {
+  place where{};
+  bool is_named = false;
+};
+inline thread_local constinit named_place outermost_place{};
 }  // namespace detail
 
 /// Names the place for what is called in its scope, unless a caller further out has named one. Declare one to have all
 /// that follows in the scope, owners included, told under its line: `tarn::call_place const here;`.
 class call_place {
  public:
-  explicit call_place(place where = place::current()) noexcept
-      : where_(where), named_(detail::outermost_place == nullptr) {
-    if (named_) detail::outermost_place = &where_;
+  explicit call_place(place where = place::current()) noexcept : named_(!detail::outermost_place.is_named) {
+    if (named_) detail::outermost_place = {where, true};
   }
   call_place(call_place const&) = delete;
   call_place& operator=(call_place const&) = delete;
   ~call_place() {
-    if (named_) detail::outermost_place = nullptr;
+    if (named_) detail::outermost_place.is_named = false;
   }
 
   /// The outermost place named, or `otherwise`.
   [[nodiscard]] static place current(place otherwise = {}) noexcept {
-    return detail::outermost_place != nullptr ? *detail::outermost_place : otherwise;
+    return detail::outermost_place.is_named ? detail::outermost_place.where : otherwise;
   }
 
  private:
-  place where_;
   bool named_;
 };
 
