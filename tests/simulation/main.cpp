@@ -32,7 +32,8 @@ struct arguments {
   profile const* only = nullptr;
   unsigned seconds = 0;  ///< goes on with further seeds for so long
   unsigned jobs = 1;
-  std::string keep;  ///< numbers of the steps to run: "3,17,20-25"
+  unsigned patience = 60;  ///< seconds without a step, after which a program counts as hung
+  std::string keep;        ///< numbers of the steps to run: "3,17,20-25"
   bool shrink = true;
   bool print = false;
 };
@@ -41,7 +42,7 @@ void say_usage() {
   std::printf(
       "simulation [--seeds A..B] [--steps N] [--profile NAME] [--seconds S] [--jobs N] [--keep LIST] "
       "[--print]\n"
-      "           [--no-shrink]\n"
+      "           [--patience S] [--no-shrink]\n"
       "  --seeds A..B   programs to draw (1..40); with --seconds the first one, and on from there\n"
       "  --steps N      steps of each (3000)\n"
       "  --profile P    one of:");
@@ -50,17 +51,18 @@ void say_usage() {
       "; else a mix of all\n"
       "  --seconds S    as many seeds as fit into so long\n"
       "  --jobs N       processes at once (1)\n"
+      "  --patience S   seconds without a step, after which a program hangs (60)\n"
       "  --keep LIST    of each program only the steps with these numbers, such as 3,17,20-25\n"
       "  --print        say the steps before they run\n"
       "  --no-shrink    do not reduce what fails\n");
 }
 
 bool parse(int count, char** values, arguments& a) {
-  static option const known[] = {{"seeds", 1, nullptr, 's'},     {"steps", 1, nullptr, 'n'},
-                                 {"profile", 1, nullptr, 'p'},   {"seconds", 1, nullptr, 't'},
-                                 {"jobs", 1, nullptr, 'j'},      {"keep", 1, nullptr, 'k'},
-                                 {"no-shrink", 0, nullptr, 'f'}, {"print", 0, nullptr, 'v'},
-                                 {"help", 0, nullptr, 'h'},      {nullptr, 0, nullptr, 0}};
+  static option const known[] = {
+      {"seeds", 1, nullptr, 's'},    {"steps", 1, nullptr, 'n'},     {"profile", 1, nullptr, 'p'},
+      {"seconds", 1, nullptr, 't'},  {"jobs", 1, nullptr, 'j'},      {"keep", 1, nullptr, 'k'},
+      {"patience", 1, nullptr, 'w'}, {"no-shrink", 0, nullptr, 'f'}, {"print", 0, nullptr, 'v'},
+      {"help", 0, nullptr, 'h'},     {nullptr, 0, nullptr, 0}};
   for (int c = 0; (c = getopt_long(count, values, "", known, nullptr)) != -1;) {
     switch (c) {
       case 's': {
@@ -81,6 +83,9 @@ bool parse(int count, char** values, arguments& a) {
       case 'j':
         a.jobs = static_cast<unsigned>(std::strtoul(optarg, nullptr, 10));
         break;
+      case 'w':
+        a.patience = static_cast<unsigned>(std::strtoul(optarg, nullptr, 10));
+        break;
       case 'k':
         a.keep = optarg;
         break;
@@ -94,7 +99,7 @@ bool parse(int count, char** values, arguments& a) {
         return false;
     }
   }
-  return optind == count && a.jobs != 0 && a.steps != 0 && a.first <= a.last;
+  return optind == count && a.jobs != 0 && a.patience != 0 && a.steps != 0 && a.first <= a.last;
 }
 
 /// Leaves only the steps whose numbers the list names.
@@ -199,13 +204,13 @@ int main(int count, char** values) {
   if (a.print) print_steps(make(a, a.first));
   std::vector<std::unique_ptr<guarded>> jobs;
   for (unsigned j = 0; j < a.jobs; ++j) {
-    jobs.push_back(std::make_unique<guarded>(std::chrono::seconds(90)));
+    jobs.push_back(std::make_unique<guarded>(std::chrono::seconds(a.patience + 30)));
     jobs[j]->start([&, j](progress& at) {
       for (std::uint64_t seed = a.first + j;; seed += a.jobs) {
         if (a.seconds != 0 ? clock::now() >= until : seed > a.last) return findings{};
         // Alone: what ran before must not decide where the heap is, and so in which slot a thread finds its cache.
         program const p = make(a, seed);
-        guarded alone(std::chrono::seconds(60));
+        guarded alone{std::chrono::seconds(a.patience)};
         alone.start([&](progress& there) { return run(p, there); });
         verdict v;
         while (!alone.attend(std::chrono::milliseconds(1000), v)) at.beats.fetch_add(1);

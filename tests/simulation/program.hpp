@@ -46,8 +46,9 @@ inline std::uint64_t draw_bytes(random_numbers& random, profile const& kind, std
   return random.percent(50) ? std::uint64_t{1} << 50 : ~std::uint64_t{0} - random.below(4096);
 }
 
-inline std::uint32_t draw_alignment(random_numbers& random) {
-  if (!random.percent(6)) return 256;
+inline std::uint32_t draw_alignment(random_numbers& random, unsigned share) {
+  if (!random.percent(share)) return 256;
+  if (random.percent(25)) return 2_MiB;
   return std::uint32_t{1} << random.below(22);  // 1 .. 2 MiB
 }
 
@@ -63,6 +64,8 @@ inline program draw(std::uint64_t seed, profile const& kind, std::size_t steps, 
   std::uint64_t usual[8];
   for (auto& size : usual) size = detail::draw_bytes(random, kind, capacity);
   unsigned const repeats = static_cast<unsigned>(random.below(3)) * 40;
+  // What is skipped before an aligned block, and what is left behind it, is seldom in any other's way.
+  unsigned const aligned = random.percent(25) ? 50 : 6;
   auto const threads = random.between(1, kind.threads);
   auto const streams = random.between(2, kind.streams + 2);
   auto const slots = random.between(4, kind.slots);
@@ -86,7 +89,7 @@ inline program draw(std::uint64_t seed, profile const& kind, std::size_t steps, 
     o.how = static_cast<std::uint8_t>(random.below(256));
     o.slot = static_cast<std::uint16_t>(random.below(slots));
     o.second = static_cast<std::uint16_t>(random.below(slots));
-    o.alignment = detail::draw_alignment(random);
+    o.alignment = detail::draw_alignment(random, aligned);
     o.bytes = random.percent(repeats) ? usual[random.below(8)] : detail::draw_bytes(random, kind, capacity);
     o.duration = random.percent(kind.long_work) ? std::uint64_t{1'000'000'000'000} : random.below(200'000);
     drawn.steps.push_back(o);

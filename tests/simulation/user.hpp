@@ -417,7 +417,8 @@ class user {
       return;
     tarn::pool_state const s = p.memory->state();
     std::size_t const free = world_.machine().usage(p.device).free() + s.reserved;
-    std::size_t const whole = tarn::align_up(bytes + (is_over_blocks(pool) ? 2_MiB : 0), 2_MiB);
+    // To align a block within one of the driver's takes its alignment and a grain more.
+    std::size_t const whole = tarn::align_up(bytes + (is_over_blocks(pool) ? 2_MiB + 512 : 0), 2_MiB);
     if (whole <= free && whole <= limit_of(pool))
       world_.found().push_back(
           text("pool %u refused %zu bytes with nothing live and %zu bytes to be had", p.number, bytes, free));

@@ -54,7 +54,8 @@ struct setting {
     c.on = random.percent(40) ? ground::pages : random.percent(50) ? ground::marked_pages : ground::blocks;
     if (random.percent(15)) c.options.remap = tarn::remapping::off;
     if (random.percent(20)) c.options.slack_per_mille = static_cast<unsigned>(random.below(300));
-    if (random.percent(20)) c.options.largest_handle = 2_MiB << random.below(4);
+    // Where blocks are large, mostly of many handles: views of many handles are prolonged.
+    if (random.percent(kind.largest >= 16_MiB ? 70 : 20)) c.options.largest_handle = 2_MiB << random.below(4);
     c.limit = random.percent(25) ? m.capacity / 2 : m.capacity * 4;
     s.pools.push_back(c);
   }

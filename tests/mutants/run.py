@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# Builds tarn with each planted bug and lets the random programs of tests/simulation look for it: the proof that they
+# find what they are there to find. Then the tree as it is runs the same seeds, and must pass.
+# Above it: ./dev mutants. Below it: planted.py, tests/simulation.
+#
+#   run.py [--short] [--only TEXT] [--jobs N] [--seeds N] [--list]
+#
+# Exit status: 0 all found and the tree passes, 1 not so, 2 a planted bug is out of date: its text is not there, or does
+# not compile. The last line is for programs to read.
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+sys.dont_write_bytecode = True
+from planted import PLANTED  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+INCLUDE = ROOT / "include"
+WORK = ROOT / "build" / "mutants"
+PATIENCE = 10  # seconds without a step: a planted bug that hangs is found
+TIME_LIMIT = 150  # seconds for the seeds of one
+SOON = 50  # seeds that most are found by: until there the compiler's time counts, and from there on the program's
+
+# Who found it, by what was said. The first that matches; anything else is the model's.
+WATCHERS = (
+    ("hang", r"^hangs:"),
+    ("crash", r"^crashed:"),
+    (
+        "order checker",
+        r"not ordered after|to freed bytes|of freed bytes|given out twice|that have no owner|in use|destroyed stream"
+        r"|captured",
+    ),
+    ("contents", r"holds 0x|owner's (last )?byte"),
+    ("leak", r"^left over|still holds|after all was freed and trimmed"),
+    ("misuse", r"^misuse reported"),
+    ("driver", r" failed: | threw: "),
+)
+
+
+class OutOfDate(Exception):
+    pass
+
+
+def plant(mutant, tree):
+    """Copies the headers and changes one of them."""
+    shutil.rmtree(tree, ignore_errors=True)
+    shutil.copytree(INCLUDE, tree)
+    if mutant is None:
+        return
+    path = tree / "tarn" / mutant.file
+    text = path.read_text()
+    times = text.count(mutant.old)
+    if times != 1:
+        raise OutOfDate(f"its text stands {times} times in include/tarn/{mutant.file}, not once")
+    path.write_text(text.replace(mutant.old, mutant.new))
+
+
+def build(tree, program, optimisation):
+    command = [os.environ.get("CXX", "g++"), "-std=c++20", optimisation, "-w", "-pthread", f"-I{tree}"]
+    command += [str(ROOT / "tests/simulation/main.cpp"), "-o", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        raise OutOfDate("does not compile:\n" + "\n".join(lines[:5]))
+
+
+def run(program, first, last, jobs=1, limit=TIME_LIMIT):
+    """(exit status, what was said); None for a status where the time was over."""
+    command = [str(program), "--seeds", f"{first}..{last}", "--jobs", str(jobs)]
+    command += ["--patience", str(PATIENCE), "--no-shrink"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=limit)
+    except subprocess.TimeoutExpired:
+        return None, ""
+    return done.returncode, done.stdout
+
+
+def found_in(said):
+    """(who found it, seed, profile, step, first finding)"""
+    first = re.search(r"^FOUND with seed (\d+), profile (\w+), (.*):$", said, re.M)
+    lines = said[first.end() :].strip().splitlines() if first else []
+    finding = lines[0] if lines else ""
+    who = next((name for name, pattern in WATCHERS if re.search(pattern, finding)), "model")
+    where = first.group(3).replace("at step ", "").replace("after the last step", "end") if first else "?"
+    return (
+        who,
+        int(first.group(1)) if first else 0,
+        first.group(2) if first else "?",
+        where,
+        finding,
+    )
+
+
+def operations_in(said):
+    found = re.search(r"^evidence simulation .*\boperations=(\d+)", said, re.M)
+    return int(found.group(1)) if found else 0
+
+
+def look_for(mutant, number, options):
+    """(exit status, what was said, seconds of building, seconds of looking) for one planted bug."""
+    place = WORK / str(number)
+    tree, program = place / "include", place / "simulation"
+    seconds = {"building": 0.0, "looking": 0.0}
+
+    def timed(what, act, *arguments):
+        start = time.monotonic()
+        try:
+            return act(*arguments)
+        finally:
+            seconds[what] += time.monotonic() - start
+
+    try:
+        plant(mutant, tree)
+        timed("building", build, tree, program, "-O0")
+        status, said = timed("looking", run, program, 1, min(SOON, options.seeds))
+        operations = operations_in(said)
+        if status == 0 and options.seeds > SOON:
+            timed("building", build, tree, program, "-O1")
+            status, said = timed("looking", run, program, SOON + 1, options.seeds)
+            operations += operations_in(said)
+    except OutOfDate as error:
+        raise OutOfDate(f"'{mutant.name}': {error}") from None
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return status, said, operations, seconds["building"], seconds["looking"]
+
+
+def passes_as_it_is(options):
+    """The tree without a planted bug, built in the same ways."""
+    place = WORK / "none"
+    tree, program = place / "include", place / "simulation"
+    plant(None, tree)
+    for optimisation, first, last in (("-O0", 1, min(SOON, options.seeds)), ("-O1", SOON + 1, options.seeds)):
+        if first > last:
+            continue
+        build(tree, program, optimisation)
+        status, said = run(program, first, last, options.jobs, 900)
+        if status != 0:
+            print(said or "it did not end in time")
+            return False
+    shutil.rmtree(place, ignore_errors=True)
+    return True
+
+
+def parse():
+    parser = argparse.ArgumentParser(description="Plants bugs and lets the random programs find them.")
+    parser.add_argument("--short", action="store_true", help="a few of them, spread over the promises")
+    parser.add_argument("--only", default="", metavar="TEXT", help="those whose names have it, a regular expression")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), metavar="N", help="built at once (2)")
+    parser.add_argument("--seeds", type=int, default=1500, metavar="N", help="programs tried on each (1500)")
+    parser.add_argument("--list", action="store_true", help="name them and stop")
+    parser.add_argument("-v", action="store_true", help="say what was found")
+    return parser.parse_args()
+
+
+def main():
+    options = parse()
+    chosen = [
+        (promise, mutant)
+        for promise, mutants in PLANTED.items()
+        for mutant in mutants
+        if re.search(options.only, mutant.name) and (mutant.short or not options.short)
+    ]
+    if options.list:
+        for promise, mutant in chosen:
+            print(f"{promise}: {mutant.name} ({mutant.file})")
+        return 0
+    if not chosen:
+        print("no planted bug has such a name")
+        return 2
+    start = time.monotonic()
+    found, last_seed, last_promise, out_of_date = 0, 0, None, 0
+    heads = f"{'found by':14} {'profile':9} {'seed':>5} {'step':>5} {'calls':>8} {'built':>6} {'found':>6}"
+    print(f"{'planted bug':64} {heads}")
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        waiting = [pool.submit(look_for, mutant, number, options) for number, (_, mutant) in enumerate(chosen)]
+        for (promise, mutant), result in zip(chosen, waiting):
+            if promise != last_promise:
+                print(f"{promise}")
+                last_promise = promise
+            try:
+                status, said, operations, built, looked = result.result()
+            except OutOfDate as error:
+                out_of_date += 1
+                print(f"  OUT OF DATE: {error}", flush=True)
+                continue
+            if status == 1:
+                who, seed, profile, step, finding = found_in(said)
+                found += 1
+                last_seed = max(last_seed, seed)
+                cells = f"{who:14} {profile:9} {seed:5} {step:>5} {operations:8}"
+            else:
+                finding = ""
+                ended = {None: "NOT FOUND in time", 0: "NOT FOUND"}.get(status, f"ENDED WITH {status}")
+                cells = f"{ended:45}"
+            print(f"  {mutant.name:62} {cells} {built:5.1f}s {looked:5.1f}s", flush=True)
+            if options.v and finding:
+                print(f"      {finding[:200]}")
+    # The few are tried on a tree that the simulation has passed already.
+    clean = True if options.short else passes_as_it_is(options)
+    if not options.short:
+        print(f"without a planted bug: {'passes' if clean else 'FAILS'} the same {options.seeds} seeds")
+    print(
+        f"{found} of {len(chosen)} planted bugs found, the most hidden one by seed {last_seed},"
+        f" in {time.monotonic() - start:.0f} s"
+    )
+    tree = "not_run" if options.short else "pass" if clean else "fail"
+    print(
+        f"evidence mutants planted={len(chosen)} found={found} out_of_date={out_of_date} unmutated={tree}"
+        f" seeds={options.seeds} last_seed={last_seed} seconds={time.monotonic() - start:.0f}"
+    )
+    return 2 if out_of_date else 0 if found == len(chosen) and clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
