@@ -99,7 +99,7 @@ def found_in(said):
 
 
 def operations_in(said):
-    found = re.search(r"^evidence simulation .*\boperations=(\d+)", said, re.M)
+    found = re.search(r"^evidence: simulation .*\boperations=(\d+)", said, re.M)
     return int(found.group(1)) if found else 0
 
 
@@ -213,7 +213,7 @@ def main():
     )
     tree = "not_run" if options.short else "pass" if clean else "fail"
     print(
-        f"evidence mutants planted={len(chosen)} found={found} out_of_date={out_of_date} unmutated={tree}"
+        f"evidence: mutants planted={len(chosen)} found={found} out_of_date={out_of_date} unmutated={tree}"
         f" seeds={options.seeds} last_seed={last_seed} seconds={time.monotonic() - start:.0f}"
     )
     return 2 if out_of_date else 0 if found == len(chosen) and clean else 1
