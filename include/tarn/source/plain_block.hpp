@@ -6,6 +6,7 @@
 
 #include <cstddef>
 
+#include "tarn/core/bytes.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/source/refusal.hpp"
