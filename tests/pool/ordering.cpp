@@ -594,6 +594,37 @@ TEST_CASE("a block freed without a stream is held back by its recorded uses", "[
   CHECK(t.found() == 0);
 }
 
+TEST_CASE("what a range that grows at its end leaves before the block waits for its work",
+          "[pool][streams]") {
+  sim_machine const machine(checked());
+  test_stream const a(machine.driver()), b(machine.driver());
+  auto memory = sim_pages(machine.driver()) | pooled{.remap = remapping::off};
+  auto const get = [&](stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    void* const p = memory.allocate(stream, bytes, alignment);
+    machine.allocated(p, bytes, stream);
+    return p;
+  };
+  std::size_t const before = 5_MiB / 2;
+  std::size_t const bytes = 7_MiB / 2;
+  void* const first = get(a, before, 256);
+  void* const second_block = get(a, bytes, 256);
+  REQUIRE(static_cast<char*>(second_block) == static_cast<char*>(first) + before);
+  REQUIRE(machine.launch(a, second, {sim_writes(second_block, bytes)}).ok());
+  machine.freed(second_block, bytes, a);
+  memory.deallocate(a, second_block, bytes);
+  std::uint64_t const creates = memory->state().creates;
+  void* const aligned = get(a, 8_MiB, 2_MiB);
+  REQUIRE(memory->state().creates > creates);
+  REQUIRE(static_cast<char*>(aligned) == static_cast<char*>(first) + 4_MiB);
+  void* const front = get(b, 3_MiB / 2, 256);
+  REQUIRE(front == second_block);
+  REQUIRE(machine.launch(b, second, {sim_writes(front, 3_MiB / 2)}).ok());
+  CHECK(machine.findings().empty());
+  memory.deallocate(b, front, 3_MiB / 2);
+  memory.deallocate(a, aligned, 8_MiB, 2_MiB);
+  memory.deallocate(a, first, before);
+}
+
 TEST_CASE("a recorded use on the freeing stream holds nothing back", "[pool][streams][record_use]") {
   watched t;
   test_stream const a(t.machine.driver());
