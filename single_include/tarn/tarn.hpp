@@ -6083,7 +6083,8 @@ class page_map {
 // ---- tarn/pool/view.hpp
 // A view: a stretch of addresses through which handles that are not neighbours at home are seen side by side.
 // A block that finds no unbroken free range is put together from free pieces: the free end of one handle, any
-// number of wholly free ones, the free start of another.
+// number of wholly free ones, the free start of another. A handle is mapped whole: cuMemMap refuses an offset, and a part
+// (801, driver 580).
 //
 //   home    | live  free1 | ... |  free2  | ... |  free3  | ... | free4  live |
 //   view                  [live free1][ free2 ][ free3 ][free4 live]
