@@ -3074,10 +3074,10 @@ class checked_resources {
   }
 
  private:
-  /// Never destroyed: resources with static storage leave after everything else.
+  /// Resources with static storage leave after it: on Linux the end of a mutex does nothing.
   static std::mutex& mutex() noexcept {
-    static std::mutex* const m = new std::mutex;
-    return *m;
+    static std::mutex m;
+    return m;
   }
   static member*& first() noexcept {
     static member* m = nullptr;
@@ -6585,7 +6585,8 @@ class page_views {
 
   /// The view that leaves fewest pieces to map beside what a new view would take.
   /// @throws std::bad_alloc
-  prolongation find_prolongation(arena const& a, choice const& fresh, growth_request const& request) const {
+  [[nodiscard]] prolongation find_prolongation(arena const& a, choice const& fresh,
+                                               growth_request const& request) const {
     prolongation best;
     if (fresh.pieces.size() <= least_saving) return best;
     std::size_t most = fresh.pieces.size() - least_saving;
@@ -11105,7 +11106,7 @@ class device_buffer {
   }
   /// True where the other memory can be read by its own device alone, which is another.
   template <class Other>
-  bool must_be_sent(device_buffer<T, Other> const& other) const {
+  [[nodiscard]] bool must_be_sent(device_buffer<T, Other> const& other) const {
     return has_property<Resource, host_accessible> && !has_property<Other, host_accessible> &&
            other.resource().driver().device() != driver().device();
   }

@@ -113,7 +113,7 @@ class sim_ordered_work {
   }
   /// The host looks at the work, which is the stream's to destroy; no order between the two is to be invented for that.
   template <class Look>
-  auto look(Look const& f) const noexcept {
+  [[nodiscard]] auto look(Look const& f) const noexcept {
     AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
     auto const seen = f(**held_);
     AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
@@ -152,7 +152,7 @@ class sim_ordered_work {
   sim_ordered_work(std::shared_ptr<Work> work, sim_context&, sim_past&, stream_id, std::uint64_t) noexcept
       : work_(std::move(work)) {}
   template <class Look>
-  auto look(Look const& f) const noexcept {
+  [[nodiscard]] auto look(Look const& f) const noexcept {
     return f(*work_);
   }
   void run() { work_->act(); }

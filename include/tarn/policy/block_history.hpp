@@ -231,10 +231,10 @@ class checked_resources {
   }
 
  private:
-  /// Never destroyed: resources with static storage leave after everything else.
+  /// Resources with static storage leave after it: on Linux the end of a mutex does nothing.
   static std::mutex& mutex() noexcept {
-    static std::mutex* const m = new std::mutex;
-    return *m;
+    static std::mutex m;
+    return m;
   }
   static member*& first() noexcept {
     static member* m = nullptr;

@@ -125,7 +125,8 @@ class page_views {
 
   /// The view that leaves fewest pieces to map beside what a new view would take.
   /// @throws std::bad_alloc
-  prolongation find_prolongation(arena const& a, choice const& fresh, growth_request const& request) const {
+  [[nodiscard]] prolongation find_prolongation(arena const& a, choice const& fresh,
+                                               growth_request const& request) const {
     prolongation best;
     if (fresh.pieces.size() <= least_saving) return best;
     std::size_t most = fresh.pieces.size() - least_saving;

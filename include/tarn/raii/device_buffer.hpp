@@ -243,7 +243,7 @@ class device_buffer {
   }
   /// True where the other memory can be read by its own device alone, which is another.
   template <class Other>
-  bool must_be_sent(device_buffer<T, Other> const& other) const {
+  [[nodiscard]] bool must_be_sent(device_buffer<T, Other> const& other) const {
     return has_property<Resource, host_accessible> && !has_property<Other, host_accessible> &&
            other.resource().driver().device() != driver().device();
   }
