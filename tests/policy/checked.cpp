@@ -264,6 +264,30 @@ TEST_CASE("a buffer's memory is told under the line that made it, or made it gro
   }
 }
 
+TEST_CASE("of blocks freed long ago the latest are remembered", "[policy][checked]") {
+  told const t;
+  sim_machine const machine;
+  auto memory =
+      sim_pages(machine.driver()) | pooled{} | checked{.quarantine_blocks = 0, .remembered_blocks = 2};
+  std::vector<void*> blocks;
+  for (int i = 0; i < 6; ++i) blocks.push_back(memory.allocate({}, 1000));
+  for (void* const p : blocks) memory.deallocate({}, p, 1000);
+  memory.deallocate({}, blocks.back(), 1000);
+  has(told::one_of(misuse_kind::double_free), "freed again");
+  memory.deallocate({}, blocks.front(), 1000);
+  has(told::one_of(misuse_kind::foreign_pointer), "never handed out here");
+  for (int i = 0; i < 6; ++i) memory.deallocate({}, memory.allocate({}, 1000), 1000);
+}
+
+TEST_CASE("what is allocated past every handle is told without a place", "[policy][checked]") {
+  told const t;
+  {
+    checked_layer<host_memory> memory{host_memory{}};
+    (void)memory.allocate({}, 100, 256);
+  }
+  has(told::one_of(misuse_kind::leak), "at a place not named");
+}
+
 TEST_CASE("a named place covers what is called below it, the outermost first", "[policy][checked]") {
   told const t;
   auto memory = host_memory{} | checked{};
