@@ -149,9 +149,9 @@ PLANTED = {
             "pool/pool.hpp",
             """    ladder_.finish_all(held);
     // A stream whose end the driver would not tell: its work must not see its memory unmapped.
-    if (ladder_.has_unfinished() || uses_.any_waiting()) (void)finish(held);""",
+    if (ladder_.has_unfinished() || uses_.asks_for_device()) (void)finish(held);""",
             """    // A stream whose end the driver would not tell: its work must not see its memory unmapped.
-    if (uses_.any_waiting()) (void)finish(held);""",
+    if (uses_.asks_for_device()) (void)finish(held);""",
         ),
     ],
     "record_use() holds a block back until all its uses are over": [
@@ -419,8 +419,8 @@ PLANTED = {
         Mutant(
             "count twice",
             "pool/pool.hpp",
-            "if (cache == nullptr) count_uncached(static_cast<std::int64_t>(block), 1);",
-            "if (cache == nullptr || mine == nullptr || !classed) count_uncached(static_cast<std::int64_t>(block), 1);",
+            "    if (cache == nullptr)  // a guard is nobody's\n",
+            "    if (cache == nullptr || mine == nullptr || !classed)\n",
         ),
         Mutant(
             "what a thread had out is forgotten when it ends",
