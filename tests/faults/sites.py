@@ -97,7 +97,7 @@ def main():
         print(f"FAILED: never made to fail: {site}")
     struck = len(sites) - len(missed)
     print(f"{struck} of {len(sites)} call sites made to fail ({100 * struck / len(sites):.0f} %)")
-    print(f"evidence: driver_fault_sites sites={len(sites)} failed={struck} missed={len(missed)} status={ran.returncode}")
+    print(f"evidence: driver_fault_sites sites={len(sites)} struck={struck} missed={len(missed)} status={ran.returncode}")
     return 1 if missed or ran.returncode != 0 else 0
 
 
