@@ -7639,7 +7639,6 @@ struct pool_state {
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <new>
 #include <utility>
 
 namespace tarn::detail {
@@ -7800,10 +7799,13 @@ class recorded_uses {
   /// gets it while work may still use it.
   bool keep(waiting& w, bool const known) noexcept {
     if (known && w.is_over()) return false;
+    bool has_room = true;
     try {
-      if (!known) throw std::bad_alloc();
       held_.reserve(held_.size() + 1);
     } catch (...) {
+      has_room = false;
+    }
+    if (!known || !has_room) {
       if (known && finish(w)) return false;
       drop_events(w);
       return true;
