@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a `watched` layer has seen, copied out of it at one moment: plain data that reports are made of.
+// Above it: watched, report/snapshot. Below it: core/stream.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tarn/core/stream.hpp"
+
+namespace tarn {
+
+/// One frame of a place: file, line and function, outermost last.
+struct watched_frame {
+  std::string file;
+  int line = 0;
+  std::string function;
+};
+
+/// A block that is handed out.
+struct watched_block {
+  std::uintptr_t address = 0;
+  std::size_t requested = 0;  ///< bytes that the caller asked for
+  std::size_t bytes = 0;      ///< bytes that it occupies
+  stream_id stream = 0;       ///< of the allocation
+  std::uint32_t tag = 0;      ///< index into watch_record::tags; 0 is "untagged"
+  std::uint32_t place = 0;    ///< index into watch_record::places; 0 is not known
+  std::uint64_t time_ns = 0;  ///< since watch_record::started_ns
+};
+
+enum class watched_event_kind : std::uint8_t { allocate, free, refused };
+
+/// One call, in the order in which the calls took effect.
+struct watched_event {
+  watched_event_kind kind = watched_event_kind::allocate;
+  std::uintptr_t address = 0;  ///< none of a refusal
+  std::size_t requested = 0;   ///< bytes; of a refusal what was asked
+  std::size_t bytes = 0;       ///< bytes that it occupies; 0 of a refusal
+  stream_id stream = 0;        ///< of this call
+  std::uint32_t tag = 0;
+  std::uint32_t place = 0;
+  std::uint64_t time_ns = 0;
+};
+
+/// One tag's numbers. Bytes as the blocks occupy them.
+struct watched_tag {
+  std::string name;
+  std::size_t bytes = 0;
+  std::size_t peak_bytes = 0;
+  std::size_t requested = 0;
+  std::size_t blocks = 0;
+  std::uint64_t allocations = 0;
+};
+
+struct watch_record {
+  std::uint64_t started_ns = 0;  ///< when the layer was made, since 1970
+  std::uint64_t now_ns = 0;      ///< when this was copied, since started_ns
+  std::vector<watched_block> live;
+  std::vector<watched_event> events;               ///< the latest ones, oldest first
+  std::uint64_t forgotten_events = 0;              ///< older ones that the ring no longer holds
+  std::vector<watched_tag> tags;                   ///< tags[0] is "untagged"
+  std::vector<std::vector<watched_frame>> places;  ///< innermost frame first; places[0] is empty
+};
+
+}  // namespace tarn

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A snapshot: what a pool holds at one moment and how it came to that, as plain data. Writers turn it into files:
+// pickle (PyTorch's memory_viz), timeline_html, perfetto, snapshot_json.
+// Above it: the writers. Below it: policy/watch_record, pool/pool_state.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tarn/policy/watch_record.hpp"
+#include "tarn/pool/pool_state.hpp"
+
+namespace tarn {
+
+enum class block_use : std::uint8_t {
+  live,      ///< handed out (PyTorch: active_allocated)
+  awaiting,  ///< freed, but another stream that used it has not finished (active_pending_free)
+  cached     ///< free for reuse (inactive)
+};
+
+struct snapshot_block {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  std::size_t requested = 0;  ///< of a live block; otherwise 0
+  block_use use = block_use::cached;
+  stream_id stream = 0;       ///< of the allocation; of a cached block: whose work may have used it last
+  std::uint32_t tag = 0;      ///< index into snapshot::tags
+  std::uint32_t place = 0;    ///< index into snapshot::places
+  std::uint64_t time_ns = 0;  ///< of the allocation, since snapshot::started_ns
+};
+
+enum class segment_kind : std::uint8_t {
+  pages,  ///< consecutive physical handles, at their home addresses
+  view,  ///< one live block put together of handles from several places; these are not listed at home meanwhile
+  upstream  ///< one block of the resource below a pool that has no pages
+};
+
+/// A stretch of addresses with memory behind it; its blocks tile it. The bytes of all segments are the pool's reserved bytes.
+struct snapshot_segment {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  segment_kind kind = segment_kind::pages;
+  bool small = false;                  ///< taken for blocks of up to 1 MiB
+  std::uint32_t handles = 1;           ///< physical handles behind it
+  stream_id stream = 0;                ///< of most of its bytes
+  std::vector<snapshot_block> blocks;  ///< by address
+};
+
+/// What the pool took from the driver and gave back, with the calls in one order.
+enum class snapshot_event_kind : std::uint8_t { allocate, free, refused, reserve, release };
+
+struct snapshot_event {
+  snapshot_event_kind kind = snapshot_event_kind::allocate;
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;      ///< that the block or handle occupies; of a refusal what was asked
+  std::size_t requested = 0;  ///< of allocate, free and refused
+  stream_id stream = 0;
+  std::uint32_t tag = 0;
+  std::uint32_t place = 0;
+  std::uint64_t time_ns = 0;
+};
+
+struct snapshot {
+  std::string title = "tarn";
+  int device = 0;
+  std::uint64_t started_ns = 0;  ///< since 1970
+  std::uint64_t now_ns = 0;      ///< since started_ns
+  pool_state pool;
+  std::vector<snapshot_segment> segments;          ///< by address
+  std::vector<snapshot_event> events;              ///< oldest first
+  std::uint64_t forgotten_events = 0;              ///< before the first of `events`
+  std::vector<watched_tag> tags;                   ///< tags[0] is "untagged"
+  std::vector<std::vector<watched_frame>> places;  ///< innermost frame first; places[0] is empty
+};
+
+}  // namespace tarn
