@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <iterator>  // first: with _GLIBCXX_DEBUG, libstdc++ 12's <string> reads what only this declares
+
 #include "tarn/stl.hpp"
 
 #include <functional>
