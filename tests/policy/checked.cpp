@@ -276,7 +276,10 @@ TEST_CASE("of blocks freed long ago the latest are remembered", "[policy][checke
   has(told::one_of(misuse_kind::double_free), "freed again");
   memory.deallocate({}, blocks.front(), 1000);
   has(told::one_of(misuse_kind::foreign_pointer), "never handed out here");
-  for (int i = 0; i < 6; ++i) memory.deallocate({}, memory.allocate({}, 1000), 1000);
+  for (void*& p : blocks) p = memory.allocate({}, 1000);  // those that were forgotten among them
+  std::size_t const told_so_far = told::all().size();
+  for (void* const p : blocks) memory.deallocate({}, p, 1000);
+  REQUIRE(told::all().size() == told_so_far);
 }
 
 TEST_CASE("what is allocated past every handle is told without a place", "[policy][checked]") {
