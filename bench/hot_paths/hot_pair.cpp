@@ -46,6 +46,7 @@ int main(int argc, char** argv) {
   if (name == mimalloc::name && !mimalloc::installed()) return 77;
   bool const known = run_if<tarn_pool<simulated_device, with_defaults>>(name, n) ||
                      run_if<tarn_pool<simulated_device, with_tracking>>(name, n) ||
+                     run_if<tarn_pool<simulated_device, with_watching>>(name, n) ||
                      run_if<mimalloc>(name, n) || run_if<host_malloc>(name, n) || run_if<std_pmr>(name, n);
   if (!known) std::cerr << "tarn_hot_pair: no pool " << name << '\n';
   return known ? 0 : 2;

@@ -45,25 +45,26 @@ TEST_CASE("the table of lines shows each file's lines in order, with their text"
   reset_line_profile();
   CHECK(line_profile_table().empty());
   sim_pool pool;
-  void* p = nullptr;
+  void* const p = TARN_PROFILE_EXPRESSION(pool, pool.allocate({}, 10_MiB));
   {
-    TARN_PROFILE_LINE(pool); p = pool.allocate({}, 10_MiB);
+    TARN_PROFILE_LINE(pool);
+    pool.deallocate({}, p, 10_MiB);
   }
-  {
-    TARN_PROFILE_LINE(pool); pool.deallocate({}, p, 10_MiB);
-  }
-  int const line = __LINE__ - 2;
+  int const line = __LINE__ - 3;
   detail::line_registry::of_process().add({{"nowhere.cpp", 7, "somewhere"}, 1, 0, 1536, 1});
   detail::line_registry::of_process().add({{"nowhere.cpp", 7, "elsewhere"}, 1, 20, 10, 1});
   std::string const file = place::current().file;
-  std::string const n = std::to_string(line - 3);
+  std::string const n = std::to_string(line - 2);
   std::string const m = std::to_string(line);
   std::string const heading = "\n  line      calls       change         peak  source\n";
-  std::string const ours = file + heading + "    " + n + "          1      +10 MiB      +10 MiB  TARN_PROFILE_LINE(pool); p = pool.allocate({}, 10_MiB);\n    " + m +
-                           "          1      -10 MiB          0 B  TARN_PROFILE_LINE(pool); pool.deallocate({}, p, 10_MiB);\n";
-  std::string const theirs = "nowhere.cpp" + heading + "     7          2        +20 B     +1.5 KiB  in somewhere\n";
+  std::string const ours = file + heading + "    " + n +
+                           "          1      +10 MiB      +10 MiB  void* const p = " +
+                           "TARN_PROFILE_EXPRESSION(pool, pool.allocate({}, 10_MiB));\n    " + m +
+                           "          1      -10 MiB          0 B  in " + place::current().function + "\n";
+  std::string const theirs =
+      "nowhere.cpp" + heading + "     7          2        +20 B     +1.5 KiB  in somewhere\n";
   bool const first = file < "nowhere.cpp";
   CHECK(line_profile_table() == (first ? ours + "\n" + theirs : theirs + "\n" + ours));
-  CHECK(line_profile_table(source_text::left_out).find("TARN_PROFILE_LINE") == std::string::npos);
+  CHECK(line_profile_table(source_text::left_out).find("TARN_PROFILE_EXPRESSION") == std::string::npos);
   reset_line_profile();
 }
