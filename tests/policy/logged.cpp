@@ -138,6 +138,12 @@ TEST_CASE("a call is a line of comma-separated values, quoted where it has to be
   auto const columns = [](std::string_view line) { return std::count(line.begin(), line.end(), ','); };
   c.where.function = "step";
   CHECK(columns(format_log_line(c).view()) == columns(log_line_header));
+  std::string const long_file = "/far/away/" + std::string(60, 'f') + ".cpp";
+  std::string const long_function = "step<" + std::string(70, 'T') + ">";
+  c.where = {long_file.c_str(), 1, long_function.c_str()};
+  std::string const cut(format_log_line(c).view());
+  CHECK(cut.find("," + std::string(59, 'f') + ".cpp,1,step<" + std::string(58, 'T')) != std::string::npos);
+  CHECK(cut.back() == 'T');
   // The longest line there can be is whole: it ends as it should.
   std::string const quotes(200, '"');
   c.name = tag(quotes);

@@ -24,10 +24,9 @@ namespace detail {
   constexpr std::string_view names[] = {"pending", "done", "refused", "failed"};
   return names[static_cast<std::size_t>(outcome)];
 }
-/// At most `most` bytes of the text's end, in quotes where it has what separates (RFC 4180); control characters as blanks.
+/// In quotes where it has what separates (RFC 4180); control characters as blanks.
 template <std::size_t N>
-void add_value(message<N>& line, std::string_view text, std::size_t most) noexcept {
-  if (text.size() > most) text.remove_prefix(text.size() - most);
+void add_value(message<N>& line, std::string_view text) noexcept {
   bool const quoted = text.find_first_of(",\"\r\n") != std::string_view::npos;
   if (quoted) line.add("\"");
   for (char const& c : text) {
@@ -40,7 +39,7 @@ void add_value(message<N>& line, std::string_view text, std::size_t most) noexce
 }  // namespace detail
 
 /// "allocate,done,0x7f..,1000,256,0x0,weights,train.cpp,42,step", without a line end, in the columns of log_line_header. The
-/// stream is its handle. Of the tag, the file and the function at most the last 63 bytes each, so that a line is never cut.
+/// stream is its handle. Of the file the last 63 bytes, of the function the first 63, so that a line is never cut.
 [[nodiscard]] inline message<640> format_log_line(call_record const& call) noexcept {
   constexpr std::size_t most = 63;
   message<640> line;
@@ -48,11 +47,13 @@ void add_value(message<N>& line, std::string_view text, std::size_t most) noexce
   line.add_hex(reinterpret_cast<std::uintptr_t>(call.address)).add(",").add_number(std::uint64_t{call.bytes});
   line.add(",").add_number(std::uint64_t{call.alignment}).add(",");
   line.add_hex(reinterpret_cast<std::uintptr_t>(call.stream.handle())).add(",");
-  if (!(call.name == tag{})) detail::add_value(line, call.name.name(), most);
+  if (!(call.name == tag{})) detail::add_value(line, call.name.name());
   line.add(",");
-  detail::add_value(line, call.where.file, most);
+  std::string_view file = call.where.file;
+  if (file.size() > most) file.remove_prefix(file.size() - most);
+  detail::add_value(line, file);
   line.add(",").add_number(call.where.line).add(",");
-  detail::add_value(line, call.where.function, most);
+  detail::add_value(line, std::string_view(call.where.function).substr(0, most));
   return line;
 }
 
