@@ -15,7 +15,7 @@ options="-std=c++20 -O2 -DNDEBUG"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # shellcheck disable=SC2086
-$compiler $options -Iinclude -Ibench bench/hot_paths/hot_pair.cpp -o "$work/hot_pair" -pthread -ldl
+$compiler $options -Iinclude -Ibench bench/hot_paths/hot_pair.cpp bench/hot_paths/hot_pair_watched.cpp -o "$work/hot_pair" -pthread -ldl
 
 # count POOL BYTES PAIRS: instructions of the whole program.
 count() {
