@@ -15,7 +15,7 @@ options="-std=c++20 -O2 -DNDEBUG"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # shellcheck disable=SC2086
-$compiler $options -Iinclude -Ibench bench/hot_paths/hot_pair.cpp -o "$work/hot_pair" -pthread -ldl
+$compiler $options -Iinclude -Ibench bench/hot_paths/hot_pair.cpp bench/hot_paths/hot_pair_watched.cpp -o "$work/hot_pair" -pthread -ldl
 
 # count POOL BYTES PAIRS: instructions of the whole program.
 count() {
@@ -23,7 +23,7 @@ count() {
     sed -n 's/.*Collected : \([0-9]*\).*/\1/p'
 }
 
-for pool in tarn tarn_tracked mimalloc host_malloc std_pmr; do
+for pool in tarn tarn_tracked tarn_watched mimalloc host_malloc std_pmr; do
   status=0
   "$work/hot_pair" $pool 256 1 || status=$?
   if [ $status -eq 77 ]; then echo "skipped $pool: not installed" >&2 && continue; fi

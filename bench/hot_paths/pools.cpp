@@ -19,6 +19,7 @@ std::vector<entry> all_entries(bool cuda_found) {
 #endif
   add_works<tarn_pool<simulated_device, with_defaults>>(all);
   add_works<tarn_pool<simulated_device, with_tracking>>(all);
+  add_works<tarn_pool<simulated_device, with_watching>>(all);
   if (mimalloc::installed()) add_works<mimalloc>(all);
   add_works<host_malloc>(all);
   add_works<std_pmr>(all);

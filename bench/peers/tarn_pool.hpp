@@ -8,6 +8,7 @@
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
+#include "tarn/policy/watched.hpp"
 #include "tarn/source/cuda_pages.hpp"
 
 namespace tarn::bench {
@@ -39,6 +40,16 @@ struct with_tracking {
   template <class Pages>
   static auto over(Pages pages) {
     return pages | pooled{} | tracked{};
+  }
+};
+
+/// The default pool, watched: each block with its line, tag and time, and a ring of the latest calls.
+struct with_watching {
+  static constexpr std::string_view name = "tarn_watched";
+  static constexpr std::string_view about = "pages | pooled | watched, 100,000 events kept";
+  template <class Pages>
+  static auto over(Pages pages) {
+    return pages | pooled{} | watched{.history = 100'000};
   }
 };
 

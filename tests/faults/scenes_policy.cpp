@@ -9,9 +9,12 @@
 #include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/fenced.hpp"
 #include "tarn/policy/limited.hpp"
+#include "tarn/policy/logged.hpp"
 #include "tarn/policy/poisoned.hpp"
 #include "tarn/policy/recorded.hpp"
 #include "tarn/policy/retry_on_oom.hpp"
+#include "tarn/policy/tagged.hpp"
+#include "tarn/policy/watched.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/source/cuda_pages.hpp"
 #include "tarn/source/host_memory.hpp"
@@ -157,12 +160,41 @@ void recording(trial& t) {
   std::fclose(file);
 }
 
+/// What is live is known to the layer and to the pool alike, whatever failed.
+void watching(trial& t) {
+  stream const a(t.driver());
+  auto memory = basic_pages<sited_driver>(t.driver()) | pooled{} | watched{.history = 3} |
+                logged{[](call_record const&) {}} | tagged{"scene"};
+  auto watched_memory = memory->upstream()->upstream();
+  auto const live = t.watch([&] {
+    host_faults::not_counted const own;
+    auto const s = nearest(memory, [](auto& l) -> decltype(l.state()) { return l.state(); });
+    auto const seen = watched_memory->record();
+    std::size_t bytes = 0;
+    for (auto const& b : seen.live) bytes += b.bytes;
+    t.check_equal(bytes, s.live, "bytes that a watched layer knows of");
+    return std::to_string(bytes) + " B live in " + std::to_string(seen.live.size());
+  });
+  std::size_t const sizes[] = {3000, 3_MiB, 100, 5000};
+  void* blocks[4] = {};
+  for (int i = 0; i < 4; ++i) t.attempt("allocate", [&] { blocks[i] = memory.allocate(a, sizes[i]); });
+  void* sync = nullptr;
+  t.attempt("allocate_sync", [&] { sync = memory.allocate_sync(200); });
+  t.attempt(
+      "allocate too much", [&] { (void)memory.allocate(a, 40_MiB); }, step_outcome::refused);
+  t.attempt("record", [&] { (void)watched_memory->record(); });
+  t.attempt("tags", [&] { (void)watched_memory->tags(); });
+  memory.deallocate_sync(sync, 200);
+  for (int i = 0; i < 4; ++i) memory.deallocate(a, blocks[i], sizes[i]);
+}
+
 constexpr scene all[] = {
     {"fences_and_poison", small_machine, fences_and_poison},
     {"checks", small_machine, checks},
     {"fallback", small_machine, fallback},
     {"retry", small_machine, retry},
     {"recording", small_machine, recording},
+    {"watching", small_machine, watching},
 };
 
 }  // namespace

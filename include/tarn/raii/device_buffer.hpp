@@ -60,12 +60,18 @@ class device_buffer {
     data_ = take(count);
     size_ = capacity_ = count;
   }
+  /// The same with a name, `device_buffer<float> weights(pool, n, stream, tarn::tag("weights"));` (core/tag). It is the
+  /// block's: what a later resize() takes is named there.
+  device_buffer(Resource memory, std::size_t count, stream_ref stream, place where)
+      : device_buffer(std::move(memory), count, stream, least_alignment(), where) {}
   /// A copy of host (or device) elements, in stream order.
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream,
                 std::size_t alignment = least_alignment(), place where = place::current())
       : device_buffer(std::move(memory), from.size(), stream, alignment, where) {
     copy_from(from);  // should it throw, the destructor runs: the constructor delegated to is done
   }
+  device_buffer(Resource memory, std::span<T const> from, stream_ref stream, place where)
+      : device_buffer(std::move(memory), from, stream, least_alignment(), where) {}
   /// A copy on `stream`, which first waits, on the device, for the other buffer's stream; that one waits for
   /// the copy, so the other buffer may be changed or destroyed at once.
   device_buffer(device_buffer const& other, stream_ref stream, place where = place::current())

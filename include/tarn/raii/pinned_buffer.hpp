@@ -75,8 +75,8 @@ class pinned_buffer {
       : pinned_buffer(std::move(memory), from.size(), elements::uninitialised, stream, where) {
     copy_elements(from.data(), size_, data_);
   }
-  pinned_buffer(pinned_buffer const& other)
-      : pinned_buffer(other.memory_, std::span<T const>(other), other.stream_) {}
+  pinned_buffer(pinned_buffer const& other, place where = place::current())
+      : pinned_buffer(other.memory_, std::span<T const>(other), other.stream_, where) {}
   pinned_buffer(pinned_buffer&& other) noexcept
       : memory_(other.memory_),
         stream_(other.stream_),
@@ -127,14 +127,17 @@ class pinned_buffer {
 
   /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy
   /// may be running. @throws length_error, out_of_memory  nothing has changed
-  void resize(std::size_t count, elements what = elements::value_initialised) {
+  void resize(std::size_t count, elements what = elements::value_initialised,
+              place where = place::current()) {
+    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     if (count > capacity_) relocate(count);
     if (what == elements::value_initialised && count > size_) value_initialise(data_ + size_, count - size_);
     size_ = count;
   }
   /// Gives unused capacity back by moving to a block of size() elements. No copy may be running. Strong
   /// guarantee.
-  void shrink_to_fit() {
+  void shrink_to_fit(place where = place::current()) {
+    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     if (size_ < capacity_) relocate(size_);
   }
   /// Frees the elements; the buffer is empty and ready for use.

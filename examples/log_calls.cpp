@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Each call as a line of comma-separated values, by a hook of one's own: any logger will do.
+
+#include <iostream>
+#include <string_view>
+
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/log_line.hpp"
+#include "tarn/sim.hpp"
+#include "tarn/tarn.hpp"
+
+using namespace tarn::literals;
+
+template <class Pages>
+int run(Pages pages) {
+  auto const print = [](tarn::call_record const& call) {
+    std::cout << tarn::format_log_line(call).view() << '\n';  // nothing is allocated but by std::cout
+  };
+  auto memory = pages | tarn::pooled{} | tarn::limited{1_MiB} | tarn::logged{print};
+  tarn::stream_ref const stream;
+
+  std::cout << tarn::log_line_header << '\n';
+  auto weights = tarn::make_device_buffer<float>(memory, 1000, stream, tarn::tag("weights"));
+  weights.resize(2000);
+  try {
+    weights.resize(1 << 20);
+  } catch (tarn::out_of_memory const&) {
+    std::cout << "refused: the old block is as it was\n";
+  }
+  return 0;
+}
+
+int main() {
+#if TARN_HAS_CUDA
+  std::size_t free = 0;
+  std::size_t total = 0;
+  if (tarn::cuda_driver{}.memory_info(free, total).ok()) return run(tarn::cuda_pages{});
+#endif
+  return run(tarn::sim_pages{});
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who holds how much, by name: scopes, owners and handles take a tag; so do errors, which then say who to ask.
+
+#include <iostream>
+
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/tagged.hpp"
+#include "tarn/policy/watched.hpp"
+#include "tarn/report/by_tag.hpp"
+#include "tarn/sim.hpp"
+#include "tarn/tarn.hpp"
+
+using namespace tarn::literals;
+
+template <class Pages>
+int run(Pages pages) {
+  auto memory = pages | tarn::pooled{} | tarn::limited{64_MiB} | tarn::watched{};
+  tarn::stream_ref const stream;
+
+  // An owner takes a name ...
+  auto embedding = tarn::make_device_buffer<float>(memory, 4 << 20, stream, tarn::tag("embedding"));
+  // ... a handle names all that goes through it ...
+  auto weights_memory = memory | tarn::tagged{"weights"};
+  auto first = tarn::make_device_buffer<float>(weights_memory, 1 << 20, stream);
+  auto second = tarn::make_device_buffer<float>(weights_memory, 2 << 20, stream);
+  {
+    // ... and a scope all that its thread allocates meanwhile.
+    tarn::tag_scope const here{"activations"};
+    auto hidden = tarn::make_device_buffer<float>(memory, 3 << 20, stream);
+    auto output = tarn::make_device_buffer<float>(memory, 1 << 20, stream);
+    hidden.clear();
+    std::cout << tarn::memory_by_tag_summary(memory);
+  }
+  try {
+    auto gradients = tarn::make_device_buffer<float>(memory, 16 << 20, stream, tarn::tag("gradients"));
+  } catch (tarn::out_of_memory const& error) {
+    std::cout << error.what() << '\n';
+    std::cout << error.report().biggest_tags[0].name << " holds the most\n";
+  }
+  return 0;
+}
+
+int main() {
+#if TARN_HAS_CUDA
+  std::size_t free = 0;
+  std::size_t total = 0;
+  if (tarn::cuda_driver{}.memory_info(free, total).ok()) return run(tarn::cuda_pages{});
+#endif
+  return run(tarn::sim_pages{});
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Ranges and names for profilers such as Nsight Systems, through NVTX: empty without CUDA's headers, a test of a pointer
+// without a profiler. Above it: nvtx_ranged, user code. Below it: NVTX's headers, where the toolkit has them.
+
+#include <atomic>
+#include <cstdint>
+
+#include "tarn/core/config.hpp"
+#include "tarn/core/stream.hpp"
+
+#if TARN_HAS_CUDA && defined(__has_include)
+#if __has_include(<nvtx3/nvToolsExtCudaRt.h>)
+#include <nvtx3/nvToolsExt.h>
+#include <nvtx3/nvToolsExtCudaRt.h>
+#define TARN_HAS_NVTX_RANGES 1
+#endif
+#endif
+#ifndef TARN_HAS_NVTX_RANGES
+#define TARN_HAS_NVTX_RANGES 0
+#endif
+
+namespace tarn {
+
+namespace detail {
+#if TARN_HAS_NVTX_RANGES
+/// tarn's domain, made at first use and kept; null without a profiler.
+[[nodiscard]] inline nvtxDomainHandle_t nvtx_domain() noexcept {
+  static nvtxDomainHandle_t const made = nvtxDomainCreateA("tarn");
+  return made;
+}
+#endif
+}  // namespace detail
+
+/// A text that ranges show, made known to the profiler once. Copy freely; never throws.
+class nvtx_text {
+ public:
+#if TARN_HAS_NVTX_RANGES
+  explicit nvtx_text(char const* text) noexcept
+      : handle_(nvtxDomainRegisterStringA(detail::nvtx_domain(), text)) {}
+  [[nodiscard]] void* handle() const noexcept {
+    return handle_;
+  }
+
+ private:
+  nvtxStringHandle_t handle_;
+#else
+  explicit nvtx_text(char const*) noexcept {}
+#endif
+};
+
+/// A range of this thread in the domain "tarn", from construction to destruction, with a number that the profiler shows
+/// beside it. Ranges of a thread nest.
+class [[nodiscard]] nvtx_range {
+ public:
+  /// @param bytes     the payload
+  /// @param category  of new_nvtx_category(); 0: none
+#if TARN_HAS_NVTX_RANGES
+  nvtx_range(nvtx_text text, std::uint64_t bytes, std::uint32_t category = 0) noexcept {
+    nvtxEventAttributes_t const a = attributes(text, bytes, category);
+    nvtxDomainRangePushEx(detail::nvtx_domain(), &a);
+  }
+  ~nvtx_range() {
+    nvtxDomainRangePop(detail::nvtx_domain());
+  }
+#else
+  nvtx_range(nvtx_text, std::uint64_t, std::uint32_t = 0) noexcept {}
+  ~nvtx_range() {}  // NOLINT: as the other one, so that none is an unused variable
+#endif
+  nvtx_range(nvtx_range const&) = delete;
+  nvtx_range& operator=(nvtx_range const&) = delete;
+
+  /// A moment instead of a range.
+  static void mark([[maybe_unused]] nvtx_text text, [[maybe_unused]] std::uint64_t bytes,
+                   [[maybe_unused]] std::uint32_t category = 0) noexcept {
+#if TARN_HAS_NVTX_RANGES
+    nvtxEventAttributes_t const a = attributes(text, bytes, category);
+    nvtxDomainMarkEx(detail::nvtx_domain(), &a);
+#endif
+  }
+
+#if TARN_HAS_NVTX_RANGES
+ private:
+  [[nodiscard]] static nvtxEventAttributes_t attributes(nvtx_text text, std::uint64_t bytes,
+                                                        std::uint32_t category) noexcept {
+    nvtxEventAttributes_t a{};
+    a.version = NVTX_VERSION;
+    a.size = static_cast<std::uint16_t>(sizeof a);
+    a.category = category;
+    a.payloadType = NVTX_PAYLOAD_TYPE_UNSIGNED_INT64;
+    a.payload.ullValue = bytes;
+    a.messageType = NVTX_MESSAGE_TYPE_REGISTERED;
+    a.message.registered = static_cast<nvtxStringHandle_t>(text.handle());
+    return a;
+  }
+#endif
+};
+
+namespace detail {
+inline constinit std::atomic<std::uint32_t> nvtx_categories{0};
+}
+
+/// A category of ranges of that name in the domain "tarn": a number that no other has, from 1.
+[[nodiscard]] inline std::uint32_t new_nvtx_category([[maybe_unused]] char const* name) noexcept {
+  std::uint32_t const made = detail::nvtx_categories.fetch_add(1, std::memory_order_relaxed) + 1;
+#if TARN_HAS_NVTX_RANGES
+  nvtxDomainNameCategoryA(detail::nvtx_domain(), made, name);
+#endif
+  return made;
+}
+
+/// Names a CUDA stream for the profiler: its row is called so. For streams of CUDA alone: a simulated one is none that a
+/// profiler knows.
+inline void name_stream([[maybe_unused]] stream_ref stream, [[maybe_unused]] char const* name) noexcept {
+#if TARN_HAS_NVTX_RANGES
+  nvtxNameCudaStreamA(stream.get(), name);
+#endif
+}
+
+}  // namespace tarn

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// nvtx_ranged: a profiler's range around each call, so that Nsight Systems shows a pool's calls among the kernels.
+// Above it: user code. Below it: driver/nvtx_ranges, compose.
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "tarn/core/error.hpp"
+#include "tarn/core/message.hpp"
+#include "tarn/driver/nvtx_ranges.hpp"
+#include "tarn/policy/compose.hpp"
+
+namespace tarn {
+
+template <class Upstream>
+class nvtx_ranged_layer;
+
+/// `cuda_pages{} | pooled{} | nvtx_ranged{"weights"}`: ranges "weights: allocate" and "weights: deallocate" in the domain
+/// "tarn", the bytes as payload, "weights" as category. Position is meaning: over the pool they show the program's calls, under
+/// it what reaches the driver. Nothing without a profiler but a test of a pointer per call; nothing at all without CUDA.
+struct nvtx_ranged {
+  char const* name = "pool";  ///< read when the layer is made; of long names the first 63 bytes
+
+  nvtx_ranged() noexcept = default;
+  explicit nvtx_ranged(char const* n) noexcept : name(n) {}
+
+  template <class Upstream>
+  using layer = nvtx_ranged_layer<Upstream>;
+};
+
+template <class Upstream>
+class nvtx_ranged_layer {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  explicit nvtx_ranged_layer(Upstream upstream, nvtx_ranged const& options = {})
+      : upstream_(std::move(upstream)),
+        allocate_(text(options.name, ": allocate")),
+        deallocate_(text(options.name, ": deallocate")),
+        refused_(text(options.name, ": refused")),
+        category_(new_nvtx_category(named(options.name).c_str())) {}
+  nvtx_ranged_layer(nvtx_ranged_layer const&) = delete;
+  nvtx_ranged_layer& operator=(nvtx_ranged_layer const&) = delete;
+
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    return ranged(bytes, [&] { return upstream_.allocate(stream, bytes, alignment); });
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    nvtx_range const range(deallocate_, bytes, category_);
+    upstream_.deallocate(stream, p, bytes, alignment);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    return ranged(bytes, [&] { return upstream_.allocate_sync(bytes, alignment); });
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    nvtx_range const range(deallocate_, bytes, category_);
+    upstream_.deallocate_sync(p, bytes, alignment);
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+
+ private:
+  [[nodiscard]] static message<64> named(char const* name) noexcept {
+    message<64> out;
+    out.add(name);
+    return out;
+  }
+  [[nodiscard]] static nvtx_text text(char const* name, char const* what) noexcept {
+    message<96> out;
+    out.add(named(name).view()).add(what);
+    return nvtx_text(out.c_str());
+  }
+  template <class Allocate>
+  void* ranged(std::size_t bytes, Allocate const& allocate) {
+    nvtx_range const range(allocate_, bytes, category_);
+    try {
+      return allocate();
+    } catch (out_of_memory const&) {
+      nvtx_range::mark(refused_, bytes, category_);
+      throw;
+    }
+  }
+
+  Upstream upstream_;
+  nvtx_text allocate_;
+  nvtx_text deallocate_;
+  nvtx_text refused_;
+  std::uint32_t category_;
+};
+
+}  // namespace tarn

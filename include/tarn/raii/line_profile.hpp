@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The line profile: what each marked line of the source does to memory, as memory_profiler tells it of Python's lines.
+// Above it: report/line_profile, user code. Below it: peak_scope.
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+#include "tarn/core/extremes.hpp"
+#include "tarn/core/place.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/raii/peak_scope.hpp"
+
+namespace tarn {
+
+/// What one line did, bytes as the pool rounds them.
+struct profiled_line {
+  place where;
+  std::uint64_t calls = 0;
+  std::int64_t change = 0;   ///< of live bytes, over all calls; negative: more was freed
+  std::size_t peak = 0;      ///< the most above the start of a call, of all calls
+  std::uint64_t blocks = 0;  ///< handed out in all calls
+};
+
+namespace detail {
+
+/// The lines of the process. Made at first use and never destroyed: lines may run as the process ends.
+class line_registry {
+ public:
+  /// Lines told apart; further ones are counted in dropped().
+  static constexpr std::size_t most = 4096;
+
+  [[nodiscard]] static line_registry& of_process() {
+    static line_registry* const made = new line_registry;
+    return *made;
+  }
+
+  /// Adds one call of a line. O(lines of its file). Where host memory is refused the call is dropped.
+  void add(profiled_line const& call) noexcept {
+    std::lock_guard const guard(mutex_);
+    for (profiled_line& l : lines_) {
+      if (l.where.line != call.where.line || l.where.file != call.where.file) continue;
+      if (l.where.function != call.where.function) continue;
+      l.calls += call.calls;
+      l.change += call.change;
+      l.peak = larger_of(l.peak, call.peak);
+      l.blocks += call.blocks;
+      return;
+    }
+    if (lines_.size() < most) {
+      try {
+        lines_.push_back(profiled_line(call));
+        return;
+      } catch (...) {
+      }
+    }
+    ++dropped_;
+  }
+  /// Calls f with each line. @throws what f does
+  template <class F>
+  void for_each(F const& f) {
+    std::lock_guard const guard(mutex_);
+    for (profiled_line const& l : lines_) f(l);
+  }
+  [[nodiscard]] std::uint64_t dropped() noexcept {
+    std::lock_guard const guard(mutex_);
+    return dropped_;
+  }
+  void reset() noexcept {
+    std::lock_guard const guard(mutex_);
+    sequence<profiled_line>().swap(lines_);
+    dropped_ = 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  sequence<profiled_line> lines_;
+  std::uint64_t dropped_ = 0;
+};
+
+}  // namespace detail
+
+/// Adds what happens to memory during a scope to the line that declares it. The memory has a `tracked` layer, as every
+/// device_pool has. By default it sees the calls of its own thread: memory that another thread frees does not count. Scopes
+/// nest; an outer one includes what inner ones do. A mark while it lives (see peak_scope), one lock at its end. Never throws
+/// but where the first one finds no memory for the table.
+template <class Resource>
+class [[nodiscard]] line_profile_scope {
+ public:
+  explicit line_profile_scope(Resource memory, place where = place::current())
+      : line_profile_scope(std::move(memory), peak_of::this_thread, where) {}
+  line_profile_scope(Resource memory, peak_of whose, place where = place::current())
+      : lines_(detail::line_registry::of_process()), peak_(std::move(memory), whose), where_(where) {}
+  line_profile_scope(line_profile_scope const&) = delete;
+  line_profile_scope& operator=(line_profile_scope const&) = delete;
+  ~line_profile_scope() {
+    lines_.add({where_, 1, peak_.net_bytes(), peak_.peak_above_start(), peak_.count()});
+  }
+
+ private:
+  detail::line_registry& lines_;
+  peak_scope<Resource> peak_;
+  place where_;
+};
+
+/// Forgets all lines.
+inline void reset_line_profile() {
+  detail::line_registry::of_process().reset();
+}
+
+}  // namespace tarn
+
+/// Profiles what follows on the line, to the end of the enclosing block: `{ TARN_PROFILE_LINE(memory); step(); }`.
+#define TARN_PROFILE_LINE(memory)                                                     \
+  ::tarn::line_profile_scope const TARN_PROFILE_NAME(tarn_profiled_line_, __LINE__) { \
+    memory                                                                            \
+  }
+/// Profiles one expression and is its value: `auto w = TARN_PROFILE_EXPRESSION(memory, make_device_buffer<float>(memory, n, s));`.
+#define TARN_PROFILE_EXPRESSION(memory, ...) ((void)::tarn::line_profile_scope{memory}, __VA_ARGS__)
+#define TARN_PROFILE_NAME(prefix, line) TARN_PROFILE_NAME_OF(prefix, line)
+#define TARN_PROFILE_NAME_OF(prefix, line) prefix##line

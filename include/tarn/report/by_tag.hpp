@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// memory_by_tag: who holds how much, under the names that were given. Above it: user code. Below it: watched, summary.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tarn/core/shared.hpp"
+#include "tarn/policy/watch_record.hpp"
+#include "tarn/report/summary.hpp"
+
+namespace tarn {
+
+/// The numbers of each tag that memory was allocated under, "untagged" among them, the most bytes first, then by name. For
+/// memory with a `watched` layer. Takes its lock for a moment. @throws std::bad_alloc
+template <class Resource>
+[[nodiscard]] std::vector<watched_tag> memory_by_tag(Resource memory) {
+  auto const ask = [](auto& layer) -> decltype(layer.tags()) { return layer.tags(); };
+  static_assert(reachable<Resource, decltype(ask)>,
+                "tarn: names are kept by a layer; add: | tarn::watched{}");
+  std::vector<watched_tag> tags = nearest(memory, ask);
+  std::erase_if(tags, [](watched_tag const& t) { return t.allocations == 0; });
+  std::sort(tags.begin(), tags.end(), [](watched_tag const& a, watched_tag const& b) {
+    return a.bytes != b.bytes ? a.bytes > b.bytes : a.name < b.name;
+  });
+  return tags;
+}
+
+/// memory_by_tag() as a table of 75 columns between its edges, the sum last; peaks are each tag's own, at different times.
+/// @throws std::bad_alloc
+template <class Resource>
+[[nodiscard]] std::string memory_by_tag_summary(Resource memory) {
+  std::string const line = "|" + std::string(75, '=') + "|\n";
+  std::string out = line;
+  out += "| Tag                    | Cur Usage  | Peak Usage | Requested  | Blocks     |\n" + line;
+  auto const row = [&](std::string const& name, watched_tag const& t, bool has_peak) {
+    auto const bytes = [](std::size_t n) {
+      auto const number = static_cast<std::int64_t>(n);
+      return " " + detail::table_bytes(number, number) + " |";
+    };
+    auto const blocks = static_cast<std::int64_t>(t.blocks);
+    out += "| " + detail::left(name.substr(0, 22), 22) + " |" + bytes(t.bytes);
+    out += has_peak ? bytes(t.peak_bytes) : std::string(12, ' ') + "|";
+    out += bytes(t.requested) + " " + detail::table_count(blocks, blocks) + " |\n";
+  };
+  watched_tag all;
+  for (watched_tag const& t : memory_by_tag(std::move(memory))) {
+    row(t.name, t, true);
+    all.bytes += t.bytes;
+    all.requested += t.requested;
+    all.blocks += t.blocks;
+  }
+  out += "|" + std::string(75, '-') + "|\n";
+  row("all", all, false);
+  return out + line;
+}
+
+}  // namespace tarn

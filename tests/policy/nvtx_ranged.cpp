@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a profiler sees of it is tested by tests/driver/nvtx.
+#include "tarn/policy/nvtx_ranged.hpp"
+
+#include "catch.hpp"
+#include "contract/resource_contract.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/sim.hpp"
+
+using namespace tarn;
+
+TEST_CASE("nvtx_ranged keeps the contract of resources where nobody profiles", "[policy][nvtx_ranged]") {
+  tarn_test::resource_contract([] { return sim_pages{} | pooled{} | nvtx_ranged{"contract"}; });
+  auto memory = sim_pages{} | pooled{} | limited{1_MiB} | nvtx_ranged{};
+  CHECK_THROWS_AS(memory.allocate({}, 2_MiB), out_of_memory);
+}
