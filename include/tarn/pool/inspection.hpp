@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "tarn/pool/arena.hpp"
+#include "tarn/pool/description.hpp"
 #include "tarn/pool/growth.hpp"
 #include "tarn/pool/hot_lock.hpp"
 #include "tarn/pool/record_use.hpp"
