@@ -17,7 +17,6 @@
 #include <cstdint>
 #include <iterator>
 #include <map>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -62,16 +61,20 @@ class viewer_history {
     std::size_t bytes = 0;
     snapshot_segment const* own = nullptr;  ///< the segment that it is alone in, and that comes with it
     bool has_own = false;                   ///< a segment was made for it
+    bool waits = false;                     ///< it was freed, and its free is not undone yet
   };
+
+  /// How many handles are looked at again after each allocation; further ones are told as there from the start.
+  static constexpr std::size_t most_late = 64;
 
   void begin_with(snapshot_segment const& segment) {
     segments_.emplace(segment.address, segment.address + segment.bytes);
     expandable_ = expandable_ || segment.kind != segment_kind::upstream;
     bool const alone = segment.blocks.size() == 1 && segment.kind != segment_kind::pages;
     for (snapshot_block const& b : segment.blocks) {
-      if (b.use == block_use::awaiting) awaiting_.emplace(b.address, alone ? &segment : nullptr);
-      if (b.use == block_use::live)
-        live_.emplace(b.address, block{b.bytes, alone ? &segment : nullptr, false});
+      if (b.use == block_use::cached) continue;
+      live_.emplace(b.address,
+                    block{b.bytes, alone ? &segment : nullptr, false, b.use == block_use::awaiting});
     }
   }
 
@@ -83,8 +86,8 @@ class viewer_history {
       case snapshot_event_kind::free:
         return undo_free(i, e);
       case snapshot_event_kind::reserve:
-        if (has_live(e.address, e.bytes)) {
-          late_.push_back({e.address, e.bytes});  // told too late: it came before the first block in it
+        if (has_live(e.address, e.bytes)) {  // told too late: it came before the first block in it
+          if (late_.size() < most_late) late_.push_back({e.address, e.bytes});
         } else {
           take_away(i, false, e.address, e.bytes);
         }
@@ -98,7 +101,7 @@ class viewer_history {
 
   void undo_allocation(std::size_t i, snapshot_event const& e) {
     auto const found = live_.find(e.address);
-    if (found == live_.end()) return;  // what is neither live at the end nor freed
+    if (found == live_.end() || found->second.waits) return;  // neither live at the end nor freed since
     told_[i] = told_as::itself;
     block const b = found->second;
     live_.erase(found);
@@ -116,19 +119,19 @@ class viewer_history {
   }
 
   void undo_free(std::size_t i, snapshot_event const& e) {
-    if (e.bytes == 0 || live_.count(e.address) != 0) return;
-    block b{e.bytes, nullptr, false};
-    if (auto const waits = awaiting_.find(e.address); waits != awaiting_.end()) {
-      told_[i] = told_as::requested;
-      b.own = waits->second;
-      awaiting_.erase(waits);
-    } else {
-      told_[i] = told_as::itself;
-      if (!is_covered(e.address)) {
-        b.has_own = true;
-        put_back(i, true, e.address, e.bytes);
-      }
+    if (auto const found = live_.find(e.address); found != live_.end()) {
+      if (found->second.waits) told_[i] = told_as::requested;
+      found->second.waits = false;
+      return;
     }
+    if (e.bytes == 0) return;
+    block b{e.bytes, nullptr, false, false};
+    if (!is_covered(e.address)) {
+      b.has_own = true;
+      put_back(i, true, e.address, e.bytes);
+      if (!is_covered(e.address)) return;  // it would lie across a whole segment
+    }
+    told_[i] = told_as::itself;
     live_.emplace(e.address, b);
   }
 
@@ -193,7 +196,6 @@ class viewer_history {
   std::vector<segment_change> changes_;
   std::map<std::uintptr_t, std::uintptr_t> segments_;  ///< begin to end; those that touch are not joined
   std::map<std::uintptr_t, block> live_;
-  std::unordered_map<std::uintptr_t, snapshot_segment const*> awaiting_;  ///< and what each is alone in
   std::vector<std::pair<std::uintptr_t, std::size_t>> late_;
   bool expandable_ = false;
 };
