@@ -9,8 +9,10 @@ inline constexpr char page_chart[] = R"js(
 // ---- the timeline
 const chart = byId('chart'), overview = byId('overview');
 const margin = {left: 72, right: 14, top: 26, bottom: 26};
-const view = {axis: usesCalls ? 'given' : 'time', from: 0, to: 1, stacked: false, reserved: model.knowsReserved,
-  requested: false, moment: model.peak, pointer: none};
+// Where all happened at one moment, only the order of the calls tells anything.
+const isMoment = model.n > 1 && events.time[0] === events.time[model.n - 1];
+const view = {axis: usesCalls ? 'given' : isMoment ? 'calls' : 'time', from: 0, to: 1, stacked: false,
+  reserved: model.knowsReserved, requested: false, moment: model.peak, pointer: none};
 
 // Where a state begins on the axis. Events with equal times are told apart by their order on the axis of calls only.
 const startOf = (state) => view.axis === 'calls' ? state : state === 0 ? domain()[0] : events.time[state - 1];
@@ -219,7 +221,7 @@ const drawAxis = (pen, left, right, bottom, x) => {
     pen.lineTo(at, bottom + 5);
     pen.stroke();
     pen.fillStyle = colors.soft;
-    if (at + half <= right + margin.right && at - half >= left - 20) pen.fillText(text, at, bottom + 8);
+    pen.fillText(text, Math.max(left - 20 + half, Math.min(right + margin.right - half, at)), bottom + 8);
   }
 };
 // All ticks of an axis in one unit, with as many digits as tell them apart.

@@ -13,8 +13,8 @@ const eventText = (i) => {
   const parts = [`${kinds[kind]} ${inBytes(shapes.bytes[shape] || shapes.requested[shape])}`];
   if (kind <= refused) {
     parts.push(`stream ${streamText(events.stream[i])}`);
-    if (info.tags.length > 1) parts.push(tagText(shapes.tag[shape]));
-    if (shapes.place[shape]) parts.push(placeText(shapes.place[shape]));
+    if (info.tags.length > 1) parts.push(brief(tagText(shapes.tag[shape])));
+    if (shapes.place[shape]) parts.push(brief(placeText(shapes.place[shape])));
   }
   return parts.join(', ');
 };
@@ -193,7 +193,7 @@ const switches = (ids, choose) => ids.forEach((id) => byId(id).addEventListener(
 const showLegend = () => {
   const entries = [];
   const entry = (color, text, kind = 'box') =>
-    entries.push(make('li', {}, make('span', {class: `key ${kind}`, color}), text));
+    entries.push(make('li', {title: text}, make('span', {class: `key ${kind}`, color}), brief(text, 40)));
   if (view.stacked) {
     coloredTags.forEach((tag, slot) => entry(slotColor(slot), tagText(tag)));
     const rest = seenTags.length - coloredTags.length;

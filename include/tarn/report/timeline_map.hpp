@@ -159,8 +159,8 @@ const blockParts = (b) => {
   if (use === 0 && shapes.requested[shape]) parts.push(['requested', inBytes(shapes.requested[shape])]);
   parts.push(['stream', streamText(shapes.stream[shape])]);
   if (use !== 2) {
-    if (info.tags.length > 1) parts.push(['tag', tagText(shapes.tag[shape])]);
-    if (shapes.place[shape]) parts.push(['from', placeText(shapes.place[shape])]);
+    if (info.tags.length > 1) parts.push(['tag', brief(tagText(shapes.tag[shape]))]);
+    if (shapes.place[shape]) parts.push(['from', brief(placeText(shapes.place[shape]))]);
     parts.push(['since', usesCalls ? `call ${grouped(blocks.time[b])}` : inTime(blocks.time[b])]);
   }
   parts.push(['in', `${s.kind} of ${inBytes(s.bytes)}`]);
@@ -234,7 +234,8 @@ byId('map-out').addEventListener('click', () => scaleMap(-1));
 
 const showMapLegend = () => {
   const entries = [];
-  const entry = (color, text) => entries.push(make('li', {}, make('span', {class: 'key box', color}), text));
+  const entry = (color, text) =>
+    entries.push(make('li', {title: text}, make('span', {class: 'key box', color}), brief(text, 40)));
   const sums = [0, 0, 0], counts = [0, 0, 0];
   for (let b = 0; b < blocks.count; ++b) {
     sums[blocks.use[b]] += shapes.bytes[blocks.shape[b]];

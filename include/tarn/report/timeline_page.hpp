@@ -122,8 +122,8 @@ inline constexpr char page_body[] = R"html(</head>
         aria-label="Blocks by address" aria-describedby="map-keys"></canvas></div>
     </div>
     <ul id="map-legend" class="legend" aria-label="Colours of the map"></ul>
-    <p id="map-keys" class="soft keys"><span id="map-scale"></span>. Keys: <kbd>←</kbd> <kbd>→</kbd> from block to block,
-      <kbd>↑</kbd> <kbd>↓</kbd> by a row, <kbd>+</kbd> <kbd>−</kbd> bytes in a row.</p>
+    <p id="map-keys" class="soft keys"><span id="map-scale"></span>. Keys: <kbd>←</kbd> <kbd>→</kbd> from block to
+      block, <kbd>↑</kbd> <kbd>↓</kbd> by a row, <kbd>+</kbd> <kbd>−</kbd> bytes in a row.</p>
   </div>
 </section>
 

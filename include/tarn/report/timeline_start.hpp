@@ -86,6 +86,8 @@ colors = colorsOf();
 
 // ---- start
 byId('axis').hidden = usesCalls;
+pressed(byId('axis-time'), view.axis === 'time');
+pressed(byId('axis-calls'), view.axis === 'calls');
 byId('show-tags').disabled = info.tags.length < 2;
 byId('color-tag').disabled = info.tags.length < 2;
 byId('places-part').hidden = info.places.length < 2;

@@ -26,7 +26,7 @@ const inBytes = (n) => {
 const inTime = (ns, resolution = ns / 1000) => {
   const units = [[60e9, 'min'], [1e9, 's'], [1e6, 'ms'], [1e3, 'µs'], [1, 'ns']];
   const [size, name] = units.find(([s]) => Math.abs(ns) >= s) || units[4];
-  const digits = Math.max(0, Math.min(9, Math.ceil(-Math.log10(Math.max(resolution, 1e-9) / size) - 1e-9)));
+  const digits = Math.max(0, Math.min(9, Math.ceil(-Math.log10(Math.max(resolution, 1) / size) - 1e-9)));
   return `${(ns / size).toFixed(digits)} ${name}`;
 };
 const percent = (part, of) => {
@@ -46,9 +46,11 @@ const placeText = (place) => {
   const [file, line, name] = frame;
   return file ? `${fileName(file)}:${line}${name ? ' ' + name : ''}` : name;
 };
+// Names may be of any length; lines of text may not.
+const brief = (text, most = 64) => text.length > most ? text.slice(0, most - 1) + '…' : text;
 const usesCalls = info.clock === 'calls';
 const momentText = (time, call) =>
-  usesCalls ? `call ${grouped(time)}` : `${inTime(time)}, call ${grouped(call)}`;
+  usesCalls ? `call ${grouped(time)}` : model.n === 0 ? inTime(time) : `${inTime(time)}, call ${grouped(call)}`;
 
 const make = (name, attributes = {}, ...children) => {
   const node = document.createElement(name);
