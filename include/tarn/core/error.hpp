@@ -106,6 +106,12 @@ class cuda_error : public std::exception {
   message<384> text_;
 };
 
+/// What one name holds, see core/tag.
+struct bytes_of_tag {
+  char const* name = nullptr;  ///< static storage; null: none
+  std::size_t bytes = 0;
+};
+
 /// What was known when memory ran out; bytes. Fields that a resource cannot know stay `unknown`.
 struct memory_report {
   static constexpr std::size_t unknown = static_cast<std::size_t>(-1);
@@ -120,6 +126,7 @@ struct memory_report {
   std::size_t device_free = unknown;         ///< what the driver says is free
   std::size_t limit = unknown;               ///< the limit that refused, if one did
   char const* refused_by = "the device";     ///< who refused, static storage: "limited", "the device", ...
+  bytes_of_tag biggest_tags[3];              ///< live, the most first, where a `watched` layer knows
 };
 
 /// Memory ran out. Says who refused, the state, and what to try. Nothing has changed.
@@ -140,6 +147,14 @@ class out_of_memory : public std::bad_alloc {
     field(nothing_known, report.device >= 0 ? "free on the device " : "free on the host ",
           report.device_free);
     if (text_.size() != nothing_known) text_.add(".");
+    if (report.biggest_tags[0].name != nullptr) {
+      char const* before = " By tag: ";
+      for (bytes_of_tag const& t : report.biggest_tags) {
+        if (t.name != nullptr) text_.add(before).add(t.name).add(" ").add_bytes(t.bytes);
+        before = ", ";
+      }
+      text_.add(".");
+    }
     if (report.asked > max_sensible) {
       text_.add(" No device has that much: check the size for overflow.");
     } else if (report.limit != unknown) {
@@ -168,7 +183,7 @@ class out_of_memory : public std::bad_alloc {
     }
   }
   memory_report report_;
-  message<512> text_;
+  message<768> text_;
 };
 
 /// How memory was misused, where a checked build notices.

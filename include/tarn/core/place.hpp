@@ -4,14 +4,26 @@
 // the builtins behind it are everywhere.
 // Above it: error, whoever records who called. Below it: nothing.
 
+#include <cstdint>
+
 namespace tarn {
+
+class tag;
 
 /// File, line and function of a call; static storage. Make it a default argument: `place where =
 /// place::current()`.
 struct place {
   char const* file = "";
   int line = 0;
+  std::uint32_t tag_id = 0;  ///< of the tag that the call was given, see core/tag; 0: none
   char const* function = "";
+
+  constexpr place() noexcept = default;
+  constexpr place(char const* in, int at, char const* of) noexcept : file(in), line(at), function(of) {}
+  /// The place of the call that a tag is given to, with the tag: who takes a place takes a name for its memory as
+  /// well, `make_device_buffer<float>(memory, n, stream, tarn::tag("weights"))`. Defined in core/tag.
+  place(tag const& name, char const* in = __builtin_FILE(), int at = __builtin_LINE(),
+        char const* of = __builtin_FUNCTION()) noexcept;
 
   [[nodiscard]] static constexpr place current(char const* file = __builtin_FILE(),
                                                int line = __builtin_LINE(),

@@ -188,6 +188,13 @@ class description {
     return true;
   }
 
+  /// Calls f(freed_block) for each block in quarantine.
+  template <class F>
+  void for_each_kept(F const& f) {
+    std::lock_guard const guard(mutex_);
+    for (std::size_t i = 0; i < kept_; ++i) f(ring_[(first_ + i) % ring_.size()]);
+  }
+
  private:
   enum class state : std::uint8_t { undecided, untold, told };
   struct stretch {

@@ -10,6 +10,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/counter.hpp"
 #include "tarn/core/extremes.hpp"
+#include "tarn/pool/growth_notes.hpp"
 #include "tarn/pool/range.hpp"
 
 namespace tarn::detail {
@@ -61,8 +62,10 @@ struct growth_counters {
 
   stat reserved_in[zone_count];  ///< bytes by the zone that they were taken for
   stat handles_in[zone_count];
+  growth_notes notes;
 
-  void hold(std::size_t bytes, zone where) noexcept {
+  void hold(std::uintptr_t address, std::size_t bytes, zone where) noexcept {
+    notes.add(growth_change::made, address, bytes);
     reserved_in[static_cast<std::size_t>(where)].increase(static_cast<std::int64_t>(bytes));
     handles_in[static_cast<std::size_t>(where)].increase(1);
     reserved += bytes;
@@ -70,12 +73,21 @@ struct growth_counters {
     reserved_peak = larger_of(reserved_peak, reserved);
     handles_peak = larger_of(handles_peak, creates - destroys);
   }
-  void release(std::size_t bytes, zone where) noexcept {
+  void release(std::uintptr_t address, std::size_t bytes, zone where) noexcept {
+    notes.add(growth_change::given_back, address, bytes);
     reserved_in[static_cast<std::size_t>(where)].decrease(static_cast<std::int64_t>(bytes));
     handles_in[static_cast<std::size_t>(where)].decrease(1);
     reserved -= bytes;
     released_total += bytes;
   }
+};
+
+/// One piece of what a growth holds, for who looks on: a handle at home, or a segment.
+struct held_memory {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  zone where = zone::small;  ///< that it was taken for
+  bool is_handle = false;    ///< else a segment, which neither joins another nor is seen elsewhere
 };
 
 }  // namespace tarn::detail

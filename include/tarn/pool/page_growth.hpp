@@ -112,6 +112,15 @@ class page_growth {
     return given;
   }
 
+  /// Calls f(held_memory) for each handle. Under the growth lock.
+  template <class F>
+  void for_each_held(F const& f) const {
+    for (handle_ref h = 1; h < map_.size(); ++h) {
+      physical const& p = map_[h];
+      if (p.bytes != 0) f(held_memory{p.home, p.bytes, space_.zone_at(p.home), true});
+    }
+  }
+
   /// Gives everything back. Nothing on the device uses it any more.
   void close() noexcept {
     if (!map_.is_open()) return;
@@ -249,13 +258,13 @@ class page_growth {
     for (created& c : made) {
       c.id = source_.create(c.bytes);
       ++counters_.creates;
-      counters_.hold(c.bytes, space_.zone_at(address));
+      counters_.hold(address, c.bytes, space_.zone_at(address));
       try {
         source_.map(reinterpret_cast<void*>(address), c.bytes, c.id);
       } catch (...) {
         source_.destroy(c.id, c.bytes);
         ++counters_.destroys;
-        counters_.release(c.bytes, space_.zone_at(address));
+        counters_.release(address, c.bytes, space_.zone_at(address));
         throw;
       }
       ++counters_.maps;
@@ -269,7 +278,7 @@ class page_growth {
       unmap(address, c.bytes);
       source_.destroy(c.id, c.bytes);
       ++counters_.destroys;
-      counters_.release(c.bytes, space_.zone_at(address));
+      counters_.release(address, c.bytes, space_.zone_at(address));
       address += c.bytes;
     }
   }
@@ -307,7 +316,7 @@ class page_growth {
     unmap(map_[h].home, map_[h].bytes);
     source_.destroy(map_[h].id, map_[h].bytes);
     ++counters_.destroys;
-    counters_.release(map_[h].bytes, space_.zone_at(map_[h].home));
+    counters_.release(map_[h].home, map_[h].bytes, space_.zone_at(map_[h].home));
   }
 
   Source source_;

@@ -207,7 +207,7 @@ class pool {
     s.ooms = ladder_.ooms;
     s.host_waits = ladder_.order.host_waits();
     s.device_waits = ladder_.order.device_waits();
-    s.host_bytes += ladder_.space.host_bytes() + ladder_.growth.host_bytes();
+    s.host_bytes += ladder_.space.host_bytes() + ladder_.growth.host_bytes() + c.notes.host_bytes();
     return s;
   }
 
@@ -220,6 +220,21 @@ class pool {
       ladder_.counters.reserved_in[z].reset_peak();
       ladder_.counters.handles_in[z].reset_peak();
     }
+  }
+
+  /// Keeps the latest `most` notes of handles and segments made and given back from now on; 0 ends it. `clock` is asked for
+  /// the time of each. @throws std::bad_alloc, nothing has changed
+  void note_growth(std::size_t most, detail::growth_notes::clock_type clock) {
+    std::lock_guard const cold(ladder_.cold);
+    ladder_.counters.notes.open(most, clock);
+  }
+
+  /// Calls `look(ladder, thread caches, recorded uses, description)` while nothing grows and no thread cache comes or goes:
+  /// for pool/inspection.hpp, which knows the order of the other locks.
+  template <class Look>
+  void inspect(Look&& look) {
+    std::lock_guard const cold(ladder_.cold);
+    look(ladder_, caches_, uses_, described_);
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return described::unwrap(ladder_.growth.source()); }

@@ -89,6 +89,8 @@ class range_table {
   [[nodiscard]] range& operator[](range_ref r) noexcept { return nodes_[r]; }
   [[nodiscard]] range const& operator[](range_ref r) const noexcept { return nodes_[r]; }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return nodes_.capacity() * sizeof(range); }
+  /// One more than the largest index; spare nodes are `unused`.
+  [[nodiscard]] std::size_t size() const noexcept { return nodes_.size(); }
   [[nodiscard]] std::size_t in_use() const noexcept { return nodes_.size() - 1 - spare_count_; }
 
  private:

@@ -124,6 +124,12 @@ class recorded_uses {
     held_.clear();
   }
 
+  /// Calls f(waiting) for each block held back. While the growth lock is held none of them is freed.
+  template <class F>
+  void for_each_waiting(F const& f) const {
+    std::lock_guard const guard(mutex_);
+    for (waiting const& w : held_) f(w);
+  }
   [[nodiscard]] std::size_t waiting_bytes() const noexcept {
     std::lock_guard const guard(mutex_);
     return waiting_bytes_;

@@ -113,6 +113,7 @@ class run_table {
   }
 
   [[nodiscard]] run& operator[](run_ref r) noexcept { return runs_[r]; }
+  [[nodiscard]] run const& operator[](run_ref r) const noexcept { return runs_[r]; }
   [[nodiscard]] std::size_t size() const noexcept { return runs_.size(); }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     return runs_.capacity() * sizeof(run) + frames_.host_bytes();

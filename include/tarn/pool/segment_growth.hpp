@@ -67,7 +67,7 @@ class segment_growth {
     }
     hot.lock();
     ++counters_.creates;
-    counters_.hold(bytes, request.where);
+    counters_.hold(reinterpret_cast<std::uintptr_t>(base), bytes, request.where);
     auto const index = free_index();
     segments_[index] = {base, bytes, request.where};
     range_ref const r = a.ranges.take();
@@ -100,13 +100,22 @@ class segment_growth {
       segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
       a.ranges.put_back(whole);
       ++counters_.destroys;
-      counters_.release(gone.bytes, gone.where);
+      counters_.release(reinterpret_cast<std::uintptr_t>(gone.base), gone.bytes, gone.where);
       given += gone.bytes;
       hot.unlock();
       source_.deallocate_sync(gone.base, gone.bytes, default_alignment);
       hot.lock();
     }
     return given;
+  }
+
+  /// Calls f(held_memory) for each segment. Under the growth lock.
+  template <class F>
+  void for_each_held(F const& f) const {
+    for (segment const& s : segments_) {
+      if (s.base != nullptr)
+        f(held_memory{reinterpret_cast<std::uintptr_t>(s.base), s.bytes, s.where, false});
+    }
   }
 
   /// True where `address` lies in a segment. O(segments).

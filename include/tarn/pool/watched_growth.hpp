@@ -51,6 +51,11 @@ class watched_growth {
   std::size_t shrink(arena& a, lock& hot, std::size_t keep) {
     return watched() ? segments_.shrink(a, hot, keep) : pages_.shrink(a, hot, keep);
   }
+  template <class F>
+  void for_each_held(F const& f) const {
+    pages_.for_each_held(f);
+    segments_.for_each_held(f);
+  }
   void close() noexcept {
     segments_.close();
     pages_.close();

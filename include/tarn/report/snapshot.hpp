@@ -23,9 +23,10 @@ enum class block_use : std::uint8_t {
 struct snapshot_block {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
-  std::size_t requested = 0;  ///< of a live block; otherwise 0
+  std::size_t requested = 0;  ///< of a live block that a watched layer saw; otherwise 0
   block_use use = block_use::cached;
-  stream_id stream = 0;       ///< of the allocation; of a cached block: whose work may have used it last
+  stream_id stream =
+      0;  ///< of the allocation; of a cached block: whose work may have used it last; 0: nobody's
   std::uint32_t tag = 0;      ///< index into snapshot::tags
   std::uint32_t place = 0;    ///< index into snapshot::places
   std::uint64_t time_ns = 0;  ///< of the allocation, since snapshot::started_ns
@@ -37,15 +38,22 @@ enum class segment_kind : std::uint8_t {
   upstream  ///< one block of the resource below a pool that has no pages
 };
 
+/// A part of a view's block, where it is at home.
+struct snapshot_piece {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+};
+
 /// A stretch of addresses with memory behind it; its blocks tile it. The bytes of all segments are the pool's reserved bytes.
 struct snapshot_segment {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   segment_kind kind = segment_kind::pages;
   bool small = false;                  ///< taken for blocks of up to 1 MiB
-  std::uint32_t handles = 1;           ///< physical handles behind it
+  std::uint32_t handles = 1;           ///< physical handles behind it, wholly or in part
   stream_id stream = 0;                ///< of most of its bytes
   std::vector<snapshot_block> blocks;  ///< by address
+  std::vector<snapshot_piece> pieces;  ///< of a view: what stands behind it, in its order
 };
 
 /// What the pool took from the driver and gave back, with the calls in one order.
@@ -67,6 +75,7 @@ struct snapshot {
   int device = 0;
   std::uint64_t started_ns = 0;  ///< since 1970
   std::uint64_t now_ns = 0;      ///< since started_ns
+  stream_id null_stream = 0;     ///< the default stream's identity, 0 where the driver does not tell
   pool_state pool;
   std::vector<snapshot_segment> segments;          ///< by address
   std::vector<snapshot_event> events;              ///< oldest first

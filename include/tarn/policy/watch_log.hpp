@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The books of `watched`: live blocks, the latest events, what each tag holds. Above it: watched. Below it: watch_places,
+// core/tag.
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+#include "tarn/core/address_map.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/extremes.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/core/spin_lock.hpp"
+#include "tarn/core/tag.hpp"
+#include "tarn/policy/watch_places.hpp"
+#include "tarn/policy/watch_record.hpp"
+
+namespace tarn::detail {
+
+/// What one tag holds, bytes as blocks occupy them.
+struct tag_account {
+  std::size_t bytes = 0;
+  std::size_t peak_bytes = 0;
+  std::size_t requested = 0;
+  std::size_t blocks = 0;
+  std::uint64_t allocations = 0;
+};
+
+/// One order of all threads' calls, under one lock that is held for tens of nanoseconds and never around a call of the layer
+/// below. Host memory: 48 bytes and an index of 32 to 64 per live block (room is kept for the most there were), 56 per
+/// event of the ring, 40 per tag, 48 per place and 8 per frame of its stack.
+class watch_log {
+ public:
+  /// @throws std::bad_alloc
+  watch_log(std::size_t history, std::size_t most_places) : most_places_(most_places) {
+    ring_.resize(history);
+  }
+
+  /// A block was handed out. Its place and numbers are in `b`, its tag a tag's id, its place still to be found.
+  /// @throws std::bad_alloc  nothing has changed
+  void note_allocation(watched_block b, call_origin const& origin) {
+    std::lock_guard const guard(lock_);
+    b.place = places_.number_of(origin, most_places_);
+    while (accounts_.size() <= b.tag) accounts_.push_back(tag_account{});
+    index_.make_room(1);
+    if (vacant_ == 0) blocks_.reserve(blocks_.size() + 1);
+    // Handed out again without having come back this way: it came back below.
+    if (std::uint32_t const known = index_.erase(b.address); known != 0)
+      end(known, b.stream, b.place, b.time_ns);
+    b.time_ns = in_order(b.time_ns);
+    index_.insert(b.address, keep(b));
+    tag_account& a = accounts_[b.tag];
+    a.bytes += b.bytes;
+    a.peak_bytes = larger_of(a.peak_bytes, a.bytes);
+    a.requested += b.requested;
+    ++a.blocks;
+    ++a.allocations;
+    note(
+        {watched_event_kind::allocate, b.address, b.requested, b.bytes, b.stream, b.tag, b.place, b.time_ns});
+  }
+
+  /// A block is about to go back. What is not known here is left to the layers below.
+  void note_free(std::uintptr_t address, stream_id stream, call_origin const& origin,
+                 std::uint64_t time_ns) noexcept {
+    std::lock_guard const guard(lock_);
+    std::uint32_t const known = index_.erase(address);
+    if (known == 0) return;
+    std::uint32_t from = 0;
+    if (ring_.size() != 0) {
+      try {
+        from = places_.number_of(origin, most_places_);
+      } catch (...) {
+      }
+    }
+    end(known, stream, from, time_ns);
+  }
+
+  /// A request was refused. Tells who holds the most.
+  void note_refusal(watched_event e, call_origin const& origin, bytes_of_tag (&biggest)[3]) noexcept {
+    std::lock_guard const guard(lock_);
+    try {
+      e.place = places_.number_of(origin, most_places_);
+    } catch (...) {
+    }
+    e.time_ns = in_order(e.time_ns);
+    note(e);
+    for (bytes_of_tag& t : biggest) t = {};
+    if (accounts_.size() < 2) return;  // no name was ever used
+    for (std::size_t id = 0; id < accounts_.size(); ++id) {
+      bytes_of_tag t{known_tags.name_of(static_cast<std::uint32_t>(id)), accounts_[id].bytes};
+      for (bytes_of_tag& place : biggest) {
+        if (t.bytes > place.bytes) std::swap(t, place);
+      }
+    }
+  }
+
+  /// How much there is to copy.
+  struct sizes {
+    std::size_t live = 0;
+    std::size_t events = 0;
+    std::size_t tags = 0;
+    std::size_t places = 0;
+    std::size_t frames = 0;
+  };
+  [[nodiscard]] sizes count() noexcept {
+    std::lock_guard const guard(lock_);
+    return counted();
+  }
+  /// Calls `take(*this)` under the lock if no more is there than `room`; false where more came meanwhile. `take` must
+  /// neither throw nor call the memory that is watched.
+  template <class Take>
+  [[nodiscard]] bool copy(sizes const& room, Take const& take) noexcept {
+    std::lock_guard const guard(lock_);
+    sizes const now = counted();
+    if (now.live > room.live || now.events > room.events || now.tags > room.tags ||
+        now.places > room.places || now.frames > room.frames) {
+      return false;
+    }
+    take(*this);
+    return true;
+  }
+
+  // For `take`:
+
+  template <class F>
+  void for_each_live(F const& f) const {
+    for (watched_block const& b : blocks_) {
+      if (b.address != 0) f(b);
+    }
+  }
+  /// Oldest first.
+  template <class F>
+  void for_each_event(F const& f) const {
+    std::size_t const held = counted().events;
+    for (std::uint64_t i = noted_ - held; i != noted_; ++i)
+      f(ring_[static_cast<std::size_t>(i % ring_.size())]);
+  }
+  [[nodiscard]] std::uint64_t forgotten() const noexcept { return noted_ - counted().events; }
+  [[nodiscard]] sequence<tag_account> const& accounts() const noexcept { return accounts_; }
+  [[nodiscard]] watch_places const& places() const noexcept { return places_; }
+  [[nodiscard]] std::uint64_t last_ns() const noexcept { return last_ns_; }
+
+  /// Peaks of the tags start again from now.
+  void reset_peaks() noexcept {
+    std::lock_guard const guard(lock_);
+    for (tag_account& a : accounts_) a.peak_bytes = a.bytes;
+  }
+
+ private:
+  [[nodiscard]] sizes counted() const noexcept {
+    std::uint64_t const held = smaller_of<std::uint64_t>(noted_, ring_.size());
+    return {index_.size(), static_cast<std::size_t>(held), accounts_.size(), places_.places().size(),
+            places_.frames().size()};
+  }
+  /// Clocks are read before the lock is taken: of two calls the one that comes second may have looked first.
+  [[nodiscard]] std::uint64_t in_order(std::uint64_t time_ns) noexcept {
+    return last_ns_ = larger_of(last_ns_, time_ns);
+  }
+  void note(watched_event const& e) noexcept {
+    if (ring_.size() != 0) {
+      ring_[next_] = e;
+      if (++next_ == ring_.size()) next_ = 0;
+    }
+    ++noted_;
+  }
+  /// Keeps a block; room has been made. Its number, from 1.
+  std::uint32_t keep(watched_block const& b) noexcept {
+    if (vacant_ == 0) {
+      blocks_.push_back(b);
+      return static_cast<std::uint32_t>(blocks_.size());
+    }
+    std::uint32_t const number = vacant_;
+    vacant_ = blocks_[number - 1].place;
+    blocks_[number - 1] = b;
+    return number;
+  }
+  void end(std::uint32_t number, stream_id stream, std::uint32_t from, std::uint64_t time_ns) noexcept {
+    watched_block& b = blocks_[number - 1];
+    tag_account& a = accounts_[b.tag];
+    a.bytes -= b.bytes;
+    a.requested -= b.requested;
+    --a.blocks;
+    note({watched_event_kind::free, b.address, b.requested, b.bytes, stream, b.tag, from, in_order(time_ns)});
+    b.address = 0;
+    b.place = vacant_;  // the vacant ones are a list
+    vacant_ = number;
+  }
+
+  spin_lock lock_;
+  std::uint32_t vacant_ = 0;
+  std::size_t const most_places_;
+  sequence<watched_block> blocks_;
+  address_map<std::uint32_t> index_;  ///< address to number in blocks_
+  sequence<tag_account> accounts_;    ///< by a tag's id
+  watch_places places_;
+  sequence<watched_event> ring_;
+  std::size_t next_ = 0;     ///< where the next event goes
+  std::uint64_t noted_ = 0;  ///< events so far
+  std::uint64_t last_ns_ = 0;
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The places that calls came from, each kept once and then known by a number. Above it: watch_log. Below it: address_map.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/core/address_map.hpp"
+#include "tarn/core/place.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/policy/call_stack.hpp"
+
+namespace tarn::detail {
+
+/// Where a call came from: the place that was named and, where stacks are taken, the stack.
+struct call_origin {
+  place where;
+  void* frames[stack_depth];
+  std::size_t depth = 0;
+};
+
+/// The caller locks.
+class watch_places {
+ public:
+  struct known_place {
+    place where;
+    std::size_t first_frame = 0;
+    std::size_t depth = 0;
+  };
+
+  /// The number of an origin, from 1; 0 where nothing is known of it, or `most` are known already. O(1) and the depth.
+  /// @throws std::bad_alloc  nothing has changed
+  std::uint32_t number_of(call_origin const& o, std::size_t most) {
+    if (o.where.line == 0 && o.depth == 0) return 0;
+    std::uint64_t key = key_of(o);
+    for (;; ++key) {
+      std::uint32_t const known = index_.find(key);
+      if (known == 0) break;
+      if (is_same(places_[known - 1], o)) return known;
+    }
+    if (places_.size() >= most) return 0;
+    index_.make_room(1);
+    places_.reserve(places_.size() + 1);
+    frames_.reserve(frames_.size() + o.depth);
+    known_place made;
+    made.where = o.where;
+    made.first_frame = frames_.size();
+    made.depth = o.depth;
+    for (std::size_t i = 0; i < o.depth; ++i) frames_.push_back(o.frames[i]);
+    places_.push_back(made);
+    auto const number = static_cast<std::uint32_t>(places_.size());
+    index_.insert(key, number);
+    return number;
+  }
+
+  [[nodiscard]] sequence<known_place> const& places() const noexcept { return places_; }
+  [[nodiscard]] sequence<void*> const& frames() const noexcept { return frames_; }
+
+ private:
+  [[nodiscard]] static std::uint64_t key_of(call_origin const& o) noexcept {
+    std::uint64_t hash = static_cast<std::uint64_t>(o.where.line);
+    auto const mix = [&hash](void const* p) {
+      hash = (hash ^ reinterpret_cast<std::uintptr_t>(p)) * 0x9E3779B97F4A7C15U;
+      hash ^= hash >> 32;
+    };
+    mix(o.where.file);
+    for (std::size_t i = 0; i < o.depth; ++i) mix(o.frames[i]);
+    return hash;
+  }
+  /// Texts are static: equal pointers are equal texts. A place may be told twice where a compiler kept its text twice.
+  [[nodiscard]] bool is_same(known_place const& known, call_origin const& o) const noexcept {
+    if (known.where.file != o.where.file || known.where.line != o.where.line ||
+        known.where.function != o.where.function || known.depth != o.depth) {
+      return false;
+    }
+    for (std::size_t i = 0; i < o.depth; ++i) {
+      if (frames_[known.first_frame + i] != o.frames[i]) return false;
+    }
+    return true;
+  }
+
+  sequence<known_place> places_;
+  sequence<void*> frames_;
+  address_map<std::uint32_t> index_;
+};
+
+}  // namespace tarn::detail

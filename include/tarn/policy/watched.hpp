@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// watched: who holds what, since when, from which line and under which name. Above it: report, user code. Below it:
+// watch_log, block_bytes, compose.
+
+#include <algorithm>
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tarn/core/call_place.hpp"
+#include "tarn/core/tag.hpp"
+#include "tarn/policy/block_bytes.hpp"
+#include "tarn/policy/call_stack.hpp"
+#include "tarn/policy/compose.hpp"
+#include "tarn/policy/watch_log.hpp"
+#include "tarn/policy/watch_record.hpp"
+
+namespace tarn {
+
+template <class Upstream>
+class watched_layer;
+
+/// `cuda_pages{} | pooled{} | watched{.history = 100'000}`: keeps each live block with its line, tag, stream and time, and the
+/// latest calls.
+struct watched {
+  std::size_t history = 0;  ///< events kept; the oldest give way
+  stack_hooks
+      stacks{};  ///< takes call stacks as well: `.stacks = tarn::backtrace_stacks()` (policy/backtrace)
+  /// Nanoseconds since 1970 that never go back, from any thread; null: the system's clock at the start, steady from then on.
+  std::uint64_t (*clock)() = nullptr;
+  std::size_t places = 65'536;  ///< different lines, or stacks, told apart; further ones have no place
+
+  template <class Upstream>
+  using layer = watched_layer<Upstream>;
+};
+
+/// Thread-safe. Events are in an order that happened: a block is noted after it was handed out and before it goes back, so an
+/// address is never live twice. One short lock for the books, none around the layer below. What the books need of host memory
+/// is taken at allocation (see detail::watch_log for how much); where it is refused the block goes back, nothing has changed.
+/// A pair costs two readings of the clock and some 60 ns more (bench/results, "tarn_watched"); a stack costs microseconds.
+/// out_of_memory that passes through says which tags hold the most.
+template <class Upstream>
+class watched_layer {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+  /// Handles and owners name the place of a call to this layer, however many policies lie between.
+  static constexpr bool records_places = true;
+
+  static_assert(resource<Upstream>,
+                "tarn: watched watches blocks; put it over the pool: pages | pooled{} | watched{}");
+
+  watched_layer() requires std::default_initializable<Upstream> : watched_layer(Upstream{}) {}
+  /// @throws std::bad_alloc  the ring of events
+  explicit watched_layer(Upstream upstream, watched const& options = {})
+      : upstream_(std::move(upstream)), options_(options), log_(options.history, options.places) {
+    steady_start_ = steady_now();
+    started_ns_ = options_.clock != nullptr ? options_.clock() : system_now();
+    if (options_.stacks.capture != nullptr) {
+      void* frame = nullptr;
+      (void)options_.stacks.capture(&frame, 1);  // what it loads at its first call, it loads now
+    }
+  }
+  watched_layer(watched_layer const&) = delete;
+  watched_layer& operator=(watched_layer const&) = delete;
+
+  /// @throws out_of_memory  refused below; its report names the biggest tags
+  /// @throws std::bad_alloc  no host memory for the books
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    stream = with_id(stream);
+    return note(
+        stream, bytes, alignment, [&] { return upstream_.allocate(stream, bytes, alignment); },
+        [&](void* p) { upstream_.deallocate(stream, p, bytes, alignment); });
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    stream = with_id(stream);
+    note_free(stream, p);
+    upstream_.deallocate(stream, p, bytes, alignment);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    return note(
+        with_id({}), bytes, alignment, [&] { return upstream_.allocate_sync(bytes, alignment); },
+        [&](void* p) { upstream_.deallocate_sync(p, bytes, alignment); });
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    note_free(with_id({}), p);
+    upstream_.deallocate_sync(p, bytes, alignment);
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+
+  /// All of it at one moment, live blocks by address. Other threads' calls wait while it is copied, not while memory for the
+  /// copy is found nor while stacks are named. @throws std::bad_alloc
+  [[nodiscard]] watch_record record() const;
+  /// The tags that were ever allocated under, "untagged" first; the bytes of record(), sooner. @throws std::bad_alloc
+  [[nodiscard]] std::vector<watched_tag> tags() const;
+  /// Lets every tag's peak start again from now.
+  void reset_tag_peaks() noexcept { log_.reset_peaks(); }
+
+ private:
+  static std::uint64_t steady_now() noexcept {
+    return nanoseconds(std::chrono::steady_clock::now().time_since_epoch());
+  }
+  static std::uint64_t system_now() noexcept {
+    return nanoseconds(std::chrono::system_clock::now().time_since_epoch());
+  }
+  template <class Duration>
+  static std::uint64_t nanoseconds(Duration d) noexcept {
+    return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(d).count());
+  }
+  /// Since the start.
+  [[nodiscard]] std::uint64_t now() const noexcept {
+    return options_.clock != nullptr ? options_.clock() - started_ns_ : steady_now() - steady_start_;
+  }
+  /// With its identity, so that the pool need not ask again.
+  [[nodiscard]] stream_ref with_id(stream_ref stream) const noexcept {
+    if (stream.id() != stream_ref::unknown_id) return stream;
+    stream_id id = stream_ref::unknown_id;
+    if (!driver().identify(stream, id).ok()) return stream;
+    return stream_ref::from(stream.handle(), id);
+  }
+  [[nodiscard]] detail::call_origin origin() const noexcept {
+    detail::call_origin o;  // the frames stay unset where none are taken
+    o.where = call_place::current();
+    if (options_.stacks.capture != nullptr) [[unlikely]]
+      o.depth = options_.stacks.capture(o.frames, stack_depth);
+    return o;
+  }
+
+  template <class Allocate, class Undo>
+  void* note(stream_ref stream, std::size_t bytes, std::size_t alignment, Allocate const& allocate,
+             Undo const& undo) {
+    void* p = nullptr;
+    try {
+      p = allocate();
+    } catch (out_of_memory const& refused) {
+      memory_report report = refused.report();
+      watched_event e;
+      e.kind = watched_event_kind::refused;
+      e.requested = bytes;
+      e.stream = stream.id();
+      e.tag = tag::current().id();
+      e.time_ns = now();
+      log_.note_refusal(e, origin(), report.biggest_tags);
+      throw out_of_memory(report);
+    }
+    if (p == nullptr) return p;
+    watched_block b;
+    b.address = reinterpret_cast<std::uintptr_t>(p);
+    b.requested = bytes;
+    b.bytes = detail::block_bytes_of(upstream_, bytes, alignment);
+    b.stream = stream.id();
+    b.tag = tag::current().id();
+    b.time_ns = now();
+    try {
+      log_.note_allocation(b, origin());
+    } catch (...) {
+      undo(p);
+      throw;
+    }
+    return p;
+  }
+  void note_free(stream_ref stream, void* p) noexcept {
+    if (p != nullptr) log_.note_free(reinterpret_cast<std::uintptr_t>(p), stream.id(), origin(), now());
+  }
+  void name_frames(std::vector<watched_frame>& out, place const& where, void* const* frames,
+                   std::size_t depth) const;
+
+  Upstream upstream_;
+  watched const options_;
+  std::uint64_t steady_start_ = 0;
+  std::uint64_t started_ns_ = 0;
+  mutable detail::watch_log log_;
+};
+
+template <class Upstream>
+watch_record watched_layer<Upstream>::record() const {
+  watch_record r;
+  std::vector<detail::tag_account> accounts;
+  std::vector<detail::watch_places::known_place> places;
+  std::vector<void*> frames;
+  for (bool copied = false; !copied;) {
+    detail::watch_log::sizes room = log_.count();
+    for (std::size_t* n : {&room.live, &room.events, &room.tags, &room.places, &room.frames})
+      *n += *n / 8 + 64;
+    r.live.reserve(room.live);
+    r.events.reserve(room.events);
+    accounts.reserve(room.tags);
+    places.reserve(room.places);
+    frames.reserve(room.frames);
+    copied = log_.copy(room, [&](detail::watch_log const& log) {
+      log.for_each_live([&](watched_block const& b) { r.live.push_back(b); });
+      log.for_each_event([&](watched_event const& e) { r.events.push_back(e); });
+      for (auto const& a : log.accounts()) accounts.push_back(a);
+      for (auto const& p : log.places().places()) places.push_back(p);
+      for (void* f : log.places().frames()) frames.push_back(f);
+      r.forgotten_events = log.forgotten();
+      r.now_ns = log.last_ns();
+    });
+  }
+  r.started_ns = started_ns_;
+  r.now_ns = std::max(r.now_ns, now());
+  std::sort(r.live.begin(), r.live.end(), [](auto const& a, auto const& b) { return a.address < b.address; });
+  // Tags are the process's; the record has those that it names.
+  std::vector<std::uint32_t> number(detail::tag_names::most, 0);
+  r.tags.push_back({"untagged", 0, 0, 0, 0, 0});
+  auto const number_of = [&](std::uint32_t id) {
+    if (id != 0 && number[id] == 0) {
+      number[id] = static_cast<std::uint32_t>(r.tags.size());
+      r.tags.push_back({tag::from_id(id).name(), 0, 0, 0, 0, 0});
+    }
+    return number[id];
+  };
+  for (std::uint32_t id = 0; id < accounts.size(); ++id) {
+    detail::tag_account const& a = accounts[id];
+    if (a.allocations == 0) continue;
+    watched_tag& t = r.tags[number_of(id)];
+    t = {t.name, a.bytes, a.peak_bytes, a.requested, a.blocks, a.allocations};
+  }
+  for (watched_block& b : r.live) b.tag = number_of(b.tag);
+  for (watched_event& e : r.events) e.tag = number_of(e.tag);
+  r.places.resize(places.size() + 1);
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    name_frames(r.places[i + 1], places[i].where, frames.data() + places[i].first_frame, places[i].depth);
+  }
+  return r;
+}
+
+template <class Upstream>
+std::vector<watched_tag> watched_layer<Upstream>::tags() const {
+  std::vector<detail::tag_account> accounts;
+  for (bool copied = false; !copied;) {
+    detail::watch_log::sizes room;
+    for (std::size_t* n : {&room.live, &room.events, &room.places, &room.frames}) *n = ~std::size_t{0};
+    room.tags = log_.count().tags;
+    accounts.reserve(room.tags);
+    copied = log_.copy(room, [&](detail::watch_log const& log) {
+      for (auto const& a : log.accounts()) accounts.push_back(a);
+    });
+  }
+  std::vector<watched_tag> out;
+  out.push_back({"untagged", 0, 0, 0, 0, 0});
+  for (std::uint32_t id = 0; id < accounts.size(); ++id) {
+    detail::tag_account const& a = accounts[id];
+    if (a.allocations == 0) continue;
+    if (id != 0) out.push_back({tag::from_id(id).name(), 0, 0, 0, 0, 0});
+    watched_tag& t = out.back();
+    t = {t.name, a.bytes, a.peak_bytes, a.requested, a.blocks, a.allocations};
+  }
+  return out;
+}
+
+template <class Upstream>
+void watched_layer<Upstream>::name_frames(std::vector<watched_frame>& out, place const& where,
+                                          void* const* frames, std::size_t depth) const {
+  if (where.line != 0) out.push_back({where.file, where.line, where.function});
+  for (std::size_t i = 0; i < depth; ++i) {
+    watched_frame f;
+    if (options_.stacks.name != nullptr) {
+      options_.stacks.name(frames[i], f);
+    } else {
+      message<24> address;
+      f.function = address.add_hex(reinterpret_cast<std::uintptr_t>(frames[i])).c_str();
+    }
+    out.push_back(std::move(f));
+  }
+}
+
+}  // namespace tarn

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Growth notes: which handle or segment a pool made or gave back, and when; the latest ones, once somebody asks for them.
+// Above it: growth, pool, report/take_snapshot. Below it: core/sequence.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/core/sequence.hpp"
+
+namespace tarn::detail {
+
+enum class growth_change : std::uint8_t { made, given_back };
+
+struct growth_note {
+  std::uint64_t time = 0;  ///< as the clock told
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  growth_change what = growth_change::made;
+};
+
+/// Under the growth lock. Until it is opened a note is one look at a null pointer, beside driver calls of microseconds.
+class growth_notes {
+ public:
+  using clock_type = std::uint64_t (*)() noexcept;
+
+  /// Keeps the latest `most` notes from now on, 32 bytes each, all taken now; those kept before are forgotten. 0: none.
+  /// @throws std::bad_alloc  nothing has changed
+  void open(std::size_t most, clock_type clock) {
+    sequence<growth_note> ring;
+    ring.resize(most);
+    ring_.swap(ring);
+    clock_ = most != 0 ? clock : nullptr;
+    count_ = 0;
+  }
+  [[nodiscard]] bool is_open() const noexcept { return clock_ != nullptr; }
+
+  void add(growth_change what, std::uintptr_t address, std::size_t bytes) noexcept {
+    if (clock_ == nullptr) return;
+    ring_[count_++ % ring_.size()] = {clock_(), address, bytes, what};
+  }
+
+  /// How many are kept, and one of them, the oldest first.
+  [[nodiscard]] std::size_t size() const noexcept { return count_ < ring_.size() ? count_ : ring_.size(); }
+  [[nodiscard]] growth_note const& operator[](std::size_t i) const noexcept {
+    return ring_[(count_ - size() + i) % ring_.size()];
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return ring_.capacity() * sizeof(growth_note); }
+
+ private:
+  sequence<growth_note> ring_;
+  std::size_t count_ = 0;  ///< ever added
+  clock_type clock_ = nullptr;
+};
+
+}  // namespace tarn::detail

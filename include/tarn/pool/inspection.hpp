@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Inspection: what a pool holds at one moment, as stretches of memory that blocks tile. Raw facts are copied while every
+// thread is kept out of its magazines and the hot lock is held; they are put together afterwards, without a lock.
+//
+//   home      | block | free | piece of a view | run: slots | kept by a thread |    one stretch up to the piece, one after it
+//   view      | block, at the address that its user has |                           one stretch
+//
+// Above it: report/take_snapshot. Below it: pool's parts: arena, thread_cache, record_use, growth.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "tarn/pool/arena.hpp"
+#include "tarn/pool/description.hpp"
+#include "tarn/pool/growth.hpp"
+#include "tarn/pool/hot_lock.hpp"
+#include "tarn/pool/record_use.hpp"
+#include "tarn/pool/thread_cache.hpp"
+
+namespace tarn::detail {
+
+enum class held_use : std::uint8_t {
+  live,
+  awaiting,  ///< freed, but another stream that used it has not finished
+  cached
+};
+
+struct held_block {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  held_use use = held_use::cached;
+  stream_id stream = 0;  ///< 0: nobody's
+};
+
+enum class stretch_kind : std::uint8_t { home, view, segment };
+
+struct held_piece {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+};
+
+/// Memory side by side, tiled by its blocks.
+struct held_stretch {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  stretch_kind kind = stretch_kind::home;
+  zone where = zone::small;
+  std::uint32_t handles = 0;  ///< that lie in it, wholly or in part
+  std::vector<held_block> blocks;
+  std::vector<held_piece> pieces;  ///< of a view: where its bytes are at home
+};
+
+/// Keeps every thread out of its magazines. The growth lock is held; the hot lock is taken after this, never before.
+class stopped_threads {
+ public:
+  explicit stopped_threads(sequence<owned<thread_cache>>& caches) noexcept : caches_(caches) {
+    for (auto const& cache : caches_) cache->lock.announce();
+    remote_barrier();
+    for (auto const& cache : caches_) cache->lock.visit();
+  }
+  stopped_threads(stopped_threads const&) = delete;
+  stopped_threads& operator=(stopped_threads const&) = delete;
+  ~stopped_threads() {
+    for (auto const& cache : caches_) cache->lock.end_visit();
+  }
+
+ private:
+  sequence<owned<thread_cache>>& caches_;
+};
+
+/// The facts, copied.
+struct pool_facts {
+  struct used_view {
+    std::uintptr_t address = 0;  ///< of the block, as its user has it
+    std::size_t first_piece = 0;
+    std::size_t pieces = 0;
+    domain_ref domain = neutral;
+  };
+
+  std::vector<range> ranges;  ///< live and free ones
+  std::vector<run> runs;
+  std::vector<stream_id> domains;  ///< by domain_ref
+  std::vector<used_view> views;
+  std::vector<held_piece> pieces;
+  std::vector<held_memory> held;
+  std::vector<held_block>
+      cached;  ///< that look live to the arena: in magazines, freed into another's run, in quarantine
+  std::vector<held_block> awaiting;
+  std::vector<growth_note> notes;
+  std::size_t reserved = 0;
+
+  /// Copies them from a pool that shows its inside. @throws std::bad_alloc
+  template <class Ladder, class Caches, class Uses, class Told>
+  void copy(Ladder& ladder, Caches& caches, Uses const& uses, Told& told) {
+    ladder.growth.for_each_held([&](held_memory const& h) { held.push_back(h); });
+    for (std::size_t i = 0; i < ladder.counters.notes.size(); ++i) notes.push_back(ladder.counters.notes[i]);
+    reserved = ladder.counters.reserved;
+    stopped_threads const stopped(caches);
+    // Before the hot lock: drivers may be called under that of the uses.
+    uses.for_each_waiting([&](auto const& w) {
+      awaiting.push_back({address_of(w.p), rounded_bytes(w.bytes, w.alignment), held_use::awaiting,
+                          public_id(w.stream.id())});
+    });
+    if constexpr (requires { told.for_each_kept([](freed_block const&) {}); }) {
+      told.for_each_kept([&](auto const& b) {
+        cached.push_back({address_of(b.p), 0, held_use::cached, public_id(b.id)});
+      });
+    }
+    for (auto const& cache : caches) {
+      for (auto const& mine : cache->streams) copy_magazines(*mine);
+    }
+    // Room is made outside the hot lock, as often as others use it up meanwhile.
+    for (arena& space = ladder.space;;) {
+      std::size_t const most_ranges = count(ladder.hot, [&] { return space.ranges.size(); });
+      std::size_t const most_runs = count(ladder.hot, [&] { return space.runs.size(); });
+      std::size_t const most_domains = count(ladder.hot, [&] { return space.streams.size(); });
+      std::size_t const most_foreign = count(ladder.hot, [&] { return foreign_blocks(space); });
+      ranges.reserve(most_ranges);
+      runs.reserve(most_runs);
+      domains.reserve(most_domains);
+      cached.reserve(cached.size() + most_foreign);
+      hot_lock const hot(ladder.hot);
+      if (space.ranges.size() > most_ranges || space.runs.size() > most_runs ||
+          space.streams.size() > most_domains || foreign_blocks(space) > most_foreign)
+        continue;
+      copy_arena(space);
+      return;
+    }
+  }
+
+  /// A stream's identity as users know it: nobody's is 0.
+  [[nodiscard]] static stream_id public_id(stream_id id) noexcept { return id == neutral_id ? 0 : id; }
+
+ private:
+  template <class Count>
+  static std::size_t count(hot_mutex& mutex, Count const& counted) {
+    hot_lock const hot(mutex);
+    return static_cast<std::size_t>(counted());
+  }
+  static std::uintptr_t address_of(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+  static std::size_t foreign_blocks(arena& space) noexcept {
+    std::size_t sum = 0;
+    for (domain_ref d = 0; d < space.streams.size(); ++d) sum += space.streams[d].foreign_count;
+    return sum;
+  }
+
+  void copy_magazines(stream_cache const& mine) {
+    stream_id const id = public_id(mine.id);
+    if (mine.large_block != nullptr)
+      cached.push_back({address_of(mine.large_block), mine.large_bytes, held_use::cached, id});
+    for (magazine const& m : mine.magazines) {
+      for (std::uint32_t i = 0; i < m.count; ++i)
+        cached.push_back({address_of(m.blocks[i]), 0, held_use::cached, id});
+    }
+  }
+
+  /// Under the hot lock; there is room for all but the pieces of views, which are few.
+  void copy_arena(arena& space) {
+    for (range_ref r = 1; r < space.ranges.size(); ++r) {
+      range const& node = space.ranges[r];
+      if (node.state == range_state::live || node.state == range_state::free) ranges.push_back(node);
+    }
+    for (run_ref r = 1; r < space.runs.size(); ++r) {
+      if (space.runs[r].address != 0) runs.push_back(space.runs[r]);
+    }
+    for (domain_ref d = 0; d < space.streams.size(); ++d) {
+      domains.push_back(public_id(space.streams[d].id));
+      for (auto const& list : space.streams[d].foreign) {
+        for (void* const p : list) cached.push_back({address_of(p), 0, held_use::cached, domains.back()});
+      }
+    }
+    if (space.tenancies.size() <= 1) return;  // no view was ever made
+    space.blocks.for_each([&](std::uintptr_t address, range_ref r) {
+      if (space.ranges[r].view == 0) return;
+      used_view v{address, pieces.size(), 0, space.ranges[r].domain};
+      for (; r != 0; r = space.ranges[r].chain, ++v.pieces)
+        pieces.push_back({space.ranges[r].address, space.ranges[r].bytes});
+      views.push_back(v);
+    });
+  }
+};
+
+/// Puts copied facts together. `done(held_stretch&&)` is called for each stretch, by address.
+class pool_tiling {
+ public:
+  explicit pool_tiling(pool_facts& facts) : facts_(facts) {
+    auto const by_address = [](auto const& a, auto const& b) { return a.address < b.address; };
+    std::sort(facts.ranges.begin(), facts.ranges.end(), by_address);
+    std::sort(facts.runs.begin(), facts.runs.end(), by_address);
+    std::sort(facts.held.begin(), facts.held.end(), by_address);
+    std::sort(facts.cached.begin(), facts.cached.end(), by_address);
+    std::sort(facts.awaiting.begin(), facts.awaiting.end(), by_address);
+    for (held_piece const& p : facts.pieces) pieces_.push_back(p.address);
+    std::sort(pieces_.begin(), pieces_.end());
+  }
+
+  [[nodiscard]] std::vector<held_stretch> stretches() {
+    std::vector<held_stretch> all;
+    std::size_t r = 0;
+    for (std::size_t h = 0; h < facts_.held.size();) {
+      held_memory const& first = facts_.held[h];
+      std::uintptr_t end = first.address + first.bytes;
+      for (++h; h < facts_.held.size() && joins(first, facts_.held[h], end); ++h) end += facts_.held[h].bytes;
+      add_home(all, r, first, end);
+    }
+    for (auto const& v : facts_.views) all.push_back(seen_through(v));
+    std::sort(all.begin(), all.end(), [](auto const& a, auto const& b) { return a.address < b.address; });
+    return all;
+  }
+
+ private:
+  static bool joins(held_memory const& first, held_memory const& next, std::uintptr_t end) noexcept {
+    return first.is_handle && next.is_handle && next.address == end && next.where == first.where;
+  }
+
+  /// The ranges from `r` on that lie before `end`, cut where pieces of views are.
+  void add_home(std::vector<held_stretch>& all, std::size_t& r, held_memory const& memory,
+                std::uintptr_t end) {
+    held_stretch s;
+    std::uintptr_t at = memory.address;
+    auto const begin = [&] {
+      s = held_stretch{};
+      s.address = at;
+      s.kind = memory.is_handle ? stretch_kind::home : stretch_kind::segment;
+      s.where = memory.where;
+    };
+    auto const finish = [&] {
+      s.bytes = at - s.address;
+      if (s.bytes == 0) return;
+      s.handles = handles_in(s.address, s.bytes);
+      all.push_back(std::move(s));
+    };
+    begin();
+    for (; r < facts_.ranges.size() && facts_.ranges[r].address < end; ++r) {
+      range const& node = facts_.ranges[r];
+      fill(s, at, node.address);
+      if (std::binary_search(pieces_.begin(), pieces_.end(), node.address)) {
+        finish();
+        at = node.end();
+        begin();
+        continue;
+      }
+      add_range(s, node);
+      at = node.end();
+    }
+    fill(s, at, end);
+    finish();
+  }
+
+  /// What no range covers: the unaligned ends of a segment.
+  static void fill(held_stretch& s, std::uintptr_t& at, std::uintptr_t end) {
+    if (at >= end) return;
+    s.blocks.push_back({at, end - at, held_use::cached, 0});
+    at = end;
+  }
+
+  void add_range(held_stretch& s, range const& node) {
+    if (node.state == range_state::free) {
+      s.blocks.push_back({node.address, node.bytes, held_use::cached, facts_.domains[node.domain]});
+      return;
+    }
+    auto const found = std::lower_bound(facts_.runs.begin(), facts_.runs.end(), node.address,
+                                        [](run const& a, std::uintptr_t at) { return a.address < at; });
+    if (found != facts_.runs.end() && found->address == node.address) return add_run(s, *found, node.bytes);
+    s.blocks.push_back(taken(node.address, node.bytes, facts_.domains[node.domain]));
+  }
+
+  /// A run's blocks; those that are free side by side are one.
+  void add_run(held_stretch& s, run const& r, std::size_t bytes) {
+    std::size_t const step = class_bytes(r.size_class);
+    stream_id const stream = facts_.domains[r.domain];
+    bool open = false;
+    auto const add_free = [&](std::uintptr_t address, std::size_t length) {
+      if (open) {
+        s.blocks.back().bytes += length;
+      } else if (length != 0) {
+        s.blocks.push_back({address, length, held_use::cached, stream});
+        open = true;
+      }
+    };
+    std::uint32_t const slots = run_blocks(r.size_class);
+    for (std::uint32_t n = 0; n < slots; ++n) {
+      std::uintptr_t const address = r.address + n * step;
+      if (((r.free_bits[n / 64] >> (n % 64)) & 1) != 0) {
+        add_free(address, step);
+      } else {
+        s.blocks.push_back(taken(address, step, stream));
+        open = false;
+      }
+    }
+    add_free(r.address + slots * step, bytes - slots * step);
+  }
+
+  /// What is live to the arena, as it truly is.
+  [[nodiscard]] held_block taken(std::uintptr_t address, std::size_t bytes, stream_id stream) const {
+    for (auto const* list : {&facts_.cached, &facts_.awaiting}) {
+      auto const found =
+          std::lower_bound(list->begin(), list->end(), address,
+                           [](held_block const& b, std::uintptr_t at) { return b.address < at; });
+      if (found != list->end() && found->address == address)
+        return {address, bytes, found->use, found->stream};
+    }
+    return {address, bytes, held_use::live, stream};
+  }
+
+  [[nodiscard]] held_stretch seen_through(pool_facts::used_view const& v) const {
+    held_stretch s;
+    s.address = v.address;
+    s.kind = stretch_kind::view;
+    s.where = zone::large;
+    for (std::size_t i = v.first_piece; i < v.first_piece + v.pieces; ++i) {
+      held_piece const& p = facts_.pieces[i];
+      s.pieces.push_back(p);
+      s.bytes += p.bytes;
+      s.handles += handles_in(p.address, p.bytes);
+    }
+    s.blocks.push_back(taken(v.address, s.bytes, facts_.domains[v.domain]));
+    return s;
+  }
+
+  /// How many handles or segments lie in a stretch of home addresses, wholly or in part.
+  [[nodiscard]] std::uint32_t handles_in(std::uintptr_t address, std::size_t bytes) const {
+    auto const before = [](std::uintptr_t at, held_memory const& h) { return at < h.address; };
+    auto const first = std::upper_bound(facts_.held.begin(), facts_.held.end(), address, before) - 1;
+    auto const last = std::upper_bound(facts_.held.begin(), facts_.held.end(), address + bytes - 1, before);
+    return static_cast<std::uint32_t>(last - first);
+  }
+
+  pool_facts& facts_;
+  std::vector<std::uintptr_t> pieces_;
+};
+
+/// What a pool holds.
+struct pool_contents {
+  std::vector<held_stretch> stretches;  ///< by address; their bytes sum to `reserved`
+  std::vector<held_memory> held;        ///< handles and segments, by address
+  std::vector<growth_note> notes;       ///< where they are kept, the oldest first
+  std::size_t reserved = 0;
+};
+
+/// Looks into a pool. Threads that come to it meanwhile wait: for the copying of 64 bytes a range and 80 a run, some
+/// milliseconds at 100,000 blocks. A block that another thread just takes from the arena for its magazine looks live.
+/// @throws std::bad_alloc
+template <class Pool>
+[[nodiscard]] pool_contents contents_of(Pool& pool) {
+  pool_facts facts;
+  pool.inspect(
+      [&](auto& ladder, auto& caches, auto& uses, auto& told) { facts.copy(ladder, caches, uses, told); });
+  pool_contents contents;
+  contents.stretches = pool_tiling(facts).stretches();
+  contents.held = std::move(facts.held);
+  contents.notes = std::move(facts.notes);
+  contents.reserved = facts.reserved;
+  return contents;
+}
+
+}  // namespace tarn::detail

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// JSON to a stream, piece by piece: commas, quotes and escapes are right whatever the names hold. Needs no memory but the
+// escaped text at hand. Above it: snapshot_json, perfetto. Below it: utf8.
+
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "tarn/report/utf8.hpp"
+
+namespace tarn::detail {
+
+class json_text {
+ public:
+  explicit json_text(std::ostream& out) : out_(out) {}
+  json_text(json_text const&) = delete;
+  json_text& operator=(json_text const&) = delete;
+
+  json_text& begin_object() { return open('{'); }
+  json_text& end_object() { return close('}'); }
+  json_text& begin_array() { return open('['); }
+  json_text& end_array() { return close(']'); }
+
+  /// In an object, before its value. A name of the writer's own.
+  json_text& key(std::string_view name) {
+    separate();
+    quote(name);
+    text_ += ':';
+    follows_ = false;
+    return *this;
+  }
+  json_text& text(std::string_view value) {
+    separate();
+    quote(value);
+    return *this;
+  }
+  template <class Number>
+  requires std::is_integral_v<Number> json_text& number(Number value) {
+    separate();
+    put(value, 10);
+    return *this;
+  }
+  json_text& boolean(bool value) {
+    separate();
+    text_ += value ? "true" : "false";
+    return *this;
+  }
+  /// "0x2000000": a JavaScript number has 53 bits, an address 64.
+  json_text& address(std::uintptr_t value) {
+    separate();
+    text_ += "\"0x";
+    put(value, 16);
+    text_ += '"';
+    return *this;
+  }
+  /// Nanoseconds as microseconds with three decimals.
+  json_text& microseconds(std::uint64_t nanoseconds) {
+    separate();
+    put(nanoseconds / 1000, 10);
+    char const fraction[] = {'.', static_cast<char>('0' + nanoseconds / 100 % 10),
+                             static_cast<char>('0' + nanoseconds / 10 % 10),
+                             static_cast<char>('0' + nanoseconds % 10)};
+    text_.append(fraction, sizeof fraction);
+    return *this;
+  }
+  json_text& field(std::string_view name, std::string_view value) { return key(name).text(value); }
+  template <class Number>
+  requires std::is_integral_v<Number> json_text& field(std::string_view name, Number value) {
+    return key(name).number(value);
+  }
+  /// Starts a new line, for people.
+  json_text& line() {
+    starts_line_ = true;
+    return *this;
+  }
+
+  /// Passes on what is buffered; the writer's last step.
+  void flush() {
+    out_.write(text_.data(), static_cast<std::streamsize>(text_.size()));
+    text_.clear();
+  }
+
+ private:
+  static constexpr std::size_t buffered = std::size_t{1} << 16;
+
+  json_text& open(char bracket) {
+    separate();
+    text_ += bracket;
+    follows_ = false;
+    return *this;
+  }
+  json_text& close(char bracket) {
+    text_ += bracket;
+    follows_ = true;
+    return *this;
+  }
+  void separate() {
+    if (follows_) text_ += ',';
+    if (starts_line_) text_ += '\n';
+    follows_ = true;
+    starts_line_ = false;
+    if (text_.size() >= buffered) flush();
+  }
+  template <class Number>
+  void put(Number value, int base) {
+    char digits[32];
+    auto const end = std::to_chars(digits, digits + sizeof digits, value, base).ptr;
+    text_.append(digits, static_cast<std::size_t>(end - digits));
+  }
+  void quote(std::string_view value) {
+    text_ += '"';
+    while (!value.empty()) {
+      std::size_t const length = utf8_length(value);
+      if (length == 1) {
+        escape(value.front());
+      } else {
+        text_ += length != 0 ? value.substr(0, length) : std::string_view("\xEF\xBF\xBD");
+      }
+      value.remove_prefix(length != 0 ? length : 1);
+    }
+    text_ += '"';
+  }
+  void escape(char c) {
+    if (c == '"' || c == '\\') {
+      text_ += '\\';
+      text_ += c;
+    } else if (static_cast<unsigned char>(c) >= 0x20) {
+      text_ += c;
+    } else {
+      text_ += "\\u00";
+      text_ += static_cast<char>('0' + c / 16);
+      text_ += "0123456789abcdef"[c % 16];
+    }
+  }
+
+  std::ostream& out_;
+  std::string text_;
+  bool follows_ = false;
+  bool starts_line_ = false;
+};
+
+}  // namespace tarn::detail

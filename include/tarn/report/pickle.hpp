@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A snapshot as PyTorch's tools read it: drop the file on pytorch.org/memory_viz, or `python _memory_viz.py stats|trace|
+// segments|memory|segment_plot|trace_plot x.pickle` (torch/cuda/_memory_viz.py).
+// Above it: save_snapshot. Below it: viewer_history, pickle_text.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <ostream>
+#include <utility>
+
+#include "tarn/report/pickle_text.hpp"
+#include "tarn/report/snapshot.hpp"
+#include "tarn/report/viewer_history.hpp"
+
+namespace tarn {
+
+namespace detail {
+
+class snapshot_pickler {
+ public:
+  snapshot_pickler(std::ostream& out, snapshot const& s) : pickle_(out), snapshot_(s), history_(s) {}
+
+  void write() {
+    pickle_.begin_dict();
+    pickle_.word("segments");
+    pickle_.begin_list();
+    for (snapshot_segment const& s : snapshot_.segments) {
+      pickle_.item();
+      write(s);
+    }
+    pickle_.end_list();
+    pickle_.word("device_traces");
+    pickle_.begin_list();
+    for (int device = 0; device <= this->device(); ++device) {
+      pickle_.item();
+      pickle_.begin_list();
+      if (device == this->device()) write_trace();
+      pickle_.end_list();
+    }
+    pickle_.end_list();
+    pickle_.word("allocator_settings");
+    pickle_.begin_dict();
+    pickle_.word("allocator");
+    pickle_.text(snapshot_.title);
+    pickle_.word("expandable_segments");
+    pickle_.boolean(history_.is_expandable());
+    pickle_.word("forgotten_events");
+    pickle_.number(snapshot_.forgotten_events);
+    pickle_.end_dict();
+    pickle_.end_dict();
+    pickle_.stop();
+  }
+
+ private:
+  [[nodiscard]] int device() const noexcept { return snapshot_.device < 0 ? 0 : snapshot_.device; }
+  /// PyTorch's default stream is 0.
+  [[nodiscard]] stream_id stream(stream_id id) const noexcept { return id == snapshot_.null_stream ? 0 : id; }
+
+  void field(char const* key, std::uint64_t value) {
+    pickle_.word(key);
+    pickle_.number(value);
+  }
+  void field(char const* key, char const* value) {
+    pickle_.word(key);
+    pickle_.word(value);
+  }
+
+  /// A place's frames, innermost first, and the tag as the outermost: so it groups a flame graph, and every view shows it.
+  void frames(std::uint32_t tag, std::uint32_t place) {
+    pickle_.word("frames");
+    auto const known = frames_.find({tag, place});
+    if (known != frames_.end()) return pickle_.again(known->second);
+    pickle_.begin_list();
+    if (place < snapshot_.places.size()) {
+      for (watched_frame const& f : snapshot_.places[place]) write(f.file, f.line, f.function);
+    }
+    if (tag != 0 && tag < snapshot_.tags.size()) write("tag", 0, snapshot_.tags[tag].name);
+    pickle_.end_list();
+    frames_.emplace(std::pair(tag, place), pickle_.remember());
+  }
+  void write(std::string_view file, int line, std::string_view function) {
+    pickle_.item();
+    pickle_.begin_dict();
+    pickle_.word("filename");
+    pickle_.text(file);
+    field("line", line > 0 ? static_cast<std::uint64_t>(line) : 0);
+    pickle_.word("name");
+    pickle_.text(function);
+    pickle_.end_dict();
+  }
+
+  void write(snapshot_segment const& s) {
+    std::size_t allocated = 0;
+    std::size_t active = 0;
+    std::size_t requested = 0;
+    for (snapshot_block const& b : s.blocks) {
+      if (b.use == block_use::cached) continue;
+      active += b.bytes;
+      if (b.use == block_use::awaiting) continue;
+      allocated += b.bytes;
+      requested += requested_of(b);
+    }
+    pickle_.begin_dict();
+    field("device", static_cast<std::uint64_t>(device()));
+    field("address", s.address);
+    field("total_size", s.bytes);
+    field("allocated_size", allocated);
+    field("active_size", active);
+    field("requested_size", requested);
+    field("stream", stream(s.stream));
+    field("segment_type", s.small ? "small" : "large");
+    pool_id("segment_pool_id");
+    pickle_.word("is_expandable");
+    pickle_.boolean(s.kind != segment_kind::upstream);
+    frames(0, 0);
+    pickle_.word("blocks");
+    pickle_.begin_list();
+    for (snapshot_block const& b : s.blocks) {
+      pickle_.item();
+      write(b);
+    }
+    pickle_.end_list();
+    pickle_.end_dict();
+  }
+  /// The default pool: others would be told apart by the viewer as those of graphs.
+  void pool_id(char const* key) {
+    pickle_.word(key);
+    pickle_.number(0);
+    pickle_.number(0);
+    pickle_.end_pair();
+  }
+  /// PyTorch knows what was asked of each block; where tarn does not, it is all of it.
+  static std::size_t requested_of(snapshot_block const& b) noexcept {
+    return b.requested != 0 || b.use == block_use::cached ? b.requested : b.bytes;
+  }
+  void write(snapshot_block const& b) {
+    pickle_.begin_dict();
+    field("address", b.address);
+    field("size", b.bytes);
+    field("requested_size", requested_of(b));
+    field("state", b.use == block_use::live       ? "active_allocated"
+                   : b.use == block_use::awaiting ? "active_pending_free"
+                                                  : "inactive");
+    frames(b.use == block_use::cached ? 0 : b.tag, b.use == block_use::cached ? 0 : b.place);
+    pickle_.end_dict();
+  }
+
+  void write_trace() {
+    auto change = history_.changes().begin();
+    auto const write_changes = [&](std::size_t i, bool after) {
+      for (; change != history_.changes().end() && change->event == i && change->after == after; ++change) {
+        snapshot_event e;
+        e.address = change->address;
+        e.bytes = change->bytes;
+        e.stream = snapshot_.events[i].stream;
+        e.time_ns = snapshot_.events[i].time_ns;
+        char const* const whole = change->comes ? "segment_alloc" : "segment_free";
+        write(history_.is_expandable() ? (change->comes ? "segment_map" : "segment_unmap") : whole, e);
+      }
+    };
+    for (std::size_t i = 0; i < snapshot_.events.size(); ++i) {
+      snapshot_event const& e = snapshot_.events[i];
+      told_as const told = history_.told(i);
+      write_changes(i, false);
+      if (told != told_as::nothing) {
+        if (e.kind == snapshot_event_kind::allocate) write("alloc", e);
+        if (e.kind == snapshot_event_kind::refused) write("oom", e);
+        if (e.kind == snapshot_event_kind::free) {
+          write("free_requested", e);
+          if (told != told_as::requested) write("free_completed", e);
+        }
+      }
+      write_changes(i, true);
+    }
+  }
+  void write(char const* action, snapshot_event const& e) {
+    pickle_.item();
+    pickle_.begin_dict();
+    field("action", action);
+    // What the device had free at a refusal is not recorded; the viewers want a number.
+    field(e.kind == snapshot_event_kind::refused ? "device_free" : "addr",
+          e.kind == snapshot_event_kind::refused ? 0 : e.address);
+    field("size", e.requested != 0 ? e.requested : e.bytes);
+    field("stream", stream(e.stream));
+    field("time_us", (snapshot_.started_ns + e.time_ns) / 1000);
+    pool_id("pool_id");
+    frames(e.tag, e.place);
+    pickle_.end_dict();
+  }
+
+  pickle_text pickle_;
+  snapshot const& snapshot_;
+  viewer_history history_;
+  std::map<std::pair<std::uint32_t, std::uint32_t>, pickle_ref> frames_;
+};
+
+}  // namespace detail
+
+/// Writes a snapshot as a pickle of protocol 4. Errors are the stream's. `size` of an event is the bytes requested, as in
+/// PyTorch; times are microseconds since 1970; the default stream is 0; the tag is the outermost frame, "tag:0:NAME".
+/// Handles are segment_map and segment_unmap as those of PyTorch's expandable segments; over blocks segment_alloc and
+/// segment_free. What the history has no segment for gets one, what its end contradicts is left out: viewer_history.hpp.
+/// Host memory: one byte an event, 50 a live block, 64 KiB. Some 60 bytes an event in the file.
+inline void write_pickle(std::ostream& out, snapshot const& s) {
+  detail::snapshot_pickler(out, s).write();
+}
+
+}  // namespace tarn

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// save_snapshot: a snapshot in a file whose name says the format. Above it: user code. Below it: take_snapshot, the writers.
+
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include "tarn/report/perfetto.hpp"
+#include "tarn/report/pickle.hpp"
+#include "tarn/report/snapshot.hpp"
+#include "tarn/report/snapshot_json.hpp"
+#include "tarn/report/take_snapshot.hpp"
+
+namespace tarn {
+
+namespace detail {
+
+using snapshot_writer = void (*)(std::ostream&, snapshot const&);
+
+/// @throws std::invalid_argument  no format of that name
+[[nodiscard]] inline snapshot_writer writer_for(std::string_view path) {
+  if (path.ends_with(".pickle") || path.ends_with(".pkl")) return write_pickle;
+  if (path.ends_with(".trace.json"))
+    return [](std::ostream& out, snapshot const& s) { write_perfetto(out, s); };
+  if (path.ends_with(".json")) return write_json;
+  throw std::invalid_argument(
+      "tarn: '" + std::string(path) +
+      "' names no format of snapshots; end it in .pickle (PyTorch's memory_viz), .trace.json "
+      "(Perfetto, Chrome) or .json");
+}
+
+}  // namespace detail
+
+/// Writes a snapshot to a file, whose extension is the format: `.pickle` or `.pkl` for PyTorch's memory_viz, `.trace.json` for
+/// Perfetto and Chrome, `.json` for programs of one's own. A file that is there is replaced.
+/// @throws std::invalid_argument  another extension; nothing was touched
+/// @throws std::system_error      the file cannot be made, or not written to its end; then it is removed
+inline void save_snapshot(snapshot const& s, std::string const& path) {
+  auto const write = detail::writer_for(path);
+  errno = 0;
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  if (!file)
+    throw std::system_error(errno != 0 ? errno : EIO, std::generic_category(),
+                            "tarn: cannot write the snapshot to '" + path + "'; check the path");
+  write(file, s);
+  file.close();
+  if (!file) {
+    int const why = errno != 0 ? errno : EIO;
+    (void)std::remove(path.c_str());
+    throw std::system_error(why, std::generic_category(),
+                            "tarn: writing the snapshot to '" + path + "' failed; is the disk full?");
+  }
+}
+
+/// take_snapshot() of `memory`, written by save_snapshot().
+template <has_driver Resource>
+void save_snapshot(Resource memory, std::string const& path) {
+  (void)detail::writer_for(path);  // a wrong name is told before anybody is made to wait
+  save_snapshot(take_snapshot(memory), path);
+}
+
+}  // namespace tarn

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A snapshot as JSON, for programs of one's own. Above it: save_snapshot. Below it: snapshot, json_text.
+//
+//   {"format": "tarn snapshot", "version": 1, "title", "device", "started_ns", "now_ns", "null_stream", "forgotten_events",
+//    "pool":     {"live", "live_blocks", "reserved", "reserved_peak", "cached", "pending", "largest_free_range", "free_blocks",
+//                 "handles", "creates", "destroys", "maps", "unmaps", "remaps", "alloc_retries", "ooms", "host_bytes"},
+//    "tags":     [{"name", "bytes", "peak_bytes", "requested", "blocks", "allocations"}],    the first is "untagged"
+//    "places":   [[{"file", "line", "function"}]],                      innermost frame first; the first has no frames
+//    "segments": [{"address", "bytes", "kind": "pages" | "view" | "upstream", "small", "handles", "stream",
+//                  "pieces": [{"address", "bytes"}],                                                 of a view only
+//                  "blocks": [{"address", "bytes", "requested", "use": "live" | "awaiting" | "cached",
+//                              "stream", "tag", "place", "time_ns"}]}],
+//    "events":   [{"kind": "allocate" | "free" | "refused" | "reserve" | "release",
+//                  "address", "bytes", "requested", "stream", "tag", "place", "time_ns"}]}
+//
+// Bytes, counts, streams and times are numbers; a time is nanoseconds since started_ns, which is nanoseconds since 1970.
+// Addresses are texts ("0x7f0000000000"): many readers keep 53 bits of a number. `tag` and `place` are indices. Text is
+// UTF-8; bytes that are none become U+FFFD. One segment's block and one event is a line.
+
+#include <ostream>
+
+#include "tarn/report/json_text.hpp"
+#include "tarn/report/snapshot.hpp"
+
+namespace tarn {
+
+namespace detail {
+
+[[nodiscard]] constexpr char const* name_of(block_use use) noexcept {
+  if (use == block_use::cached) return "cached";
+  return use == block_use::live ? "live" : "awaiting";
+}
+[[nodiscard]] constexpr char const* name_of(segment_kind kind) noexcept {
+  if (kind == segment_kind::pages) return "pages";
+  return kind == segment_kind::view ? "view" : "upstream";
+}
+[[nodiscard]] constexpr char const* name_of(snapshot_event_kind kind) noexcept {
+  switch (kind) {
+    case snapshot_event_kind::allocate:
+      return "allocate";
+    case snapshot_event_kind::free:
+      return "free";
+    case snapshot_event_kind::refused:
+      return "refused";
+    case snapshot_event_kind::reserve:
+      return "reserve";
+    default:
+      return "release";
+  }
+}
+
+inline void write_pool(json_text& json, pool_state const& p) {
+  json.line().key("pool").begin_object();
+  json.field("live", p.live).field("live_blocks", p.live_blocks).field("reserved", p.reserved);
+  json.field("reserved_peak", p.reserved_peak).field("cached", p.cached).field("pending", p.pending);
+  json.field("largest_free_range", p.largest_free_range).field("free_blocks", p.free_blocks);
+  json.field("handles", p.handles).field("creates", p.creates).field("destroys", p.destroys);
+  json.field("maps", p.maps).field("unmaps", p.unmaps).field("remaps", p.remaps);
+  json.field("alloc_retries", p.alloc_retries).field("ooms", p.ooms).field("host_bytes", p.host_bytes);
+  json.end_object();
+}
+
+inline void write_names(json_text& json, snapshot const& s) {
+  json.line().key("tags").begin_array();
+  for (watched_tag const& t : s.tags) {
+    json.line()
+        .begin_object()
+        .field("name", t.name)
+        .field("bytes", t.bytes)
+        .field("peak_bytes", t.peak_bytes);
+    json.field("requested", t.requested)
+        .field("blocks", t.blocks)
+        .field("allocations", t.allocations)
+        .end_object();
+  }
+  json.end_array().line().key("places").begin_array();
+  for (auto const& frames : s.places) {
+    json.line().begin_array();
+    for (watched_frame const& f : frames) {
+      json.begin_object()
+          .field("file", f.file)
+          .field("line", f.line)
+          .field("function", f.function)
+          .end_object();
+    }
+    json.end_array();
+  }
+  json.end_array();
+}
+
+inline void write_segment(json_text& json, snapshot_segment const& s) {
+  json.line().begin_object().key("address").address(s.address).field("bytes", s.bytes);
+  json.field("kind", name_of(s.kind)).key("small").boolean(s.small);
+  json.field("handles", s.handles).field("stream", s.stream);
+  if (s.kind == segment_kind::view) {
+    json.key("pieces").begin_array();
+    for (snapshot_piece const& p : s.pieces)
+      json.begin_object().key("address").address(p.address).field("bytes", p.bytes).end_object();
+    json.end_array();
+  }
+  json.key("blocks").begin_array();
+  for (snapshot_block const& b : s.blocks) {
+    json.line().begin_object().key("address").address(b.address).field("bytes", b.bytes);
+    json.field("requested", b.requested).field("use", name_of(b.use)).field("stream", b.stream);
+    json.field("tag", b.tag).field("place", b.place).field("time_ns", b.time_ns).end_object();
+  }
+  json.end_array().end_object();
+}
+
+}  // namespace detail
+
+/// Writes a snapshot as JSON. Errors are the stream's. Host memory: 64 KiB, whatever the snapshot. Some 150 bytes an event.
+inline void write_json(std::ostream& out, snapshot const& s) {
+  detail::json_text json(out);
+  json.begin_object().field("format", "tarn snapshot").field("version", 1).field("title", s.title);
+  json.field("device", s.device).field("started_ns", s.started_ns).field("now_ns", s.now_ns);
+  json.field("null_stream", s.null_stream).field("forgotten_events", s.forgotten_events);
+  detail::write_pool(json, s.pool);
+  detail::write_names(json, s);
+  json.line().key("segments").begin_array();
+  for (snapshot_segment const& segment : s.segments) detail::write_segment(json, segment);
+  json.end_array().line().key("events").begin_array();
+  for (snapshot_event const& e : s.events) {
+    json.line().begin_object().field("kind", detail::name_of(e.kind)).key("address").address(e.address);
+    json.field("bytes", e.bytes).field("requested", e.requested).field("stream", e.stream);
+    json.field("tag", e.tag).field("place", e.place).field("time_ns", e.time_ns).end_object();
+  }
+  json.end_array().end_object().line();
+  json.flush();
+  out << '\n';
+}
+
+}  // namespace tarn

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// take_snapshot: what memory holds and how it came to that, from the pool and the watched layer that are found under it.
+// Above it: user code, save_snapshot. Below it: lay_over, pool/inspection, policy/watch_record.
+
+#include <algorithm>
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tarn/core/shared.hpp"
+#include "tarn/report/lay_over.hpp"
+#include "tarn/report/snapshot.hpp"
+
+namespace tarn {
+
+namespace detail {
+
+/// Takes whatever a pool shows.
+struct any_look {
+  template <class... Parts>
+  void operator()(Parts&...) const noexcept {}
+};
+
+inline constexpr auto ask_record = [](auto& layer)
+    -> watch_record requires std::same_as<std::remove_cvref_t<decltype(layer.record())>, watch_record> {
+  return layer.record();
+};
+inline constexpr auto ask_contents = [](auto& layer) -> decltype(layer.inspect(any_look{}), pool_contents{}) {
+  return contents_of(layer);
+};
+inline constexpr auto ask_pool_state = [](auto& layer) -> decltype(layer.state()) { return layer.state(); };
+
+[[nodiscard]] inline std::uint64_t steady_now_ns() noexcept {
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                        std::chrono::steady_clock::now().time_since_epoch())
+                                        .count());
+}
+[[nodiscard]] inline std::uint64_t now_since_1970_ns() noexcept {
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                        std::chrono::system_clock::now().time_since_epoch())
+                                        .count());
+}
+
+/// Where there is no pool each block is a segment of its own, and comes and goes with it.
+inline void stand_alone(snapshot& s, watch_record const& record) {
+  for (watched_block const& w : record.live) {
+    snapshot_segment segment;
+    segment.address = w.address;
+    segment.bytes = w.bytes;
+    segment.kind = segment_kind::upstream;
+    segment.small = w.bytes <= class_limit;
+    segment.blocks.push_back(block_of(w));
+    s.segments.push_back(std::move(segment));
+    s.pool.live += w.bytes;
+    ++s.pool.live_blocks;
+  }
+  s.pool.reserved = s.pool.live;
+  s.pool.handles = s.pool.live_blocks;
+  s.events = one_history(record.events, {});
+}
+
+}  // namespace detail
+
+/// Lets the pool keep the latest `most` changes of what it holds from the driver, 32 bytes each, so that snapshots show
+/// reserved bytes over time; 0 ends it. Without it they show what is held at the end as held from the start.
+/// Costs some 30 ns beside the driver calls that make and give back a handle. @throws std::bad_alloc, nothing has changed
+template <class Resource>
+void remember_growth(Resource memory, std::size_t most = 65536) {
+  auto const ask = [&](auto& layer) -> decltype(layer.note_growth(most, detail::steady_now_ns)) {
+    return layer.note_growth(most, detail::steady_now_ns);
+  };
+  static_assert(reachable<Resource, decltype(ask)>, "tarn: this needs a pool; add: | tarn::pooled{}");
+  nearest(memory, ask);
+}
+
+/// What `memory` holds at this moment: the nearest pool's segments and blocks; tags, places, requested bytes and history of
+/// the nearest watched layer. Either suffices. Without a watched layer blocks are live with 0 requested, and there is no
+/// history but that of remember_growth(); without a pool each live block is a segment.
+///
+/// Blocks always tile their segments, and segments sum to `pool.reserved`. The live blocks that have requested bytes are
+/// those of the layer's record; where other threads go on meanwhile, the record and the pool are taken again up to three
+/// times, and then a block that the layer has and the pool has given back to the driver is left out. Live blocks with 0
+/// requested are such as the layer did not see: allocated past it, or just on their way through it.
+///
+/// Safe from any thread; threads that come to the pool meanwhile wait, some milliseconds at 100,000 blocks.
+/// Host cost O(ranges + history). @throws std::bad_alloc
+template <class Resource>
+[[nodiscard]] snapshot take_snapshot(Resource memory, std::string title = "tarn") {
+  constexpr bool has_record = reachable<Resource, decltype(detail::ask_record)>;
+  constexpr bool has_pool = reachable<Resource, decltype(detail::ask_contents)>;
+  static_assert(has_record || has_pool,
+                "tarn: nothing to take a snapshot of; add: | tarn::pooled{} or | tarn::watched{}");
+  snapshot s;
+  s.title = std::move(title);
+  s.device = memory.device().value;
+  stream_id null_stream = 0;
+  if (memory.driver().identify(stream_ref{}, null_stream).ok()) s.null_stream = null_stream;
+  watch_record record;
+  for (int attempts_left = 3; attempts_left != 0; --attempts_left) {
+    if constexpr (has_record) record = nearest(memory, detail::ask_record);
+    std::sort(record.live.begin(), record.live.end(),
+              [](auto const& a, auto const& b) { return a.address < b.address; });
+    if constexpr (has_pool) {
+      s.pool = nearest(memory, detail::ask_pool_state);
+      detail::pool_contents const contents = nearest(memory, detail::ask_contents);
+      std::uint64_t const now = detail::steady_now_ns();
+      s.segments.clear();
+      for (auto const& stretch : contents.stretches) s.segments.push_back(detail::segment_of(stretch));
+      s.pool.reserved = contents.reserved;
+      s.pool.cached = s.pool.reserved > s.pool.live ? s.pool.reserved - s.pool.live : 0;
+      if (!has_record && !contents.notes.empty())
+        record.now_ns = now - std::min(now, contents.notes.front().time);
+      bool const agreed = detail::lay_over(s.segments, record.live);
+      if (!agreed && attempts_left != 1) continue;
+      s.events = detail::one_history(record.events, detail::growth_events(contents, now, record.now_ns));
+    } else {
+      detail::stand_alone(s, record);
+    }
+    break;
+  }
+  if (!has_record) record.started_ns = detail::now_since_1970_ns() - record.now_ns;
+  s.started_ns = record.started_ns;
+  s.now_ns = record.now_ns;
+  s.forgotten_events = record.forgotten_events;
+  detail::name_awaiting(s.segments, record.events);
+  s.tags = std::move(record.tags);
+  s.places = std::move(record.places);
+  if (s.tags.empty()) s.tags.resize(1);
+  if (s.tags[0].name.empty()) s.tags[0].name = "untagged";
+  if (s.places.empty()) s.places.resize(1);
+  for (snapshot_segment& segment : s.segments) segment.stream = detail::stream_of(segment);
+  return s;
+}
+
+}  // namespace tarn

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A history that PyTorch's viewer can take back. The viewer draws the memory of an earlier moment by undoing events from the
+// last one on, and fails where an event does not fit: each block must lie in a segment for as long as it lives, a segment
+// that goes must be there. So the history is undone here first, and what the viewer needs besides the events is noted:
+//
+//   handles made and given back   the parts of them that are seen at home at that moment
+//   a view's block                its segment comes with it, and the pieces leave their homes meanwhile
+//   a block where nothing is      a segment of its own for as long as it lives (a view that has ended, memory given back
+//                                 that no note tells of): its bytes count twice where they stand at home as well
+//   what the end contradicts      left out
+//
+// Above it: pickle. Below it: snapshot.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "tarn/report/snapshot.hpp"
+
+namespace tarn::detail {
+
+/// How an event is told.
+enum class told_as : std::uint8_t {
+  nothing,    ///< contradicted, or told as changes of segments
+  itself,     ///< an allocation, a refusal, a free that is over
+  requested,  ///< a free that another stream's work still holds up
+};
+
+/// A segment that comes or goes, beside an event.
+struct segment_change {
+  std::size_t event = 0;  ///< index
+  bool after = false;     ///< else before it
+  bool comes = false;     ///< else goes
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+};
+
+class viewer_history {
+ public:
+  /// O((events + segments) log blocks); one byte an event, and what the live blocks take in a map.
+  explicit viewer_history(snapshot const& s) : snapshot_(s), told_(s.events.size(), told_as::nothing) {
+    for (snapshot_segment const& segment : s.segments) begin_with(segment);
+    for (std::size_t i = s.events.size(); i-- > 0;) undo(i);
+    std::reverse(changes_.begin(), changes_.end());
+  }
+
+  [[nodiscard]] told_as told(std::size_t event) const noexcept { return told_[event]; }
+  /// In the order of the events.
+  [[nodiscard]] std::vector<segment_change> const& changes() const noexcept { return changes_; }
+  /// True where segments are of pages, which join side by side and may be cut (PyTorch: expandable segments); else each
+  /// comes and goes whole.
+  [[nodiscard]] bool is_expandable() const noexcept { return expandable_; }
+
+ private:
+  struct block {
+    std::size_t bytes = 0;
+    snapshot_segment const* own = nullptr;  ///< the segment that it is alone in, and that comes with it
+    bool has_own = false;                   ///< a segment was made for it
+    bool waits = false;                     ///< it was freed, and its free is not undone yet
+  };
+
+  /// How many handles are looked at again after each allocation; further ones are told as there from the start.
+  static constexpr std::size_t most_late = 64;
+
+  void begin_with(snapshot_segment const& segment) {
+    segments_.emplace(segment.address, segment.address + segment.bytes);
+    expandable_ = expandable_ || segment.kind != segment_kind::upstream;
+    bool const alone = segment.blocks.size() == 1 && segment.kind != segment_kind::pages;
+    for (snapshot_block const& b : segment.blocks) {
+      if (b.use == block_use::cached) continue;
+      live_.emplace(b.address,
+                    block{b.bytes, alone ? &segment : nullptr, false, b.use == block_use::awaiting});
+    }
+  }
+
+  void undo(std::size_t i) {
+    snapshot_event const& e = snapshot_.events[i];
+    switch (e.kind) {
+      case snapshot_event_kind::allocate:
+        return undo_allocation(i, e);
+      case snapshot_event_kind::free:
+        return undo_free(i, e);
+      case snapshot_event_kind::reserve:
+        if (has_live(e.address, e.bytes)) {  // told too late: it came before the first block in it
+          if (late_.size() < most_late) late_.push_back({e.address, e.bytes});
+        } else {
+          take_away(i, false, e.address, e.bytes);
+        }
+        return;
+      case snapshot_event_kind::release:
+        return put_back(i, false, e.address, e.bytes);
+      default:
+        told_[i] = told_as::itself;
+    }
+  }
+
+  void undo_allocation(std::size_t i, snapshot_event const& e) {
+    auto const found = live_.find(e.address);
+    if (found == live_.end() || found->second.waits) return;  // neither live at the end nor freed since
+    told_[i] = told_as::itself;
+    block const b = found->second;
+    live_.erase(found);
+    if (b.has_own && !has_live(e.address, b.bytes)) take_away(i, false, e.address, b.bytes);
+    if (b.own != nullptr && !has_live(b.own->address, b.own->bytes)) {
+      take_away(i, false, b.own->address, b.own->bytes);
+      for (auto p = b.own->pieces.rbegin(); p != b.own->pieces.rend(); ++p)
+        put_back(i, false, p->address, p->bytes);
+    }
+    for (std::size_t k = late_.size(); k-- > 0;) {
+      if (has_live(late_[k].first, late_[k].second)) continue;
+      take_away(i, false, late_[k].first, late_[k].second);
+      late_.erase(late_.begin() + static_cast<std::ptrdiff_t>(k));
+    }
+  }
+
+  void undo_free(std::size_t i, snapshot_event const& e) {
+    if (auto const found = live_.find(e.address); found != live_.end()) {
+      if (found->second.waits) told_[i] = told_as::requested;
+      found->second.waits = false;
+      return;
+    }
+    if (e.bytes == 0) return;
+    block b{e.bytes, nullptr, false, false};
+    if (!is_covered(e.address)) {
+      b.has_own = true;
+      put_back(i, true, e.address, e.bytes);
+      if (!is_covered(e.address)) return;  // it would lie across a whole segment
+    }
+    told_[i] = told_as::itself;
+    live_.emplace(e.address, b);
+  }
+
+  [[nodiscard]] bool is_covered(std::uintptr_t address) const {
+    auto const after = segments_.upper_bound(address);
+    return after != segments_.begin() && std::prev(after)->second > address;
+  }
+  [[nodiscard]] bool has_live(std::uintptr_t address, std::size_t bytes) const {
+    auto const found = live_.lower_bound(address);
+    return found != live_.end() && found->first - address < bytes;
+  }
+
+  /// Undoes the coming of a stretch: what of it is there goes.
+  void take_away(std::size_t i, bool after, std::uintptr_t address, std::size_t bytes) {
+    std::uintptr_t const end = address + bytes;
+    if (!expandable_) {
+      auto const whole = segments_.find(address);
+      if (whole == segments_.end() || whole->second != end) return;
+      segments_.erase(whole);
+      changes_.push_back({i, after, true, address, bytes});
+      return;
+    }
+    auto at = segments_.upper_bound(address);
+    if (at != segments_.begin()) --at;
+    while (at != segments_.end() && at->first < end) {
+      auto const [first, last] = *at;
+      if (last <= address) {
+        ++at;
+        continue;
+      }
+      std::uintptr_t const from = std::max(first, address);
+      std::uintptr_t const to = std::min(last, end);
+      at = segments_.erase(at);
+      if (first < from) segments_.emplace(first, from);
+      if (to < last) segments_.emplace(to, last);
+      changes_.push_back({i, after, true, from, to - from});
+    }
+  }
+
+  /// Undoes the going of a stretch: what of it is not there comes back.
+  void put_back(std::size_t i, bool after, std::uintptr_t address, std::size_t bytes) {
+    std::uintptr_t const end = address + bytes;
+    std::vector<std::pair<std::uintptr_t, std::uintptr_t>> gaps;
+    auto next = segments_.upper_bound(address);
+    std::uintptr_t at = address;
+    if (next != segments_.begin()) at = std::max(at, std::prev(next)->second);
+    for (; at < end; ++next) {
+      std::uintptr_t const to = next == segments_.end() ? end : std::min(end, next->first);
+      if (at < to) gaps.emplace_back(at, to);
+      if (next == segments_.end()) break;
+      at = std::max(at, next->second);
+    }
+    if (!expandable_ && (gaps.size() != 1 || gaps[0].second - gaps[0].first != bytes)) return;
+    for (auto const& [first, last] : gaps) {
+      segments_.emplace(first, last);
+      changes_.push_back({i, after, false, first, last - first});
+    }
+  }
+
+  snapshot const& snapshot_;
+  std::vector<told_as> told_;
+  std::vector<segment_change> changes_;
+  std::map<std::uintptr_t, std::uintptr_t> segments_;  ///< begin to end; those that touch are not joined
+  std::map<std::uintptr_t, block> live_;
+  std::vector<std::pair<std::uintptr_t, std::size_t>> late_;
+  bool expandable_ = false;
+};
+
+}  // namespace tarn::detail

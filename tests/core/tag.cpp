@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tarn/core/tag.hpp"
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "catch.hpp"
+
+using namespace tarn;
+
+namespace {
+place place_of(place where = place::current()) {
+  return where;
+}
+}  // namespace
+
+TEST_CASE("equal names are equal tags, and a tag keeps its name", "[core][tag]") {
+  std::string text = "a name that changes later";
+  tag const first(text);
+  text[0] = 'x';
+  CHECK(first == tag("a name that changes later"));
+  CHECK(std::string(first.name()) == "a name that changes later");
+  CHECK_FALSE(first == tag(text));
+  CHECK(tag::from_id(first.id()) == first);
+  CHECK(tag{} == tag(""));
+  CHECK(std::string(tag{}.name()) == "untagged");
+}
+
+TEST_CASE("a long name is cut, never within a character", "[core][tag]") {
+  CHECK(std::string(tag(std::string(100, 'n')).name()) == std::string(63, 'n'));
+  CHECK(tag(std::string(64, 'n')) == tag(std::string(99, 'n')));
+  std::string const umlauts = std::string(62, 'u') + "\xc3\xbc";  // the 63rd and 64th byte are one character
+  CHECK(std::string(tag(umlauts).name()) == std::string(62, 'u'));
+  CHECK(std::string(tag(std::string(61, 'u') + "\xc3\xbc").name()) == std::string(61, 'u') + "\xc3\xbc");
+}
+
+TEST_CASE("the inner scope's tag wins, and the outer one is back after it", "[core][tag]") {
+  CHECK(tag::current() == tag{});
+  {
+    tag_scope const outer{"outer scope"};
+    CHECK(tag::current() == tag("outer scope"));
+    {
+      tag_scope const inner{tag("inner scope")};
+      CHECK(tag::current() == tag("inner scope"));
+      std::thread([] { CHECK(tag::current() == tag{}); }).join();  // a scope is its thread's own
+    }
+    CHECK(tag::current() == tag("outer scope"));
+  }
+  CHECK(tag::current() == tag{});
+}
+
+TEST_CASE("a tag given where a place is asked for brings the place of the call", "[core][tag][place]") {
+  tag const weights("weights");
+  place const given = place_of(weights);
+  int const line = __LINE__ - 1;
+  CHECK(given.line == line);
+  CHECK(std::string(given.file) == place::current().file);
+  CHECK(std::string(given.function) == place::current().function);
+  CHECK(given.tag_id == weights.id());
+  CHECK(place_of().tag_id == 0);
+}
+
+TEST_CASE("the tag of a call goes before that of a scope, whoever named the place",
+          "[core][tag][call_place]") {
+  tag_scope const scope{"of the scope"};
+  {
+    call_place const outer;
+    CHECK(tag::current() == tag("of the scope"));
+    {
+      call_place const inner(tag("of the call"));
+      CHECK(tag::current() == tag("of the call"));
+      CHECK(call_place::current().line == __LINE__ - 5);
+      call_place const innermost(tag("further in"));
+      CHECK(tag::current() == tag("of the call"));
+    }
+    CHECK(tag::current() == tag("of the scope"));
+  }
+  {
+    call_place const named(tag("of the place"));
+    CHECK(tag::current() == tag("of the place"));
+  }
+  CHECK(tag::current() == tag("of the scope"));
+}
+
+TEST_CASE("threads that make the same names at once agree on them", "[core][tag][threads]") {
+  std::vector<std::vector<tag>> made(4);
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 200; ++i) made[t].push_back(tag("made at once " + std::to_string(i)));
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (std::size_t i = 0; i < 200; ++i) {
+    for (std::size_t t = 1; t < 4; ++t) REQUIRE(made[t][i] == made[0][i]);
+    REQUIRE(made[0][i].name() == "made at once " + std::to_string(i));
+    for (std::size_t j = 0; j < i; ++j) REQUIRE_FALSE(made[0][j] == made[0][i]);
+  }
+}
+
+TEST_CASE("names that come when all places are taken are one tag", "[core][tag]") {
+  auto const names = std::make_unique<detail::tag_names>();  // not the process's
+  std::uint32_t last = 0;
+  for (int i = 0; i < 1022; ++i) {
+    std::uint32_t const id = names->number_of("name " + std::to_string(i));
+    REQUIRE(id == last + 1);
+    last = id;
+  }
+  CHECK(names->number_of("one more") == 1023);
+  CHECK(names->number_of("and another") == 1023);
+  CHECK(std::string(names->name_of(1023)) == "other tags");
+  CHECK(names->number_of("name 1021") == 1022);
+  CHECK(std::string(names->name_of(1)) == "name 0");
+}

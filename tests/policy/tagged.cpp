@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tarn/policy/tagged.hpp"
+
+#include <string>
+
+#include "catch.hpp"
+#include "contract/resource_contract.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/policy/watched.hpp"
+#include "tarn/raii/device_buffer.hpp"
+#include "tarn/source/host_memory.hpp"
+
+using namespace tarn;
+
+TEST_CASE("tagged keeps the contract of resources", "[policy][tagged]") {
+  tarn_test::resource_contract([] { return host_memory{} | watched{} | tagged{"contract"}; });
+}
+
+TEST_CASE("all that goes through a tagged handle has its name, unless the call has one", "[policy][tagged]") {
+  auto memory = host_memory{} | pooled{} | watched{};
+  auto weights_memory = memory | tagged{"handle's"};
+  CHECK(weights_memory->name() == tag("handle's"));
+  tag_scope const scope{"scope's"};
+  auto a = make_device_buffer<char>(weights_memory, 100, stream_ref{});
+  auto b = make_device_buffer<char>(weights_memory, 200, stream_ref{}, tag("call's"));
+  auto c = make_device_buffer<char>(memory, 300, stream_ref{});
+  void* const d = weights_memory.allocate_sync(400);
+  auto const requested = [&](std::string const& name) -> std::size_t {
+    for (auto const& t : memory->tags()) {
+      if (t.name == name) return t.requested;
+    }
+    return 0;
+  };
+  CHECK(requested("handle's") == 500);
+  CHECK(requested("call's") == 200);
+  CHECK(requested("scope's") == 300);
+  memory.deallocate_sync(d, 400);  // another handle on the same memory
+  CHECK(requested("handle's") == 100);
+}
+
+TEST_CASE("names cost nothing and change nothing where nobody watches", "[policy][tagged]") {
+  auto memory = host_memory{} | pooled{} | tagged{"unseen"};
+  static_assert(std::is_same_v<detail::place_of_call<decltype(memory)>, no_call_place>);
+  auto buffer = make_device_buffer<int>(memory, 10, stream_ref{}, tag("unseen as well"));
+  CHECK(buffer.size() == 10);
+}

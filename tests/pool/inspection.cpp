@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a pool shows of itself: inspection, growth_notes.
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "catch.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/pool/growth_notes.hpp"
+#include "tarn/pool/inspection.hpp"
+#include "tarn/sim.hpp"
+
+using namespace tarn;
+
+namespace {
+
+std::uint64_t ticks() noexcept {
+  static std::atomic<std::uint64_t> now{0};
+  return ++now;
+}
+
+struct sums {
+  std::size_t live = 0;
+  std::size_t cached = 0;
+  std::size_t stretches = 0;
+  std::map<std::uintptr_t, std::size_t> live_blocks;
+};
+
+/// Blocks tile stretches, stretches lie apart; and what they sum to.
+sums sums_of(detail::pool_contents const& contents) {
+  sums s;
+  std::uintptr_t end = 0;
+  std::size_t mistakes = 0;
+  for (auto const& stretch : contents.stretches) {
+    mistakes += stretch.address < end;
+    std::uintptr_t at = stretch.address;
+    for (auto const& b : stretch.blocks) {
+      mistakes += b.address != at || b.bytes == 0;
+      at += b.bytes;
+      (b.use == detail::held_use::live ? s.live : s.cached) += b.bytes;
+      if (b.use == detail::held_use::live) s.live_blocks.emplace(b.address, b.bytes);
+    }
+    end = at;
+    mistakes += at != stretch.address + stretch.bytes;
+    s.stretches += stretch.bytes;
+  }
+  CHECK(mistakes == 0);
+  CHECK(s.stretches == contents.reserved);
+  std::size_t held = 0;
+  for (auto const& h : contents.held) held += h.bytes;
+  CHECK(held == contents.reserved);
+  return s;
+}
+
+}  // namespace
+
+TEST_CASE("the latest notes are kept, the oldest first, and none until they are asked for",
+          "[pool][growth_notes]") {
+  detail::growth_notes notes;
+  notes.add(detail::growth_change::made, 1, 10);
+  CHECK(notes.size() == 0);
+  notes.open(3, ticks);
+  for (std::uintptr_t i = 1; i <= 2; ++i) notes.add(detail::growth_change::made, i, 10 * i);
+  CHECK(notes.size() == 2);
+  CHECK(notes[0].address == 1);
+  for (std::uintptr_t i = 3; i <= 8; ++i) notes.add(detail::growth_change::given_back, i, 10 * i);
+  REQUIRE(notes.size() == 3);
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(notes[i].address == 6 + i);
+    CHECK(notes[i].bytes == 60 + 10 * i);
+    if (i != 0) CHECK(notes[i].time == notes[i - 1].time + 1);
+  }
+  CHECK(notes.host_bytes() == 3 * sizeof(detail::growth_note));
+  notes.open(0, ticks);
+  CHECK(!notes.is_open());
+  CHECK(notes.size() == 0);
+}
+
+TEST_CASE("a pool shows each block that is handed out, wherever it lies", "[pool][inspection]") {
+  auto const try_on = [](auto memory, auto const& machine) {
+    (void)machine;
+    std::mt19937 random(5);
+    std::map<std::uintptr_t, std::size_t> live;
+    std::size_t views = 0;
+    for (int step = 0; step < 30000; ++step) {
+      if (live.size() < 150 && random() % 2 == 0) {
+        std::size_t const bytes = 1 + random() % (std::size_t{1} << (4 + random() % 20));
+        try {
+          live.emplace(reinterpret_cast<std::uintptr_t>(memory.allocate({}, bytes)), bytes);
+        } catch (out_of_memory const&) {
+        }
+      } else if (!live.empty()) {
+        auto const b = std::next(live.begin(), static_cast<std::ptrdiff_t>(random() % live.size()));
+        memory.deallocate({}, reinterpret_cast<void*>(b->first), b->second);
+        live.erase(b);
+      }
+      if (step % 1500 != 0) continue;
+      auto const contents = detail::contents_of(memory.layer());
+      sums const s = sums_of(contents);
+      for (auto const& stretch : contents.stretches) views += stretch.kind == detail::stretch_kind::view;
+      REQUIRE(s.live_blocks.size() == live.size());
+      bool same = true;
+      for (auto const& [address, bytes] : live) {
+        auto const found = s.live_blocks.find(address);
+        same = same && found != s.live_blocks.end() && found->second == detail::rounded_bytes(bytes, 256);
+      }
+      CHECK(same);
+      CHECK(s.live == memory->state().live);
+    }
+    for (auto const& [address, bytes] : live) memory.deallocate({}, reinterpret_cast<void*>(address), bytes);
+    CHECK(sums_of(detail::contents_of(memory.layer())).live == 0);
+    return views;
+  };
+  sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
+  SECTION("pages, some of them seen through views") {
+    CHECK(try_on(sim_pages{machine.driver(0)} | limited{220_MiB} | pooled{}, machine) > 0);
+  }
+  SECTION("blocks of an upstream") {
+    CHECK(try_on(sim_malloc{machine.driver(0)} | limited{220_MiB} | pooled{}, machine) == 0);
+  }
+}
+
+TEST_CASE("looking into a pool disturbs nothing: no driver call, magazines as they were",
+          "[pool][inspection]") {
+  sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
+  auto memory = sim_pages{machine.driver(0)} | pooled{};
+  std::vector<void*> blocks;
+  for (int i = 0; i < 40; ++i) blocks.push_back(memory.allocate({}, 5000));
+  for (void* const p : blocks) memory.deallocate({}, p, 5000);
+  pool_state const before = memory->state();
+  std::uint64_t const calls = machine.calls().memory();
+  CHECK(sums_of(detail::contents_of(memory.layer())).live == 0);
+  CHECK(machine.calls().memory() == calls);
+  pool_state const after = memory->state();
+  CHECK(after.inactive_split_bytes == before.inactive_split_bytes);  // emptied magazines would show here
+  CHECK(after.free_blocks == before.free_blocks);
+  CHECK(memory.allocate({}, 5000) == blocks.back());
+  memory.deallocate({}, blocks.back(), 5000);
+}
+
+TEST_CASE("threads that come while a pool is looked into wait, and go on", "[pool][inspection][threads]") {
+  sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
+  auto memory = sim_pages{machine.driver(0)} | pooled{};
+  std::atomic<bool> over{false};
+  std::atomic<std::uint64_t> pairs{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&] {
+      while (!over) {
+        for (std::size_t const bytes : {std::size_t{300}, 3000_KiB, std::size_t{70000}})
+          memory.deallocate({}, memory.allocate({}, bytes), bytes);
+        ++pairs;
+      }
+    });
+  }
+  for (int i = 0; i < 100; ++i) (void)sums_of(detail::contents_of(memory.layer()));
+  std::uint64_t const so_far = pairs;
+  while (pairs < so_far + 100) std::this_thread::yield();
+  over = true;
+  for (std::thread& t : threads) t.join();
+  CHECK(sums_of(detail::contents_of(memory.layer())).live == 0);
+}

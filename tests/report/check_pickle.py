@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads a snapshot's pickle and asks of it what PyTorch's viewers rely on: the types and keys, blocks that tile segments, and a
+history that can be undone from its end to its start with every block in a segment at each step. Where torch is installed its
+own torch/cuda/_memory_viz.py reads the file as well.
+
+check_pickle.py FILE [MEMORY_VIZ.py]      prints a line of what was found; status 1 and the reason where something is wrong"""
+import bisect
+import importlib.util
+import pickle
+import pickletools
+import sys
+
+KEYS = {
+    "segment": {"device", "address", "total_size", "allocated_size", "active_size", "requested_size", "stream", "segment_type",
+                "segment_pool_id", "is_expandable", "frames", "blocks"},
+    "block": {"address", "size", "requested_size", "state", "frames"},
+    "event": {"action", "size", "stream", "time_us", "pool_id", "frames"},
+}
+# What MemoryViz.js unpickles, of what a writer of protocol 4 has to choose from.
+OPCODES = {"PROTO", "EMPTY_DICT", "EMPTY_LIST", "MARK", "SETITEMS", "APPENDS", "BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1",
+           "NEWTRUE", "NEWFALSE", "TUPLE2", "MEMOIZE", "BINGET", "LONG_BINGET", "STOP"}
+
+
+def need(truth, *what):
+    if not truth:
+        sys.exit("check_pickle: " + " ".join(map(str, what)))
+
+
+def check_opcodes(data):
+    """The viewer passes all items of a batch as arguments of one call."""
+    marks = []
+    items = 0
+    for opcode, argument, _ in pickletools.genops(data):
+        need(opcode.name in OPCODES, "opcode", opcode.name)
+        if opcode.name == "MARK":
+            marks.append(items)
+            items = 0
+        elif opcode.name in ("APPENDS", "SETITEMS"):
+            need(opcode.name == "SETITEMS" or items <= 1000, "a batch of", items)
+            items = marks.pop()
+        elif opcode.name == "TUPLE2":
+            items -= 1
+        elif opcode.name not in ("PROTO", "MEMOIZE", "STOP"):
+            items += 1
+        if opcode.name == "LONG1":
+            need(argument < 1 << 63, "a number beyond 63 bits", argument)
+    need(not marks, "a mark is left")
+
+
+def check_frames(frames):
+    need(isinstance(frames, list), "frames", frames)
+    for f in frames:
+        need(isinstance(f["filename"], str) and isinstance(f["name"], str) and isinstance(f["line"], int), "frame", f)
+
+
+def check_segments(snapshot):
+    end = 0
+    for s in snapshot["segments"]:
+        need(set(s) == KEYS["segment"], "keys", set(s))
+        need(s["address"] >= end, "segments overlap at", hex(s["address"]))
+        need(s["segment_type"] in ("small", "large") and s["segment_pool_id"] == (0, 0), s["segment_type"])
+        check_frames(s["frames"])
+        at, sums = s["address"], {"active_allocated": 0, "active_pending_free": 0, "inactive": 0}
+        requested = 0
+        for b in s["blocks"]:
+            need(set(b) == KEYS["block"], "keys", set(b))
+            need(b["address"] == at and b["size"] > 0, "blocks do not tile at", hex(at))
+            need(0 <= b["requested_size"] <= b["size"], "requested", b)
+            sums[b["state"]] += b["size"]
+            requested += b["requested_size"] if b["state"] == "active_allocated" else 0
+            check_frames(b["frames"])
+            at += b["size"]
+        end = at
+        need(at == s["address"] + s["total_size"], "blocks do not fill", hex(s["address"]))
+        need(s["allocated_size"] == sums["active_allocated"] and s["requested_size"] == requested, "sums of", hex(s["address"]))
+        need(s["active_size"] == sums["active_allocated"] + sums["active_pending_free"], "active of", hex(s["address"]))
+
+
+class Stretches:
+    """Segments as the viewer keeps them while it undoes: by address, joined where they touch (of one stream they are; of two
+    the viewer leaves them apart, so what is asked here is that each change lies in one of those that were put in)."""
+
+    def __init__(self, segments):
+        self.begin = [s["address"] for s in segments]
+        self.end = [s["address"] + s["total_size"] for s in segments]
+
+    def covers(self, address):
+        i = bisect.bisect_right(self.begin, address) - 1
+        return i >= 0 and address < self.end[i]
+
+    def put(self, first, last):
+        i = bisect.bisect_left(self.begin, first)
+        need(i == 0 or self.end[i - 1] <= first, "a segment comes back over another at", hex(first))
+        need(i == len(self.begin) or last <= self.begin[i], "a segment comes back over another at", hex(first))
+        self.begin.insert(i, first)
+        self.end.insert(i, last)
+
+    def take(self, first, last, whole):
+        i = bisect.bisect_right(self.begin, first) - 1
+        need(i >= 0 and last <= self.end[i], "no segment to undo at", hex(first))
+        b, e = self.begin[i], self.end[i]
+        need(not whole or (b, e) == (first, last), "another segment than that which came at", hex(first))
+        parts = [(x, y) for x, y in ((b, first), (last, e)) if x < y]
+        self.begin[i:i + 1] = [x for x, _ in parts]
+        self.end[i:i + 1] = [y for _, y in parts]
+
+
+def undo(snapshot, device, trace):
+    stretches = Stretches(snapshot["segments"])
+    live, pending, starts = {}, set(), []
+    for s in snapshot["segments"]:
+        for b in s["blocks"]:
+            if b["state"] != "inactive":
+                live[b["address"]] = b
+                bisect.insort(starts, b["address"])
+                if b["state"] == "active_pending_free":
+                    pending.add(b["address"])
+    waiting = set(pending)
+    for e in reversed(trace):
+        action, address = e["action"], e.get("addr")
+        if action == "alloc":
+            need(address in live and address not in waiting, "allocated, but neither freed nor there:", hex(address))
+            need("size" not in live[address] or e["size"] <= live[address]["size"], "size of", hex(address))
+            del live[address]
+            starts.pop(bisect.bisect_left(starts, address))
+        elif action == "free_completed":
+            need(address not in live, "freed twice:", hex(address))
+            need(stretches.covers(address), "a block outside every segment:", hex(address))
+            live[address] = {}
+            bisect.insort(starts, address)
+            waiting.add(address)
+        elif action == "free_requested":
+            need(address in waiting, "a free that no block awaits:", hex(address))
+            waiting.discard(address)
+        elif action in ("segment_alloc", "segment_map"):
+            stretches.take(address, address + e["size"], action == "segment_alloc")
+            i = bisect.bisect_left(starts, address)
+            need(i == len(starts) or starts[i] >= address + e["size"], "a block outlives its segment", hex(address))
+        elif action in ("segment_free", "segment_unmap"):
+            stretches.put(address, address + e["size"])
+        else:
+            need(action == "oom" and "device_free" in e, "action", action)
+    return live
+
+
+def check_trace(snapshot):
+    devices = {s["device"] for s in snapshot["segments"]}
+    need(not devices or max(devices) < len(snapshot["device_traces"]), "no trace of device", devices)
+    events = 0
+    for device, trace in enumerate(snapshot["device_traces"]):
+        time = 0
+        for e in trace:
+            need(KEYS["event"] <= set(e) and ("addr" in e) == (e["action"] != "oom"), "keys", set(e))
+            need(e["time_us"] >= time, "time goes back")
+            need("category" not in e, "category")
+            check_frames(e["frames"])
+            time = e["time_us"]
+        undo(snapshot, device, trace)
+        events += len(trace)
+    return events
+
+
+def run_viewer(path, snapshot):
+    if path is None:
+        return "no _memory_viz.py"
+    spec = importlib.util.spec_from_file_location("memory_viz", path)
+    viz = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(viz)
+    plain = lambda lines: lines  # noqa: E731: the flame graph's script would be fetched
+    need("total_reserved" in viz.segsum(snapshot), "segsum")
+    viz.trace(snapshot)
+    need(viz.segments(snapshot, plain) or not snapshot["segments"], "segments")
+    viz.memory(snapshot, plain)
+    viz.compare(snapshot["segments"], snapshot["segments"], plain)
+    for plot in (viz.segment_plot, viz.trace_plot):
+        need("<html>" in plot(snapshot), "plot")
+    viz.trace_plot(pickle.loads(pickle.dumps(snapshot)), filter_freed=True)
+    return "read by _memory_viz.py"
+
+
+def find_viewer():
+    if len(sys.argv) > 2:
+        return sys.argv[2]
+    found = importlib.util.find_spec("torch")
+    return found.submodule_search_locations[0] + "/cuda/_memory_viz.py" if found else None
+
+
+with open(sys.argv[1], "rb") as file:
+    content = file.read()
+check_opcodes(content)
+loaded = pickle.loads(content)
+need(set(loaded) == {"segments", "device_traces", "allocator_settings"}, "keys", set(loaded))
+check_segments(loaded)
+count = check_trace(loaded)
+states = [b["state"] for s in loaded["segments"] for b in s["blocks"]]
+print(f"{len(loaded['segments'])} segments, {states.count('active_allocated')} live, {states.count('active_pending_free')} awaiting, "
+      f"{count} events, {run_viewer(find_viewer(), loaded)}")

@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a snapshot says of memory: blocks tile segments, segments are what is reserved, names are the watched layer's.
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "catch.hpp"
+#include "report/whole.hpp"
+#include "tarn/core/tag.hpp"
+#include "tarn/policy/fenced.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/tagged.hpp"
+#include "tarn/policy/watched.hpp"
+#include "tarn/raii/stream.hpp"
+#include "tarn/report/lay_over.hpp"
+#include "tarn/report/take_snapshot.hpp"
+#include "tarn/sim.hpp"
+
+using namespace tarn;
+using tarn_test::blocks_with;
+using tarn_test::check_history;
+using tarn_test::check_whole;
+
+namespace {
+
+std::uintptr_t address_of(void const* p) {
+  return reinterpret_cast<std::uintptr_t>(p);
+}
+
+sim_machine address_only_machine() {
+  return sim_machine{sim_options{.backing = sim_backing::address_only}};
+}
+
+snapshot_block const* block_at(snapshot const& s, void const* p) {
+  for (snapshot_segment const& segment : s.segments) {
+    for (snapshot_block const& b : segment.blocks) {
+      if (b.address == address_of(p)) return &b;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+TEST_CASE("a snapshot names each live block as the watched layer knows it", "[report][snapshot]") {
+  sim_machine const machine = address_only_machine();
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{.history = 100};
+  basic_stream const stream{machine.driver(0)};
+  void* small = nullptr;
+  void* large = nullptr;
+  {
+    tag_scope const here{"weights"};
+    small = memory.allocate(stream, 700);
+  }
+  large = memory.allocate({}, 5_MiB + 1);
+  void* const gone = memory.allocate({}, 3_MiB);
+  memory.deallocate({}, gone, 3_MiB);
+  snapshot const s = take_snapshot(memory);
+  check_whole(s);
+  REQUIRE(block_at(s, small) != nullptr);
+  snapshot_block const& b = *block_at(s, small);
+  CHECK(b.use == block_use::live);
+  CHECK(b.requested == 700);
+  CHECK(b.bytes == 768);
+  CHECK(s.tags[b.tag].name == "weights");
+  REQUIRE(!s.places[b.place].empty());
+  CHECK(s.places[b.place][0].file.find("take_snapshot.cpp") != std::string::npos);
+  snapshot_block const& c = *block_at(s, large);
+  CHECK(c.requested == 5_MiB + 1);
+  CHECK(c.bytes == 5_MiB + 512);
+  CHECK(c.tag == 0);
+  CHECK(c.stream == s.null_stream);
+  CHECK(b.stream != c.stream);
+  CHECK(blocks_with(s, block_use::live).blocks == 2);
+  REQUIRE(block_at(s, gone) != nullptr);  // the thread keeps it
+  CHECK(block_at(s, gone)->use == block_use::cached);
+  CHECK(s.pool.live == 768 + 5_MiB + 512);
+  CHECK(s.device == 0);
+  CHECK(s.tags[0].name == "untagged");
+  memory.deallocate(stream, small, 700);
+  memory.deallocate({}, large, 5_MiB + 1);
+  snapshot const empty = take_snapshot(memory);
+  check_whole(empty);
+  CHECK(blocks_with(empty, block_use::live).blocks == 0);
+}
+
+TEST_CASE("what threads keep in their magazines is cached, and stays there", "[report][snapshot]") {
+  sim_machine const machine = address_only_machine();
+  auto memory = sim_pages{machine.driver(0)} | pooled{};
+  std::vector<std::pair<void*, std::size_t>> blocks;
+  for (std::size_t const bytes : {256_KiB, 100_KiB, std::size_t{300}, std::size_t{5000}, 9_MiB}) {
+    for (int i = 0; i < 3; ++i) blocks.emplace_back(memory.allocate({}, bytes), bytes);
+  }
+  for (auto const& [p, bytes] : blocks) memory.deallocate({}, p, bytes);
+  snapshot const s = take_snapshot(memory);
+  check_whole(s);
+  CHECK(blocks_with(s, block_use::live).blocks == 0);
+  std::uint64_t const calls = machine.calls().memory();
+  for (auto const& [p, bytes] : blocks) {
+    if (bytes > 1_MiB) continue;  // the last of them is kept, the others are one free range
+    REQUIRE(block_at(s, p) != nullptr);
+    CHECK(block_at(s, p)->use == block_use::cached);
+  }
+  void* const again = memory.allocate({}, 300);
+  CHECK(block_at(take_snapshot(memory), again)->use == block_use::live);
+  CHECK(machine.calls().memory() == calls);
+  memory.deallocate({}, again, 300);
+}
+
+TEST_CASE("a block freed into another stream's run is cached for who freed it", "[report][snapshot]") {
+  sim_machine const machine = address_only_machine();
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{};
+  basic_stream const a{machine.driver(0)};
+  basic_stream const b{machine.driver(0)};
+  std::vector<void*> blocks;
+  for (int i = 0; i < 500; ++i) blocks.push_back(memory.allocate(a, 1000));
+  for (int i = 0; i < 400; ++i) memory.deallocate(b, blocks[static_cast<std::size_t>(i)], 1000);
+  snapshot const s = take_snapshot(memory);
+  check_whole(s);
+  CHECK(blocks_with(s, block_use::live).blocks == 100);
+  stream_id id_of_b = 0;
+  REQUIRE(machine.driver(0).identify(b, id_of_b).ok());
+  std::size_t of_b = 0;
+  for (auto const& segment : s.segments) {
+    for (auto const& block : segment.blocks)
+      of_b += block.use == block_use::cached && block.stream == id_of_b ? block.bytes : 0;
+  }
+  CHECK(of_b >= 400 * 1024);
+  for (std::size_t i = 400; i < 500; ++i) memory.deallocate(a, blocks[i], 1000);
+}
+
+TEST_CASE("a block that another stream still uses is told as awaiting it", "[report][snapshot]") {
+  sim_machine const machine = address_only_machine();
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{.history = 10};
+  basic_stream const other{machine.driver(0)};
+  tag_scope const here{"halo"};
+  void* const p = memory.allocate({}, 3_MiB);
+  void* const q = memory.allocate({}, 4000);
+  REQUIRE(machine.driver(0).launch(other, 1'000'000'000).ok());
+  memory.record_use(p, 3_MiB, other);
+  memory.record_use(q, 4000, other);
+  memory.deallocate({}, p, 3_MiB);
+  memory.deallocate({}, q, 4000);
+  snapshot const s = take_snapshot(memory);
+  check_whole(s);
+  for (void* const each : {p, q}) {
+    REQUIRE(block_at(s, each) != nullptr);
+    CHECK(block_at(s, each)->use == block_use::awaiting);
+    CHECK(s.tags[block_at(s, each)->tag].name == "halo");
+  }
+  CHECK(blocks_with(s, block_use::awaiting).bytes == s.pool.pending);
+  CHECK(blocks_with(s, block_use::live).blocks == 0);
+}
+
+namespace {
+
+/// Every other block of 2 MiB is free, and nothing more may be had: larger blocks are put together of pieces.
+struct checkerboard {
+  sim_machine machine = address_only_machine();
+  decltype(sim_pages{} | limited{64_MiB} | pooled{} | watched{.history = 1000}) memory =
+      sim_pages{machine.driver(0)} | limited{64_MiB} | pooled{} | watched{.history = 1000};
+  std::vector<void*> kept;
+
+  checkerboard() {
+    std::vector<void*> freed;
+    for (int i = 0; i < 24; ++i) (i % 2 == 0 ? kept : freed).push_back(memory.allocate({}, 2_MiB));
+    for (void* const p : freed) memory.deallocate({}, p, 2_MiB);
+  }
+  ~checkerboard() {
+    for (void* const p : kept) memory.deallocate({}, p, 2_MiB);
+  }
+  checkerboard(checkerboard const&) = delete;
+  checkerboard& operator=(checkerboard const&) = delete;
+};
+
+}  // namespace
+
+TEST_CASE("a block put together of pieces is a segment at its user's address, and nowhere else",
+          "[report][snapshot][view]") {
+  checkerboard board;
+  void* const large = board.memory.allocate({}, 23_MiB);
+  REQUIRE(board.memory->upstream()->state().remaps > 0);
+  snapshot const s = take_snapshot(board.memory);
+  check_whole(s);
+  check_history(s);
+  std::size_t views = 0;
+  for (snapshot_segment const& segment : s.segments) {
+    if (segment.kind != segment_kind::view) continue;
+    ++views;
+    CHECK(segment.address == address_of(large));
+    CHECK(segment.bytes == 23_MiB);
+    CHECK(segment.pieces.size() > 2);
+    CHECK(segment.handles >= segment.pieces.size());
+    REQUIRE(segment.blocks.size() == 1);
+    CHECK(segment.blocks[0].requested == 23_MiB);
+  }
+  CHECK(views == 1);
+  CHECK(blocks_with(s, block_use::live).blocks == board.kept.size() + 1);
+  CHECK(blocks_with(s, block_use::live).bytes == s.pool.live);
+  board.memory.deallocate({}, large, 23_MiB);
+  snapshot const kept_by_thread = take_snapshot(board.memory);
+  check_whole(kept_by_thread);
+  CHECK(blocks_with(kept_by_thread, block_use::live).blocks == board.kept.size());
+  board.memory.trim(0);
+  snapshot const after = take_snapshot(board.memory);
+  check_whole(after);
+  for (snapshot_segment const& segment : after.segments) CHECK(segment.kind == segment_kind::pages);
+}
+
+TEST_CASE("over blocks each block of the upstream is a segment, its unaligned ends too",
+          "[report][snapshot]") {
+  sim_machine const machine = address_only_machine();
+  auto memory = sim_malloc{machine.driver(0)} | pooled{} | watched{.history = 100};
+  void* const small = memory.allocate({}, 700);
+  void* const large = memory.allocate({}, 40_MiB);
+  snapshot const s = take_snapshot(memory);
+  check_whole(s);
+  check_history(s);
+  REQUIRE(s.segments.size() == 2);
+  for (snapshot_segment const& segment : s.segments) {
+    CHECK(segment.kind == segment_kind::upstream);
+    CHECK(segment.handles == 1);
+  }
+  CHECK((s.segments[0].small != s.segments[1].small));
+  CHECK(blocks_with(s, block_use::live).requested == 700 + 40_MiB);
+  memory.deallocate({}, small, 700);
+  memory.deallocate({}, large, 40_MiB);
+}
+
+TEST_CASE("a pool that nobody watches shows its blocks without their names", "[report][snapshot]") {
+  sim_machine const machine = address_only_machine();
+  sim_pool pool{sim_pages{machine.driver(0)}};
+  remember_growth(pool);
+  void* const p = pool.allocate({}, 700);
+  void* const q = pool.allocate({}, 7_MiB);
+  snapshot const s = take_snapshot(pool, "unwatched");
+  CHECK(s.title == "unwatched");
+  check_whole(s);
+  check_history(s);
+  CHECK(blocks_with(s, block_use::live).blocks == 2);
+  CHECK(blocks_with(s, block_use::live).bytes == 768 + 7_MiB);
+  CHECK(blocks_with(s, block_use::live).requested == 0);
+  CHECK(!s.events.empty());
+  CHECK(s.tags.size() == 1);
+  CHECK(s.places.size() == 1);
+  CHECK(s.started_ns > 1'600'000'000'000'000'000);
+  pool.deallocate({}, p, 700);
+  pool.deallocate({}, q, 7_MiB);
+}
+
+TEST_CASE("where there is no pool each block is a segment", "[report][snapshot]") {
+  sim_machine const machine = address_only_machine();
+  auto memory = sim_malloc{machine.driver(0)} | watched{.history = 10};
+  void* const p = memory.allocate({}, 3000);
+  void* const q = memory.allocate({}, 5_MiB);
+  snapshot const s = take_snapshot(memory);
+  check_whole(s);
+  CHECK(s.segments.size() == 2);
+  CHECK(s.pool.live == 3000 + 5_MiB);
+  CHECK(s.pool.reserved == s.pool.live);
+  CHECK(s.events.size() == 2);
+  memory.deallocate({}, p, 3000);
+  memory.deallocate({}, q, 5_MiB);
+  CHECK(take_snapshot(memory).segments.empty());
+}
+
+TEST_CASE("behind a fence a block keeps the address that its user has", "[report][snapshot]") {
+  sim_machine const machine{sim_options{.capacity = 2_GiB, .taken = 0}};
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | fenced{} | watched{};
+  void* const p = memory.allocate({}, 1000);
+  void* const q = memory.allocate({}, 3_MiB);
+  snapshot const s = take_snapshot(memory);
+  check_whole(s);
+  for (auto const& [at, bytes] : {std::pair{p, std::size_t{1000}}, std::pair{q, 3_MiB}}) {
+    REQUIRE(block_at(s, at) != nullptr);
+    CHECK(block_at(s, at)->use == block_use::live);
+    CHECK(block_at(s, at)->requested == bytes);
+  }
+  CHECK(blocks_with(s, block_use::live).bytes == s.pool.live);
+  memory.deallocate({}, p, 1000);
+  memory.deallocate({}, q, 3_MiB);
+}
+
+TEST_CASE("what is allocated past the watched layer is live with nothing requested", "[report][snapshot]") {
+  sim_machine const machine = address_only_machine();
+  auto pool = sim_pages{machine.driver(0)} | pooled{};
+  auto memory = pool | watched{};
+  void* const past = pool.allocate({}, 6_MiB);
+  void* const seen = memory.allocate({}, 5_MiB);
+  snapshot const s = take_snapshot(memory);
+  check_whole(s);
+  REQUIRE(block_at(s, past) != nullptr);
+  CHECK(block_at(s, past)->use == block_use::live);
+  CHECK(block_at(s, past)->requested == 0);
+  CHECK(block_at(s, seen)->requested == 5_MiB);
+  pool.deallocate({}, past, 6_MiB);
+  memory.deallocate({}, seen, 5_MiB);
+}
+
+TEST_CASE("while a tool watches, what waits in quarantine is cached", "[report][snapshot]") {
+  sim_machine const machine{sim_options{.capacity = 2_GiB, .taken = 0, .tool = sim_tool::attached}};
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{};
+  void* const p = memory.allocate({}, 1000);
+  void* const q = memory.allocate({}, 3_MiB);
+  void* const r = memory.allocate({}, 4_MiB);
+  memory.deallocate({}, p, 1000);
+  memory.deallocate({}, q, 3_MiB);
+  snapshot const s = take_snapshot(memory);
+  check_whole(s);
+  CHECK(blocks_with(s, block_use::live).blocks == 1);
+  CHECK(block_at(s, q)->use == block_use::cached);
+  CHECK(block_at(s, p)->use == block_use::cached);
+  for (snapshot_segment const& segment : s.segments) CHECK(segment.kind == segment_kind::upstream);
+  memory.deallocate({}, r, 4_MiB);
+}
+
+TEST_CASE("the history has what the pool took and gave back, between the calls that made it",
+          "[report][snapshot]") {
+  sim_machine const machine = address_only_machine();
+  auto memory = sim_pages{machine.driver(0)} | limited{100_MiB} | pooled{} | watched{.history = 100};
+  void* const before = memory.allocate({}, 30_MiB);  // before anybody remembers
+  remember_growth(memory, 16);
+  void* const p = memory.allocate({}, 40_MiB);
+  CHECK_THROWS_AS(memory.allocate({}, 90_MiB), out_of_memory);
+  memory.deallocate({}, p, 40_MiB);
+  memory.trim(0);
+  snapshot const s = take_snapshot(memory);
+  check_whole(s);
+  check_history(s);
+  std::size_t reserved = 0;
+  std::size_t at_refusal = 0;
+  std::size_t at_allocation = 0;
+  for (snapshot_event const& e : s.events) {
+    if (e.kind == snapshot_event_kind::reserve) reserved += e.bytes;
+    if (e.kind == snapshot_event_kind::release) reserved -= e.bytes;
+    if (e.kind == snapshot_event_kind::refused) {
+      at_refusal = reserved;
+      CHECK(e.requested == 90_MiB);
+    }
+    if (e.kind == snapshot_event_kind::allocate && e.address == address_of(p)) at_allocation = reserved;
+  }
+  CHECK(at_allocation >= 70_MiB);
+  CHECK(at_refusal != 0);
+  CHECK(reserved >= 30_MiB);
+  CHECK(reserved < 40_MiB);
+  remember_growth(memory, 0);
+  check_history(take_snapshot(memory));
+  memory.deallocate({}, before, 30_MiB);
+}
+
+TEST_CASE("of growth the latest notes are kept, and the history balances all the same",
+          "[report][snapshot]") {
+  sim_machine const machine = address_only_machine();
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{};
+  remember_growth(memory, 5);
+  std::vector<void*> live;
+  for (int i = 0; i < 10; ++i) {
+    live.push_back(memory.allocate({}, 25_MiB));
+    memory.deallocate({}, memory.allocate({}, 13_MiB), 13_MiB);
+    memory.trim(0);
+  }
+  snapshot const s = take_snapshot(memory);
+  check_whole(s);
+  check_history(s);
+  for (void* const p : live) memory.deallocate({}, p, 25_MiB);
+}
+
+TEST_CASE("a snapshot is whole while other threads go on", "[report][snapshot][threads]") {
+  sim_machine const machine = address_only_machine();
+  auto memory = sim_pages{machine.driver(0)} | limited{512_MiB} | pooled{} | watched{.history = 1000};
+  remember_growth(memory);
+  std::atomic<bool> over{false};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      basic_stream const stream{machine.driver(0)};
+      std::mt19937 random(t);
+      std::vector<std::pair<void*, std::size_t>> live;
+      while (!over) {
+        if (live.size() < 20 && random() % 2 == 0) {
+          std::size_t const bytes = std::size_t{1} << (6 + random() % 17);
+          live.emplace_back(memory.allocate(stream, bytes), bytes);
+        } else if (!live.empty()) {
+          std::size_t const i = random() % live.size();
+          memory.deallocate(stream, live[i].first, live[i].second);
+          live[i] = live.back();
+          live.pop_back();
+        }
+        if (random() % 1000 == 0) memory.trim(0);
+      }
+      for (auto const& [p, bytes] : live) memory.deallocate(stream, p, bytes);
+    });
+  }
+  for (int i = 0; i < 50; ++i) {
+    snapshot const s = take_snapshot(memory);
+    check_whole(s);
+    std::set<std::uintptr_t> seen;
+    for (auto const& segment : s.segments) {
+      for (auto const& b : segment.blocks) {
+        if (b.requested != 0) CHECK(seen.insert(b.address).second);
+      }
+    }
+    CHECK(seen.size() <= 60);
+  }
+  over = true;
+  for (std::thread& t : threads) t.join();
+  snapshot const s = take_snapshot(memory);
+  check_whole(s);
+  CHECK(blocks_with(s, block_use::live).blocks == 0);
+}
+
+TEST_CASE("what the layer and the pool disagree on is resolved so that blocks tile",
+          "[report][snapshot][lay_over]") {
+  auto const pool = [] {
+    std::vector<snapshot_segment> segments(1);
+    segments[0].address = 0x1000;
+    segments[0].bytes = 0x4000;
+    auto const add = [&](std::uintptr_t at, std::size_t bytes, block_use use) {
+      snapshot_block b;
+      b.address = at;
+      b.bytes = bytes;
+      b.use = use;
+      segments[0].blocks.push_back(b);
+    };
+    add(0x1000, 0x1000, block_use::live);
+    add(0x2000, 0x2000, block_use::cached);
+    add(0x4000, 0x1000, block_use::live);
+    return segments;
+  };
+  auto const of_layer = [](std::uintptr_t at, std::size_t bytes) {
+    watched_block w;
+    w.address = at;
+    w.bytes = w.requested = bytes;
+    w.tag = 1;
+    return w;
+  };
+  auto const lay = [&](std::vector<watched_block> const& live, bool agreed) {
+    auto segments = pool();
+    CHECK(detail::lay_over(segments, live) == agreed);
+    std::uintptr_t at = 0x1000;
+    std::vector<std::pair<std::size_t, block_use>> found;
+    for (snapshot_block const& b : segments[0].blocks) {
+      CHECK(b.address == at);
+      CHECK((b.tag == 1) == (b.requested != 0));
+      found.emplace_back(b.bytes, b.use);
+      at += b.bytes;
+    }
+    CHECK(at == 0x5000);
+    return found;
+  };
+  using found = std::vector<std::pair<std::size_t, block_use>>;
+  constexpr auto live = block_use::live;
+  constexpr auto cached = block_use::cached;
+  found const as_it_was{{0x1000, live}, {0x2000, cached}, {0x1000, live}};
+  CHECK(lay({}, true) == as_it_was);
+  CHECK(lay({of_layer(0x1000, 0xf00), of_layer(0x4000, 0x1000)}, true) == as_it_was);
+  // Freed since: live as the layer says, within what the pool says.
+  CHECK(lay({of_layer(0x2800, 0x300)}, false) ==
+        found{{0x1000, live}, {0x800, cached}, {0x300, live}, {0x1500, cached}, {0x1000, live}});
+  CHECK(lay({of_layer(0x3800, 0x3000)}, false) ==
+        found{{0x1000, live}, {0x1800, cached}, {0x800, live}, {0x1000, live}});
+  // Two in one block of the pool, and one with a fence before it.
+  CHECK(lay({of_layer(0x1000, 0x200), of_layer(0x1300, 0x100), of_layer(0x4100, 0x100)}, true) ==
+        found{{0x200, live}, {0x100, live}, {0xd00, live}, {0x2000, cached}, {0x100, live}, {0xf00, live}});
+  // In no memory of the pool's: given back to the driver since.
+  CHECK(lay({of_layer(0x100, 0x100), of_layer(0x9000, 0x100)}, false) == as_it_was);
+  CHECK(lay({of_layer(0x9000, 0x100)}, false) == as_it_was);
+}
