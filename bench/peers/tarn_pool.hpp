@@ -76,8 +76,18 @@ class tarn_pool {
     memory_.deallocate(device_.stream(stream), block, bytes);
   }
   [[nodiscard]] usage used() const {
-    auto const state = nearest(memory_, [](auto& layer) -> decltype(layer.state()) { return layer.state(); });
-    return {state.reserved_peak, device_.driver_calls(), device_.driver_ns()};
+    return {state().reserved_peak, device_.driver_calls(), device_.driver_ns()};
+  }
+  /// What the pool knows of itself now.
+  [[nodiscard]] pool_state state() const {
+    return nearest(memory_, [](auto& layer) -> decltype(layer.state()) { return layer.state(); });
+  }
+  /// Bytes that a request occupies.
+  [[nodiscard]] std::size_t block_bytes(std::size_t bytes) const {
+    auto const ask = [&](auto& layer) -> decltype(layer.block_bytes(bytes, default_alignment)) {
+      return layer.block_bytes(bytes, default_alignment);
+    };
+    return nearest(memory_, ask);
   }
 
  private:

@@ -23,14 +23,23 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
   app.add_option("--passes", a.passes, "times to replay each trace: the first is cold, the others warm")
       ->check(CLI::Range(1U, 1000U))
       ->default_str("3");
+  auto* const cap =
+      app.add_option(
+             "--cap", a.caps,
+             "replay once on a device of so many times the trace's peak live bytes, and say who survives; "
+             "several, separated by commas")
+          ->delimiter(',')
+          ->allow_extra_args(false)
+          ->check(CLI::Range(0.01, 1000.0));
+  auto* const json = app.add_flag("--json", a.json, "one JSON object per trace and pool, one per line");
   app.add_option(
-         "--cap", a.caps,
-         "replay once on a device of so many times the trace's peak live bytes, and say who survives; "
-         "several, separated by commas")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(CLI::Range(0.01, 1000.0));
-  app.add_flag("--json", a.json, "one JSON object per trace and pool, one per line");
+         "--report", a.report,
+         "replay one trace once on one pool, and write this HTML page: memory over time, what made up the "
+         "peak, the map of addresses at the peak")
+      ->check(CLI::Validator(
+          [](std::string& name) { return std::string(name.empty() ? "names no file" : ""); }, "FILE"))
+      ->excludes(cap)
+      ->excludes(json);
   app.add_option("FILE", a.files, "traces, plain or gzip; - is standard input");
   try {
     app.parse(argc, argv);

@@ -22,6 +22,7 @@ struct arguments {
   unsigned passes = 3;  ///< 1 to 1000
   bool json = false;
   std::vector<double> caps;  ///< of the device's memory, in peaks of live bytes; none: it is not capped
+  std::string report;        ///< the file to write a report page to; none: times are measured
   std::vector<std::string> files;
 };
 

@@ -14,6 +14,7 @@
 #include "replay/arguments.hpp"
 #include "replay/json.hpp"
 #include "replay/pools.hpp"
+#include "replay/report_file.hpp"
 #include "replay/table.hpp"
 #include "replay/trace_reader.hpp"
 
@@ -85,15 +86,34 @@ void survive_caps(arguments const& a, trace const& t, std::vector<pool_entry> co
   std::cout.flush();
 }
 
+/// One trace on one pool, into the page that was asked for.
+void write_report(arguments const& a, trace const& t, pool_entry const& p, setup made_for) {
+  if (p.report == nullptr) {
+    throw usage_error("no report of pool '" + std::string(p.name) +
+                      "': only tarn's pools tell what they hold");
+  }
+  progress line;
+  tarn::snapshot const s = p.report(t, made_for, line);
+  write_report_file(a.report, s);
+  write_report_line(std::cout, a.report, s);
+}
+
 void replay(arguments const& a) {
   found_cuda const gpu = a.device == "sim" ? found_cuda{} : find_cuda();
   chosen_device const device = choose_device(a, gpu);
   std::vector<pool_entry> const pools = choose(a.pools, device.where);
+  if (!a.report.empty() && (a.files.size() != 1 || pools.size() != 1)) {
+    throw usage_error("--report takes one trace and one pool: a page shows one of each");
+  }
   std::vector<trace> traces;  // all are read before the first is replayed: a broken one is told at once
   for (std::string const& file : a.files) traces.push_back(read_trace(file));
   setup made_for;
   made_for.capacity = a.capacity;
   if (!a.json) std::cout << "device " << device.why << "\n\n";
+  if (!a.report.empty()) {
+    write_report(a, traces.front(), pools.front(), made_for);
+    return;
+  }
   context const where = find_context(gpu);
   progress line;
   for (trace const& t : traces) {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The pools that this program was built with. Each list is a translation unit of its own, so that what needs
-// nvcc or a library is compiled only where they are. Above it: main. Below it: run, peers.
+// nvcc or a library is compiled only where they are. Above it: main. Below it: run, report, peers.
 
 #include <string_view>
 #include <vector>
 
+#include "replay/report.hpp"
 #include "replay/run.hpp"
 #include "replay/survive.hpp"
 
@@ -18,11 +19,14 @@ struct pool_entry {
   place_of_memory where;
   figures (*run)(trace const&, setup, unsigned passes, progress&);
   survival (*survive)(trace const&, double factor, progress&);
+  snapshot (*report)(trace const&, setup, progress&);  ///< null: this pool cannot tell what it holds
 };
 
 template <peer P>
 [[nodiscard]] constexpr pool_entry entry_of() noexcept {
-  return {P::name, P::about, P::where, &run<P>, &survive<P>};
+  snapshot (*reported)(trace const&, setup, progress&) = nullptr;
+  if constexpr (inspected_peer<P>) reported = &report<P>;
+  return {P::name, P::about, P::where, &run<P>, &survive<P>, reported};
 }
 
 [[nodiscard]] std::vector<pool_entry> simulated_pools();

@@ -44,6 +44,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
   promise(a->passes >= 1 && a->passes <= 1000, "passes are within their bounds");
   promise(!a->pools.empty(), "there is a pool to run");
   promise(!asks_for_list(*a) || a->pools.front() == "list", "a list is asked for by name");
+  promise(a->report.empty() || (!a->json && a->caps.empty()), "a report is made alone");
   // CLI11 reads `[a,b]` as a list of two, wherever a list may stand.
   bool const lists =
       std::any_of(words.begin(), words.end(), [](std::string const& w) { return w.starts_with('['); });

@@ -119,5 +119,29 @@ says err 'no trace given'
 expect 0 "help" --help
 says out '^Usage: tarn_replay'
 
+expect 0 "a report is a page, and a line says what it shows" --device sim --report out.html "$demucs"
+says out '^out.html: demucs_train on tarn, 10,645 calls, peak 5,953.6 MiB in 285 blocks at call 2,241, 6,026.0 MiB reserved$'
+says out.html '^<!doctype html>$'
+says out.html '^</html>$'
+quiet err
+expect 0 "a report of a device that is too small says what was refused" --device sim --capacity 3GiB --report small.html "$demucs"
+says out ', [1-9][0-9,]* requests refused$'
+expect 0 "a report of an empty trace" --device sim --report empty.html - </dev/null
+says out '^empty.html: stdin on tarn, 0 calls'
+expect 2 "a report of a pool that cannot tell" --device sim --pool std_pmr --report none.html "$demucs"
+says err "no report of pool 'std_pmr'"
+[ ! -e none.html ] || fail "$title: a file is left"
+expect 2 "a report of two traces" --device sim --report none.html "$demucs" plain.trace
+says err '^tarn_replay: --report takes one trace and one pool'
+expect 2 "a report of all pools" --device sim --pool all --report none.html "$demucs"
+expect 2 "a report and a cap" --device sim --cap 1 --report none.html "$demucs"
+expect 2 "a report without a name" --device sim --report "" "$demucs"
+expect 1 "a report where there is no folder" --device sim --report absent/out.html "$demucs"
+says err '^tarn_replay: absent/out.html: cannot be written: No such file'
+if [ -w /dev/full ]; then
+  expect 1 "a report on a full disk" --device sim --report /dev/full "$demucs"
+  says err '^tarn_replay: /dev/full: cannot be written: No space'
+fi
+
 [ "$failures" -eq 0 ] || { echo "$failures failed" >&2; exit 1; }
 echo "tarn_replay keeps its word"

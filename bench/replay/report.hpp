@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A replayed trace as a snapshot that report pages are made of: all its calls, and what the pool held at the peak.
+// Times are the numbers of the trace's calls, from 1. A trace has no tags: a block's tag is the span of sizes it is in.
+// Above it: pools, main. Below it: run, live_segments, tarn/report/snapshot.
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "peers/peer.hpp"
+#include "replay/live_segments.hpp"
+#include "replay/progress.hpp"
+#include "replay/run.hpp"
+#include "replay/trace.hpp"
+#include "tarn/report/snapshot.hpp"
+
+namespace tarn::bench {
+
+/// A pool that tells at any moment what it holds, and what a request occupies.
+template <class P>
+concept inspected_peer = peer<P> && requires(P const& seen, std::size_t bytes) {
+  { seen.state() } -> std::same_as<pool_state>;
+  { seen.block_bytes(bytes) } -> std::same_as<std::size_t>;
+};
+
+namespace detail {
+
+/// The event after which the most bytes are live, if none is refused: its number, from 1.
+template <inspected_peer P>
+[[nodiscard]] std::uint64_t peak_of(trace const& t, P const& pool) {
+  std::uint64_t live = 0, most = 0, peak = 0;
+  for (std::size_t i = 0; i < t.events.size(); ++i) {
+    std::uint64_t const bytes = pool.block_bytes(t.events[i].bytes);
+    live += t.events[i].what == operation::allocate ? bytes : 0 - bytes;
+    if (live <= most) continue;
+    most = live;
+    peak = i + 1;
+  }
+  return peak;
+}
+
+/// Adds one event to a tag's numbers.
+inline void count_tag(watched_tag& tag, snapshot_event const& e) {
+  if (e.kind == snapshot_event_kind::allocate) {
+    tag.bytes += e.bytes;
+    tag.requested += e.requested;
+    ++tag.blocks;
+    ++tag.allocations;
+    tag.peak_bytes = std::max(tag.peak_bytes, tag.bytes);
+  } else {
+    tag.bytes -= e.bytes;
+    tag.requested -= e.requested;
+    --tag.blocks;
+  }
+}
+
+}  // namespace detail
+
+/// Replays `t` once on a new pool. `segments` are those at the peak, `now_ns` is its call; the events go on to the end.
+/// A refused request is an event, and the replay goes on without it.
+template <inspected_peer P>
+[[nodiscard]] snapshot report(trace const& t, setup made_for, progress& line) {
+  made_for.streams = std::max<std::size_t>(1, t.stream_numbers.size());
+  snapshot s;
+  s.title = t.name + " on " + std::string(P::name);
+  s.places.resize(1);
+  s.tags.resize(1 + std::size(size_spans));
+  s.tags[0].name = "untagged";
+  for (std::size_t i = 0; i < std::size(size_spans); ++i) s.tags[i + 1].name = size_spans[i].name;
+  P pool(made_for);
+  s.now_ns = detail::peak_of(t, pool);
+  if (t.events.empty()) s.pool = pool.state();
+  std::vector<snapshot_block> live(t.slots);  // address 0: not live
+  std::vector<watched_tag> at_peak = s.tags;
+  line.begin(t.name + ", " + std::string(P::name) + ", report");
+  std::size_t reserved = 0;
+  for (std::size_t i = 0; i < t.events.size(); ++i) {
+    if (i % detail::chunk_events == 0) line.show(i, t.events.size());
+    event const& e = t.events[i];
+    snapshot_block& block = live[e.slot];
+    snapshot_event seen;
+    seen.time_ns = i + 1;
+    seen.requested = static_cast<std::size_t>(e.bytes);
+    seen.bytes = pool.block_bytes(seen.requested);
+    seen.stream = t.stream_numbers[e.stream];
+    seen.tag = tag_of_size(seen.requested);
+    if (e.what == operation::allocate) {
+      std::uint64_t refused = 0;
+      seen.address = reinterpret_cast<std::uintptr_t>(detail::request(pool, e, refused));
+      if (refused != 0) seen.kind = snapshot_event_kind::refused;
+      block = {seen.address, seen.bytes, seen.requested, block_use::live, seen.stream, seen.tag, 0, i + 1};
+    } else {
+      seen.kind = snapshot_event_kind::free;
+      seen.address = block.address;
+      pool.deallocate(e.stream, reinterpret_cast<void*>(block.address), seen.requested);
+      block.address = 0;
+    }
+    pool_state const state = pool.state();
+    if (state.reserved != reserved) {  // taken for this call: so it comes before it
+      snapshot_event change;
+      change.kind = state.reserved > reserved ? snapshot_event_kind::reserve : snapshot_event_kind::release;
+      change.bytes = state.reserved > reserved ? state.reserved - reserved : reserved - state.reserved;
+      change.time_ns = i + 1;
+      s.events.push_back(change);
+      reserved = state.reserved;
+    }
+    if (seen.address != 0) detail::count_tag(s.tags[seen.tag], seen);
+    if (seen.address != 0 || seen.kind == snapshot_event_kind::refused) s.events.push_back(seen);
+    if (i + 1 == s.now_ns) {
+      s.pool = state;
+      s.segments = live_segments(live);
+      at_peak = s.tags;
+    }
+  }
+  line.clear();
+  // What a tag has is told of the peak, as the segments are; the most it had and how often, of the whole trace.
+  for (std::size_t i = 0; i < s.tags.size(); ++i) {
+    at_peak[i].peak_bytes = s.tags[i].peak_bytes;
+    at_peak[i].allocations = s.tags[i].allocations;
+  }
+  s.tags = std::move(at_peak);
+  std::vector<void*> left(t.slots);
+  for (std::size_t i = 0; i < left.size(); ++i) left[i] = reinterpret_cast<void*>(live[i].address);
+  for (event const& e : detail::missing_frees(t)) pool.deallocate(e.stream, left[e.slot], e.bytes);
+  return s;
+}
+
+}  // namespace tarn::bench

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A snapshot's events and blocks as the numbers that the page reads (timeline_data.hpp has the reader).
+//
+//   shapes   what repeats from block to block, each once: bytes, requested, stream, tag, place
+//   events   a head, what << 3 | code, then: of an allocation (what: its shape) the step of the address and of the
+//            time; of the free of an allocation that is listed (what: how many events before) the step of the time
+//   blocks   of a segment: step of the address, bytes, kind, handles, stream, blocks; of each block a head,
+//            shape << 3 | gap << 2 | use, where there is a gap before it the step over that, and the step of the time
+//
+// Addresses are counted from the lowest, in units of what all are aligned to; 0 is none.
+// Above it: timeline_html. Below it: page_numbers, snapshot.
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <ostream>
+#include <unordered_map>
+#include <vector>
+
+#include "tarn/report/page_numbers.hpp"
+#include "tarn/report/snapshot.hpp"
+
+namespace tarn::detail {
+
+/// What many blocks have in common.
+struct page_shape {
+  std::uint64_t bytes = 0;
+  std::uint64_t requested = 0;
+  std::uint32_t stream = 0;  ///< index into page_data::streams()
+  std::uint32_t tag = 0;
+  std::uint32_t place = 0;
+  friend bool operator==(page_shape const&, page_shape const&) = default;
+};
+
+struct page_shape_hash {
+  std::size_t operator()(page_shape const& s) const noexcept {
+    std::size_t h = 0;
+    for (std::uint64_t const part :
+         {s.bytes, s.requested, std::uint64_t{s.stream}, std::uint64_t{s.tag}, std::uint64_t{s.place}}) {
+      h = (h ^ static_cast<std::size_t>(part)) * 0x9E3779B97F4A7C15U;
+      h ^= h >> 29U;
+    }
+    return h;
+  }
+};
+
+/// Writes the parts of one snapshot, events and blocks first: they find the shapes and streams.
+class page_data {
+ public:
+  explicit page_data(snapshot const& of) : of_(of) {
+    for_each_address([&](std::uintptr_t address) { base_ = base_ == 0 ? address : std::min(base_, address); });
+    std::uintptr_t bits = 0;
+    for_each_address([&](std::uintptr_t address) { bits |= address - base_; });
+    shift_ = bits == 0 ? 0 : static_cast<unsigned>(std::countr_zero(bits));
+  }
+
+  /// How an event is told in its head, three bits.
+  enum class code : std::uint8_t { allocate, free, free_elsewhere, free_unlisted, refused, reserve, release };
+
+  void write_events(std::ostream& out) {
+    page_numbers numbers(out);
+    std::unordered_map<std::uintptr_t, std::size_t> live;  // address to the event that allocated it
+    std::uint64_t address = 0, time = 0;
+    for (std::size_t i = 0; i < of_.events.size(); ++i) {
+      snapshot_event const& e = of_.events[i];
+      auto const head = [&](std::uint64_t what, code c) {
+        numbers.add(what << 3U | static_cast<std::uint64_t>(c));
+      };
+      auto const found = e.kind == snapshot_event_kind::free ? live.find(e.address) : live.end();
+      if (found != live.end()) {
+        bool const same = of_.events[found->second].stream == e.stream;
+        head(i - found->second, same ? code::free : code::free_elsewhere);
+        if (!same) numbers.add(stream_index(e.stream));
+        live.erase(found);
+      } else {
+        head(shape_index(e.bytes, e.requested, e.stream, e.tag, e.place), code_of(e.kind));
+        if (e.kind == snapshot_event_kind::allocate) live[e.address] = i;
+        numbers.add_step(address, units(e.address));
+        address = units(e.address);
+      }
+      numbers.add_step(time, e.time_ns);
+      time = e.time_ns;
+    }
+    numbers.finish();
+  }
+
+  void write_blocks(std::ostream& out) {
+    page_numbers numbers(out);
+    std::uint64_t address = 0, time = 0;
+    for (snapshot_segment const& s : of_.segments) {
+      numbers.add_step(address, units(s.address));
+      address = units(s.address);
+      numbers.add(s.bytes);
+      numbers.add(static_cast<std::uint64_t>(s.kind) | (s.small ? 4U : 0U));
+      numbers.add(s.handles);
+      numbers.add(stream_index(s.stream));
+      numbers.add(s.blocks.size());
+      std::uintptr_t expected = s.address;
+      for (snapshot_block const& b : s.blocks) {
+        bool const gap = b.address != expected;
+        numbers.add(std::uint64_t{shape_index(b.bytes, b.requested, b.stream, b.tag, b.place)} << 3U |
+                    (gap ? 4U : 0U) | static_cast<std::uint64_t>(b.use));
+        if (gap) numbers.add_step(expected, b.address);
+        numbers.add_step(time, b.time_ns);
+        time = b.time_ns;
+        expected = b.address + b.bytes;
+      }
+    }
+    numbers.finish();
+  }
+
+  void write_shapes(std::ostream& out) const {
+    page_numbers numbers(out);
+    for (page_shape const& s : shapes_) {
+      for (std::uint64_t const part : {s.bytes, s.requested}) numbers.add(part);
+      for (std::uint32_t const part : {s.stream, s.tag, s.place}) numbers.add(part);
+    }
+    numbers.finish();
+  }
+
+  [[nodiscard]] std::size_t shapes() const noexcept { return shapes_.size(); }
+  [[nodiscard]] std::vector<stream_id> const& streams() const noexcept { return streams_; }
+  [[nodiscard]] std::uintptr_t base() const noexcept { return base_; }
+  [[nodiscard]] unsigned shift() const noexcept { return shift_; }
+
+ private:
+  template <class F>
+  void for_each_address(F f) const {
+    for (snapshot_event const& e : of_.events) {
+      if (e.address != 0) f(e.address);
+    }
+    for (snapshot_segment const& s : of_.segments) {
+      if (s.address != 0) f(s.address);
+    }
+  }
+  [[nodiscard]] std::uint64_t units(std::uintptr_t address) const noexcept {
+    return address == 0 ? 0 : ((address - base_) >> shift_) + 1;
+  }
+  static code code_of(snapshot_event_kind kind) noexcept {
+    switch (kind) {
+      case snapshot_event_kind::allocate:
+        return code::allocate;
+      case snapshot_event_kind::free:
+        return code::free_unlisted;
+      case snapshot_event_kind::refused:
+        return code::refused;
+      case snapshot_event_kind::reserve:
+        return code::reserve;
+      case snapshot_event_kind::release:
+        break;
+    }
+    return code::release;
+  }
+  std::uint32_t stream_index(stream_id id) {
+    auto const [at, added] = stream_at_.try_emplace(id, static_cast<std::uint32_t>(streams_.size()));
+    if (added) streams_.push_back(id);
+    return at->second;
+  }
+  std::uint32_t shape_index(std::uint64_t bytes, std::uint64_t requested, stream_id stream, std::uint32_t tag,
+                            std::uint32_t place) {
+    // An index that names nothing must not make the page fail: it is the one for "not known".
+    page_shape const shape{bytes, requested, stream_index(stream), tag < of_.tags.size() ? tag : 0,
+                           place < of_.places.size() ? place : 0};
+    auto const [at, added] = shape_at_.try_emplace(shape, static_cast<std::uint32_t>(shapes_.size()));
+    if (added) shapes_.push_back(shape);
+    return at->second;
+  }
+
+  snapshot const& of_;
+  std::uintptr_t base_ = 0;
+  unsigned shift_ = 0;
+  std::vector<page_shape> shapes_;
+  std::unordered_map<page_shape, std::uint32_t, page_shape_hash> shape_at_;
+  std::vector<stream_id> streams_;
+  std::unordered_map<stream_id, std::uint32_t> stream_at_;
+};
+
+}  // namespace tarn::detail

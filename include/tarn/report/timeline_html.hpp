@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A snapshot as one HTML file that needs nothing else: live and reserved bytes over time with the peak and what made it
+// up, a map of the addresses, tables. It loads nothing from anywhere; its own policy (CSP) forbids it to.
+// Above it: user code, tarn_replay. Below it: page_data, the page's parts.
+
+#include <cstdint>
+#include <ostream>
+#include <string>
+
+#include "tarn/report/page_data.hpp"
+#include "tarn/report/script_text.hpp"
+#include "tarn/report/snapshot.hpp"
+#include "tarn/report/timeline_chart.hpp"
+#include "tarn/report/timeline_input.hpp"
+#include "tarn/report/timeline_map.hpp"
+#include "tarn/report/timeline_model.hpp"
+#include "tarn/report/timeline_moment.hpp"
+#include "tarn/report/timeline_page.hpp"
+#include "tarn/report/timeline_start.hpp"
+#include "tarn/report/timeline_style.hpp"
+#include "tarn/report/timeline_tables.hpp"
+#include "tarn/report/timeline_words.hpp"
+
+namespace tarn {
+
+/// What the times of a snapshot count.
+enum class time_axis : std::uint8_t {
+  nanoseconds,  ///< as a watched pool records them
+  calls         ///< the number of the call, as in a replayed trace
+};
+
+struct timeline_html_options {
+  time_axis time = time_axis::nanoseconds;
+};
+
+namespace detail {
+
+/// All that is not columns of numbers, as JSON.
+[[nodiscard]] inline std::string page_info(snapshot const& s, page_data const& data, time_axis time) {
+  std::string json = "{\"format\":1";
+  auto const number = [&](char const* name, std::uint64_t value) {
+    json.append(",\"").append(name).append("\":").append(std::to_string(value));
+  };
+  auto const list = [&](char const* name, auto const& items, auto write) {
+    json.append(",\"").append(name).append("\":[");
+    char const* comma = "";
+    for (auto const& item : items) {
+      json += comma;
+      comma = ",";
+      write(item);
+    }
+    json += ']';
+  };
+  json += ",\"title\":";
+  add_script_string(json, s.title);
+  json.append(",\"device\":").append(std::to_string(s.device));
+  json.append(",\"clock\":").append(time == time_axis::calls ? "\"calls\"" : "\"time\"");
+  json.append(",\"base\":\"").append(std::to_string(data.base())).append("\"");
+  number("shift", data.shift());
+  number("started", s.started_ns);
+  number("now", s.now_ns);
+  number("events", s.events.size());
+  number("forgotten", s.forgotten_events);
+  number("segments", s.segments.size());
+  number("shapes", data.shapes());
+  // An identity may need more than the 53 bits that a script's number holds.
+  list("streams", data.streams(),
+       [&](stream_id id) { json.append("\"").append(std::to_string(id)).append("\""); });
+  list("tags", s.tags, [&](watched_tag const& tag) {
+    json += "{\"name\":";
+    add_script_string(json, tag.name);
+    number("bytes", tag.bytes);
+    number("peak", tag.peak_bytes);
+    number("requested", tag.requested);
+    number("blocks", tag.blocks);
+    number("allocations", tag.allocations);
+    json += '}';
+  });
+  list("places", s.places, [&](auto const& frames) {
+    json += '[';
+    char const* comma = "[";
+    for (watched_frame const& frame : frames) {
+      json += comma;
+      comma = ",[";
+      add_script_string(json, frame.file);
+      json.append(",").append(std::to_string(frame.line)).append(",");
+      add_script_string(json, frame.function);
+      json += ']';
+    }
+    json += ']';
+  });
+  json += ",\"pool\":{\"device\":0";
+  number("live", s.pool.live);
+  number("liveBlocks", s.pool.live_blocks);
+  number("reserved", s.pool.reserved);
+  number("reservedPeak", s.pool.reserved_peak);
+  number("cached", s.pool.cached);
+  number("pending", s.pool.pending);
+  number("largestFree", s.pool.largest_free_range);
+  number("freeBlocks", s.pool.free_blocks);
+  number("inactiveSplit", s.pool.inactive_split_bytes);
+  number("reservedTotal", s.pool.reserved_total);
+  number("releasedTotal", s.pool.released_total);
+  number("handles", s.pool.handles);
+  number("handlesPeak", s.pool.handles_peak);
+  number("creates", s.pool.creates);
+  number("destroys", s.pool.destroys);
+  number("maps", s.pool.maps);
+  number("unmaps", s.pool.unmaps);
+  number("remaps", s.pool.remaps);
+  number("retries", s.pool.alloc_retries);
+  number("ooms", s.pool.ooms);
+  number("hostWaits", s.pool.host_waits);
+  number("deviceWaits", s.pool.device_waits);
+  number("hostBytes", s.pool.host_bytes);
+  number("reservedSmall", static_cast<std::uint64_t>(s.pool.small.reserved.current));
+  number("reservedLarge", static_cast<std::uint64_t>(s.pool.large.reserved.current));
+  json += "}}";
+  return json;
+}
+
+}  // namespace detail
+
+/// Writes a page that a browser opens from a file, without a network: some 80 KB, and 4 to 11 bytes an event.
+/// The curves go through what is live at `now_ns`: events before it are undone from there, later ones follow it.
+/// @param out  whose state tells whether all was written: look at it afterwards
+/// @throws std::bad_alloc, and what `out` throws where it is told to; part of the page has then been written
+/// Looks at `s` only. O(events + blocks), 1,000,000 events in some 0.6 s; beside the snapshot it holds a few words for
+/// each block that is live at a time and each distinct (bytes, requested, stream, tag, place).
+inline void write_timeline_html(std::ostream& out, snapshot const& s, timeline_html_options options = {}) {
+  std::string head = detail::page_head;
+  detail::add_html_text(head, s.title);
+  out << head << "</title>\n<style>" << detail::page_style;
+  out << "@media (prefers-color-scheme: dark) {\n:root:not([data-theme=light]) {" << detail::page_dark
+      << "}\n}\n";
+  out << ":root[data-theme=dark] {" << detail::page_dark << "}\n</style>\n" << detail::page_body;
+  detail::page_data data(s);
+  out << "<script type=\"text/plain\" id=\"tarn-events\">";
+  data.write_events(out);
+  out << "</script>\n<script type=\"text/plain\" id=\"tarn-blocks\">";
+  data.write_blocks(out);
+  out << "</script>\n<script type=\"text/plain\" id=\"tarn-shapes\">";
+  data.write_shapes(out);
+  out << "</script>\n<script type=\"application/json\" id=\"tarn-info\">";
+  out << detail::page_info(s, data, options.time) << "</script>\n<script>\n(() => {\n'use strict';\n";
+  out << detail::page_model << detail::page_words << detail::page_chart << detail::page_chart_input
+      << detail::page_moment << detail::page_map << detail::page_tables << detail::page_start;
+  out << "})();\n</script>\n</body>\n</html>\n";
+}
+
+}  // namespace tarn

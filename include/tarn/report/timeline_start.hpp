@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The page's start: the numbers on top, light and dark, and the first drawing of everything.
+// Above it: timeline_html. Below it: nothing; the elements that it names are in timeline_page.
+
+namespace tarn::detail {
+
+inline constexpr char page_start[] = R"js(
+// ---- the numbers on top
+const tile = (name, value, about, exact) => make('div', {}, make('dt', {}, name),
+  make('dd', {class: 'value', title: exact === undefined ? undefined : `${grouped(exact)} bytes`}, value),
+  make('dd', {class: 'soft'}, about));
+const showTop = () => {
+  byId('title').textContent = info.title;
+  const about = [`device ${info.device}`];
+  const began = new Date(info.started / 1e6);
+  if (info.started && !isNaN(began)) {
+    about.push(`recorded from ${began.toISOString().slice(0, 19).replace('T', ' ')} UTC`);
+  }
+  about.push(counted(model.n, 'event'));
+  if (info.forgotten) about.push(`${counted(info.forgotten, 'earlier one')} not kept`);
+  byId('about').textContent = about.join(' · ');
+  const peakLive = model.live[model.peak], live = model.live[model.known], requested = model.requested[model.known];
+  const reservedPeak = Math.max(info.pool.reservedPeak, model.reservedNow);
+  const occupied = Math.max(0, live - requested);
+  const refusals = Math.max(info.pool.ooms, events.kind.reduce((n, kind) => n + (kind === refused), 0));
+  const tiles = [
+    tile('Peak live', inBytes(peakLive), momentText(timeOf(model.peak), model.peak), peakLive),
+    tile('Live at the snapshot', inBytes(live), counted(blocks.use.reduce((n, use) => n + (use === 0), 0), 'block') +
+      (usesCalls ? `, call ${grouped(info.now)}` : ''), live),
+    tile('Reserved', inBytes(model.reservedNow), `at most ${inBytes(reservedPeak)}`, model.reservedNow),
+    tile('In use', percent(live, model.reservedNow), 'live of reserved'),
+    tile('Rounding', inBytes(occupied), `${percent(occupied, live)} of live`, occupied),
+    tile('Refused', grouped(refusals), refusals === 1 ? 'request' : 'requests'),
+  ];
+  byId('tiles').replaceChildren(...tiles);
+  byId('tiles').dataset.peakBytes = peakLive;
+  byId('tiles').dataset.liveBytes = live;
+  if (model.n === 0) {
+    byId('chart-note').textContent = 'No events were recorded: the level is that of the snapshot.';
+  } else if (info.forgotten) {
+    byId('chart-note').textContent = `The record begins after ${counted(info.forgotten, 'earlier event')}: ` +
+      'a higher peak may lie before it.';
+  }
+};
+
+// ---- light and dark
+const darkSystem = matchMedia('(prefers-color-scheme: dark)');
+const recolor = () => {
+  colors = colorsOf();
+  overviewColumns = null;
+  showLegend();
+  showMapLegend();
+  showMoment();
+  tables.forEach((show) => show());
+  redrawChart();
+  redrawMap();
+};
+const remember = (theme) => {
+  try {
+    localStorage.setItem('tarn-theme', theme);
+  } catch {
+    // A page opened from a file may have no storage; the choice then lasts as long as the page.
+  }
+};
+const setTheme = (theme) => {
+  if (theme === 'auto') document.documentElement.removeAttribute('data-theme');
+  else document.documentElement.setAttribute('data-theme', theme);
+  for (const name of ['auto', 'light', 'dark']) pressed(byId(`theme-${name}`), name === theme);
+};
+for (const theme of ['auto', 'light', 'dark']) {
+  byId(`theme-${theme}`).addEventListener('click', () => {
+    setTheme(theme);
+    remember(theme);
+    recolor();
+  });
+}
+darkSystem.addEventListener('change', recolor);
+try {
+  const theme = localStorage.getItem('tarn-theme');
+  if (theme === 'light' || theme === 'dark') setTheme(theme);
+} catch {
+  // As above.
+}
+colors = colorsOf();
+
+// ---- start
+byId('axis').hidden = usesCalls;
+pressed(byId('axis-time'), view.axis === 'time');
+pressed(byId('axis-calls'), view.axis === 'calls');
+byId('show-tags').disabled = info.tags.length < 2;
+byId('color-tag').disabled = info.tags.length < 2;
+byId('places-part').hidden = info.places.length < 2;
+pressed(byId('show-reserved'), view.reserved = model.knowsReserved || model.reservedNow > 0);
+byId('show-reserved').hidden = !view.reserved;
+byId('map-view').hidden = segments.length === 0;
+showTop();
+[view.from, view.to] = domain();
+showLegend();
+showMoment();
+showReadout();
+showMapLegend();
+showBlock();
+makeTables();
+showTab(tabs[0]);
+layOutMap();
+drawChart();
+drawMap();
+let resizedWidth = 0;
+new ResizeObserver(() => {
+  redrawChart();
+  if (scroller.clientWidth === resizedWidth) return;
+  resizedWidth = scroller.clientWidth;
+  layOutMap();
+  redrawMap();
+}).observe(byId('main'));
+document.documentElement.dataset.ready = performance.now().toFixed(0);
+)js";
+
+}  // namespace tarn::detail

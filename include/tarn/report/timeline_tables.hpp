@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The page's tables, sorted by any column and filtered by text.
+// Above it: timeline_html. Below it: nothing; the elements that it names are in timeline_page.
+
+namespace tarn::detail {
+
+inline constexpr char page_tables[] = R"js(
+// ---- tables
+// A column: {name, value(row), text(row), number, title(row), color(row)}.
+const tables = [];
+const makeTable = (id, columns, rows, sortedBy, empty) => {
+  const panel = byId(`panel-${id}`);
+  const state = {column: sortedBy, down: true, filter: '', shown: 100};
+  const status = make('p', {class: 'soft', role: 'status'});
+  const search = make('input', {type: 'search', id: `filter-${id}`, placeholder: 'Filter', autocomplete: 'off',
+    spellcheck: 'false', on: {input: () => {
+      state.filter = search.value.trim().toLowerCase();
+      state.shown = 100;
+      show();
+    }}});
+  const heads = columns.map((column, i) => make('th', {scope: 'col', class: column.number ? 'number' : undefined},
+    make('button', {type: 'button', class: 'sort', on: {click: () => {
+      state.down = state.column === i ? !state.down : !!column.number;
+      state.column = i;
+      show();
+    }}}, column.name, make('span', {class: 'arrow', 'aria-hidden': 'true'}))));
+  const body = make('tbody');
+  const more = make('button', {type: 'button', on: {click: () => {
+    state.shown += 400;
+    show();
+  }}}, 'Show more');
+  let texts = null;  // of all cells of a row, once somebody filters
+  const textOf = (row) => columns.map((c) => `${c.text(row)}\n${c.title?.(row) ?? ''}`).join('\n').toLowerCase();
+  const show = () => {
+    const {value} = columns[state.column];
+    let chosen = rows.map((_, i) => i);
+    if (state.filter) {
+      texts ??= rows.map(textOf);
+      chosen = chosen.filter((i) => texts[i].includes(state.filter));
+    }
+    const keys = rows.map(value);
+    chosen.sort((a, b) => {
+      const order = typeof keys[a] === 'string' ? keys[a].localeCompare(keys[b]) : keys[a] - keys[b];
+      return (state.down ? -order : order) || a - b;
+    });
+    body.replaceChildren(...chosen.slice(0, state.shown).map((i) => make('tr', {}, ...columns.map((column, c) => {
+      const cell = {class: column.number ? 'number' : undefined, title: column.title?.(rows[i])};
+      const key = column.color ? [make('span', {class: 'key box', color: column.color(rows[i])})] : [];
+      return c === 0 ? make('th', {scope: 'row', ...cell}, ...key, column.text(rows[i])) :
+        make('td', cell, ...key, column.text(rows[i]));
+    }))));
+    heads.forEach((head, i) => {
+      if (i === state.column) head.setAttribute('aria-sort', state.down ? 'descending' : 'ascending');
+      else head.removeAttribute('aria-sort');
+    });
+    const shown = Math.min(chosen.length, state.shown);
+    const inAll = chosen.length < rows.length ? ` matching, ${grouped(rows.length)} in all` : '';
+    status.textContent = rows.length === 0 ? empty : chosen.length === 0 ? 'Nothing matches.' :
+      `${grouped(shown)} of ${grouped(chosen.length)}${inAll}`;
+    more.hidden = shown === chosen.length;
+  };
+  panel.replaceChildren(
+    make('div', {class: 'bar'}, make('label', {for: `filter-${id}`, class: 'hidden'}, `Filter ${id}`), search, status),
+    make('div', {class: 'scroll', tabindex: '0', role: 'region', 'aria-label': `Table of ${id}`},
+      make('table', {}, make('thead', {}, make('tr', {}, ...heads)), body)), more);
+  show();
+  tables.push(show);
+};
+
+const bytesColumn = (name, value) => ({name, value, text: (row) => inBytes(value(row)),
+  title: (row) => `${grouped(value(row))} bytes`, number: true});
+const countColumn = (name, value) => ({name, value, text: (row) => grouped(value(row)), number: true});
+
+const makeTables = () => {
+  const tags = info.tags.map((tag, i) => ({...tag, i, atPeak: bytesAtPeak[i]}));
+  makeTable('tags', [
+    {name: 'Tag', value: (t) => tagText(t.i), text: (t) => tagText(t.i), color: (t) => slotColor(slotOfTag[t.i])},
+    bytesColumn('Live', (t) => t.bytes), bytesColumn('At the peak', (t) => t.atPeak),
+    bytesColumn('Its own peak', (t) => t.peak), bytesColumn('Requested', (t) => t.requested),
+    countColumn('Blocks', (t) => t.blocks), countColumn('Allocations', (t) => t.allocations),
+  ], tags, 2, 'No tags.');
+
+  const live = [];
+  for (let b = 0; b < blocks.count; ++b) if (blocks.use[b] !== 2) live.push(b);
+  const shapeOf = (b) => blocks.shape[b];
+  makeTable('blocks', [
+    {name: 'Address', value: (b) => blocks.address[b], text: (b) => addressText(blocks.address[b])},
+    bytesColumn('Bytes', (b) => shapes.bytes[shapeOf(b)]),
+    bytesColumn('Requested', (b) => shapes.requested[shapeOf(b)]),
+    {name: 'Use', value: (b) => useNames[blocks.use[b]], text: (b) => useNames[blocks.use[b]]},
+    {name: 'Stream', value: (b) => shapes.stream[shapeOf(b)], text: (b) => streamText(shapes.stream[shapeOf(b)]),
+      number: true},
+    {name: 'Tag', value: (b) => tagText(shapes.tag[shapeOf(b)]), text: (b) => tagText(shapes.tag[shapeOf(b)])},
+    {name: 'From', value: (b) => placeText(shapes.place[shapeOf(b)]), text: (b) => placeText(shapes.place[shapeOf(b)]),
+      title: (b) => placeTitle(shapes.place[shapeOf(b)]) || 'place not known'},
+    {name: usesCalls ? 'Since call' : 'Since', value: (b) => blocks.time[b], number: true,
+      text: (b) => usesCalls ? grouped(blocks.time[b]) : inTime(blocks.time[b])},
+  ], live, 1, 'No live blocks.');
+
+  const places = info.places.map((_, i) => ({i, bytes: 0, blocks: 0, atPeak: 0}));
+  for (const b of live) {
+    const place = places[shapes.place[shapeOf(b)]];
+    if (!place || blocks.use[b] !== 0) continue;
+    place.bytes += shapes.bytes[shapeOf(b)];
+    ++place.blocks;
+  }
+  model.eachLive(model.peak, (shape) => {
+    if (places[shapes.place[shape]]) places[shapes.place[shape]].atPeak += shapes.bytes[shape];
+  });
+  makeTable('places', [
+    {name: 'Place', value: (p) => placeText(p.i), text: (p) => placeText(p.i),
+      title: (p) => placeTitle(p.i) || 'place not known'},
+    bytesColumn('Live', (p) => p.bytes), bytesColumn('At the peak', (p) => p.atPeak),
+    countColumn('Blocks', (p) => p.blocks),
+  ], places.filter((p) => p.bytes || p.atPeak || p.i), 2, 'No places were recorded.');
+
+  makeTable('segments', [
+    {name: 'Address', value: (s) => s.address, text: (s) => addressText(s.address)},
+    bytesColumn('Bytes', (s) => s.bytes), bytesColumn('Live', (s) => s.live),
+    {name: 'Filled', value: (s) => s.bytes ? s.live / s.bytes : 0, text: (s) => percent(s.live, s.bytes), number: true},
+    countColumn('Live blocks', (s) => s.liveBlocks), countColumn('Handles', (s) => s.handles),
+    {name: 'Kind', value: (s) => s.kind, text: (s) => s.small ? `${s.kind}, small blocks` : s.kind},
+    {name: 'Stream', value: (s) => s.stream, text: (s) => streamText(s.stream), number: true},
+  ], segments, 1, 'No segments.');
+
+  const p = info.pool;
+  const numbers = [
+    ['Live', p.live, 'bytes handed out, rounded to blocks'], ['Live blocks', p.liveBlocks, '', true],
+    ['Reserved', p.reserved, 'bytes held from the driver'], ['Reserved, peak', p.reservedPeak, ''],
+    ['Reserved for small blocks', p.reservedSmall, 'blocks up to 1 MiB'],
+    ['Reserved for large blocks', p.reservedLarge, ''],
+    ['Cached', p.cached, 'reserved, not handed out'],
+    ['Awaiting', p.pending, 'freed, but another stream may still use it'],
+    ['Largest free range', p.largestFree, 'the largest block that needs no driver call'],
+    ['Free ranges', p.freeBlocks, '', true],
+    ['Free beside live', p.inactiveSplit, 'free parts of handles in use; PyTorch: inactive split'],
+    ['Reserved in all', p.reservedTotal, 'ever taken from the driver'],
+    ['Released in all', p.releasedTotal, 'ever given back'],
+    ['Handles', p.handles, 'physical handles, or segments', true], ['Handles, peak', p.handlesPeak, '', true],
+    ['Handles made', p.creates, '', true], ['Handles destroyed', p.destroys, '', true], ['Maps', p.maps, '', true],
+    ['Unmaps', p.unmaps, '', true], ['Remaps', p.remaps, 'handles moved under another address', true],
+    ['Retries', p.retries, 'the driver refused, and the cache was searched again', true],
+    ['Out of memory', p.ooms, 'requests refused', true], ['Waits of the host', p.hostWaits, '', true],
+    ['Waits of streams', p.deviceWaits, '', true], ['Bookkeeping', p.hostBytes, 'host memory of the pool itself'],
+  ].map(([name, value, about, count], order) => ({name, value, about, count, order}));
+  makeTable('numbers', [
+    {name: 'Number', value: (r) => -r.order, text: (r) => r.name},
+    {name: 'Value', value: (r) => r.value, number: true, text: (r) => r.count ? grouped(r.value) : inBytes(r.value),
+      title: (r) => grouped(r.value) + (r.count ? '' : ' bytes')},
+    {name: 'Meaning', value: (r) => r.about, text: (r) => r.about},
+  ], numbers, 0, '');
+};
+
+const tabs = [...document.querySelectorAll('[role=tab]')];
+const showTab = (tab) => {
+  for (const other of tabs) {
+    const on = other === tab;
+    other.setAttribute('aria-selected', String(on));
+    other.tabIndex = on ? 0 : -1;
+    byId(other.getAttribute('aria-controls')).hidden = !on;
+  }
+};
+tabs.forEach((tab, i) => {
+  tab.addEventListener('click', () => showTab(tab));
+  tab.addEventListener('keydown', (event) => {
+    const to = {ArrowRight: i + 1, ArrowLeft: i - 1, Home: 0, End: tabs.length - 1}[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    const next = tabs[(to + tabs.length) % tabs.length];
+    showTab(next);
+    next.focus();
+  });
+});
+)js";
+
+}  // namespace tarn::detail

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// A replayed trace as a snapshot: events, tags, and segments from the live blocks at the peak.
+
+#include "replay/report.hpp"
+
+#include <algorithm>
+#include <initializer_list>
+#include <map>
+#include <random>
+#include <string_view>
+
+#include "catch.hpp"
+#include "peers/simulated_device.hpp"
+#include "peers/tarn_pool.hpp"
+#include "replay/trace_reader.hpp"
+
+using namespace tarn;
+using namespace tarn::bench;
+
+namespace {
+
+using simulated = tarn_pool<simulated_device, with_defaults>;
+constexpr std::size_t mib = std::size_t{1} << 20U;
+constexpr std::uintptr_t page = 2 * mib;
+
+trace parse(std::initializer_list<std::string_view> lines) {
+  trace_parser parser("t.trace");
+  for (std::string_view const line : lines) parser.take(line);
+  return std::move(parser).finish();
+}
+snapshot report_of(trace const& t, std::uint64_t capacity = 0) {
+  progress silent(progress::output::silent);
+  setup s;
+  s.capacity = capacity;
+  return report<simulated>(t, s, silent);
+}
+std::size_t live_bytes(snapshot const& s) {
+  std::size_t live = 0;
+  for (snapshot_segment const& segment : s.segments) {
+    for (snapshot_block const& b : segment.blocks) live += b.use == block_use::live ? b.bytes : 0;
+  }
+  return live;
+}
+snapshot_block block_at(std::uintptr_t address, std::size_t bytes, stream_id stream = 1) {
+  return {address, bytes, bytes, block_use::live, stream, 1, 0, 0};
+}
+
+}  // namespace
+
+TEST_CASE("a report has every call of its trace, numbered, and the blocks of the peak", "[replay][report]") {
+  snapshot const s = report_of(parse({"a 1 1000 5", "a 2 3000000 9", "f 1", "a 3 100 5", "f 2", "f 3"}));
+  CHECK(s.title == "t on tarn");
+  CHECK(s.now_ns == 2);
+  std::vector<snapshot_event> calls;
+  std::size_t reserved = 0;
+  for (snapshot_event const& e : s.events) {
+    if (e.kind == snapshot_event_kind::reserve) reserved += e.bytes;
+    if (e.kind == snapshot_event_kind::allocate || e.kind == snapshot_event_kind::free) calls.push_back(e);
+  }
+  REQUIRE(calls.size() == 6);
+  for (std::size_t i = 0; i < calls.size(); ++i) CHECK(calls[i].time_ns == i + 1);
+  CHECK(calls[0].requested == 1000);
+  CHECK(calls[0].bytes == 1024);
+  CHECK(calls[0].stream == 5);
+  CHECK(calls[1].stream == 9);
+  CHECK(calls[2].kind == snapshot_event_kind::free);
+  CHECK(calls[2].address == calls[0].address);
+  CHECK(calls[2].requested == 1000);
+  CHECK(s.tags[calls[0].tag].name == "up to 4 KiB");
+  CHECK(s.tags[calls[1].tag].name == "up to 8 MiB");
+  CHECK(reserved == s.pool.reserved_peak);
+  CHECK(s.pool.live == calls[0].bytes + calls[1].bytes);
+  CHECK(live_bytes(s) == s.pool.live);
+  CHECK(s.tags[calls[0].tag].bytes == 1024);
+  CHECK(s.tags[calls[0].tag].blocks == 1);
+  CHECK(s.tags[calls[0].tag].allocations == 2);
+}
+
+TEST_CASE("a report's segments are what is live, whatever the trace", "[replay][report]") {
+  std::mt19937 random(4);
+  for (int round = 0; round < 10; ++round) {
+    trace_parser parser("t.trace");
+    std::vector<int> live;
+    for (int i = 0; i < 600; ++i) {
+      bool const frees = !live.empty() && random() % 5 < 2;
+      if (frees) {
+        std::size_t const at = random() % live.size();
+        parser.take("f " + std::to_string(live[at]));
+        live.erase(live.begin() + static_cast<std::ptrdiff_t>(at));
+      } else {
+        live.push_back(i);
+        auto const bytes = std::size_t{1} << random() % 26;
+        parser.take("a " + std::to_string(i) + " " + std::to_string(bytes + random() % bytes) + " " +
+                    std::to_string(random() % 3));
+      }
+    }
+    snapshot const s = report_of(std::move(parser).finish());
+    CHECK(live_bytes(s) == s.pool.live);
+    std::uintptr_t end = 0;
+    for (snapshot_segment const& segment : s.segments) {
+      CHECK(segment.address >= end);
+      std::uintptr_t at = segment.address;
+      for (snapshot_block const& b : segment.blocks) {
+        CHECK(b.address == at);
+        at += b.bytes;
+      }
+      end = segment.address + segment.bytes;
+      CHECK(at == end);
+    }
+  }
+}
+
+TEST_CASE("a request that the device refuses is in the report, and its free is not", "[replay][report]") {
+  snapshot const s = report_of(parse({"a 1 4000000 0", "a 2 90000000 0", "f 2", "f 1"}), 16 * mib);
+  std::size_t refused = 0, freed = 0;
+  for (snapshot_event const& e : s.events) {
+    refused += e.kind == snapshot_event_kind::refused && e.requested == 90'000'000;
+    freed += e.kind == snapshot_event_kind::free;
+  }
+  CHECK(refused == 1);
+  CHECK(freed == 1);
+  for (watched_tag const& tag : s.tags) CHECK(tag.blocks <= 1);
+}
+
+TEST_CASE("a report of no calls holds nothing", "[replay][report]") {
+  snapshot const s = report_of(parse({}));
+  CHECK(s.events.empty());
+  CHECK(s.segments.empty());
+  CHECK(s.now_ns == 0);
+}
+
+TEST_CASE("live blocks make segments of whole pages, cached where none is",
+          "[replay][report][live_segments]") {
+  std::uintptr_t const base = 100 * page;
+  auto const segments =
+      live_segments({block_at(base + 5 * page, page, 9), block_at(0, 7), block_at(base + 4096, 512),
+                     block_at(base + page - 512, 1024), block_at(base + 4096 + 512, 512)});
+  REQUIRE(segments.size() == 2);
+  CHECK(segments[0].address == base);
+  CHECK(segments[0].bytes == 2 * page);
+  CHECK(segments[0].handles == 2);
+  CHECK(segments[0].small);
+  REQUIRE(segments[0].blocks.size() == 6);
+  CHECK(segments[0].blocks[0].use == block_use::cached);
+  CHECK(segments[0].blocks[0].bytes == 4096);
+  CHECK(segments[0].blocks[2].address == base + 4096 + 512);
+  CHECK(segments[0].blocks[5].bytes == page - 512);
+  CHECK(segments[1].address == base + 5 * page);
+  CHECK(segments[1].stream == 9);
+  CHECK_FALSE(segments[1].small);
+  CHECK(live_segments({}).empty());
+}
+
+TEST_CASE("a size has the tag of the smallest span that it fits", "[replay][report][live_segments]") {
+  CHECK(tag_of_size(0) == 1);
+  CHECK(tag_of_size(4096) == 1);
+  CHECK(tag_of_size(4097) == 2);
+  CHECK(tag_of_size(static_cast<std::size_t>(-1)) == std::size(size_spans));
+}
