@@ -222,6 +222,30 @@ TEST_CASE("elements that cannot come back at the scope's end are handed over", "
   CHECK(memory_allocated(t.pinned) == 0);
 }
 
+TEST_CASE("elements are handed over only once they have been copied", "[raii][evict_scope][stream]") {
+  small_world t{sim_machine{small_world::tight()}};
+  std::vector<int> saved;
+  REQUIRE(t.machine.launch(t.s, 1'000'000'000).ok());
+  {
+    evict_scope evicted{t.pinned, t.s, t.first};
+    evicted.when_lost([&](lost_elements const& lost) { saved = copied(lost.bytes); });
+    t.driver.plan().reset();
+    t.driver.plan().fail(driver_call::copy, 1);
+  }
+  CHECK(saved == t.words);
+}
+
+TEST_CASE("where a copy fails, nobody gets the memory that the copies before it still read",
+          "[raii][evict_scope][stream]") {
+  small_world t{sim_machine{small_world::tight()}};
+  REQUIRE(t.machine.launch(t.s, 1'000'000'000).ok());
+  t.driver.plan().reset();
+  t.driver.plan().fail(driver_call::copy, 2);
+  CHECK_THROWS_AS((evict_scope{t.pinned, t.s, t.first, t.second}), cuda_error);
+  CHECK(t.intact());
+  CHECK(t.machine.pending() == 0);
+}
+
 TEST_CASE("elements that nobody takes are a misuse that is told, never silence", "[raii][evict_scope]") {
   misuse_watch const misuses;
   small_world t{sim_machine{small_world::tight()}};
