@@ -35,7 +35,7 @@ std::vector<T> counted_elements(std::size_t n, T from) {
 template <class Memory, class Pinned, class Busy>
 void retire_contract(Memory memory, Pinned pinned, Busy const& busy) {
   using namespace tarn;
-  std::size_t const n = 2'000'000;
+  std::size_t const n = 700'000;
   basic_stream const a(memory.driver());
   basic_stream const b(memory.driver());
   std::vector<std::uint32_t> const ones(n, 0x01010101);
@@ -71,7 +71,7 @@ void retire_contract(Memory memory, Pinned pinned, Busy const& busy) {
   {
     pinned_buffer<std::uint32_t, Pinned> later(pinned, n, elements::uninitialised, a);
     for (auto& word : later) word = 3;
-    CHECK(elements_of<std::uint32_t>(next) == ones);
+    CHECK((elements_of<std::uint32_t>(next) == ones));
   }
   buffer.resize(10);  // an owner that was retired is ready for use
   CHECK(buffer.size() == 10);
@@ -80,7 +80,7 @@ void retire_contract(Memory memory, Pinned pinned, Busy const& busy) {
 template <class Memory, class Pinned, class Busy>
 void evict_contract(Memory memory, Pinned pinned, Busy const& busy) {
   using namespace tarn;
-  std::size_t const n = 1'000'000;
+  std::size_t const n = 600'000;
   basic_stream const a(memory.driver());
   basic_stream const b(memory.driver());
   basic_stream const s(memory.driver());
@@ -115,7 +115,7 @@ void evict_contract(Memory memory, Pinned pinned, Busy const& busy) {
         evicted.bring_back();
         CHECK(evicted.evicted_bytes() == 0);
         CHECK(evicted.template host_copy<1>().empty());
-        CHECK(elements_of<std::uint32_t>(first) == words);
+        CHECK((elements_of<std::uint32_t>(first) == words));
       }
       busy(s);
     }
@@ -125,8 +125,8 @@ void evict_contract(Memory memory, Pinned pinned, Busy const& busy) {
       for (auto& word : later) word = 3;
     }
     CHECK((first.stream() == stream_ref(a) && second.stream() == stream_ref(b)));
-    CHECK(elements_of<std::uint32_t>(first) == words);
-    CHECK(elements_of<std::uint16_t>(second) == halves);
+    CHECK((elements_of<std::uint32_t>(first) == words));
+    CHECK((elements_of<std::uint16_t>(second) == halves));
     CHECK(third.empty());
   }
 }
@@ -154,7 +154,7 @@ void scratch_contract(Memory memory, Busy const& busy) {
     }
     REQUIRE(memory.driver().copy(a, seen.data(), kept, n * 4).ok());
     a.synchronize();
-    CHECK(seen == std::vector<std::uint32_t>(n, 0x01010101U * static_cast<std::uint32_t>(round + 1)));
+    CHECK((seen == std::vector<std::uint32_t>(n, 0x01010101U * static_cast<std::uint32_t>(round + 1))));
   }
   // The chunks go back behind the work of the stream that they have moved to.
   auto* const last = arena.template take<std::uint32_t>(n);
@@ -165,7 +165,7 @@ void scratch_contract(Memory memory, Busy const& busy) {
   arena.set_stream(b);
   REQUIRE(memory.driver().copy(b, const_cast<std::uint32_t*>(target.data()), last, n * 4).ok());
   b.synchronize();
-  CHECK(elements_of<std::uint32_t>(target) == std::vector<std::uint32_t>(n, 0x07070707));
+  CHECK((elements_of<std::uint32_t>(target) == std::vector<std::uint32_t>(n, 0x07070707)));
 }
 
 }  // namespace tarn_test

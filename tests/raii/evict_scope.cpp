@@ -53,8 +53,8 @@ struct small_world {
   memory_type memory;
   pinned_type pinned;
   basic_stream<sim_driver> a, b, s;
-  std::vector<int> const words = counted_elements<int>(1'500'000, 1);
-  std::vector<short> const halves = counted_elements<short>(1'000'000, 3);
+  std::vector<int> const words = counted_elements<int>(800'000, 1);
+  std::vector<short> const halves = counted_elements<short>(700'000, 3);
   device_buffer<int, memory_type> first{memory, std::span<int const>(words), a};
   device_buffer<short, memory_type> second{memory, std::span<short const>(halves), b};
 
@@ -131,7 +131,7 @@ TEST_CASE("evicting frees the device memory for the scope, and the host waits fo
 
 TEST_CASE("a host without room for the second buffer leaves both where they were", "[raii][evict_scope]") {
   sim_options options = small_world::tight();
-  options.host_capacity = 7_MiB;  // the first needs 6
+  options.host_capacity = 4_MiB;  // the first needs 3.1
   small_world t{sim_machine{options}};
   auto const* const place = t.first.data();
   CHECK_THROWS_AS((evict_scope{t.pinned, t.s, t.first, t.second}), out_of_memory);
@@ -188,7 +188,7 @@ TEST_CASE("for the way back the cache of another buffer's pool is cleared", "[ra
   one.layer().upstream().empty_cache();
   make_device_buffer<std::byte>(two, 30_MiB, s).clear();
   CHECK_NOTHROW(evicted.bring_back());
-  CHECK(elements_of<int>(first) == words);
+  CHECK((elements_of<int>(first) == words));
 }
 
 TEST_CASE("elements that cannot come back at the scope's end are handed over", "[raii][evict_scope]") {
@@ -214,7 +214,7 @@ TEST_CASE("elements that cannot come back at the scope's end are handed over", "
     t.fill_device();
   }
   CHECK(told == std::vector<std::size_t>{0, 1});
-  CHECK(saved == t.words);
+  CHECK((saved == t.words));
   CHECK(saved_halves == t.halves.size() * sizeof(short));
   CHECK(why_is_memory);
   CHECK((t.first.empty() && t.second.empty()));
@@ -232,7 +232,7 @@ TEST_CASE("elements are handed over only once they have been copied", "[raii][ev
     t.driver.plan().reset();
     t.driver.plan().fail(driver_call::copy, 1);
   }
-  CHECK(saved == t.words);
+  CHECK((saved == t.words));
 }
 
 TEST_CASE("where a copy fails, nobody gets the memory that the copies before it still read",
@@ -339,7 +339,7 @@ struct failing_scope {
           // A device that fails for good does not tell whether it has copied.
           if (span == fault_span::once && lost.index == 0) told_words = copied(lost.bytes) == t.words;
         });
-        auto const other = make_device_buffer<int>(t.memory, 1'500'000, t.s);
+        auto const other = make_device_buffer<int>(t.memory, 800'000, t.s);
         evicted.bring_back();
       } catch (out_of_memory const&) {
         threw = true;
@@ -358,7 +358,7 @@ struct failing_scope {
       }
       // All goes on, once it is well again.
       t.first = device_buffer<int, small_world::memory_type>(t.memory, std::span<int const>(t.words), t.a);
-      CHECK(elements_of<int>(t.first) == t.words);
+      CHECK((elements_of<int>(t.first) == t.words));
       CHECK(memory_allocated(t.pinned) == 0);
     }
     CHECK(machine.findings().empty());

@@ -112,10 +112,10 @@ class evict_scope {
     if (evicted_bytes() == 0) return;
     refuse_capture();
     try {
-      bring_all();
+      bring_all(std::index_sequence_for<Buffers...>{});
     } catch (out_of_memory const&) {
       if (!clear_caches()) throw;
-      bring_all();
+      bring_all(std::index_sequence_for<Buffers...>{});
     }
   }
 
@@ -196,16 +196,17 @@ class evict_scope {
   }
 
   /// Makes new blocks on stream_, fills them, lets the buffers' streams wait; only then are the buffers changed.
-  void bring_all() {
-    std::apply(
-        [&](auto&... s) {
-          std::tuple<Buffers...> back(Buffers(s.buffer->resource(), s.host != nullptr ? s.count : 0, stream_,
-                                              s.buffer->alignment())...);
-          std::apply([&](auto&... b) { (copy_in(s, b), ...); }, back);
-          std::apply([&](auto&... b) { (b.set_stream(s.buffer->stream()), ...); }, back);
-          std::apply([&](auto&... b) { (put_back(s, b), ...); }, back);
-        },
-        slots_);
+  template <std::size_t... I>
+  void bring_all(std::index_sequence<I...>) {
+    std::tuple<Buffers...> back(block_for(std::get<I>(slots_))...);
+    (copy_in(std::get<I>(slots_), std::get<I>(back)), ...);
+    (std::get<I>(back).set_stream(std::get<I>(slots_).buffer->stream()), ...);
+    (put_back(std::get<I>(slots_), std::get<I>(back)), ...);
+  }
+  template <class Slot>
+  [[nodiscard]] auto block_for(Slot const& s) const {
+    std::size_t const count = s.host != nullptr ? s.count : 0;
+    return typename Slot::buffer_type(s.buffer->resource(), count, stream_, s.buffer->alignment());
   }
   template <class Slot, class Buffer>
   void copy_in(Slot const& s, Buffer& b) {
