@@ -235,6 +235,23 @@ TEST_CASE("elements are handed over only once they have been copied", "[raii][ev
   CHECK((saved == t.words));
 }
 
+TEST_CASE("host memory that the copies back still read is not handed out to the host",
+          "[raii][evict_scope][stream]") {
+  watched_machine const t(0);
+  auto const pinned = sim_pinned_host{t.machine.driver()} | limited{8_MiB} | pooled{};
+  basic_stream const s(t.machine.driver());
+  auto const words = counted_elements<int>(1'500'000, 1);
+  auto buffer = make_device_buffer<int>(t.pool(), words, s);
+  {
+    evict_scope const evicted{pinned, s, buffer};
+    t.busy()(s);
+  }
+  pinned_buffer<int, std::remove_const_t<decltype(pinned)>> later(pinned,
+                                                                  words.size());  // there is no other room
+  std::ranges::fill(later, 3);
+  CHECK((elements_of<int>(buffer) == words));
+}
+
 TEST_CASE("where a copy fails, nobody gets the memory that the copies before it still read",
           "[raii][evict_scope][stream]") {
   small_world t{sim_machine{small_world::tight()}};
