@@ -82,24 +82,26 @@ void order_behind(stream_ref stream, Owners const&... owners) {
 /// @param stream   of the owners' device; all that uses the memory is enqueued on it, or on the owners' streams, by now
 /// @param earlier  whether `stream` must be made to wait for the owners' own streams first
 /// @throws cuda_error  a stream could not be made to wait: nothing was freed
-template <retirable... Owners>
-requires(sizeof...(Owners) != 0 &&
-         (!std::is_lvalue_reference_v<Owners> && ...)) void retire(stream_ref stream, earlier_work earlier,
-                                                                   Owners&&... owners) {
+template <class... Owners>
+requires(sizeof...(Owners) != 0 && (retirable<std::remove_reference_t<Owners>> &&
+                                    ...)) void retire(stream_ref stream, earlier_work earlier,
+                                                      Owners&&... owners) {
+  static_assert((!std::is_lvalue_reference_v<Owners> && ...),
+                "tarn: an owner is empty once it is retired; say std::move(owner)");
   ((stream = identified(owners.resource().driver(), stream)), ...);
   if (earlier == earlier_work::wait_for) detail::order_behind(stream, owners...);
   (detail::give_back_on(owners, stream), ...);
 }
-template <retirable... Owners>
-requires(sizeof...(Owners) != 0 &&
-         (!std::is_lvalue_reference_v<Owners> && ...)) void retire(stream_ref stream, Owners&&... owners) {
-  retire(stream, earlier_work::wait_for, std::move(owners)...);
+template <class... Owners>
+requires(sizeof...(Owners) != 0 && (retirable<std::remove_reference_t<Owners>> &&
+                                    ...)) void retire(stream_ref stream, Owners&&... owners) {
+  retire(stream, earlier_work::wait_for, std::forward<Owners>(owners)...);
 }
 /// The same for one owner, as one says it: `tarn::retire(std::move(weights), stream);`
-template <retirable Owner>
-requires(!std::is_lvalue_reference_v<Owner>) void retire(Owner&& owner, stream_ref stream,
-                                                         earlier_work earlier = earlier_work::wait_for) {
-  retire(stream, earlier, std::move(owner));
+template <class Owner>
+requires retirable<std::remove_reference_t<Owner>>
+void retire(Owner&& owner, stream_ref stream, earlier_work earlier = earlier_work::wait_for) {
+  retire(stream, earlier, std::forward<Owner>(owner));
 }
 
 }  // namespace tarn
