@@ -3,6 +3,7 @@
 // refused.
 #include <array>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,7 +12,11 @@
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/device_guard.hpp"
 #include "tarn/raii/device_ptr.hpp"
+#include "tarn/raii/evict_scope.hpp"
+#include "tarn/raii/memory_room.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
+#include "tarn/raii/retire.hpp"
+#include "tarn/raii/scratch.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/source/cuda_malloc.hpp"
@@ -195,6 +200,47 @@ void current_device(trial& t) {
 void what_is_free(trial& t) {
   auto memory = watched_pool(t);
   t.attempt("mem_get_info", [&] { (void)mem_get_info(memory); });
+  t.attempt("room_in", [&] { (void)room_in(memory); });
+}
+
+/// What is evicted comes back, or is handed over; what is retired or rewound leaves nothing behind.
+void early_release(trial& t) {
+  stream const a(t.driver());
+  stream const b(t.driver());
+  auto memory = watched_pool(t);
+  auto pinned = basic_pinned<sited_driver>(t.driver()) | pooled{} | order_watched{t.machine()} | tracked{};
+  using buffer = device_buffer<int, decltype(memory)>;
+  buffer first(memory, a);
+  buffer second(memory, b);
+  auto const state = t.watch([&] { return fields(first) + fields(second); });
+  bool const made = t.attempt("make", [&] { first = buffer(memory, std::span<int const>(numbers), a); }) &&
+                    t.attempt("make another", [&] { second = buffer(memory, 500'000, b); });
+  bool lost = false;
+  {
+    std::optional<evict_scope<decltype(pinned), buffer, buffer>> evicted;
+    bool const away = t.attempt("evict", [&] { evicted.emplace(pinned, b, first, second); });
+    if (away) {
+      evicted->when_lost([&lost](lost_elements const&) { lost = true; });
+      t.attempt("host_copy", [&] { (void)evicted->host_copy<0>(); });
+      t.attempt("use what was freed", [&] { buffer(memory, 500'000, b).zero(); });
+      t.attempt("bring_back", [&] { evicted->bring_back(); });
+    }
+    t.heal();
+    t.attempt("the scope's end", [&] { evicted.reset(); });
+  }
+  t.wait_for(a);  // in every run alike: what follows asks whether work is done
+  // After the driver has gone nothing is brought back, and nobody is told.
+  if (made && !lost && !first.empty() && t.log().moment == fault_moment::instead)
+    t.check(holds_numbers(t, first, 5), "evicted elements lost");
+  if (!t.struck()) t.check(first.size() == 5 && second.size() == 500'000, "evicted elements are not back");
+  t.attempt("retire", [&] { retire(b, std::move(first), std::move(second)); });
+  t.attempt("scratch", [&] {
+    scratch arena{memory, 100'000, a};
+    rewind_scope const step{arena};
+    (void)arena.take<int>(1'000);
+    (void)arena.take<int>(100'000);
+    arena.set_stream(b);
+  });
 }
 
 constexpr scene all[] = {
@@ -205,6 +251,7 @@ constexpr scene all[] = {
     {"copies_between_devices", small_machine, copies_between_devices},
     {"current_device", small_machine, current_device},
     {"what_is_free", small_machine, what_is_free},
+    {"early_release", small_machine, early_release},
 };
 
 }  // namespace

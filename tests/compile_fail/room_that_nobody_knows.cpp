@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+// error: tarn: nobody knows how much of this memory is free (no driver tells it of pinned or managed memory); add: | tarn::limited{bytes}
+#include "tarn/raii/micro_batches.hpp"
+#include "tarn/sim.hpp"
+
+int main() {
+  tarn::sim_pinned_host memory;
+  tarn::micro_batches parts(100, 5, memory);
+}
