@@ -105,7 +105,7 @@ TEST_CASE("host memory that a stream's copy still uses goes to work of that stre
   CHECK(same == p);
   memory.deallocate(s.a, same, 1_MiB);
   void* const late = memory.allocate_sync(1_MiB);
-  CHECK(late != p);
+  CHECK((late != p || s.machine.pending() == 0));  // or the host waited for the copy
   for (void* q : {host, late}) memory.deallocate_sync(q, 1_MiB);
 }
 
