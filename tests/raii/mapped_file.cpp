@@ -95,7 +95,7 @@ TEST_CASE("a file that becomes shorter during a loop over it ends the loop by an
     };
     CHECK(says(loop, file.path(), "become shorter"));
     CHECK(seen >= 2);
-    CHECK(seen <= 5);
+    CHECK(seen < 10);
   }
   CHECK(machine.leaks().total() == 1);  // the stream
 }
