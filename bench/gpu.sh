@@ -10,7 +10,7 @@
 #                            Stages after build need a build that is there
 #
 #   configure  build  replay_tarn  replay_torch_expandable  replay_torch  replay_cuda  replay_rmm  hot_paths_cuda
-#   hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  tests  endings  sanitize  planted
+#   hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  moving  tests  endings  sanitize  planted
 #   examples  summary
 #   survival_tarn  survival_cuda  survival_torch_expandable  survival_torch  survival_rmm: only where they are named
 #
@@ -140,7 +140,7 @@ run_configure() {
 # Only what runs here, each program once, and all that compiles even if one does not. The CUDA programs' compile times
 # are at the end of the log.
 run_build() {
-  local targets=(tarn_replay tarn_hot_paths cuda_programs) keep_going=-k status
+  local targets=(tarn_replay tarn_hot_paths tarn_moving cuda_programs) keep_going=-k status
   [ -n "$torch_dir" ] && targets+=(tarn_replay_torch tarn_hot_paths_torch)
   [ -n "$rmm_dir" ] && targets+=(tarn_replay_rmm tarn_hot_paths_rmm)
   [ -f "$build/build.ninja" ] && keep_going=-k0
@@ -304,6 +304,18 @@ run_hot_paths_rmm() {
     "--pool rmm_binning --limit 25"
 }
 
+# Batches between host and device, and pinning; PyTorch's after it, whose import alone takes many seconds.
+run_moving() {
+  local file=$results/moving.jsonl.new program failed=0
+  program=$(built tarn_moving) || { say "tarn_moving was not built"; return 77; }
+  : >"$file"
+  timeout 25 "$program" --device cuda --json "$file" || failed=1
+  if [ -n "$torch_dir" ]; then
+    timeout 40 python3 "$root/bench/moving/torch_moving.py" "$file" || say "PyTorch's loader ended with $?"
+  fi
+  return $failed
+}
+
 # Who survives on a GPU that has 1.00, 1.01 and 1.05 times a trace's peak live bytes: a ballast takes the rest of it.
 caps=1.00,1.01,1.05
 run_survival_tarn() {
@@ -366,6 +378,7 @@ stage hot_paths_cuda 200 run_hot_paths_cuda
 stage hot_paths_torch 40 run_hot_paths_torch
 stage hot_paths_torch_expandable 40 run_hot_paths_torch_expandable
 stage hot_paths_host 80 run_hot_paths_host
+stage moving 70 run_moving
 stage tests 90 run_tests
 stage endings 60 run_endings
 stage sanitize 120 run_sanitize

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "faults/scenes.hpp"
+#include "tarn/raii/collect_batches.hpp"
 #include "tarn/raii/copy.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/device_guard.hpp"
@@ -18,6 +19,7 @@
 #include "tarn/raii/retire.hpp"
 #include "tarn/raii/scratch.hpp"
 #include "tarn/raii/stream.hpp"
+#include "tarn/raii/stream_batches.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/source/cuda_malloc.hpp"
 #include "tarn/source/cuda_pages.hpp"
@@ -157,6 +159,40 @@ void bare_pinned_buffer(trial& t) {
   t.attempt("make and drop", [&] { buffer const one(memory, 1000, elements::value_initialised, a); });
 }
 
+void batches(trial& t) {
+  stream const a(t.driver());
+  auto memory = watched_pool(t);
+  auto staging = basic_pinned<sited_driver>(t.driver()) | pooled{} | order_watched{t.machine()} | tracked{};
+  auto const live = t.watch([&] { return live_in(memory) + ", pinned " + live_in(staging); });
+  using buffer = device_buffer<int, decltype(memory)>;
+  buffer device(memory, a);
+  batch_options const options{.batch_bytes = sizeof(int), .depth = 2};
+  std::array<int, 5> back{};
+  auto const there_and_back = [&] {
+    for (auto batch : stream_batches(std::span<int const>(numbers), options, memory, a, staging)) {
+      tarn::copy(t.driver(), batch.span(), device.span().subspan(batch.offset(), batch.size()), a);
+    }
+    for (auto batch : collect_batches(device, options, a, staging)) back[batch.offset()] = batch[0];
+  };
+  if (t.attempt("make", [&] { device = buffer(memory, 5, a); })) {
+    bool const moved = t.attempt("batches there and back", there_and_back);
+    if (moved && t.log().moment == fault_moment::instead)
+      t.check(back == numbers, "elements of batches lost");
+    t.attempt("batches from pinned memory", [&] {
+      pinned_buffer<int, decltype(staging)> const host(staging, std::span<int const>(numbers), a);
+      for (auto batch : stream_batches(host, options, memory, a, staging)) {
+        if (batch.index() == 3) break;
+      }
+    });
+  }
+  t.heal();
+  if (device.empty()) t.attempt("make again", [&] { device = buffer(memory, 5, a); });
+  if (t.struck() && !t.healed()) return;
+  back = {};
+  t.attempt("batches once more", there_and_back);
+  t.check(back == numbers, "elements of later batches lost");
+}
+
 void copies_between_devices(trial& t) {
   stream const a(t.driver(device_id{0}));
   stream const b(t.driver(device_id{1}));
@@ -248,6 +284,7 @@ constexpr scene all[] = {
     {"device_ptrs", small_machine, device_ptrs},
     {"pinned_buffers", small_machine, pinned_buffers},
     {"bare_pinned_buffer", small_machine, bare_pinned_buffer},
+    {"batches", small_machine, batches},
     {"copies_between_devices", small_machine, copies_between_devices},
     {"current_device", small_machine, current_device},
     {"what_is_free", small_machine, what_is_free},

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What tarn_moving says: one figure of one way to move memory. Above it: main, loops. Below it: nothing.
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace tarn::bench {
+
+/// One figure. `value` is in `unit`: "GB/s" (10^9 bytes), "ms/GiB", "ns" per pair, "times" another figure, "bytes".
+struct figure {
+  std::string work;    ///< "to the device", "to the host", "pin", ...
+  std::string way;     ///< "pinned, stream_batches"
+  std::string device;  ///< cuda or sim
+  std::string unit;
+  double value = 0;
+  double best = 0;
+  double worst = 0;
+  double of_reference = 0;  ///< of the plain pinned copy of the same run; 0: not compared
+  std::string problem;      ///< why there is no figure
+};
+
+/// How much is moved, and how often.
+struct extent {
+  std::size_t bytes = std::size_t{2} << 30;
+  std::size_t batch_bytes = std::size_t{32} << 20;
+  std::size_t depth = 3;
+  unsigned threads = 8;
+  unsigned repetitions = 5;
+  std::size_t pin_bytes = std::size_t{1} << 30;
+  std::string folder = "/tmp";  ///< for a file of `bytes`
+};
+
+/// Takes a figure as soon as it is there: what is done stays if a later one ends the program.
+using tell = std::function<void(figure const&)>;
+
+void measure_sim(extent const& e, tell const& told);
+/// Only where the program was built with CUDA.
+void measure_cuda(extent const& e, tell const& told);
+
+}  // namespace tarn::bench

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// On virtual time: what the host itself does, filling slots say, takes none.
+#include "moving/loops.hpp"
+#include "tarn/driver/sim_driver.hpp"
+
+namespace tarn::bench {
+
+namespace {
+
+struct sim_place {
+  using driver_type = sim_driver;
+  static constexpr char const* name = "sim";
+  sim_machine machine;
+  [[nodiscard]] sim_driver driver() const { return machine.driver(); }
+  [[nodiscard]] double now() const { return static_cast<double>(machine.now()) * 1e-9; }
+};
+
+}  // namespace
+
+void measure_sim(extent const& e, tell const& told) {
+  loops<sim_place>(sim_place{}, e, told).run();
+}
+
+}  // namespace tarn::bench
