@@ -99,6 +99,11 @@ TEST_CASE("from pinned memory all parts are copied side by side, and the host wa
   auto const one_part = 4e6 / sim_costs{}.pinned_rate;
   CHECK(static_cast<double>(machine.now() - start) < 1.5 * one_part);
   CHECK(static_cast<double>(machine.now() - start) > one_part);
+  auto const before = machine.now();
+  buffer.gather(std::span<word>(host));
+  CHECK(machine.now() - before < 20'000);
+  buffer.gather_sync(std::span<word>(host));
+  CHECK(static_cast<double>(machine.now() - before) > 2 * one_part);
 }
 
 TEST_CASE("a refusal on one device frees the parts on the others", "[raii][partitioned_buffer]") {
