@@ -36,6 +36,9 @@ def main():
         (folder / "replay_rmm.jsonl").write_text("")
         (folder / "hot_paths_cuda.jsonl").write_bytes(b'{"work":"window/16","pool":"tarn","device":"cuda","problem":"x"}\n\xff\xfe')
         (folder / "instructions.json").write_text('{"pairs": [')
+        rated = {"work": "convert/a/b", "gb_per_s": 3000.0, "reference_gb_per_s": 4000.0, **CONTEXT}
+        skipped = {"work": "peer_copy", "problem": "one device", **CONTEXT}
+        (folder / "convert.jsonl").write_text("\n".join(map(json.dumps, (rated, skipped))) + '\n{"work": "convert/c')
         expect("of a line that was cut off, the lines before it count", len(results.replay(folder)) == 2)
         expect("a row without a figure is read", len(results.hot_paths(folder)) == 1)
         expect("broken instruction counts are none", results.instructions(folder) == {})
@@ -43,6 +46,7 @@ def main():
         text = (folder / "summary.txt").read_text()
         expect("the summary says where and of what", "GPU, driver 1.2, 2026-01-02, commit abc" in text)
         lines, used = summary.readme_replay(results.replay(folder))
+        expect("a conversion is told beside a copy", "convert/a/b  3,000  4,000   0.75" in text and "peer_copy" not in text)
         expect("the README compares rows of both allocators", len(lines) == 2 and len(used) == 2 and lines[1][-3] == "0.50")
 
 

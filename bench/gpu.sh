@@ -10,7 +10,7 @@
 #                            Stages after build need a build that is there
 #
 #   configure  build  replay_tarn  replay_torch_expandable  replay_torch  replay_cuda  replay_rmm  hot_paths_cuda
-#   hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  moving  tests  endings  sanitize  planted
+#   hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  moving  convert  tests  endings  sanitize  planted
 #   examples  summary
 #   survival_tarn  survival_cuda  survival_torch_expandable  survival_torch  survival_rmm: only where they are named
 #
@@ -316,6 +316,13 @@ run_moving() {
   return $failed
 }
 
+# Conversions, and copies between two GPUs where there are two.
+run_convert() {
+  local program
+  program=$(built tarn_convert) || { say "tarn_convert was not built"; return 77; }
+  "$program" --json "$results/convert.jsonl.new"
+}
+
 # Who survives on a GPU that has 1.00, 1.01 and 1.05 times a trace's peak live bytes: a ballast takes the rest of it.
 caps=1.00,1.01,1.05
 run_survival_tarn() {
@@ -379,6 +386,7 @@ stage hot_paths_torch 40 run_hot_paths_torch
 stage hot_paths_torch_expandable 40 run_hot_paths_torch_expandable
 stage hot_paths_host 80 run_hot_paths_host
 stage moving 70 run_moving
+stage convert 20 run_convert
 stage tests 90 run_tests
 stage endings 60 run_endings
 stage sanitize 120 run_sanitize

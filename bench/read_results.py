@@ -80,6 +80,11 @@ def hot_paths(results=RESULTS):
     return read(results, "hot_paths", ("work", "pool", "device"))
 
 
+def convert(results=RESULTS):
+    """Rates beside their references."""
+    return read(results, "convert", ("work", "gb_per_s", "reference_gb_per_s"))
+
+
 def survival(results):
     """Replays under a cap, `factor` times the peak of live bytes; in order of pools."""
     rows = read(results, "survival", ("trace", "pool", "device", "factor", "refusals"))

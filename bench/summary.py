@@ -112,7 +112,7 @@ def work_order(row):
 def summary(folder):
     parts = []
     replay, hot = order(results.replay(folder)), results.hot_paths(folder)
-    parts.append("measured on\n" + "\n".join("  " + line for line in results.measured_on(replay + hot)) + "\n")
+    parts.append("measured on\n" + "\n".join("  " + line for line in results.measured_on(replay + hot + results.convert(folder))) + "\n")
     if replay:
         parts.append("Replay: utilisation, cold/warm ns per event [driver calls cold/warm]\n" +
                      table(grid(replay, name_of, lambda row: row["trace"], replay_cell, "pool")) + "\n")
@@ -133,6 +133,11 @@ def summary(folder):
             if tails:
                 parts.append(f"Tails on {device}: ns of a warm {kind}, p50/p99/p99.9/longest\n" + table(
                     grid(tails, lambda row: row["pool"], lambda row: row["work"], tail_cell(kind), "pool")) + "\n")
+    rates = results.convert(folder)
+    if rates:
+        parts.append("Conversions (bytes read and written) and copies between devices, GB/s, beside CUDA's own copies\n" + table(
+            [["work", "tarn", "CUDA", "share"]] + [[row["work"], number(row["gb_per_s"]), number(row["reference_gb_per_s"]),
+                                                   ratio(row["gb_per_s"], row["reference_gb_per_s"])] for row in rates]) + "\n")
     capped = results.survival(folder)
     for device in distinct(row["device"] for row in capped):
         parts.append(f"Survival on {device}\n" + table(survivors(capped, device)) + "\n")

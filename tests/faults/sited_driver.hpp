@@ -139,6 +139,10 @@ class sited_driver_of {
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes, place w = place::current()) const noexcept { return log_->through(driver_call::copy, w, [&] { return faulty_.copy(stream, to, from, bytes); }); }
   status copy_from_device(stream_ref stream, void* to, device_id other, void const* from, std::size_t bytes, place w = place::current()) const noexcept { return log_->through(driver_call::copy, "copy_from_device", w, [&] { return faulty_.copy_from_device(stream, to, other, from, bytes); }); }
   status fill(stream_ref stream, void* to, int byte, std::size_t bytes, place w = place::current()) const noexcept { return log_->through(driver_call::fill, w, [&] { return faulty_.fill(stream, to, byte, bytes); }); }
+  template <class To, class From>
+  status convert(stream_ref stream, To* to, From const* from, std::size_t count, place w = place::current()) const noexcept { return log_->through(driver_call::convert, w, [&] { return faulty_.convert(stream, to, from, count); }); }
+  status can_share(device_id other, bool& yes, place w = place::current()) const noexcept { return log_->through(driver_call::can_share, w, [&] { return faulty_.can_share(other, yes); }); }
+  status share_pages(void* p, std::size_t bytes, device_id other, place w = place::current()) const noexcept { return log_->through(driver_call::share_pages, w, [&] { return faulty_.share_pages(p, bytes, other); }); }
   status memory_info(std::size_t& free, std::size_t& total, place w = place::current()) const noexcept { return log_->through(driver_call::memory_info, w, [&] { return faulty_.memory_info(free, total); }); }
 
   status page_granularity(std::size_t& bytes, place w = place::current()) const noexcept { return log_->through(driver_call::page_granularity, w, [&] { return faulty_.page_granularity(bytes); }); }
