@@ -9,6 +9,7 @@
 
 #include "catch.hpp"
 #include "driver/contract.hpp"
+#include "tarn/core/element.hpp"
 #include "tarn/driver/no_driver.hpp"
 #include "tarn/driver/sim_driver.hpp"
 
@@ -77,10 +78,12 @@ std::vector<status> call_everything(faulty<sim_driver> const& driver) {
   note(driver.destroy_event(event));
   note(driver.memory_info(a, b));
   note(driver.memory_account(account));
+  note(driver.can_share(driver.device(), capturing));
   note(driver.page_granularity(a));
   note(driver.reserve_range(2_MiB, 0, range));
   note(driver.create_pages(2_MiB, handle));
   note(driver.map_pages(range, 2_MiB, handle));
+  note(driver.share_pages(range, 2_MiB, driver.device()));
   note(driver.unmap_pages(range, 2_MiB));
   note(driver.destroy_pages(handle));
   note(driver.release_range(range, 2_MiB));
@@ -90,6 +93,7 @@ std::vector<status> call_everything(faulty<sim_driver> const& driver) {
   note(driver.malloc_managed(1_KiB, managed));
   note(driver.copy(stream, managed, pinned, 1_KiB));
   note(driver.fill(stream, pinned, 1, 1_KiB));
+  note(driver.convert(stream, static_cast<float16*>(managed), static_cast<float*>(pinned), 256));
   note(driver.free_device(device));
   note(driver.free_async(async, stream));
   note(driver.free_pinned(pinned));

@@ -46,6 +46,13 @@
 #define TARN_NOINLINE
 #endif
 
+// Functions that kernels call as well.
+#if defined(__CUDACC__)
+#define TARN_HOST_DEVICE __host__ __device__
+#else
+#define TARN_HOST_DEVICE
+#endif
+
 namespace tarn {
 
 /// Bytes that one core owns at a time; data of different threads is kept this far apart.

@@ -181,6 +181,7 @@ enum class misuse_kind : std::uint8_t {
   overrun,          ///< written past an end
   use_after_free,   ///< written after it was freed
   leak,             ///< live at destruction
+  overlap,          ///< two ranges that must be apart
   capture           ///< not allowed while the stream is being captured into a graph
 };
 

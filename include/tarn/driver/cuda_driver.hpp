@@ -217,6 +217,9 @@ class basic_cuda_driver {
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaMemsetAsync(to, byte, bytes, reach(stream)), "cudaMemsetAsync");
   }
+  /// Converts elements on the device. Defined in driver/cuda_convert.hpp, where nvcc compiles it.
+  template <class To, class From>
+  status convert(stream_ref stream, To* to, From const* from, std::size_t count) const noexcept;
 
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
     detail::on_device const here(device_);
@@ -310,10 +313,8 @@ class basic_cuda_driver {
     if (!calls.has_pages()) return detail::cuda_lacks("cuMemMap");
     status s = detail::cuda_status(calls.map(address_of(p), bytes, 0, handle, 0), "cuMemMap");
     if (!s.ok()) return s;
-    // One entry per device that may touch the memory; peers would join this device here.
-    CUmemAccessDesc const access[] = {{here_in_memory(), CU_MEM_ACCESS_FLAGS_PROT_READWRITE}};
-    s = detail::cuda_status(
-        calls.set_access(address_of(p), bytes, access, sizeof(access) / sizeof(access[0])), "cuMemSetAccess");
+    CUmemAccessDesc const access{memory_of(device_), CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    s = detail::cuda_status(calls.set_access(address_of(p), bytes, &access, 1), "cuMemSetAccess");
     if (!s.ok()) (void)calls.unmap(address_of(p), bytes);
     return s;
   }
@@ -321,6 +322,33 @@ class basic_cuda_driver {
     auto const& calls = detail::cuda_driver_calls();
     if (!calls.has_pages()) return detail::cuda_lacks("cuMemUnmap");
     return detail::cuda_status(calls.unmap(address_of(p), bytes), "cuMemUnmap");
+  }
+  /// Whether work of another device can be let at this one's pages, over NVLink or PCIe. Where it can, the other device's
+  /// primary context is set up, as without it what is mapped could not be used there.
+  status can_share(device_id other, bool& yes) const noexcept {
+    if (other.value == device_) {
+      yes = true;
+      return {};
+    }
+    int can = 0;
+    status s =
+        detail::cuda_status(cudaDeviceCanAccessPeer(&can, other.value, device_), "cudaDeviceCanAccessPeer");
+    if (s.ok() && can != 0) {
+      detail::on_device const there(other.value);
+      if (!there.entered().ok()) return there.entered();
+      detail::beside_capture const permission;
+      s = detail::cuda_status(cudaFree(nullptr), "cudaFree");
+    }
+    if (s.ok()) yes = can != 0;
+    return s;
+  }
+  /// Lets another device's work read and write what is mapped at [p, p + bytes), until it is unmapped. This device's own
+  /// access stays.
+  status share_pages(void* p, std::size_t bytes, device_id other) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (!calls.has_pages()) return detail::cuda_lacks("cuMemSetAccess");
+    CUmemAccessDesc const access{memory_of(other.value), CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    return detail::cuda_status(calls.set_access(address_of(p), bytes, &access, 1), "cuMemSetAccess");
   }
 
   // Blocks.
@@ -429,10 +457,10 @@ class basic_cuda_driver {
     return static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(p));
   }
 
-  [[nodiscard]] CUmemLocation here_in_memory() const noexcept {
+  [[nodiscard]] static CUmemLocation memory_of(int device) noexcept {
     CUmemLocation location{};
     location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    location.id = device_;
+    location.id = device;
     return location;
   }
   /// Plain device memory; no handle type, so that it cannot be exported. Network cards may reach it where the
@@ -441,7 +469,7 @@ class basic_cuda_driver {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
-    properties.location = here_in_memory();
+    properties.location = memory_of(device_);
     if (attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)) {
       properties.allocFlags.gpuDirectRDMACapable = 1;
     }

@@ -57,7 +57,7 @@ class on_device {
       return;
     }
     std::atomic<CUcontext>* const remembered =
-        device < most_devices ? remembered_contexts() + device : nullptr;
+        device >= 0 && device < most_devices ? remembered_contexts() + device : nullptr;
     CUcontext context = remembered != nullptr ? remembered->load(std::memory_order_acquire) : nullptr;
     if (context != nullptr) push(context);
     if (pushed_) return;

@@ -24,11 +24,14 @@
 // | copy(stream, to, from, bytes)                                | 2 us             | any direction, asynchronous to the host where the memory allows     |
 // | copy_from_device(stream, to, device, from, bytes), optional  | 2 us             | the same from another device's memory, whoever may access it        |
 // | fill(stream, to, byte, bytes)                                | 2 us             | sets bytes                                                          |
+// | convert(stream, to, from, count), optional                   | 4 us             | a kernel that converts elements (core/element) in device memory     |
+// | can_share(device, bool&), optional                           | once             | whether that device's work can be let at this one's pages           |
 // | memory_info(free&, total&)                                   | 5 us             | of the whole device, as cudaMemGetInfo                              |
 // | page_granularity(bytes&)                                     | once             | unsupported: no virtual memory management here                      |
 // | reserve_range(bytes, alignment, p&), release_range(p, bytes) | 5-77 us          | address space                                                       |
 // | create_pages(bytes, handle&), destroy_pages(handle)          | 10 us, 15-338 us | physical memory                                                     |
 // | map_pages(p, bytes, handle), unmap_pages(p, bytes)           | 26 us, 17 us     | map and grant access; exactly one map is undone                     |
+// | share_pages(p, bytes, device), optional                      | 25 us            | lets that device's work, too, at what is mapped there               |
 // | malloc_device(bytes, p&), free_device(p)                     | 58 us, 40 us     | cudaMalloc                                                          |
 // | malloc_async(bytes, stream, p&), free_async(p, stream)       | 0.7 us warm      | cudaMallocAsync                                                     |
 // | malloc_pinned(bytes, p&), free_pinned(p)                     | 460 ms/GiB       | cudaHostAlloc, portable                                             |

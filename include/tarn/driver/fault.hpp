@@ -221,6 +221,27 @@ class faulty {
   status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
     return through(driver_call::fill, [&] { return driver_.fill(stream, to, byte, bytes); });
   }
+  template <class To, class From>
+  status convert(stream_ref stream, To* to, From const* from, std::size_t count) const noexcept requires
+      requires(Driver const& d) {
+    d.convert(stream, to, from, count);
+  }
+  {
+    return through(driver_call::convert, [&] { return driver_.convert(stream, to, from, count); });
+  }
+  status can_share(device_id other, bool& yes) const noexcept requires requires(Driver const& d) {
+    d.can_share(other, yes);
+  }
+  {
+    return through(driver_call::can_share, [&] { return driver_.can_share(other, yes); });
+  }
+  status share_pages(void* p, std::size_t bytes, device_id other) const noexcept requires
+      requires(Driver const& d) {
+    d.share_pages(p, bytes, other);
+  }
+  {
+    return through(driver_call::share_pages, [&] { return driver_.share_pages(p, bytes, other); });
+  }
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
     return through(driver_call::memory_info, [&] { return driver_.memory_info(free, total); });
   }

@@ -81,6 +81,9 @@ class no_driver {
     std::memset(to, byte, bytes);
     return {};
   }
+  /// Defined in driver/host_convert.hpp, so that only who converts compiles it.
+  template <class To, class From>
+  status convert(stream_ref, To* to, From const* from, std::size_t count) const noexcept;
 
   /// The host's memory; unsupported where the system does not tell.
   status memory_info([[maybe_unused]] std::size_t& free, [[maybe_unused]] std::size_t& total) const noexcept {

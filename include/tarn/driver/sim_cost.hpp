@@ -60,6 +60,7 @@ struct sim_costs {
   sim_cost_curve create_pages{{{2_MiB, 9'800}, {20_MiB, 10'400}, {200_MiB, 13'000}, {1_GiB, 17'000}}};
   sim_cost_curve destroy_pages{{{2_MiB, 15'000}, {20_MiB, 16'000}, {200_MiB, 76'000}, {1_GiB, 338'000}}};
   sim_cost_curve map_pages{{{2_MiB, 25'600}, {20_MiB, 26'700}, {200_MiB, 34'700}, {1_GiB, 61'800}}};
+  sim_nanoseconds share_pages = 25'000;  ///< a cuMemSetAccess more; estimated
   sim_cost_curve unmap_pages{{{2_MiB, 16'500}, {20_MiB, 16'500}, {200_MiB, 20'000}, {1_GiB, 29'000}}};
 
   // Blocks.
@@ -79,6 +80,10 @@ struct sim_costs {
   double on_device_rate = 2'000;
   double fill_rate = 4'000;
   double pinned_rate = 53;  ///< host to device or back, chunks of 4 MiB
+  double peer_rate =
+      450;  ///< between devices that reach each other: one direction of NVLink 4, by its data sheet
+  double staged_rate =
+      25;  ///< between devices that do not, by way of the host: half of pinned_rate; estimated
   double pageable_rate = 8.4;
 
   /// Every call is free and all device work but kernels takes no time.
@@ -88,11 +93,11 @@ struct sim_costs {
     c.look = c.create_event = c.destroy_event = c.record_event = c.query_event = c.wait_event = 0;
     c.synchronize = c.create_stream = c.destroy_stream = c.launch = c.copy = c.memory_info = 0;
     c.memory_account = 0;
-    c.page_granularity = c.release_range = c.malloc_async_warm = c.free_async = 0;
+    c.page_granularity = c.share_pages = c.release_range = c.malloc_async_warm = c.free_async = 0;
     c.malloc_managed = c.free_managed = 0;
     c.reserve_range = c.create_pages = c.destroy_pages = c.map_pages = c.unmap_pages = level;
     c.malloc_device = c.free_device = c.malloc_async_cold = c.malloc_pinned = c.free_pinned = level;
-    c.on_device_rate = c.fill_rate = c.pinned_rate = c.pageable_rate = 0;
+    c.on_device_rate = c.fill_rate = c.pinned_rate = c.peer_rate = c.staged_rate = c.pageable_rate = 0;
     return c;
   }
 };

@@ -15,6 +15,7 @@
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/driver_call.hpp"
 #include "tarn/driver/sim_account.hpp"
+#include "tarn/driver/sim_convert.hpp"
 #include "tarn/driver/sim_machine.hpp"
 
 namespace tarn {
@@ -181,6 +182,18 @@ class sim_driver {
       return transfer(m, s, std::move(work), detail::sim_transfer(bytes, costs().fill_rate));
     });
   }
+  /// Converts when the stream gets there, at the rate of a copy of as many bytes. It is a kernel of this device: memory
+  /// that it may not touch is an illegal access, and breaks the device.
+  template <element To, element From>
+  status convert(stream_ref stream, To* to, From const* from, std::size_t count) const noexcept {
+    return on_stream(driver_call::convert, costs().launch, stream, [&](state& m, detail::sim_stream& s) {
+      if (count == 0) return code::ok;
+      auto work = std::make_shared<detail::sim_conversion<To, From>>(to, from, count, device_.value);
+      std::size_t const bytes = count * (sizeof(To) + sizeof(From)) / 2;
+      return m.streams.enqueue(s, detail::sim_transfer(bytes, costs().on_device_rate), std::move(work),
+                               detail::sim_streams::caller::user);
+    });
+  }
 
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
     return call(driver_call::memory_info, costs().memory_info, [&](state& m) {
@@ -231,6 +244,20 @@ class sim_driver {
     return paged(driver_call::unmap_pages, costs().unmap_pages.at(bytes), [&](state& m) {
       if (m.order) m.order->taken_away(m.memory, p, bytes, m.streams.host(), "unmapped while in use");
       return m.memory.unmap(p, bytes);
+    });
+  }
+  status can_share(device_id other, bool& yes) const noexcept {
+    return call(driver_call::can_share, costs().look, [&](state& m) {
+      if (!machine_.has(other)) return code::invalid_device;
+      yes = other == device_ || m.options.peers == sim_peers::reachable;
+      return code::ok;
+    });
+  }
+  status share_pages(void* p, std::size_t bytes, device_id other) const noexcept {
+    return paged(driver_call::share_pages, costs().share_pages, [&](state& m) {
+      if (!machine_.has(other)) return code::invalid_device;
+      if (other != device_ && m.options.peers == sim_peers::apart) return code::not_supported;
+      return m.memory.share(p, bytes, other.value);
     });
   }
 
@@ -321,6 +348,9 @@ class sim_driver {
   }
 
  private:
+  using state = detail::sim_state;
+  using code = detail::sim_code;
+
   status copy(stream_ref stream, void* to, device_id from_device, void const* from,
               std::size_t bytes) const noexcept {
     return on_stream(driver_call::copy, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
@@ -337,20 +367,22 @@ class sim_driver {
       if (!pageable_from) work->touched.push_back(sim_reads(from, bytes));
       if (!pageable_to) work->touched.push_back(sim_writes(to, bytes));
       bool const pageable = pageable_to || pageable_from;
-      double const rate = pageable                                               ? costs().pageable_rate
-                          : m.memory.is_on_host(to) || m.memory.is_on_host(from) ? costs().pinned_rate
-                                                                                 : costs().on_device_rate;
+      double const rate = pageable ? costs().pageable_rate : rate_between(m, to, from);
       code const outcome = transfer(m, s, std::move(work), detail::sim_transfer(bytes, rate));
       if (outcome != code::ok || !pageable || s.capture) return outcome;
       return synchronized(m, m.streams.synchronize(s));
     });
   }
+  /// Of a copy that needs no pageable memory.
+  [[nodiscard]] double rate_between(state const& m, void const* to, void const* from) const noexcept {
+    if (m.memory.is_on_host(to) || m.memory.is_on_host(from)) return costs().pinned_rate;
+    if (m.memory.device_of(to) == m.memory.device_of(from)) return costs().on_device_rate;
+    return m.options.peers == sim_peers::reachable ? costs().peer_rate : costs().staged_rate;
+  }
   static device_id& current() noexcept {
     static thread_local device_id device;
     return device;
   }
-  using state = detail::sim_state;
-  using code = detail::sim_code;
 
   [[nodiscard]] sim_costs const& costs() const noexcept { return machine_.options().costs; }
 

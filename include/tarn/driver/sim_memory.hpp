@@ -150,7 +150,7 @@ class sim_memory {
       auto const before = std::prev(next);
       if (before->first + before->second.bytes > begin) return sim_code::invalid_value;
     }
-    auto const it = maps_.emplace_hint(next, begin, mapping{bytes, handle});
+    auto const it = maps_.emplace_hint(next, begin, mapping{bytes, handle, {}});
     if (!device_space_.show(begin, bytes, pages_.descriptor(), behind->second.offset)) {
       maps_.erase(it);
       return sim_code::out_of_memory;
@@ -270,13 +270,35 @@ class sim_memory {
     auto const it = block_of(address(p));
     return it != blocks_.end() && on_host(it->second.kind);
   }
-  /// True where work of `device` may touch the memory at `p`: pages are mapped for their own device alone.
+  /// As cuMemSetAccess for another device: whole mappings without a gap.
+  sim_code share(void* p, std::size_t bytes, int device) {
+    std::uintptr_t const begin = address(p);
+    auto const first = maps_.find(begin);
+    auto it = first;
+    std::uintptr_t at = begin;
+    for (; at - begin < bytes && it != maps_.end() && it->first == at; ++it) at += it->second.bytes;
+    if (bytes == 0 || at - begin != bytes) return sim_code::invalid_value;
+    for (auto shared = first; shared != it; ++shared) shared->second.others.push_back(device);
+    return sim_code::ok;
+  }
+
+  /// The device whose memory it is; -1 where it is none's: the host's, or only an address.
+  [[nodiscard]] int device_of(void const* p) const noexcept {
+    if (auto const it = block_of(address(p)); it != blocks_.end()) {
+      return on_host(it->second.kind) ? -1 : it->second.device;
+    }
+    auto const it = map_of(address(p));
+    return it == maps_.end() ? -1 : physical_.find(it->second.handle)->second.device;
+  }
+  /// True where work of `device` may touch the memory at `p`: pages are mapped for their own device, and those that they
+  /// were shared with.
   [[nodiscard]] bool is_reachable(void const* p, int device) const noexcept {
-    auto it = maps_.upper_bound(address(p));
-    if (it == maps_.begin()) return true;
-    --it;
-    if (address(p) - it->first >= it->second.bytes) return true;
-    return physical_.find(it->second.handle)->second.device == device;
+    auto const it = map_of(address(p));
+    if (it == maps_.end() || physical_.find(it->second.handle)->second.device == device) return true;
+    for (int const other : it->second.others) {
+      if (other == device) return true;
+    }
+    return false;
   }
   /// Bytes behind a page handle; 0 if there is none.
   [[nodiscard]] std::size_t page_bytes_of(page_handle handle) const noexcept {
@@ -322,6 +344,7 @@ class sim_memory {
   struct mapping {
     std::size_t bytes;
     page_handle handle;
+    std::vector<int> others{};  ///< devices that may touch it besides its own
   };
   struct page_piece {
     std::size_t bytes;
@@ -366,6 +389,12 @@ class sim_memory {
     if (it == blocks_.begin()) return blocks_.end();
     --it;
     return at - it->first < it->second.bytes ? it : blocks_.end();
+  }
+  [[nodiscard]] std::map<std::uintptr_t, mapping>::const_iterator map_of(std::uintptr_t at) const noexcept {
+    auto it = maps_.upper_bound(at);
+    if (it == maps_.begin()) return maps_.end();
+    --it;
+    return at - it->first < it->second.bytes ? it : maps_.end();
   }
   void note_gone(std::uint64_t key, std::size_t bytes) {
     if (watched_) gone_.push_back({key, bytes});

@@ -17,6 +17,9 @@ namespace tarn {
 /// Whether simulated devices have virtual memory management; some virtual GPUs have none.
 enum class sim_paging : std::uint8_t { available, missing };
 
+/// Whether simulated devices can be let at each other's pages, as over NVLink. Copies between them need it not.
+enum class sim_peers : std::uint8_t { reachable, apart };
+
 /// Whether the order checker watches (sim_order.hpp). It costs time and memory per access.
 enum class sim_checks : std::uint8_t {
   off,
@@ -44,6 +47,7 @@ struct sim_options {
   std::size_t granularity = 2_MiB;     ///< of pages
   sim_backing backing = sim_backing::host_backed;
   sim_paging paging = sim_paging::available;
+  sim_peers peers = sim_peers::reachable;
   sim_checks checks = sim_checks::off;
   sim_tool tool = sim_tool::absent;  ///< attached: what a pool hands out is watched, at the price of speed
   sim_costs costs{};

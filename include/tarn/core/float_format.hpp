@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Formats of binary floating point and the two conversions between them, on bits alone: rounding to nearest even to a
+// narrower one, and the exact way back. Above it: small_float. Below it: config.
+
+#include <cstdint>
+#include <type_traits>
+
+#include "tarn/core/config.hpp"
+
+namespace tarn {
+
+/// What the largest exponent of a format stands for.
+enum class top_exponent : std::uint8_t {
+  infinity_and_nan,  ///< as in IEEE 754
+  numbers_and_nan    ///< numbers, but for the last pattern, which is NaN: the OCP formats marked FN
+};
+
+/// What becomes of what is too large, infinities included.
+enum class overflow : std::uint8_t {
+  to_infinity,
+  to_largest  ///< the largest number of its sign, as cuda_fp8's types do it (__NV_SATFINITE)
+};
+
+/// IEEE 754 binary32, the format of float.
+struct binary32 {
+  using bits_type = std::uint32_t;
+  static constexpr int exponent_bits = 8;
+  static constexpr int mantissa_bits = 23;
+  static constexpr top_exponent top = top_exponent::infinity_and_nan;
+};
+/// IEEE 754 binary64, the format of double.
+struct binary64 {
+  using bits_type = std::uint64_t;
+  static constexpr int exponent_bits = 11;
+  static constexpr int mantissa_bits = 52;
+  static constexpr top_exponent top = top_exponent::infinity_and_nan;
+};
+/// IEEE 754 binary16: 11 significant bits, up to 65,504.
+struct binary16 {
+  using bits_type = std::uint16_t;
+  static constexpr int exponent_bits = 5;
+  static constexpr int mantissa_bits = 10;
+  static constexpr top_exponent top = top_exponent::infinity_and_nan;
+  static constexpr overflow on_overflow = overflow::to_infinity;
+};
+/// The upper half of a binary32: 8 significant bits, the range of float.
+struct brain16 {
+  using bits_type = std::uint16_t;
+  static constexpr int exponent_bits = 8;
+  static constexpr int mantissa_bits = 7;
+  static constexpr top_exponent top = top_exponent::infinity_and_nan;
+  static constexpr overflow on_overflow = overflow::to_infinity;
+};
+/// OCP E4M3 (FN): 4 significant bits, up to 448, no infinities.
+struct ocp_e4m3 {
+  using bits_type = std::uint8_t;
+  static constexpr int exponent_bits = 4;
+  static constexpr int mantissa_bits = 3;
+  static constexpr top_exponent top = top_exponent::numbers_and_nan;
+  static constexpr overflow on_overflow = overflow::to_largest;
+};
+/// OCP E5M2: 3 significant bits, up to 57,344. It has infinities, but no conversion makes one.
+struct ocp_e5m2 {
+  using bits_type = std::uint8_t;
+  static constexpr int exponent_bits = 5;
+  static constexpr int mantissa_bits = 2;
+  static constexpr top_exponent top = top_exponent::infinity_and_nan;
+  static constexpr overflow on_overflow = overflow::to_largest;
+};
+
+namespace detail {
+
+/// What follows from a format.
+template <class Format>
+struct format_of {
+  using bits_type = typename Format::bits_type;
+  static constexpr int sign_at = Format::exponent_bits + Format::mantissa_bits;
+  static constexpr int bias = (1 << (Format::exponent_bits - 1)) - 1;
+  static constexpr int top_field = (1 << Format::exponent_bits) - 1;
+  static constexpr bool has_infinity = Format::top == top_exponent::infinity_and_nan;
+  static constexpr std::uint64_t mantissa_mask = (std::uint64_t{1} << Format::mantissa_bits) - 1;
+  static constexpr std::uint64_t infinity = std::uint64_t{top_field} << Format::mantissa_bits;
+  static constexpr std::uint64_t largest = has_infinity ? infinity - 1 : (infinity | mantissa_mask) - 1;
+  /// The NaN that conversions make, with every bit but the sign: CUDA's.
+  static constexpr std::uint64_t nan = (std::uint64_t{1} << sign_at) - 1;
+};
+
+/// The nearest pattern of To for a pattern of From, ties to the even one. Every NaN becomes To's one.
+template <class To, class From>
+[[nodiscard]] TARN_HOST_DEVICE constexpr typename To::bits_type narrowed(
+    typename From::bits_type bits) noexcept {
+  using to = format_of<To>;
+  using from = format_of<From>;
+  using word = typename From::bits_type;
+  static_assert(To::mantissa_bits < From::mantissa_bits && To::exponent_bits <= From::exponent_bits);
+  constexpr int m = From::mantissa_bits;
+  constexpr int dropped = m - To::mantissa_bits;
+  auto const sign = static_cast<word>(bits >> from::sign_at);
+  auto const field = static_cast<int>((bits >> m) & static_cast<word>(from::top_field));
+  auto mantissa = static_cast<word>(bits & static_cast<word>(from::mantissa_mask));
+  auto const signed_as = [sign](word magnitude) {
+    return static_cast<typename To::bits_type>(magnitude | static_cast<word>(sign << to::sign_at));
+  };
+  if (field == from::top_field) {
+    if (mantissa != 0) return static_cast<typename To::bits_type>(to::nan);
+    return signed_as(
+        static_cast<word>(To::on_overflow == overflow::to_infinity ? to::infinity : to::largest));
+  }
+  // The value is mantissa * 2^(exponent - m); `steps` is how far the exponent is above To's least one.
+  if (field != 0) mantissa = static_cast<word>(mantissa | word{1} << m);
+  int const exponent = (field != 0 ? field : 1) - from::bias;
+  int const steps = exponent - (1 - to::bias);
+  int shift = dropped;
+  if (steps < 0)
+    shift = -steps < m + 2 - dropped ? dropped - steps : m + 2;  // beyond which all is below a half
+  auto const half = static_cast<word>(word{1} << (shift - 1));
+  auto const kept = static_cast<word>(mantissa >> shift);
+  auto rounded = static_cast<word>((mantissa + (half - 1) + (kept & 1U)) >> shift);
+  // A carry goes into the exponent, which is right, and so is the leading one of a normal number.
+  if (steps > 0) rounded = static_cast<word>(rounded + (static_cast<word>(steps) << To::mantissa_bits));
+  if (rounded > static_cast<word>(to::largest)) {
+    rounded = static_cast<word>(To::on_overflow == overflow::to_infinity ? to::infinity : to::largest);
+  }
+  return signed_as(rounded);
+}
+
+/// The pattern of binary32 that has exactly the value. A NaN keeps its sign and payload and is quiet.
+template <class From>
+[[nodiscard]] TARN_HOST_DEVICE constexpr std::uint32_t widened(typename From::bits_type bits) noexcept {
+  using from = format_of<From>;
+  constexpr int m = From::mantissa_bits;
+  constexpr int up = binary32::mantissa_bits - m;
+  auto const word = static_cast<std::uint32_t>(bits);
+  std::uint32_t const sign = word >> from::sign_at << 31;
+  std::uint32_t mantissa = word & static_cast<std::uint32_t>(from::mantissa_mask);
+  int const field = static_cast<int>(word >> m) & from::top_field;
+  constexpr std::uint32_t top = 0x7f80'0000;
+  constexpr std::uint32_t quiet = 0x0040'0000;
+  bool const is_nan = from::has_infinity ? field == from::top_field && mantissa != 0
+                                         : (word & static_cast<std::uint32_t>(from::nan)) == from::nan;
+  if (is_nan) return sign | top | quiet | mantissa << up;
+  if (from::has_infinity && field == from::top_field) return sign | top;
+  constexpr int rebias = format_of<binary32>::bias - from::bias;
+  if (field != 0 || rebias == 0)
+    return sign | static_cast<std::uint32_t>(field + rebias) << 23 | mantissa << up;
+  if (mantissa == 0) return sign;
+  int exponent = rebias + 1;
+  while ((mantissa >> m) == 0) {  // at most m steps: subnormal here, normal there
+    mantissa <<= 1;
+    --exponent;
+  }
+  return sign | static_cast<std::uint32_t>(exponent) << 23 |
+         (mantissa & static_cast<std::uint32_t>(from::mantissa_mask)) << up;
+}
+
+}  // namespace detail
+}  // namespace tarn

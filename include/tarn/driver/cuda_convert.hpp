@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Converting elements on CUDA: a kernel that moves 16 bytes at a time and converts by the device's own instructions.
+// Needs nvcc; a file that no CUDA compiler compiles may include it, and is told so where it converts.
+// Above it: raii/convert. Below it: cuda_driver, core/element.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "tarn/core/element.hpp"
+#include "tarn/driver/cuda_driver.hpp"
+
+#if defined(__CUDACC__)
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+namespace tarn {
+
+namespace detail {
+
+template <class To, class From>
+struct cuda_conversion {
+  /// Elements that one thread takes at a time: 16 bytes of the wider type.
+  static constexpr int together =
+      16 / static_cast<int>(sizeof(To) > sizeof(From) ? sizeof(To) : sizeof(From));
+
+  static __device__ float widen(float x) { return x; }
+  static __device__ float widen(bfloat16 x) { return __uint_as_float(std::uint32_t{x.bits()} << 16); }
+  static __device__ float widen(float16 x) { return __half2float(__ushort_as_half(x.bits())); }
+  static __device__ float widen(float8_e4m3 x) {
+    return __half2float(__half(__nv_cvt_fp8_to_halfraw(x.bits(), __NV_E4M3)));
+  }
+  static __device__ float widen(float8_e5m2 x) {
+    return __half2float(__half(__nv_cvt_fp8_to_halfraw(x.bits(), __NV_E5M2)));
+  }
+  static __device__ To narrow(float x) {
+    if constexpr (sizeof(To) >= sizeof(float)) {
+      return static_cast<To>(x);
+    } else if constexpr (element_type_of<To> == element_type::f16) {
+      return To::from_bits(__half_as_ushort(__float2half_rn(x)));
+    } else if constexpr (element_type_of<To> == element_type::bf16) {
+      return To::from_bits(__bfloat16_as_ushort(__float2bfloat16_rn(x)));
+    } else {
+      return To::from_bits(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, interpretation));
+    }
+  }
+
+  static __device__ To one(From x) {
+    if constexpr (sizeof(From) == sizeof(double)) {
+      return element_cast<To>(x);  // in one rounding, which two instructions are not
+    } else {
+      return narrow(widen(x));
+    }
+  }
+  /// Two at a time where the instruction takes two.
+  static __device__ void two(To* to, From const* from) {
+    if constexpr (sizeof(To) == 1 && sizeof(From) != sizeof(double)) {
+      float2 const pair = make_float2(widen(from[0]), widen(from[1]));
+      __nv_fp8x2_storage_t const bits = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, interpretation);
+      to[0] = To::from_bits(static_cast<std::uint8_t>(bits));
+      to[1] = To::from_bits(static_cast<std::uint8_t>(bits >> 8));
+    } else {
+      to[0] = one(from[0]);
+      to[1] = one(from[1]);
+    }
+  }
+
+ private:
+  static constexpr __nv_fp8_interpretation_t interpretation =
+      element_type_of<To> == element_type::f8_e5m2 ? __NV_E5M2 : __NV_E4M3;
+};
+
+/// A word of so many bytes, which is loaded and stored as one.
+template <int Bytes>
+struct cuda_word;
+template <>
+struct cuda_word<2> {
+  using type = std::uint16_t;
+};
+template <>
+struct cuda_word<4> {
+  using type = std::uint32_t;
+};
+template <>
+struct cuda_word<8> {
+  using type = uint2;
+};
+template <>
+struct cuda_word<16> {
+  using type = uint4;
+};
+
+/// What of a range can be taken in words: first some elements singly, then words, then the rest.
+struct cuda_split {
+  std::size_t head;
+  std::size_t words;
+  std::size_t count;
+};
+
+template <class To, class From>
+__global__ void __launch_bounds__(256) cuda_convert_elements(To* to, From const* from, cuda_split split) {
+  using conversion = cuda_conversion<To, From>;
+  constexpr int n = conversion::together;
+  using to_word = typename cuda_word<n* static_cast<int>(sizeof(To))>::type;
+  using from_word = typename cuda_word<n* static_cast<int>(sizeof(From))>::type;
+  std::size_t const stride = std::size_t{gridDim.x} * blockDim.x;
+  std::size_t const first = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
+
+  std::size_t const singly = split.count - split.words * n;
+  for (std::size_t i = first; i < singly; i += stride) {
+    std::size_t const at = i < split.head ? i : i + split.words * n;
+    to[at] = conversion::one(from[at]);
+  }
+
+  auto const* const source = reinterpret_cast<from_word const*>(from + split.head);
+  auto* const target = reinterpret_cast<to_word*>(to + split.head);
+  auto const convert = [](from_word loaded) {
+    From in[n];
+    To out[n];
+    to_word stored;
+    memcpy(in, &loaded, sizeof loaded);
+#pragma unroll
+    for (int i = 0; i < n; i += 2) conversion::two(out + i, in + i);
+    memcpy(&stored, out, sizeof stored);
+    return stored;
+  };
+  // Four loads are under way before the first result is needed: that hides the memory's latency.
+  std::size_t i = first;
+  for (; i + 3 * stride < split.words; i += 4 * stride) {
+    from_word const a = source[i];
+    from_word const b = source[i + stride];
+    from_word const c = source[i + 2 * stride];
+    from_word const d = source[i + 3 * stride];
+    target[i] = convert(a);
+    target[i + stride] = convert(b);
+    target[i + 2 * stride] = convert(c);
+    target[i + 3 * stride] = convert(d);
+  }
+  for (; i < split.words; i += stride) target[i] = convert(source[i]);
+}
+
+/// Splits a range so that both sides' words are aligned; all singly where no place in it makes them so.
+template <class To, class From>
+[[nodiscard]] cuda_split cuda_split_of(To const* to, From const* from, std::size_t count) noexcept {
+  constexpr std::size_t n = static_cast<std::size_t>(cuda_conversion<To, From>::together);
+  for (std::size_t head = 0; head < n && head < count; ++head) {
+    if (is_aligned(to + head, n * sizeof(To)) && is_aligned(from + head, n * sizeof(From))) {
+      return {head, (count - head) / n, count};
+    }
+  }
+  return {0, 0, count};
+}
+
+}  // namespace detail
+
+template <null_stream Null>
+template <class To, class From>
+status basic_cuda_driver<Null>::convert(stream_ref stream, To* to, From const* from,
+                                        std::size_t count) const noexcept {
+  static_assert(element<To> && element<From>, "tarn: convert() is for the types of tarn/core/element.hpp");
+  if (count == 0) return {};
+  detail::on_device const here(device_);
+  if (!here.entered().ok()) return here.entered();
+  detail::cuda_split split = detail::cuda_split_of(to, from, count);
+  // Each thread gets four words, more where the grid would be beyond its limit.
+  constexpr std::size_t threads = 256;
+  constexpr std::size_t most_blocks = std::size_t{1} << 20;
+  std::size_t const units = split.words != 0 ? split.words / 4 + 1 : count;
+  std::size_t const blocks = units / threads + 1 < most_blocks ? units / threads + 1 : most_blocks;
+  void* arguments[] = {&to, &from, &split};
+  return detail::cuda_status(
+      cudaLaunchKernel(&detail::cuda_convert_elements<To, From>, dim3(static_cast<unsigned>(blocks)),
+                       dim3(static_cast<unsigned>(threads)), arguments, 0, reach(stream)),
+      "cudaLaunchKernel");
+}
+
+}  // namespace tarn
+
+#else
+
+namespace tarn {
+
+template <null_stream Null>
+template <class To, class From>
+status basic_cuda_driver<Null>::convert(stream_ref, To*, From const*, std::size_t) const noexcept {
+  static_assert(sizeof(To) == 0,
+                "tarn: converting on CUDA launches a kernel; compile this file with nvcc (name it .cu)");
+  return {};
+}
+
+}  // namespace tarn
+
+#endif

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Converting elements of plain host memory: done when the call returns.
+// Above it: raii/convert. Below it: no_driver, core/element.
+
+#include <cstddef>
+
+#include "tarn/core/element.hpp"
+#include "tarn/driver/no_driver.hpp"
+
+namespace tarn {
+
+template <class To, class From>
+status no_driver::convert(stream_ref, To* to, From const* from, std::size_t count) const noexcept {
+  if (count == 0) return {};
+  if (to == nullptr || from == nullptr) return invalid(driver_call::convert);
+  for (std::size_t i = 0; i < count; ++i) to[i] = element_cast<To>(from[i]);
+  return {};
+}
+
+}  // namespace tarn

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// partition: how many elements are divided into contiguous parts, evenly or by weight.
+// Above it: partitioned_buffer. Below it: core/message.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+#include "tarn/core/extremes.hpp"
+#include "tarn/core/message.hpp"
+
+namespace tarn {
+
+/// A division that cannot be made. Says why.
+class bad_partition : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+/// Elements 0 to size() in contiguous parts, every one of them in exactly one part; parts may be empty. A value.
+class partition {
+ public:
+  /// Parts whose sizes differ by at most one step.
+  /// @param multiple_of  step: elements between two places where a part may begin (a row, a cache line)
+  /// @throws bad_partition  no parts, or no step
+  [[nodiscard]] static partition even(std::size_t count, std::size_t parts, std::size_t multiple_of = 1) {
+    partition made(count, parts, multiple_of);
+    std::size_t const steps = steps_of(count, multiple_of);
+    for (std::size_t i = 1; i < parts; ++i) {
+      std::size_t const before = steps / parts * i + detail::smaller_of(i, steps % parts);
+      made.first_[i] = place_of(before, count, multiple_of);
+    }
+    return made;
+  }
+  /// Parts in proportion to weights (memory, speed), each within a step of it.
+  /// @throws bad_partition  no weights, one that is negative or not finite, none above zero, or no step
+  [[nodiscard]] static partition weighted(std::size_t count, std::span<double const> weights,
+                                          std::size_t multiple_of = 1) {
+    partition made(count, weights.size(), multiple_of);
+    double total = 0;
+    for (double const w : weights) {
+      if (!(w >= 0) || !std::isfinite(w)) refuse("a weight must be a number of at least 0");
+      total += w;
+    }
+    if (!(total > 0) || !std::isfinite(total)) refuse("the weights must add up to a number above 0");
+    auto const steps = static_cast<double>(steps_of(count, multiple_of));
+    double before = 0;
+    for (std::size_t i = 1; i < weights.size(); ++i) {
+      before += weights[i - 1];
+      double const place = std::floor(steps * (before / total) + 0.5);
+      // Also where rounding has gone beyond the last step, or a step's number beyond what a double has exactly.
+      made.first_[i] = place >= steps ? count : place_of(static_cast<std::size_t>(place), count, multiple_of);
+    }
+    return made;
+  }
+
+  /// Elements in all.
+  [[nodiscard]] std::size_t size() const noexcept { return first_.back(); }
+  /// How many parts there are.
+  [[nodiscard]] std::size_t parts() const noexcept { return first_.size() - 1; }
+  /// Where part i begins.
+  [[nodiscard]] std::size_t first(std::size_t i) const noexcept { return first_[i]; }
+  /// Elements of part i.
+  [[nodiscard]] std::size_t size(std::size_t i) const noexcept { return first_[i + 1] - first_[i]; }
+  /// The part that an element is in. @param element  below size(). O(log parts).
+  [[nodiscard]] std::size_t part_of(std::size_t element) const noexcept {
+    auto const next = std::upper_bound(first_.begin(), first_.end(), element);
+    return static_cast<std::size_t>(next - first_.begin()) - 1;
+  }
+
+  friend bool operator==(partition const&, partition const&) = default;
+
+ private:
+  partition(std::size_t count, std::size_t parts, std::size_t multiple_of) {
+    if (parts == 0) refuse("it needs at least one part");
+    if (multiple_of == 0) refuse("parts begin at multiples of at least 1 element");
+    first_.resize(parts + 1);
+    first_.back() = count;
+  }
+  static std::size_t steps_of(std::size_t count, std::size_t multiple_of) noexcept {
+    return count / multiple_of + (count % multiple_of != 0 ? 1 : 0);
+  }
+  static std::size_t place_of(std::size_t step, std::size_t count, std::size_t multiple_of) noexcept {
+    return step > count / multiple_of ? count : step * multiple_of;
+  }
+  [[noreturn]] static void refuse(char const* why) {
+    message<128> text;
+    throw bad_partition(text.add("tarn: not a partition: ").add(why).c_str());
+  }
+
+  std::vector<std::size_t> first_;
+};
+
+}  // namespace tarn

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// partitioned_buffer<T>: one array of elements over several devices, each part on its device with a stream of its own.
+// Above it: user code. Below it: partition, peer_copy, device_buffer, device_guard.
+
+#include <cstddef>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tarn/core/message.hpp"
+#include "tarn/raii/device_buffer.hpp"
+#include "tarn/raii/device_guard.hpp"
+#include "tarn/raii/in_turn.hpp"
+#include "tarn/raii/partition.hpp"
+#include "tarn/raii/peer_copy.hpp"
+#include "tarn/raii/per_device.hpp"
+#include "tarn/raii/stream.hpp"
+
+namespace tarn {
+
+namespace detail {
+
+/// The device of a part current while its work is enqueued, on drivers that know a current device.
+template <class Driver>
+concept has_current_device = requires(device_id device) {
+  Driver::set_current_device(device);
+};
+struct no_guard {
+  explicit constexpr no_guard(device_id) noexcept {}
+};
+template <class Driver>
+struct guard_for {
+  using type = no_guard;
+};
+template <has_current_device Driver>
+struct guard_for<Driver> {
+  using type = basic_device_guard<Driver>;
+};
+
+}  // namespace detail
+
+/// Owns size() elements, part i of them in a block of memory i, uninitialised. Each part's work is ordered on its own stream,
+/// parts run side by side, and nothing waits on the host unless it says so. Several parts may be on one device. Movable, not
+/// copyable. One thread at a time. Moved-from: may be assigned and destroyed only. A constructor that throws has freed the
+/// parts it had.
+template <class T, class Resource = detail::default_device_resource>
+class partitioned_buffer {
+ public:
+  using value_type = T;
+  using resource_type = Resource;
+  using driver_type = typename Resource::driver_type;
+  using part_type = device_buffer<T, Resource>;
+
+  /// What for_each_part() hands out: elements [first, first + elements.size()) of the whole.
+  struct part_ref {
+    std::size_t index;
+    std::size_t first;
+    part_type& elements;
+    stream_ref stream;
+  };
+
+  /// Part i from memory i.
+  /// @throws bad_partition  not as many memories as parts
+  /// @throws length_error, out_of_memory, cuda_error; nothing is held
+  partitioned_buffer(std::span<Resource const> memories, partition parts, place where = place::current())
+      : layout_(std::move(parts)) {
+    if (memories.size() != layout_.parts()) {
+      message<160> text;
+      text.add("tarn: ").add_number(std::uint64_t{layout_.parts()}).add(" parts and ");
+      text.add_number(std::uint64_t{memories.size()}).add(" memories; give each part one");
+      throw bad_partition(text.c_str());
+    }
+    parts_.reserve(memories.size());
+    for (std::size_t i = 0; i < memories.size(); ++i)
+      parts_.emplace_back(memories[i], layout_.size(i), where);
+  }
+  /// Part i on device i of `devices`, from its pool.
+  template <class Make>
+  partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices, partition parts,
+                     place where = place::current())
+      : partitioned_buffer(std::span<Resource const>(pools_of(pools, devices)), std::move(parts), where) {}
+  /// `count` elements, evenly.
+  template <class Make>
+  partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices, std::size_t count,
+                     place where = place::current())
+      : partitioned_buffer(pools, devices, partition::even(count, devices.size()), where) {}
+
+  partitioned_buffer(partitioned_buffer&&) noexcept = default;
+  partitioned_buffer& operator=(partitioned_buffer&&) noexcept = default;
+
+  /// Elements in all.
+  [[nodiscard]] std::size_t size() const noexcept { return layout_.size(); }
+  [[nodiscard]] std::size_t parts() const noexcept { return parts_.size(); }
+  [[nodiscard]] partition const& layout() const noexcept { return layout_; }
+  /// Part i, a buffer on its device whose stream is stream(i). Leave its size and its stream as they are.
+  [[nodiscard]] part_type& part(std::size_t i) noexcept { return parts_[i].elements; }
+  [[nodiscard]] part_type const& part(std::size_t i) const noexcept { return parts_[i].elements; }
+  [[nodiscard]] stream_ref stream(std::size_t i) const noexcept { return parts_[i].stream.ref(); }
+  [[nodiscard]] device_id device(std::size_t i) const noexcept { return driver(i).device(); }
+
+  /// Calls `call(part_ref)` for each part, its device current: enqueue the part's work on its stream.
+  template <class Call>
+  void for_each_part(Call const& call) {
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      [[maybe_unused]] typename detail::guard_for<driver_type>::type const here(device(i));
+      call(part_ref{i, layout_.first(i), part(i), stream(i)});
+    }
+  }
+
+  /// Copies from size() elements of the host, each part in its stream's order: from pinned memory, to be kept until the
+  /// streams are past it, all devices copy at once; from other memory one after the other.
+  /// @throws length_error  another number of elements; nothing is copied
+  /// @throws cuda_error    some parts may have been copied
+  void scatter(std::span<T const> from) {
+    require_size("scatter", from.size());
+    for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_from(piece(from, i));
+  }
+  /// Copies to size() elements of the host likewise. @throws as scatter
+  void gather(std::span<T> to) const {
+    require_size("gather", to.size());
+    for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_to(piece(to, i));
+  }
+  /// The same, and waits for all of it, so that the host may read.
+  void gather_sync(std::span<T> to) const {
+    gather(to);
+    synchronize();
+  }
+  /// Copies from another division of as many elements, piece by piece between the devices, ordered behind and before the
+  /// work on every part concerned; either may be changed or destroyed at once. @throws as scatter
+  template <class Other>
+  requires std::is_same_v<typename Other::driver_type, driver_type>
+  void copy_from(partitioned_buffer<T, Other> const& other) {
+    require_size("copy_from", other.size());
+    for (std::size_t at = 0; at < size();) {
+      std::size_t const mine = layout_.part_of(at);
+      std::size_t const theirs = other.layout().part_of(at);
+      std::size_t const my_end = layout_.first(mine) + layout_.size(mine);
+      std::size_t const their_end = other.layout().first(theirs) + other.layout().size(theirs);
+      std::size_t const count = detail::smaller_of(my_end, their_end) - at;
+      tarn::peer_copy(other.part(theirs), at - other.layout().first(theirs), part(mine),
+                      at - layout_.first(mine), count);
+      at += count;
+    }
+  }
+
+  /// Sets every byte to 0, in each stream's order. @throws cuda_error
+  void zero() {
+    for (part_and_stream& p : parts_) p.elements.zero();
+  }
+
+  /// Waits on the host for all parts' work. @throws cuda_error  also for errors of earlier kernels
+  void synchronize() const {
+    for (part_and_stream const& p : parts_) p.stream.synchronize();
+  }
+  /// Makes all parts' later work wait, on the devices, for what `stream` has now. @throws cuda_error
+  void order_behind(driver_type const& driver_of_stream, stream_ref stream) {
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      detail::order_streams(driver(i), this->stream(i), driver_of_stream,
+                            identified(driver_of_stream, stream));
+    }
+  }
+  /// Makes later work on `stream` wait, on the devices, for what all parts have now. @throws cuda_error
+  void order_before(driver_type const& driver_of_stream, stream_ref stream) const {
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      detail::order_streams(driver_of_stream, identified(driver_of_stream, stream), driver(i),
+                            this->stream(i));
+    }
+  }
+
+ private:
+  struct part_and_stream {
+    part_and_stream(Resource memory, std::size_t count, place where)
+        : stream(memory.driver()),
+          elements(std::move(memory), count, stream, detail::larger_of(default_alignment, alignof(T)),
+                   where) {}
+    basic_stream<driver_type> stream;  // outlives the elements, which are freed on it
+    part_type elements;
+  };
+
+  template <class Make>
+  static std::vector<Resource> pools_of(per_device<Resource, Make>& pools,
+                                        std::span<device_id const> devices) {
+    std::vector<Resource> memories;
+    for (device_id const d : devices) memories.push_back(pools[d]);
+    return memories;
+  }
+  [[nodiscard]] driver_type const& driver(std::size_t i) const noexcept { return parts_[i].stream.driver(); }
+  template <class Element>
+  [[nodiscard]] std::span<Element> piece(std::span<Element> whole, std::size_t i) const noexcept {
+    return whole.subspan(layout_.first(i), layout_.size(i));
+  }
+  void require_size(char const* what, std::size_t count) const {
+    if (count == size()) return;
+    message<160> text;
+    text.add("tarn: ")
+        .add(what)
+        .add(" of ")
+        .add_number(std::uint64_t{count})
+        .add(" elements with a buffer of ");
+    throw length_error(text.add_number(std::uint64_t{size()}).c_str());
+  }
+
+  partition layout_;
+  std::vector<part_and_stream> parts_;
+};
+
+}  // namespace tarn

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Copies between buffers of two devices, whole or in pieces, whether or not one device can reach the other.
+// Above it: partitioned_buffer. Below it: device_buffer, in_turn.
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "tarn/core/message.hpp"
+#include "tarn/raii/device_buffer.hpp"
+#include "tarn/raii/in_turn.hpp"
+
+namespace tarn {
+
+namespace detail {
+
+inline void require_elements(char const* whose, std::size_t first, std::size_t count, std::size_t size) {
+  if (first <= size && count <= size - first) return;
+  message<160> text;
+  text.add("tarn: peer_copy of ").add_number(std::uint64_t{count}).add(" elements from place ");
+  text.add_number(std::uint64_t{first}).add(" on of the ").add(whose).add(", which has ");
+  throw length_error(text.add_number(std::uint64_t{size}).c_str());
+}
+
+template <class Resource>
+inline constexpr bool host_may_touch = has_property<Resource, host_accessible>;
+
+}  // namespace detail
+
+/// Copies elements between buffers of any devices, the same one included, on the target's stream, which first waits, on
+/// the device, for the source's; that one waits for the copy, so either buffer may be changed or destroyed at once. The
+/// host waits for nothing. Works with peer access and without: where the devices cannot reach each other, the driver goes by
+/// way of the host (and may take ten times as long); pages made `| reachable_from{...}` can be copied straight.
+/// @param from_first, to_first, count  elements
+/// @throws length_error  beyond the end of a buffer; nothing is copied
+/// @throws cuda_error
+template <class T, class FromResource, class ToResource>
+requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
+void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_first,
+               device_buffer<T, ToResource>& to, std::size_t to_first, std::size_t count) {
+  detail::require_elements("source", from_first, count, from.size());
+  detail::require_elements("target", to_first, count, to.size());
+  if (count == 0) return;
+  auto const& theirs = from.resource().driver();
+  auto const& driver = to.resource().driver();
+  T const* const source = from.data() + from_first;
+  T* const target = to.data() + to_first;
+  using driver_type = typename ToResource::driver_type;
+  detail::driven_stream<driver_type> const on_source{theirs, from.stream()};
+  detail::driven_stream<driver_type> const on_target{driver, to.stream()};
+  bool const apart = theirs.device() != driver.device();
+  // Memory of the host is copied by the device that the other side belongs to.
+  if constexpr (detail::host_may_touch<ToResource> && !detail::host_may_touch<FromResource>) {
+    if (apart) {
+      detail::in_turn(
+          on_source,
+          [&] {
+            status const s = theirs.copy(from.stream(), target, source, count * sizeof(T));
+            if (!s.ok()) throw cuda_error(s, theirs.device().value);
+          },
+          on_target);
+      return;
+    }
+  }
+  detail::in_turn(
+      on_target,
+      [&] {
+        status s;
+        if constexpr (!detail::host_may_touch<ToResource> && !detail::host_may_touch<FromResource> &&
+                      requires {
+                        driver.copy_from_device(to.stream(), target, device_id{}, source, count);
+                      }) {
+          s = apart ? driver.copy_from_device(to.stream(), target, theirs.device(), source, count * sizeof(T))
+                    : driver.copy(to.stream(), target, source, count * sizeof(T));
+        } else {
+          s = driver.copy(to.stream(), target, source, count * sizeof(T));
+        }
+        if (!s.ok()) throw cuda_error(s, driver.device().value);
+      },
+      on_source);
+}
+
+/// All elements. @throws length_error  the sizes differ; cuda_error
+template <class T, class FromResource, class ToResource>
+requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
+void peer_copy(device_buffer<T, FromResource> const& from, device_buffer<T, ToResource>& to) {
+  detail::require_elements("source", 0, to.size(), from.size());
+  tarn::peer_copy(from, 0, to, 0, from.size());
+}
+
+}  // namespace tarn

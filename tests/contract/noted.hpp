@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A policy that tells the simulated machine's order checker whose memory is whose, so that it finds a use which nothing
+// orders behind an earlier owner's. Above it: tests of owners. Below it: sim_machine.
+
+#include <cstddef>
+#include <utility>
+
+#include "tarn/driver/sim_driver.hpp"
+#include "tarn/policy/compose.hpp"
+
+namespace tarn_test {
+
+template <class Upstream>
+class noted_layer;
+
+struct noted {
+  tarn::sim_machine machine;
+  template <class Upstream>
+  using layer = noted_layer<Upstream>;
+};
+
+template <class Upstream>
+class noted_layer {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  noted_layer(Upstream upstream, noted options)
+      : upstream_(std::move(upstream)), machine_(std::move(options.machine)) {}
+
+  void* allocate(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    void* const p = upstream_.allocate(stream, bytes, alignment);
+    if (p != nullptr) machine_.allocated(p, bytes, stream);
+    return p;
+  }
+  void deallocate(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p != nullptr) machine_.freed(p, bytes, stream);
+    upstream_.deallocate(stream, p, bytes, alignment);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    return upstream_.allocate_sync(bytes, alignment);
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    upstream_.deallocate_sync(p, bytes, alignment);
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+
+ private:
+  Upstream upstream_;
+  tarn::sim_machine machine_;
+};
+
+}  // namespace tarn_test

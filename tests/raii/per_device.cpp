@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tarn/raii/per_device.hpp"
+
+#include <atomic>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "catch.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/raii/device_buffer.hpp"
+#include "tarn/raii/device_guard.hpp"
+#include "tarn/report/stats.hpp"
+#include "tarn/sim.hpp"
+
+using namespace tarn;
+
+namespace {
+
+sim_machine machine_of(int devices) {
+  sim_options o;
+  o.devices = devices;
+  return sim_machine(o);
+}
+auto pools_on(sim_machine const& machine) {
+  return [machine](device_id device) { return sim_pool{sim_pages{machine.driver(device)}}; };
+}
+
+}  // namespace
+
+TEST_CASE("each device has one pool, made when it is first asked for", "[raii][per_device]") {
+  sim_machine const machine = machine_of(3);
+  {
+    per_device pools{pools_on(machine)};
+    CHECK(pools.size() == 0);
+    CHECK(pools.find(device_id{2}) == nullptr);
+    sim_pool& two = pools[device_id{2}];
+    CHECK(two.device() == device_id{2});
+    CHECK(&pools[device_id{2}] == &two);
+    CHECK(pools.find(device_id{2}) == &two);
+    CHECK(pools.size() == 1);
+    CHECK_FALSE(pools[device_id{0}] == two);
+    std::vector<int> seen;
+    pools.for_each([&](device_id device, sim_pool& pool) {
+      CHECK(pool.device() == device);
+      seen.push_back(device.value);
+    });
+    CHECK(seen == std::vector<int>{0, 2});
+    auto const buffer = make_device_buffer<int>(pools[device_id{2}], 1000, stream_ref{});
+    CHECK(memory_allocated(two) >= 4000);
+    CHECK(memory_allocated(pools[device_id{0}]) == 0);
+  }
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("by default a pool has its policies' defaults, on the device asked for", "[raii][per_device]") {
+  per_device<sim_pool> pools;
+  CHECK(pools[device_id{0}].device() == device_id{0});
+  per_device<sim_malloc> sources;  // a source alone is a pool of no policies
+  CHECK(sources[device_id{0}].device() == device_id{0});
+}
+
+TEST_CASE("the current pool follows the thread's current device", "[raii][per_device]") {
+  sim_machine const machine = machine_of(2);
+  per_device pools{pools_on(machine)};
+  CHECK(pools.current().device() == device_id{0});
+  {
+    basic_device_guard<sim_driver> const guard{device_id{1}};
+    CHECK(pools.current().device() == device_id{1});
+    std::thread([&] { CHECK(pools.current().device() == device_id{0}); }).join();
+  }
+  CHECK(pools.current().device() == device_id{0});
+}
+
+TEST_CASE("a device that is not there is told by its number, and others go on", "[raii][per_device]") {
+  sim_machine const machine = machine_of(2);
+  per_device pools{pools_on(machine)};
+  for (int const wrong : {2, -1, 127, 128, 1 << 30}) {
+    try {
+      (void)pools[device_id{wrong}];
+      FAIL("made");
+    } catch (cuda_error const& error) {
+      CHECK(error.kind() == failure::no_device);
+      CHECK(error.device() == wrong);
+    }
+    CHECK(pools.find(device_id{wrong}) == nullptr);
+  }
+  CHECK(pools.size() == 0);
+  CHECK(pools[device_id{1}].device() == device_id{1});
+}
+
+TEST_CASE("a pool that cannot be made is tried again, and one of another device is refused",
+          "[raii][per_device]") {
+  sim_machine const machine = machine_of(2);
+  int tries = 0;
+  per_device pools{[&](device_id device) {
+    if (++tries == 1) throw length_error("not yet");
+    return sim_pool{sim_pages{machine.driver(tries == 2 ? device_id{0} : device)}};
+  }};
+  CHECK_THROWS_AS(pools[device_id{1}], length_error);
+  try {
+    (void)pools[device_id{1}];
+    FAIL("made");
+  } catch (misuse const& error) {
+    CHECK(error.kind() == misuse_kind::wrong_device);
+    CHECK(std::string_view(error.what()).find("device 1") != std::string_view::npos);
+  }
+  CHECK(pools.size() == 0);
+  CHECK(pools[device_id{1}].device() == device_id{1});
+}
+
+TEST_CASE("threads that ask at once get the same pool, made once", "[raii][per_device][threads]") {
+  sim_machine const machine = machine_of(4);
+  std::atomic<int> made{0};
+  per_device pools{[&](device_id device) {
+    ++made;
+    return sim_pages{machine.driver(device)} | pooled{} | limited{1_GiB};
+  }};
+  std::vector<std::thread> threads;
+  std::atomic<bool> go{false};
+  std::atomic<int> wrong{0};
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&, t] {
+      while (!go.load()) {
+      }
+      for (int i = 0; i < 200; ++i) {
+        device_id const device{(t + i) % 4};
+        auto& pool = pools[device];
+        if (pool.device() != device) ++wrong;
+        pool.deallocate(stream_ref{}, pool.allocate(stream_ref{}, 512), 512);
+      }
+    });
+  }
+  go = true;
+  for (auto& t : threads) t.join();
+  CHECK(made == 4);
+  CHECK(wrong == 0);
+}
