@@ -182,7 +182,8 @@ enum class misuse_kind : std::uint8_t {
   use_after_free,   ///< written after it was freed
   leak,             ///< live at destruction
   overlap,          ///< two ranges that must be apart
-  capture           ///< not allowed while the stream is being captured into a graph
+  capture,          ///< not allowed while the stream is being captured into a graph
+  contents_lost     ///< a scope could not put back what it had moved away, and nobody was named to take it
 };
 
 /// A defined misuse. Thrown where throwing is allowed; deallocation reports it to the misuse handler instead.

@@ -116,6 +116,10 @@ class pinned_buffer {
   [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return data_[i]; }
   [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
+  /// What the memory is aligned to, bytes.
+  [[nodiscard]] static constexpr std::size_t alignment() noexcept {
+    return detail::larger_of(default_alignment, alignof(T));
+  }
 
   /// Makes `stream` the one that frees; its later work waits, on the device, for the copies on the old one,
   /// which must still exist. @throws cuda_error  nothing has changed
@@ -139,9 +143,15 @@ class pinned_buffer {
   }
   /// Frees the elements; the buffer is empty and ready for use.
   void clear() noexcept {
-    if (data_ != nullptr) memory_.deallocate(stream_, data_, capacity_ * sizeof(T), alignment);
+    if (data_ != nullptr) memory_.deallocate(stream_, data_, capacity_ * sizeof(T), alignment());
     data_ = nullptr;
     size_ = capacity_ = 0;
+  }
+  /// Gives up ownership: the caller deallocates through resource(), at alignment(), the bytes of as many
+  /// elements as capacity() said before.
+  [[nodiscard]] T* release() noexcept {
+    size_ = capacity_ = 0;
+    return std::exchange(data_, nullptr);
   }
   void swap(pinned_buffer& other) noexcept {
     using std::swap;
@@ -154,11 +164,9 @@ class pinned_buffer {
   friend void swap(pinned_buffer& a, pinned_buffer& b) noexcept { a.swap(b); }
 
  private:
-  static constexpr std::size_t alignment = detail::larger_of(default_alignment, alignof(T));
-
   [[nodiscard]] T* take(std::size_t count) {
     // The host writes at once, without asking the stream: the memory must be free of earlier work.
-    return static_cast<T*>(memory_.allocate_sync(checked_bytes(count, sizeof(T)), alignment));
+    return static_cast<T*>(memory_.allocate_sync(checked_bytes(count, sizeof(T)), alignment()));
   }
 
   static void value_initialise(T* to, std::size_t count) {

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Offload: what the next phase does not need waits in pinned host memory. The peak with and without, and what came back.
+// On CUDA where a device is found (build it as .cu), else on the simulated device.
+
+#include <iostream>
+#include <numeric>
+#include <vector>
+
+#include "tarn/core/bytes_of.hpp"
+#include "tarn/raii/evict_scope.hpp"
+#include "tarn/raii/retire.hpp"
+#include "tarn/raii/scratch.hpp"
+#include "tarn/sim.hpp"
+#include "tarn/tarn.hpp"
+
+using namespace tarn::literals;
+
+namespace {
+
+/// A phase that needs 96 MiB, from a scratch that is rewound layer by layer.
+template <class Memory, class Stream>
+void evaluate(Memory memory, Stream const& stream) {
+  tarn::scratch arena{memory, 96_MiB, stream};
+  for (int layer = 0; layer < 3; ++layer) {
+    tarn::rewind_scope const temporaries{arena};
+    (void)arena.template take<float>(tarn::items_in<float>(96_MiB));
+  }
+}
+
+template <class Memory, class Pinned, class Driver>
+void run(Memory memory, Pinned pinned, Driver const& driver) {
+  tarn::basic_stream<Driver> const stream{driver};
+  std::vector<float> host(tarn::items_in<float>(64_MiB));
+  std::iota(host.begin(), host.end(), 0.0F);
+  auto weights = tarn::make_device_buffer<float>(memory, 1_MiB, stream);
+  auto optimizer = tarn::make_device_buffer<float>(memory, host, stream);
+  {
+    tarn::peak_scope const peak{memory};
+    evaluate(memory, stream);
+    std::cout << "optimizer state on the device: peak " << (peak.peak_bytes() >> 20) << " MiB\n";
+  }
+  {
+    tarn::peak_scope const peak{memory};
+    {
+      tarn::evict_scope evicted{pinned, stream, optimizer};
+      std::cout << "evicted: " << (evicted.evicted_bytes() >> 20) << " MiB on the host, " << optimizer.size()
+                << " elements on the device\n";
+      evaluate(memory, stream);
+      evicted.bring_back();  // here an error could be dealt with; at the end of the scope it could not
+    }
+    std::cout << "optimizer state on the host: peak " << (peak.peak_bytes() >> 20) << " MiB\n";
+  }
+  std::vector<float> back(optimizer.size());
+  optimizer.copy_to_sync(back);
+  std::cout << "came back " << (back == host ? "equal" : "different") << "\n";
+  tarn::retire(std::move(optimizer), stream);
+  std::cout << "retired: " << (tarn::memory_allocated(memory) >> 20) << " MiB are live\n";
+}
+
+}  // namespace
+
+int main() {
+#if TARN_HAS_CUDA
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) {
+    run(tarn::device_pool{}, tarn::pinned_host{} | tarn::pooled{}, tarn::cuda_driver{});
+    return 0;
+  }
+#endif
+  run(tarn::sim_pool{}, tarn::sim_pinned_host{} | tarn::pooled{}, tarn::sim_driver{});
+}

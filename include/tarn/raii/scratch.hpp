@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// scratch: a stack of temporaries on a device, with mark and rewind, as recomputation and layered work want it.
+// Above it: user code. Below it: core/resource, raii/stream.
+//
+//   chunk 0                 chunk 1
+//   [ a | b |    gap     ]  [ c | d | free         ]    mark m stood after b: rewind(m) takes c and d off
+//           ^ m                     ^ top               chunk 1 stays, empty, for the next take()
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/extremes.hpp"
+#include "tarn/core/misuse.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/core/shared.hpp"
+#include "tarn/raii/stream.hpp"
+
+namespace tarn {
+
+/// What take() does where the chunks are full.
+enum class scratch_growth {
+  doubling,  ///< takes another chunk, as large as all so far together, or as the request where that is larger
+  none       ///< out_of_memory: chunk_bytes are all there is
+};
+
+struct scratch_options {
+  std::size_t chunk_bytes = 4_MiB;  ///< of the first chunk; taken at the first take()
+  scratch_growth growth = scratch_growth::doubling;
+};
+
+/// A place in a scratch, to rewind to. A small value; ends when it, or one before it, is rewound to.
+class scratch_mark {
+ private:
+  template <class Resource>
+  friend class scratch;
+  void const* of_ = nullptr;
+  std::uint64_t serial_ = 0;
+  std::size_t depth_ = 0;
+};
+
+/// Hands out uninitialised device memory from chunks, upwards; what was handed out since a mark is taken back at once by
+/// rewinding to it. Chunks come from `memory` and stay until release() or the end: a warm take() or rewind() is a few
+/// instructions and no call of the pool.
+///
+/// All of it is ordered by one stream: memory that was taken back may be handed out again at once, for later work on
+/// stream(). Work on another stream must be made to precede it (an event, or set_stream()) before the rewind.
+///
+/// It is no resource on purpose: an owner that frees in any order, or outlives a rewind, would be wrong without a sign.
+/// Sizes do not wrap. One thread at a time. Destruction gives the chunks back in the order of stream(), and never throws.
+template <class Resource>
+class scratch {
+ public:
+  using resource_type = Resource;
+
+  /// Takes no memory yet. @throws cuda_error  the stream is not known to the driver
+  explicit scratch(Resource memory, scratch_options const& options = {}, stream_ref stream = {})
+      : memory_(std::move(memory)), stream_(identified(memory_, stream)), options_(options) {}
+  scratch(Resource memory, std::size_t chunk_bytes, stream_ref stream = {})
+      : scratch(std::move(memory), scratch_options{chunk_bytes}, stream) {}
+  scratch(scratch const&) = delete;
+  scratch& operator=(scratch const&) = delete;
+  ~scratch() { give_from(0); }
+
+  /// `count` uninitialised elements, until a mark made before is rewound to; zero give null.
+  /// @param count  elements, not bytes. Aligned to 256 bytes, or as T asks where that is more
+  /// @throws length_error   count * sizeof(T) overflows
+  /// @throws out_of_memory  nothing has changed. growth::none: says how large the scratch is
+  /// O(1) where a kept chunk has room (O(chunks) where one must be skipped), else one allocation.
+  template <class T>
+  [[nodiscard]] T* take(std::size_t count) {
+    static_assert(std::is_trivially_copyable_v<T>,
+                  "tarn: scratch never constructs elements: T must be trivially copyable");
+    constexpr std::size_t alignment = detail::larger_of(default_alignment, alignof(T));
+    static_assert(alignment <= max_alignment, "tarn: no resource promises such an alignment");
+    return static_cast<T*>(take_bytes(checked_bytes(count, sizeof(T)), alignment));
+  }
+
+  /// Notes the place that rewind() goes back to. @throws std::bad_alloc  (host) nothing has changed
+  [[nodiscard]] scratch_mark mark() {
+    marks_.push_back(noted{next_serial_, at_, used_});
+    scratch_mark m;
+    m.of_ = this;
+    m.serial_ = next_serial_++;
+    m.depth_ = marks_.size() - 1;
+    return m;
+  }
+  /// Takes back all that was handed out since the mark, which ends, as do all marks made after it. A mark that has ended,
+  /// or is another scratch's, is told to the misuse handler; where that returns, nothing has changed. Keeps the chunks.
+  void rewind(scratch_mark const& m) noexcept {
+    bool const known = m.of_ == this && m.depth_ < marks_.size() && marks_[m.depth_].serial == m.serial_;
+    if (!known) return tell(m);
+    at_ = marks_[m.depth_].at;
+    used_ = marks_[m.depth_].used;
+    while (marks_.size() > m.depth_) marks_.pop_back();
+  }
+
+  /// Gives the chunks back that nothing is taken from, in the order of stream(). Marks stay.
+  void release() noexcept { give_from(used_ == 0 ? 0 : at_ + 1); }
+
+  /// Makes `stream` the scratch's: its later work waits, on the device, for what was enqueued on the old one, which must
+  /// still exist. @throws cuda_error  nothing has changed
+  void set_stream(stream_ref stream) {
+    stream = identified(memory_, stream);
+    if (!chunks_.empty()) detail::order_streams(memory_.driver(), stream, stream_);
+    stream_ = stream;
+  }
+
+  /// Bytes handed out, the gaps between them included.
+  [[nodiscard]] std::size_t used() const noexcept {
+    std::size_t bytes = used_;
+    for (std::size_t i = 0; i < at_; ++i) bytes += chunks_[i].used_when_left;
+    return bytes;
+  }
+  /// Bytes held from the resource.
+  [[nodiscard]] std::size_t capacity() const noexcept {
+    std::size_t bytes = 0;
+    for (chunk const& c : chunks_) bytes += c.bytes;
+    return bytes;
+  }
+  /// Marks that have not ended.
+  [[nodiscard]] std::size_t marks() const noexcept { return marks_.size(); }
+  [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
+  [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
+
+ private:
+  struct chunk {
+    void* p = nullptr;
+    std::size_t bytes = 0;
+    std::size_t alignment = 0;
+    std::size_t used_when_left = 0;
+  };
+  struct noted {
+    std::uint64_t serial = 0;
+    std::size_t at = 0;
+    std::size_t used = 0;
+  };
+
+  [[nodiscard]] void* take_bytes(std::size_t bytes, std::size_t alignment) {
+    if (bytes == 0) return nullptr;
+    for (std::size_t i = at_; i < chunks_.size(); ++i) {
+      std::size_t const begin = i == at_ ? used_ : 0;
+      if (void* const p = place_in(i, begin, bytes, alignment); p != nullptr) return p;
+    }
+    grow(bytes, alignment);
+    return place_in(chunks_.size() - 1, 0, bytes, alignment);
+  }
+
+  /// Null where the chunk has no room above `begin`.
+  [[nodiscard]] void* place_in(std::size_t i, std::size_t begin, std::size_t bytes,
+                               std::size_t alignment) noexcept {
+    chunk const& c = chunks_[i];
+    auto const base = reinterpret_cast<std::uintptr_t>(c.p);
+    std::size_t const offset = align_up(base + begin, alignment) - base;
+    if (offset > c.bytes || bytes > c.bytes - offset) return nullptr;
+    if (i != at_) {
+      chunks_[at_].used_when_left = used_;
+      for (std::size_t skipped = at_ + 1; skipped < i; ++skipped) chunks_[skipped].used_when_left = 0;
+      at_ = i;
+    }
+    used_ = offset + bytes;
+    return static_cast<std::byte*>(c.p) + offset;
+  }
+
+  void grow(std::size_t bytes, std::size_t alignment) {
+    std::size_t const held = capacity();
+    if (options_.growth == scratch_growth::none && (held != 0 || bytes > options_.chunk_bytes))
+      refuse(bytes, alignment);
+    chunks_.reserve(chunks_.size() + 1);
+    std::size_t const wanted = held == 0 ? options_.chunk_bytes : held;
+    chunk c;
+    c.bytes = detail::larger_of(bytes, wanted);
+    c.alignment = alignment;
+    if (c.bytes == bytes || options_.growth == scratch_growth::none) {
+      c.p = memory_.allocate(stream_, c.bytes, alignment);
+    } else {
+      try {
+        c.p = memory_.allocate(stream_, c.bytes, alignment);
+      } catch (out_of_memory const&) {
+        c.bytes = bytes;  // what is needed now, then
+        c.p = memory_.allocate(stream_, c.bytes, alignment);
+      }
+    }
+    chunks_.push_back(c);
+  }
+
+  [[noreturn]] void refuse(std::size_t bytes, std::size_t alignment) const {
+    memory_report r;
+    r.asked = bytes;
+    r.alignment = alignment;
+    r.device = memory_.driver().device().value;
+    r.stream = stream_.id();
+    r.live = used();
+    r.limit = options_.chunk_bytes;
+    r.refused_by = "scratch";
+    throw out_of_memory(r);
+  }
+
+  void give_from(std::size_t first) noexcept {
+    while (chunks_.size() > first) {
+      chunk const& c = chunks_.back();
+      memory_.deallocate(stream_, c.p, c.bytes, c.alignment);
+      chunks_.pop_back();
+    }
+  }
+
+  void tell(scratch_mark const& m) const noexcept {
+    bool const mine = m.of_ == this;
+    report_misuse(
+        misuse(mine ? misuse_kind::double_free : misuse_kind::foreign_pointer, this,
+               mine ? "rewind to a mark that has ended: it, or one made before it, was rewound to already; "
+                      "rewind in the reverse order of the marks"
+                    : "rewind to a mark of another scratch; rewind the one that made it"));
+  }
+
+  Resource memory_;
+  stream_ref stream_;
+  scratch_options options_;
+  detail::sequence<chunk> chunks_;
+  detail::sequence<noted> marks_;  ///< that have not ended, oldest first
+  std::size_t at_ = 0;             ///< the chunk that take() looks at first
+  std::size_t used_ = 0;           ///< bytes of it that are handed out
+  std::uint64_t next_serial_ = 1;
+};
+
+/// Rewinds a scratch to where it was when the scope began. Scopes nest.
+template <class Resource>
+class rewind_scope {
+ public:
+  /// @throws std::bad_alloc  (host)
+  explicit rewind_scope(scratch<Resource>& arena) : arena_(arena), mark_(arena.mark()) {}
+  rewind_scope(rewind_scope const&) = delete;
+  rewind_scope& operator=(rewind_scope const&) = delete;
+  ~rewind_scope() { arena_.rewind(mark_); }
+
+ private:
+  scratch<Resource>& arena_;
+  scratch_mark mark_;
+};
+
+}  // namespace tarn

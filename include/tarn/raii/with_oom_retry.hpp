@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// with_oom_retry: runs work at a size, and at smaller ones while memory runs out; can look for the largest that works.
+// Above it: user code. Below it: core/shared, core/error.
+
+#include <cstddef>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+#include "tarn/core/error.hpp"
+#include "tarn/core/extremes.hpp"
+#include "tarn/core/shared.hpp"
+
+namespace tarn {
+
+/// Which sizes are tried once one works.
+enum class oom_search {
+  downward,  ///< none: the first size that works is the answer
+  upward     ///< larger ones, to find the largest that works
+};
+
+/// Which exceptions mean that memory ran out. Types decide, never texts.
+enum class oom_errors {
+  tarns_own,     ///< tarn::out_of_memory: of a resource of tarn's, also through Thrust and containers
+  any_bad_alloc  ///< each std::bad_alloc: also what Thrust and the host's operator new throw of their own
+};
+
+/// The sizes known to work and not to. Keep one beside a loop that calls with_oom_retry again and again: what failed once
+/// is not tried again. Assign {} when memory has become free.
+struct oom_sizes {
+  std::size_t good = 0;               ///< the largest that worked; 0: none yet
+  std::size_t bad = ~std::size_t{0};  ///< the smallest that did not; all ones: none yet
+};
+
+struct oom_retry_options {
+  std::size_t least = 1;  ///< the smallest size to try; a start below it is tried all the same
+  oom_search search = oom_search::downward;
+  std::size_t most = ~std::size_t{0};  ///< upward: the largest size to try
+  std::size_t tolerance = 1;  ///< upward: ends when a size at most so much larger has failed; 0 counts as 1
+  oom_errors errors = oom_errors::tarns_own;
+  oom_sizes* remember = nullptr;  ///< read before, written after each call of f; must outlive the call
+};
+
+/// What f returned, and for which size.
+template <class T>
+struct oom_retry_result {
+  T value;
+  std::size_t size = 0;      ///< the largest size that worked
+  std::size_t attempts = 0;  ///< calls of f, failed ones included
+};
+template <>
+struct oom_retry_result<void> {
+  std::size_t size = 0;
+  std::size_t attempts = 0;
+};
+
+namespace detail {
+
+/// One with_oom_retry: its books and its tries.
+template <class F, class Clear>
+class oom_retry {
+ public:
+  using value = std::invoke_result_t<F&, std::size_t>;
+  using result = oom_retry_result<value>;
+
+  oom_retry(F& f, Clear const& clear, oom_retry_options const& options)
+      : f_(f),
+        clear_(clear),
+        options_(options),
+        known_(options.remember != nullptr ? *options.remember : own_) {}
+  oom_retry(oom_retry const&) = delete;
+  oom_retry& operator=(oom_retry const&) = delete;
+
+  result run(std::size_t start) {
+    bool const upward = options_.search == oom_search::upward;
+    if (start >= known_.bad || (upward && start < known_.good)) start = known_.good;
+    if (start == 0 && known_.bad != no_size) start = larger_of(known_.bad / 2, least());
+    auto const keep = [this](std::size_t size) { return call_keeping(size); };
+    if (!upward || is_found(start)) return descend(start, keep);
+    auto const drop = [this](std::size_t size) { return call_dropping(size); };
+    ascend(descend(start, drop), drop);
+    if constexpr (std::is_void_v<value>) {
+      return {known_.good, attempts_};
+    } else {
+      return descend(known_.good, keep);
+    }
+  }
+
+ private:
+  [[nodiscard]] std::size_t least() const noexcept { return larger_of(options_.least, std::size_t{1}); }
+
+  /// True where a size that works need not be exceeded.
+  [[nodiscard]] bool is_found(std::size_t good) const noexcept {
+    return good >= options_.most || known_.bad - good <= larger_of(options_.tolerance, std::size_t{1});
+  }
+
+  result call_keeping(std::size_t size) {
+    ++attempts_;
+    if constexpr (std::is_void_v<value>) {
+      f_(size);
+      note_good(size);
+      return {size, attempts_};
+    } else {
+      result r{f_(size), size, attempts_};
+      note_good(size);
+      return r;
+    }
+  }
+  /// What f returns is gone when this returns: it holds no memory while a larger size is tried.
+  std::size_t call_dropping(std::size_t size) {
+    ++attempts_;
+    (void)f_(size);
+    note_good(size);
+    return size;
+  }
+
+  /// Halves the size until a call succeeds. @throws the last error where nothing smaller is left
+  template <class Call>
+  auto descend(std::size_t size, Call const& call) -> decltype(call(size)) {
+    for (bool cleared = false;; cleared = true) {
+      try {
+        return call(size);
+      } catch (out_of_memory const&) {
+        size = after_failure(size, cleared);
+      } catch (std::bad_alloc const&) {
+        if (options_.errors == oom_errors::tarns_own) throw;
+        size = after_failure(size, cleared);
+      }
+    }
+  }
+  /// The size to try next; inside the handler, where f's own state is gone and what it had lies in the cache. The same size
+  /// once, where clearing gave anything back: what was cached before the first try is gone now, too.
+  [[nodiscard]] std::size_t after_failure(std::size_t size, bool cleared) {
+    note_bad(size);
+    std::size_t const given = clear_();
+    if (!cleared && given != 0) return size;
+    if (size <= least()) throw;
+    return larger_of(size / 2, least());
+  }
+
+  /// Doubles, then bisects between what works and what does not. Each try begins with an empty cache.
+  template <class Call>
+  void ascend(std::size_t good, Call const& call) {
+    while (!is_found(good)) {
+      std::size_t next = good + (known_.bad - good) / 2;
+      if (known_.bad == no_size)
+        next = good > no_size / 2 ? no_size - 1 : larger_of(good * 2, std::size_t{1});
+      next = smaller_of(next, options_.most);
+      (void)clear_();
+      try {
+        good = call(next);
+      } catch (out_of_memory const&) {
+        fail_above(good, next);
+      } catch (std::bad_alloc const&) {
+        if (options_.errors == oom_errors::tarns_own) throw;
+        fail_above(good, next);
+      }
+    }
+  }
+  void fail_above(std::size_t good, std::size_t bad) noexcept {
+    note_bad(bad);
+    known_.good = good;
+  }
+
+  void note_good(std::size_t size) noexcept {
+    known_.good = larger_of(known_.good, size);
+    if (known_.bad <= known_.good) known_.bad = no_size;  // it works by now
+  }
+  void note_bad(std::size_t size) noexcept {
+    known_.bad = smaller_of(known_.bad, size);
+    if (known_.good >= known_.bad) known_.good = 0;  // it no longer works
+  }
+
+  static constexpr std::size_t no_size = ~std::size_t{0};
+  F& f_;
+  Clear const& clear_;
+  oom_retry_options const& options_;
+  oom_sizes own_;
+  oom_sizes& known_;
+  std::size_t attempts_ = 0;
+};
+
+/// Gives back what the nearest pool has cached; nothing where there is none.
+template <class Resource>
+[[nodiscard]] std::size_t clear_cache_of(Resource& memory) {
+  auto const trim = [](auto& layer) -> decltype(layer.trim(std::size_t{})) {
+    return layer.trim(std::size_t{});
+  };
+  if constexpr (reachable<Resource, decltype(trim)>) {
+    return nearest(memory, trim);
+  } else {
+    return 0;
+  }
+}
+
+}  // namespace detail
+
+/// Calls f(start). Where that throws out_of_memory, gives the cache of `memory`'s pool back to the driver and tries the same
+/// size once more if that freed anything, then half of it, and so on down to options.least. With oom_search::upward it then
+/// doubles while that works, and bisects, for the largest size that works.
+/// @param memory   its nearest pool's cache is cleared before each further try; without a pool nothing is
+/// @param f        is called with a size, often more than once: what it changed before it threw it must undo, as unwinding
+///                 does for owners. Memory that outlives its failed call makes the next try fail as well
+/// @returns f's value (if any), the size, and the number of calls. With upward, values of tries are dropped before the next,
+///          and f is called once more with the size found, unless it returns void
+/// @throws what f threw last where nothing smaller is left; whatever else f throws, at once; cuda_error from clearing
+/// Which exceptions count is decided by type (options.errors), never by text. Not for two threads with one `remember`.
+template <has_driver Resource, class F>
+requires std::is_invocable_v<F&, std::size_t>
+auto with_oom_retry(Resource memory, std::size_t start, F&& f, oom_retry_options const& options = {}) {
+  auto const clear = [&memory] { return detail::clear_cache_of(memory); };
+  return detail::oom_retry<std::remove_reference_t<F>, decltype(clear)>(f, clear, options).run(start);
+}
+
+/// The same where there is no pool whose cache could be cleared.
+template <class F>
+requires std::is_invocable_v<F&, std::size_t>
+auto with_oom_retry(std::size_t start, F&& f, oom_retry_options const& options = {}) {
+  auto const clear = [] { return std::size_t{0}; };
+  return detail::oom_retry<std::remove_reference_t<F>, decltype(clear)>(f, clear, options).run(start);
+}
+
+}  // namespace tarn

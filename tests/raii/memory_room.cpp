@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tarn/raii/memory_room.hpp"
+
+#include <string_view>
+
+#include "catch.hpp"
+#include "tarn/driver/fault.hpp"
+#include "tarn/policy/fallback_to.hpp"
+#include "tarn/policy/fenced.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/raii/device_buffer.hpp"
+#include "tarn/sim.hpp"
+#include "tarn/source/host_memory.hpp"
+
+using namespace tarn;
+
+namespace {
+sim_options small() {
+  sim_options o;
+  o.capacity = 64_MiB;
+  o.taken = 4_MiB;
+  return o;
+}
+template <class Memory>
+auto block(Memory memory, std::size_t bytes) {
+  return make_device_buffer<std::byte>(memory, bytes, stream_ref{});
+}
+}  // namespace
+
+TEST_CASE("the room of a source is what the driver says is free", "[raii][memory_room]") {
+  sim_machine const machine{small()};
+  sim_malloc const memory{machine.driver()};
+  CHECK(room_in(memory).bytes == 60_MiB);
+  auto const held = block(memory, 10_MiB);
+  memory_room const room = room_in(memory);
+  CHECK(room.bytes == 50_MiB);
+  CHECK(room.device_free == 50_MiB);
+  CHECK(std::string_view(room.bounded_by) == "the device");
+  CHECK(room_in(host_memory{}).bytes > 0);
+  CHECK(std::string_view(room_in(host_memory{}).bounded_by) == "the host");
+}
+
+TEST_CASE("the room of a pool is what is free and what is cached", "[raii][memory_room]") {
+  sim_machine const machine{small()};
+  sim_pool const memory{sim_pages{machine.driver()}};
+  auto held = block(memory, 20_MiB);
+  block(memory, 30_MiB).clear();
+  memory_room const room = room_in(memory);
+  CHECK(room.cached == 30_MiB);
+  CHECK(room.device_free == 10_MiB);
+  CHECK(room.live == 20_MiB);
+  CHECK(room.bytes == 40_MiB);
+  auto const rest = block(memory, room.bytes);  // which it truly has
+  CHECK(room_in(memory).bytes == 0);
+}
+
+TEST_CASE("of a pool over blocks the largest free range is room, since blocks are not put together",
+          "[raii][memory_room]") {
+  sim_machine const machine{small()};
+  auto const memory = sim_malloc{machine.driver()} | pooled{};
+  auto a = block(memory, 20_MiB), b = block(memory, 2_MiB), c = block(memory, 20_MiB);
+  a.clear();
+  c.clear();
+  memory_room const room = room_in(memory);
+  CHECK(room.cached >= 40_MiB);
+  CHECK(memory.largest_free_range() < 40_MiB);
+  CHECK(room.bytes == room.device_free + memory.largest_free_range());
+}
+
+TEST_CASE("whichever limit is nearer to its end bounds the room", "[raii][memory_room]") {
+  sim_machine const machine{small()};
+  auto const reserved = sim_pages{machine.driver()} | limited{32_MiB} | pooled{};
+  block(reserved, 10_MiB).clear();
+  CHECK(room_in(reserved).bytes == 32_MiB);  // cached memory may be handed out again
+  CHECK(std::string_view(room_in(reserved).bounded_by) == "limited");
+  auto const live = sim_pages{machine.driver()} | pooled{} | limited{8_MiB} | tracked{};
+  auto const held = block(live, 3_MiB);
+  memory_room const room = room_in(live);
+  CHECK(room.bytes == 5_MiB);
+  CHECK(room.limit == 8_MiB);
+  CHECK(room.live == 3_MiB);
+  auto const both = reserved | limited{16_MiB} | fenced{};
+  CHECK(room_in(both).bytes == 16_MiB);
+  auto const loose = reserved | limited{1_TiB};
+  CHECK(room_in(loose).bytes == 32_MiB);
+  CHECK(room_in(loose).limit == 32_MiB);
+}
+
+TEST_CASE("a limit that is exceeded leaves no room, and one over pinned memory is all that bounds it",
+          "[raii][memory_room]") {
+  sim_machine const machine{small()};
+  auto const memory = sim_pinned_host{machine.driver()} | pooled{} | limited{8_MiB};
+  CHECK(room_in(memory).bytes == 8_MiB);
+  auto const held = block(memory, 4_MiB);
+  memory->set_limit(1_MiB);
+  CHECK(room_in(memory).bytes == 0);
+  static_assert(!detail::tells_room<sim_pinned_host>() && !detail::tells_room<sim_managed>());
+  static_assert(detail::tells_room<sim_malloc>() && detail::tells_room<host_memory>());
+}
+
+TEST_CASE("a fallback is no room", "[raii][memory_room]") {
+  sim_machine const machine{small()};
+  auto const memory =
+      sim_pages{machine.driver()} | limited{6_MiB} | pooled{} | fallback_to{sim_managed{machine.driver()}};
+  CHECK(room_in(memory).bytes == 6_MiB);
+}
+
+TEST_CASE("a driver that does not tell what is free is an error", "[raii][memory_room]") {
+  sim_machine const machine{small()};
+  fault_plan const plan;
+  basic_malloc<faulty<sim_driver>> const memory{faulty<sim_driver>(machine.driver(), plan)};
+  plan.fail(driver_call::memory_info, 1);
+  CHECK_THROWS_AS(room_in(memory), cuda_error);
+  CHECK(room_in(memory).bytes == 60_MiB);
+}

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tarn/raii/with_oom_retry.hpp"
+
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <vector>
+
+#include "catch.hpp"
+#include "tarn/driver/fault.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/raii/device_buffer.hpp"
+#include "tarn/report/stats.hpp"
+#include "tarn/sim.hpp"
+
+using namespace tarn;
+
+namespace {
+
+using sizes = std::vector<std::size_t>;
+
+[[noreturn]] void run_out(std::size_t bytes) {
+  memory_report r;
+  r.asked = bytes;
+  throw out_of_memory(r);
+}
+
+/// Work that needs what it is given, and has room for so much; keeps what it was called with.
+struct bounded_work {
+  std::size_t room = 0;
+  sizes called{};
+  void operator()(std::size_t size) {
+    called.push_back(size);
+    if (size > room) run_out(size);
+  }
+};
+
+sim_options small(std::size_t capacity = 64_MiB) {
+  sim_options o;
+  o.capacity = capacity;
+  o.taken = 0;
+  return o;
+}
+
+}  // namespace
+
+TEST_CASE("work that runs out of memory is tried at half the size until it fits", "[raii][with_oom_retry]") {
+  bounded_work work{13};
+  auto const r = with_oom_retry(100, work);
+  CHECK(work.called == sizes{100, 50, 25, 12});
+  CHECK(r.size == 12);
+  CHECK(r.attempts == 4);
+  bounded_work fits{100};
+  CHECK(with_oom_retry(100, fits).attempts == 1);
+  auto const seven = with_oom_retry(8, [](std::size_t n) {
+    if (n > 4) run_out(n);
+    return std::make_unique<std::size_t>(n + 3);
+  });
+  CHECK(*seven.value == 7);
+  CHECK(seven.size == 4);
+  int x = 0;
+  CHECK(&with_oom_retry(1, [&](std::size_t) -> int& { return x; }).value == &x);
+}
+
+TEST_CASE("sizes go down to the least that is asked for, and the last error is the caller's",
+          "[raii][with_oom_retry]") {
+  bounded_work never{0};
+  try {
+    (void)with_oom_retry(100, never, {.least = 30});
+    FAIL("must not succeed");
+  } catch (out_of_memory const& error) {
+    CHECK(error.asked() == 30);
+  }
+  CHECK(never.called == sizes{100, 50, 30});
+  bounded_work one{0};
+  CHECK_THROWS_AS(with_oom_retry(3, one), out_of_memory);
+  CHECK(one.called == sizes{3, 1});
+  bounded_work below{0};
+  CHECK_THROWS_AS(with_oom_retry(3, below, {.least = 10}), out_of_memory);
+  CHECK(below.called == sizes{3});
+  struct special : out_of_memory {
+    special() : out_of_memory(memory_report{}) {}
+  };
+  CHECK_THROWS_AS(with_oom_retry(1, [](std::size_t) { throw special(); }), special);  // not sliced
+  bounded_work zero{0};
+  CHECK(with_oom_retry(0, zero).size == 0);
+}
+
+TEST_CASE("only errors of the types asked for are tried again", "[raii][with_oom_retry]") {
+  int calls = 0;
+  auto const throwing = [&](auto error) {
+    return [&calls, error](std::size_t n) {
+      ++calls;
+      if (n > 1) throw error;
+    };
+  };
+  CHECK_THROWS_AS(with_oom_retry(8, throwing(std::runtime_error("tarn: out of memory"))), std::runtime_error);
+  CHECK_THROWS_AS(with_oom_retry(8, throwing(length_error("too long"))), length_error);
+  CHECK_THROWS_AS(with_oom_retry(8, throwing(std::bad_alloc())), std::bad_alloc);
+  CHECK_THROWS_AS(
+      with_oom_retry(8, throwing(cuda_error({failure::out_of_memory, 2, "cudaErrorMemoryAllocation", "x"}))),
+      cuda_error);
+  CHECK(calls == 4);
+  oom_retry_options any{.errors = oom_errors::any_bad_alloc};
+  CHECK(with_oom_retry(8, throwing(std::bad_alloc()), any).size == 1);
+  any.search = oom_search::upward;
+  auto const bounded = [](std::size_t n) {
+    if (n > 100) throw std::bad_alloc();
+  };
+  CHECK(with_oom_retry(8, bounded, any).size == 100);
+  CHECK_THROWS_AS(with_oom_retry(8, bounded, {.search = oom_search::upward}), std::bad_alloc);
+}
+
+TEST_CASE("the pool's cache is cleared, and the same size tried once more, before it is halved",
+          "[raii][with_oom_retry]") {
+  sim_machine const machine{small()};
+  sim_pool const memory{sim_pages{machine.driver()}};
+  sim_malloc const rival{machine.driver()};  // like another library: it cannot use what the pool has cached
+  make_device_buffer<std::byte>(memory, 40_MiB, stream_ref{}).clear();
+  sizes called;
+  auto const train = [&](std::size_t mib) {
+    called.push_back(mib);
+    auto const mine = make_device_buffer<std::byte>(memory, 1_MiB, stream_ref{});
+    auto const theirs = make_device_buffer<std::byte>(rival, mib * 1_MiB, stream_ref{});
+    return mine.size();
+  };
+  auto const r = with_oom_retry(memory, 50, train);
+  CHECK(called == sizes{50, 50});
+  CHECK(r.size == 50);
+  CHECK(r.attempts == 2);
+  CHECK(r.value == 1_MiB);
+  make_device_buffer<std::byte>(memory, 40_MiB, stream_ref{}).clear();
+  called.clear();
+  CHECK(with_oom_retry(memory, 100, train).size == 50);
+  CHECK(called == sizes{100, 100, 50});
+  CHECK_THROWS_AS(with_oom_retry(memory, 100, train, {.least = 70}), out_of_memory);
+  CHECK(memory_reserved(memory) == 0);  // cleared behind the last try, too
+  called.clear();
+  CHECK_THROWS_AS(with_oom_retry(50, [&](std::size_t n) { (void)train(n + 20); }, {.least = 50}),
+                  out_of_memory);
+  CHECK(called == sizes{70});
+}
+
+TEST_CASE("where clearing frees nothing the same size is not tried again", "[raii][with_oom_retry]") {
+  sim_machine const machine{small()};
+  bounded_work work{4};
+  CHECK(with_oom_retry(sim_pool{sim_pages{machine.driver()}}, 8, work).size == 4);
+  CHECK(work.called == sizes{8, 4});
+  work.called.clear();
+  CHECK(with_oom_retry(sim_malloc{machine.driver()}, 8, work).size == 4);  // has no cache at all
+  CHECK(work.called == sizes{8, 4});
+}
+
+TEST_CASE("the search upward finds the largest size that works", "[raii][with_oom_retry]") {
+  for (std::size_t const room : {1U, 2U, 7U, 100U, 1000U, 1023U, 1024U, 1025U}) {
+    bounded_work work{room};
+    auto const r = with_oom_retry(64, work, {.search = oom_search::upward});
+    CHECK(r.size == room);
+    CHECK(r.attempts == work.called.size());
+    CHECK(r.attempts <= 24);
+  }
+  bounded_work coarse{1000};
+  auto const r = with_oom_retry(64, coarse, {.search = oom_search::upward, .tolerance = 100});
+  CHECK(r.size <= 1000);
+  CHECK(r.size > 900);
+  bounded_work capped{1000};
+  CHECK(with_oom_retry(64, capped, {.search = oom_search::upward, .most = 500}).size == 500);
+  CHECK(capped.called == sizes{64, 128, 256, 500});
+  bounded_work boundless{~std::size_t{0}};
+  CHECK(with_oom_retry(1, boundless, {.search = oom_search::upward}).size >= ~std::size_t{0} - 1);
+}
+
+TEST_CASE("no value of a try holds memory while a larger size is tried", "[raii][with_oom_retry]") {
+  sim_machine const machine{small()};
+  sim_pool const memory{sim_pages{machine.driver()}};
+  {
+    std::size_t calls = 0;
+    auto const r = with_oom_retry(memory, 10,
+                                  [&](std::size_t mib) {
+                                    ++calls;
+                                    return make_device_buffer<std::byte>(memory, mib * 2_MiB, stream_ref{});
+                                  },
+                                  {.search = oom_search::upward});
+    CHECK(r.size == 32);
+    CHECK(r.value.size() == 64_MiB);
+    CHECK(r.attempts == calls);
+  }
+  CHECK(memory_allocated(memory) == 0);
+}
+
+TEST_CASE("sizes that failed are remembered and not tried again", "[raii][with_oom_retry]") {
+  oom_sizes known;
+  bounded_work work{100};
+  oom_retry_options options{.search = oom_search::upward, .remember = &known};
+  CHECK(with_oom_retry(16, work, options).size == 100);
+  CHECK((known.good == 100 && known.bad == 101));
+  work.called.clear();
+  CHECK(with_oom_retry(16, work, options).size == 100);
+  CHECK(work.called == sizes{100});
+  work.called.clear();
+  options.search = oom_search::downward;
+  CHECK(with_oom_retry(500, work, options).size == 100);  // 101 and more did not work
+  CHECK(with_oom_retry(60, work, options).size == 60);
+  CHECK(work.called == sizes{100, 60});
+  work.room = 30;  // less is free now
+  work.called.clear();
+  CHECK(with_oom_retry(100, work, options).size == 25);
+  CHECK((known.good == 25 && known.bad == 50));
+  work.room = 1000;
+  known = {};
+  options.search = oom_search::upward;
+  CHECK(with_oom_retry(25, work, options).size == 1000);
+  oom_sizes only_bad{0, 64};
+  work.called.clear();
+  CHECK(with_oom_retry(100, work, {.remember = &only_bad}).size == 32);
+  CHECK(work.called == sizes{32});
+}
+
+TEST_CASE("a search upward that meets another error leaves at once", "[raii][with_oom_retry]") {
+  int calls = 0;
+  CHECK_THROWS_AS(with_oom_retry(4,
+                                 [&](std::size_t n) {
+                                   ++calls;
+                                   if (n > 8) throw std::logic_error("x");
+                                 },
+                                 {.search = oom_search::upward}),
+                  std::logic_error);
+  CHECK(calls == 3);
+}
+
+TEST_CASE("what a failed try had taken is free for the next", "[raii][with_oom_retry]") {
+  sim_machine const machine{small()};
+  auto const memory = sim_pages{machine.driver()} | pooled{} | limited{40_MiB} | tracked{};
+  auto const r = with_oom_retry(memory, 32, [&](std::size_t mib) {
+    auto const activations = make_device_buffer<std::byte>(memory, mib * 1_MiB, stream_ref{});
+    auto const gradients = make_device_buffer<std::byte>(memory, mib * 1_MiB, stream_ref{});
+    return activations.size() + gradients.size();
+  });
+  CHECK(r.size == 16);
+  CHECK(memory_allocated(memory) == 0);
+}
+
+TEST_CASE("whichever driver call fails in a retry, the error is typed and nothing leaks",
+          "[raii][with_oom_retry]") {
+  for (std::uint64_t nth = 1;; ++nth) {
+    REQUIRE(nth < 500);
+    sim_machine const machine{small()};
+    fault_plan const plan;
+    {
+      using faulty_driver = faulty<sim_driver>;
+      auto const memory = basic_pages<faulty_driver>(faulty_driver(machine.driver(), plan)) | pooled{};
+      plan.reset();
+      plan.fail(nth);
+      try {
+        (void)with_oom_retry(
+            memory, 100,
+            [&](std::size_t mib) { (void)make_device_buffer<std::byte>(memory, mib * 1_MiB, stream_ref{}); },
+            {.search = oom_search::upward});
+      } catch (out_of_memory const&) {
+      } catch (cuda_error const&) {
+      }
+      if (plan.failed() == 0) break;
+      plan.disarm();
+    }
+    sim_leaks const left = machine.leaks();
+    CHECK(left.blocks + left.streams + left.events == 0);
+    // What a failed call was to give back is all that may stay.
+    CHECK(left.ranges + left.maps + left.handles <= 3);
+  }
+}
