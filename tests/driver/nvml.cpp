@@ -3,6 +3,7 @@
 
 #include "tarn/driver/nvml.hpp"
 
+#include <new>
 #include <string>
 #include <vector>
 
@@ -115,6 +116,7 @@ TEST_CASE("NVML's account names this process, the others and what is set aside",
   auto const [outcome, account] = ask(p, all_calls());
   REQUIRE(outcome.ok());
   CHECK(account.total == 10'000);
+  CHECK(account.free == 1);
   CHECK(account.set_aside == 600);
   CHECK(account.this_process == 500);
   CHECK(account.other_processes == 35);
@@ -225,6 +227,7 @@ TEST_CASE("an older NVML tells the total alone", "[driver][nvml]") {
   auto const [outcome, account] = ask(p, calls);
   REQUIRE(outcome.ok());
   CHECK(account.total == 10'000);
+  CHECK(account.free == 1);
   CHECK(account.set_aside == device_account::unknown);
   CHECK(account.this_process == 500);
 }
@@ -269,6 +272,14 @@ TEST_CASE("each call of NVML that fails or is missing makes its figures unknown,
     CHECK(a.account.total == 10'000);
     CHECK(a.account.other_processes == device_account::unknown);
     CHECK(std::string(a.account.gap).find("does not list") != std::string::npos);
+  }
+  SECTION("there is no host memory for its list") {
+    calls.compute_processes = [](void*, unsigned*, nvml_process*) -> int { throw std::bad_alloc(); };
+    auto const a = ask(p, calls);
+    CHECK(a.outcome.ok());
+    CHECK(a.account.total == 10'000);
+    CHECK(a.account.this_process == device_account::unknown);
+    CHECK(std::string(a.account.gap).find("host memory") != std::string::npos);
   }
   SECTION("it has no list of graphics") {
     calls.graphics_processes = nullptr;

@@ -314,6 +314,54 @@ TEST_CASE("an account that contradicts the driver or the pools is not used", "[r
   pool.deallocate({}, p, 100);
 }
 
+namespace {
+/// A driver whose context is set up by memory_info(), seen by nobody but in what is free.
+struct waking_driver : sim_driver {
+  waking_driver(sim_driver const& driver, std::size_t takes, std::size_t& awake)
+      : sim_driver(driver), takes_(takes), awake_(&awake) {}
+  status memory_account(device_account& account) const noexcept {
+    status const s = sim_driver::memory_account(account);
+    if (tells_free && *awake_ == 0) account.free += takes_;
+    if (!tells_free) account.free = device_account::unknown;
+    return s;
+  }
+  status memory_info(std::size_t& free, std::size_t& total) const noexcept {
+    ++*awake_;
+    return sim_driver::memory_info(free, total);
+  }
+  bool tells_free = true;
+
+ private:
+  std::size_t takes_;
+  std::size_t* awake_;
+};
+}  // namespace
+
+TEST_CASE("in a container the context is measured by what is free before and after it",
+          "[report][explain_memory]") {
+  sim_options options = crowded();
+  options.accounting = sim_accounting::hidden;
+  sim_machine const machine{options};
+  std::size_t awake = 0;
+  waking_driver const driver(machine.driver(), 500_MiB, awake);
+  context_cost const first = measure_context(driver);
+  CHECK(first.bytes == 500_MiB);
+  memory_explanation const e = explain_memory(driver, first);
+  check_sums(e);
+  CHECK(e.context == 500_MiB);
+  CHECK(row_of(e, "context and modules").how.find("what was free before") != std::string::npos);
+  CHECK_FALSE(e.other_allocations);
+  CHECK_FALSE(
+      measure_context(driver).bytes);  // it is there already: nothing can be measured, and nothing is made up
+  awake = 0;
+  CHECK_FALSE(
+      measure_context(waking_driver(machine.driver(), 31_MiB, awake)).bytes);  // other processes' doing
+  awake = 0;
+  waking_driver silent(machine.driver(), 500_MiB, awake);
+  silent.tells_free = false;
+  CHECK_FALSE(measure_context(silent).bytes);
+}
+
 TEST_CASE("a pool of another device is refused by name, and nothing is asked", "[report][explain_memory]") {
   sim_machine const machine{{.devices = 2}};
   sim_pool first{sim_pages{machine.driver(device_id{0})}};

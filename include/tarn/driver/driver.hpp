@@ -154,7 +154,8 @@ concept describing_driver = stream_driver<D> && requires(D const& d, void* p, st
 struct device_account {
   static constexpr std::size_t unknown = static_cast<std::size_t>(-1);
   std::size_t total =
-      unknown;  ///< of the device, or of this process's part of it, what is set aside included
+      unknown;                 ///< of the device, or of this process's part of it, what is set aside included
+  std::size_t free = unknown;  ///< told without a context, unlike memory_info()'s
   std::size_t set_aside = unknown;  ///< of it by the driver and the firmware, for themselves and for ECC
   std::size_t this_process =
       unknown;  ///< what nvidia-smi shows for it: context, modules, all that it allocated
@@ -163,7 +164,7 @@ struct device_account {
   char const* gap = "";  ///< why processes are unknown; static storage, empty where they are known
 };
 
-/// What can tell more of a device than memory_info(): for reports, too slow for anything else.
+/// What can tell more of a device than memory_info(): for reports, too slow for anything else. Asking sets up no context.
 template <class D>
 concept accounting_driver = stream_driver<D> && requires(D const& d, device_account& account) {
   { d.memory_account(account) }

@@ -251,9 +251,11 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
   nvml_memory v1{};
   if (calls.memory_v2 != nullptr && calls.memory_v2(device, &v2) == 0) {
     told.total = static_cast<std::size_t>(v2.total);
+    told.free = static_cast<std::size_t>(v2.free);
     told.set_aside = static_cast<std::size_t>(v2.reserved);
   } else if (calls.memory != nullptr && calls.memory(device, &v1) == 0) {
     told.total = static_cast<std::size_t>(v1.total);
+    told.free = static_cast<std::size_t>(v1.free);
   }
   try {
     std::vector<nvml_process> all;

@@ -28,6 +28,7 @@ namespace tarn {
 /// What a process's context and the modules loaded so far take of a device, bytes; none where nobody tells.
 struct context_cost {
   std::optional<std::size_t> bytes;
+  char const* how = "as given";  ///< how they were measured; static storage
 };
 
 namespace detail {
@@ -147,6 +148,7 @@ memory_explanation explain(Subjects const&... subjects) {
   auto const take = [&]<class Subject>(Subject const& subject) {
     if constexpr (std::is_same_v<Subject, context_cost>) {
       e.context = subject.bytes;
+      e.context_how = subject.how;
     } else {
       static_assert(is_memory<Subject> || stream_driver<Subject>,
                     "tarn: explain_memory takes pools, drivers and the result of measure_context()");
@@ -200,6 +202,22 @@ memory_explanation explain(Subjects const&... subjects) {
   return e;
 }
 
+/// Less than any context takes, bytes (they begin at some 100 MiB): a smaller change is other processes' doing.
+inline constexpr std::size_t least_context = std::size_t{32} << 20;
+
+template <class... Subjects>
+context_cost measure(Subjects const&... subjects) {
+  auto const& driver = device_among(subjects...);
+  std::string why;
+  std::size_t const before = account_of(driver, why).free;
+  memory_explanation const e = explain(subjects...);  // sets the context up
+  if (e.outside_pools) return {e.outside_pools, "measured before anything was allocated"};
+  std::size_t const after = account_of(driver, why).free;
+  bool const both = before != device_account::unknown && after != device_account::unknown;
+  if (!both || before < after + least_context) return {};
+  return {before - after, "measured: what was free before it was set up, less what was after"};
+}
+
 }  // namespace detail
 
 /// Whose a device's memory is. Takes, in any order, any number of pools (or other memory with `tracked`) of one device,
@@ -210,8 +228,8 @@ memory_explanation explain(Subjects const&... subjects) {
 ///
 /// The pools' figures are exact; the driver's and NVML's are of a moment later: let nobody allocate meanwhile where the
 /// residual is to mean something. Where NVML is missing or does not see the processes, parts are unknown and said to
-/// be. Sets up the device's context if there is none. Cost: NVML is started and ended, 10 to 100 ms; nothing waits for the
-/// device. Safe from any thread.
+/// be. Sets up the device's context if there is none. Cost: NVML is started and ended, 10 to 100 ms; nothing waits
+/// for the device. Safe from any thread.
 /// @throws cuda_error  the driver does not even tell what is free
 /// @throws misuse      a pool is of another device: call it once for each
 template <class... Subjects>
@@ -222,13 +240,17 @@ template <class... Subjects>
   return detail::explain(detail::as_subject(subjects)...);
 }
 
-/// What this process's context and its modules take of the device: what the management library says of the process,
-/// less what the pools hold. Call it where the program begins, before anything but those pools has been allocated, and hand
-/// it to explain_memory(), which then tells other allocations apart. Modules are loaded when they are first used: what
-/// comes later counts as other allocations. Cost and errors as explain_memory().
+/// What this process's context and its modules take of the device; takes what explain_memory() takes. Call it where the
+/// program begins, before anything but those pools has been allocated, and hand it to explain_memory(), which then tells
+/// other allocations apart. Modules are loaded when they are first used: what comes later counts as other allocations.
+///
+/// It is what the management library says of the process, less what the pools hold; or, where that does not see the
+/// process (in a container), what is free no more once the context is set up: then it must be the first call of the
+/// program on the device, and what others take in the fraction of a second is taken for the context's. Else unknown.
+/// Cost and errors as explain_memory(), twice.
 template <class... Subjects>
 [[nodiscard]] context_cost measure_context(Subjects const&... subjects) {
-  return {explain_memory(subjects...).outside_pools};
+  return detail::measure(detail::as_subject(subjects)...);
 }
 
 }  // namespace tarn

@@ -49,6 +49,7 @@ struct memory_explanation {
   std::optional<std::size_t> this_process;     ///< as nvidia-smi shows it
   std::optional<std::size_t> outside_pools;    ///< of this process: context, modules, other allocations
   std::optional<std::size_t> context;          ///< of outside_pools: as measured by measure_context()
+  std::string context_how;                     ///< how it was measured
   std::optional<std::size_t>
       other_allocations;               ///< of outside_pools: the rest, with modules that were loaded later
   std::vector<pool_share> pools;       ///< in the device's memory
@@ -90,7 +91,7 @@ struct memory_explanation {
           "what is known to be its own" + (gap.empty() ? "" : "; " + gap));
     }
     if (context) {
-      add(2, "context and modules", context, "measured before anything was allocated");
+      add(2, "context and modules", context, context_how);
       add(2, "other allocations", other_allocations, "the rest: not tarn's, and modules loaded since");
     } else {
       add(2, "context, modules, other allocations", outside_pools,
