@@ -91,6 +91,7 @@ TEST_CASE("without a device every call says so and none crashes", "[driver][cuda
                             driver.malloc_async(64, stream_ref{}, p),
                             driver.malloc_pinned(64, p),
                             driver.malloc_managed(64, p),
+                            driver.register_host(&p, 64),
                             driver.free_device(nullptr),
                             driver.page_granularity(bytes),
                             driver.reserve_range(2_MiB, 2_MiB, p),

@@ -4,6 +4,7 @@
 #include "tarn/driver/fault.hpp"
 
 #include <cstring>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -16,7 +17,7 @@
 using namespace tarn;
 
 static_assert(page_driver<faulty<sim_driver>> && block_driver<faulty<sim_driver>>);
-static_assert(block_driver<faulty<no_driver>>);
+static_assert(block_driver<faulty<no_driver>> && registering_driver<faulty<no_driver>>);
 
 namespace {
 
@@ -42,6 +43,7 @@ struct streams_only {
 };
 static_assert(stream_driver<faulty<streams_only>>);
 static_assert(!page_driver<faulty<streams_only>> && !block_driver<faulty<streams_only>>);
+static_assert(!registering_driver<faulty<streams_only>>);
 
 struct faulty_bench {
   sim_machine machine;
@@ -98,6 +100,10 @@ std::vector<status> call_everything(faulty<sim_driver> const& driver) {
   note(driver.free_async(async, stream));
   note(driver.free_pinned(pinned));
   note(driver.free_managed(managed));
+  void* const page = ::operator new (4096, std::align_val_t{4096});
+  note(driver.register_host(page, 4096));
+  note(driver.unregister_host(page));
+  ::operator delete (page, std::align_val_t{4096});
   note(driver.destroy_stream(stream));
   return failed;
 }
@@ -136,7 +142,8 @@ TEST_CASE("each call can be made to fail by name, with its typical failure", "[d
     CHECK(std::strlen(first.name) > 0);
     CHECK(first.code != 0);
     bool const takes_memory = std::strncmp(name_of(which), "malloc", 6) == 0 ||
-                              which == driver_call::create_pages || which == driver_call::reserve_range;
+                              which == driver_call::create_pages || which == driver_call::reserve_range ||
+                              which == driver_call::register_host;
     CHECK((first.kind == failure::out_of_memory) == takes_memory);
     CHECK(machine.calls()[which] == 0);  // the driver never saw it
     CHECK(plan.failed() == 1);

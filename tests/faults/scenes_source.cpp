@@ -10,6 +10,7 @@
 #include "tarn/source/managed.hpp"
 #include "tarn/source/page_handle.hpp"
 #include "tarn/source/pinned_host.hpp"
+#include "tarn/source/registered_host.hpp"
 
 namespace tarn_test {
 
@@ -81,6 +82,7 @@ constexpr scene all[] = {
     {"cuda_malloc", small_machine, blocks<basic_malloc>},
     {"cuda_async", small_machine, blocks<basic_async>},
     {"pinned_host", small_machine, blocks<basic_pinned>},
+    {"registered_host", small_machine, blocks<basic_registered>},
     {"managed", small_machine, blocks<basic_managed>},
     {"release_threshold", small_machine, release_threshold},
     {"pages_by_hand", small_machine, pages_by_hand},

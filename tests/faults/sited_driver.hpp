@@ -155,6 +155,8 @@ class sited_driver_of {
   status free_async(void* p, stream_ref stream, place w = place::current()) const noexcept { return log_->release(driver_call::free_async, w, [&] { return faulty_.free_async(p, stream); }, [d = faulty_.driver(), p] { return d.free_async(p, stream_ref{}); }); }
   status malloc_pinned(std::size_t bytes, void*& p, place w = place::current()) const noexcept { return log_->through(driver_call::malloc_pinned, w, [&] { return faulty_.malloc_pinned(bytes, p); }); }
   status free_pinned(void* p, place w = place::current()) const noexcept { return log_->release(driver_call::free_pinned, w, [&] { return faulty_.free_pinned(p); }, [d = faulty_.driver(), p] { return d.free_pinned(p); }); }
+  status register_host(void* p, std::size_t bytes, place w = place::current()) const noexcept { return log_->through(driver_call::register_host, w, [&] { return faulty_.register_host(p, bytes); }); }
+  status unregister_host(void* p, place w = place::current()) const noexcept { return log_->release(driver_call::unregister_host, w, [&] { return faulty_.unregister_host(p); }, [d = faulty_.driver(), p] { return d.unregister_host(p); }); }
   status malloc_managed(std::size_t bytes, void*& p, place w = place::current()) const noexcept { return log_->through(driver_call::malloc_managed, w, [&] { return faulty_.malloc_managed(bytes, p); }); }
   status free_managed(void* p, place w = place::current()) const noexcept { return log_->release(driver_call::free_managed, w, [&] { return faulty_.free_managed(p); }, [d = faulty_.driver(), p] { return d.free_managed(p); }); }
 

@@ -401,6 +401,18 @@ class basic_cuda_driver {
     detail::beside_capture const permission;
     return detail::cuda_status(cudaFreeHost(p), "cudaFreeHost");
   }
+  /// Pins host memory that is there already, for every device's context.
+  status register_host(void* p, std::size_t bytes) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaHostRegister(p, bytes, cudaHostRegisterPortable), "cudaHostRegister");
+  }
+  status unregister_host(void* p) const noexcept {
+    if (p == nullptr) return {};
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaHostUnregister(p), "cudaHostUnregister");
+  }
   status malloc_managed(std::size_t bytes, void*& p) const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
@@ -494,6 +506,6 @@ using cuda_driver = basic_cuda_driver<null_stream::legacy>;
 #endif
 
 static_assert(stream_driver<cuda_driver> && page_driver<cuda_driver> && block_driver<cuda_driver> &&
-              describing_driver<cuda_driver> && accounting_driver<cuda_driver>);
+              registering_driver<cuda_driver> && describing_driver<cuda_driver> && accounting_driver<cuda_driver>);
 
 }  // namespace tarn

@@ -36,6 +36,7 @@
 // | malloc_async(bytes, stream, p&), free_async(p, stream)       | 0.7 us warm      | cudaMallocAsync                                                     |
 // | malloc_pinned(bytes, p&), free_pinned(p)                     | 460 ms/GiB       | cudaHostAlloc, portable                                             |
 // | malloc_managed(bytes, p&), free_managed(p)                   |                  | cudaMallocManaged                                                   |
+// | register_host(p, bytes), unregister_host(p), optional        | see registered_host | pins memory that the host has already, whole pages, portable      |
 // | memory_tool(), optional                                      | once             | what watches pieces of memory, false without one: see describing_driver |
 // | memory_account(account&), optional                           | 10-100 ms        | whose the device's memory is, as nvidia-smi shows it: see accounting_driver |
 
@@ -131,6 +132,15 @@ concept block_driver = stream_driver<D> &&
   { d.malloc_managed(bytes, new_p) }
   noexcept->std::same_as<status>;
   { d.free_managed(p) }
+  noexcept->std::same_as<status>;
+};
+
+/// What pins memory that the host has already.
+template <class D>
+concept registering_driver = stream_driver<D> && requires(D const& d, void* p, std::size_t bytes) {
+  { d.register_host(p, bytes) }
+  noexcept->std::same_as<status>;
+  { d.unregister_host(p) }
   noexcept->std::same_as<status>;
 };
 

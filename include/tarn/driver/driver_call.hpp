@@ -43,11 +43,13 @@ enum class driver_call : std::uint8_t {
   malloc_pinned,
   free_pinned,
   malloc_managed,
-  free_managed
+  free_managed,
+  register_host,
+  unregister_host
 };
 
 /// How many there are.
-inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver_call::free_managed) + 1;
+inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver_call::unregister_host) + 1;
 
 /// The call at an index below driver_call_count, for loops over all of them.
 [[nodiscard]] constexpr driver_call driver_call_at(std::size_t index) noexcept {
@@ -89,7 +91,9 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
                                    "malloc_pinned",
                                    "free_pinned",
                                    "malloc_managed",
-                                   "free_managed"};
+                                   "free_managed",
+                                   "register_host",
+                                   "unregister_host"};
   static_assert(sizeof(names) / sizeof(names[0]) == driver_call_count);
   return names[static_cast<std::size_t>(call)];
 }
@@ -113,6 +117,7 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
     case driver_call::malloc_async:
     case driver_call::malloc_pinned:
     case driver_call::malloc_managed:
+    case driver_call::register_host:
       return true;
     default:
       return false;

@@ -299,6 +299,13 @@ class faulty {
     return through(driver_call::free_managed, [&] { return driver_.free_managed(p); });
   }
 
+  status register_host(void* p, std::size_t bytes) const noexcept requires registering_driver<Driver> {
+    return through(driver_call::register_host, [&] { return driver_.register_host(p, bytes); });
+  }
+  status unregister_host(void* p) const noexcept requires registering_driver<Driver> {
+    return through(driver_call::unregister_host, [&] { return driver_.unregister_host(p); });
+  }
+
   /// The driver's own: a tool is told the truth whatever fails.
   [[nodiscard]] auto memory_tool() const noexcept requires describing_driver<Driver> {
     return driver_.memory_tool();

@@ -147,6 +147,14 @@ class no_driver {
     return drop(p);
   }
 
+  /// Nothing is pinned: there is no device to pin it for.
+  status register_host(void* p, std::size_t) const noexcept {
+    return p != nullptr ? status{} : invalid(driver_call::register_host);
+  }
+  status unregister_host(void*) const noexcept {
+    return {};
+  }
+
   friend constexpr bool operator==(no_driver, no_driver) noexcept {
     return true;
   }
@@ -185,6 +193,7 @@ class no_driver {
   }
 };
 
-static_assert(stream_driver<no_driver> && page_driver<no_driver> && block_driver<no_driver>);
+static_assert(stream_driver<no_driver> && page_driver<no_driver> && block_driver<no_driver> &&
+              registering_driver<no_driver>);
 
 }  // namespace tarn

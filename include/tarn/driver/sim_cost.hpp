@@ -72,6 +72,10 @@ struct sim_costs {
   sim_cost_curve malloc_pinned{
       {{4_KiB, 2'000}, {1_MiB, 449'000}, {1_GiB, 460'000'000}, {8_GiB, 3'680'000'000}}};
   sim_cost_curve free_pinned{{{4_KiB, 1'000}, {1_MiB, 113'000}, {1_GiB, 116'000'000}, {8_GiB, 928'000'000}}};
+  /// What is left of registered_host's 168 ms per GiB once the host has touched the pages; estimated, as the next.
+  sim_cost_curve register_host{{{4_KiB, 2'000}, {1_MiB, 60'000}, {1_GiB, 60'000'000}, {8_GiB, 480'000'000}}};
+  sim_cost_curve unregister_host{
+      {{4_KiB, 1'000}, {1_MiB, 30'000}, {1_GiB, 30'000'000}, {8_GiB, 240'000'000}}};
   sim_nanoseconds malloc_managed = 60'000;  ///< estimated from cudaMalloc, as the next
   sim_nanoseconds free_managed = 40'000;
 
@@ -97,6 +101,7 @@ struct sim_costs {
     c.malloc_managed = c.free_managed = 0;
     c.reserve_range = c.create_pages = c.destroy_pages = c.map_pages = c.unmap_pages = level;
     c.malloc_device = c.free_device = c.malloc_async_cold = c.malloc_pinned = c.free_pinned = level;
+    c.register_host = c.unregister_host = level;
     c.on_device_rate = c.fill_rate = c.pinned_rate = c.peer_rate = c.staged_rate = c.pageable_rate = 0;
     return c;
   }

@@ -313,6 +313,22 @@ class sim_driver {
   status free_pinned(void* p) const noexcept {
     return free_host(driver_call::free_pinned, p, detail::sim_kind::pinned);
   }
+  /// Copies know the memory as pinned from now on. Giving it back waits for nobody, as CUDA's call promises nothing:
+  /// work that still touches it then is an illegal access.
+  status register_host(void* p, std::size_t bytes) const noexcept {
+    return call(driver_call::register_host, costs().register_host.at(bytes),
+                [&](state& m) { return m.memory.adopt(device_.value, p, bytes); });
+  }
+  status unregister_host(void* p) const noexcept {
+    return call(driver_call::unregister_host, 0, [&](state& m) {
+      if (p == nullptr) return code::ok;
+      std::size_t bytes = 0;
+      if (m.memory.find_block(p, detail::sim_kind::registered, bytes)) {
+        m.charge_more(costs().unregister_host.at(bytes));
+      }
+      return m.memory.let_go(p);
+    });
+  }
   status malloc_managed(std::size_t bytes, void*& p) const noexcept {
     return call(driver_call::malloc_managed, costs().malloc_managed, [&](state& m) {
       return m.memory.allocate(device_.value, bytes, detail::sim_kind::managed, p);
@@ -479,6 +495,6 @@ class sim_marking_driver : public sim_driver {
 };
 
 static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver> &&
-              describing_driver<sim_driver> && accounting_driver<sim_driver>);
+              registering_driver<sim_driver> && describing_driver<sim_driver> && accounting_driver<sim_driver>);
 
 }  // namespace tarn

@@ -23,7 +23,7 @@ namespace tarn {
 namespace detail {
 
 /// What a block is; each kind is freed by its own call.
-enum class sim_kind : std::uint8_t { device, async, pinned, managed };
+enum class sim_kind : std::uint8_t { device, async, pinned, managed, registered };
 
 }  // namespace detail
 
@@ -231,6 +231,32 @@ class sim_memory {
     return sim_code::ok;
   }
 
+  /// Takes host memory that is there already into the books, as pinned: whole pages that no block has.
+  sim_code adopt(int device, void* p, std::size_t bytes) {
+    std::uintptr_t const begin = address(p);
+    if (bytes == 0 || begin == 0 || begin % page_bytes != 0) return sim_code::invalid_value;
+    if (bytes > max_request_bytes || bytes > host_room()) return sim_code::out_of_memory;
+    auto const next = blocks_.lower_bound(begin);
+    bool const overlaps =
+        (next != blocks_.end() && next->first < begin + bytes) || block_of(begin) != blocks_.end();
+    if (overlaps) return sim_code::already_registered;
+    blocks_.emplace(begin,
+                    block{bytes, bytes, bytes, 0, page_bytes, next_key_, device, sim_kind::registered});
+    next_key_ += bytes;
+    host_used_ += bytes;
+    ++host_blocks_;
+    return sim_code::ok;
+  }
+  sim_code let_go(void* p) {
+    auto const it = blocks_.find(address(p));
+    if (it == blocks_.end() || it->second.kind != sim_kind::registered) return sim_code::not_registered;
+    note_gone(it->second.key, it->second.charged);
+    host_used_ -= it->second.charged;
+    --host_blocks_;
+    blocks_.erase(it);
+    return sim_code::ok;
+  }
+
   /// Bytes asked for the block that starts at `p`, if it is one of that kind.
   [[nodiscard]] bool find_block(void const* p, sim_kind kind, std::size_t& bytes) const noexcept {
     auto const it = blocks_.find(address(p));
@@ -265,7 +291,7 @@ class sim_memory {
     return it != blocks_.end() && on_host(it->second.kind);
   }
 
-  /// True for pinned and managed memory.
+  /// True for pinned, registered and managed memory.
   [[nodiscard]] bool is_on_host(void const* p) const noexcept {
     auto const it = block_of(address(p));
     return it != blocks_.end() && on_host(it->second.kind);
@@ -368,7 +394,7 @@ class sim_memory {
 
   static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
   static bool on_host(sim_kind kind) noexcept {
-    return kind == sim_kind::pinned || kind == sim_kind::managed;
+    return kind == sim_kind::pinned || kind == sim_kind::managed || kind == sim_kind::registered;
   }
   [[nodiscard]] std::size_t host_room() const noexcept {
     return host_used_ >= host_capacity_ ? 0 : host_capacity_ - host_used_;

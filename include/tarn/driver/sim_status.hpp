@@ -17,6 +17,8 @@ enum class sim_code : int {
   invalid_handle = 400,
   not_ready = 600,
   illegal_address = 700,
+  already_registered = 712,
+  not_registered = 713,
   not_permitted = 800,
   not_supported = 801,
   capture_unsupported = 900,
@@ -50,6 +52,10 @@ enum class sim_code : int {
       return make(failure::not_ready, "cudaErrorNotReady");
     case sim_code::illegal_address:
       return make(failure::other, "cudaErrorIllegalAddress");
+    case sim_code::already_registered:
+      return make(failure::other, "cudaErrorHostMemoryAlreadyRegistered");
+    case sim_code::not_registered:
+      return make(failure::other, "cudaErrorHostMemoryNotRegistered");
     case sim_code::not_permitted:
       return make(failure::other, "cudaErrorNotPermitted");
     case sim_code::not_supported:

@@ -49,16 +49,22 @@ class segment_growth {
     if (request.may_create == 0 && !request.may_exceed) return false;
     a.ranges.make_room(1);
     segments_.reserve(segments_.size() + 1);
-    std::size_t const spare = range_grain + (request.alignment > range_grain ? request.alignment : 0);
-    std::size_t const exact = request.bytes + spare;
+    std::size_t const exact = request.bytes + (request.alignment > range_grain ? request.alignment : 0);
     std::size_t bytes = align_up(exact, segment_grain);
     hot.unlock();
     void* base = nullptr;
     try {
       try {
         base = source_.allocate_sync(bytes, default_alignment);
+        // Blocks of whole segment grains start on a range grain nearly everywhere. Room for the other case is asked for only
+        // then: always asked for, it would make every block of 2 MiB a segment of 4.
+        if (!is_aligned(base, range_grain) && bytes < exact + range_grain) {
+          source_.deallocate_sync(base, bytes, default_alignment);
+          bytes = align_up(exact + range_grain, segment_grain);
+          base = source_.allocate_sync(bytes, default_alignment);
+        }
       } catch (out_of_memory const&) {
-        bytes = align_up(exact, range_grain);
+        bytes = align_up(exact + range_grain, range_grain);
         base = source_.allocate_sync(bytes, default_alignment);
       }
     } catch (...) {

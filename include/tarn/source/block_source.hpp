@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // block_source<Driver, Calls>: what all sources of whole blocks share: checks, alignment, errors, and each
-// call as every generation of the ecosystem spells it. `Calls` is the kind of memory: a stateless struct with
+// call as every generation of the ecosystem spells it. `Calls` is the kind of memory: a struct with
 //   using properties = property_set<...>;
 //   static status take(D const&, size_t bytes, size_t alignment, void*& p) noexcept;   usable at once
 //   static status give(D const&, void* p, size_t bytes, size_t alignment) noexcept;    no longer used
 // and, where the driver itself orders memory by streams, the same two with a stream:
 //   static status take(D const&, stream_ref, size_t bytes, size_t alignment, void*& p) noexcept;
 //   static status give(D const&, stream_ref, void* p, size_t bytes, size_t alignment) noexcept;
-// Above it: cuda_malloc, cuda_async, pinned_host, managed, host_memory. Below it: refusal, driver/driver.
+// Kinds with options have const members instead, and ==.
+// Above it: cuda_malloc, cuda_async, pinned_host, registered_host, managed, host_memory. Below it: refusal, driver/driver.
 
 #include <concepts>
 #include <cstddef>
@@ -25,10 +26,10 @@ namespace tarn {
 namespace detail {
 /// The driver orders this kind of memory by streams itself.
 template <class Calls, class D>
-concept stream_ordered_calls = requires(D const& driver, stream_ref stream, std::size_t bytes, void* p,
-                                        void*& new_p) {
-  Calls::take(driver, stream, bytes, bytes, new_p);
-  Calls::give(driver, stream, p, bytes, bytes);
+concept stream_ordered_calls = requires(Calls const& calls, D const& driver, stream_ref stream,
+                                        std::size_t bytes, void* p, void*& new_p) {
+  calls.take(driver, stream, bytes, bytes, new_p);
+  calls.give(driver, stream, p, bytes, bytes);
 };
 }  // namespace detail
 
@@ -50,6 +51,8 @@ class block_source {
   explicit block_source(device_id device) requires std::constructible_from<D, device_id> : driver_(device) {}
   /// On a driver of one's own making.
   explicit block_source(D driver) noexcept : driver_(std::move(driver)) {}
+  /// With options, for kinds that have some.
+  block_source(D driver, Calls calls) noexcept : driver_(std::move(driver)), calls_(std::move(calls)) {}
 
   // As tarn and CCCL 3.1 and later spell them.
 
@@ -64,10 +67,10 @@ class block_source {
       return take_aligned(
           stream, bytes, alignment,
           [&](std::size_t size, void*& p) noexcept {
-            return Calls::take(driver_, stream, size, alignment, p);
+            return calls_.take(driver_, stream, size, alignment, p);
           },
           [&](void* p, std::size_t size) noexcept {
-            return Calls::give(driver_, stream, p, size, alignment);
+            return calls_.give(driver_, stream, p, size, alignment);
           });
     } else {
       return take_now(stream, bytes, alignment);
@@ -80,10 +83,10 @@ class block_source {
                   std::size_t alignment = default_alignment) noexcept {
     if (p == nullptr) return;
     if constexpr (detail::stream_ordered_calls<Calls, D>) {
-      (void)Calls::give(driver_, stream, p, bytes, alignment);
+      (void)calls_.give(driver_, stream, p, bytes, alignment);
     } else {
       if (!wait_for(stream)) return;
-      (void)Calls::give(driver_, p, bytes, alignment);
+      (void)calls_.give(driver_, p, bytes, alignment);
     }
   }
   /// Allocates memory usable at once by every stream.
@@ -92,7 +95,7 @@ class block_source {
   }
   /// Gives back memory that no stream uses any more.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
-    if (p != nullptr) (void)Calls::give(driver_, p, bytes, alignment);
+    if (p != nullptr) (void)calls_.give(driver_, p, bytes, alignment);
   }
 
   /// A block that the driver does not order: for a pool that a tool watches, in place of allocate_sync().
@@ -131,8 +134,11 @@ class block_source {
   [[nodiscard]] D const& driver() const noexcept { return driver_; }
   [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
 
-  /// Equal: the same kind of memory on an equal driver, so either frees what the other allocated.
+  /// Equal: the same kind of memory, with the same options, on an equal driver, so either frees what the other allocated.
   friend bool operator==(block_source const& a, block_source const& b) noexcept {
+    if constexpr (std::equality_comparable<Calls>) {
+      if (!(a.calls_ == b.calls_)) return false;
+    }
     return a.driver_ == b.driver_;
   }
 
@@ -140,8 +146,8 @@ class block_source {
   [[nodiscard]] void* take_now(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     return take_aligned(
         stream, bytes, alignment,
-        [&](std::size_t size, void*& p) noexcept { return Calls::take(driver_, size, alignment, p); },
-        [&](void* p, std::size_t size) noexcept { return Calls::give(driver_, p, size, alignment); });
+        [&](std::size_t size, void*& p) noexcept { return calls_.take(driver_, size, alignment, p); },
+        [&](void* p, std::size_t size) noexcept { return calls_.give(driver_, p, size, alignment); });
   }
 
   template <class Take, class Give>
@@ -173,6 +179,7 @@ class block_source {
   }
 
   D driver_;
+  [[no_unique_address]] Calls calls_{};
 };
 
 }  // namespace tarn

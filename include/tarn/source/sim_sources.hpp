@@ -10,6 +10,7 @@
 #include "tarn/source/cuda_pages.hpp"
 #include "tarn/source/managed.hpp"
 #include "tarn/source/pinned_host.hpp"
+#include "tarn/source/registered_host.hpp"
 
 namespace tarn {
 
@@ -17,10 +18,11 @@ using sim_pages = basic_pages<sim_driver>;
 using sim_malloc = basic_malloc<sim_driver>;
 using sim_async = basic_async<sim_driver>;
 using sim_pinned_host = basic_pinned<sim_driver>;
+using sim_registered_host = basic_registered<sim_driver>;
 using sim_managed = basic_managed<sim_driver>;
 
 static_assert(page_source<sim_pages>);
 static_assert(resource<sim_malloc> && resource<sim_async> && resource<sim_pinned_host> &&
-              resource<sim_managed>);
+              resource<sim_managed> && resource<sim_registered_host>);
 
 }  // namespace tarn

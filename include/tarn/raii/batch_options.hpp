@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What one asks of batches that are moved while others are worked on, and what one gets: batch_options, device_batch,
+// host_batch. Above it: stream_batches, collect_batches. Below it: core.
+
+#include <cstddef>
+#include <exception>
+#include <span>
+#include <string_view>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/message.hpp"
+
+namespace tarn {
+
+struct batch_options {
+  /// Most bytes of one batch; elements are never split. From 16 MiB on, what a batch costs besides its copy is below 3 %.
+  std::size_t batch_bytes = 32_MiB;
+  /// Slots on the device, and as many on the host where copies are staged: so many batches are held at once, the one being
+  /// worked on included. 1 copies and works in turn; 2 overlap; the third keeps a late host from showing.
+  std::size_t depth = 3;
+  /// Threads that fill slots ahead of the loop. 0: for memory and files as many as the size is worth, up to 8; a generator is
+  /// then called by the looping thread.
+  unsigned threads = 0;
+};
+
+/// Options that cannot be met, or a generator that does not keep to its slot. Nothing was moved for it.
+class bad_batch : public std::exception {
+ public:
+  explicit bad_batch(std::string_view text) noexcept { text_.add("tarn: ").add(text); }
+  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  message<192> text_;
+};
+
+/// Elements of one batch and where they stood in their source. A view: gone once the loop moves on.
+template <class T>
+class batch_view {
+ public:
+  using element_type = T;
+  batch_view(std::span<T> elements, std::size_t index, std::size_t offset) noexcept
+      : elements_(elements), index_(index), offset_(offset) {}
+
+  [[nodiscard]] T* data() const noexcept { return elements_.data(); }
+  /// Elements; never 0.
+  [[nodiscard]] std::size_t size() const noexcept { return elements_.size(); }
+  [[nodiscard]] std::size_t bytes() const noexcept { return elements_.size_bytes(); }
+  [[nodiscard]] std::span<T> span() const noexcept { return elements_; }
+  /// Batches before it.
+  [[nodiscard]] std::size_t index() const noexcept { return index_; }
+  /// Elements before it.
+  [[nodiscard]] std::size_t offset() const noexcept { return offset_; }
+
+ private:
+  std::span<T> elements_;
+  std::size_t index_;
+  std::size_t offset_;
+};
+
+/// A batch in device memory, for work on the loop's stream; that work may write to it.
+template <class T>
+class device_batch : public batch_view<T> {
+ public:
+  using batch_view<T>::batch_view;
+};
+
+/// A batch in host memory, a contiguous range.
+template <class T>
+class host_batch : public batch_view<T> {
+ public:
+  using batch_view<T>::batch_view;
+  [[nodiscard]] T* begin() const noexcept { return this->data(); }
+  [[nodiscard]] T* end() const noexcept { return this->data() + this->size(); }
+  [[nodiscard]] T& operator[](std::size_t i) const noexcept { return this->data()[i]; }
+};
+
+namespace detail {
+
+/// "Not known", for a number of elements or batches.
+inline constexpr std::size_t unknown_count = static_cast<std::size_t>(-1);
+
+/// Elements of a full batch. @throws bad_batch  the options cannot be met
+[[nodiscard]] inline std::size_t batch_capacity(batch_options const& options, std::size_t element_bytes) {
+  if (options.depth == 0) throw bad_batch("batch_options::depth is 0; ask for 1 or more, 2 to overlap");
+  if (options.batch_bytes < element_bytes || options.batch_bytes > max_request_bytes) {
+    message<160> text;
+    text.add("batch_options::batch_bytes is ").add_number(std::uint64_t{options.batch_bytes});
+    text.add("; ask for at least one element, ").add_number(std::uint64_t{element_bytes}).add(" B");
+    throw bad_batch(text.view());
+  }
+  return options.batch_bytes / element_bytes;
+}
+
+}  // namespace detail
+
+}  // namespace tarn

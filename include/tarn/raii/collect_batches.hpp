@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// collect_batches: a loop over host batches of device memory, the next ones being copied back meanwhile.
+// Above it: user code. Below it: batch_options, copy_lane, pinned_slots, device_buffer.
+
+#include <cstddef>
+#include <iterator>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include "tarn/core/extremes.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/raii/batch_options.hpp"
+#include "tarn/raii/copy_lane.hpp"
+#include "tarn/raii/device_buffer.hpp"
+#include "tarn/raii/pinned_slots.hpp"
+#include "tarn/raii/stream.hpp"
+#include "tarn/source/pinned_host.hpp"
+
+namespace tarn {
+
+/// The range that collect_batches() returns: an input range, gone through once, by one thread. Neither copied nor moved.
+template <class T, class Pinned, class Driver>
+class batch_collector {
+ public:
+  using value_type = T;
+  using batch = host_batch<T>;
+
+  /// See collect_batches().
+  batch_collector(std::span<T const> from, batch_options const& options, Driver const& driver,
+                  stream_ref stream, Pinned pinned)
+      : from_(from),
+        capacity_(detail::smaller_of(detail::batch_capacity(options, sizeof(T)),
+                                     detail::larger_of(from.size(), std::size_t{1}))),
+        end_((from.size() + capacity_ - 1) / capacity_),
+        depth_(detail::smaller_of(options.depth, end_)),
+        slots_(std::move(pinned), depth_, capacity_),
+        lane_(driver, identified(driver, stream), depth_ + 1) {}
+  batch_collector(batch_collector const&) = delete;
+  batch_collector& operator=(batch_collector const&) = delete;
+  /// Waits for the copies under way. After it the device memory is no longer read.
+  ~batch_collector() = default;
+
+  class iterator {
+   public:
+    using iterator_concept = std::input_iterator_tag;
+    using value_type = batch;
+    using difference_type = std::ptrdiff_t;
+
+    iterator() noexcept = default;
+    /// The batch, in pinned memory that is the host's until ++.
+    [[nodiscard]] batch operator*() const { return range_->now(); }
+    iterator& operator++() {
+      range_->next();
+      return *this;
+    }
+    void operator++(int) { ++*this; }
+    friend bool operator==(iterator const& it, std::default_sentinel_t) noexcept {
+      return it.is_over();
+    }
+
+   private:
+    friend class batch_collector;
+    explicit iterator(batch_collector& range) noexcept : range_(&range) {}
+    [[nodiscard]] bool is_over() const noexcept { return range_->is_over(); }
+    batch_collector* range_ = nullptr;
+  };
+
+  /// Starts at the first call; later ones are where the loop is.
+  [[nodiscard]] iterator begin() {
+    if (!started_) {
+      started_ = true;
+      if (end_ != 0) start();
+    }
+    return iterator(*this);
+  }
+  [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
+
+ private:
+  [[nodiscard]] std::size_t slot_of(std::size_t index) const noexcept { return index % depth_; }
+  [[nodiscard]] bool is_over() const noexcept { return current_ == end_; }
+  [[nodiscard]] std::span<T const> elements(std::size_t index) const noexcept {
+    std::size_t const offset = index * capacity_;
+    return from_.subspan(offset, detail::smaller_of(capacity_, from_.size() - offset));
+  }
+  [[nodiscard]] batch now() const noexcept {
+    return {slots_[slot_of(current_)].first(elements(current_).size()), current_, current_ * capacity_};
+  }
+
+  void start() {
+    lane_.mark_user(depth_);  // what is copied is what the stream has written by now
+    lane_.wait_for(depth_);
+    while (sent_ < depth_) send();
+    lane_.synchronize(slot_of(current_));
+  }
+  void next() {
+    ++current_;
+    if (sent_ != end_) send();  // into the slot that the host is done with
+    if (!is_over()) lane_.synchronize(slot_of(current_));
+  }
+  void send() {
+    std::span<T const> const part = elements(sent_);
+    lane_.copy(slots_[slot_of(sent_)].data(), part.data(), part.size_bytes());
+    lane_.mark(slot_of(sent_));
+    ++sent_;
+  }
+
+  std::span<T const> from_;
+  std::size_t capacity_;  ///< elements of a slot
+  std::size_t end_;       ///< batches
+  std::size_t depth_;
+  detail::pinned_slots<T, Pinned> slots_;
+  detail::copy_lane<Driver> lane_;  ///< goes first, and waits: the slots are copied to
+  bool started_ = false;
+  std::size_t current_ = 0;
+  std::size_t sent_ = 0;
+};
+
+/// Brings device memory to the host in batches: `for (auto batch : collect_batches(buffer, {.batch_bytes = 32_MiB}, stream))`. Each
+/// is a host_batch: a contiguous range of pinned memory, the body's until the loop moves on, while the next ones are
+/// copied on a stream of their own. What is copied is what `stream` has written when the loop begins; the body leaves it alone.
+/// @param from     device memory, or a device_buffer; it outlives the loop
+/// @param memory   says which device it is on
+/// @param pinned   the slots come from it: best a pool, kept over several loops
+/// Leave the loop at any time, by exceptions too: destruction waits for the copies under way, nothing leaks. The host waits for
+/// the batch that comes next. @throws as stream_batches()
+template <class T, std::size_t N, class Memory, class Pinned>
+requires resource<Memory> && resource<Pinned>
+[[nodiscard]] auto collect_batches(std::span<T, N> from, batch_options const& options, Memory const& memory,
+                                   stream_ref stream, Pinned pinned) {
+  return batch_collector<std::remove_const_t<T>, Pinned, typename Memory::driver_type>(
+      from, options, memory.driver(), stream, std::move(pinned));
+}
+template <class T, std::size_t N, class Memory>
+requires resource<Memory>
+[[nodiscard]] auto collect_batches(std::span<T, N> from, batch_options const& options, Memory const& memory,
+                                   stream_ref stream) {
+  using pinned = basic_pinned<typename Memory::driver_type>;
+  return batch_collector<std::remove_const_t<T>, pinned, typename Memory::driver_type>(
+      from, options, memory.driver(), stream, pinned(memory.driver()));
+}
+template <class T, class Memory>
+[[nodiscard]] auto collect_batches(device_buffer<T, Memory> const& from, batch_options const& options,
+                                   stream_ref stream) {
+  using pinned = basic_pinned<typename Memory::driver_type>;
+  return batch_collector<T, pinned, typename Memory::driver_type>(
+      from.span(), options, from.resource().driver(), stream, pinned(from.resource().driver()));
+}
+template <class T, class Memory, class Pinned>
+requires resource<Pinned>
+[[nodiscard]] auto collect_batches(device_buffer<T, Memory> const& from, batch_options const& options,
+                                   stream_ref stream, Pinned pinned) {
+  return batch_collector<T, Pinned, typename Memory::driver_type>(
+      from.span(), options, from.resource().driver(), stream, std::move(pinned));
+}
+
+}  // namespace tarn

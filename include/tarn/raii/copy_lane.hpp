@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// copy_lane: a stream of its own for copies, and the events by which others are ordered with it.
+// Above it: stream_batches, collect_batches. Below it: stream, driver.
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "tarn/core/error.hpp"
+#include "tarn/driver/driver.hpp"
+#include "tarn/raii/stream.hpp"
+
+namespace tarn::detail {
+
+/// Copies on a stream of its own and orders them with the user's stream by events, which are numbered. Waits on the host only
+/// where it says so. Destruction waits for the copies under way, so that what they touch may go. One thread at a time.
+template <stream_driver Driver>
+class copy_lane {
+ public:
+  /// @param user  the stream of the other work; not being captured
+  /// @throws misuse  it is being captured; cuda_error
+  copy_lane(Driver const& driver, stream_ref user, std::size_t events) : copy_lane(driver, user) {
+    events_.reserve(events);
+    while (events_.size() < events) {
+      event_handle event = nullptr;
+      require(driver_.create_event(event));
+      events_.push_back(event);
+    }
+  }
+  copy_lane(copy_lane const&) = delete;
+  copy_lane& operator=(copy_lane const&) = delete;
+  ~copy_lane() {
+    finish();
+    for (event_handle const event : events_) (void)driver_.destroy_event(event);
+  }
+
+  [[nodiscard]] stream_ref user() const noexcept { return user_; }
+
+  void copy(void* to, void const* from, std::size_t bytes) {
+    require(driver_.copy(stream_, to, from, bytes));
+  }
+  /// Marks the copies so far.
+  void mark(std::size_t event) { require(driver_.record_event(events_[event], stream_)); }
+  /// Marks the user's work so far.
+  void mark_user(std::size_t event) { require(driver_.record_event(events_[event], user_)); }
+  /// Later copies wait for a mark of the user's.
+  void wait_for(std::size_t event) { require(driver_.wait_event(stream_, events_[event])); }
+  /// The user's later work waits for a mark.
+  void let_user_wait(std::size_t event) { require(driver_.wait_event(user_, events_[event])); }
+  /// True where the device is past a mark.
+  [[nodiscard]] bool is_past(std::size_t event) {
+    status const s = driver_.query_event(events_[event]);
+    if (s.kind == failure::not_ready) return false;
+    require(s);
+    return true;
+  }
+  /// Waits on the host until the device is past a mark.
+  void synchronize(std::size_t event) { require(driver_.synchronize_event(events_[event])); }
+
+  /// Waits on the host for all copies.
+  void finish() noexcept {
+    // One that the stream does not tell of must not see its memory go.
+    if (!driver_.synchronize_stream(stream_).ok()) (void)driver_.synchronize_device();
+  }
+
+ private:
+  copy_lane(Driver const& driver, stream_ref user) : driver_(driver), user_(user), stream_(driver) {
+    bool capturing = false;
+    require(driver_.is_capturing(user_, capturing));
+    if (capturing) {
+      throw misuse(misuse_kind::capture, nullptr,
+                   "batches on a stream that is being captured; copy before the capture or after it");
+    }
+  }
+  void require(status const& s) const {
+    if (!s.ok()) throw cuda_error(s, driver_.device().value);
+  }
+
+  Driver driver_;
+  stream_ref user_;
+  basic_stream<Driver> stream_;
+  std::vector<event_handle> events_;
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// fill_threads: a few threads that fill numbered slots in order, ahead of whoever takes them.
+// Above it: stream_batches. Below it: the standard library.
+
+#include <condition_variable>
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace tarn::detail {
+
+/// Calls fill(batch, piece) once for each piece of each batch that was opened, in order of (batch, piece), by several threads
+/// at once. Batch b is in slot b % slots: whoever opens it says that the slot may be written. With no threads, the caller
+/// does it where it asks. What fill throws is kept and comes out of take(). One thread opens and takes.
+class fill_threads {
+ public:
+  /// @param fill  returns the elements that it filled; called by several threads at once
+  using fill_function = std::function<std::size_t(std::size_t batch, std::size_t piece)>;
+
+  /// @throws std::system_error  the host has no thread; std::bad_alloc
+  fill_threads(unsigned threads, std::size_t pieces, std::size_t slots, fill_function fill)
+      : fill_(std::move(fill)), pieces_(pieces), slots_(slots) {
+    threads_.reserve(threads);
+    try {
+      while (threads_.size() < threads) threads_.emplace_back([this] { work(); });
+    } catch (...) {
+      stop();
+      throw;
+    }
+  }
+  fill_threads(fill_threads const&) = delete;
+  fill_threads& operator=(fill_threads const&) = delete;
+  /// Waits for the pieces that are being filled, not for those that nobody has begun.
+  ~fill_threads() { stop(); }
+
+  /// Lets the next batch be filled: the first, then the second... Its slot's last batch was taken.
+  void open() {
+    {
+      std::lock_guard const lock(mutex_);
+      slots_[opened_ % slots_.size()] = {pieces_, 0, nullptr};
+      ++opened_;
+    }
+    there_is_work_.notify_all();
+  }
+  [[nodiscard]] std::size_t opened() const noexcept { return opened_; }
+
+  /// True where an opened batch is filled and nothing was thrown; does not wait. Without threads fills it.
+  [[nodiscard]] bool is_filled(std::size_t batch) {
+    slot const& s = slots_[batch % slots_.size()];
+    if (threads_.empty()) fill_here(batch);
+    std::lock_guard const lock(mutex_);
+    return s.pieces_left == 0 && s.error == nullptr;
+  }
+
+  /// Waits until an opened batch is filled; returns its elements. @throws what fill threw for one of its pieces
+  std::size_t take(std::size_t batch) {
+    slot const& s = slots_[batch % slots_.size()];
+    if (threads_.empty()) fill_here(batch);
+    std::unique_lock lock(mutex_);
+    filled_.wait(lock, [&] { return s.pieces_left == 0; });
+    if (s.error != nullptr) std::rethrow_exception(s.error);
+    return s.elements;
+  }
+
+ private:
+  struct slot {
+    std::size_t pieces_left = 0;
+    std::size_t elements = 0;
+    std::exception_ptr error;
+  };
+
+  void work() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      there_is_work_.wait(lock, [this] { return stopping_ || next_ < opened_ * pieces_; });
+      if (stopping_) return;
+      std::size_t const piece = next_++;
+      lock.unlock();
+      bool const last = fill_piece(piece / pieces_, piece % pieces_);
+      if (last) filled_.notify_one();
+      lock.lock();
+    }
+  }
+  void fill_here(std::size_t batch) {
+    while (next_ < (batch + 1) * pieces_) {
+      std::size_t const piece = next_++;
+      (void)fill_piece(piece / pieces_, piece % pieces_);
+    }
+  }
+  /// True where it was the batch's last piece.
+  bool fill_piece(std::size_t batch, std::size_t piece) {
+    std::size_t elements = 0;
+    std::exception_ptr error;
+    try {
+      elements = fill_(batch, piece);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    std::lock_guard const lock(mutex_);
+    slot& s = slots_[batch % slots_.size()];
+    s.elements += elements;
+    if (error != nullptr && s.error == nullptr) s.error = std::move(error);
+    return --s.pieces_left == 0;
+  }
+  void stop() noexcept {
+    {
+      std::lock_guard const lock(mutex_);
+      stopping_ = true;
+    }
+    there_is_work_.notify_all();
+    for (std::thread& t : threads_) t.join();
+    threads_.clear();
+  }
+
+  fill_function const fill_;
+  std::size_t const pieces_;
+  std::mutex mutex_;
+  std::condition_variable there_is_work_, filled_;
+  std::vector<slot> slots_;  ///< under the mutex, as all that follows
+  std::size_t opened_ = 0;   ///< batches; written by the one thread that opens
+  std::size_t next_ = 0;     ///< pieces begun
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// pinned_slots: host memory that copies are staged in, used again and again.
+// Above it: stream_batches, collect_batches. Below it: core/resource.
+
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/extremes.hpp"
+#include "tarn/core/resource.hpp"
+
+namespace tarn::detail {
+
+/// `count` slots of so many elements each. Nothing uses them any more when they are destroyed: a pool may hand them to the
+/// host at once. Unlike pinned_buffer's, which are freed in a stream's order.
+template <class T, class Pinned>
+class pinned_slots {
+  static_assert(has_property<Pinned, host_accessible>,
+                "tarn: batches are staged in memory that the host can touch; use pinned_host, "
+                "registered_host or a pool "
+                "over them");
+
+ public:
+  /// @throws length_error, out_of_memory
+  pinned_slots(Pinned memory, std::size_t count, std::size_t elements)
+      : pinned_slots(std::move(memory), checked_bytes(elements, sizeof(T))) {
+    elements_ = elements;
+    slots_.reserve(count);
+    while (slots_.size() < count) slots_.push_back(static_cast<T*>(memory_.allocate_sync(bytes_, alignment)));
+  }
+  pinned_slots(pinned_slots const&) = delete;
+  pinned_slots& operator=(pinned_slots const&) = delete;
+  ~pinned_slots() {
+    for (T* const p : slots_) memory_.deallocate_sync(p, bytes_, alignment);
+  }
+
+  [[nodiscard]] std::span<T> operator[](std::size_t slot) const noexcept { return {slots_[slot], elements_}; }
+
+ private:
+  static constexpr std::size_t alignment = larger_of(default_alignment, alignof(T));
+
+  pinned_slots(Pinned memory, std::size_t bytes) : memory_(std::move(memory)), bytes_(bytes) {}
+
+  Pinned memory_;
+  std::size_t bytes_;
+  std::size_t elements_ = 0;
+  std::vector<T*> slots_;
+};
+
+}  // namespace tarn::detail

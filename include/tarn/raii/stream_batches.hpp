@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// stream_batches: a loop over device batches of a host source, the next ones being filled and copied meanwhile.
+//
+//   threads   fill pinned slot i               wait for copied[i] of the slot's last batch (the looping thread does, then opens it)
+//   lane      copy pinned i -> device i        waits for released[i] of the slot's last batch, on the device; then marks copied[i]
+//   user      the body's work on device i      waits for copied[i], on the device; ++ marks released[i]
+//
+// Only the looping thread calls the driver. The other direction is collect_batches.
+// Above it: user code. Below it: batch_source, copy_lane, fill_threads, pinned_slots, device_buffer.
+
+#include <cstddef>
+#include <iterator>
+#include <optional>
+#include <span>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/extremes.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/raii/batch_options.hpp"
+#include "tarn/raii/batch_source.hpp"
+#include "tarn/raii/copy_lane.hpp"
+#include "tarn/raii/device_buffer.hpp"
+#include "tarn/raii/fill_threads.hpp"
+#include "tarn/raii/pinned_slots.hpp"
+#include "tarn/raii/stream.hpp"
+
+namespace tarn {
+
+/// The range that stream_batches() returns: an input range, gone through once, by one thread. Neither copied nor moved.
+template <class Source, class Memory, class Pinned>
+class batch_stream {
+ public:
+  using value_type = typename Source::value_type;
+  using batch = device_batch<value_type>;
+  static_assert(has_property<Memory, device_accessible>,
+                "tarn: batches are streamed to memory that the device can touch");
+
+  /// See stream_batches().
+  batch_stream(Source source, batch_options const& options, Memory memory, stream_ref stream, Pinned pinned)
+      : source_(std::move(source)),
+        capacity_(capacity_for(source_.size(), detail::batch_capacity(options, sizeof(value_type)))),
+        end_(batches_of(source_.size(), capacity_)),
+        depth_(detail::smaller_of(options.depth, end_)),
+        lane_(memory.driver(), identified(memory, stream), 2 * depth_ + 1) {
+    device_.reserve(depth_);
+    while (device_.size() < depth_) device_.emplace_back(memory, capacity_, lane_.user());
+    sizes_.resize(depth_);
+    if constexpr (Source::is_staged) {
+      if (depth_ != 0) stage(options, std::move(pinned));
+    }
+  }
+  batch_stream(batch_stream const&) = delete;
+  batch_stream& operator=(batch_stream const&) = delete;
+  /// Ends filling and waits for the copies under way; the body's work goes on. After it the source is no longer read.
+  ~batch_stream() = default;
+
+  class iterator {
+   public:
+    using iterator_concept = std::input_iterator_tag;
+    using value_type = batch;
+    using difference_type = std::ptrdiff_t;
+
+    iterator() noexcept = default;
+    /// The batch, ready for work on the loop's stream until ++.
+    [[nodiscard]] batch operator*() const { return range_->now(); }
+    /// The work enqueued on the loop's stream so far may still use the batch, later work may not.
+    iterator& operator++() {
+      range_->next();
+      return *this;
+    }
+    void operator++(int) { ++*this; }
+    friend bool operator==(iterator const& it, std::default_sentinel_t) noexcept {
+      return it.is_over();
+    }
+
+   private:
+    friend class batch_stream;
+    explicit iterator(batch_stream& range) noexcept : range_(&range) {}
+    [[nodiscard]] bool is_over() const noexcept { return range_->is_over(); }
+    batch_stream* range_ = nullptr;
+  };
+
+  /// Starts at the first call; later ones are where the loop is.
+  [[nodiscard]] iterator begin() {
+    if (!started_) {
+      started_ = true;
+      if (end_ != 0) start();
+    }
+    return iterator(*this);
+  }
+  [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
+
+ private:
+  /// No more than the source has, but one: a slot is never empty.
+  static std::size_t capacity_for(std::size_t size, std::size_t most) noexcept {
+    return detail::smaller_of(most, detail::larger_of(size, std::size_t{1}));
+  }
+  static std::size_t batches_of(std::size_t size, std::size_t capacity) noexcept {
+    return size == detail::unknown_count ? size : (size + capacity - 1) / capacity;
+  }
+
+  // Events of the lane: copied by slot, released by slot, and one for where the user's stream was at first.
+  [[nodiscard]] std::size_t slot_of(std::size_t index) const noexcept { return index % depth_; }
+  [[nodiscard]] std::size_t copied(std::size_t index) const noexcept { return slot_of(index); }
+  [[nodiscard]] std::size_t released(std::size_t index) const noexcept { return depth_ + slot_of(index); }
+  [[nodiscard]] std::size_t beginning() const noexcept { return 2 * depth_; }
+
+  [[nodiscard]] bool is_over() const noexcept { return current_ == end_; }
+  [[nodiscard]] batch now() noexcept {
+    extent const e = sizes_[slot_of(current_)];
+    return {device_[slot_of(current_)].span().first(e.size), current_, e.offset};
+  }
+
+  void start() {
+    // The slots were allocated in the stream's order: its earlier work may still use their memory.
+    lane_.mark_user(beginning());
+    lane_.wait_for(beginning());
+    make_ready();
+  }
+  void next() {
+    lane_.mark_user(released(current_));
+    ++current_;
+    make_ready();
+  }
+
+  /// Has the current batch copied, and of the next ones what needs no waiting.
+  void make_ready() {
+    while (sent_ <= current_ && sent_ != end_) send();
+    while (sent_ != end_ && sent_ < current_ + depth_ && is_filled()) send();
+    if (!is_over()) lane_.let_user_wait(copied(current_));
+  }
+
+  /// True where the next batch to send can be sent without waiting. Opens all slots that are free.
+  [[nodiscard]] bool is_filled() {
+    if constexpr (Source::is_staged) {
+      while (threads_->opened() != end_ && threads_->opened() < sent_ + depth_ &&
+             slot_is_free(threads_->opened())) {
+        threads_->open();
+      }
+      return sent_ < threads_->opened() && threads_->is_filled(sent_);
+    } else {
+      return true;
+    }
+  }
+  /// True where the pinned slot of a batch is no longer copied from.
+  [[nodiscard]] bool slot_is_free(std::size_t index) {
+    return index < depth_ || lane_.is_past(copied(index));
+  }
+
+  /// Copies the next batch; the slot's last one was released. Ends the range where the source does.
+  void send() {
+    value_type const* from = nullptr;
+    std::size_t size = 0;
+    if constexpr (Source::is_staged) {
+      if (!is_filled()) {
+        while (threads_->opened() <= sent_) {
+          lane_.synchronize(copied(threads_->opened()));
+          threads_->open();
+        }
+      }
+      size = threads_->take(sent_);
+      if (size == 0) {
+        end_ = sent_;
+        return;
+      }
+      from = (*pinned_)[slot_of(sent_)].data();
+    } else {
+      size = detail::smaller_of(capacity_, source_.size() - offset_);
+      from = source_.data() + offset_;
+    }
+    if (sent_ >= depth_) lane_.wait_for(released(sent_));
+    lane_.copy(device_[slot_of(sent_)].data(), from, size * sizeof(value_type));
+    lane_.mark(copied(sent_));
+    sizes_[slot_of(sent_)] = {size, offset_};
+    offset_ += size;
+    ++sent_;
+  }
+
+  void stage(batch_options const& options, Pinned pinned) {
+    pinned_.emplace(std::move(pinned), depth_, capacity_);
+    std::size_t const threads = threads_for(options);
+    // Parts below 256 KiB cost more to hand out than to copy.
+    constexpr std::size_t least_part = 256_KiB;
+    std::size_t const parts = capacity_ * sizeof(value_type) / least_part;
+    std::size_t const pieces =
+        Source::is_divisible ? detail::larger_of(detail::smaller_of(threads, parts), std::size_t{1}) : 1;
+    threads_.emplace(
+        static_cast<unsigned>(threads), pieces, depth_,
+        [this, pieces](std::size_t index, std::size_t piece) { return fill(index, piece, pieces); });
+  }
+  /// Threads that are worth it: below 64 MiB starting them takes longer than they save.
+  [[nodiscard]] std::size_t threads_for(batch_options const& options) const {
+    if (options.threads != 0) return options.threads;
+    if (!Source::is_divisible || source_.size() < 64_MiB / sizeof(value_type)) return 0;
+    return detail::smaller_of(detail::larger_of(std::thread::hardware_concurrency(), 2U) - 1, 8U);
+  }
+  /// Fills one piece of a batch's pinned slot; called by the threads.
+  std::size_t fill(std::size_t index, std::size_t piece, std::size_t pieces) {
+    if constexpr (Source::is_staged) {
+      std::span<value_type> slot = (*pinned_)[slot_of(index)];
+      std::size_t const offset = source_.size() == detail::unknown_count ? 0 : index * capacity_;
+      if (offset != 0 || source_.size() != detail::unknown_count) {
+        slot = slot.first(detail::smaller_of(capacity_, source_.size() - offset));
+      }
+      std::size_t const share = (slot.size() + pieces - 1) / pieces;
+      std::size_t const from = detail::smaller_of(piece * share, slot.size());
+      std::size_t const to = detail::smaller_of(from + share, slot.size());
+      return source_.fill(slot.subspan(from, to - from), index, offset + from);
+    } else {
+      return 0;
+    }
+  }
+
+  struct extent {
+    std::size_t size = 0;
+    std::size_t offset = 0;
+  };
+
+  // Going, from the last: the threads end, the lane waits for its copies, then the slots go.
+  Source source_;
+  std::size_t capacity_;  ///< elements of a slot
+  std::size_t end_;       ///< batches, where known
+  std::size_t depth_;
+  std::vector<device_buffer<value_type, Memory>> device_;
+  std::optional<detail::pinned_slots<value_type, Pinned>> pinned_;
+  detail::copy_lane<typename Memory::driver_type> lane_;
+  std::vector<extent> sizes_;  ///< of what each slot holds
+  std::optional<detail::fill_threads> threads_;
+  bool started_ = false;
+  std::size_t current_ = 0;  ///< index of the batch that the body has
+  std::size_t sent_ = 0;     ///< batches whose copy is enqueued
+  std::size_t offset_ = 0;   ///< elements in them
+};
+
+/// Streams a source to the device: `for (auto batch : stream_batches(source, {.batch_bytes = 32_MiB}, pool, stream))`. Each batch
+/// is a device_batch: elements in device memory, ready for work that the body enqueues on `stream`, while the next ones are
+/// filled and copied on a stream of their own. The last batch has what is left; an empty source yields none.
+/// @param source   contiguous memory (a span, a vector with a name: pageable), a pinned_buffer or pinned(span), from_file<T>(file),
+///                 generate<T>(callable); it outlives the loop
+/// @param memory   the device slots come from it, in the order of `stream`
+/// @param pinned   the slots that a source which is not pinned is staged in come from it: best a pool, kept over several loops;
+///                 by default pinned memory of the driver's own, some 450 ms per GiB at each loop
+/// Leave the loop at any time, by exceptions too: destruction waits for the copies under way, nothing leaks. What a source or
+/// generator throws comes out of the loop in place of its batch, whichever thread met it; then the range may only be destroyed.
+/// @throws bad_batch  options that cannot be met; misuse  `stream` is being captured; out_of_memory, cuda_error,
+///                    std::system_error (no thread)
+/// The host waits for a pinned slot to be filled or copied, and for nothing else; from pinned memory it never waits. Five driver
+/// calls a batch, some 2 to 3 µs of the host, or seven where it is staged. With a pinned source the loop copies as fast as
+/// the device does; with others as fast as `threads` can fill.
+template <class Source, class Memory, class Pinned>
+requires resource<Memory> && resource<Pinned>
+[[nodiscard]] auto stream_batches(Source&& source, batch_options const& options, Memory memory,
+                                  stream_ref stream, Pinned pinned) {
+  return batch_stream<detail::batch_source_of<Source>, Memory, Pinned>(
+      detail::as_batch_source(std::forward<Source>(source)), options, std::move(memory), stream,
+      std::move(pinned));
+}
+template <class Source, class Memory>
+requires resource<Memory>
+[[nodiscard]] auto stream_batches(Source&& source, batch_options const& options, Memory memory,
+                                  stream_ref stream) {
+  basic_pinned<typename Memory::driver_type> pinned(memory.driver());
+  return batch_stream<detail::batch_source_of<Source>, Memory, decltype(pinned)>(
+      detail::as_batch_source(std::forward<Source>(source)), options, std::move(memory), stream,
+      std::move(pinned));
+}
+
+}  // namespace tarn

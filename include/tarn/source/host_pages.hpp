@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// host_pages: the host's own memory by the page: mapped, placed and touched. System calls only, no libnuma.
+// Above it: registered_host. Below it: core/bytes, core/error.
+
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/extremes.hpp"
+
+namespace tarn::detail {
+
+inline constexpr std::size_t usual_page = 4_KiB;
+inline constexpr std::size_t huge_page = 2_MiB;
+
+/// A stretch of private memory, whole pages. Says what failed by a status, for a source to act upon.
+struct host_pages {
+  std::size_t bytes = 0;
+  std::size_t alignment = usual_page;  ///< of the first page; a power of two
+
+  /// Below this, bytes, one thread touches the pages: starting another costs as much as clearing 1 MiB.
+  static constexpr std::size_t worth_threads = 64_MiB;
+  /// Highest NUMA node that can be named.
+  static constexpr int most_nodes = 1024;
+
+  [[nodiscard]] status map(void*& p) const noexcept {
+    // The host aligns to its page only: more is mapped, and what is before and behind given back.
+    std::size_t const spare = alignment > usual_page ? alignment : 0;
+    void* const all =
+        ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED) return failed("mmap", errno);
+    auto const begin = reinterpret_cast<std::uintptr_t>(all);
+    std::uintptr_t const aligned = align_up(begin, alignment);
+    if (aligned != begin) (void)::munmap(all, aligned - begin);
+    std::size_t const behind = begin + bytes + spare - (aligned + bytes);
+    if (behind != 0) (void)::munmap(reinterpret_cast<void*>(aligned + bytes), behind);
+    p = reinterpret_cast<void*>(aligned);
+    return {};
+  }
+  /// From the pages that the administrator reserved; they are aligned to themselves.
+  [[nodiscard]] status map_reserved_huge(void*& p) const noexcept {
+    constexpr int of_2_mib = 21 << MAP_HUGE_SHIFT;
+    void* const all = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | of_2_mib, -1, 0);
+    if (all == MAP_FAILED) return failed("mmap (reserve huge pages: vm.nr_hugepages)", errno);
+    p = all;
+    return {};
+  }
+  /// Asks for huge pages; a host without them gives usual ones.
+  void advise_huge(void* p) const noexcept { (void)::madvise(p, bytes, MADV_HUGEPAGE); }
+
+  /// Has the pages come from one NUMA node only; before they are touched.
+  [[nodiscard]] status bind(void* p, int node) const noexcept {
+    constexpr char const* call = "mbind (no such NUMA node, or not allowed here: leave numa_node out)";
+    constexpr int word = 8 * sizeof(unsigned long);
+    if (node < 0 || node >= most_nodes) return {failure::unsupported, EINVAL, "EINVAL", call};
+    unsigned long nodes[most_nodes / word]{};
+    nodes[node / word] = 1UL << (node % word);
+    constexpr int bind_policy = 2;  // MPOL_BIND of <linux/mempolicy.h>
+    // The kernel reads one bit less than it is told.
+    if (::syscall(SYS_mbind, p, bytes, bind_policy, nodes, most_nodes + 1UL, 0U) == 0) return {};
+    return {failure::unsupported, errno, name_of_error(errno), call};
+  }
+
+  /// Writes to every page, so that the host makes them now. @param threads  0: one for each processor, up to 16
+  void touch(void* p, unsigned threads) const noexcept {
+    auto* const first = static_cast<std::byte volatile*>(p);
+    auto const part = [first](std::size_t from, std::size_t to) {
+      for (std::size_t at = from; at < to; at += usual_page) first[at] = std::byte{};
+    };
+    if (threads == 0) threads = smaller_of(larger_of(std::thread::hardware_concurrency(), 1U), 16U);
+    if (bytes < worth_threads) threads = 1;
+    // Whole huge pages each, so that no two threads wait for the same one to be cleared.
+    std::size_t const share = align_up((bytes + threads - 1) / threads, huge_page);
+    std::vector<std::thread> others;
+    std::size_t from = share;
+    try {
+      others.reserve(threads);
+      for (; from < bytes; from += share) others.emplace_back(part, from, smaller_of(from + share, bytes));
+    } catch (...) {
+      part(from, bytes);  // no further thread: this one does it
+    }
+    part(0, smaller_of(share, bytes));
+    for (std::thread& t : others) t.join();
+  }
+
+  void unmap(void* p) const noexcept { (void)::munmap(p, bytes); }
+
+ private:
+  [[nodiscard]] static char const* name_of_error(int error) noexcept {
+    switch (error) {
+      case ENOMEM:
+        return "ENOMEM";
+      case EINVAL:
+        return "EINVAL";
+      case EPERM:
+        return "EPERM";
+      case ENOSYS:
+        return "ENOSYS";
+      case EAGAIN:
+        return "EAGAIN";
+      default:
+        return "an error of the host";
+    }
+  }
+  [[nodiscard]] static status failed(char const* call, int error) noexcept {
+    failure const kind = error == ENOMEM || error == EAGAIN ? failure::out_of_memory : failure::other;
+    return {kind, error, name_of_error(error), call};
+  }
+};
+
+}  // namespace tarn::detail
