@@ -506,6 +506,7 @@ using cuda_driver = basic_cuda_driver<null_stream::legacy>;
 #endif
 
 static_assert(stream_driver<cuda_driver> && page_driver<cuda_driver> && block_driver<cuda_driver> &&
-              registering_driver<cuda_driver> && describing_driver<cuda_driver> && accounting_driver<cuda_driver>);
+              registering_driver<cuda_driver> && describing_driver<cuda_driver> &&
+              accounting_driver<cuda_driver>);
 
 }  // namespace tarn

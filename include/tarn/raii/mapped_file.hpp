@@ -46,7 +46,7 @@ class mapped_file {
   explicit mapped_file(std::string path) : path_(std::move(path)) {
     file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
     if (file_ < 0) throw file_error(path_, "cannot be opened for reading", errno);
-    struct stat facts {};
+    struct ::stat facts {};
     if (::fstat(file_, &facts) != 0) fail("cannot be looked at");
     if (!S_ISREG(facts.st_mode)) {
       errno = 0;
