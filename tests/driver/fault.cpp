@@ -66,6 +66,7 @@ std::vector<status> call_everything(faulty<sim_driver> const& driver) {
   std::size_t a = 0, b = 0;
   void *range = nullptr, *device = nullptr, *async = nullptr, *pinned = nullptr, *managed = nullptr;
   page_handle handle{};
+  device_account account;
   note(driver.create_stream(stream));
   note(driver.identify(stream, id));
   note(driver.is_capturing(stream, capturing));
@@ -78,6 +79,7 @@ std::vector<status> call_everything(faulty<sim_driver> const& driver) {
   note(driver.synchronize_device());
   note(driver.destroy_event(event));
   note(driver.memory_info(a, b));
+  note(driver.memory_account(account));
   note(driver.can_share(driver.device(), capturing));
   note(driver.page_granularity(a));
   note(driver.reserve_range(2_MiB, 0, range));

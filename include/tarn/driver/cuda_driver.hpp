@@ -8,12 +8,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/driver/cuda_entry_points.hpp"
 #include "tarn/driver/cuda_scope.hpp"
 #include "tarn/driver/cuda_status.hpp"
 #include "tarn/driver/driver.hpp"
+#include "tarn/driver/nvml.hpp"
 #include "tarn/driver/nvtx_memory.hpp"
 #include "tarn/driver/thread_number.hpp"
 
@@ -224,6 +226,22 @@ class basic_cuda_driver {
     if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  }
+  /// As NVML tells, which is loaded for it; a program that asks links to the system's libdl where that is a library of
+  /// its own (glibc before 2.34). unsupported: there is no NVML here, or it does not know the device.
+  status memory_account(device_account& account) const noexcept {
+    detail::nvml_question asked;
+    asked.pid = detail::this_process();
+    auto const get_uuid = detail::cuda_driver_calls().device_get_uuid;
+    CUuuid uuid{};
+    if (get_uuid != nullptr && get_uuid(&uuid, static_cast<CUdevice>(device_)) == CUDA_SUCCESS) {
+      std::memcpy(asked.uuid, uuid.bytes, sizeof asked.uuid);
+    }
+    status const s = detail::cuda_status(
+        cudaDeviceGetPCIBusId(asked.pci_bus_id, static_cast<int>(sizeof asked.pci_bus_id), device_),
+        "cudaDeviceGetPCIBusId");
+    if (!s.ok()) return s;
+    return detail::nvml_account(detail::nvml(), asked, account);
   }
 
   /// Sets up the device's primary context first: a tool announces itself when CUDA starts.
@@ -488,6 +506,7 @@ using cuda_driver = basic_cuda_driver<null_stream::legacy>;
 #endif
 
 static_assert(stream_driver<cuda_driver> && page_driver<cuda_driver> && block_driver<cuda_driver> &&
-              registering_driver<cuda_driver> && describing_driver<cuda_driver>);
+              registering_driver<cuda_driver> && describing_driver<cuda_driver> &&
+              accounting_driver<cuda_driver>);
 
 }  // namespace tarn

@@ -30,6 +30,7 @@ struct cuda_entry_points {
   CUresult(CUDAAPI* primary_context_retain)(CUcontext*, CUdevice) = nullptr;
   CUresult(CUDAAPI* primary_context_release)(CUdevice) = nullptr;
   CUresult(CUDAAPI* context_record_event)(CUcontext, CUevent) = nullptr;  ///< since CUDA 12.5
+  CUresult(CUDAAPI* device_get_uuid)(CUuuid*, CUdevice) = nullptr;        ///< since 11.4: of the MIG instance
   CUresult(CUDAAPI* stream_get_id)(CUstream, flag_bits*) = nullptr;       ///< since CUDA 12.0
   CUresult(CUDAAPI* context_push)(CUcontext) = nullptr;
   CUresult(CUDAAPI* context_pop)(CUcontext*) = nullptr;
@@ -89,6 +90,7 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   find_entry_point(e.set_access, "cuMemSetAccess", 10020, e.found);
   status newer = e.found;  // an older driver lacks it, and only it
   find_entry_point(e.primary_context_release, "cuDevicePrimaryCtxRelease", 11000, newer);
+  find_entry_point(e.device_get_uuid, "cuDeviceGetUuid", 11040, newer);
   find_entry_point(e.stream_get_id, "cuStreamGetId", 12000, newer);
   find_entry_point(e.context_record_event, "cuCtxRecordEvent", 12050, newer);
   if (!newer.ok()) (void)cudaGetLastError();

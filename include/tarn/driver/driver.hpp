@@ -38,6 +38,7 @@
 // | malloc_managed(bytes, p&), free_managed(p)                   |                  | cudaMallocManaged                                                   |
 // | register_host(p, bytes), unregister_host(p), optional        | see registered_host | pins memory that the host has already, whole pages, portable      |
 // | memory_tool(), optional                                      | once             | what watches pieces of memory, false without one: see describing_driver |
+// | memory_account(account&), optional                           | 10-100 ms        | whose the device's memory is, as nvidia-smi shows it: see accounting_driver |
 
 #include <concepts>
 #include <cstddef>
@@ -157,6 +158,27 @@ concept describing_driver = stream_driver<D> && requires(D const& d, void* p, st
   noexcept;
   { d.memory_tool().unregister_region(p) }
   noexcept;
+};
+
+/// Whose a device's memory is, bytes, as far as the driver's management library tells; the rest stays `unknown`.
+struct device_account {
+  static constexpr std::size_t unknown = static_cast<std::size_t>(-1);
+  std::size_t total =
+      unknown;                 ///< of the device, or of this process's part of it, what is set aside included
+  std::size_t free = unknown;  ///< told without a context, unlike memory_info()'s
+  std::size_t set_aside = unknown;  ///< of it by the driver and the firmware, for themselves and for ECC
+  std::size_t this_process =
+      unknown;  ///< what nvidia-smi shows for it: context, modules, all that it allocated
+  std::size_t other_processes = unknown;  ///< the same of all others together
+  char const* source = "";                ///< who says so; static storage
+  char const* gap = "";  ///< why processes are unknown; static storage, empty where they are known
+};
+
+/// What can tell more of a device than memory_info(): for reports, too slow for anything else. Asking sets up no context.
+template <class D>
+concept accounting_driver = stream_driver<D> && requires(D const& d, device_account& account) {
+  { d.memory_account(account) }
+  noexcept->std::same_as<status>;
 };
 
 }  // namespace tarn

@@ -245,6 +245,9 @@ class faulty {
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
     return through(driver_call::memory_info, [&] { return driver_.memory_info(free, total); });
   }
+  status memory_account(device_account& account) const noexcept requires accounting_driver<Driver> {
+    return through(driver_call::memory_account, [&] { return driver_.memory_account(account); });
+  }
 
   status page_granularity(std::size_t& bytes) const noexcept requires page_driver<Driver> {
     return through(driver_call::page_granularity, [&] { return driver_.page_granularity(bytes); });

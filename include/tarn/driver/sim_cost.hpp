@@ -50,7 +50,8 @@ struct sim_costs {
   sim_nanoseconds destroy_stream = 5'000;
   sim_nanoseconds launch = 3'900;       ///< host time of an empty kernel's launch
   sim_nanoseconds copy = 2'000;         ///< host time to enqueue a copy or fill; estimated
-  sim_nanoseconds memory_info = 5'000;  ///< estimated
+  sim_nanoseconds memory_info = 5'000;  ///< estimated, as the next
+  sim_nanoseconds memory_account = 20'000'000;
 
   // Pages, per handle. Mapping is cuMemMap and cuMemSetAccess together.
   sim_nanoseconds page_granularity = 100;  ///< estimated
@@ -95,6 +96,7 @@ struct sim_costs {
     sim_costs c;
     c.look = c.create_event = c.destroy_event = c.record_event = c.query_event = c.wait_event = 0;
     c.synchronize = c.create_stream = c.destroy_stream = c.launch = c.copy = c.memory_info = 0;
+    c.memory_account = 0;
     c.page_granularity = c.share_pages = c.release_range = c.malloc_async_warm = c.free_async = 0;
     c.malloc_managed = c.free_managed = 0;
     c.reserve_range = c.create_pages = c.destroy_pages = c.map_pages = c.unmap_pages = level;

@@ -14,6 +14,7 @@
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/driver_call.hpp"
+#include "tarn/driver/sim_account.hpp"
 #include "tarn/driver/sim_convert.hpp"
 #include "tarn/driver/sim_machine.hpp"
 
@@ -199,6 +200,14 @@ class sim_driver {
       sim_usage const& u = m.memory.usage(device_.value);
       free = u.free();
       total = u.capacity;
+      return code::ok;
+    });
+  }
+  /// As NVML would tell of this device, by the options that say whose `taken` is.
+  status memory_account(device_account& account) const noexcept {
+    return call(driver_call::memory_account, costs().memory_account, [&](state& m) {
+      if (m.options.accounting == sim_accounting::missing) return code::not_supported;
+      account = detail::sim_account(m.options, m.memory.usage(device_.value));
       return code::ok;
     });
   }
@@ -486,6 +495,7 @@ class sim_marking_driver : public sim_driver {
 };
 
 static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver> &&
-              registering_driver<sim_driver> && describing_driver<sim_driver>);
+              registering_driver<sim_driver> && describing_driver<sim_driver> &&
+              accounting_driver<sim_driver>);
 
 }  // namespace tarn

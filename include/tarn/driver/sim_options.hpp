@@ -27,11 +27,22 @@ enum class sim_checks : std::uint8_t {
   each_thread    ///< and threads too must be ordered, by publish() and observe()
 };
 
+/// What the simulated management library tells.
+enum class sim_accounting : std::uint8_t {
+  told,
+  hidden,  ///< sums, but no processes: as in a container that has process numbers of its own
+  missing  ///< there is none
+};
+
 /// What a simulated machine is like. The default is one H200 whose memory is this host's, as far as touched.
 struct sim_options {
   int devices = 1;
-  std::size_t capacity = 140_GiB;      ///< of each device, bytes
-  std::size_t taken = 1_GiB;           ///< of it not free from the start: the context, other processes
+  std::size_t capacity = 140_GiB;  ///< of each device, bytes
+  std::size_t taken = 1_GiB;       ///< of it not free from the start: the context, other processes
+  std::size_t context = 0;  ///< of `taken`: this process's context and modules, as memory_account() tells
+  std::size_t other_processes = 0;  ///< of `taken`, likewise; what take_memory() takes later is theirs, too
+  std::size_t set_aside = 0;        ///< of `taken`, by driver and firmware; what is left of it is nobody's
+  sim_accounting accounting = sim_accounting::told;
   std::size_t host_capacity = 64_GiB;  ///< for pinned and managed memory together
   std::size_t granularity = 2_MiB;     ///< of pages
   sim_backing backing = sim_backing::host_backed;

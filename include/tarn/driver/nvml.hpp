@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// NVML, NVIDIA's management library, which knows whose a device's memory is: loaded at run time where there is one,
+// never linked. The few calls that are needed are declared here, from the documented ABI. Names nothing of CUDA.
+// Above it: cuda_driver. Below it: driver/driver.
+
+#if defined(__linux__)
+#include <dlfcn.h>
+#include <unistd.h>
+#endif
+
+#include <cstddef>
+#include <new>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "tarn/core/error.hpp"
+#include "tarn/core/extremes.hpp"
+#include "tarn/core/message.hpp"
+#include "tarn/driver/driver.hpp"
+
+namespace tarn::detail {
+
+/// nvmlMemory_t. `total` includes what driver and firmware set aside.
+struct nvml_memory {
+  unsigned long long total, free, used;
+};
+/// nvmlMemory_v2_t, which tells what is set aside.
+struct nvml_memory_v2 {
+  unsigned version;  ///< goes in: size and number of the structure
+  unsigned long long total, reserved, free, used;
+};
+/// nvmlProcessInfo_v2_t, the element of versions 2 and 3 of the process lists.
+struct nvml_process {
+  unsigned pid;
+  unsigned long long used;  ///< all ones: not available
+  unsigned gpu_instance, compute_instance;
+};
+static_assert(sizeof(nvml_memory) == 24 && sizeof(nvml_memory_v2) == 40 && sizeof(nvml_process) == 24);
+
+/// The calls of one library; null where it lacks one. Any of them may be called from any thread.
+struct nvml_calls {
+  using device = void*;
+  using list_call = int (*)(device, unsigned* count, nvml_process*);
+  int (*init)() = nullptr;
+  int (*shutdown)() = nullptr;
+  int (*device_by_uuid)(char const*, device*) = nullptr;
+  int (*device_by_pci_bus_id)(char const*, device*) = nullptr;
+  int (*mig_mode)(device, unsigned* current, unsigned* pending) = nullptr;
+  int (*memory)(device, nvml_memory*) = nullptr;
+  int (*memory_v2)(device, nvml_memory_v2*) = nullptr;
+  list_call compute_processes = nullptr;
+  list_call graphics_processes = nullptr;
+  list_call mps_processes = nullptr;  ///< compute, too, by way of the multi-process service
+
+  [[nodiscard]] bool is_there() const noexcept { return init != nullptr && shutdown != nullptr; }
+};
+
+inline constexpr int nvml_insufficient_size = 7;
+
+/// As nvml.h spells the codes that one may meet here.
+[[nodiscard]] constexpr char const* nvml_name(int code) noexcept {
+  switch (code) {
+    case 1:
+      return "NVML_ERROR_UNINITIALIZED";
+    case 2:
+      return "NVML_ERROR_INVALID_ARGUMENT";
+    case 3:
+      return "NVML_ERROR_NOT_SUPPORTED";
+    case 4:
+      return "NVML_ERROR_NO_PERMISSION";
+    case 6:
+      return "NVML_ERROR_NOT_FOUND";
+    case nvml_insufficient_size:
+      return "NVML_ERROR_INSUFFICIENT_SIZE";
+    case 9:
+      return "NVML_ERROR_DRIVER_NOT_LOADED";
+    case 12:
+      return "NVML_ERROR_LIBRARY_NOT_FOUND";
+    case 13:
+      return "NVML_ERROR_FUNCTION_NOT_FOUND";
+    case 15:
+      return "NVML_ERROR_GPU_IS_LOST";
+    case 18:
+      return "NVML_ERROR_LIB_RM_VERSION_MISMATCH";
+    default:
+      return "an NVML error";
+  }
+}
+[[nodiscard]] constexpr status nvml_failed(int code, char const* call) noexcept {
+  return {failure::unsupported, code, nvml_name(code), call};
+}
+
+/// Loads a library for good; nothing is there where it cannot be loaded.
+[[nodiscard]] inline nvml_calls find_nvml([[maybe_unused]] char const* library) noexcept {
+  nvml_calls found;
+#if defined(__linux__)
+  void* const handle = ::dlopen(library, RTLD_LAZY | RTLD_LOCAL);
+  if (handle == nullptr) return found;
+  auto const find = [&](auto& call, char const* name, char const* before = nullptr) {
+    void* p = ::dlsym(handle, name);
+    if (p == nullptr && before != nullptr) p = ::dlsym(handle, before);
+    call = reinterpret_cast<std::remove_reference_t<decltype(call)>>(p);
+  };
+  find(found.init, "nvmlInit_v2");
+  find(found.shutdown, "nvmlShutdown");
+  find(found.device_by_uuid, "nvmlDeviceGetHandleByUUID");
+  find(found.device_by_pci_bus_id, "nvmlDeviceGetHandleByPciBusId_v2");
+  find(found.mig_mode, "nvmlDeviceGetMigMode");
+  find(found.memory, "nvmlDeviceGetMemoryInfo");
+  find(found.memory_v2, "nvmlDeviceGetMemoryInfo_v2");
+  find(found.compute_processes, "nvmlDeviceGetComputeRunningProcesses_v3",
+       "nvmlDeviceGetComputeRunningProcesses_v2");
+  find(found.graphics_processes, "nvmlDeviceGetGraphicsRunningProcesses_v3",
+       "nvmlDeviceGetGraphicsRunningProcesses_v2");
+  find(found.mps_processes, "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+       "nvmlDeviceGetMPSComputeRunningProcesses_v2");
+#endif
+  return found;
+}
+/// The library of this process, looked for at the first call.
+[[nodiscard]] inline nvml_calls const& nvml() noexcept {
+  static nvml_calls const found = find_nvml("libnvidia-ml.so.1");
+  return found;
+}
+
+/// How CUDA names a device to others, and whose account is wanted.
+struct nvml_question {
+  unsigned char uuid[16]{};  ///< of the MIG instance where the device is one; all zero: not known
+  char pci_bus_id[32]{};     ///< empty: not known
+  unsigned pid = 0;          ///< of this process
+};
+
+/// "GPU-" or "MIG-" and the number, as NVML spells it.
+[[nodiscard]] inline message<48> nvml_uuid(std::string_view prefix,
+                                           unsigned char const (&uuid)[16]) noexcept {
+  message<48> text;
+  text.add(prefix);
+  for (std::size_t i = 0; i < 16; ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text.add("-");
+    constexpr std::string_view digits = "0123456789abcdef";
+    text.add(digits.substr(uuid[i] >> 4, 1)).add(digits.substr(uuid[i] & 15U, 1));
+  }
+  return text;
+}
+
+/// Which of NVML's devices it is. A whole card must not stand for one of its MIG instances.
+[[nodiscard]] inline status find_nvml_device(nvml_calls const& calls, nvml_question const& asked,
+                                             nvml_calls::device& device, device_account& account) noexcept {
+  unsigned char any = 0;
+  for (unsigned char const byte : asked.uuid) any |= byte;
+  account.source = "NVML";
+  bool const by_uuid = any != 0 && calls.device_by_uuid != nullptr;
+  if (by_uuid && calls.device_by_uuid(nvml_uuid("MIG-", asked.uuid).c_str(), &device) == 0) {
+    account.source = "NVML, of this MIG instance";
+    return {};
+  }
+  if (!by_uuid || calls.device_by_uuid(nvml_uuid("GPU-", asked.uuid).c_str(), &device) != 0) {
+    if (asked.pci_bus_id[0] == '\0' || calls.device_by_pci_bus_id == nullptr) {
+      return nvml_failed(6, "nvmlDeviceGetHandleByUUID");
+    }
+    int const code = calls.device_by_pci_bus_id(asked.pci_bus_id, &device);
+    if (code != 0) return nvml_failed(code, "nvmlDeviceGetHandleByPciBusId_v2");
+  }
+  unsigned current = 0, pending = 0;
+  bool const in_parts =
+      calls.mig_mode != nullptr && calls.mig_mode(device, &current, &pending) == 0 && current != 0;
+  return in_parts ? nvml_failed(6, "nvmlDeviceGetHandleByUUID of a MIG instance") : status{};
+}
+
+/// Adds one of the lists; a process that does both compute and graphics is in two of them and counts once.
+/// @return NVML's code
+[[nodiscard]] inline int add_nvml_processes(nvml_calls::list_call list, nvml_calls::device device,
+                                            std::vector<nvml_process>& all) {
+  if (list == nullptr) return 13;
+  std::vector<nvml_process> here(64);
+  for (int attempt = 0;; ++attempt) {
+    auto count = static_cast<unsigned>(here.size());
+    int const code = list(device, &count, here.data());
+    if (code == nvml_insufficient_size && attempt < 8) {  // more processes start between the calls
+      here.resize(larger_of<std::size_t>(here.size() * 2, count));
+      continue;
+    }
+    if (code != 0) return code;
+    here.resize(smaller_of<std::size_t>(here.size(), count));
+    break;
+  }
+  for (nvml_process const& p : here) {
+    nvml_process* known = nullptr;
+    for (nvml_process& q : all) {
+      if (q.pid == p.pid && q.gpu_instance == p.gpu_instance && q.compute_instance == p.compute_instance) {
+        known = &q;
+      }
+    }
+    if (known == nullptr) {
+      all.push_back(p);
+    } else {
+      known->used = larger_of(known->used, p.used);
+    }
+  }
+  return 0;
+}
+
+/// Sums up the processes, or says why they are not known.
+inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned pid,
+                                 device_account& account) noexcept {
+  constexpr unsigned long long not_available = ~0ULL;
+  std::size_t mine = 0, others = 0;
+  bool listed = false, mine_told = true, others_told = true;
+  for (nvml_process const& p : all) {
+    bool& told = p.pid == pid ? mine_told : others_told;
+    std::size_t& sum = p.pid == pid ? mine : others;
+    listed = listed || p.pid == pid;
+    if (p.used == not_available) {
+      told = false;
+    } else {
+      sum += static_cast<std::size_t>(p.used);
+    }
+  }
+  if (!listed) {  // whoever asks has a context, so is in the list, under a number that it does not know
+    account.gap = "NVML's list lacks this process: in a container process numbers are not the host's";
+    return;
+  }
+  if (mine_told) account.this_process = mine;
+  if (others_told) account.other_processes = others;
+  if (!mine_told) {
+    account.gap = "NVML does not tell what this process uses (no permission, or not on this system)";
+  } else if (!others_told) {
+    account.gap = "NVML does not tell what some other process uses (no permission, or not on this system)";
+  }
+}
+
+/// Asks one library about one device; the process has a CUDA context there. Starts and ends NVML: 10 to 100 ms.
+/// @return unsupported: no NVML, or it does not know the device; then nothing is told
+[[nodiscard]] inline status nvml_account(nvml_calls const& calls, nvml_question const& asked,
+                                         device_account& account) noexcept {
+  if (!calls.is_there()) {
+    return {failure::unsupported, 12, "libnvidia-ml.so.1 was not found", "nvmlInit_v2"};
+  }
+  if (int const code = calls.init(); code != 0) return nvml_failed(code, "nvmlInit_v2");
+  struct session {
+    nvml_calls const& calls;
+    ~session() { (void)calls.shutdown(); }
+  } const open{calls};
+  device_account told;
+  nvml_calls::device device = nullptr;
+  status const found = find_nvml_device(calls, asked, device, told);
+  if (!found.ok()) return found;
+  nvml_memory_v2 v2{static_cast<unsigned>(sizeof(nvml_memory_v2)) | 2U << 24, 0, 0, 0, 0};
+  nvml_memory v1{};
+  if (calls.memory_v2 != nullptr && calls.memory_v2(device, &v2) == 0) {
+    told.total = static_cast<std::size_t>(v2.total);
+    told.free = static_cast<std::size_t>(v2.free);
+    told.set_aside = static_cast<std::size_t>(v2.reserved);
+  } else if (calls.memory != nullptr && calls.memory(device, &v1) == 0) {
+    told.total = static_cast<std::size_t>(v1.total);
+    told.free = static_cast<std::size_t>(v1.free);
+  }
+  try {
+    std::vector<nvml_process> all;
+    if (add_nvml_processes(calls.compute_processes, device, all) != 0) {
+      told.gap = "NVML does not list the processes of this device";
+    } else {
+      (void)add_nvml_processes(calls.graphics_processes, device, all);  // not on every device
+      (void)add_nvml_processes(calls.mps_processes, device, all);
+      count_nvml_processes(all, asked.pid, told);
+    }
+  } catch (std::bad_alloc const&) {
+    told.gap = "there was no host memory for NVML's list of processes";
+  }
+  account = told;
+  return {};
+}
+
+/// This process's number, as its own system gives it.
+[[nodiscard]] inline unsigned this_process() noexcept {
+#if defined(__linux__)
+  return static_cast<unsigned>(::getpid());
+#else
+  return 0;
+#endif
+}
+
+}  // namespace tarn::detail

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What the simulated management library (NVML's stand-in) says of a device: whose its memory is.
+// Above it: sim_driver. Below it: sim_options, sim_memory.
+
+#include <cstddef>
+
+#include "tarn/core/extremes.hpp"
+#include "tarn/driver/driver.hpp"
+#include "tarn/driver/sim_memory.hpp"
+#include "tarn/driver/sim_options.hpp"
+
+namespace tarn::detail {
+
+/// Never more than the device has: who is named first in the options has his part first.
+[[nodiscard]] inline device_account sim_account(sim_options const& options, sim_usage const& usage) noexcept {
+  std::size_t left = usage.taken;
+  auto const part = [&](std::size_t wanted) {
+    std::size_t const got = smaller_of(wanted, left);
+    left -= got;
+    return got;
+  };
+  device_account account;
+  account.source = "the simulated NVML";
+  account.total = usage.capacity;
+  account.free = usage.free();
+  std::size_t const context = part(options.context);
+  account.set_aside = part(options.set_aside);
+  std::size_t const came_later = usage.taken > options.taken ? usage.taken - options.taken : 0;
+  std::size_t const others = part(options.other_processes + came_later);
+  if (options.accounting == sim_accounting::hidden) {
+    account.gap = "no process of its list has this one's number: a container has numbers of its own";
+    return account;
+  }
+  account.this_process = context + usage.used;
+  account.other_processes = others;
+  return account;
+}
+
+}  // namespace tarn::detail

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Whose the memory of a device is, as numbers and as a table: parts, and a residual that makes their sum exact.
+// Above it: explain_memory. Below it: nothing but bytes.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tarn/core/extremes.hpp"
+
+namespace tarn {
+
+/// What one pool holds, bytes; each figure is the pool's own. live + awaiting + cached is reserved.
+struct pool_share {
+  std::string name;          ///< "pool 1", ...: change it as you like before you print
+  std::size_t reserved = 0;  ///< held from the driver
+  std::size_t live = 0;      ///< handed out, as the pool rounds
+  std::optional<std::size_t>
+      requested;  ///< of live: as asked; known where `tracked` counts what the pool hands out
+  std::optional<std::size_t> rounding;  ///< of live: what blocks are larger than asked
+  std::size_t untracked = 0;            ///< of live: handed out past `tracked`
+  std::size_t awaiting = 0;             ///< freed, but another stream that used it (record_use) is not done
+  std::size_t cached = 0;               ///< free for reuse
+};
+
+/// One line of the table.
+struct memory_row {
+  int depth = 0;  ///< 0: the total; 1: its parts, which sum up to it; 2: those of this process; 3: of a pool
+  std::string name;
+  std::optional<std::int64_t> bytes;  ///< none: unknown
+  std::string how;                    ///< where the figure is from, if it is no plain count
+};
+
+/// Whose a device's memory is, bytes. Unknown is std::nullopt, never 0. Exact by construction:
+///   other_processes + process() + set_aside + free + residual() == total, unknown ones taken as 0, and
+///   context + other_allocations (or outside_pools, where they are not told apart) + the pools == process().
+struct memory_explanation {
+  int device = 0;
+  std::string source;                          ///< who told, or why nobody could
+  std::size_t total = 0;                       ///< of the device, or of the part of it that is this process's
+  std::size_t free = 0;                        ///< as the driver says, for every process
+  std::optional<std::size_t> set_aside;        ///< by driver and firmware, for themselves and for ECC
+  std::optional<std::size_t> other_processes;  ///< all of them together
+  std::optional<std::size_t> this_process;     ///< as nvidia-smi shows it
+  std::optional<std::size_t> outside_pools;    ///< of this process: context, modules, other allocations
+  std::optional<std::size_t> context;          ///< of outside_pools: as measured by measure_context()
+  std::string context_how;                     ///< how it was measured
+  std::optional<std::size_t>
+      other_allocations;               ///< of outside_pools: the rest, with modules that were loaded later
+  std::vector<pool_share> pools;       ///< in the device's memory
+  std::vector<pool_share> host_pools;  ///< in host or managed memory: beside the sum
+  std::string gap;                     ///< why processes are unknown; empty where they are known
+
+  /// All that the pools hold from the driver.
+  [[nodiscard]] std::size_t reserved() const noexcept {
+    std::size_t sum = 0;
+    for (pool_share const& p : pools) sum += p.reserved;
+    return sum;
+  }
+  /// What counts as this process's in the sum: what is known to be outside the pools, and the pools.
+  [[nodiscard]] std::size_t process() const noexcept {
+    return outside_pools.value_or(context.value_or(0)) + reserved();
+  }
+  /// total less every part that is known. Negative where figures overlap: of different moments, or of a driver that
+  /// shares memory between processes.
+  [[nodiscard]] std::int64_t residual() const noexcept {
+    return number(total) - number(other_processes.value_or(0)) - number(process()) -
+           number(set_aside.value_or(0)) - number(free);
+  }
+
+  /// The lines of the table, the total first. @throws std::bad_alloc
+  [[nodiscard]] std::vector<memory_row> rows() const {
+    std::vector<memory_row> out;
+    auto const add = [&](int depth, std::string name, std::optional<std::size_t> bytes,
+                         std::string how = {}) {
+      std::optional<std::int64_t> value;
+      if (bytes) value = number(*bytes);
+      out.push_back({depth, std::move(name), value, std::move(how)});
+    };
+    add(0, "total on the device", total, source);
+    add(1, "other processes", other_processes, other_processes ? "" : gap);
+    if (this_process && outside_pools) {
+      add(1, "this process", process(), "what nvidia-smi shows for it");
+    } else {
+      add(1, "this process, at least", process(),
+          "what is known to be its own" + (gap.empty() ? "" : "; " + gap));
+    }
+    if (context) {
+      add(2, "context and modules", context, context_how);
+      add(2, "other allocations", other_allocations, "the rest: not tarn's, and modules loaded since");
+    } else {
+      add(2, "context, modules, other allocations", outside_pools,
+          outside_pools
+              ? "estimated: what nvidia-smi shows less the pools; measure_context() tells them apart"
+              : "");
+    }
+    for (pool_share const& p : pools) add_pool(out, p, 2, ", reserved");
+    add(1, "set aside by driver and firmware", set_aside);
+    add(1, "free", free);
+    out.push_back({1, "not accounted for", residual(), missing()});
+    for (pool_share const& p : host_pools) add_pool(out, p, 0, ", reserved in host or managed memory");
+    return out;
+  }
+
+  /// The table, for people; each row in bytes and in MiB. @throws std::bad_alloc
+  [[nodiscard]] std::string text() const {
+    std::string out = line("device " + std::to_string(device), "bytes", "MiB", "");
+    for (memory_row const& row : rows()) {
+      std::string const indent(static_cast<std::size_t>(2 * row.depth), ' ');
+      out += line(indent + row.name, row.bytes ? std::to_string(*row.bytes) : "unknown",
+                  row.bytes ? in_mib(*row.bytes) : "", row.how);
+    }
+    return out;
+  }
+
+ private:
+  [[nodiscard]] static std::int64_t number(std::size_t bytes) noexcept {
+    return static_cast<std::int64_t>(bytes);
+  }
+  /// What the residual may be: whatever is unknown, and what nobody tells.
+  [[nodiscard]] std::string missing() const {
+    std::string out;
+    if (!other_processes) out += "other processes, ";
+    if (!outside_pools) out += context ? "other allocations, " : "context, modules, other allocations, ";
+    if (!set_aside) out += "what driver and firmware set aside, ";
+    return out + "the driver's own bookkeeping";
+  }
+  static void add_pool(std::vector<memory_row>& out, pool_share const& p, int depth, char const* where) {
+    auto const add = [&](int level, std::string name, std::size_t bytes, char const* how = "") {
+      out.push_back({level, std::move(name), number(bytes), how});
+    };
+    add(depth, p.name + where, p.reserved);
+    if (p.requested && p.rounding) {
+      add(depth + 1, "live, as asked", *p.requested);
+      add(depth + 1, "live, rounding", *p.rounding);
+      if (p.untracked != 0) add(depth + 1, "live, handed out past `tracked`", p.untracked);
+    } else {
+      add(depth + 1, "live", p.live, "add | tarn::tracked{} on top to see what rounding takes");
+    }
+    add(depth + 1, "awaiting another stream", p.awaiting);
+    add(depth + 1, "cached", p.cached);
+  }
+  [[nodiscard]] static std::string in_mib(std::int64_t bytes) {
+    char digits[48];
+    // Four decimals, so that a model of 440 bytes shows as 0.0004.
+    (void)std::snprintf(digits, sizeof digits, "%.4f", static_cast<double>(bytes) / 1048576.0);
+    return digits;
+  }
+  [[nodiscard]] static std::string line(std::string name, std::string const& bytes, std::string const& mib,
+                                        std::string const& how) {
+    auto const right = [](std::string const& text, std::size_t width) {
+      return std::string(width - detail::smaller_of(width, text.size()), ' ') + text;
+    };
+    name.resize(detail::larger_of<std::size_t>(name.size(), 40), ' ');
+    std::string out = name + right(bytes, 15) + right(mib, 13) + "  " + how;
+    out.erase(out.find_last_not_of(' ') + 1);
+    return out + "\n";
+  }
+};
+
+}  // namespace tarn

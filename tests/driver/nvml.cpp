@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+// NVML, spoken to through a library that the test plays, and one that it loads.
+
+#include "tarn/driver/nvml.hpp"
+
+#include <new>
+#include <string>
+#include <vector>
+
+#include "catch.hpp"
+
+using namespace tarn;
+using detail::nvml_calls;
+using detail::nvml_process;
+
+namespace {
+
+constexpr unsigned no_instance = 0xFFFFFFFF;
+constexpr unsigned long long not_available = ~0ULL;
+constexpr unsigned me = 42;
+
+/// What the played library answers; codes are NVML's, 0 is success.
+struct played {
+  int init = 0, uuid = 0, pci = 0, memory = 0, memory_v2 = 0, compute = 0, graphics = 0, mps = 3;
+  unsigned mig = 0;
+  int open = 0, sessions = 0;
+  std::string mig_uuid, asked_pci;
+  std::vector<std::string> asked_uuids;
+  std::vector<nvml_process> in_compute{{me, 500, no_instance, no_instance}};
+  std::vector<nvml_process> in_graphics;
+  std::vector<unsigned> rooms;  ///< how large the lists were that it was asked to fill
+};
+played* library = nullptr;
+
+int fill(std::vector<nvml_process> const& list, unsigned* count, nvml_process* out) {
+  library->rooms.push_back(*count);
+  unsigned const room = *count;
+  *count = static_cast<unsigned>(list.size());
+  if (room < list.size()) return detail::nvml_insufficient_size;
+  for (std::size_t i = 0; i < list.size(); ++i) out[i] = list[i];
+  return 0;
+}
+
+nvml_calls all_calls() {
+  nvml_calls c;
+  c.init = [] {
+    ++library->sessions;
+    if (library->init == 0) ++library->open;
+    return library->init;
+  };
+  c.shutdown = [] { return --library->open, 0; };
+  c.device_by_uuid = [](char const* uuid, void** device) {
+    library->asked_uuids.emplace_back(uuid);
+    bool const is_mig = std::string(uuid).starts_with("MIG-");
+    if (is_mig ? library->mig_uuid != uuid : library->uuid != 0) return 6;
+    *device = library;
+    return 0;
+  };
+  c.device_by_pci_bus_id = [](char const* id, void** device) {
+    library->asked_pci = id;
+    *device = library;
+    return library->pci;
+  };
+  c.mig_mode = [](void*, unsigned* current, unsigned*) { return *current = library->mig, 0; };
+  c.memory = [](void*, detail::nvml_memory* m) {
+    *m = {10'000, 1, 2};
+    return library->memory;
+  };
+  c.memory_v2 = [](void*, detail::nvml_memory_v2* m) {
+    if (m->version != 0x2000028U) return 25;  // NVML_STRUCT_VERSION(Memory, 2)
+    *m = {m->version, 10'000, 600, 1, 2};
+    return library->memory_v2;
+  };
+  c.compute_processes = [](void*, unsigned* n, nvml_process* out) {
+    return library->compute != 0 ? library->compute : fill(library->in_compute, n, out);
+  };
+  c.graphics_processes = [](void*, unsigned* n, nvml_process* out) {
+    return library->graphics != 0 ? library->graphics : fill(library->in_graphics, n, out);
+  };
+  c.mps_processes = [](void*, unsigned*, nvml_process*) { return library->mps; };
+  return c;
+}
+
+detail::nvml_question question() {
+  detail::nvml_question q;
+  for (unsigned char i = 0; i < 16; ++i) q.uuid[i] = static_cast<unsigned char>(i + 1);
+  for (char const* c = "0000:1B:00.0"; *c != '\0'; ++c) q.pci_bus_id[c - "0000:1B:00.0"] = *c;
+  q.pid = me;
+  return q;
+}
+constexpr char const* number = "01020304-0506-0708-090a-0b0c0d0e0f10";
+
+struct answer {
+  status outcome;
+  device_account account;
+};
+answer ask(played& p, nvml_calls const& calls, detail::nvml_question const& q = question()) {
+  library = &p;
+  answer a;
+  a.outcome = detail::nvml_account(calls, q, a.account);
+  CHECK(p.open == 0);  // each session that was started has ended
+  return a;
+}
+
+bool nothing_told(answer const& a) {
+  return a.outcome.kind == failure::unsupported && a.account.total == device_account::unknown &&
+         a.account.this_process == device_account::unknown && std::string(a.outcome.name).size() > 3;
+}
+
+}  // namespace
+
+TEST_CASE("NVML's account names this process, the others and what is set aside", "[driver][nvml]") {
+  played p;
+  p.in_compute.push_back({7, 30, no_instance, no_instance});
+  p.in_graphics = {{8, 5, no_instance, no_instance}};
+  auto const [outcome, account] = ask(p, all_calls());
+  REQUIRE(outcome.ok());
+  CHECK(account.total == 10'000);
+  CHECK(account.free == 1);
+  CHECK(account.set_aside == 600);
+  CHECK(account.this_process == 500);
+  CHECK(account.other_processes == 35);
+  CHECK(std::string(account.source) == "NVML");
+  CHECK(std::string(account.gap).empty());
+  CHECK(p.asked_uuids.back() == std::string("GPU-") + number);
+}
+
+TEST_CASE("a process that does compute and graphics counts once", "[driver][nvml]") {
+  played p;
+  p.in_compute.push_back({7, 30, no_instance, no_instance});
+  p.in_graphics = {{7, 30, no_instance, no_instance}, {me, 500, no_instance, no_instance}};
+  auto const [outcome, account] = ask(p, all_calls());
+  REQUIRE(outcome.ok());
+  CHECK(account.this_process == 500);
+  CHECK(account.other_processes == 30);
+}
+
+TEST_CASE("a list that grows between two calls is asked for again, with room", "[driver][nvml]") {
+  played p;
+  for (unsigned i = 0; i < 1000; ++i) p.in_compute.push_back({100'000 + i, 2, no_instance, no_instance});
+  auto const [outcome, account] = ask(p, all_calls());
+  REQUIRE(outcome.ok());
+  CHECK(account.other_processes == 2000);
+  REQUIRE(p.rooms.size() == 3);  // too little, enough, and the list of graphics
+  CHECK(p.rooms[1] >= 1001);
+}
+
+TEST_CASE("a list that never fits is given up, not asked for ever", "[driver][nvml]") {
+  played p;
+  p.compute = detail::nvml_insufficient_size;
+  auto const [outcome, account] = ask(p, all_calls());
+  REQUIRE(outcome.ok());
+  CHECK(account.this_process == device_account::unknown);
+  CHECK(std::string(account.gap).find("does not list") != std::string::npos);
+}
+
+TEST_CASE("in a container, whose process numbers are its own, processes are unknown and it is said",
+          "[driver][nvml]") {
+  played p;
+  bool const empty = GENERATE(true, false);
+  p.in_compute =
+      empty ? std::vector<nvml_process>{} : std::vector<nvml_process>{{7, 30, no_instance, no_instance}};
+  auto const [outcome, account] = ask(p, all_calls());
+  REQUIRE(outcome.ok());
+  CHECK(account.total == 10'000);
+  CHECK(account.set_aside == 600);
+  CHECK(account.this_process == device_account::unknown);
+  CHECK(account.other_processes == device_account::unknown);  // this process may be one of them
+  CHECK(std::string(account.gap).find("container") != std::string::npos);
+}
+
+TEST_CASE("a process whose memory NVML does not tell is unknown, never zero", "[driver][nvml]") {
+  played p;
+  SECTION("another") {
+    p.in_compute.push_back({7, not_available, no_instance, no_instance});
+    auto const [outcome, account] = ask(p, all_calls());
+    REQUIRE(outcome.ok());
+    CHECK(account.this_process == 500);
+    CHECK(account.other_processes == device_account::unknown);
+    CHECK(std::string(account.gap).find("some other process") != std::string::npos);
+  }
+  SECTION("this one") {
+    p.in_compute = {{me, not_available, no_instance, no_instance}, {7, 30, no_instance, no_instance}};
+    auto const [outcome, account] = ask(p, all_calls());
+    REQUIRE(outcome.ok());
+    CHECK(account.this_process == device_account::unknown);
+    CHECK(account.other_processes == 30);
+    CHECK(std::string(account.gap).find("this process") != std::string::npos);
+  }
+}
+
+TEST_CASE("a MIG instance is found by its own number, and is told of as such", "[driver][nvml]") {
+  played p;
+  p.uuid = 6;
+  p.mig = 1;
+  p.mig_uuid = std::string("MIG-") + number;
+  p.in_compute = {{me, 500, 3, 0}};
+  auto const [outcome, account] = ask(p, all_calls());
+  REQUIRE(outcome.ok());
+  CHECK(account.this_process == 500);
+  CHECK(std::string(account.source).find("MIG instance") != std::string::npos);
+}
+
+TEST_CASE("the whole card never stands for one of its MIG instances", "[driver][nvml]") {
+  played p;
+  p.mig = 1;
+  p.uuid = GENERATE(0, 6);  // found by the card's number, or by its bus
+  CHECK(nothing_told(ask(p, all_calls())));
+}
+
+TEST_CASE("a device whose number NVML does not know is found by its bus", "[driver][nvml]") {
+  played p;
+  p.uuid = 6;
+  auto const [outcome, account] = ask(p, all_calls());
+  REQUIRE(outcome.ok());
+  CHECK(p.asked_pci == "0000:1B:00.0");
+  CHECK(account.this_process == 500);
+  CHECK(std::string(account.source) == "NVML");
+}
+
+TEST_CASE("an older NVML tells the total alone", "[driver][nvml]") {
+  played p;
+  auto calls = all_calls();
+  bool const lacks_it = GENERATE(true, false);
+  if (lacks_it) calls.memory_v2 = nullptr;
+  p.memory_v2 = 25;
+  auto const [outcome, account] = ask(p, calls);
+  REQUIRE(outcome.ok());
+  CHECK(account.total == 10'000);
+  CHECK(account.free == 1);
+  CHECK(account.set_aside == device_account::unknown);
+  CHECK(account.this_process == 500);
+}
+
+TEST_CASE("each call of NVML that fails or is missing makes its figures unknown, and no more",
+          "[driver][nvml]") {
+  played p;
+  auto calls = all_calls();
+  SECTION("there is no library") {
+    CHECK(nothing_told(ask(p, nvml_calls{})));
+  }
+  SECTION("it does not start") {
+    p.init = GENERATE(1, 2, 3, 4, 6, 9, 12, 13, 15, 18, 999);
+    auto const a = ask(p, calls);
+    CHECK(nothing_told(a));
+    CHECK(a.outcome.code == p.init);
+  }
+  SECTION("it does not know the device") {
+    p.uuid = p.pci = 6;
+    CHECK(nothing_told(ask(p, calls)));
+  }
+  SECTION("it cannot be asked for a device") {
+    calls.device_by_uuid = nullptr;
+    calls.device_by_pci_bus_id = nullptr;
+    CHECK(nothing_told(ask(p, calls)));
+  }
+  SECTION("it tells no memory") {
+    p.memory = p.memory_v2 = 3;
+    auto const a = ask(p, calls);
+    CHECK(a.outcome.ok());
+    CHECK(a.account.total == device_account::unknown);
+    CHECK(a.account.this_process == 500);
+  }
+  SECTION("it lists no processes") {
+    if (GENERATE(true, false)) {
+      calls.compute_processes = nullptr;
+    } else {
+      p.compute = 4;
+    }
+    auto const a = ask(p, calls);
+    CHECK(a.outcome.ok());
+    CHECK(a.account.total == 10'000);
+    CHECK(a.account.other_processes == device_account::unknown);
+    CHECK(std::string(a.account.gap).find("does not list") != std::string::npos);
+  }
+  SECTION("there is no host memory for its list") {
+    calls.compute_processes = [](void*, unsigned*, nvml_process*) -> int { throw std::bad_alloc(); };
+    auto const a = ask(p, calls);
+    CHECK(a.outcome.ok());
+    CHECK(a.account.total == 10'000);
+    CHECK(a.account.this_process == device_account::unknown);
+    CHECK(std::string(a.account.gap).find("host memory") != std::string::npos);
+  }
+  SECTION("it has no list of graphics") {
+    calls.graphics_processes = nullptr;
+    auto const a = ask(p, calls);
+    CHECK(a.account.this_process == 500);
+    CHECK(std::string(a.account.gap).empty());
+  }
+}
+
+TEST_CASE("a library that is not there, or is another, is no NVML", "[driver][nvml]") {
+  CHECK_FALSE(detail::find_nvml("libtarn-no-such-library.so.1").is_there());
+  CHECK_FALSE(detail::find_nvml("libm.so.6").is_there());
+}
+
+TEST_CASE("a library is found by its symbols, those of older drivers included", "[driver][nvml]") {
+#if defined(TARN_FAKE_NVML)
+  nvml_calls const calls = detail::find_nvml(TARN_FAKE_NVML);
+  REQUIRE(calls.is_there());
+  device_account account;
+  REQUIRE(detail::nvml_account(calls, question(), account).ok());
+  CHECK(account.total == 1000);
+  CHECK(account.set_aside == 60);
+  CHECK(account.this_process == 100);
+  CHECK(account.other_processes == 30);
+#else
+  WARN("skipped, nothing was loaded: built without the library that has NVML's symbols");
+#endif
+}

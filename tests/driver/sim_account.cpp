@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the simulated management library says: sim_account.
+
+#include <string>
+
+#include "catch.hpp"
+#include "tarn/driver/sim_driver.hpp"
+
+using namespace tarn;
+
+namespace {
+device_account told_by(sim_machine const& machine) {
+  device_account account;
+  REQUIRE(machine.driver().memory_account(account).ok());
+  return account;
+}
+}  // namespace
+
+TEST_CASE("the simulated NVML counts the context and every block as this process's",
+          "[driver][sim_account]") {
+  sim_machine const machine{
+      {.taken = 2_GiB, .context = 500_MiB, .other_processes = 1_GiB, .set_aside = 100_MiB}};
+  CHECK(told_by(machine).this_process == 500_MiB);
+  void* p = nullptr;
+  page_handle pages{};
+  REQUIRE(machine.driver().malloc_device(3_MiB, p).ok());
+  REQUIRE(machine.driver().create_pages(4_MiB, pages).ok());
+  device_account const account = told_by(machine);
+  CHECK(account.total == machine.options().capacity);
+  CHECK(account.free == machine.usage().free());
+  CHECK(account.this_process == 507_MiB);
+  CHECK(account.other_processes == 1_GiB);
+  CHECK(account.set_aside == 100_MiB);
+  CHECK(std::string(account.gap).empty());
+  CHECK(machine.driver().free_device(p).ok());
+  CHECK(machine.driver().destroy_pages(pages).ok());
+  CHECK(told_by(machine).this_process == 500_MiB);
+  CHECK(machine.calls()[driver_call::memory_account] == 3);
+}
+
+TEST_CASE("what is taken from a simulated device later is other processes'", "[driver][sim_account]") {
+  sim_machine const machine{{.taken = 1_GiB, .context = 500_MiB}};
+  CHECK(told_by(machine).other_processes == 0);
+  machine.take_memory({}, 6_GiB);
+  CHECK(told_by(machine).other_processes == 5_GiB);
+  CHECK(told_by(machine).this_process == 500_MiB);
+}
+
+TEST_CASE("the simulated NVML never says more than is taken", "[driver][sim_account]") {
+  sim_machine const machine{
+      {.taken = 1_GiB, .context = 600_MiB, .other_processes = 5_GiB, .set_aside = 1_GiB}};
+  device_account const account = told_by(machine);
+  CHECK(account.this_process == 600_MiB);
+  CHECK(account.set_aside == 424_MiB);
+  CHECK(account.other_processes == 0);
+}
+
+TEST_CASE("a simulated machine may hide its processes, or have no NVML", "[driver][sim_account]") {
+  sim_machine const hidden{{.context = 500_MiB, .set_aside = 100_MiB, .accounting = sim_accounting::hidden}};
+  device_account account = told_by(hidden);
+  CHECK(account.this_process == device_account::unknown);
+  CHECK(account.other_processes == device_account::unknown);
+  CHECK(account.set_aside == 100_MiB);
+  CHECK(std::string(account.gap).find("container") != std::string::npos);
+  sim_machine const missing{{.accounting = sim_accounting::missing}};
+  account = {};
+  CHECK(missing.driver().memory_account(account).kind == failure::unsupported);
+  CHECK(account.total == device_account::unknown);
+}

@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where did it go? explain_memory and memory_explanation.
+
+#include "tarn/report/explain_memory.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "catch.hpp"
+#include "tarn/driver/fault.hpp"
+#include "tarn/policy/fallback_to.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/raii/device_buffer.hpp"
+#include "tarn/sim.hpp"
+#include "tarn/source/host_memory.hpp"
+
+using namespace tarn;
+
+namespace {
+
+sim_options crowded() {
+  return {.taken = 4_GiB, .context = 1070_MiB, .other_processes = 2_GiB, .set_aside = 600_MiB};
+}
+
+/// The promises of every explanation, known or not: the parts of each level sum up to what is above them.
+void check_sums(memory_explanation const& e) {
+  std::int64_t parts = 0;
+  std::int64_t of_process = 0;
+  std::int64_t process = 0;
+  bool told_apart = true;
+  for (memory_row const& row : e.rows()) {
+    std::int64_t const bytes = row.bytes.value_or(0);
+    if (row.depth == 1) parts += bytes;
+    if (row.depth == 1 && row.name.starts_with("this process")) process = bytes;
+    if (row.depth == 2) of_process += bytes;
+    if (row.depth == 2 && !row.bytes) told_apart = false;
+    if (row.depth == 0 && row.name.find("host") != std::string::npos) break;  // beside the device
+  }
+  CHECK(parts == static_cast<std::int64_t>(e.total));
+  CHECK(of_process == process);
+  CHECK(process == static_cast<std::int64_t>(e.process()));
+  CHECK(told_apart == e.outside_pools.has_value());
+  std::vector<pool_share> all = e.pools;
+  all.insert(all.end(), e.host_pools.begin(), e.host_pools.end());
+  for (pool_share const& p : all) {
+    CHECK(p.live + p.awaiting + p.cached == p.reserved);
+    if (p.requested) CHECK(*p.requested + *p.rounding + p.untracked == p.live);
+  }
+}
+
+/// The row of a name, whose beginning suffices.
+memory_row row_of(memory_explanation const& e, std::string const& name) {
+  for (memory_row const& row : e.rows()) {
+    if (row.name.starts_with(name)) return row;
+  }
+  FAIL("no row " << name << " in\n" << e.text());
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("a model of 0.0004 MiB, and every byte that nvidia-smi shows for it", "[report][explain_memory]") {
+  sim_machine const machine{crowded()};
+  context_cost const context = measure_context(machine.driver());
+  CHECK(context.bytes == 1070_MiB);
+  sim_pool pool{sim_pages{machine.driver()}};
+  auto const model = make_device_buffer<float>(pool, 10 * 10 + 10, stream_ref{});
+  memory_explanation const e = explain_memory(context, pool);
+  check_sums(e);
+  CHECK(e.device == 0);
+  CHECK(e.total == machine.options().capacity);
+  CHECK(e.this_process == 1072_MiB);
+  CHECK(e.other_processes == 2_GiB);
+  CHECK(e.set_aside == 600_MiB);
+  CHECK(e.context == 1070_MiB);
+  CHECK(e.other_allocations == 0);
+  CHECK(e.residual() == static_cast<std::int64_t>(4_GiB - 2_GiB - 600_MiB - 1070_MiB));
+  REQUIRE(e.pools.size() == 1);
+  CHECK(e.pools[0].name == "pool 1");
+  CHECK(e.pools[0].reserved == 2_MiB);
+  CHECK(e.pools[0].requested == 440);
+  CHECK(e.pools[0].rounding == 72);
+  CHECK(e.pools[0].cached == 2_MiB - 512);
+  std::string const text = e.text();
+  CHECK(text.find("0.0004\n") != std::string::npos);
+  CHECK(text.find("1072.0000  what nvidia-smi shows for it") != std::string::npos);
+  CHECK(text.find("unknown") == std::string::npos);
+}
+
+TEST_CASE("a pool's rows are its own state, whatever it holds", "[report][explain_memory]") {
+  sim_machine const machine{crowded()};
+  sim_pool pool{sim_pages{machine.driver()}};
+  stream_ref other;
+  REQUIRE(machine.driver().create_stream(other).ok());
+  void* const kept = pool.allocate({}, 5_MiB + 1);
+  void* const small = pool.allocate({}, 700);
+  void* const used_elsewhere = pool.allocate({}, 3_MiB);
+  REQUIRE(machine.launch(other, 1'000'000'000).ok());
+  pool.record_use(used_elsewhere, 3_MiB, other);
+  pool.deallocate({}, used_elsewhere, 3_MiB);
+  memory_explanation const e = explain_memory(pool);
+  check_sums(e);
+  pool_state const s = detail::state_of(pool);
+  tracked_statistics const t = detail::statistics_of(pool);
+  REQUIRE(e.pools.size() == 1);
+  pool_share const& p = e.pools[0];
+  CHECK(s.pending == 3_MiB);
+  CHECK(p.reserved == s.reserved);
+  CHECK(p.live + p.awaiting == s.live);
+  CHECK(p.awaiting == s.pending);
+  CHECK(p.cached == s.cached);
+  CHECK(p.requested == 5_MiB + 701);
+  CHECK(p.rounding == static_cast<std::size_t>(t.allocated_bytes[0].current - t.requested_bytes[0].current));
+  CHECK(p.untracked == 0);
+  CHECK(row_of(e, "awaiting another stream").bytes == 3 * 1048576);
+  pool.deallocate({}, kept, 5_MiB + 1);
+  pool.deallocate({}, small, 700);
+  CHECK(machine.driver().synchronize_device().ok());
+  CHECK(machine.driver().destroy_stream(other).ok());
+}
+
+TEST_CASE("what is allocated outside the pools is told apart where the context was measured",
+          "[report][explain_memory]") {
+  sim_machine const machine{crowded()};
+  sim_driver const driver = machine.driver();
+  context_cost const context = measure_context(driver);
+  sim_pool pool{sim_pages{driver}};
+  void* const mine = pool.allocate({}, 10_MiB);
+  void* theirs = nullptr;
+  REQUIRE(driver.malloc_device(7_MiB, theirs).ok());
+  memory_explanation const told_apart = explain_memory(pool, context);
+  check_sums(told_apart);
+  CHECK(told_apart.context == 1070_MiB);
+  CHECK(told_apart.other_allocations == 7_MiB);
+  CHECK(row_of(told_apart, "context and modules").bytes == 1070 * 1048576);
+  memory_explanation const together = explain_memory(pool);
+  check_sums(together);
+  CHECK(together.outside_pools == 1077_MiB);
+  CHECK_FALSE(together.context);
+  CHECK(row_of(together, "context, modules, other allocations").how.find("estimated") != std::string::npos);
+  pool.deallocate({}, mine, 10_MiB);
+  CHECK(driver.free_device(theirs).ok());
+}
+
+TEST_CASE("any number of pools, each once, with host memory beside the sum", "[report][explain_memory]") {
+  sim_machine const machine{crowded()};
+  sim_driver const driver = machine.driver();
+  sim_pool first{sim_pages{driver}};
+  auto second = sim_malloc{driver} | pooled{} | limited{1_GiB};
+  auto staging = sim_pinned_host{driver} | pooled{} | tracked{};
+  auto plain = sim_malloc{driver} | tracked{};
+  auto const on_host = host_memory{} | pooled{};
+  void* const a = first.allocate({}, 100);
+  void* const b = second.allocate({}, 200);
+  void* const c = staging.allocate({}, 300);
+  void* const d = plain.allocate({}, 400);
+  memory_explanation e = explain_memory(driver, first, second, first, staging, plain, on_host);
+  check_sums(e);
+  REQUIRE(e.pools.size() == 3);
+  CHECK(e.pools[1].name == "pool 2");
+  CHECK_FALSE(e.pools[1].requested);  // nobody counts what was asked
+  CHECK(e.pools[1].live == detail::state_of(second).live);
+  CHECK(e.pools[2].requested == 400);
+  CHECK(e.pools[2].reserved ==
+        static_cast<std::size_t>(detail::statistics_of(plain).allocated_bytes[0].current));
+  REQUIRE(e.host_pools.size() == 2);
+  CHECK(e.host_pools[0].requested == 300);
+  CHECK(e.reserved() == e.pools[0].reserved + e.pools[1].reserved + e.pools[2].reserved);
+  e.pools[0].name = "activations";
+  CHECK(row_of(e, "activations, reserved").depth == 2);
+  CHECK(row_of(e, "pool 3, reserved in host or managed memory").depth == 0);
+  first.deallocate({}, a, 100);
+  second.deallocate({}, b, 200);
+  staging.deallocate({}, c, 300);
+  plain.deallocate({}, d, 400);
+}
+
+TEST_CASE("blocks handed out past the counting layer are live, and no rounding", "[report][explain_memory]") {
+  sim_machine const machine{crowded()};
+  auto pool = sim_pages{machine.driver()} | pooled{};
+  auto counted = pool | tracked{};
+  void* const a = counted.allocate({}, 1000);
+  void* const b = pool.allocate({}, 5000);
+  memory_explanation const e = explain_memory(counted);
+  check_sums(e);
+  CHECK(e.pools[0].requested == 1000);
+  CHECK(e.pools[0].rounding == 24);
+  CHECK(e.pools[0].untracked == e.pools[0].live - 1024);
+  CHECK(row_of(e, "live, handed out past").bytes == static_cast<std::int64_t>(e.pools[0].untracked));
+  counted.deallocate({}, a, 1000);
+  pool.deallocate({}, b, 5000);
+}
+
+TEST_CASE("where the counting layer counts another source, too, rounding is unknown",
+          "[report][explain_memory]") {
+  sim_machine const machine{crowded()};
+  sim_driver const driver = machine.driver();
+  auto memory = sim_pages{driver} | pooled{} | limited{1_MiB} | fallback_to{sim_managed{driver}} | tracked{};
+  void* const a = memory.allocate({}, 1000);
+  void* const b = memory.allocate({}, 4_MiB);
+  memory_explanation const e = explain_memory(driver, memory);
+  check_sums(e);
+  CHECK(e.pools.size() + e.host_pools.size() == 1);
+  pool_share const& p = e.pools.empty() ? e.host_pools[0] : e.pools[0];
+  CHECK_FALSE(p.requested);
+  CHECK(p.live == 1024);
+  memory.deallocate({}, a, 1000);
+  memory.deallocate({}, b, 4_MiB);
+}
+
+TEST_CASE("without NVML the parts are unknown, the residual names them, and the sum stays exact",
+          "[report][explain_memory]") {
+  sim_options options = crowded();
+  options.accounting = sim_accounting::missing;
+  sim_machine const machine{options};
+  sim_pool pool{sim_pages{machine.driver()}};
+  auto const model = make_device_buffer<float>(pool, 110, stream_ref{});
+  CHECK_FALSE(measure_context(machine.driver()).bytes);
+  memory_explanation const e = explain_memory(measure_context(machine.driver()), pool);
+  check_sums(e);
+  CHECK_FALSE(e.this_process);
+  CHECK_FALSE(e.other_processes);
+  CHECK_FALSE(e.set_aside);
+  CHECK_FALSE(e.outside_pools);
+  CHECK(e.process() == 2_MiB);
+  CHECK(e.residual() == static_cast<std::int64_t>(4_GiB));
+  CHECK(e.source.find("the driver alone") != std::string::npos);
+  std::string const how = row_of(e, "not accounted for").how;
+  CHECK(how.find("other processes") != std::string::npos);
+  CHECK(how.find("context, modules, other allocations") != std::string::npos);
+  CHECK(how.find("set aside") != std::string::npos);
+  CHECK_FALSE(row_of(e, "other processes").bytes);
+  CHECK(e.text().find("this process, at least") != std::string::npos);
+}
+
+TEST_CASE("where processes are hidden, sums are told and the gap is explained", "[report][explain_memory]") {
+  sim_options options = crowded();
+  options.accounting = sim_accounting::hidden;
+  sim_machine const machine{options};
+  sim_pool pool{sim_pages{machine.driver()}};
+  void* const p = pool.allocate({}, 100);
+  memory_explanation const e = explain_memory(pool);
+  check_sums(e);
+  CHECK(e.set_aside == 600_MiB);
+  CHECK_FALSE(e.this_process);
+  CHECK(row_of(e, "other processes").how.find("container") != std::string::npos);
+  memory_explanation const measured = explain_memory(pool, context_cost{1070_MiB});
+  check_sums(measured);
+  CHECK(measured.process() == 1070_MiB + e.reserved());
+  CHECK(row_of(measured, "not accounted for").how.find("other allocations") ==
+        std::string("other processes, ").size());
+  pool.deallocate({}, p, 100);
+}
+
+namespace {
+/// A driver whose management library says what the test wants.
+struct telling_driver : sim_driver {
+  using sim_driver::sim_driver;
+  telling_driver(sim_driver const& driver, device_account what) : sim_driver(driver), told(what) {}
+  status memory_account(device_account& account) const noexcept {
+    account = told;
+    return {};
+  }
+  device_account told;
+};
+}  // namespace
+
+TEST_CASE("an account that contradicts the driver or the pools is not used", "[report][explain_memory]") {
+  sim_machine const machine{crowded()};
+  sim_pool pool{sim_pages{machine.driver()}};
+  void* const p = pool.allocate({}, 100);
+  device_account account;
+  account.source = "a test";
+  SECTION("it says less of this process than its pools hold") {
+    account.this_process = 1_MiB;
+    memory_explanation const e = explain_memory(telling_driver(machine.driver(), account), pool);
+    check_sums(e);
+    CHECK(e.this_process == 1_MiB);
+    CHECK_FALSE(e.outside_pools);
+    CHECK(e.process() == e.reserved());
+    CHECK(e.gap.find("not used") != std::string::npos);
+  }
+  SECTION("it means a smaller memory than the driver") {
+    account.total = 1_GiB;
+    account.set_aside = 5;
+    account.other_processes = 7;
+    memory_explanation const e = explain_memory(telling_driver(machine.driver(), account), pool);
+    check_sums(e);
+    CHECK(e.total == machine.options().capacity);
+    CHECK_FALSE(e.set_aside);
+    CHECK_FALSE(e.other_processes);
+    CHECK(e.source.find("another memory") != std::string::npos);
+  }
+  SECTION("its parts overlap: the residual is negative, and the sum exact") {
+    account.this_process = 100_GiB;
+    account.other_processes = 100_GiB;
+    memory_explanation const e = explain_memory(telling_driver(machine.driver(), account), pool);
+    check_sums(e);
+    CHECK(e.residual() < 0);
+    CHECK(e.text().find("-") != std::string::npos);
+  }
+  SECTION("the context is measured larger than what is outside the pools now") {
+    account.this_process = 10_MiB + pool.trim(0) + detail::state_of(pool).reserved;
+    memory_explanation const e =
+        explain_memory(telling_driver(machine.driver(), account), pool, context_cost{500_MiB});
+    check_sums(e);
+    CHECK(e.context == e.outside_pools);
+    CHECK(e.other_allocations == 0);
+  }
+  pool.deallocate({}, p, 100);
+}
+
+namespace {
+/// A driver whose context is set up by memory_info(), seen by nobody but in what is free.
+struct waking_driver : sim_driver {
+  waking_driver(sim_driver const& driver, std::size_t takes, std::size_t& awake)
+      : sim_driver(driver), takes_(takes), awake_(&awake) {}
+  status memory_account(device_account& account) const noexcept {
+    status const s = sim_driver::memory_account(account);
+    if (tells_free && *awake_ == 0) account.free += takes_;
+    if (!tells_free) account.free = device_account::unknown;
+    return s;
+  }
+  status memory_info(std::size_t& free, std::size_t& total) const noexcept {
+    ++*awake_;
+    return sim_driver::memory_info(free, total);
+  }
+  bool tells_free = true;
+
+ private:
+  std::size_t takes_;
+  std::size_t* awake_;
+};
+}  // namespace
+
+TEST_CASE("in a container the context is measured by what is free before and after it",
+          "[report][explain_memory]") {
+  sim_options options = crowded();
+  options.accounting = sim_accounting::hidden;
+  sim_machine const machine{options};
+  std::size_t awake = 0;
+  waking_driver const driver(machine.driver(), 500_MiB, awake);
+  context_cost const first = measure_context(driver);
+  CHECK(first.bytes == 500_MiB);
+  memory_explanation const e = explain_memory(driver, first);
+  check_sums(e);
+  CHECK(e.context == 500_MiB);
+  CHECK(row_of(e, "context and modules").how.find("what was free before") != std::string::npos);
+  CHECK_FALSE(e.other_allocations);
+  CHECK_FALSE(
+      measure_context(driver).bytes);  // it is there already: nothing can be measured, and nothing is made up
+  awake = 0;
+  CHECK_FALSE(
+      measure_context(waking_driver(machine.driver(), 31_MiB, awake)).bytes);  // other processes' doing
+  awake = 0;
+  waking_driver silent(machine.driver(), 500_MiB, awake);
+  silent.tells_free = false;
+  CHECK_FALSE(measure_context(silent).bytes);
+}
+
+TEST_CASE("a pool of another device is refused by name, and nothing is asked", "[report][explain_memory]") {
+  sim_machine const machine{{.devices = 2}};
+  sim_pool first{sim_pages{machine.driver(device_id{0})}};
+  sim_pool second{sim_pages{machine.driver(device_id{1})}};
+  std::uint64_t const before = machine.calls()[driver_call::memory_info];
+  try {
+    (void)explain_memory(first, second);
+    FAIL("it was taken");
+  } catch (misuse const& e) {
+    CHECK(e.kind() == misuse_kind::wrong_device);
+    CHECK(std::string(e.what()).find("once for each device") != std::string::npos);
+  }
+  CHECK_THROWS_AS(explain_memory(machine.driver(device_id{1}), first), misuse);
+  CHECK(machine.calls()[driver_call::memory_info] == before);
+  CHECK(explain_memory(second).device == 1);
+}
+
+TEST_CASE("a failing driver is a cuda_error, a failing NVML an unknown part",
+          "[report][explain_memory][fault]") {
+  using driver_type = faulty<sim_driver>;
+  sim_machine const machine{crowded()};
+  fault_plan const plan;
+  {
+    auto pool = basic_pages<driver_type>{driver_type(machine.driver(), plan)} | pooled{} | tracked{};
+    void* const p = pool.allocate({}, 100);
+    plan.fail(driver_call::memory_info, 1);
+    try {
+      (void)explain_memory(pool);
+      FAIL("nothing was thrown");
+    } catch (cuda_error const& e) {
+      CHECK(std::string(e.call()) == "memory_info");
+      CHECK(e.device() == 0);
+    }
+    plan.fail(driver_call::memory_account, 1);
+    memory_explanation const e = explain_memory(pool);
+    check_sums(e);
+    CHECK_FALSE(e.this_process);
+    CHECK(e.source.find("memory_account") != std::string::npos);
+    CHECK(explain_memory(pool).this_process == 1072_MiB);
+    CHECK(plan.failed() == 2);
+    pool.deallocate({}, p, 100);
+  }
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("a driver that tells no more than what is free suffices", "[report][explain_memory]") {
+  auto memory = host_memory{} | pooled{};
+  void* const p = memory.allocate({}, 100);
+  memory_explanation const e = explain_memory(memory);
+  CHECK(e.pools.empty());
+  REQUIRE(e.host_pools.size() == 1);
+  CHECK(e.source.find("tells no more") != std::string::npos);
+  check_sums(e);
+  memory.deallocate({}, p, 100);
+}
+
+TEST_CASE("explanations are sound while other threads allocate", "[report][explain_memory][threads]") {
+  sim_machine const machine{crowded()};
+  sim_pool pool{sim_pages{machine.driver()}};
+  std::vector<std::thread> workers;
+  for (int t = 0; t < 3; ++t) {
+    workers.emplace_back([pool]() mutable {
+      for (std::size_t i = 1; i <= 300; ++i) pool.deallocate({}, pool.allocate({}, i * 1000), i * 1000);
+    });
+  }
+  for (int i = 0; i < 20; ++i) check_sums(explain_memory(pool));
+  for (std::thread& w : workers) w.join();
+  memory_explanation const e = explain_memory(pool);
+  check_sums(e);
+  CHECK(e.pools[0].live == 0);
+}
