@@ -33,7 +33,7 @@ def closure(name, seen, conditional):
     return seen
 
 
-def expand(name, seen, lines, always):
+def expand(name, seen, lines, always, guarded=frozenset()):
     if name in seen:
         return
     seen.add(name)
@@ -41,14 +41,19 @@ def expand(name, seen, lines, always):
     for header, inside in includes(name):
         if inside:
             for needed in sorted(closure(header, {header}, True) & always):
-                expand(needed, seen, lines, always)
+                expand(needed, seen, lines, always, guarded)
+    guard = "TARN_SINGLE_" + re.sub(r"\W", "_", name.removeprefix("tarn/")).upper()
     lines.append(f"// ---- {name}")
+    if name in guarded:
+        lines += [f"#ifndef {guard}", f"#define {guard}"]
     for line in (include / name).read_text().splitlines():
         match = own.match(line)
         if match:
-            expand(match.group(1), seen, lines, always)
+            expand(match.group(1), seen, lines, always, guarded)
         elif line not in ("#pragma once", "// SPDX-License-Identifier: Apache-2.0"):
             lines.append(line)
+    if name in guarded:
+        lines.append(f"#endif  // {guard}")
 
 
 head = ["// SPDX-License-Identifier: Apache-2.0", "#pragma once"]
@@ -56,11 +61,13 @@ core_seen = set()
 core = list(head) + ["// tarn in one file, made by .ci/amalgamate.py from include/tarn. Do not edit."]
 expand("tarn/tarn.hpp", core_seen, core, closure("tarn/tarn.hpp", set(), False))
 files = {"tarn.hpp": core}
-for extra in sorted(p.name for p in (include / "tarn").glob("*.hpp")):
-    if extra in ("tarn.hpp", "version.hpp", "fwd.hpp"):
-        continue
+extras = sorted(p.name for p in (include / "tarn").glob("*.hpp") if p.name not in ("tarn.hpp", "version.hpp", "fwd.hpp"))
+# What two opt-in headers need, and tarn.hpp does not, is in both of them, and read once.
+needs = {extra: closure(f"tarn/{extra}", set(), True) - core_seen for extra in extras}
+shared = {name for extra in extras for name in needs[extra] if sum(name in other for other in needs.values()) > 1}
+for extra in extras:
     lines = list(head) + [f"// tarn/{extra} over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.", '#include "tarn.hpp"']
-    expand(f"tarn/{extra}", set(core_seen), lines, closure(f"tarn/{extra}", set(), False))
+    expand(f"tarn/{extra}", set(core_seen), lines, closure(f"tarn/{extra}", set(), False), shared)
     files[extra] = lines
 
 stale = []

@@ -10,9 +10,11 @@ import tempfile
 root, compiler = pathlib.Path(sys.argv[1]), sys.argv[2]
 subprocess.run([sys.executable, str(root / ".ci" / "amalgamate.py"), "--check"], check=True)
 program = """#include <tarn/tarn.hpp>
+#include <tarn/moving.hpp>
 #include <tarn/pmr.hpp>
 #include <tarn/sim.hpp>
 #include <tarn/stl.hpp>
+#include <tarn/watching.hpp>
 int other();
 int {name}() {{
   auto memory = tarn::host_memory{{}} | tarn::pooled{{}} | tarn::tracked{{}};

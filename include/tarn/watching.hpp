@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Watching memory: who holds what, under which name, since which line; where a device's memory went; snapshots as pages
+// and files. Opt-in: programs that do not look need not compile it. Call stacks are one more: tarn/policy/backtrace.hpp.
+// Above it: user code. Below it: tarn.hpp, policy/watched, report.
+
+#include "tarn/tarn.hpp"
+
+#include "tarn/policy/log_line.hpp"
+#include "tarn/policy/logged.hpp"
+#include "tarn/policy/nvtx_ranged.hpp"
+#include "tarn/policy/tagged.hpp"
+#include "tarn/policy/watched.hpp"
+#include "tarn/raii/line_profile.hpp"
+#include "tarn/report/by_tag.hpp"
+#include "tarn/report/explain_memory.hpp"
+#include "tarn/report/line_profile.hpp"
+#include "tarn/report/save_snapshot.hpp"
+#include "tarn/report/take_snapshot.hpp"
+#include "tarn/report/timeline_html.hpp"
