@@ -21,5 +21,6 @@ struct scene {
 [[nodiscard]] std::span<scene const> owner_scenes();
 [[nodiscard]] std::span<scene const> policy_scenes();
 [[nodiscard]] std::span<scene const> across_scenes();
+[[nodiscard]] std::span<scene const> report_scenes();
 
 }  // namespace tarn_test
