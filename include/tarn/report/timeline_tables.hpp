@@ -5,7 +5,7 @@
 
 namespace tarn::detail {
 
-inline constexpr char page_tables[] = R"js(
+inline constexpr char html_tables[] = R"js(
 // ---- tables
 // A column: {name, value(row), text(row), number, title(row), color(row)}.
 const tables = [];

@@ -65,6 +65,7 @@ def check_shown(b, name, want):
     promise(float(data("tiles", "liveBytes")) == want["live"], f"{name}: the curve goes through what is live", data("tiles", "liveBytes"))
     promise(float(data("moment", "bytes")) == want["peak"], f"{name}: the tables are of the peak at first")
     promise(int(data("map", "blocks")) == want["blocks"], f"{name}: the map has every block", data("map", "blocks"), want)
+    promise(int(data("moment", "blocks")) == want["peak_blocks"], f"{name}: each block of the peak is known", data("moment", "blocks"), want)
     events = "1 event" if want["events"] == 1 else f"{want['events']:,} events"
     promise(events in text("about"), f"{name}: the events are counted", text("about"))
     sum_of_tags = b.run("""[...document.querySelectorAll('#moment-tags tr')].length""")
