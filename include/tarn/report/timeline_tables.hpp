@@ -36,7 +36,7 @@ const makeTable = (id, columns, rows, sortedBy, empty) => {
     const {value} = columns[state.column];
     let chosen = rows.map((_, i) => i);
     if (state.filter) {
-      texts ??= rows.map(textOf);
+      if (!texts) texts = rows.map(textOf);
       chosen = chosen.filter((i) => texts[i].includes(state.filter));
     }
     const keys = rows.map(value);

@@ -119,7 +119,7 @@ def check_keys(b):
     reached = set()
     b.run("document.activeElement.blur(); document.body.focus(); window.scrollTo(0, 0)")
     for _ in range(60):
-        b.key("Tab")
+        b.key("Tab", drawn=False)
         reached.add(b.run("document.activeElement.id || document.activeElement.className"))
     wanted = {"theme-dark", "show-tags", "zoom-in", "chart", "color-tag", "map", "tab-blocks", "filter-blocks", "sort", "scroll"}
     promise(wanted <= reached, "Tab reaches everything", wanted - reached)
@@ -246,8 +246,8 @@ def main():
                     promise(b.run("document.getElementById('axis').hidden"), "a replay has no time to show")
                     promise(f"call {want['peak_call']:,}" in b.run("document.getElementById('moment-about').textContent"),
                             "a replay's peak is at its call", b.run("document.getElementById('moment-about').textContent"))
-                b.run("document.getElementById('show-tags').click(); document.getElementById('show-requested').click()")
-                b.run("for (const by of ['size', 'stream', 'tag', 'use']) document.getElementById('color-' + by).click()")
+                b.run("""document.getElementById('show-tags').click(); document.getElementById('show-requested').click();
+                  for (const by of ['size', 'stream', 'tag', 'use']) document.getElementById('color-' + by).click()""")
                 b.frame()
                 if pictures:
                     for scheme in ("light", "dark"):
