@@ -78,6 +78,8 @@ class tarn_pool {
   [[nodiscard]] usage used() const {
     return {state().reserved_peak, device_.driver_calls(), device_.driver_ns()};
   }
+  /// What snapshots are taken of.
+  [[nodiscard]] auto const& memory() const noexcept { return memory_; }
   /// What the pool knows of itself now.
   [[nodiscard]] pool_state state() const {
     return nearest(memory_, [](auto& layer) -> decltype(layer.state()) { return layer.state(); });
@@ -92,9 +94,9 @@ class tarn_pool {
 
  private:
   using pages = basic_pages<typename Device::driver_type>;
-  using memory = decltype(Recipe::over(std::declval<pages>()));
+  using memory_type = decltype(Recipe::over(std::declval<pages>()));
   Device device_;  // outlives the pool, which counts on it
-  memory memory_;
+  memory_type memory_;
 };
 
 }  // namespace tarn::bench

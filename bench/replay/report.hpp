@@ -2,27 +2,31 @@
 #pragma once
 // A replayed trace as a snapshot that report pages are made of: all its calls, and what the pool held at the peak.
 // Times are the numbers of the trace's calls, from 1. A trace has no tags: a block's tag is the span of sizes it is in.
-// Above it: pools, main. Below it: run, live_segments, tarn/report/snapshot.
+// Above it: pools, main. Below it: run, size_spans, tarn/report/take_snapshot.
 
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "peers/peer.hpp"
-#include "replay/live_segments.hpp"
 #include "replay/progress.hpp"
 #include "replay/run.hpp"
+#include "replay/size_spans.hpp"
 #include "replay/trace.hpp"
-#include "tarn/report/snapshot.hpp"
+#include "tarn/report/lay_over.hpp"
+#include "tarn/report/take_snapshot.hpp"
 
 namespace tarn::bench {
 
-/// A pool that tells at any moment what it holds, and what a request occupies.
+/// A pool that snapshots are taken of.
 template <class P>
 concept inspected_peer = peer<P> && requires(P const& seen, std::size_t bytes) {
+  take_snapshot(seen.memory());
   { seen.state() } -> std::same_as<pool_state>;
   { seen.block_bytes(bytes) } -> std::same_as<std::size_t>;
 };
@@ -43,6 +47,13 @@ template <inspected_peer P>
   return peak;
 }
 
+template <class F>
+void for_each_block(snapshot& s, F f) {
+  for (snapshot_segment& segment : s.segments) {
+    for (snapshot_block& b : segment.blocks) f(b);
+  }
+}
+
 /// Adds one event to a tag's numbers.
 inline void count_tag(watched_tag& tag, snapshot_event const& e) {
   if (e.kind == snapshot_event_kind::allocate) {
@@ -56,6 +67,31 @@ inline void count_tag(watched_tag& tag, snapshot_event const& e) {
     tag.requested -= e.requested;
     --tag.blocks;
   }
+}
+
+/// What the pool holds now, its blocks told as the trace tells them: requested bytes, the trace's streams, tags by size.
+template <inspected_peer P>
+[[nodiscard]] snapshot held_by(P const& pool, std::vector<watched_block> live) {
+  snapshot s = take_snapshot(pool.memory());
+  std::erase_if(live, [](watched_block const& b) { return b.address == 0; });
+  std::sort(live.begin(), live.end(), [](auto const& a, auto const& b) { return a.address < b.address; });
+  // Cached blocks keep the device's identity of their stream: it is learned from those that are live.
+  std::map<stream_id, stream_id> number_of;
+  for_each_block(s, [&](snapshot_block& b) {
+    auto const found =
+        std::lower_bound(live.begin(), live.end(), b.address,
+                         [](watched_block const& w, std::uintptr_t at) { return w.address < at; });
+    if (b.use == block_use::live && found != live.end() && found->address == b.address) {
+      number_of[b.stream] = found->stream;
+    }
+  });
+  tarn::detail::lay_over(s.segments, live);
+  for_each_block(s, [&](snapshot_block& b) {
+    auto const found = number_of.find(b.stream);
+    if (b.use != block_use::live && found != number_of.end()) b.stream = found->second;
+  });
+  for (snapshot_segment& segment : s.segments) segment.stream = tarn::detail::stream_of(segment);
+  return s;
 }
 
 }  // namespace detail
@@ -73,15 +109,14 @@ template <inspected_peer P>
   for (std::size_t i = 0; i < std::size(size_spans); ++i) s.tags[i + 1].name = size_spans[i].name;
   P pool(made_for);
   s.now_ns = detail::peak_of(t, pool);
-  if (t.events.empty()) s.pool = pool.state();
-  std::vector<snapshot_block> live(t.slots);  // address 0: not live
+  std::vector<watched_block> live(t.slots);  // address 0: not live
   std::vector<watched_tag> at_peak = s.tags;
   line.begin(t.name + ", " + std::string(P::name) + ", report");
   std::size_t reserved = 0;
   for (std::size_t i = 0; i < t.events.size(); ++i) {
     if (i % detail::chunk_events == 0) line.show(i, t.events.size());
     event const& e = t.events[i];
-    snapshot_block& block = live[e.slot];
+    watched_block& block = live[e.slot];
     snapshot_event seen;
     seen.time_ns = i + 1;
     seen.requested = static_cast<std::size_t>(e.bytes);
@@ -92,7 +127,7 @@ template <inspected_peer P>
       std::uint64_t refused = 0;
       seen.address = reinterpret_cast<std::uintptr_t>(detail::request(pool, e, refused));
       if (refused != 0) seen.kind = snapshot_event_kind::refused;
-      block = {seen.address, seen.bytes, seen.requested, block_use::live, seen.stream, seen.tag, 0, i + 1};
+      block = {seen.address, seen.requested, seen.bytes, seen.stream, seen.tag, 0, i + 1};
     } else {
       seen.kind = snapshot_event_kind::free;
       seen.address = block.address;
@@ -111,8 +146,9 @@ template <inspected_peer P>
     if (seen.address != 0) detail::count_tag(s.tags[seen.tag], seen);
     if (seen.address != 0 || seen.kind == snapshot_event_kind::refused) s.events.push_back(seen);
     if (i + 1 == s.now_ns) {
-      s.pool = state;
-      s.segments = live_segments(live);
+      snapshot held = detail::held_by(pool, live);
+      s.pool = held.pool;
+      s.segments = std::move(held.segments);
       at_peak = s.tags;
     }
   }

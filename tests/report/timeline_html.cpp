@@ -12,6 +12,10 @@
 
 #include "catch.hpp"
 #include "report/page_reader.hpp"
+#include "tarn/policy/watched.hpp"
+#include "tarn/report/take_snapshot.hpp"
+#include "tarn/sim.hpp"
+#include "tarn/tarn.hpp"
 
 using namespace tarn;
 
@@ -154,13 +158,49 @@ TEST_CASE("a page carries every event and block of its snapshot, to the last bit
   }
 }
 
-TEST_CASE("numbers of any size survive the page", "[report][timeline_html][page_numbers]") {
+TEST_CASE("what a watched pool holds and did is on its page", "[report][timeline_html]") {
+  sim_machine machine{sim_options{.backing = sim_backing::address_only}};
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{.history = 100};
+  remember_growth(memory);
+  void* const kept = memory.allocate({}, 5'000'000);
+  memory.deallocate({}, memory.allocate({}, 3000), 3000);
+  snapshot const s = take_snapshot(memory);
+  snapshot const read = tarn_test::read_page(page_of(s));
+  REQUIRE(read.segments.size() == s.segments.size());
+  for (std::size_t i = 0; i < s.segments.size(); ++i) CHECK(same(read.segments[i], s.segments[i]));
+  REQUIRE(read.events.size() == s.events.size());
+  for (std::size_t i = 0; i < s.events.size(); ++i) CHECK(same(read.events[i], s.events[i]));
+  CHECK(s.events.size() >= 4);
+  memory.deallocate({}, kept, 5'000'000);
+}
+
+TEST_CASE("an address that is used again and freed twice is told as it was",
+          "[report][timeline_html][html_data]") {
+  snapshot s;
+  s.tags.resize(1);
+  s.places.resize(1);
+  using kind = snapshot_event_kind;
+  for (kind const k : {kind::free, kind::allocate, kind::free, kind::free, kind::allocate, kind::free}) {
+    snapshot_event e;
+    e.kind = k;
+    e.address = 0x7000;
+    e.bytes = 512 * (1 + s.events.size() / 2);  // each allocation's own size; the frees that match none, too
+    e.requested = e.bytes;
+    s.events.push_back(e);
+  }
+  s.events[2].bytes = s.events[2].requested = s.events[1].bytes;
+  s.events[5].bytes = s.events[5].requested = s.events[4].bytes;
+  snapshot const read = tarn_test::read_page(page_of(s));
+  for (std::size_t i = 0; i < s.events.size(); ++i) CHECK(same(read.events.at(i), s.events[i]));
+}
+
+TEST_CASE("numbers of any size survive the page", "[report][timeline_html][html_numbers]") {
   std::uint64_t const most = std::numeric_limits<std::uint64_t>::max();
   std::vector<std::uint64_t> const all{0, 1, 127, 128, 16'383, 16'384, 1ULL << 53U, most, 0, most - 1};
   for (std::size_t n = 0; n <= all.size(); ++n) {  // each length of the last group of three bytes
     std::ostringstream out;
     out << "id=\"x\">";
-    detail::page_numbers numbers(out);
+    detail::html_numbers numbers(out);
     std::uint64_t before = 1000;
     for (std::size_t i = 0; i < n; ++i) {
       numbers.add(all[i]);
@@ -265,7 +305,7 @@ TEST_CASE("a page that does not fit is told by its stream, wherever it ends", "[
   CHECK(out.good());
 }
 
-TEST_CASE("a program that repeats its sizes takes few bytes an event", "[report][timeline_html][page_data]") {
+TEST_CASE("a program that repeats its sizes takes few bytes an event", "[report][timeline_html][html_data]") {
   snapshot s;
   s.tags.resize(1);
   s.places.resize(1);

@@ -5,7 +5,7 @@
 
 namespace tarn::detail {
 
-inline constexpr char page_chart[] = R"js(
+inline constexpr char html_chart[] = R"js(
 // ---- the timeline
 const chart = byId('chart'), overview = byId('overview');
 const margin = {left: 72, right: 14, top: 26, bottom: 26};

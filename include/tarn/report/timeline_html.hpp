@@ -2,13 +2,13 @@
 #pragma once
 // A snapshot as one HTML file that needs nothing else: live and reserved bytes over time with the peak and what made it
 // up, a map of the addresses, tables. It loads nothing from anywhere; its own policy (CSP) forbids it to.
-// Above it: user code, tarn_replay. Below it: page_data, the page's parts.
+// Above it: user code, tarn_replay. Below it: html_data, the page's parts.
 
 #include <cstdint>
 #include <ostream>
 #include <string>
 
-#include "tarn/report/page_data.hpp"
+#include "tarn/report/html_data.hpp"
 #include "tarn/report/script_text.hpp"
 #include "tarn/report/snapshot.hpp"
 #include "tarn/report/timeline_chart.hpp"
@@ -37,7 +37,7 @@ struct timeline_html_options {
 namespace detail {
 
 /// All that is not columns of numbers, as JSON.
-[[nodiscard]] inline std::string page_info(snapshot const& s, page_data const& data, time_axis time) {
+[[nodiscard]] inline std::string html_info(snapshot const& s, html_data const& data, time_axis time) {
   std::string json = "{\"format\":1";
   auto const number = [&](char const* name, std::uint64_t value) {
     json.append(",\"").append(name).append("\":").append(std::to_string(value));
@@ -57,6 +57,7 @@ namespace detail {
   json.append(",\"device\":").append(std::to_string(s.device));
   json.append(",\"clock\":").append(time == time_axis::calls ? "\"calls\"" : "\"time\"");
   json.append(",\"base\":\"").append(std::to_string(data.base())).append("\"");
+  json.append(",\"nullStream\":\"").append(std::to_string(s.null_stream)).append("\"");
   number("shift", data.shift());
   number("started", s.started_ns);
   number("now", s.now_ns);
@@ -129,13 +130,13 @@ namespace detail {
 /// Looks at `s` only. O(events + blocks), 1,000,000 events in some 0.6 s; beside the snapshot it holds a few words for
 /// each block that is live at a time and each distinct (bytes, requested, stream, tag, place).
 inline void write_timeline_html(std::ostream& out, snapshot const& s, timeline_html_options options = {}) {
-  std::string head = detail::page_head;
+  std::string head = detail::html_head;
   detail::add_html_text(head, s.title);
-  out << head << "</title>\n<style>" << detail::page_style;
-  out << "@media (prefers-color-scheme: dark) {\n:root:not([data-theme=light]) {" << detail::page_dark
+  out << head << "</title>\n<style>" << detail::html_style;
+  out << "@media (prefers-color-scheme: dark) {\n:root:not([data-theme=light]) {" << detail::html_dark
       << "}\n}\n";
-  out << ":root[data-theme=dark] {" << detail::page_dark << "}\n</style>\n" << detail::page_body;
-  detail::page_data data(s);
+  out << ":root[data-theme=dark] {" << detail::html_dark << "}\n</style>\n" << detail::html_body;
+  detail::html_data data(s);
   out << "<script type=\"text/plain\" id=\"tarn-events\">";
   data.write_events(out);
   out << "</script>\n<script type=\"text/plain\" id=\"tarn-blocks\">";
@@ -143,9 +144,9 @@ inline void write_timeline_html(std::ostream& out, snapshot const& s, timeline_h
   out << "</script>\n<script type=\"text/plain\" id=\"tarn-shapes\">";
   data.write_shapes(out);
   out << "</script>\n<script type=\"application/json\" id=\"tarn-info\">";
-  out << detail::page_info(s, data, options.time) << "</script>\n<script>\n(() => {\n'use strict';\n";
-  out << detail::page_model << detail::page_words << detail::page_chart << detail::page_chart_input
-      << detail::page_moment << detail::page_map << detail::page_tables << detail::page_start;
+  out << detail::html_info(s, data, options.time) << "</script>\n<script>\n(() => {\n'use strict';\n";
+  out << detail::html_model << detail::html_words << detail::html_chart << detail::html_chart_input
+      << detail::html_moment << detail::html_map << detail::html_tables << detail::html_start;
   out << "})();\n</script>\n</body>\n</html>\n";
 }
 

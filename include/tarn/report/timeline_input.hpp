@@ -5,7 +5,7 @@
 
 namespace tarn::detail {
 
-inline constexpr char page_chart_input[] = R"js(
+inline constexpr char html_chart_input[] = R"js(
 // ---- the timeline's readout and input
 const readout = byId('chart-readout'), spoken = byId('spoken');
 const eventText = (i) => {

@@ -6,7 +6,7 @@
 
 namespace tarn::detail {
 
-inline constexpr char page_map[] = R"js(
+inline constexpr char html_map[] = R"js(
 // ---- the map
 const map = byId('map'), scroller = byId('map-scroll'), spacer = byId('map-space'), mapReadout = byId('map-readout');
 const {segments, blocks} = model;

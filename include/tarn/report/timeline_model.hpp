@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The page's model: reads the numbers that page_data wrote, makes the curves, and answers what was live when.
+// The page's model: reads the numbers that html_data wrote, makes the curves, and answers what was live when.
 // Above it: timeline_html. Below it: nothing; the elements that it names are in timeline_page.
 
 namespace tarn::detail {
 
-inline constexpr char page_model[] = R"js(
+inline constexpr char html_model[] = R"js(
 // ---- reading
 const byId = (id) => document.getElementById(id);
 const info = JSON.parse(byId('tarn-info').textContent);
@@ -165,12 +165,14 @@ const makeModel = () => {
     const p = events.partner[i];
     if (i < known && events.kind[i] === allocated && (p === none || p >= known)) placed.set(events.address[i], i);
   }
+  // A block that nobody watched is counted as it is: what was asked for is not known.
+  const asked = (shape) => shapes.requested[shape] || shapes.bytes[shape];
   let liveNow = 0, requestedNow = 0;
   for (let b = 0; b < blocks.count; ++b) {
     if (blocks.use[b] !== 0) continue;
     const shape = blocks.shape[b], address = blocks.address[b];
     liveNow += shapes.bytes[shape];
-    requestedNow += shapes.requested[shape];
+    requestedNow += asked(shape);
     if (placed.has(address)) continue;
     const later = freedLater.get(address);
     freedLater.delete(address);
@@ -183,14 +185,14 @@ const makeModel = () => {
   let reservations = 0;
   for (const block of older) {
     live[0] += shapes.bytes[block.shape];
-    requested[0] += shapes.requested[block.shape];
+    requested[0] += asked(block.shape);
   }
   for (let i = 0; i < n; ++i) {
     const shape = events.shape[i], kind = events.kind[i];
     const blockSign = kind === allocated ? 1 : kind === freed ? -1 : 0;
     const poolSign = kind === reserving ? 1 : kind === releasing ? -1 : 0;
     live[i + 1] = live[i] + blockSign * shapes.bytes[shape];
-    requested[i + 1] = requested[i] + blockSign * shapes.requested[shape];
+    requested[i + 1] = requested[i] + blockSign * asked(shape);
     reserved[i + 1] = reserved[i] + poolSign * shapes.bytes[shape];
     reservations += poolSign * poolSign;
   }

@@ -5,7 +5,7 @@
 
 namespace tarn::detail {
 
-inline constexpr char page_moment[] = R"js(
+inline constexpr char html_moment[] = R"js(
 // ---- what was live at the moment
 const mostShown = 10;
 const barRow = (color, name, title, bytes, of, blocks) => make('tr', {},

@@ -5,7 +5,7 @@
 
 namespace tarn::detail {
 
-inline constexpr char page_head[] = R"html(<!doctype html>
+inline constexpr char html_head[] = R"html(<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -17,7 +17,7 @@ inline constexpr char page_head[] = R"html(<!doctype html>
 <link rel="icon" href="data:,">
 <title>)html";
 
-inline constexpr char page_body[] = R"html(</head>
+inline constexpr char html_body[] = R"html(</head>
 <body>
 <a class="skip" href="#over-time">Skip to the timeline</a>
 <div id="main">

@@ -5,7 +5,7 @@
 
 namespace tarn::detail {
 
-inline constexpr char page_start[] = R"js(
+inline constexpr char html_start[] = R"js(
 // ---- the numbers on top
 const tile = (name, value, about, exact) => make('div', {}, make('dt', {}, name),
   make('dd', {class: 'value', title: exact === undefined ? undefined : `${grouped(exact)} bytes`}, value),

@@ -6,7 +6,7 @@
 namespace tarn::detail {
 
 /// The dark colours: for a system that is dark, unless light is chosen, and where dark is chosen.
-inline constexpr char page_dark[] = R"css(
+inline constexpr char html_dark[] = R"css(
   color-scheme: dark;
   --page: #101214; --surface: #191c20; --ink: #eceff2; --soft: #a2abb5; --line: #2a2f35; --edge: #363c43;
   --hover: #23282d; --focus: #7db1ff; --chosen: #eceff2; --on-chosen: #15191e;
@@ -18,7 +18,7 @@ inline constexpr char page_dark[] = R"css(
   --s0: #1e3a5f; --s1: #26507f; --s2: #2f69a8; --s3: #4285ce; --s4: #66a3e8; --s5: #97c3f5; --s6: #cfe3fc;
 )css";
 
-inline constexpr char page_style[] = R"css(
+inline constexpr char html_style[] = R"css(
 :root {
   color-scheme: light;
   --page: #f4f5f6; --surface: #ffffff; --ink: #15191e; --soft: #59626d; --line: #e3e6e9; --edge: #d5d9de;

@@ -5,7 +5,7 @@
 
 namespace tarn::detail {
 
-inline constexpr char page_tables[] = R"js(
+inline constexpr char html_tables[] = R"js(
 // ---- tables
 // A column: {name, value(row), text(row), number, title(row), color(row)}.
 const tables = [];
@@ -36,7 +36,7 @@ const makeTable = (id, columns, rows, sortedBy, empty) => {
     const {value} = columns[state.column];
     let chosen = rows.map((_, i) => i);
     if (state.filter) {
-      texts ??= rows.map(textOf);
+      if (!texts) texts = rows.map(textOf);
       chosen = chosen.filter((i) => texts[i].includes(state.filter));
     }
     const keys = rows.map(value);

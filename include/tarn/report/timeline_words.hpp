@@ -5,7 +5,7 @@
 
 namespace tarn::detail {
 
-inline constexpr char page_words[] = R"js(
+inline constexpr char html_words[] = R"js(
 // ---- words
 const grouped = (n) => Math.round(n).toLocaleString('en-US');
 const inBytes = (n) => {
@@ -37,7 +37,10 @@ const percent = (part, of) => {
 const counted = (n, one, many = one + 's') => `${grouped(n)} ${n === 1 ? one : many}`;
 const base = BigInt(info.base);
 const addressText = (distance) => distance === none ? '' : '0x' + (base + BigInt(distance)).toString(16);
-const streamText = (index) => info.streams[index] ?? '0';
+const streamText = (index) => {
+  const id = info.streams[index] ?? '0';
+  return id !== '0' && id === info.nullStream ? `${id} (default)` : id;
+};
 const tagText = (tag) => info.tags[tag]?.name || 'untagged';
 const fileName = (path) => path.split(/[\\/]/).pop();
 const placeText = (place) => {

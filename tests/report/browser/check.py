@@ -65,6 +65,7 @@ def check_shown(b, name, want):
     promise(float(data("tiles", "liveBytes")) == want["live"], f"{name}: the curve goes through what is live", data("tiles", "liveBytes"))
     promise(float(data("moment", "bytes")) == want["peak"], f"{name}: the tables are of the peak at first")
     promise(int(data("map", "blocks")) == want["blocks"], f"{name}: the map has every block", data("map", "blocks"), want)
+    promise(int(data("moment", "blocks")) == want["peak_blocks"], f"{name}: each block of the peak is known", data("moment", "blocks"), want)
     events = "1 event" if want["events"] == 1 else f"{want['events']:,} events"
     promise(events in text("about"), f"{name}: the events are counted", text("about"))
     sum_of_tags = b.run("""[...document.querySelectorAll('#moment-tags tr')].length""")
@@ -118,7 +119,7 @@ def check_keys(b):
     reached = set()
     b.run("document.activeElement.blur(); document.body.focus(); window.scrollTo(0, 0)")
     for _ in range(60):
-        b.key("Tab")
+        b.key("Tab", drawn=False)
         reached.add(b.run("document.activeElement.id || document.activeElement.className"))
     wanted = {"theme-dark", "show-tags", "zoom-in", "chart", "color-tag", "map", "tab-blocks", "filter-blocks", "sort", "scroll"}
     promise(wanted <= reached, "Tab reaches everything", wanted - reached)
@@ -245,8 +246,8 @@ def main():
                     promise(b.run("document.getElementById('axis').hidden"), "a replay has no time to show")
                     promise(f"call {want['peak_call']:,}" in b.run("document.getElementById('moment-about').textContent"),
                             "a replay's peak is at its call", b.run("document.getElementById('moment-about').textContent"))
-                b.run("document.getElementById('show-tags').click(); document.getElementById('show-requested').click()")
-                b.run("for (const by of ['size', 'stream', 'tag', 'use']) document.getElementById('color-' + by).click()")
+                b.run("""document.getElementById('show-tags').click(); document.getElementById('show-requested').click();
+                  for (const by of ['size', 'stream', 'tag', 'use']) document.getElementById('color-' + by).click()""")
                 b.frame()
                 if pictures:
                     for scheme in ("light", "dark"):

@@ -122,17 +122,17 @@ class Browser:
     def prefer(self, **features):
         self.call("Emulation.setEmulatedMedia", features=[{"name": k.replace("_", "-"), "value": v} for k, v in features.items()])
 
-    def key(self, key, code=0, text=None, shift=False):
+    def key(self, key, shift=False, drawn=True):
         codes = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Home": 36, "End": 35, "Tab": 9,
-                 "PageUp": 33, "PageDown": 34, "Enter": 13}
-        code = code or codes.get(key, ord(key[0].upper()))
-        text = text if text is not None else (key if len(key) == 1 else "\r" if key == "Enter" else None)
+                 "PageUp": 33, "PageDown": 34}
+        code, text = codes.get(key, ord(key[0].upper())), key if len(key) == 1 else None
         down = {"type": "keyDown", "key": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
         if text:
             down["text"] = text
         self.call("Input.dispatchKeyEvent", **down)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
-        self.frame()
+        if drawn:
+            self.frame()
 
     def type(self, text):
         self.call("Input.insertText", text=text)

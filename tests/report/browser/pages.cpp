@@ -25,7 +25,7 @@ struct story {
   snapshot s;
   std::vector<snapshot_block> blocks;  // live or freed since; use cached: freed
   std::uint64_t time = 1'000;
-  std::size_t live = 0, peak = 0, peak_call = 0, live_blocks = 0;
+  std::size_t live = 0, peak = 0, peak_call = 0, peak_blocks = 0, live_blocks = 0;
   std::uintptr_t next = first_address;
 
   story(std::string title, std::vector<std::string> const& tags) {
@@ -57,6 +57,7 @@ struct story {
     if (live > peak) {
       peak = live;
       peak_call = s.events.size();
+      peak_blocks = live_blocks;
     }
     watched_tag& t = s.tags[tag];
     t.bytes += bytes;
@@ -144,8 +145,9 @@ void write(std::string const& path, story const& t, time_axis time, std::ostream
   std::size_t blocks = 0;
   for (snapshot_segment const& segment : t.s.segments) blocks += segment.blocks.size();
   expected << (expected.tellp() > 2 ? ",\n" : "") << "\"" << name << "\": {\"peak\": " << t.peak
-           << ", \"peak_call\": " << t.peak_call << ", \"blocks\": " << blocks
-           << ", \"live\": " << t.s.pool.live << ", \"events\": " << t.s.events.size() << "}";
+           << ", \"peak_call\": " << t.peak_call << ", \"peak_blocks\": " << t.peak_blocks
+           << ", \"blocks\": " << blocks << ", \"live\": " << t.s.pool.live
+           << ", \"events\": " << t.s.events.size() << "}";
 }
 
 /// The first `count` events are not kept, as by a full ring.
@@ -193,7 +195,16 @@ void write_all(std::string const& folder) {
   quiet.s.events.clear();
   quiet.peak = quiet.live;
   quiet.peak_call = 0;
+  quiet.peak_blocks = quiet.live_blocks;
   write(folder, quiet, time_axis::nanoseconds, expected, "no_events");
+
+  // No segments, and a pool that held something before it was watched: the curve is drawn above that.
+  story watched("watched from the middle on", {"untagged"});
+  watched.release(watched.allocate(3 * mib, 0, 0));
+  watched.s.pool.live = 100 * mib;
+  watched.peak += 100 * mib;
+  watched.s.now_ns = watched.time;
+  write(folder, watched, time_axis::nanoseconds, expected, "watched");
 
   // All at one moment, and a peak that lasts one event of very many.
   story spike("one event high", {"untagged", "large"});

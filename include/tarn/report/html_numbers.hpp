@@ -2,7 +2,7 @@
 #pragma once
 // Numbers as a page carries them: bytes of seven bits each, least first, the top bit saying that more follow (LEB128);
 // the bytes in base64, whose letters are plain text to HTML. An event takes 4 to 8 characters where JSON takes 100.
-// Above it: page_data. Below it: nothing.
+// Above it: html_data. Below it: nothing.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,11 +12,11 @@
 namespace tarn::detail {
 
 /// Writes numbers to a stream as they come; keeps 4 KiB. Call finish() last.
-class page_numbers {
+class html_numbers {
  public:
-  explicit page_numbers(std::ostream& out) noexcept : out_(out) {}
-  page_numbers(page_numbers const&) = delete;
-  page_numbers& operator=(page_numbers const&) = delete;
+  explicit html_numbers(std::ostream& out) noexcept : out_(out) {}
+  html_numbers(html_numbers const&) = delete;
+  html_numbers& operator=(html_numbers const&) = delete;
 
   void add(std::uint64_t number) {
     for (; number > 127; number >>= 7U) add_byte(static_cast<std::uint8_t>(number | 128U));

@@ -9,7 +9,7 @@
 //            shape << 3 | gap << 2 | use, where there is a gap before it the step over that, and the step of the time
 //
 // Addresses are counted from the lowest, in units of what all are aligned to; 0 is none.
-// Above it: timeline_html. Below it: page_numbers, snapshot.
+// Above it: timeline_html. Below it: html_numbers, snapshot.
 
 #include <algorithm>
 #include <bit>
@@ -20,23 +20,23 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tarn/report/page_numbers.hpp"
+#include "tarn/report/html_numbers.hpp"
 #include "tarn/report/snapshot.hpp"
 
 namespace tarn::detail {
 
 /// What many blocks have in common.
-struct page_shape {
+struct html_shape {
   std::uint64_t bytes = 0;
   std::uint64_t requested = 0;
-  std::uint32_t stream = 0;  ///< index into page_data::streams()
+  std::uint32_t stream = 0;  ///< index into html_data::streams()
   std::uint32_t tag = 0;
   std::uint32_t place = 0;
-  friend bool operator==(page_shape const&, page_shape const&) = default;
+  friend bool operator==(html_shape const&, html_shape const&) = default;
 };
 
-struct page_shape_hash {
-  std::size_t operator()(page_shape const& s) const noexcept {
+struct html_shape_hash {
+  std::size_t operator()(html_shape const& s) const noexcept {
     std::size_t h = 0;
     for (std::uint64_t const part :
          {s.bytes, s.requested, std::uint64_t{s.stream}, std::uint64_t{s.tag}, std::uint64_t{s.place}}) {
@@ -48,10 +48,11 @@ struct page_shape_hash {
 };
 
 /// Writes the parts of one snapshot, events and blocks first: they find the shapes and streams.
-class page_data {
+class html_data {
  public:
-  explicit page_data(snapshot const& of) : of_(of) {
-    for_each_address([&](std::uintptr_t address) { base_ = base_ == 0 ? address : std::min(base_, address); });
+  explicit html_data(snapshot const& of) : of_(of) {
+    for_each_address(
+        [&](std::uintptr_t address) { base_ = base_ == 0 ? address : std::min(base_, address); });
     std::uintptr_t bits = 0;
     for_each_address([&](std::uintptr_t address) { bits |= address - base_; });
     shift_ = bits == 0 ? 0 : static_cast<unsigned>(std::countr_zero(bits));
@@ -61,7 +62,7 @@ class page_data {
   enum class code : std::uint8_t { allocate, free, free_elsewhere, free_unlisted, refused, reserve, release };
 
   void write_events(std::ostream& out) {
-    page_numbers numbers(out);
+    html_numbers numbers(out);
     std::unordered_map<std::uintptr_t, std::size_t> live;  // address to the event that allocated it
     std::uint64_t address = 0, time = 0;
     for (std::size_t i = 0; i < of_.events.size(); ++i) {
@@ -88,7 +89,7 @@ class page_data {
   }
 
   void write_blocks(std::ostream& out) {
-    page_numbers numbers(out);
+    html_numbers numbers(out);
     std::uint64_t address = 0, time = 0;
     for (snapshot_segment const& s : of_.segments) {
       numbers.add_step(address, units(s.address));
@@ -113,8 +114,8 @@ class page_data {
   }
 
   void write_shapes(std::ostream& out) const {
-    page_numbers numbers(out);
-    for (page_shape const& s : shapes_) {
+    html_numbers numbers(out);
+    for (html_shape const& s : shapes_) {
       for (std::uint64_t const part : {s.bytes, s.requested}) numbers.add(part);
       for (std::uint32_t const part : {s.stream, s.tag, s.place}) numbers.add(part);
     }
@@ -162,7 +163,7 @@ class page_data {
   std::uint32_t shape_index(std::uint64_t bytes, std::uint64_t requested, stream_id stream, std::uint32_t tag,
                             std::uint32_t place) {
     // An index that names nothing must not make the page fail: it is the one for "not known".
-    page_shape const shape{bytes, requested, stream_index(stream), tag < of_.tags.size() ? tag : 0,
+    html_shape const shape{bytes, requested, stream_index(stream), tag < of_.tags.size() ? tag : 0,
                            place < of_.places.size() ? place : 0};
     auto const [at, added] = shape_at_.try_emplace(shape, static_cast<std::uint32_t>(shapes_.size()));
     if (added) shapes_.push_back(shape);
@@ -172,8 +173,8 @@ class page_data {
   snapshot const& of_;
   std::uintptr_t base_ = 0;
   unsigned shift_ = 0;
-  std::vector<page_shape> shapes_;
-  std::unordered_map<page_shape, std::uint32_t, page_shape_hash> shape_at_;
+  std::vector<html_shape> shapes_;
+  std::unordered_map<html_shape, std::uint32_t, html_shape_hash> shape_at_;
   std::vector<stream_id> streams_;
   std::unordered_map<stream_id, std::uint32_t> stream_at_;
 };
