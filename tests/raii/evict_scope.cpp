@@ -90,7 +90,7 @@ struct misuse_watch {
 
 TEST_CASE("evicted buffers come back with their elements, under any schedule",
           "[raii][evict_scope][stream]") {
-  for (std::uint64_t const seed : {0, 1, 2, 3, 4, 5}) {
+  for (unsigned const seed : {0U, 1U, 2U, 3U, 4U, 5U}) {
     watched_machine const t(seed);
     auto const memory = t.pool();
     auto const pinned = t.pinned();

@@ -14,7 +14,7 @@ using tarn_test::kept_memory;
 using tarn_test::watched_machine;
 
 TEST_CASE("memory is retired behind its last user, under any schedule", "[raii][retire][stream]") {
-  for (std::uint64_t const seed : {0, 1, 2, 3}) {
+  for (unsigned const seed : {0U, 1U, 2U, 3U}) {
     watched_machine const t(seed);
     tarn_test::retire_contract(t.pool(), t.pinned(), t.busy());
     CHECK(t.machine.findings().empty());

@@ -34,7 +34,7 @@ struct misuse_watch {
 
 TEST_CASE("temporaries of a scratch are ordered by its stream, under any schedule",
           "[raii][scratch][stream]") {
-  for (std::uint64_t const seed : {0, 1, 2, 3}) {
+  for (unsigned const seed : {0U, 1U, 2U, 3U}) {
     watched_machine const t(seed);
     tarn_test::scratch_contract(t.pool(), t.busy());
     REQUIRE(t.machine.driver().synchronize_device().ok());
