@@ -42,9 +42,12 @@ def main():
         expect("of a line that was cut off, the lines before it count", len(results.replay(folder)) == 2)
         expect("a row without a figure is read", len(results.hot_paths(folder)) == 1)
         expect("broken instruction counts are none", results.instructions(folder) == {})
+        (folder / "moving.jsonl").write_text(json.dumps({"work": "to the device", "way": "pinned", "device": "cuda", "unit": "GB/s",
+                                                         "value": 54.2, "of_reference": 0.98, **CONTEXT}) + '\n{"work": "pin", "way"')
         summary.summary(folder)
         text = (folder / "summary.txt").read_text()
         expect("the summary says where and of what", "GPU, driver 1.2, 2026-01-02, commit abc" in text)
+        expect("the summary says how fast memory moves", "to the device: pinned" in text and "0.980" in text)
         lines, used = summary.readme_replay(results.replay(folder))
         expect("a conversion is told beside a copy", "convert/a/b  3,000  4,000   0.75" in text and "peer_copy" not in text)
         expect("the README compares rows of both allocators", len(lines) == 2 and len(used) == 2 and lines[1][-3] == "0.50")

@@ -91,6 +91,10 @@ def survival(results):
     return sorted(rows, key=lambda row: (in_order(POOLS).index(row["pool"]) if row["pool"] in POOLS else len(POOLS)))
 
 
+def moving(results=RESULTS):
+    return read(results, "moving", ("work", "way", "device"))
+
+
 def instructions(results=RESULTS):
     try:
         return json.loads((pathlib.Path(results) / "instructions.json").read_text())

@@ -141,6 +141,12 @@ def summary(folder):
     capped = results.survival(folder)
     for device in distinct(row["device"] for row in capped):
         parts.append(f"Survival on {device}\n" + table(survivors(capped, device)) + "\n")
+    moved = [row for row in results.moving(folder) if "value" in row]
+    if moved:
+        of_reference = lambda row: f"{row['of_reference']:.3f}" if "of_reference" in row else ""
+        parts.append("Moving memory: medians; the last column is beside the plain pinned copy of the same run\n" + table(
+            [["", "", "", "of plain"]] + [[f"{row['work']}: {row['way']}", number(row["value"], 2 if row["value"] < 100 else 0),
+                                           row["unit"], of_reference(row)] for row in moved]) + "\n")
     counted = results.instructions(folder)
     if counted.get("pairs"):
         parts.append(f"Instructions of an allocate+free pair ({counted.get('how', '')})\n" +

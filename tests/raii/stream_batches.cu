@@ -3,9 +3,11 @@
 
 #include "tarn/raii/stream_batches.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "catch.hpp"
 #include "contract/cuda_device.hpp"
@@ -97,10 +99,13 @@ TEST_CASE("copies and work of the same length overlap on CUDA", "[raii][stream_b
   };
   double const copies = time_of([](auto const&) {});
   auto const each = static_cast<unsigned long long>(copies / batches * 1e6);  // nanoseconds
-  double const both = time_of([&](auto const&) {
-    tarn_test::spin<<<1, 1, 0, stream.ref().get()>>>(each);
-    CHECK(cudaGetLastError() == cudaSuccess);
-  });
+  double both = copies * 2;
+  for (int i = 0; i < 3 && both >= 1.5 * copies; ++i) {  // others may use the machine
+    both = std::min(both, time_of([&](auto const&) {
+                      tarn_test::spin<<<1, 1, 0, stream.ref().get()>>>(each);
+                      CHECK(cudaGetLastError() == cudaSuccess);
+                    }));
+  }
   INFO("copies " << copies << " ms, with work of the same length " << both << " ms");
   CHECK(both < 1.5 * copies);  // 2 in turn; the first copy and the last work overlap with nothing
 }

@@ -56,9 +56,7 @@ class batch_collector {
       return *this;
     }
     void operator++(int) { ++*this; }
-    friend bool operator==(iterator const& it, std::default_sentinel_t) noexcept {
-      return it.is_over();
-    }
+    friend bool operator==(iterator const& it, std::default_sentinel_t) noexcept { return it.is_over(); }
 
    private:
     friend class batch_collector;

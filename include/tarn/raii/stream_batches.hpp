@@ -74,9 +74,7 @@ class batch_stream {
       return *this;
     }
     void operator++(int) { ++*this; }
-    friend bool operator==(iterator const& it, std::default_sentinel_t) noexcept {
-      return it.is_over();
-    }
+    friend bool operator==(iterator const& it, std::default_sentinel_t) noexcept { return it.is_over(); }
 
    private:
     friend class batch_stream;
@@ -244,9 +242,10 @@ class batch_stream {
 ///                 generate<T>(callable); it outlives the loop
 /// @param memory   the device slots come from it, in the order of `stream`
 /// @param pinned   the slots that a source which is not pinned is staged in come from it: best a pool, kept over several loops;
-///                 by default pinned memory of the driver's own, some 450 ms per GiB at each loop
-/// Leave the loop at any time, by exceptions too: destruction waits for the copies under way, nothing leaks. What a source or
-/// generator throws comes out of the loop in place of its batch, whichever thread met it; then the range may only be destroyed.
+///                 by default pinned memory of the driver's own: some 450 ms per GiB at each loop, and freeing it stops the device
+/// Leave the loop at any time, by exceptions too: destruction waits on the host for the copies under way, and so for the body's
+/// work on the batches that they replace; nothing leaks. What a source or generator throws comes out of the loop in place of
+/// its batch, whichever thread met it; then the range may only be destroyed.
 /// @throws bad_batch  options that cannot be met; misuse  `stream` is being captured; out_of_memory, cuda_error,
 ///                    std::system_error (no thread)
 /// The host waits for a pinned slot to be filled or copied, and for nothing else; from pinned memory it never waits. Five driver
