@@ -44,7 +44,7 @@ struct cuda_conversion {
     } else if constexpr (element_type_of<To> == element_type::bf16) {
       return To::from_bits(__bfloat16_as_ushort(__float2bfloat16_rn(x)));
     } else {
-      return To::from_bits(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, interpretation));
+      return To::from_bits(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, eight_bits<To>));
     }
   }
 
@@ -57,20 +57,33 @@ struct cuda_conversion {
   }
   /// Two at a time where the instruction takes two.
   static __device__ void two(To* to, From const* from) {
-    if constexpr (sizeof(To) == 1 && sizeof(From) != sizeof(double)) {
-      float2 const pair = make_float2(widen(from[0]), widen(from[1]));
-      __nv_fp8x2_storage_t const bits = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, interpretation);
+    if constexpr (sizeof(From) == sizeof(double) || (sizeof(To) != 1 && sizeof(From) != 1)) {
+      to[0] = one(from[0]);
+      to[1] = one(from[1]);
+    } else if constexpr (sizeof(To) == 1) {
+      __nv_fp8x2_storage_t const bits =
+          __nv_cvt_float2_to_fp8x2(widen_two(from), __NV_SATFINITE, eight_bits<To>);
       to[0] = To::from_bits(static_cast<std::uint8_t>(bits));
       to[1] = To::from_bits(static_cast<std::uint8_t>(bits >> 8));
     } else {
-      to[0] = one(from[0]);
-      to[1] = one(from[1]);
+      float2 const pair = widen_two(from);
+      to[0] = narrow(pair.x);
+      to[1] = narrow(pair.y);
     }
   }
 
  private:
-  static constexpr __nv_fp8_interpretation_t interpretation =
-      element_type_of<To> == element_type::f8_e5m2 ? __NV_E5M2 : __NV_E4M3;
+  static __device__ float2 widen_two(From const* from) {
+    if constexpr (sizeof(From) == 1) {
+      auto const bits = static_cast<__nv_fp8x2_storage_t>(from[0].bits() | from[1].bits() << 8);
+      return __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(bits, eight_bits<From>)));
+    } else {
+      return make_float2(widen(from[0]), widen(from[1]));
+    }
+  }
+  template <class T>
+  static constexpr __nv_fp8_interpretation_t eight_bits =
+      element_type_of<T> == element_type::f8_e5m2 ? __NV_E5M2 : __NV_E4M3;
 };
 
 /// A word of so many bytes, which is loaded and stored as one.
