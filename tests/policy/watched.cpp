@@ -100,6 +100,22 @@ TEST_CASE("without a clock of one's own times are nanoseconds since the start, a
   memory.deallocate({}, p, 10);
 }
 
+TEST_CASE("times never go back within a record, whoever looked at the clock first", "[policy][watched]") {
+  static std::uint64_t at = 0;
+  at = 100;
+  auto memory = host_memory{} | watched{.history = 4, .clock = [] { return at; }};
+  at = 150;
+  void* const p = memory.allocate({}, 10);
+  at = 140;
+  memory.deallocate({}, p, 10);
+  watch_record const r = record_of(memory);
+  CHECK(r.started_ns == 100);
+  REQUIRE(r.events.size() == 2);
+  CHECK(r.events[0].time_ns == 50);
+  CHECK(r.events[1].time_ns == 50);
+  CHECK(r.now_ns == 50);
+}
+
 TEST_CASE("owners hand their caller's line down to a watched layer through policies between",
           "[policy][watched]") {
   auto memory = sim_pages{} | pooled{} | watched{.history = 16} | limited{1_GiB} | tracked{};
@@ -239,6 +255,9 @@ TEST_CASE("bytes, peaks and blocks are counted for each tag", "[policy][watched]
   REQUIRE(again.size() == 3);
   CHECK(again[1].name == t.name);
   CHECK(again[1].peak_bytes == t.peak_bytes);
+  void* const s = memory.allocate({}, 1_MiB, 256, one);
+  CHECK(memory->tags()[1].peak_bytes == 3_MiB);
+  memory.deallocate({}, s, 1_MiB);
   memory->reset_tag_peaks();
   CHECK(memory->tags()[1].peak_bytes == 1_MiB);
   memory.deallocate({}, p, 1_MiB);
