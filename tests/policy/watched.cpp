@@ -399,3 +399,24 @@ TEST_CASE("a watched layer over many blocks finds each again", "[policy][watched
   CHECK(r.live.size() == live);
   CHECK(record_of(memory).live.empty());
 }
+
+TEST_CASE("the books take as much host memory as the most live blocks need, however many came and went",
+          "[policy][watched][watch_log]") {
+  auto memory = host_memory{} | pooled{} | watched{.history = 100};
+  std::size_t const empty = memory->host_bytes();
+  CHECK(empty >= 100 * sizeof(watched_event));
+  std::vector<void*> blocks;
+  for (int i = 0; i < 1000; ++i) blocks.push_back(memory.allocate({}, 300));
+  std::size_t const full = memory->host_bytes();
+  CHECK(full > empty + 1000 * 80);
+  CHECK(full < empty + 1000 * 160 + 4096);  // and what places and tags take
+  for (int i = 0; i < 5000; ++i) {
+    void*& block = blocks[static_cast<std::size_t>(i % 1000)];
+    memory.deallocate({}, block, 300);
+    block = memory.allocate({}, 300);
+  }
+  std::size_t const later = memory->host_bytes();
+  for (void* p : blocks) memory.deallocate({}, p, 300);
+  CHECK(later <= full + 4096);
+  CHECK(memory->host_bytes() == later);
+}

@@ -141,6 +141,14 @@ class watch_log {
   [[nodiscard]] watch_places const& places() const noexcept { return places_; }
   [[nodiscard]] std::uint64_t last_ns() const noexcept { return last_ns_; }
 
+  /// What the books take of host memory now.
+  [[nodiscard]] std::size_t host_bytes() noexcept {
+    std::lock_guard const guard(lock_);
+    return blocks_.capacity() * sizeof(watched_block) + index_.host_bytes() +
+           ring_.capacity() * sizeof(watched_event) + accounts_.capacity() * sizeof(tag_account) +
+           places_.host_bytes();
+  }
+
   /// Peaks of the tags start again from now.
   void reset_peaks() noexcept {
     std::lock_guard const guard(lock_);

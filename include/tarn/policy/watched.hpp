@@ -102,6 +102,9 @@ class watched_layer {
   [[nodiscard]] watch_record record() const;
   /// The tags that were ever allocated under, "untagged" first; the bytes of record(), sooner. @throws std::bad_alloc
   [[nodiscard]] std::vector<watched_tag> tags() const;
+  /// Host memory that the books hold, bytes: the ring, and 80 to 160 for each of the most blocks that were live at
+  /// once.
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return log_.host_bytes(); }
   /// Lets every tag's peak start again from now.
   void reset_tag_peaks() noexcept { log_.reset_peaks(); }
 
