@@ -3,6 +3,7 @@
 #include "tarn/policy/watched.hpp"
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -12,6 +13,7 @@
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
 #include "tarn/policy/limited.hpp"
+#include "tarn/policy/logged.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/raii/device_buffer.hpp"
@@ -289,6 +291,16 @@ TEST_CASE("an address that comes back another way than it went is not live twice
   CHECK(record_of(memory).events.size() == 4);
 }
 
+TEST_CASE("a block is noted after it was handed out and before it goes back", "[policy][watched]") {
+  std::function<void()> look = [] {};
+  std::vector<std::size_t> live;
+  auto memory = host_memory{} | logged{[&](call_record const&) { look(); }} | watched{};
+  look = [&] { live.push_back(record_of(memory).live.size()); };
+  memory.deallocate({}, memory.allocate({}, 100), 100);
+  memory.deallocate_sync(memory.allocate_sync(100), 100);
+  CHECK(live == std::vector<std::size_t>{0, 0, 0, 0});
+}
+
 TEST_CASE("calls of threads are noted in an order that happened", "[policy][watched][threads]") {
   auto memory = host_memory{} | pooled{} | watched{.history = 20'000};
   std::vector<std::thread> threads;
@@ -410,10 +422,9 @@ TEST_CASE("the books take as much host memory as the most live blocks need, howe
   std::size_t const full = memory->host_bytes();
   CHECK(full > empty + 1000 * 80);
   CHECK(full < empty + 1000 * 160 + 4096);  // and what places and tags take
-  for (int i = 0; i < 5000; ++i) {
-    void*& block = blocks[static_cast<std::size_t>(i % 1000)];
-    memory.deallocate({}, block, 300);
-    block = memory.allocate({}, 300);
+  for (int i = 0; i < 5; ++i) {
+    for (void* p : blocks) memory.deallocate({}, p, 300);
+    for (void*& p : blocks) p = memory.allocate({}, 300);
   }
   std::size_t const later = memory->host_bytes();
   for (void* p : blocks) memory.deallocate({}, p, 300);
