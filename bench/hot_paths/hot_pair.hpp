@@ -28,7 +28,8 @@ bool run_if(std::string_view name, counts n) {
   return true;
 }
 
-/// A translation unit of its own: with one more caller of the same functions a compiler would put them in line elsewhere.
+/// A translation unit of its own: with one more caller of the same functions a compiler would put them in line
+/// elsewhere.
 bool run_if_watched(std::string_view name, counts n);
 
 }  // namespace tarn::bench

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// policy/watched, tagged, logged, nvtx_ranged and the line profile on CUDA: the promises of the simulated tests, on a device.
+// policy/watched, tagged, logged, nvtx_ranged and the line profile on CUDA: the promises of the simulated tests, on a
+// device.
 
 #include <string>
 #include <vector>

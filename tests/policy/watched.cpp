@@ -3,6 +3,7 @@
 #include "tarn/policy/watched.hpp"
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -12,6 +13,7 @@
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
 #include "tarn/policy/limited.hpp"
+#include "tarn/policy/logged.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/raii/device_buffer.hpp"
@@ -98,6 +100,22 @@ TEST_CASE("without a clock of one's own times are nanoseconds since the start, a
   CHECK(started > now.count() - 3'600'000'000'000);
   CHECK(r.now_ns >= r.live.at(0).time_ns + 3'000'000);
   memory.deallocate({}, p, 10);
+}
+
+TEST_CASE("times never go back within a record, whoever looked at the clock first", "[policy][watched]") {
+  static std::uint64_t at = 0;
+  at = 100;
+  auto memory = host_memory{} | watched{.history = 4, .clock = [] { return at; }};
+  at = 150;
+  void* const p = memory.allocate({}, 10);
+  at = 140;
+  memory.deallocate({}, p, 10);
+  watch_record const r = record_of(memory);
+  CHECK(r.started_ns == 100);
+  REQUIRE(r.events.size() == 2);
+  CHECK(r.events[0].time_ns == 50);
+  CHECK(r.events[1].time_ns == 50);
+  CHECK(r.now_ns == 50);
 }
 
 TEST_CASE("owners hand their caller's line down to a watched layer through policies between",
@@ -239,6 +257,9 @@ TEST_CASE("bytes, peaks and blocks are counted for each tag", "[policy][watched]
   REQUIRE(again.size() == 3);
   CHECK(again[1].name == t.name);
   CHECK(again[1].peak_bytes == t.peak_bytes);
+  void* const s = memory.allocate({}, 1_MiB, 256, one);
+  CHECK(memory->tags()[1].peak_bytes == 3_MiB);
+  memory.deallocate({}, s, 1_MiB);
   memory->reset_tag_peaks();
   CHECK(memory->tags()[1].peak_bytes == 1_MiB);
   memory.deallocate({}, p, 1_MiB);
@@ -268,6 +289,16 @@ TEST_CASE("an address that comes back another way than it went is not live twice
   void* const other = pool.allocate({}, 50);
   memory.deallocate({}, other, 50);
   CHECK(record_of(memory).events.size() == 4);
+}
+
+TEST_CASE("a block is noted after it was handed out and before it goes back", "[policy][watched]") {
+  std::function<void()> look = [] {};
+  std::vector<std::size_t> live;
+  auto memory = host_memory{} | logged{[&](call_record const&) { look(); }} | watched{};
+  look = [&] { live.push_back(record_of(memory).live.size()); };
+  memory.deallocate({}, memory.allocate({}, 100), 100);
+  memory.deallocate_sync(memory.allocate_sync(100), 100);
+  CHECK(live == std::vector<std::size_t>{0, 0, 0, 0});
 }
 
 TEST_CASE("calls of threads are noted in an order that happened", "[policy][watched][threads]") {
@@ -379,4 +410,24 @@ TEST_CASE("a watched layer over many blocks finds each again", "[policy][watched
   CHECK(wrong == 0);
   CHECK(r.live.size() == live);
   CHECK(record_of(memory).live.empty());
+}
+
+TEST_CASE("the books take as much host memory as the most live blocks need, however many came and went",
+          "[policy][watched][watch_log]") {
+  auto memory = host_memory{} | pooled{} | watched{.history = 100};
+  std::size_t const empty = memory->host_bytes();
+  CHECK(empty >= 100 * sizeof(watched_event));
+  std::vector<void*> blocks;
+  for (int i = 0; i < 1000; ++i) blocks.push_back(memory.allocate({}, 300));
+  std::size_t const full = memory->host_bytes();
+  CHECK(full > empty + 1000 * 80);
+  CHECK(full < empty + 1000 * 160 + 4096);  // and what places and tags take
+  for (int i = 0; i < 5; ++i) {
+    for (void* p : blocks) memory.deallocate({}, p, 300);
+    for (void*& p : blocks) p = memory.allocate({}, 300);
+  }
+  std::size_t const later = memory->host_bytes();
+  for (void* p : blocks) memory.deallocate({}, p, 300);
+  CHECK(later <= full + 4096);
+  CHECK(memory->host_bytes() == later);
 }

@@ -17,7 +17,8 @@ namespace tarn {
 
 namespace detail {
 
-/// The names, each once, kept until the process ends. No heap, no construction: 66 KiB of zeros until a name is written.
+/// The names, each once, kept until the process ends. No heap, no construction: 66 KiB of zeros until a name is
+/// written.
 class tag_names {
  public:
   /// Tags there can be; the first stands for none, the last for all that came too late.
@@ -80,9 +81,10 @@ inline thread_local constinit std::uint32_t scope_tag = 0;
 
 }  // namespace detail
 
-/// A name for memory: "weights", "activations". Equal names are equal tags, in the whole process, for as long as it runs.
-/// Names longer than 63 bytes are cut there; after 1,022 names all further ones are the one tag "other tags". Making one
-/// costs a hash of the name, and nothing can fail; copying and comparing one is as for a number. Safe from any thread.
+/// A name for memory: "weights", "activations". Equal names are equal tags, in the whole process, for as long as it
+/// runs. Names longer than 63 bytes are cut there; after 1,022 names all further ones are the one tag "other tags".
+/// Making one costs a hash of the name, and nothing can fail; copying and comparing one is as for a number. Safe from
+/// any thread.
 class tag {
  public:
   /// None: "untagged".
@@ -114,8 +116,9 @@ class tag {
 inline place::place(tag const& name, char const* in, int at, char const* of) noexcept
     : file(in), line(at), tag_id(name.id()), function(of) {}
 
-/// Names all that this thread allocates in a scope: `tarn::tag_scope const here{"activations"};`. Scopes nest, the inner one
-/// wins; end them in the reverse order of their beginning, on the thread that began them. Two writes of a thread's own word.
+/// Names all that this thread allocates in a scope: `tarn::tag_scope const here{"activations"};`. Scopes nest, the
+/// inner one wins; end them in the reverse order of their beginning, on the thread that began them. Two writes of a
+/// thread's own word.
 class [[nodiscard]] tag_scope {
  public:
   explicit tag_scope(tag name) noexcept : before_(detail::scope_tag) { detail::scope_tag = name.id(); }

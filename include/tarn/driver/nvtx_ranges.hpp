@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Ranges and names for profilers such as Nsight Systems, through NVTX: empty without CUDA's headers, a test of a pointer
-// without a profiler. Above it: nvtx_ranged, user code. Below it: NVTX's headers, where the toolkit has them.
+// Ranges and names for profilers such as Nsight Systems, through NVTX: empty without CUDA's headers, a test of a
+// pointer without a profiler. Above it: nvtx_ranged, user code. Below it: NVTX's headers, where the toolkit has them.
 
 #include <atomic>
 #include <cstdint>
@@ -109,8 +109,8 @@ inline constinit std::atomic<std::uint32_t> nvtx_categories{0};
   return made;
 }
 
-/// Names a CUDA stream for the profiler: its row is called so. For streams of CUDA alone: a simulated one is none that a
-/// profiler knows.
+/// Names a CUDA stream for the profiler: its row is called so. For streams of CUDA alone: a simulated one is none that
+/// a profiler knows.
 inline void name_stream([[maybe_unused]] stream_ref stream, [[maybe_unused]] char const* name) noexcept {
 #if TARN_HAS_NVTX_RANGES
   nvtxNameCudaStreamA(stream.get(), name);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// backtrace_stacks: glibc's call stacks for `watched`. Opt-in: it is glibc's, and links with -ldl before glibc 2.34. Link the
-// program with -rdynamic to see the names of its own functions; else addresses are told within their file, for addr2line.
-// Above it: user code. Below it: call_stack.
+// backtrace_stacks: glibc's call stacks for `watched`. Opt-in: it is glibc's, and links with -ldl before glibc 2.34.
+// Link the program with -rdynamic to see the names of its own functions; else addresses are told within their file, for
+// addr2line. Above it: user code. Below it: call_stack.
 
 #include "tarn/policy/call_stack.hpp"
 

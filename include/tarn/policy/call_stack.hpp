@@ -9,10 +9,11 @@
 
 namespace tarn {
 
-/// How call stacks are taken and, much later, read. Both are called from any thread and must not allocate from the memory
-/// that is watched; an exception of either ends the program.
+/// How call stacks are taken and, much later, read. Both are called from any thread and must not allocate from the
+/// memory that is watched; an exception of either ends the program.
 struct stack_hooks {
-  /// Writes the return addresses of the calling thread, innermost first; returns how many, at most `most`. Null: no stacks.
+  /// Writes the return addresses of the calling thread, innermost first; returns how many, at most `most`. Null: no
+  /// stacks.
   std::size_t (*capture)(void** frames, std::size_t most) = nullptr;
   /// Fills what is known of one address. Called when a record is made, and never before. Null: the address as a number.
   void (*name)(void* frame, watched_frame& out) = nullptr;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A logged call as a line of comma-separated values, built without allocating. Above it: user code. Below it: logged, message.
+// A logged call as a line of comma-separated values, built without allocating. Above it: user code. Below it: logged,
+// message.
 
 #include <cstddef>
 #include <string_view>
@@ -38,8 +39,9 @@ void add_value(message<N>& line, std::string_view text) noexcept {
 
 }  // namespace detail
 
-/// "allocate,done,0x7f..,1000,256,0x0,weights,train.cpp,42,step", without a line end, in the columns of log_line_header. The
-/// stream is its handle. Of the file the last 63 bytes, of the function the first 63, so that a line is never cut.
+/// "allocate,done,0x7f..,1000,256,0x0,weights,train.cpp,42,step", without a line end, in the columns of
+/// log_line_header. The stream is its handle. Of the file the last 63 bytes, of the function the first 63, so that a
+/// line is never cut.
 [[nodiscard]] inline message<640> format_log_line(call_record const& call) noexcept {
   constexpr std::size_t most = 63;
   message<640> line;

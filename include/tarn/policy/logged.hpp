@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// logged: hands each call to a hook, for whatever logging a program has. Above it: user code, log_line. Below it: core/tag,
-// compose.
+// logged: hands each call to a hook, for whatever logging a program has. Above it: user code, log_line. Below it:
+// core/tag, compose.
 
 #include <concepts>
 #include <cstddef>
@@ -38,9 +38,11 @@ struct call_record {
 
 /// Which moments of a call are told.
 enum class log_moments {
-  once,  ///< an allocation when its outcome is known, a deallocation (pending) before it is made: what is told of an address
-         ///< is in an order that happened
-  both   ///< each call before it is made and after
+  /// An allocation when its outcome is known, a deallocation (pending) before it is made: what is told of an address is
+  /// in an order that happened.
+  once,
+  /// Each call before it is made and after.
+  both
 };
 
 namespace detail {
@@ -55,8 +57,8 @@ struct log_function {
 template <class Upstream, class Hook>
 class logged_layer;
 
-/// `pool | tarn::logged{[](tarn::call_record const& c) { ... }}`, or `logged{function, context}` with a plain function. Costs
-/// what the hook costs; a stack without it has none of it.
+/// `pool | tarn::logged{[](tarn::call_record const& c) { ... }}`, or `logged{function, context}` with a plain function.
+/// Costs what the hook costs; a stack without it has none of it.
 template <class Hook = detail::log_function>
 requires std::invocable<Hook&, call_record const&>
 struct logged {
@@ -74,9 +76,10 @@ struct logged {
 logged(void (*)(void*, call_record const&), void*)->logged<detail::log_function>;
 logged(void (*)(void*, call_record const&), void*, log_moments)->logged<detail::log_function>;
 
-/// The hook may be called from several threads at once, and must not allocate or free through this memory. It may throw: out of
-/// an allocation its exception reaches the caller, the block given back, nothing changed; where the allocation has failed the
-/// upstream's own exception is the one that is passed on; out of a deallocation, which never throws, it is dropped.
+/// The hook may be called from several threads at once, and must not allocate or free through this memory. It may
+/// throw: out of an allocation its exception reaches the caller, the block given back, nothing changed; where the
+/// allocation has failed the upstream's own exception is the one that is passed on; out of a deallocation, which never
+/// throws, it is dropped.
 template <class Upstream, class Hook>
 class logged_layer {
  public:

@@ -17,9 +17,10 @@ namespace tarn {
 template <class Upstream>
 class nvtx_ranged_layer;
 
-/// `cuda_pages{} | pooled{} | nvtx_ranged{"weights"}`: ranges "weights: allocate" and "weights: deallocate" in the domain
-/// "tarn", the bytes as payload, "weights" as category. Position is meaning: over the pool they show the program's calls, under
-/// it what reaches the driver. Nothing without a profiler but a test of a pointer per call; nothing at all without CUDA.
+/// `cuda_pages{} | pooled{} | nvtx_ranged{"weights"}`: ranges "weights: allocate" and "weights: deallocate" in the
+/// domain "tarn", the bytes as payload, "weights" as category. Position is meaning: over the pool they show the
+/// program's calls, under it what reaches the driver. Nothing without a profiler but a test of a pointer per call;
+/// nothing at all without CUDA.
 struct nvtx_ranged {
   char const* name = "pool";  ///< read when the layer is made; of long names the first 63 bytes
 

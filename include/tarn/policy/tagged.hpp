@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// tagged: a handle on the same memory that names all that goes through it. Above it: user code. Below it: core/tag, compose.
+// tagged: a handle on the same memory that names all that goes through it. Above it: user code. Below it: core/tag,
+// compose.
 
 #include <cstddef>
 #include <string_view>
@@ -14,8 +15,9 @@ namespace tarn {
 template <class Upstream>
 class tagged_layer;
 
-/// `auto weights_memory = memory | tarn::tagged{"weights"};` over memory that is `watched`. A call that has a tag of its own
-/// keeps it; tags of scopes give way. What is allocated through it may be freed through any handle on the same memory.
+/// `auto weights_memory = memory | tarn::tagged{"weights"};` over memory that is `watched`. A call that has a tag of
+/// its own keeps it; tags of scopes give way. What is allocated through it may be freed through any handle on the same
+/// memory.
 struct tagged {
   tag name;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The books of `watched`: live blocks, the latest events, what each tag holds. Above it: watched. Below it: watch_places,
-// core/tag.
+// The books of `watched`: live blocks, the latest events, what each tag holds. Above it: watched. Below it:
+// watch_places, core/tag.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,9 +27,9 @@ struct tag_account {
   std::uint64_t allocations = 0;
 };
 
-/// One order of all threads' calls, under one lock that is held for tens of nanoseconds and never around a call of the layer
-/// below. Host memory: 48 bytes and an index of 32 to 64 per live block (room is kept for the most there were), 56 per
-/// event of the ring, 40 per tag, 48 per place and 8 per frame of its stack.
+/// One order of all threads' calls, under one lock that is held for tens of nanoseconds and never around a call of the
+/// layer below. Host memory: 48 bytes and an index of 32 to 64 per live block (room is kept for the most there were),
+/// 56 per event of the ring, 40 per tag, 48 per place and 8 per frame of its stack.
 class watch_log {
  public:
   /// @throws std::bad_alloc
@@ -140,6 +140,14 @@ class watch_log {
   [[nodiscard]] sequence<tag_account> const& accounts() const noexcept { return accounts_; }
   [[nodiscard]] watch_places const& places() const noexcept { return places_; }
   [[nodiscard]] std::uint64_t last_ns() const noexcept { return last_ns_; }
+
+  /// What the books take of host memory now.
+  [[nodiscard]] std::size_t host_bytes() noexcept {
+    std::lock_guard const guard(lock_);
+    return blocks_.capacity() * sizeof(watched_block) + index_.host_bytes() +
+           ring_.capacity() * sizeof(watched_event) + accounts_.capacity() * sizeof(tag_account) +
+           places_.host_bytes();
+  }
 
   /// Peaks of the tags start again from now.
   void reset_peaks() noexcept {

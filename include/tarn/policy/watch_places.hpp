@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The places that calls came from, each kept once and then known by a number. Above it: watch_log. Below it: address_map.
+// The places that calls came from, each kept once and then known by a number. Above it: watch_log. Below it:
+// address_map.
 
 #include <cstddef>
 #include <cstdint>
@@ -55,6 +56,10 @@ class watch_places {
 
   [[nodiscard]] sequence<known_place> const& places() const noexcept { return places_; }
   [[nodiscard]] sequence<void*> const& frames() const noexcept { return frames_; }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return places_.capacity() * sizeof(known_place) + frames_.capacity() * sizeof(void*) +
+           index_.host_bytes();
+  }
 
  private:
   [[nodiscard]] static std::uint64_t key_of(call_origin const& o) noexcept {

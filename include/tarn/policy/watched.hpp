@@ -25,13 +25,14 @@ namespace tarn {
 template <class Upstream>
 class watched_layer;
 
-/// `cuda_pages{} | pooled{} | watched{.history = 100'000}`: keeps each live block with its line, tag, stream and time, and the
-/// latest calls.
+/// `cuda_pages{} | pooled{} | watched{.history = 100'000}`: keeps each live block with its line, tag, stream and time,
+/// and the latest calls.
 struct watched {
   std::size_t history = 0;  ///< events kept; the oldest give way
   stack_hooks
       stacks{};  ///< takes call stacks as well: `.stacks = tarn::backtrace_stacks()` (policy/backtrace)
-  /// Nanoseconds since 1970 that never go back, from any thread; null: the system's clock at the start, steady from then on.
+  /// Nanoseconds since 1970 that never go back, from any thread; null: the system's clock at the start, steady from
+  /// then on.
   std::uint64_t (*clock)() = nullptr;
   std::size_t places = 65'536;  ///< different lines, or stacks, told apart; further ones have no place
 
@@ -39,11 +40,11 @@ struct watched {
   using layer = watched_layer<Upstream>;
 };
 
-/// Thread-safe. Events are in an order that happened: a block is noted after it was handed out and before it goes back, so an
-/// address is never live twice. One short lock for the books, none around the layer below. What the books need of host memory
-/// is taken at allocation (see detail::watch_log for how much); where it is refused the block goes back, nothing has changed.
-/// A pair costs two readings of the clock and some 60 ns more (bench/results, "tarn_watched"); a stack costs microseconds.
-/// out_of_memory that passes through says which tags hold the most.
+/// Thread-safe. Events are in an order that happened: a block is noted after it was handed out and before it goes back,
+/// so an address is never live twice. One short lock for the books, none around the layer below. What the books need of
+/// host memory is taken at allocation (see detail::watch_log for how much); where it is refused the block goes back,
+/// nothing has changed. A pair costs two readings of the clock and some 50 ns more (bench/results, "tarn_watched"); a
+/// stack costs microseconds. out_of_memory that passes through says which tags hold the most.
 template <class Upstream>
 class watched_layer {
  public:
@@ -96,11 +97,14 @@ class watched_layer {
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
-  /// All of it at one moment, live blocks by address. Other threads' calls wait while it is copied, not while memory for the
-  /// copy is found nor while stacks are named. @throws std::bad_alloc
+  /// All of it at one moment, live blocks by address. Other threads' calls wait while it is copied, not while memory
+  /// for the copy is found nor while stacks are named. @throws std::bad_alloc
   [[nodiscard]] watch_record record() const;
   /// The tags that were ever allocated under, "untagged" first; the bytes of record(), sooner. @throws std::bad_alloc
   [[nodiscard]] std::vector<watched_tag> tags() const;
+  /// Host memory that the books hold, bytes: the ring, and 80 to 160 for each of the most blocks that were live at
+  /// once.
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return log_.host_bytes(); }
   /// Lets every tag's peak start again from now.
   void reset_tag_peaks() noexcept { log_.reset_peaks(); }
 

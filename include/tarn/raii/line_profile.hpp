@@ -83,9 +83,9 @@ class line_registry {
 }  // namespace detail
 
 /// Adds what happens to memory during a scope to the line that declares it. The memory has a `tracked` layer, as every
-/// device_pool has. By default it sees the calls of its own thread: memory that another thread frees does not count. Scopes
-/// nest; an outer one includes what inner ones do. A mark while it lives (see peak_scope), one lock at its end. Never throws
-/// but where the first one finds no memory for the table.
+/// device_pool has. By default it sees the calls of its own thread: memory that another thread frees does not count.
+/// Scopes nest; an outer one includes what inner ones do. A mark while it lives (see peak_scope), one lock at its end.
+/// Never throws but where the first one finds no memory for the table.
 template <class Resource>
 class [[nodiscard]] line_profile_scope {
  public:
@@ -117,7 +117,8 @@ inline void reset_line_profile() {
   ::tarn::line_profile_scope const TARN_PROFILE_NAME(tarn_profiled_line_, __LINE__) { \
     memory                                                                            \
   }
-/// Profiles one expression and is its value: `auto w = TARN_PROFILE_EXPRESSION(memory, make_device_buffer<float>(memory, n, s));`.
+/// Profiles one expression and is its value: `auto w = TARN_PROFILE_EXPRESSION(memory,
+/// make_device_buffer<float>(memory, n, s));`.
 #define TARN_PROFILE_EXPRESSION(memory, ...) ((void)::tarn::line_profile_scope{memory}, __VA_ARGS__)
 #define TARN_PROFILE_NAME(prefix, line) TARN_PROFILE_NAME_OF(prefix, line)
 #define TARN_PROFILE_NAME_OF(prefix, line) prefix##line

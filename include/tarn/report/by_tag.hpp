@@ -15,8 +15,8 @@
 
 namespace tarn {
 
-/// The numbers of each tag that memory was allocated under, "untagged" among them, the most bytes first, then by name. For
-/// memory with a `watched` layer. Takes its lock for a moment. @throws std::bad_alloc
+/// The numbers of each tag that memory was allocated under, "untagged" among them, the most bytes first, then by name.
+/// For memory with a `watched` layer. Takes its lock for a moment. @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::vector<watched_tag> memory_by_tag(Resource memory) {
   auto const ask = [](auto& layer) -> decltype(layer.tags()) { return layer.tags(); };
@@ -30,7 +30,8 @@ template <class Resource>
   return tags;
 }
 
-/// memory_by_tag() as a table of 75 columns between its edges, the sum last; peaks are each tag's own, at different times.
+/// memory_by_tag() as a table of 75 columns between its edges, the sum last; peaks are each tag's own, at different
+/// times.
 /// @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_by_tag_summary(Resource memory) {

@@ -81,8 +81,8 @@ class source_lines {
 
 }  // namespace detail
 
-/// The table: a heading for each file, then line, calls, change of live bytes over all calls, the most above the start in any
-/// call, and the line itself, or its function. @throws std::bad_alloc
+/// The table: a heading for each file, then line, calls, change of live bytes over all calls, the most above the start
+/// in any call, and the line itself, or its function. @throws std::bad_alloc
 [[nodiscard]] inline std::string line_profile_table(source_text source = source_text::shown) {
   detail::source_lines sources;
   std::string out;
