@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "tarn/policy/fenced.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/pool/growth_notes.hpp"
@@ -121,6 +122,10 @@ TEST_CASE("a pool shows each block that is handed out, wherever it lies", "[pool
   sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
   SECTION("pages, some of them seen through views") {
     CHECK(try_on(sim_pages{machine.driver(0)} | limited{220_MiB} | pooled{}, machine) > 0);
+  }
+  SECTION("blocks of an upstream that begin and end between two grains") {
+    sim_machine const backed{sim_options{.capacity = 2_GiB, .taken = 0}};
+    CHECK(try_on(sim_malloc{backed.driver(0)} | limited{220_MiB} | fenced{} | pooled{}, backed) == 0);
   }
   SECTION("blocks of an upstream") {
     CHECK(try_on(sim_malloc{machine.driver(0)} | limited{220_MiB} | pooled{}, machine) == 0);

@@ -78,7 +78,10 @@ inline void check_history(tarn::snapshot const& s) {
   std::size_t mistakes = 0;
   std::uint64_t time = 0;
   for (tarn::snapshot_event const& e : s.events) {
-    if (e.kind == tarn::snapshot_event_kind::reserve) reserved += e.bytes;
+    if (e.kind == tarn::snapshot_event_kind::reserve) {
+      reserved += e.bytes;
+      mistakes += e.address == 0;
+    }
     if (e.kind == tarn::snapshot_event_kind::release) {
       mistakes += e.bytes > reserved;
       reserved -= e.bytes;
