@@ -14,7 +14,7 @@ namespace tarn_test {
 
 [[nodiscard]] inline std::vector<scene> all_scenes() {
   std::vector<scene> all;
-  for (auto part : {pool_scenes(), source_scenes(), owner_scenes(), policy_scenes()}) {
+  for (auto part : {pool_scenes(), source_scenes(), owner_scenes(), policy_scenes(), report_scenes()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

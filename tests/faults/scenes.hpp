@@ -20,5 +20,6 @@ struct scene {
 [[nodiscard]] std::span<scene const> source_scenes();
 [[nodiscard]] std::span<scene const> owner_scenes();
 [[nodiscard]] std::span<scene const> policy_scenes();
+[[nodiscard]] std::span<scene const> report_scenes();
 
 }  // namespace tarn_test

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a pool shows of itself: inspection, growth_notes.
+// What a pool shows of itself: inspection, pool_facts, growth_notes.
 
 #include <algorithm>
 #include <atomic>

@@ -189,13 +189,15 @@ TEST_CASE("a handle that is told of too late comes before its first block",
           "[report][pickle][viewer_history]") {
   auto home = segment_at(0x10000, segment_kind::pages);
   add_block(home, 0x1000, block_use::live, 0x1000);
-  add_block(home, 0x3000, block_use::cached);
+  add_block(home, 0x1000, block_use::live, 0x1000);
+  add_block(home, 0x2000, block_use::cached);
   snapshot s = of_segments({home});
   add_event(s, kind::refused, 0, 5, 5);
   add_event(s, kind::allocate, 0x10000, 0x1000, 0x1000);
+  add_event(s, kind::allocate, 0x11000, 0x1000, 0x1000);
   add_event(s, kind::reserve, 0x10000, 0x4000);
   auto const read = pickled_from(s);
-  CHECK(actions_of(*read, 0) == std::vector<std::string>{"oom", "segment_map", "alloc"});
+  CHECK(actions_of(*read, 0) == std::vector<std::string>{"oom", "segment_map", "alloc", "alloc"});
   CHECK(undone_history(*read, 0).mistake() == "");
   CHECK(undone_history(*read, 0).bytes_at_start() == 0);
 }

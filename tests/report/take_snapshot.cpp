@@ -14,6 +14,7 @@
 #include "catch.hpp"
 #include "report/whole.hpp"
 #include "tarn/core/tag.hpp"
+#include "tarn/driver/fault.hpp"
 #include "tarn/policy/fenced.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/tagged.hpp"
@@ -253,6 +254,21 @@ TEST_CASE("a pool that nobody watches shows its blocks without their names", "[r
   CHECK(s.started_ns > 1'600'000'000'000'000'000);
   pool.deallocate({}, p, 700);
   pool.deallocate({}, q, 7_MiB);
+}
+
+TEST_CASE("where the driver does not tell its default stream, a snapshot goes without",
+          "[report][snapshot]") {
+  sim_machine const machine = address_only_machine();
+  fault_plan const plan;
+  auto memory = basic_pages<faulty<sim_driver>>(faulty(machine.driver(0), plan)) | pooled{};
+  void* const p = memory.allocate({}, 5_MiB);
+  CHECK(take_snapshot(memory).null_stream != 0);
+  plan.fail(driver_call::identify, 1);
+  snapshot const s = take_snapshot(memory);
+  CHECK(s.null_stream == 0);
+  check_whole(s);
+  CHECK(blocks_with(s, block_use::live).bytes == 5_MiB);
+  memory.deallocate({}, p, 5_MiB);
 }
 
 TEST_CASE("where there is no pool each block is a segment", "[report][snapshot]") {

@@ -264,4 +264,33 @@ struct no_description {
   [[nodiscard]] static constexpr bool decide() noexcept { return false; }
 };
 
+/// Room for a block's description: used, or given up again.
+template <class Told>
+class room_to_describe {
+ public:
+  explicit room_to_describe(Told& told) : told_(told) {
+    if constexpr (describes) {
+      made_ = told_.decide();
+      if (made_) told_.make_room();
+    }
+  }
+  room_to_describe(room_to_describe const&) = delete;
+  room_to_describe& operator=(room_to_describe const&) = delete;
+  ~room_to_describe() {
+    if constexpr (describes) {
+      if (made_) told_.give_up_room();
+    }
+  }
+  void use([[maybe_unused]] void* p, [[maybe_unused]] std::size_t bytes) noexcept {
+    if constexpr (describes) {
+      if (std::exchange(made_, false)) told_.block_begins(p, bytes);
+    }
+  }
+
+ private:
+  static constexpr bool describes = !std::is_same_v<Told, no_description>;
+  [[maybe_unused]] Told& told_;
+  [[maybe_unused]] bool made_ = false;
+};
+
 }  // namespace tarn::detail

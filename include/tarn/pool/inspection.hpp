@@ -1,48 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Inspection: what a pool holds at one moment, as stretches of memory that blocks tile. Raw facts are copied while every
-// thread is kept out of its magazines and the hot lock is held; they are put together afterwards, without a lock.
+// Inspection: what a pool holds at one moment, as stretches of memory that blocks tile. Put together from copied facts,
+// without a lock.
 //
-//   home      | block | free | piece of a view | run: slots | kept by a thread |    one stretch up to the piece, one after it
-//   view      | block, at the address that its user has |                           one stretch
+//   home   | block | free | piece of a view | run: slots | kept by a thread |   one stretch up to the piece, one after it
+//   view   | block, at the address that its user has |                          one stretch
 //
-// Above it: report/take_snapshot. Below it: pool's parts: arena, thread_cache, record_use, growth.
+// Above it: report/take_snapshot. Below it: pool_facts.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 #include <vector>
 
-#include "tarn/pool/arena.hpp"
-#include "tarn/pool/description.hpp"
-#include "tarn/pool/growth.hpp"
-#include "tarn/pool/hot_lock.hpp"
-#include "tarn/pool/record_use.hpp"
-#include "tarn/pool/thread_cache.hpp"
+#include "tarn/pool/pool_facts.hpp"
 
 namespace tarn::detail {
 
-enum class held_use : std::uint8_t {
-  live,
-  awaiting,  ///< freed, but another stream that used it has not finished
-  cached
-};
-
-struct held_block {
-  std::uintptr_t address = 0;
-  std::size_t bytes = 0;
-  held_use use = held_use::cached;
-  stream_id stream = 0;  ///< 0: nobody's
-};
-
 enum class stretch_kind : std::uint8_t { home, view, segment };
-
-struct held_piece {
-  std::uintptr_t address = 0;
-  std::size_t bytes = 0;
-};
 
 /// Memory side by side, tiled by its blocks.
 struct held_stretch {
@@ -53,136 +29,6 @@ struct held_stretch {
   std::uint32_t handles = 0;  ///< that lie in it, wholly or in part
   std::vector<held_block> blocks;
   std::vector<held_piece> pieces;  ///< of a view: where its bytes are at home
-};
-
-/// Keeps every thread out of its magazines. The growth lock is held; the hot lock is taken after this, never before.
-class stopped_threads {
- public:
-  explicit stopped_threads(sequence<owned<thread_cache>>& caches) noexcept : caches_(caches) {
-    for (auto const& cache : caches_) cache->lock.announce();
-    remote_barrier();
-    for (auto const& cache : caches_) cache->lock.visit();
-  }
-  stopped_threads(stopped_threads const&) = delete;
-  stopped_threads& operator=(stopped_threads const&) = delete;
-  ~stopped_threads() {
-    for (auto const& cache : caches_) cache->lock.end_visit();
-  }
-
- private:
-  sequence<owned<thread_cache>>& caches_;
-};
-
-/// The facts, copied.
-struct pool_facts {
-  struct used_view {
-    std::uintptr_t address = 0;  ///< of the block, as its user has it
-    std::size_t first_piece = 0;
-    std::size_t pieces = 0;
-    domain_ref domain = neutral;
-  };
-
-  std::vector<range> ranges;  ///< live and free ones
-  std::vector<run> runs;
-  std::vector<stream_id> domains;  ///< by domain_ref
-  std::vector<used_view> views;
-  std::vector<held_piece> pieces;
-  std::vector<held_memory> held;
-  std::vector<held_block>
-      cached;  ///< that look live to the arena: in magazines, freed into another's run, in quarantine
-  std::vector<held_block> awaiting;
-  std::vector<growth_note> notes;
-  std::size_t reserved = 0;
-
-  /// Copies them from a pool that shows its inside. @throws std::bad_alloc
-  template <class Ladder, class Caches, class Uses, class Told>
-  void copy(Ladder& ladder, Caches& caches, Uses const& uses, Told& told) {
-    ladder.growth.for_each_held([&](held_memory const& h) { held.push_back(h); });
-    for (std::size_t i = 0; i < ladder.counters.notes.size(); ++i) notes.push_back(ladder.counters.notes[i]);
-    reserved = ladder.counters.reserved;
-    stopped_threads const stopped(caches);
-    // Before the hot lock: drivers may be called under that of the uses.
-    uses.for_each_waiting([&](auto const& w) {
-      awaiting.push_back({address_of(w.p), rounded_bytes(w.bytes, w.alignment), held_use::awaiting,
-                          public_id(w.stream.id())});
-    });
-    if constexpr (requires { told.for_each_kept([](freed_block const&) {}); }) {
-      told.for_each_kept([&](auto const& b) {
-        cached.push_back({address_of(b.p), 0, held_use::cached, public_id(b.id)});
-      });
-    }
-    for (auto const& cache : caches) {
-      for (auto const& mine : cache->streams) copy_magazines(*mine);
-    }
-    // Room is made outside the hot lock, as often as others use it up meanwhile.
-    for (arena& space = ladder.space;;) {
-      std::size_t const most_ranges = count(ladder.hot, [&] { return space.ranges.size(); });
-      std::size_t const most_runs = count(ladder.hot, [&] { return space.runs.size(); });
-      std::size_t const most_domains = count(ladder.hot, [&] { return space.streams.size(); });
-      std::size_t const most_foreign = count(ladder.hot, [&] { return foreign_blocks(space); });
-      ranges.reserve(most_ranges);
-      runs.reserve(most_runs);
-      domains.reserve(most_domains);
-      cached.reserve(cached.size() + most_foreign);
-      hot_lock const hot(ladder.hot);
-      if (space.ranges.size() > most_ranges || space.runs.size() > most_runs ||
-          space.streams.size() > most_domains || foreign_blocks(space) > most_foreign)
-        continue;
-      copy_arena(space);
-      return;
-    }
-  }
-
-  /// A stream's identity as users know it: nobody's is 0.
-  [[nodiscard]] static stream_id public_id(stream_id id) noexcept { return id == neutral_id ? 0 : id; }
-
- private:
-  template <class Count>
-  static std::size_t count(hot_mutex& mutex, Count const& counted) {
-    hot_lock const hot(mutex);
-    return static_cast<std::size_t>(counted());
-  }
-  static std::uintptr_t address_of(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
-  static std::size_t foreign_blocks(arena& space) noexcept {
-    std::size_t sum = 0;
-    for (domain_ref d = 0; d < space.streams.size(); ++d) sum += space.streams[d].foreign_count;
-    return sum;
-  }
-
-  void copy_magazines(stream_cache const& mine) {
-    stream_id const id = public_id(mine.id);
-    if (mine.large_block != nullptr)
-      cached.push_back({address_of(mine.large_block), mine.large_bytes, held_use::cached, id});
-    for (magazine const& m : mine.magazines) {
-      for (std::uint32_t i = 0; i < m.count; ++i)
-        cached.push_back({address_of(m.blocks[i]), 0, held_use::cached, id});
-    }
-  }
-
-  /// Under the hot lock; there is room for all but the pieces of views, which are few.
-  void copy_arena(arena& space) {
-    for (range_ref r = 1; r < space.ranges.size(); ++r) {
-      range const& node = space.ranges[r];
-      if (node.state == range_state::live || node.state == range_state::free) ranges.push_back(node);
-    }
-    for (run_ref r = 1; r < space.runs.size(); ++r) {
-      if (space.runs[r].address != 0) runs.push_back(space.runs[r]);
-    }
-    for (domain_ref d = 0; d < space.streams.size(); ++d) {
-      domains.push_back(public_id(space.streams[d].id));
-      for (auto const& list : space.streams[d].foreign) {
-        for (void* const p : list) cached.push_back({address_of(p), 0, held_use::cached, domains.back()});
-      }
-    }
-    if (space.tenancies.size() <= 1) return;  // no view was ever made
-    space.blocks.for_each([&](std::uintptr_t address, range_ref r) {
-      if (space.ranges[r].view == 0) return;
-      used_view v{address, pieces.size(), 0, space.ranges[r].domain};
-      for (; r != 0; r = space.ranges[r].chain, ++v.pieces)
-        pieces.push_back({space.ranges[r].address, space.ranges[r].bytes});
-      views.push_back(v);
-    });
-  }
 };
 
 /// Puts copied facts together. `done(held_stretch&&)` is called for each stretch, by address.

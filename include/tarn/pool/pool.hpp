@@ -291,7 +291,7 @@ class pool {
     if (bytes > max_request_bytes) refuse(id, bytes, alignment);
     teller const last(*this);
     std::size_t const asked = bytes;
-    room_to_describe room(described_);
+    detail::room_to_describe room(described_);
     if (described_.active()) [[unlikely]]
       bytes += detail::guard_bytes;
     bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
@@ -542,33 +542,6 @@ class pool {
 
   /// Whether a freed block waits in quarantine.
   enum class reuse : std::uint8_t { later, at_once };
-
-  /// Room for a block's description: used, or given up again.
-  class room_to_describe {
-   public:
-    explicit room_to_describe(typename described::type& told) : told_(told) {
-      if constexpr (describes) {
-        made_ = told_.decide();
-        if (made_) told_.make_room();
-      }
-    }
-    room_to_describe(room_to_describe const&) = delete;
-    room_to_describe& operator=(room_to_describe const&) = delete;
-    ~room_to_describe() {
-      if constexpr (describes) {
-        if (made_) told_.give_up_room();
-      }
-    }
-    void use([[maybe_unused]] void* p, [[maybe_unused]] std::size_t bytes) noexcept {
-      if constexpr (describes) {
-        if (std::exchange(made_, false)) told_.block_begins(p, bytes);
-      }
-    }
-
-   private:
-    [[maybe_unused]] typename described::type& told_;
-    [[maybe_unused]] bool made_ = false;
-  };
 
   TARN_NOINLINE void take_back_described([[maybe_unused]] stream_id id, [[maybe_unused]] stream_ref stream,
                                          [[maybe_unused]] void* p, [[maybe_unused]] std::size_t bytes,

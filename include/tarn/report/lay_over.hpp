@@ -98,11 +98,9 @@ inline bool lay_over(std::vector<snapshot_segment>& segments, std::vector<watche
   bool agreed = true;
   auto next = live.begin();
   for (snapshot_segment& s : segments) {
-    auto const first = next;
     while (next != live.end() && next->address < s.address) agreed = false, ++next;
     auto const here = next;
     while (next != live.end() && next->address < s.address + s.bytes) ++next;
-    (void)first;
     if (here == next) continue;
     std::vector<snapshot_block> blocks;
     blocks.reserve(s.blocks.size() + static_cast<std::size_t>(next - here));

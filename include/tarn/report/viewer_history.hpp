@@ -129,7 +129,6 @@ class viewer_history {
     if (!is_covered(e.address)) {
       b.has_own = true;
       put_back(i, true, e.address, e.bytes);
-      if (!is_covered(e.address)) return;  // it would lie across a whole segment
     }
     told_[i] = told_as::itself;
     live_.emplace(e.address, b);
@@ -184,7 +183,6 @@ class viewer_history {
       if (next == segments_.end()) break;
       at = std::max(at, next->second);
     }
-    if (!expandable_ && (gaps.size() != 1 || gaps[0].second - gaps[0].first != bytes)) return;
     for (auto const& [first, last] : gaps) {
       segments_.emplace(first, last);
       changes_.push_back({i, after, false, first, last - first});

@@ -3,12 +3,19 @@
 history that can be undone from its end to its start with every block in a segment at each step. Where torch is installed its
 own torch/cuda/_memory_viz.py reads the file as well.
 
-check_pickle.py FILE [MEMORY_VIZ.py]      prints a line of what was found; status 1 and the reason where something is wrong"""
+check.py FILE.pickle|PROGRAM [MEMORY_VIZ.py]     PROGRAM is tarn_snapshots: it writes the files. Beside a .pickle its .json and
+.trace.json are compared with it. Ends with a line of evidence, or with status 1 and the reason."""
 import bisect
+import contextlib
 import importlib.util
+import io
+import json
+import os
 import pickle
 import pickletools
+import subprocess
 import sys
+import tempfile
 
 KEYS = {
     "segment": {"device", "address", "total_size", "allocated_size", "active_size", "requested_size", "stream", "segment_type",
@@ -23,7 +30,7 @@ OPCODES = {"PROTO", "EMPTY_DICT", "EMPTY_LIST", "MARK", "SETITEMS", "APPENDS", "
 
 def need(truth, *what):
     if not truth:
-        sys.exit("check_pickle: " + " ".join(map(str, what)))
+        sys.exit("snapshots: " + " ".join(map(str, what)))
 
 
 def check_opcodes(data):
@@ -162,7 +169,7 @@ def check_trace(snapshot):
 
 def run_viewer(path, snapshot):
     if path is None:
-        return "no _memory_viz.py"
+        return False
     spec = importlib.util.spec_from_file_location("memory_viz", path)
     viz = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(viz)
@@ -175,7 +182,7 @@ def run_viewer(path, snapshot):
     for plot in (viz.segment_plot, viz.trace_plot):
         need("<html>" in plot(snapshot), "plot")
     viz.trace_plot(pickle.loads(pickle.dumps(snapshot)), filter_freed=True)
-    return "read by _memory_viz.py"
+    return True
 
 
 def find_viewer():
@@ -185,13 +192,51 @@ def find_viewer():
     return found.submodule_search_locations[0] + "/cuda/_memory_viz.py" if found else None
 
 
-with open(sys.argv[1], "rb") as file:
-    content = file.read()
-check_opcodes(content)
-loaded = pickle.loads(content)
-need(set(loaded) == {"segments", "device_traces", "allocator_settings"}, "keys", set(loaded))
-check_segments(loaded)
-count = check_trace(loaded)
-states = [b["state"] for s in loaded["segments"] for b in s["blocks"]]
-print(f"{len(loaded['segments'])} segments, {states.count('active_allocated')} live, {states.count('active_pending_free')} awaiting, "
-      f"{count} events, {run_viewer(find_viewer(), loaded)}")
+def check_json(path, snapshot):
+    """The same segments and blocks in JSON; a trace for Perfetto that ends with the same bytes."""
+    with open(path + ".json", encoding="utf-8") as file:
+        same = json.load(file)
+    uses = {"live": "active_allocated", "awaiting": "active_pending_free", "cached": "inactive"}
+    ours = [(int(s["address"], 16), s["bytes"], s["small"],
+             [(int(b["address"], 16), b["bytes"], uses[b["use"]]) for b in s["blocks"]]) for s in same["segments"]]
+    theirs = [(s["address"], s["total_size"], s["segment_type"] == "small",
+               [(b["address"], b["size"], b["state"]) for b in s["blocks"]]) for s in snapshot["segments"]]
+    need(ours == theirs, "JSON and pickle differ")
+    need(sum(s["bytes"] for s in same["segments"]) == same["pool"]["reserved"], "segments do not sum to reserved bytes")
+    with open(path + ".trace.json", encoding="utf-8") as file:
+        counted = {e["name"]: e["args"]["bytes"] for e in json.load(file)["traceEvents"] if e["ph"] == "C"}
+    live = sum(b["bytes"] for s in same["segments"] for b in s["blocks"] if b["use"] == "live")
+    need(counted["live bytes"] == live and counted["reserved bytes"] == same["pool"]["reserved"], "Perfetto's counters", counted)
+
+
+def check(path):
+    with open(path, "rb") as file:
+        content = file.read()
+    check_opcodes(content)
+    loaded = pickle.loads(content)
+    need(set(loaded) == {"segments", "device_traces", "allocator_settings"}, "keys", set(loaded))
+    check_segments(loaded)
+    events = check_trace(loaded)
+    stem = path[:-len(".pickle")]
+    if os.path.exists(stem + ".json"):
+        check_json(stem, loaded)
+    with contextlib.redirect_stdout(io.StringIO()):  # it says what it compares
+        viewer = run_viewer(find_viewer(), loaded)
+    states = [b["state"] for s in loaded["segments"] for b in s["blocks"]]
+    return len(loaded["segments"]), states.count("active_allocated"), states.count("active_pending_free"), events, viewer
+
+
+def main():
+    if os.access(sys.argv[1], os.X_OK):  # the program that writes them
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run([sys.argv[1], folder, "24"], check=True)
+            found = [check(f"{folder}/{name}") for name in sorted(os.listdir(folder)) if name.endswith(".pickle")]
+    else:
+        found = [check(sys.argv[1])]
+    segments, live, awaiting, events = (sum(f[i] for f in found) for i in range(4))
+    viewer = found[0][4]
+    print(f"evidence: snapshots files={len(found)} segments={segments} live={live} awaiting={awaiting} events={events} "
+          f"memory_viz={'read' if viewer else 'skipped'}")
+
+
+main()

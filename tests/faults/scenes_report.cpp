@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Looking: snapshots of memory in all its states, written in all formats.
+#include <sstream>
+
+#include "faults/held_blocks.hpp"
+#include "faults/scenes.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/watched.hpp"
+#include "tarn/raii/stream.hpp"
+#include "tarn/report/perfetto.hpp"
+#include "tarn/report/pickle.hpp"
+#include "tarn/report/snapshot_json.hpp"
+#include "tarn/report/take_snapshot.hpp"
+#include "tarn/source/cuda_pages.hpp"
+#include "tarn/source/sim_sources.hpp"
+
+namespace tarn_test {
+
+namespace {
+
+sim_options small_machine() {
+  sim_options o;
+  o.capacity = 24_MiB;
+  o.taken = 0;
+  o.checks = sim_checks::stream_order;
+  return o;
+}
+
+using stream = basic_stream<sited_driver>;
+
+/// One snapshot, written; what it says must be whole whatever failed before.
+template <class Memory>
+void look(trial& t, Memory const& memory) {
+  t.attempt("take_snapshot", [&] {
+    snapshot const s = take_snapshot(memory);
+    std::size_t reserved = 0;
+    for (snapshot_segment const& segment : s.segments) {
+      std::size_t bytes = 0;
+      for (snapshot_block const& b : segment.blocks) bytes += b.bytes;
+      t.check_equal(bytes, segment.bytes, "blocks tile their segment");
+      reserved += segment.bytes;
+    }
+    t.check_equal(reserved, s.pool.reserved, "segments sum to reserved bytes");
+    std::ostringstream out;
+    write_pickle(out, s);
+    write_json(out, s);
+    write_perfetto(out, s);
+  });
+}
+
+/// Live, cached by a thread, awaiting another stream, put together of pieces, given back; and threads that go on after it.
+void snapshots(trial& t) {
+  stream const a(t.driver());
+  stream const b(t.driver());
+  auto pages = basic_pages<sited_driver>(t.driver());
+  held_blocks held(t,
+                   pages | limited{16_MiB} | pooled{} | order_watched{t.machine()} | watched{.history = 16});
+  t.attempt("remember_growth", [&] { remember_growth(held.memory(), 8); });
+  look(t, held.memory());
+  void* small[4];
+  for (void*& p : small) p = held.get(a, 2_MiB);
+  void* const kept = held.get(a, 1000);
+  held.give(small[0]);
+  held.give(small[2]);
+  void* const large = held.get(a, 9_MiB);
+  look(t, held.memory());
+  held.use(b, kept, 1000, 1'000'000);
+  // A caller whose record_use() was refused waits for that stream himself before he frees.
+  bool const noted = t.attempt("record_use", [&] { held.memory().record_use(kept, 1000, b); });
+  if (!noted) t.wait_for(b);
+  held.give(kept);
+  held.give(large);
+  look(t, held.memory());
+  t.heal();
+  look(t, held.memory());
+  (void)held.get(a, 3_MiB);
+  held.empty_out("after looking at it");
+}
+
+constexpr scene all[] = {{"snapshots", small_machine, snapshots}};
+
+}  // namespace
+
+std::span<scene const> report_scenes() {
+  return all;
+}
+
+}  // namespace tarn_test

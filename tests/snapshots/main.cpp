@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random programs, and snapshots of each at random moments in all formats: what check.py reads. The first argument is the
+// folder to write to, the second how many.
+
+#include <cstdlib>
+#include <iostream>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/tagged.hpp"
+#include "tarn/policy/watched.hpp"
+#include "tarn/raii/stream.hpp"
+#include "tarn/report/save_snapshot.hpp"
+#include "tarn/sim.hpp"
+
+using namespace tarn;
+
+namespace {
+
+constexpr char const* names[] = {"weights", "activations", "gradients", "awk\"ward\\ \x01 \xff name"};
+
+template <class Memory>
+void run(Memory memory, sim_driver const& driver, std::mt19937& random, std::string const& file) {
+  if (random() % 4 != 0) remember_growth(memory, 1 + random() % 200);
+  basic_stream const a{driver};
+  basic_stream const b{driver};
+  stream_ref const streams[] = {a, b};
+  std::vector<std::tuple<void*, std::size_t, std::size_t>> live;
+  auto const free_one = [&] {
+    std::size_t const k = random() % live.size();
+    auto const [p, bytes, stream] = live[k];
+    live[k] = live.back();
+    live.pop_back();
+    if (random() % 16 == 0) memory.record_use(p, bytes, streams[1 - stream]);
+    memory.deallocate(streams[stream], p, bytes);
+  };
+  std::size_t const most = 1 + random() % 150;
+  unsigned const largest = 12 + static_cast<unsigned>(random() % 12);
+  std::size_t const steps = random() % 15000;
+  for (std::size_t i = 0; i < steps; ++i) {
+    if (live.size() < most && random() % 2 == 0) {
+      tag_scope const here{names[random() % 4]};
+      std::size_t const bytes = (std::size_t{1} << (random() % largest)) + random() % 5000;
+      std::size_t const stream = random() % 2;
+      try {
+        live.emplace_back(memory.allocate(streams[stream], bytes), bytes, stream);
+      } catch (out_of_memory const&) {
+      }
+    } else if (!live.empty()) {
+      free_one();
+    }
+    if (random() % 64 == 0) (void)driver.launch(streams[random() % 2], 1000 * (random() % 1000));
+    if (random() % 3000 == 0) memory.trim(0);
+  }
+  snapshot const s = take_snapshot(memory, "awk\"ward \xff title");
+  for (char const* const extension : {".pickle", ".json", ".trace.json"}) save_snapshot(s, file + extension);
+  while (!live.empty()) free_one();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    std::cerr << "usage: tarn_snapshots FOLDER COUNT\n";
+    return 2;
+  }
+  sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(std::atoi(argv[2])); ++seed) {
+    std::mt19937 random(seed);
+    std::string const file = std::string(argv[1]) + "/" + std::to_string(seed);
+    std::size_t const cap = (100 + random() % 400) * 1_MiB;
+    watched const options{.history = random() % 20000};
+    if (seed % 4 == 0) {
+      run(sim_malloc{machine.driver(0)} | limited{cap} | pooled{} | options, machine.driver(0), random, file);
+    } else {
+      run(sim_pages{machine.driver(0)} | limited{cap} | pooled{} | options, machine.driver(0), random, file);
+    }
+  }
+  return 0;
+}
