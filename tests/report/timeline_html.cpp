@@ -243,6 +243,7 @@ TEST_CASE("text in a page is valid JSON whatever its bytes", "[report][timeline_
         "\"h\xC3\xB6he \xE2\x82\xAC \xF0\x9F\x98\x80\"");
   // Cut short, a lone continuation, overlong, a surrogate, beyond Unicode, a byte that never occurs.
   CHECK(script_string("\xE2\x82") == R"("\ufffd\ufffd")");
+  CHECK(script_string("\xC3(") == R"x("\ufffd(")x");
   CHECK(script_string("\x80") == R"("\ufffd")");
   CHECK(script_string("\xC0\xAF") == R"("\ufffd\ufffd")");
   CHECK(script_string("\xE0\x80\xAF") == R"("\ufffd\ufffd\ufffd")");

@@ -64,7 +64,8 @@ class html_data {
   void write_events(std::ostream& out) {
     html_numbers numbers(out);
     std::unordered_map<std::uintptr_t, std::size_t> live;  // address to the event that allocated it
-    std::uint64_t address = 0, time = 0;
+    std::uint64_t address = 0;
+    std::uint64_t time = 0;
     for (std::size_t i = 0; i < of_.events.size(); ++i) {
       snapshot_event const& e = of_.events[i];
       auto const head = [&](std::uint64_t what, code c) {
@@ -90,7 +91,8 @@ class html_data {
 
   void write_blocks(std::ostream& out) {
     html_numbers numbers(out);
-    std::uint64_t address = 0, time = 0;
+    std::uint64_t address = 0;
+    std::uint64_t time = 0;
     for (snapshot_segment const& s : of_.segments) {
       numbers.add_step(address, units(s.address));
       address = units(s.address);

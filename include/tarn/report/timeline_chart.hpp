@@ -12,7 +12,7 @@ const margin = {left: 72, right: 14, top: 26, bottom: 26};
 // Where all happened at one moment, only the order of the calls tells anything.
 const isMoment = model.n > 1 && events.time[0] === events.time[model.n - 1];
 const view = {axis: usesCalls ? 'given' : isMoment ? 'calls' : 'time', from: 0, to: 1, stacked: false,
-  reserved: model.knowsReserved, requested: false, moment: model.peak, pointer: none};
+  reserved: false, requested: false, moment: model.peak, pointer: none};
 
 // Where a state begins on the axis. Events with equal times are told apart by their order on the axis of calls only.
 const startOf = (state) => view.axis === 'calls' ? state : state === 0 ? domain()[0] : events.time[state - 1];
@@ -70,7 +70,7 @@ const byteStep = (range, ticks) => {
 };
 const roundStep = (range, ticks) => {
   const raw = Math.max(range / ticks, 1), power = 10 ** Math.floor(Math.log10(raw));
-  return power * ([1, 2, 5, 10].find((m) => m * power >= raw) || 10);
+  return power * ([1, 2, 5, 10].find((m) => m * power >= raw * 0.95) || 10);
 };
 
 // The columns of a stretch of the axis: of each the state with the most live bytes, the least, the most of the others.
@@ -205,7 +205,7 @@ const drawStacks = (pen, columns, count, left, step, y, bottom) => {
 };
 
 const drawAxis = (pen, left, right, bottom, x) => {
-  const span = view.to - view.from, ticks = Math.max(2, Math.floor((right - left) / 130));
+  const span = view.to - view.from, ticks = Math.max(3, Math.floor((right - left) / 130));
   const step = roundStep(span, ticks);
   pen.textBaseline = 'top';
   pen.textAlign = 'center';

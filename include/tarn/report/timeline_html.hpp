@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <ostream>
 #include <string>
+#include <string_view>
 
 #include "tarn/report/html_data.hpp"
 #include "tarn/report/script_text.hpp"
@@ -52,12 +53,16 @@ namespace detail {
     }
     json += ']';
   };
-  json += ",\"title\":";
-  add_script_string(json, s.title);
-  json.append(",\"device\":").append(std::to_string(s.device));
-  json.append(",\"clock\":").append(time == time_axis::calls ? "\"calls\"" : "\"time\"");
-  json.append(",\"base\":\"").append(std::to_string(data.base())).append("\"");
-  json.append(",\"nullStream\":\"").append(std::to_string(s.null_stream)).append("\"");
+  auto const text = [&](char const* name, std::string_view value) {
+    json.append(",\"").append(name).append("\":");
+    add_script_string(json, value);
+  };
+  text("title", s.title);
+  text("device", std::to_string(s.device));
+  text("clock", time == time_axis::calls ? "calls" : "time");
+  // Addresses and identities of streams may need more than the 53 bits that a script's number holds: they are text.
+  text("base", std::to_string(data.base()));
+  text("nullStream", std::to_string(s.null_stream));
   number("shift", data.shift());
   number("started", s.started_ns);
   number("now", s.now_ns);
@@ -65,7 +70,6 @@ namespace detail {
   number("forgotten", s.forgotten_events);
   number("segments", s.segments.size());
   number("shapes", data.shapes());
-  // An identity may need more than the 53 bits that a script's number holds.
   list("streams", data.streams(),
        [&](stream_id id) { json.append("\"").append(std::to_string(id)).append("\""); });
   list("tags", s.tags, [&](watched_tag const& tag) {
@@ -91,7 +95,7 @@ namespace detail {
     }
     json += ']';
   });
-  json += ",\"pool\":{\"device\":0";
+  json += R"(,"pool":{"tarn":1)";
   number("live", s.pool.live);
   number("liveBlocks", s.pool.live_blocks);
   number("reserved", s.pool.reserved);
@@ -137,7 +141,7 @@ inline void write_timeline_html(std::ostream& out, snapshot const& s, timeline_h
       << "}\n}\n";
   out << ":root[data-theme=dark] {" << detail::html_dark << "}\n</style>\n" << detail::html_body;
   detail::html_data data(s);
-  out << "<script type=\"text/plain\" id=\"tarn-events\">";
+  out << R"(<script type="text/plain" id="tarn-events">)";
   data.write_events(out);
   out << "</script>\n<script type=\"text/plain\" id=\"tarn-blocks\">";
   data.write_blocks(out);

@@ -91,8 +91,11 @@ pressed(byId('axis-calls'), view.axis === 'calls');
 byId('show-tags').disabled = info.tags.length < 2;
 byId('color-tag').disabled = info.tags.length < 2;
 byId('places-part').hidden = info.places.length < 2;
-pressed(byId('show-reserved'), view.reserved = model.knowsReserved || model.reservedNow > 0);
-byId('show-reserved').hidden = !view.reserved;
+const hasReserved = model.knowsReserved || model.reservedNow > 0;
+byId('show-reserved').hidden = !hasReserved;
+// Where far more is reserved than was ever live, its curve would press the other one flat: it is shown on request.
+view.reserved = hasReserved && Math.max(info.pool.reservedPeak, model.reservedNow) < 8 * model.live[model.peak];
+pressed(byId('show-reserved'), view.reserved);
 byId('map-view').hidden = segments.length === 0;
 showTop();
 [view.from, view.to] = domain();

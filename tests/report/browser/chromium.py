@@ -15,9 +15,10 @@ class Failed(Exception):
 
 
 def find():
-    """The browser's path; None where there is none."""
+    """The browser's path; None where there is none. One in a snap has a /tmp of its own: it cannot see the pages."""
     names = [os.environ.get("TARN_BROWSER", ""), "chromium", "chromium-browser", "google-chrome"]
-    return next((path for path in map(shutil.which, filter(None, names)) if path), None)
+    paths = [path for path in map(shutil.which, filter(None, names)) if path]
+    return next((path for path in paths if "snap" not in os.path.realpath(path)), None)
 
 
 class Browser:
