@@ -117,6 +117,7 @@ void evict_contract(Memory memory, Pinned pinned, Busy const& busy) {
         CHECK(evicted.template host_copy<1>().empty());
         CHECK((elements_of<std::uint32_t>(first) == words));
       }
+      s.synchronize();  // what is copied to the host is there; what is copied back is not
       busy(s);
     }
     {

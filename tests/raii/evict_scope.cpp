@@ -244,6 +244,7 @@ TEST_CASE("host memory that the copies back still read is not handed out to the 
   auto buffer = make_device_buffer<int>(t.pool(), words, s);
   {
     evict_scope const evicted{pinned, s, buffer};
+    s.synchronize();  // the copies to the host are done, those back are not
     t.busy()(s);
   }
   pinned_buffer<int, std::remove_const_t<decltype(pinned)>> later(pinned,
