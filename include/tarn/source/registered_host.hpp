@@ -3,7 +3,10 @@
 // registered_host: pinned memory made of the host's own pages: mapped, touched by several threads, then registered with
 // the driver. Above it: pools of staging memory, pinned_buffer. Below it: block_source, host_pages.
 
+#include <concepts>
 #include <cstddef>
+#include <cstdint>
+#include <utility>
 
 #include "tarn/core/config.hpp"
 #include "tarn/source/block_source.hpp"
