@@ -69,8 +69,6 @@ struct registered_calls {
     return s;
   }
 
-  friend bool operator==(registered_calls const&, registered_calls const&) = default;
-
  private:
   [[nodiscard]] std::size_t page_bytes() const noexcept {
     return options.pages == host_page_size::usual ? detail::usual_page : detail::huge_page;
