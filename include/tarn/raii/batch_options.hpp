@@ -4,6 +4,7 @@
 // host_batch. Above it: stream_batches, collect_batches. Below it: core.
 
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <span>
 #include <string_view>

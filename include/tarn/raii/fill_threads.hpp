@@ -24,14 +24,10 @@ class fill_threads {
 
   /// @throws std::system_error  the host has no thread; std::bad_alloc
   fill_threads(unsigned threads, std::size_t pieces, std::size_t slots, fill_function fill)
-      : fill_(std::move(fill)), pieces_(pieces), slots_(slots) {
+      : fill_threads(pieces, slots, std::move(fill)) {
+    // Should a thread be refused, the destructor runs: the constructor delegated to is done.
     threads_.reserve(threads);
-    try {
-      while (threads_.size() < threads) threads_.emplace_back([this] { work(); });
-    } catch (...) {
-      stop();
-      throw;
-    }
+    while (threads_.size() < threads) threads_.emplace_back([this] { work(); });
   }
   fill_threads(fill_threads const&) = delete;
   fill_threads& operator=(fill_threads const&) = delete;
@@ -73,6 +69,9 @@ class fill_threads {
     std::size_t elements = 0;
     std::exception_ptr error;
   };
+
+  fill_threads(std::size_t pieces, std::size_t slots, fill_function fill)
+      : fill_(std::move(fill)), pieces_(pieces), slots_(slots) {}
 
   void work() {
     std::unique_lock lock(mutex_);

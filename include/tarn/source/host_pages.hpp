@@ -98,20 +98,7 @@ struct host_pages {
 
  private:
   [[nodiscard]] static char const* name_of_error(int error) noexcept {
-    switch (error) {
-      case ENOMEM:
-        return "ENOMEM";
-      case EINVAL:
-        return "EINVAL";
-      case EPERM:
-        return "EPERM";
-      case ENOSYS:
-        return "ENOSYS";
-      case EAGAIN:
-        return "EAGAIN";
-      default:
-        return "an error of the host";
-    }
+    return error == ENOMEM ? "ENOMEM" : error == EINVAL ? "EINVAL" : "refused by the host";
   }
   [[nodiscard]] static status failed(char const* call, int error) noexcept {
     failure const kind = error == ENOMEM || error == EAGAIN ? failure::out_of_memory : failure::other;

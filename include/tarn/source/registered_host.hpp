@@ -3,7 +3,10 @@
 // registered_host: pinned memory made of the host's own pages: mapped, touched by several threads, then registered with
 // the driver. Above it: pools of staging memory, pinned_buffer. Below it: block_source, host_pages.
 
+#include <concepts>
 #include <cstddef>
+#include <cstdint>
+#include <utility>
 
 #include "tarn/core/config.hpp"
 #include "tarn/source/block_source.hpp"
@@ -65,8 +68,6 @@ struct registered_calls {
     if (s.ok() || s.kind == failure::unloading) detail::host_pages{.bytes = mapped_bytes(bytes)}.unmap(p);
     return s;
   }
-
-  friend bool operator==(registered_calls const&, registered_calls const&) = default;
 
  private:
   [[nodiscard]] std::size_t page_bytes() const noexcept {
