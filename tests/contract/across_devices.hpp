@@ -23,6 +23,7 @@ inline words counted_words(std::size_t n, std::uint32_t first = 1) {
   std::iota(w.begin(), w.end(), first);
   return w;
 }
+// Compared in double parentheses: thousands of words in a message help nobody, and take Catch2 minutes.
 template <class Buffer>
 words words_of(Buffer const& b) {
   words w(b.size());
@@ -51,13 +52,13 @@ void pieces_travel(Near near, Far far, Busy const& busy) {
   to.zero();
   words expected(n);
   std::copy_n(original.begin() + 100, 4000, expected.begin());
-  CHECK(words_of(*from) == expected);
+  CHECK((words_of(*from) == expected));
   busy(0, a);
   tarn::peer_copy(*from, to);
   from.reset();
   auto reused = tarn::make_device_buffer<std::uint32_t>(near, n, a);
   reused.fill(std::byte{0x77});
-  CHECK(words_of(to) == expected);
+  CHECK((words_of(to) == expected));
 }
 
 /// A partitioned buffer is filled, read, divided otherwise, and freed, its streams busy.
@@ -81,7 +82,7 @@ void parts_travel(Pools& pools, std::vector<tarn::device_id> const& devices, Bus
   whole.scatter(original);
   words seen(n);
   whole.gather_sync(seen);
-  CHECK(seen == original);
+  CHECK((seen == original));
 
   std::vector<double> weights;
   for (std::size_t i = 0; i < devices.size(); ++i) weights.push_back(static_cast<double>(i) * 1.5);
@@ -98,7 +99,7 @@ void parts_travel(Pools& pools, std::vector<tarn::device_id> const& devices, Bus
   words back(n);
   whole.gather(back);  // into pageable memory: done when it returns
   whole.synchronize();
-  CHECK(back == original);
+  CHECK((back == original));
 
   std::size_t next = 0;
   std::size_t at = 0;

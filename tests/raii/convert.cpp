@@ -100,11 +100,11 @@ TEST_CASE("a buffer is stored in half its bytes, and comes back rounded once", "
   static_assert(std::is_same_v<decltype(half)::value_type, float16>);
   CHECK(half.bytes() == full.bytes() / 2);
   auto const back = converted<float>(half);
-  CHECK(as_floats(back) == tenths_as<float16>(10'000));
-  CHECK(as_floats(converted<float8_e5m2>(full, stream)) == tenths_as<float8_e5m2>(10'000));
+  CHECK((as_floats(back) == tenths_as<float16>(10'000)));
+  CHECK((as_floats(converted<float8_e5m2>(full, stream)) == tenths_as<float8_e5m2>(10'000)));
   auto same = make_device_buffer<float>(pool, 10'000, stream);
   tarn::convert(full, same);
-  CHECK(as_floats(same) == tenths(10'000));
+  CHECK((as_floats(same) == tenths(10'000)));
 }
 
 TEST_CASE("a conversion comes after both buffers' work and before what follows on either, on any schedule",
@@ -132,7 +132,7 @@ TEST_CASE("a conversion comes after both buffers' work and before what follows o
       auto const copied = *to;  // on b, after the conversion
       from->zero();             // on a, after it as well
       to->zero();
-      CHECK(as_floats(copied) == right);
+      CHECK((as_floats(copied) == right));
       // The memory goes to others while the conversion may still run.
       from->copy_from(std::span<float const>(pinned));
       auto const again = converted<bfloat16>(pool, *from, c);
@@ -140,7 +140,7 @@ TEST_CASE("a conversion comes after both buffers' work and before what follows o
       to.reset();
       auto others = make_device_buffer<float>(pool, 5000, a);
       others.zero();
-      CHECK(as_floats(again) == right);
+      CHECK((as_floats(again) == right));
     }
     CHECK(machine.findings().empty());
     CHECK(machine.leaks().total() == 0);

@@ -101,7 +101,7 @@ TEST_CASE("a kernel of one GPU works on memory that another made reachable",
       REQUIRE(cudaGetLastError() == cudaSuccess);
     }
     detail::order_streams(cuda_driver{device_id{0}}, a, cuda_driver{device_id{1}}, b);
-    CHECK(tarn_test::words_of(buffer) == tarn_test::words(n, 1));
+    CHECK((tarn_test::words_of(buffer) == tarn_test::words(n, 1)));
   }
   CHECK_THROWS_AS(cuda_pages{device_id{0}} | reachable_from{100}, cuda_error);
   CHECK(cudaGetLastError() == cudaSuccess);
@@ -126,6 +126,6 @@ TEST_CASE("parts go out, come back and are divided anew on GPUs", "[raii][partit
   });
   tarn_test::words seen(1'000'000);
   buffer.gather_sync(seen);
-  CHECK(seen == tarn_test::words(1'000'000, 1));
+  CHECK((seen == tarn_test::words(1'000'000, 1)));
   pools.for_each([](device_id, device_pool& pool) { CHECK(memory_allocated(pool) <= 4'002'048); });
 }

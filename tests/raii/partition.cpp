@@ -100,6 +100,12 @@ TEST_CASE("what is no partition is refused, and says why", "[raii][partition]") 
        {list{}, list{0, 0}, list{1, -1}, list{1, NAN}, list{INFINITY, 1}, list{1e308, 1e308}})
     CHECK_THROWS_AS(partition::weighted(10, weights), bad_partition);
   try {
+    (void)partition::weighted(10, list{1, NAN});
+  } catch (bad_partition const& error) {
+    CHECK(std::string_view(error.what()).find("a weight must be a number of at least 0") !=
+          std::string_view::npos);
+  }
+  try {
     (void)partition::even(10, 0);
   } catch (bad_partition const& error) {
     CHECK(std::string_view(error.what()).find("at least one part") != std::string_view::npos);

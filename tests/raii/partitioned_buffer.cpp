@@ -167,7 +167,7 @@ TEST_CASE("a stream outside is ordered before and behind all parts", "[raii][par
     REQUIRE(fill(2, outside).ok());
     words seen(900);
     buffer.gather_sync(seen);
-    CHECK(seen == words(900, 1));
+    CHECK((seen == words(900, 1)));
   }
 }
 
@@ -227,7 +227,7 @@ TEST_CASE("whatever fails on the way, a partitioned buffer leaks nothing", "[rai
         otherwise.copy_from(whole);
         words seen(1000);
         otherwise.gather_sync(seen);
-        CHECK(seen == counted_words(1000));
+        CHECK((seen == counted_words(1000)));
       } catch (out_of_memory const&) {
         ++refusals;
       } catch (cuda_error const&) {

@@ -67,6 +67,7 @@ TEST_CASE("a piece beyond a buffer's end is refused, and says which buffer", "[r
   CHECK_THROWS_AS(peer_copy(from, 11, to, 0, 0), length_error);
   CHECK_THROWS_AS(peer_copy(from, 8, to, 0, 3), length_error);
   CHECK_THROWS_AS(peer_copy(from, 1, to, 0, static_cast<std::size_t>(-1)), length_error);
+  CHECK_THROWS_AS(peer_copy(from, static_cast<std::size_t>(-1), to, 0, 1), length_error);
   try {
     peer_copy(from, 0, to, 3, 3);
     FAIL("copied");

@@ -3,6 +3,7 @@
 #include "tarn/raii/per_device.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -83,6 +84,8 @@ TEST_CASE("a device that is not there is told by its number, and others go on", 
     } catch (cuda_error const& error) {
       CHECK(error.kind() == failure::no_device);
       CHECK(error.device() == wrong);
+      bool const known_at_once = wrong < 0 || wrong >= decltype(pools)::most_devices;
+      CHECK((std::string_view(error.call()) == "per_device") == known_at_once);
     }
     CHECK(pools.find(device_id{wrong}) == nullptr);
   }
@@ -115,6 +118,7 @@ TEST_CASE("threads that ask at once get the same pool, made once", "[raii][per_d
   std::atomic<int> made{0};
   per_device pools{[&](device_id device) {
     ++made;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // so that others ask meanwhile
     return sim_pages{machine.driver(device)} | pooled{} | limited{1_GiB};
   }};
   std::vector<std::thread> threads;

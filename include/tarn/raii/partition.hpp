@@ -44,7 +44,7 @@ class partition {
     partition made(count, weights.size(), multiple_of);
     double total = 0;
     for (double const w : weights) {
-      if (!(w >= 0) || !std::isfinite(w)) refuse("a weight must be a number of at least 0");
+      if (!(w >= 0)) refuse("a weight must be a number of at least 0");
       total += w;
     }
     if (!(total > 0) || !std::isfinite(total)) refuse("the weights must add up to a number above 0");
