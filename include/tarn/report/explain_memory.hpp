@@ -221,8 +221,8 @@ context_cost measure(Subjects const&... subjects) {
 }  // namespace detail
 
 /// Whose a device's memory is. Takes, in any order, any number of pools (or other memory with `tracked`) of one device,
-/// pools of host memory, a driver (or a device_id, on CUDA) where there is no pool yet, and what measure_context() gave.
-/// A pool that is named twice counts once; of a pool over another pool name the lower one alone.
+/// pools of host memory, a driver (or a device_id, on CUDA) where there is no pool yet, and what measure_context()
+/// gave. A pool that is named twice counts once; of a pool over another pool name the lower one alone.
 ///
 ///   std::cout << tarn::explain_memory(pool).text();
 ///
@@ -246,7 +246,7 @@ template <class... Subjects>
 ///
 /// It is what the management library says of the process, less what the pools hold; or, where that does not see the
 /// process (in a container), what is free no more once the context is set up: then it must be the first call of the
-/// program on the device, and what others take in the fraction of a second is taken for the context's. Else unknown.
+/// program on the device, and what others take in that fraction of a second counts as the context's. Else unknown.
 /// Cost and errors as explain_memory(), twice.
 template <class... Subjects>
 [[nodiscard]] context_cost measure_context(Subjects const&... subjects) {
