@@ -242,7 +242,7 @@ template <class... Subjects>
 
 /// What this process's context and its modules take of the device; takes what explain_memory() takes. Call it where
 /// the program begins, before anything but those pools has been allocated, and hand it to explain_memory(), which then
-/// tells other allocations apart. Modules are loaded when they are first used: what comes later counts as other allocations.
+/// tells other allocations apart. Modules are loaded when they are first used: later ones count as other allocations.
 ///
 /// It is what the management library says of the process, less what the pools hold; or, where that does not see the
 /// process (in a container), what is free no more once the context is set up: then it must be the first call of the
