@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Training in less memory: a small network learns digits that are drawn here, and the peak is printed with each
-// technique off and on, beside the loss and the accuracy that came of it. On CUDA where a device is found (built as .cu),
-// else on the simulated device, where the same kernels are plain loops.
+// technique off and on, beside the loss and the accuracy that came of it. On CUDA where a device is found (built as
+// .cu), else on the simulated device, where the same kernels are plain loops.
 
 #include <array>
 #include <cmath>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A model of 0.0004 MiB, and nvidia-smi shows 1,072 MiB for it. Where did it go? On CUDA where a device is found (build
-// it as .cu), else on a simulated device whose context is as large as that of a program with a few libraries of kernels.
+// it as .cu), else on a simulated device whose context is that of a program with some libraries of kernels.
 
 #include <iostream>
 

@@ -221,15 +221,15 @@ context_cost measure(Subjects const&... subjects) {
 }  // namespace detail
 
 /// Whose a device's memory is. Takes, in any order, any number of pools (or other memory with `tracked`) of one device,
-/// pools of host memory, a driver (or a device_id, on CUDA) where there is no pool yet, and what measure_context() gave.
-/// A pool that is named twice counts once; of a pool over another pool name the lower one alone.
+/// pools of host memory, a driver (or a device_id, on CUDA) where there is no pool yet, and what measure_context()
+/// gave. A pool that is named twice counts once; of a pool over another pool name the lower one alone.
 ///
 ///   std::cout << tarn::explain_memory(pool).text();
 ///
 /// The pools' figures are exact; the driver's and NVML's are of a moment later: let nobody allocate meanwhile where the
-/// residual is to mean something. Where NVML is missing or does not see the processes, parts are unknown and said to
-/// be. Sets up the device's context if there is none. Cost: NVML is started and ended, 10 to 100 ms; nothing waits
-/// for the device. Safe from any thread.
+/// residual is to mean something. Where NVML is missing or does not see the processes, parts are unknown, and said to
+/// be. Sets up the device's context if there is none. Cost: NVML is started and ended, 10 to 100 ms; nothing waits for
+/// the device. Safe from any thread.
 /// @throws cuda_error  the driver does not even tell what is free
 /// @throws misuse      a pool is of another device: call it once for each
 template <class... Subjects>
@@ -240,13 +240,13 @@ template <class... Subjects>
   return detail::explain(detail::as_subject(subjects)...);
 }
 
-/// What this process's context and its modules take of the device; takes what explain_memory() takes. Call it where the
-/// program begins, before anything but those pools has been allocated, and hand it to explain_memory(), which then tells
-/// other allocations apart. Modules are loaded when they are first used: what comes later counts as other allocations.
+/// What this process's context and its modules take of the device; takes what explain_memory() takes. Call it where
+/// the program begins, before anything but those pools has been allocated, and hand it to explain_memory(), which then
+/// tells other allocations apart. Modules are loaded when they are first used: later ones count as other allocations.
 ///
 /// It is what the management library says of the process, less what the pools hold; or, where that does not see the
 /// process (in a container), what is free no more once the context is set up: then it must be the first call of the
-/// program on the device, and what others take in the fraction of a second is taken for the context's. Else unknown.
+/// program on the device, and what others take in that fraction of a second counts as the context's. Else unknown.
 /// Cost and errors as explain_memory(), twice.
 template <class... Subjects>
 [[nodiscard]] context_cost measure_context(Subjects const&... subjects) {
