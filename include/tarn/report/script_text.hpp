@@ -1,33 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Text of unknown origin (tags, files, titles) written into a page so that it stays text.
-// Above it: timeline_html. Below it: nothing.
+// Above it: timeline_html. Below it: utf8.
 
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <string_view>
 
-namespace tarn::detail {
+#include "tarn/report/utf8.hpp"
 
-/// Bytes of the UTF-8 character that `text` begins with; 0 where it begins with none, overlong forms too.
-[[nodiscard]] inline std::size_t utf8_length(std::string_view text) noexcept {
-  auto const byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  if (text.empty()) return 0;
-  unsigned const first = byte(0);
-  if (first < 0x80) return 1;
-  std::size_t const length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-  if (first < 0xC2 || first > 0xF4 || text.size() < length) return 0;
-  for (std::size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xC0U) != 0x80) return 0;
-  }
-  unsigned const second = byte(1);
-  if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second > 0x9F) ||
-      (first == 0xF0 && second < 0x90) || (first == 0xF4 && second > 0x8F)) {
-    return 0;
-  }
-  return length;
-}
+namespace tarn::detail {
 
 /// Appends a JSON string, quotes included, that may stand inside a script element: `<`, `>` and `&` are escaped, so
 /// that no text can end the element or begin a comment. What is no UTF-8 becomes U+FFFD. @throws std::bad_alloc
