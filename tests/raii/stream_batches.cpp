@@ -127,6 +127,19 @@ TEST_CASE("batches of every source arrive whole and in order", "[raii][stream_ba
   }
 }
 
+TEST_CASE("a large batch is filled in parts by several threads", "[raii][stream_batches][threads]") {
+  bench b;
+  basic_stream const stream(b.driver());
+  numbers const all = counted(1'400'003);
+  tarn_test::scratch_file const file(all);
+  mapped_file const mapped(file.path());
+  for (unsigned const threads : {2U, 3U, 7U}) {
+    batch_options const options{.batch_bytes = 1_MiB + 4, .threads = threads};
+    CHECK(arrived(b, stream, all, options, all.size()) == all);
+    CHECK(arrived(b, stream, from_file<std::uint32_t>(mapped), options, all.size()) == all);
+  }
+}
+
 TEST_CASE("device memory comes back whole and in order", "[raii][collect_batches]") {
   for (std::uint64_t const seed : {0U, 1U, 2U}) {
     bench b(seed);

@@ -185,8 +185,8 @@ class batch_stream {
     // Parts below 256 KiB cost more to hand out than to copy.
     constexpr std::size_t least_part = 256_KiB;
     std::size_t const parts = capacity_ * sizeof(value_type) / least_part;
-    std::size_t const pieces =
-        Source::is_divisible ? detail::larger_of(detail::smaller_of(threads, parts), std::size_t{1}) : 1;
+    std::size_t pieces = 1;
+    if (Source::is_divisible) pieces = detail::larger_of(detail::smaller_of(threads, parts), std::size_t{1});
     threads_.emplace(
         static_cast<unsigned>(threads), pieces, depth_,
         [this, pieces](std::size_t index, std::size_t piece) { return fill(index, piece, pieces); });
@@ -202,7 +202,7 @@ class batch_stream {
     if constexpr (Source::is_staged) {
       std::span<value_type> slot = (*pinned_)[slot_of(index)];
       std::size_t const offset = source_.size() == detail::unknown_count ? 0 : index * capacity_;
-      if (offset != 0 || source_.size() != detail::unknown_count) {
+      if (source_.size() != detail::unknown_count) {
         slot = slot.first(detail::smaller_of(capacity_, source_.size() - offset));
       }
       std::size_t const share = (slot.size() + pieces - 1) / pieces;
