@@ -21,34 +21,11 @@
 #include <new>
 #include <utility>
 
-// ---- tarn/driver/sim_machine.hpp
-// A simulated host with GPUs: its options, what a test may do to it (launch work, move time, take memory
-// away, capture) and what it tells (calls, usage, findings). Drivers for its devices come from
-// driver/sim_driver. Above it: sim_driver, tests, the replay. Below it: sim_streams, sim_memory, sim_order,
-// sim_async, sim_cost.
-
-#include <cstdint>
-#include <cstdlib>
-#include <initializer_list>
-#include <memory>
-#include <mutex>
-#include <new>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <vector>
-
-// ---- tarn/driver/sim_async.hpp
-// cudaMallocAsync as the simulated GPU has it: freed blocks are kept and given again in stream order, and go
-// back to the device at the next synchronisation (release threshold 0, CUDA's default).
-// Above it: sim_machine. Below it: sim_memory, sim_streams.
+// ---- tarn/driver/sim_account.hpp
+// What the simulated management library (NVML's stand-in) says of a device: whose its memory is.
+// Above it: sim_driver. Below it: sim_options, sim_memory.
 
 #include <cstddef>
-#include <iterator>
-#include <map>
-#include <unordered_map>
-#include <utility>
-#include <vector>
 
 // ---- tarn/driver/sim_memory.hpp
 // The simulated GPU's memory: capacity to the byte, blocks, and pages under the rules of CUDA's virtual
@@ -516,6 +493,8 @@ enum class sim_code : int {
   invalid_handle = 400,
   not_ready = 600,
   illegal_address = 700,
+  already_registered = 712,
+  not_registered = 713,
   not_permitted = 800,
   not_supported = 801,
   capture_unsupported = 900,
@@ -549,6 +528,10 @@ enum class sim_code : int {
       return make(failure::not_ready, "cudaErrorNotReady");
     case sim_code::illegal_address:
       return make(failure::other, "cudaErrorIllegalAddress");
+    case sim_code::already_registered:
+      return make(failure::other, "cudaErrorHostMemoryAlreadyRegistered");
+    case sim_code::not_registered:
+      return make(failure::other, "cudaErrorHostMemoryNotRegistered");
     case sim_code::not_permitted:
       return make(failure::other, "cudaErrorNotPermitted");
     case sim_code::not_supported:
@@ -578,7 +561,7 @@ namespace tarn {
 namespace detail {
 
 /// What a block is; each kind is freed by its own call.
-enum class sim_kind : std::uint8_t { device, async, pinned, managed };
+enum class sim_kind : std::uint8_t { device, async, pinned, managed, registered };
 
 }  // namespace detail
 
@@ -705,7 +688,7 @@ class sim_memory {
       auto const before = std::prev(next);
       if (before->first + before->second.bytes > begin) return sim_code::invalid_value;
     }
-    auto const it = maps_.emplace_hint(next, begin, mapping{bytes, handle});
+    auto const it = maps_.emplace_hint(next, begin, mapping{bytes, handle, {}});
     if (!device_space_.show(begin, bytes, pages_.descriptor(), behind->second.offset)) {
       maps_.erase(it);
       return sim_code::out_of_memory;
@@ -786,6 +769,32 @@ class sim_memory {
     return sim_code::ok;
   }
 
+  /// Takes host memory that is there already into the books, as pinned: whole pages that no block has.
+  sim_code adopt(int device, void* p, std::size_t bytes) {
+    std::uintptr_t const begin = address(p);
+    if (bytes == 0 || begin == 0 || begin % page_bytes != 0) return sim_code::invalid_value;
+    if (bytes > max_request_bytes || bytes > host_room()) return sim_code::out_of_memory;
+    auto const next = blocks_.lower_bound(begin);
+    bool const overlaps =
+        (next != blocks_.end() && next->first < begin + bytes) || block_of(begin) != blocks_.end();
+    if (overlaps) return sim_code::already_registered;
+    blocks_.emplace(begin,
+                    block{bytes, bytes, bytes, 0, page_bytes, next_key_, device, sim_kind::registered});
+    next_key_ += bytes;
+    host_used_ += bytes;
+    ++host_blocks_;
+    return sim_code::ok;
+  }
+  sim_code let_go(void* p) {
+    auto const it = blocks_.find(address(p));
+    if (it == blocks_.end() || it->second.kind != sim_kind::registered) return sim_code::not_registered;
+    note_gone(it->second.key, it->second.charged);
+    host_used_ -= it->second.charged;
+    --host_blocks_;
+    blocks_.erase(it);
+    return sim_code::ok;
+  }
+
   /// Bytes asked for the block that starts at `p`, if it is one of that kind.
   [[nodiscard]] bool find_block(void const* p, sim_kind kind, std::size_t& bytes) const noexcept {
     auto const it = blocks_.find(address(p));
@@ -820,18 +829,40 @@ class sim_memory {
     return it != blocks_.end() && on_host(it->second.kind);
   }
 
-  /// True for pinned and managed memory.
+  /// True for pinned, registered and managed memory.
   [[nodiscard]] bool is_on_host(void const* p) const noexcept {
     auto const it = block_of(address(p));
     return it != blocks_.end() && on_host(it->second.kind);
   }
-  /// True where work of `device` may touch the memory at `p`: pages are mapped for their own device alone.
+  /// As cuMemSetAccess for another device: whole mappings without a gap.
+  sim_code share(void* p, std::size_t bytes, int device) {
+    std::uintptr_t const begin = address(p);
+    auto const first = maps_.find(begin);
+    auto it = first;
+    std::uintptr_t at = begin;
+    for (; at - begin < bytes && it != maps_.end() && it->first == at; ++it) at += it->second.bytes;
+    if (bytes == 0 || at - begin != bytes) return sim_code::invalid_value;
+    for (auto shared = first; shared != it; ++shared) shared->second.others.push_back(device);
+    return sim_code::ok;
+  }
+
+  /// The device whose memory it is; -1 where it is none's: the host's, or only an address.
+  [[nodiscard]] int device_of(void const* p) const noexcept {
+    if (auto const it = block_of(address(p)); it != blocks_.end()) {
+      return on_host(it->second.kind) ? -1 : it->second.device;
+    }
+    auto const it = map_of(address(p));
+    return it == maps_.end() ? -1 : physical_.find(it->second.handle)->second.device;
+  }
+  /// True where work of `device` may touch the memory at `p`: pages are mapped for their own device, and those that they
+  /// were shared with.
   [[nodiscard]] bool is_reachable(void const* p, int device) const noexcept {
-    auto it = maps_.upper_bound(address(p));
-    if (it == maps_.begin()) return true;
-    --it;
-    if (address(p) - it->first >= it->second.bytes) return true;
-    return physical_.find(it->second.handle)->second.device == device;
+    auto const it = map_of(address(p));
+    if (it == maps_.end() || physical_.find(it->second.handle)->second.device == device) return true;
+    for (int const other : it->second.others) {
+      if (other == device) return true;
+    }
+    return false;
   }
   /// Bytes behind a page handle; 0 if there is none.
   [[nodiscard]] std::size_t page_bytes_of(page_handle handle) const noexcept {
@@ -877,6 +908,7 @@ class sim_memory {
   struct mapping {
     std::size_t bytes;
     page_handle handle;
+    std::vector<int> others{};  ///< devices that may touch it besides its own
   };
   struct page_piece {
     std::size_t bytes;
@@ -900,7 +932,7 @@ class sim_memory {
 
   static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
   static bool on_host(sim_kind kind) noexcept {
-    return kind == sim_kind::pinned || kind == sim_kind::managed;
+    return kind == sim_kind::pinned || kind == sim_kind::managed || kind == sim_kind::registered;
   }
   [[nodiscard]] std::size_t host_room() const noexcept {
     return host_used_ >= host_capacity_ ? 0 : host_capacity_ - host_used_;
@@ -921,6 +953,12 @@ class sim_memory {
     if (it == blocks_.begin()) return blocks_.end();
     --it;
     return at - it->first < it->second.bytes ? it : blocks_.end();
+  }
+  [[nodiscard]] std::map<std::uintptr_t, mapping>::const_iterator map_of(std::uintptr_t at) const noexcept {
+    auto it = maps_.upper_bound(at);
+    if (it == maps_.begin()) return maps_.end();
+    --it;
+    return at - it->first < it->second.bytes ? it : maps_.end();
   }
   void note_gone(std::uint64_t key, std::size_t bytes) {
     if (watched_) gone_.push_back({key, bytes});
@@ -959,19 +997,12 @@ class sim_memory {
 }  // namespace detail
 
 }  // namespace tarn
-// ---- tarn/driver/sim_streams.hpp
-// The simulated GPU's streams: queues on virtual time, events, default streams, capture. Deterministic: when
-// an operation is enqueued its end is known, and it takes effect when the host's clock reaches that end.
-// Above it: sim_machine. Below it: sim_memory, sim_order, sim_tsan, sim_work.
+// ---- tarn/driver/sim_options.hpp
+// What a simulated machine is like, and what it counts.
+// Above it: sim_machine. Below it: sim_cost, sim_backing, sim_memory_tool, driver_call.
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <memory>
-#include <unordered_map>
-#include <utility>
-#include <vector>
 
 // ---- tarn/driver/sim_cost.hpp
 // What the simulated GPU charges, in nanoseconds of virtual time. Measured on one H200 (bench/results)
@@ -1022,7 +1053,8 @@ struct sim_costs {
   sim_nanoseconds destroy_stream = 5'000;
   sim_nanoseconds launch = 3'900;       ///< host time of an empty kernel's launch
   sim_nanoseconds copy = 2'000;         ///< host time to enqueue a copy or fill; estimated
-  sim_nanoseconds memory_info = 5'000;  ///< estimated
+  sim_nanoseconds memory_info = 5'000;  ///< estimated, as the next
+  sim_nanoseconds memory_account = 20'000'000;
 
   // Pages, per handle. Mapping is cuMemMap and cuMemSetAccess together.
   sim_nanoseconds page_granularity = 100;  ///< estimated
@@ -1031,6 +1063,7 @@ struct sim_costs {
   sim_cost_curve create_pages{{{2_MiB, 9'800}, {20_MiB, 10'400}, {200_MiB, 13'000}, {1_GiB, 17'000}}};
   sim_cost_curve destroy_pages{{{2_MiB, 15'000}, {20_MiB, 16'000}, {200_MiB, 76'000}, {1_GiB, 338'000}}};
   sim_cost_curve map_pages{{{2_MiB, 25'600}, {20_MiB, 26'700}, {200_MiB, 34'700}, {1_GiB, 61'800}}};
+  sim_nanoseconds share_pages = 25'000;  ///< a cuMemSetAccess more; estimated
   sim_cost_curve unmap_pages{{{2_MiB, 16'500}, {20_MiB, 16'500}, {200_MiB, 20'000}, {1_GiB, 29'000}}};
 
   // Blocks.
@@ -1042,6 +1075,10 @@ struct sim_costs {
   sim_cost_curve malloc_pinned{
       {{4_KiB, 2'000}, {1_MiB, 449'000}, {1_GiB, 460'000'000}, {8_GiB, 3'680'000'000}}};
   sim_cost_curve free_pinned{{{4_KiB, 1'000}, {1_MiB, 113'000}, {1_GiB, 116'000'000}, {8_GiB, 928'000'000}}};
+  /// What is left of registered_host's 168 ms per GiB once the host has touched the pages; estimated, as the next.
+  sim_cost_curve register_host{{{4_KiB, 2'000}, {1_MiB, 60'000}, {1_GiB, 60'000'000}, {8_GiB, 480'000'000}}};
+  sim_cost_curve unregister_host{
+      {{4_KiB, 1'000}, {1_MiB, 30'000}, {1_GiB, 30'000'000}, {8_GiB, 240'000'000}}};
   sim_nanoseconds malloc_managed = 60'000;  ///< estimated from cudaMalloc, as the next
   sim_nanoseconds free_managed = 40'000;
 
@@ -1050,6 +1087,10 @@ struct sim_costs {
   double on_device_rate = 2'000;
   double fill_rate = 4'000;
   double pinned_rate = 53;  ///< host to device or back, chunks of 4 MiB
+  double peer_rate =
+      450;  ///< between devices that reach each other: one direction of NVLink 4, by its data sheet
+  double staged_rate =
+      25;  ///< between devices that do not, by way of the host: half of pinned_rate; estimated
   double pageable_rate = 8.4;
 
   /// Every call is free and all device work but kernels takes no time.
@@ -1058,11 +1099,13 @@ struct sim_costs {
     sim_costs c;
     c.look = c.create_event = c.destroy_event = c.record_event = c.query_event = c.wait_event = 0;
     c.synchronize = c.create_stream = c.destroy_stream = c.launch = c.copy = c.memory_info = 0;
-    c.page_granularity = c.release_range = c.malloc_async_warm = c.free_async = 0;
+    c.memory_account = 0;
+    c.page_granularity = c.share_pages = c.release_range = c.malloc_async_warm = c.free_async = 0;
     c.malloc_managed = c.free_managed = 0;
     c.reserve_range = c.create_pages = c.destroy_pages = c.map_pages = c.unmap_pages = level;
     c.malloc_device = c.free_device = c.malloc_async_cold = c.malloc_pinned = c.free_pinned = level;
-    c.on_device_rate = c.fill_rate = c.pinned_rate = c.pageable_rate = 0;
+    c.register_host = c.unregister_host = level;
+    c.on_device_rate = c.fill_rate = c.pinned_rate = c.peer_rate = c.staged_rate = c.pageable_rate = 0;
     return c;
   }
 };
@@ -1075,6 +1118,476 @@ namespace detail {
 }  // namespace detail
 
 }  // namespace tarn
+
+namespace tarn {
+
+/// Whether simulated devices have virtual memory management; some virtual GPUs have none.
+enum class sim_paging : std::uint8_t { available, missing };
+
+/// Whether simulated devices can be let at each other's pages, as over NVLink. Copies between them need it not.
+enum class sim_peers : std::uint8_t { reachable, apart };
+
+/// Whether the order checker watches (sim_order.hpp). It costs time and memory per access.
+enum class sim_checks : std::uint8_t {
+  off,
+  stream_order,  ///< host threads count as one timeline: what one has waited for, all have
+  each_thread    ///< and threads too must be ordered, by publish() and observe()
+};
+
+/// What the simulated management library tells.
+enum class sim_accounting : std::uint8_t {
+  told,
+  hidden,  ///< sums, but no processes: as in a container that has process numbers of its own
+  missing  ///< there is none
+};
+
+/// What a simulated machine is like. The default is one H200 whose memory is this host's, as far as touched.
+struct sim_options {
+  int devices = 1;
+  std::size_t capacity = 140_GiB;  ///< of each device, bytes
+  std::size_t taken = 1_GiB;       ///< of it not free from the start: the context, other processes
+  std::size_t context = 0;  ///< of `taken`: this process's context and modules, as memory_account() tells
+  std::size_t other_processes = 0;  ///< of `taken`, likewise; what take_memory() takes later is theirs, too
+  std::size_t set_aside = 0;        ///< of `taken`, by driver and firmware; what is left of it is nobody's
+  sim_accounting accounting = sim_accounting::told;
+  std::size_t host_capacity = 64_GiB;  ///< for pinned and managed memory together
+  std::size_t granularity = 2_MiB;     ///< of pages
+  sim_backing backing = sim_backing::host_backed;
+  sim_paging paging = sim_paging::available;
+  sim_peers peers = sim_peers::reachable;
+  sim_checks checks = sim_checks::off;
+  sim_tool tool = sim_tool::absent;  ///< attached: what a pool hands out is watched, at the price of speed
+  sim_costs costs{};
+  std::uint64_t seed = 0;            ///< of another schedule; 0: work takes exactly the time asked
+  sim_nanoseconds jitter = 100'000;  ///< with a seed, work may take up to this much longer
+  /// With a seed: of a thousand streams so many are slow, and each piece of their work takes up to `slowness` longer. With a
+  /// second and more they seem never to end, until somebody waits.
+  unsigned slow_streams = 0;
+  sim_nanoseconds slowness = 1'000'000'000;
+  sim_nanoseconds late_events = 0;  ///< with a seed, an event's mark may be reached up to this much later
+};
+
+/// How often each driver call was made, and what that cost in virtual time.
+struct sim_calls {
+  std::uint64_t counts[driver_call_count]{};
+  std::uint64_t driver_ns = 0;  ///< modelled nanoseconds inside the driver, waiting not included
+
+  [[nodiscard]] std::uint64_t operator[](driver_call call) const noexcept {
+    return counts[static_cast<std::size_t>(call)];
+  }
+  /// All calls.
+  [[nodiscard]] std::uint64_t total() const noexcept {
+    return sum([](driver_call) { return true; });
+  }
+  /// Calls that make, map or give back memory.
+  [[nodiscard]] std::uint64_t memory() const noexcept { return sum(changes_memory); }
+  /// Calls that order or move something: all but those that only look at a stream.
+  [[nodiscard]] std::uint64_t acting() const noexcept {
+    return sum([](driver_call call) { return !only_looks(call); });
+  }
+
+ private:
+  template <class Select>
+  [[nodiscard]] std::uint64_t sum(Select const& select) const noexcept {
+    std::uint64_t n = 0;
+    for (std::size_t i = 0; i < driver_call_count; ++i) {
+      if (select(driver_call_at(i))) n += counts[i];
+    }
+    return n;
+  }
+};
+
+/// What is not yet given back; all zero means that nothing leaks.
+struct sim_leaks {
+  std::size_t ranges = 0;   ///< reserved address ranges
+  std::size_t maps = 0;     ///< mapped pages
+  std::size_t handles = 0;  ///< page handles
+  std::size_t blocks = 0;   ///< of all kinds; blocks cached by cudaMallocAsync are no leak
+  std::size_t streams = 0;
+  std::size_t events = 0;
+  [[nodiscard]] std::size_t total() const noexcept {
+    return ranges + maps + handles + blocks + streams + events;
+  }
+};
+
+}  // namespace tarn
+
+namespace tarn::detail {
+
+/// Never more than the device has: who is named first in the options has his part first.
+[[nodiscard]] inline device_account sim_account(sim_options const& options, sim_usage const& usage) noexcept {
+  std::size_t left = usage.taken;
+  auto const part = [&](std::size_t wanted) {
+    std::size_t const got = smaller_of(wanted, left);
+    left -= got;
+    return got;
+  };
+  device_account account;
+  account.source = "the simulated NVML";
+  account.total = usage.capacity;
+  account.free = usage.free();
+  std::size_t const context = part(options.context);
+  account.set_aside = part(options.set_aside);
+  std::size_t const came_later = usage.taken > options.taken ? usage.taken - options.taken : 0;
+  std::size_t const others = part(options.other_processes + came_later);
+  if (options.accounting == sim_accounting::hidden) {
+    account.gap = "no process of its list has this one's number: a container has numbers of its own";
+    return account;
+  }
+  account.this_process = context + usage.used;
+  account.other_processes = others;
+  return account;
+}
+
+}  // namespace tarn::detail
+// ---- tarn/driver/sim_convert.hpp
+// A conversion of elements as simulated work: a kernel whose reads and writes the order checker sees.
+// Above it: sim_driver. Below it: sim_work, core/element.
+
+#include <atomic>
+#include <cstddef>
+#include <vector>
+
+// ---- tarn/core/element.hpp
+#ifndef TARN_SINGLE_CORE_ELEMENT_HPP
+#define TARN_SINGLE_CORE_ELEMENT_HPP
+// Elements that can be converted into each other, their names and sizes, and the conversion of one.
+// Above it: drivers that convert, raii/convert. Below it: small_float.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+// ---- tarn/core/small_float.hpp
+#ifndef TARN_SINGLE_CORE_SMALL_FLOAT_HPP
+#define TARN_SINGLE_CORE_SMALL_FLOAT_HPP
+// float16, bfloat16, float8_e4m3, float8_e5m2: elements to store numbers in, not to calculate with.
+// Above it: element, convert. Below it: float_format.
+
+#include <type_traits>
+
+// ---- tarn/core/float_format.hpp
+#ifndef TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
+#define TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
+// Formats of binary floating point and the two conversions between them, on bits alone: rounding to nearest even to a
+// narrower one, and the exact way back. Above it: small_float. Below it: config.
+
+#include <cstdint>
+#include <type_traits>
+
+namespace tarn {
+
+/// What the largest exponent of a format stands for.
+enum class top_exponent : std::uint8_t {
+  infinity_and_nan,  ///< as in IEEE 754
+  numbers_and_nan    ///< numbers, but for the last pattern, which is NaN: the OCP formats marked FN
+};
+
+/// What becomes of what is too large, infinities included.
+enum class overflow : std::uint8_t {
+  to_infinity,
+  to_largest  ///< the largest number of its sign, as cuda_fp8's types do it (__NV_SATFINITE)
+};
+
+/// IEEE 754 binary32, the format of float.
+struct binary32 {
+  using bits_type = std::uint32_t;
+  static constexpr int exponent_bits = 8;
+  static constexpr int mantissa_bits = 23;
+  static constexpr top_exponent top = top_exponent::infinity_and_nan;
+};
+/// IEEE 754 binary64, the format of double.
+struct binary64 {
+  using bits_type = std::uint64_t;
+  static constexpr int exponent_bits = 11;
+  static constexpr int mantissa_bits = 52;
+  static constexpr top_exponent top = top_exponent::infinity_and_nan;
+};
+/// IEEE 754 binary16: 11 significant bits, up to 65,504.
+struct binary16 {
+  using bits_type = std::uint16_t;
+  static constexpr int exponent_bits = 5;
+  static constexpr int mantissa_bits = 10;
+  static constexpr top_exponent top = top_exponent::infinity_and_nan;
+  static constexpr overflow on_overflow = overflow::to_infinity;
+};
+/// The upper half of a binary32: 8 significant bits, the range of float.
+struct brain16 {
+  using bits_type = std::uint16_t;
+  static constexpr int exponent_bits = 8;
+  static constexpr int mantissa_bits = 7;
+  static constexpr top_exponent top = top_exponent::infinity_and_nan;
+  static constexpr overflow on_overflow = overflow::to_infinity;
+};
+/// OCP E4M3 (FN): 4 significant bits, up to 448, no infinities.
+struct ocp_e4m3 {
+  using bits_type = std::uint8_t;
+  static constexpr int exponent_bits = 4;
+  static constexpr int mantissa_bits = 3;
+  static constexpr top_exponent top = top_exponent::numbers_and_nan;
+  static constexpr overflow on_overflow = overflow::to_largest;
+};
+/// OCP E5M2: 3 significant bits, up to 57,344. It has infinities, but no conversion makes one.
+struct ocp_e5m2 {
+  using bits_type = std::uint8_t;
+  static constexpr int exponent_bits = 5;
+  static constexpr int mantissa_bits = 2;
+  static constexpr top_exponent top = top_exponent::infinity_and_nan;
+  static constexpr overflow on_overflow = overflow::to_largest;
+};
+
+namespace detail {
+
+/// What follows from a format.
+template <class Format>
+struct format_of {
+  using bits_type = typename Format::bits_type;
+  static constexpr int sign_at = Format::exponent_bits + Format::mantissa_bits;
+  static constexpr int bias = (1 << (Format::exponent_bits - 1)) - 1;
+  static constexpr int top_field = (1 << Format::exponent_bits) - 1;
+  static constexpr bool has_infinity = Format::top == top_exponent::infinity_and_nan;
+  static constexpr std::uint64_t mantissa_mask = (std::uint64_t{1} << Format::mantissa_bits) - 1;
+  static constexpr std::uint64_t infinity = std::uint64_t{top_field} << Format::mantissa_bits;
+  static constexpr std::uint64_t largest = has_infinity ? infinity - 1 : (infinity | mantissa_mask) - 1;
+  /// The NaN that conversions make, with every bit but the sign: CUDA's.
+  static constexpr std::uint64_t nan = (std::uint64_t{1} << sign_at) - 1;
+};
+
+/// The nearest pattern of To for a pattern of From, ties to the even one. Every NaN becomes To's one.
+template <class To, class From>
+[[nodiscard]] TARN_HOST_DEVICE constexpr typename To::bits_type narrowed(
+    typename From::bits_type bits) noexcept {
+  using to = format_of<To>;
+  using from = format_of<From>;
+  using word = typename From::bits_type;
+  static_assert(To::mantissa_bits < From::mantissa_bits && To::exponent_bits <= From::exponent_bits);
+  constexpr int m = From::mantissa_bits;
+  constexpr int dropped = m - To::mantissa_bits;
+  auto const sign = static_cast<word>(bits >> from::sign_at);
+  auto const field = static_cast<int>((bits >> m) & static_cast<word>(from::top_field));
+  auto mantissa = static_cast<word>(bits & static_cast<word>(from::mantissa_mask));
+  auto const signed_as = [sign](word magnitude) {
+    return static_cast<typename To::bits_type>(magnitude | static_cast<word>(sign << to::sign_at));
+  };
+  if (field == from::top_field) {
+    if (mantissa != 0) return static_cast<typename To::bits_type>(to::nan);
+    return signed_as(
+        static_cast<word>(To::on_overflow == overflow::to_infinity ? to::infinity : to::largest));
+  }
+  // The value is mantissa * 2^(exponent - m); `steps` is how far the exponent is above To's least one.
+  if (field != 0) mantissa = static_cast<word>(mantissa | word{1} << m);
+  int const exponent = (field != 0 ? field : 1) - from::bias;
+  int const steps = exponent - (1 - to::bias);
+  int shift = dropped;
+  if (steps < 0)
+    shift = -steps < m + 2 - dropped ? dropped - steps : m + 2;  // beyond which all is below a half
+  auto const half = static_cast<word>(word{1} << (shift - 1));
+  auto const kept = static_cast<word>(mantissa >> shift);
+  auto rounded = static_cast<word>((mantissa + (half - 1) + (kept & 1U)) >> shift);
+  // A carry goes into the exponent, which is right, and so is the leading one of a normal number.
+  if (steps > 0) rounded = static_cast<word>(rounded + (static_cast<word>(steps) << To::mantissa_bits));
+  if (rounded > static_cast<word>(to::largest)) {
+    rounded = static_cast<word>(To::on_overflow == overflow::to_infinity ? to::infinity : to::largest);
+  }
+  return signed_as(rounded);
+}
+
+/// The pattern of binary32 that has exactly the value. A NaN keeps its sign and payload and is quiet.
+template <class From>
+[[nodiscard]] TARN_HOST_DEVICE constexpr std::uint32_t widened(typename From::bits_type bits) noexcept {
+  using from = format_of<From>;
+  constexpr int m = From::mantissa_bits;
+  constexpr int up = binary32::mantissa_bits - m;
+  auto const word = static_cast<std::uint32_t>(bits);
+  std::uint32_t const sign = word >> from::sign_at << 31;
+  std::uint32_t mantissa = word & static_cast<std::uint32_t>(from::mantissa_mask);
+  int const field = static_cast<int>(word >> m) & from::top_field;
+  constexpr std::uint32_t top = 0x7f80'0000;
+  constexpr std::uint32_t quiet = 0x0040'0000;
+  bool const is_nan = from::has_infinity ? field == from::top_field && mantissa != 0
+                                         : (word & static_cast<std::uint32_t>(from::nan)) == from::nan;
+  if (is_nan) return sign | top | quiet | mantissa << up;
+  if (from::has_infinity && field == from::top_field) return sign | top;
+  constexpr int rebias = format_of<binary32>::bias - from::bias;
+  if (field != 0 || rebias == 0)
+    return sign | static_cast<std::uint32_t>(field + rebias) << 23 | mantissa << up;
+  if (mantissa == 0) return sign;
+  int exponent = rebias + 1;
+  while ((mantissa >> m) == 0) {  // at most m steps: subnormal here, normal there
+    mantissa <<= 1;
+    --exponent;
+  }
+  return sign | static_cast<std::uint32_t>(exponent) << 23 |
+         (mantissa & static_cast<std::uint32_t>(from::mantissa_mask)) << up;
+}
+
+}  // namespace detail
+}  // namespace tarn
+#endif  // TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
+
+namespace tarn {
+
+/// A number stored in 1 or 2 bytes, on host and device; bit for bit CUDA's type of the same format (__half, __nv_bfloat16,
+/// __nv_fp8_e4m3, __nv_fp8_e5m2). Convert to float, calculate, convert back: both ways are explicit. Rounds to nearest even,
+/// from double in one step; keeps -0.0, subnormals and NaN (as one NaN per format; its sign and payload are not kept).
+/// What is too large becomes infinity in the 16-bit formats and the largest number in the 8-bit ones, infinities too.
+/// Trivially copyable; uninitialised by default, zero when value-initialised.
+template <class Format>
+class basic_float {
+ public:
+  using format = Format;
+  using bits_type = typename Format::bits_type;
+
+  basic_float() = default;
+  TARN_HOST_DEVICE explicit constexpr basic_float(float value) noexcept
+      : bits_(detail::narrowed<Format, binary32>(__builtin_bit_cast(std::uint32_t, value))) {}
+  /// A template, so that integers go the way of float and nothing is ambiguous.
+  template <class Double>
+  requires std::is_same_v<Double, double> TARN_HOST_DEVICE explicit constexpr basic_float(
+      Double value) noexcept
+      : bits_(detail::narrowed<Format, binary64>(__builtin_bit_cast(std::uint64_t, value))) {}
+  /// From another of these formats, in one rounding.
+  template <class Other>
+  TARN_HOST_DEVICE explicit constexpr basic_float(basic_float<Other> other) noexcept
+      : basic_float(static_cast<float>(other)) {}
+
+  /// The number with these bits.
+  [[nodiscard]] TARN_HOST_DEVICE static constexpr basic_float from_bits(bits_type bits) noexcept {
+    basic_float made{};
+    made.bits_ = bits;
+    return made;
+  }
+  [[nodiscard]] TARN_HOST_DEVICE constexpr bits_type bits() const noexcept { return bits_; }
+
+  /// Exact.
+  [[nodiscard]] TARN_HOST_DEVICE explicit constexpr operator float() const noexcept {
+    return __builtin_bit_cast(float, detail::widened<Format>(bits_));
+  }
+  [[nodiscard]] TARN_HOST_DEVICE explicit constexpr operator double() const noexcept {
+    return static_cast<double>(static_cast<float>(*this));
+  }
+
+  /// The largest number.
+  [[nodiscard]] TARN_HOST_DEVICE static constexpr basic_float largest() noexcept {
+    return from_bits(static_cast<bits_type>(detail::format_of<Format>::largest));
+  }
+  /// The smallest number above zero, a subnormal one.
+  [[nodiscard]] TARN_HOST_DEVICE static constexpr basic_float smallest() noexcept { return from_bits(1); }
+  /// The smallest number with full precision.
+  [[nodiscard]] TARN_HOST_DEVICE static constexpr basic_float smallest_normal() noexcept {
+    return from_bits(static_cast<bits_type>(1U << Format::mantissa_bits));
+  }
+  /// Distance from 1 to the next number above it; rounding errs by at most half of it, relatively.
+  [[nodiscard]] TARN_HOST_DEVICE static constexpr float epsilon() noexcept {
+    return 1.0F / static_cast<float>(1U << Format::mantissa_bits);
+  }
+
+  /// As numbers: a NaN equals nothing, and both zeros are equal.
+  [[nodiscard]] friend TARN_HOST_DEVICE constexpr bool operator==(basic_float a, basic_float b) noexcept {
+    return static_cast<float>(a) == static_cast<float>(b);
+  }
+
+ private:
+  bits_type bits_;
+};
+
+using float16 = basic_float<binary16>;
+using bfloat16 = basic_float<brain16>;
+using float8_e4m3 = basic_float<ocp_e4m3>;
+using float8_e5m2 = basic_float<ocp_e5m2>;
+
+static_assert(std::is_trivially_copyable_v<float16> && std::is_trivially_default_constructible_v<float16>);
+static_assert(sizeof(float16) == 2 && sizeof(bfloat16) == 2 && sizeof(float8_e4m3) == 1 &&
+              sizeof(float8_e5m2) == 1);
+
+}  // namespace tarn
+#endif  // TARN_SINGLE_CORE_SMALL_FLOAT_HPP
+
+namespace tarn {
+
+namespace detail {
+template <class T>
+inline constexpr bool is_basic_float = false;
+template <class Format>
+inline constexpr bool is_basic_float<basic_float<Format>> = true;
+}  // namespace detail
+
+/// double, float and the formats of small_float.hpp.
+template <class T>
+concept element = std::same_as<T, double> || std::same_as<T, float> || detail::is_basic_float<T>;
+
+/// One element as another, rounded to nearest even once. double to float as the processor does it.
+template <element To, element From>
+[[nodiscard]] TARN_HOST_DEVICE constexpr To element_cast(From value) noexcept {
+  return static_cast<To>(value);
+}
+
+/// An element type as a value: for settings, tables and budgets; the largest first.
+enum class element_type : std::uint8_t { f64, f32, f16, bf16, f8_e4m3, f8_e5m2 };
+inline constexpr std::size_t element_type_count = 6;
+
+/// Its value for a type: `element_type_of<tarn::float16>`.
+template <element T>
+inline constexpr element_type element_type_of = std::same_as<T, double>        ? element_type::f64
+                                                : std::same_as<T, float>       ? element_type::f32
+                                                : std::same_as<T, float16>     ? element_type::f16
+                                                : std::same_as<T, bfloat16>    ? element_type::bf16
+                                                : std::same_as<T, float8_e4m3> ? element_type::f8_e4m3
+                                                                               : element_type::f8_e5m2;
+
+/// Bytes of one element.
+[[nodiscard]] constexpr std::size_t bytes_of(element_type type) noexcept {
+  constexpr std::uint8_t sizes[element_type_count] = {8, 4, 2, 2, 1, 1};
+  return sizes[static_cast<std::size_t>(type)];
+}
+/// Bytes of `count` elements. @throws length_error  they do not fit in size_t
+[[nodiscard]] constexpr std::size_t bytes_of(std::size_t count, element_type type) {
+  return checked_bytes(count, bytes_of(type));
+}
+/// Elements that fit into a budget.
+[[nodiscard]] constexpr std::size_t elements_in(std::size_t bytes, element_type type) noexcept {
+  return bytes / bytes_of(type);
+}
+/// The type's name; static storage.
+[[nodiscard]] constexpr char const* name_of(element_type type) noexcept {
+  constexpr char const* names[element_type_count] = {"float64",  "float32",     "float16",
+                                                     "bfloat16", "float8_e4m3", "float8_e5m2"};
+  return names[static_cast<std::size_t>(type)];
+}
+
+/// Calls `call` with a value of the type that `type` names: from settings back into the type system.
+template <class Call>
+constexpr decltype(auto) with_element(element_type type, Call const& call) {
+  switch (type) {
+    case element_type::f64:
+      return call(double{});
+    case element_type::f32:
+      return call(float{});
+    case element_type::f16:
+      return call(float16{});
+    case element_type::bf16:
+      return call(bfloat16{});
+    case element_type::f8_e4m3:
+      return call(float8_e4m3{});
+    case element_type::f8_e5m2:
+      break;
+  }
+  return call(float8_e5m2{});
+}
+
+}  // namespace tarn
+#endif  // TARN_SINGLE_CORE_ELEMENT_HPP
+// ---- tarn/driver/sim_work.hpp
+// What simulated streams do: kernels, copies and fills, each with the bytes that it touches.
+// Above it: sim_streams, sim_machine. Below it: sim_memory, sim_order for what an access is.
+
+#include <atomic>
+#include <cstddef>
+#include <cstring>
+#include <initializer_list>
+#include <utility>
+#include <vector>
+
 // ---- tarn/driver/sim_order.hpp
 // The order checker of the simulated GPU: happens-before by vector clocks over streams and host threads.
 // It reports any two conflicting accesses to the same bytes by different owners that nothing orders.
@@ -1443,6 +1956,161 @@ class sim_order {
 }  // namespace detail
 
 }  // namespace tarn
+
+namespace tarn::detail {
+
+/// What an operation does when its time has come. Shared by the replays of a graph.
+struct sim_work {
+  virtual ~sim_work() = default;
+  /// Whether what it touches is there.
+  virtual sim_code check(sim_memory& memory) noexcept = 0;
+  /// Then does it.
+  virtual void act() noexcept = 0;
+  /// What it touches, for the order checker.
+  [[nodiscard]] virtual std::vector<sim_access> const& accesses() const noexcept = 0;
+};
+
+/// True while the calling thread runs a simulated kernel: there the driver may not be called. Atomic only because the
+/// kernel is another thread to ThreadSanitizer.
+inline thread_local std::atomic<bool> sim_inside_work{false};
+
+/// The tool, where there is one, sees what work touches.
+inline void show_tool(sim_memory const& memory, sim_access const& a) noexcept {
+  if (memory.tool() == nullptr) return;
+  try {
+    memory.tool()->check(a.p, a.bytes, a.use == sim_use::reads ? "read" : "write");
+  } catch (...) {  // without host memory for its finding a tool stays silent
+  }
+}
+
+/// A kernel: bytes it says it touches, and what it does on the host's side of the simulation.
+template <class F>
+struct sim_kernel final : sim_work {
+  sim_kernel(std::initializer_list<sim_access> what, F f) : touched(what), body(std::move(f)) {}
+  sim_code check(sim_memory& memory) noexcept override {
+    for (sim_access const& a : touched) {
+      if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
+      show_tool(memory, a);
+    }
+    return sim_code::ok;
+  }
+  void act() noexcept override { body(); }
+  [[nodiscard]] std::vector<sim_access> const& accesses() const noexcept override { return touched; }
+  std::vector<sim_access> touched;
+  F body;
+};
+
+/// A copy, or a fill where there is no source.
+struct sim_transfer_work final : sim_work {
+  sim_code check(sim_memory& memory) noexcept override {
+    for (sim_access const& a : touched) {
+      if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
+      show_tool(memory, a);
+    }
+    if (!memory.is_real(to) || (from != nullptr && !memory.is_real(from)))
+      real.store(false, std::memory_order_relaxed);
+    return sim_code::ok;
+  }
+  void act() noexcept override {
+    if (!real.load(std::memory_order_relaxed)) return;
+    if (from != nullptr) {
+      std::memmove(to, from, bytes);
+    } else {
+      std::memset(to, byte, bytes);
+    }
+  }
+  [[nodiscard]] std::vector<sim_access> const& accesses() const noexcept override { return touched; }
+  std::vector<sim_access> touched;
+  void* to = nullptr;
+  void const* from = nullptr;
+  int byte = 0;
+  std::size_t bytes = 0;
+  std::atomic<bool> real{true};  ///< atomic as sim_inside_work is
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+template <class To, class From>
+class sim_conversion final : public sim_work {
+ public:
+  sim_conversion(To* to, From const* from, std::size_t count, int device)
+      : touched_{sim_reads(from, count * sizeof(From)), sim_writes(to, count * sizeof(To))},
+        to_(to),
+        from_(from),
+        count_(count),
+        device_(device) {}
+
+  sim_code check(sim_memory& memory) noexcept override {
+    for (sim_access const& a : touched_) {
+      if (!memory.accessible(a.p, a.bytes) || !memory.is_reachable(a.p, device_)) {
+        return sim_code::illegal_address;
+      }
+      show_tool(memory, a);
+    }
+    if (!memory.is_real(to_) || !memory.is_real(from_)) real_.store(false, std::memory_order_relaxed);
+    return sim_code::ok;
+  }
+  void act() noexcept override {
+    if (!real_.load(std::memory_order_relaxed)) return;
+    for (std::size_t i = 0; i < count_; ++i) to_[i] = element_cast<To>(from_[i]);
+  }
+  [[nodiscard]] std::vector<sim_access> const& accesses() const noexcept override { return touched_; }
+
+ private:
+  std::vector<sim_access> touched_;
+  To* to_;
+  From const* from_;
+  std::size_t count_;
+  int device_;
+  std::atomic<bool> real_{true};  ///< atomic as sim_inside_work is
+};
+
+}  // namespace tarn::detail
+// ---- tarn/driver/sim_machine.hpp
+// A simulated host with GPUs: its options, what a test may do to it (launch work, move time, take memory
+// away, capture) and what it tells (calls, usage, findings). Drivers for its devices come from
+// driver/sim_driver. Above it: sim_driver, tests, the replay. Below it: sim_streams, sim_memory, sim_order,
+// sim_async, sim_cost.
+
+#include <cstdint>
+#include <cstdlib>
+#include <initializer_list>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+// ---- tarn/driver/sim_async.hpp
+// cudaMallocAsync as the simulated GPU has it: freed blocks are kept and given again in stream order, and go
+// back to the device at the next synchronisation (release threshold 0, CUDA's default).
+// Above it: sim_machine. Below it: sim_memory, sim_streams.
+
+#include <cstddef>
+#include <iterator>
+#include <map>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+// ---- tarn/driver/sim_streams.hpp
+// The simulated GPU's streams: queues on virtual time, events, default streams, capture. Deterministic: when
+// an operation is enqueued its end is known, and it takes effect when the host's clock reaches that end.
+// Above it: sim_machine. Below it: sim_memory, sim_order, sim_tsan, sim_work.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
 // ---- tarn/driver/sim_tsan.hpp
 // The simulated GPU as ThreadSanitizer sees it: each stream is a thread of its own, and what orders streams and the host
 // on a GPU, and only that, orders them here. Without ThreadSanitizer these are empty types.
@@ -1603,89 +2271,6 @@ class sim_ordered_work {
 };
 
 #endif
-
-}  // namespace tarn::detail
-// ---- tarn/driver/sim_work.hpp
-// What simulated streams do: kernels, copies and fills, each with the bytes that it touches.
-// Above it: sim_streams, sim_machine. Below it: sim_memory, sim_order for what an access is.
-
-#include <atomic>
-#include <cstddef>
-#include <cstring>
-#include <initializer_list>
-#include <utility>
-#include <vector>
-
-namespace tarn::detail {
-
-/// What an operation does when its time has come. Shared by the replays of a graph.
-struct sim_work {
-  virtual ~sim_work() = default;
-  /// Whether what it touches is there.
-  virtual sim_code check(sim_memory& memory) noexcept = 0;
-  /// Then does it.
-  virtual void act() noexcept = 0;
-  /// What it touches, for the order checker.
-  [[nodiscard]] virtual std::vector<sim_access> const& accesses() const noexcept = 0;
-};
-
-/// True while the calling thread runs a simulated kernel: there the driver may not be called. Atomic only because the
-/// kernel is another thread to ThreadSanitizer.
-inline thread_local std::atomic<bool> sim_inside_work{false};
-
-/// The tool, where there is one, sees what work touches.
-inline void show_tool(sim_memory const& memory, sim_access const& a) noexcept {
-  if (memory.tool() == nullptr) return;
-  try {
-    memory.tool()->check(a.p, a.bytes, a.use == sim_use::reads ? "read" : "write");
-  } catch (...) {  // without host memory for its finding a tool stays silent
-  }
-}
-
-/// A kernel: bytes it says it touches, and what it does on the host's side of the simulation.
-template <class F>
-struct sim_kernel final : sim_work {
-  sim_kernel(std::initializer_list<sim_access> what, F f) : touched(what), body(std::move(f)) {}
-  sim_code check(sim_memory& memory) noexcept override {
-    for (sim_access const& a : touched) {
-      if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
-      show_tool(memory, a);
-    }
-    return sim_code::ok;
-  }
-  void act() noexcept override { body(); }
-  [[nodiscard]] std::vector<sim_access> const& accesses() const noexcept override { return touched; }
-  std::vector<sim_access> touched;
-  F body;
-};
-
-/// A copy, or a fill where there is no source.
-struct sim_transfer_work final : sim_work {
-  sim_code check(sim_memory& memory) noexcept override {
-    for (sim_access const& a : touched) {
-      if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
-      show_tool(memory, a);
-    }
-    if (!memory.is_real(to) || (from != nullptr && !memory.is_real(from)))
-      real.store(false, std::memory_order_relaxed);
-    return sim_code::ok;
-  }
-  void act() noexcept override {
-    if (!real.load(std::memory_order_relaxed)) return;
-    if (from != nullptr) {
-      std::memmove(to, from, bytes);
-    } else {
-      std::memset(to, byte, bytes);
-    }
-  }
-  [[nodiscard]] std::vector<sim_access> const& accesses() const noexcept override { return touched; }
-  std::vector<sim_access> touched;
-  void* to = nullptr;
-  void const* from = nullptr;
-  int byte = 0;
-  std::size_t bytes = 0;
-  std::atomic<bool> real{true};  ///< atomic as sim_inside_work is
-};
 
 }  // namespace tarn::detail
 
@@ -2294,90 +2879,6 @@ class sim_async {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/driver/sim_options.hpp
-// What a simulated machine is like, and what it counts.
-// Above it: sim_machine. Below it: sim_cost, sim_backing, sim_memory_tool, driver_call.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn {
-
-/// Whether simulated devices have virtual memory management; some virtual GPUs have none.
-enum class sim_paging : std::uint8_t { available, missing };
-
-/// Whether the order checker watches (sim_order.hpp). It costs time and memory per access.
-enum class sim_checks : std::uint8_t {
-  off,
-  stream_order,  ///< host threads count as one timeline: what one has waited for, all have
-  each_thread    ///< and threads too must be ordered, by publish() and observe()
-};
-
-/// What a simulated machine is like. The default is one H200 whose memory is this host's, as far as touched.
-struct sim_options {
-  int devices = 1;
-  std::size_t capacity = 140_GiB;      ///< of each device, bytes
-  std::size_t taken = 1_GiB;           ///< of it not free from the start: the context, other processes
-  std::size_t host_capacity = 64_GiB;  ///< for pinned and managed memory together
-  std::size_t granularity = 2_MiB;     ///< of pages
-  sim_backing backing = sim_backing::host_backed;
-  sim_paging paging = sim_paging::available;
-  sim_checks checks = sim_checks::off;
-  sim_tool tool = sim_tool::absent;  ///< attached: what a pool hands out is watched, at the price of speed
-  sim_costs costs{};
-  std::uint64_t seed = 0;            ///< of another schedule; 0: work takes exactly the time asked
-  sim_nanoseconds jitter = 100'000;  ///< with a seed, work may take up to this much longer
-  /// With a seed: of a thousand streams so many are slow, and each piece of their work takes up to `slowness` longer. With a
-  /// second and more they seem never to end, until somebody waits.
-  unsigned slow_streams = 0;
-  sim_nanoseconds slowness = 1'000'000'000;
-  sim_nanoseconds late_events = 0;  ///< with a seed, an event's mark may be reached up to this much later
-};
-
-/// How often each driver call was made, and what that cost in virtual time.
-struct sim_calls {
-  std::uint64_t counts[driver_call_count]{};
-  std::uint64_t driver_ns = 0;  ///< modelled nanoseconds inside the driver, waiting not included
-
-  [[nodiscard]] std::uint64_t operator[](driver_call call) const noexcept {
-    return counts[static_cast<std::size_t>(call)];
-  }
-  /// All calls.
-  [[nodiscard]] std::uint64_t total() const noexcept {
-    return sum([](driver_call) { return true; });
-  }
-  /// Calls that make, map or give back memory.
-  [[nodiscard]] std::uint64_t memory() const noexcept { return sum(changes_memory); }
-  /// Calls that order or move something: all but those that only look at a stream.
-  [[nodiscard]] std::uint64_t acting() const noexcept {
-    return sum([](driver_call call) { return !only_looks(call); });
-  }
-
- private:
-  template <class Select>
-  [[nodiscard]] std::uint64_t sum(Select const& select) const noexcept {
-    std::uint64_t n = 0;
-    for (std::size_t i = 0; i < driver_call_count; ++i) {
-      if (select(driver_call_at(i))) n += counts[i];
-    }
-    return n;
-  }
-};
-
-/// What is not yet given back; all zero means that nothing leaks.
-struct sim_leaks {
-  std::size_t ranges = 0;   ///< reserved address ranges
-  std::size_t maps = 0;     ///< mapped pages
-  std::size_t handles = 0;  ///< page handles
-  std::size_t blocks = 0;   ///< of all kinds; blocks cached by cudaMallocAsync are no leak
-  std::size_t streams = 0;
-  std::size_t events = 0;
-  [[nodiscard]] std::size_t total() const noexcept {
-    return ranges + maps + handles + blocks + streams + events;
-  }
-};
-
-}  // namespace tarn
 
 namespace tarn {
 
@@ -2869,12 +3370,32 @@ class sim_driver {
       return transfer(m, s, std::move(work), detail::sim_transfer(bytes, costs().fill_rate));
     });
   }
+  /// Converts when the stream gets there, at the rate of a copy of as many bytes. It is a kernel of this device: memory
+  /// that it may not touch is an illegal access, and breaks the device.
+  template <element To, element From>
+  status convert(stream_ref stream, To* to, From const* from, std::size_t count) const noexcept {
+    return on_stream(driver_call::convert, costs().launch, stream, [&](state& m, detail::sim_stream& s) {
+      if (count == 0) return code::ok;
+      auto work = std::make_shared<detail::sim_conversion<To, From>>(to, from, count, device_.value);
+      std::size_t const bytes = count * (sizeof(To) + sizeof(From)) / 2;
+      return m.streams.enqueue(s, detail::sim_transfer(bytes, costs().on_device_rate), std::move(work),
+                               detail::sim_streams::caller::user);
+    });
+  }
 
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
     return call(driver_call::memory_info, costs().memory_info, [&](state& m) {
       sim_usage const& u = m.memory.usage(device_.value);
       free = u.free();
       total = u.capacity;
+      return code::ok;
+    });
+  }
+  /// As NVML would tell of this device, by the options that say whose `taken` is.
+  status memory_account(device_account& account) const noexcept {
+    return call(driver_call::memory_account, costs().memory_account, [&](state& m) {
+      if (m.options.accounting == sim_accounting::missing) return code::not_supported;
+      account = detail::sim_account(m.options, m.memory.usage(device_.value));
       return code::ok;
     });
   }
@@ -2911,6 +3432,20 @@ class sim_driver {
     return paged(driver_call::unmap_pages, costs().unmap_pages.at(bytes), [&](state& m) {
       if (m.order) m.order->taken_away(m.memory, p, bytes, m.streams.host(), "unmapped while in use");
       return m.memory.unmap(p, bytes);
+    });
+  }
+  status can_share(device_id other, bool& yes) const noexcept {
+    return call(driver_call::can_share, costs().look, [&](state& m) {
+      if (!machine_.has(other)) return code::invalid_device;
+      yes = other == device_ || m.options.peers == sim_peers::reachable;
+      return code::ok;
+    });
+  }
+  status share_pages(void* p, std::size_t bytes, device_id other) const noexcept {
+    return paged(driver_call::share_pages, costs().share_pages, [&](state& m) {
+      if (!machine_.has(other)) return code::invalid_device;
+      if (other != device_ && m.options.peers == sim_peers::apart) return code::not_supported;
+      return m.memory.share(p, bytes, other.value);
     });
   }
 
@@ -2966,6 +3501,22 @@ class sim_driver {
   status free_pinned(void* p) const noexcept {
     return free_host(driver_call::free_pinned, p, detail::sim_kind::pinned);
   }
+  /// Copies know the memory as pinned from now on. Giving it back waits for nobody, as CUDA's call promises nothing:
+  /// work that still touches it then is an illegal access.
+  status register_host(void* p, std::size_t bytes) const noexcept {
+    return call(driver_call::register_host, costs().register_host.at(bytes),
+                [&](state& m) { return m.memory.adopt(device_.value, p, bytes); });
+  }
+  status unregister_host(void* p) const noexcept {
+    return call(driver_call::unregister_host, 0, [&](state& m) {
+      if (p == nullptr) return code::ok;
+      std::size_t bytes = 0;
+      if (m.memory.find_block(p, detail::sim_kind::registered, bytes)) {
+        m.charge_more(costs().unregister_host.at(bytes));
+      }
+      return m.memory.let_go(p);
+    });
+  }
   status malloc_managed(std::size_t bytes, void*& p) const noexcept {
     return call(driver_call::malloc_managed, costs().malloc_managed, [&](state& m) {
       return m.memory.allocate(device_.value, bytes, detail::sim_kind::managed, p);
@@ -3001,6 +3552,9 @@ class sim_driver {
   }
 
  private:
+  using state = detail::sim_state;
+  using code = detail::sim_code;
+
   status copy(stream_ref stream, void* to, device_id from_device, void const* from,
               std::size_t bytes) const noexcept {
     return on_stream(driver_call::copy, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
@@ -3017,20 +3571,22 @@ class sim_driver {
       if (!pageable_from) work->touched.push_back(sim_reads(from, bytes));
       if (!pageable_to) work->touched.push_back(sim_writes(to, bytes));
       bool const pageable = pageable_to || pageable_from;
-      double const rate = pageable                                               ? costs().pageable_rate
-                          : m.memory.is_on_host(to) || m.memory.is_on_host(from) ? costs().pinned_rate
-                                                                                 : costs().on_device_rate;
+      double const rate = pageable ? costs().pageable_rate : rate_between(m, to, from);
       code const outcome = transfer(m, s, std::move(work), detail::sim_transfer(bytes, rate));
       if (outcome != code::ok || !pageable || s.capture) return outcome;
       return synchronized(m, m.streams.synchronize(s));
     });
   }
+  /// Of a copy that needs no pageable memory.
+  [[nodiscard]] double rate_between(state const& m, void const* to, void const* from) const noexcept {
+    if (m.memory.is_on_host(to) || m.memory.is_on_host(from)) return costs().pinned_rate;
+    if (m.memory.device_of(to) == m.memory.device_of(from)) return costs().on_device_rate;
+    return m.options.peers == sim_peers::reachable ? costs().peer_rate : costs().staged_rate;
+  }
   static device_id& current() noexcept {
     static thread_local device_id device;
     return device;
   }
-  using state = detail::sim_state;
-  using code = detail::sim_code;
 
   [[nodiscard]] sim_costs const& costs() const noexcept { return machine_.options().costs; }
 
@@ -3127,9 +3683,225 @@ class sim_marking_driver : public sim_driver {
 };
 
 static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver> &&
-              describing_driver<sim_driver>);
+              registering_driver<sim_driver> && describing_driver<sim_driver> &&
+              accounting_driver<sim_driver>);
 
 }  // namespace tarn
+// ---- tarn/source/registered_host.hpp
+#ifndef TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
+#define TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
+// registered_host: pinned memory made of the host's own pages: mapped, touched by several threads, then registered with
+// the driver. Above it: pools of staging memory, pinned_buffer. Below it: block_source, host_pages.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+// ---- tarn/source/host_pages.hpp
+#ifndef TARN_SINGLE_SOURCE_HOST_PAGES_HPP
+#define TARN_SINGLE_SOURCE_HOST_PAGES_HPP
+// host_pages: the host's own memory by the page: mapped, placed and touched. System calls only, no libnuma.
+// Above it: registered_host. Below it: core/bytes, core/error.
+
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace tarn::detail {
+
+inline constexpr std::size_t usual_page = 4_KiB;
+inline constexpr std::size_t huge_page = 2_MiB;
+
+/// A stretch of private memory, whole pages. Says what failed by a status, for a source to act upon.
+struct host_pages {
+  std::size_t bytes = 0;
+  std::size_t alignment = usual_page;  ///< of the first page; a power of two
+
+  /// Below this, bytes, one thread touches the pages: starting another costs as much as clearing 1 MiB.
+  static constexpr std::size_t worth_threads = 64_MiB;
+  /// Highest NUMA node that can be named.
+  static constexpr int most_nodes = 1024;
+
+  [[nodiscard]] status map(void*& p) const noexcept {
+    // The host aligns to its page only: more is mapped, and what is before and behind given back.
+    std::size_t const spare = alignment > usual_page ? alignment : 0;
+    void* const all =
+        ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED) return failed("mmap", errno);
+    auto const begin = reinterpret_cast<std::uintptr_t>(all);
+    std::uintptr_t const aligned = align_up(begin, alignment);
+    if (aligned != begin) (void)::munmap(all, aligned - begin);
+    std::size_t const behind = begin + bytes + spare - (aligned + bytes);
+    if (behind != 0) (void)::munmap(reinterpret_cast<void*>(aligned + bytes), behind);
+    p = reinterpret_cast<void*>(aligned);
+    return {};
+  }
+  /// From the pages that the administrator reserved; they are aligned to themselves.
+  [[nodiscard]] status map_reserved_huge(void*& p) const noexcept {
+    constexpr int of_2_mib = 21 << MAP_HUGE_SHIFT;
+    void* const all = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | of_2_mib, -1, 0);
+    if (all == MAP_FAILED) return failed("mmap (reserve huge pages: vm.nr_hugepages)", errno);
+    p = all;
+    return {};
+  }
+  /// Asks for huge pages; a host without them gives usual ones.
+  void advise_huge(void* p) const noexcept { (void)::madvise(p, bytes, MADV_HUGEPAGE); }
+
+  /// Has the pages come from one NUMA node only; before they are touched.
+  [[nodiscard]] status bind(void* p, int node) const noexcept {
+    constexpr char const* call = "mbind (no such NUMA node, or not allowed here: leave numa_node out)";
+    constexpr int word = 8 * sizeof(unsigned long);
+    if (node < 0 || node >= most_nodes) return {failure::unsupported, EINVAL, "EINVAL", call};
+    unsigned long nodes[most_nodes / word]{};
+    nodes[node / word] = 1UL << (node % word);
+    constexpr int bind_policy = 2;  // MPOL_BIND of <linux/mempolicy.h>
+    // The kernel reads one bit less than it is told.
+    if (::syscall(SYS_mbind, p, bytes, bind_policy, nodes, most_nodes + 1UL, 0U) == 0) return {};
+    return {failure::unsupported, errno, name_of_error(errno), call};
+  }
+
+  /// Writes to every page, so that the host makes them now. @param threads  0: one for each processor, up to 16
+  void touch(void* p, unsigned threads) const noexcept {
+    auto* const first = static_cast<std::byte volatile*>(p);
+    auto const part = [first](std::size_t from, std::size_t to) {
+      for (std::size_t at = from; at < to; at += usual_page) first[at] = std::byte{};
+    };
+    if (threads == 0) threads = smaller_of(larger_of(std::thread::hardware_concurrency(), 1U), 16U);
+    if (bytes < worth_threads) threads = 1;
+    // Whole huge pages each, so that no two threads wait for the same one to be cleared.
+    std::size_t const share = align_up((bytes + threads - 1) / threads, huge_page);
+    std::vector<std::thread> others;
+    std::size_t from = share;
+    try {
+      others.reserve(threads);
+      for (; from < bytes; from += share) others.emplace_back(part, from, smaller_of(from + share, bytes));
+    } catch (...) {
+      part(from, bytes);  // no further thread: this one does it
+    }
+    part(0, smaller_of(share, bytes));
+    for (std::thread& t : others) t.join();
+  }
+
+  void unmap(void* p) const noexcept { (void)::munmap(p, bytes); }
+
+ private:
+  [[nodiscard]] static char const* name_of_error(int error) noexcept {
+    return error == ENOMEM ? "ENOMEM" : error == EINVAL ? "EINVAL" : "refused by the host";
+  }
+  [[nodiscard]] static status failed(char const* call, int error) noexcept {
+    failure const kind = error == ENOMEM || error == EAGAIN ? failure::out_of_memory : failure::other;
+    return {kind, error, name_of_error(error), call};
+  }
+};
+
+}  // namespace tarn::detail
+#endif  // TARN_SINGLE_SOURCE_HOST_PAGES_HPP
+#if TARN_HAS_CUDA
+#endif
+
+namespace tarn {
+
+/// What the pages of registered memory are.
+enum class host_page_size : std::uint8_t {
+  usual,  ///< the host's own, 4 KiB
+  huge,   ///< 2 MiB where the host has them (transparent huge pages), usual ones elsewhere
+  reserved_huge  ///< 2 MiB from those that the administrator reserved (vm.nr_hugepages), refused where there are none
+};
+
+struct registered_options {
+  host_page_size pages = host_page_size::huge;
+  /// NUMA node to take the pages from, and no other; any_node leaves the choice to the host. The node that the device hangs
+  /// on (nvidia-smi topo -m) copies fastest.
+  int numa_node = any_node;
+  /// Threads that touch the pages of blocks of 64 MiB and more; 0: as many as there are processors, up to 16.
+  unsigned threads = 0;
+
+  static constexpr int any_node = -1;
+  friend bool operator==(registered_options const&, registered_options const&) = default;
+};
+
+/// mmap, madvise, mbind, and the driver's register_host.
+struct registered_calls {
+  using properties = property_set<device_accessible, host_accessible>;
+  registered_options options;
+
+  template <registering_driver D>
+  status take(D const& driver, std::size_t bytes, std::size_t alignment, void*& p) const noexcept {
+    detail::host_pages const pages = {.bytes = mapped_bytes(bytes), .alignment = alignment_of(alignment)};
+    void* mapped = nullptr;
+    status s =
+        options.pages == host_page_size::reserved_huge ? pages.map_reserved_huge(mapped) : pages.map(mapped);
+    if (!s.ok()) return s;
+    if (options.pages == host_page_size::huge) pages.advise_huge(mapped);
+    if (options.numa_node != registered_options::any_node) s = pages.bind(mapped, options.numa_node);
+    if (s.ok()) {
+      pages.touch(mapped, options.threads);
+      s = driver.register_host(mapped, pages.bytes);
+    }
+    if (s.ok()) {
+      p = mapped;
+    } else {
+      pages.unmap(mapped);
+    }
+    return s;
+  }
+  /// Memory that the driver would not let go of stays mapped: a device may still reach it.
+  template <registering_driver D>
+  status give(D const& driver, void* p, std::size_t bytes, std::size_t) const noexcept {
+    status const s = driver.unregister_host(p);
+    if (s.ok() || s.kind == failure::unloading) detail::host_pages{.bytes = mapped_bytes(bytes)}.unmap(p);
+    return s;
+  }
+
+ private:
+  [[nodiscard]] std::size_t page_bytes() const noexcept {
+    return options.pages == host_page_size::usual ? detail::usual_page : detail::huge_page;
+  }
+  [[nodiscard]] std::size_t mapped_bytes(std::size_t bytes) const noexcept {
+    return align_up(bytes, page_bytes());
+  }
+  [[nodiscard]] std::size_t alignment_of(std::size_t alignment) const noexcept {
+    return alignment > page_bytes() ? alignment : page_bytes();
+  }
+};
+
+/// Pinned host memory, portable, in whole pages: with huge ones every block is a multiple of 2 MiB, so pool it. Takes 168 ms
+/// per GiB with huge pages where pinned_host takes 430 to 490: the pages are cleared by several threads, and fewer of
+/// them are to be pinned. Aligned to the page. Out of memory is told as out_of_memory; a node that is missing or not
+/// allowed as cuda_error of kind `unsupported`. Linux.
+template <registering_driver D>
+class basic_registered : public block_source<D, registered_calls> {
+ public:
+  using base = block_source<D, registered_calls>;
+  basic_registered() requires std::default_initializable<D>
+  = default;
+  /// On one device.
+  explicit basic_registered(device_id device,
+                            registered_options options = {}) requires std::constructible_from<D, device_id>
+      : base(D(device), registered_calls{options}) {}
+  /// On the driver's default device, or on a driver of one's own making.
+  explicit basic_registered(registered_options options) requires std::default_initializable<D>
+      : base(D{}, registered_calls{options}) {}
+  explicit basic_registered(D driver, registered_options options = {}) noexcept
+      : base(std::move(driver), registered_calls{options}) {}
+};
+
+#if TARN_HAS_CUDA
+using registered_host = basic_registered<cuda_driver>;
+static_assert(resource<registered_host>);
+#endif
+
+}  // namespace tarn
+#endif  // TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
 
 namespace tarn {
 
@@ -3137,11 +3909,12 @@ using sim_pages = basic_pages<sim_driver>;
 using sim_malloc = basic_malloc<sim_driver>;
 using sim_async = basic_async<sim_driver>;
 using sim_pinned_host = basic_pinned<sim_driver>;
+using sim_registered_host = basic_registered<sim_driver>;
 using sim_managed = basic_managed<sim_driver>;
 
 static_assert(page_source<sim_pages>);
 static_assert(resource<sim_malloc> && resource<sim_async> && resource<sim_pinned_host> &&
-              resource<sim_managed>);
+              resource<sim_managed> && resource<sim_registered_host>);
 
 }  // namespace tarn
 

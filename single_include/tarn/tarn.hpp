@@ -62,6 +62,13 @@
 #define TARN_NOINLINE
 #endif
 
+// Functions that kernels call as well.
+#if defined(__CUDACC__)
+#define TARN_HOST_DEVICE __host__ __device__
+#else
+#define TARN_HOST_DEVICE
+#endif
+
 namespace tarn {
 
 /// Bytes that one core owns at a time; data of different threads is kept this far apart.
@@ -197,14 +204,26 @@ class message {
 // the builtins behind it are everywhere.
 // Above it: error, whoever records who called. Below it: nothing.
 
+#include <cstdint>
+
 namespace tarn {
+
+class tag;
 
 /// File, line and function of a call; static storage. Make it a default argument: `place where =
 /// place::current()`.
 struct place {
   char const* file = "";
   int line = 0;
+  std::uint32_t tag_id = 0;  ///< of the tag that the call was given, see core/tag; 0: none
   char const* function = "";
+
+  constexpr place() noexcept = default;
+  constexpr place(char const* in, int at, char const* of) noexcept : file(in), line(at), function(of) {}
+  /// The place of the call that a tag is given to, with the tag: who takes a place takes a name for its memory as
+  /// well, `make_device_buffer<float>(memory, n, stream, tarn::tag("weights"))`. Defined in core/tag.
+  place(tag const& name, char const* in = __builtin_FILE(), int at = __builtin_LINE(),
+        char const* of = __builtin_FUNCTION()) noexcept;
 
   [[nodiscard]] static constexpr place current(char const* file = __builtin_FILE(),
                                                int line = __builtin_LINE(),
@@ -308,6 +327,12 @@ class cuda_error : public std::exception {
   message<384> text_;
 };
 
+/// What one name holds, see core/tag.
+struct bytes_of_tag {
+  char const* name = nullptr;  ///< static storage; null: none
+  std::size_t bytes = 0;
+};
+
 /// What was known when memory ran out; bytes. Fields that a resource cannot know stay `unknown`.
 struct memory_report {
   static constexpr std::size_t unknown = static_cast<std::size_t>(-1);
@@ -322,6 +347,7 @@ struct memory_report {
   std::size_t device_free = unknown;         ///< what the driver says is free
   std::size_t limit = unknown;               ///< the limit that refused, if one did
   char const* refused_by = "the device";     ///< who refused, static storage: "limited", "the device", ...
+  bytes_of_tag biggest_tags[3];              ///< live, the most first, where a `watched` layer knows
 };
 
 /// Memory ran out. Says who refused, the state, and what to try. Nothing has changed.
@@ -342,6 +368,14 @@ class out_of_memory : public std::bad_alloc {
     field(nothing_known, report.device >= 0 ? "free on the device " : "free on the host ",
           report.device_free);
     if (text_.size() != nothing_known) text_.add(".");
+    if (report.biggest_tags[0].name != nullptr) {
+      char const* before = " By tag: ";
+      for (bytes_of_tag const& t : report.biggest_tags) {
+        if (t.name != nullptr) text_.add(before).add(t.name).add(" ").add_bytes(t.bytes);
+        before = ", ";
+      }
+      text_.add(".");
+    }
     if (report.asked > max_sensible) {
       text_.add(" No device has that much: check the size for overflow.");
     } else if (report.limit != unknown) {
@@ -370,7 +404,7 @@ class out_of_memory : public std::bad_alloc {
     }
   }
   memory_report report_;
-  message<512> text_;
+  message<768> text_;
 };
 
 /// How memory was misused, where a checked build notices.
@@ -383,7 +417,9 @@ enum class misuse_kind : std::uint8_t {
   overrun,          ///< written past an end
   use_after_free,   ///< written after it was freed
   leak,             ///< live at destruction
-  capture           ///< not allowed while the stream is being captured into a graph
+  overlap,          ///< two ranges that must be apart
+  capture,          ///< not allowed while the stream is being captured into a graph
+  contents_lost     ///< a scope could not put back what it had moved away, and nobody was named to take it
 };
 
 /// A defined misuse. Thrown where throwing is allowed; deallocation reports it to the misuse handler instead.
@@ -484,6 +520,25 @@ struct device_id {
 };
 
 }  // namespace tarn
+// ---- tarn/core/extremes.hpp
+// The smaller and the larger of two sizes or counts, without <algorithm>, which costs a compiler 40 ms.
+// Above it: everything that compares sizes. Below it: nothing.
+
+namespace tarn::detail {
+
+/// The larger one; the first if they are equal. Both are read by value: sizes and counts.
+template <class T>
+[[nodiscard]] constexpr T larger_of(T a, T b) noexcept {
+  return a < b ? b : a;
+}
+
+/// The smaller one; the first if they are equal.
+template <class T>
+[[nodiscard]] constexpr T smaller_of(T a, T b) noexcept {
+  return b < a ? b : a;
+}
+
+}  // namespace tarn::detail
 // ---- tarn/core/property.hpp
 // Who may touch the memory: empty tags that a resource lists in its type.
 // Above it: resource. Below it: nothing.
@@ -732,16 +787,21 @@ constexpr bool check_memory_source() {
 // | copy(stream, to, from, bytes)                                | 2 us             | any direction, asynchronous to the host where the memory allows     |
 // | copy_from_device(stream, to, device, from, bytes), optional  | 2 us             | the same from another device's memory, whoever may access it        |
 // | fill(stream, to, byte, bytes)                                | 2 us             | sets bytes                                                          |
+// | convert(stream, to, from, count), optional                   | 4 us             | a kernel that converts elements (core/element) in device memory     |
+// | can_share(device, bool&), optional                           | once             | whether that device's work can be let at this one's pages           |
 // | memory_info(free&, total&)                                   | 5 us             | of the whole device, as cudaMemGetInfo                              |
 // | page_granularity(bytes&)                                     | once             | unsupported: no virtual memory management here                      |
 // | reserve_range(bytes, alignment, p&), release_range(p, bytes) | 5-77 us          | address space                                                       |
 // | create_pages(bytes, handle&), destroy_pages(handle)          | 10 us, 15-338 us | physical memory                                                     |
 // | map_pages(p, bytes, handle), unmap_pages(p, bytes)           | 26 us, 17 us     | map and grant access; exactly one map is undone                     |
+// | share_pages(p, bytes, device), optional                      | 25 us            | lets that device's work, too, at what is mapped there               |
 // | malloc_device(bytes, p&), free_device(p)                     | 58 us, 40 us     | cudaMalloc                                                          |
 // | malloc_async(bytes, stream, p&), free_async(p, stream)       | 0.7 us warm      | cudaMallocAsync                                                     |
 // | malloc_pinned(bytes, p&), free_pinned(p)                     | 460 ms/GiB       | cudaHostAlloc, portable                                             |
 // | malloc_managed(bytes, p&), free_managed(p)                   |                  | cudaMallocManaged                                                   |
+// | register_host(p, bytes), unregister_host(p), optional        | see registered_host | pins memory that the host has already, whole pages, portable      |
 // | memory_tool(), optional                                      | once             | what watches pieces of memory, false without one: see describing_driver |
+// | memory_account(account&), optional                           | 10-100 ms        | whose the device's memory is, as nvidia-smi shows it: see accounting_driver |
 
 #include <concepts>
 #include <cstddef>
@@ -833,6 +893,15 @@ concept block_driver = stream_driver<D> &&
   noexcept->std::same_as<status>;
 };
 
+/// What pins memory that the host has already.
+template <class D>
+concept registering_driver = stream_driver<D> && requires(D const& d, void* p, std::size_t bytes) {
+  { d.register_host(p, bytes) }
+  noexcept->std::same_as<status>;
+  { d.unregister_host(p) }
+  noexcept->std::same_as<status>;
+};
+
 /// What lets a pool tell an attached tool (compute-sanitizer, the simulated one) which of its bytes are handed out.
 /// A heap may be touched only where a region covers it; a null heap is one that the tool does not watch. Effects are
 /// immediate, whatever the streams do. The reference is a value that lives no longer than its driver.
@@ -847,6 +916,27 @@ concept describing_driver = stream_driver<D> && requires(D const& d, void* p, st
   noexcept;
   { d.memory_tool().unregister_region(p) }
   noexcept;
+};
+
+/// Whose a device's memory is, bytes, as far as the driver's management library tells; the rest stays `unknown`.
+struct device_account {
+  static constexpr std::size_t unknown = static_cast<std::size_t>(-1);
+  std::size_t total =
+      unknown;                 ///< of the device, or of this process's part of it, what is set aside included
+  std::size_t free = unknown;  ///< told without a context, unlike memory_info()'s
+  std::size_t set_aside = unknown;  ///< of it by the driver and the firmware, for themselves and for ECC
+  std::size_t this_process =
+      unknown;  ///< what nvidia-smi shows for it: context, modules, all that it allocated
+  std::size_t other_processes = unknown;  ///< the same of all others together
+  char const* source = "";                ///< who says so; static storage
+  char const* gap = "";  ///< why processes are unknown; static storage, empty where they are known
+};
+
+/// What can tell more of a device than memory_info(): for reports, too slow for anything else. Asking sets up no context.
+template <class D>
+concept accounting_driver = stream_driver<D> && requires(D const& d, device_account& account) {
+  { d.memory_account(account) }
+  noexcept->std::same_as<status>;
 };
 
 }  // namespace tarn
@@ -875,14 +965,15 @@ inline std::atomic<std::uint64_t> next_thread_number{1};
 
 // ---- tarn/source/block_source.hpp
 // block_source<Driver, Calls>: what all sources of whole blocks share: checks, alignment, errors, and each
-// call as every generation of the ecosystem spells it. `Calls` is the kind of memory: a stateless struct with
+// call as every generation of the ecosystem spells it. `Calls` is the kind of memory: a struct with
 //   using properties = property_set<...>;
 //   static status take(D const&, size_t bytes, size_t alignment, void*& p) noexcept;   usable at once
 //   static status give(D const&, void* p, size_t bytes, size_t alignment) noexcept;    no longer used
 // and, where the driver itself orders memory by streams, the same two with a stream:
 //   static status take(D const&, stream_ref, size_t bytes, size_t alignment, void*& p) noexcept;
 //   static status give(D const&, stream_ref, void* p, size_t bytes, size_t alignment) noexcept;
-// Above it: cuda_malloc, cuda_async, pinned_host, managed, host_memory. Below it: refusal, driver/driver.
+// Kinds with a member `options` have const members instead.
+// Above it: cuda_malloc, cuda_async, pinned_host, registered_host, managed, host_memory. Below it: refusal, driver/driver.
 
 #include <concepts>
 #include <cstddef>
@@ -962,10 +1053,10 @@ namespace tarn {
 namespace detail {
 /// The driver orders this kind of memory by streams itself.
 template <class Calls, class D>
-concept stream_ordered_calls = requires(D const& driver, stream_ref stream, std::size_t bytes, void* p,
-                                        void*& new_p) {
-  Calls::take(driver, stream, bytes, bytes, new_p);
-  Calls::give(driver, stream, p, bytes, bytes);
+concept stream_ordered_calls = requires(Calls const& calls, D const& driver, stream_ref stream,
+                                        std::size_t bytes, void* p, void*& new_p) {
+  calls.take(driver, stream, bytes, bytes, new_p);
+  calls.give(driver, stream, p, bytes, bytes);
 };
 }  // namespace detail
 
@@ -987,6 +1078,8 @@ class block_source {
   explicit block_source(device_id device) requires std::constructible_from<D, device_id> : driver_(device) {}
   /// On a driver of one's own making.
   explicit block_source(D driver) noexcept : driver_(std::move(driver)) {}
+  /// With options, for kinds that have some.
+  block_source(D driver, Calls calls) noexcept : driver_(std::move(driver)), calls_(std::move(calls)) {}
 
   // As tarn and CCCL 3.1 and later spell them.
 
@@ -1001,10 +1094,10 @@ class block_source {
       return take_aligned(
           stream, bytes, alignment,
           [&](std::size_t size, void*& p) noexcept {
-            return Calls::take(driver_, stream, size, alignment, p);
+            return calls_.take(driver_, stream, size, alignment, p);
           },
           [&](void* p, std::size_t size) noexcept {
-            return Calls::give(driver_, stream, p, size, alignment);
+            return calls_.give(driver_, stream, p, size, alignment);
           });
     } else {
       return take_now(stream, bytes, alignment);
@@ -1017,10 +1110,10 @@ class block_source {
                   std::size_t alignment = default_alignment) noexcept {
     if (p == nullptr) return;
     if constexpr (detail::stream_ordered_calls<Calls, D>) {
-      (void)Calls::give(driver_, stream, p, bytes, alignment);
+      (void)calls_.give(driver_, stream, p, bytes, alignment);
     } else {
       if (!wait_for(stream)) return;
-      (void)Calls::give(driver_, p, bytes, alignment);
+      (void)calls_.give(driver_, p, bytes, alignment);
     }
   }
   /// Allocates memory usable at once by every stream.
@@ -1029,7 +1122,7 @@ class block_source {
   }
   /// Gives back memory that no stream uses any more.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
-    if (p != nullptr) (void)Calls::give(driver_, p, bytes, alignment);
+    if (p != nullptr) (void)calls_.give(driver_, p, bytes, alignment);
   }
 
   /// A block that the driver does not order: for a pool that a tool watches, in place of allocate_sync().
@@ -1068,8 +1161,11 @@ class block_source {
   [[nodiscard]] D const& driver() const noexcept { return driver_; }
   [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
 
-  /// Equal: the same kind of memory on an equal driver, so either frees what the other allocated.
+  /// Equal: the same kind of memory, with the same options, on an equal driver, so either frees what the other allocated.
   friend bool operator==(block_source const& a, block_source const& b) noexcept {
+    if constexpr (requires { a.calls_.options; }) {  // not std::equality_comparable, which is much to compile
+      if (!(a.calls_.options == b.calls_.options)) return false;
+    }
     return a.driver_ == b.driver_;
   }
 
@@ -1077,8 +1173,8 @@ class block_source {
   [[nodiscard]] void* take_now(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     return take_aligned(
         stream, bytes, alignment,
-        [&](std::size_t size, void*& p) noexcept { return Calls::take(driver_, size, alignment, p); },
-        [&](void* p, std::size_t size) noexcept { return Calls::give(driver_, p, size, alignment); });
+        [&](std::size_t size, void*& p) noexcept { return calls_.take(driver_, size, alignment, p); },
+        [&](void* p, std::size_t size) noexcept { return calls_.give(driver_, p, size, alignment); });
   }
 
   template <class Take, class Give>
@@ -1110,6 +1206,7 @@ class block_source {
   }
 
   D driver_;
+  [[no_unique_address]] Calls calls_{};
 };
 
 }  // namespace tarn
@@ -1123,6 +1220,7 @@ class block_source {
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 // ---- tarn/driver/cuda_entry_points.hpp
 // The few calls that only CUDA's driver library has (virtual memory management, contexts), or that it answers sooner
@@ -1206,6 +1304,7 @@ struct cuda_entry_points {
   CUresult(CUDAAPI* primary_context_retain)(CUcontext*, CUdevice) = nullptr;
   CUresult(CUDAAPI* primary_context_release)(CUdevice) = nullptr;
   CUresult(CUDAAPI* context_record_event)(CUcontext, CUevent) = nullptr;  ///< since CUDA 12.5
+  CUresult(CUDAAPI* device_get_uuid)(CUuuid*, CUdevice) = nullptr;        ///< since 11.4: of the MIG instance
   CUresult(CUDAAPI* stream_get_id)(CUstream, flag_bits*) = nullptr;       ///< since CUDA 12.0
   CUresult(CUDAAPI* context_push)(CUcontext) = nullptr;
   CUresult(CUDAAPI* context_pop)(CUcontext*) = nullptr;
@@ -1265,6 +1364,7 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   find_entry_point(e.set_access, "cuMemSetAccess", 10020, e.found);
   status newer = e.found;  // an older driver lacks it, and only it
   find_entry_point(e.primary_context_release, "cuDevicePrimaryCtxRelease", 11000, newer);
+  find_entry_point(e.device_get_uuid, "cuDeviceGetUuid", 11040, newer);
   find_entry_point(e.stream_get_id, "cuStreamGetId", 12000, newer);
   find_entry_point(e.context_record_event, "cuCtxRecordEvent", 12050, newer);
   if (!newer.ok()) (void)cudaGetLastError();
@@ -1352,7 +1452,7 @@ class on_device {
       return;
     }
     std::atomic<CUcontext>* const remembered =
-        device < most_devices ? remembered_contexts() + device : nullptr;
+        device >= 0 && device < most_devices ? remembered_contexts() + device : nullptr;
     CUcontext context = remembered != nullptr ? remembered->load(std::memory_order_acquire) : nullptr;
     if (context != nullptr) push(context);
     if (pushed_) return;
@@ -1391,6 +1491,285 @@ class beside_capture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
   bool swapped_ = false;
 };
+
+}  // namespace tarn::detail
+// ---- tarn/driver/nvml.hpp
+// NVML, NVIDIA's management library, which knows whose a device's memory is: loaded at run time where there is one,
+// never linked. The few calls that are needed are declared here, from the documented ABI. Names nothing of CUDA.
+// Above it: cuda_driver. Below it: driver/driver.
+
+#if defined(__linux__)
+#include <dlfcn.h>
+#include <unistd.h>
+#endif
+
+#include <cstddef>
+#include <new>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+namespace tarn::detail {
+
+/// nvmlMemory_t. `total` includes what driver and firmware set aside.
+struct nvml_memory {
+  unsigned long long total, free, used;
+};
+/// nvmlMemory_v2_t, which tells what is set aside.
+struct nvml_memory_v2 {
+  unsigned version;  ///< goes in: size and number of the structure
+  unsigned long long total, reserved, free, used;
+};
+/// nvmlProcessInfo_v2_t, the element of versions 2 and 3 of the process lists.
+struct nvml_process {
+  unsigned pid;
+  unsigned long long used;  ///< all ones: not available
+  unsigned gpu_instance, compute_instance;
+};
+static_assert(sizeof(nvml_memory) == 24 && sizeof(nvml_memory_v2) == 40 && sizeof(nvml_process) == 24);
+
+/// The calls of one library; null where it lacks one. Any of them may be called from any thread.
+struct nvml_calls {
+  using device = void*;
+  using list_call = int (*)(device, unsigned* count, nvml_process*);
+  int (*init)() = nullptr;
+  int (*shutdown)() = nullptr;
+  int (*device_by_uuid)(char const*, device*) = nullptr;
+  int (*device_by_pci_bus_id)(char const*, device*) = nullptr;
+  int (*mig_mode)(device, unsigned* current, unsigned* pending) = nullptr;
+  int (*memory)(device, nvml_memory*) = nullptr;
+  int (*memory_v2)(device, nvml_memory_v2*) = nullptr;
+  list_call compute_processes = nullptr;
+  list_call graphics_processes = nullptr;
+  list_call mps_processes = nullptr;  ///< compute, too, by way of the multi-process service
+
+  [[nodiscard]] bool is_there() const noexcept { return init != nullptr && shutdown != nullptr; }
+};
+
+inline constexpr int nvml_insufficient_size = 7;
+
+/// As nvml.h spells the codes that one may meet here.
+[[nodiscard]] constexpr char const* nvml_name(int code) noexcept {
+  switch (code) {
+    case 1:
+      return "NVML_ERROR_UNINITIALIZED";
+    case 2:
+      return "NVML_ERROR_INVALID_ARGUMENT";
+    case 3:
+      return "NVML_ERROR_NOT_SUPPORTED";
+    case 4:
+      return "NVML_ERROR_NO_PERMISSION";
+    case 6:
+      return "NVML_ERROR_NOT_FOUND";
+    case nvml_insufficient_size:
+      return "NVML_ERROR_INSUFFICIENT_SIZE";
+    case 9:
+      return "NVML_ERROR_DRIVER_NOT_LOADED";
+    case 12:
+      return "NVML_ERROR_LIBRARY_NOT_FOUND";
+    case 13:
+      return "NVML_ERROR_FUNCTION_NOT_FOUND";
+    case 15:
+      return "NVML_ERROR_GPU_IS_LOST";
+    case 18:
+      return "NVML_ERROR_LIB_RM_VERSION_MISMATCH";
+    default:
+      return "an NVML error";
+  }
+}
+[[nodiscard]] constexpr status nvml_failed(int code, char const* call) noexcept {
+  return {failure::unsupported, code, nvml_name(code), call};
+}
+
+/// Loads a library for good; nothing is there where it cannot be loaded.
+[[nodiscard]] inline nvml_calls find_nvml([[maybe_unused]] char const* library) noexcept {
+  nvml_calls found;
+#if defined(__linux__)
+  void* const handle = ::dlopen(library, RTLD_LAZY | RTLD_LOCAL);
+  if (handle == nullptr) return found;
+  auto const find = [&](auto& call, char const* name, char const* before = nullptr) {
+    void* p = ::dlsym(handle, name);
+    if (p == nullptr && before != nullptr) p = ::dlsym(handle, before);
+    call = reinterpret_cast<std::remove_reference_t<decltype(call)>>(p);
+  };
+  find(found.init, "nvmlInit_v2");
+  find(found.shutdown, "nvmlShutdown");
+  find(found.device_by_uuid, "nvmlDeviceGetHandleByUUID");
+  find(found.device_by_pci_bus_id, "nvmlDeviceGetHandleByPciBusId_v2");
+  find(found.mig_mode, "nvmlDeviceGetMigMode");
+  find(found.memory, "nvmlDeviceGetMemoryInfo");
+  find(found.memory_v2, "nvmlDeviceGetMemoryInfo_v2");
+  find(found.compute_processes, "nvmlDeviceGetComputeRunningProcesses_v3",
+       "nvmlDeviceGetComputeRunningProcesses_v2");
+  find(found.graphics_processes, "nvmlDeviceGetGraphicsRunningProcesses_v3",
+       "nvmlDeviceGetGraphicsRunningProcesses_v2");
+  find(found.mps_processes, "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+       "nvmlDeviceGetMPSComputeRunningProcesses_v2");
+#endif
+  return found;
+}
+/// The library of this process, looked for at the first call.
+[[nodiscard]] inline nvml_calls const& nvml() noexcept {
+  static nvml_calls const found = find_nvml("libnvidia-ml.so.1");
+  return found;
+}
+
+/// How CUDA names a device to others, and whose account is wanted.
+struct nvml_question {
+  unsigned char uuid[16]{};  ///< of the MIG instance where the device is one; all zero: not known
+  char pci_bus_id[32]{};     ///< empty: not known
+  unsigned pid = 0;          ///< of this process
+};
+
+/// "GPU-" or "MIG-" and the number, as NVML spells it.
+[[nodiscard]] inline message<48> nvml_uuid(std::string_view prefix,
+                                           unsigned char const (&uuid)[16]) noexcept {
+  message<48> text;
+  text.add(prefix);
+  for (std::size_t i = 0; i < 16; ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text.add("-");
+    constexpr std::string_view digits = "0123456789abcdef";
+    text.add(digits.substr(uuid[i] >> 4, 1)).add(digits.substr(uuid[i] & 15U, 1));
+  }
+  return text;
+}
+
+/// Which of NVML's devices it is. A whole card must not stand for one of its MIG instances.
+[[nodiscard]] inline status find_nvml_device(nvml_calls const& calls, nvml_question const& asked,
+                                             nvml_calls::device& device, device_account& account) noexcept {
+  unsigned char any = 0;
+  for (unsigned char const byte : asked.uuid) any |= byte;
+  account.source = "NVML";
+  bool const by_uuid = any != 0 && calls.device_by_uuid != nullptr;
+  if (by_uuid && calls.device_by_uuid(nvml_uuid("MIG-", asked.uuid).c_str(), &device) == 0) {
+    account.source = "NVML, of this MIG instance";
+    return {};
+  }
+  if (!by_uuid || calls.device_by_uuid(nvml_uuid("GPU-", asked.uuid).c_str(), &device) != 0) {
+    if (asked.pci_bus_id[0] == '\0' || calls.device_by_pci_bus_id == nullptr) {
+      return nvml_failed(6, "nvmlDeviceGetHandleByUUID");
+    }
+    int const code = calls.device_by_pci_bus_id(asked.pci_bus_id, &device);
+    if (code != 0) return nvml_failed(code, "nvmlDeviceGetHandleByPciBusId_v2");
+  }
+  unsigned current = 0, pending = 0;
+  bool const in_parts =
+      calls.mig_mode != nullptr && calls.mig_mode(device, &current, &pending) == 0 && current != 0;
+  return in_parts ? nvml_failed(6, "nvmlDeviceGetHandleByUUID of a MIG instance") : status{};
+}
+
+/// Adds one of the lists; a process that does both compute and graphics is in two of them and counts once.
+/// @return NVML's code
+[[nodiscard]] inline int add_nvml_processes(nvml_calls::list_call list, nvml_calls::device device,
+                                            std::vector<nvml_process>& all) {
+  if (list == nullptr) return 13;
+  std::vector<nvml_process> here(64);
+  for (int attempt = 0;; ++attempt) {
+    auto count = static_cast<unsigned>(here.size());
+    int const code = list(device, &count, here.data());
+    if (code == nvml_insufficient_size && attempt < 8) {  // more processes start between the calls
+      here.resize(larger_of<std::size_t>(here.size() * 2, count));
+      continue;
+    }
+    if (code != 0) return code;
+    here.resize(smaller_of<std::size_t>(here.size(), count));
+    break;
+  }
+  for (nvml_process const& p : here) {
+    nvml_process* known = nullptr;
+    for (nvml_process& q : all) {
+      if (q.pid == p.pid && q.gpu_instance == p.gpu_instance && q.compute_instance == p.compute_instance) {
+        known = &q;
+      }
+    }
+    if (known == nullptr) {
+      all.push_back(p);
+    } else {
+      known->used = larger_of(known->used, p.used);
+    }
+  }
+  return 0;
+}
+
+/// Sums up the processes, or says why they are not known.
+inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned pid,
+                                 device_account& account) noexcept {
+  constexpr unsigned long long not_available = ~0ULL;
+  std::size_t mine = 0, others = 0;
+  bool listed = false, mine_told = true, others_told = true;
+  for (nvml_process const& p : all) {
+    bool& told = p.pid == pid ? mine_told : others_told;
+    std::size_t& sum = p.pid == pid ? mine : others;
+    listed = listed || p.pid == pid;
+    if (p.used == not_available) {
+      told = false;
+    } else {
+      sum += static_cast<std::size_t>(p.used);
+    }
+  }
+  if (!listed) {  // whoever asks has a context, so is in the list, under a number that it does not know
+    account.gap = "NVML's list lacks this process: in a container process numbers are not the host's";
+    return;
+  }
+  if (mine_told) account.this_process = mine;
+  if (others_told) account.other_processes = others;
+  if (!mine_told) {
+    account.gap = "NVML does not tell what this process uses (no permission, or not on this system)";
+  } else if (!others_told) {
+    account.gap = "NVML does not tell what some other process uses (no permission, or not on this system)";
+  }
+}
+
+/// Asks one library about one device; the process has a CUDA context there. Starts and ends NVML: 10 to 100 ms.
+/// @return unsupported: no NVML, or it does not know the device; then nothing is told
+[[nodiscard]] inline status nvml_account(nvml_calls const& calls, nvml_question const& asked,
+                                         device_account& account) noexcept {
+  if (!calls.is_there()) {
+    return {failure::unsupported, 12, "libnvidia-ml.so.1 was not found", "nvmlInit_v2"};
+  }
+  if (int const code = calls.init(); code != 0) return nvml_failed(code, "nvmlInit_v2");
+  struct session {
+    nvml_calls const& calls;
+    ~session() { (void)calls.shutdown(); }
+  } const open{calls};
+  device_account told;
+  nvml_calls::device device = nullptr;
+  status const found = find_nvml_device(calls, asked, device, told);
+  if (!found.ok()) return found;
+  nvml_memory_v2 v2{static_cast<unsigned>(sizeof(nvml_memory_v2)) | 2U << 24, 0, 0, 0, 0};
+  nvml_memory v1{};
+  if (calls.memory_v2 != nullptr && calls.memory_v2(device, &v2) == 0) {
+    told.total = static_cast<std::size_t>(v2.total);
+    told.free = static_cast<std::size_t>(v2.free);
+    told.set_aside = static_cast<std::size_t>(v2.reserved);
+  } else if (calls.memory != nullptr && calls.memory(device, &v1) == 0) {
+    told.total = static_cast<std::size_t>(v1.total);
+    told.free = static_cast<std::size_t>(v1.free);
+  }
+  try {
+    std::vector<nvml_process> all;
+    if (add_nvml_processes(calls.compute_processes, device, all) != 0) {
+      told.gap = "NVML does not list the processes of this device";
+    } else {
+      (void)add_nvml_processes(calls.graphics_processes, device, all);  // not on every device
+      (void)add_nvml_processes(calls.mps_processes, device, all);
+      count_nvml_processes(all, asked.pid, told);
+    }
+  } catch (std::bad_alloc const&) {
+    told.gap = "there was no host memory for NVML's list of processes";
+  }
+  account = told;
+  return {};
+}
+
+/// This process's number, as its own system gives it.
+[[nodiscard]] inline unsigned this_process() noexcept {
+#if defined(__linux__)
+  return static_cast<unsigned>(::getpid());
+#else
+  return 0;
+#endif
+}
 
 }  // namespace tarn::detail
 // ---- tarn/driver/nvtx_memory.hpp
@@ -1718,12 +2097,31 @@ class basic_cuda_driver {
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaMemsetAsync(to, byte, bytes, reach(stream)), "cudaMemsetAsync");
   }
+  /// Converts elements on the device. Defined in driver/cuda_convert.hpp, where nvcc compiles it.
+  template <class To, class From>
+  status convert(stream_ref stream, To* to, From const* from, std::size_t count) const noexcept;
 
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  }
+  /// As NVML tells, which is loaded for it; a program that asks links to the system's libdl where that is a library of
+  /// its own (glibc before 2.34). unsupported: there is no NVML here, or it does not know the device.
+  status memory_account(device_account& account) const noexcept {
+    detail::nvml_question asked;
+    asked.pid = detail::this_process();
+    auto const get_uuid = detail::cuda_driver_calls().device_get_uuid;
+    CUuuid uuid{};
+    if (get_uuid != nullptr && get_uuid(&uuid, static_cast<CUdevice>(device_)) == CUDA_SUCCESS) {
+      std::memcpy(asked.uuid, uuid.bytes, sizeof asked.uuid);
+    }
+    status const s = detail::cuda_status(
+        cudaDeviceGetPCIBusId(asked.pci_bus_id, static_cast<int>(sizeof asked.pci_bus_id), device_),
+        "cudaDeviceGetPCIBusId");
+    if (!s.ok()) return s;
+    return detail::nvml_account(detail::nvml(), asked, account);
   }
 
   /// Sets up the device's primary context first: a tool announces itself when CUDA starts.
@@ -1795,10 +2193,8 @@ class basic_cuda_driver {
     if (!calls.has_pages()) return detail::cuda_lacks("cuMemMap");
     status s = detail::cuda_status(calls.map(address_of(p), bytes, 0, handle, 0), "cuMemMap");
     if (!s.ok()) return s;
-    // One entry per device that may touch the memory; peers would join this device here.
-    CUmemAccessDesc const access[] = {{here_in_memory(), CU_MEM_ACCESS_FLAGS_PROT_READWRITE}};
-    s = detail::cuda_status(
-        calls.set_access(address_of(p), bytes, access, sizeof(access) / sizeof(access[0])), "cuMemSetAccess");
+    CUmemAccessDesc const access{memory_of(device_), CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    s = detail::cuda_status(calls.set_access(address_of(p), bytes, &access, 1), "cuMemSetAccess");
     if (!s.ok()) (void)calls.unmap(address_of(p), bytes);
     return s;
   }
@@ -1806,6 +2202,33 @@ class basic_cuda_driver {
     auto const& calls = detail::cuda_driver_calls();
     if (!calls.has_pages()) return detail::cuda_lacks("cuMemUnmap");
     return detail::cuda_status(calls.unmap(address_of(p), bytes), "cuMemUnmap");
+  }
+  /// Whether work of another device can be let at this one's pages, over NVLink or PCIe. Where it can, the other device's
+  /// primary context is set up, as without it what is mapped could not be used there.
+  status can_share(device_id other, bool& yes) const noexcept {
+    if (other.value == device_) {
+      yes = true;
+      return {};
+    }
+    int can = 0;
+    status s =
+        detail::cuda_status(cudaDeviceCanAccessPeer(&can, other.value, device_), "cudaDeviceCanAccessPeer");
+    if (s.ok() && can != 0) {
+      detail::on_device const there(other.value);
+      if (!there.entered().ok()) return there.entered();
+      detail::beside_capture const permission;
+      s = detail::cuda_status(cudaFree(nullptr), "cudaFree");
+    }
+    if (s.ok()) yes = can != 0;
+    return s;
+  }
+  /// Lets another device's work read and write what is mapped at [p, p + bytes), until it is unmapped. This device's own
+  /// access stays.
+  status share_pages(void* p, std::size_t bytes, device_id other) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (!calls.has_pages()) return detail::cuda_lacks("cuMemSetAccess");
+    CUmemAccessDesc const access{memory_of(other.value), CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    return detail::cuda_status(calls.set_access(address_of(p), bytes, &access, 1), "cuMemSetAccess");
   }
 
   // Blocks.
@@ -1857,6 +2280,18 @@ class basic_cuda_driver {
     if (p == nullptr) return {};
     detail::beside_capture const permission;
     return detail::cuda_status(cudaFreeHost(p), "cudaFreeHost");
+  }
+  /// Pins host memory that is there already, for every device's context.
+  status register_host(void* p, std::size_t bytes) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaHostRegister(p, bytes, cudaHostRegisterPortable), "cudaHostRegister");
+  }
+  status unregister_host(void* p) const noexcept {
+    if (p == nullptr) return {};
+    detail::beside_capture const permission;
+    return detail::cuda_status(cudaHostUnregister(p), "cudaHostUnregister");
   }
   status malloc_managed(std::size_t bytes, void*& p) const noexcept {
     detail::on_device const here(device_);
@@ -1914,10 +2349,10 @@ class basic_cuda_driver {
     return static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(p));
   }
 
-  [[nodiscard]] CUmemLocation here_in_memory() const noexcept {
+  [[nodiscard]] static CUmemLocation memory_of(int device) noexcept {
     CUmemLocation location{};
     location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    location.id = device_;
+    location.id = device;
     return location;
   }
   /// Plain device memory; no handle type, so that it cannot be exported. Network cards may reach it where the
@@ -1926,7 +2361,7 @@ class basic_cuda_driver {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
-    properties.location = here_in_memory();
+    properties.location = memory_of(device_);
     if (attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)) {
       properties.allocFlags.gpuDirectRDMACapable = 1;
     }
@@ -1951,7 +2386,8 @@ using cuda_driver = basic_cuda_driver<null_stream::legacy>;
 #endif
 
 static_assert(stream_driver<cuda_driver> && page_driver<cuda_driver> && block_driver<cuda_driver> &&
-              describing_driver<cuda_driver>);
+              registering_driver<cuda_driver> && describing_driver<cuda_driver> &&
+              accounting_driver<cuda_driver>);
 
 }  // namespace tarn
 #endif
@@ -2206,7 +2642,10 @@ enum class driver_call : std::uint8_t {
   destroy_stream,
   copy,
   fill,
+  convert,
   memory_info,
+  memory_account,
+  can_share,
   page_granularity,
   reserve_range,
   release_range,
@@ -2214,6 +2653,7 @@ enum class driver_call : std::uint8_t {
   destroy_pages,
   map_pages,
   unmap_pages,
+  share_pages,
   malloc_device,
   free_device,
   malloc_async,
@@ -2221,11 +2661,13 @@ enum class driver_call : std::uint8_t {
   malloc_pinned,
   free_pinned,
   malloc_managed,
-  free_managed
+  free_managed,
+  register_host,
+  unregister_host
 };
 
 /// How many there are.
-inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver_call::free_managed) + 1;
+inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver_call::unregister_host) + 1;
 
 /// The call at an index below driver_call_count, for loops over all of them.
 [[nodiscard]] constexpr driver_call driver_call_at(std::size_t index) noexcept {
@@ -2248,7 +2690,10 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
                                    "destroy_stream",
                                    "copy",
                                    "fill",
+                                   "convert",
                                    "memory_info",
+                                   "memory_account",
+                                   "can_share",
                                    "page_granularity",
                                    "reserve_range",
                                    "release_range",
@@ -2256,6 +2701,7 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
                                    "destroy_pages",
                                    "map_pages",
                                    "unmap_pages",
+                                   "share_pages",
                                    "malloc_device",
                                    "free_device",
                                    "malloc_async",
@@ -2263,7 +2709,9 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
                                    "malloc_pinned",
                                    "free_pinned",
                                    "malloc_managed",
-                                   "free_managed"};
+                                   "free_managed",
+                                   "register_host",
+                                   "unregister_host"};
   static_assert(sizeof(names) / sizeof(names[0]) == driver_call_count);
   return names[static_cast<std::size_t>(call)];
 }
@@ -2287,6 +2735,7 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
     case driver_call::malloc_async:
     case driver_call::malloc_pinned:
     case driver_call::malloc_managed:
+    case driver_call::register_host:
       return true;
     default:
       return false;
@@ -2360,6 +2809,9 @@ class no_driver {
     std::memset(to, byte, bytes);
     return {};
   }
+  /// Defined in driver/host_convert.hpp, so that only who converts compiles it.
+  template <class To, class From>
+  status convert(stream_ref, To* to, From const* from, std::size_t count) const noexcept;
 
   /// The host's memory; unsupported where the system does not tell.
   status memory_info([[maybe_unused]] std::size_t& free, [[maybe_unused]] std::size_t& total) const noexcept {
@@ -2423,6 +2875,14 @@ class no_driver {
     return drop(p);
   }
 
+  /// Nothing is pinned: there is no device to pin it for.
+  status register_host(void* p, std::size_t) const noexcept {
+    return p != nullptr ? status{} : invalid(driver_call::register_host);
+  }
+  status unregister_host(void*) const noexcept {
+    return {};
+  }
+
   friend constexpr bool operator==(no_driver, no_driver) noexcept {
     return true;
   }
@@ -2461,7 +2921,8 @@ class no_driver {
   }
 };
 
-static_assert(stream_driver<no_driver> && page_driver<no_driver> && block_driver<no_driver>);
+static_assert(stream_driver<no_driver> && page_driver<no_driver> && block_driver<no_driver> &&
+              registering_driver<no_driver>);
 
 }  // namespace tarn
 
@@ -2551,6 +3012,10 @@ struct pinned_calls {
 
 /// Pinned host memory, portable: pinned for every device. About 460 ms per GiB to allocate, so pool it. It
 /// cannot be swapped out: take no more than the machine can spare. Aligned to the host's page, 4 KiB.
+///
+/// In a pool over it, allocate(stream) gives memory for work of that stream: copies enqueued before may still use it. Memory
+/// that the host itself is going to write must come from allocate_sync(), which hands out nothing that any stream still
+/// uses; pinned_buffer and the streamed batches ask so.
 template <block_driver D>
 using basic_pinned = block_source<D, pinned_calls>;
 
@@ -2574,7 +3039,7 @@ static_assert(resource<pinned_host>);
 
 // ---- tarn/core/call_place.hpp
 // Who called: the place in the user's source that an allocation is made for, past all policies and owners between. Only
-// stacks with a layer that records places (policy/checked) ever look at it; for others these are empty types.
+// stacks with a layer that records places (policy/checked, watched) ever look at it; for others these are empty types.
 // Above it: shared, owners, checked. Below it: place.
 
 #include <type_traits>
@@ -2591,16 +3056,23 @@ inline thread_local constinit named_place outermost_place{};
 }  // namespace detail
 
 /// Names the place for what is called in its scope, unless a caller further out has named one. Declare one to have all
-/// that follows in the scope, owners included, told under its line: `tarn::call_place const here;`.
+/// that follows in the scope, owners included, told under its line: `tarn::call_place const here;`. A tag that comes
+/// with a place further in is kept all the same, unless the outer one has a tag.
 class call_place {
  public:
   explicit call_place(place where = place::current()) noexcept : named_(!detail::outermost_place.is_named) {
-    if (named_) detail::outermost_place = {where, true};
+    if (named_) {
+      detail::outermost_place = {where, true};
+    } else if (where.tag_id != 0 && detail::outermost_place.where.tag_id == 0) {
+      detail::outermost_place.where.tag_id = where.tag_id;
+      tagged_ = true;
+    }
   }
   call_place(call_place const&) = delete;
   call_place& operator=(call_place const&) = delete;
   ~call_place() {
     if (named_) detail::outermost_place.is_named = false;
+    if (tagged_) detail::outermost_place.where.tag_id = 0;
   }
 
   /// The outermost place named, or `otherwise`.
@@ -2610,6 +3082,7 @@ class call_place {
 
  private:
   bool named_;
+  bool tagged_ = false;
 };
 
 /// call_place where nobody records: nothing.
@@ -3478,25 +3951,6 @@ requires detail::makes_layer<std::remove_cvref_t<Policy>, std::remove_cvref_t<Up
 
 #include <cstddef>
 
-// ---- tarn/core/extremes.hpp
-// The smaller and the larger of two sizes or counts, without <algorithm>, which costs a compiler 40 ms.
-// Above it: everything that compares sizes. Below it: nothing.
-
-namespace tarn::detail {
-
-/// The larger one; the first if they are equal. Both are read by value: sizes and counts.
-template <class T>
-[[nodiscard]] constexpr T larger_of(T a, T b) noexcept {
-  return a < b ? b : a;
-}
-
-/// The smaller one; the first if they are equal.
-template <class T>
-[[nodiscard]] constexpr T smaller_of(T a, T b) noexcept {
-  return b < a ? b : a;
-}
-
-}  // namespace tarn::detail
 // ---- tarn/policy/fill_pattern.hpp
 // The bytes that the debugging policies write, and how they write and read device memory.
 // Above it: fenced, poisoned. Below it: driver, core.
@@ -4238,6 +4692,13 @@ class description {
     return true;
   }
 
+  /// Calls f(freed_block) for each block in quarantine.
+  template <class F>
+  void for_each_kept(F const& f) {
+    std::lock_guard const guard(mutex_);
+    for (std::size_t i = 0; i < kept_; ++i) f(ring_[(first_ + i) % ring_.size()]);
+  }
+
  private:
   enum class state : std::uint8_t { undecided, untold, told };
   struct stretch {
@@ -4305,6 +4766,35 @@ struct no_description {
   explicit constexpr no_description(Driver const&) noexcept {}
   [[nodiscard]] static constexpr bool active() noexcept { return false; }
   [[nodiscard]] static constexpr bool decide() noexcept { return false; }
+};
+
+/// Room for a block's description: used, or given up again.
+template <class Told>
+class room_to_describe {
+ public:
+  explicit room_to_describe(Told& told) : told_(told) {
+    if constexpr (describes) {
+      made_ = told_.decide();
+      if (made_) told_.make_room();
+    }
+  }
+  room_to_describe(room_to_describe const&) = delete;
+  room_to_describe& operator=(room_to_describe const&) = delete;
+  ~room_to_describe() {
+    if constexpr (describes) {
+      if (made_) told_.give_up_room();
+    }
+  }
+  void use([[maybe_unused]] void* p, [[maybe_unused]] std::size_t bytes) noexcept {
+    if constexpr (describes) {
+      if (std::exchange(made_, false)) told_.block_begins(p, bytes);
+    }
+  }
+
+ private:
+  static constexpr bool describes = !std::is_same_v<Told, no_description>;
+  [[maybe_unused]] Told& told_;
+  [[maybe_unused]] bool made_ = false;
 };
 
 }  // namespace tarn::detail
@@ -4737,6 +5227,8 @@ class range_table {
   [[nodiscard]] range& operator[](range_ref r) noexcept { return nodes_[r]; }
   [[nodiscard]] range const& operator[](range_ref r) const noexcept { return nodes_[r]; }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return nodes_.capacity() * sizeof(range); }
+  /// One more than the largest index; spare nodes are `unused`.
+  [[nodiscard]] std::size_t size() const noexcept { return nodes_.size(); }
   [[nodiscard]] std::size_t in_use() const noexcept { return nodes_.size() - 1 - spare_count_; }
 
  private:
@@ -4976,6 +5468,7 @@ class run_table {
   }
 
   [[nodiscard]] run& operator[](run_ref r) noexcept { return runs_[r]; }
+  [[nodiscard]] run const& operator[](run_ref r) const noexcept { return runs_[r]; }
   [[nodiscard]] std::size_t size() const noexcept { return runs_.size(); }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     return runs_.capacity() * sizeof(run) + frames_.host_bytes();
@@ -5698,6 +6191,59 @@ struct stat {
 };
 
 }  // namespace tarn
+// ---- tarn/pool/growth_notes.hpp
+// Growth notes: which handle or segment a pool made or gave back, and when; the latest ones, once somebody asks for them.
+// Above it: growth, pool, report/take_snapshot. Below it: core/sequence.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+enum class growth_change : std::uint8_t { made, given_back };
+
+struct growth_note {
+  std::uint64_t time = 0;  ///< as the clock told
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  growth_change what = growth_change::made;
+};
+
+/// Under the growth lock. Until it is opened a note is one look at a null pointer, beside driver calls of microseconds.
+class growth_notes {
+ public:
+  using clock_type = std::uint64_t (*)() noexcept;
+
+  /// Keeps the latest `most` notes from now on, 32 bytes each, all taken now; those kept before are forgotten. 0: none.
+  /// @throws std::bad_alloc  nothing has changed
+  void open(std::size_t most, clock_type clock) {
+    sequence<growth_note> ring;
+    ring.resize(most);
+    ring_.swap(ring);
+    clock_ = most != 0 ? clock : nullptr;
+    count_ = 0;
+  }
+  [[nodiscard]] bool is_open() const noexcept { return clock_ != nullptr; }
+
+  void add(growth_change what, std::uintptr_t address, std::size_t bytes) noexcept {
+    if (clock_ == nullptr) return;
+    ring_[count_++ % ring_.size()] = {clock_(), address, bytes, what};
+  }
+
+  /// How many are kept, and one of them, the oldest first.
+  [[nodiscard]] std::size_t size() const noexcept { return count_ < ring_.size() ? count_ : ring_.size(); }
+  [[nodiscard]] growth_note const& operator[](std::size_t i) const noexcept {
+    return ring_[(count_ - size() + i) % ring_.size()];
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return ring_.capacity() * sizeof(growth_note); }
+
+ private:
+  sequence<growth_note> ring_;
+  std::size_t count_ = 0;  ///< ever added
+  clock_type clock_ = nullptr;
+};
+
+}  // namespace tarn::detail
 
 namespace tarn::detail {
 
@@ -5748,8 +6294,10 @@ struct growth_counters {
 
   stat reserved_in[zone_count];  ///< bytes by the zone that they were taken for
   stat handles_in[zone_count];
+  growth_notes notes;
 
-  void hold(std::size_t bytes, zone where) noexcept {
+  void hold(std::uintptr_t address, std::size_t bytes, zone where) noexcept {
+    notes.add(growth_change::made, address, bytes);
     reserved_in[static_cast<std::size_t>(where)].increase(static_cast<std::int64_t>(bytes));
     handles_in[static_cast<std::size_t>(where)].increase(1);
     reserved += bytes;
@@ -5757,12 +6305,21 @@ struct growth_counters {
     reserved_peak = larger_of(reserved_peak, reserved);
     handles_peak = larger_of(handles_peak, creates - destroys);
   }
-  void release(std::size_t bytes, zone where) noexcept {
+  void release(std::uintptr_t address, std::size_t bytes, zone where) noexcept {
+    notes.add(growth_change::given_back, address, bytes);
     reserved_in[static_cast<std::size_t>(where)].decrease(static_cast<std::int64_t>(bytes));
     handles_in[static_cast<std::size_t>(where)].decrease(1);
     reserved -= bytes;
     released_total += bytes;
   }
+};
+
+/// One piece of what a growth holds, for who looks on: a handle at home, or a segment.
+struct held_memory {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  zone where = zone::small;  ///< that it was taken for
+  bool is_handle = false;    ///< else a segment, which neither joins another nor is seen elsewhere
 };
 
 }  // namespace tarn::detail
@@ -6883,6 +7440,15 @@ class page_growth {
     return given;
   }
 
+  /// Calls f(held_memory) for each handle. Under the growth lock.
+  template <class F>
+  void for_each_held(F const& f) const {
+    for (handle_ref h = 1; h < map_.size(); ++h) {
+      physical const& p = map_[h];
+      if (p.bytes != 0) f(held_memory{p.home, p.bytes, space_.zone_at(p.home), true});
+    }
+  }
+
   /// Gives everything back. Nothing on the device uses it any more.
   void close() noexcept {
     if (!map_.is_open()) return;
@@ -7020,13 +7586,13 @@ class page_growth {
     for (created& c : made) {
       c.id = source_.create(c.bytes);
       ++counters_.creates;
-      counters_.hold(c.bytes, space_.zone_at(address));
+      counters_.hold(address, c.bytes, space_.zone_at(address));
       try {
         source_.map(reinterpret_cast<void*>(address), c.bytes, c.id);
       } catch (...) {
         source_.destroy(c.id, c.bytes);
         ++counters_.destroys;
-        counters_.release(c.bytes, space_.zone_at(address));
+        counters_.release(address, c.bytes, space_.zone_at(address));
         throw;
       }
       ++counters_.maps;
@@ -7040,7 +7606,7 @@ class page_growth {
       unmap(address, c.bytes);
       source_.destroy(c.id, c.bytes);
       ++counters_.destroys;
-      counters_.release(c.bytes, space_.zone_at(address));
+      counters_.release(address, c.bytes, space_.zone_at(address));
       address += c.bytes;
     }
   }
@@ -7078,7 +7644,7 @@ class page_growth {
     unmap(map_[h].home, map_[h].bytes);
     source_.destroy(map_[h].id, map_[h].bytes);
     ++counters_.destroys;
-    counters_.release(map_[h].bytes, space_.zone_at(map_[h].home));
+    counters_.release(map_[h].home, map_[h].bytes, space_.zone_at(map_[h].home));
   }
 
   Source source_;
@@ -7133,16 +7699,22 @@ class segment_growth {
     if (request.may_create == 0 && !request.may_exceed) return false;
     a.ranges.make_room(1);
     segments_.reserve(segments_.size() + 1);
-    std::size_t const spare = range_grain + (request.alignment > range_grain ? request.alignment : 0);
-    std::size_t const exact = request.bytes + spare;
+    std::size_t const exact = request.bytes + (request.alignment > range_grain ? request.alignment : 0);
     std::size_t bytes = align_up(exact, segment_grain);
     hot.unlock();
     void* base = nullptr;
     try {
       try {
         base = source_.allocate_sync(bytes, default_alignment);
+        // Blocks of whole segment grains start on a range grain nearly everywhere. Room for the other case is asked for only
+        // then: always asked for, it would make every block of 2 MiB a segment of 4.
+        if (!is_aligned(base, range_grain) && bytes < exact + range_grain) {
+          source_.deallocate_sync(base, bytes, default_alignment);
+          bytes = align_up(exact + range_grain, segment_grain);
+          base = source_.allocate_sync(bytes, default_alignment);
+        }
       } catch (out_of_memory const&) {
-        bytes = align_up(exact, range_grain);
+        bytes = align_up(exact + range_grain, range_grain);
         base = source_.allocate_sync(bytes, default_alignment);
       }
     } catch (...) {
@@ -7151,7 +7723,7 @@ class segment_growth {
     }
     hot.lock();
     ++counters_.creates;
-    counters_.hold(bytes, request.where);
+    counters_.hold(reinterpret_cast<std::uintptr_t>(base), bytes, request.where);
     auto const index = free_index();
     segments_[index] = {base, bytes, request.where};
     range_ref const r = a.ranges.take();
@@ -7184,13 +7756,22 @@ class segment_growth {
       segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
       a.ranges.put_back(whole);
       ++counters_.destroys;
-      counters_.release(gone.bytes, gone.where);
+      counters_.release(reinterpret_cast<std::uintptr_t>(gone.base), gone.bytes, gone.where);
       given += gone.bytes;
       hot.unlock();
       source_.deallocate_sync(gone.base, gone.bytes, default_alignment);
       hot.lock();
     }
     return given;
+  }
+
+  /// Calls f(held_memory) for each segment. Under the growth lock.
+  template <class F>
+  void for_each_held(F const& f) const {
+    for (segment const& s : segments_) {
+      if (s.base != nullptr)
+        f(held_memory{reinterpret_cast<std::uintptr_t>(s.base), s.bytes, s.where, false});
+    }
   }
 
   /// True where `address` lies in a segment. O(segments).
@@ -7279,6 +7860,11 @@ class watched_growth {
   }
   std::size_t shrink(arena& a, lock& hot, std::size_t keep) {
     return watched() ? segments_.shrink(a, hot, keep) : pages_.shrink(a, hot, keep);
+  }
+  template <class F>
+  void for_each_held(F const& f) const {
+    pages_.for_each_held(f);
+    segments_.for_each_held(f);
   }
   void close() noexcept {
     segments_.close();
@@ -7748,6 +8334,12 @@ class recorded_uses {
     held_.clear();
   }
 
+  /// Calls f(waiting) for each block held back. While the growth lock is held none of them is freed.
+  template <class F>
+  void for_each_waiting(F const& f) const {
+    std::lock_guard const guard(mutex_);
+    for (waiting const& w : held_) f(w);
+  }
   [[nodiscard]] std::size_t waiting_bytes() const noexcept {
     std::lock_guard const guard(mutex_);
     return waiting_bytes_;
@@ -8263,7 +8855,7 @@ class pool {
     lock held(ladder_.hot);
     ladder_.finish_all(held);
     // A stream whose end the driver would not tell: its work must not see its memory unmapped.
-    if (ladder_.has_unfinished() || uses_.asks_for_device()) (void)finish(held);
+    if ((ladder_.has_unfinished() || uses_.asks_for_device()) && !finish(held)) (void)finish(held);
     held.unlock();
     uses_.close();
     ladder_.order.close(ladder_.space);
@@ -8396,7 +8988,7 @@ class pool {
     s.ooms = ladder_.ooms;
     s.host_waits = ladder_.order.host_waits();
     s.device_waits = ladder_.order.device_waits();
-    s.host_bytes += ladder_.space.host_bytes() + ladder_.growth.host_bytes();
+    s.host_bytes += ladder_.space.host_bytes() + ladder_.growth.host_bytes() + c.notes.host_bytes();
     return s;
   }
 
@@ -8409,6 +9001,21 @@ class pool {
       ladder_.counters.reserved_in[z].reset_peak();
       ladder_.counters.handles_in[z].reset_peak();
     }
+  }
+
+  /// Keeps the latest `most` notes of handles and segments made and given back from now on; 0 ends it. `clock` is asked for
+  /// the time of each. @throws std::bad_alloc, nothing has changed
+  void note_growth(std::size_t most, detail::growth_notes::clock_type clock) {
+    std::lock_guard const cold(ladder_.cold);
+    ladder_.counters.notes.open(most, clock);
+  }
+
+  /// Calls `look(ladder, thread caches, recorded uses, description)` while nothing grows and no thread cache comes or goes:
+  /// for pool/inspection.hpp, which knows the order of the other locks.
+  template <class Look>
+  void inspect(Look&& look) {
+    std::lock_guard const cold(ladder_.cold);
+    look(ladder_, caches_, uses_, described_);
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return described::unwrap(ladder_.growth.source()); }
@@ -8465,7 +9072,7 @@ class pool {
     if (bytes > max_request_bytes) refuse(id, bytes, alignment);
     teller const last(*this);
     std::size_t const asked = bytes;
-    room_to_describe room(described_);
+    detail::room_to_describe room(described_);
     if (described_.active()) [[unlikely]]
       bytes += detail::guard_bytes;
     bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
@@ -8716,33 +9323,6 @@ class pool {
 
   /// Whether a freed block waits in quarantine.
   enum class reuse : std::uint8_t { later, at_once };
-
-  /// Room for a block's description: used, or given up again.
-  class room_to_describe {
-   public:
-    explicit room_to_describe(typename described::type& told) : told_(told) {
-      if constexpr (describes) {
-        made_ = told_.decide();
-        if (made_) told_.make_room();
-      }
-    }
-    room_to_describe(room_to_describe const&) = delete;
-    room_to_describe& operator=(room_to_describe const&) = delete;
-    ~room_to_describe() {
-      if constexpr (describes) {
-        if (made_) told_.give_up_room();
-      }
-    }
-    void use([[maybe_unused]] void* p, [[maybe_unused]] std::size_t bytes) noexcept {
-      if constexpr (describes) {
-        if (std::exchange(made_, false)) told_.block_begins(p, bytes);
-      }
-    }
-
-   private:
-    [[maybe_unused]] typename described::type& told_;
-    [[maybe_unused]] bool made_ = false;
-  };
 
   TARN_NOINLINE void take_back_described([[maybe_unused]] stream_id id, [[maybe_unused]] stream_ref stream,
                                          [[maybe_unused]] void* p, [[maybe_unused]] std::size_t bytes,
@@ -10925,12 +11505,18 @@ class device_buffer {
     data_ = take(count);
     size_ = capacity_ = count;
   }
+  /// The same with a name, `device_buffer<float> weights(pool, n, stream, tarn::tag("weights"));` (core/tag). It is the
+  /// block's: what a later resize() takes is named there.
+  device_buffer(Resource memory, std::size_t count, stream_ref stream, place where)
+      : device_buffer(std::move(memory), count, stream, least_alignment(), where) {}
   /// A copy of host (or device) elements, in stream order.
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream,
                 std::size_t alignment = least_alignment(), place where = place::current())
       : device_buffer(std::move(memory), from.size(), stream, alignment, where) {
     copy_from(from);  // should it throw, the destructor runs: the constructor delegated to is done
   }
+  device_buffer(Resource memory, std::span<T const> from, stream_ref stream, place where)
+      : device_buffer(std::move(memory), from, stream, least_alignment(), where) {}
   /// A copy on `stream`, which first waits, on the device, for the other buffer's stream; that one waits for
   /// the copy, so the other buffer may be changed or destroyed at once.
   device_buffer(device_buffer const& other, stream_ref stream, place where = place::current())
@@ -11483,8 +12069,8 @@ class pinned_buffer {
       : pinned_buffer(std::move(memory), from.size(), elements::uninitialised, stream, where) {
     copy_elements(from.data(), size_, data_);
   }
-  pinned_buffer(pinned_buffer const& other)
-      : pinned_buffer(other.memory_, std::span<T const>(other), other.stream_) {}
+  pinned_buffer(pinned_buffer const& other, place where = place::current())
+      : pinned_buffer(other.memory_, std::span<T const>(other), other.stream_, where) {}
   pinned_buffer(pinned_buffer&& other) noexcept
       : memory_(other.memory_),
         stream_(other.stream_),
@@ -11524,6 +12110,10 @@ class pinned_buffer {
   [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return data_[i]; }
   [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
+  /// What the memory is aligned to, bytes.
+  [[nodiscard]] static constexpr std::size_t alignment() noexcept {
+    return detail::larger_of(default_alignment, alignof(T));
+  }
 
   /// Makes `stream` the one that frees; its later work waits, on the device, for the copies on the old one,
   /// which must still exist. @throws cuda_error  nothing has changed
@@ -11535,21 +12125,30 @@ class pinned_buffer {
 
   /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy
   /// may be running. @throws length_error, out_of_memory  nothing has changed
-  void resize(std::size_t count, elements what = elements::value_initialised) {
+  void resize(std::size_t count, elements what = elements::value_initialised,
+              place where = place::current()) {
+    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     if (count > capacity_) relocate(count);
     if (what == elements::value_initialised && count > size_) value_initialise(data_ + size_, count - size_);
     size_ = count;
   }
   /// Gives unused capacity back by moving to a block of size() elements. No copy may be running. Strong
   /// guarantee.
-  void shrink_to_fit() {
+  void shrink_to_fit(place where = place::current()) {
+    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     if (size_ < capacity_) relocate(size_);
   }
   /// Frees the elements; the buffer is empty and ready for use.
   void clear() noexcept {
-    if (data_ != nullptr) memory_.deallocate(stream_, data_, capacity_ * sizeof(T), alignment);
+    if (data_ != nullptr) memory_.deallocate(stream_, data_, capacity_ * sizeof(T), alignment());
     data_ = nullptr;
     size_ = capacity_ = 0;
+  }
+  /// Gives up ownership: the caller deallocates through resource(), at alignment(), the bytes of as many
+  /// elements as capacity() said before.
+  [[nodiscard]] T* release() noexcept {
+    size_ = capacity_ = 0;
+    return std::exchange(data_, nullptr);
   }
   void swap(pinned_buffer& other) noexcept {
     using std::swap;
@@ -11562,11 +12161,9 @@ class pinned_buffer {
   friend void swap(pinned_buffer& a, pinned_buffer& b) noexcept { a.swap(b); }
 
  private:
-  static constexpr std::size_t alignment = detail::larger_of(default_alignment, alignof(T));
-
   [[nodiscard]] T* take(std::size_t count) {
     // The host writes at once, without asking the stream: the memory must be free of earlier work.
-    return static_cast<T*>(memory_.allocate_sync(checked_bytes(count, sizeof(T)), alignment));
+    return static_cast<T*>(memory_.allocate_sync(checked_bytes(count, sizeof(T)), alignment()));
   }
 
   static void value_initialise(T* to, std::size_t count) {

@@ -87,24 +87,15 @@ TEST_CASE("without a device every call says so and none crashes", "[driver][cuda
   page_handle handle = 0;
   stream_ref stream;
   event_handle event = nullptr;
-  status const answers[] = {driver.malloc_device(64, p),
-                            driver.malloc_async(64, stream_ref{}, p),
-                            driver.malloc_pinned(64, p),
-                            driver.malloc_managed(64, p),
-                            driver.register_host(&p, 64),
-                            driver.free_device(nullptr),
-                            driver.page_granularity(bytes),
-                            driver.reserve_range(2_MiB, 2_MiB, p),
-                            driver.create_pages(2_MiB, handle),
-                            driver.map_pages(p, 2_MiB, handle),
-                            driver.unmap_pages(p, 2_MiB),
-                            driver.destroy_pages(handle),
-                            driver.release_range(p, 2_MiB),
-                            driver.memory_info(bytes, bytes),
-                            driver.create_stream(stream),
-                            driver.create_event(event),
-                            driver.synchronize_device(),
-                            driver.set_release_threshold(0)};
+  status const answers[] = {driver.malloc_device(64, p),        driver.malloc_async(64, stream_ref{}, p),
+                            driver.malloc_pinned(64, p),        driver.malloc_managed(64, p),
+                            driver.register_host(&p, 64),       driver.free_device(nullptr),
+                            driver.page_granularity(bytes),     driver.reserve_range(2_MiB, 2_MiB, p),
+                            driver.create_pages(2_MiB, handle), driver.map_pages(p, 2_MiB, handle),
+                            driver.unmap_pages(p, 2_MiB),       driver.destroy_pages(handle),
+                            driver.release_range(p, 2_MiB),     driver.memory_info(bytes, bytes),
+                            driver.create_stream(stream),       driver.create_event(event),
+                            driver.synchronize_device(),        driver.set_release_threshold(0)};
   for (status const& s : answers) {
     CHECK(s.kind == failure::no_device);
     CHECK(s.name[0] != '\0');

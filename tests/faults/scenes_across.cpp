@@ -58,6 +58,7 @@ bool holds_numbers(trial& t, Buffer const& b) {
 void conversions(trial& t) {
   stream const a(t.driver());
   stream const b(t.driver());
+  stream const c(t.driver());  // outlives the pool, which must not unmap what its work reads
   auto memory = watched_pool(t);
   using floats = device_buffer<float, decltype(memory)>;
   using halves = device_buffer<float16, decltype(memory)>;
@@ -68,7 +69,6 @@ void conversions(trial& t) {
   bool const halved = made && t.attempt("converted", [&] { half = converted<float16>(memory, full, b); });
   if (halved && t.log().moment == fault_moment::instead) t.check(holds_numbers(t, half), "elements lost");
   if (halved) {
-    stream const c(t.driver());
     if (t.attempt("convert on a third stream", [&] { tarn::convert(full, half, c); }))
       t.check(holds_numbers(t, half), "elements lost on a third stream");
     t.attempt("convert spans",

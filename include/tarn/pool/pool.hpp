@@ -74,7 +74,7 @@ class pool {
     lock held(ladder_.hot);
     ladder_.finish_all(held);
     // A stream whose end the driver would not tell: its work must not see its memory unmapped.
-    if (ladder_.has_unfinished() || uses_.asks_for_device()) (void)finish(held);
+    if ((ladder_.has_unfinished() || uses_.asks_for_device()) && !finish(held)) (void)finish(held);
     held.unlock();
     uses_.close();
     ladder_.order.close(ladder_.space);
