@@ -219,6 +219,7 @@ TEST_CASE("over blocks each block of the upstream is a segment, its unaligned en
           "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
   auto memory = sim_malloc{machine.driver(0)} | pooled{} | watched{.history = 100};
+  remember_growth(memory);
   void* const small = memory.allocate({}, 700);
   void* const large = memory.allocate({}, 40_MiB);
   snapshot const s = take_snapshot(memory);
@@ -233,6 +234,11 @@ TEST_CASE("over blocks each block of the upstream is a segment, its unaligned en
   CHECK(blocks_with(s, block_use::live).requested == 700 + 40_MiB);
   memory.deallocate({}, small, 700);
   memory.deallocate({}, large, 40_MiB);
+  memory.trim(0);
+  snapshot const empty = take_snapshot(memory);
+  check_history(empty);
+  CHECK(empty.segments.empty());
+  CHECK(empty.events.size() == 2 + 2 + 4);
 }
 
 TEST_CASE("a pool that nobody watches shows its blocks without their names", "[report][snapshot]") {
