@@ -5131,11 +5131,16 @@ inline constexpr auto class_bytes_table = [] {
   return class_bytes_table[size_class];
 }
 
+/// True where a request has a size class; others keep their exact size.
+[[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class(std::size_t bytes, std::size_t alignment) noexcept {
+  return alignment <= default_alignment && bytes <= class_limit;
+}
+
 /// Bytes that a request occupies: its class, or its size rounded to the grain. Pure: allocation and sized
 /// deallocation agree without looking anything up.
 [[nodiscard]] constexpr std::size_t rounded_bytes(std::size_t bytes, std::size_t alignment) noexcept {
   if (bytes == 0) return 0;
-  if (alignment <= default_alignment && bytes <= class_limit) return class_bytes(class_of(bytes));
+  if (has_class(bytes, alignment)) return class_bytes(class_of(bytes));
   return align_up(bytes, range_grain);
 }
 
@@ -9075,7 +9080,7 @@ class pool {
     detail::room_to_describe room(described_);
     if (described_.active()) [[unlikely]]
       bytes += detail::guard_bytes;
-    bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
+    bool const classed = detail::has_class(bytes, alignment);
     unsigned const k = classed ? detail::class_of(bytes) : 0;
     bool const in_run = classed && k < detail::run_class_count;
     std::size_t const block = detail::rounded_bytes(bytes, alignment);
@@ -9190,7 +9195,7 @@ class pool {
     if (described_.active()) [[unlikely]]
       return take_back_described(id, stream, p, bytes, alignment, reuse::later);
     std::size_t const block = detail::rounded_bytes(bytes, alignment);
-    bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
+    bool const classed = detail::has_class(bytes, alignment);
     unsigned const k = classed ? detail::class_of(bytes) : detail::class_count;
     detail::thread_cache* const cache = local_or_new();
     detail::stream_cache* const mine = cache != nullptr ? stream_cache_of(*cache, id, stream) : nullptr;
@@ -9359,7 +9364,7 @@ class pool {
     }
   }
   void bring_home(detail::freed_block const& b) noexcept {
-    if (b.alignment <= default_alignment && b.bytes <= detail::class_limit) {
+    if (detail::has_class(b.bytes, b.alignment)) {
       give_back(b.id, b.stream, detail::class_of(b.bytes), &b.p, 1);
     } else {
       give_back_range(b.id, b.stream, b.p, detail::rounded_bytes(b.bytes, b.alignment));

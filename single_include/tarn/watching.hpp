@@ -1023,7 +1023,9 @@ class watched_layer;
 /// `cuda_pages{} | pooled{} | watched{.history = 100'000}`: keeps each live block with its line, tag, stream and time,
 /// and the latest calls.
 struct watched {
-  std::size_t history = 0;  ///< events kept; the oldest give way
+  /// Events kept; the oldest give way. Where any are, the pool below keeps what it took from the driver as well, see
+  /// remember_growth(), unless the clock is one's own.
+  std::size_t history = 0;
   stack_hooks
       stacks{};  ///< takes call stacks as well: `.stacks = tarn::backtrace_stacks()` (policy/backtrace)
   /// Nanoseconds since 1970 that never go back, from any thread; null: the system's clock at the start, steady from
@@ -1062,6 +1064,7 @@ class watched_layer {
       void* frame = nullptr;
       (void)options_.stacks.capture(&frame, 1);  // what it loads at its first call, it loads now
     }
+    note_growth();
   }
   watched_layer(watched_layer const&) = delete;
   watched_layer& operator=(watched_layer const&) = delete;
@@ -1104,6 +1107,9 @@ class watched_layer {
   void reset_tag_peaks() noexcept { log_.reset_peaks(); }
 
  private:
+  /// Changes of what the pool holds are rare: thousands in a run that calls it millions of times. 32 bytes each.
+  static constexpr std::size_t growth_history = 16'384;
+
   static std::uint64_t steady_now() noexcept {
     return nanoseconds(std::chrono::steady_clock::now().time_since_epoch());
   }
@@ -1117,6 +1123,15 @@ class watched_layer {
   /// Since the start.
   [[nodiscard]] std::uint64_t now() const noexcept {
     return options_.clock != nullptr ? options_.clock() - started_ns_ : steady_now() - steady_start_;
+  }
+  /// Lets the pool below remember, on the same clock, what it takes from the driver, so that a history has both.
+  void note_growth() {
+    auto const ask = [&](auto& layer) -> decltype(layer.note_growth(growth_history, steady_now)) {
+      return layer.note_growth(growth_history, steady_now);
+    };
+    if constexpr (reachable<Upstream, decltype(ask)>) {
+      if (options_.history != 0 && options_.clock == nullptr) nearest(upstream_, ask);
+    }
   }
   /// With its identity, so that the pool need not ask again.
   [[nodiscard]] stream_ref with_id(stream_ref stream) const noexcept {

@@ -294,7 +294,7 @@ class pool {
     detail::room_to_describe room(described_);
     if (described_.active()) [[unlikely]]
       bytes += detail::guard_bytes;
-    bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
+    bool const classed = detail::has_class(bytes, alignment);
     unsigned const k = classed ? detail::class_of(bytes) : 0;
     bool const in_run = classed && k < detail::run_class_count;
     std::size_t const block = detail::rounded_bytes(bytes, alignment);
@@ -409,7 +409,7 @@ class pool {
     if (described_.active()) [[unlikely]]
       return take_back_described(id, stream, p, bytes, alignment, reuse::later);
     std::size_t const block = detail::rounded_bytes(bytes, alignment);
-    bool const classed = alignment <= default_alignment && bytes <= detail::class_limit;
+    bool const classed = detail::has_class(bytes, alignment);
     unsigned const k = classed ? detail::class_of(bytes) : detail::class_count;
     detail::thread_cache* const cache = local_or_new();
     detail::stream_cache* const mine = cache != nullptr ? stream_cache_of(*cache, id, stream) : nullptr;
@@ -578,7 +578,7 @@ class pool {
     }
   }
   void bring_home(detail::freed_block const& b) noexcept {
-    if (b.alignment <= default_alignment && b.bytes <= detail::class_limit) {
+    if (detail::has_class(b.bytes, b.alignment)) {
       give_back(b.id, b.stream, detail::class_of(b.bytes), &b.p, 1);
     } else {
       give_back_range(b.id, b.stream, b.p, detail::rounded_bytes(b.bytes, b.alignment));

@@ -60,11 +60,16 @@ inline constexpr auto class_bytes_table = [] {
   return class_bytes_table[size_class];
 }
 
+/// True where a request has a size class; others keep their exact size.
+[[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class(std::size_t bytes, std::size_t alignment) noexcept {
+  return alignment <= default_alignment && bytes <= class_limit;
+}
+
 /// Bytes that a request occupies: its class, or its size rounded to the grain. Pure: allocation and sized
 /// deallocation agree without looking anything up.
 [[nodiscard]] constexpr std::size_t rounded_bytes(std::size_t bytes, std::size_t alignment) noexcept {
   if (bytes == 0) return 0;
-  if (alignment <= default_alignment && bytes <= class_limit) return class_bytes(class_of(bytes));
+  if (has_class(bytes, alignment)) return class_bytes(class_of(bytes));
   return align_up(bytes, range_grain);
 }
 
