@@ -19,12 +19,6 @@
 #include <type_traits>
 #include <utility>
 
-#if defined(__CUDACC__)
-#define TARN_HOST_DEVICE __host__ __device__
-#else
-#define TARN_HOST_DEVICE
-#endif
-
 // Before a declaration: that it calls the host's functions is meant, in every instantiation.
 #if defined(__NVCC__)
 #define TARN_CALLS_HOST _Pragma("nv_exec_check_disable")
@@ -202,4 +196,3 @@ requires resource<Resource>
 #pragma nv_diagnostic pop
 #endif
 #undef TARN_CALLS_HOST
-#undef TARN_HOST_DEVICE
