@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/config.hpp"
 #include "tarn/core/resource.hpp"
 
 // Before a declaration: that it calls the host's functions is meant, in every instantiation.

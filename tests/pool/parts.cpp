@@ -320,8 +320,8 @@ TEST_CASE("the arena splits, coalesces and keeps streams apart", "[pool][arena][
   space.hand_over(a, neutral, ~std::uint64_t{0});
   CHECK(take(b, 8_MiB) != nullptr);
   growth_counters counters;
-  counters.hold(10, zone::large);
-  counters.release(4, zone::large);
+  counters.hold(0x1000, 10, zone::large);
+  counters.release(0x1000, 4, zone::large);
   CHECK((counters.reserved == 6 && counters.reserved_peak == 10));
 }
 
