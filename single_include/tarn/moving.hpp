@@ -1572,7 +1572,7 @@ class evict_scope {
   void give_host_memory() noexcept {
     each([&](auto& s) { give(s); });
   }
-  bool wait() const noexcept { return pinned_.driver().synchronize_stream(stream_).ok(); }
+  [[nodiscard]] bool wait() const noexcept { return pinned_.driver().synchronize_stream(stream_).ok(); }
 
   /// In the handler of what bring_back() threw.
   void tell_lost() noexcept {
@@ -1657,7 +1657,7 @@ class mapped_file {
     if (bytes_ == 0) return;
     void* const mapped = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file_, 0);
     if (mapped == MAP_FAILED) fail("cannot be mapped");
-    data_ = static_cast<std::byte const*>(mapped);
+    data_ = static_cast<std::byte*>(mapped);
     (void)::madvise(mapped, bytes_, MADV_SEQUENTIAL);  // advice: a host that cannot take it is no error
     (void)::madvise(mapped, bytes_, MADV_WILLNEED);
   }
@@ -1713,7 +1713,7 @@ class mapped_file {
     throw file_error(path_, what, error);
   }
   void close() noexcept {
-    if (data_ != nullptr) (void)::munmap(const_cast<std::byte*>(data_), bytes_);
+    if (data_ != nullptr) (void)::munmap(data_, bytes_);
     if (file_ >= 0) (void)::close(file_);
     data_ = nullptr;
     file_ = -1;
@@ -1722,7 +1722,7 @@ class mapped_file {
 
   std::string path_;
   int file_ = -1;
-  std::byte const* data_ = nullptr;
+  std::byte* data_ = nullptr;  ///< mapped for reading alone
   std::size_t bytes_ = 0;
 };
 

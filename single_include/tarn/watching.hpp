@@ -450,7 +450,7 @@ class [[nodiscard]] nvtx_range {
     a.size = static_cast<std::uint16_t>(sizeof a);
     a.category = category;
     a.payloadType = NVTX_PAYLOAD_TYPE_UNSIGNED_INT64;
-    a.payload.ullValue = bytes;
+    a.payload.ullValue = bytes;  // NOLINT(cppcoreguidelines-pro-type-union-access): NVTX's own type
     a.messageType = NVTX_MESSAGE_TYPE_REGISTERED;
     a.message.registered = static_cast<nvtxStringHandle_t>(text.handle());
     return a;
@@ -793,7 +793,7 @@ class watch_places {
 
  private:
   [[nodiscard]] static std::uint64_t key_of(call_origin const& o) noexcept {
-    std::uint64_t hash = static_cast<std::uint64_t>(o.where.line);
+    auto hash = static_cast<std::uint64_t>(o.where.line);
     auto const mix = [&hash](void const* p) {
       hash = (hash ^ reinterpret_cast<std::uintptr_t>(p)) * 0x9E3779B97F4A7C15U;
       hash ^= hash >> 32;
@@ -962,7 +962,7 @@ class watch_log {
 
  private:
   [[nodiscard]] sizes counted() const noexcept {
-    std::uint64_t const held = smaller_of<std::uint64_t>(noted_, ring_.size());
+    auto const held = smaller_of<std::uint64_t>(noted_, ring_.size());
     return {index_.size(), static_cast<std::size_t>(held), accounts_.size(), places_.places().size(),
             places_.frames().size()};
   }
@@ -1317,7 +1317,7 @@ class line_registry {
   static constexpr std::size_t most = 4096;
 
   [[nodiscard]] static line_registry& of_process() {
-    static line_registry* const made = new line_registry;
+    static auto* const made = new line_registry;
     return *made;
   }
 
@@ -2333,21 +2333,22 @@ class perfetto_writer {
         blocks_[b.address] = {b.bytes, b.requested, b.stream, tag_of(b.tag), b.place, 0};
       }
     }
-    for (auto e = snapshot_.events.rbegin(); e != snapshot_.events.rend(); ++e) {
-      auto const bytes = static_cast<std::int64_t>(e->bytes);
-      if (e->kind == snapshot_event_kind::reserve) reserved_ -= bytes;
-      if (e->kind == snapshot_event_kind::release) reserved_ += bytes;
-      if (e->kind == snapshot_event_kind::allocate) {
-        auto const found = blocks_.find(e->address);
+    for (std::size_t i = snapshot_.events.size(); i-- > 0;) {
+      snapshot_event const& e = snapshot_.events[i];
+      auto const bytes = static_cast<std::int64_t>(e.bytes);
+      if (e.kind == snapshot_event_kind::reserve) reserved_ -= bytes;
+      if (e.kind == snapshot_event_kind::release) reserved_ += bytes;
+      if (e.kind == snapshot_event_kind::allocate) {
+        auto const found = blocks_.find(e.address);
         if (found == blocks_.end()) continue;
         live_ -= static_cast<std::int64_t>(found->second.bytes);
         of_tag_[found->second.tag] -= static_cast<std::int64_t>(found->second.bytes);
         blocks_.erase(found);
       }
-      if (e->kind == snapshot_event_kind::free && blocks_.count(e->address) == 0) {
-        blocks_[e->address] = {e->bytes, e->requested, e->stream, tag_of(e->tag), e->place, 0};
+      if (e.kind == snapshot_event_kind::free && !blocks_.contains(e.address)) {
+        blocks_[e.address] = {e.bytes, e.requested, e.stream, tag_of(e.tag), e.place, 0};
         live_ += bytes;
-        of_tag_[tag_of(e->tag)] += bytes;
+        of_tag_[tag_of(e.tag)] += bytes;
       }
     }
     for (auto& [address, b] : blocks_) b.number = ++numbers_;
@@ -2668,7 +2669,7 @@ class viewer_history {
         return undo_free(i, e);
       case snapshot_event_kind::reserve:
         if (has_live(e.address, e.bytes)) {  // told too late: it came before the first block in it
-          if (late_.size() < most_late) late_.push_back({e.address, e.bytes});
+          if (late_.size() < most_late) late_.emplace_back(e.address, e.bytes);
         } else {
           take_away(i, false, e.address, e.bytes);
         }
@@ -2689,8 +2690,8 @@ class viewer_history {
     if (b.has_own && !has_live(e.address, b.bytes)) take_away(i, false, e.address, b.bytes);
     if (b.own != nullptr && !has_live(b.own->address, b.own->bytes)) {
       take_away(i, false, b.own->address, b.own->bytes);
-      for (auto p = b.own->pieces.rbegin(); p != b.own->pieces.rend(); ++p)
-        put_back(i, false, p->address, p->bytes);
+      for (std::size_t k = b.own->pieces.size(); k-- > 0;)
+        put_back(i, false, b.own->pieces[k].address, b.own->pieces[k].bytes);
     }
     for (std::size_t k = late_.size(); k-- > 0;) {
       if (has_live(late_[k].first, late_[k].second)) continue;

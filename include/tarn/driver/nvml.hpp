@@ -163,7 +163,8 @@ struct nvml_question {
     int const code = calls.device_by_pci_bus_id(asked.pci_bus_id, &device);
     if (code != 0) return nvml_failed(code, "nvmlDeviceGetHandleByPciBusId_v2");
   }
-  unsigned current = 0, pending = 0;
+  unsigned current = 0;
+  unsigned pending = 0;
   bool const in_parts =
       calls.mig_mode != nullptr && calls.mig_mode(device, &current, &pending) == 0 && current != 0;
   return in_parts ? nvml_failed(6, "nvmlDeviceGetHandleByUUID of a MIG instance") : status{};
@@ -206,8 +207,11 @@ struct nvml_question {
 inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned pid,
                                  device_account& account) noexcept {
   constexpr unsigned long long not_available = ~0ULL;
-  std::size_t mine = 0, others = 0;
-  bool listed = false, mine_told = true, others_told = true;
+  std::size_t mine = 0;
+  std::size_t others = 0;
+  bool listed = false;
+  bool mine_told = true;
+  bool others_told = true;
   for (nvml_process const& p : all) {
     bool& told = p.pid == pid ? mine_told : others_told;
     std::size_t& sum = p.pid == pid ? mine : others;

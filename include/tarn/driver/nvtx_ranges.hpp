@@ -88,7 +88,7 @@ class [[nodiscard]] nvtx_range {
     a.size = static_cast<std::uint16_t>(sizeof a);
     a.category = category;
     a.payloadType = NVTX_PAYLOAD_TYPE_UNSIGNED_INT64;
-    a.payload.ullValue = bytes;
+    a.payload.ullValue = bytes;  // NOLINT(cppcoreguidelines-pro-type-union-access): NVTX's own type
     a.messageType = NVTX_MESSAGE_TYPE_REGISTERED;
     a.message.registered = static_cast<nvtxStringHandle_t>(text.handle());
     return a;

@@ -157,7 +157,7 @@ class watch_log {
 
  private:
   [[nodiscard]] sizes counted() const noexcept {
-    std::uint64_t const held = smaller_of<std::uint64_t>(noted_, ring_.size());
+    auto const held = smaller_of<std::uint64_t>(noted_, ring_.size());
     return {index_.size(), static_cast<std::size_t>(held), accounts_.size(), places_.places().size(),
             places_.frames().size()};
   }

@@ -63,7 +63,7 @@ class watch_places {
 
  private:
   [[nodiscard]] static std::uint64_t key_of(call_origin const& o) noexcept {
-    std::uint64_t hash = static_cast<std::uint64_t>(o.where.line);
+    auto hash = static_cast<std::uint64_t>(o.where.line);
     auto const mix = [&hash](void const* p) {
       hash = (hash ^ reinterpret_cast<std::uintptr_t>(p)) * 0x9E3779B97F4A7C15U;
       hash ^= hash >> 32;

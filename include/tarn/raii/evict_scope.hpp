@@ -241,7 +241,7 @@ class evict_scope {
   void give_host_memory() noexcept {
     each([&](auto& s) { give(s); });
   }
-  bool wait() const noexcept { return pinned_.driver().synchronize_stream(stream_).ok(); }
+  [[nodiscard]] bool wait() const noexcept { return pinned_.driver().synchronize_stream(stream_).ok(); }
 
   /// In the handler of what bring_back() threw.
   void tell_lost() noexcept {

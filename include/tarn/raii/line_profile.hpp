@@ -33,7 +33,7 @@ class line_registry {
   static constexpr std::size_t most = 4096;
 
   [[nodiscard]] static line_registry& of_process() {
-    static line_registry* const made = new line_registry;
+    static auto* const made = new line_registry;
     return *made;
   }
 

@@ -56,7 +56,7 @@ class mapped_file {
     if (bytes_ == 0) return;
     void* const mapped = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file_, 0);
     if (mapped == MAP_FAILED) fail("cannot be mapped");
-    data_ = static_cast<std::byte const*>(mapped);
+    data_ = static_cast<std::byte*>(mapped);
     (void)::madvise(mapped, bytes_, MADV_SEQUENTIAL);  // advice: a host that cannot take it is no error
     (void)::madvise(mapped, bytes_, MADV_WILLNEED);
   }
@@ -112,7 +112,7 @@ class mapped_file {
     throw file_error(path_, what, error);
   }
   void close() noexcept {
-    if (data_ != nullptr) (void)::munmap(const_cast<std::byte*>(data_), bytes_);
+    if (data_ != nullptr) (void)::munmap(data_, bytes_);
     if (file_ >= 0) (void)::close(file_);
     data_ = nullptr;
     file_ = -1;
@@ -121,7 +121,7 @@ class mapped_file {
 
   std::string path_;
   int file_ = -1;
-  std::byte const* data_ = nullptr;
+  std::byte* data_ = nullptr;  ///< mapped for reading alone
   std::size_t bytes_ = 0;
 };
 

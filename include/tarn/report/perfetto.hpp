@@ -71,21 +71,22 @@ class perfetto_writer {
         blocks_[b.address] = {b.bytes, b.requested, b.stream, tag_of(b.tag), b.place, 0};
       }
     }
-    for (auto e = snapshot_.events.rbegin(); e != snapshot_.events.rend(); ++e) {
-      auto const bytes = static_cast<std::int64_t>(e->bytes);
-      if (e->kind == snapshot_event_kind::reserve) reserved_ -= bytes;
-      if (e->kind == snapshot_event_kind::release) reserved_ += bytes;
-      if (e->kind == snapshot_event_kind::allocate) {
-        auto const found = blocks_.find(e->address);
+    for (std::size_t i = snapshot_.events.size(); i-- > 0;) {
+      snapshot_event const& e = snapshot_.events[i];
+      auto const bytes = static_cast<std::int64_t>(e.bytes);
+      if (e.kind == snapshot_event_kind::reserve) reserved_ -= bytes;
+      if (e.kind == snapshot_event_kind::release) reserved_ += bytes;
+      if (e.kind == snapshot_event_kind::allocate) {
+        auto const found = blocks_.find(e.address);
         if (found == blocks_.end()) continue;
         live_ -= static_cast<std::int64_t>(found->second.bytes);
         of_tag_[found->second.tag] -= static_cast<std::int64_t>(found->second.bytes);
         blocks_.erase(found);
       }
-      if (e->kind == snapshot_event_kind::free && blocks_.count(e->address) == 0) {
-        blocks_[e->address] = {e->bytes, e->requested, e->stream, tag_of(e->tag), e->place, 0};
+      if (e.kind == snapshot_event_kind::free && !blocks_.contains(e.address)) {
+        blocks_[e.address] = {e.bytes, e.requested, e.stream, tag_of(e.tag), e.place, 0};
         live_ += bytes;
-        of_tag_[tag_of(e->tag)] += bytes;
+        of_tag_[tag_of(e.tag)] += bytes;
       }
     }
     for (auto& [address, b] : blocks_) b.number = ++numbers_;

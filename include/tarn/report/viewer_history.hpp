@@ -87,7 +87,7 @@ class viewer_history {
         return undo_free(i, e);
       case snapshot_event_kind::reserve:
         if (has_live(e.address, e.bytes)) {  // told too late: it came before the first block in it
-          if (late_.size() < most_late) late_.push_back({e.address, e.bytes});
+          if (late_.size() < most_late) late_.emplace_back(e.address, e.bytes);
         } else {
           take_away(i, false, e.address, e.bytes);
         }
@@ -108,8 +108,8 @@ class viewer_history {
     if (b.has_own && !has_live(e.address, b.bytes)) take_away(i, false, e.address, b.bytes);
     if (b.own != nullptr && !has_live(b.own->address, b.own->bytes)) {
       take_away(i, false, b.own->address, b.own->bytes);
-      for (auto p = b.own->pieces.rbegin(); p != b.own->pieces.rend(); ++p)
-        put_back(i, false, p->address, p->bytes);
+      for (std::size_t k = b.own->pieces.size(); k-- > 0;)
+        put_back(i, false, b.own->pieces[k].address, b.own->pieces[k].bytes);
     }
     for (std::size_t k = late_.size(); k-- > 0;) {
       if (has_live(late_[k].first, late_[k].second)) continue;
