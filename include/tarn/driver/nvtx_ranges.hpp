@@ -64,7 +64,8 @@ class [[nodiscard]] nvtx_range {
     nvtxDomainRangePop(detail::nvtx_domain());
   }
 #else
-  nvtx_range(nvtx_text, std::uint64_t, std::uint32_t = 0) noexcept {}
+  nvtx_range([[maybe_unused]] nvtx_text text, [[maybe_unused]] std::uint64_t bytes,
+             [[maybe_unused]] std::uint32_t category = 0) noexcept {}
   ~nvtx_range() {}  // NOLINT: as the other one, so that none is an unused variable
 #endif
   nvtx_range(nvtx_range const&) = delete;
