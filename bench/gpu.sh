@@ -11,7 +11,7 @@
 #
 #   configure  build  replay_tarn  replay_torch_expandable  replay_torch  replay_cuda  replay_rmm  hot_paths_cuda
 #   hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  moving  convert  tests  endings  sanitize  planted
-#   examples  summary
+#   examples  snapshots  summary
 #   survival_tarn  survival_cuda  survival_torch_expandable  survival_torch  survival_rmm: only where they are named
 #
 # Environment: TARN_COMMIT    commit that the results are of, where there is no .git
@@ -210,6 +210,16 @@ run_examples() {
   return $failed
 }
 
+# A snapshot of a pool on the GPU, read by Python and by the viewer of the PyTorch that is installed.
+run_snapshots() {
+  local program=$build/examples/snapshot_cuda folder=$logs/snapshot
+  [ -x "$program" ] || { say "snapshot_cuda was not built"; return 1; }
+  mkdir -p "$folder"
+  cp "$results/environment.txt" "$results/snapshots.log"
+  "$program" "$folder" >>"$results/snapshots.log" 2>&1 &&
+    python3 "$root/tests/snapshots/check.py" "$folder/snapshot.pickle" >>"$results/snapshots.log" 2>&1
+}
+
 # built NAME: the path of a program of the benches; the stage is skipped where it was not built.
 built() {
   local program
@@ -391,7 +401,8 @@ stage tests 90 run_tests
 stage endings 60 run_endings
 stage sanitize 120 run_sanitize
 stage planted 120 run_planted
-stage examples 30 run_examples
+stage examples 40 run_examples
+stage snapshots 40 run_snapshots
 stage replay_rmm 60 run_replay_rmm
 stage hot_paths_rmm 120 run_hot_paths_rmm
 if [ ${#wanted[@]} -ne 0 ]; then  # beyond the ten minutes of all the others

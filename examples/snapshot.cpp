@@ -19,7 +19,6 @@ using namespace tarn::literals;
 
 template <class Memory, class Driver>
 void run(Memory memory, Driver const& driver, std::filesystem::path const& folder) {
-  tarn::remember_growth(memory);  // so that reserved bytes are known over time
   tarn::basic_stream<Driver> const stream{driver};
   auto const buffer_of = [&](char const* name, std::size_t bytes) {
     tarn::tag_scope const here{name};

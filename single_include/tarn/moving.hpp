@@ -1521,7 +1521,7 @@ class evict_scope {
                    std::span<element>(s.data(), s.count), stream_);
       });
     } catch (...) {
-      wait();  // the buffers' next users do not know of the copies that run
+      (void)wait();  // the buffers' next users do not know of the copies that run
       throw;
     }
   }
