@@ -64,9 +64,9 @@ void run(Driver const& driver) {
   }
   std::printf(
       "8 GiB hold %zu million of them as float32, %zu as bfloat16, %zu as float8_e4m3; kept: %zu bytes\n",
-      tarn::elements_in(std::size_t{8} << 30, tarn::element_type::f32) / 1'000'000,
-      tarn::elements_in(std::size_t{8} << 30, tarn::element_type::bf16) / 1'000'000,
-      tarn::elements_in(std::size_t{8} << 30, tarn::element_type::f8_e4m3) / 1'000'000, kept->bytes());
+      tarn::items_in(std::size_t{8} << 30, tarn::element_type::f32) / 1'000'000,
+      tarn::items_in(std::size_t{8} << 30, tarn::element_type::bf16) / 1'000'000,
+      tarn::items_in(std::size_t{8} << 30, tarn::element_type::f8_e4m3) / 1'000'000, kept->bytes());
 }
 
 int main() {

@@ -171,6 +171,42 @@ class reachable_layer {
 #include <type_traits>
 #include <utility>
 
+// ---- tarn/raii/batch_iterator.hpp
+// The iterator of a range of batches, which goes through it once and holds nothing but the range.
+// Above it: stream_batches, collect_batches. Below it: nothing.
+
+#include <cstddef>
+#include <iterator>
+
+namespace tarn {
+
+/// An input iterator; the range must outlive it. A Range has `Batch now()`, `void next()` and `bool is_over() const noexcept`
+/// for it.
+template <class Range, class Batch>
+class batch_iterator {
+ public:
+  using iterator_concept = std::input_iterator_tag;
+  using value_type = Batch;
+  using difference_type = std::ptrdiff_t;
+
+  batch_iterator() noexcept = default;
+  explicit batch_iterator(Range& range) noexcept : range_(&range) {}
+
+  /// The batch. It is the loop body's until ++.
+  [[nodiscard]] Batch operator*() const { return range_->now(); }
+  batch_iterator& operator++() {
+    range_->next();
+    return *this;
+  }
+  void operator++(int) { ++*this; }
+  friend bool operator==(batch_iterator const& it, std::default_sentinel_t) noexcept { return it.is_over(); }
+
+ private:
+  [[nodiscard]] bool is_over() const noexcept { return range_->is_over(); }
+  Range* range_ = nullptr;
+};
+
+}  // namespace tarn
 // ---- tarn/raii/batch_options.hpp
 // What one asks of batches that are moved while others are worked on, and what one gets: batch_options, device_batch,
 // host_batch. Above it: stream_batches, collect_batches. Below it: core.
@@ -403,6 +439,8 @@ class batch_collector {
  public:
   using value_type = T;
   using batch = host_batch<T>;
+  /// A batch is in pinned memory that is the host's until ++.
+  using iterator = batch_iterator<batch_collector, batch>;
 
   /// See collect_batches().
   batch_collector(std::span<T const> from, batch_options const& options, Driver const& driver,
@@ -419,29 +457,6 @@ class batch_collector {
   /// Waits for the copies under way. After it the device memory is no longer read.
   ~batch_collector() = default;
 
-  class iterator {
-   public:
-    using iterator_concept = std::input_iterator_tag;
-    using value_type = batch;
-    using difference_type = std::ptrdiff_t;
-
-    iterator() noexcept = default;
-    /// The batch, in pinned memory that is the host's until ++.
-    [[nodiscard]] batch operator*() const { return range_->now(); }
-    iterator& operator++() {
-      range_->next();
-      return *this;
-    }
-    void operator++(int) { ++*this; }
-    friend bool operator==(iterator const& it, std::default_sentinel_t) noexcept { return it.is_over(); }
-
-   private:
-    friend class batch_collector;
-    explicit iterator(batch_collector& range) noexcept : range_(&range) {}
-    [[nodiscard]] bool is_over() const noexcept { return range_->is_over(); }
-    batch_collector* range_ = nullptr;
-  };
-
   /// Starts at the first call; later ones are where the loop is.
   [[nodiscard]] iterator begin() {
     if (!started_) {
@@ -453,6 +468,8 @@ class batch_collector {
   [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
 
  private:
+  friend iterator;
+
   [[nodiscard]] std::size_t slot_of(std::size_t index) const noexcept { return index % depth_; }
   [[nodiscard]] bool is_over() const noexcept { return current_ == end_; }
   [[nodiscard]] std::span<T const> elements(std::size_t index) const noexcept {
@@ -828,7 +845,7 @@ inline constexpr element_type element_type_of = std::same_as<T, double>        ?
   return checked_bytes(count, bytes_of(type));
 }
 /// Elements that fit into a budget.
-[[nodiscard]] constexpr std::size_t elements_in(std::size_t bytes, element_type type) noexcept {
+[[nodiscard]] constexpr std::size_t items_in(std::size_t bytes, element_type type) noexcept {
   return bytes / bytes_of(type);
 }
 /// The type's name; static storage.
@@ -3049,6 +3066,8 @@ class batch_stream {
  public:
   using value_type = typename Source::value_type;
   using batch = device_batch<value_type>;
+  /// A batch is ready for work on the loop's stream until ++; what the body enqueued there before it may still use it.
+  using iterator = batch_iterator<batch_stream, batch>;
   static_assert(has_property<Memory, device_accessible>,
                 "tarn: batches are streamed to memory that the device can touch");
 
@@ -3071,30 +3090,6 @@ class batch_stream {
   /// Ends filling and waits for the copies under way; the body's work goes on. After it the source is no longer read.
   ~batch_stream() = default;
 
-  class iterator {
-   public:
-    using iterator_concept = std::input_iterator_tag;
-    using value_type = batch;
-    using difference_type = std::ptrdiff_t;
-
-    iterator() noexcept = default;
-    /// The batch, ready for work on the loop's stream until ++.
-    [[nodiscard]] batch operator*() const { return range_->now(); }
-    /// The work enqueued on the loop's stream so far may still use the batch, later work may not.
-    iterator& operator++() {
-      range_->next();
-      return *this;
-    }
-    void operator++(int) { ++*this; }
-    friend bool operator==(iterator const& it, std::default_sentinel_t) noexcept { return it.is_over(); }
-
-   private:
-    friend class batch_stream;
-    explicit iterator(batch_stream& range) noexcept : range_(&range) {}
-    [[nodiscard]] bool is_over() const noexcept { return range_->is_over(); }
-    batch_stream* range_ = nullptr;
-  };
-
   /// Starts at the first call; later ones are where the loop is.
   [[nodiscard]] iterator begin() {
     if (!started_) {
@@ -3106,6 +3101,8 @@ class batch_stream {
   [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
 
  private:
+  friend iterator;
+
   /// No more than the source has, but one: a slot is never empty.
   static std::size_t capacity_for(std::size_t size, std::size_t most) noexcept {
     return detail::smaller_of(most, detail::larger_of(size, std::size_t{1}));

@@ -1545,7 +1545,7 @@ inline constexpr element_type element_type_of = std::same_as<T, double>        ?
   return checked_bytes(count, bytes_of(type));
 }
 /// Elements that fit into a budget.
-[[nodiscard]] constexpr std::size_t elements_in(std::size_t bytes, element_type type) noexcept {
+[[nodiscard]] constexpr std::size_t items_in(std::size_t bytes, element_type type) noexcept {
   return bytes / bytes_of(type);
 }
 /// The type's name; static storage.

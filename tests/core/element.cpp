@@ -28,8 +28,8 @@ TEST_CASE("an element type as a value says what the type says", "[core][element]
 TEST_CASE("a budget counts elements by their type", "[core][element]") {
   CHECK(bytes_of(1000, element_type::f32) == 4000);
   CHECK(bytes_of(1000, element_type::f8_e4m3) == 1000);
-  CHECK(elements_in(4001, element_type::f16) == 2000);
-  CHECK(elements_in(7, element_type::f64) == 0);
+  CHECK(items_in(4001, element_type::f16) == 2000);
+  CHECK(items_in(7, element_type::f64) == 0);
   CHECK_THROWS_AS(bytes_of(std::numeric_limits<std::size_t>::max() / 2, element_type::f32), length_error);
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "faults/scene_memory.hpp"
 #include "faults/scenes.hpp"
 #include "tarn/policy/reachable_from.hpp"
 #include "tarn/raii/convert.hpp"
@@ -19,20 +20,11 @@ namespace tarn_test {
 namespace {
 
 sim_options three_devices() {
-  sim_options o;
+  sim_options o = machine_of(32_MiB, 8_MiB);
   o.devices = 3;
-  o.capacity = 32_MiB;
-  o.taken = 0;
-  o.host_capacity = 8_MiB;
-  o.checks = sim_checks::stream_order;
   return o;
 }
 
-using stream = basic_stream<sited_driver>;
-
-auto watched_pool(trial& t, device_id device = {}) {
-  return basic_pages<sited_driver>(t.driver(device)) | pooled{} | order_watched{t.machine()} | tracked{};
-}
 template <class Memory>
 std::string live_in(Memory& memory) {
   return std::to_string(nearest(memory, [](auto& l) -> decltype(l.state()) { return l.state(); }).live) +

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "faults/scene_memory.hpp"
 #include "faults/scenes.hpp"
 #include "tarn/raii/collect_batches.hpp"
 #include "tarn/raii/copy.hpp"
@@ -30,19 +31,9 @@ namespace tarn_test {
 namespace {
 
 sim_options small_machine() {
-  sim_options o;
+  sim_options o = machine_of(32_MiB, 8_MiB);
   o.devices = 2;
-  o.capacity = 32_MiB;
-  o.taken = 0;
-  o.host_capacity = 8_MiB;
-  o.checks = sim_checks::stream_order;
   return o;
-}
-
-using stream = basic_stream<sited_driver>;
-
-auto watched_pool(trial& t, device_id device = {}) {
-  return basic_pages<sited_driver>(t.driver(device)) | pooled{} | order_watched{t.machine()} | tracked{};
 }
 
 /// All that a throwing call must leave as it was.

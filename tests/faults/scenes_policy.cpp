@@ -4,6 +4,7 @@
 #include <string>
 
 #include "faults/held_blocks.hpp"
+#include "faults/scene_memory.hpp"
 #include "faults/scenes.hpp"
 #include "tarn/policy/checked.hpp"
 #include "tarn/policy/fallback_to.hpp"
@@ -25,15 +26,8 @@ namespace tarn_test {
 namespace {
 
 sim_options small_machine() {
-  sim_options o;
-  o.capacity = 24_MiB;
-  o.taken = 0;
-  o.host_capacity = 16_MiB;
-  o.checks = sim_checks::stream_order;
-  return o;
+  return machine_of(24_MiB, 16_MiB);
 }
-
-using stream = basic_stream<sited_driver>;
 
 void fences_and_poison(trial& t) {
   stream const a(t.driver());

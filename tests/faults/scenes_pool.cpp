@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "faults/held_blocks.hpp"
+#include "faults/scene_memory.hpp"
 #include "faults/scenes.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/raii/cache_guard.hpp"
@@ -20,12 +21,8 @@ namespace {
 constexpr sim_nanoseconds long_time = 1'000'000'000;
 
 sim_options small_machine() {
-  sim_options o;
-  o.capacity = 32_MiB;
-  o.taken = 0;
-  o.host_capacity = 32_MiB;
+  sim_options o = machine_of(32_MiB, 32_MiB);
   o.backing = sim_backing::address_only;
-  o.checks = sim_checks::stream_order;
   return o;
 }
 sim_options roomy_machine() {
@@ -42,13 +39,6 @@ sim_options two_devices() {
   sim_options o = small_machine();
   o.devices = 2;
   return o;
-}
-
-using stream = basic_stream<sited_driver>;
-
-template <class Driver>
-auto watched_pool(trial& t, Driver driver, pooled options = {}) {
-  return basic_pages<Driver>(std::move(driver)) | options | order_watched{t.machine()} | tracked{};
 }
 
 void growth_and_remap(trial& t) {

@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "faults/held_blocks.hpp"
+#include "faults/scene_memory.hpp"
 #include "faults/scenes.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/watched.hpp"
@@ -19,14 +20,8 @@ namespace tarn_test {
 namespace {
 
 sim_options small_machine() {
-  sim_options o;
-  o.capacity = 24_MiB;
-  o.taken = 0;
-  o.checks = sim_checks::stream_order;
-  return o;
+  return machine_of(24_MiB, sim_options{}.host_capacity);
 }
-
-using stream = basic_stream<sited_driver>;
 
 /// One snapshot, written; what it says must be whole whatever failed before.
 template <class Memory>

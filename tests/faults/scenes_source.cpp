@@ -2,6 +2,7 @@
 // The sources by themselves: blocks of each kind, with and without a stream, and pages by hand.
 #include <optional>
 
+#include "faults/scene_memory.hpp"
 #include "faults/scenes.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/source/cuda_async.hpp"
@@ -17,12 +18,8 @@ namespace tarn_test {
 namespace {
 
 sim_options small_machine() {
-  sim_options o;
-  o.capacity = 16_MiB;
-  o.taken = 0;
-  o.host_capacity = 16_MiB;
+  sim_options o = machine_of(16_MiB, 16_MiB);
   o.backing = sim_backing::address_only;
-  o.checks = sim_checks::stream_order;
   return o;
 }
 

@@ -11,6 +11,7 @@
 
 #include "tarn/core/extremes.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/raii/batch_iterator.hpp"
 #include "tarn/raii/batch_options.hpp"
 #include "tarn/raii/copy_lane.hpp"
 #include "tarn/raii/device_buffer.hpp"
@@ -26,6 +27,8 @@ class batch_collector {
  public:
   using value_type = T;
   using batch = host_batch<T>;
+  /// A batch is in pinned memory that is the host's until ++.
+  using iterator = batch_iterator<batch_collector, batch>;
 
   /// See collect_batches().
   batch_collector(std::span<T const> from, batch_options const& options, Driver const& driver,
@@ -42,29 +45,6 @@ class batch_collector {
   /// Waits for the copies under way. After it the device memory is no longer read.
   ~batch_collector() = default;
 
-  class iterator {
-   public:
-    using iterator_concept = std::input_iterator_tag;
-    using value_type = batch;
-    using difference_type = std::ptrdiff_t;
-
-    iterator() noexcept = default;
-    /// The batch, in pinned memory that is the host's until ++.
-    [[nodiscard]] batch operator*() const { return range_->now(); }
-    iterator& operator++() {
-      range_->next();
-      return *this;
-    }
-    void operator++(int) { ++*this; }
-    friend bool operator==(iterator const& it, std::default_sentinel_t) noexcept { return it.is_over(); }
-
-   private:
-    friend class batch_collector;
-    explicit iterator(batch_collector& range) noexcept : range_(&range) {}
-    [[nodiscard]] bool is_over() const noexcept { return range_->is_over(); }
-    batch_collector* range_ = nullptr;
-  };
-
   /// Starts at the first call; later ones are where the loop is.
   [[nodiscard]] iterator begin() {
     if (!started_) {
@@ -76,6 +56,8 @@ class batch_collector {
   [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
 
  private:
+  friend iterator;
+
   [[nodiscard]] std::size_t slot_of(std::size_t index) const noexcept { return index % depth_; }
   [[nodiscard]] bool is_over() const noexcept { return current_ == end_; }
   [[nodiscard]] std::span<T const> elements(std::size_t index) const noexcept {

@@ -21,6 +21,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/extremes.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/raii/batch_iterator.hpp"
 #include "tarn/raii/batch_options.hpp"
 #include "tarn/raii/batch_source.hpp"
 #include "tarn/raii/copy_lane.hpp"
@@ -37,6 +38,8 @@ class batch_stream {
  public:
   using value_type = typename Source::value_type;
   using batch = device_batch<value_type>;
+  /// A batch is ready for work on the loop's stream until ++; what the body enqueued there before it may still use it.
+  using iterator = batch_iterator<batch_stream, batch>;
   static_assert(has_property<Memory, device_accessible>,
                 "tarn: batches are streamed to memory that the device can touch");
 
@@ -59,30 +62,6 @@ class batch_stream {
   /// Ends filling and waits for the copies under way; the body's work goes on. After it the source is no longer read.
   ~batch_stream() = default;
 
-  class iterator {
-   public:
-    using iterator_concept = std::input_iterator_tag;
-    using value_type = batch;
-    using difference_type = std::ptrdiff_t;
-
-    iterator() noexcept = default;
-    /// The batch, ready for work on the loop's stream until ++.
-    [[nodiscard]] batch operator*() const { return range_->now(); }
-    /// The work enqueued on the loop's stream so far may still use the batch, later work may not.
-    iterator& operator++() {
-      range_->next();
-      return *this;
-    }
-    void operator++(int) { ++*this; }
-    friend bool operator==(iterator const& it, std::default_sentinel_t) noexcept { return it.is_over(); }
-
-   private:
-    friend class batch_stream;
-    explicit iterator(batch_stream& range) noexcept : range_(&range) {}
-    [[nodiscard]] bool is_over() const noexcept { return range_->is_over(); }
-    batch_stream* range_ = nullptr;
-  };
-
   /// Starts at the first call; later ones are where the loop is.
   [[nodiscard]] iterator begin() {
     if (!started_) {
@@ -94,6 +73,8 @@ class batch_stream {
   [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
 
  private:
+  friend iterator;
+
   /// No more than the source has, but one: a slot is never empty.
   static std::size_t capacity_for(std::size_t size, std::size_t most) noexcept {
     return detail::smaller_of(most, detail::larger_of(size, std::size_t{1}));

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The iterator of a range of batches, which goes through it once and holds nothing but the range.
+// Above it: stream_batches, collect_batches. Below it: nothing.
+
+#include <cstddef>
+#include <iterator>
+
+namespace tarn {
+
+/// An input iterator; the range must outlive it. A Range has `Batch now()`, `void next()` and `bool is_over() const noexcept`
+/// for it.
+template <class Range, class Batch>
+class batch_iterator {
+ public:
+  using iterator_concept = std::input_iterator_tag;
+  using value_type = Batch;
+  using difference_type = std::ptrdiff_t;
+
+  batch_iterator() noexcept = default;
+  explicit batch_iterator(Range& range) noexcept : range_(&range) {}
+
+  /// The batch. It is the loop body's until ++.
+  [[nodiscard]] Batch operator*() const { return range_->now(); }
+  batch_iterator& operator++() {
+    range_->next();
+    return *this;
+  }
+  void operator++(int) { ++*this; }
+  friend bool operator==(batch_iterator const& it, std::default_sentinel_t) noexcept { return it.is_over(); }
+
+ private:
+  [[nodiscard]] bool is_over() const noexcept { return range_->is_over(); }
+  Range* range_ = nullptr;
+};
+
+}  // namespace tarn

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What the scenes stand on: a small machine that checks stream order, and streams and a pool of a driver whose calls are made
+// to fail. Above it: scenes_*. Below it: trial.
+
+#include <cstddef>
+#include <utility>
+
+#include "faults/trial.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/policy/tracked.hpp"
+#include "tarn/raii/stream.hpp"
+#include "tarn/source/cuda_pages.hpp"
+
+namespace tarn_test {
+
+using stream = basic_stream<sited_driver>;
+
+[[nodiscard]] inline sim_options machine_of(std::size_t capacity, std::size_t host_capacity) {
+  sim_options o;
+  o.capacity = capacity;
+  o.taken = 0;
+  o.host_capacity = host_capacity;
+  o.checks = sim_checks::stream_order;
+  return o;
+}
+
+/// A pool whose blocks the order checker knows the owners of.
+template <class Driver>
+[[nodiscard]] auto watched_pool(trial& t, Driver driver, pooled options = {}) {
+  return basic_pages<Driver>(std::move(driver)) | options | order_watched{t.machine()} | tracked{};
+}
+[[nodiscard]] inline auto watched_pool(trial& t, device_id device = {}) {
+  return watched_pool(t, t.driver(device));
+}
+
+}  // namespace tarn_test
