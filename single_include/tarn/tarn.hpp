@@ -1599,12 +1599,13 @@ inline constexpr int nvml_insufficient_size = 7;
   find(found.mig_mode, "nvmlDeviceGetMigMode");
   find(found.memory, "nvmlDeviceGetMemoryInfo");
   find(found.memory_v2, "nvmlDeviceGetMemoryInfo_v2");
-  find(found.compute_processes, "nvmlDeviceGetComputeRunningProcesses_v3",
-       "nvmlDeviceGetComputeRunningProcesses_v2");
-  find(found.graphics_processes, "nvmlDeviceGetGraphicsRunningProcesses_v3",
-       "nvmlDeviceGetGraphicsRunningProcesses_v2");
-  find(found.mps_processes, "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-       "nvmlDeviceGetMPSComputeRunningProcesses_v2");
+  // _v2 first: _v3 is the same but in drivers 535.43 to 535.86, whose elements have 32 bytes (nvitop, pull requests 79 to 94).
+  find(found.compute_processes, "nvmlDeviceGetComputeRunningProcesses_v2",
+       "nvmlDeviceGetComputeRunningProcesses_v3");
+  find(found.graphics_processes, "nvmlDeviceGetGraphicsRunningProcesses_v2",
+       "nvmlDeviceGetGraphicsRunningProcesses_v3");
+  find(found.mps_processes, "nvmlDeviceGetMPSComputeRunningProcesses_v2",
+       "nvmlDeviceGetMPSComputeRunningProcesses_v3");
 #endif
   return found;
 }
@@ -1659,6 +1660,9 @@ struct nvml_question {
   return in_parts ? nvml_failed(6, "nvmlDeviceGetHandleByUUID of a MIG instance") : status{};
 }
 
+/// What NVML says of a process whose memory it does not tell.
+inline constexpr unsigned long long nvml_not_available = ~0ULL;
+
 /// Adds one of the lists; a process that does both compute and graphics is in two of them and counts once.
 /// @return NVML's code
 [[nodiscard]] inline int add_nvml_processes(nvml_calls::list_call list, nvml_calls::device device,
@@ -1686,7 +1690,9 @@ struct nvml_question {
     if (known == nullptr) {
       all.push_back(p);
     } else {
-      known->used = larger_of(known->used, p.used);
+      bool const is_known = known->used != nvml_not_available;
+      if (!is_known || p.used != nvml_not_available)
+        known->used = is_known ? larger_of(known->used, p.used) : p.used;
     }
   }
   return 0;
@@ -1695,7 +1701,6 @@ struct nvml_question {
 /// Sums up the processes, or says why they are not known.
 inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned pid,
                                  device_account& account) noexcept {
-  constexpr unsigned long long not_available = ~0ULL;
   std::size_t mine = 0;
   std::size_t others = 0;
   bool listed = false;
@@ -1705,7 +1710,7 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
     bool& told = p.pid == pid ? mine_told : others_told;
     std::size_t& sum = p.pid == pid ? mine : others;
     listed = listed || p.pid == pid;
-    if (p.used == not_available) {
+    if (p.used == nvml_not_available) {
       told = false;
     } else {
       sum += static_cast<std::size_t>(p.used);
@@ -9017,6 +9022,12 @@ class pool {
   void note_growth(std::size_t most, detail::growth_notes::clock_type clock) {
     std::lock_guard const cold(ladder_.cold);
     ladder_.counters.notes.open(most, clock);
+  }
+
+  /// The same where nobody has asked for them yet. @throws std::bad_alloc
+  void note_growth_from_now(std::size_t most, detail::growth_notes::clock_type clock) {
+    std::lock_guard const cold(ladder_.cold);
+    if (!ladder_.counters.notes.is_open()) ladder_.counters.notes.open(most, clock);
   }
 
   /// Calls `look(ladder, thread caches, recorded uses, description)` while nothing grows and no thread cache comes or goes:

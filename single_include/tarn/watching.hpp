@@ -49,7 +49,8 @@ class tag_names {
   /// The number of a name; wait-free where it is known.
   [[nodiscard]] std::uint32_t number_of(std::string_view name) noexcept {
     if (name.empty()) return 0;
-    name = cut(name);
+    name = cut(name.substr(0, name.find('\0')));
+    if (name.empty()) return 0;
     std::uint32_t at = home(name);
     if (std::uint32_t const known = find(name, at); known != 0) return known;
     std::lock_guard const guard(lock_);
@@ -102,7 +103,7 @@ inline thread_local constinit std::uint32_t scope_tag = 0;
 }  // namespace detail
 
 /// A name for memory: "weights", "activations". Equal names are equal tags, in the whole process, for as long as it
-/// runs. Names longer than 63 bytes are cut there; after 1,022 names all further ones are the one tag "other tags".
+/// runs. Names longer than 63 bytes are cut there, and at a zero; after 1,022 names all further ones are the one tag "other tags".
 /// Making one costs a hash of the name, and nothing can fail; copying and comparing one is as for a number. Safe from
 /// any thread.
 class tag {
@@ -113,7 +114,7 @@ class tag {
   /// The tag of that number, as id() gave it.
   [[nodiscard]] static tag from_id(std::uint32_t id) noexcept {
     tag t;
-    t.id_ = id;
+    t.id_ = id < detail::tag_names::most ? id : detail::tag_names::most - 1;
     return t;
   }
 
@@ -637,6 +638,7 @@ class tagged_layer {
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -702,6 +704,7 @@ struct watched_tag {
 struct watch_record {
   std::uint64_t started_ns = 0;  ///< when the layer was made, since 1970
   std::uint64_t now_ns = 0;      ///< when this was copied, since started_ns
+  std::uint64_t steady_ns = 0;   ///< what the steady clock read at started_ns; 0 with a clock of one's own
   std::vector<watched_block> live;
   std::vector<watched_event> events;               ///< the latest ones, oldest first
   std::uint64_t forgotten_events = 0;              ///< older ones that the ring no longer holds
@@ -714,7 +717,7 @@ struct watch_record {
 namespace tarn {
 
 /// How call stacks are taken and, much later, read. Both are called from any thread and must not allocate from the
-/// memory that is watched; an exception of either ends the program.
+/// memory that is watched. An exception of `capture` ends the program; one of `name` comes out of record().
 struct stack_hooks {
   /// Writes the return addresses of the calling thread, innermost first; returns how many, at most `most`. Null: no
   /// stacks.
@@ -1001,7 +1004,7 @@ class watch_log {
     vacant_ = number;
   }
 
-  spin_lock lock_;
+  hot_mutex lock_;
   std::uint32_t vacant_ = 0;
   std::size_t const most_places_;
   sequence<watched_block> blocks_;
@@ -1127,8 +1130,8 @@ class watched_layer {
   }
   /// Lets the pool below remember, on the same clock, what it takes from the driver, so that a history has both.
   void note_growth() {
-    auto const ask = [&](auto& layer) -> decltype(layer.note_growth(growth_history, steady_now)) {
-      return layer.note_growth(growth_history, steady_now);
+    auto const ask = [&](auto& layer) -> decltype(layer.note_growth_from_now(growth_history, steady_now)) {
+      return layer.note_growth_from_now(growth_history, steady_now);
     };
     if constexpr (reachable<Upstream, decltype(ask)>) {
       if (options_.history != 0 && options_.clock == nullptr) nearest(upstream_, ask);
@@ -1185,8 +1188,9 @@ class watched_layer {
   void note_free(stream_ref stream, void* p) noexcept {
     if (p != nullptr) log_.note_free(reinterpret_cast<std::uintptr_t>(p), stream.id(), origin(), now());
   }
+  using frame_names = std::unordered_map<void*, watched_frame>;
   void name_frames(std::vector<watched_frame>& out, place const& where, void* const* frames,
-                   std::size_t depth) const;
+                   std::size_t depth, frame_names& known) const;
 
   Upstream upstream_;
   watched const options_;
@@ -1221,6 +1225,7 @@ watch_record watched_layer<Upstream>::record() const {
     });
   }
   r.started_ns = started_ns_;
+  r.steady_ns = options_.clock == nullptr ? steady_start_ : 0;
   r.now_ns = std::max(r.now_ns, now());
   std::sort(r.live.begin(), r.live.end(), [](auto const& a, auto const& b) { return a.address < b.address; });
   // Tags are the process's; the record has those that it names.
@@ -1242,8 +1247,10 @@ watch_record watched_layer<Upstream>::record() const {
   for (watched_block& b : r.live) b.tag = number_of(b.tag);
   for (watched_event& e : r.events) e.tag = number_of(e.tag);
   r.places.resize(places.size() + 1);
+  frame_names known;  // stacks share most of their frames, and to name one costs microseconds
   for (std::size_t i = 0; i < places.size(); ++i) {
-    name_frames(r.places[i + 1], places[i].where, frames.data() + places[i].first_frame, places[i].depth);
+    name_frames(r.places[i + 1], places[i].where, frames.data() + places[i].first_frame, places[i].depth,
+                known);
   }
   return r;
 }
@@ -1274,17 +1281,18 @@ std::vector<watched_tag> watched_layer<Upstream>::tags() const {
 
 template <class Upstream>
 void watched_layer<Upstream>::name_frames(std::vector<watched_frame>& out, place const& where,
-                                          void* const* frames, std::size_t depth) const {
+                                          void* const* frames, std::size_t depth, frame_names& known) const {
   if (where.line != 0) out.push_back({where.file, where.line, where.function});
   for (std::size_t i = 0; i < depth; ++i) {
-    watched_frame f;
-    if (options_.stacks.name != nullptr) {
+    auto const [named, is_new] = known.try_emplace(frames[i]);
+    watched_frame& f = named->second;
+    if (is_new && options_.stacks.name != nullptr) {
       options_.stacks.name(frames[i], f);
-    } else {
+    } else if (is_new) {
       message<24> address;
       f.function = address.add_hex(reinterpret_cast<std::uintptr_t>(frames[i])).c_str();
     }
-    out.push_back(std::move(f));
+    out.push_back(f);
   }
 }
 
@@ -1322,7 +1330,7 @@ class line_registry {
     return *made;
   }
 
-  /// Adds one call of a line. O(lines of its file). Where host memory is refused the call is dropped.
+  /// Adds one call of a line. O(lines). Where host memory is refused the call is dropped.
   void add(profiled_line const& call) noexcept {
     std::lock_guard const guard(mutex_);
     for (profiled_line& l : lines_) {
@@ -3776,7 +3784,9 @@ template <class Resource>
     if constexpr (has_pool) {
       s.pool = nearest(memory, detail::ask_pool_state);
       detail::pool_contents const contents = nearest(memory, detail::ask_contents);
-      std::uint64_t const now = detail::steady_now_ns();
+      // The notes' clock when the record was copied; what came after it is told as of then.
+      std::uint64_t const now =
+          record.steady_ns != 0 ? record.steady_ns + record.now_ns : detail::steady_now_ns();
       s.segments.clear();
       for (auto const& stretch : contents.stretches) s.segments.push_back(detail::segment_of(stretch));
       s.pool.reserved = contents.reserved;

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -26,6 +27,14 @@ TEST_CASE("equal names are equal tags, and a tag keeps its name", "[core][tag]")
   CHECK(tag::from_id(first.id()) == first);
   CHECK(tag{} == tag(""));
   CHECK(std::string(tag{}.name()) == "untagged");
+}
+
+TEST_CASE("a name ends at a zero, and a number that is no tag's is one of those that came too late",
+          "[core][tag]") {
+  using namespace std::string_view_literals;
+  CHECK(tag("ends\0here"sv) == tag("ends"));
+  CHECK(tag("\0nothing"sv) == tag());
+  CHECK(std::string(tag::from_id(5000).name()) == "other tags");
 }
 
 TEST_CASE("a long name is cut, never within a character", "[core][tag]") {

@@ -125,6 +125,16 @@ TEST_CASE("NVML's account names this process, the others and what is set aside",
   CHECK(p.asked_uuids.back() == std::string("GPU-") + number);
 }
 
+TEST_CASE("what one list tells of a process stands where the other has nothing", "[driver][nvml]") {
+  played p;
+  p.in_compute.push_back({7, not_available, no_instance, no_instance});
+  p.in_graphics = {{7, 30, no_instance, no_instance}, {me, not_available, no_instance, no_instance}};
+  auto const [outcome, account] = ask(p, all_calls());
+  REQUIRE(outcome.ok());
+  CHECK(account.this_process == 500);
+  CHECK(account.other_processes == 30);
+}
+
 TEST_CASE("a process that does compute and graphics counts once", "[driver][nvml]") {
   played p;
   p.in_compute.push_back({7, 30, no_instance, no_instance});

@@ -321,6 +321,61 @@ TEST_CASE("a stream that is being captured evicts nothing", "[raii][evict_scope]
   CHECK(t.intact());
 }
 
+TEST_CASE("a buffer whose own stream is being captured is not evicted, nor brought back",
+          "[raii][evict_scope]") {
+  small_world t{sim_machine{small_world::tight()}};
+  sim_graph graph;
+  REQUIRE(t.machine.begin_capture(t.a).ok());
+  CHECK_THROWS_AS((evict_scope{t.pinned, t.s, t.first}), misuse);
+  CHECK(t.machine.end_capture(t.a, graph).ok());
+  CHECK(t.machine.captured_calls() == 0);
+  {
+    evict_scope evicted{t.pinned, t.s, t.first};
+    REQUIRE(t.machine.begin_capture(t.a).ok());
+    CHECK_THROWS_AS(evicted.bring_back(), misuse);
+    REQUIRE(t.machine.end_capture(t.a, graph).ok());
+  }
+  CHECK(t.intact());
+}
+
+TEST_CASE(
+    "a scope that ends while its stream is captured hands the elements over and leaves the capture alone",
+    "[raii][evict_scope]") {
+  small_world t{sim_machine{small_world::tight()}};
+  std::vector<int> saved;
+  sim_graph graph;
+  REQUIRE(t.machine.launch(t.s, 1'000'000).ok());
+  {
+    evict_scope evicted{t.pinned, t.s, t.first};
+    evicted.when_lost([&](lost_elements const& lost) { saved = copied(lost.bytes); });
+    REQUIRE(t.machine.begin_capture(t.s).ok());
+  }
+  CHECK(t.machine.end_capture(t.s, graph).ok());
+  CHECK((saved == t.words));
+}
+
+TEST_CASE("pinned memory may be another device's", "[raii][evict_scope][stream]") {
+  sim_options o = small_world::tight();
+  o.devices = 2;
+  sim_machine const machine{o};
+  auto memory = sim_pages{machine.driver(device_id{1})} | pooled{};
+  auto pinned = sim_pinned_host{machine.driver(device_id{0})} | pooled{};
+  std::vector<int> const words = counted_elements<int>(400'000, 1);
+  device_buffer<int, decltype(memory)> buffer(memory, std::span<int const>(words), {});
+  REQUIRE(machine.driver(device_id{1}).synchronize_device().ok());
+  REQUIRE(machine.driver(device_id{1}).launch(stream_ref{}, 1'000'000'000, {}, [] {}).ok());
+  evict_scope evicted{pinned, stream_ref{}, buffer};
+  std::span<int const> const seen = evicted.host_copy<0>();
+  CHECK((std::vector<int>(seen.begin(), seen.end()) == words));
+  REQUIRE(machine.driver(device_id{1}).launch(stream_ref{}, 1'000'000'000, {}, [] {}).ok());
+  evicted.bring_back();
+  // What the scope had is the host's again only behind the copy back.
+  auto* const again = static_cast<int*>(pinned.allocate_sync(words.size() * sizeof(int)));
+  std::fill(again, again + words.size(), -1);
+  CHECK((elements_of<int>(buffer) == words));
+  pinned.deallocate_sync(again, words.size() * sizeof(int));
+}
+
 TEST_CASE("an exception in the scope brings the buffers back on its way", "[raii][evict_scope]") {
   small_world t{sim_machine{small_world::tight()}};
   try {

@@ -94,6 +94,7 @@ TEST_CASE("each element is in the part that says so", "[raii][partition]") {
 
 TEST_CASE("what is no partition is refused, and says why", "[raii][partition]") {
   CHECK_THROWS_AS(partition::even(10, 0), bad_partition);
+  CHECK_THROWS_AS(partition::even(10, ~std::size_t{0}), bad_partition);
   CHECK_THROWS_AS(partition::even(10, 2, 0), bad_partition);
   using list = std::vector<double>;
   for (auto const& weights :

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tarn/raii/with_oom_retry.hpp"
 
+#include <algorithm>
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -267,4 +268,18 @@ TEST_CASE("whichever driver call fails in a retry, the error is typed and nothin
     // What a failed call was to give back is all that may stay.
     CHECK(left.ranges + left.maps + left.handles <= 3);
   }
+}
+
+TEST_CASE("the largest number there is is a start like any other", "[raii][with_oom_retry]") {
+  bounded_work work{100};
+  auto const r = with_oom_retry(~std::size_t{0}, work);
+  CHECK(work.called.front() == ~std::size_t{0});
+  CHECK((r.size > 50 && r.size <= 100));
+}
+
+TEST_CASE("a search upward never tries more than it may", "[raii][with_oom_retry]") {
+  bounded_work work{1000};
+  auto const r = with_oom_retry(500, work, {.search = oom_search::upward, .most = 10});
+  CHECK(*std::max_element(work.called.begin(), work.called.end()) == 10);
+  CHECK(r.size == 10);
 }

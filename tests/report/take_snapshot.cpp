@@ -2,6 +2,7 @@
 // What a snapshot says of memory: blocks tile segments, segments are what is reserved, names are the watched layer's.
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <random>
@@ -500,4 +501,44 @@ TEST_CASE("what the layer and the pool disagree on is resolved so that blocks ti
   // In no memory of the pool's: given back to the driver since.
   CHECK(lay({of_layer(0x100, 0x100), of_layer(0x9000, 0x100)}, false) == as_it_was);
   CHECK(lay({of_layer(0x9000, 0x100)}, false) == as_it_was);
+}
+
+TEST_CASE("what the pool gives back stands behind the free before it, however long a snapshot takes",
+          "[report][snapshot]") {
+  sim_machine const machine = address_only_machine();
+  stack_hooks slow;
+  slow.capture = [](void** frames, std::size_t) -> std::size_t {
+    frames[0] = &frames;
+    return 1;
+  };
+  slow.name = [](void*, watched_frame& f) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    f.function = "slow";
+  };
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{.history = 100, .stacks = slow};
+  memory.deallocate({}, memory.allocate({}, 64_MiB), 64_MiB);
+  memory.empty_cache();
+  snapshot const s = take_snapshot(memory);
+  std::size_t freed = 0;
+  std::size_t released = 0;
+  for (std::size_t i = 0; i < s.events.size(); ++i) {
+    if (s.events[i].kind == snapshot_event_kind::free) freed = i;
+    if (s.events[i].kind == snapshot_event_kind::release && released == 0) released = i;
+    CHECK(s.events[i].time_ns <= s.now_ns);
+  }
+  REQUIRE(freed != 0);
+  CHECK(released > freed);
+}
+
+TEST_CASE("a pool that remembers what it takes goes on remembering under a watched layer",
+          "[report][snapshot]") {
+  sim_machine const machine = address_only_machine();
+  auto pool = sim_pages{machine.driver(0)} | pooled{};
+  remember_growth(pool);
+  pool.deallocate({}, pool.allocate({}, 64_MiB), 64_MiB);
+  pool.empty_cache();
+  std::size_t const before = take_snapshot(pool).events.size();
+  REQUIRE(before >= 2);
+  auto const watching = pool | watched{.history = 10};
+  CHECK(take_snapshot(pool).events.size() == before);
 }

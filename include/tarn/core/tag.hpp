@@ -29,7 +29,8 @@ class tag_names {
   /// The number of a name; wait-free where it is known.
   [[nodiscard]] std::uint32_t number_of(std::string_view name) noexcept {
     if (name.empty()) return 0;
-    name = cut(name);
+    name = cut(name.substr(0, name.find('\0')));
+    if (name.empty()) return 0;
     std::uint32_t at = home(name);
     if (std::uint32_t const known = find(name, at); known != 0) return known;
     std::lock_guard const guard(lock_);
@@ -82,7 +83,7 @@ inline thread_local constinit std::uint32_t scope_tag = 0;
 }  // namespace detail
 
 /// A name for memory: "weights", "activations". Equal names are equal tags, in the whole process, for as long as it
-/// runs. Names longer than 63 bytes are cut there; after 1,022 names all further ones are the one tag "other tags".
+/// runs. Names longer than 63 bytes are cut there, and at a zero; after 1,022 names all further ones are the one tag "other tags".
 /// Making one costs a hash of the name, and nothing can fail; copying and comparing one is as for a number. Safe from
 /// any thread.
 class tag {
@@ -93,7 +94,7 @@ class tag {
   /// The tag of that number, as id() gave it.
   [[nodiscard]] static tag from_id(std::uint32_t id) noexcept {
     tag t;
-    t.id_ = id;
+    t.id_ = id < detail::tag_names::most ? id : detail::tag_names::most - 1;
     return t;
   }
 

@@ -10,7 +10,7 @@
 namespace tarn {
 
 /// How call stacks are taken and, much later, read. Both are called from any thread and must not allocate from the
-/// memory that is watched; an exception of either ends the program.
+/// memory that is watched. An exception of `capture` ends the program; one of `name` comes out of record().
 struct stack_hooks {
   /// Writes the return addresses of the calling thread, innermost first; returns how many, at most `most`. Null: no
   /// stacks.

@@ -11,10 +11,10 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/extremes.hpp"
 #include "tarn/core/sequence.hpp"
-#include "tarn/core/spin_lock.hpp"
 #include "tarn/core/tag.hpp"
 #include "tarn/policy/watch_places.hpp"
 #include "tarn/policy/watch_record.hpp"
+#include "tarn/pool/hot_lock.hpp"
 
 namespace tarn::detail {
 
@@ -195,7 +195,7 @@ class watch_log {
     vacant_ = number;
   }
 
-  spin_lock lock_;
+  hot_mutex lock_;
   std::uint32_t vacant_ = 0;
   std::size_t const most_places_;
   sequence<watched_block> blocks_;

@@ -57,6 +57,7 @@ struct watched_tag {
 struct watch_record {
   std::uint64_t started_ns = 0;  ///< when the layer was made, since 1970
   std::uint64_t now_ns = 0;      ///< when this was copied, since started_ns
+  std::uint64_t steady_ns = 0;   ///< what the steady clock read at started_ns; 0 with a clock of one's own
   std::vector<watched_block> live;
   std::vector<watched_event> events;               ///< the latest ones, oldest first
   std::uint64_t forgotten_events = 0;              ///< older ones that the ring no longer holds

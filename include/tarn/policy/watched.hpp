@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -131,8 +132,8 @@ class watched_layer {
   }
   /// Lets the pool below remember, on the same clock, what it takes from the driver, so that a history has both.
   void note_growth() {
-    auto const ask = [&](auto& layer) -> decltype(layer.note_growth(growth_history, steady_now)) {
-      return layer.note_growth(growth_history, steady_now);
+    auto const ask = [&](auto& layer) -> decltype(layer.note_growth_from_now(growth_history, steady_now)) {
+      return layer.note_growth_from_now(growth_history, steady_now);
     };
     if constexpr (reachable<Upstream, decltype(ask)>) {
       if (options_.history != 0 && options_.clock == nullptr) nearest(upstream_, ask);
@@ -189,8 +190,9 @@ class watched_layer {
   void note_free(stream_ref stream, void* p) noexcept {
     if (p != nullptr) log_.note_free(reinterpret_cast<std::uintptr_t>(p), stream.id(), origin(), now());
   }
+  using frame_names = std::unordered_map<void*, watched_frame>;
   void name_frames(std::vector<watched_frame>& out, place const& where, void* const* frames,
-                   std::size_t depth) const;
+                   std::size_t depth, frame_names& known) const;
 
   Upstream upstream_;
   watched const options_;
@@ -225,6 +227,7 @@ watch_record watched_layer<Upstream>::record() const {
     });
   }
   r.started_ns = started_ns_;
+  r.steady_ns = options_.clock == nullptr ? steady_start_ : 0;
   r.now_ns = std::max(r.now_ns, now());
   std::sort(r.live.begin(), r.live.end(), [](auto const& a, auto const& b) { return a.address < b.address; });
   // Tags are the process's; the record has those that it names.
@@ -246,8 +249,10 @@ watch_record watched_layer<Upstream>::record() const {
   for (watched_block& b : r.live) b.tag = number_of(b.tag);
   for (watched_event& e : r.events) e.tag = number_of(e.tag);
   r.places.resize(places.size() + 1);
+  frame_names known;  // stacks share most of their frames, and to name one costs microseconds
   for (std::size_t i = 0; i < places.size(); ++i) {
-    name_frames(r.places[i + 1], places[i].where, frames.data() + places[i].first_frame, places[i].depth);
+    name_frames(r.places[i + 1], places[i].where, frames.data() + places[i].first_frame, places[i].depth,
+                known);
   }
   return r;
 }
@@ -278,17 +283,18 @@ std::vector<watched_tag> watched_layer<Upstream>::tags() const {
 
 template <class Upstream>
 void watched_layer<Upstream>::name_frames(std::vector<watched_frame>& out, place const& where,
-                                          void* const* frames, std::size_t depth) const {
+                                          void* const* frames, std::size_t depth, frame_names& known) const {
   if (where.line != 0) out.push_back({where.file, where.line, where.function});
   for (std::size_t i = 0; i < depth; ++i) {
-    watched_frame f;
-    if (options_.stacks.name != nullptr) {
+    auto const [named, is_new] = known.try_emplace(frames[i]);
+    watched_frame& f = named->second;
+    if (is_new && options_.stacks.name != nullptr) {
       options_.stacks.name(frames[i], f);
-    } else {
+    } else if (is_new) {
       message<24> address;
       f.function = address.add_hex(reinterpret_cast<std::uintptr_t>(frames[i])).c_str();
     }
-    out.push_back(std::move(f));
+    out.push_back(f);
   }
 }
 

@@ -229,6 +229,12 @@ class pool {
     ladder_.counters.notes.open(most, clock);
   }
 
+  /// The same where nobody has asked for them yet. @throws std::bad_alloc
+  void note_growth_from_now(std::size_t most, detail::growth_notes::clock_type clock) {
+    std::lock_guard const cold(ladder_.cold);
+    if (!ladder_.counters.notes.is_open()) ladder_.counters.notes.open(most, clock);
+  }
+
   /// Calls `look(ladder, thread caches, recorded uses, description)` while nothing grows and no thread cache comes or goes:
   /// for pool/inspection.hpp, which knows the order of the other locks.
   template <class Look>

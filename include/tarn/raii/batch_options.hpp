@@ -87,7 +87,11 @@ inline constexpr std::size_t unknown_count = static_cast<std::size_t>(-1);
   if (options.batch_bytes < element_bytes || options.batch_bytes > max_request_bytes) {
     message<160> text;
     text.add("batch_options::batch_bytes is ").add_number(std::uint64_t{options.batch_bytes});
-    text.add("; ask for at least one element, ").add_number(std::uint64_t{element_bytes}).add(" B");
+    if (options.batch_bytes < element_bytes) {
+      text.add("; ask for at least one element, ").add_number(std::uint64_t{element_bytes}).add(" B");
+    } else {
+      text.add(": more than there can be; check the number for overflow");
+    }
     throw bad_batch(text.view());
   }
   return options.batch_bytes / element_bytes;

@@ -56,7 +56,8 @@ struct lost_elements {
 /// process's end nothing is done.
 ///
 /// Host memory: as many bytes as the buffers have elements, from `pinned`: pool it, since pinning costs 460 ms per GiB and
-/// a bare source waits for the stream when it frees. One thread at a time.
+/// a bare source waits for the stream when it frees; so does the scope where `pinned` is another device's. One thread at a
+/// time.
 template <class Pinned, class... Buffers>
 class evict_scope {
   static_assert(sizeof...(Buffers) != 0, "tarn: name the buffers to evict");
@@ -70,23 +71,25 @@ class evict_scope {
   using handler = std::function<void(lost_elements const&)>;
 
   /// Moves the elements out. @param stream  of the buffers' device
-  /// @throws misuse         (capture) `stream` is being captured into a graph
+  /// @throws misuse         (capture) `stream` or a buffer's own is being captured into a graph
   /// @throws out_of_memory  the host has no room for all of them; nothing has changed
   /// @throws cuda_error     nothing has changed
   evict_scope(Pinned pinned, stream_ref stream, Buffers&... buffers)
       : pinned_(std::move(pinned)),
-        stream_(identified(pinned_, stream)),
-        slots_(slot<Buffers>{&buffers, nullptr, 0}...) {
+        slots_(slot<Buffers>{&buffers, nullptr, 0}...),
+        stream_(identified(driver(), stream)) {
     refuse_capture();
     try {
+      require(driver().create_event(copied_));
       each([&](auto& s) {
-        if (!s.buffer->empty()) s.host = pinned_.allocate(stream_, s.buffer->bytes(), alignment_of(s));
+        if (!s.buffer->empty()) s.host = host_memory_for(s);
         s.count = s.buffer->size();
       });
       detail::order_behind(stream_, buffers...);
       copy_out();
     } catch (...) {
       give_host_memory();
+      forget_event();
       throw;
     }
     (detail::give_back_on(buffers, stream_), ...);
@@ -103,6 +106,7 @@ class evict_scope {
       tell_lost();
     }
     give_host_memory();
+    forget_event();
   }
 
   /// Brings all elements back, in stream order. Does nothing once they are. Where the device has no room, the caches of the
@@ -126,9 +130,7 @@ class evict_scope {
     auto const& s = std::get<I>(slots_);
     using element = typename std::remove_reference_t<decltype(s)>::element;
     if (s.host == nullptr) return std::span<element const>();
-    auto const& driver = pinned_.driver();
-    if (status const done = driver.synchronize_stream(stream_); !done.ok())
-      throw cuda_error(done, driver.device().value);
+    require(driver().synchronize_event(copied_));
     return std::span<element const>(s.data(), s.count);
   }
 
@@ -169,15 +171,33 @@ class evict_scope {
     return detail::larger_of(default_alignment, alignof(typename Slot::element));
   }
 
-  /// A copy recorded into a graph would happen when that is launched, and not now.
+  /// The one that orders the streams: pinned memory may be any device's.
+  [[nodiscard]] auto driver() const noexcept { return std::get<0>(slots_).buffer->resource().driver(); }
+  void require(status const& s) const {
+    if (!s.ok()) throw cuda_error(s, driver().device().value);
+  }
+  /// Streams of the buffers' device say nothing to a pool of another's.
+  [[nodiscard]] bool is_anothers() const noexcept { return pinned_.driver().device() != driver().device(); }
+  template <class Slot>
+  [[nodiscard]] void* host_memory_for(Slot const& s) {
+    if (is_anothers()) return pinned_.allocate_sync(s.buffer->bytes(), alignment_of(s));
+    return pinned_.allocate(stream_, s.buffer->bytes(), alignment_of(s));
+  }
+
+  /// A copy recorded into a graph would happen when that is launched, and not now; and a wait for a buffer's stream that is
+  /// captured makes the scope's stream part of that capture.
   void refuse_capture() const {
-    auto const& driver = pinned_.driver();
+    refuse_capture_of(stream_);
+    each([&](auto const& s) { refuse_capture_of(s.buffer->stream()); });
+  }
+  void refuse_capture_of(stream_ref stream) const {
     bool capturing = false;
-    if (status const s = driver.is_capturing(stream_, capturing); !s.ok())
-      throw cuda_error(s, driver.device().value);
+    require(driver().is_capturing(stream, capturing));
     if (capturing) {
-      throw misuse(misuse_kind::capture, nullptr,
-                   "evict_scope on a stream that is being captured; begin and end it outside of the capture");
+      throw misuse(
+          misuse_kind::capture, nullptr,
+          "evict_scope on a stream that is being captured, or of buffers of one; begin and end it outside of "
+          "the capture");
     }
   }
 
@@ -189,8 +209,9 @@ class evict_scope {
         tarn::copy(s.buffer->resource().driver(), std::span<element const>(s.buffer->span()),
                    std::span<element>(s.data(), s.count), stream_);
       });
+      require(driver().record_event(copied_, stream_));
     } catch (...) {
-      (void)wait();  // the buffers' next users do not know of the copies that run
+      (void)finish();  // the buffers' next users do not know of the copies that run
       throw;
     }
   }
@@ -235,17 +256,29 @@ class evict_scope {
   /// In the order of stream_, behind the copies.
   template <class Slot>
   void give(Slot& s) noexcept {
-    if (s.host != nullptr)
-      pinned_.deallocate(stream_, std::exchange(s.host, nullptr), s.bytes(), alignment_of(s));
+    if (s.host == nullptr) return;
+    void* const host = std::exchange(s.host, nullptr);
+    if (!is_anothers()) return pinned_.deallocate(stream_, host, s.bytes(), alignment_of(s));
+    if (!finish()) (void)finish();
+    pinned_.deallocate_sync(host, s.bytes(), alignment_of(s));
   }
   void give_host_memory() noexcept {
     each([&](auto& s) { give(s); });
   }
-  [[nodiscard]] bool wait() const noexcept { return pinned_.driver().synchronize_stream(stream_).ok(); }
+  /// Waits on the host for the scope's copies. A stream that is being captured must not be waited for: since nothing is
+  /// brought back then, the copies to the host are all there is.
+  [[nodiscard]] bool finish() const noexcept {
+    bool capturing = false;
+    (void)driver().is_capturing(stream_, capturing);
+    return capturing ? driver().synchronize_event(copied_).ok() : driver().synchronize_stream(stream_).ok();
+  }
+  void forget_event() noexcept {
+    if (copied_ != nullptr) (void)driver().destroy_event(std::exchange(copied_, nullptr));
+  }
 
   /// In the handler of what bring_back() threw.
   void tell_lost() noexcept {
-    bool const copied = wait();
+    bool const copied = driver().synchronize_event(copied_).ok();
     if (!handler_) {
       report_misuse(misuse(
           misuse_kind::contents_lost, std::get<0>(slots_).buffer,
@@ -263,8 +296,9 @@ class evict_scope {
   }
 
   Pinned pinned_;
-  stream_ref stream_;
   std::tuple<slot<Buffers>...> slots_;
+  stream_ref stream_;
+  event_handle copied_ = nullptr;  ///< the elements are on the host
   handler handler_;
 };
 

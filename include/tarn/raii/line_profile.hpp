@@ -37,7 +37,7 @@ class line_registry {
     return *made;
   }
 
-  /// Adds one call of a line. O(lines of its file). Where host memory is refused the call is dropped.
+  /// Adds one call of a line. O(lines). Where host memory is refused the call is dropped.
   void add(profiled_line const& call) noexcept {
     std::lock_guard const guard(mutex_);
     for (profiled_line& l : lines_) {

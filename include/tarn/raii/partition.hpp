@@ -78,6 +78,7 @@ class partition {
  private:
   partition(std::size_t count, std::size_t parts, std::size_t multiple_of) {
     if (parts == 0) refuse("it needs at least one part");
+    if (parts >= first_.max_size()) refuse("so many parts there cannot be; check the number for overflow");
     if (multiple_of == 0) refuse("parts begin at multiples of at least 1 element");
     first_.resize(parts + 1);
     first_.back() = count;

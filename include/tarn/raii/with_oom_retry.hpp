@@ -74,7 +74,9 @@ class oom_retry {
 
   result run(std::size_t start) {
     bool const upward = options_.search == oom_search::upward;
-    if (start >= known_.bad || (upward && start < known_.good)) start = known_.good;
+    if (upward) start = smaller_of(start, options_.most);
+    if ((known_.bad != no_size && start >= known_.bad) || (upward && start < known_.good))
+      start = known_.good;
     if (start == 0 && known_.bad != no_size) start = larger_of(known_.bad / 2, least());
     auto const keep = [this](std::size_t size) { return call_keeping(size); };
     if (!upward || is_found(start)) return descend(start, keep);

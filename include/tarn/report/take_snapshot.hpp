@@ -108,7 +108,9 @@ template <class Resource>
     if constexpr (has_pool) {
       s.pool = nearest(memory, detail::ask_pool_state);
       detail::pool_contents const contents = nearest(memory, detail::ask_contents);
-      std::uint64_t const now = detail::steady_now_ns();
+      // The notes' clock when the record was copied; what came after it is told as of then.
+      std::uint64_t const now =
+          record.steady_ns != 0 ? record.steady_ns + record.now_ns : detail::steady_now_ns();
       s.segments.clear();
       for (auto const& stretch : contents.stretches) s.segments.push_back(detail::segment_of(stretch));
       s.pool.reserved = contents.reserved;
