@@ -1617,12 +1617,12 @@ class evict_scope {
   void give_host_memory() noexcept {
     each([&](auto& s) { give(s); });
   }
-  /// Waits on the host for the scope's copies. A stream that is being captured must not be waited for: since nothing is
-  /// brought back then, the copies to the host are all there is.
+  /// Waits on the host for the scope's copies. A stream that is being captured must not be waited for: nothing was brought
+  /// back then, and for the copies to the host tell_lost() has waited.
   [[nodiscard]] bool finish() const noexcept {
     bool capturing = false;
     (void)driver().is_capturing(stream_, capturing);
-    return capturing ? driver().synchronize_event(copied_).ok() : driver().synchronize_stream(stream_).ok();
+    return capturing || driver().synchronize_stream(stream_).ok();
   }
   void forget_event() noexcept {
     if (copied_ != nullptr) (void)driver().destroy_event(std::exchange(copied_, nullptr));
