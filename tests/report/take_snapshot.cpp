@@ -508,7 +508,8 @@ TEST_CASE("what the pool gives back stands behind the free before it, however lo
   sim_machine const machine = address_only_machine();
   stack_hooks slow;
   slow.capture = [](void** frames, std::size_t) -> std::size_t {
-    frames[0] = &frames;
+    static int here = 0;
+    frames[0] = &here;
     return 1;
   };
   slow.name = [](void*, watched_frame& f) {
