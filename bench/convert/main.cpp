@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "context.hpp"
+#include "context_json.hpp"
 #include "convert/measure.hpp"
 #include "peers/find_cuda.hpp"
 
@@ -37,11 +37,7 @@ nlohmann::ordered_json json_of(measured const& m, context const& where) {
     row["reference_worst"] = tenth(m.other.worst);
     row["bytes"] = m.bytes;
   }
-  row["gpu"] = where.gpu;
-  row["driver"] = where.driver;
-  row["cpu"] = where.cpu;
-  row["date"] = where.date;
-  row["commit"] = where.commit;
+  write_context(row, where);
   return row;
 }
 

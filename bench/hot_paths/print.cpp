@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
+#include "context_json.hpp"
+
 namespace tarn::bench {
 
 namespace {
@@ -64,11 +66,7 @@ void write_json(std::ostream& out, row const& r, context const& where) {
   if (r.allocate) line["allocate"] = json_of(*r.allocate);
   if (r.deallocate) line["deallocate"] = json_of(*r.deallocate);
   if (r.allocate) line["clock_ns_taken_off"] = to_hundredth(r.clock_ns);
-  line["gpu"] = where.gpu;
-  line["driver"] = where.driver;
-  line["cpu"] = where.cpu;
-  line["date"] = where.date;
-  line["commit"] = where.commit;
+  write_context(line, where);
   out << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
 }
 

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "context.hpp"
+#include "context_json.hpp"
 #include "moving/figure.hpp"
 #include "peers/find_cuda.hpp"
 
@@ -45,11 +45,7 @@ nlohmann::ordered_json json_of(figure const& f, context const& where) {
     line["worst"] = f.worst;
     if (f.of_reference != 0) line["of_reference"] = f.of_reference;
   }
-  line["gpu"] = where.gpu;
-  line["driver"] = where.driver;
-  line["cpu"] = where.cpu;
-  line["date"] = where.date;
-  line["commit"] = where.commit;
+  write_context(line, where);
   return line;
 }
 

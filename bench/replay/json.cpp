@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
+#include "context_json.hpp"
+
 namespace tarn::bench {
 
 namespace {
@@ -20,14 +22,6 @@ double to_tenth(double ns) {
 std::optional<double> to_tenth(std::optional<double> ns) {
   if (ns) ns = to_tenth(*ns);
   return ns;
-}
-
-void write_context(nlohmann::ordered_json& line, context const& where) {
-  line["gpu"] = where.gpu;
-  line["driver"] = where.driver;
-  line["cpu"] = where.cpu;
-  line["date"] = where.date;
-  line["commit"] = where.commit;
 }
 
 /// A trace's name is a file's name, which need not be UTF-8.

@@ -9,7 +9,7 @@
 
 #include "catch.hpp"
 #include "contract/convert_contract.hpp"
-#include "contract/noted.hpp"
+#include "contract/owners_told.hpp"
 #include "raii/archetype.hpp"
 #include "tarn/driver/fault.hpp"
 #include "tarn/policy/pooled.hpp"
@@ -116,7 +116,7 @@ TEST_CASE("a conversion comes after both buffers' work and before what follows o
       basic_stream const a{machine.driver()};
       basic_stream const b{machine.driver()};
       basic_stream const c{machine.driver()};
-      auto pool = sim_pages{machine.driver()} | pooled{} | tarn_test::noted{machine};
+      auto pool = sim_pages{machine.driver()} | pooled{} | tarn_test::owners_told{machine};
       auto const right = tenths_as<bfloat16>(5000);
       std::optional from(make_device_buffer<float>(pool, 5000, a));
       std::optional to(make_device_buffer<bfloat16>(pool, 5000, b));

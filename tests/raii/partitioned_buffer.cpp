@@ -8,7 +8,7 @@
 
 #include "catch.hpp"
 #include "contract/across_devices.hpp"
-#include "contract/noted.hpp"
+#include "contract/owners_told.hpp"
 #include "tarn/driver/fault.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
@@ -40,7 +40,7 @@ std::vector<device_id> first_devices(int count) {
 }
 auto noted_pools(sim_machine const& machine) {
   return [machine](device_id device) {
-    return sim_pages{machine.driver(device)} | pooled{} | tarn_test::noted{machine} | tracked{};
+    return sim_pages{machine.driver(device)} | pooled{} | tarn_test::owners_told{machine} | tracked{};
   };
 }
 
@@ -216,7 +216,7 @@ TEST_CASE("whatever fails on the way, a partitioned buffer leaks nothing", "[rai
     {
       per_device pools{[&](device_id device) {
         return basic_pages<faulty_driver>(faulty_driver(machine.driver(device), plan)) | pooled{} |
-               tarn_test::noted{machine};
+               tarn_test::owners_told{machine};
       }};
       plan.fail(step);
       try {

@@ -6,7 +6,7 @@
 
 #include "catch.hpp"
 #include "contract/across_devices.hpp"
-#include "contract/noted.hpp"
+#include "contract/owners_told.hpp"
 #include "tarn/driver/fault.hpp"
 #include "tarn/policy/reachable_from.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
@@ -41,17 +41,18 @@ TEST_CASE("pieces travel between devices in order, with peer access and without,
       REQUIRE(machine.driver(device_id{device}).launch(stream, long_one ? second : 100).ok());
     };
     auto const pages = [&](int device) { return sim_pages{machine.driver(device_id{device})}; };
-    using tarn_test::noted;
-    tarn_test::pieces_travel(pages(0) | pooled{} | noted{machine}, pages(1) | pooled{} | noted{machine},
-                             busy);
-    tarn_test::pieces_travel(sim_malloc{machine.driver()} | pooled{} | noted{machine}, pages(1) | pooled{},
-                             busy);
-    tarn_test::pieces_travel(pages(0) | pooled{} | noted{machine}, pages(0) | pooled{} | noted{machine},
+    using tarn_test::owners_told;
+    tarn_test::pieces_travel(pages(0) | pooled{} | owners_told{machine},
+                             pages(1) | pooled{} | owners_told{machine}, busy);
+    tarn_test::pieces_travel(sim_malloc{machine.driver()} | pooled{} | owners_told{machine},
+                             pages(1) | pooled{}, busy);
+    tarn_test::pieces_travel(pages(0) | pooled{} | owners_told{machine},
+                             pages(0) | pooled{} | owners_told{machine},
                              [&](int, stream_ref stream) { busy(0, stream); });
     tarn_test::pieces_travel(sim_pinned_host{machine.driver()} | pooled{}, pages(1) | pooled{}, busy);
     if (peers == sim_peers::reachable) {
-      tarn_test::pieces_travel(pages(0) | reachable_from{1} | pooled{} | noted{machine},
-                               pages(1) | reachable_from{0} | pooled{} | noted{machine}, busy);
+      tarn_test::pieces_travel(pages(0) | reachable_from{1} | pooled{} | owners_told{machine},
+                               pages(1) | reachable_from{0} | pooled{} | owners_told{machine}, busy);
     }
     INFO("seed " << seed);
     CHECK(machine.findings().empty());
@@ -89,7 +90,7 @@ TEST_CASE("a copy between devices that fails leaves the source as it was and not
     {
       auto const pool = [&](int device) {
         return basic_pages<faulty_driver>(faulty_driver(machine.driver(device_id{device}), plan)) | pooled{} |
-               tarn_test::noted{machine};
+               tarn_test::owners_told{machine};
       };
       basic_stream<faulty_driver> const a{faulty_driver(machine.driver(device_id{0}), plan)};
       basic_stream<faulty_driver> const b{faulty_driver(machine.driver(device_id{1}), plan)};

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "contract/owners_told.hpp"
 #include "raii/batch_loops.hpp"
 #include "tarn/driver/fault.hpp"
 #include "tarn/policy/pooled.hpp"
@@ -29,59 +30,18 @@ using tarn_test::numbers;
 
 namespace {
 
-/// Tells the machine's order checker who owns what.
-template <class Upstream>
-class told_layer;
-struct told {
-  sim_machine machine;
-  template <class Upstream>
-  using layer = told_layer<Upstream>;
-};
-template <class Upstream>
-class told_layer {
- public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
-  told_layer(Upstream upstream, told options)
-      : upstream_(std::move(upstream)), machine_(std::move(options.machine)) {}
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    void* const p = upstream_.allocate(stream, bytes, alignment);
-    if (p != nullptr) machine_.allocated(p, bytes, stream);
-    return p;
-  }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p != nullptr) machine_.freed(p, bytes, stream);
-    upstream_.deallocate(stream, p, bytes, alignment);
-  }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    void* const p = upstream_.allocate_sync(bytes, alignment);
-    if (p != nullptr) machine_.allocated(p, bytes, {});
-    return p;
-  }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p != nullptr) machine_.freed(p, bytes, {});
-    upstream_.deallocate_sync(p, bytes, alignment);
-  }
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
-
- private:
-  Upstream upstream_;
-  sim_machine machine_;
-};
-
 /// A machine with a pool of each kind. Work is late by up to the seed's jitter.
 class bench {
  public:
   using driver_type = sim_driver;
-  using memory_type = decltype(sim_pages{} | pooled{} | told{} | tracked{});
-  using pinned_type = decltype(sim_pinned_host{} | pooled{} | told{} | tracked{});
+  using memory_type = decltype(sim_pages{} | pooled{} | tarn_test::owners_told{} | tracked{});
+  using pinned_type = decltype(sim_pinned_host{} | pooled{} | tarn_test::owners_told{} | tracked{});
 
   explicit bench(std::uint64_t seed = 0, sim_costs const& costs = {})
       : machine_(options_for(seed, costs)),
-        memory_(sim_pages{machine_.driver()} | pooled{} | told{machine_} | tracked{}),
-        pinned_(sim_pinned_host{machine_.driver()} | pooled{} | told{machine_} | tracked{}) {}
+        memory_(sim_pages{machine_.driver()} | pooled{} | tarn_test::owners_told{machine_} | tracked{}),
+        pinned_(sim_pinned_host{machine_.driver()} | pooled{} | tarn_test::owners_told{machine_} |
+                tracked{}) {}
 
   [[nodiscard]] sim_machine const& machine() const { return machine_; }
   [[nodiscard]] sim_driver driver() const { return machine_.driver(); }

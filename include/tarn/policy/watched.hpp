@@ -4,7 +4,6 @@
 // watch_log, block_bytes, compose.
 
 #include <algorithm>
-#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "tarn/core/call_place.hpp"
+#include "tarn/core/clock.hpp"
 #include "tarn/core/tag.hpp"
 #include "tarn/policy/block_bytes.hpp"
 #include "tarn/policy/call_stack.hpp"
@@ -64,8 +64,8 @@ class watched_layer {
   /// @throws std::bad_alloc  the ring of events
   explicit watched_layer(Upstream upstream, watched const& options = {})
       : upstream_(std::move(upstream)), options_(options), log_(options.history, options.places) {
-    steady_start_ = steady_now();
-    started_ns_ = options_.clock != nullptr ? options_.clock() : system_now();
+    steady_start_ = detail::steady_now_ns();
+    started_ns_ = options_.clock != nullptr ? options_.clock() : detail::now_since_1970_ns();
     if (options_.stacks.capture != nullptr) {
       void* frame = nullptr;
       (void)options_.stacks.capture(&frame, 1);  // what it loads at its first call, it loads now
@@ -116,24 +116,20 @@ class watched_layer {
   /// Changes of what the pool holds are rare: thousands in a run that calls it millions of times. 32 bytes each.
   static constexpr std::size_t growth_history = 16'384;
 
-  static std::uint64_t steady_now() noexcept {
-    return nanoseconds(std::chrono::steady_clock::now().time_since_epoch());
-  }
-  static std::uint64_t system_now() noexcept {
-    return nanoseconds(std::chrono::system_clock::now().time_since_epoch());
-  }
-  template <class Duration>
-  static std::uint64_t nanoseconds(Duration d) noexcept {
-    return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(d).count());
+  /// A tag's numbers as records have them.
+  static watched_tag told(std::uint32_t id, detail::tag_account const& a) {
+    return {tag::from_id(id).name(), a.bytes, a.peak_bytes, a.requested, a.blocks, a.allocations};
   }
   /// Since the start.
   [[nodiscard]] std::uint64_t now() const noexcept {
-    return options_.clock != nullptr ? options_.clock() - started_ns_ : steady_now() - steady_start_;
+    return options_.clock != nullptr ? options_.clock() - started_ns_
+                                     : detail::steady_now_ns() - steady_start_;
   }
   /// Lets the pool below remember, on the same clock, what it takes from the driver, so that a history has both.
   void note_growth() {
-    auto const ask = [&](auto& layer) -> decltype(layer.note_growth_from_now(growth_history, steady_now)) {
-      return layer.note_growth_from_now(growth_history, steady_now);
+    auto const ask =
+        [&](auto& layer) -> decltype(layer.note_growth_from_now(growth_history, detail::steady_now_ns)) {
+      return layer.note_growth_from_now(growth_history, detail::steady_now_ns);
     };
     if constexpr (reachable<Upstream, decltype(ask)>) {
       if (options_.history != 0 && options_.clock == nullptr) nearest(upstream_, ask);
@@ -243,8 +239,7 @@ watch_record watched_layer<Upstream>::record() const {
   for (std::uint32_t id = 0; id < accounts.size(); ++id) {
     detail::tag_account const& a = accounts[id];
     if (a.allocations == 0) continue;
-    watched_tag& t = r.tags[number_of(id)];
-    t = {t.name, a.bytes, a.peak_bytes, a.requested, a.blocks, a.allocations};
+    r.tags[number_of(id)] = told(id, a);
   }
   for (watched_block& b : r.live) b.tag = number_of(b.tag);
   for (watched_event& e : r.events) e.tag = number_of(e.tag);
@@ -274,9 +269,8 @@ std::vector<watched_tag> watched_layer<Upstream>::tags() const {
   for (std::uint32_t id = 0; id < accounts.size(); ++id) {
     detail::tag_account const& a = accounts[id];
     if (a.allocations == 0) continue;
-    if (id != 0) out.push_back({tag::from_id(id).name(), 0, 0, 0, 0, 0});
-    watched_tag& t = out.back();
-    t = {t.name, a.bytes, a.peak_bytes, a.requested, a.blocks, a.allocations};
+    if (id != 0) out.emplace_back();
+    out.back() = told(id, a);
   }
   return out;
 }

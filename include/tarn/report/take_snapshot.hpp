@@ -4,7 +4,6 @@
 // Above it: user code, save_snapshot. Below it: lay_over, pool/inspection, policy/watch_record.
 
 #include <algorithm>
-#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "tarn/core/clock.hpp"
 #include "tarn/core/shared.hpp"
 #include "tarn/report/lay_over.hpp"
 #include "tarn/report/snapshot.hpp"
@@ -34,17 +34,6 @@ inline constexpr auto ask_contents = [](auto& layer) -> decltype(layer.inspect(a
   return contents_of(layer);
 };
 inline constexpr auto ask_pool_state = [](auto& layer) -> decltype(layer.state()) { return layer.state(); };
-
-[[nodiscard]] inline std::uint64_t steady_now_ns() noexcept {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                        std::chrono::steady_clock::now().time_since_epoch())
-                                        .count());
-}
-[[nodiscard]] inline std::uint64_t now_since_1970_ns() noexcept {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                        std::chrono::system_clock::now().time_since_epoch())
-                                        .count());
-}
 
 /// Where there is no pool each block is a segment of its own, and comes and goes with it.
 inline void stand_alone(snapshot& s, watch_record const& record) {

@@ -12,44 +12,44 @@
 namespace tarn_test {
 
 template <class Upstream>
-class noted_layer;
-
-struct noted {
+class owners_told_layer;
+struct owners_told {
   tarn::sim_machine machine;
   template <class Upstream>
-  using layer = noted_layer<Upstream>;
+  using layer = owners_told_layer<Upstream>;
 };
-
 template <class Upstream>
-class noted_layer {
+class owners_told_layer {
  public:
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
 
-  noted_layer(Upstream upstream, noted options)
+  owners_told_layer(Upstream upstream, owners_told options)
       : upstream_(std::move(upstream)), machine_(std::move(options.machine)) {}
 
   void* allocate(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    void* const p = upstream_.allocate(stream, bytes, alignment);
-    if (p != nullptr) machine_.allocated(p, bytes, stream);
-    return p;
+    return told(upstream_.allocate(stream, bytes, alignment), bytes, stream);
   }
   void deallocate(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p != nullptr) machine_.freed(p, bytes, stream);
     upstream_.deallocate(stream, p, bytes, alignment);
   }
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    return upstream_.allocate_sync(bytes, alignment);
+    return told(upstream_.allocate_sync(bytes, alignment), bytes, {});
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p != nullptr) machine_.freed(p, bytes, {});
     upstream_.deallocate_sync(p, bytes, alignment);
   }
-
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
  private:
+  void* told(void* p, std::size_t bytes, tarn::stream_ref stream) {
+    if (p != nullptr) machine_.allocated(p, bytes, stream);
+    return p;
+  }
   Upstream upstream_;
   tarn::sim_machine machine_;
 };

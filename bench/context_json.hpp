@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The context at the end of each line of results. nlohmann-json writes the lines.
+// Above it: the programs. Below it: context.
+
+#include <nlohmann/json.hpp>
+
+#include "context.hpp"
+
+namespace tarn::bench {
+
+inline void write_context(nlohmann::ordered_json& line, context const& where) {
+  line["gpu"] = where.gpu;
+  line["driver"] = where.driver;
+  line["cpu"] = where.cpu;
+  line["date"] = where.date;
+  line["commit"] = where.commit;
+}
+
+}  // namespace tarn::bench
