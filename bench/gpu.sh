@@ -377,7 +377,7 @@ done
 mkdir -p "$results" "$logs"
 more_traces=${TRACES:-$deps/traces}
 TARN_DRIVER=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader -i 0 2>/dev/null)
-export caps TARN_DRIVER root deps more_traces build results jobs commit
+export caps TARN_DRIVER root deps more_traces build logs results jobs commit
 export -f say built one_by_one
 find_python_packages
 environment | tee "$results/environment.txt"
