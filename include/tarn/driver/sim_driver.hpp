@@ -425,8 +425,12 @@ class sim_driver {
   status on_stream(driver_call which, sim_nanoseconds cost, stream_ref stream, F const& act) const noexcept {
     return call(which, cost, [&](state& m) {
       auto* const s = m.streams.find(stream, device_.value);
-      if (s == nullptr) return code::invalid_handle;
-      bool const stale = stream.id() != stream_ref::unknown_id && stream.id() != s->id && !s->is_default;
+      bool const known = stream.id() != stream_ref::unknown_id;
+      if (s == nullptr) {
+        if (m.order && known) m.order->dead_handle(name_of(which), stream.id());
+        return code::invalid_handle;
+      }
+      bool const stale = known && stream.id() != s->id && !s->is_default;
       if (m.order && stale) m.order->stale_handle(name_of(which), stream.id(), s->agent);
       return act(m, *s);
     });

@@ -214,6 +214,12 @@ class sim_order {
                         ": it is " + name_of_agent(is_now) +
                         " now. Ask identify() before using a remembered handle.");
   }
+  /// Notes that a stream was used though it is destroyed: CUDA may crash.
+  void dead_handle(char const* call, std::uint64_t meant) {
+    if (findings_.size() >= most_findings) return;
+    findings_.push_back(std::string(call) + " with the handle of stream " + std::to_string(meant) +
+                        ", which is destroyed: CUDA may crash. Mark the stream's work while it lives.");
+  }
 
   /// Forgets physical bytes that are gone.
   void forget(std::uint64_t key, std::size_t bytes) {

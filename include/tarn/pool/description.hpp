@@ -143,27 +143,39 @@ class description {
     return asked;
   }
 
-  /// Ends the region of a block once work on the stream before it is done. While a graph is captured from the stream
-  /// that cannot be waited for, and the graph may still run: the region is left until its bytes are handed out again.
+  /// Ends the region of a block once work on the stream before it is done.
   void region_ends(void* p, std::size_t bytes, stream_ref stream) noexcept {
+    wait_for(p, bytes, stream);
+    region_ends(p);
+  }
+  /// The same, where the stream was waited for; it may be destroyed by now.
+  void region_ends(void* p) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (!is_left(address(p))) end_region(address(p));
+  }
+  /// Waits for what the stream does with a live block. While a graph is captured from it that cannot be, and the graph may
+  /// still run: the region is left until its bytes are handed out again.
+  void wait_for(void* p, std::size_t bytes, stream_ref stream) noexcept {
     bool capturing = false;
     bool const known = driver_.is_capturing(stream, capturing).ok();
     if (known && capturing) {
       std::lock_guard const guard(mutex_);
+      if (is_left(address(p))) return;
       try {
         left_.push_back(stretch{address(p), bytes});
-        return;
       } catch (...) {  // reported at the graph's next launch, rightly or not
       }
     } else if (!known || !driver_.synchronize_stream(stream).ok()) {
       (void)driver_.synchronize_device();
     }
-    region_ends(p);
   }
-  /// The same, where nothing uses the block any more.
-  void region_ends(void* p) noexcept {
-    std::lock_guard const guard(mutex_);
-    end_region(address(p));
+  /// The same for a block that is held back; nothing where it is not live or was of another size, which is told later.
+  void wait_if_live(void* p, std::size_t bytes, stream_ref stream) noexcept {
+    {
+      std::lock_guard const guard(mutex_);
+      if (live_.find(address(p)) != bytes) return;
+    }
+    wait_for(p, bytes, stream);
   }
 
   /// Keeps a freed block from reuse. False where there is no room for it: take some out, oldest first, and ask again; or
@@ -228,6 +240,12 @@ class description {
       if (at >= h.begin && at - h.begin < h.bytes) return &h;
     }
     return nullptr;
+  }
+  [[nodiscard]] bool is_left(std::uintptr_t at) const noexcept {
+    for (stretch const& s : left_) {
+      if (s.begin == at) return true;
+    }
+    return false;
   }
   void end_region(std::uintptr_t at) noexcept {
     if (heap_of(at) != nullptr) tool_.unregister_region(reinterpret_cast<void*>(at));

@@ -564,7 +564,8 @@ class pool {
           return notice(asked == 0 ? detail::release_result::foreign : detail::release_result::wrong_size, p,
                         block);
       }
-      if (id == detail::neutral_id) {
+      // What was held back has been waited for, and its stream may be destroyed.
+      if (id == detail::neutral_id || when == reuse::at_once) {
         described_.region_ends(p);
       } else {
         described_.region_ends(p, bytes, stream);
@@ -783,6 +784,9 @@ class pool {
   /// freed it may be destroyed, its handle another's, and the calling thread another.
   TARN_NOINLINE bool hold_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                std::size_t alignment) noexcept {
+    if constexpr (describes) {
+      if (described_.active() && id != detail::neutral_id) described_.wait_if_live(p, bytes, stream);
+    }
     return uses_.hold_back(p, bytes, alignment, stream_ref::from(stream.handle(), id));
   }
 
