@@ -49,12 +49,14 @@ class batch_stream {
         capacity_(capacity_for(source_.size(), detail::batch_capacity(options, sizeof(value_type)))),
         end_(batches_of(source_.size(), capacity_)),
         depth_(detail::smaller_of(options.depth, end_)),
-        lane_(memory.driver(), identified(memory, stream), 2 * depth_ + 1) {
+        threads_wanted_(threads_for(options)),
+        host_depth_(detail::smaller_of(depth_ + (threads_wanted_ != 0 ? 1 : 0), end_)),
+        lane_(memory.driver(), identified(memory, stream), host_depth_ + depth_ + 1) {
     device_.reserve(depth_);
     while (device_.size() < depth_) device_.emplace_back(memory, capacity_, lane_.user());
     sizes_.resize(depth_);
     if constexpr (Source::is_staged) {
-      if (depth_ != 0) stage(options, std::move(pinned));
+      if (depth_ != 0) stage(std::move(pinned));
     }
   }
   batch_stream(batch_stream const&) = delete;
@@ -83,11 +85,14 @@ class batch_stream {
     return size == detail::unknown_count ? size : (size + capacity - 1) / capacity;
   }
 
-  // Events of the lane: copied by slot, released by slot, and one for where the user's stream was at first.
   [[nodiscard]] std::size_t slot_of(std::size_t index) const noexcept { return index % depth_; }
-  [[nodiscard]] std::size_t copied(std::size_t index) const noexcept { return slot_of(index); }
-  [[nodiscard]] std::size_t released(std::size_t index) const noexcept { return depth_ + slot_of(index); }
-  [[nodiscard]] std::size_t beginning() const noexcept { return 2 * depth_; }
+  [[nodiscard]] std::size_t host_slot_of(std::size_t index) const noexcept { return index % host_depth_; }
+  // Events of the lane: copied by host slot, released by slot, and one for where the user's stream was at first.
+  [[nodiscard]] std::size_t copied(std::size_t index) const noexcept { return host_slot_of(index); }
+  [[nodiscard]] std::size_t released(std::size_t index) const noexcept {
+    return host_depth_ + slot_of(index);
+  }
+  [[nodiscard]] std::size_t beginning() const noexcept { return host_depth_ + depth_; }
 
   [[nodiscard]] bool is_over() const noexcept { return current_ == end_; }
   [[nodiscard]] batch now() noexcept {
@@ -117,7 +122,7 @@ class batch_stream {
   /// True where the next batch to send can be sent without waiting. Opens all slots that are free.
   [[nodiscard]] bool is_filled() {
     if constexpr (Source::is_staged) {
-      while (threads_->opened() != end_ && threads_->opened() < sent_ + depth_ &&
+      while (threads_->opened() != end_ && threads_->opened() < sent_ + host_depth_ &&
              slot_is_free(threads_->opened())) {
         threads_->open();
       }
@@ -128,7 +133,7 @@ class batch_stream {
   }
   /// True where the pinned slot of a batch is no longer copied from.
   [[nodiscard]] bool slot_is_free(std::size_t index) {
-    return index < depth_ || lane_.is_past(copied(index));
+    return index < host_depth_ || lane_.is_past(copied(index));
   }
 
   /// Copies the next batch; the slot's last one was released. Ends the range where the source does.
@@ -147,7 +152,7 @@ class batch_stream {
         end_ = sent_;
         return;
       }
-      from = (*pinned_)[slot_of(sent_)].data();
+      from = (*pinned_)[host_slot_of(sent_)].data();
     } else {
       size = detail::smaller_of(capacity_, source_.size() - offset_);
       from = source_.data() + offset_;
@@ -160,28 +165,32 @@ class batch_stream {
     ++sent_;
   }
 
-  void stage(batch_options const& options, Pinned pinned) {
-    pinned_.emplace(std::move(pinned), depth_, capacity_);
-    std::size_t const threads = threads_for(options);
+  void stage(Pinned pinned) {
+    pinned_.emplace(std::move(pinned), host_depth_, capacity_);
     // Parts below 256 KiB cost more to hand out than to copy.
     constexpr std::size_t least_part = 256_KiB;
     std::size_t const parts = capacity_ * sizeof(value_type) / least_part;
     std::size_t pieces = 1;
-    if (Source::is_divisible) pieces = detail::larger_of(detail::smaller_of(threads, parts), std::size_t{1});
+    if (Source::is_divisible)
+      pieces = detail::larger_of(detail::smaller_of(threads_wanted_, parts), std::size_t{1});
     threads_.emplace(
-        static_cast<unsigned>(threads), pieces, depth_,
+        static_cast<unsigned>(threads_wanted_), pieces, host_depth_,
         [this, pieces](std::size_t index, std::size_t piece) { return fill(index, piece, pieces); });
   }
   /// Threads that are worth it: below 64 MiB starting them takes longer than they save.
   [[nodiscard]] std::size_t threads_for(batch_options const& options) const {
-    if (options.threads != 0) return options.threads;
-    if (!Source::is_divisible || source_.size() < 64_MiB / sizeof(value_type)) return 0;
-    return detail::smaller_of(detail::larger_of(std::thread::hardware_concurrency(), 2U) - 1, 8U);
+    if constexpr (Source::is_staged) {
+      if (options.threads != 0) return options.threads;
+      if (!Source::is_divisible || source_.size() < 64_MiB / sizeof(value_type)) return 0;
+      return detail::smaller_of(detail::larger_of(std::thread::hardware_concurrency(), 2U) - 1, 8U);
+    } else {
+      return 0;
+    }
   }
   /// Fills one piece of a batch's pinned slot; called by the threads.
   std::size_t fill(std::size_t index, std::size_t piece, std::size_t pieces) {
     if constexpr (Source::is_staged) {
-      std::span<value_type> slot = (*pinned_)[slot_of(index)];
+      std::span<value_type> slot = (*pinned_)[host_slot_of(index)];
       std::size_t const offset = source_.size() == detail::unknown_count ? 0 : index * capacity_;
       if (source_.size() != detail::unknown_count) {
         slot = slot.first(detail::smaller_of(capacity_, source_.size() - offset));
@@ -205,6 +214,9 @@ class batch_stream {
   std::size_t capacity_;  ///< elements of a slot
   std::size_t end_;       ///< batches, where known
   std::size_t depth_;
+  std::size_t threads_wanted_;
+  std::size_t
+      host_depth_;  ///< pinned slots where copies are staged; one more than on the device where threads fill them
   std::vector<device_buffer<value_type, Memory>> device_;
   std::optional<detail::pinned_slots<value_type, Pinned>> pinned_;
   detail::copy_lane<typename Memory::driver_type> lane_;
