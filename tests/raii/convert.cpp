@@ -240,6 +240,29 @@ TEST_CASE("pinned memory is converted across the bus, by the device that can tou
   CHECK(as_floats(back) == tenths_as<float16>(100));
 }
 
+TEST_CASE(
+    "to the memory of the host a conversion runs where its source is, before what follows on either stream",
+    "[raii][convert][stream]") {
+  for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+    sim_machine const machine = adversarial(seed, 2);
+    {
+      sim_driver const one = machine.driver(device_id{1});
+      basic_stream const a{one};
+      auto const device = tenths_in(sim_pool{sim_pages{one}}, 100, a);
+      auto back = make_device_buffer<float16>(sim_pinned_host{machine.driver()}, 100, stream_ref{});
+      REQUIRE(one.launch(a, 1'000'000'000).ok());  // virtual time
+      tarn::convert(device, back);
+      CHECK(as_floats(back) == tenths_as<float16>(100));
+      REQUIRE(one.launch(a, 1'000'000'000).ok());
+      auto const again = tarn::converted<float16>(sim_pinned_host{machine.driver()}, device, stream_ref{});
+      CHECK(as_floats(again) == tenths_as<float16>(100));
+    }
+    INFO("seed " << seed);
+    CHECK(machine.findings().empty());
+    CHECK(machine.leaks().total() == 0);
+  }
+}
+
 TEST_CASE("a conversion on a device that may not touch the memory breaks it, as a kernel does",
           "[raii][convert]") {
   sim_options options;

@@ -2,6 +2,7 @@
 
 #include "tarn/raii/partitioned_buffer.hpp"
 
+#include <algorithm>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -202,6 +203,32 @@ TEST_CASE("a partitioned buffer moves, and is not copied by accident", "[raii][p
   words seen(10);
   c.gather_sync(seen);
   CHECK(seen == counted_words(10));
+}
+
+TEST_CASE("what a gathering writes to is left alone once it has thrown", "[raii][partitioned_buffer]") {
+  using faulty_driver = faulty<sim_driver>;
+  driver_call const failing = GENERATE(driver_call::copy, driver_call::synchronize_stream);
+  sim_machine const machine = machine_of(3);
+  fault_plan const plan;
+  per_device pools{[&](device_id device) {
+    return basic_pages<faulty_driver>(faulty_driver(machine.driver(device), plan)) | pooled{};
+  }};
+  partitioned_buffer<word, decltype(pools)::pool_type> whole(pools, first_devices(3), 300);
+  whole.scatter(counted_words(300));
+  basic_pinned<sim_driver> pinned(machine.driver());
+  auto* const seen = static_cast<word*>(pinned.allocate_sync(300 * sizeof(word)));
+  std::fill_n(seen, 300, word{0});
+  for (std::size_t i = 0; i < 3; ++i)
+    REQUIRE(machine.driver(device_id{static_cast<int>(i)}).launch(whole.stream(i), second).ok());
+  plan.reset();
+  plan.fail(failing, failing == driver_call::copy ? 3 : 1);
+  CHECK_THROWS_AS(whole.gather_sync(std::span(seen, 300)), cuda_error);
+  plan.disarm();
+  words const original = counted_words(300);
+  std::size_t const first = failing == driver_call::copy ? 0 : 100;  // whose stream did not tell
+  std::size_t const last = failing == driver_call::copy ? 200 : 300;
+  for (std::size_t i = first; i < last; ++i) CHECK(seen[i] == original[i]);
+  pinned.deallocate_sync(seen, 300 * sizeof(word));
 }
 
 TEST_CASE("whatever fails on the way, a partitioned buffer leaks nothing", "[raii][partitioned_buffer]") {

@@ -79,6 +79,24 @@ TEST_CASE("a piece beyond a buffer's end is refused, and says which buffer", "[r
   peer_copy(from, 10, to, 5, 0);
 }
 
+TEST_CASE("a copy within one buffer is refused where it would read what it writes", "[raii][peer_copy]") {
+  tarn_test::words const original = tarn_test::counted_words(100);
+  auto buffer =
+      make_device_buffer<std::uint32_t>(sim_malloc{}, std::span<std::uint32_t const>(original), stream_ref{});
+  for (std::size_t const to : {0U, 1U, 49U}) {
+    try {
+      peer_copy(buffer, 0, buffer, to, 50);
+      FAIL("copied");
+    } catch (misuse const& error) {
+      CHECK(error.kind() == misuse_kind::overlap);
+      CHECK(std::string_view(error.what()).find("overlap") != std::string_view::npos);
+    }
+  }
+  CHECK(tarn_test::words_of(buffer) == original);
+  peer_copy(buffer, 0, buffer, 50, 50);
+  CHECK(tarn_test::words_of(buffer)[99] == original[49]);
+}
+
 TEST_CASE("a copy between devices that fails leaves the source as it was and nothing behind",
           "[raii][peer_copy]") {
   using faulty_driver = faulty<sim_driver>;

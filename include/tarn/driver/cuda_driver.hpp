@@ -360,6 +360,8 @@ class basic_cuda_driver {
     return detail::cuda_status(cudaMalloc(&p, bytes), "cudaMalloc");
   }
   status free_device(void* p) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaFree(p), "cudaFree");
   }
@@ -398,6 +400,9 @@ class basic_cuda_driver {
   }
   status free_pinned(void* p) const noexcept {
     if (p == nullptr) return {};
+    detail::on_device const here(
+        device_);  // else a thread that never used CUDA would start device 0's context
+    if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaFreeHost(p), "cudaFreeHost");
   }
@@ -410,6 +415,8 @@ class basic_cuda_driver {
   }
   status unregister_host(void* p) const noexcept {
     if (p == nullptr) return {};
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaHostUnregister(p), "cudaHostUnregister");
   }
@@ -420,6 +427,8 @@ class basic_cuda_driver {
     return detail::cuda_status(cudaMallocManaged(&p, bytes, cudaMemAttachGlobal), "cudaMallocManaged");
   }
   status free_managed(void* p) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaFree(p), "cudaFree");
   }

@@ -71,7 +71,7 @@ void convert(Driver const& driver, std::span<From> from, std::span<To> to, strea
   }
 }
 
-/// The same between buffers on one device, on `stream`, which first waits, on the device, for the streams of both; these
+/// The same between buffers on one device, on `stream` of it, which first waits, on the device, for the streams of both; these
 /// wait for the conversion, so either may be changed or destroyed at once. No events where all three are one stream.
 /// @throws length_error, cuda_error
 /// @throws misuse  of kind `wrong_device`
@@ -98,11 +98,12 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
       detail::driven_stream<driver_type>{theirs, from.stream()},
       detail::driven_stream<driver_type>{driver, to.stream()});
 }
-/// The same on the target's own stream.
+/// The same on the target's own stream; on the source's where only its device can touch both.
 template <element From, class FromResource, element To, class ToResource>
 requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void convert(device_buffer<From, FromResource> const& from, device_buffer<To, ToResource>& to) {
-  tarn::convert(from, to, to.stream());
+  bool const apart = from.resource().driver().device() != to.resource().driver().device();
+  tarn::convert(from, to, apart && !detail::is_devices_own<ToResource> ? from.stream() : to.stream());
 }
 
 /// A new buffer of `memory` on `stream` with the elements of another, as To: `auto half =
@@ -115,7 +116,7 @@ requires resource<Memory>
                                                   device_buffer<From, FromResource> const& from,
                                                   stream_ref stream, place where = place::current()) {
   device_buffer<To, Memory> to(std::move(memory), from.size(), stream, default_alignment, where);
-  tarn::convert(from, to, to.stream());
+  tarn::convert(from, to);
   return to;
 }
 /// The same from the memory that the other buffer is of.

@@ -122,9 +122,14 @@ class partitioned_buffer {
     require_size("gather", to.size());
     for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_to(piece(to, i));
   }
-  /// The same, and waits for all of it, so that the host may read.
+  /// The same, and waits for all of it, so that the host may read; also where it throws, so that `to` may go.
   void gather_sync(std::span<T> to) const {
-    gather(to);
+    try {
+      gather(to);
+    } catch (...) {
+      (void)finish();
+      throw;
+    }
     synchronize();
   }
   /// Copies from another division of as many elements, piece by piece between the devices, ordered behind and before the
@@ -150,9 +155,10 @@ class partitioned_buffer {
     for (part_and_stream& p : parts_) p.elements.zero();
   }
 
-  /// Waits on the host for all parts' work. @throws cuda_error  also for errors of earlier kernels
+  /// Waits on the host for all parts' work. @throws cuda_error  the first of what the parts had, also for errors of earlier
+  /// kernels; all have been waited for
   void synchronize() const {
-    for (part_and_stream const& p : parts_) p.stream.synchronize();
+    if (failed_part const first = finish(); !first.what.ok()) throw cuda_error(first.what, first.device);
   }
   /// Makes all parts' later work wait, on the devices, for what `stream` has now. @throws cuda_error
   void order_behind(driver_type const& driver_of_stream, stream_ref stream) {
@@ -178,6 +184,22 @@ class partitioned_buffer {
     basic_stream<driver_type> stream;  // outlives the elements, which are freed on it
     part_type elements;
   };
+  struct failed_part {
+    status what;
+    int device = 0;
+  };
+
+  /// Waits for all parts, whichever fail; the first that did.
+  failed_part finish() const noexcept {
+    failed_part first;
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      status const s = driver(i).synchronize_stream(stream(i));
+      if (s.ok()) continue;
+      (void)driver(i).synchronize_device();
+      if (first.what.ok()) first = {s, device(i).value};
+    }
+    return first;
+  }
 
   template <class Make>
   static std::vector<Resource> pools_of(per_device<Resource, Make>& pools,

@@ -23,6 +23,15 @@ inline void require_elements(char const* whose, std::size_t first, std::size_t c
   throw length_error(text.add_number(std::uint64_t{size}).c_str());
 }
 
+inline void require_apart(void const* from, void const* to, std::size_t bytes) {
+  auto const source = reinterpret_cast<std::uintptr_t>(from);
+  auto const target = reinterpret_cast<std::uintptr_t>(to);
+  if (source < target + bytes && target < source + bytes) {
+    throw misuse(misuse_kind::overlap, to,
+                 "a copy's target overlaps its source; copy by way of a buffer of its own");
+  }
+}
+
 template <class Resource>
 inline constexpr bool host_may_touch = has_property<Resource, host_accessible>;
 
@@ -34,6 +43,7 @@ inline constexpr bool host_may_touch = has_property<Resource, host_accessible>;
 /// way of the host (and may take ten times as long); pages made `| reachable_from{...}` can be copied straight.
 /// @param from_first, to_first, count  elements
 /// @throws length_error  beyond the end of a buffer; nothing is copied
+/// @throws misuse        of kind `overlap`: both are one buffer, and the pieces share elements
 /// @throws cuda_error
 template <class T, class FromResource, class ToResource>
 requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
@@ -46,6 +56,7 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
   auto const& driver = to.resource().driver();
   T const* const source = from.data() + from_first;
   T* const target = to.data() + to_first;
+  detail::require_apart(source, target, count * sizeof(T));
   using driver_type = typename ToResource::driver_type;
   detail::driven_stream<driver_type> const on_source{theirs, from.stream()};
   detail::driven_stream<driver_type> const on_target{driver, to.stream()};
