@@ -147,6 +147,25 @@ TEST_CASE("huge pages that nobody reserved are refused", "[source][registered_ho
   CHECK(machine.leaks().total() == 0);
 }
 
+TEST_CASE("a page that the host cannot make is refused, not met by a signal", "[source][registered_host]") {
+  unsigned const threads = GENERATE(1U, 4U);
+  tarn::detail::host_pages const pages = {.bytes = 80_MiB, .alignment = 2_MiB};
+  void* p = nullptr;
+  REQUIRE(pages.map(p).ok());
+  constexpr int populate_write = 23;
+  if (::madvise(p, 4_KiB, populate_write) != 0) {
+    WARN("skipped: a host before Linux 5.14 does not tell");
+  } else {
+    CHECK(pages.touch(p, threads).ok());
+    // As good as one that is not there: nobody can write to it.
+    REQUIRE(::munmap(static_cast<char*>(p) + 50_MiB, 4_KiB) == 0);
+    status const s = pages.touch(p, threads);
+    CHECK(s.kind == failure::out_of_memory);
+    CHECK(std::string_view(s.call).find("no page left") != std::string_view::npos);
+  }
+  pages.unmap(p);
+}
+
 TEST_CASE("memory that the driver would not register is unmapped and refused", "[source][registered_host]") {
   sim_options options;
   options.host_capacity = 16_MiB;

@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -72,11 +73,12 @@ struct host_pages {
     return {failure::unsupported, errno, name_of_error(errno), call};
   }
 
-  /// Writes to every page, so that the host makes them now. @param threads  0: one for each processor, up to 16
-  void touch(void* p, unsigned threads) const noexcept {
-    auto* const first = static_cast<std::byte volatile*>(p);
-    auto const part = [first](std::size_t from, std::size_t to) {
-      for (std::size_t at = from; at < to; at += usual_page) first[at] = std::byte{};
+  /// Has the host make every page now. @param threads  0: one for each processor, up to 16
+  [[nodiscard]] status touch(void* p, unsigned threads) const noexcept {
+    auto* const first = static_cast<std::byte*>(p);
+    std::atomic<int> error{0};
+    auto const part = [first, &error](std::size_t from, std::size_t to) {
+      if (int const e = populate(first + from, to - from); e != 0) error.store(e, std::memory_order_relaxed);
     };
     if (threads == 0) threads = smaller_of(larger_of(std::thread::hardware_concurrency(), 1U), 16U);
     if (bytes < worth_threads) threads = 1;
@@ -92,13 +94,34 @@ struct host_pages {
     }
     part(0, smaller_of(share, bytes));
     for (std::thread& t : others) t.join();
+    if (error == 0) return {};
+    return {failure::out_of_memory, error, name_of_error(error),
+            "madvise (the host has no page left for it, on that NUMA node)"};
   }
 
   void unmap(void* p) const noexcept { (void)::munmap(p, bytes); }
 
  private:
+  /// 0, or errno. A page that the host cannot make would end a program that writes to it (SIGBUS, where reserved pages of a
+  /// node run out); where it is asked for them, it says so, from Linux 5.14 on.
+  [[nodiscard]] static int populate(std::byte* p, std::size_t length) noexcept {
+    constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which older headers do not know
+    int result = 0;
+    do {
+      result = ::madvise(p, length, populate_write);
+    } while (result != 0 && (errno == EINTR || errno == EAGAIN));
+    if (result == 0) return 0;
+    if (errno != EINVAL) return errno;
+    for (std::size_t at = 0; at < length; at += usual_page) {
+      *static_cast<std::byte volatile*>(p + at) = std::byte{};
+    }
+    return 0;
+  }
   [[nodiscard]] static char const* name_of_error(int error) noexcept {
-    return error == ENOMEM ? "ENOMEM" : error == EINVAL ? "EINVAL" : "refused by the host";
+    return error == ENOMEM   ? "ENOMEM"
+           : error == EINVAL ? "EINVAL"
+           : error == EFAULT ? "EFAULT"
+                             : "refused by the host";
   }
   [[nodiscard]] static status failed(char const* call, int error) noexcept {
     failure const kind = error == ENOMEM || error == EAGAIN ? failure::out_of_memory : failure::other;

@@ -50,10 +50,8 @@ struct registered_calls {
     if (!s.ok()) return s;
     if (options.pages == host_page_size::huge) pages.advise_huge(mapped);
     if (options.numa_node != registered_options::any_node) s = pages.bind(mapped, options.numa_node);
-    if (s.ok()) {
-      pages.touch(mapped, options.threads);
-      s = driver.register_host(mapped, pages.bytes);
-    }
+    if (s.ok()) s = pages.touch(mapped, options.threads);
+    if (s.ok()) s = driver.register_host(mapped, pages.bytes);
     if (s.ok()) {
       p = mapped;
     } else {
