@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "tarn/core/call_place.hpp"
+#include "tarn/core/cut_text.hpp"
 #include "tarn/core/place.hpp"
 #include "tarn/core/spin_lock.hpp"
 
@@ -29,7 +30,7 @@ class tag_names {
   /// The number of a name; wait-free where it is known.
   [[nodiscard]] std::uint32_t number_of(std::string_view name) noexcept {
     if (name.empty()) return 0;
-    name = cut(name.substr(0, name.find('\0')));
+    name = detail::first_of_text(name.substr(0, name.find('\0')), longest);
     if (name.empty()) return 0;
     std::uint32_t at = home(name);
     if (std::uint32_t const known = find(name, at); known != 0) return known;
@@ -49,13 +50,6 @@ class tag_names {
  private:
   static constexpr std::uint32_t slot_count = 2 * most;
 
-  /// Not within a character of UTF-8.
-  [[nodiscard]] static std::string_view cut(std::string_view name) noexcept {
-    if (name.size() <= longest) return name;
-    std::size_t end = longest;
-    while (end > 0 && (static_cast<unsigned char>(name[end]) & 0xC0U) == 0x80U) --end;
-    return name.substr(0, end);
-  }
   /// FNV-1a (Fowler, Noll, Vo).
   [[nodiscard]] static std::uint32_t home(std::string_view name) noexcept {
     std::uint32_t hash = 2166136261U;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <string_view>
 
+#include "tarn/core/cut_text.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/policy/logged.hpp"
 
@@ -40,8 +41,8 @@ void add_value(message<N>& line, std::string_view text) noexcept {
 }  // namespace detail
 
 /// "allocate,done,0x7f..,1000,256,0x0,weights,train.cpp,42,step", without a line end, in the columns of
-/// log_line_header. The stream is its handle. Of the file the last 63 bytes, of the function the first 63, so that a
-/// line is never cut.
+/// log_line_header. The stream is its handle. Of the file the last 63 bytes, of the function the first 63, in whole
+/// characters, so that a line is never cut.
 [[nodiscard]] inline message<640> format_log_line(call_record const& call) noexcept {
   constexpr std::size_t most = 63;
   message<640> line;
@@ -51,11 +52,9 @@ void add_value(message<N>& line, std::string_view text) noexcept {
   line.add_hex(reinterpret_cast<std::uintptr_t>(call.stream.handle())).add(",");
   if (!(call.name == tag{})) detail::add_value(line, call.name.name());
   line.add(",");
-  std::string_view file = call.where.file;
-  if (file.size() > most) file.remove_prefix(file.size() - most);
-  detail::add_value(line, file);
+  detail::add_value(line, detail::last_of_text(call.where.file, most));
   line.add(",").add_number(call.where.line).add(",");
-  detail::add_value(line, std::string_view(call.where.function).substr(0, most));
+  detail::add_value(line, detail::first_of_text(call.where.function, most));
   return line;
 }
 

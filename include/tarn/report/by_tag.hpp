@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "tarn/core/cut_text.hpp"
 #include "tarn/core/shared.hpp"
 #include "tarn/policy/watch_record.hpp"
 #include "tarn/report/summary.hpp"
@@ -44,7 +45,7 @@ template <class Resource>
       return " " + detail::table_bytes(number, number) + " |";
     };
     auto const blocks = static_cast<std::int64_t>(t.blocks);
-    out += "| " + detail::left(name.substr(0, 22), 22) + " |" + bytes(t.bytes);
+    out += "| " + detail::left(std::string(detail::first_of_text(name, 22)), 22) + " |" + bytes(t.bytes);
     out += has_peak ? bytes(t.peak_bytes) : std::string(12, ' ') + "|";
     out += bytes(t.requested) + " " + detail::table_count(blocks, blocks) + " |\n";
   };

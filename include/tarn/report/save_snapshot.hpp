@@ -40,6 +40,7 @@ using snapshot_writer = void (*)(std::ostream&, snapshot const&);
 /// Perfetto and Chrome, `.json` for programs of one's own. A file that is there is replaced.
 /// @throws std::invalid_argument  another extension; nothing was touched
 /// @throws std::system_error      the file cannot be made, or not written to its end; then it is removed
+/// @throws std::bad_alloc         likewise removed
 inline void save_snapshot(snapshot const& s, std::string const& path) {
   auto const write = detail::writer_for(path);
   errno = 0;
@@ -47,7 +48,12 @@ inline void save_snapshot(snapshot const& s, std::string const& path) {
   if (!file)
     throw std::system_error(errno != 0 ? errno : EIO, std::generic_category(),
                             "tarn: cannot write the snapshot to '" + path + "'; check the path");
-  write(file, s);
+  try {
+    write(file, s);
+  } catch (...) {
+    (void)std::remove(path.c_str());
+    throw;
+  }
   file.close();
   if (!file) {
     int const why = errno != 0 ? errno : EIO;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tarn/core/cut_text.hpp"
 #include "tarn/report/stats.hpp"
 
 namespace tarn {
@@ -33,8 +34,11 @@ namespace detail {
   return std::string(digits.size() < 7 ? 7 - digits.size() : 0, ' ') + digits + " " + units[unit] + " ";
 }
 
+/// Padded to so many characters.
 [[nodiscard]] inline std::string left(std::string const& text, std::size_t width) {
-  return text.size() < width ? text + std::string(width - text.size(), ' ') : text;
+  std::size_t shown = 0;
+  for (char const c : text) shown += !continues_character(c);
+  return shown < width ? text + std::string(width - shown, ' ') : text;
 }
 
 }  // namespace detail
