@@ -222,8 +222,9 @@ namespace tarn {
 struct batch_options {
   /// Most bytes of one batch; elements are never split. From 16 MiB on, what a batch costs besides its copy is below 3 %.
   std::size_t batch_bytes = 32_MiB;
-  /// Slots on the device, and as many on the host where copies are staged: so many batches are held at once, the one being
-  /// worked on included. 1 copies and works in turn; 2 overlap; the third keeps a late host from showing.
+  /// Slots on the device: so many batches are held at once, the one being worked on included. 1 copies and works in turn; 2
+  /// overlap; the third keeps a late host from showing. On the host as many where copies are staged, and one more where
+  /// threads fill them, so that they need not wait for the copy.
   std::size_t depth = 3;
   /// Threads that fill slots ahead of the loop. 0: for memory and files as many as the size is worth, up to 8; a generator is
   /// then called by the looping thread.
@@ -1198,7 +1199,7 @@ void convert(Driver const& driver, std::span<From> from, std::span<To> to, strea
   }
 }
 
-/// The same between buffers on one device, on `stream`, which first waits, on the device, for the streams of both; these
+/// The same between buffers on one device, on `stream` of it, which first waits, on the device, for the streams of both; these
 /// wait for the conversion, so either may be changed or destroyed at once. No events where all three are one stream.
 /// @throws length_error, cuda_error
 /// @throws misuse  of kind `wrong_device`
@@ -1225,11 +1226,12 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
       detail::driven_stream<driver_type>{theirs, from.stream()},
       detail::driven_stream<driver_type>{driver, to.stream()});
 }
-/// The same on the target's own stream.
+/// The same on the target's own stream; on the source's where only its device can touch both.
 template <element From, class FromResource, element To, class ToResource>
 requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void convert(device_buffer<From, FromResource> const& from, device_buffer<To, ToResource>& to) {
-  tarn::convert(from, to, to.stream());
+  bool const apart = from.resource().driver().device() != to.resource().driver().device();
+  tarn::convert(from, to, apart && !detail::is_devices_own<ToResource> ? from.stream() : to.stream());
 }
 
 /// A new buffer of `memory` on `stream` with the elements of another, as To: `auto half =
@@ -1242,7 +1244,7 @@ requires resource<Memory>
                                                   device_buffer<From, FromResource> const& from,
                                                   stream_ref stream, place where = place::current()) {
   device_buffer<To, Memory> to(std::move(memory), from.size(), stream, default_alignment, where);
-  tarn::convert(from, to, to.stream());
+  tarn::convert(from, to);
   return to;
 }
 /// The same from the memory that the other buffer is of.
@@ -2169,6 +2171,15 @@ inline void require_elements(char const* whose, std::size_t first, std::size_t c
   throw length_error(text.add_number(std::uint64_t{size}).c_str());
 }
 
+inline void require_apart(void const* from, void const* to, std::size_t bytes) {
+  auto const source = reinterpret_cast<std::uintptr_t>(from);
+  auto const target = reinterpret_cast<std::uintptr_t>(to);
+  if (source < target + bytes && target < source + bytes) {
+    throw misuse(misuse_kind::overlap, to,
+                 "a copy's target overlaps its source; copy by way of a buffer of its own");
+  }
+}
+
 template <class Resource>
 inline constexpr bool host_may_touch = has_property<Resource, host_accessible>;
 
@@ -2180,6 +2191,7 @@ inline constexpr bool host_may_touch = has_property<Resource, host_accessible>;
 /// way of the host (and may take ten times as long); pages made `| reachable_from{...}` can be copied straight.
 /// @param from_first, to_first, count  elements
 /// @throws length_error  beyond the end of a buffer; nothing is copied
+/// @throws misuse        of kind `overlap`: both are one buffer, and the pieces share elements
 /// @throws cuda_error
 template <class T, class FromResource, class ToResource>
 requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
@@ -2192,6 +2204,7 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
   auto const& driver = to.resource().driver();
   T const* const source = from.data() + from_first;
   T* const target = to.data() + to_first;
+  detail::require_apart(source, target, count * sizeof(T));
   using driver_type = typename ToResource::driver_type;
   detail::driven_stream<driver_type> const on_source{theirs, from.stream()};
   detail::driven_stream<driver_type> const on_target{driver, to.stream()};
@@ -2465,9 +2478,14 @@ class partitioned_buffer {
     require_size("gather", to.size());
     for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_to(piece(to, i));
   }
-  /// The same, and waits for all of it, so that the host may read.
+  /// The same, and waits for all of it, so that the host may read; also where it throws, so that `to` may go.
   void gather_sync(std::span<T> to) const {
-    gather(to);
+    try {
+      gather(to);
+    } catch (...) {
+      (void)finish();
+      throw;
+    }
     synchronize();
   }
   /// Copies from another division of as many elements, piece by piece between the devices, ordered behind and before the
@@ -2493,9 +2511,10 @@ class partitioned_buffer {
     for (part_and_stream& p : parts_) p.elements.zero();
   }
 
-  /// Waits on the host for all parts' work. @throws cuda_error  also for errors of earlier kernels
+  /// Waits on the host for all parts' work. @throws cuda_error  the first of what the parts had, also for errors of earlier
+  /// kernels; all have been waited for
   void synchronize() const {
-    for (part_and_stream const& p : parts_) p.stream.synchronize();
+    if (failed_part const first = finish(); !first.what.ok()) throw cuda_error(first.what, first.device);
   }
   /// Makes all parts' later work wait, on the devices, for what `stream` has now. @throws cuda_error
   void order_behind(driver_type const& driver_of_stream, stream_ref stream) {
@@ -2521,6 +2540,22 @@ class partitioned_buffer {
     basic_stream<driver_type> stream;  // outlives the elements, which are freed on it
     part_type elements;
   };
+  struct failed_part {
+    status what;
+    int device = 0;
+  };
+
+  /// Waits for all parts, whichever fail; the first that did.
+  failed_part finish() const noexcept {
+    failed_part first;
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      status const s = driver(i).synchronize_stream(stream(i));
+      if (s.ok()) continue;
+      (void)driver(i).synchronize_device();
+      if (first.what.ok()) first = {s, device(i).value};
+    }
+    return first;
+  }
 
   template <class Make>
   static std::vector<Resource> pools_of(per_device<Resource, Make>& pools,
@@ -3116,12 +3151,14 @@ class batch_stream {
         capacity_(capacity_for(source_.size(), detail::batch_capacity(options, sizeof(value_type)))),
         end_(batches_of(source_.size(), capacity_)),
         depth_(detail::smaller_of(options.depth, end_)),
-        lane_(memory.driver(), identified(memory, stream), 2 * depth_ + 1) {
+        threads_wanted_(threads_for(options)),
+        host_depth_(detail::smaller_of(depth_ + (threads_wanted_ != 0 ? 1 : 0), end_)),
+        lane_(memory.driver(), identified(memory, stream), host_depth_ + depth_ + 1) {
     device_.reserve(depth_);
     while (device_.size() < depth_) device_.emplace_back(memory, capacity_, lane_.user());
     sizes_.resize(depth_);
     if constexpr (Source::is_staged) {
-      if (depth_ != 0) stage(options, std::move(pinned));
+      if (depth_ != 0) stage(std::move(pinned));
     }
   }
   batch_stream(batch_stream const&) = delete;
@@ -3150,11 +3187,14 @@ class batch_stream {
     return size == detail::unknown_count ? size : (size + capacity - 1) / capacity;
   }
 
-  // Events of the lane: copied by slot, released by slot, and one for where the user's stream was at first.
   [[nodiscard]] std::size_t slot_of(std::size_t index) const noexcept { return index % depth_; }
-  [[nodiscard]] std::size_t copied(std::size_t index) const noexcept { return slot_of(index); }
-  [[nodiscard]] std::size_t released(std::size_t index) const noexcept { return depth_ + slot_of(index); }
-  [[nodiscard]] std::size_t beginning() const noexcept { return 2 * depth_; }
+  [[nodiscard]] std::size_t host_slot_of(std::size_t index) const noexcept { return index % host_depth_; }
+  // Events of the lane: copied by host slot, released by slot, and one for where the user's stream was at first.
+  [[nodiscard]] std::size_t copied(std::size_t index) const noexcept { return host_slot_of(index); }
+  [[nodiscard]] std::size_t released(std::size_t index) const noexcept {
+    return host_depth_ + slot_of(index);
+  }
+  [[nodiscard]] std::size_t beginning() const noexcept { return host_depth_ + depth_; }
 
   [[nodiscard]] bool is_over() const noexcept { return current_ == end_; }
   [[nodiscard]] batch now() noexcept {
@@ -3184,7 +3224,7 @@ class batch_stream {
   /// True where the next batch to send can be sent without waiting. Opens all slots that are free.
   [[nodiscard]] bool is_filled() {
     if constexpr (Source::is_staged) {
-      while (threads_->opened() != end_ && threads_->opened() < sent_ + depth_ &&
+      while (threads_->opened() != end_ && threads_->opened() < sent_ + host_depth_ &&
              slot_is_free(threads_->opened())) {
         threads_->open();
       }
@@ -3195,7 +3235,7 @@ class batch_stream {
   }
   /// True where the pinned slot of a batch is no longer copied from.
   [[nodiscard]] bool slot_is_free(std::size_t index) {
-    return index < depth_ || lane_.is_past(copied(index));
+    return index < host_depth_ || lane_.is_past(copied(index));
   }
 
   /// Copies the next batch; the slot's last one was released. Ends the range where the source does.
@@ -3214,7 +3254,7 @@ class batch_stream {
         end_ = sent_;
         return;
       }
-      from = (*pinned_)[slot_of(sent_)].data();
+      from = (*pinned_)[host_slot_of(sent_)].data();
     } else {
       size = detail::smaller_of(capacity_, source_.size() - offset_);
       from = source_.data() + offset_;
@@ -3227,28 +3267,32 @@ class batch_stream {
     ++sent_;
   }
 
-  void stage(batch_options const& options, Pinned pinned) {
-    pinned_.emplace(std::move(pinned), depth_, capacity_);
-    std::size_t const threads = threads_for(options);
+  void stage(Pinned pinned) {
+    pinned_.emplace(std::move(pinned), host_depth_, capacity_);
     // Parts below 256 KiB cost more to hand out than to copy.
     constexpr std::size_t least_part = 256_KiB;
     std::size_t const parts = capacity_ * sizeof(value_type) / least_part;
     std::size_t pieces = 1;
-    if (Source::is_divisible) pieces = detail::larger_of(detail::smaller_of(threads, parts), std::size_t{1});
+    if (Source::is_divisible)
+      pieces = detail::larger_of(detail::smaller_of(threads_wanted_, parts), std::size_t{1});
     threads_.emplace(
-        static_cast<unsigned>(threads), pieces, depth_,
+        static_cast<unsigned>(threads_wanted_), pieces, host_depth_,
         [this, pieces](std::size_t index, std::size_t piece) { return fill(index, piece, pieces); });
   }
   /// Threads that are worth it: below 64 MiB starting them takes longer than they save.
   [[nodiscard]] std::size_t threads_for(batch_options const& options) const {
-    if (options.threads != 0) return options.threads;
-    if (!Source::is_divisible || source_.size() < 64_MiB / sizeof(value_type)) return 0;
-    return detail::smaller_of(detail::larger_of(std::thread::hardware_concurrency(), 2U) - 1, 8U);
+    if constexpr (Source::is_staged) {
+      if (options.threads != 0) return options.threads;
+      if (!Source::is_divisible || source_.size() < 64_MiB / sizeof(value_type)) return 0;
+      return detail::smaller_of(detail::larger_of(std::thread::hardware_concurrency(), 2U) - 1, 8U);
+    } else {
+      return 0;
+    }
   }
   /// Fills one piece of a batch's pinned slot; called by the threads.
   std::size_t fill(std::size_t index, std::size_t piece, std::size_t pieces) {
     if constexpr (Source::is_staged) {
-      std::span<value_type> slot = (*pinned_)[slot_of(index)];
+      std::span<value_type> slot = (*pinned_)[host_slot_of(index)];
       std::size_t const offset = source_.size() == detail::unknown_count ? 0 : index * capacity_;
       if (source_.size() != detail::unknown_count) {
         slot = slot.first(detail::smaller_of(capacity_, source_.size() - offset));
@@ -3272,6 +3316,9 @@ class batch_stream {
   std::size_t capacity_;  ///< elements of a slot
   std::size_t end_;       ///< batches, where known
   std::size_t depth_;
+  std::size_t threads_wanted_;
+  std::size_t
+      host_depth_;  ///< pinned slots where copies are staged; one more than on the device where threads fill them
   std::vector<device_buffer<value_type, Memory>> device_;
   std::optional<detail::pinned_slots<value_type, Pinned>> pinned_;
   detail::copy_lane<typename Memory::driver_type> lane_;
@@ -3560,6 +3607,7 @@ auto with_oom_retry(std::size_t start, F&& f, oom_retry_options const& options =
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -3621,11 +3669,12 @@ struct host_pages {
     return {failure::unsupported, errno, name_of_error(errno), call};
   }
 
-  /// Writes to every page, so that the host makes them now. @param threads  0: one for each processor, up to 16
-  void touch(void* p, unsigned threads) const noexcept {
-    auto* const first = static_cast<std::byte volatile*>(p);
-    auto const part = [first](std::size_t from, std::size_t to) {
-      for (std::size_t at = from; at < to; at += usual_page) first[at] = std::byte{};
+  /// Has the host make every page now. @param threads  0: one for each processor, up to 16
+  [[nodiscard]] status touch(void* p, unsigned threads) const noexcept {
+    auto* const first = static_cast<std::byte*>(p);
+    std::atomic<int> error{0};
+    auto const part = [first, &error](std::size_t from, std::size_t to) {
+      if (int const e = populate(first + from, to - from); e != 0) error.store(e, std::memory_order_relaxed);
     };
     if (threads == 0) threads = smaller_of(larger_of(std::thread::hardware_concurrency(), 1U), 16U);
     if (bytes < worth_threads) threads = 1;
@@ -3641,13 +3690,34 @@ struct host_pages {
     }
     part(0, smaller_of(share, bytes));
     for (std::thread& t : others) t.join();
+    if (error == 0) return {};
+    return {failure::out_of_memory, error, name_of_error(error),
+            "madvise (the host has no page left for it, on that NUMA node)"};
   }
 
   void unmap(void* p) const noexcept { (void)::munmap(p, bytes); }
 
  private:
+  /// 0, or errno. A page that the host cannot make would end a program that writes to it (SIGBUS, where reserved pages of a
+  /// node run out); where it is asked for them, it says so, from Linux 5.14 on.
+  [[nodiscard]] static int populate(std::byte* p, std::size_t length) noexcept {
+    constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which older headers do not know
+    int result = 0;
+    do {
+      result = ::madvise(p, length, populate_write);
+    } while (result != 0 && (errno == EINTR || errno == EAGAIN));
+    if (result == 0) return 0;
+    if (errno != EINVAL) return errno;
+    for (std::size_t at = 0; at < length; at += usual_page) {
+      *static_cast<std::byte volatile*>(p + at) = std::byte{};
+    }
+    return 0;
+  }
   [[nodiscard]] static char const* name_of_error(int error) noexcept {
-    return error == ENOMEM ? "ENOMEM" : error == EINVAL ? "EINVAL" : "refused by the host";
+    return error == ENOMEM   ? "ENOMEM"
+           : error == EINVAL ? "EINVAL"
+           : error == EFAULT ? "EFAULT"
+                             : "refused by the host";
   }
   [[nodiscard]] static status failed(char const* call, int error) noexcept {
     failure const kind = error == ENOMEM || error == EAGAIN ? failure::out_of_memory : failure::other;
@@ -3695,10 +3765,8 @@ struct registered_calls {
     if (!s.ok()) return s;
     if (options.pages == host_page_size::huge) pages.advise_huge(mapped);
     if (options.numa_node != registered_options::any_node) s = pages.bind(mapped, options.numa_node);
-    if (s.ok()) {
-      pages.touch(mapped, options.threads);
-      s = driver.register_host(mapped, pages.bytes);
-    }
+    if (s.ok()) s = pages.touch(mapped, options.threads);
+    if (s.ok()) s = driver.register_host(mapped, pages.bytes);
     if (s.ok()) {
       p = mapped;
     } else {

@@ -1799,6 +1799,12 @@ class sim_order {
                         ": it is " + name_of_agent(is_now) +
                         " now. Ask identify() before using a remembered handle.");
   }
+  /// Notes that a stream was used though it is destroyed: CUDA may crash.
+  void dead_handle(char const* call, std::uint64_t meant) {
+    if (findings_.size() >= most_findings) return;
+    findings_.push_back(std::string(call) + " with the handle of stream " + std::to_string(meant) +
+                        ", which is destroyed: CUDA may crash. Mark the stream's work while it lives.");
+  }
 
   /// Forgets physical bytes that are gone.
   void forget(std::uint64_t key, std::size_t bytes) {
@@ -3613,8 +3619,12 @@ class sim_driver {
   status on_stream(driver_call which, sim_nanoseconds cost, stream_ref stream, F const& act) const noexcept {
     return call(which, cost, [&](state& m) {
       auto* const s = m.streams.find(stream, device_.value);
-      if (s == nullptr) return code::invalid_handle;
-      bool const stale = stream.id() != stream_ref::unknown_id && stream.id() != s->id && !s->is_default;
+      bool const known = stream.id() != stream_ref::unknown_id;
+      if (s == nullptr) {
+        if (m.order && known) m.order->dead_handle(name_of(which), stream.id());
+        return code::invalid_handle;
+      }
+      bool const stale = known && stream.id() != s->id && !s->is_default;
       if (m.order && stale) m.order->stale_handle(name_of(which), stream.id(), s->agent);
       return act(m, *s);
     });
@@ -3708,6 +3718,7 @@ static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driv
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -3769,11 +3780,12 @@ struct host_pages {
     return {failure::unsupported, errno, name_of_error(errno), call};
   }
 
-  /// Writes to every page, so that the host makes them now. @param threads  0: one for each processor, up to 16
-  void touch(void* p, unsigned threads) const noexcept {
-    auto* const first = static_cast<std::byte volatile*>(p);
-    auto const part = [first](std::size_t from, std::size_t to) {
-      for (std::size_t at = from; at < to; at += usual_page) first[at] = std::byte{};
+  /// Has the host make every page now. @param threads  0: one for each processor, up to 16
+  [[nodiscard]] status touch(void* p, unsigned threads) const noexcept {
+    auto* const first = static_cast<std::byte*>(p);
+    std::atomic<int> error{0};
+    auto const part = [first, &error](std::size_t from, std::size_t to) {
+      if (int const e = populate(first + from, to - from); e != 0) error.store(e, std::memory_order_relaxed);
     };
     if (threads == 0) threads = smaller_of(larger_of(std::thread::hardware_concurrency(), 1U), 16U);
     if (bytes < worth_threads) threads = 1;
@@ -3789,13 +3801,34 @@ struct host_pages {
     }
     part(0, smaller_of(share, bytes));
     for (std::thread& t : others) t.join();
+    if (error == 0) return {};
+    return {failure::out_of_memory, error, name_of_error(error),
+            "madvise (the host has no page left for it, on that NUMA node)"};
   }
 
   void unmap(void* p) const noexcept { (void)::munmap(p, bytes); }
 
  private:
+  /// 0, or errno. A page that the host cannot make would end a program that writes to it (SIGBUS, where reserved pages of a
+  /// node run out); where it is asked for them, it says so, from Linux 5.14 on.
+  [[nodiscard]] static int populate(std::byte* p, std::size_t length) noexcept {
+    constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which older headers do not know
+    int result = 0;
+    do {
+      result = ::madvise(p, length, populate_write);
+    } while (result != 0 && (errno == EINTR || errno == EAGAIN));
+    if (result == 0) return 0;
+    if (errno != EINVAL) return errno;
+    for (std::size_t at = 0; at < length; at += usual_page) {
+      *static_cast<std::byte volatile*>(p + at) = std::byte{};
+    }
+    return 0;
+  }
   [[nodiscard]] static char const* name_of_error(int error) noexcept {
-    return error == ENOMEM ? "ENOMEM" : error == EINVAL ? "EINVAL" : "refused by the host";
+    return error == ENOMEM   ? "ENOMEM"
+           : error == EINVAL ? "EINVAL"
+           : error == EFAULT ? "EFAULT"
+                             : "refused by the host";
   }
   [[nodiscard]] static status failed(char const* call, int error) noexcept {
     failure const kind = error == ENOMEM || error == EAGAIN ? failure::out_of_memory : failure::other;
@@ -3843,10 +3876,8 @@ struct registered_calls {
     if (!s.ok()) return s;
     if (options.pages == host_page_size::huge) pages.advise_huge(mapped);
     if (options.numa_node != registered_options::any_node) s = pages.bind(mapped, options.numa_node);
-    if (s.ok()) {
-      pages.touch(mapped, options.threads);
-      s = driver.register_host(mapped, pages.bytes);
-    }
+    if (s.ok()) s = pages.touch(mapped, options.threads);
+    if (s.ok()) s = driver.register_host(mapped, pages.bytes);
     if (s.ok()) {
       p = mapped;
     } else {

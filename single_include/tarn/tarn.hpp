@@ -2249,6 +2249,8 @@ class basic_cuda_driver {
     return detail::cuda_status(cudaMalloc(&p, bytes), "cudaMalloc");
   }
   status free_device(void* p) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaFree(p), "cudaFree");
   }
@@ -2287,6 +2289,9 @@ class basic_cuda_driver {
   }
   status free_pinned(void* p) const noexcept {
     if (p == nullptr) return {};
+    detail::on_device const here(
+        device_);  // else a thread that never used CUDA would start device 0's context
+    if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaFreeHost(p), "cudaFreeHost");
   }
@@ -2299,6 +2304,8 @@ class basic_cuda_driver {
   }
   status unregister_host(void* p) const noexcept {
     if (p == nullptr) return {};
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaHostUnregister(p), "cudaHostUnregister");
   }
@@ -2309,6 +2316,8 @@ class basic_cuda_driver {
     return detail::cuda_status(cudaMallocManaged(&p, bytes, cudaMemAttachGlobal), "cudaMallocManaged");
   }
   status free_managed(void* p) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaFree(p), "cudaFree");
   }
@@ -4656,27 +4665,39 @@ class description {
     return asked;
   }
 
-  /// Ends the region of a block once work on the stream before it is done. While a graph is captured from the stream
-  /// that cannot be waited for, and the graph may still run: the region is left until its bytes are handed out again.
+  /// Ends the region of a block once work on the stream before it is done.
   void region_ends(void* p, std::size_t bytes, stream_ref stream) noexcept {
+    wait_for(p, bytes, stream);
+    region_ends(p);
+  }
+  /// The same, where the stream was waited for; it may be destroyed by now.
+  void region_ends(void* p) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (!is_left(address(p))) end_region(address(p));
+  }
+  /// Waits for what the stream does with a live block. While a graph is captured from it that cannot be, and the graph may
+  /// still run: the region is left until its bytes are handed out again.
+  void wait_for(void* p, std::size_t bytes, stream_ref stream) noexcept {
     bool capturing = false;
     bool const known = driver_.is_capturing(stream, capturing).ok();
     if (known && capturing) {
       std::lock_guard const guard(mutex_);
+      if (is_left(address(p))) return;
       try {
         left_.push_back(stretch{address(p), bytes});
-        return;
       } catch (...) {  // reported at the graph's next launch, rightly or not
       }
     } else if (!known || !driver_.synchronize_stream(stream).ok()) {
       (void)driver_.synchronize_device();
     }
-    region_ends(p);
   }
-  /// The same, where nothing uses the block any more.
-  void region_ends(void* p) noexcept {
-    std::lock_guard const guard(mutex_);
-    end_region(address(p));
+  /// The same for a block that is held back; nothing where it is not live or was of another size, which is told later.
+  void wait_if_live(void* p, std::size_t bytes, stream_ref stream) noexcept {
+    {
+      std::lock_guard const guard(mutex_);
+      if (live_.find(address(p)) != bytes) return;
+    }
+    wait_for(p, bytes, stream);
   }
 
   /// Keeps a freed block from reuse. False where there is no room for it: take some out, oldest first, and ask again; or
@@ -4741,6 +4762,12 @@ class description {
       if (at >= h.begin && at - h.begin < h.bytes) return &h;
     }
     return nullptr;
+  }
+  [[nodiscard]] bool is_left(std::uintptr_t at) const noexcept {
+    for (stretch const& s : left_) {
+      if (s.begin == at) return true;
+    }
+    return false;
   }
   void end_region(std::uintptr_t at) noexcept {
     if (heap_of(at) != nullptr) tool_.unregister_region(reinterpret_cast<void*>(at));
@@ -9359,7 +9386,8 @@ class pool {
           return notice(asked == 0 ? detail::release_result::foreign : detail::release_result::wrong_size, p,
                         block);
       }
-      if (id == detail::neutral_id) {
+      // What was held back has been waited for, and its stream may be destroyed.
+      if (id == detail::neutral_id || when == reuse::at_once) {
         described_.region_ends(p);
       } else {
         described_.region_ends(p, bytes, stream);
@@ -9578,6 +9606,9 @@ class pool {
   /// freed it may be destroyed, its handle another's, and the calling thread another.
   TARN_NOINLINE bool hold_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                std::size_t alignment) noexcept {
+    if constexpr (describes) {
+      if (described_.active() && id != detail::neutral_id) described_.wait_if_live(p, bytes, stream);
+    }
     return uses_.hold_back(p, bytes, alignment, stream_ref::from(stream.handle(), id));
   }
 
@@ -12371,6 +12402,36 @@ template <class Resource>
 #include <string>
 #include <vector>
 
+// ---- tarn/core/cut_text.hpp
+// Text that is cut to a number of bytes, not within a character of UTF-8. Above it: tag, log_line, by_tag.
+// Below it: nothing.
+
+#include <cstddef>
+#include <string_view>
+
+namespace tarn::detail {
+
+/// True within a character: behind its first byte.
+[[nodiscard]] constexpr bool continues_character(char c) noexcept {
+  return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U;
+}
+
+/// At most so many bytes from the front. O(1).
+[[nodiscard]] constexpr std::string_view first_of_text(std::string_view text, std::size_t most) noexcept {
+  if (text.size() <= most) return text;
+  while (most > 0 && continues_character(text[most])) --most;
+  return text.substr(0, most);
+}
+/// At most so many bytes from the end. O(1).
+[[nodiscard]] constexpr std::string_view last_of_text(std::string_view text, std::size_t most) noexcept {
+  if (text.size() <= most) return text;
+  std::size_t begin = text.size() - most;
+  while (begin < text.size() && continues_character(text[begin])) ++begin;
+  return text.substr(begin);
+}
+
+}  // namespace tarn::detail
+
 namespace tarn {
 
 namespace detail {
@@ -12394,8 +12455,11 @@ namespace detail {
   return std::string(digits.size() < 7 ? 7 - digits.size() : 0, ' ') + digits + " " + units[unit] + " ";
 }
 
+/// Padded to so many characters.
 [[nodiscard]] inline std::string left(std::string const& text, std::size_t width) {
-  return text.size() < width ? text + std::string(width - text.size(), ' ') : text;
+  std::size_t shown = 0;
+  for (char const c : text) shown += !continues_character(c);
+  return shown < width ? text + std::string(width - shown, ' ') : text;
 }
 
 }  // namespace detail

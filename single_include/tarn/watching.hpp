@@ -49,7 +49,7 @@ class tag_names {
   /// The number of a name; wait-free where it is known.
   [[nodiscard]] std::uint32_t number_of(std::string_view name) noexcept {
     if (name.empty()) return 0;
-    name = cut(name.substr(0, name.find('\0')));
+    name = detail::first_of_text(name.substr(0, name.find('\0')), longest);
     if (name.empty()) return 0;
     std::uint32_t at = home(name);
     if (std::uint32_t const known = find(name, at); known != 0) return known;
@@ -69,13 +69,6 @@ class tag_names {
  private:
   static constexpr std::uint32_t slot_count = 2 * most;
 
-  /// Not within a character of UTF-8.
-  [[nodiscard]] static std::string_view cut(std::string_view name) noexcept {
-    if (name.size() <= longest) return name;
-    std::size_t end = longest;
-    while (end > 0 && (static_cast<unsigned char>(name[end]) & 0xC0U) == 0x80U) --end;
-    return name.substr(0, end);
-  }
   /// FNV-1a (Fowler, Noll, Vo).
   [[nodiscard]] static std::uint32_t home(std::string_view name) noexcept {
     std::uint32_t hash = 2166136261U;
@@ -337,8 +330,8 @@ void add_value(message<N>& line, std::string_view text) noexcept {
 }  // namespace detail
 
 /// "allocate,done,0x7f..,1000,256,0x0,weights,train.cpp,42,step", without a line end, in the columns of
-/// log_line_header. The stream is its handle. Of the file the last 63 bytes, of the function the first 63, so that a
-/// line is never cut.
+/// log_line_header. The stream is its handle. Of the file the last 63 bytes, of the function the first 63, in whole
+/// characters, so that a line is never cut.
 [[nodiscard]] inline message<640> format_log_line(call_record const& call) noexcept {
   constexpr std::size_t most = 63;
   message<640> line;
@@ -348,11 +341,9 @@ void add_value(message<N>& line, std::string_view text) noexcept {
   line.add_hex(reinterpret_cast<std::uintptr_t>(call.stream.handle())).add(",");
   if (!(call.name == tag{})) detail::add_value(line, call.name.name());
   line.add(",");
-  std::string_view file = call.where.file;
-  if (file.size() > most) file.remove_prefix(file.size() - most);
-  detail::add_value(line, file);
+  detail::add_value(line, detail::last_of_text(call.where.file, most));
   line.add(",").add_number(call.where.line).add(",");
-  detail::add_value(line, std::string_view(call.where.function).substr(0, most));
+  detail::add_value(line, detail::first_of_text(call.where.function, most));
   return line;
 }
 
@@ -1472,7 +1463,7 @@ template <class Resource>
       return " " + detail::table_bytes(number, number) + " |";
     };
     auto const blocks = static_cast<std::int64_t>(t.blocks);
-    out += "| " + detail::left(name.substr(0, 22), 22) + " |" + bytes(t.bytes);
+    out += "| " + detail::left(std::string(detail::first_of_text(name, 22)), 22) + " |" + bytes(t.bytes);
     out += has_peak ? bytes(t.peak_bytes) : std::string(12, ' ') + "|";
     out += bytes(t.requested) + " " + detail::table_count(blocks, blocks) + " |\n";
   };
@@ -3845,6 +3836,7 @@ using snapshot_writer = void (*)(std::ostream&, snapshot const&);
 /// Perfetto and Chrome, `.json` for programs of one's own. A file that is there is replaced.
 /// @throws std::invalid_argument  another extension; nothing was touched
 /// @throws std::system_error      the file cannot be made, or not written to its end; then it is removed
+/// @throws std::bad_alloc         likewise removed
 inline void save_snapshot(snapshot const& s, std::string const& path) {
   auto const write = detail::writer_for(path);
   errno = 0;
@@ -3852,7 +3844,12 @@ inline void save_snapshot(snapshot const& s, std::string const& path) {
   if (!file)
     throw std::system_error(errno != 0 ? errno : EIO, std::generic_category(),
                             "tarn: cannot write the snapshot to '" + path + "'; check the path");
-  write(file, s);
+  try {
+    write(file, s);
+  } catch (...) {
+    (void)std::remove(path.c_str());
+    throw;
+  }
   file.close();
   if (!file) {
     int const why = errno != 0 ? errno : EIO;
