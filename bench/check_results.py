@@ -48,6 +48,13 @@ def main():
         text = (folder / "summary.txt").read_text()
         expect("the summary says where and of what", "GPU, driver 1.2, 2026-01-02, commit abc" in text)
         expect("the summary says how fast memory moves", "to the device: pinned" in text and "0.980" in text)
+        with open(folder / "moving.jsonl", "w") as file:
+            for way, share in (("pageable, 8 threads", 0.9), ("pageable, 8 threads, batches four times as large", 0.95),
+                               ("PyTorch, pageable, loader, batches of 16 MiB", 0.8), ("PyTorch, pageable, loader, batches of 32 MiB", 0.85)):
+                file.write(json.dumps({"work": "to the device", "way": way, "device": "cuda", "unit": "GB/s", "value": 50.0,
+                                       "of_reference": share, **CONTEXT}) + "\n")
+        lines, used = summary.readme_moving(results.moving(folder))
+        expect("the README compares tarn's default with the best of its peer", len(lines) == 2 and lines[1][1:] == ["0.900", "0.850"])
         lines, used = summary.readme_replay(results.replay(folder))
         expect("a conversion is told beside a copy", "convert/a/b  3,000  4,000   0.75" in text and "peer_copy" not in text)
         expect("the README compares rows of both allocators", len(lines) == 2 and len(used) == 2 and lines[1][-3] == "0.50")

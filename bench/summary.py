@@ -201,6 +201,41 @@ def readme_hot(rows):
     return lines, [row for key, row in at.items() if key[0] in pools]
 
 
+MOVED = (  # what is said, work, tarn's way, PyTorch's
+    ("pinned memory to the device, of a plain copy's rate", "to the device", "pinned, stream_batches", "PyTorch, pinned, loader"),
+    ("pageable memory, 8 threads", "to the device", "pageable, 8 threads", "PyTorch, pageable, loader"),
+    ("a mapped file in the page cache, 8 threads", "to the device", "mapping of a file in the page cache, 8 threads",
+     "PyTorch, file in the page cache, loader"),
+    ("device memory to the host", "to the host", "pinned, collect_batches", None),
+    ("1 GiB pinned, milliseconds (huge pages, 8 threads)", "pin", "registered_host, huge pages, 8 threads", "PyTorch, pinned memory, cold"),
+    ("a pinned block of 1 MiB from the pool and back, nanoseconds", "pin", "pool of pinned_host, warm pair of 1 MiB",
+     "PyTorch, warm pair of 1048576 B"),
+    ("MiB pinned for 129.5 MiB", "pin", "pool of pinned_host, held for 129.5 MiB", "PyTorch, held for 129.5 MiB"),
+)
+
+
+def readme_moving(rows):
+    """Batches and pinned memory beside PyTorch's; of its loader the better size of batches."""
+    rows = [row for row in rows if row["device"] == "cuda" and "value" in row]
+
+    def said(found):
+        if not found:
+            return "-"
+        best = max(found, key=lambda row: row.get("of_reference", 0))
+        used.append(best)
+        if "of_reference" in best:
+            return number(best["of_reference"], 3)
+        return number(best["value"] / 2**20 if best["unit"] == "bytes" else best["value"], 0)
+
+    used = []
+    lines = [["between host and device", "tarn", "PyTorch"]]
+    for what, work, way, peer in MOVED:
+        mine = [row for row in rows if (row["work"], row["way"]) == (work, way)]
+        if mine:
+            lines.append([what, said(mine), said([row for row in rows if row["work"] == work and peer and row["way"].startswith(peer)])])
+    return lines, used
+
+
 def readme(folder):
     text = README.read_text()
     if text.count(BEGIN) != 1 or text.count(END) != 1:
@@ -212,12 +247,15 @@ def readme(folder):
         parts.append(markdown(replay))
     if len(hot) > 1:
         parts.append(markdown(hot))
+    moved, used_moved = readme_moving(results.moving(folder))
+    if len(moved) > 1:
+        parts.append(markdown(moved))
     capped = [row for row in results.survival(folder) if row["device"] == "cuda"]
     if capped:
         parts.append("Out of memory, on the GPU with a ballast beside it:\n\n" + markdown(survivors(capped)))
     if (pathlib.Path(folder) / "overview.png").exists():
         parts.append("![Utilisation against time per event; cost against live blocks; cost against threads](bench/results/overview.png)")
-    parts.append("Measured on " + "; ".join(results.measured_on(used + used_hot + capped)) + ".")
+    parts.append("Measured on " + "; ".join(results.measured_on(used + used_hot + used_moved + capped)) + ".")
     before, rest = text.split(BEGIN)
     README.write_text(before + BEGIN + "\n" + "\n\n".join(parts) + "\n" + END + rest.split(END)[1])
 

@@ -25,7 +25,7 @@ struct figure {
 /// How much is moved, and how often.
 struct extent {
   std::size_t bytes = std::size_t{2} << 30;
-  std::size_t batch_bytes = std::size_t{32} << 20;
+  std::size_t batch_bytes = std::size_t{16} << 20;
   std::size_t depth = 3;
   unsigned threads = 8;
   unsigned repetitions = 5;

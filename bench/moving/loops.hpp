@@ -124,6 +124,10 @@ class loops {
       rate(work, "pageable, " + threads_of(threads), reference,
            [&] { stream_all(pageable_source<std::byte>(std::span<std::byte const>(there)), threads); });
     }
+    e_.batch_bytes *= 4;
+    rate(work, "pageable, " + threads_of(e_.threads) + ", batches four times as large", reference,
+         [&] { stream_all(pageable_source<std::byte>(std::span<std::byte const>(there)), e_.threads); });
+    e_.batch_bytes /= 4;
     rate(work, "generator, " + threads_of(e_.threads), reference, [&] {
       stream_all(generate<std::byte>([&](std::span<std::byte> to, std::size_t index) -> std::size_t {
                    std::size_t const from = index * e_.batch_bytes;

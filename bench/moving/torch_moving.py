@@ -25,7 +25,8 @@ if not torch.cuda.is_available():
     sys.exit(77)
 
 MIB, GIB = 2**20, 2**30
-TOTAL, BATCH = 2 * GIB, 32 * MIB
+TOTAL = 2 * GIB
+BATCHES = (16 * MIB, 32 * MIB)
 
 
 def cpu_name():
@@ -65,12 +66,12 @@ def timed(act, repetitions=5):
     return seconds
 
 
-def load(source):
+def load(source, batch):
     """A loader one batch ahead, as tutorials have it."""
     lane, main = torch.cuda.Stream(), torch.cuda.current_stream()
     staged = None
-    for at in range(0, source.numel(), BATCH):
-        part = source[at:at + BATCH]
+    for at in range(0, source.numel(), batch):
+        part = source[at:at + batch]
         with torch.cuda.stream(lane):
             following = (part if part.is_pinned() else part.pin_memory()).to("cuda", non_blocking=True)
         if staged is not None:
@@ -99,23 +100,25 @@ def main():
             tell(out, "pin", "held for 129.5 MiB", "bytes", [held])
             del odd
         pinned = torch.zeros(TOTAL, dtype=torch.uint8, pin_memory=True)
-        slot = torch.empty(BATCH, dtype=torch.uint8, device="cuda")
+        slot = torch.empty(BATCHES[0], dtype=torch.uint8, device="cuda")
 
         def plain():
-            for at in range(0, TOTAL, BATCH):
-                slot.copy_(pinned[at:at + BATCH], non_blocking=True)
+            for at in range(0, TOTAL, BATCHES[0]):
+                slot.copy_(pinned[at:at + BATCHES[0]], non_blocking=True)
 
         def rate(act):
             return [TOTAL / s * 1e-9 for s in timed(act)]
         reference = tell(out, "to the device", "pinned, plain copies", "GB/s", rate(plain))
-        tell(out, "to the device", "pinned, loader", "GB/s", rate(lambda: load(pinned)), reference)
-        pageable = torch.zeros(TOTAL, dtype=torch.uint8)
-        tell(out, "to the device", "pageable, loader", "GB/s", rate(lambda: load(pageable)), reference)
+        def loader(source, what):
+            for batch in BATCHES:
+                tell(out, "to the device", f"{what}, loader, batches of {batch // MIB} MiB", "GB/s", rate(lambda: load(source, batch)),
+                     reference)
+        loader(pinned, "pinned")
+        loader(torch.zeros(TOTAL, dtype=torch.uint8), "pageable")
         with tempfile.NamedTemporaryFile() as file:
             file.write(bytes(TOTAL))
             file.flush()
-            mapped = torch.from_file(file.name, shared=True, size=TOTAL, dtype=torch.uint8)
-            tell(out, "to the device", "file in the page cache, loader", "GB/s", rate(lambda: load(mapped)), reference)
+            loader(torch.from_file(file.name, shared=True, size=TOTAL, dtype=torch.uint8), "file in the page cache")
 
 
 if __name__ == "__main__":

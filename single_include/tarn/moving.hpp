@@ -220,11 +220,12 @@ class batch_iterator {
 namespace tarn {
 
 struct batch_options {
-  /// Most bytes of one batch; elements are never split. From 16 MiB on, what a batch costs besides its copy is below 3 %.
-  std::size_t batch_bytes = 32_MiB;
+  /// Most bytes of one batch; elements are never split. From 16 MiB on, what a batch costs besides its copy is below 3 %; where
+  /// threads fill slots on the host, more are slower, since the slots leave the processor's cache (bench/results/moving.jsonl).
+  std::size_t batch_bytes = 16_MiB;
   /// Slots on the device: so many batches are held at once, the one being worked on included. 1 copies and works in turn; 2
-  /// overlap; the third keeps a late host from showing. On the host as many where copies are staged, and one more where
-  /// threads fill them, so that they need not wait for the copy.
+  /// overlap; the third keeps a late host from showing. On the host as many where copies are staged; where threads
+  /// fill them one more, so that they need not wait for the copy, and one more than threads for a generator.
   std::size_t depth = 3;
   /// Threads that fill slots ahead of the loop. 0: for memory and files as many as the size is worth, up to 8; a generator is
   /// then called by the looping thread.
@@ -514,7 +515,7 @@ class batch_collector {
   std::size_t sent_ = 0;
 };
 
-/// Brings device memory to the host in batches: `for (auto batch : collect_batches(buffer, {.batch_bytes = 32_MiB}, stream))`. Each
+/// Brings device memory to the host in batches: `for (auto batch : collect_batches(buffer, {.batch_bytes = 16_MiB}, stream))`. Each
 /// is a host_batch: a contiguous range of pinned memory, the body's until the loop moves on, while the next ones are
 /// copied on a stream of their own. What is copied is what `stream` has written when the loop begins; the body leaves it alone.
 /// @param from     device memory, or a device_buffer; it outlives the loop
@@ -3152,7 +3153,7 @@ class batch_stream {
         end_(batches_of(source_.size(), capacity_)),
         depth_(detail::smaller_of(options.depth, end_)),
         threads_wanted_(threads_for(options)),
-        host_depth_(detail::smaller_of(depth_ + (threads_wanted_ != 0 ? 1 : 0), end_)),
+        host_depth_(detail::smaller_of(host_depth_for(depth_, threads_wanted_), end_)),
         lane_(memory.driver(), identified(memory, stream), host_depth_ + depth_ + 1) {
     device_.reserve(depth_);
     while (device_.size() < depth_) device_.emplace_back(memory, capacity_, lane_.user());
@@ -3187,6 +3188,15 @@ class batch_stream {
     return size == detail::unknown_count ? size : (size + capacity - 1) / capacity;
   }
 
+  /// One more than on the device where threads fill: they need not wait for the copy. Where a slot is filled by one thread, each
+  /// thread has one.
+  static std::size_t host_depth_for(std::size_t depth, std::size_t threads) noexcept {
+    if (depth == 0 || threads == 0) return depth;
+    if constexpr (Source::is_staged) {
+      if (!Source::is_divisible) return detail::larger_of(depth, threads) + 1;
+    }
+    return depth + 1;
+  }
   [[nodiscard]] std::size_t slot_of(std::size_t index) const noexcept { return index % depth_; }
   [[nodiscard]] std::size_t host_slot_of(std::size_t index) const noexcept { return index % host_depth_; }
   // Events of the lane: copied by host slot, released by slot, and one for where the user's stream was at first.
@@ -3317,8 +3327,7 @@ class batch_stream {
   std::size_t end_;       ///< batches, where known
   std::size_t depth_;
   std::size_t threads_wanted_;
-  std::size_t
-      host_depth_;  ///< pinned slots where copies are staged; one more than on the device where threads fill them
+  std::size_t host_depth_;  ///< pinned slots, where copies are staged
   std::vector<device_buffer<value_type, Memory>> device_;
   std::optional<detail::pinned_slots<value_type, Pinned>> pinned_;
   detail::copy_lane<typename Memory::driver_type> lane_;
@@ -3330,7 +3339,7 @@ class batch_stream {
   std::size_t offset_ = 0;   ///< elements in them
 };
 
-/// Streams a source to the device: `for (auto batch : stream_batches(source, {.batch_bytes = 32_MiB}, pool, stream))`. Each batch
+/// Streams a source to the device: `for (auto batch : stream_batches(source, {.batch_bytes = 16_MiB}, pool, stream))`. Each batch
 /// is a device_batch: elements in device memory, ready for work that the body enqueues on `stream`, while the next ones are
 /// filled and copied on a stream of their own. The last batch has what is left; an empty source yields none.
 /// @param source   contiguous memory (a span, a vector with a name: pageable), a pinned_buffer or pinned(span), from_file<T>(file),

@@ -1396,6 +1396,12 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
 }
 
 }  // namespace tarn::detail
+// ---- tarn/driver/cuda_memory_tool.hpp
+// A tool that watches one device's memory, told with that device current: compute-sanitizer takes a heap only then.
+// Above it: cuda_driver. Below it: nvtx_memory, cuda_scope.
+
+#include <cstddef>
+
 // ---- tarn/driver/cuda_scope.hpp
 // What a CUDA call needs around it and must leave as it was: the right device current, and no graph capture
 // spoiled. Above it: cuda_driver. Below it: cuda_entry_points.
@@ -1493,6 +1499,165 @@ class beside_capture {
 };
 
 }  // namespace tarn::detail
+// ---- tarn/driver/nvtx_memory.hpp
+// What a tool such as compute-sanitizer is told of memory that is handed out in pieces: NVTX's memory extension.
+// Above it: cuda_memory_tool, cuda_driver, through it the pool. Below it: NVTX's headers, where the toolkit has them.
+
+#if TARN_HAS_CUDA && defined(__has_include)
+#if __has_include(<nvtx3/nvToolsExtMem.h>)
+#include <nvtx3/nvToolsExtMem.h>
+#define TARN_HAS_NVTX_MEMORY 1
+#endif
+#endif
+#ifndef TARN_HAS_NVTX_MEMORY
+#define TARN_HAS_NVTX_MEMORY 0
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+
+namespace tarn {
+
+/// A tool that wants to know of sub-allocations; false where none is attached. A value, the same for the whole process.
+///
+/// A heap is a stretch of the device's memory that is handed out in pieces: none of its bytes may be touched until a
+/// region covers them. What is registered holds from the call on, whatever the streams do: wait for them first.
+class nvtx_memory {
+ public:
+  constexpr nvtx_memory() noexcept = default;
+
+  /// Looks for the tool once and remembers; CUDA is initialised. Where none is attached no call of NVTX is ever made.
+  [[nodiscard]] static nvtx_memory attached() noexcept {
+    static nvtx_memory const found = find();
+    return found;
+  }
+  explicit operator bool() const noexcept { return domain_ != nullptr || present_; }
+
+#if TARN_HAS_NVTX_MEMORY
+  /// Null where the tool takes no such memory: then all of it may be touched, and the program has an error to its name.
+  /// compute-sanitizer 2025.3.1 takes cudaMalloc's blocks and parts of them; no mapped pages, none of cudaMallocAsync's
+  /// memory.
+  [[nodiscard]] void* register_heap(void const* p, std::size_t bytes) const noexcept {
+    nvtxMemVirtualRangeDesc_t const range{bytes, p};
+    nvtxMemHeapDesc_t heap{};
+    heap.extCompatID = NVTX_EXT_COMPATID_MEM;
+    heap.structSize = sizeof heap;
+    heap.usage = NVTX_MEM_HEAP_USAGE_TYPE_SUB_ALLOCATOR;
+    heap.type = NVTX_MEM_TYPE_VIRTUAL_ADDRESS;
+    heap.typeSpecificDescSize = sizeof range;
+    heap.typeSpecificDesc = &range;
+    nvtxMemHeapHandle_t const made = nvtxMemHeapRegister(domain(), &heap);
+    return is_real(made) ? made : nullptr;
+  }
+  /// All of it may not be touched any more; give the memory back next.
+  void unregister_heap(void* heap) const noexcept {
+    nvtxMemHeapUnregister(domain(), static_cast<nvtxMemHeapHandle_t>(heap));
+  }
+  /// As if just registered: no region is left.
+  void reset_heap(void* heap) const noexcept {
+    nvtxMemHeapReset(domain(), static_cast<nvtxMemHeapHandle_t>(heap));
+  }
+  void register_region(void* heap, void const* p, std::size_t bytes) const noexcept {
+    nvtxMemVirtualRangeDesc_t const range{bytes, p};
+    nvtxMemRegionsRegisterBatch_t batch{};
+    batch.extCompatID = NVTX_EXT_COMPATID_MEM;
+    batch.structSize = sizeof batch;
+    batch.regionType = NVTX_MEM_TYPE_VIRTUAL_ADDRESS;
+    batch.heap = static_cast<nvtxMemHeapHandle_t>(heap);
+    batch.regionCount = 1;
+    batch.regionDescElementSize = sizeof range;
+    batch.regionDescElements = &range;
+    nvtxMemRegionsRegister(domain(), &batch);
+  }
+  void unregister_region(void const* p) const noexcept {
+    nvtxMemRegionRef_t region{};
+    region.pointer = p;
+    nvtxMemRegionsUnregisterBatch_t batch{};
+    batch.extCompatID = NVTX_EXT_COMPATID_MEM;
+    batch.structSize = sizeof batch;
+    batch.refType = NVTX_MEM_REGION_REF_TYPE_POINTER;
+    batch.refCount = 1;
+    batch.refElementSize = sizeof region;
+    batch.refElements = &region;
+    nvtxMemRegionsUnregister(domain(), &batch);
+  }
+
+ private:
+  constexpr nvtx_memory(void* domain, bool present) noexcept : domain_(domain), present_(present) {}
+
+  static nvtx_memory find() noexcept {
+    // A tool names its library here (NVTX loads no other); without one even asking would cost a look at the file system.
+    if (std::getenv("NVTX_INJECTION64_PATH") == nullptr) return {};
+    nvtxDomainHandle_t const domain = nvtxDomainCreateA("tarn");
+    // Asked by a call that changes nothing: profilers answer ranges and marks, but not this.
+    nvtxMemPermissionsHandle_t const made =
+        nvtxMemPermissionsCreate(domain, NVTX_MEM_PERMISSIONS_CREATE_FLAGS_NONE);
+    if (!is_real(made)) return {};
+    nvtxMemPermissionsDestroy(domain, made);
+    return {domain, true};
+  }
+  /// Without a tool handles are null, or all ones: the headers say both, in macros that C++ cannot compile.
+  [[nodiscard]] static bool is_real(void const* handle) noexcept {
+    auto const bits = reinterpret_cast<std::uintptr_t>(handle);
+    return bits != 0 && bits != ~std::uintptr_t{0};
+  }
+  [[nodiscard]] nvtxDomainHandle_t domain() const noexcept {
+    return static_cast<nvtxDomainHandle_t>(domain_);
+  }
+#else
+  [[nodiscard]] void* register_heap(void const*, std::size_t) const noexcept {
+    return nullptr;
+  }
+  void unregister_heap(void*) const noexcept {}
+  void reset_heap(void*) const noexcept {}
+  void register_region(void*, void const*, std::size_t) const noexcept {}
+  void unregister_region(void const*) const noexcept {}
+
+ private:
+  static nvtx_memory find() noexcept {
+    return {};
+  }
+#endif
+
+  void* domain_ = nullptr;
+  bool present_ = false;  ///< a tool may know no domains and give none
+};
+
+}  // namespace tarn
+
+namespace tarn {
+
+/// nvtx_memory of one device; false where no tool is attached. A value.
+class cuda_memory_tool {
+ public:
+  constexpr cuda_memory_tool() noexcept = default;
+  cuda_memory_tool(nvtx_memory tool, int device) noexcept : tool_(tool), device_(device) {}
+  explicit operator bool() const noexcept { return static_cast<bool>(tool_); }
+
+  [[nodiscard]] void* register_heap(void const* p, std::size_t bytes) const noexcept {
+    detail::on_device const here(device_);
+    return here.entered().ok() ? tool_.register_heap(p, bytes) : nullptr;
+  }
+  void unregister_heap(void* heap) const noexcept {
+    detail::on_device const here(device_);
+    if (here.entered().ok()) tool_.unregister_heap(heap);
+  }
+  void register_region(void* heap, void const* p, std::size_t bytes) const noexcept {
+    detail::on_device const here(device_);
+    if (here.entered().ok()) tool_.register_region(heap, p, bytes);
+  }
+  void unregister_region(void const* p) const noexcept {
+    detail::on_device const here(device_);
+    if (here.entered().ok()) tool_.unregister_region(p);
+  }
+
+ private:
+  nvtx_memory tool_;
+  int device_ = 0;
+};
+
+}  // namespace tarn
 // ---- tarn/driver/nvml.hpp
 // NVML, NVIDIA's management library, which knows whose a device's memory is: loaded at run time where there is one,
 // never linked. The few calls that are needed are declared here, from the documented ABI. Names nothing of CUDA.
@@ -1781,132 +1946,6 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
 }
 
 }  // namespace tarn::detail
-// ---- tarn/driver/nvtx_memory.hpp
-// What a tool such as compute-sanitizer is told of memory that is handed out in pieces: NVTX's memory extension.
-// Above it: cuda_driver, through it the pool. Below it: NVTX's headers, where the toolkit has them.
-
-#if TARN_HAS_CUDA && defined(__has_include)
-#if __has_include(<nvtx3/nvToolsExtMem.h>)
-#include <nvtx3/nvToolsExtMem.h>
-#define TARN_HAS_NVTX_MEMORY 1
-#endif
-#endif
-#ifndef TARN_HAS_NVTX_MEMORY
-#define TARN_HAS_NVTX_MEMORY 0
-#endif
-
-#include <cstddef>
-#include <cstdint>
-#include <cstdlib>
-
-namespace tarn {
-
-/// A tool that wants to know of sub-allocations; false where none is attached. A value, the same for the whole process.
-///
-/// A heap is a stretch of the device's memory that is handed out in pieces: none of its bytes may be touched until a
-/// region covers them. What is registered holds from the call on, whatever the streams do: wait for them first.
-class nvtx_memory {
- public:
-  constexpr nvtx_memory() noexcept = default;
-
-  /// Looks for the tool once and remembers; CUDA is initialised. Where none is attached no call of NVTX is ever made.
-  [[nodiscard]] static nvtx_memory attached() noexcept {
-    static nvtx_memory const found = find();
-    return found;
-  }
-  explicit operator bool() const noexcept { return domain_ != nullptr || present_; }
-
-#if TARN_HAS_NVTX_MEMORY
-  /// Null where the tool takes no such memory: then all of it may be touched, and the program has an error to its name.
-  /// compute-sanitizer 2025.3.1 takes cudaMalloc's blocks and parts of them; no mapped pages, none of cudaMallocAsync's
-  /// memory.
-  [[nodiscard]] void* register_heap(void const* p, std::size_t bytes) const noexcept {
-    nvtxMemVirtualRangeDesc_t const range{bytes, p};
-    nvtxMemHeapDesc_t heap{};
-    heap.extCompatID = NVTX_EXT_COMPATID_MEM;
-    heap.structSize = sizeof heap;
-    heap.usage = NVTX_MEM_HEAP_USAGE_TYPE_SUB_ALLOCATOR;
-    heap.type = NVTX_MEM_TYPE_VIRTUAL_ADDRESS;
-    heap.typeSpecificDescSize = sizeof range;
-    heap.typeSpecificDesc = &range;
-    nvtxMemHeapHandle_t const made = nvtxMemHeapRegister(domain(), &heap);
-    return is_real(made) ? made : nullptr;
-  }
-  /// All of it may not be touched any more; give the memory back next.
-  void unregister_heap(void* heap) const noexcept {
-    nvtxMemHeapUnregister(domain(), static_cast<nvtxMemHeapHandle_t>(heap));
-  }
-  /// As if just registered: no region is left.
-  void reset_heap(void* heap) const noexcept {
-    nvtxMemHeapReset(domain(), static_cast<nvtxMemHeapHandle_t>(heap));
-  }
-  void register_region(void* heap, void const* p, std::size_t bytes) const noexcept {
-    nvtxMemVirtualRangeDesc_t const range{bytes, p};
-    nvtxMemRegionsRegisterBatch_t batch{};
-    batch.extCompatID = NVTX_EXT_COMPATID_MEM;
-    batch.structSize = sizeof batch;
-    batch.regionType = NVTX_MEM_TYPE_VIRTUAL_ADDRESS;
-    batch.heap = static_cast<nvtxMemHeapHandle_t>(heap);
-    batch.regionCount = 1;
-    batch.regionDescElementSize = sizeof range;
-    batch.regionDescElements = &range;
-    nvtxMemRegionsRegister(domain(), &batch);
-  }
-  void unregister_region(void const* p) const noexcept {
-    nvtxMemRegionRef_t region{};
-    region.pointer = p;
-    nvtxMemRegionsUnregisterBatch_t batch{};
-    batch.extCompatID = NVTX_EXT_COMPATID_MEM;
-    batch.structSize = sizeof batch;
-    batch.refType = NVTX_MEM_REGION_REF_TYPE_POINTER;
-    batch.refCount = 1;
-    batch.refElementSize = sizeof region;
-    batch.refElements = &region;
-    nvtxMemRegionsUnregister(domain(), &batch);
-  }
-
- private:
-  constexpr nvtx_memory(void* domain, bool present) noexcept : domain_(domain), present_(present) {}
-
-  static nvtx_memory find() noexcept {
-    // A tool names its library here (NVTX loads no other); without one even asking would cost a look at the file system.
-    if (std::getenv("NVTX_INJECTION64_PATH") == nullptr) return {};
-    nvtxDomainHandle_t const domain = nvtxDomainCreateA("tarn");
-    // Asked by a call that changes nothing: profilers answer ranges and marks, but not this.
-    nvtxMemPermissionsHandle_t const made =
-        nvtxMemPermissionsCreate(domain, NVTX_MEM_PERMISSIONS_CREATE_FLAGS_NONE);
-    if (!is_real(made)) return {};
-    nvtxMemPermissionsDestroy(domain, made);
-    return {domain, true};
-  }
-  /// Without a tool handles are null, or all ones: the headers say both, in macros that C++ cannot compile.
-  [[nodiscard]] static bool is_real(void const* handle) noexcept {
-    auto const bits = reinterpret_cast<std::uintptr_t>(handle);
-    return bits != 0 && bits != ~std::uintptr_t{0};
-  }
-  [[nodiscard]] nvtxDomainHandle_t domain() const noexcept {
-    return static_cast<nvtxDomainHandle_t>(domain_);
-  }
-#else
-  [[nodiscard]] void* register_heap(void const*, std::size_t) const noexcept {
-    return nullptr;
-  }
-  void unregister_heap(void*) const noexcept {}
-  void reset_heap(void*) const noexcept {}
-  void register_region(void*, void const*, std::size_t) const noexcept {}
-  void unregister_region(void const*) const noexcept {}
-
- private:
-  static nvtx_memory find() noexcept {
-    return {};
-  }
-#endif
-
-  void* domain_ = nullptr;
-  bool present_ = false;  ///< a tool may know no domains and give none
-};
-
-}  // namespace tarn
 
 namespace tarn {
 
@@ -2134,11 +2173,12 @@ class basic_cuda_driver {
   }
 
   /// Sets up the device's primary context first: a tool announces itself when CUDA starts.
-  [[nodiscard]] nvtx_memory memory_tool() const noexcept {
+  [[nodiscard]] cuda_memory_tool memory_tool() const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return {};
     detail::beside_capture const permission;
-    return detail::cuda_status(cudaFree(nullptr), "cudaFree").ok() ? nvtx_memory::attached() : nvtx_memory{};
+    if (!detail::cuda_status(cudaFree(nullptr), "cudaFree").ok()) return {};
+    return {nvtx_memory::attached(), device_};
   }
 
   // Pages. These calls name their device and work whatever context is current.

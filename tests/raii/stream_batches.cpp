@@ -4,6 +4,7 @@
 #include "tarn/raii/stream_batches.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <list>
 #include <random>
@@ -390,6 +391,30 @@ TEST_CASE("a generator's threads fill ahead, each index once, and batches come i
   CHECK_FALSE(who.contains(std::this_thread::get_id()));
   for (std::size_t i = 0; i <= 40; ++i) CHECK(calls[i] == 1);
   for (std::size_t i = 41; i < calls.size(); ++i) CHECK(calls[i] <= 1);
+}
+
+TEST_CASE("a generator's threads all work at once, however few slots the device has",
+          "[raii][stream_batches][threads]") {
+  bench b;
+  basic_stream const stream(b.driver());
+  constexpr unsigned threads = 5;
+  std::atomic<unsigned> inside{0};
+  std::atomic<bool> met{false};
+  std::size_t batches = 0;
+  for ([[maybe_unused]] auto batch :
+       stream_batches(generate<int>([&](std::span<int> slot, std::size_t index) -> std::size_t {
+                        if (index >= 20) return 0;
+                        if (++inside == threads) met = true;
+                        auto const end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+                        while (!met && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+                        --inside;
+                        return slot.size();
+                      }),
+                      {.batch_bytes = 256, .depth = 1, .threads = threads}, b.memory(), stream, b.pinned())) {
+    ++batches;
+  }
+  CHECK(batches == 20);
+  CHECK(met);
 }
 
 TEST_CASE("a generator without threads is called by the loop alone", "[raii][stream_batches]") {

@@ -12,11 +12,11 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/driver/cuda_entry_points.hpp"
+#include "tarn/driver/cuda_memory_tool.hpp"
 #include "tarn/driver/cuda_scope.hpp"
 #include "tarn/driver/cuda_status.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/nvml.hpp"
-#include "tarn/driver/nvtx_memory.hpp"
 #include "tarn/driver/thread_number.hpp"
 
 namespace tarn {
@@ -245,11 +245,12 @@ class basic_cuda_driver {
   }
 
   /// Sets up the device's primary context first: a tool announces itself when CUDA starts.
-  [[nodiscard]] nvtx_memory memory_tool() const noexcept {
+  [[nodiscard]] cuda_memory_tool memory_tool() const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return {};
     detail::beside_capture const permission;
-    return detail::cuda_status(cudaFree(nullptr), "cudaFree").ok() ? nvtx_memory::attached() : nvtx_memory{};
+    if (!detail::cuda_status(cudaFree(nullptr), "cudaFree").ok()) return {};
+    return {nvtx_memory::attached(), device_};
   }
 
   // Pages. These calls name their device and work whatever context is current.

@@ -15,11 +15,12 @@
 namespace tarn {
 
 struct batch_options {
-  /// Most bytes of one batch; elements are never split. From 16 MiB on, what a batch costs besides its copy is below 3 %.
-  std::size_t batch_bytes = 32_MiB;
+  /// Most bytes of one batch; elements are never split. From 16 MiB on, what a batch costs besides its copy is below 3 %; where
+  /// threads fill slots on the host, more are slower, since the slots leave the processor's cache (bench/results/moving.jsonl).
+  std::size_t batch_bytes = 16_MiB;
   /// Slots on the device: so many batches are held at once, the one being worked on included. 1 copies and works in turn; 2
-  /// overlap; the third keeps a late host from showing. On the host as many where copies are staged, and one more where
-  /// threads fill them, so that they need not wait for the copy.
+  /// overlap; the third keeps a late host from showing. On the host as many where copies are staged; where threads
+  /// fill them one more, so that they need not wait for the copy, and one more than threads for a generator.
   std::size_t depth = 3;
   /// Threads that fill slots ahead of the loop. 0: for memory and files as many as the size is worth, up to 8; a generator is
   /// then called by the looping thread.

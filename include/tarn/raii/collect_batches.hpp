@@ -97,7 +97,7 @@ class batch_collector {
   std::size_t sent_ = 0;
 };
 
-/// Brings device memory to the host in batches: `for (auto batch : collect_batches(buffer, {.batch_bytes = 32_MiB}, stream))`. Each
+/// Brings device memory to the host in batches: `for (auto batch : collect_batches(buffer, {.batch_bytes = 16_MiB}, stream))`. Each
 /// is a host_batch: a contiguous range of pinned memory, the body's until the loop moves on, while the next ones are
 /// copied on a stream of their own. What is copied is what `stream` has written when the loop begins; the body leaves it alone.
 /// @param from     device memory, or a device_buffer; it outlives the loop

@@ -50,7 +50,7 @@ class batch_stream {
         end_(batches_of(source_.size(), capacity_)),
         depth_(detail::smaller_of(options.depth, end_)),
         threads_wanted_(threads_for(options)),
-        host_depth_(detail::smaller_of(depth_ + (threads_wanted_ != 0 ? 1 : 0), end_)),
+        host_depth_(detail::smaller_of(host_depth_for(depth_, threads_wanted_), end_)),
         lane_(memory.driver(), identified(memory, stream), host_depth_ + depth_ + 1) {
     device_.reserve(depth_);
     while (device_.size() < depth_) device_.emplace_back(memory, capacity_, lane_.user());
@@ -85,6 +85,15 @@ class batch_stream {
     return size == detail::unknown_count ? size : (size + capacity - 1) / capacity;
   }
 
+  /// One more than on the device where threads fill: they need not wait for the copy. Where a slot is filled by one thread, each
+  /// thread has one.
+  static std::size_t host_depth_for(std::size_t depth, std::size_t threads) noexcept {
+    if (depth == 0 || threads == 0) return depth;
+    if constexpr (Source::is_staged) {
+      if (!Source::is_divisible) return detail::larger_of(depth, threads) + 1;
+    }
+    return depth + 1;
+  }
   [[nodiscard]] std::size_t slot_of(std::size_t index) const noexcept { return index % depth_; }
   [[nodiscard]] std::size_t host_slot_of(std::size_t index) const noexcept { return index % host_depth_; }
   // Events of the lane: copied by host slot, released by slot, and one for where the user's stream was at first.
@@ -215,8 +224,7 @@ class batch_stream {
   std::size_t end_;       ///< batches, where known
   std::size_t depth_;
   std::size_t threads_wanted_;
-  std::size_t
-      host_depth_;  ///< pinned slots where copies are staged; one more than on the device where threads fill them
+  std::size_t host_depth_;  ///< pinned slots, where copies are staged
   std::vector<device_buffer<value_type, Memory>> device_;
   std::optional<detail::pinned_slots<value_type, Pinned>> pinned_;
   detail::copy_lane<typename Memory::driver_type> lane_;
@@ -228,7 +236,7 @@ class batch_stream {
   std::size_t offset_ = 0;   ///< elements in them
 };
 
-/// Streams a source to the device: `for (auto batch : stream_batches(source, {.batch_bytes = 32_MiB}, pool, stream))`. Each batch
+/// Streams a source to the device: `for (auto batch : stream_batches(source, {.batch_bytes = 16_MiB}, pool, stream))`. Each batch
 /// is a device_batch: elements in device memory, ready for work that the body enqueues on `stream`, while the next ones are
 /// filled and copied on a stream of their own. The last batch has what is left; an empty source yields none.
 /// @param source   contiguous memory (a span, a vector with a name: pageable), a pinned_buffer or pinned(span), from_file<T>(file),
