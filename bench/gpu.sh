@@ -163,8 +163,7 @@ export -f counted
 
 run_tests() {
   [ -x "$build/tests/tarn_cuda_tests" ] || { say "tarn_cuda_tests was not built"; return 1; }
-  local log=$results/cuda_tests.log status
-  [ "$(nvidia-smi -L | wc -l)" -lt 2 ] || log=$results/cuda_tests_two_devices.log
+  local log=$results/cuda_tests$devices.log status
   cp "$results/environment.txt" "$log"
   "$build/tests/tarn_cuda_tests" --durations yes >>"$log" 2>&1
   status=$?
@@ -183,11 +182,12 @@ run_endings() {
 
 run_sanitize() {
   command -v compute-sanitizer >/dev/null || { say "compute-sanitizer is not installed"; return 77; }
+  local log=$results/sanitize$devices.log
   # Not the refusals: the tests provoke them.
   compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$build/tests/tarn_cuda_tests" '[cuda]' \
-    >"$results/sanitize.log" 2>&1 || return
-  sed -i -e "s|$root/||g" -e "1r $results/environment.txt" "$results/sanitize.log"
-  counted "$results/sanitize.log" "gpu_memcheck errors=$(sed -n 's/.*ERROR SUMMARY: \([0-9]*\) .*/\1/p' "$results/sanitize.log")"
+    >"$log" 2>&1 || return
+  sed -i -e "s|$root/||g" -e "1r $results/environment.txt" "$log"
+  counted "$log" "gpu_memcheck errors=$(sed -n 's/.*ERROR SUMMARY: \([0-9]*\) .*/\1/p' "$log")"
 }
 
 # What a user's mistakes inside a pool look like to the tool; 33 runs, side by side.
@@ -330,7 +330,7 @@ run_moving() {
 run_convert() {
   local program
   program=$(built tarn_convert) || { say "tarn_convert was not built"; return 77; }
-  "$program" --json "$results/convert.jsonl.new"
+  "$program" --json "$results/convert$devices.jsonl.new"
 }
 
 # Who survives on a GPU that has 1.00, 1.01 and 1.05 times a trace's peak live bytes: a ballast takes the rest of it.
@@ -377,7 +377,9 @@ done
 mkdir -p "$results" "$logs"
 more_traces=${TRACES:-$deps/traces}
 TARN_DRIVER=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader -i 0 2>/dev/null)
-export caps TARN_DRIVER root deps more_traces build logs results jobs commit
+devices=  # in the names of results that more than one GPU changes
+[ "$(nvidia-smi -L 2>/dev/null | wc -l)" -lt 2 ] || devices=_two_devices
+export caps devices TARN_DRIVER root deps more_traces build logs results jobs commit
 export -f say built one_by_one
 find_python_packages
 environment | tee "$results/environment.txt"
