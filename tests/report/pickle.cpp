@@ -202,6 +202,21 @@ TEST_CASE("a handle that is told of too late comes before its first block",
   CHECK(undone_history(*read, 0).bytes_at_start() == 0);
 }
 
+TEST_CASE("a handle that is told of too late is there before a block that reaches into it",
+          "[report][pickle][viewer_history]") {
+  auto home = segment_at(0x10000, segment_kind::pages);
+  add_block(home, 0x3000, block_use::live, 0x3000);
+  add_block(home, 0x1000, block_use::cached);
+  snapshot s = of_segments({home});
+  add_event(s, kind::reserve, 0x10000, 0x2000);
+  add_event(s, kind::allocate, 0x10000, 0x3000, 0x3000);
+  add_event(s, kind::reserve, 0x12000, 0x2000);
+  auto const read = pickled_from(s);
+  CHECK(actions_of(*read, 0) == std::vector<std::string>{"segment_map", "segment_map", "alloc"});
+  CHECK(undone_history(*read, 0).mistake() == "");
+  CHECK(undone_history(*read, 0).bytes_at_start() == 0);
+}
+
 TEST_CASE("over blocks a segment comes and goes whole", "[report][pickle][viewer_history]") {
   auto segment = segment_at(0x10000, segment_kind::upstream);
   add_block(segment, 0x1000, block_use::live, 0x1000);

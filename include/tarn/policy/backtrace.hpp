@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <string>
 
 #include "tarn/core/message.hpp"
@@ -50,9 +51,9 @@ inline void name_frame(void* frame, watched_frame& out) {
     return;
   }
   int status = 0;
-  char* const spelt = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
-  out.function = status == 0 && spelt != nullptr ? spelt : info.dli_sname;
-  std::free(spelt);
+  std::unique_ptr<char, decltype(&std::free)> const spelt(
+      abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status), &std::free);
+  out.function = status == 0 && spelt != nullptr ? spelt.get() : info.dli_sname;
 }
 
 }  // namespace detail
