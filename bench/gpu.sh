@@ -202,22 +202,26 @@ run_planted() {
 }
 
 run_examples() {
-  local failed=0 program
+  local failed=0 program log=$results/examples$devices.log
+  cp "$results/environment.txt" "$log"
   for program in "$build"/examples/*_cuda; do
     say "-- $(basename "$program")"
     timeout 30 "$program" || { say "FAILED with $?"; failed=1; }
-  done
+  done >>"$log" 2>&1
+  grep -B 10 FAILED "$log"
   return $failed
 }
 
-# A snapshot of a pool on the GPU, read by Python and by the viewer of the PyTorch that is installed.
+# A snapshot of a pool on the GPU, read by Python and by the viewer of the PyTorch that is installed; a trace's report.
 run_snapshots() {
   local program=$build/examples/snapshot_cuda folder=$logs/snapshot
   [ -x "$program" ] || { say "snapshot_cuda was not built"; return 1; }
   mkdir -p "$folder"
   cp "$results/environment.txt" "$results/snapshots.log"
   "$program" "$folder" >>"$results/snapshots.log" 2>&1 &&
-    python3 "$root/tests/snapshots/check.py" "$folder/snapshot.pickle" >>"$results/snapshots.log" 2>&1
+    python3 "$root/tests/snapshots/check.py" "$folder/snapshot.pickle" >>"$results/snapshots.log" 2>&1 || return
+  local traces=("$root"/examples/traces/*.trace.gz)
+  program=$(built tarn_replay) && "$program" --device cuda --pool tarn --report "$folder/report.html" "${traces[0]}"
 }
 
 # built NAME: the path of a program of the benches; the stage is skipped where it was not built.

@@ -2736,9 +2736,12 @@ class viewer_history {
     auto const after = segments_.upper_bound(address);
     return after != segments_.begin() && std::prev(after)->second > address;
   }
+  /// True where a live block lies in a stretch or reaches into it.
   [[nodiscard]] bool has_live(std::uintptr_t address, std::size_t bytes) const {
-    auto const found = live_.lower_bound(address);
-    return found != live_.end() && found->first - address < bytes;
+    auto const behind = live_.lower_bound(address + bytes);
+    if (behind == live_.begin()) return false;
+    auto const& [first, found] = *std::prev(behind);
+    return first >= address || address - first < found.bytes;
   }
 
   /// Undoes the coming of a stretch: what of it is there goes.

@@ -193,9 +193,10 @@ class partitioned_buffer {
   failed_part finish() const noexcept {
     failed_part first;
     for (std::size_t i = 0; i < parts_.size(); ++i) {
-      status const s = driver(i).synchronize_stream(stream(i));
+      driver_type const& driver = this->driver(i);
+      status const s = driver.synchronize_stream(stream(i));
       if (s.ok()) continue;
-      (void)driver(i).synchronize_device();
+      (void)driver.synchronize_device();
       if (first.what.ok()) first = {s, device(i).value};
     }
     return first;
