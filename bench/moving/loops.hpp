@@ -102,8 +102,12 @@ class loops {
   }
   template <class Source>
   void stream_all(Source&& source, unsigned threads = 0) {
+    stream_all(std::forward<Source>(source), options(threads));
+  }
+  template <class Source>
+  void stream_all(Source&& source, batch_options const& o) {
     for ([[maybe_unused]] auto batch :
-         stream_batches(std::forward<Source>(source), options(threads), memory_, stream_, staging_)) {
+         stream_batches(std::forward<Source>(source), o, memory_, stream_, staging_)) {
     }
   }
 
@@ -124,10 +128,10 @@ class loops {
       rate(work, "pageable, " + threads_of(threads), reference,
            [&] { stream_all(pageable_source<std::byte>(std::span<std::byte const>(there)), threads); });
     }
-    e_.batch_bytes *= 4;
+    batch_options larger = options(e_.threads);
+    larger.batch_bytes *= 4;
     rate(work, "pageable, " + threads_of(e_.threads) + ", batches four times as large", reference,
-         [&] { stream_all(pageable_source<std::byte>(std::span<std::byte const>(there)), e_.threads); });
-    e_.batch_bytes /= 4;
+         [&] { stream_all(pageable_source<std::byte>(std::span<std::byte const>(there)), larger); });
     rate(work, "generator, " + threads_of(e_.threads), reference, [&] {
       stream_all(generate<std::byte>([&](std::span<std::byte> to, std::size_t index) -> std::size_t {
                    std::size_t const from = index * e_.batch_bytes;
