@@ -317,6 +317,19 @@ TEST_CASE("a remembered handle that is another stream by now is found", "[driver
   REQUIRE(t.driver.destroy_stream(second).ok());
 }
 
+TEST_CASE("a call on a stream that is destroyed is found where the caller knew which it was",
+          "[driver][sim][order]") {
+  checked t;
+  stream_ref gone;
+  REQUIRE(t.driver.create_stream(gone).ok());
+  REQUIRE(t.driver.destroy_stream(gone).ok());
+  bool capturing = false;
+  CHECK_FALSE(t.driver.is_capturing(stream_ref::from(gone.handle()), capturing).ok());  // as a user's mistake
+  CHECK(t.found() == 0);
+  CHECK_FALSE(t.driver.is_capturing(gone, capturing).ok());
+  CHECK(t.found_one({"is_capturing with the handle of " + name(gone), "destroyed"}));
+}
+
 TEST_CASE("one owner's own races are the owner's business", "[driver][sim][order]") {
   checked t;
   t.give(t.a);

@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Looking: snapshots of memory in all its states, written in all formats.
+#include <unistd.h>
+
+#include <filesystem>
 #include <sstream>
+#include <string>
 
 #include "faults/held_blocks.hpp"
 #include "faults/scene_memory.hpp"
 #include "faults/scenes.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/watched.hpp"
+#include "tarn/raii/line_profile.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/report/perfetto.hpp"
 #include "tarn/report/pickle.hpp"
+#include "tarn/report/save_snapshot.hpp"
 #include "tarn/report/snapshot_json.hpp"
 #include "tarn/report/take_snapshot.hpp"
 #include "tarn/source/cuda_pages.hpp"
@@ -43,6 +49,34 @@ void look(trial& t, Memory const& memory) {
   });
 }
 
+/// A file is whole or not there.
+template <class Memory>
+void save(trial& t, Memory const& memory) {
+  std::string path;
+  {
+    host_faults::not_counted const own;
+    path =
+        (std::filesystem::temp_directory_path() / ("tarn_faults_" + std::to_string(::getpid()) + ".pickle"))
+            .string();
+  }
+  bool const saved = t.attempt("save_snapshot", [&] { save_snapshot(memory, path); });
+  host_faults::not_counted const own;
+  t.check(std::filesystem::exists(path) == saved,
+          "a snapshot that was not saved left a file, or none was saved");
+  std::filesystem::remove(path);
+}
+
+/// A call that cannot be noted is counted.
+void lines(trial& t) {
+  t.attempt("line profile", [&] {
+    detail::line_registry lines;
+    lines.add({.where = {"file", 1, "function"}, .calls = 1});
+    std::uint64_t calls = lines.dropped();
+    lines.for_each([&](profiled_line const& l) { calls += l.calls; });
+    t.check_equal(calls, 1U, "a line's call is kept or counted");
+  });
+}
+
 /// Live, cached by a thread, awaiting another stream, put together of pieces, given back; and threads that go on after it.
 void snapshots(trial& t) {
   stream const a(t.driver());
@@ -59,6 +93,7 @@ void snapshots(trial& t) {
   held.give(small[2]);
   void* const large = held.get(a, 9_MiB);
   look(t, held.memory());
+  save(t, held.memory());
   held.use(b, kept, 1000, 1'000'000);
   // A caller whose record_use() was refused waits for that stream himself before he frees.
   bool const noted = t.attempt("record_use", [&] { held.memory().record_use(kept, 1000, b); });
@@ -72,7 +107,7 @@ void snapshots(trial& t) {
   held.empty_out("after looking at it");
 }
 
-constexpr scene all[] = {{"snapshots", small_machine, snapshots}};
+constexpr scene all[] = {{"snapshots", small_machine, snapshots}, {"line profile", small_machine, lines}};
 
 }  // namespace
 

@@ -113,3 +113,13 @@ TEST_CASE("no more lines are kept than there is room for, and the others are cou
   lines.reset();
   CHECK(lines.dropped() == 0);
 }
+
+TEST_CASE("a table says how many calls it does not show", "[raii][line_profile]") {
+  reset_line_profile();
+  for (int i = 0; i < 4098; ++i)
+    detail::line_registry::of_process().add({.where = {"some file", i + 1, "some function"}, .calls = 1});
+  CHECK(line_profile_table(source_text::left_out).find("2 calls of further lines are not shown") !=
+        std::string::npos);
+  reset_line_profile();
+  CHECK(line_profile_table(source_text::left_out).find("not shown") == std::string::npos);
+}

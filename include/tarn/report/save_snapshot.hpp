@@ -44,16 +44,17 @@ using snapshot_writer = void (*)(std::ostream&, snapshot const&);
 inline void save_snapshot(snapshot const& s, std::string const& path) {
   auto const write = detail::writer_for(path);
   errno = 0;
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  if (!file)
-    throw std::system_error(errno != 0 ? errno : EIO, std::generic_category(),
-                            "tarn: cannot write the snapshot to '" + path + "'; check the path");
+  std::ofstream file;
   try {
-    write(file, s);
+    file.open(path, std::ios::binary | std::ios::trunc);
+    if (file.is_open()) write(file, s);
   } catch (...) {
     (void)std::remove(path.c_str());
     throw;
   }
+  if (!file.is_open())
+    throw std::system_error(errno != 0 ? errno : EIO, std::generic_category(),
+                            "tarn: cannot write the snapshot to '" + path + "'; check the path");
   file.close();
   if (!file) {
     int const why = errno != 0 ? errno : EIO;
