@@ -4,7 +4,6 @@
 
 #include "tarn/core/small_float.hpp"
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -77,7 +76,14 @@ unsigned nearest(double x) {
   double const magnitude = std::fabs(x);
   unsigned const too_large = s.saturates ? last : last + 1;
   if (std::isinf(magnitude)) return sign | too_large;
-  auto const above = static_cast<unsigned>(std::lower_bound(all.begin(), all.end(), magnitude) - all.begin());
+  // std::lower_bound, which libstdc++'s debug mode has look at all of them each time.
+  unsigned above = 0;
+  for (unsigned left = last + 1; left != 0;) {
+    unsigned const half = left / 2;
+    bool const is_below = all[above + half] < magnitude;
+    above += is_below ? half + 1 : 0;
+    left = is_below ? left - half - 1 : half;
+  }
   if (above <= last && all[above] == magnitude) return sign | above;
   unsigned const below = above - 1;
   // Beyond the largest number the next one is where it would be, were there one more exponent.
