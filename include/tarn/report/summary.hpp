@@ -37,7 +37,7 @@ namespace detail {
 /// Padded to so many characters.
 [[nodiscard]] inline std::string left(std::string const& text, std::size_t width) {
   std::size_t shown = 0;
-  for (char const c : text) shown += !continues_character(c);
+  for (char const c : text) shown += continues_character(c) ? 0 : 1;
   return shown < width ? text + std::string(width - shown, ' ') : text;
 }
 
