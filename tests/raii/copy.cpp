@@ -53,9 +53,6 @@ TEST_CASE("a copy that the driver refuses is told with its call", "[raii][copy]"
   sim_machine const machine;
   auto a = make_device_buffer<int>(sim_malloc(machine.driver()), 3, stream_ref{});
   std::vector<int> host(3);
-  CHECK_THROWS_AS(
-      tarn::copy(machine.driver(), std::span<int const>(static_cast<int const*>(nullptr), 3), a.span(), {}),
-      cuda_error);
   machine.break_device({});
   try {
     tarn::copy(machine.driver(), std::span(host), a.span(), stream_ref{});

@@ -241,6 +241,7 @@ TEST_CASE("where the other buffer cannot be made to wait for a copy, the host do
   CHECK(plan.calls(driver_call::synchronize_stream) == 1);
 }
 
+#ifndef _GLIBCXX_DEBUG  // which ends a program that makes such a span
 TEST_CASE("a copy from null throws and frees", "[raii][device_buffer]") {
   kept_memory memory;
   std::span<int const> const nowhere(static_cast<int const*>(nullptr), 5);
@@ -250,6 +251,7 @@ TEST_CASE("a copy from null throws and frees", "[raii][device_buffer]") {
   CHECK_THROWS_AS(make_device_buffer<int>(pool, nowhere, stream_ref{}), cuda_error);
   CHECK(memory_allocated(pool) == 0);
 }
+#endif
 
 TEST_CASE("a buffer refuses elements that do not fit it", "[raii][device_buffer][copy]") {
   sim_pool pool;
