@@ -208,6 +208,7 @@ run_examples() {
     say "-- $(basename "$program")"
     timeout 30 "$program" || { say "FAILED with $?"; failed=1; }
   done >>"$log" 2>&1
+  sed -i "s|$root/||g" "$log"
   grep -B 10 FAILED "$log"
   return $failed
 }
