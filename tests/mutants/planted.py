@@ -149,9 +149,9 @@ PLANTED = {
             "pool/pool.hpp",
             """    ladder_.finish_all(held);
     // A stream whose end the driver would not tell: its work must not see its memory unmapped.
-    if (ladder_.has_unfinished() || uses_.asks_for_device()) (void)finish(held);""",
+    if ((ladder_.has_unfinished() || uses_.asks_for_device()) && !finish(held)) (void)finish(held);""",
             """    // A stream whose end the driver would not tell: its work must not see its memory unmapped.
-    if (uses_.asks_for_device()) (void)finish(held);""",
+    if (uses_.asks_for_device() && !finish(held)) (void)finish(held);""",
         ),
     ],
     "record_use() holds a block back until all its uses are over": [

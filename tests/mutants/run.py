@@ -10,6 +10,7 @@
 # not compile. The last line is for programs to read.
 import argparse
 import concurrent.futures
+import itertools
 import os
 import pathlib
 import re
@@ -48,6 +49,13 @@ class OutOfDate(Exception):
     pass
 
 
+def check_current(mutant, text):
+    """The text that a bug is planted in stands in its header once."""
+    times = text.count(mutant.old)
+    if times != 1:
+        raise OutOfDate(f"its text stands {times} times in include/tarn/{mutant.file}, not once")
+
+
 def plant(mutant, tree):
     """Copies the headers and changes one of them."""
     shutil.rmtree(tree, ignore_errors=True)
@@ -56,9 +64,7 @@ def plant(mutant, tree):
         return
     path = tree / "tarn" / mutant.file
     text = path.read_text()
-    times = text.count(mutant.old)
-    if times != 1:
-        raise OutOfDate(f"its text stands {times} times in include/tarn/{mutant.file}, not once")
+    check_current(mutant, text)
     path.write_text(text.replace(mutant.old, mutant.new))
 
 
@@ -177,6 +183,15 @@ def main():
         return 2
     start = time.monotonic()
     found, last_seed, last_promise, out_of_date = 0, 0, None, 0
+    tried = {mutant.name for _, mutant in chosen}
+    for mutant in itertools.chain.from_iterable(PLANTED.values()):  # also those that are not tried now
+        if mutant.name in tried:
+            continue
+        try:
+            check_current(mutant, (INCLUDE / "tarn" / mutant.file).read_text())
+        except OutOfDate as error:
+            out_of_date += 1
+            print(f"OUT OF DATE: '{mutant.name}': {error}")
     heads = f"{'found by':14} {'profile':9} {'seed':>5} {'step':>5} {'calls':>8} {'built':>6} {'found':>6}"
     print(f"{'planted bug':64} {heads}")
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
