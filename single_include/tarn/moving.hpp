@@ -941,6 +941,24 @@ void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, Others const&... 
 }
 
 }  // namespace tarn::detail
+// ---- tarn/raii/require_apart.hpp
+// What a copy writes must lie apart from what it reads. Above it: convert, peer_copy. Below it: core/error.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// @throws misuse  of kind `overlap`, with `what_to_do`: the two share a byte
+inline void require_apart(void const* from, std::size_t from_bytes, void const* to, std::size_t to_bytes,
+                          char const* what_to_do) {
+  auto const source = reinterpret_cast<std::uintptr_t>(from);
+  auto const target = reinterpret_cast<std::uintptr_t>(to);
+  if (source < target + to_bytes && target < source + from_bytes)
+    throw misuse(misuse_kind::overlap, to, what_to_do);
+}
+
+}  // namespace tarn::detail
 
 #if TARN_HAS_CUDA
 // ---- tarn/driver/cuda_convert.hpp
@@ -1186,12 +1204,8 @@ requires element<std::remove_const_t<From>>
 void convert(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream) {
   if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size());
   if (from.empty()) return;
-  auto const source = reinterpret_cast<std::uintptr_t>(from.data());
-  auto const target = reinterpret_cast<std::uintptr_t>(to.data());
-  if (source < target + to.size_bytes() && target < source + from.size_bytes()) {
-    throw misuse(misuse_kind::overlap, to.data(),
-                 "a conversion's target overlaps its source; convert into memory of its own");
-  }
+  detail::require_apart(from.data(), from.size_bytes(), to.data(), to.size_bytes(),
+                        "a conversion's target overlaps its source; convert into memory of its own");
   if constexpr (std::is_same_v<std::remove_const_t<From>, To>) {
     tarn::copy(driver, from, to, stream);
   } else {
@@ -2172,15 +2186,6 @@ inline void require_elements(char const* whose, std::size_t first, std::size_t c
   throw length_error(text.add_number(std::uint64_t{size}).c_str());
 }
 
-inline void require_apart(void const* from, void const* to, std::size_t bytes) {
-  auto const source = reinterpret_cast<std::uintptr_t>(from);
-  auto const target = reinterpret_cast<std::uintptr_t>(to);
-  if (source < target + bytes && target < source + bytes) {
-    throw misuse(misuse_kind::overlap, to,
-                 "a copy's target overlaps its source; copy by way of a buffer of its own");
-  }
-}
-
 template <class Resource>
 inline constexpr bool host_may_touch = has_property<Resource, host_accessible>;
 
@@ -2205,7 +2210,8 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
   auto const& driver = to.resource().driver();
   T const* const source = from.data() + from_first;
   T* const target = to.data() + to_first;
-  detail::require_apart(source, target, count * sizeof(T));
+  detail::require_apart(source, count * sizeof(T), target, count * sizeof(T),
+                        "a copy's target overlaps its source; copy by way of a buffer of its own");
   using driver_type = typename ToResource::driver_type;
   detail::driven_stream<driver_type> const on_source{theirs, from.stream()};
   detail::driven_stream<driver_type> const on_target{driver, to.stream()};

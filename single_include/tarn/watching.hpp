@@ -48,7 +48,6 @@ class tag_names {
 
   /// The number of a name; wait-free where it is known.
   [[nodiscard]] std::uint32_t number_of(std::string_view name) noexcept {
-    if (name.empty()) return 0;
     name = detail::first_of_text(name.substr(0, name.find('\0')), longest);
     if (name.empty()) return 0;
     std::uint32_t at = home(name);
@@ -96,8 +95,8 @@ inline thread_local constinit std::uint32_t scope_tag = 0;
 }  // namespace detail
 
 /// A name for memory: "weights", "activations". Equal names are equal tags, in the whole process, for as long as it
-/// runs. Names longer than 63 bytes are cut there, and at a zero; after 1,022 names all further ones are the one tag "other tags".
-/// Making one costs a hash of the name, and nothing can fail; copying and comparing one is as for a number. Safe from
+/// runs. Names longer than 63 bytes are cut there, and at a zero; after 1,022 names all further ones are the one tag
+/// "other tags". Making one costs a hash of the name, and nothing can fail; copying and comparing one is as for a number. Safe from
 /// any thread.
 class tag {
  public:

@@ -360,6 +360,7 @@ class basic_cuda_driver {
     detail::beside_capture const permission;
     return detail::cuda_status(cudaMalloc(&p, bytes), "cudaMalloc");
   }
+  /// On the memory's device, as all that frees: else a thread that never used CUDA would start device 0's context.
   status free_device(void* p) const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
@@ -401,8 +402,7 @@ class basic_cuda_driver {
   }
   status free_pinned(void* p) const noexcept {
     if (p == nullptr) return {};
-    detail::on_device const here(
-        device_);  // else a thread that never used CUDA would start device 0's context
+    detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaFreeHost(p), "cudaFreeHost");

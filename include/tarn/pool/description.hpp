@@ -153,23 +153,8 @@ class description {
     std::lock_guard const guard(mutex_);
     if (!is_left(address(p))) end_region(address(p));
   }
-  /// Waits for what the stream does with a live block. While a graph is captured from it that cannot be, and the graph may
-  /// still run: the region is left until its bytes are handed out again.
-  void wait_for(void* p, std::size_t bytes, stream_ref stream) noexcept {
-    bool capturing = false;
-    bool const known = driver_.is_capturing(stream, capturing).ok();
-    if (known && capturing) {
-      std::lock_guard const guard(mutex_);
-      if (is_left(address(p))) return;
-      try {
-        left_.push_back(stretch{address(p), bytes});
-      } catch (...) {  // reported at the graph's next launch, rightly or not
-      }
-    } else if (!known || !driver_.synchronize_stream(stream).ok()) {
-      (void)driver_.synchronize_device();
-    }
-  }
-  /// The same for a block that is held back; nothing where it is not live or was of another size, which is told later.
+  /// Waits for the stream of a block that is held back; not where the block is not live or was of another size, which is
+  /// told later.
   void wait_if_live(void* p, std::size_t bytes, stream_ref stream) noexcept {
     {
       std::lock_guard const guard(mutex_);
@@ -221,6 +206,22 @@ class description {
 
   static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
 
+  /// Waits for what the stream does with a live block. While a graph is captured from it that cannot be, and the graph may
+  /// still run: the region is left until its bytes are handed out again.
+  void wait_for(void* p, std::size_t bytes, stream_ref stream) noexcept {
+    bool capturing = false;
+    bool const known = driver_.is_capturing(stream, capturing).ok();
+    if (known && capturing) {
+      std::lock_guard const guard(mutex_);
+      if (is_left(address(p))) return;
+      try {
+        left_.push_back(stretch{address(p), bytes});
+      } catch (...) {  // reported at the graph's next launch, rightly or not
+      }
+    } else if (!known || !driver_.synchronize_stream(stream).ok()) {
+      (void)driver_.synchronize_device();
+    }
+  }
   void look() noexcept {
     std::lock_guard const guard(mutex_);
     if (state_.load(std::memory_order_relaxed) != state::undecided) return;

@@ -16,6 +16,7 @@
 #include "tarn/driver/host_convert.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/in_turn.hpp"
+#include "tarn/raii/require_apart.hpp"
 
 #if TARN_HAS_CUDA
 #include "tarn/driver/cuda_convert.hpp"
@@ -57,12 +58,8 @@ requires element<std::remove_const_t<From>>
 void convert(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream) {
   if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size());
   if (from.empty()) return;
-  auto const source = reinterpret_cast<std::uintptr_t>(from.data());
-  auto const target = reinterpret_cast<std::uintptr_t>(to.data());
-  if (source < target + to.size_bytes() && target < source + from.size_bytes()) {
-    throw misuse(misuse_kind::overlap, to.data(),
-                 "a conversion's target overlaps its source; convert into memory of its own");
-  }
+  detail::require_apart(from.data(), from.size_bytes(), to.data(), to.size_bytes(),
+                        "a conversion's target overlaps its source; convert into memory of its own");
   if constexpr (std::is_same_v<std::remove_const_t<From>, To>) {
     tarn::copy(driver, from, to, stream);
   } else {

@@ -10,6 +10,7 @@
 #include "tarn/core/message.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/in_turn.hpp"
+#include "tarn/raii/require_apart.hpp"
 
 namespace tarn {
 
@@ -21,15 +22,6 @@ inline void require_elements(char const* whose, std::size_t first, std::size_t c
   text.add("tarn: peer_copy of ").add_number(std::uint64_t{count}).add(" elements from place ");
   text.add_number(std::uint64_t{first}).add(" on of the ").add(whose).add(", which has ");
   throw length_error(text.add_number(std::uint64_t{size}).c_str());
-}
-
-inline void require_apart(void const* from, void const* to, std::size_t bytes) {
-  auto const source = reinterpret_cast<std::uintptr_t>(from);
-  auto const target = reinterpret_cast<std::uintptr_t>(to);
-  if (source < target + bytes && target < source + bytes) {
-    throw misuse(misuse_kind::overlap, to,
-                 "a copy's target overlaps its source; copy by way of a buffer of its own");
-  }
 }
 
 template <class Resource>
@@ -56,7 +48,8 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
   auto const& driver = to.resource().driver();
   T const* const source = from.data() + from_first;
   T* const target = to.data() + to_first;
-  detail::require_apart(source, target, count * sizeof(T));
+  detail::require_apart(source, count * sizeof(T), target, count * sizeof(T),
+                        "a copy's target overlaps its source; copy by way of a buffer of its own");
   using driver_type = typename ToResource::driver_type;
   detail::driven_stream<driver_type> const on_source{theirs, from.stream()};
   detail::driven_stream<driver_type> const on_target{driver, to.stream()};
