@@ -52,6 +52,7 @@ prepare() {
       while read -r file; do [ -d "$file" ] || printf '%s\n' "$file"; done |
       tar -C / -c -T <(sed 's|^/||') 2>/dev/null | tar -C "$deps" -x
   done
+  say "downloading librmm-cu13 and rapids-logger with pip, into $deps"
   if python3 -m pip download -q --no-deps --only-binary=:all: -d "$deps/wheels" librmm-cu13 'rapids-logger==0.3.*'; then
     mkdir "$deps/rmm"
     for package in "$deps"/wheels/*.whl; do python3 -m zipfile -e "$package" "$deps/rmm"; done

@@ -43,7 +43,7 @@ struct counting {
 int main() {
   auto memory = tarn::sim_pages{} | tarn::pooled{} | counting{};
   tarn::stream_ref const stream;
-  for (std::size_t bytes : {100, 5000, 100000, 4096}) {
+  for (std::size_t bytes : {100U, 5000U, 100000U, 4096U}) {
     auto block = tarn::make_device_buffer<std::byte>(memory, bytes, stream);
   }
   memory.empty_cache();  // reaches the pool through the policy

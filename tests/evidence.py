@@ -9,10 +9,11 @@ import sys
 
 # What a whole run must have said.
 WANTED = ["host_tests", "simulation", "free_threads", "driver_fault_sites", "driver_faults", "host_faults", "endings",
-          "misuse_host_sanitizers", "misuse_nvtx_calls", "asan_ubsan_tarn_tests", "tsan", "mutants", "coverage"]
+          "misuse_host_sanitizers", "misuse_nvtx_calls", "asan_ubsan_tarn_tests", "tsan", "mutants", "coverage",
+          "warnings"]
 # Keys whose value must be 0.
 BAD = {"failed", "failures", "findings", "missed", "false_reports", "errors", "out_of_date",
-       "unreached_unexplained"}
+       "unreached_unexplained", "with_warnings"}
 
 
 def read(path):

@@ -7,8 +7,31 @@
 #include "peers/simulated_device.hpp"
 #include "peers/std_pmr.hpp"
 #include "peers/tarn_pool.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/source/host_memory.hpp"
 
 namespace tarn::bench {
+
+namespace {
+
+/// One thread, many pools of host memory, used in turn: what finding the thread's cache costs.
+void many_pools(plan const& p, row& r, std::size_t count) {
+  using pool_type = decltype(host_memory{} | pooled{});
+  std::vector<std::unique_ptr<pool_type>> pools;
+  for (std::size_t i = 0; i < count; ++i) pools.emplace_back(new pool_type(host_memory{} | pooled{}));
+  std::size_t at = 0;
+  r.pair = time_batches(p, [&](std::uint64_t pairs) {
+    return time_loop(pairs, [&] {
+      pool_type& pool = *pools[at];
+      at = at + 1 < count ? at + 1 : 0;
+      void* const block = pool.allocate_sync(1000);
+      keep(block);
+      pool.deallocate_sync(block, 1000);
+    });
+  });
+}
+
+}  // namespace
 
 std::vector<entry> all_entries(bool cuda_found) {
   std::vector<entry> all;
@@ -20,6 +43,10 @@ std::vector<entry> all_entries(bool cuda_found) {
   add_works<tarn_pool<simulated_device, with_defaults>>(all);
   add_works<tarn_pool<simulated_device, with_tracking>>(all);
   add_works<tarn_pool<simulated_device, with_watching>>(all);
+  for (std::size_t const count : {1, 2, 9, 64, 1000}) {
+    all.push_back({"pools/" + std::to_string(count), "tarn_host", "host", 1,
+                   [count](plan const& p, row& r) { many_pools(p, r, count); }});
+  }
   if (mimalloc::installed()) add_works<mimalloc>(all);
   add_works<host_malloc>(all);
   add_works<std_pmr>(all);

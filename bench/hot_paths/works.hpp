@@ -8,6 +8,9 @@
 //   threads/T     T threads, each its own stream and 64 live blocks, log-uniform 256 B to 256 KiB; per thread
 //   other_thread  4 KiB allocated by one thread, freed by another, one stream
 //   two_streams   64 KiB, allocated and freed on one stream, then on the other, and so on
+//   uses/N        64 live blocks, log-uniform 256 B to 2 KiB, random replacement, while N others have a recorded use
+//   record_use    4 KiB, allocated, used on another stream, freed; its share of collecting what was held back
+//   pools/N       N pools of host memory, used in turn by one thread (tarn only)
 //   tail/W        each operation of window/W timed alone
 //
 // Above it: the lists of pools. Below it: peers/peer, work, crew.
@@ -47,6 +50,7 @@ inline constexpr std::size_t window_blocks[] = {16, 256, 4096, 32768, 65536};
 inline constexpr std::size_t live_blocks[] = {1000, 1000000};
 inline constexpr std::size_t thread_counts[] = {1, 2, 4, 8, 16};
 inline constexpr std::size_t tail_window = 4096;
+inline constexpr std::size_t recorded_uses[] = {0, 40000, 1000000};
 
 /// Most live blocks, and most threads, of what asks the driver for each block.
 inline constexpr std::size_t most_live_without_pool = 256;
@@ -92,6 +96,42 @@ void replace(plan const& p, row& r, std::size_t live, size_range sizes) {
   window<P> blocks(pool, 0, live, sizes, until);
   blocks.warm(until);
   r.pair = time_batches(p, [&](std::uint64_t pairs) { return time_loop(pairs, [&] { blocks.step(); }); });
+}
+
+/// Replaces blocks on stream 0 while `uses` others are noted as used on stream 1.
+template <records_uses P>
+void beside_uses(plan const& p, row& r, std::size_t uses) {
+  constexpr std::size_t bytes = 256;
+  P pool(with_streams(2));
+  deadline const until(p.fill_seconds);
+  std::vector<void*> blocks;
+  blocks.reserve(uses);
+  for (std::size_t i = 0; i < uses && (i % 256 != 0 || !until.over()); ++i) {
+    blocks.push_back(pool.allocate(0, bytes));
+    pool.record_use(1, blocks.back(), bytes);
+  }
+  if (blocks.size() == uses) {
+    window<P> others(pool, 0, blocks_per_thread, small_to_2_kib, until);
+    others.warm(until);
+    r.pair = time_batches(p, [&](std::uint64_t pairs) { return time_loop(pairs, [&] { others.step(); }); });
+  } else {
+    r.problem = "recording takes too long";
+  }
+  for (void* const block : blocks) pool.deallocate(0, block, bytes);
+}
+
+template <records_uses P>
+void record_use(plan const& p, row& r) {
+  constexpr std::size_t bytes = 4096;
+  P pool(with_streams(2));
+  r.pair = time_batches(p, [&](std::uint64_t pairs) {
+    return time_loop(pairs, [&] {
+      void* const block = pool.allocate(0, bytes);
+      if (block == nullptr) throw cannot("a block is refused");
+      pool.record_use(1, block, bytes);
+      pool.deallocate(0, block, bytes);
+    });
+  });
 }
 
 template <peer P>
@@ -195,6 +235,13 @@ void add_works(std::vector<entry>& list) {
         [live](plan const& p, row& r) { hot::replace<P>(p, r, live, hot::small_to_2_kib); });
   }
   add("two_streams", 1, [](plan const& p, row& r) { hot::two_streams<P>(p, r); });
+  if constexpr (records_uses<P>) {
+    for (std::size_t const uses : hot::recorded_uses) {
+      add("uses/" + std::to_string(uses), uses + hot::blocks_per_thread,
+          [uses](plan const& p, row& r) { hot::beside_uses<P>(p, r, uses); });
+    }
+    add("record_use", 1, [](plan const& p, row& r) { hot::record_use<P>(p, r); });
+  }
   add("tail/" + std::to_string(hot::tail_window), hot::tail_window,
       [](plan const& p, row& r) { hot::tails<P>(p, r); });
   if constexpr (is_thread_safe<P>) {

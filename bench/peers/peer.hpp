@@ -73,6 +73,12 @@ requires requires {
 }
 inline constexpr bool is_pool<P> = P::pools;
 
+/// An adapter of a pool that holds a block back for its uses on other streams. `stream` is the one that used it.
+template <class P>
+concept records_uses = peer<P> && requires(P& pool, std::size_t stream, void* block, std::size_t bytes) {
+  pool.record_use(stream, block, bytes);
+};
+
 /// An adapter that learns its peak only by asking the system, which is too slow to do while timing: it is
 /// asked during one more pass, untimed.
 template <class P>

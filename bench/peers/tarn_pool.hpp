@@ -75,6 +75,9 @@ class tarn_pool {
   void deallocate(std::size_t stream, void* block, std::size_t bytes) noexcept {
     memory_.deallocate(device_.stream(stream), block, bytes);
   }
+  void record_use(std::size_t stream, void* block, std::size_t bytes) {
+    memory_.record_use(block, bytes, device_.stream(stream));
+  }
   [[nodiscard]] usage used() const {
     return {state().reserved_peak, device_.driver_calls(), device_.driver_ns()};
   }

@@ -6,6 +6,31 @@
 
 namespace tarn::bench {
 
+namespace {
+
+/// As much as sums of sizes can take: 2^60 bytes.
+constexpr std::uint64_t most_capacity = std::uint64_t{1} << 60;
+
+/// Digits and a unit: CLI11 takes a sign as well, and wraps what is negative, and hexadecimals.
+std::string is_a_size(std::string const& text) {
+  std::size_t const unit = text.find_first_not_of("0123456789");
+  bool const begins = !text.empty() && unit != 0;
+  bool const ends =
+      unit == std::string::npos || text.find_first_not_of(" bBiIkKmMgGtTpPeE", unit) == std::string::npos;
+  return begins && ends ? std::string() : "is not a size: " + text;
+}
+std::string is_a_count(std::string const& text) {
+  bool const digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+  return digits && text.size() <= 9 ? std::string() : "is not a count within its range: " + text;
+}
+/// Digits and a point: no sign, no hexadecimals, no exponent, no nan.
+std::string is_a_factor(std::string const& text) {
+  bool const plain = !text.empty() && text.find_first_not_of("0123456789.") == std::string::npos;
+  return plain ? std::string() : "is not a factor: " + text;
+}
+
+}  // namespace
+
 std::optional<arguments> read_arguments(int argc, char const* const* argv, std::ostream& out,
                                         std::ostream& err, int& status) {
   arguments a;
@@ -13,16 +38,19 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
   app.add_option("--device", a.device, "auto (CUDA if a device is found), cuda, or sim (a simulated GPU)")
       ->check(CLI::IsMember({"auto", "cuda", "sim"}))
       ->default_str("auto");
-  app.add_option("--capacity", a.capacity,
-                 "memory of the simulated device, as 140GiB; the host pools keep it too")
-      ->transform(CLI::AsSizeValue(false));
+  auto* const capacity =
+      app.add_option("--capacity", a.capacity,
+                     "memory of the simulated device, as 140GiB; the host pools keep it too")
+          ->transform(CLI::Validator(is_a_size, "SIZE") & CLI::AsSizeValue(false))
+          ->check(CLI::Range(std::uint64_t{1}, most_capacity));
   app.add_option("--pool", a.pools, "pools by name, separated by commas; 'all'; or 'list' to name them")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->default_str("tarn");
-  app.add_option("--passes", a.passes, "times to replay each trace: the first is cold, the others warm")
-      ->check(CLI::Range(1U, 1000U))
-      ->default_str("3");
+  auto* const passes =
+      app.add_option("--passes", a.passes, "times to replay each trace: the first is cold, the others warm")
+          ->check(CLI::Validator(is_a_count, "COUNT") & CLI::Range(1U, 1000U))
+          ->default_str("3");
   auto* const cap =
       app.add_option(
              "--cap", a.caps,
@@ -30,7 +58,9 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
              "several, separated by commas")
           ->delimiter(',')
           ->allow_extra_args(false)
-          ->check(CLI::Range(0.01, 1000.0));
+          ->check(CLI::Validator(is_a_factor, "FACTOR") & CLI::Range(0.01, 1000.0))
+          ->excludes(capacity)
+          ->excludes(passes);
   auto* const json = app.add_flag("--json", a.json, "one JSON object per trace and pool, one per line");
   app.add_option(
          "--report", a.report,
@@ -39,7 +69,8 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
       ->check(CLI::Validator(
           [](std::string& name) { return std::string(name.empty() ? "names no file" : ""); }, "FILE"))
       ->excludes(cap)
-      ->excludes(json);
+      ->excludes(json)
+      ->excludes(passes);
   app.add_option("FILE", a.files, "traces, plain or gzip; - is standard input");
   try {
     app.parse(argc, argv);

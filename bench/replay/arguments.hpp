@@ -17,7 +17,7 @@ inline constexpr int exit_bad_input = 2;  ///< a trace or an argument that canno
 
 struct arguments {
   std::string device = "auto";  ///< auto, cuda or sim
-  std::uint64_t capacity = 0;   ///< of the simulated device, bytes; 0: as it is by default
+  std::uint64_t capacity = 0;   ///< of the simulated device, bytes, up to 2^60; 0: as it is by default
   std::vector<std::string> pools{"tarn"};
   unsigned passes = 3;  ///< 1 to 1000
   bool json = false;

@@ -2,7 +2,9 @@
 // tarn_replay: replays recorded allocation traces on tarn and its peers.
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <iostream>
 #include <optional>
@@ -137,9 +139,7 @@ void replay(arguments const& a) {
   if (!a.json && a.caps.empty()) write_legend(std::cout);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   int status = 0;
   try {
     std::optional<arguments> const a = read_arguments(argc, argv, std::cout, std::cerr, status);
@@ -161,4 +161,15 @@ int main(int argc, char** argv) {
     return 1;
   }
   return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int const status = run(argc, argv);
+  errno = 0;
+  if (std::cout.flush()) return status;
+  std::cerr << "tarn_replay: standard output cannot be written: " << std::strerror(errno != 0 ? errno : EIO)
+            << '\n';
+  return status != 0 ? status : 1;
 }

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "replay/input.hpp"
+#include "tarn/policy/trace_format.hpp"
 
 namespace tarn::bench {
 
@@ -55,13 +56,13 @@ std::uint64_t trace_parser::number(std::string_view& rest, char const* what) con
 }
 
 std::uint16_t trace_parser::stream_index(std::uint64_t number) {
-  auto& known = trace_.stream_numbers;  // a handful: searched faster than hashed
-  auto const found = std::find(known.begin(), known.end(), number);
-  if (found == known.end() && known.size() == std::numeric_limits<std::uint16_t>::max()) {
-    fail("more than 65,535 streams");
-  }
-  auto const index = static_cast<std::uint16_t>(found - known.begin());
-  if (found == known.end()) known.push_back(number);
+  auto& known = trace_.stream_numbers;
+  if (auto const found = streams_.find(number); found != streams_.end()) return found->second;
+  static_assert(most_trace_streams <= std::numeric_limits<std::uint16_t>::max());
+  if (known.size() == most_trace_streams) fail("more than 65,535 streams");
+  auto const index = static_cast<std::uint16_t>(known.size());
+  streams_.emplace(number, index);
+  known.push_back(number);
   return index;
 }
 

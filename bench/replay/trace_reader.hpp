@@ -60,6 +60,7 @@ class trace_parser {
   std::uint64_t live_ = 0;
   trace trace_;
   std::unordered_map<std::uint64_t, block> blocks_;
+  std::unordered_map<std::uint64_t, std::uint16_t> streams_;  ///< the index of each of the file's numbers
   std::vector<std::uint32_t> free_slots_;
 };
 

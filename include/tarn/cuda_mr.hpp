@@ -11,6 +11,8 @@
 // | 3.1             | synchronous_resource | resource               | experimental             |
 // | 3.2 and later   | synchronous_resource | resource               | and any_resource, buffer |
 
+#include "tarn/core/config.hpp"
+
 #include <cuda/version>
 
 // Up to 3.1, parts of <cuda/memory_resource> exist only where this is defined before it is first included.

@@ -3,6 +3,12 @@
 // The door to std::pmr, both ways. Above it: std::pmr containers, and pools over pmr resources. Below it:
 // core/resource.
 
+#include "tarn/core/config.hpp"
+
+#if defined(__GNUC__) && !defined(__GXX_RTTI) || defined(_MSC_VER) && !defined(_CPPRTTI)
+#error "tarn/pmr.hpp: compares memory resources by their type; compile without -fno-rtti"
+#endif
+
 #include <cstddef>
 #include <memory_resource>
 #include <new>

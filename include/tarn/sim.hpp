@@ -3,6 +3,8 @@
 // The simulated device, for tests and for machines without a GPU: opt-in, since it is much to compile.
 // Above it: user code. Below it: driver/sim_driver, source/sim_sources, policy/device_pool.
 
+#include "tarn/core/config.hpp"
+
 #include "tarn/policy/device_pool.hpp"
 #include "tarn/source/sim_sources.hpp"
 

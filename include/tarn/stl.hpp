@@ -3,6 +3,8 @@
 // The door to the standard containers: tarn::allocator for memory that the host can touch.
 // Above it: std::vector, std::list, std::unordered_map and their kind. Below it: core/resource.
 
+#include "tarn/core/config.hpp"
+
 #include <concepts>
 #include <cstddef>
 #include <type_traits>

@@ -5,6 +5,8 @@
 // 1.17; the host-side systems need memory that the host can touch.
 // Above it: thrust::device_vector, Thrust's algorithms. Below it: core/resource.
 
+#include "tarn/core/config.hpp"
+
 #include <thrust/detail/config.h>
 #include <thrust/device_ptr.h>
 #include <thrust/execution_policy.h>
@@ -17,7 +19,6 @@
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
-#include "tarn/core/config.hpp"
 #include "tarn/core/resource.hpp"
 
 // Before a declaration: that it calls the host's functions is meant, in every instantiation.
@@ -166,11 +167,12 @@ class pool_policy : public detail::thrust_policy_of<Waits, Resource> {
   using base = detail::thrust_policy_of<Waits, Resource>;
 
  public:
-  explicit pool_policy(Resource memory, stream_ref stream = {})
-      : base(detail::thrust_policy<Waits>(memory, stream)), memory_(std::move(memory)) {}
+  // Not `stream`, a member that Thrust's CUDA policy has.
+  explicit pool_policy(Resource memory, stream_ref s = {})
+      : base(detail::thrust_policy<Waits>(memory, s)), memory_(std::move(memory)) {}
 
   /// The same on a stream: kernels and temporaries are ordered on it. Host-side systems run at once.
-  [[nodiscard]] pool_policy on(stream_ref stream) const { return pool_policy(memory_, stream); }
+  [[nodiscard]] pool_policy on(stream_ref s) const { return pool_policy(memory_, s); }
 
  private:
   Resource memory_;

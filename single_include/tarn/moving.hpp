@@ -1715,18 +1715,21 @@ class file_error : public std::exception {
 /// touched (SIGBUS); read() throws instead, and is what streamed batches use.
 class mapped_file {
  public:
-  /// @throws file_error  no such file, not readable, not a regular file
+  /// Never waits for a writer, and opens no device. @throws file_error  no such file, not readable, not a regular file, or
+  /// one of those that the system makes up as they are read (/proc), whose size is not known
   explicit mapped_file(std::string path) : path_(std::move(path)) {
-    file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-    if (file_ < 0) throw file_error(path_, "cannot be opened for reading", errno);
     struct ::stat facts {};
+    if (::stat(path_.c_str(), &facts) == 0) require_regular(facts);
+    // Without O_NONBLOCK the opening of a FIFO that has just taken the file's place would wait for a writer.
+    file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (file_ < 0) throw file_error(path_, "cannot be opened for reading", errno);
     if (::fstat(file_, &facts) != 0) fail("cannot be looked at");
-    if (!S_ISREG(facts.st_mode)) {
-      errno = 0;
-      fail("is no regular file; read it by a generator");
-    }
+    require_regular(facts);
     bytes_ = static_cast<std::size_t>(facts.st_size);
-    if (bytes_ == 0) return;
+    if (bytes_ == 0) {
+      require_empty();
+      return;
+    }
     void* const mapped = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file_, 0);
     if (mapped == MAP_FAILED) fail("cannot be mapped");
     data_ = static_cast<std::byte*>(mapped);
@@ -1779,6 +1782,20 @@ class mapped_file {
   }
 
  private:
+  void require_regular(struct ::stat const& facts) {
+    if (S_ISREG(facts.st_mode)) return;
+    errno = 0;
+    fail("is no regular file; read it by a generator");
+  }
+  /// Files that the system makes up have a size of 0 and contents all the same.
+  void require_empty() {
+    char first = 0;
+    ssize_t const got = ::pread(file_, &first, 1, 0);
+    if (got < 0) fail("cannot be read");
+    if (got == 0) return;
+    errno = 0;
+    fail("has contents, but its size is not known; read it by a generator");
+  }
   [[noreturn]] void fail(std::string_view what) {
     int const error = errno;
     close();
@@ -1834,7 +1851,7 @@ concept bounds_bytes = requires(Layer& layer) {
   { layer.used() } -> std::convertible_to<std::size_t>;
 };
 template <class Layer>
-concept caches_bytes = stands_on_another<Layer> && requires(Layer& layer) {
+concept caches_bytes = stands_on_another<Layer> && !routes_calls<Layer> && requires(Layer & layer) {
   { layer.state() } -> std::same_as<pool_state>;
 };
 
@@ -2307,7 +2324,8 @@ class per_device {
   /// Ordinals go up to below this.
   static constexpr int most_devices = 128;
 
-  /// Makes no pool yet. @param make  called with a device, at most once at a time
+  /// Makes no pool yet. @param make  called with a device, by one thread at a time. It may ask for other devices' pools; it
+  ///                                 must not wait for a thread that asks for one
   explicit per_device(Make make = Make{}) : make_(std::move(make)) {}
   per_device(per_device const&) = delete;
   per_device& operator=(per_device const&) = delete;
@@ -2318,13 +2336,15 @@ class per_device {
   /// The device's pool, made now if there is none. The current device stays what it is.
   /// @throws cuda_error  of kind `no_device` where there is no such device, and whatever making a pool may throw; the next
   ///                     call tries again
-  /// @throws misuse      of kind `wrong_device`: what was made is another device's
+  /// @throws misuse      of kind `wrong_device`: what was made is another device's; of kind `recursion`: making a device's
+  ///                     pool asks for that same pool
   [[nodiscard]] Pool& operator[](device_id device) {
     if (device.value < 0 || device.value >= most_devices) refuse(device);
     std::atomic<Pool*>& slot = slots_[device.value];
     if (Pool* const there = slot.load(std::memory_order_acquire); there != nullptr) return *there;
     std::lock_guard const lock(mutex_);
     if (Pool* const there = slot.load(std::memory_order_relaxed); there != nullptr) return *there;
+    making const here(in_making_[device.value], device);
     auto made = std::make_unique<Pool>(make_(device));
     if (made->device() != device) refuse(device, made->device());
     slot.store(made.get(), std::memory_order_release);
@@ -2359,6 +2379,27 @@ class per_device {
   }
 
  private:
+  /// Marks a device whose pool this thread is making.
+  class making {
+   public:
+    making(bool& marked, device_id device) : marked_(marked) {
+      if (marked) refuse_recursion(device);
+      marked_ = true;
+    }
+    making(making const&) = delete;
+    making& operator=(making const&) = delete;
+    ~making() { marked_ = false; }
+
+   private:
+    bool& marked_;
+  };
+
+  [[noreturn]] static void refuse_recursion(device_id device) {
+    message<160> text;
+    text.add("per_device is making the pool of device ").add_number(device.value);
+    text.add(", and making it asks for that same pool; make it from a source");
+    throw misuse(misuse_kind::recursion, nullptr, text.view());
+  }
   [[noreturn]] static void refuse(device_id device) {
     throw cuda_error({failure::no_device, 101, "cudaErrorInvalidDevice", "per_device"}, device.value);
   }
@@ -2372,7 +2413,8 @@ class per_device {
   }
 
   Make make_;
-  std::mutex mutex_;
+  detail::recursive_fork_mutex mutex_;  ///< making one pool may ask for another
+  bool in_making_[most_devices]{};
   std::atomic<Pool*> slots_[most_devices]{};
 };
 
@@ -2601,6 +2643,7 @@ class partitioned_buffer {
 //   [ a | b |    gap     ]  [ c | d | free         ]    mark m stood after b: rewind(m) takes c and d off
 //           ^ m                     ^ top               chunk 1 stays, empty, for the next take()
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -2646,8 +2689,10 @@ class scratch {
   /// Takes no memory yet. @throws cuda_error  the stream is not known to the driver
   explicit scratch(Resource memory, scratch_options const& options = {}, stream_ref stream = {})
       : memory_(std::move(memory)), stream_(identified(memory_, stream)), options_(options) {}
-  scratch(Resource memory, std::size_t chunk_bytes, stream_ref stream = {})
-      : scratch(std::move(memory), scratch_options{chunk_bytes}, stream) {}
+  /// A template, so that `{}` means the default options, and not 0 bytes.
+  template <std::integral Bytes>
+  scratch(Resource memory, Bytes chunk_bytes, stream_ref stream = {})
+      : scratch(std::move(memory), scratch_options{static_cast<std::size_t>(chunk_bytes)}, stream) {}
   scratch(scratch const&) = delete;
   scratch& operator=(scratch const&) = delete;
   ~scratch() { give_from(0); }
@@ -3414,7 +3459,8 @@ struct oom_sizes {
 struct oom_retry_options {
   std::size_t least = 1;  ///< the smallest size to try; a start below it is tried all the same
   oom_search search = oom_search::downward;
-  std::size_t most = ~std::size_t{0};  ///< upward: the largest size to try
+  std::size_t most =
+      ~std::size_t{0};        ///< upward: the largest size to try, also where a larger one is remembered
   std::size_t tolerance = 1;  ///< upward: ends when a size at most so much larger has failed; 0 counts as 1
   oom_errors errors = oom_errors::tarns_own;
   oom_sizes* remember = nullptr;  ///< read before, written after each call of f; must outlive the call
@@ -3451,24 +3497,39 @@ class oom_retry {
   oom_retry& operator=(oom_retry const&) = delete;
 
   result run(std::size_t start) {
-    bool const upward = options_.search == oom_search::upward;
-    if (upward) start = smaller_of(start, options_.most);
-    if ((known_.bad != no_size && start >= known_.bad) || (upward && start < known_.good))
-      start = known_.good;
-    if (start == 0 && known_.bad != no_size) start = larger_of(known_.bad / 2, least());
     auto const keep = [this](std::size_t size) { return call_keeping(size); };
-    if (!upward || is_found(start)) return descend(start, keep);
+    start = first_size(start);
+    if (options_.search == oom_search::downward) return descend(start, keep);
     auto const drop = [this](std::size_t size) { return call_dropping(size); };
-    ascend(descend(start, drop), drop);
-    if constexpr (std::is_void_v<value>) {
-      return {known_.good, attempts_};
+    std::size_t good = 0;
+    if (is_found(start)) {  // if it works it is the answer, and its value is kept
+      result first = descend(start, keep);
+      if (is_found(first.size)) return first;
+      good = first.size;
     } else {
-      return descend(known_.good, keep);
+      good = descend(start, drop);
+    }
+    good = ascend(good, drop);
+    if constexpr (std::is_void_v<value>) {
+      return {good, attempts_};
+    } else {
+      return descend(good, keep);
     }
   }
 
  private:
   [[nodiscard]] std::size_t least() const noexcept { return larger_of(options_.least, std::size_t{1}); }
+
+  /// The size to begin with: `start`, unless what is remembered knows better. A search upward stays within options.most.
+  [[nodiscard]] std::size_t first_size(std::size_t start) noexcept {
+    bool const upward = options_.search == oom_search::upward;
+    if (known_.good >= known_.bad) known_.good = 0;  // contradictory: the smaller claim holds
+    if (upward) start = smaller_of(start, options_.most);
+    if ((known_.bad != no_size && start >= known_.bad) || (upward && start < known_.good))
+      start = known_.good;
+    if (start == 0 && known_.bad != no_size) start = larger_of(known_.bad / 2, least());
+    return upward ? smaller_of(start, options_.most) : start;
+  }
 
   /// True where a size that works need not be exceeded.
   [[nodiscard]] bool is_found(std::size_t good) const noexcept {
@@ -3520,8 +3581,9 @@ class oom_retry {
   }
 
   /// Doubles, then bisects between what works and what does not. Each try begins with an empty cache.
+  /// @returns the largest size that worked
   template <class Call>
-  void ascend(std::size_t good, Call const& call) {
+  std::size_t ascend(std::size_t good, Call const& call) {
     while (!is_found(good)) {
       std::size_t next = good + (known_.bad - good) / 2;
       if (known_.bad == no_size)
@@ -3537,6 +3599,7 @@ class oom_retry {
         fail_above(good, next);
       }
     }
+    return good;
   }
   void fail_above(std::size_t good, std::size_t bad) noexcept {
     note_bad(bad);

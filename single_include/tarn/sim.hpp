@@ -130,7 +130,7 @@ class sim_ranges {
 /// a time: 37 TiB where no 64-bit system places programs, stacks or mmap, nor sanitizers their shadows (so
 /// that touching one faults under them too). Never destroyed.
 struct sim_invented_space {
-  std::mutex mutex;
+  fork_mutex mutex;
   sim_ranges free;
   sim_invented_space() {
     free.give(std::uintptr_t{0x2000} << 32, std::size_t{0x1000} << 32);
@@ -456,18 +456,19 @@ class sim_memory_tool {
     findings_.emplace_back(text.view());
   }
 
+  [[nodiscard]] bool watched_by_asan() const noexcept { return kind_ == bytes_are::of_the_host; }
   void forbid([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes) const noexcept {
 #if TARN_ASAN
-    if (kind_ == bytes_are::of_the_host) __asan_poison_memory_region(reinterpret_cast<void*>(begin), bytes);
+    if (watched_by_asan()) __asan_poison_memory_region(reinterpret_cast<void*>(begin), bytes);
 #endif
   }
   void allow([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes) const noexcept {
 #if TARN_ASAN
-    if (kind_ == bytes_are::of_the_host) __asan_unpoison_memory_region(reinterpret_cast<void*>(begin), bytes);
+    if (watched_by_asan()) __asan_unpoison_memory_region(reinterpret_cast<void*>(begin), bytes);
 #endif
   }
 
-  [[maybe_unused]] bytes_are kind_;
+  bytes_are kind_;
   stretches heaps_;
   stretches regions_;
   std::vector<std::string> findings_;
@@ -488,6 +489,7 @@ enum class sim_code : int {
   ok = 0,
   invalid_value = 1,
   out_of_memory = 2,
+  forked = 3,
   unloading = 4,
   invalid_device = 101,
   invalid_handle = 400,
@@ -518,6 +520,8 @@ enum class sim_code : int {
       return make(failure::other, "cudaErrorInvalidValue");
     case sim_code::out_of_memory:
       return make(failure::out_of_memory, "cudaErrorMemoryAllocation");
+    case sim_code::forked:
+      return make(failure::forked, "cudaErrorInitializationError");
     case sim_code::unloading:
       return make(failure::unloading, "cudaErrorCudartUnloading");
     case sim_code::invalid_device:
@@ -1141,6 +1145,12 @@ enum class sim_accounting : std::uint8_t {
   missing  ///< there is none
 };
 
+/// What a child of fork() can do with a simulated machine.
+enum class sim_fork : std::uint8_t {
+  refused,  ///< nothing, as with CUDA: each call fails, and the bytes of pages stay its parent's
+  works  ///< all, with a machine of its own; needs sim_backing::address_only, as pages with bytes are shared
+};
+
 /// What a simulated machine is like. The default is one H200 whose memory is this host's, as far as touched.
 struct sim_options {
   int devices = 1;
@@ -1156,6 +1166,7 @@ struct sim_options {
   sim_paging paging = sim_paging::available;
   sim_peers peers = sim_peers::reachable;
   sim_checks checks = sim_checks::off;
+  sim_fork forked = sim_fork::refused;
   sim_tool tool = sim_tool::absent;  ///< attached: what a pool hands out is watched, at the price of speed
   sim_costs costs{};
   std::uint64_t seed = 0;            ///< of another schedule; 0: work takes exactly the time asked
@@ -1795,15 +1806,16 @@ class sim_order {
   /// Notes that a stream was used under a handle that was another stream's when the caller learned it.
   void stale_handle(char const* call, std::uint64_t meant, sim_agent is_now) {
     if (findings_.size() >= most_findings) return;
-    findings_.push_back(std::string(call) + " with the handle of destroyed stream " + std::to_string(meant) +
-                        ": it is " + name_of_agent(is_now) +
-                        " now. Ask identify() before using a remembered handle.");
+    findings_.push_back(
+        detail::joined({call, " with the handle of destroyed stream ", std::to_string(meant), ": it is ",
+                        name_of_agent(is_now), " now. Ask identify() before using a remembered handle."}));
   }
   /// Notes that a stream was used though it is destroyed: CUDA may crash.
   void dead_handle(char const* call, std::uint64_t meant) {
     if (findings_.size() >= most_findings) return;
-    findings_.push_back(std::string(call) + " with the handle of stream " + std::to_string(meant) +
-                        ", which is destroyed: CUDA may crash. Mark the stream's work while it lives.");
+    findings_.push_back(
+        detail::joined({call, " with the handle of stream ", std::to_string(meant),
+                        ", which is destroyed: CUDA may crash. Mark the stream's work while it lives."}));
   }
 
   /// Forgets physical bytes that are gone.
@@ -1893,15 +1905,15 @@ class sim_order {
     return who == none ? std::string("nobody") : agents_[who].name;
   }
   void add_owner(std::string& text, owner const& o) const {
-    text += "block " + std::to_string(o.number) + " (";
+    text += detail::joined({"block ", std::to_string(o.number), " ("});
     message<64> size;
     size.add_bytes(o.bytes).add(" at ").add_hex(reinterpret_cast<std::uintptr_t>(o.p));
     text += size.c_str();
-    text += ", allocated on " + name_of_agent(o.allocated_on) + " after its operation " +
-            std::to_string(o.allocated_at);
+    text += detail::joined({", allocated on ", name_of_agent(o.allocated_on), " after its operation ",
+                            std::to_string(o.allocated_at)});
     text += o.freed_on == none ? std::string(", not freed)")
-                               : ", freed on " + name_of_agent(o.freed_on) + " after its operation " +
-                                     std::to_string(o.freed_at) + ')';
+                               : detail::joined({", freed on ", name_of_agent(o.freed_on),
+                                                 " after its operation ", std::to_string(o.freed_at), ")"});
   }
   /// The last operation of an agent that touched a segment.
   [[nodiscard]] static std::uint64_t last_of(segment const& s, sim_agent who) {
@@ -1916,14 +1928,14 @@ class sim_order {
     std::uint64_t const last = last_of(s, other);
     acting const& them = agents_[other];
     std::uint64_t const known = agents_[by].clock.at(other);
-    text += " Missing: an event recorded on " + them.name + " after its last use, operation " +
-            std::to_string(last) + ", that " + name_of_agent(by) + " waits for. ";
-    text +=
-        known == 0 ? "Nothing of it is known there" : "Known there: up to operation " + std::to_string(known);
+    text += detail::joined({" Missing: an event recorded on ", them.name, " after its last use, operation ",
+                            std::to_string(last), ", that ", name_of_agent(by), " waits for. "});
+    text += known == 0 ? std::string("Nothing of it is known there")
+                       : detail::joined({"Known there: up to operation ", std::to_string(known)});
     if (!them.has_mark) {
       text += "; no event was ever recorded on it.";
     } else if (them.marked < last) {
-      text += "; its last event covers up to operation " + std::to_string(them.marked) + '.';
+      text += detail::joined({"; its last event covers up to operation ", std::to_string(them.marked), "."});
     } else {
       text += "; an event covers it, but was not waited for.";
     }
@@ -1934,7 +1946,7 @@ class sim_order {
     message<64> where;
     where.add(": ").add_bytes(a.bytes).add(" at ").add_hex(reinterpret_cast<std::uintptr_t>(a.p));
     text += where.c_str();
-    text += " by " + name_of_agent(by) + " (operation " + std::to_string(ticks_of(by)) + ").";
+    text += detail::joined({" by ", name_of_agent(by), " (operation ", std::to_string(ticks_of(by)), ")."});
     if (s.current.number != 0) {
       text += " Now ";
       add_owner(text, s.current);
@@ -2574,6 +2586,7 @@ class sim_streams {
     if (stream.capture) return sim_code::capture_unmatched;
     stream.capture = std::make_shared<sim_capture>();
     stream.capture->origin = stream.id;
+    ++open_captures_;
     return sim_code::ok;
   }
   sim_code end_capture(sim_stream& stream, std::shared_ptr<sim_capture const>& graph) {
@@ -2584,6 +2597,7 @@ class sim_streams {
     }
     std::shared_ptr<sim_capture> const done = stream.capture;
     done->open = false;
+    --open_captures_;
     for (std::size_t d = 0; d < devices_.size(); ++d) {
       each_stream(static_cast<int>(d), [&](sim_stream& s) {
         if (s.capture == done) s.capture.reset();
@@ -2596,7 +2610,7 @@ class sim_streams {
   /// True also for the legacy stream while one that it would join is captured: work on it would spoil that.
   [[nodiscard]] bool is_capturing(sim_stream const& stream) {
     bool capturing = stream.capture != nullptr;
-    if (stream.legacy) {
+    if (stream.legacy && open_captures_ != 0) {
       each_stream(stream.device, [&](sim_stream const& s) {
         if (s.capture && s.blocking == sim_blocking::with_legacy) capturing = true;
       });
@@ -2701,7 +2715,7 @@ class sim_streams {
 
   sim_code check_capture(sim_stream& stream) {
     if (stream.capture && stream.capture->invalid) return sim_code::capture_invalidated;
-    if (!stream.legacy) return sim_code::ok;
+    if (!stream.legacy || open_captures_ == 0) return sim_code::ok;
     bool spoiled = false;
     each_stream(stream.device, [&](sim_stream& s) {
       if (!s.capture || s.blocking == sim_blocking::independent) return;
@@ -2792,6 +2806,8 @@ class sim_streams {
   std::uint64_t next_operation_ = 0;
   std::atomic<sim_nanoseconds> now_{1};  // never 0, which marks an event as unrecorded
   std::size_t captured_ = 0;
+  std::size_t open_captures_ =
+      0;  ///< begun and not ended: with none no stream need be looked at, of which there may be many
   sim_schedule schedule_;
   sim_order* order_;
   sim_hosts hosts_;
@@ -2922,12 +2938,23 @@ struct sim_state {
   void trim_async(int device) { async[static_cast<std::size_t>(device)].trim(streams.now()); }
 
   sim_options const options;
-  mutable std::mutex mutex;
+  mutable fork_mutex mutex;
   sim_memory memory;
   std::unique_ptr<sim_order> order;
   sim_streams streams;
   std::vector<sim_async> async;
   sim_calls calls;
+  bool forked = false;  ///< this is a child's copy, which is not to be used
+
+ private:
+  at_fork member_{this, [](void*) noexcept { return true; },
+                  [](void* self, fork_side side) noexcept {
+                    auto& m = *static_cast<sim_state*>(self);
+                    bool const works =
+                        m.options.forked == sim_fork::works && m.options.backing == sim_backing::address_only;
+                    m.forked =
+                        m.forked || side == fork_side::child_without || (side == fork_side::child && !works);
+                  }};
 };
 
 }  // namespace detail
@@ -3268,6 +3295,10 @@ class sim_driver {
       : machine_(std::move(machine)), device_(device) {}
 
   [[nodiscard]] device_id device() const noexcept { return device_; }
+  [[nodiscard]] bool survives_fork() const noexcept {
+    sim_options const& o = machine_.options();
+    return o.forked == sim_fork::works && o.backing == sim_backing::address_only;
+  }
 
   /// The calling thread's current device, for device_guard. A note only: no simulated call depends on it.
   static status current_device(device_id& device) noexcept {
@@ -3605,6 +3636,7 @@ class sim_driver {
     state& m = *machine_.state_;
     std::lock_guard const lock(m.mutex);
     if (!machine_.has(device_)) return detail::sim_status(code::invalid_device, name);
+    if (m.forked) return detail::sim_status(code::forked, name);
     try {
       m.charge(which, cost);
       if (code const broken = m.streams.fault(device_.value); broken != code::ok) {

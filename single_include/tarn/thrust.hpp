@@ -165,11 +165,12 @@ class pool_policy : public detail::thrust_policy_of<Waits, Resource> {
   using base = detail::thrust_policy_of<Waits, Resource>;
 
  public:
-  explicit pool_policy(Resource memory, stream_ref stream = {})
-      : base(detail::thrust_policy<Waits>(memory, stream)), memory_(std::move(memory)) {}
+  // Not `stream`, a member that Thrust's CUDA policy has.
+  explicit pool_policy(Resource memory, stream_ref s = {})
+      : base(detail::thrust_policy<Waits>(memory, s)), memory_(std::move(memory)) {}
 
   /// The same on a stream: kernels and temporaries are ordered on it. Host-side systems run at once.
-  [[nodiscard]] pool_policy on(stream_ref stream) const { return pool_policy(memory_, stream); }
+  [[nodiscard]] pool_policy on(stream_ref s) const { return pool_policy(memory_, s); }
 
  private:
   Resource memory_;

@@ -52,6 +52,7 @@ class tag_names {
     if (name.empty()) return 0;
     std::uint32_t at = home(name);
     if (std::uint32_t const known = find(name, at); known != 0) return known;
+    static held_at_fork<spin_lock> const member{lock_};  // the names of a process are one object
     std::lock_guard const guard(lock_);
     if (std::uint32_t const known = find(name, at); known != 0) return known;
     if (count_ == most - 2) return most - 1;
@@ -89,9 +90,6 @@ class tag_names {
 };
 inline constinit tag_names known_tags{};
 
-/// The tag of the scope that this thread is in.
-inline thread_local constinit std::uint32_t scope_tag = 0;
-
 }  // namespace detail
 
 /// A name for memory: "weights", "activations". Equal names are equal tags, in the whole process, for as long as it
@@ -118,11 +116,13 @@ class tag {
   /// What an allocation made here on this thread would be named: by the call itself, else by the handle it goes through
   /// (policy/tagged), else by the innermost tag_scope.
   [[nodiscard]] static tag current() noexcept {
-    std::uint32_t const of_call = call_place::current().tag_id;
-    return from_id(of_call != 0 ? of_call : detail::scope_tag);
+    std::uint32_t const of_call = call_place::current_tag_id();
+    return of_call != 0 ? from_id(of_call) : of_scope();
   }
 
  private:
+  [[nodiscard]] static tag of_scope() noexcept;
+
   std::uint32_t id_ = 0;
 };
 
@@ -130,19 +130,28 @@ inline place::place(tag const& name, char const* in, int at, char const* of) noe
     : file(in), line(at), tag_id(name.id()), function(of) {}
 
 /// Names all that this thread allocates in a scope: `tarn::tag_scope const here{"activations"};`. Scopes nest, the
-/// inner one wins; end them in the reverse order of their beginning, on the thread that began them. Two writes of a
-/// thread's own word.
+/// inner one wins, and they may end in any order, each on the thread that began it. Two writes of a thread's own word.
 class [[nodiscard]] tag_scope {
  public:
-  explicit tag_scope(tag name) noexcept : before_(detail::scope_tag) { detail::scope_tag = name.id(); }
+  explicit tag_scope(tag name) noexcept : name_(name) { chain::begin(*this); }
   explicit tag_scope(std::string_view name) noexcept : tag_scope(tag(name)) {}
   tag_scope(tag_scope const&) = delete;
   tag_scope& operator=(tag_scope const&) = delete;
-  ~tag_scope() { detail::scope_tag = before_; }
+  ~tag_scope() { (void)chain::end(*this, "tag_scope"); }
 
  private:
-  std::uint32_t before_;
+  using chain = detail::scope_chain<tag_scope>;
+  friend chain;
+  friend class tag;
+
+  tag name_;
+  tag_scope* outer_ = nullptr;
 };
+
+inline tag tag::of_scope() noexcept {
+  tag_scope const* const innermost = tag_scope::chain::innermost();
+  return innermost != nullptr ? innermost->name_ : tag();
+}
 
 }  // namespace tarn
 
@@ -1053,6 +1062,7 @@ class watch_log {
   std::size_t next_ = 0;     ///< where the next event goes
   std::uint64_t noted_ = 0;  ///< events so far
   std::uint64_t last_ns_ = 0;
+  held_at_fork<combining_lock<change>> member_{lock_};
 };
 
 }  // namespace tarn::detail
@@ -1401,7 +1411,7 @@ class line_registry {
   }
 
  private:
-  std::mutex mutex_;
+  detail::fork_mutex mutex_;
   sequence<profiled_line> lines_;
   std::uint64_t dropped_ = 0;
 };
@@ -1480,16 +1490,17 @@ template <class Resource>
 /// @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_by_tag_summary(Resource memory) {
-  std::string const line = "|" + std::string(75, '=') + "|\n";
+  std::string const line = detail::joined({"|", std::string(75, '='), "|\n"});
   std::string out = line;
   out += "| Tag                    | Cur Usage  | Peak Usage | Requested  | Blocks     |\n" + line;
   auto const row = [&](std::string const& name, watched_tag const& t, bool has_peak) {
     auto const bytes = [](std::size_t n) {
       auto const number = static_cast<std::int64_t>(n);
-      return " " + detail::table_bytes(number, number) + " |";
+      return detail::joined({" ", detail::table_bytes(number, number), " |"});
     };
     auto const blocks = static_cast<std::int64_t>(t.blocks);
-    out += "| " + detail::left(std::string(detail::first_of_text(name, 22)), 22) + " |" + bytes(t.bytes);
+    out += detail::joined(
+        {"| ", detail::left(std::string(detail::first_of_text(name, 22)), 22), " |", bytes(t.bytes)});
     out += has_peak ? bytes(t.peak_bytes) : std::string(12, ' ') + "|";
     out += bytes(t.requested) + " " + detail::table_count(blocks, blocks) + " |\n";
   };
@@ -1500,7 +1511,7 @@ template <class Resource>
     all.requested += t.requested;
     all.blocks += t.blocks;
   }
-  out += "|" + std::string(75, '-') + "|\n";
+  out += detail::joined({"|", std::string(75, '-'), "|\n"});
   row("all", all, false);
   return out + line;
 }
@@ -1525,7 +1536,6 @@ template <class Resource>
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <optional>
 #include <string>
 #include <utility>
@@ -1606,7 +1616,7 @@ struct memory_explanation {
       add(1, "this process", process(), "what nvidia-smi shows for it");
     } else {
       add(1, "this process, at least", process(),
-          "what is known to be its own" + (gap.empty() ? "" : "; " + gap));
+          detail::joined({"what is known to be its own", gap.empty() ? "" : "; ", gap}));
     }
     if (context) {
       add(2, "context and modules", context, context_how);
@@ -1627,7 +1637,7 @@ struct memory_explanation {
 
   /// The table, for people; each row in bytes and in MiB. @throws std::bad_alloc
   [[nodiscard]] std::string text() const {
-    std::string out = line("device " + std::to_string(device), "bytes", "MiB", "");
+    std::string out = line(detail::joined({"device ", std::to_string(device)}), "bytes", "MiB", "");
     for (memory_row const& row : rows()) {
       std::string const indent(static_cast<std::size_t>(2 * row.depth), ' ');
       out += line(indent + row.name, row.bytes ? std::to_string(*row.bytes) : "unknown",
@@ -1664,10 +1674,18 @@ struct memory_explanation {
     add(depth + 1, "cached", p.cached);
   }
   [[nodiscard]] static std::string in_mib(std::int64_t bytes) {
-    char digits[48];
-    // Four decimals, so that a model of 440 bytes shows as 0.0004.
-    (void)std::snprintf(digits, sizeof digits, "%.4f", static_cast<double>(bytes) / 1048576.0);
-    return digits;
+    // Four decimals, so that a model of 440 bytes shows as 0.0004. By hand, since printf follows the locale; rounded to
+    // nearest, halves to even, as printf does.
+    auto const magnitude =
+        bytes < 0 ? 0 - static_cast<std::uint64_t>(bytes) : static_cast<std::uint64_t>(bytes);
+    constexpr std::uint64_t mib = std::uint64_t{1} << 20;
+    std::uint64_t const scaled = magnitude % mib * 10000;
+    std::uint64_t ten_thousandths = scaled / mib;
+    std::uint64_t const rest = scaled % mib;
+    if (rest > mib / 2 || (rest == mib / 2 && ten_thousandths % 2 == 1)) ++ten_thousandths;
+    std::string const decimals = std::to_string(10000 + ten_thousandths % 10000);
+    return (bytes < 0 ? "-" : "") + std::to_string(magnitude / mib + ten_thousandths / 10000) + "." +
+           decimals.substr(1);
   }
   [[nodiscard]] static std::string line(std::string name, std::string const& bytes, std::string const& mib,
                                         std::string const& how) {
@@ -1826,7 +1844,7 @@ memory_explanation explain(Subjects const&... subjects) {
           if (layer == found.layer) return;
         }
         seen.push_back(found.layer);
-        found.share.name = "pool " + std::to_string(++pools);
+        found.share.name = joined({"pool ", std::to_string(++pools)});
         (is_in_device_memory<Subject> ? e.pools : e.host_pools).push_back(std::move(found.share));
       }
     }
@@ -2011,7 +2029,8 @@ class source_lines {
     std::string text = source == source_text::shown ? sources.of(l.where) : std::string();
     // A mark on a line of its own says less than whose it is.
     if (text.starts_with("TARN_PROFILE_LINE(") && text.find(';') + 1 == text.size()) text.clear();
-    out += "  " + (text.empty() ? "in " + std::string(l.where.function) : text) + "\n";
+    if (text.empty()) text = detail::joined({"in ", l.where.function});
+    out += detail::joined({"  ", text, "\n"});
   }
   if (std::uint64_t const dropped = detail::line_registry::of_process().dropped(); dropped != 0) {
     out += std::to_string(dropped) + " calls of further lines are not shown\n";
@@ -2257,7 +2276,9 @@ enum class block_use : std::uint8_t {
 struct snapshot_block {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
-  std::size_t requested = 0;  ///< of a live block that a watched layer saw; otherwise 0
+  /// Of a live block that a watched layer saw, and of an awaiting one (what the pool was asked for where the history does not
+  /// show its allocation); otherwise 0.
+  std::size_t requested = 0;
   block_use use = block_use::cached;
   stream_id stream =
       0;  ///< of the allocation; of a cached block: whose work may have used it last; 0: nobody's
@@ -2446,7 +2467,7 @@ class perfetto_writer {
     begin("C", name, time).key("args").begin_object().field("bytes", bytes).end_object().end_object();
   }
   void count_tag(std::uint32_t tag, std::uint64_t time) {
-    count("tag " + std::string(tag_name(tag)), of_tag_[tag], time);
+    count(joined({"tag ", tag_name(tag)}), of_tag_[tag], time);
   }
   void slice(char const* phase, std::uintptr_t address, live_block const& b, std::uint64_t time) {
     if (b.bytes < options_.least_slice_bytes) return;
@@ -2471,7 +2492,7 @@ class perfetto_writer {
   [[nodiscard]] std::string place_name(std::uint32_t place) const {
     if (place >= snapshot_.places.size() || snapshot_.places[place].empty()) return "";
     watched_frame const& f = snapshot_.places[place][0];
-    return f.file + ":" + std::to_string(f.line);
+    return joined({f.file, ":", std::to_string(f.line)});
   }
 
   json_text json_;
@@ -2911,9 +2932,8 @@ class snapshot_pickler {
     for (snapshot_block const& b : s.blocks) {
       if (b.use == block_use::cached) continue;
       active += b.bytes;
-      if (b.use == block_use::awaiting) continue;
-      allocated += b.bytes;
       requested += requested_of(b);
+      if (b.use == block_use::live) allocated += b.bytes;
     }
     pickle_.begin_dict();
     field("device", static_cast<std::uint64_t>(device()));
@@ -3189,6 +3209,7 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -3212,7 +3233,8 @@ struct held_block {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   held_use use = held_use::cached;
-  stream_id stream = 0;  ///< 0: nobody's
+  stream_id stream = 0;       ///< 0: nobody's
+  std::size_t requested = 0;  ///< of an awaiting block: what the pool was asked for
 };
 
 struct held_piece {
@@ -3245,11 +3267,13 @@ struct pool_facts {
     std::size_t first_piece = 0;
     std::size_t pieces = 0;
     domain_ref domain = neutral;
+    std::uint16_t generation = 0;
   };
 
   std::vector<range> ranges;  ///< live and free ones
   std::vector<run> runs;
-  std::vector<stream_id> domains;  ///< by domain_ref
+  std::vector<stream_id> domains;          ///< by domain_ref
+  std::vector<std::uint16_t> generations;  ///< by domain_ref
   std::vector<used_view> views;
   std::vector<held_piece> pieces;
   std::vector<held_memory> held;
@@ -3266,14 +3290,14 @@ struct pool_facts {
     for (std::size_t i = 0; i < ladder.counters.notes.size(); ++i) notes.push_back(ladder.counters.notes[i]);
     reserved = ladder.counters.reserved;
     stopped_threads const stopped(caches);
-    // Before the hot lock: drivers may be called under that of the uses.
+    // Before the hot lock: no two locks are held at once.
     uses.for_each_waiting([&](auto const& w) {
       awaiting.push_back({address_of(w.p), rounded_bytes(w.bytes, w.alignment), held_use::awaiting,
-                          public_id(w.stream.id())});
+                          public_id(w.stream.id()), w.bytes});
     });
     if constexpr (requires { told.for_each_kept([](freed_block const&) {}); }) {
       told.for_each_kept([&](auto const& b) {
-        cached.push_back({address_of(b.p), 0, held_use::cached, public_id(b.id)});
+        cached.push_back({address_of(b.p), 0, held_use::cached, public_id(b.id), 0});
       });
     }
     for (auto const& cache : caches) {
@@ -3288,6 +3312,7 @@ struct pool_facts {
       ranges.reserve(most_ranges);
       runs.reserve(most_runs);
       domains.reserve(most_domains);
+      generations.reserve(most_domains);
       cached.reserve(cached.size() + most_foreign);
       hot_lock const hot(ladder.hot);
       if (space.ranges.size() > most_ranges || space.runs.size() > most_runs ||
@@ -3296,6 +3321,12 @@ struct pool_facts {
       copy_arena(space);
       return;
     }
+  }
+
+  /// The stream that a live block was taken for; 0 where it was forgotten since.
+  template <class Taken>
+  [[nodiscard]] stream_id stream_of(Taken const& taken) const noexcept {
+    return taken.generation == generations[taken.domain] ? domains[taken.domain] : 0;
   }
 
   /// A stream's identity as users know it: nobody's is 0.
@@ -3317,10 +3348,10 @@ struct pool_facts {
   void copy_magazines(stream_cache const& mine) {
     stream_id const id = public_id(mine.id);
     if (mine.large_block != nullptr)
-      cached.push_back({address_of(mine.large_block), mine.large_bytes, held_use::cached, id});
+      cached.push_back({address_of(mine.large_block), mine.large_bytes, held_use::cached, id, 0});
     for (magazine const& m : mine.magazines) {
       for (std::uint32_t i = 0; i < m.count; ++i)
-        cached.push_back({address_of(m.blocks[i]), 0, held_use::cached, id});
+        cached.push_back({address_of(m.blocks[i]), 0, held_use::cached, id, 0});
     }
   }
 
@@ -3335,14 +3366,15 @@ struct pool_facts {
     }
     for (domain_ref d = 0; d < space.streams.size(); ++d) {
       domains.push_back(public_id(space.streams[d].id));
+      generations.push_back(space.streams[d].generation);
       for (auto const& list : space.streams[d].foreign) {
-        for (void* const p : list) cached.push_back({address_of(p), 0, held_use::cached, domains.back()});
+        for (void* const p : list) cached.push_back({address_of(p), 0, held_use::cached, domains.back(), 0});
       }
     }
     if (space.tenancies.size() <= 1) return;  // no view was ever made
     space.blocks.for_each([&](std::uintptr_t address, range_ref r) {
-      if (space.ranges[r].view == 0) return;
-      used_view v{address, pieces.size(), 0, space.ranges[r].domain};
+      if (space.ranges[r].view_or_split == 0) return;
+      used_view v{address, pieces.size(), 0, space.ranges[r].domain, space.ranges[r].generation};
       for (; r != 0; r = space.ranges[r].chain, ++v.pieces)
         pieces.push_back({space.ranges[r].address, space.ranges[r].bytes});
       views.push_back(v);
@@ -3437,31 +3469,31 @@ class pool_tiling {
   /// What no range covers: the unaligned ends of a segment.
   static void fill(held_stretch& s, std::uintptr_t& at, std::uintptr_t end) {
     if (at >= end) return;
-    s.blocks.push_back({at, end - at, held_use::cached, 0});
+    s.blocks.push_back({at, end - at, held_use::cached, 0, 0});
     at = end;
   }
 
   void add_range(held_stretch& s, range const& node) {
     if (node.state == range_state::free) {
-      s.blocks.push_back({node.address, node.bytes, held_use::cached, facts_.domains[node.domain]});
+      s.blocks.push_back({node.address, node.bytes, held_use::cached, facts_.domains[node.domain], 0});
       return;
     }
     auto const found = std::lower_bound(facts_.runs.begin(), facts_.runs.end(), node.address,
                                         [](run const& a, std::uintptr_t at) { return a.address < at; });
     if (found != facts_.runs.end() && found->address == node.address) return add_run(s, *found, node.bytes);
-    s.blocks.push_back(taken(node.address, node.bytes, facts_.domains[node.domain]));
+    s.blocks.push_back(taken(node.address, node.bytes, facts_.stream_of(node)));
   }
 
   /// A run's blocks; those that are free side by side are one.
   void add_run(held_stretch& s, run const& r, std::size_t bytes) {
     std::size_t const step = class_bytes(r.size_class);
-    stream_id const stream = facts_.domains[r.domain];
+    stream_id const stream = facts_.stream_of(r);
     bool open = false;
     auto const add_free = [&](std::uintptr_t address, std::size_t length) {
       if (open) {
         s.blocks.back().bytes += length;
       } else if (length != 0) {
-        s.blocks.push_back({address, length, held_use::cached, stream});
+        s.blocks.push_back({address, length, held_use::cached, stream, 0});
         open = true;
       }
     };
@@ -3485,9 +3517,9 @@ class pool_tiling {
           std::lower_bound(list->begin(), list->end(), address,
                            [](held_block const& b, std::uintptr_t at) { return b.address < at; });
       if (found != list->end() && found->address == address)
-        return {address, bytes, found->use, found->stream};
+        return {address, bytes, found->use, found->stream, found->requested};
     }
-    return {address, bytes, held_use::live, stream};
+    return {address, bytes, held_use::live, stream, 0};
   }
 
   [[nodiscard]] held_stretch seen_through(pool_facts::used_view const& v) const {
@@ -3501,7 +3533,7 @@ class pool_tiling {
       s.bytes += p.bytes;
       s.handles += handles_in(p.address, p.bytes);
     }
-    s.blocks.push_back(taken(v.address, s.bytes, facts_.domains[v.domain]));
+    s.blocks.push_back(taken(v.address, s.bytes, facts_.stream_of(v)));
     return s;
   }
 
@@ -3530,14 +3562,25 @@ struct pool_contents {
 /// @throws std::bad_alloc
 template <class Pool>
 [[nodiscard]] pool_contents contents_of(Pool& pool) {
-  pool_facts facts;
-  pool.inspect(
-      [&](auto& ladder, auto& caches, auto& uses, auto& told) { facts.copy(ladder, caches, uses, told); });
+  std::vector<pool_facts> of_each;  // a layer that routes shows several pools, one after the other
+  pool.inspect([&](auto& ladder, auto& caches, auto& uses, auto& told) {
+    of_each.emplace_back().copy(ladder, caches, uses, told);
+  });
   pool_contents contents;
-  contents.stretches = pool_tiling(facts).stretches();
-  contents.held = std::move(facts.held);
-  contents.notes = std::move(facts.notes);
-  contents.reserved = facts.reserved;
+  auto const by_address = [](auto const& a, auto const& b) { return a.address < b.address; };
+  auto const by_time = [](auto const& a, auto const& b) { return a.time < b.time; };
+  auto const append = [](auto& to, auto& from, auto const& before) {
+    auto const old = static_cast<std::ptrdiff_t>(to.size());
+    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+    std::inplace_merge(to.begin(), to.begin() + old, to.end(), before);
+  };
+  for (pool_facts& facts : of_each) {
+    std::vector<held_stretch> stretches = pool_tiling(facts).stretches();
+    append(contents.stretches, stretches, by_address);
+    append(contents.held, facts.held, by_address);
+    append(contents.notes, facts.notes, by_time);
+    contents.reserved += facts.reserved;
+  }
   return contents;
 }
 
@@ -3568,6 +3611,7 @@ namespace tarn::detail {
     block.bytes = b.bytes;
     block.use = use_of(b.use);
     block.stream = b.stream;
+    block.requested = b.requested;
     s.blocks.push_back(block);
   }
   for (held_piece const& p : from.pieces) s.pieces.push_back({p.address, p.bytes});
@@ -3660,6 +3704,7 @@ inline void name_awaiting(std::vector<snapshot_segment>& segments, std::vector<w
     if (found == waiting.end()) continue;
     found->second->tag = e->tag;
     found->second->place = e->place;
+    if (e->requested != 0) found->second->requested = smaller_of(e->requested, found->second->bytes);
     found->second->time_ns = e->time_ns;
     waiting.erase(found);
   }
@@ -3854,9 +3899,9 @@ using snapshot_writer = void (*)(std::ostream&, snapshot const&);
     return [](std::ostream& out, snapshot const& s) { write_perfetto(out, s); };
   if (path.ends_with(".json")) return write_json;
   throw std::invalid_argument(
-      "tarn: '" + std::string(path) +
-      "' names no format of snapshots; end it in .pickle (PyTorch's memory_viz), .trace.json "
-      "(Perfetto, Chrome) or .json");
+      joined({"tarn: '", path,
+              "' names no format of snapshots; end it in .pickle (PyTorch's memory_viz), .trace.json "
+              "(Perfetto, Chrome) or .json"}));
 }
 
 }  // namespace detail

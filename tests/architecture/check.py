@@ -23,6 +23,8 @@ for header in sorted(include.rglob("*.hpp")):
     code = re.sub(r"//[^\n]*|\"[^\"\n]*\"", "", text)
     if layer not in ("driver", "door") and re.search(r"\b(cuda[A-Z]\w*|cu[A-Z]\w+|CU[A-Z_]{3,}\w*)\s*[(&*;]|cudaError", code):
         problems.append(f"{name}: names CUDA's API; only driver/ and the doors may")
+    if re.search(r"printf\([^;]*%[-+ #0-9.*]*l?[aefgAEFG']", text, re.S) or re.search(r"\b(sto[fd]|strto[fd]|imbue|setlocale)\b", code):
+        problems.append(f"{name}: formats or reads numbers by the locale; use core/message, to_chars or to_string of integers")
     for macro in re.findall(r"^\s*#\s*define\s+(\w+)", code, re.M):
         if not macro.startswith(("TARN_", "LIBCUDACXX_ENABLE_")):
             problems.append(f"{name}: macro {macro} has no TARN_ prefix")
@@ -35,6 +37,21 @@ for layer in order:
     for stem in headers:
         if stem not in tested and not any(f'"tarn/{layer}/{stem}.hpp"' in headers[t] for t in tested):
             problems.append(f"{layer}/{stem}.hpp: no test in tests/{layer} names it")
+# Every policy and every source is in the policy matrix.
+matrix = (root / "tests" / "policy_matrix" / "policies.hpp").read_text()
+listed = " ".join(re.findall(r"using \w+_policies =\s*list<([^;]*)>;", matrix))
+for header in sorted((include / "policy").glob("*.hpp")):
+    if not re.search(r"^  using layer = (?!.*typename)", header.read_text(), re.M) or header.stem == "compose":
+        continue
+    has_place = header.stem == "pooled" or f"with::{header.stem}" in re.findall(r"with::\w+", listed)
+    if not has_place:
+        problems.append(f"policy/{header.name}: not in the lists of tests/policy_matrix/policies.hpp")
+stacks = "\n".join(p.read_text() for p in sorted((root / "tests" / "policy_matrix").glob("stacks_*.cpp")))
+for header in sorted((include / "source").glob("*.hpp")):
+    for name in re.findall(r"^(?:using|class) (basic_\w+|host_memory)\b", header.read_text(), re.M):
+        entry = re.search(rf"struct (\w+) {{[^}}]*tarn::{name}\b", matrix)
+        if not entry or f"of::{entry.group(1)}" not in stacks:
+            problems.append(f"source/{header.name}: {name} is in no stack of tests/policy_matrix")
 # A title is a promise, made once: a second case of it is a copy, or another promise.
 titles = {}
 for test in sorted((root / "tests").rglob("*.c*")):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mistakes that must not compile, and the words that the first error must contain. Each case is a .cpp here whose second
-line is `// error: words`. Under each compiler that is there: a user reads the first error, whoever prints it."""
+line is `// error: words`, and whose third may be `// flags: options`. Under each compiler that is there: a user reads the
+first error, whoever prints it."""
 import pathlib
 import shutil
 import subprocess
@@ -12,10 +13,12 @@ if "clang" not in sys.argv[2] and shutil.which("clang++"):
     compilers.append("clang++")
 bad = count = 0
 for case in sorted((root / "tests" / "compile_fail").glob("*.cpp")):
-    words = case.read_text().splitlines()[1].split("error: ", 1)[1]
+    lines = case.read_text().splitlines()
+    words = lines[1].split("error: ", 1)[1]
+    flags = lines[2].split("flags: ", 1)[1].split() if lines[2].startswith("// flags: ") else []
     for compiler in compilers:
         count += 1
-        run = subprocess.run([compiler, "-std=c++20", "-fsyntax-only", "-DTARN_NO_CUDA", "-I", str(root / "include"), str(case)], text=True, capture_output=True)
+        run = subprocess.run([compiler, "-std=c++20", "-fsyntax-only", "-DTARN_NO_CUDA", *flags, "-I", str(root / "include"), str(case)], text=True, capture_output=True)
         first = next((line for line in run.stderr.splitlines() if " error: " in line), "")
         if run.returncode == 0:
             print(f"{case.name}, {compiler}: compiles, but must not")

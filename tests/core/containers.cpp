@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <new>
 #include <random>
 #include <string>
 #include <thread>
@@ -203,4 +204,28 @@ TEST_CASE("of two equal or unequal values the extremes are told", "[core][extrem
   static_assert(larger_of(1, 2) == 2 && larger_of(2, 1) == 2 && larger_of(3, 3) == 3);
   static_assert(smaller_of(1, 2) == 1 && smaller_of(2, 1) == 1 && smaller_of(3, 3) == 3);
   CHECK(larger_of(std::size_t{0}, ~std::size_t{0}) == ~std::size_t{0});
+}
+
+TEST_CASE("a sequence refuses more elements than have a number of bytes, and keeps its own",
+          "[core][sequence]") {
+  sequence<std::uint64_t> numbers;
+  numbers.push_back(7);
+  std::size_t const too_many[] = {~std::size_t{0}, ~std::size_t{0} / 8 + 1, ~std::size_t{0} / 8 + 2,
+                                  std::size_t{1} << 61, (std::size_t{1} << 61) + 1};
+  for (std::size_t const count : too_many) {
+    CHECK_THROWS_AS(numbers.reserve(count), std::bad_alloc);
+    CHECK_THROWS_AS(numbers.resize(count), std::bad_alloc);
+    REQUIRE(numbers.size() == 1);
+    CHECK(numbers[0] == 7);
+  }
+}
+
+TEST_CASE("an address_map refuses room for more entries than can be counted", "[core][address_map]") {
+  address_map<std::uint64_t> map;
+  map.make_room(1);
+  map.insert(5, 6);
+  for (std::size_t const count :
+       {~std::size_t{0}, ~std::size_t{0} / 2, std::size_t{1} << 62, std::size_t{1} << 58})
+    CHECK_THROWS_AS(map.make_room(count), std::bad_alloc);
+  CHECK(map.find(5) == 6);
 }

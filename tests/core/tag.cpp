@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tarn/core/tag.hpp"
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "catch.hpp"
+#include "tarn/core/misuse.hpp"
 
 using namespace tarn;
 
@@ -122,4 +128,114 @@ TEST_CASE("names that come when all places are taken are one tag", "[core][tag]"
   CHECK(std::string(names->name_of(1023)) == "other tags");
   CHECK(names->number_of("name 1021") == 1022);
   CHECK(std::string(names->name_of(1)) == "name 0");
+}
+
+namespace {
+
+/// Calls f with each order of three.
+template <class F>
+void in_every_order(F const& f) {
+  std::array<std::size_t, 3> order{0, 1, 2};
+  do {
+    f(order);
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+}  // namespace
+
+TEST_CASE("tag_scopes end in every order, and the innermost of those left wins", "[core][tag]") {
+  tag_scope const around{"around"};
+  tag const names[] = {tag("first"), tag("second"), tag("third")};
+  in_every_order([&](auto const& order) {
+    std::optional<tag_scope> scopes[3];
+    for (std::size_t i = 0; i < 3; ++i) scopes[i].emplace(names[i]);
+    for (std::size_t const ended : order) {
+      scopes[ended].reset();
+      tag expected("around");
+      for (std::size_t i = 0; i < 3; ++i) {
+        if (scopes[i]) expected = names[i];
+      }
+      CHECK(tag::current() == expected);
+    }
+    CHECK(tag::current() == tag("around"));
+  });
+}
+
+TEST_CASE("call_places end in every order, and the outermost of those left is the place",
+          "[core][tag][call_place]") {
+  int const before = call_place::current().line;
+  CHECK(before == 0);
+  place const places[] = {place("a", 1, "f"), place("b", 2, "g"), place("c", 3, "h")};
+  in_every_order([&](auto const& order) {
+    std::optional<call_place> scopes[3];
+    for (std::size_t i = 0; i < 3; ++i) scopes[i].emplace(places[i]);
+    for (std::size_t const ended : order) {
+      CHECK(call_place::current().line == (scopes[0] ? 1 : scopes[1] ? 2 : 3));
+      scopes[ended].reset();
+    }
+    CHECK(call_place::current().line == 0);
+  });
+}
+
+TEST_CASE("the end of a call_place takes no other's tag", "[core][tag][call_place]") {
+  std::optional<call_place> outer(std::in_place), inner(std::in_place, place(tag("further in")));
+  outer.reset();
+  CHECK(tag::current() == tag("further in"));
+  std::optional<call_place> further(std::in_place, place(tag("of the next")));
+  CHECK(tag::current() == tag("further in"));
+  inner.reset();
+  CHECK(tag::current() == tag("of the next"));
+  further.reset();
+  CHECK(tag::current() == tag());
+}
+
+TEST_CASE("scopes of two threads that overlap leave each thread its own tag and place",
+          "[core][tag][call_place][threads]") {
+  std::atomic<int> step{0};
+  auto const await = [&](int wanted) {
+    while (step.load() != wanted) std::this_thread::yield();
+  };
+  std::thread other([&] {
+    await(1);
+    {
+      tag_scope const mine{"the other thread's"};
+      call_place const here(place("other", 7, "f"));
+      step = 2;
+      await(3);
+      CHECK(tag::current() == tag("the other thread's"));
+      CHECK(call_place::current().line == 7);
+    }
+    CHECK(tag::current() == tag());
+    CHECK(call_place::current().line == 0);
+  });
+  {
+    tag_scope const mine{"this thread's"};
+    call_place const here(place("this", 5, "f"));
+    step = 1;
+    await(2);
+    CHECK(tag::current() == tag("this thread's"));
+    CHECK(call_place::current().line == 5);
+  }
+  CHECK(tag::current() == tag());
+  CHECK(call_place::current().line == 0);
+  step = 3;
+  other.join();
+}
+
+namespace {
+std::optional<misuse_kind> reported;
+}
+
+TEST_CASE("a tag_scope that ends on another thread is reported", "[core][tag][scope_chain]") {
+  auto const before = set_misuse_handler([](misuse const& what) {
+    if (std::string_view(what.what()).find("tag_scope ended on a thread") != std::string_view::npos)
+      reported = what.kind();
+  });
+  std::optional<tag_scope> scope;
+  std::thread([&] { scope.emplace("begun elsewhere"); }).join();
+  tag_scope const here{"of this thread"};
+  scope.reset();
+  set_misuse_handler(before);
+  CHECK(reported == misuse_kind::wrong_thread);
+  CHECK(tag::current() == tag("of this thread"));
 }

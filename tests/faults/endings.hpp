@@ -13,12 +13,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string_view>
 #include <thread>
 #include <vector>
 
+#include "tarn/policy/watched.hpp"
 #include "tarn/tarn.hpp"
 
 namespace tarn_test {
@@ -125,6 +127,36 @@ struct endings {
     return said(true, "leaving main");
   }
 
+  /// The context of a device that is not current is lost: what was remembered of it must not be used.
+  static int context_reset_while_another_device_is_current(char const*) {
+    memory_type memory = Kit::memory();
+    Kit::leave_device();  // where there is another one
+    void* const p = memory.allocate(stream_ref{}, 5_MiB);
+    {
+      buffer const owner(memory, 1000, stream_ref{});
+      Kit::come_back();
+      Kit::lose_context();
+      Kit::leave_device();
+    }
+    memory.deallocate(stream_ref{}, p, 5_MiB);
+    (void)memory.trim(0);
+    bool fine = false;
+    try {
+      std::vector<int> const numbers(1000, 7);
+      std::vector<int> back(numbers.size());
+      Kit::come_back();
+      memory_type fresh = Kit::memory();
+      Kit::leave_device();
+      buffer copied(fresh, numbers.size(), stream_ref{});
+      copied.copy_from(numbers);
+      copied.copy_to_sync(back);
+      fine = Kit::context_comes_back && back == numbers;
+    } catch (cuda_error const& error) {
+      fine = !Kit::context_comes_back && error.kind() == failure::unloading;
+    }
+    return said(fine, "the reset was noticed");
+  }
+
   static int status_of(pid_t child) {
     int status = 0;
     if (child < 0 || ::waitpid(child, &status, 0) != child || !WIFEXITED(status)) return -1;
@@ -163,6 +195,208 @@ struct endings {
     bool const kept = memory_allocated(host) != 0;
     host.deallocate_sync(p, 1000);
     return said(fine && kept, "the parent goes on");
+  }
+
+  /// Threads that allocate and free without a pause, each with blocks of its own and blocks that another one took.
+  template <class Memory>
+  class busy_threads {
+   public:
+    explicit busy_threads(Memory& memory, std::size_t largest) {
+      for (unsigned t = 1; t <= 4; ++t) {
+        threads_.emplace_back([this, t, largest, &memory] {
+          std::vector<std::pair<void*, std::size_t>> blocks;
+          auto const drop = [&](std::size_t at) {
+            memory.deallocate(stream_ref{}, blocks[at].first, blocks[at].second);
+            blocks[at] = blocks.back();
+            blocks.pop_back();
+          };
+          for (std::uint32_t i = t; !over_; i = i * 1664525 + 1013904223) {
+            if (blocks.size() < 20 && (i >> 16) % 2 == 0) {
+              std::size_t const bytes = (i >> 8) % (i % 64 == t ? largest : 4000) + 1;
+              blocks.emplace_back(memory.allocate(stream_ref{}, bytes), bytes);
+            } else if (!blocks.empty()) {
+              drop((i >> 8) % blocks.size());
+            }
+            if (t == 4 && i % 256 == 4) memory.empty_cache();
+            ++turns_;
+          }
+          while (!blocks.empty()) drop(0);
+        });
+      }
+      while (turns_ < 1000) std::this_thread::yield();
+    }
+    ~busy_threads() {
+      over_ = true;
+      for (auto& t : threads_) t.join();
+    }
+
+   private:
+    std::atomic<bool> over_{false};
+    std::atomic<unsigned> turns_{0};
+    std::vector<std::thread> threads_;
+  };
+
+  /// Forks `count` children while threads are inside, and calls `child(number)` in each. Returns how many ended otherwise
+  /// than with status 0 within ten seconds.
+  template <class Child>
+  static int bad_children(int count, Child const& child) {
+    int bad = 0;
+    for (int i = 0; i < count; ++i) {
+      ::usleep(300);
+      pid_t const pid = ::fork();
+      if (pid == 0) {
+        (void)::alarm(10);
+        ::_exit(child(i) ? 0 : found_wrong);
+      }
+      bad += status_of(pid) == 0 ? 0 : 1;
+    }
+    return bad;
+  }
+
+  template <class Make>
+  static int bad_children_of(Make const& make, char const* name, int count = 20) {
+    using made = decltype(make());
+    std::unique_ptr<made> memory(new made(make()));
+    int bad = 0;
+    {
+      busy_threads<made> const threads(*memory, 300'000);
+      bad = bad_children(count, [&](int i) {
+        std::vector<void*> blocks;
+        for (int k = 0; k < 3; ++k) {
+          for (std::size_t const bytes : {std::size_t{100}, std::size_t{40'000}, std::size_t{1'500'000}}) {
+            void* const p = memory->allocate(stream_ref{}, bytes);
+            std::memset(p, i, bytes);
+            memory->deallocate(stream_ref{}, p, bytes);
+          }
+        }
+        for (int k = 0; k < 100; ++k) blocks.push_back(memory->allocate_sync(1000));
+        for (void* const p : blocks) memory->deallocate_sync(p, 1000);
+        memory->empty_cache();
+        (void)memory->owns(memory.get());
+        if (i % 4 == 1) {  // a thread of the child's own
+          std::thread([&] { memory->deallocate_sync(memory->allocate_sync(500), 500); }).join();
+        }
+        if (i % 4 == 2) memory.reset();
+        return true;
+      });
+    }
+    if (bad != 0) std::fprintf(stderr, "%s: %d of %d children\n", name, bad, count);
+    return bad;
+  }
+  static int fork_with_threads_inside(char const*) {
+    // What other threads were doing at the fork stays undone in the child: blocks that were never freed are no news there.
+    (void)set_misuse_handler([](misuse const& m) {
+      if (m.kind() != misuse_kind::leak) std::abort();
+    });
+    int bad = 0;
+    bad += bad_children_of([] { return host_memory{} | pooled{}; }, "pooled");
+    bad += bad_children_of([] { return host_memory{} | pooled{} | pooled{}; }, "pooled over pooled");
+    bad += bad_children_of([] { return host_memory{} | pooled{} | tracked{}; }, "tracked", 60);
+    bad += bad_children_of([] { return host_memory{} | pooled{} | limited{1_GiB}; }, "limited");
+    bad += bad_children_of([] { return host_memory{} | pooled{} | recorded{"/dev/null"}; }, "recorded");
+    bad += bad_children_of([] { return host_memory{} | pooled{} | watched{.history = 100}; }, "watched");
+    bad += bad_children_of([] { return host_memory{} | pooled{} | checked{.quarantine_blocks = 16}; },
+                           "checked");
+    bad += bad_children_of([] { return host_memory{} | pooled{} | fenced{}; }, "fenced");
+    bad += bad_children_of([] { return host_memory{} | pooled{} | poisoned{}; }, "poisoned");
+    bad += bad_children_of(
+        [] {
+          return host_memory{} | pooled{} | limited{100'000} | fallback_to(host_memory{} | pooled{}) |
+                 tracked{};
+        },
+        "fallback_to");
+    bad += bad_children_of(
+        [] {
+          return host_memory{} | retry_on_oom{[](out_of_memory const&, unsigned) { return false; }} |
+                 pooled{};
+        },
+        "retry_on_oom");
+    return said(bad == 0, "no child was stuck");
+  }
+  /// A child of a process with device memory: refused, quietly where nothing can be thrown, and the parent goes on.
+  static int fork_with_threads_inside_the_device(char const*) {
+    auto memory = std::make_unique<memory_type>(Kit::memory());
+    std::vector<int> const numbers(100'000, 7);
+    buffer kept(*memory, numbers.size(), stream_ref{});
+    kept.copy_from(numbers);
+    int bad = 0;
+    {
+      busy_threads<memory_type> const threads(*memory, 3'000'000);
+      bad = bad_children(60, [&](int i) {
+        int refused = 0;
+        for (std::size_t const bytes : {std::size_t{100}, std::size_t{40'000}, std::size_t{3'000'000}}) {
+          try {
+            (void)memory->allocate(stream_ref{}, bytes);
+          } catch (cuda_error const& error) {
+            refused += error.kind() == failure::forked ? 1 : 0;
+          }
+          try {
+            (void)memory->allocate_sync(bytes);
+          } catch (cuda_error const& error) {
+            refused += error.kind() == failure::forked ? 1 : 0;
+          }
+        }
+        std::size_t const given = memory->trim(0);
+        if (i % 2 == 0) {
+          buffer const gone(std::move(kept));  // frees nothing
+        }
+        if (i % 3 == 0) memory.reset();
+        return refused == 6 && given == 0;
+      });
+    }
+    std::vector<int> back(numbers.size());
+    kept.copy_to_sync(back);
+    return said(bad == 0 && back == numbers, "every child was refused");
+  }
+  /// The handler runs under the pool's growth lock: that stays the child's.
+  static int fork_in_a_handler(char const*) {
+    static int bad = 0;
+    static auto other = host_memory{} | pooled{} | tracked{};
+    auto memory = host_memory{} | limited{4_MiB} | retry_on_oom{[](out_of_memory const&, unsigned attempt) {
+                    bad += bad_children(1, [](int) {
+                      other.deallocate_sync(other.allocate_sync(1000), 1000);
+                      return true;
+                    });
+                    return attempt < 2;
+                  }} |
+                  pooled{};
+    bool refused = false;
+    try {
+      (void)memory.allocate_sync(100_MiB);
+    } catch (out_of_memory const&) {
+      refused = true;
+    }
+    memory.deallocate_sync(memory.allocate_sync(1000), 1000);
+    return said(bad == 0 && refused, "the child of a handler works");
+  }
+  /// A lock that its owner keeps until after the fork: the fork goes on without it, and the child's pool is refused.
+  static int fork_of_a_thread_that_never_leaves(char const*) {
+    static std::atomic<int> step{0};
+    auto memory = host_memory{} | limited{4_MiB} | retry_on_oom{[](out_of_memory const&, unsigned) {
+                    if (step == 0) step = 1;
+                    while (step != 2) std::this_thread::yield();
+                    return false;
+                  }} |
+                  pooled{};
+    std::thread inside([&] {
+      try {
+        (void)memory.allocate_sync(100_MiB);
+      } catch (out_of_memory const&) {
+      }
+    });
+    while (step != 1) std::this_thread::yield();
+    int const bad = bad_children(1, [&](int) {
+      try {
+        (void)memory.allocate_sync(1000);
+      } catch (cuda_error const& error) {
+        return error.kind() == failure::forked;
+      }
+      return false;
+    });
+    step = 2;
+    inside.join();
+    memory.deallocate_sync(memory.allocate_sync(1000), 1000);
+    return said(bad == 0, "the child is refused");
   }
 
   static int threads_outlive_the_pool(char const*) {
@@ -321,8 +555,13 @@ struct endings {
         {"thread_local_owners", thread_local_owners},
         {"context_destroyed", context_destroyed},
         {"context_destroyed_before_exit", context_destroyed_before_exit},
+        {"context_reset_while_another_device_is_current", context_reset_while_another_device_is_current},
         {"fork_and_the_child_exits", fork_and_the_child_exits},
         {"fork_and_the_child_uses_the_host", fork_and_the_child_uses_the_host},
+        {"fork_with_threads_inside", fork_with_threads_inside},
+        {"fork_with_threads_inside_the_device", fork_with_threads_inside_the_device},
+        {"fork_in_a_handler", fork_in_a_handler},
+        {"fork_of_a_thread_that_never_leaves", fork_of_a_thread_that_never_leaves},
         {"threads_outlive_the_pool", threads_outlive_the_pool},
         {"pools_outlive_threads", pools_outlive_threads},
         {"exhaustion_handler_throws", exhaustion_handler_throws},

@@ -17,6 +17,11 @@ struct on_cuda {
   }
   static memory_type memory() { return {}; }
   static pinned_type pinned() { return {}; }
+  static void leave_device() {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) == cudaSuccess && count > 1) (void)cudaSetDevice(1);
+  }
+  static void come_back() { (void)cudaSetDevice(0); }
   static void lose_context() { (void)cudaDeviceReset(); }
 };
 }  // namespace

@@ -12,6 +12,8 @@ struct simulated {
   static bool is_here() { return true; }
   static memory_type memory() { return {}; }
   static pinned_type pinned() { return {}; }
+  static void leave_device() {}
+  static void come_back() {}
   static void lose_context() { tarn::sim_machine::standard().unload(); }
 };
 }  // namespace

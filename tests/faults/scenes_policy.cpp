@@ -108,6 +108,52 @@ void fallback(trial& t) {
   t.check_equal(other->state().live, 0, "bytes of the fallback after all was freed");
 }
 
+/// A recorded use of a block that no pool holds back.
+void fallback_uses(trial& t) {
+  stream const a(t.driver());
+  stream const b(t.driver());
+  auto memory =
+      basic_pages<sited_driver>(t.driver()) | pooled{} | fallback_to{basic_managed<sited_driver>(t.driver())};
+  void* first = nullptr;
+  void* other = nullptr;
+  t.attempt("allocate", [&] { first = memory.allocate(a, 20_MiB); });
+  t.attempt("allocate elsewhere", [&] { other = memory.allocate(a, 10_MiB); });
+  t.attempt("record_use", [&] {
+    if (first != nullptr) memory.record_use(first, 20_MiB, b);
+  });
+  t.attempt("record_use elsewhere", [&] {
+    if (other != nullptr) memory.record_use(other, 10_MiB, b);
+  });
+  memory.deallocate(a, other, 10_MiB);
+  memory.deallocate(a, first, 20_MiB);
+  t.attempt("trim", [&] { memory.empty_cache(); });
+  t.check_equal(memory->fallback_blocks(), 0, "blocks of the fallback after all was freed");
+}
+
+/// Blocks whose stream is destroyed, over policies that call the driver themselves.
+template <class Driver>
+void lost_streams_on(trial& t, Driver driver) {
+  stream_ref gone;
+  auto memory = basic_pages<Driver>(driver) | pooled{} | fenced{} | poisoned{} | checked{};
+  void* p = nullptr;
+  void* q = nullptr;
+  {
+    stream const a(t.driver());
+    t.attempt("identify", [&] { gone = identified(memory, stream_ref(a)); });
+    t.attempt("allocate", [&] { p = memory.allocate(gone, 1000); });
+    t.attempt("allocate", [&] { q = memory.allocate(gone, 3_MiB); });
+  }
+  memory.deallocate(gone, p, 1000);
+  memory.deallocate(gone, q, 3_MiB);
+  t.heal();
+}
+void lost_streams(trial& t) {
+  lost_streams_on(t, t.driver());
+}
+void lost_streams_marking_all(trial& t) {
+  lost_streams_on(t, t.driver_that_marks_all());
+}
+
 void retry(trial& t) {
   stream const a(t.driver());
   auto below = basic_pages<sited_driver>(t.driver()) | pooled{};
@@ -186,6 +232,9 @@ constexpr scene all[] = {
     {"fences_and_poison", small_machine, fences_and_poison},
     {"checks", small_machine, checks},
     {"fallback", small_machine, fallback},
+    {"fallback_uses", small_machine, fallback_uses},
+    {"lost_streams", small_machine, lost_streams},
+    {"lost_streams_marking_all", small_machine, lost_streams_marking_all},
     {"retry", small_machine, retry},
     {"recording", small_machine, recording},
     {"watching", small_machine, watching},

@@ -414,6 +414,31 @@ void no_host_memory_for_a_free(trial& t) {
   held.empty_out("without host memory");
 }
 
+/// The host has no memory to note a block that is freed under the handle of a destroyed stream: the pool waits for the
+/// device instead.
+void no_memory_for_an_unknown_stream(trial& t) {
+  stream const a(t.driver());
+  held_blocks held(t, watched_pool(t, t.driver()));
+  void* const first = held.get(a, 1000);
+  void* p = nullptr;
+  stream_ref gone;
+  {
+    stream const c(t.driver());
+    gone = c;
+    p = held.get(c, 4_MiB);
+    held.use(c, p, 4_MiB, long_time);
+  }
+  host_faults::arm(1, host_faults::lasting::for_good);
+  held.give(bare(gone), p);
+  host_faults::disarm();
+  void* const s = held.get(a, 26_MiB);
+  held.give(s);
+  held.give(first);
+  t.heal();
+  (void)held.get(a, 10_MiB);
+  held.empty_out("without host memory");
+}
+
 constexpr scene all[] = {
     {"growth_and_remap", small_machine, growth_and_remap},
     {"growth_while_roomy", roomy_machine, growth_while_roomy},
@@ -435,6 +460,7 @@ constexpr scene all[] = {
     {"devices", two_devices, devices},
     {"limits_and_cache", small_machine, limits_and_cache},
     {"no_host_memory_for_a_free", small_machine, no_host_memory_for_a_free, true},
+    {"no_memory_for_an_unknown_stream", small_machine, no_memory_for_an_unknown_stream, true},
 };
 
 }  // namespace

@@ -42,6 +42,10 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
   promise(a->device == "auto" || a->device == "cuda" || a->device == "sim", "the device is one of three",
           a->device);
   promise(a->passes >= 1 && a->passes <= 1000, "passes are within their bounds");
+  promise(a->capacity <= std::uint64_t{1} << 60, "the capacity is within its bounds");
+  promise(a->caps.empty() || a->capacity == 0, "a cap is the capacity");
+  promise(std::all_of(a->caps.begin(), a->caps.end(), [](double c) { return c >= 0.01 && c <= 1000; }),
+          "caps are within their bounds");
   promise(!a->pools.empty(), "there is a pool to run");
   promise(!asks_for_list(*a) || a->pools.front() == "list", "a list is asked for by name");
   promise(a->report.empty() || (!a->json && a->caps.empty()), "a report is made alone");

@@ -10,6 +10,9 @@ class Mutant(NamedTuple):
     old: str  # stands there exactly once
     new: str
     short: bool = False  # one of the few that `./dev test` plants
+    # The random programs ("simulation"), the policy matrix ("policies"), or a file of unit tests.
+    finder: str = "simulation"
+    more: tuple[tuple[str, str], ...] = ()  # further changes of the same file: (old, new)
 
 
 PLANTED = {
@@ -17,7 +20,8 @@ PLANTED = {
         Mutant(
             "skip the wait",
             "pool/ordering.hpp",
-            "driver_.is_capturing(stream, capturing).ok() && !capturing && driver_.wait_event(stream, event).ok();",
+            """driver_.is_capturing(stream, capturing).ok() && !capturing &&
+             driver_.wait_event(stream, event).ok();""",
             "driver_.is_capturing(stream, capturing).ok() && !capturing && event != nullptr;",
             short=True,
         ),
@@ -56,8 +60,8 @@ PLANTED = {
         Mutant(
             "an event that is not ready passes for done",
             "pool/ordering.hpp",
-            "bool const done = driver_.query_event(domain.event).ok();",
-            "bool const done = driver_.query_event(domain.event).kind != failure::unloading;",
+            "done = driver_.query_event(domain.event).ok();",
+            "done = driver_.query_event(domain.event).kind != failure::unloading;",
         ),
         Mutant(
             "take what no event covers yet, too",
@@ -74,8 +78,8 @@ PLANTED = {
         Mutant(
             "neutral before it is finished",
             "pool/ladder.hpp",
-            "space.hand_over(d, neutral, domain.completed);",
-            "space.hand_over(d, neutral, domain.recorded);",
+            "if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.completed);",
+            "if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.recorded);",
         ),
     ],
     "a free is marked with its own stream's work": [
@@ -141,44 +145,68 @@ PLANTED = {
         Mutant(
             "a destroyed stream passes for done",
             "pool/ordering.hpp",
-            "bool const done = driver_.synchronize_device().ok();",
-            "bool const done = domain.gone;",
+            "done = driver_.synchronize_device().ok();",
+            "done = domain.gone;",
         ),
         Mutant(
             "the pool ends before its streams' work",
             "pool/pool.hpp",
-            """    ladder_.finish_all(held);
-    // A stream whose end the driver would not tell: its work must not see its memory unmapped.
-    if ((ladder_.has_unfinished() || uses_.asks_for_device()) && !finish(held)) (void)finish(held);""",
-            """    // A stream whose end the driver would not tell: its work must not see its memory unmapped.
-    if (uses_.asks_for_device() && !finish(held)) (void)finish(held);""",
+            """      ladder_.finish_all(hot);
+      // A stream whose end the driver would not tell: its work must not see its memory unmapped.
+      if ((ladder_.has_unfinished() || uses_.asks_for_device()) && !finish(hot)) (void)finish(hot);""",
+            """      // A stream whose end the driver would not tell: its work must not see its memory unmapped.
+      if (uses_.asks_for_device() && !finish(hot)) (void)finish(hot);""",
         ),
     ],
     "record_use() holds a block back until all its uses are over": [
         Mutant(
             "forget the use on the second of two streams",
             "pool/record_use.hpp",
-            "if (u.p == p && u.stream == stream) return;",
-            "if (u.p == p) return;",
+            "if (uses_[u].stream == id) return;",
+            "if (b != 0) return;",
         ),
         Mutant(
             "one use that is over passes for all",
             "pool/record_use.hpp",
-            "return events.empty() && unmarked.empty();",
-            "return events.empty() || unmarked.empty();",
-            short=True,
+            "if (--blocks_[b].pending != 0) continue;",
+            "if (std::exchange(blocks_[b].pending, 0u) == 0) continue;",
         ),
         Mutant(
             "a use that cannot be marked now is forgotten",
             "pool/record_use.hpp",
-            "if (!is_marked(w, used_on)) w.unmarked.push_back(used_on);",
-            "(void)is_marked(w, used_on);",
+            "bool const over = result == mark_result::gone && driver_.synchronize_device().ok();",
+            "bool const over = result != mark_result::marked;",
         ),
         Mutant(
             "a use on the allocating stream needs no event",
             "pool/record_use.hpp",
-            "if (!(used_on == stream)) known = mark(w, used_on) && known;",
-            "if (used_on.handle() != stream.handle()) known = mark(w, used_on) && known;",
+            "if (uses_[u].stream == freed.stream.id()) {",
+            "if (lanes_[uses_[u].lane].stream.handle() == freed.stream.handle()) {",
+        ),
+        Mutant(
+            "only the first of the uses that share an event is marked again",
+            "pool/record_use.hpp",
+            "if (in.unmarked != 0) join(g, in.unmarked);",
+            "",
+        ),
+        Mutant(
+            "a stream's lane is used again one use too early",
+            "pool/record_use.hpp",
+            "if (--lanes_[l].users != 0) return;",
+            "if (--lanes_[l].users > 1) return;",
+        ),
+        Mutant(
+            "an event that is not done is over where nobody waits",
+            "pool/record_use.hpp",
+            "if (!done) return false;",
+            "if (!done && wait) return false;",
+            short=True,
+        ),
+        Mutant(
+            "a noted block that leaves its bucket hides the others",
+            "pool/noted_blocks.hpp",
+            "for (slot_number b = in.first; b != 0; b = blocks_[b].next) marks |= mark_of(hash(blocks_[b].p), t);",
+            "",
         ),
     ],
     "a capture is left alone": [
@@ -196,23 +224,41 @@ PLANTED = {
   }
 
   /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event.
-  bool order(arena& a, lock& hot, domain_ref taker, domain_ref owner) {
+  bool order(arena& a, may_release hot, domain_ref taker, domain_ref owner) {
     stream_ref const stream = a.streams[taker].stream;
     event_handle const event = a.streams[owner].event;
-    hot.unlock();
-    bool capturing = true;
-    bool const done =
-        driver_.is_capturing(stream, capturing).ok() && !capturing && driver_.wait_event(stream, event).ok();""",
+    bool done = false;
+    {
+      unlocked const open(hot);
+      bool capturing = true;
+      done = driver_.is_capturing(stream, capturing).ok() && !capturing &&
+             driver_.wait_event(stream, event).ok();""",
             """    bool capturing = true;
     return !driver_.is_capturing(stream, capturing).ok();
   }
 
   /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event.
-  bool order(arena& a, lock& hot, domain_ref taker, domain_ref owner) {
+  bool order(arena& a, may_release hot, domain_ref taker, domain_ref owner) {
     stream_ref const stream = a.streams[taker].stream;
     event_handle const event = a.streams[owner].event;
-    hot.unlock();
-    bool const done = driver_.wait_event(stream, event).ok();""",
+    bool done = false;
+    {
+      unlocked const open(hot);
+      done = driver_.wait_event(stream, event).ok();""",
+        ),
+    ],
+    "streams and threads that end are forgotten, and none too early": [
+        Mutant(
+            "a forgotten stream's identity leads to the next stream's domain",
+            "pool/stream_order.hpp",
+            "    (void)by_id_.erase(domain.id);\n",
+            "",
+        ),
+        Mutant(
+            "a thread keeps its place for a pool that ended",
+            "pool/thread_cache.hpp",
+            "for (entry const& e : left) place(places, e);",
+            "for (entry const& e : entries_) place(places, e);",
         ),
     ],
     "magazines hold each block once, of its class, and give all back": [
@@ -279,7 +325,7 @@ PLANTED = {
         Mutant(
             "lose the remainder of a split",
             "pool/arena.hpp",
-            "if (ranges[r].bytes > bytes) index.insert(ranges, split(r, bytes));",
+            "if (ranges[r].bytes > bytes) put_in(split(r, bytes));",
             "if (ranges[r].bytes > bytes) ranges[split(r, bytes)].state = range_state::live;",
             short=True,
         ),
@@ -287,7 +333,7 @@ PLANTED = {
             "what is skipped for alignment is lost",
             "pool/arena.hpp",
             """      range_ref const body = split(r, skipped);
-      index.insert(ranges, r);
+      put_in(r);
       r = body;""",
             """      range_ref const body = split(r, skipped);
       ranges[r].state = range_state::live;
@@ -359,8 +405,8 @@ PLANTED = {
         Mutant(
             "a view is unmapped with a block in it",
             "pool/page_views.hpp",
-            "if (t.blocks != 0 || ((t.several || !done) && !all_done)) continue;",
-            "if (((t.several || !done) && !all_done)) continue;",
+            "    if (t.blocks != 0) return false;\n",
+            "",
         ),
         Mutant(
             "a view still shows a handle that was given back",
@@ -446,6 +492,89 @@ PLANTED = {
             "m->peak = larger_of(m->peak, m->current);",
             "m->peak = larger_of(m->start, m->current);",
         ),
+        Mutant(
+            "a block that waits is not active",
+            "policy/tracked_numbers.hpp",
+            "    s.current += waiting_[k][g];\n",
+            "",
+        ),
+        Mutant(
+            "the peak of what is active leaves out what waits",
+            "policy/tracked_numbers.hpp",
+            "    s.peak = larger_of(s.peak, active_peak_[k][g]);\n",
+            "",
+        ),
+        Mutant(
+            "a block that no longer waits is counted as waiting",
+            "pool/pool.hpp",
+            "      count_waiting(w.bytes, w.alignment, -1);\n",
+            "",
+        ),
+        Mutant(
+            "a large block waits among the small ones",
+            "pool/pool.hpp",
+            "    waiting_.change(bytes <= detail::class_limit, ",
+            "    waiting_.change(true, ",
+            finder="tests/report/stats_model.cpp",
+        ),
+        Mutant(
+            "a free range that fills its handle is counted as split",
+            "pool/arena.hpp",
+            "    if (first == last) return at_start && at_end ? 0 : node.bytes;",
+            "    if (first == last) return node.bytes;",
+            finder="tests/report/stats_model.cpp",
+        ),
+        Mutant(
+            "a range that is used stays counted as split",
+            "pool/arena.hpp",
+            "    split_bytes_[static_cast<std::size_t>(node.where)] -= node.view_or_split * std::int64_t{range_grain};\n",
+            "",
+            finder="tests/report/stats_model.cpp",
+        ),
+        Mutant(
+            "a reset of the totals leaves those of the driver's calls",
+            "pool/pool.hpp",
+            "    totals_reset_.creates = c.creates;\n",
+            "",
+            finder="tests/report/stats_model.cpp",
+        ),
+        Mutant(
+            "a thread's room below the peak leaves out what waits",
+            "policy/tracked_numbers.hpp",
+            "larger_of(s.peak, active_peak_[k][g]) - waiting_[k][g]) - s.current;",
+            "larger_of(s.peak, active_peak_[k][g])) - s.current;",
+            finder="tests/policy/tracked.cpp",
+        ),
+    ],
+    "a snapshot shows what the pool holds": [
+        Mutant(
+            "what was asked of a block that waits is lost",
+            "report/lay_over.hpp",
+            "    block.requested = b.requested;\n",
+            "",
+            finder="tests/report/stats_model.cpp",
+        ),
+        Mutant(
+            "a segment's requested bytes leave out what waits",
+            "report/pickle.hpp",
+            "      requested += requested_of(b);\n      if (b.use == block_use::live) allocated += b.bytes;\n",
+            "      if (b.use == block_use::live) requested += requested_of(b), allocated += b.bytes;\n",
+            finder="tests/report/stats_model.cpp",
+        ),
+        Mutant(
+            "blocks in magazines are shown as live",
+            "pool/pool_facts.hpp",
+            "      for (std::uint32_t i = 0; i < m.count; ++i)\n        cached.push_back(",
+            "      for (std::uint32_t i = 1; i < m.count; ++i)\n        cached.push_back(",
+            finder="tests/report/stats_model.cpp",
+        ),
+        Mutant(
+            "a block freed into another stream's run is shown as live",
+            "pool/pool_facts.hpp",
+            "        for (void* const p : list) cached.push_back({address_of(p), 0, held_use::cached, domains.back(), 0});\n",
+            "",
+            finder="tests/report/stats_model.cpp",
+        ),
     ],
     "an owner orders its streams": [
         Mutant(
@@ -467,6 +596,113 @@ PLANTED = {
             "",
         ),
     ],
+    "what was learned under a lock is void once it was released": [
+        Mutant(
+            "a free range that is extended stays free while its handles are made",
+            "pool/page_growth.hpp",
+            "    if (e.range != 0) a.claim(e.range);\n",
+            "",
+            more=(("    if (e.range != 0) {\n      a.merge(", "    if (e.range != 0) {\n      a.claim(e.range);\n      a.merge("),),
+        ),
+        Mutant(
+            "handles are chosen to be given back, and the lock released before they are taken",
+            "pool/page_growth.hpp",
+            "    sequence<range_ref> carved;\n    carved.reserve(whole.size());\n",
+            "    { unlocked const open(hot); }\n    sequence<range_ref> carved;\n    carved.reserve(whole.size());\n",
+        ),
+        Mutant(
+            "pieces are chosen, and the lock released before a view is made of them",
+            "pool/page_growth.hpp",
+            "        if (lack == 0) return (block = views_.build(",
+            "        { unlocked const open(hot); }\n        if (lack == 0) return (block = views_.build(",
+            short=True,
+        ),
+        Mutant(
+            "pieces are used that were chosen before views were dropped",
+            "pool/page_growth.hpp",
+            "          views_.drop_idle(a, hot, order, request.taker);\n          continue;\n",
+            "          views_.drop_idle(a, hot, order, request.taker);\n",
+        ),
+        Mutant(
+            "whether all work is done is asked once for all views",
+            "pool/page_views.hpp",
+            """    for (std::size_t at = by_use_.size(); at-- > kept;) {
+      if (is_idle(a, a.tenancies[by_use_[at]])) drop_view(a, hot, at);
+    }
+  }
+""",
+            """    bool const all_done = everything_done(a);
+    for (std::size_t at = by_use_.size(); at-- > kept;) {
+      tenancy const& t = a.tenancies[by_use_[at]];
+      if (is_idle(a, t) || (all_done && t.blocks == 0)) drop_view(a, hot, at);
+    }
+  }
+""",
+        ),
+        Mutant(
+            "pieces to prolong a view with are chosen before the lock is released",
+            "pool/page_views.hpp",
+            "    carve(a, hot.held(), looked_up<choice>(hot.held(), static_cast<choice&&>(all)), carved);\n",
+            "    { unlocked const open(hot); }\n"
+            "    carve(a, hot.held(), looked_up<choice>(hot.held(), static_cast<choice&&>(all)), carved);\n",
+        ),
+        Mutant(
+            "a segment is found free, and the lock released before it is taken",
+            "pool/segment_growth.hpp",
+            "      if (whole == 0) break;\n",
+            "      if (whole == 0) break;\n      { unlocked const open(hot); }\n",
+        ),
+        Mutant(
+            "what is freed while an event is recorded passes for covered",
+            "pool/ordering.hpp",
+            "      domain.recorded = mark;\n",
+            "      domain.recorded = domain.epoch++;\n",
+        ),
+        Mutant(
+            "what is freed while an event is asked passes for done",
+            "pool/ordering.hpp",
+            "    if (!done) return progress::running;\n    domain.completed = larger_of(domain.completed, covered);\n",
+            "    if (!done) return progress::running;\n    domain.completed = larger_of(covered, domain.freed);\n",
+        ),
+        Mutant(
+            "what is freed while the host waits passes for done",
+            "pool/ordering.hpp",
+            "    if (done) domain.completed = larger_of(domain.completed, covered);\n    return done;",
+            "    if (done) domain.completed = larger_of(covered, domain.freed);\n    return done;",
+        ),
+        Mutant(
+            "what is freed while the host waits for the device passes for done",
+            "pool/ordering.hpp",
+            "    domain.completed = larger_of(domain.completed, mark);\n",
+            "    domain.completed = larger_of(mark, domain.freed);\n",
+        ),
+        Mutant(
+            "the place of a stream is kept over a release of the lock",
+            "pool/pool.hpp",
+            "    looked_up_domain giver = domain_of(may_release(held), id, stream);\n    for (",
+            "    looked_up_domain giver = domain_of(may_release(held), id, stream);\n"
+            "    { unlocked const open{may_release(held)}; }\n    for (",
+        ),
+        Mutant(
+            "a visitor leaves a thread's cache before it has emptied it",
+            "pool/pool.hpp",
+            "    bring_home(cache);\n    cache.lock.end_visit();\n",
+            "    cache.lock.end_visit();\n    bring_home(cache);\n",
+        ),
+        Mutant(
+            "the cached large block is given back and removed from its place later",
+            "pool/pool.hpp",
+            "    void* const p = std::exchange(mine.large_block, nullptr);\n    bytes = mine.large_bytes;\n",
+            "    void* const p = mine.large_block;\n    bytes = mine.large_bytes;\n",
+            more=(
+                (
+                    "      if (home != nullptr) return_range(may_release(held), id, stream, home, home_bytes);\n",
+                    "      if (home != nullptr)\n"
+                    "        return_range(may_release(held), id, stream, home, home_bytes), mine->large_block = nullptr;\n",
+                ),
+            ),
+        ),
+    ],
     "a call is made on its own device": [
         Mutant(
             "memory of the wrong device",
@@ -479,6 +715,194 @@ PLANTED = {
             "driver/sim_driver.hpp",
             "return synchronized(m, m.streams.synchronize_device(device_.value));",
             "return synchronized(m, m.streams.synchronize_device(current().value));",
+        ),
+    ],
+    "what moves keeps its elements and its order": [
+        Mutant(
+            "a slot is copied to before the work on its last batch is over",
+            "raii/stream_batches.hpp",
+            "    if (sent_ >= depth_) lane_.wait_for(released(sent_));\n",
+            "",
+            finder="tests/raii/stream_batches.cpp",
+        ),
+        Mutant(
+            "the body does not wait for the copy of its batch",
+            "raii/stream_batches.hpp",
+            "    if (!is_over()) lane_.let_user_wait(copied(current_));\n",
+            "",
+            finder="tests/raii/stream_batches.cpp",
+        ),
+        Mutant(
+            "a pinned slot is free once its copy is enqueued",
+            "raii/stream_batches.hpp",
+            "return index < host_depth_ || lane_.is_past(copied(index));",
+            "return index < host_depth_ || sent_ > index - host_depth_;",
+            finder="tests/raii/stream_batches.cpp",
+        ),
+        Mutant(
+            "batches are collected before the stream has written them",
+            "raii/collect_batches.hpp",
+            "    lane_.wait_for(depth_);\n",
+            "",
+            finder="tests/raii/stream_batches.cpp",
+        ),
+        Mutant(
+            "elements are evicted before the work on them",
+            "raii/evict_scope.hpp",
+            "      detail::order_behind(stream_, buffers...);\n",
+            "",
+            finder="tests/raii/evict_scope.cpp",
+        ),
+        Mutant(
+            "evicted elements come back behind the buffer's stream",
+            "raii/evict_scope.hpp",
+            "    (std::get<I>(back).set_stream(std::get<I>(slots_).buffer->stream()), ...);\n",
+            "",
+            finder="tests/raii/evict_scope.cpp",
+        ),
+        Mutant(
+            "a rewind stays in the newer chunk",
+            "raii/scratch.hpp",
+            "    at_ = marks_[m.depth_].at;\n",
+            "",
+            finder="tests/raii/scratch.cpp",
+        ),
+        Mutant(
+            "a scratch changes its stream without a wait",
+            "raii/scratch.hpp",
+            "    if (!chunks_.empty()) detail::order_streams(memory_.driver(), stream, stream_);\n",
+            "",
+            finder="tests/raii/scratch.cpp",
+        ),
+    ],
+    "a snapshot is whole, and a scope ends without a trace": [
+        Mutant(
+            "a snapshot that could not be written is left behind",
+            "report/save_snapshot.hpp",
+            "    int const why = errno != 0 ? errno : EIO;\n    (void)std::remove(path.c_str());\n",
+            "    int const why = errno != 0 ? errno : EIO;\n",
+            finder="tests/report/json.cpp",
+        ),
+        Mutant(
+            "blocks that await a stream have no name",
+            "report/take_snapshot.hpp",
+            "  detail::name_awaiting(s.segments, record.events);\n",
+            "",
+            finder="tests/report/take_snapshot.cpp",
+        ),
+        Mutant(
+            "the bound of the oldest budget_scope is the one in force",
+            "policy/limited.hpp",
+            "smallest = smaller_of(smallest, b->bytes);",
+            "smallest = b->bytes;",
+            finder="tests/raii/scopes.cpp",
+        ),
+        Mutant(
+            "a device guard restores the device of one that has ended",
+            "raii/device_guard.hpp",
+            "      inner->before_ = before_;  // this guard's device is not to be restored any more\n",
+            "",
+            finder="tests/raii/device_guard.cpp",
+        ),
+    ],
+    "a policy passes on what it is asked, to where it belongs": [
+        Mutant(
+            "a recorded use reaches the first resource, whosever the block is",
+            "policy/fallback_to.hpp",
+            "    if (is_of_other(p)) {\n      record_in(other_, use);",
+            "    if (p == nullptr) {\n      record_in(other_, use);",
+            finder="policies",
+        ),
+        Mutant(
+            "trim reaches the first resource only",
+            "policy/fallback_to.hpp",
+            "std::size_t const given = trim_one(other_, keep_bytes > first ? keep_bytes - first : 0);",
+            "std::size_t const given = 0 * first;",
+            finder="policies",
+        ),
+        Mutant(
+            "a fallback's blocks are unowned",
+            "policy/fallback_to.hpp",
+            "[](bool a, bool b) { return a || b; }",
+            "[](bool a, bool b) { return a || (b && false); }",
+            finder="policies",
+        ),
+        Mutant(
+            "a recorded use names the block without its fences",
+            "policy/fenced.hpp",
+            "detail::record_use_call{fences_.whole_of(p, alignment),",
+            "detail::record_use_call{p,",
+            finder="policies",
+        ),
+        Mutant(
+            "what is freed without a stream is still recorded as live",
+            "policy/recorded.hpp",
+            "    if (p != nullptr) note_free(p);\n    upstream_.deallocate_sync(p, bytes, alignment);",
+            "    upstream_.deallocate_sync(p, bytes, alignment);",
+            finder="policies",
+        ),
+        Mutant(
+            "what is freed without a stream is still watched",
+            "policy/watched.hpp",
+            "    note_free(with_id({}), p);\n    upstream_.deallocate_sync(p, bytes, alignment);",
+            "    upstream_.deallocate_sync(p, bytes, alignment);",
+            finder="policies",
+        ),
+    ],
+    "a policy asks again after it let go": [
+        Mutant(
+            "fences are verified of a block that was freed since it was listed",
+            "policy/fenced.hpp",
+            "if (!c.b.fenced || !(blocks_.find(c.p) == c.b)) continue;",
+            "if (!c.b.fenced) continue;",
+            finder="policies",
+        ),
+        Mutant(
+            "fences are verified before they are drawn",
+            "policy/fenced.hpp",
+            "    (void)driver().synchronize_device();\n    detail::own_stream const reading(driver());",
+            "    detail::own_stream const reading(driver());",
+            finder="policies",
+        ),
+        Mutant(
+            "whether a stream lives is decided once",
+            "policy/poisoned.hpp",
+            "if (detail::life_of(driver(), stream) != detail::stream_life::alive) {",
+            "static bool const lost = detail::life_of(driver(), stream) != detail::stream_life::alive;\n      if (lost) {",
+            finder="policies",
+        ),
+        Mutant(
+            "whether a stream is captured is decided once",
+            "policy/fenced.hpp",
+            "bool const fenced = !is_capturing(stream);",
+            "static bool const fenced = !is_capturing(stream);",
+            finder="policies",
+        ),
+        Mutant(
+            "a use on another stream is forgotten before the fences are verified",
+            "policy/checked.hpp",
+            "      b->used_elsewhere = true;\n",
+            "",
+            finder="policies",
+        ),
+    ],
+    "a policy's counts come back": [
+        Mutant(
+            "what is freed without a stream stays in the budget",
+            "policy/limited.hpp",
+            "    this->upstream_.deallocate_sync(p, bytes, alignment);\n"
+            "    if (p != nullptr) this->budget_.give(counted(bytes, alignment));",
+            "    this->upstream_.deallocate_sync(p, bytes, alignment);",
+            finder="policies",
+        ),
+        Mutant(
+            "a block is counted before it is there, and a refusal leaves it",
+            "policy/tracked.hpp",
+            "    void* p = nullptr;\n    try {\n      p = allocate();\n    } catch (out_of_memory const&) {\n"
+            "      numbers_.count_refusal();",
+            "    void* p = nullptr;\n    try {\n      p = allocate();\n    } catch (out_of_memory const&) {\n"
+            "      change(bytes, alignment, 1);\n      numbers_.count_refusal();",
+            finder="policies",
         ),
     ],
 }

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# Builds tarn with each planted bug and lets the random programs of tests/simulation look for it: the proof that they
-# find what they are there to find. Then the tree as it is runs the same seeds, and must pass.
-# Above it: ./dev mutants. Below it: planted.py, tests/simulation.
+# Builds tarn with each planted bug and lets its finder look for it: the random programs of tests/simulation, the policy matrix
+# (tests/policy_matrix), or a file of unit tests. This proves that they find what they are there to find. Then the tree as it
+# is runs the same, and must pass.
+# Above it: ./dev mutants. Below it: planted.py, tests/simulation, tests/policy_matrix, unit tests.
 #
 #   run.py [--short] [--only TEXT] [--jobs N] [--seeds N] [--list]
 #
@@ -17,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 sys.dont_write_bytecode = True
@@ -25,13 +27,17 @@ from planted import PLANTED  # noqa: E402
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 INCLUDE = ROOT / "include"
 WORK = ROOT / "build" / "mutants"
-PATIENCE = 10  # seconds without a step: a planted bug that hangs is found
+PATIENCE = 20  # seconds without a step: a planted bug that hangs is found
 TIME_LIMIT = 150  # seconds for the seeds of one
+MAIN_OBJECT = WORK / "catch_main.o"  # built once
+MAIN_LOCK = threading.Lock()
 SOON = 50  # seeds that most are found by: until there the compiler's time counts, and from there on the program's
 
 # Who found it, by what was said. The first that matches; anything else is the model's.
 WATCHERS = (
-    ("hang", r"^hangs:"),
+    ("hang", r"^hangs:|waits for ever"),
+    ("deadlock", r"^deadlock:"),
+    ("lock rule", r"while it holds the hot lock"),
     ("crash", r"^crashed:"),
     (
         "order checker",
@@ -51,9 +57,14 @@ class OutOfDate(Exception):
 
 def check_current(mutant, text):
     """The text that a bug is planted in stands in its header once."""
-    times = text.count(mutant.old)
-    if times != 1:
-        raise OutOfDate(f"its text stands {times} times in include/tarn/{mutant.file}, not once")
+    for old, _ in changes(mutant):
+        times = text.count(old)
+        if times != 1:
+            raise OutOfDate(f"its text stands {times} times in include/tarn/{mutant.file}, not once")
+
+
+def changes(mutant):
+    return ((mutant.old, mutant.new), *mutant.more)
 
 
 def plant(mutant, tree):
@@ -65,16 +76,62 @@ def plant(mutant, tree):
     path = tree / "tarn" / mutant.file
     text = path.read_text()
     check_current(mutant, text)
-    path.write_text(text.replace(mutant.old, mutant.new))
+    for old, new in changes(mutant):
+        text = text.replace(old, new)
+    path.write_text(text)
 
 
-def build(tree, program, optimisation):
-    command = [os.environ.get("CXX", "g++"), "-std=c++20", optimisation, "-w", "-pthread", f"-I{tree}"]
-    command += [str(ROOT / "tests/simulation/main.cpp"), "-o", str(program)]
+# What each finder is built of, and how many seeds it is given.
+FINDERS = {
+    "simulation": ["tests/simulation/main.cpp"],
+    "policies": [f"tests/policy_matrix/{name}.cpp" for name in ("main", "checks", "stacks_short")],
+}
+POLICY_SEEDS = 20
+
+
+def build(tree, program, optimisation, finder="simulation"):
+    command = [os.environ.get("CXX", "g++"), "-std=c++20", optimisation, "-w", "-pthread", "-DTARN_CHECK_LOCKS=1"]
+    command += [f"-I{ROOT / 'tests'}", "-DTARN_MATRIX_SHORT"] if finder == "policies" else []
+    command += [f"-I{ROOT / 'tests/simulation/hooked'}"] if finder == "simulation" else []
+    command += [f"-I{tree}"]
+    command += [str(ROOT / source) for source in FINDERS[finder]] + ["-o", str(program), "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
         raise OutOfDate("does not compile:\n" + "\n".join(lines[:5]))
+
+
+def build_tests(tree, finder, program):
+    """A file of unit tests over the tree, with a main() of its own."""
+    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O0", "-w", "-pthread", "-DTARN_CHECK_LOCKS=1", f"-I{tree}", f"-I{ROOT / 'tests'}"]
+    header_only = pathlib.Path("/usr/include/catch2/catch.hpp").exists()  # Catch2 2
+    libraries = [] if header_only else ["-lCatch2Main", "-lCatch2"]
+    if header_only:
+        with MAIN_LOCK:
+            if not MAIN_OBJECT.exists():
+                MAIN_OBJECT.parent.mkdir(parents=True, exist_ok=True)
+                main = [command[0], "-std=c++20", "-O0", "-w", "-DTARN_CATCH2=2", "-c", str(ROOT / "tests/catch_main.cpp")]
+                subprocess.run([*main, "-o", str(MAIN_OBJECT)], check=True)
+        libraries = [str(MAIN_OBJECT)]
+    done = subprocess.run([*command, str(ROOT / finder), *libraries, "-ldl", "-o", str(program)], capture_output=True, text=True)
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        raise OutOfDate("does not compile:\n" + "\n".join(lines[:5]))
+
+
+def run_tests(program):
+    """(1 where a test fails, crashes or hangs, else 0; what was said)"""
+    try:
+        done = subprocess.run([str(program), "--abort"], capture_output=True, text=True, errors="replace", timeout=TIME_LIMIT)
+    except subprocess.TimeoutExpired:
+        return 1, "hangs"
+    return int(done.returncode != 0), done.stdout
+
+
+def failed_test_in(said):
+    """The title of the first test case that failed."""
+    found = re.search(r"^-+\n(.+?)\n-+\n", said, re.M | re.S)
+    return " ".join(found.group(1).split()) if found else said.strip()[:200]
 
 
 def run(program, first, last, jobs=1, limit=TIME_LIMIT):
@@ -124,10 +181,15 @@ def look_for(mutant, number, options):
 
     try:
         plant(mutant, tree)
-        timed("building", build, tree, program, "-O0")
-        status, said = timed("looking", run, program, 1, min(SOON, options.seeds))
+        if mutant.finder not in FINDERS:
+            timed("building", build_tests, tree, mutant.finder, program)
+            status, said = timed("looking", run_tests, program)
+            return status, said, 0, seconds["building"], seconds["looking"]
+        timed("building", build, tree, program, "-O0", mutant.finder)
+        seeds = POLICY_SEEDS if mutant.finder == "policies" else min(SOON, options.seeds)
+        status, said = timed("looking", run, program, 1, seeds)
         operations = operations_in(said)
-        if status == 0 and options.seeds > SOON:
+        if status == 0 and options.seeds > SOON and mutant.finder == "simulation":
             timed("building", build, tree, program, "-O1")
             status, said = timed("looking", run, program, SOON + 1, options.seeds)
             operations += operations_in(said)
@@ -138,18 +200,30 @@ def look_for(mutant, number, options):
     return status, said, operations, seconds["building"], seconds["looking"]
 
 
-def passes_as_it_is(options):
+def passes_as_it_is(options, finders):
     """The tree without a planted bug, built in the same ways."""
     place = WORK / "none"
     tree, program = place / "include", place / "simulation"
     plant(None, tree)
-    for optimisation, first, last in (("-O0", 1, min(SOON, options.seeds)), ("-O1", SOON + 1, options.seeds)):
+    for finder in sorted(finders - FINDERS.keys()):
+        build_tests(tree, finder, program)
+        status, said = run_tests(program)
+        if status != 0:
+            print(f"{finder}: {failed_test_in(said)}")
+            return False
+    runs = []
+    if "policies" in finders:
+        runs.append(("policies", "-O0", 1, POLICY_SEEDS))
+    if "simulation" in finders:
+        runs.append(("simulation", "-O0", 1, min(SOON, options.seeds)))
+        runs.append(("simulation", "-O1", SOON + 1, options.seeds))
+    for finder, optimisation, first, last in runs:
         if first > last:
             continue
-        build(tree, program, optimisation)
+        build(tree, program, optimisation, finder)
         status, said = run(program, first, last, options.jobs, 900)
         if status != 0:
-            print(said or "it did not end in time")
+            print(said or f"{finder}: it did not end in time")
             return False
     shutil.rmtree(place, ignore_errors=True)
     return True
@@ -206,8 +280,13 @@ def main():
                 out_of_date += 1
                 print(f"  OUT OF DATE: {error}", flush=True)
                 continue
-            if status == 1:
+            if status == 1 and mutant.finder not in FINDERS:
+                finding = failed_test_in(said)
+                found += 1
+                cells = f"{'unit test':14} {pathlib.Path(mutant.finder).stem:33}"
+            elif status == 1:
                 who, seed, profile, step, finding = found_in(said)
+                who = "policy matrix" if mutant.finder == "policies" else who
                 found += 1
                 last_seed = max(last_seed, seed)
                 cells = f"{who:14} {profile:9} {seed:5} {step:>5} {operations:8}"
@@ -219,7 +298,7 @@ def main():
             if options.v and finding:
                 print(f"      {finding[:200]}")
     # The few are tried on a tree that the simulation has passed already.
-    clean = True if options.short else passes_as_it_is(options)
+    clean = True if options.short else passes_as_it_is(options, {mutant.finder for _, mutant in chosen})
     if not options.short:
         print(f"without a planted bug: {'passes' if clean else 'FAILS'} the same {options.seeds} seeds")
     print(

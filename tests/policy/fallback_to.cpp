@@ -5,6 +5,7 @@
 #include "contract/resource_contract.hpp"
 #include "tarn/driver/fault.hpp"
 #include "tarn/policy/limited.hpp"
+#include "tarn/policy/pooled.hpp"
 #include "tarn/source/host_memory.hpp"
 #include "tarn/source/sim_sources.hpp"
 
@@ -59,4 +60,48 @@ TEST_CASE("other errors than want of memory do not fall back", "[policy][fallbac
   CHECK_THROWS_AS(memory.allocate({}, 1000, 3), bad_alignment);
   CHECK(memory->fallback_blocks() == 0);
   CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("record_use reaches the pool that the block belongs to", "[policy][fallback_to]") {
+  sim_machine const machine;
+  auto first = sim_pages{machine.driver()} | limited{4_MiB} | pooled{};
+  auto second = sim_malloc{machine.driver()} | pooled{};
+  auto memory = first | fallback_to{second};
+  tarn_test::test_stream const a(machine.driver());
+  tarn_test::test_stream const b(machine.driver());
+  void* const big = memory.allocate(a, 4_MiB);
+  void* const p = memory.allocate(a, 2_MiB);
+  REQUIRE(second.owns(p));
+  CHECK(memory.owns(p));
+  CHECK(memory.owns(big));
+  REQUIRE(machine.launch(b, 1'000'000, {sim_writes(p, 2_MiB)}).ok());
+  memory.record_use(p, 2_MiB, b);
+  memory.deallocate(a, p, 2_MiB);
+  CHECK(first->state().pending == 0);
+  CHECK(second->state().pending == 2_MiB);
+  CHECK(memory->state().pending == 2_MiB);
+  CHECK(memory->state().reserved == first->state().reserved + second->state().reserved);
+  memory.deallocate(a, big, 4_MiB);
+  CHECK(memory.trim() == 6_MiB);
+  CHECK(first->state().reserved + second->state().reserved == 0);
+}
+
+TEST_CASE("record_use of a block that no pool holds back makes its deallocation wait",
+          "[policy][fallback_to]") {
+  sim_machine const machine;
+  auto memory =
+      sim_pages{machine.driver()} | limited{4_MiB} | pooled{} | fallback_to{sim_managed{machine.driver()}};
+  tarn_test::test_stream const a(machine.driver());
+  tarn_test::test_stream const b(machine.driver());
+  void* const big = memory.allocate(a, 4_MiB);
+  void* const p = memory.allocate(a, 2_MiB);
+  REQUIRE(memory->fallback_blocks() == 1);
+  REQUIRE(machine.launch(b, 1'000'000, {sim_writes(p, 2_MiB)}).ok());
+  memory.record_use(p, 2_MiB, b);
+  machine.reset_calls();
+  memory.deallocate(a, p, 2_MiB);
+  CHECK(machine.calls()[driver_call::synchronize_device] == 1);
+  CHECK(machine.pending() == 0);
+  memory.deallocate(a, big, 4_MiB);
+  CHECK(machine.calls()[driver_call::synchronize_device] == 1);
 }

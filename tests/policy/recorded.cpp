@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tarn/policy/recorded.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <string>
@@ -179,4 +180,42 @@ TEST_CASE("a stream that the driver does not know any more is told apart by its 
   REQUIRE(e.size() == 4);
   CHECK(e[0].stream == 1);
   CHECK(e[1].stream == 0);
+}
+
+TEST_CASE("recorded survives a final flush that fails", "[policy][recorded]") {
+  std::FILE* const borrowed = std::fopen("/dev/full", "w");
+  if (borrowed == nullptr) return;  // not Linux
+  // Little enough to be written by the destructor alone.
+  for (bool const owned : {true, false}) {
+    auto memory = owned ? host_memory{} | recorded("/dev/full") : host_memory{} | recorded(borrowed);
+    memory.deallocate({}, memory.allocate({}, 100), 100);
+  }
+  CHECK(std::fclose(borrowed) == 0);  // still the caller's to close
+}
+
+TEST_CASE("recorded gives streams beyond the format's last number that number", "[policy][recorded]") {
+  scratch const s;
+  constexpr std::uint32_t streams = most_trace_streams + 1000;
+  {
+    auto memory = host_memory{} | recorded(s.file);
+    auto const use = [&](std::uint32_t i) {
+      stream_ref const on =
+          stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{i} * 4096), std::uint64_t{i} * 4096);
+      memory.deallocate(on, memory.allocate(on, 10), 10);
+    };
+    for (std::uint32_t i = 1; i <= streams; ++i) use(i);
+    use(1);  // those that came in time keep their number
+    CHECK(memory->flush());
+  }
+  std::vector<std::uint32_t> numbers;
+  for (trace_event const& e : s.events()) {
+    if (e.kind == trace_event_kind::allocate) numbers.push_back(e.stream);
+  }
+  REQUIRE(numbers.size() == streams + 1);
+  std::size_t wrong = 0;
+  for (std::uint32_t i = 0; i < streams; ++i) {
+    if (numbers[i] != std::min(i + 1, most_trace_streams - 1)) ++wrong;
+  }
+  CHECK(wrong == 0);
+  CHECK(numbers.back() == 1);
 }

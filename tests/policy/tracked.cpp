@@ -144,6 +144,120 @@ TEST_CASE("a mark of one thread does not see another's blocks", "[policy][tracke
   memory->remove(mine);
 }
 
+TEST_CASE("a mark of a thread that ended does not see a later thread with the same tag",
+          "[policy][tracked][threads]") {
+  auto memory = host_memory{} | tracked{};
+  high_water_mark ended;
+  void const* tag = nullptr;
+  std::thread([&] {
+    memory->add(ended, peak_of::this_thread);
+    memory.deallocate({}, memory.allocate({}, 1000), 1000);
+    tag = detail::this_thread_tag();
+  }).join();
+  CHECK(memory->read(ended).peak == 1000);
+  bool same_tag = false;
+  for (int i = 0; i < 1000 && !same_tag; ++i) {
+    std::thread([&] {
+      same_tag = detail::this_thread_tag() == tag;
+      high_water_mark own;
+      memory->add(own, peak_of::this_thread);
+      memory.deallocate({}, memory.allocate({}, 5000), 5000);
+      CHECK(memory->read(own).peak == 5000);
+      memory->remove(own);
+    }).join();
+  }
+  CHECK(memory->read(ended).peak == 1000);
+  CHECK(memory->read(ended).allocations == 1);
+  if (!same_tag) WARN("no later thread had the same tag: this run has shown nothing");
+  memory->remove(ended);
+}
+
+TEST_CASE("scopes of threads nest and end in any order", "[policy][tracked][threads]") {
+  auto memory = host_memory{} | tracked{};
+  high_water_mark outer, inner, other;
+  memory->add(outer, peak_of::this_thread);
+  memory->add(inner, peak_of::this_thread);
+  void* const p = memory.allocate({}, 1000);
+  std::thread([&] {
+    memory->add(other, peak_of::this_thread);
+    memory.deallocate({}, memory.allocate({}, 7000), 7000);
+  }).join();
+  memory->reset_peak_statistics();  // touches no mark
+  memory->remove(outer);            // before the inner one
+  void* const q = memory.allocate({}, 500);
+  CHECK(memory->read(outer).peak == 1000);
+  CHECK(memory->read(inner).peak == 1500);
+  CHECK(memory->read(other).peak == 7000);
+  memory->remove(other);  // by another thread than its own
+  memory->remove(inner);
+  memory.deallocate({}, p, 1000);
+  memory.deallocate({}, q, 500);
+  CHECK(memory->read(inner).current == 1500);
+}
+
+namespace {
+detail::waiting_amount waits(std::int64_t bytes) {
+  return {bytes > 0 ? 1 : -1, bytes, bytes};
+}
+}  // namespace
+
+TEST_CASE("active counts what waits and keeps its peak until a reset", "[policy][tracked]") {
+  tracked_numbers numbers;
+  numbers.count(come(600));
+  numbers.count(come(500));
+  numbers.count(go(500));
+  numbers.count_waiting(waits(500), {});
+  numbers.count(come(400));
+  tracked_statistics s = numbers.statistics();
+  CHECK(s.active_bytes[0].current == 1500);
+  CHECK(s.active_bytes[0].peak == 1500);
+  CHECK(s.active_bytes[at(block_group::small)].peak == 1500);
+  CHECK(s.active_bytes[at(block_group::large)].peak == 0);
+  CHECK(s.allocated_bytes[0].peak == 1100);
+  CHECK(s.active[0].current == 3);
+  CHECK(s.active[0].allocated == 3);
+  CHECK(s.active[0].freed == 0);
+  CHECK(s.allocations[0].freed == 1);
+  numbers.count_waiting(waits(-500), {});
+  s = numbers.statistics();
+  CHECK(s.active_bytes[0].current == 1000);
+  CHECK(s.active_bytes[0].peak == 1500);
+  CHECK(s.active[0].freed == 1);
+  numbers.count(come(450));  // nothing waits: below the peak of what was active
+  CHECK(numbers.statistics().active_bytes[0].peak == 1500);
+  numbers.count(come(300));
+  CHECK(numbers.statistics().active_bytes[0].peak == 1750);
+  numbers.count(go(600));
+  numbers.count_waiting(waits(600), {});
+  numbers.reset_totals();
+  numbers.reset_peaks();
+  numbers.count_waiting(waits(-600), {});
+  s = numbers.statistics();
+  CHECK(s.active_bytes[0].peak == 1750);
+  CHECK(s.active_bytes[0].current == 1150);
+  CHECK(s.active_bytes[0].freed == 600);
+  CHECK(s.allocated_bytes[0].freed == 0);
+}
+
+TEST_CASE("the peak of active is exact though threads count by themselves below it", "[policy][tracked]") {
+  constexpr std::int64_t peak = 1'000'000;
+  constexpr std::int64_t waiting = 300'000;
+  for (std::int64_t const top : {peak - waiting - 1000, peak - waiting, peak - waiting + 1000, peak}) {
+    tracked_numbers numbers;
+    move(numbers, peak);
+    move(numbers, -peak);
+    numbers.count_waiting(waits(waiting), {});
+    share_out(numbers);
+    move(numbers, top);
+    move(numbers, -top);
+    tracked_statistics const s = numbers.statistics();
+    CHECK(s.active_bytes[0].peak == std::max(peak, top + waiting));
+    CHECK(s.active_bytes[at(block_group::small)].peak == std::max(peak, top + waiting));
+    CHECK(s.allocated_bytes[0].peak == peak);
+    CHECK(s.active_bytes[0].current == waiting);
+  }
+}
+
 TEST_CASE("counters are exact under threads", "[policy][tracked][threads]") {
   auto memory = host_memory{} | pooled{} | tracked{};
   std::vector<std::thread> threads;

@@ -168,6 +168,39 @@ TEST_CASE("a block that waits for other streams is described without its own, wh
   CHECK(machine.tool_counts().regions == 0);
 }
 
+TEST_CASE("a watched block that is freed after its stream was destroyed names the stream to no driver call",
+          "[pool][description]") {
+  sim_options options;
+  options.tool = sim_tool::attached;
+  options.capacity = 4_GiB;
+  options.backing = sim_backing::address_only;
+  options.checks = sim_checks::stream_order;
+  sim_machine const machine(options);
+  {
+    auto pool = sim_pages(machine.driver()) | pooled{};
+    stream_ref gone;
+    void* p = nullptr;
+    void* used_elsewhere = nullptr;
+    test_stream const other(machine.driver());
+    {
+      test_stream const stream(machine.driver());
+      stream_ref const bare = stream;
+      stream_id id = 0;
+      REQUIRE(machine.driver().identify(bare, id).ok());
+      gone = stream_ref::from(bare.handle(), id);
+      p = pool.allocate(gone, 1000);
+      used_elsewhere = pool.allocate(gone, 1000);
+      REQUIRE(machine.launch(gone, 10'000'000, {sim_writes(p, 1000)}).ok());
+    }
+    pool.record_use(used_elsewhere, 1000, other);
+    pool.deallocate(gone, p, 1000);
+    pool.deallocate(gone, used_elsewhere, 1000);
+  }
+  for (std::string const& finding : machine.findings()) FAIL_CHECK(finding);
+  for (std::string const& finding : machine.tool_findings()) FAIL_CHECK(finding);
+  CHECK(machine.tool_counts().regions == 0);
+}
+
 TEST_CASE(
     "a random program of several streams is described without a mistake, and in the end nothing is left",
     "[pool][description]") {

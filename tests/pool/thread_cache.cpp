@@ -17,6 +17,7 @@
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
+#include "tarn/source/host_memory.hpp"
 #include "tarn/source/sim_sources.hpp"
 
 using namespace tarn;
@@ -366,7 +367,8 @@ TEST_CASE("what a thread cached of a stream it no longer uses goes to the pool",
   // 64 magazines hold a block each; the pool sees the others.
   CHECK(s.inactive_split_bytes >= 136_MiB);
   CHECK(s.inactive_split_bytes < 200_MiB);
-  CHECK(s.host_bytes < before.host_bytes + 64 * 8_KiB);
+  // Streams that had nothing but live blocks were forgotten; those that get memory back are known again.
+  CHECK(s.host_bytes < before.host_bytes + 64 * 8_KiB + streams.size() * sizeof(detail::stream_domain));
   // The stream used first finds its memory again, and the one used last still has its magazine.
   CHECK(memory.allocate(*streams.back(), 1_MiB) == blocks.back());
   void* const first = memory.allocate(*streams.front(), 1_MiB);
@@ -374,4 +376,54 @@ TEST_CASE("what a thread cached of a stream it no longer uses goes to the pool",
   CHECK(memory->state().live == 2_MiB);
   memory.deallocate(*streams.front(), first, 1_MiB);
   memory.deallocate(*streams.back(), blocks.back(), 1_MiB);
+}
+
+TEST_CASE("a thread finds its cache of each of a thousand pools, and none of a pool that ended",
+          "[pool][threads]") {
+  using detail::local_caches;
+  std::thread([] {
+    auto& exit = detail::thread_exit::of_this_thread();
+    struct live_pool {
+      detail::counted<detail::pool_link> link;
+      detail::thread_cache cache;
+      live_pool() {
+        link->pool = this;
+        link->retire = [](void*, detail::thread_cache*) noexcept {};
+      }
+    };
+    std::deque<live_pool> pools;
+    std::vector<detail::pool_link const*> ended;
+    auto const find = [](live_pool const& p) { return local_caches.find(p.link.get(), p.link->number); };
+    int wrong = 0;
+    for (int i = 0; i < 4000; ++i) {
+      if (i % 3 == 2) {  // ends, and its link's memory may be the next pool's
+        pools.front().link->pool = nullptr;
+        ended.push_back(pools.front().link.get());
+        pools.pop_front();
+      }
+      live_pool& made = pools.emplace_back();
+      wrong += find(made) == nullptr ? 0 : 1;  // also where its link lies where an ended pool's was
+      exit.add(made.link, &made.cache);
+      if (i % 100 == 0) {
+        for (live_pool& p : pools) wrong += find(p) == &p.cache ? 0 : 1;
+      }
+    }
+    CHECK(wrong == 0);
+    CHECK(pools.size() > 1000);
+    for (live_pool& p : pools) CHECK(find(p) == &p.cache);
+    // Pools used by one thread whose numbers lie far apart, as where each object has several.
+    CHECK(local_caches.mask < 16 * pools.size());
+  }).join();
+}
+
+TEST_CASE("pools that come and go take no more places in a thread's table", "[pool][threads]") {
+  auto kept = host_memory{} | pooled{};
+  for (int i = 0; i < 5000; ++i) {
+    auto memory = host_memory{} | pooled{};
+    void* const p = memory.allocate_sync(100);
+    memory.deallocate_sync(p, 100);
+    void* const q = kept.allocate_sync(100);
+    kept.deallocate_sync(q, 100);
+  }
+  CHECK(detail::local_caches.mask < 256);
 }

@@ -2,6 +2,11 @@
 
 #include "tarn/raii/device_guard.hpp"
 
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <optional>
+#include <thread>
 #include <type_traits>
 
 #include "catch.hpp"
@@ -48,4 +53,51 @@ TEST_CASE("a device that is not there is refused and changes nothing", "[raii][d
   guard const g{device_id{1}};
   CHECK_THROWS_AS(guard{device_id{-1}}, cuda_error);
   CHECK(current() == device_id{1});
+}
+
+TEST_CASE("device guards end in every order, and the device from before the first is current again",
+          "[raii][device_guard]") {
+  for (auto const& devices :
+       {std::array{1, 2, 3}, std::array{1, 1, 2}, std::array{0, 1, 1}, std::array{2, 0, 2}}) {
+    std::array<std::size_t, 3> order{0, 1, 2};
+    do {
+      std::optional<guard> guards[3];
+      for (std::size_t i = 0; i < 3; ++i) guards[i].emplace(device_id{devices[i]});
+      for (std::size_t const ended : order) {
+        guards[ended].reset();
+        device_id expected{0};
+        for (std::size_t i = 0; i < 3; ++i) {
+          if (guards[i]) expected = device_id{devices[i]};
+        }
+        CHECK(current() == expected);
+      }
+    } while (std::next_permutation(order.begin(), order.end()));
+  }
+}
+
+TEST_CASE("device guards of two threads that overlap restore each thread's own device",
+          "[raii][device_guard][threads]") {
+  std::atomic<int> step{0};
+  auto const await = [&](int wanted) {
+    while (step.load() != wanted) std::this_thread::yield();
+  };
+  std::thread other([&] {
+    await(1);
+    {
+      guard const mine{device_id{2}};
+      step = 2;
+      await(3);
+      CHECK(current() == device_id{2});
+    }
+    CHECK(current() == device_id{0});
+  });
+  {
+    guard const mine{device_id{1}};
+    step = 1;
+    await(2);
+    CHECK(current() == device_id{1});
+  }
+  CHECK(current() == device_id{0});
+  step = 3;
+  other.join();
 }

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tarn/raii/mapped_file.hpp"
 
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -98,4 +103,55 @@ TEST_CASE("a file that becomes shorter during a loop over it ends the loop by an
     CHECK(seen < 10);
   }
   CHECK(machine.leaks().total() == 1);  // the stream
+}
+
+namespace {
+/// Ends the program where an act that must not wait does, instead of hanging for good.
+struct patience {
+  patience() { ::alarm(10); }
+  ~patience() { ::alarm(0); }
+};
+}  // namespace
+
+TEST_CASE("mapped_file refuses a FIFO at once, whoever opens it", "[raii][mapped_file]") {
+  patience const limit;
+  std::string const path = "/tmp/tarn_fifo_" + std::to_string(::getpid());
+  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+  CHECK(says([&] { mapped_file const fifo(path); }, path, "no regular file"));
+  int const kept_open = ::open(path.c_str(), O_RDWR | O_NONBLOCK);  // with a writer there, too
+  CHECK(says([&] { mapped_file const fifo(path); }, path, "no regular file"));
+  ::close(kept_open);
+  CHECK(::unlink(path.c_str()) == 0);
+}
+
+TEST_CASE("mapped_file refuses devices, folders, sockets and files without a size", "[raii][mapped_file]") {
+  patience const limit;
+  for (std::string const path : {"/dev/null", "/dev/zero", "/dev/full", "/tmp"}) {
+    if (::access(path.c_str(), F_OK) != 0) continue;
+    CHECK(says([&] { mapped_file const special(path); }, path, "no regular file"));
+  }
+  std::string const socket_path = "/tmp/tarn_socket_" + std::to_string(::getpid());
+  int const socket = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  socket_path.copy(address.sun_path, sizeof address.sun_path - 1);
+  REQUIRE(::bind(socket, reinterpret_cast<sockaddr const*>(&address), sizeof address) == 0);
+  CHECK(says([&] { mapped_file const special(socket_path); }, socket_path, "no regular file"));
+  ::close(socket);
+  ::unlink(socket_path.c_str());
+  // Made up as it is read: its size is 0, its contents are not.
+  CHECK(says([] { mapped_file const made_up("/proc/self/status"); }, "/proc/self/status",
+             "its size is not known"));
+}
+
+TEST_CASE("mapped_file reads through symbolic links, and refuses what they do not lead to",
+          "[raii][mapped_file]") {
+  scratch_file const file(counted(5));
+  std::string const link = file.path() + "_link";
+  REQUIRE(::symlink(file.path().c_str(), link.c_str()) == 0);
+  CHECK(mapped_file(link).as<std::uint32_t>()[4] == 5);
+  CHECK(::unlink(link.c_str()) == 0);
+  REQUIRE(::symlink("/tmp/tarn_no_such_file", link.c_str()) == 0);
+  CHECK(says([&] { mapped_file const dangling(link); }, link, "opened for reading (errno 2)"));
+  CHECK(::unlink(link.c_str()) == 0);
 }

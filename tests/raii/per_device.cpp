@@ -4,6 +4,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -141,4 +143,52 @@ TEST_CASE("threads that ask at once get the same pool, made once", "[raii][per_d
   for (auto& t : threads) t.join();
   CHECK(made == 4);
   CHECK(wrong == 0);
+}
+
+TEST_CASE("making a device's pool may ask for other devices' pools", "[raii][per_device][threads]") {
+  sim_machine const machine{sim_options{.devices = 3, .backing = sim_backing::address_only}};
+  int made = 0;
+  std::atomic<int> wrong{0};  // Catch2's checks are for one thread
+  std::function<sim_pool*(device_id)> pool_of;
+  per_device pools{[&](device_id device) {
+    ++made;
+    device_id const below{device.value - 1};
+    if (device.value != 0 && pool_of(below)->device() != below) ++wrong;
+    return sim_pool{sim_pages{machine.driver(device)}};
+  }};
+  pool_of = [&](device_id device) { return &pools[device]; };
+  std::thread other([&] {
+    if (pools[device_id{1}].device() != device_id{1}) ++wrong;
+  });
+  CHECK(pools[device_id{2}].device() == device_id{2});
+  other.join();
+  CHECK(wrong == 0);
+  CHECK(pools.size() == 3);
+  CHECK(made == 3);
+}
+
+TEST_CASE("making a device's pool by asking for that same pool is refused, and can be tried again",
+          "[raii][per_device]") {
+  sim_machine const machine = machine_of(2);
+  bool in_circles = true;
+  std::function<void(device_id)> ask;
+  per_device pools{[&](device_id device) {
+    if (in_circles) ask(device_id{1 - device.value});  // 0 asks for 1, and 1 for 0
+    return sim_pool{sim_pages{machine.driver(device)}};
+  }};
+  ask = [&](device_id device) { (void)pools[device]; };
+  for (int const first : {0, 1}) {
+    try {
+      (void)pools[device_id{first}];
+      FAIL("made");
+    } catch (misuse const& error) {
+      CHECK(error.kind() == misuse_kind::recursion);
+      std::string const named = "making the pool of device " + std::to_string(first);
+      CHECK(std::string_view(error.what()).find(named) != std::string_view::npos);
+    }
+    CHECK(pools.size() == 0);
+  }
+  in_circles = false;
+  CHECK(pools[device_id{0}].device() == device_id{0});
+  CHECK(pools[device_id{1}].device() == device_id{1});
 }

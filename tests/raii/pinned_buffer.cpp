@@ -219,3 +219,29 @@ TEST_CASE("a pinned buffer that is given another's elements frees its own", "[ra
   }
   CHECK(memory.balanced());
 }
+
+namespace {
+/// Trivially copyable, and cannot be made from nothing.
+struct of_a_value {
+  explicit of_a_value(int v) : value(v) {}
+  int value;
+};
+static_assert(std::is_trivially_copyable_v<of_a_value> && !std::is_default_constructible_v<of_a_value>);
+}  // namespace
+
+TEST_CASE("a pinned_buffer holds elements without a default constructor", "[raii][pinned_buffer]") {
+  kept_memory memory;
+  std::vector<of_a_value> const from(5, of_a_value(3));
+  using buffer = pinned_buffer<of_a_value, kept_memory>;
+  buffer b(memory, std::span<of_a_value const>(from));
+  b.resize(7, elements::uninitialised);
+  b[6] = of_a_value(9);
+  b.shrink_to_fit();
+  buffer const copied = b;
+  CHECK(copied.size() == 7);
+  CHECK((copied[0].value == 3 && copied[4].value == 3 && copied[6].value == 9));
+  buffer made(memory, 2, elements::uninitialised);
+  CHECK(made.size() == 2);
+  static_assert(!std::is_constructible_v<buffer, kept_memory, std::size_t>);
+  static_assert(std::is_constructible_v<pinned_buffer<int, kept_memory>, kept_memory, std::size_t>);
+}

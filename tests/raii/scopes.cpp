@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scopes: peak_scope, cache_guard, budget_scope.
 
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <iterator>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "catch.hpp"
 #include "tarn/raii/budget_scope.hpp"
@@ -116,4 +121,127 @@ TEST_CASE("a cache guard that cannot clear at its end ends all the same", "[raii
     CHECK(guard.released_bytes() == 7);
   }
   CHECK(trims == 2);
+}
+
+namespace {
+
+/// Calls f with each order of three.
+template <class F>
+void in_every_order(F const& f) {
+  std::array<std::size_t, 3> order{0, 1, 2};
+  do {
+    f(order);
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+std::size_t limit_of(auto& memory) {
+  return nearest(memory, [](auto& layer) -> decltype(layer.limit()) { return layer.limit(); });
+}
+
+}  // namespace
+
+TEST_CASE("budget_scopes end in every order, and the limit from before holds again", "[raii][budget_scope]") {
+  in_every_order([](auto const& order) {
+    auto memory = sim_pages{} | pooled{} | limited{100_MiB};
+    std::size_t const bytes[] = {50_MiB, 10_MiB, 30_MiB};
+    std::optional<budget_scope<decltype(memory)>> scopes[3];
+    for (std::size_t i = 0; i < 3; ++i) scopes[i].emplace(memory, bytes[i]);
+    for (std::size_t i = 0; i < 3; ++i) {
+      std::size_t least = 100_MiB;
+      for (std::size_t k = i; k < 3; ++k) least = std::min(least, bytes[order[k]]);
+      CHECK(limit_of(memory) == least);
+      CHECK(scopes[order[i]]->remaining() == least);
+      scopes[order[i]].reset();
+    }
+    CHECK(limit_of(memory) == 100_MiB);
+  });
+}
+
+TEST_CASE("a limit that is set while budget_scopes live holds from their end on", "[raii][budget_scope]") {
+  auto memory = sim_pages{} | limited{100_MiB} | pooled{};  // a bound on pages is one, too
+  auto const set = [&](std::size_t bytes) {
+    return nearest(memory,
+                   [&](auto& layer) -> decltype(layer.set_limit(bytes)) { return layer.set_limit(bytes); });
+  };
+  {
+    budget_scope const scope{memory, 20_MiB};
+    CHECK(set(60_MiB) == 100_MiB);
+    CHECK(limit_of(memory) == 20_MiB);
+    CHECK(set(10_MiB) == 60_MiB);
+    CHECK(limit_of(memory) == 10_MiB);
+  }
+  CHECK(limit_of(memory) == 10_MiB);
+  budget_scope const boundless{memory, ~std::size_t{0}};
+  CHECK(limit_of(memory) == 10_MiB);
+}
+
+TEST_CASE("budget_scopes of two threads leave the limit as it was", "[raii][budget_scope][threads]") {
+  auto memory = sim_pages{} | pooled{} | limited{100_MiB};
+  std::atomic<int> step{0};
+  auto const await = [&](int wanted) {
+    while (step.load() != wanted) std::this_thread::yield();
+  };
+  std::thread other([&] {
+    await(1);
+    budget_scope const scope{memory, 20_MiB};  // begins second
+    step = 2;
+    await(3);
+  });  // and ends second
+  {
+    budget_scope const scope{memory, 40_MiB};
+    step = 1;
+    await(2);
+    CHECK(limit_of(memory) == 20_MiB);
+  }
+  CHECK(limit_of(memory) == 20_MiB);
+  step = 3;
+  other.join();
+  CHECK(limit_of(memory) == 100_MiB);
+  std::vector<std::thread> threads;
+  for (std::size_t t = 1; t <= 3; ++t) {
+    threads.emplace_back([&, t] {
+      for (std::size_t i = 0; i < 500; ++i) {
+        budget_scope const scope{memory, (t + i % 7) * 1_MiB};
+        std::this_thread::yield();
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  CHECK(limit_of(memory) == 100_MiB);
+}
+
+TEST_CASE("peak_scopes end in every order, each with its own numbers", "[raii][peak_scope]") {
+  in_every_order([](auto const& order) {
+    sim_pool pool;
+    std::optional<peak_scope<sim_pool>> scopes[3];
+    std::vector<device_buffer<std::byte, sim_pool>> held;
+    for (auto& scope : scopes) {
+      scope.emplace(pool);
+      held.push_back(make_device_buffer<std::byte>(pool, 1_MiB, stream_ref{}));
+    }
+    for (std::size_t i = 0; i < 3; ++i) {
+      held.push_back(make_device_buffer<std::byte>(pool, 1_MiB, stream_ref{}));
+      for (std::size_t k = i; k < 3; ++k) {
+        CHECK(scopes[order[k]]->peak_bytes() == (4 + i) * 1_MiB);
+        CHECK(scopes[order[k]]->count() == 3 - order[k] + 1 + i);
+      }
+      scopes[order[i]].reset();
+    }
+    held.clear();
+    CHECK(memory_allocated(pool) == 0);
+  });
+}
+
+TEST_CASE("cache_guards end in every order, and each clears", "[raii][cache_guard]") {
+  in_every_order([](auto const& order) {
+    sim_pool pool;
+    std::optional<cache_guard<sim_pool>> guards[3];
+    for (auto& guard : guards) guard.emplace(pool);
+    for (std::size_t i = 0; i < 3; ++i) {
+      make_device_buffer<std::byte>(pool, 4_MiB, stream_ref{}).clear();
+      CHECK(memory_reserved(pool) != 0);
+      guards[order[i]].reset();
+      CHECK(memory_reserved(pool) == 0);
+    }
+  });
 }

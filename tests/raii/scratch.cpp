@@ -265,3 +265,16 @@ TEST_CASE("chunks go back in the order of the scratch's stream", "[raii][scratch
   CHECK(memory.kept().freed_on == bare_stream(3));
   CHECK(memory.kept().freed_on.id() != stream_ref::unknown_id);
 }
+
+TEST_CASE("a scratch made with {} has the default options", "[raii][scratch]") {
+  kept_memory memory;
+  scratch by_default(memory, {}, stream_ref{});
+  (void)by_default.take<char>(100);
+  CHECK(by_default.capacity() == scratch_options{}.chunk_bytes);
+  scratch of_bytes(memory, 1000, stream_ref{});
+  (void)of_bytes.take<char>(100);
+  CHECK(of_bytes.capacity() == 1000);
+  scratch by_options(memory, {.chunk_bytes = 2000}, stream_ref{});
+  (void)by_options.take<char>(100);
+  CHECK(by_options.capacity() == 2000);
+}

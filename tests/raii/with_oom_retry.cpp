@@ -283,3 +283,55 @@ TEST_CASE("a search upward never tries more than it may", "[raii][with_oom_retry
   CHECK(*std::max_element(work.called.begin(), work.called.end()) == 10);
   CHECK(r.size == 10);
 }
+
+TEST_CASE("with_oom_retry searches upward below a start that does not fit", "[raii][with_oom_retry]") {
+  oom_retry_options const within{.search = oom_search::upward, .most = 200};
+  for (std::size_t const start : {199U, 200U, 201U, 1000U}) {
+    bounded_work work{170};
+    auto const r = with_oom_retry(start, work, within);
+    CHECK(r.size == 170);
+    CHECK(r.attempts == work.called.size());
+    auto const valued = with_oom_retry(
+        start,
+        [](std::size_t n) {
+          if (n > 170) run_out(n);
+          return std::make_unique<std::size_t>(n);
+        },
+        within);
+    CHECK(valued.size == 170);
+    CHECK(*valued.value == 170);
+  }
+  bounded_work fits{200};
+  CHECK(with_oom_retry(1000, fits, within).attempts == 1);
+}
+
+TEST_CASE("with_oom_retry stays within most where a larger size is remembered", "[raii][with_oom_retry]") {
+  oom_sizes known{100, 128};
+  oom_retry_options options{.search = oom_search::upward, .most = 50, .remember = &known};
+  bounded_work work{110};
+  CHECK(with_oom_retry(16, work, options).size == 50);
+  CHECK(work.called == sizes{50});
+  CHECK((known.good == 100 && known.bad == 128));  // what was known is known still
+  work.room = 30;
+  CHECK(with_oom_retry(16, work, options).size == 30);
+  known = {80, 40};  // contradictory: only the smaller claim is used
+  CHECK(with_oom_retry(16, work, options).size == 30);
+}
+
+TEST_CASE("with_oom_retry finds the largest size within its bounds for every start and memory",
+          "[raii][with_oom_retry]") {
+  for (std::size_t const room : {1U, 3U, 50U, 99U}) {
+    for (std::size_t const most : {1U, 2U, 49U, 50U, 51U, 100U}) {
+      for (std::size_t start = 1; start < 110; start += 3) {
+        oom_sizes known;
+        for (int call = 0; call < 2; ++call) {  // the second one remembers
+          bounded_work work{room};
+          auto const r =
+              with_oom_retry(start, work, {.search = oom_search::upward, .most = most, .remember = &known});
+          CHECK(r.size == std::min(room, most));
+          CHECK(*std::max_element(work.called.begin(), work.called.end()) <= most);
+        }
+      }
+    }
+  }
+}

@@ -114,6 +114,42 @@ expect 2 "an unknown option" --fast "$demucs"
 expect 2 "a capacity for a CUDA device" --device cuda --capacity 3GiB "$demucs"
 says err '^tarn_replay: --capacity is of the simulated device'
 expect 2 "no passes" --passes 0 "$demucs"
+for wrong in -1 0 1.5GiB -5GiB +5 0x10 "" nonsense 5QiB 18446744073709551616 16EiB 2EiB 99999999999GiB; do
+  expect 2 "a capacity of '$wrong'" --device sim --capacity "$wrong" "$demucs"
+  says err '[^ ]'
+  quiet out
+done
+for wrong in -1 0 1001 1.5 +3 0x3 "" many 4294967299 99999999999999999999; do
+  expect 2 "passes of '$wrong'" --device sim --passes "$wrong" "$demucs"
+  says err '[^ ]'
+  quiet out
+done
+for wrong in -1 0 0.001 1001 nan inf 1e1 +1 0x1 "" 1.1.1 1,-1; do
+  expect 2 "caps of '$wrong'" --device sim --cap "$wrong" "$demucs"
+  says err '[^ ]'
+  quiet out
+done
+expect 2 "a cap, and passes that it would ignore" --device sim --cap 1.1 --passes 2 "$demucs"
+says err '[-][-]passes'
+expect 2 "a cap, and a capacity that it would ignore" --device sim --cap 1.1 --capacity 3GiB "$demucs"
+says err '[-][-]capacity'
+expect 2 "a report, and passes that it would ignore" --device sim --passes 2 --report none.html "$demucs"
+says err '[-][-]passes'
+expect 0 "a capacity of one byte refuses all" --device sim --capacity 1 --passes 1 "$demucs"
+
+if [ -w /dev/full ]; then
+  for arguments in --help "--pool list" "--device sim --pool std_pmr $demucs" "--device sim --pool std_pmr --json $demucs" \
+    "--device sim --cap 1.1 $demucs" "--device sim --cap 1.1 --json $demucs" "--device sim --report page.html $demucs"; do
+    title="output to a full disk: $arguments"
+    # shellcheck disable=SC2086
+    "$tool" $arguments >/dev/full 2>err
+    got=$?
+    : >out
+    [ "$got" -eq 1 ] || fail "$title: exit status $got, not 1"
+    says err '^tarn_replay: standard output cannot be written'
+  done
+fi
+
 expect 2 "no trace"
 says err 'no trace given'
 expect 0 "help" --help

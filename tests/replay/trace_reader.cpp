@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "replay/trace_reader.hpp"
 
+#include <cstdio>
 #include <string>
 #include <string_view>
 
 #include "catch.hpp"
+#include "tarn/policy/recorded.hpp"
+#include "tarn/source/host_memory.hpp"
 
 using namespace tarn::bench;
 
@@ -85,4 +88,48 @@ TEST_CASE("what a message shows of a broken line is short and printable", "[repl
   std::string const text = refusal({std::string("\x1b[31m") + std::string(5000, 'z')});
   CHECK(text.size() < 200);
   CHECK(text.find('\x1b') == std::string::npos);
+}
+
+TEST_CASE("a trace of as many streams as the format has is read, and one more is refused", "[replay]") {
+  trace_parser parser("many.trace");
+  for (std::uint32_t i = 0; i < tarn::most_trace_streams; ++i) {
+    std::string const id = std::to_string(i);
+    parser.take("a " + id + " 1 " + std::to_string(i + 7));
+  }
+  try {
+    parser.take("a 70000 1 1");
+    FAIL("accepted");
+  } catch (trace_error const& error) {
+    CHECK(begins(error.what(), "many.trace:65536: more than 65,535 streams"));
+  }
+}
+
+TEST_CASE("what recorded writes of more streams than the format has is read", "[replay]") {
+  std::FILE* const file = std::tmpfile();
+  REQUIRE(file != nullptr);
+  constexpr std::uint32_t streams = tarn::most_trace_streams + 10;
+  {
+    auto memory = tarn::host_memory{} | tarn::recorded(file);
+    for (std::uint32_t i = 1; i <= streams; ++i) {
+      auto const on =
+          tarn::stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{i} * 4096), std::uint64_t{i} * 4096);
+      memory.deallocate(on, memory.allocate(on, 10), 10);
+    }
+    memory.deallocate_sync(memory.allocate_sync(10), 10);  // the default stream is one more
+  }
+  std::rewind(file);
+  trace_parser parser("recorded");
+  std::string line;
+  for (int c = 0; (c = std::fgetc(file)) != EOF;) {
+    if (c != '\n') {
+      line += static_cast<char>(c);
+      continue;
+    }
+    parser.take(line);
+    line.clear();
+  }
+  std::fclose(file);
+  trace const t = std::move(parser).finish();
+  CHECK(t.allocations == streams + 1);
+  CHECK(t.stream_numbers.size() == tarn::most_trace_streams);
 }

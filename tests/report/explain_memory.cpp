@@ -4,7 +4,11 @@
 #include "tarn/report/explain_memory.hpp"
 
 #include <algorithm>
+#include <clocale>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <locale>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -432,4 +436,83 @@ TEST_CASE("explanations are sound while other threads allocate", "[report][expla
   memory_explanation const e = explain_memory(pool);
   check_sums(e);
   CHECK(e.pools[0].live == 0);
+}
+
+namespace {
+
+memory_explanation explanation_of(std::size_t total) {
+  memory_explanation e;
+  e.total = e.free = total;
+  return e;
+}
+/// The MiB of the total, as text() writes it.
+std::string mib_in_text(std::size_t total) {
+  std::string const text = explanation_of(total).text();
+  std::string row = text.substr(text.find("total on the device"));
+  row.resize(row.find('\n'));
+  return row.substr(row.find_last_of(' ') + 1);
+}
+
+/// The process's locale for a scope, made where the system has none whose decimal point is a comma.
+class comma_locale {
+ public:
+  comma_locale() {
+    char folder[] = "/tmp/tarn_locale_XXXXXX";
+    if (::mkdtemp(folder) == nullptr) return;
+    folder_ = folder;
+    std::string const make = "localedef -i de_DE -f UTF-8 " + folder_ + "/de_DE.UTF-8 >/dev/null 2>&1";
+    (void)!std::system(make.c_str());
+    ::setenv("LOCPATH", folder_.c_str(), 1);
+    is_set_ = std::setlocale(LC_ALL, "de_DE.UTF-8") != nullptr;
+  }
+  comma_locale(comma_locale const&) = delete;
+  comma_locale& operator=(comma_locale const&) = delete;
+  ~comma_locale() {
+    std::setlocale(LC_ALL, "C");
+    ::unsetenv("LOCPATH");
+    (void)!std::system(("rm -rf '" + folder_ + "'").c_str());
+  }
+  [[nodiscard]] bool is_set() const noexcept { return is_set_; }
+
+ private:
+  std::string folder_;
+  bool is_set_ = false;
+};
+
+}  // namespace
+
+TEST_CASE("explain_memory writes MiB with four decimals, rounded as printf rounds",
+          "[report][explain_memory]") {
+  for (std::size_t const bytes : {std::size_t{0}, std::size_t{1}, std::size_t{52}, std::size_t{53},
+                                  std::size_t{440}, std::size_t{32768}, std::size_t{98304}, 1_MiB - 1, 1_MiB,
+                                  1_MiB + 32768, 2_MiB - 53, 2_MiB - 52, 80_GiB + 12345}) {
+    char expected[64];
+    (void)std::snprintf(expected, sizeof expected, "%.4f", static_cast<double>(bytes) / 1048576.0);
+    CHECK(mib_in_text(bytes) == expected);
+  }
+  memory_explanation overlapping = explanation_of(1_MiB);
+  overlapping.free = 3_MiB + 1024;
+  CHECK(overlapping.text().find(" -2.0010") != std::string::npos);
+}
+
+TEST_CASE("explain_memory's text does not follow the locale", "[report][explain_memory]") {
+  std::string const expected = explanation_of(1_MiB + 512_KiB).text();
+  REQUIRE(expected.find("1.5000") != std::string::npos);
+  struct grouped : std::numpunct<char> {
+    char do_decimal_point() const override { return ','; }
+    char do_thousands_sep() const override { return '.'; }
+    std::string do_grouping() const override { return "\3"; }
+  };
+  std::locale const before = std::locale::global(std::locale(std::locale(), new grouped));
+  CHECK(explanation_of(1_MiB + 512_KiB).text() == expected);
+  std::locale::global(before);
+  comma_locale const german;
+  if (!german.is_set()) {
+    WARN("skipped: no locale with a decimal comma, and localedef makes none");
+    return;
+  }
+  char sample[8];
+  (void)std::snprintf(sample, sizeof sample, "%.1f", 1.5);
+  REQUIRE(std::string(sample) == "1,5");
+  CHECK(explanation_of(1_MiB + 512_KiB).text() == expected);
 }

@@ -2,6 +2,7 @@
 // The numbers: stats and summary.
 
 #include <algorithm>
+#include <map>
 #include <sstream>
 #include <string>
 
@@ -116,6 +117,64 @@ TEST_CASE("what is held for small and for large blocks is told apart", "[report]
   }
   SECTION("over blocks") {
     try_on(on_blocks(), true);
+  }
+}
+
+TEST_CASE("inactive_split keeps its peak and its totals, and leaves out what can be given back",
+          "[report][stats]") {
+  sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
+  auto const try_on = [](auto memory) {
+    auto const values_are = [&](char const* key, std::int64_t current, std::int64_t peak,
+                                std::int64_t allocated, std::int64_t freed) {
+      std::map<std::string, std::int64_t> stats;
+      for (auto const& [name, n] : memory_stats(memory)) stats.emplace(name, n);
+      std::string const name = key;
+      bool same = true;
+      for (char const* group : {".all", ".large_pool"}) {
+        same = same && stats.at(name + group + ".current") == current &&
+               stats.at(name + group + ".peak") == peak &&
+               stats.at(name + group + ".allocated") == allocated &&
+               stats.at(name + group + ".freed") == freed;
+      }
+      return same && stats.at(name + ".small_pool.peak") == 0;
+    };
+    std::int64_t const rest = number_of(1_MiB);
+    // 3 MiB of a handle, or a segment, of 4 MiB.
+    void* const p = memory.allocate({}, 3_MiB);
+    CHECK(values_are("inactive_split", 1, 1, 1, 0));
+    CHECK(values_are("inactive_split_bytes", rest, rest, rest, 0));
+    void* const q = memory.allocate({}, 1_MiB + 1);  // does not fit beside it
+    memory.deallocate({}, q, 1_MiB + 1);
+    reset_peak_memory_stats(memory);
+    memory.deallocate({}, p, 3_MiB);
+    memory.trim(0);
+    CHECK(memory_reserved(memory) == 0);
+    std::map<std::string, std::int64_t> stats;
+    for (auto const& [name, n] : memory_stats(memory)) stats.emplace(name, n);
+    CHECK(stats.at("inactive_split.all.current") == 0);
+    CHECK(stats.at("inactive_split_bytes.all.current") == 0);
+    CHECK(stats.at("inactive_split.all.peak") >= 1);
+    CHECK(stats.at("inactive_split_bytes.all.peak") >= rest);
+    CHECK(stats.at("inactive_split.all.allocated") == stats.at("inactive_split.all.freed"));
+    CHECK(stats.at("inactive_split_bytes.all.allocated") == stats.at("inactive_split_bytes.all.freed"));
+    reset_peak_memory_stats(memory);
+    reset_accumulated_memory_stats(memory);
+    CHECK(values_are("inactive_split", 0, 0, 0, 0));
+    CHECK(values_are("inactive_split_bytes", 0, 0, 0, 0));
+    CHECK(values_are("reserved_bytes", 0, 0, 0, 0));
+    CHECK(values_are("segment", 0, 0, 0, 0));
+    // A block that fills what it was made in leaves nothing, neither while it is used nor afterwards.
+    void* const whole = memory.allocate({}, 4_MiB);
+    CHECK(values_are("inactive_split", 0, 0, 0, 0));
+    memory.deallocate({}, whole, 4_MiB);
+    CHECK(values_are("inactive_split", 0, 0, 0, 0));
+    CHECK(values_are("reserved_bytes", number_of(4_MiB), number_of(4_MiB), number_of(4_MiB), 0));
+  };
+  SECTION("over pages") {
+    try_on(sim_pages{machine.driver(0)} | pooled{} | tracked{});
+  }
+  SECTION("over blocks") {
+    try_on(sim_malloc{machine.driver(0)} | pooled{} | tracked{});
   }
 }
 

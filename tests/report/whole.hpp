@@ -48,7 +48,8 @@ inline void check_whole(tarn::snapshot const& s) {
       mistakes += b.address != at;
       mistakes += b.bytes == 0;
       mistakes += b.requested > b.bytes;
-      mistakes += b.requested != 0 && b.use != tarn::block_use::live;
+      mistakes += b.requested != 0 && b.use == tarn::block_use::cached;
+      mistakes += b.requested == 0 && b.use == tarn::block_use::awaiting;
       mistakes += b.tag >= s.tags.size();
       mistakes += b.place >= s.places.size();
       at += b.bytes;

@@ -4,11 +4,12 @@
 #   check_nvtx.sh ROOT COMPILER FOLDER    exit status 77: there are none
 set -u
 root=$1 compiler=$2 folder=$3
+errors=${TARN_WARNINGS_AS_ERRORS:+-Werror}
 cuda=${CUDA_PATH:-/usr/local/cuda}/include
 [ -e "$cuda/nvtx3/nvToolsExtMem.h" ] || { echo "SKIPPED: no nvtx3/nvToolsExtMem.h in $cuda"; exit 77; }
 mkdir -p "$folder"
-"$compiler" -std=c++20 -Wall -Wextra -Werror -isystem "$cuda" -shared -fPIC "$root/tests/sanitizer/fake_tool.cpp" -o "$folder/fake_tool.so" &&
-  "$compiler" -std=c++20 -Wall -Wextra -Wconversion -Werror -isystem "$cuda" -I"$root/include" "$root/tests/sanitizer/nvtx_told.cpp" -o "$folder/nvtx_told" || exit 1
+"$compiler" -std=c++20 -Wall -Wextra $errors -isystem "$cuda" -shared -fPIC "$root/tests/sanitizer/fake_tool.cpp" -o "$folder/fake_tool.so" &&
+  "$compiler" -std=c++20 -Wall -Wextra -Wconversion $errors -isystem "$cuda" -I"$root/include" "$root/tests/sanitizer/nvtx_told.cpp" -o "$folder/nvtx_told" || exit 1
 failed=0
 # expect NAME WANTED GOT
 expect() { [ "$2" = "$3" ] || { failed=1; printf 'FAILED: %s\nexpected:\n%s\nprinted:\n%s\n' "$1" "$2" "$3"; }; }

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random programs on the simulated machine: stream order, the model, contents. A finding is reduced to the fewest steps and
-// printed with the command that repeats it. Builds alone: g++ -std=c++20 -O2 -Iinclude tests/simulation/main.cpp -pthread
+// printed with the command that repeats it. Builds alone:
+//   g++ -std=c++20 -O2 -Itests/simulation/hooked -Iinclude tests/simulation/main.cpp -pthread -ldl
 //
 // Exit status: 0 nothing found, 1 something found, 2 a wrong argument. The last line is for programs to read.
 
+#include <dlfcn.h>
 #include <getopt.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cinttypes>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +26,11 @@
 #include "run.hpp"
 #include "shrink.hpp"
 
+#if !defined(TARN_SIMULATION_HOOKS_HOT_LOCK) || !defined(TARN_SIMULATION_HOOKS_OWNER_LOCK) || \
+    !defined(TARN_SIMULATION_HOOKS_SPIN_LOCK) || !defined(TARN_SIMULATION_HOOKS_WAIT)
+#error "tests/simulation/hooked must stand before the library in the include path"
+#endif
+
 namespace {
 
 using namespace simulation;
@@ -32,8 +42,12 @@ struct arguments {
   profile const* only = nullptr;
   unsigned seconds = 0;  ///< goes on with further seeds for so long
   unsigned jobs = 1;
-  unsigned patience = 60;  ///< seconds without a step, after which a program counts as hung
-  std::string keep;        ///< numbers of the steps to run: "3,17,20-25"
+  unsigned patience = 60;          ///< seconds without a step, after which a program counts as hung
+  std::string keep;                ///< numbers of the steps to run: "3,17,20-25"
+  std::string preempt;             ///< the preemptions, by step and switch point: "17:5,20:1"
+  std::string commit = "unknown";  ///< of the library, for the record
+  std::string record;              ///< a file that gets a line for this run
+  bool several = false;            ///< only programs whose threads run at the same time
   bool shrink = true;
   bool print = false;
 };
@@ -42,17 +56,22 @@ void say_usage() {
   std::printf(
       "simulation [--seeds A..B] [--steps N] [--profile NAME] [--seconds S] [--jobs N] [--keep LIST] "
       "[--print]\n"
-      "           [--patience S] [--no-shrink]\n"
+      "           [--patience S] [--no-shrink] [--preempt LIST]\n"
       "  --seeds A..B   programs to draw (1..40); with --seconds the first one, and on from there\n"
       "  --steps N      steps of each (3000)\n"
       "  --profile P    one of:");
   for (profile const& p : profiles) std::printf(" %s", p.name);
   std::printf(
       "; else a mix of all\n"
+      "  --several      only profiles whose threads run at the same time, in turn\n"
+      "  --commit TEXT  printed in the last line, for the record\n"
+      "  --record FILE  adds a line with the seeds, the calls and the findings of this run\n"
       "  --seconds S    as many seeds as fit into so long\n"
       "  --jobs N       processes at once (1)\n"
       "  --patience S   seconds without a step, after which a program hangs (60)\n"
       "  --keep LIST    of each program only the steps with these numbers, such as 3,17,20-25\n"
+      "  --preempt LIST  threads are preempted at these places alone: step:switch point, such as 17:5,20:1; "
+      "none: at none\n"
       "  --print        say the steps before they run\n"
       "  --no-shrink    do not reduce what fails\n");
 }
@@ -62,7 +81,8 @@ bool parse(int count, char** values, arguments& a) {
       {"seeds", 1, nullptr, 's'},    {"steps", 1, nullptr, 'n'},     {"profile", 1, nullptr, 'p'},
       {"seconds", 1, nullptr, 't'},  {"jobs", 1, nullptr, 'j'},      {"keep", 1, nullptr, 'k'},
       {"patience", 1, nullptr, 'w'}, {"no-shrink", 0, nullptr, 'f'}, {"print", 0, nullptr, 'v'},
-      {"help", 0, nullptr, 'h'},     {nullptr, 0, nullptr, 0}};
+      {"preempt", 1, nullptr, 'c'},  {"several", 0, nullptr, 'm'},   {"commit", 1, nullptr, 'i'},
+      {"record", 1, nullptr, 'r'},   {"help", 0, nullptr, 'h'},      {nullptr, 0, nullptr, 0}};
   for (int c = 0; (c = getopt_long(count, values, "", known, nullptr)) != -1;) {
     switch (c) {
       case 's': {
@@ -88,6 +108,18 @@ bool parse(int count, char** values, arguments& a) {
         break;
       case 'k':
         a.keep = optarg;
+        break;
+      case 'c':
+        a.preempt = optarg;
+        break;
+      case 'm':
+        a.several = true;
+        break;
+      case 'i':
+        a.commit = optarg;
+        break;
+      case 'r':
+        a.record = optarg;
         break;
       case 'f':
         a.shrink = false;
@@ -135,10 +167,89 @@ std::string kept_list(program const& p) {
 }
 
 program make(arguments const& a, std::uint64_t seed) {
-  profile const& kind = a.only != nullptr ? *a.only : profile_of(seed);
+  profile const& kind = a.only != nullptr ? *a.only : a.several ? profile_at_once(seed) : profile_of(seed);
   program p = draw(seed, kind, a.steps, draw_setting(seed, kind).machine.capacity);
   if (!a.keep.empty()) keep_steps(p, a.keep);
+  if (!a.preempt.empty()) {
+    p.pinned = true;
+    for (char const* at = a.preempt.c_str(); *at != 0;) {
+      preemption each;
+      int length = 0;
+      if (std::sscanf(at, "%" SCNu32 ":%" SCNu32 "%n", &each.step, &each.point, &length) != 2) break;
+      p.preemptions.push_back(each);
+      at += length;
+      if (*at == ',') ++at;
+    }
+  }
   return p;
+}
+std::string preempt_list(program const& p) {
+  std::string out;
+  for (preemption const& each : p.preemptions)
+    out += (out.empty() ? "" : ",") + std::to_string(each.step) + ':' + std::to_string(each.point);
+  return out.empty() ? "none" : out;
+}
+
+/// Where in the library a thread was preempted: the functions that it was in, with file and line, if addr2line is here and
+/// the program has line numbers.
+std::string source_of(std::vector<void*> const& frames) {
+  std::string command = "addr2line -e /proc/" + std::to_string(::getpid()) + "/exe";
+  bool any = false;
+  for (void* const f : frames) {
+    Dl_info info{};
+    if (f == nullptr || ::dladdr(f, &info) == 0) continue;
+    auto const at =
+        reinterpret_cast<std::uintptr_t>(f) - reinterpret_cast<std::uintptr_t>(info.dli_fbase) - 1;
+    command += text(" 0x%" PRIxPTR, at);
+    any = true;
+  }
+  std::string out;
+  std::FILE* const pipe = any ? ::popen((command + " -i 2>/dev/null").c_str(), "r") : nullptr;
+  if (pipe == nullptr) return out;
+  char line[1024];
+  for (unsigned shown = 0; std::fgets(line, sizeof line, pipe) != nullptr;) {
+    std::string l(line);
+    while (!l.empty() && l.back() == '\n') l.pop_back();
+    auto const place = l.rfind("/tarn/");
+    if (place == std::string::npos || l.find("/hooked/") != std::string::npos || shown == 6) continue;
+    if (auto const more = l.find(" ("); more != std::string::npos) l.resize(more);
+    out += (shown++ == 0 ? "" : " < ") + l.substr(place + 6);
+  }
+  (void)::pclose(pipe);
+  return out;
+}
+
+/// The steps, with windows of several threads as such: who begins, and where who is preempted.
+void print_program(program const& p, shrunk const& s) {
+  for (std::size_t i = 0; i < p.steps.size();) {
+    std::size_t end = i;
+    std::vector<unsigned> threads;
+    for (; end < p.steps.size() && p.steps[end].window == p.steps[i].window; ++end) {
+      if (std::find(threads.begin(), threads.end(), p.steps[end].thread) == threads.end())
+        threads.push_back(p.steps[end].thread);
+    }
+    if (threads.size() > 1) {
+      std::sort(threads.begin(), threads.end(), [&](unsigned x, unsigned y) {
+        return first_priority(p, p.steps[i].window, x) > first_priority(p, p.steps[i].window, y);
+      });
+      std::printf("  at the same time, thread");
+      for (unsigned const t : threads) std::printf(" %u", t);
+      std::printf(" in this order but for preemptions:\n");
+    }
+    for (; i < end; ++i) {
+      std::printf("  %s%s\n", threads.size() > 1 ? "  " : "", to_text(p.numbers[i], p.steps[i]).c_str());
+      for (std::size_t k = 0; k < s.taken.size(); ++k) {
+        if (s.taken[k].step != p.numbers[i]) continue;
+        std::printf("           preempted at its switch point %" PRIu32, s.taken[k].point);
+        if (k < s.places.size()) {
+          std::string const where = source_of(s.places[k].frames);
+          std::printf(", %s%s%s", switch_point_names[static_cast<std::size_t>(s.places[k].at)],
+                      where.empty() ? "" : ": ", where.c_str());
+        }
+        std::printf("\n");
+      }
+    }
+  }
 }
 
 void print_steps(program const& p) {
@@ -182,11 +293,12 @@ void report(arguments const& a, std::uint64_t seed, std::uint64_t step, verdict 
     std::printf("Reduced from %zu to %zu steps in %u attempts. It says:\n%s", whole.steps.size(),
                 shown.steps.size(), s.attempts, s.last.what.c_str());
     print_setting(shown);
-    print_steps(shown);
+    print_program(shown, s);
   }
-  std::printf("To repeat: %s --seeds %" PRIu64 " --profile %s --steps %zu%s%s --no-shrink\n", a.name, seed,
-              whole.kind->name, a.steps, a.shrink ? " --keep " : "",
-              a.shrink ? kept_list(shown).c_str() : "");
+  std::printf("To repeat: %s --seeds %" PRIu64 " --profile %s --steps %zu%s%s%s%s --no-shrink\n", a.name,
+              seed, whole.kind->name, a.steps, a.shrink ? " --keep " : "",
+              a.shrink ? kept_list(shown).c_str() : "", shown.pinned ? " --preempt " : "",
+              shown.pinned ? preempt_list(shown).c_str() : "");
 }
 
 }  // namespace
@@ -236,6 +348,18 @@ int main(int count, char** values) {
       job.reset();
     }
   }
+  std::uint64_t runs = 0, at_driver = 0, at_hot = 0;
+  for (tally const& t : by_profile) {
+    runs += t.runs;
+    at_driver += t.driver_points;
+    at_hot += t.hot_points;
+  }
+  if (runs > 100 && (at_driver == 0 || at_hot == 0)) {
+    ++findings_in_all;
+    std::printf(
+        "no switch point was reached %s: the headers in tests/simulation/hooked do not fit this library\n",
+        at_hot == 0 ? "at the hot lock" : "in driver calls");
+  }
   bool const failed = findings_in_all != 0;
   double const seconds = std::chrono::duration<double>(clock::now() - start).count();
   tally all;
@@ -257,17 +381,55 @@ int main(int count, char** values) {
               " times, put pages together %" PRIu64 " times, and searched again %" PRIu64
               " times after the driver had refused\n",
               all.device_waits, all.host_waits, all.remaps, all.retries);
+  if (all.stated_runs != 0) {
+    // A bug of depth 2 is found by a run of n threads and k switch points that can show it with at least 1 / (n k).
+    std::printf("%" PRIu64 " runs of several threads, %" PRIu64 " switch points (%" PRIu64
+                " after driver calls, %" PRIu64 " after the hot lock was released), %" PRIu64 " switches\n",
+                all.runs, all.switch_points, all.driver_points, all.hot_points, all.switches);
+    auto const stated = static_cast<double>(all.stated_runs);
+    std::printf("%" PRIu64 " of them with one preemption, of n = %.1f threads (at most %" PRIu64
+                ") and k = %.0f switch points"
+                " (at most %" PRIu64
+                "): a bug of depth 2 that each run can show is missed with a probability of at most 1e%.0f,"
+                " one that a run in %.0f can show is found with 99 %%\n",
+                all.stated_runs, static_cast<double>(all.stated_threads) / stated, all.most_threads,
+                static_cast<double>(all.stated_points) / stated, all.most_points,
+                std::floor(-all.log_missed / -2.302585), std::floor(all.chance / 4.60517));
+  }
   std::printf("%s: %" PRIu64 " pool operations in %" PRIu64 " programs on %" PRIu64 " threads, %" PRIu64
               " schedules, seeds %" PRIu64 "..%" PRIu64 ", %.1f s\n",
               failed ? "FOUND SOMETHING" : "nothing found", all.operations(), all.programs, all.threads,
               all.schedules, a.first, last, seconds);
-  std::printf("evidence: simulation verdict=%s findings=%" PRIu64 " operations=%" PRIu64
-              " allocations=%" PRIu64 " frees=%" PRIu64 " programs=%" PRIu64 " schedules=%" PRIu64
-              " kernels=%" PRIu64 " model_checked=%" PRIu64 " order_checked=%" PRIu64
-              " contents_checked=%" PRIu64 " first_seed=%" PRIu64 " last_seed=%" PRIu64
-              " steps=%zu seconds=%.1f\n",
-              failed ? "fail" : "pass", findings_in_all, all.operations(), all.allocations, all.deallocations,
-              all.programs, all.schedules, all.kernels, all.operations(), watched[1] + watched[2], watched[2],
-              a.first, last, a.steps, seconds);
+  std::printf(
+      "evidence: simulation verdict=%s findings=%" PRIu64 " operations=%" PRIu64 " allocations=%" PRIu64
+      " frees=%" PRIu64 " programs=%" PRIu64 " schedules=%" PRIu64 " kernels=%" PRIu64
+      " model_checked=%" PRIu64 " order_checked=%" PRIu64 " contents_checked=%" PRIu64
+      " preemptive_runs=%" PRIu64 " switch_points=%" PRIu64 " depth2_runs=%" PRIu64
+      " depth2_threads=%.2f depth2_points=%.1f depth2_one_in=%.0f first_seed=%" PRIu64 " last_seed=%" PRIu64
+      " steps=%zu jobs=%u seconds=%.1f commit=%s\n",
+      failed ? "fail" : "pass", findings_in_all, all.operations(), all.allocations, all.deallocations,
+      all.programs, all.schedules, all.kernels, all.operations(), watched[1] + watched[2], watched[2],
+      all.runs, all.switch_points, all.stated_runs,
+      all.stated_runs == 0 ? 0
+                           : static_cast<double>(all.stated_threads) / static_cast<double>(all.stated_runs),
+      all.stated_runs == 0 ? 0
+                           : static_cast<double>(all.stated_points) / static_cast<double>(all.stated_runs),
+      std::floor(all.chance / 4.60517), a.first, last, a.steps, a.jobs, seconds, a.commit.c_str());
+  if (!a.record.empty()) {
+    std::FILE* const out = std::fopen(a.record.c_str(), "a");
+    char const* const kind = a.only != nullptr ? a.only->name : a.several ? "several" : "all";
+    bool written = out != nullptr;
+    if (written)
+      written = std::fprintf(out,
+                             "seeds %" PRIu64 "..%" PRIu64 " steps %zu profile %s calls %" PRIu64
+                             " programs %" PRIu64 " findings %" PRIu64 " seconds %.1f jobs %u commit %s\n",
+                             a.first, last, a.steps, kind, all.operations(), all.programs, findings_in_all,
+                             seconds, a.jobs, a.commit.c_str()) > 0;
+    if (out != nullptr && std::fclose(out) != 0) written = false;
+    if (!written) {
+      std::printf("cannot write %s\n", a.record.c_str());
+      return 1;
+    }
+  }
   return failed ? 1 : 0;
 }

@@ -46,17 +46,18 @@ enum class act : std::uint8_t {
   fill_buffer,    ///< with bytes that must survive until the next fill
   drop_buffer,    ///< destroyed, cleared or released
   make_pointer,   ///< a device_ptr<T[]>; `how`: from make_device, moved, reset
+  fragment,  ///< fills a pool with small blocks, frees every other one, and makes large blocks of the pieces
   count_of_acts
 };
 inline constexpr std::size_t act_count = static_cast<std::size_t>(act::count_of_acts);
 
 inline constexpr char const* act_names[act_count] = {
-    "allocate",    "allocate_sync", "deallocate",    "use",         "copy",         "order",
-    "synchronize", "pass_time",     "begin_capture", "end_capture", "launch_graph", "drop_graph",
-    "make_stream", "end_thread",    "trim",          "empty_cache", "drain",        "look",
-    "reset_peaks", "open_scope",    "close_scope",   "make_pool",   "take_memory",  "set_limit",
-    "make_buffer", "resize_buffer", "move_buffer",   "copy_buffer", "fill_buffer",  "drop_buffer",
-    "make_pointer"};
+    "allocate",     "allocate_sync", "deallocate",    "use",         "copy",         "order",
+    "synchronize",  "pass_time",     "begin_capture", "end_capture", "launch_graph", "drop_graph",
+    "make_stream",  "end_thread",    "trim",          "empty_cache", "drain",        "look",
+    "reset_peaks",  "open_scope",    "close_scope",   "make_pool",   "take_memory",  "set_limit",
+    "make_buffer",  "resize_buffer", "move_buffer",   "copy_buffer", "fill_buffer",  "drop_buffer",
+    "make_pointer", "fragment"};
 
 struct operation {
   act what = act::allocate;
@@ -70,6 +71,7 @@ struct operation {
   std::uint32_t alignment = 256;
   std::uint64_t bytes = 0;
   std::uint64_t duration = 0;  ///< of device work, nanoseconds of virtual time
+  std::uint32_t window = 0;    ///< steps of one window run at the same time where they are of several threads
 };
 
 /// A step as a line: "17 [thread 1] allocate pool 0 stream 2 slot 5: 4096 bytes, alignment 256".

@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "in_library.hpp"
 #include "tarn/driver/sim_driver.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
@@ -88,19 +89,45 @@ class buffer_of final : public owner_under_test {
  public:
   using buffer = tarn::device_buffer<std::byte, Memory>;
   explicit buffer_of(buffer b) : buffer_(std::move(b)) {}
+  buffer_of(buffer_of const&) = delete;
+  buffer_of& operator=(buffer_of const&) = delete;
+  ~buffer_of() override {
+    in_library const now;
+    buffer const gone = std::move(buffer_);
+  }
   void* data() const override { return const_cast<std::byte*>(buffer_.data()); }
   std::size_t size() const override { return buffer_.size(); }
   tarn::stream_ref stream() const override { return buffer_.stream(); }
-  void set_stream(tarn::stream_ref stream) override { buffer_.set_stream(stream); }
-  void clear() override { buffer_.clear(); }
+  void set_stream(tarn::stream_ref stream) override {
+    in_library const now;
+    buffer_.set_stream(stream);
+  }
+  void clear() override {
+    in_library const now;
+    buffer_.clear();
+  }
   std::unique_ptr<owner_under_test> move() override {
+    in_library const now;
     return std::make_unique<buffer_of>(std::move(buffer_));
   }
-  void resize(std::size_t count, tarn::stream_ref stream) override { buffer_.resize(count, stream); }
-  void reserve(std::size_t count, tarn::stream_ref stream) override { buffer_.reserve(count, stream); }
-  void shrink_to_fit(tarn::stream_ref stream) override { buffer_.shrink_to_fit(stream); }
-  void fill(std::byte value) override { buffer_.fill(value); }
+  void resize(std::size_t count, tarn::stream_ref stream) override {
+    in_library const now;
+    buffer_.resize(count, stream);
+  }
+  void reserve(std::size_t count, tarn::stream_ref stream) override {
+    in_library const now;
+    buffer_.reserve(count, stream);
+  }
+  void shrink_to_fit(tarn::stream_ref stream) override {
+    in_library const now;
+    buffer_.shrink_to_fit(stream);
+  }
+  void fill(std::byte value) override {
+    in_library const now;
+    buffer_.fill(value);
+  }
   std::unique_ptr<owner_under_test> copy(tarn::stream_ref stream) const override {
+    in_library const now;
     return std::make_unique<buffer_of>(buffer(buffer_, stream));
   }
   bool is_buffer() const override { return true; }
@@ -114,12 +141,25 @@ class pointer_of final : public owner_under_test {
  public:
   using pointer = tarn::device_ptr<std::byte[], Memory>;
   explicit pointer_of(pointer p) : pointer_(std::move(p)) {}
+  pointer_of(pointer_of const&) = delete;
+  pointer_of& operator=(pointer_of const&) = delete;
+  ~pointer_of() override {
+    in_library const now;
+    pointer const gone = std::move(pointer_);
+  }
   void* data() const override { return pointer_.get(); }
   std::size_t size() const override { return pointer_.size(); }
   tarn::stream_ref stream() const override { return pointer_.stream(); }
-  void set_stream(tarn::stream_ref stream) override { pointer_.set_stream(stream); }
-  void clear() override { pointer_ = nullptr; }
+  void set_stream(tarn::stream_ref stream) override {
+    in_library const now;
+    pointer_.set_stream(stream);
+  }
+  void clear() override {
+    in_library const now;
+    pointer_ = nullptr;
+  }
   std::unique_ptr<owner_under_test> move() override {
+    in_library const now;
     return std::make_unique<pointer_of>(std::move(pointer_));
   }
 
@@ -132,6 +172,7 @@ class scope_of final : public scope_under_test {
  public:
   explicit scope_of(Memory memory) : scope_(std::move(memory)) {}
   scope_reading read() const override {
+    in_library const now;
     return {scope_.peak_bytes(), scope_.peak_above_start(), scope_.current_bytes(), scope_.count(),
             scope_.net_bytes()};
   }
@@ -146,67 +187,91 @@ class pool_of final : public pool_under_test {
   explicit pool_of(Memory memory) : memory_(std::move(memory)) {}
 
   void* allocate(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment) override {
+    in_library const now;
     return memory_.allocate(stream, bytes, alignment);
   }
   void deallocate(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) override {
+    in_library const now;
     memory_.deallocate(stream, p, bytes, alignment);
   }
   void* allocate_sync(std::size_t bytes, std::size_t alignment) override {
+    in_library const now;
     return memory_.allocate_sync(bytes, alignment);
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) override {
+    in_library const now;
     memory_.deallocate_sync(p, bytes, alignment);
   }
   void record_use(void* p, std::size_t bytes, tarn::stream_ref stream) override {
+    in_library const now;
     memory_.record_use(p, bytes, stream);
   }
   std::size_t trim(std::size_t keep) override {
+    in_library const now;
     return tarn::nearest(memory_, [&](auto& l) -> decltype(l.trim(keep)) { return l.trim(keep); });
   }
-  void reset_peaks() override { tarn::reset_peak_memory_stats(memory_); }
-  void reset_totals() override { tarn::reset_accumulated_memory_stats(memory_); }
+  void reset_peaks() override {
+    in_library const now;
+    tarn::reset_peak_memory_stats(memory_);
+  }
+  void reset_totals() override {
+    in_library const now;
+    tarn::reset_accumulated_memory_stats(memory_);
+  }
   void set_limit(std::size_t bytes) override {
+    in_library const now;
     (void)tarn::nearest(memory_, [&](auto& l) -> decltype(l.set_limit(bytes)) { return l.set_limit(bytes); });
   }
   std::size_t limit() const override {
+    in_library const now;
     return tarn::nearest(memory_, [](auto& l) -> decltype(l.limit()) { return l.limit(); });
   }
   std::size_t limited() const override {
+    in_library const now;
     return tarn::nearest(memory_, [](auto& l) -> decltype(l.used()) { return l.used(); });
   }
   bool owns(void const* p) const override {
+    in_library const now;
     return tarn::nearest(memory_, [&](auto& l) -> decltype(l.owns(p)) { return l.owns(p); });
   }
   std::size_t largest_free_range() const override {
+    in_library const now;
     return tarn::nearest(memory_,
                          [](auto& l) -> decltype(l.largest_free_range()) { return l.largest_free_range(); });
   }
   std::size_t block_bytes(std::size_t bytes, std::size_t alignment) const override {
+    in_library const now;
     return tarn::nearest(memory_, [&](auto& l) -> decltype(l.block_bytes(bytes, alignment)) {
       return l.block_bytes(bytes, alignment);
     });
   }
   tarn::pool_state state() const override {
+    in_library const now;
     return tarn::nearest(memory_, [](auto& l) -> decltype(l.state()) { return l.state(); });
   }
   tarn::tracked_statistics statistics() const override {
+    in_library const now;
     return tarn::nearest(memory_, [](auto& l) -> decltype(l.statistics()) { return l.statistics(); });
   }
   std::int64_t memory_stat_of(char const* key) const override {
+    in_library const now;
     for (auto const& [name, value] : tarn::memory_stats(memory_)) {
       if (name == key) return value;
     }
     return -1;
   }
   std::unique_ptr<scope_under_test> open_scope() const override {
+    in_library const now;
     return std::make_unique<scope_of<Memory>>(memory_);
   }
   std::unique_ptr<owner_under_test> make_buffer(std::size_t count, tarn::stream_ref stream,
                                                 std::size_t alignment) const override {
+    in_library const now;
     return std::make_unique<buffer_of<Memory>>(
         tarn::device_buffer<std::byte, Memory>(memory_, count, stream, alignment));
   }
   std::unique_ptr<owner_under_test> make_pointer(std::size_t count, tarn::stream_ref stream) const override {
+    in_library const now;
     return std::make_unique<pointer_of<Memory>>(tarn::make_device<std::byte[]>(memory_, count, stream));
   }
 
@@ -237,18 +302,19 @@ template <class Source>
 }
 }  // namespace detail
 
-[[nodiscard]] inline std::unique_ptr<pool_under_test> make_pool(tarn::sim_driver const& driver,
-                                                                pool_choice const& choice, witness& who,
-                                                                unsigned number) {
-  using marking = tarn::sim_marking_driver;
+/// @tparam Driver, Marking  the drivers of the pools; each is made from a sim_driver
+template <class Driver = tarn::sim_driver, class Marking = tarn::sim_marking_driver>
+[[nodiscard]] std::unique_ptr<pool_under_test> make_pool(tarn::sim_driver const& driver,
+                                                         pool_choice const& choice, witness& who,
+                                                         unsigned number) {
   witnessed const seen{&who, number};
   switch (choice.on) {
     case ground::pages:
-      return detail::make_pool_over(tarn::basic_pages<tarn::sim_driver>(driver), choice, seen);
+      return detail::make_pool_over(tarn::basic_pages<Driver>(Driver(driver)), choice, seen);
     case ground::marked_pages:
-      return detail::make_pool_over(tarn::basic_pages<marking>(marking(driver)), choice, seen);
+      return detail::make_pool_over(tarn::basic_pages<Marking>(Marking(driver)), choice, seen);
     default:
-      return detail::make_pool_over(tarn::basic_malloc<marking>(marking(driver)), choice, seen);
+      return detail::make_pool_over(tarn::basic_malloc<Marking>(Marking(driver)), choice, seen);
   }
 }
 

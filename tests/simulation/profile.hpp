@@ -39,6 +39,9 @@ struct profile {
   unsigned long_work;  ///< of a hundred kernels so many outlast the program, unless waited for
   unsigned changes;    ///< of a hundred steps so many are on another thread than the step before
   weight weights[24];
+  unsigned at_once =
+      0;  ///< of a hundred windows in so many the steps of several threads run at the same time
+  bool fragments = false;  ///< begins with memory in many pieces, and views of them
 };
 
 inline constexpr profile profiles[] = {
@@ -380,12 +383,136 @@ inline constexpr profile profiles[] = {
       {act::drop_buffer, 8},
       {act::end_thread, 2},
       {act::make_pool, 1}}},
+    // From here on threads run at the same time and are preempted in calls of the library.
+    // Small blocks of several streams and threads; threads end; what they keep is taken back.
+    {"calls_at_once",
+     0,
+     watch::order,
+     1,
+     1,
+     4,
+     3,
+     120,
+     0,
+     64_MiB,
+     512_MiB,
+     1_MiB,
+     10,
+     0,
+     {{act::allocate, 400},
+      {act::deallocate, 300},
+      {act::allocate_sync, 20},
+      {act::use, 60},
+      {act::pass_time, 20},
+      {act::end_thread, 20},
+      {act::trim, 12},
+      {act::empty_cache, 4},
+      {act::look, 12},
+      {act::open_scope, 3},
+      {act::close_scope, 3},
+      {act::reset_peaks, 1},
+      {act::make_pool, 1}},
+     60},
+    // Blocks go from stream to stream, are held back for recorded uses, and memory is short.
+    {"order_at_once",
+     0,
+     watch::order,
+     1,
+     1,
+     3,
+     5,
+     40,
+     0,
+     48_MiB,
+     160_MiB,
+     8_MiB,
+     20,
+     0,
+     {{act::allocate, 300},
+      {act::deallocate, 240},
+      {act::allocate_sync, 12},
+      {act::use, 200},
+      {act::copy, 20},
+      {act::order, 10},
+      {act::synchronize, 10},
+      {act::pass_time, 30},
+      {act::make_stream, 12},
+      {act::end_thread, 6},
+      {act::trim, 10},
+      {act::take_memory, 4},
+      {act::set_limit, 3},
+      {act::look, 6}},
+     60},
+    // Large blocks in memory that is in pieces: views are made and dropped.
+    {"views_at_once",
+     0,
+     watch::order,
+     1,
+     1,
+     3,
+     2,
+     120,
+     0,
+     8_GiB,
+     8_GiB,
+     24_MiB,
+     1,
+     0,
+     {{act::allocate, 300},
+      {act::deallocate, 340},
+      {act::use, 80},
+      {act::allocate_sync, 6},
+      {act::synchronize, 20},
+      {act::pass_time, 100},
+      {act::make_stream, 4},
+      {act::trim, 2},
+      {act::look, 2}},
+     60,
+     true},
+    // Owners on several threads.
+    {"owners_at_once",
+     0,
+     watch::contents,
+     1,
+     1,
+     3,
+     4,
+     24,
+     24,
+     48_MiB,
+     160_MiB,
+     3_MiB,
+     15,
+     0,
+     {{act::allocate, 60},
+      {act::deallocate, 60},
+      {act::use, 40},
+      {act::make_buffer, 80},
+      {act::resize_buffer, 120},
+      {act::move_buffer, 60},
+      {act::copy_buffer, 60},
+      {act::fill_buffer, 100},
+      {act::drop_buffer, 60},
+      {act::make_pointer, 60},
+      {act::pass_time, 15},
+      {act::synchronize, 6},
+      {act::make_stream, 4},
+      {act::trim, 6},
+      {act::end_thread, 3},
+      {act::look, 5}},
+     60},
 };
 
 inline constexpr std::size_t profile_count = sizeof profiles / sizeof profiles[0];
+/// So many of the last ones are of threads that run at the same time: a quarter of all programs.
+inline constexpr std::size_t at_once_count = 4;
 
+[[nodiscard]] inline profile const& profile_at_once(std::uint64_t seed) noexcept {
+  return profiles[profile_count - at_once_count + seed % at_once_count];
+}
 /// Which profile a seed draws from where none is asked for.
 [[nodiscard]] inline profile const& profile_of(std::uint64_t seed) noexcept {
+  if (seed % 4 == 0) return profile_at_once(seed / 4);
   auto left = static_cast<unsigned>(seed * 37 % 100);  // neighbours differ
   for (profile const& p : profiles) {
     if (left < p.share) return p;

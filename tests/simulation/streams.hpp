@@ -3,8 +3,10 @@
 // The user's streams, and what a correct user owes: work on a second stream is ordered after the first by an event, by the
 // host, or not done at all. Above it: user. Below it: world.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "world.hpp"
@@ -30,7 +32,17 @@ class streams_of_user {
   }
 
   /// Says which thread calls from now on, by its number.
-  void set_thread(unsigned number) noexcept { thread_ = number; }
+  static void set_thread(unsigned number) noexcept { thread_ = number; }
+  /// Streams that the calling thread names in its step, until it begins another one.
+  void begin_step() { named_[thread_].clear(); }
+  void names(stream_number s) { named_[thread_].push_back(s); }
+  /// True where another thread is in the middle of a step that names the stream.
+  [[nodiscard]] bool is_named_elsewhere(stream_number s) const {
+    for (auto const& [thread, streams] : named_) {
+      if (thread != thread_ && std::find(streams.begin(), streams.end(), s) != streams.end()) return true;
+    }
+    return false;
+  }
 
   [[nodiscard]] stream_state& operator[](stream_number s) noexcept { return all_[s]; }
   [[nodiscard]] std::size_t size() const noexcept { return all_.size(); }
@@ -44,7 +56,8 @@ class streams_of_user {
   }
 
   /// How a call names a stream: with its identity, or by the handle alone where that means the same.
-  [[nodiscard]] tarn::stream_ref name(stream_number s, unsigned how) const {
+  [[nodiscard]] tarn::stream_ref name(stream_number s, unsigned how) {
+    names(s);
     stream_state const& state = all_[s];
     bool const bare = (how & 0x40) != 0 && state.alive && is_reachable(state);
     return bare ? tarn::stream_ref::from(state.named.handle()) : state.named;
@@ -114,7 +127,7 @@ class streams_of_user {
     if (here.size() <= 2) return;
     slot = 2 + slot % static_cast<unsigned>(here.size() - 2);
     stream_state& old = all_[here[slot]];
-    if (old.graph >= 0) return;
+    if (old.graph >= 0 || is_named_elsewhere(here[slot])) return;
     auto const d = driver(old);
     world_.expect(d.create_event(old.farewell), "create_event");
     world_.expect(d.record_event(old.farewell, old.named), "record_event");
@@ -180,8 +193,9 @@ class streams_of_user {
 
   world& world_;
   std::vector<stream_state> all_;
-  std::vector<std::vector<stream_number>> slots_;  ///< by device
-  unsigned thread_ = 0;
+  std::vector<std::vector<stream_number>> slots_;         ///< by device
+  std::map<unsigned, std::vector<stream_number>> named_;  ///< by thread
+  static inline thread_local unsigned thread_ = 0;
 };
 
 }  // namespace simulation

@@ -23,6 +23,18 @@ struct tally {
   std::uint64_t remaps = 0;        ///< free pages were put together elsewhere
   std::uint64_t retries = 0;       ///< the driver refused, and the cache was searched again
 
+  // Windows whose threads were preempted, at the depth that is stated.
+  std::uint64_t runs = 0;  ///< of several threads
+  std::uint64_t stated_runs =
+      0;  ///< with one change of priority, drawn from at least all their switch points
+  std::uint64_t stated_threads = 0, stated_points = 0;  ///< of these, in all
+  std::uint64_t most_threads = 0, most_points = 0;
+  double chance = 0;                ///< of these, the sum of 1 / (n k)
+  double log_missed = 0;            ///< and of log(1 - 1 / (n k))
+  std::uint64_t switch_points = 0;  ///< of all runs
+  std::uint64_t driver_points = 0, hot_points = 0;
+  std::uint64_t switches = 0;
+
   /// Calls of pool entry points.
   [[nodiscard]] std::uint64_t operations() const noexcept {
     return allocations + deallocations + other_calls;
@@ -42,6 +54,18 @@ struct tally {
     host_waits += o.host_waits;
     remaps += o.remaps;
     retries += o.retries;
+    runs += o.runs;
+    stated_runs += o.stated_runs;
+    stated_threads += o.stated_threads;
+    stated_points += o.stated_points;
+    if (o.most_threads > most_threads) most_threads = o.most_threads;
+    if (o.most_points > most_points) most_points = o.most_points;
+    chance += o.chance;
+    log_missed += o.log_missed;
+    switch_points += o.switch_points;
+    driver_points += o.driver_points;
+    hot_points += o.hot_points;
+    switches += o.switches;
   }
 };
 

@@ -3,6 +3,7 @@
 // The user of a random program: takes each step if a correct user could, with the ordering that one owes. Whatever goes
 // wrong then is the library's fault. Above it: run. Below it: streams, world, contents.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -12,7 +13,9 @@
 #include <vector>
 
 #include "contents.hpp"
+#include "in_library.hpp"
 #include "operation.hpp"
+#include "scheduler.hpp"
 #include "streams.hpp"
 #include "tally.hpp"
 #include "world.hpp"
@@ -26,8 +29,11 @@ class user {
         counted_(counted),
         streams_(w, kind.devices, kind.streams),
         blocks_(kind.slots),
-        owners_(kind.owners) {
+        owners_(kind.owners),
+        blocks_claimed_(kind.slots),
+        owners_claimed_(kind.owners) {
     for (weight const& each : kind.weights) captures_ = captures_ || each.what == act::begin_capture;
+    has_owners_ = kind.owners != 0;
     for (unsigned i = 0; i < kind.pools; ++i) {
       pools_.push_back({});
       pools_[i].device = static_cast<int>(i % kind.devices);
@@ -38,6 +44,9 @@ class user {
   /// Takes one step on the calling thread, which has this number.
   void step(operation const& o, unsigned thread) {
     streams_.set_thread(thread);
+    streams_.begin_step();
+    claim const mine(*this, o);
+    if (!mine.granted()) return;
     try {
       take(o);
     } catch (tarn::out_of_memory const&) {
@@ -58,6 +67,9 @@ class user {
     }
   }
 
+  /// What must hold after a step of one thread while others are in the middle of theirs.
+  void check_order() { world_.check_order(); }
+
   /// What must hold between steps.
   void check(bool with_state) {
     for (auto const& pool : pools_) {
@@ -65,7 +77,7 @@ class user {
       if (with_state) (void)world_.check_state(pool);
     }
     if (with_state) {
-      for (auto const& s : scopes_) compare(*s);
+      for (auto& s : scopes_) compare(*s);
       if (world_.chosen().machine.devices == 1) world_.check_device(pools_, 0);
     }
     world_.check_order();
@@ -84,6 +96,8 @@ class user {
         if (!give_back(b, b->number % 5 == 0 ? 3 : 0)) give_back_late(b);
       }
       for (auto& o : owners_) drop(o);
+      for (auto& b : ballast_) give_back_late(b);
+      ballast_.clear();
       for (auto& pool : pools_) {
         for (stream_number s = 0; s < streams_.size(); ++s) {
           if (streams_.can_wait_for(s) && streams_[s].device == pool.device && s % 3 == 0)
@@ -136,6 +150,63 @@ class user {
   };
   using block_slot = std::unique_ptr<block>;
 
+  /// The slots that a step uses, while others run in the middle of it. They pass over steps that need the same.
+  class claim {
+   public:
+    claim(user& of, operation const& o) {
+      if (!several_threads) return;
+      bool const of_owners = uses_owners(o.what);
+      auto& slots = of_owners ? of.owners_claimed_ : of.blocks_claimed_;
+      if (slots.empty()) return;
+      bool const two = o.what == act::copy || o.what == act::move_buffer || o.what == act::copy_buffer;
+      std::size_t const first = o.slot % slots.size(), second = two ? o.second % slots.size() : first;
+      if (!uses_blocks(o.what) && !of_owners) return;
+      if (slots[first] || slots[second]) {
+        granted_ = false;
+        return;
+      }
+      for (std::size_t const each : {first, second}) slots[each] = true;
+      slots_ = &slots;
+      first_ = first;
+      second_ = second;
+    }
+    claim(claim const&) = delete;
+    claim& operator=(claim const&) = delete;
+    ~claim() {
+      if (slots_ != nullptr) (*slots_)[first_] = (*slots_)[second_] = false;
+    }
+    [[nodiscard]] bool granted() const noexcept { return granted_; }
+
+   private:
+    static bool uses_owners(act what) noexcept {
+      return what >= act::make_buffer && what <= act::make_pointer;
+    }
+    static bool uses_blocks(act what) noexcept {
+      return what == act::allocate || what == act::allocate_sync || what == act::deallocate ||
+             what == act::use || what == act::copy;
+    }
+    std::vector<bool>* slots_ = nullptr;
+    std::size_t first_ = 0, second_ = 0;
+    bool granted_ = true;
+  };
+
+  /// Where a step stands among those of other threads.
+  class moment {
+   public:
+    moment() noexcept : alone_(calls_open == 0), switches_(switches()) {}
+    /// No other thread is in the middle of a call.
+    [[nodiscard]] bool alone() const noexcept { return alone_; }
+    /// None was, and none has run since.
+    [[nodiscard]] bool undisturbed() const noexcept { return alone_ && switches_ == switches(); }
+
+   private:
+    static std::uint64_t switches() noexcept {
+      return scheduler::active != nullptr ? scheduler::active->switches() : 0;
+    }
+    bool const alone_;
+    std::uint64_t const switches_;
+  };
+
   [[nodiscard]] bool reads_contents() const { return world_.chosen().watched == watch::contents; }
   [[nodiscard]] bool only_counts() const { return world_.chosen().watched == watch::model; }
   [[nodiscard]] bool any_capture() const {
@@ -147,6 +218,30 @@ class user {
   [[nodiscard]] tarn::sim_driver driver(unsigned pool) const { return world_.driver(pools_[pool].device); }
 
   void take(operation const& o) {
+    if (needs_all(o.what)) {
+      if (!moment().alone()) return;
+      without_interruption const now;
+      return take_one(o);
+    }
+    take_one(o);
+  }
+  /// Steps that a correct program takes only while no other thread is in a call: they change what such calls use.
+  static bool needs_all(act what) noexcept {
+    switch (what) {
+      case act::begin_capture:
+      case act::end_capture:
+      case act::drain:
+      case act::reset_peaks:
+      case act::open_scope:
+      case act::close_scope:
+      case act::make_pool:
+      case act::fragment:
+        return true;
+      default:
+        return false;
+    }
+  }
+  void take_one(operation const& o) {
     auto const pool = static_cast<unsigned>(o.pool % pools_.size());
     int const device = pools_[pool].device;
     block_slot* const slot = blocks_.empty() ? nullptr : &blocks_[o.slot % blocks_.size()];
@@ -156,9 +251,17 @@ class user {
       case act::allocate_sync:
         return allocate(o, pool, *slot);
       case act::deallocate:
+        if (block_slot old; o.how % 2 == 0 && fetch_old_view(old, o)) {
+          // What is freed was used just now.
+          if (streams_.runs(old->last))
+            launch(*old, old->last, 300'000 + o.duration * 4, tarn::sim_use::writes);
+          if (!free_slot(old, o)) ballast_.push_back(std::move(old));
+          return;
+        }
         (void)free_slot(*slot, o);
         return;
       case act::use:
+        (void)fetch_old_view(*slot, o);
         return use(o, *slot);
       case act::copy:
         return copy(o, *slot, blocks_[o.second % blocks_.size()]);
@@ -188,7 +291,7 @@ class user {
       case act::drop_graph:
         return drop_graph(o.slot);
       case act::make_stream:
-        if (!captures_ || world_.marks_all_work()) streams_.replace(device, o.stream, o.how);
+        if (!captures_ || world_.marks_all_work()) make_stream(device, o);
         return;
       case act::end_thread:
         return;  // by run, from outside
@@ -231,9 +334,54 @@ class user {
       case act::drop_buffer:
         if (mine != nullptr) drop(*mine, o.how);
         return;
+      case act::fragment:
+        return fragment(o, pool);
       case act::count_of_acts:
         return;
     }
+  }
+
+  /// A pool that may have to ask for a destroyed stream's handle does so between two driver calls: no stream is destroyed then.
+  /// Nor is one while another thread may be inside a call of an owner, which passes the stream on.
+  void make_stream(int device, operation const& o) {
+    if ((world_.marks_all_work() && !has_owners_) || moment().alone())
+      streams_.replace(device, o.stream, o.how);
+  }
+
+  /// Fills the pool with small blocks, frees every other one, and makes large blocks of the pieces, each of them a view.
+  void fragment(operation const& o, unsigned pool) {
+    stream_number const s = streams_.in(pools_[pool].device, 0);
+    pool_under_test& memory = *pools_[pool].memory;
+    if (!ballast_.empty() || !streams_.runs(s)) return;
+    std::size_t const views = 600 + o.how / 2;  // more than the pool keeps before it drops some
+    auto const add = [&](std::size_t bytes) {
+      void* const p = memory.allocate(streams_.name(s, 0), bytes, 256);
+      ballast_.push_back(std::make_unique<block>());
+      *ballast_.back() = {p, bytes, 256, pool, s, false, false, {}, 0, ++numbers_};
+    };
+    for (std::size_t i = 0; i < 4 * views + 80; ++i) add(2_MiB);
+    std::vector<block_slot> kept;
+    for (std::size_t i = 0; i < ballast_.size(); ++i) {
+      if (i % 2 == 0) {
+        (void)release(ballast_[i], s, 0);
+      } else {
+        kept.push_back(std::move(ballast_[i]));
+      }
+    }
+    ballast_ = std::move(kept);
+    counted_.allocations += 5 * views + 80;
+    old_views_ = ballast_.size();
+    for (std::size_t i = 0; i < views; ++i) add(4_MiB);
+  }
+  /// Lets a step find one of the first of these large blocks in its slot, where that is empty.
+  bool fetch_old_view(block_slot& slot, operation const& o) {
+    if (slot != nullptr || ballast_.size() <= old_views_ || !world_.chosen().frees_old_views) return false;
+    auto const which = ballast_.begin() +
+                       static_cast<std::ptrdiff_t>(
+                           old_views_ + o.second % std::min<std::size_t>(64, ballast_.size() - old_views_));
+    slot = std::move(*which);
+    ballast_.erase(which);
+    return true;
   }
 
   // ---- blocks
@@ -247,11 +395,12 @@ class user {
     pool_under_test& memory = *pools_[pool].memory;
     ++counted_.allocations;
     void* p = nullptr;
+    moment const now;
     try {
       p = sync ? memory.allocate_sync(o.bytes, alignment)
                : memory.allocate(streams_.name(s, o.how), o.bytes, alignment);
     } catch (tarn::out_of_memory const&) {
-      check_refusal(pool, o.bytes);
+      if (now.undisturbed()) check_refusal(pool, o.bytes);
       throw;
     }
     if (p == nullptr) return;
@@ -267,6 +416,7 @@ class user {
   /// Work on a block, in its turn.
   void launch(block& b, stream_number s, std::uint64_t duration, tarn::sim_use use) {
     ++counted_.kernels;
+    if (world_.chosen().frees_old_views && duration < 200'000) duration %= 4096;
     auto const d = driver(b.pool);
     auto const& on = streams_[s].named;
     tarn::sim_access const touched{b.p, b.bytes, use};
@@ -412,6 +562,7 @@ class user {
 
   /// A pool with nothing live must serve what its memory has room for.
   void check_refusal(unsigned pool, std::size_t bytes) {
+    without_interruption const now;
     pool_state_of_user const& p = pools_[pool];
     if (world_.reference().live(p.number) != 0 || any_capture() || bytes > world_.chosen().machine.capacity)
       return;
@@ -508,18 +659,22 @@ class user {
     counted_.retries += s.alloc_retries;
   }
   [[nodiscard]] bool free_all(unsigned pool) {
-    for (block_slot& b : blocks_) {
-      if (b != nullptr && b->pool == pool && (b->graphs != 0 || !give_back(b, 0))) return false;
+    for (auto* list : {&blocks_, &ballast_}) {
+      for (block_slot& b : *list) {
+        if (b != nullptr && b->pool == pool && (b->graphs != 0 || !give_back(b, 0))) return false;
+      }
     }
+    std::erase(ballast_, nullptr);
     return true;
   }
   void trim(unsigned pool, std::size_t keep) {
     if (any_capture() && !world_.marks_all_work()) return;
     ++counted_.other_calls;
+    moment const now;
     std::size_t const before = pools_[pool].memory->state().reserved;
     std::size_t const given = pools_[pool].memory->trim(keep);
     std::size_t const after = pools_[pool].memory->state().reserved;
-    if (before - after != given)
+    if (now.undisturbed() && before - after != given)
       world_.found().push_back(text("trim() gave %zu bytes back and says %zu", before - after, given));
   }
   void expect_empty(pool_state_of_user const& pool) {
@@ -559,16 +714,23 @@ class user {
   void look(unsigned i, operation const& o) {
     pool_state_of_user const& pool = pools_[i];
     counted_.other_calls += 6;
-    (void)world_.check_state(pool);
+    moment const now;
+    if (now.alone()) {
+      without_interruption const still;
+      (void)world_.check_state(pool);
+    }
+    if (several_threads) (void)pool.memory->state();
     if (pool.memory->owns(nullptr)) world_.found().push_back("a pool owns null");
     for (unsigned k = 0; k < 4; ++k) {
-      block_slot const& b = blocks_[(o.slot + k * 7u) % blocks_.size()];
-      if (b == nullptr) continue;
-      bool const owned =
-          pool.memory->owns(b->p) && pool.memory->owns(static_cast<char*>(b->p) + b->bytes - 1);
-      if (owned != (b->pool == i))
-        world_.found().push_back(
-            text("owns() of pool %u is wrong about block %" PRIu64 " of pool %u", i, b->number, b->pool));
+      std::size_t const at = (o.slot + k * 7u) % blocks_.size();
+      block_slot const& b = blocks_[at];
+      if (b == nullptr || blocks_claimed_[at] || !now.undisturbed()) continue;
+      block const looked_at = *b;  // another thread may free it meanwhile
+      bool const owned = pool.memory->owns(looked_at.p) &&
+                         pool.memory->owns(static_cast<char*>(looked_at.p) + looked_at.bytes - 1);
+      if (now.undisturbed() && owned != (looked_at.pool == i))
+        world_.found().push_back(text("owns() of pool %u is wrong about block %" PRIu64 " of pool %u", i,
+                                      looked_at.number, looked_at.pool));
     }
     std::size_t const bytes = o.bytes % (1_GiB);
     if (pool.memory->block_bytes(bytes, o.alignment) != expected_block(bytes, o.alignment))
@@ -577,13 +739,13 @@ class user {
     if (o.how % 8 != 0) return;
     auto const said = pool.memory->memory_stat_of("allocated_bytes.all.current");
     auto const is = world_.reference().numbers(pool.number).allocated_bytes[0].current;
-    if (said != is)
+    if (now.undisturbed() && said != is)
       world_.found().push_back(text("memory_stats() says %" PRId64 " bytes, not %" PRId64, said, is));
   }
   void reset(unsigned i, operation const& o) {
     ++counted_.other_calls;
     pools_[i].memory->reset_peaks();
-    world_.reference().numbers(pools_[i].number).reset_peaks();
+    world_.reference().reset_peaks(pools_[i].number);
     if (o.how % 4 != 0) return;
     pools_[i].memory->reset_totals();
     world_.reference().numbers(pools_[i].number).reset_totals();
@@ -598,11 +760,13 @@ class user {
     world_.reference().add_scope(s->number, s->expected);
     scopes_.push_back(std::move(s));
   }
-  void compare(scope const& s) {
+  void compare(scope& s) {
     scope_reading const r = s.it->read();
-    expected_scope const& e = s.expected;
-    bool const same = static_cast<std::int64_t>(r.peak) == e.peak &&
-                      static_cast<std::int64_t>(r.above_start) == e.peak - e.start &&
+    expected_scope& e = s.expected;
+    auto const peak = static_cast<std::int64_t>(r.peak);
+    if (peak > e.peak && peak <= e.most_peak) e.peak = peak;
+    e.most_peak = e.peak;
+    bool const same = peak == e.peak && static_cast<std::int64_t>(r.above_start) == e.peak - e.start &&
                       static_cast<std::int64_t>(r.current) == e.current && r.net == e.current - e.start &&
                       static_cast<std::int64_t>(r.count) == e.blocks;
     if (!same)
@@ -639,6 +803,7 @@ class user {
   }
   /// Work on what an owner holds: reads what it was filled with.
   void verify(owner const& o) {
+    streams_.names(o.on);
     if (o.it == nullptr || o.it->data() == nullptr || o.filled == 0 || !streams_.runs(o.on)) return;
     ++counted_.kernels;
     auto const d = driver(o.pool);
@@ -653,6 +818,7 @@ class user {
     if (slot == nullptr || slot->it == nullptr || !slot->it->is_buffer()) return;
     stream_number const s = streams_.in(pools_[slot->pool].device, o.stream);
     if (!streams_.runs(s) || !streams_.runs(slot->on)) return;
+    streams_.names(slot->on);
     std::size_t const before = slot->it->size();
     void const* const at = slot->it->data();
     ++counted_.other_calls;
@@ -739,11 +905,15 @@ class user {
   std::vector<pool_state_of_user> pools_;
   std::vector<block_slot> blocks_;
   std::vector<owner> owners_;
+  std::vector<bool> blocks_claimed_, owners_claimed_;  ///< by a step of another thread
+  std::vector<block_slot> ballast_;                    ///< what fragment() keeps beside the slots
+  std::size_t old_views_ = 0;                          ///< from here on they are its large blocks
   std::vector<graph> graphs_;
   std::vector<std::unique_ptr<scope>> scopes_;
   std::uint64_t numbers_ = 0;
   /// Captures happen. Without marks of all work the pool waits for the device when a stream was destroyed: then either.
   bool captures_ = false;
+  bool has_owners_ = false;
 };
 
 }  // namespace simulation

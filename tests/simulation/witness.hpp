@@ -20,6 +20,10 @@ struct witness {
   virtual void returned(unsigned pool, tarn::stream_ref stream, void* p, std::size_t bytes,
                         std::size_t alignment) = 0;
   virtual void refused(unsigned pool) = 0;
+  /// Before the pool is asked for a block, and after it has one back: between these and the calls above, other threads run.
+  virtual void asked(unsigned, std::size_t, std::size_t) {}
+  virtual void unanswered(unsigned, std::size_t, std::size_t) {}
+  virtual void taken_back(unsigned, std::size_t, std::size_t) {}
 
  protected:
   ~witness() = default;
@@ -54,6 +58,7 @@ class witnessed_layer {
   void deallocate(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     options_.who->returned(options_.pool, stream, p, bytes, alignment);
     upstream_.deallocate(stream, p, bytes, alignment);
+    options_.who->taken_back(options_.pool, p == nullptr ? 0 : bytes, alignment);
   }
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {
     return tell({}, bytes, alignment, [&] { return upstream_.allocate_sync(bytes, alignment); });
@@ -61,6 +66,7 @@ class witnessed_layer {
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     options_.who->returned(options_.pool, {}, p, bytes, alignment);
     upstream_.deallocate_sync(p, bytes, alignment);
+    options_.who->taken_back(options_.pool, p == nullptr ? 0 : bytes, alignment);
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
@@ -70,10 +76,15 @@ class witnessed_layer {
   template <class Allocate>
   void* tell(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment, Allocate const& allocate) {
     void* p = nullptr;
+    options_.who->asked(options_.pool, bytes, alignment);
     try {
       p = allocate();
     } catch (tarn::out_of_memory const&) {
+      options_.who->unanswered(options_.pool, bytes, alignment);
       options_.who->refused(options_.pool);
+      throw;
+    } catch (...) {
+      options_.who->unanswered(options_.pool, bytes, alignment);
       throw;
     }
     options_.who->given(options_.pool, stream, p, bytes, alignment);

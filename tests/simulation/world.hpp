@@ -13,6 +13,7 @@
 #include "model.hpp"
 #include "pool_under_test.hpp"
 #include "profile.hpp"
+#include "program.hpp"
 #include "random_numbers.hpp"
 #include "tarn/driver/sim_driver.hpp"
 #include "witness.hpp"
@@ -25,6 +26,8 @@ struct setting {
   watch watched = watch::order;
   std::vector<pool_choice> pools;
   unsigned check_state_every = 1;  ///< steps
+  bool frees_old_views = false;    ///< of the blocks that fragment() makes
+  unsigned depth = 2;              ///< threads are preempted so many times less one in each run of several
 };
 
 [[nodiscard]] inline setting draw_setting(std::uint64_t seed, profile const& kind) {
@@ -57,8 +60,23 @@ struct setting {
     // Where blocks are large, mostly of many handles: views of many handles are prolonged.
     if (random.percent(kind.largest >= 16_MiB ? 70 : 20)) c.options.largest_handle = 2_MiB << random.below(4);
     c.limit = random.percent(25) ? m.capacity / 2 : m.capacity * 4;
+    if (kind.fragments) {  // nearly always views of many handles, and no memory to spare
+      c.options.slack_per_mille = 0;
+      c.options.largest_handle = 2_MiB;
+      c.on = random.percent(80) ? ground::marked_pages : ground::pages;
+      c.options.remap = tarn::remapping::when_tight;
+      c.limit = m.capacity * 4;
+      // Either views stay, and are too many, or they become free, and their streams' work is over soon.
+      s.frees_old_views = frees_old_views(seed);
+      if (s.frees_old_views) {
+        m.jitter = std::uint64_t{1} << random.between(4, 14);
+        m.slow_streams = 0;
+        m.late_events = 0;
+      }
+    }
     s.pools.push_back(c);
   }
+  if (kind.at_once != 0) s.depth = random.percent(70) ? 2 : static_cast<unsigned>(random.between(3, 5));
   return s;
 }
 
@@ -99,15 +117,29 @@ class world final : public witness {
 
   void given(unsigned pool, tarn::stream_ref stream, void* p, std::size_t bytes,
              std::size_t alignment) override {
+    outside_library const now;
     model_.given(pool, p, bytes, alignment);
     if (p != nullptr) machine_.allocated(p, bytes, stream);
   }
   void returned(unsigned pool, tarn::stream_ref stream, void* p, std::size_t bytes,
                 std::size_t alignment) override {
+    outside_library const now;
     model_.returned(pool, p, bytes, alignment);
     if (p != nullptr) machine_.freed(p, bytes, stream);
   }
-  void refused(unsigned pool) override { model_.refused(pool); }
+  void refused(unsigned pool) override {
+    outside_library const now;
+    model_.refused(pool);
+  }
+  void asked(unsigned pool, std::size_t bytes, std::size_t alignment) override {
+    model_.count_early(pool, bytes, alignment, 1);
+  }
+  void unanswered(unsigned pool, std::size_t bytes, std::size_t alignment) override {
+    model_.count_early(pool, bytes, alignment, -1);
+  }
+  void taken_back(unsigned pool, std::size_t bytes, std::size_t alignment) override {
+    model_.count_early(pool, bytes, alignment, -1);
+  }
 
   /// Says that a call of the user's, which had to succeed, did not.
   bool expect(tarn::status const& s, char const* what) {
@@ -137,6 +169,16 @@ class world final : public witness {
     } else {
       need(s.live >= live + s.pending, "live lacks blocks that are held back", s.live, live + s.pending);
     }
+    auto const check_active = [&](auto const& t) {
+      if constexpr (requires { t.active_bytes; }) {  // earlier trees do not count them
+        auto const active = static_cast<std::uint64_t>(t.active_bytes[0].current);
+        need(active == static_cast<std::uint64_t>(t.allocated_bytes[0].current) + s.pending,
+             "active is not what is allocated or waits", active, s.pending);
+        auto const peak = static_cast<std::uint64_t>(t.active_bytes[0].peak);
+        need(peak >= active, "the peak of active is below active", peak, active);
+      }
+    };
+    check_active(pool.memory->statistics());
     need(s.reserved >= s.live, "more is live than reserved", s.live, s.reserved);
     need(s.cached == s.reserved - s.live, "cached is not what is reserved and not live", s.cached,
          s.reserved - s.live);

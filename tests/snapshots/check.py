@@ -74,7 +74,7 @@ def check_segments(snapshot):
             need(b["address"] == at and b["size"] > 0, "blocks do not tile at", hex(at))
             need(0 <= b["requested_size"] <= b["size"], "requested", b)
             sums[b["state"]] += b["size"]
-            requested += b["requested_size"] if b["state"] == "active_allocated" else 0
+            requested += b["requested_size"] if b["state"] != "inactive" else 0
             check_frames(b["frames"])
             at += b["size"]
         end = at

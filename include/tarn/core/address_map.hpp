@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 
 #include "tarn/core/sequence.hpp"
 
@@ -17,6 +18,7 @@ class address_map {
   /// Makes sure that `count` entries can be added without allocating. @throws std::bad_alloc, nothing has
   /// changed
   void make_room(std::size_t count) {
+    if (count > ~std::size_t{0} / 8 - size_) throw std::bad_alloc();
     if ((size_ + count) * 2 <= entries_.size()) return;
     address_map larger;
     std::size_t capacity = entries_.empty() ? 64 : entries_.size();

@@ -13,6 +13,10 @@
 #define TARN_HAS_CUDA 0
 #endif
 
+#if !defined(__cpp_exceptions) && !defined(__EXCEPTIONS) && !defined(_CPPUNWIND)
+#error "tarn: reports errors by exceptions; compile without -fno-exceptions"
+#endif
+
 #if defined(__SANITIZE_THREAD__)
 #define TARN_TSAN 1
 #elif defined(__has_feature)
@@ -33,6 +37,12 @@
 #endif
 #ifndef TARN_ASAN
 #define TARN_ASAN 0
+#endif
+
+/// 1: a pool checks that nothing it looked up under its lock is used after the lock was released (pool/looked_up.hpp), and
+/// stops the program where it is. For tests of tarn itself and of own sources; the same value in every translation unit.
+#ifndef TARN_CHECK_LOCKS
+#define TARN_CHECK_LOCKS 0
 #endif
 
 #if defined(__GNUC__) || defined(__clang__)
@@ -57,5 +67,9 @@ namespace tarn {
 
 /// Bytes that one core owns at a time; data of different threads is kept this far apart.
 inline constexpr unsigned cache_line_bytes = 64;
+
+namespace detail {
+inline constexpr bool check_locks = TARN_CHECK_LOCKS != 0;
+}
 
 }  // namespace tarn

@@ -23,6 +23,7 @@ enum class failure : std::uint8_t {
   unloading,      ///< the driver is shutting down: the process is exiting
   unsupported,    ///< this device or driver version lacks the call
   no_device,      ///< there is no device, or no driver
+  forked,         ///< this process was forked: what the driver knows is its parent's
   other           ///< everything else: often sticky, an earlier kernel failed
 };
 
@@ -76,6 +77,10 @@ class cuda_error : public std::exception {
         break;
       case failure::no_device:
         text_.add("; check that a device and its driver are installed");
+        break;
+      case failure::forked:
+        text_.add(
+            "; a forked child has no device memory, fork before the first use or start another program");
         break;
       case failure::unsupported:
         text_.add("; this device or driver lacks it, use another source");
@@ -198,7 +203,9 @@ enum class misuse_kind : std::uint8_t {
   leak,             ///< live at destruction
   overlap,          ///< two ranges that must be apart
   capture,          ///< not allowed while the stream is being captured into a graph
-  contents_lost     ///< a scope could not put back what it had moved away, and nobody was named to take it
+  contents_lost,    ///< a scope could not put back what it had moved away, and nobody was named to take it
+  wrong_thread,     ///< a scope of one thread ended on another
+  recursion         ///< making a thing asked for that same thing
 };
 
 /// A defined misuse. Thrown where throwing is allowed; deallocation reports it to the misuse handler instead.

@@ -31,7 +31,9 @@ class sequence {
   /// Makes sure that `count` elements fit without allocating. @throws std::bad_alloc, nothing has changed
   void reserve(std::size_t count) {
     if (count <= capacity_) return;
-    std::size_t const most = capacity_ * 2 > count ? capacity_ * 2 : count;
+    if (count > most_elements) throw std::bad_alloc();
+    std::size_t most = capacity_ * 2 > count ? capacity_ * 2 : count;
+    if (most > most_elements) most = most_elements;
     T* const larger = static_cast<T*>(::operator new(most * sizeof(T)));
     for (std::size_t i = 0; i < size_; ++i) {
       ::new (static_cast<void*>(larger + i)) T(static_cast<T&&>(items_[i]));
@@ -86,6 +88,9 @@ class sequence {
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
 
  private:
+  /// That twice as many bytes still are a number.
+  static constexpr std::size_t most_elements = ~std::size_t{0} / 2 / sizeof(T);
+
   T* items_ = nullptr;
   std::size_t size_ = 0;
   std::size_t capacity_ = 0;

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -21,7 +22,16 @@ namespace tarn {
 template <class Layer>
 class shared;
 
+/// Declared by a layer that sends calls to more than one resource below it, and lists all of them:
+/// `using routes = tarn::routes_to<Upstream, Other>;`. A call that such a layer does not define is not looked for below it,
+/// since one of several would answer for all. The layer defines each call of detail::routed_calls that a resource below
+/// it offers; otherwise it does not compile.
+template <class... Resources>
+struct routes_to {};
+
 namespace detail {
+
+class waiting_observer;
 
 template <class T>
 inline constexpr bool is_shared = false;
@@ -31,6 +41,12 @@ inline constexpr bool is_shared<shared<Layer>> = true;
 template <class Layer>
 concept stands_on_another = requires(Layer& layer) {
   layer.upstream();
+};
+
+/// A layer with more than one resource below it.
+template <class Layer>
+concept routes_calls = requires {
+  typename Layer::routes;
 };
 
 /// The layer behind a handle; a source, which is a plain value, is its own.
@@ -48,7 +64,7 @@ template <class Layer, class Call>
 constexpr bool can_reach() noexcept {
   if constexpr (std::invocable<Call, Layer&>) {
     return true;
-  } else if constexpr (stands_on_another<Layer>) {
+  } else if constexpr (stands_on_another<Layer> && !routes_calls<Layer>) {
     return can_reach<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>, Call>();
   } else {
     return false;
@@ -63,11 +79,19 @@ constexpr decltype(auto) reach(Layer& layer, Call const& call) {
   }
 }
 
+template <class Layer>
+constexpr bool records_places() noexcept;
+template <class... Resources>
+constexpr bool any_records_places(routes_to<Resources...>) noexcept {
+  return (records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resources&>()))>>() || ...);
+}
 /// True where this layer or one below it records the places of calls.
 template <class Layer>
 constexpr bool records_places() noexcept {
   if constexpr (requires { requires Layer::records_places; }) {
     return true;
+  } else if constexpr (routes_calls<Layer>) {
+    return any_records_places(typename Layer::routes{});
   } else if constexpr (stands_on_another<Layer>) {
     return records_places<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
   } else {
@@ -93,6 +117,130 @@ template <class Resource, class Call>
 inline constexpr bool reachable =
     detail::can_reach<std::remove_reference_t<decltype(detail::layer_of(std::declval<Resource&>()))>, Call>();
 
+namespace detail {
+
+/// What can be asked of a pool through the layers above it, and of all resources below a layer that routes.
+struct routed_calls {
+  struct record_use {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.record_use(static_cast<void*>(nullptr),
+                                                                           std::size_t{}, stream_ref{}))) {}
+  };
+  struct trim {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.trim(std::size_t{}))) {}
+  };
+  struct owns {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.owns(static_cast<void const*>(nullptr)))) {}
+  };
+  struct largest_free_range {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.largest_free_range())) {}
+  };
+  struct block_bytes {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.block_bytes(std::size_t{}, std::size_t{}))) {}
+  };
+  struct state {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.state())) {}
+  };
+  struct reset_peaks {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.reset_peaks())) {}
+  };
+  struct reset_totals {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.reset_totals())) {}
+  };
+  struct observe_waiting {
+    template <class L>
+    auto operator()(L& l) const
+        -> decltype(static_cast<void>(l.observe_waiting(std::declval<waiting_observer&>()))) {}
+  };
+  struct end_observation {
+    template <class L>
+    auto operator()(L& l) const
+        -> decltype(static_cast<void>(l.end_observation(std::declval<waiting_observer&>()))) {}
+  };
+  using clock = std::uint64_t (*)() noexcept;
+  struct note_growth {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.note_growth(std::size_t{}, clock{}))) {}
+  };
+  struct note_growth_from_now {
+    template <class L>
+    auto operator()(L& l) const
+        -> decltype(static_cast<void>(l.note_growth_from_now(std::size_t{}, clock{}))) {}
+  };
+  struct any_look {
+    template <class... Parts>
+    void operator()(Parts&...) const noexcept {}
+  };
+  struct inspect {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.inspect(any_look{}))) {}
+  };
+};
+
+/// True where a resource below a layer that routes offers a call which the layer does not define.
+template <class Layer, class Call, class... Resources>
+constexpr bool lacks_route(routes_to<Resources...>) noexcept {
+  return (reachable<Resources, Call> || ...) && !std::invocable<Call, Layer&>;
+}
+
+/// Says at the seam which call a layer does not route, one line per call.
+template <class Layer>
+constexpr bool check_routes() {
+  if constexpr (routes_calls<Layer>) {
+    constexpr typename Layer::routes below;
+    static_assert(!lacks_route<Layer, routed_calls::record_use>(below),
+                  "tarn: this layer routes to several resources but does not route record_use, so a block "
+                  "could be handed "
+                  "out while another stream uses it; add: void record_use(void*, size_t bytes, stream_ref)");
+    static_assert(!lacks_route<Layer, routed_calls::trim>(below),
+                  "tarn: this layer routes to several resources but does not route trim; add: size_t "
+                  "trim(size_t keep_bytes)");
+    static_assert(!lacks_route<Layer, routed_calls::owns>(below),
+                  "tarn: this layer routes to several resources but does not route owns; add: bool owns(void "
+                  "const*) const");
+    static_assert(
+        !lacks_route<Layer, routed_calls::largest_free_range>(below),
+        "tarn: this layer routes to several resources but does not route largest_free_range; add: size_t "
+        "largest_free_range() const");
+    static_assert(!lacks_route<Layer, routed_calls::block_bytes>(below),
+                  "tarn: this layer routes to several resources but does not route block_bytes; add: size_t "
+                  "block_bytes(size_t bytes, size_t alignment)");
+    static_assert(
+        !lacks_route<Layer, routed_calls::state>(below),
+        "tarn: this layer routes to several resources but does not route state; add: pool_state state()");
+    static_assert(!lacks_route<Layer, routed_calls::reset_peaks>(below),
+                  "tarn: this layer routes to several resources but does not route reset_peaks; add: void "
+                  "reset_peaks()");
+    static_assert(!lacks_route<Layer, routed_calls::reset_totals>(below),
+                  "tarn: this layer routes to several resources but does not route reset_totals; add: void "
+                  "reset_totals()");
+    static_assert(!lacks_route<Layer, routed_calls::observe_waiting>(below) &&
+                      !lacks_route<Layer, routed_calls::end_observation>(below),
+                  "tarn: this layer routes to several resources but does not route observe_waiting and "
+                  "end_observation, so active bytes would be counted wrongly; add both, for each resource");
+    static_assert(!lacks_route<Layer, routed_calls::note_growth>(below),
+                  "tarn: this layer routes to several resources but does not route note_growth; add: void "
+                  "note_growth(size_t most, clock)");
+    static_assert(
+        !lacks_route<Layer, routed_calls::note_growth_from_now>(below),
+        "tarn: this layer routes to several resources but does not route note_growth_from_now; add: void "
+        "note_growth_from_now(size_t most, clock)");
+    static_assert(
+        !lacks_route<Layer, routed_calls::inspect>(below),
+        "tarn: this layer routes to several resources but does not route inspect; add: void inspect(look)");
+  }
+  return true;
+}
+
+}  // namespace detail
+
 /// Calls the nearest layer, from the top down, that accepts the call: how one finds the pool under a stack of
 /// policies. Give the lambda a trailing return type, so that "accepts" can be asked: `nearest(memory,
 /// [](auto& layer) -> decltype(layer.trim(0)) { return layer.trim(0); })`.
@@ -111,6 +259,7 @@ class shared {
   using layer_type = Layer;
   using driver_type = typename Layer::driver_type;
   using properties = typename Layer::properties;
+  static_assert(detail::check_routes<Layer>());
 
   /// Builds the layer and those below from their defaults.
   shared() requires std::default_initializable<Layer> : block_(new block()) {}

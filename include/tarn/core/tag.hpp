@@ -9,9 +9,11 @@
 #include <mutex>
 #include <string_view>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/call_place.hpp"
 #include "tarn/core/cut_text.hpp"
 #include "tarn/core/place.hpp"
+#include "tarn/core/scope_chain.hpp"
 #include "tarn/core/spin_lock.hpp"
 
 namespace tarn {
@@ -33,6 +35,7 @@ class tag_names {
     if (name.empty()) return 0;
     std::uint32_t at = home(name);
     if (std::uint32_t const known = find(name, at); known != 0) return known;
+    static held_at_fork<spin_lock> const member{lock_};  // the names of a process are one object
     std::lock_guard const guard(lock_);
     if (std::uint32_t const known = find(name, at); known != 0) return known;
     if (count_ == most - 2) return most - 1;
@@ -70,9 +73,6 @@ class tag_names {
 };
 inline constinit tag_names known_tags{};
 
-/// The tag of the scope that this thread is in.
-inline thread_local constinit std::uint32_t scope_tag = 0;
-
 }  // namespace detail
 
 /// A name for memory: "weights", "activations". Equal names are equal tags, in the whole process, for as long as it
@@ -99,11 +99,13 @@ class tag {
   /// What an allocation made here on this thread would be named: by the call itself, else by the handle it goes through
   /// (policy/tagged), else by the innermost tag_scope.
   [[nodiscard]] static tag current() noexcept {
-    std::uint32_t const of_call = call_place::current().tag_id;
-    return from_id(of_call != 0 ? of_call : detail::scope_tag);
+    std::uint32_t const of_call = call_place::current_tag_id();
+    return of_call != 0 ? from_id(of_call) : of_scope();
   }
 
  private:
+  [[nodiscard]] static tag of_scope() noexcept;
+
   std::uint32_t id_ = 0;
 };
 
@@ -111,18 +113,27 @@ inline place::place(tag const& name, char const* in, int at, char const* of) noe
     : file(in), line(at), tag_id(name.id()), function(of) {}
 
 /// Names all that this thread allocates in a scope: `tarn::tag_scope const here{"activations"};`. Scopes nest, the
-/// inner one wins; end them in the reverse order of their beginning, on the thread that began them. Two writes of a
-/// thread's own word.
+/// inner one wins, and they may end in any order, each on the thread that began it. Two writes of a thread's own word.
 class [[nodiscard]] tag_scope {
  public:
-  explicit tag_scope(tag name) noexcept : before_(detail::scope_tag) { detail::scope_tag = name.id(); }
+  explicit tag_scope(tag name) noexcept : name_(name) { chain::begin(*this); }
   explicit tag_scope(std::string_view name) noexcept : tag_scope(tag(name)) {}
   tag_scope(tag_scope const&) = delete;
   tag_scope& operator=(tag_scope const&) = delete;
-  ~tag_scope() { detail::scope_tag = before_; }
+  ~tag_scope() { (void)chain::end(*this, "tag_scope"); }
 
  private:
-  std::uint32_t before_;
+  using chain = detail::scope_chain<tag_scope>;
+  friend chain;
+  friend class tag;
+
+  tag name_;
+  tag_scope* outer_ = nullptr;
 };
+
+inline tag tag::of_scope() noexcept {
+  tag_scope const* const innermost = tag_scope::chain::innermost();
+  return innermost != nullptr ? innermost->name_ : tag();
+}
 
 }  // namespace tarn

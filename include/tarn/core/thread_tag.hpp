@@ -2,16 +2,35 @@
 #pragma once
 // What tells the threads that run now apart. Above it: combining_lock, tracked_numbers. Below it: config.
 
+#include <atomic>
 #include <cstdint>
 
 #include "tarn/core/config.hpp"
 
 namespace tarn::detail {
 
+/// Where a thread keeps its number; 0 until the thread needs one.
+[[nodiscard]] inline std::uint64_t& thread_number_place() noexcept {
+  static thread_local constinit std::uint64_t number = 0;
+  return number;
+}
+
 /// An address that differs between threads; a later thread may get it again.
 inline void const* this_thread_tag() noexcept {
-  static thread_local char const tag = 0;
-  return &tag;
+  return &thread_number_place();
+}
+
+/// A number of this thread alone, which no later thread gets again; never 0. Given out at the first call.
+[[nodiscard]] inline std::uint64_t this_thread_number() noexcept {
+  static constinit std::atomic<std::uint64_t> last{0};
+  std::uint64_t& number = thread_number_place();
+  if (number == 0) number = last.fetch_add(1, std::memory_order_relaxed) + 1;
+  return number;
+}
+
+/// The number of the thread with this tag, which is running and does not take a number meanwhile; 0 where it has none.
+[[nodiscard]] inline std::uint64_t thread_number_of(void const* tag) noexcept {
+  return *static_cast<std::uint64_t const*>(tag);
 }
 
 /// How many places thread_place() knows.

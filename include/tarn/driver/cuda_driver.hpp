@@ -17,6 +17,7 @@
 #include "tarn/driver/cuda_status.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/nvml.hpp"
+#include "tarn/driver/stream_life.hpp"
 #include "tarn/driver/thread_number.hpp"
 
 namespace tarn {
@@ -49,6 +50,9 @@ class basic_cuda_driver {
   explicit constexpr basic_cuda_driver(device_id device) noexcept : device_(device.value) {}
 
   [[nodiscard]] device_id device() const noexcept { return device_id{device_}; }
+
+  /// A context belongs to the process that made it.
+  [[nodiscard]] static constexpr bool survives_fork() noexcept { return false; }
 
   /// The calling thread's current device, for device_guard.
   static status current_device(device_id& device) noexcept {
@@ -179,6 +183,7 @@ class basic_cuda_driver {
     s = identify(stream_ref(made), id);
     if (s.ok()) {
       stream = stream_ref::from(made, id);
+      streams_made().add(id);
     } else {
       (void)cudaStreamDestroy(made);
     }
@@ -188,8 +193,14 @@ class basic_cuda_driver {
   status destroy_stream(stream_ref stream) const noexcept {
     cudaStream_t const handle = resolve(stream);
     if (is_default(handle)) return {};
+    stream_id id = stream_ref::unknown_id;
+    if (identify(stream, id).ok()) streams_made().remove(id);
     return detail::cuda_status(cudaStreamDestroy(handle), "cudaStreamDestroy");
   }
+
+  /// True where create_stream() made the stream, whichever driver's, and it is not destroyed: its handle may be used. Of
+  /// other streams nothing is known, since CUDA crashes when it is asked about one that is destroyed.
+  [[nodiscard]] bool has_made(stream_ref stream) const noexcept { return streams_made().has(stream.id()); }
 
   // Copies.
 
@@ -440,16 +451,23 @@ class basic_cuda_driver {
   }
 
  private:
+  [[nodiscard]] static detail::made_streams& streams_made() noexcept {
+    static constinit detail::made_streams all;
+    return all;
+  }
+
   // Identities of default streams. cudaStreamGetId counts up from 1 and never gets to the upper half:
   //   bits 63..62   10 legacy, 11 per-thread
   //   bits 61..54   device
-  //   bits 53..30   which copy of the thread counter (shared objects built with hidden visibility have their
-  //   own) bits 29..0    the thread's number
+  //   bits 53..0    the thread's number, counted from a start that differs between copies of the counter (shared objects
+  //                 built with hidden visibility have their own): no thread gets another's before 2^54 threads
   [[nodiscard]] stream_id legacy_id() const noexcept { return stream_id{2} << 62 | device_bits(); }
   [[nodiscard]] stream_id per_thread_id() const noexcept {
-    auto const counter = reinterpret_cast<std::uintptr_t>(&detail::next_thread_number) >> 3;
-    stream_id const copy = (stream_id{counter} ^ stream_id{counter} >> 24) & 0xff'ffffU;
-    return stream_id{3} << 62 | device_bits() | copy << 30 | (detail::thread_number() & 0x3fff'ffffU);
+    auto const counter =
+        static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(&detail::next_thread_number));
+    std::uint64_t const start = counter * 0x9E3779B97F4A7C15U >> 10;
+    return stream_id{3} << 62 | device_bits() |
+           ((start + detail::thread_number()) & ((stream_id{1} << 54) - 1));
   }
   [[nodiscard]] stream_id device_bits() const noexcept {
     return stream_id{static_cast<unsigned>(device_) & 0xffU} << 54;

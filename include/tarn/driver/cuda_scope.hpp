@@ -9,20 +9,41 @@
 
 namespace tarn::detail {
 
-/// The primary context of a device, retained once for the life of the process; null if there is none.
-[[nodiscard]] inline CUcontext retain_primary_context(int device) noexcept {
-  auto const& calls = cuda_driver_calls();
-  CUcontext context = nullptr;
-  if (calls.primary_context_retain(&context, static_cast<CUdevice>(device)) != CUDA_SUCCESS) return nullptr;
-  return context;
-}
+/// The primary context of a device, to be used until this ends. No handle is remembered: cudaDeviceReset destroys the
+/// context, and CUDA promises nothing of the handle then. Asking again costs two short calls, where the current device is
+/// another one only.
+///
+/// The first one for each device is never released, so that the context is not made anew for each call. A reset does not
+/// release what is retained (cuDevicePrimaryCtxReset).
+class primary_context {
+ public:
+  primary_context() noexcept = default;
+  primary_context(primary_context const&) = delete;
+  primary_context& operator=(primary_context const&) = delete;
+  ~primary_context() {
+    if (releases_) (void)cuda_driver_calls().primary_context_release(device_);
+  }
 
-/// The contexts that were retained, so that a change of device costs one push and one pop.
-inline constexpr int most_devices = 128;
-[[nodiscard]] inline std::atomic<CUcontext>* remembered_contexts() noexcept {
-  static std::atomic<CUcontext> contexts[most_devices];
-  return contexts;
-}
+  [[nodiscard]] status retain(int device, CUcontext& context) noexcept {
+    static constexpr int most_devices = 128;
+    static std::atomic<bool> is_kept[most_devices];
+    auto const& calls = cuda_driver_calls();
+    CUcontext retained = nullptr;
+    status const s = cuda_status(calls.primary_context_retain(&retained, static_cast<CUdevice>(device)),
+                                 "cuDevicePrimaryCtxRetain");
+    if (!s.ok()) return s;
+    context = retained;
+    device_ = static_cast<CUdevice>(device);
+    bool const is_first =
+        device < 0 || device >= most_devices || !is_kept[device].exchange(true, std::memory_order_relaxed);
+    releases_ = !is_first && calls.primary_context_release != nullptr;
+    return s;
+  }
+
+ private:
+  CUdevice device_ = 0;
+  bool releases_ = false;
+};
 
 /// Makes a device current for one call, if it is not, and leaves everything as it was.
 ///
@@ -56,27 +77,15 @@ class on_device {
       entered_ = cuda_lacks("cuCtxPushCurrent");
       return;
     }
-    std::atomic<CUcontext>* const remembered =
-        device >= 0 && device < most_devices ? remembered_contexts() + device : nullptr;
-    CUcontext context = remembered != nullptr ? remembered->load(std::memory_order_acquire) : nullptr;
-    if (context != nullptr) push(context);
-    if (pushed_) return;
-    context = retain_primary_context(device);  // the first time, or cudaDeviceReset has destroyed the old one
-    if (context == nullptr) {
-      entered_ = {failure::no_device, static_cast<int>(cudaErrorInvalidDevice), "cudaErrorInvalidDevice",
-                  "cuDevicePrimaryCtxRetain"};
-      return;
-    }
-    push(context);
-    if (pushed_ && remembered != nullptr) remembered->store(context, std::memory_order_release);
-  }
-
-  void push(CUcontext context) noexcept {
-    entered_ = cuda_status(cuda_driver_calls().context_push(context), "cuCtxPushCurrent");
+    CUcontext context = nullptr;
+    entered_ = context_.retain(device, context);
+    if (!entered_.ok()) return;
+    entered_ = cuda_status(calls.context_push(context), "cuCtxPushCurrent");
     pushed_ = entered_.ok();
   }
 
   status entered_;
+  primary_context context_;  ///< released after the pop
   bool pushed_ = false;
 };
 

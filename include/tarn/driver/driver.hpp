@@ -13,6 +13,7 @@
 // | call                                                         | cost             | meaning                                                             |
 // |--------------------------------------------------------------|------------------|---------------------------------------------------------------------|
 // | device()                                                     | 0                | the device's ordinal                                                |
+// | survives_fork(), optional                                    | 0                | whether a forked child may use the driver; without it, no           |
 // | identify(stream, id&)                                        | ~30 ns           | the identity behind a handle; default streams have fixed ones, the per-thread default one per thread |
 // | is_capturing(stream, bool&)                                  | ~30 ns           | true while a graph is captured from it                              |
 // | create_event(event&), destroy_event(event)                   | 230 ns           | without timing                                                      |
@@ -92,6 +93,16 @@ concept stream_driver = std::copyable<D> && std::equality_comparable<D> &&
   { d.memory_info(bytes, total) }
   noexcept->std::same_as<status>;
 };
+
+/// True where a child of fork() may use what the driver gave its parent.
+template <class D>
+[[nodiscard]] constexpr bool survives_fork(D const& driver) noexcept {
+  if constexpr (requires { driver.survives_fork(); }) {
+    return driver.survives_fork();
+  } else {
+    return false;
+  }
+}
 
 /// What a page source needs.
 template <class D>

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/driver_call.hpp"
@@ -51,6 +52,8 @@ namespace detail {
       return {kind, 600, "cudaErrorNotReady", name_of(call)};
     case failure::out_of_memory:
       return {kind, 2, "cudaErrorMemoryAllocation", name_of(call)};
+    case failure::forked:
+      return {kind, 3, "cudaErrorInitializationError", name_of(call)};
     case failure::unloading:
       return {kind, 4, "cudaErrorCudartUnloading", name_of(call)};
     case failure::unsupported:
@@ -146,7 +149,7 @@ class fault_plan {
     fault how;
   };
   struct state {
-    std::mutex mutex;
+    detail::fork_mutex mutex;
     std::vector<rule> rules;
     failure sticky = failure::none;
     std::uint64_t all = 0, all_failed = 0;
@@ -170,6 +173,7 @@ class faulty {
   /// The driver itself, without faults.
   [[nodiscard]] Driver const& driver() const noexcept { return driver_; }
   [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
+  [[nodiscard]] bool survives_fork() const noexcept { return tarn::survives_fork(driver_); }
 
   status identify(stream_ref stream, stream_id& id) const noexcept {
     return through(driver_call::identify, [&] { return driver_.identify(stream, id); });

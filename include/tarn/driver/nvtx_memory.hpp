@@ -7,7 +7,15 @@
 
 #if TARN_HAS_CUDA && defined(__has_include)
 #if __has_include(<nvtx3/nvToolsExtMem.h>)
+// Some releases of NVTX name a variable `module`, of which nvcc warns (3189) in each program that includes them.
+#ifdef __NVCC_DIAG_PRAGMA_SUPPORT__
+#pragma nv_diagnostic push
+#pragma nv_diag_suppress 3189
+#endif
 #include <nvtx3/nvToolsExtMem.h>
+#ifdef __NVCC_DIAG_PRAGMA_SUPPORT__
+#pragma nv_diagnostic pop
+#endif
 #define TARN_HAS_NVTX_MEMORY 1
 #endif
 #endif

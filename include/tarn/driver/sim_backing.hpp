@@ -18,6 +18,7 @@
 #include <unistd.h>
 #endif
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/bytes.hpp"
 
 namespace tarn {
@@ -91,7 +92,7 @@ class sim_ranges {
 /// a time: 37 TiB where no 64-bit system places programs, stacks or mmap, nor sanitizers their shadows (so
 /// that touching one faults under them too). Never destroyed.
 struct sim_invented_space {
-  std::mutex mutex;
+  fork_mutex mutex;
   sim_ranges free;
   sim_invented_space() {
     free.give(std::uintptr_t{0x2000} << 32, std::size_t{0x1000} << 32);

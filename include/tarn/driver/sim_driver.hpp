@@ -74,6 +74,10 @@ class sim_driver {
       : machine_(std::move(machine)), device_(device) {}
 
   [[nodiscard]] device_id device() const noexcept { return device_; }
+  [[nodiscard]] bool survives_fork() const noexcept {
+    sim_options const& o = machine_.options();
+    return o.forked == sim_fork::works && o.backing == sim_backing::address_only;
+  }
 
   /// The calling thread's current device, for device_guard. A note only: no simulated call depends on it.
   static status current_device(device_id& device) noexcept {
@@ -411,6 +415,7 @@ class sim_driver {
     state& m = *machine_.state_;
     std::lock_guard const lock(m.mutex);
     if (!machine_.has(device_)) return detail::sim_status(code::invalid_device, name);
+    if (m.forked) return detail::sim_status(code::forked, name);
     try {
       m.charge(which, cost);
       if (code const broken = m.streams.fault(device_.value); broken != code::ok) {

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/device.hpp"
 #include "tarn/driver/driver_call.hpp"
 #include "tarn/driver/sim_async.hpp"
@@ -62,12 +63,23 @@ struct sim_state {
   void trim_async(int device) { async[static_cast<std::size_t>(device)].trim(streams.now()); }
 
   sim_options const options;
-  mutable std::mutex mutex;
+  mutable fork_mutex mutex;
   sim_memory memory;
   std::unique_ptr<sim_order> order;
   sim_streams streams;
   std::vector<sim_async> async;
   sim_calls calls;
+  bool forked = false;  ///< this is a child's copy, which is not to be used
+
+ private:
+  at_fork member_{this, [](void*) noexcept { return true; },
+                  [](void* self, fork_side side) noexcept {
+                    auto& m = *static_cast<sim_state*>(self);
+                    bool const works =
+                        m.options.forked == sim_fork::works && m.options.backing == sim_backing::address_only;
+                    m.forked =
+                        m.forked || side == fork_side::child_without || (side == fork_side::child && !works);
+                  }};
 };
 
 }  // namespace detail

@@ -153,18 +153,19 @@ class sim_memory_tool {
     findings_.emplace_back(text.view());
   }
 
+  [[nodiscard]] bool watched_by_asan() const noexcept { return kind_ == bytes_are::of_the_host; }
   void forbid([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes) const noexcept {
 #if TARN_ASAN
-    if (kind_ == bytes_are::of_the_host) __asan_poison_memory_region(reinterpret_cast<void*>(begin), bytes);
+    if (watched_by_asan()) __asan_poison_memory_region(reinterpret_cast<void*>(begin), bytes);
 #endif
   }
   void allow([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes) const noexcept {
 #if TARN_ASAN
-    if (kind_ == bytes_are::of_the_host) __asan_unpoison_memory_region(reinterpret_cast<void*>(begin), bytes);
+    if (watched_by_asan()) __asan_unpoison_memory_region(reinterpret_cast<void*>(begin), bytes);
 #endif
   }
 
-  [[maybe_unused]] bytes_are kind_;
+  bytes_are kind_;
   stretches heaps_;
   stretches regions_;
   std::vector<std::string> findings_;

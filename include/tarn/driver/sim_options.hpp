@@ -34,6 +34,12 @@ enum class sim_accounting : std::uint8_t {
   missing  ///< there is none
 };
 
+/// What a child of fork() can do with a simulated machine.
+enum class sim_fork : std::uint8_t {
+  refused,  ///< nothing, as with CUDA: each call fails, and the bytes of pages stay its parent's
+  works  ///< all, with a machine of its own; needs sim_backing::address_only, as pages with bytes are shared
+};
+
 /// What a simulated machine is like. The default is one H200 whose memory is this host's, as far as touched.
 struct sim_options {
   int devices = 1;
@@ -49,6 +55,7 @@ struct sim_options {
   sim_paging paging = sim_paging::available;
   sim_peers peers = sim_peers::reachable;
   sim_checks checks = sim_checks::off;
+  sim_fork forked = sim_fork::refused;
   sim_tool tool = sim_tool::absent;  ///< attached: what a pool hands out is watched, at the price of speed
   sim_costs costs{};
   std::uint64_t seed = 0;            ///< of another schedule; 0: work takes exactly the time asked

@@ -28,6 +28,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "tarn/core/joined.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/sim_memory.hpp"
@@ -210,15 +211,16 @@ class sim_order {
   /// Notes that a stream was used under a handle that was another stream's when the caller learned it.
   void stale_handle(char const* call, std::uint64_t meant, sim_agent is_now) {
     if (findings_.size() >= most_findings) return;
-    findings_.push_back(std::string(call) + " with the handle of destroyed stream " + std::to_string(meant) +
-                        ": it is " + name_of_agent(is_now) +
-                        " now. Ask identify() before using a remembered handle.");
+    findings_.push_back(
+        detail::joined({call, " with the handle of destroyed stream ", std::to_string(meant), ": it is ",
+                        name_of_agent(is_now), " now. Ask identify() before using a remembered handle."}));
   }
   /// Notes that a stream was used though it is destroyed: CUDA may crash.
   void dead_handle(char const* call, std::uint64_t meant) {
     if (findings_.size() >= most_findings) return;
-    findings_.push_back(std::string(call) + " with the handle of stream " + std::to_string(meant) +
-                        ", which is destroyed: CUDA may crash. Mark the stream's work while it lives.");
+    findings_.push_back(
+        detail::joined({call, " with the handle of stream ", std::to_string(meant),
+                        ", which is destroyed: CUDA may crash. Mark the stream's work while it lives."}));
   }
 
   /// Forgets physical bytes that are gone.
@@ -308,15 +310,15 @@ class sim_order {
     return who == none ? std::string("nobody") : agents_[who].name;
   }
   void add_owner(std::string& text, owner const& o) const {
-    text += "block " + std::to_string(o.number) + " (";
+    text += detail::joined({"block ", std::to_string(o.number), " ("});
     message<64> size;
     size.add_bytes(o.bytes).add(" at ").add_hex(reinterpret_cast<std::uintptr_t>(o.p));
     text += size.c_str();
-    text += ", allocated on " + name_of_agent(o.allocated_on) + " after its operation " +
-            std::to_string(o.allocated_at);
+    text += detail::joined({", allocated on ", name_of_agent(o.allocated_on), " after its operation ",
+                            std::to_string(o.allocated_at)});
     text += o.freed_on == none ? std::string(", not freed)")
-                               : ", freed on " + name_of_agent(o.freed_on) + " after its operation " +
-                                     std::to_string(o.freed_at) + ')';
+                               : detail::joined({", freed on ", name_of_agent(o.freed_on),
+                                                 " after its operation ", std::to_string(o.freed_at), ")"});
   }
   /// The last operation of an agent that touched a segment.
   [[nodiscard]] static std::uint64_t last_of(segment const& s, sim_agent who) {
@@ -331,14 +333,14 @@ class sim_order {
     std::uint64_t const last = last_of(s, other);
     acting const& them = agents_[other];
     std::uint64_t const known = agents_[by].clock.at(other);
-    text += " Missing: an event recorded on " + them.name + " after its last use, operation " +
-            std::to_string(last) + ", that " + name_of_agent(by) + " waits for. ";
-    text +=
-        known == 0 ? "Nothing of it is known there" : "Known there: up to operation " + std::to_string(known);
+    text += detail::joined({" Missing: an event recorded on ", them.name, " after its last use, operation ",
+                            std::to_string(last), ", that ", name_of_agent(by), " waits for. "});
+    text += known == 0 ? std::string("Nothing of it is known there")
+                       : detail::joined({"Known there: up to operation ", std::to_string(known)});
     if (!them.has_mark) {
       text += "; no event was ever recorded on it.";
     } else if (them.marked < last) {
-      text += "; its last event covers up to operation " + std::to_string(them.marked) + '.';
+      text += detail::joined({"; its last event covers up to operation ", std::to_string(them.marked), "."});
     } else {
       text += "; an event covers it, but was not waited for.";
     }
@@ -349,7 +351,7 @@ class sim_order {
     message<64> where;
     where.add(": ").add_bytes(a.bytes).add(" at ").add_hex(reinterpret_cast<std::uintptr_t>(a.p));
     text += where.c_str();
-    text += " by " + name_of_agent(by) + " (operation " + std::to_string(ticks_of(by)) + ").";
+    text += detail::joined({" by ", name_of_agent(by), " (operation ", std::to_string(ticks_of(by)), ")."});
     if (s.current.number != 0) {
       text += " Now ";
       add_owner(text, s.current);

@@ -12,6 +12,7 @@ enum class sim_code : int {
   ok = 0,
   invalid_value = 1,
   out_of_memory = 2,
+  forked = 3,
   unloading = 4,
   invalid_device = 101,
   invalid_handle = 400,
@@ -42,6 +43,8 @@ enum class sim_code : int {
       return make(failure::other, "cudaErrorInvalidValue");
     case sim_code::out_of_memory:
       return make(failure::out_of_memory, "cudaErrorMemoryAllocation");
+    case sim_code::forked:
+      return make(failure::forked, "cudaErrorInitializationError");
     case sim_code::unloading:
       return make(failure::unloading, "cudaErrorCudartUnloading");
     case sim_code::invalid_device:

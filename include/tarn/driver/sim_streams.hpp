@@ -316,6 +316,7 @@ class sim_streams {
     if (stream.capture) return sim_code::capture_unmatched;
     stream.capture = std::make_shared<sim_capture>();
     stream.capture->origin = stream.id;
+    ++open_captures_;
     return sim_code::ok;
   }
   sim_code end_capture(sim_stream& stream, std::shared_ptr<sim_capture const>& graph) {
@@ -326,6 +327,7 @@ class sim_streams {
     }
     std::shared_ptr<sim_capture> const done = stream.capture;
     done->open = false;
+    --open_captures_;
     for (std::size_t d = 0; d < devices_.size(); ++d) {
       each_stream(static_cast<int>(d), [&](sim_stream& s) {
         if (s.capture == done) s.capture.reset();
@@ -338,7 +340,7 @@ class sim_streams {
   /// True also for the legacy stream while one that it would join is captured: work on it would spoil that.
   [[nodiscard]] bool is_capturing(sim_stream const& stream) {
     bool capturing = stream.capture != nullptr;
-    if (stream.legacy) {
+    if (stream.legacy && open_captures_ != 0) {
       each_stream(stream.device, [&](sim_stream const& s) {
         if (s.capture && s.blocking == sim_blocking::with_legacy) capturing = true;
       });
@@ -443,7 +445,7 @@ class sim_streams {
 
   sim_code check_capture(sim_stream& stream) {
     if (stream.capture && stream.capture->invalid) return sim_code::capture_invalidated;
-    if (!stream.legacy) return sim_code::ok;
+    if (!stream.legacy || open_captures_ == 0) return sim_code::ok;
     bool spoiled = false;
     each_stream(stream.device, [&](sim_stream& s) {
       if (!s.capture || s.blocking == sim_blocking::independent) return;
@@ -534,6 +536,8 @@ class sim_streams {
   std::uint64_t next_operation_ = 0;
   std::atomic<sim_nanoseconds> now_{1};  // never 0, which marks an event as unrecorded
   std::size_t captured_ = 0;
+  std::size_t open_captures_ =
+      0;  ///< begun and not ended: with none no stream need be looked at, of which there may be many
   sim_schedule schedule_;
   sim_order* order_;
   sim_hosts hosts_;

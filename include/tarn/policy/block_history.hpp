@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "tarn/core/address_map.hpp"
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/place.hpp"
 #include "tarn/core/sequence.hpp"
@@ -232,8 +233,8 @@ class checked_resources {
 
  private:
   /// Resources with static storage leave after it: on Linux the end of a mutex does nothing.
-  static std::mutex& mutex() noexcept {
-    static std::mutex m;
+  static fork_mutex& mutex() noexcept {
+    static fork_mutex m;
     return m;
   }
   static member*& first() noexcept {

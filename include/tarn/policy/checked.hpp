@@ -10,10 +10,13 @@
 #include <mutex>
 #include <utility>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/call_place.hpp"
 #include "tarn/core/misuse.hpp"
+#include "tarn/driver/stream_life.hpp"
 #include "tarn/driver/thread_number.hpp"
+#include "tarn/policy/block_bytes.hpp"
 #include "tarn/policy/block_history.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/fences.hpp"
@@ -48,7 +51,7 @@ struct checked {
 /// allocated so has no fences, a block freed so has no quarantine. Its pointer, size and history are checked all the same.
 ///
 /// Cost of a pair: three fills, two copies of a fence, a copy of the block, two waits. Thread-safe; no lock is held while
-/// the device is waited for or the handler runs, but in check_all(), during which other calls wait.
+/// the device is waited for or the handler runs, but while check_all() reads one block.
 template <class Upstream>
 class checked_layer {
  public:
@@ -88,9 +91,10 @@ class checked_layer {
     if (p == nullptr) return;
     detail::block_record const b = take_back(p, bytes, alignment, mark_of(stream));
     if (b.p == nullptr) return;
-    bool const captured = is_capturing(stream);
-    if (!captured) verify_fences(b, stream);
-    if (captured || !b.fenced || !quarantine(b, stream)) {
+    stream_ref const on = detail::usable_stream(driver(), stream);
+    bool const captured = is_capturing(on);
+    if (!captured) verify_fences(b, on);
+    if (captured || !b.fenced || !quarantine(b, on)) {
       history_gone(b);
       upstream_.deallocate(stream, whole_of(b), fences_.whole_bytes(bytes, alignment), alignment);
       return;
@@ -127,32 +131,40 @@ class checked_layer {
     }
   }
 
-  /// Verifies the fences of every live block and the poison of every freed one in quarantine, tells of what was written
-  /// over and returns how many blocks that is. Waits for the device; not while a graph is captured.
-  /// @throws std::bad_alloc
+  /// Verifies the fences of every live block and the poison of every freed one in quarantine, as they are at the call, tells
+  /// of what was written over and returns how many blocks that is. A block that is freed or leaves the quarantine meanwhile
+  /// is verified there. Waits for the device; not while a graph is captured. @throws std::bad_alloc
   std::size_t check_all() {
-    detail::sequence<finding> found;
-    (void)driver().synchronize_device();
+    detail::sequence<detail::block_record> all;
     {
       std::lock_guard const guard(mutex_);
       history_.for_each([&](detail::block_record const& b) {
-        if (b.state == detail::block_state::live && b.fenced) {
-          if (auto const breach = look_at_fences(b, stream_ref{}))
-            found.push_back(finding{b, breach, b.bytes});
-        } else if (b.state == detail::block_state::quarantined) {
-          if (std::size_t const at = first_written(b, stream_ref{}); at != b.bytes)
-            found.push_back(finding{b, {}, at});
-        }
+        bool const live = b.state == detail::block_state::live && b.fenced;
+        if (live || b.state == detail::block_state::quarantined) all.push_back(b);
       });
     }
-    for (finding const& f : found) {
-      if (f.breach) {
-        tell_breach(f.block, f.breach);
-      } else {
-        tell_late_write(f.block, f.written);
+    // A record begins once its fences are queued: after this they are drawn. A block that comes later is not looked at.
+    (void)driver().synchronize_device();
+    detail::own_stream const reading(driver());
+    std::size_t found = 0;
+    for (detail::block_record const& b : all) {
+      detail::breach breach;
+      std::size_t written = b.bytes;
+      {
+        std::lock_guard const guard(mutex_);  // held, so that the block is not given back while it is read
+        detail::block_record const* const now = history_.find(b.p);
+        if (now == nullptr || now->state != b.state || now->allocated.call != b.allocated.call) continue;
+        if (b.state == detail::block_state::live) {
+          breach = look_at_fences(b, reading.get());
+        } else {
+          written = first_written(b, reading.get());
+        }
       }
+      if (breach) tell_breach(b, breach);
+      if (written != b.bytes) tell_late_write(b, written);
+      if (breach || written != b.bytes) ++found;
     }
-    return found.size();
+    return found;
   }
 
   /// Blocks that are handed out.
@@ -164,16 +176,11 @@ class checked_layer {
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
   /// What a block occupies, fences included.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
-    return bytes == 0 ? 0 : fences_.whole_bytes(bytes, alignment);
+    return bytes == 0 ? 0
+                      : detail::block_bytes_of(upstream_, fences_.whole_bytes(bytes, alignment), alignment);
   }
 
  private:
-  struct finding {
-    detail::block_record block;
-    detail::breach breach;
-    std::size_t written = 0;
-  };
-
   [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
     bool capturing = false;
     return driver().is_capturing(stream, capturing).ok() && capturing;
@@ -384,7 +391,7 @@ class checked_layer {
   checked const options_;
   detail::fences fences_;
   std::atomic<std::uint64_t> calls_{0};
-  mutable std::mutex mutex_;
+  mutable detail::fork_mutex mutex_;
   detail::block_history history_;
   detail::checked_resources::member member_{this, &checked_layer::find_in};
 };

@@ -3,7 +3,8 @@
 // Composition: `source | policy | policy` and `stack<source, policy, policy>` are the same type, and position
 // is meaning. A policy is a small value (its options) with `template <class Upstream> using layer = ...;`;
 // the layer is constructed from (Upstream, policy) and defines only the calls it changes: shared<> lets the
-// rest through. Above it: user code. Below it: core/shared.
+// rest through. A layer that has a second resource to send calls to declares both, see tarn::routes_to; then it must
+// define every call of a pool that one of them offers. Above it: user code. Below it: core/shared.
 
 #include <concepts>
 #include <type_traits>
@@ -27,12 +28,30 @@ concept policy_over = memory_source<Upstream> && detail::makes_layer<P, Upstream
     std::constructible_from<typename P::template layer<Upstream>, Upstream, P>;
 
 namespace detail {
+
+/// True where a policy is made with the type of a resource, which its layers then send calls to.
+template <class Policy>
+inline constexpr bool holds_resource = false;
+template <template <class...> class Policy, class... Arguments>
+inline constexpr bool holds_resource<Policy<Arguments...>> = (memory_source<Arguments> || ...);
+
+/// Says at the seam that a layer with a second resource must list its routes.
+template <class Policy, class Upstream>
+constexpr bool check_routing_policy() {
+  static_assert(
+      !holds_resource<Policy> || routes_calls<typename Policy::template layer<Upstream>>,
+      "tarn: this policy holds a resource of its own; its layer must say which resources it sends calls to; "
+      "add: using routes = tarn::routes_to<Upstream, Other>");
+  return true;
+}
+
 template <class Source, class... Policies>
 struct stack_of {
   using type = Source;
 };
 template <class Source, class First, class... Rest>
 struct stack_of<Source, First, Rest...> {
+  static_assert(check_routing_policy<First, Source>());
   using type = typename stack_of<shared<typename First::template layer<Source>>, Rest...>::type;
 };
 }  // namespace detail
@@ -47,6 +66,7 @@ requires detail::makes_layer<std::remove_cvref_t<Policy>, std::remove_cvref_t<Up
     memory_source<std::remove_cvref_t<Upstream>>
 [[nodiscard]] auto operator|(Upstream&& upstream, Policy&& policy) {
   using source = std::remove_cvref_t<Upstream>;
+  static_assert(detail::check_routing_policy<std::remove_cvref_t<Policy>, source>());
   using layer = typename std::remove_cvref_t<Policy>::template layer<source>;
   return shared<layer>(std::in_place, source(std::forward<Upstream>(upstream)), std::forward<Policy>(policy));
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // fallback_to: another resource for what the first one cannot serve, such as managed or host memory.
-// Above it: user code. Below it: compose.
+// Above it: user code. Below it: compose, pool/pool_state.
 
 #include <atomic>
 #include <cstddef>
@@ -10,8 +10,14 @@
 #include <utility>
 
 #include "tarn/core/address_map.hpp"
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/core/extremes.hpp"
+#include "tarn/core/waiting_block.hpp"
+#include "tarn/policy/block_bytes.hpp"
 #include "tarn/policy/compose.hpp"
+#include "tarn/policy/recorded_use.hpp"
+#include "tarn/pool/pool_state.hpp"
 
 namespace tarn {
 
@@ -19,6 +25,10 @@ template <class Upstream, class Other>
 class fallback_layer;
 
 /// Asks `other` when the upstream throws out_of_memory. Its memory must be usable where the upstream's is.
+///
+/// What a pool offers reaches both resources: record_use() and owns() the one that the block belongs to; trim(), state(),
+/// reset_peaks(), reset_totals(), note_growth() and inspect() both. What other layers offer (limits, exact numbers, records) is found only
+/// over this layer, where it covers the blocks of both.
 template <class Other>
 struct fallback_to {
   Other other;
@@ -29,6 +39,64 @@ struct fallback_to {
   using layer = fallback_layer<Upstream, Other>;
 };
 
+namespace detail {
+
+/// True where one of two resources, or a layer below it, accepts a call.
+template <class First, class Second, class Call>
+concept either_reaches = reachable<First, Call> || reachable<Second, Call>;
+
+/// Two pools as one. Peaks are the sum of both peaks, which is a bound: they may have been at different times.
+[[nodiscard]] inline pool_state sum_of_states(pool_state const& a, pool_state const& b) noexcept {
+  auto const joined_stat = [](stat const& x, stat const& y) {
+    return stat{x.current + y.current, x.peak + y.peak, x.allocated + y.allocated, x.freed + y.freed};
+  };
+  auto const joined_split = [&](split_ranges const& x, split_ranges const& y) {
+    return split_ranges{joined_stat(x.blocks, y.blocks), joined_stat(x.bytes, y.bytes)};
+  };
+  auto const joined_part = [&](pool_part const& x, pool_part const& y) {
+    return pool_part{joined_stat(x.reserved, y.reserved), joined_stat(x.handles, y.handles),
+                     x.free_blocks + y.free_blocks, x.inactive_split_bytes + y.inactive_split_bytes,
+                     joined_split(x.split, y.split)};
+  };
+  pool_state s = a;
+  s.live += b.live;
+  s.live_blocks += b.live_blocks;
+  s.reserved += b.reserved;
+  s.reserved_peak += b.reserved_peak;
+  s.cached += b.cached;
+  s.pending += b.pending;
+  s.pending_blocks += b.pending_blocks;
+  s.largest_free_range = larger_of(a.largest_free_range, b.largest_free_range);
+  s.free_blocks += b.free_blocks;
+  s.inactive_split_bytes += b.inactive_split_bytes;
+  s.split = joined_split(a.split, b.split);
+  s.reserved_total += b.reserved_total;
+  s.released_total += b.released_total;
+  s.handles += b.handles;
+  s.handles_peak += b.handles_peak;
+  s.creates += b.creates;
+  s.destroys += b.destroys;
+  s.maps += b.maps;
+  s.unmaps += b.unmaps;
+  s.remaps += b.remaps;
+  s.alloc_retries += b.alloc_retries;
+  s.ooms += b.ooms;
+  s.host_waits += b.host_waits;
+  s.device_waits += b.device_waits;
+  s.host_bytes += b.host_bytes;
+  s.small = joined_part(a.small, b.small);
+  s.large = joined_part(a.large, b.large);
+  s.totals_reset.reserved += b.totals_reset.reserved;
+  s.totals_reset.released += b.totals_reset.released;
+  s.totals_reset.creates += b.totals_reset.creates;
+  s.totals_reset.destroys += b.totals_reset.destroys;
+  s.totals_reset.alloc_retries += b.totals_reset.alloc_retries;
+  s.totals_reset.host_waits += b.totals_reset.host_waits;
+  return s;
+}
+
+}  // namespace detail
+
 /// Each block goes back to where it came from: those of the fallback are remembered out of band. While none
 /// is live, a deallocation costs one relaxed load more. Thread-safe.
 template <class Upstream, class Other>
@@ -37,6 +105,7 @@ class fallback_layer {
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
+  using routes = routes_to<Upstream, Other>;
 
   fallback_layer(Upstream upstream, fallback_to<Other> options)
       : upstream_(std::move(upstream)), other_(std::move(options.other)) {}
@@ -53,6 +122,8 @@ class fallback_layer {
                     [&](void* p) { other_.deallocate(stream, p, bytes, alignment); });
   }
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p == nullptr) return;
+    wait_for_uses(p);
     if (forget(p)) {
       other_.deallocate(stream, p, bytes, alignment);
     } else {
@@ -68,11 +139,107 @@ class fallback_layer {
                     [&](void* p) { other_.deallocate_sync(p, bytes, alignment); });
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p == nullptr) return;
+    wait_for_uses(p);
     if (forget(p)) {
       other_.deallocate_sync(p, bytes, alignment);
     } else {
       upstream_.deallocate_sync(p, bytes, alignment);
     }
+  }
+
+  // What a pool offers, of both.
+
+  /// Reaches the resource that the block belongs to. Where that one has no pool, the block's deallocation waits for the
+  /// whole device. @throws std::bad_alloc, cuda_error: nothing has changed
+  void record_use(void* p, std::size_t bytes,
+                  stream_ref stream) requires(detail::takes_uses<Upstream> || detail::takes_uses<Other>) {
+    if (p == nullptr) return;
+    detail::record_use_call const use{p, bytes, stream};
+    if (is_of_other(p)) {
+      record_in(other_, use);
+    } else {
+      record_in(upstream_, use);
+    }
+  }
+  /// Gives cached memory back until both together hold at most `keep_bytes`, the fallback's first; returns the bytes.
+  std::size_t trim(
+      std::size_t keep_bytes) requires detail::either_reaches<Upstream, Other, detail::routed_calls::trim> {
+    std::size_t const first = reserved_in(upstream_);
+    std::size_t const given = trim_one(other_, keep_bytes > first ? keep_bytes - first : 0);
+    std::size_t const second = reserved_in(other_);
+    return given + trim_one(upstream_, keep_bytes > second ? keep_bytes - second : 0);
+  }
+  /// True where `p` lies in what either pool reserved.
+  [[nodiscard]] bool owns(
+      void const* p) requires detail::either_reaches<Upstream, Other, detail::routed_calls::owns> {
+    auto const ask = [p](auto& l) -> decltype(static_cast<bool>(l.owns(p))) { return l.owns(p); };
+    return of_each(ask, [](bool a, bool b) { return a || b; });
+  }
+  /// The larger one of both.
+  [[nodiscard]] std::size_t largest_free_range() requires
+      detail::either_reaches<Upstream, Other, detail::routed_calls::largest_free_range> {
+    auto const ask = [](auto& l) -> decltype(static_cast<std::size_t>(l.largest_free_range())) {
+      return l.largest_free_range();
+    };
+    return of_each(ask, [](std::size_t a, std::size_t b) { return detail::larger_of(a, b); });
+  }
+  /// What a request occupies in either resource, the larger one where they round differently: it is asked before it is
+  /// known which of them serves, and limits must hold for both.
+  [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
+    return detail::larger_of(detail::block_bytes_of(upstream_, bytes, alignment),
+                             detail::block_bytes_of(other_, bytes, alignment));
+  }
+  /// The sum of both; each at one moment. Peaks are a bound, see detail::sum_of_states().
+  [[nodiscard]] pool_state state() requires
+      detail::either_reaches<Upstream, Other, detail::routed_calls::state> {
+    auto const ask = [](auto& l) -> decltype(pool_state(l.state())) { return l.state(); };
+    return of_each(ask, detail::sum_of_states);
+  }
+  void reset_peaks() requires detail::either_reaches<Upstream, Other, detail::routed_calls::reset_peaks> {
+    to_each([](auto& l) -> decltype(static_cast<void>(l.reset_peaks())) { l.reset_peaks(); });
+  }
+  void reset_totals() requires detail::either_reaches<Upstream, Other, detail::routed_calls::reset_totals> {
+    to_each([](auto& l) -> decltype(static_cast<void>(l.reset_totals())) { l.reset_totals(); });
+  }
+  /// Notifies of what waits in both. @throws std::bad_alloc, nothing has changed
+  void observe_waiting(detail::waiting_observer& observer) requires
+      detail::either_reaches<Upstream, Other, detail::routed_calls::observe_waiting> {
+    try {
+      to_each([&](auto& l) -> decltype(static_cast<void>(l.observe_waiting(observer))) {
+        l.observe_waiting(observer);
+      });
+    } catch (...) {
+      end_observation(observer);
+      throw;
+    }
+  }
+  void end_observation(detail::waiting_observer& observer) noexcept requires
+      detail::either_reaches<Upstream, Other, detail::routed_calls::end_observation> {
+    to_each([&](auto& l) -> decltype(static_cast<void>(l.end_observation(observer))) {
+      l.end_observation(observer);
+    });
+  }
+  /// @throws std::bad_alloc
+  template <class Clock>
+  void note_growth(std::size_t most, Clock clock) requires
+      detail::either_reaches<Upstream, Other, detail::routed_calls::note_growth> {
+    to_each([&](auto& l) -> decltype(static_cast<void>(l.note_growth(most, clock))) {
+      l.note_growth(most, clock);
+    });
+  }
+  /// @throws std::bad_alloc
+  template <class Clock>
+  void note_growth_from_now(std::size_t most, Clock clock) requires
+      detail::either_reaches<Upstream, Other, detail::routed_calls::note_growth_from_now> {
+    to_each([&](auto& l) -> decltype(static_cast<void>(l.note_growth_from_now(most, clock))) {
+      l.note_growth_from_now(most, clock);
+    });
+  }
+  /// Looks into one pool, then into the other; see pool::inspect().
+  template <class Look>
+  void inspect(Look&& look) requires detail::either_reaches<Upstream, Other, detail::routed_calls::inspect> {
+    to_each([&](auto& l) -> decltype(static_cast<void>(l.inspect(look))) { l.inspect(look); });
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
@@ -83,6 +250,76 @@ class fallback_layer {
   }
 
  private:
+  /// Asks each resource that can answer, and joins the answers.
+  template <class Ask, class Join>
+  auto of_each(Ask const& ask, Join const& join) {
+    if constexpr (!reachable<Upstream, Ask>) {
+      return nearest(other_, ask);
+    } else if constexpr (!reachable<Other, Ask>) {
+      return nearest(upstream_, ask);
+    } else {
+      return join(nearest(upstream_, ask), nearest(other_, ask));
+    }
+  }
+  template <class Call>
+  void to_each(Call const& call) {
+    if constexpr (reachable<Upstream, Call>) nearest(upstream_, call);
+    if constexpr (reachable<Other, Call>) nearest(other_, call);
+  }
+  template <class Resource>
+  static std::size_t trim_one(Resource& resource, std::size_t keep_bytes) {
+    auto const ask = [&](auto& l) -> decltype(static_cast<std::size_t>(l.trim(keep_bytes))) {
+      return l.trim(keep_bytes);
+    };
+    if constexpr (reachable<Resource, decltype(ask)>) {
+      return nearest(resource, ask);
+    } else {
+      return 0;
+    }
+  }
+  template <class Resource>
+  static std::size_t reserved_in(Resource& resource) {
+    auto const ask = [](auto& l) -> decltype(static_cast<std::size_t>(l.state().reserved)) {
+      return l.state().reserved;
+    };
+    if constexpr (reachable<Resource, decltype(ask)>) {
+      return nearest(resource, ask);
+    } else {
+      return 0;
+    }
+  }
+
+  // ---- uses on other streams
+
+  template <class Resource>
+  void record_in(Resource& resource, detail::record_use_call const& use) {
+    if constexpr (detail::takes_uses<Resource>) {
+      nearest(resource, use);
+    } else {
+      std::lock_guard const guard(mutex_);
+      used_.make_room(1);
+      used_.insert(reinterpret_cast<std::uintptr_t>(use.p), true);
+      used_count_.store(used_.size(), std::memory_order_relaxed);
+    }
+  }
+  /// Waits for the device where record_use() named a block that no pool holds back.
+  void wait_for_uses(void* p) noexcept {
+    if (used_count_.load(std::memory_order_relaxed) == 0) return;
+    {
+      std::lock_guard const guard(mutex_);
+      if (!used_.erase(reinterpret_cast<std::uintptr_t>(p))) return;
+      used_count_.store(used_.size(), std::memory_order_relaxed);
+    }
+    (void)driver().synchronize_device();
+  }
+
+  // ---- whose a block is
+
+  [[nodiscard]] bool is_of_other(void* p) noexcept {
+    if (count_.load(std::memory_order_relaxed) == 0) return false;
+    std::lock_guard const guard(mutex_);
+    return blocks_.find(reinterpret_cast<std::uintptr_t>(p));
+  }
   template <class Allocate, class Undo>
   void* remember(Allocate const& allocate, Undo const& undo) {
     void* const p = allocate();
@@ -108,9 +345,11 @@ class fallback_layer {
 
   Upstream upstream_;
   Other other_;
-  std::mutex mutex_;
+  detail::fork_mutex mutex_;
   detail::address_map<bool> blocks_;
   std::atomic<std::size_t> count_{0};
+  detail::address_map<bool> used_;  ///< blocks that no pool holds back, with uses on other streams
+  std::atomic<std::size_t> used_count_{0};
 };
 
 }  // namespace tarn

@@ -10,10 +10,12 @@
 #include <utility>
 
 #include "tarn/core/address_map.hpp"
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/misuse.hpp"
 #include "tarn/core/sequence.hpp"
+#include "tarn/driver/stream_life.hpp"
 #include "tarn/policy/block_bytes.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/fences.hpp"
@@ -35,7 +37,10 @@ struct fenced {
 /// Fences are written in stream order at allocation and verified at deallocation and by check_all().
 /// Verifying waits for the stream on the host. It also notices pointers that are not live here, and wrong
 /// sizes. What is found goes to the misuse handler; a block that is not live is not passed on. Alignment is
-/// kept. Thread-safe: one mutex.
+/// kept. Thread-safe: one mutex, not held while the device is waited for.
+///
+/// While a graph is captured from the stream of a call, nothing is written, waited for or verified for that call: a block
+/// allocated so has no fences.
 template <class Upstream>
 class fenced_layer {
  public:
@@ -71,7 +76,7 @@ class fenced_layer {
         detail::asking_for(bytes, [&] { return upstream_.allocate_sync(whole, alignment); });
     void* const p = build(whole_block, stream_ref{}, bytes, alignment,
                           [&](void* q) { upstream_.deallocate(stream_ref{}, q, whole, alignment); });
-    (void)driver().synchronize_stream(stream_ref{});
+    if (!is_capturing(stream_ref{})) (void)driver().synchronize_stream(stream_ref{});
     return p;
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
@@ -92,20 +97,37 @@ class fenced_layer {
                                                fences_.whole_bytes(bytes, alignment), stream});
   }
 
-  /// Verifies the fences of every live block now, tells of those that were broken and returns how many. Waits for the
-  /// default stream; other threads' calls wait meanwhile, but not for the handler. @throws std::bad_alloc
+  /// Verifies the fences of every block that was live at the call and is still live, tells of those that were broken and
+  /// returns how many. Waits for the device, not while a graph is captured. Another thread's call waits at most for the
+  /// verification of one block. @throws std::bad_alloc
   std::size_t check_all() {
-    detail::sequence<detail::breach> broken;
+    struct candidate {
+      std::uintptr_t p = 0;
+      block b;
+    };
+    detail::sequence<candidate> all;
     {
       std::lock_guard const guard(mutex_);
-      blocks_.for_each([&](std::uintptr_t p, block b) {
-        auto* const start = reinterpret_cast<void*>(p);
-        if (detail::breach const found = fences_.verify(driver(), stream_ref{}, start, b.bytes, b.alignment))
-          broken.push_back(found);
-      });
+      all.reserve(blocks_.size());
+      blocks_.for_each([&](std::uintptr_t p, block const& b) { all.push_back({p, b}); });
     }
-    for (detail::breach const& found : broken) tell(found);
-    return broken.size();
+    // A block is noted once its fences are queued: after this they are drawn. One that comes later is no candidate.
+    (void)driver().synchronize_device();
+    detail::own_stream const reading(driver());
+    std::size_t broken = 0;
+    for (candidate const& c : all) {
+      detail::breach found;
+      {
+        std::lock_guard const guard(mutex_);  // held, so that the block is not freed while it is read
+        if (!c.b.fenced || !(blocks_.find(c.p) == c.b)) continue;
+        found =
+            fences_.verify(driver(), reading.get(), reinterpret_cast<void*>(c.p), c.b.bytes, c.b.alignment);
+      }
+      if (!found) continue;
+      ++broken;
+      tell(found);
+    }
+    return broken;
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
@@ -120,26 +142,36 @@ class fenced_layer {
   struct block {
     std::size_t bytes = 0;
     std::size_t alignment = 0;
+    std::uint64_t number = 0;  ///< in the order of allocation: an address may come back
+    bool fenced = false;       ///< not where a graph was captured
     friend bool operator==(block const&, block const&) = default;
   };
   [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+  [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
+    bool capturing = false;
+    return driver().is_capturing(stream, capturing).ok() && capturing;
+  }
 
   template <class Undo>
   void* build(void* whole, stream_ref stream, std::size_t bytes, std::size_t alignment, Undo const& undo) {
     void* const p = fences_.block_in(whole, alignment);
     try {
       std::lock_guard const guard(mutex_);
-      blocks_.make_room(1);
-      blocks_.insert(key_of(p), {bytes, alignment});
+      blocks_.make_room(promised_ + 1);
+      ++promised_;
     } catch (...) {
       undo(whole);
       throw;
     }
-    if (status const s = fences_.draw(driver(), stream, p, bytes, alignment); !s.ok()) {
-      {  // a fence that is not there would be told of as written over
-        std::lock_guard const guard(mutex_);
-        (void)blocks_.erase(key_of(p));
-      }
+    bool const fenced = !is_capturing(stream);
+    status const s = fenced ? fences_.draw(driver(), stream, p, bytes, alignment) : status{};
+    {
+      std::lock_guard const guard(mutex_);
+      --promised_;
+      // Noted after its fences are queued: check_all() would report a fence that is not there.
+      if (s.ok()) blocks_.insert(key_of(p), {bytes, alignment, ++numbered_, fenced});
+    }
+    if (!s.ok()) {
       undo(whole);
       throw cuda_error(s, driver().device().value);
     }
@@ -150,23 +182,28 @@ class fenced_layer {
   /// may use this very resource.
   bool retire(void* p, stream_ref stream, std::size_t bytes, std::size_t alignment) noexcept {
     block b{};
+    bool matches = false;
     {
       std::lock_guard const guard(mutex_);
       b = blocks_.find(key_of(p));
-      if (b == block{bytes, alignment}) (void)blocks_.erase(key_of(p));
+      matches = b.bytes == bytes && b.alignment == alignment;
+      if (matches) (void)blocks_.erase(key_of(p));
     }
     if (b == block{}) {
       tell(misuse_kind::foreign_pointer, p, "not live here: freed twice, or another resource's", 0);
       return false;
     }
-    if (!(b == block{bytes, alignment})) {
+    if (!matches) {
       auto const kind = b.bytes != bytes ? misuse_kind::wrong_size : misuse_kind::wrong_alignment;
       tell(kind, p,
            "freed with other bytes or alignment than it was allocated with; it was allocated with bytes ",
            b.bytes);
       return false;
     }
-    if (detail::breach const found = fences_.verify(driver(), stream, p, bytes, alignment)) tell(found);
+    if (!b.fenced) return true;
+    stream_ref const on = detail::usable_stream(driver(), stream);
+    if (is_capturing(on)) return true;
+    if (detail::breach const found = fences_.verify(driver(), on, p, bytes, alignment)) tell(found);
     return true;
   }
 
@@ -185,8 +222,10 @@ class fenced_layer {
 
   Upstream upstream_;
   detail::fences fences_;
-  std::mutex mutex_;
+  detail::fork_mutex mutex_;
   detail::address_map<block> blocks_;
+  std::size_t promised_ = 0;  ///< blocks whose fences are being queued; there is room for them
+  std::uint64_t numbered_ = 0;
 };
 
 }  // namespace tarn

@@ -5,9 +5,12 @@
 
 #include <atomic>
 #include <cstddef>
+#include <mutex>
 #include <utility>
 
 #include "tarn/core/error.hpp"
+#include "tarn/core/extremes.hpp"
+#include "tarn/core/spin_lock.hpp"
 #include "tarn/policy/block_bytes.hpp"
 #include "tarn/policy/compose.hpp"
 
@@ -26,10 +29,17 @@ struct limited {
 
 namespace detail {
 
-/// A budget that races cannot exceed. Lock-free.
+/// A further bound on a budget, for as long as its owner wants it; linked into the budget, so it must stay in place.
+struct budget_bound {
+  std::size_t bytes = 0;  ///< that may be used at most
+  budget_bound* next = nullptr;
+};
+
+/// A budget that races cannot exceed. What is in force is the smallest of the limit and all bounds, so bounds may begin
+/// and end in any order, on any threads. take() and give() are lock-free; changes of the limit take a lock.
 class byte_budget {
  public:
-  explicit byte_budget(std::size_t limit) noexcept : limit_(limit) {}
+  explicit byte_budget(std::size_t limit) noexcept : limit_(limit), own_limit_(limit) {}
 
   /// False where the bytes do not fit; nothing has changed.
   [[nodiscard]] bool take(std::size_t bytes) noexcept {
@@ -43,14 +53,47 @@ class byte_budget {
   void give(std::size_t bytes) noexcept { used_.fetch_sub(bytes, std::memory_order_relaxed); }
 
   [[nodiscard]] std::size_t used() const noexcept { return used_.load(std::memory_order_relaxed); }
+  /// What is in force.
   [[nodiscard]] std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
+  /// Sets the limit, and returns the one before; bounds stay.
   std::size_t set_limit(std::size_t limit) noexcept {
-    return limit_.exchange(limit, std::memory_order_relaxed);
+    std::lock_guard const guard(lock_);
+    std::size_t const before = std::exchange(own_limit_, limit);
+    put_in_force();
+    return before;
+  }
+  /// Lets at most `more` bytes be used beside those used now, until remove(bound).
+  void add(budget_bound& bound, std::size_t more) noexcept {
+    std::lock_guard const guard(lock_);
+    std::size_t const now = used();
+    bound.bytes = more < ~std::size_t{0} - now ? now + more : ~std::size_t{0};
+    bound.next = std::exchange(bounds_, &bound);
+    put_in_force();
+  }
+  /// Ends a bound. O(bounds).
+  void remove(budget_bound& bound) noexcept {
+    std::lock_guard const guard(lock_);
+    for (budget_bound** at = &bounds_; *at != nullptr; at = &(*at)->next) {
+      if (*at != &bound) continue;
+      *at = bound.next;
+      break;
+    }
+    put_in_force();
   }
 
  private:
+  void put_in_force() noexcept {
+    std::size_t smallest = own_limit_;
+    for (budget_bound const* b = bounds_; b != nullptr; b = b->next)
+      smallest = smaller_of(smallest, b->bytes);
+    limit_.store(smallest, std::memory_order_relaxed);
+  }
+
   std::atomic<std::size_t> used_{0};
-  std::atomic<std::size_t> limit_;
+  std::atomic<std::size_t> limit_;  ///< in force
+  spin_lock lock_;
+  std::size_t own_limit_;
+  budget_bound* bounds_ = nullptr;
 };
 
 /// What both kinds of limit share: the budget, and the refusal.
@@ -70,6 +113,7 @@ class limited_base {
 
   /// Bytes that count against the limit now.
   [[nodiscard]] std::size_t used() const noexcept { return budget_.used(); }
+  /// The limit in force: the layer's own, or that of a live budget_scope where it is smaller.
   [[nodiscard]] std::size_t limit() const noexcept { return budget_.limit(); }
   /// The upstream's plain blocks count against the same limit. @throws out_of_memory, as the layer's other calls
   [[nodiscard]] void* allocate_plain(std::size_t bytes) requires has_plain_blocks<Upstream> {
@@ -81,9 +125,13 @@ class limited_base {
     budget_.give(bytes);
   }
 
-  /// Changes the limit and returns the one before; below used() it refuses all until enough is freed.
-  /// Thread-safe.
+  /// Changes the layer's own limit and returns the one before; below used() it refuses all until enough is freed. Live
+  /// budget_scopes go on bounding. Thread-safe.
   std::size_t set_limit(std::size_t bytes) noexcept { return budget_.set_limit(bytes); }
+  /// Begins a further bound, of `more` bytes above used(); it must stay where it is until remove(). For budget_scope.
+  void add(detail::budget_bound& bound, std::size_t more) noexcept { budget_.add(bound, more); }
+  /// Ends a bound; in any order, from any thread. O(bounds).
+  void remove(detail::budget_bound& bound) noexcept { budget_.remove(bound); }
 
  protected:
   /// Runs `allocate` within the budget: a refusal or an upstream failure costs nothing.

@@ -11,7 +11,9 @@
 #include <utility>
 
 #include "tarn/core/address_map.hpp"
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/driver/stream_life.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/fill_pattern.hpp"
 #include "tarn/policy/recorded_use.hpp"
@@ -28,7 +30,8 @@ struct poisoned {
 };
 
 /// Costs one fill of the whole block in stream order (about 2 us and its bandwidth) a call. Never
-/// synchronises, but for the _sync calls, which wait for their fill.
+/// synchronises, but for the _sync calls, which wait for their fill, and where the stream of a deallocation may be
+/// destroyed and its work cannot be ordered on the device. Fills nothing while a graph is captured from the stream.
 template <class Upstream>
 class poisoned_layer {
  public:
@@ -43,17 +46,27 @@ class poisoned_layer {
 
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     void* const p = upstream_.allocate(stream, bytes, alignment);
-    if (p != nullptr) (void)detail::fill_bytes(driver(), stream, p, pattern::uninitialised, bytes);
+    if (p != nullptr && !is_capturing(stream))
+      (void)detail::fill_bytes(driver(), stream, p, pattern::uninitialised, bytes);
     return p;
   }
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p != nullptr && !is_used_elsewhere(p))
-      (void)detail::fill_bytes(driver(), stream, p, pattern::freed, bytes);
+    if (p != nullptr && !is_used_elsewhere(p)) {
+      stream_ref on = stream;
+      bool ordered = true;
+      if (detail::life_of(driver(), stream) != detail::stream_life::alive) {
+        on = stream_ref{};
+        ordered = detail::order_behind_lost(driver(), on).ok();
+      }
+      // Freed in the order of the fill, so that nobody gets the block before it.
+      if (ordered && !is_capturing(on) && detail::fill_bytes(driver(), on, p, pattern::freed, bytes).ok())
+        stream = on;
+    }
     upstream_.deallocate(stream, p, bytes, alignment);
   }
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {
     void* const p = upstream_.allocate_sync(bytes, alignment);
-    if (p == nullptr) return p;
+    if (p == nullptr || is_capturing(stream_ref{})) return p;
     if (status const s = fill_and_wait(p, pattern::uninitialised, bytes); !s.ok()) {
       // The fill may still run, and would write over what the caller writes: the block goes back behind it.
       upstream_.deallocate(stream_ref{}, p, bytes, alignment);
@@ -62,7 +75,8 @@ class poisoned_layer {
     return p;
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p == nullptr || is_used_elsewhere(p) || fill_and_wait(p, pattern::freed, bytes).ok()) {
+    if (p == nullptr || is_used_elsewhere(p) || is_capturing(stream_ref{}) ||
+        fill_and_wait(p, pattern::freed, bytes).ok()) {
       upstream_.deallocate_sync(p, bytes, alignment);
     } else {
       upstream_.deallocate(stream_ref{}, p, bytes, alignment);
@@ -84,6 +98,10 @@ class poisoned_layer {
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
  private:
+  [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
+    bool capturing = false;
+    return driver().is_capturing(stream, capturing).ok() && capturing;
+  }
   status fill_and_wait(void* p, unsigned char byte, std::size_t bytes) noexcept {
     (void)detail::fill_bytes(driver(), stream_ref{}, p, byte, bytes);
     return driver().synchronize_stream(stream_ref{});
@@ -98,7 +116,7 @@ class poisoned_layer {
   }
 
   Upstream upstream_;
-  std::mutex mutex_;
+  detail::fork_mutex mutex_;
   detail::address_map<bool> used_elsewhere_;
   std::atomic<std::size_t> count_{0};
 };

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "tarn/core/address_map.hpp"
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/trace_format.hpp"
@@ -36,7 +37,8 @@ struct recorded {
 /// Writes `a id bytes stream` with requested bytes and `f id`, in an order that happened: an address freed
 /// and handed out again is never seen twice at once. One mutex around the note, none around the upstream.
 /// Costs a hash look-up and a buffered write a call; writing errors are told once on standard error and end
-/// the recording, never the program.
+/// the recording, never the program. Up to 65,533 streams beside the default one are told apart; further ones share one
+/// number, so that every trace can be replayed.
 template <class Upstream>
 class recorded_layer {
  public:
@@ -56,9 +58,8 @@ class recorded_layer {
   recorded_layer(recorded_layer const&) = delete;
   recorded_layer& operator=(recorded_layer const&) = delete;
   ~recorded_layer() {
-    if (file_ == nullptr) return;
-    if (std::fflush(file_) != 0) complain();
-    if (owned_) (void)std::fclose(file_);
+    (void)flush();
+    if (file_ != nullptr && owned_ && std::fclose(std::exchange(file_, nullptr)) != 0) complain();
   }
 
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
@@ -126,10 +127,16 @@ class recorded_layer {
     if (id == 0) return;  // the layers below tell of misuse
     put(format_trace_line({trace_event_kind::free, id, 0, 0}).view());
   }
-  /// Streams are numbered in the order in which they are first seen, from 1 on. @throws std::bad_alloc
+  /// Streams are numbered in the order in which they are first seen, from 1 on. The last number of the format stands for
+  /// all streams that come after it: a program may make more streams than can be replayed. @throws std::bad_alloc
   [[nodiscard]] std::uint32_t number_of(std::uint64_t key) {
     if (key == default_key) return 0;
     if (std::uint32_t const known = streams_.find(key); known != 0) return known;
+    constexpr std::uint32_t last = most_trace_streams - 1;
+    if (streams_.size() == last - 1) {
+      if (!std::exchange(streams_are_shared_, true)) put("# further streams share the last number\n");
+      return last;
+    }
     streams_.make_room(1);
     auto const number = static_cast<std::uint32_t>(streams_.size() + 1);
     streams_.insert(key, number);
@@ -140,14 +147,15 @@ class recorded_layer {
   }
   void complain() noexcept {
     std::fputs("tarn: writing the trace failed; the recording ends here\n", stderr);
-    if (owned_) (void)std::fclose(file_);
+    if (owned_ && file_ != nullptr) (void)std::fclose(file_);
     file_ = nullptr;
   }
 
   Upstream upstream_;
-  std::mutex mutex_;
+  detail::fork_mutex mutex_;
   std::FILE* file_;
   bool owned_;
+  bool streams_are_shared_ = false;  ///< the trace says so, once
   std::uint64_t next_id_ = 1;
   detail::address_map<std::uint64_t> live_;     ///< the id of each live block
   detail::address_map<std::uint32_t> streams_;  ///< the number of each stream but the default one

@@ -18,6 +18,11 @@ class retry_layer;
 /// Calls `handler(error, attempt)`, attempt counting from 1, when the upstream throws out_of_memory. True:
 /// something was freed, ask again. False: let the error through. What the handler throws reaches the caller.
 /// The handler may be called from several threads at once, and may itself free through the same memory.
+///
+/// Under a pool (`source | retry_on_oom{f} | pooled{}`) the handler runs inside the pool's growth. It may use that pool:
+/// empty_cache() gives back what is wholly free, owns(), state() and deallocate() work; allocate() is served from the
+/// cache, or refused with out_of_memory, since the pool cannot grow meanwhile. Other threads that need the pool to grow
+/// wait for the handler, so it must not wait for them.
 template <class Handler>
 requires std::predicate<Handler&, out_of_memory const&, unsigned>
 struct retry_on_oom {

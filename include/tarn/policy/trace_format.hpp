@@ -32,6 +32,9 @@ class trace_error : public std::exception {
   message<256> text_;
 };
 
+/// Streams that a trace may tell apart, the default one included. `recorded` writes no more, and tarn_replay reads no more.
+inline constexpr std::uint32_t most_trace_streams = 65535;
+
 enum class trace_event_kind : std::uint8_t { comment, allocate, free };
 
 struct trace_event {

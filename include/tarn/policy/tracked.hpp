@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/waiting_block.hpp"
 #include "tarn/policy/block_bytes.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/tracked_numbers.hpp"
@@ -26,7 +27,9 @@ struct tracked {
 };
 
 /// Exact under any number of threads: current and peak are those of one order of events. A block is counted from before it is
-/// handed out until it is given back, so an address that another thread gets at once is never counted twice.
+/// handed out until it is given back, so an address that another thread gets at once is never counted twice. Of several
+/// layers over one pool each sees as active all blocks that wait in the pool. A block that begins to wait stops to be
+/// allocated first, within its deallocation: to another thread it may look as if it were neither for that moment.
 template <class Upstream>
 class tracked_layer {
  public:
@@ -38,9 +41,14 @@ class tracked_layer {
   static constexpr std::size_t small_limit = 1_MiB;
 
   tracked_layer() requires std::default_initializable<Upstream> : tracked_layer(Upstream{}) {}
-  explicit tracked_layer(Upstream upstream, tracked const& = {}) : upstream_(std::move(upstream)) {}
+  explicit tracked_layer(Upstream upstream, tracked const& = {}) : upstream_(std::move(upstream)) {
+    if constexpr (reachable<Upstream, attach_call>) nearest(upstream_, attach_call{observer_});
+  }
   tracked_layer(tracked_layer const&) = delete;
   tracked_layer& operator=(tracked_layer const&) = delete;
+  ~tracked_layer() {
+    if constexpr (reachable<Upstream, attach_call>) nearest(upstream_, detach_call{observer_});
+  }
 
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     return count([&] { return upstream_.allocate(stream, bytes, alignment); }, bytes, alignment);
@@ -77,6 +85,30 @@ class tracked_layer {
   }
 
  private:
+  /// Counts what the pool below holds back for the work of other streams.
+  struct observer final : detail::waiting_observer {
+    explicit observer(detail::tracked_numbers& n) noexcept : numbers(n) {}
+    void waiting_changed(detail::waiting_amount const& small,
+                         detail::waiting_amount const& large) noexcept override {
+      numbers.count_waiting(small, large);
+    }
+    detail::tracked_numbers& numbers;
+  };
+  struct attach_call {
+    detail::waiting_observer& observer;
+    template <class Layer>
+    auto operator()(Layer& layer) const -> decltype(layer.observe_waiting(observer)) {
+      return layer.observe_waiting(observer);
+    }
+  };
+  struct detach_call {
+    detail::waiting_observer& observer;
+    template <class Layer>
+    auto operator()(Layer& layer) const -> decltype(layer.end_observation(observer)) {
+      return layer.end_observation(observer);
+    }
+  };
+
   template <class Allocate>
   void* count(Allocate const& allocate, std::size_t bytes, std::size_t alignment) {
     void* p = nullptr;
@@ -102,6 +134,7 @@ class tracked_layer {
 
   Upstream upstream_;
   mutable detail::tracked_numbers numbers_;
+  observer observer_{numbers_};
 };
 
 }  // namespace tarn

@@ -12,12 +12,15 @@
 #include <cstdint>
 #include <mutex>
 #include <new>
+#include <utility>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/combining_lock.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/counter.hpp"
 #include "tarn/core/extremes.hpp"
 #include "tarn/core/thread_tag.hpp"
+#include "tarn/core/waiting_block.hpp"
 #include "tarn/policy/tracked_share.hpp"
 
 namespace tarn {
@@ -28,6 +31,11 @@ struct tracked_statistics {
   std::array<stat, 3> allocated_bytes;  ///< as the pool rounds them
   std::array<stat, 3> requested_bytes;  ///< as asked
   std::uint64_t ooms = 0;               ///< requests refused
+  /// The same with the blocks that were freed and that the pool holds back for the work of other streams. Such a block
+  /// counts with the bytes that the pool was asked for.
+  std::array<stat, 3> active;
+  std::array<stat, 3> active_bytes;
+  std::array<stat, 3> active_requested_bytes;
 };
 
 /// Whose calls a high-water mark sees.
@@ -40,7 +48,7 @@ struct high_water_mark {
   std::int64_t peak = 0;         ///< the most since it began
   std::int64_t allocations = 0;  ///< blocks handed out since it began
   peak_of whose = peak_of::all_threads;
-  void const* thread = nullptr;  ///< whose calls count, for peak_of::this_thread
+  std::uint64_t thread = 0;  ///< number of the thread whose calls count, for peak_of::this_thread
   high_water_mark* next = nullptr;
 };
 
@@ -53,7 +61,12 @@ class tracked_numbers {
   tracked_numbers() noexcept = default;
   tracked_numbers(tracked_numbers const&) = delete;
   tracked_numbers& operator=(tracked_numbers const&) = delete;
-  ~tracked_numbers() { delete[] shares_; }
+  ~tracked_numbers() {
+    lock_.lock();  // another thread may fork
+    tracked_share* const shares = std::exchange(shares_, nullptr);
+    lock_.unlock();
+    delete[] shares;
+  }
 
   TARN_ALWAYS_INLINE void count(tracked_update const& u) noexcept {
     if (std::uint32_t const open = open_.load(std::memory_order_acquire); open != 0) [[unlikely]] {
@@ -80,29 +93,58 @@ class tracked_numbers {
   [[nodiscard]] tracked_statistics statistics() noexcept {
     std::lock_guard const guard(lock_);
     call_in();
-    return statistics_;
+    tracked_statistics all = statistics_;
+    for (std::size_t g = 0; g < 3; ++g) {
+      all.active[g] = active(0, g);
+      all.active_bytes[g] = active(1, g);
+      all.active_requested_bytes[g] = active(2, g);
+    }
+    return all;
   }
   void reset_peaks() noexcept {
     std::lock_guard const guard(lock_);
     call_in();
     for_each_stat([](stat& s) { s.reset_peak(); });
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t g = 0; g < 3; ++g) active_peak_[k][g] = number(k, g).current + waiting_[k][g];
+    }
   }
   void reset_totals() noexcept {
     std::lock_guard const guard(lock_);
     call_in();
     for_each_stat([](stat& s) { s.reset_totals(); });
+    not_over_ = {};
     statistics_.ooms = 0;
+  }
+
+  /// Counts blocks that begin to wait after their deallocation, or, with negative amounts, stop to.
+  void count_waiting(waiting_amount const& small, waiting_amount const& large) noexcept {
+    std::lock_guard const guard(lock_);
+    call_in();
+    tracked_amounts const change{{{small.blocks + large.blocks, small.blocks, large.blocks},
+                                  {small.bytes + large.bytes, small.bytes, large.bytes},
+                                  {small.requested + large.requested, small.requested, large.requested}}};
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t g = 0; g < 3; ++g) {
+        waiting_[k][g] += change[k][g];
+        not_over_[k][g] += change[k][g];
+      }
+    }
+    note_active(block_group::small);
+    note_active(block_group::large);
+    note_whether_watched();
   }
 
   void add(high_water_mark& mark, peak_of whose) noexcept {
     std::lock_guard const guard(lock_);
     call_in();
     mark.whose = whose;
-    mark.thread = this_thread_tag();
+    mark.thread = this_thread_number();
     mark.start = whose == peak_of::all_threads ? statistics_.allocated_bytes[0].current : 0;
     mark.current = mark.peak = mark.start;
     mark.next = marks_;
     marks_ = &mark;
+    note_whether_watched();
   }
   void remove(high_water_mark& mark) noexcept {
     std::lock_guard const guard(lock_);
@@ -110,6 +152,7 @@ class tracked_numbers {
     for (high_water_mark** at = &marks_; *at != nullptr; at = &(*at)->next) {
       if (*at == &mark) {
         *at = mark.next;
+        note_whether_watched();
         return;
       }
     }
@@ -159,10 +202,37 @@ class tracked_numbers {
       statistics_.requested_bytes[0].decrease(-u.requested);
       statistics_.requested_bytes[g].decrease(-u.requested);
     }
-    if (marks_ != nullptr) [[unlikely]]
-      change_marks(u);
+    if (watched_) [[unlikely]]
+      apply_watched(u);
     if (several && out_ == 0) [[unlikely]]
       hand_out();
+  }
+
+  /// A number with what waits. What passes its peak while nothing waits passes the peak of `number`, too.
+  [[nodiscard]] stat active(std::size_t k, std::size_t g) noexcept {
+    stat s = number(k, g);
+    s.current += waiting_[k][g];
+    s.peak = larger_of(s.peak, active_peak_[k][g]);
+    s.freed -= not_over_[k][g];
+    return s;
+  }
+  void note_active(block_group group) noexcept {
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(group)})
+        active_peak_[k][g] = larger_of(active_peak_[k][g], number(k, g).current + waiting_[k][g]);
+    }
+  }
+  void note_whether_watched() noexcept {
+    bool waits = false;
+    for (auto const& kind : waiting_) {
+      for (std::int64_t const amount : kind) waits = waits || amount != 0;
+    }
+    watched_ = waits || marks_ != nullptr;
+  }
+  /// How far a number may grow before it, or it with what waits, passes its peak.
+  [[nodiscard]] std::int64_t room(std::size_t k, std::size_t g) noexcept {
+    stat const& s = number(k, g);
+    return smaller_of(s.peak, larger_of(s.peak, active_peak_[k][g]) - waiting_[k][g]) - s.current;
   }
 
   /// True where a block can come without a new peak, even if all shares are used up.
@@ -170,8 +240,7 @@ class tracked_numbers {
     auto const change = u.by_kind();
     for (std::size_t k = 0; k < 3; ++k) {
       for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)}) {
-        stat const& s = number(k, g);
-        if (s.current + change[k] + lent_[k][g] > s.peak) return false;
+        if (change[k] + lent_[k][g] > room(k, g)) return false;
       }
     }
     for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
@@ -191,19 +260,18 @@ class tracked_numbers {
     if (takers < 2) return;
     if (shares_ == nullptr) shares_ = new (std::nothrow) tracked_share[share_count];
     if (shares_ == nullptr) return;
-    tracked_amounts room{};
+    tracked_amounts share{};
     for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g)
-        room[k][g] = (number(k, g).peak - number(k, g).current) / (takers + 1);
+      for (std::size_t g = 0; g < 3; ++g) share[k][g] = room(k, g) / (takers + 1);
     }
     for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
       if (m->whose == peak_of::this_thread) return;  // a share does not tell its threads apart
-      room[1][0] = smaller_of(room[1][0], (m->peak - m->current) / (takers + 1));
+      share[1][0] = smaller_of(share[1][0], (m->peak - m->current) / (takers + 1));
     }
     for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g) lent_[k][g] = room[k][g] * takers;
+      for (std::size_t g = 0; g < 3; ++g) lent_[k][g] = share[k][g] * takers;
     }
-    for (std::uint32_t left = asked; left != 0; left &= left - 1) shares_[std::countr_zero(left)].open(room);
+    for (std::uint32_t left = asked; left != 0; left &= left - 1) shares_[std::countr_zero(left)].open(share);
     out_ = asked;
     open_.store(asked, std::memory_order_release);
   }
@@ -234,9 +302,13 @@ class tracked_numbers {
     out_ = 0;
   }
 
+  TARN_NOINLINE void apply_watched(tracked_update const& u) noexcept {
+    change_marks(u);
+    note_active(u.group);
+  }
   void change_marks(tracked_update const& u) noexcept {
     for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
-      if (m->whose != peak_of::all_threads && m->thread != u.thread) continue;
+      if (m->whose != peak_of::all_threads && m->thread != thread_number_of(u.thread)) continue;
       m->current += u.rounded;
       if (u.rounded < 0) continue;
       m->peak = larger_of(m->peak, m->current);
@@ -257,10 +329,27 @@ class tracked_numbers {
   // Under the lock:
   tracked_statistics statistics_;
   high_water_mark* marks_ = nullptr;
-  std::uint32_t out_ = 0;    ///< whose share is open
-  tracked_amounts lent_{};   ///< all their room
-  std::uint32_t pause_ = 0;  ///< calls to count before shares are handed out again
+  bool watched_ = false;       ///< there is a mark, or a block waits
+  tracked_amounts waiting_{};  ///< of the blocks that wait
+  tracked_amounts
+      active_peak_{};           ///< the most of a number and what waits, at the moments when something waited
+  tracked_amounts not_over_{};  ///< what began to wait since the totals were reset, less what stopped
+  std::uint32_t out_ = 0;       ///< whose share is open
+  tracked_amounts lent_{};      ///< all their room
+  std::uint32_t pause_ = 0;     ///< calls to count before shares are handed out again
   std::uint32_t last_pause_ = 0;
+  at_fork member_{this,
+                  [](void* self) noexcept {
+                    auto& n = *static_cast<tracked_numbers*>(self);
+                    n.lock_.lock();
+                    for (unsigned i = 0; n.shares_ != nullptr && i < share_count; ++i) n.shares_[i].lock();
+                    return true;
+                  },
+                  [](void* self, fork_side) noexcept {
+                    auto& n = *static_cast<tracked_numbers*>(self);
+                    for (unsigned i = 0; n.shares_ != nullptr && i < share_count; ++i) n.shares_[i].unlock();
+                    n.lock_.unlock();
+                  }};
 };
 
 }  // namespace detail

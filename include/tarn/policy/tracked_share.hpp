@@ -79,6 +79,10 @@ class alignas(cache_line_bytes) tracked_share {
     return calls;
   }
 
+  /// For fork(): nobody counts here meanwhile.
+  void lock() noexcept { lock_.lock(); }
+  void unlock() noexcept { lock_.unlock(); }
+
  private:
   [[nodiscard]] TARN_ALWAYS_INLINE bool has_room(tracked_update const& u) const noexcept {
     auto const change = u.by_kind();

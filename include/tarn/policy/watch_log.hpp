@@ -9,6 +9,7 @@
 #include <new>
 
 #include "tarn/core/address_map.hpp"
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/combining_lock.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/extremes.hpp"
@@ -232,6 +233,7 @@ class watch_log {
   std::size_t next_ = 0;     ///< where the next event goes
   std::uint64_t noted_ = 0;  ///< events so far
   std::uint64_t last_ns_ = 0;
+  held_at_fork<combining_lock<change>> member_{lock_};
 };
 
 }  // namespace tarn::detail

@@ -8,10 +8,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tarn/core/counter.hpp"
 #include "tarn/core/extremes.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/address_index.hpp"
 #include "tarn/pool/block_table.hpp"
+#include "tarn/pool/page_map.hpp"
 #include "tarn/pool/range.hpp"
 #include "tarn/pool/run.hpp"
 #include "tarn/pool/size_class.hpp"
@@ -43,6 +45,13 @@ struct tenancy {
   }
 };
 
+/// Free ranges that cannot be given back to the driver by themselves, since they lie in handles or segments that are used
+/// in part. Each statistic: all, small zone, large zone.
+struct split_statistics {
+  stat blocks[3];
+  stat bytes[3];
+};
+
 class arena {
  public:
   range_table ranges;
@@ -55,6 +64,9 @@ class arena {
   bool keeps_handles_whole = false;
   /// How many free ranges of nearly one size a request looks at; the ladder lifts it before it refuses one.
   std::size_t search_limit = range_index::search_limit;
+  /// The handles behind the ranges, for pools over pages; null where each segment comes and goes whole.
+  page_map const* pages = nullptr;
+  split_statistics splits;     ///< as of the last count_splits()
   std::size_t live_bytes = 0;  ///< in live ranges, runs included
   std::size_t live_peak = 0;
 
@@ -85,12 +97,12 @@ class arena {
     (void)blocks.erase(address);
     live_bytes -= bytes;
     std::uint64_t const mark = streams[giver].mark();
-    if (ranges[r].view != 0) tenancies[ranges[r].view].leave(giver, mark);
+    if (ranges[r].view_or_split != 0) tenancies[ranges[r].view_or_split].leave(giver, mark);
     while (r != 0) {
       range_ref const piece = r;
       r = ranges[piece].chain;
       ranges[piece].chain = 0;
-      ranges[piece].view = 0;
+      ranges[piece].view_or_split = 0;
       make_free(piece, giver, mark);
     }
     return release_result::done;
@@ -111,6 +123,7 @@ class arena {
       range_ref const body = take_range(taker, zone::small, run_bytes(size_class), frame_bytes);
       if (body == 0) return 0;
       run_ref const r = runs.add(body, ranges[body].address, size_class, taker);
+      runs[r].generation = domain.generation;
       domain.runs[size_class].push(runs, r);
       taken = take_from_runs(taker, size_class, out, wanted);
     }
@@ -124,24 +137,24 @@ class arena {
       range& piece = ranges[pieces[i]];
       piece.chain = i + 1 < count ? pieces[i + 1] : 0;
       piece.domain = taker;
+      piece.generation = streams[taker].generation;
       live_bytes += piece.bytes;
     }
     live_peak = larger_of(live_peak, live_bytes);
-    ranges[pieces[0]].view = view;
+    ranges[pieces[0]].view_or_split = view;
     ++tenancies[view].blocks;
     blocks.insert(address, pieces[0]);
   }
 
   /// Takes [address, address + bytes) out of the free range `r` that holds it. Room for two nodes was made.
   range_ref carve(range_ref r, std::uintptr_t address, std::size_t bytes) noexcept {
-    range_index& index = streams[ranges[r].domain].ranges(ranges[r].where);
-    index.erase(ranges, r);
+    take_out(r);
     if (std::size_t const skipped = address - ranges[r].address; skipped != 0) {
       range_ref const body = split(r, skipped);
-      index.insert(ranges, r);
+      put_in(r);
       r = body;
     }
-    if (ranges[r].bytes > bytes) index.insert(ranges, split(r, bytes));
+    if (ranges[r].bytes > bytes) put_in(split(r, bytes));
     ranges[r].state = range_state::live;
     return r;
   }
@@ -151,6 +164,7 @@ class arena {
     run_ref const r = runs.find(p);
     if (r == 0) return release_result::foreign;
     if (runs[r].size_class != size_class) return release_result::wrong_size;
+    let_go_of_forgotten(runs[r]);
     if (giver != neutral && runs[r].domain != giver) {
       stream_domain& domain = streams[giver];
       try {
@@ -175,6 +189,18 @@ class arena {
       list.clear();
     }
     domain.foreign_count = 0;
+  }
+
+  /// Makes the partly free runs of a domain neutral. The device is past all that was freed in them.
+  void neutralise_runs(domain_ref d) noexcept {
+    for (run_list& list : streams[d].runs) {
+      while (run_ref const r = list.head) {
+        list.erase(runs, r);
+        runs[r].domain = neutral;
+        runs[r].generation = streams[neutral].generation;
+        streams[neutral].runs[runs[r].size_class].push(runs, r);
+      }
+    }
   }
 
   /// Moves the ranges of `from` that are marked `epoch` or older to the domain `to`.
@@ -204,11 +230,11 @@ class arena {
     ranges[r].epoch = epoch;
     if (range_ref const n = ranges[r].next; n != 0 && joins(r, n)) absorb(r, n);
     if (range_ref const p = ranges[r].previous; p != 0 && joins(p, r)) {
-      streams[domain].ranges(ranges[p].where).erase(ranges, p);
+      take_out(p);
       merge(p, r);
       r = p;
     }
-    streams[domain].ranges(ranges[r].where).insert(ranges, r);
+    put_in(r);
     return r;
   }
 
@@ -243,8 +269,20 @@ class arena {
 
   /// Takes a free node out of its domain's index.
   void claim(range_ref r) noexcept {
-    streams[ranges[r].domain].ranges(ranges[r].where).erase(ranges, r);
+    take_out(r);
     ranges[r].state = range_state::live;
+  }
+
+  /// Counts how the split ranges have changed since the last call, as one step: what came and went in between is not seen.
+  void count_splits() noexcept {
+    std::size_t const small = static_cast<std::size_t>(zone::small);
+    std::size_t const large = static_cast<std::size_t>(zone::large);
+    move(splits.blocks[0], split_blocks_[small] + split_blocks_[large]);
+    move(splits.blocks[1], split_blocks_[small]);
+    move(splits.blocks[2], split_blocks_[large]);
+    move(splits.bytes[0], split_bytes_[small] + split_bytes_[large]);
+    move(splits.bytes[1], split_bytes_[small]);
+    move(splits.bytes[2], split_bytes_[large]);
   }
 
   [[nodiscard]] std::size_t free_bytes() const noexcept {
@@ -260,11 +298,45 @@ class arena {
     return most;
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
-    return ranges.host_bytes() + blocks.host_bytes() + runs.host_bytes() +
-           streams.size() * sizeof(stream_domain);
+    return ranges.host_bytes() + blocks.host_bytes() + runs.host_bytes() + streams.host_bytes();
   }
 
  private:
+  static void move(stat& s, std::int64_t to) noexcept {
+    if (to > s.current) s.increase(to - s.current);
+    if (to < s.current) s.decrease(s.current - to);
+  }
+
+  /// Puts a free range in its domain's index.
+  void put_in(range_ref r) noexcept {
+    range& node = ranges[r];
+    streams[node.domain].ranges(node.where).insert(ranges, r);
+    node.view_or_split = static_cast<std::uint32_t>(split_bytes(node) / range_grain);
+    if (node.view_or_split == 0) return;
+    ++split_blocks_[static_cast<std::size_t>(node.where)];
+    split_bytes_[static_cast<std::size_t>(node.where)] += node.view_or_split * std::int64_t{range_grain};
+  }
+  /// Takes a free range out of its domain's index.
+  void take_out(range_ref r) noexcept {
+    range& node = ranges[r];
+    streams[node.domain].ranges(node.where).erase(ranges, r);
+    if (node.view_or_split == 0) return;
+    --split_blocks_[static_cast<std::size_t>(node.where)];
+    split_bytes_[static_cast<std::size_t>(node.where)] -= node.view_or_split * std::int64_t{range_grain};
+    node.view_or_split = 0;
+  }
+  /// Bytes of a free range in handles, or in a segment, that it does not fill.
+  [[nodiscard]] std::size_t split_bytes(range const& node) const noexcept {
+    if (pages == nullptr) return node.previous == 0 && node.next == 0 ? 0 : node.bytes;
+    handle_ref const first = pages->at(node.address);
+    handle_ref const last = pages->at(node.end() - 1);
+    bool const at_start = (*pages)[first].home == node.address;
+    bool const at_end = pages->end_of(last) == node.end();
+    if (first == last) return at_start && at_end ? 0 : node.bytes;
+    return (at_start ? 0 : pages->end_of(first) - node.address) +
+           (at_end ? 0 : node.end() - (*pages)[last].home);
+  }
+
   range_ref take_range(domain_ref taker, zone where, std::size_t bytes, std::size_t alignment) noexcept {
     range_ref r = 0;
     if (keeps_handles_whole && where == zone::large && bytes % usual_granule == 0 &&
@@ -278,6 +350,7 @@ class arena {
     if (r == 0) return 0;
     r = carve(r, align_up(ranges[r].address, alignment), bytes);
     ranges[r].domain = taker;
+    ranges[r].generation = streams[taker].generation;
     live_bytes += bytes;
     live_peak = larger_of(live_peak, live_bytes);
     return r;
@@ -295,8 +368,17 @@ class arena {
     return taken;
   }
 
+  /// A run whose domain was forgotten while all of it was handed out is neutral.
+  void let_go_of_forgotten(run& r) const noexcept {
+    if (r.generation == streams[r.domain].generation) [[likely]]
+      return;
+    r.domain = neutral;
+    r.generation = streams[neutral].generation;
+  }
+
   release_result put_into_run(run_ref r, void* p) noexcept {
     run& home = runs[r];
+    let_go_of_forgotten(home);
     bool const was_full = home.free_count == 0;
     if (!home.put_back(p)) return release_result::twice;
     unsigned const size_class = home.size_class;
@@ -320,9 +402,12 @@ class arena {
   }
   /// Joins the indexed neighbour `second` to `first`, which is in no index.
   void absorb(range_ref first, range_ref second) noexcept {
-    streams[ranges[second].domain].ranges(ranges[second].where).erase(ranges, second);
+    take_out(second);
     merge(first, second);
   }
+
+  std::int64_t split_blocks_[zone_count] = {};  ///< now
+  std::int64_t split_bytes_[zone_count] = {};
 };
 
 }  // namespace tarn::detail

@@ -21,12 +21,14 @@
 #include <utility>
 
 #include "tarn/core/address_map.hpp"
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/shared.hpp"
 #include "tarn/driver/driver.hpp"
+#include "tarn/driver/stream_life.hpp"
 
 namespace tarn::detail {
 
@@ -208,7 +210,12 @@ class description {
 
   /// Waits for what the stream does with a live block. While a graph is captured from it that cannot be, and the graph may
   /// still run: the region is left until its bytes are handed out again.
+  /// Nothing is asked of a stream that may be destroyed: the whole device's work is waited for.
   void wait_for(void* p, std::size_t bytes, stream_ref stream) noexcept {
+    if (life_of(driver_, stream) != stream_life::alive) {
+      (void)wait_for_lost(driver_);
+      return;
+    }
     bool capturing = false;
     bool const known = driver_.is_capturing(stream, capturing).ok();
     if (known && capturing) {
@@ -263,7 +270,7 @@ class description {
 
   Driver driver_;
   std::atomic<state> state_{state::undecided};
-  std::mutex mutex_;
+  fork_mutex mutex_;
   decltype(driver_.memory_tool()) tool_;
   sequence<heap> heaps_;
   address_map<std::size_t> live_;  ///< bytes asked of each block handed out
@@ -308,8 +315,8 @@ class room_to_describe {
 
  private:
   static constexpr bool describes = !std::is_same_v<Told, no_description>;
-  [[maybe_unused]] Told& told_;
-  [[maybe_unused]] bool made_ = false;
+  Told& told_;
+  bool made_ = false;
 };
 
 }  // namespace tarn::detail

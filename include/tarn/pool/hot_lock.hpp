@@ -1,54 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The arena's lock. Held for tens of nanoseconds, far less than putting a thread to sleep and waking it costs: who finds
-// it taken spins for about a microsecond before it sleeps. One word, one atomic operation each way, in line: half of what
-// std::mutex costs where nobody waits. (Drepper, "Futexes are tricky", 2011, mutex 2.)
-// Above it: ladder, pool. Below it: core/wait.
-
-#include <atomic>
-#include <cstdint>
-#include <mutex>
+// Who holds the arena's lock, and who may release it. Functions say so in their parameters:
+//
+//   f(hot_lock const& held)   runs under the lock and keeps it
+//   f(may_release hot)        may release it in between: what its caller looked up before is void afterwards
+//
+// Above it: ladder, pool, looked_up. Below it: hot_mutex.
 
 #include "tarn/core/config.hpp"
-#include "tarn/core/wait.hpp"
+#include "tarn/core/place.hpp"
+#include "tarn/pool/hot_mutex.hpp"
 
 namespace tarn::detail {
 
-class hot_mutex {
+/// Holds a hot_mutex for its scope.
+class hot_lock {
  public:
-  TARN_ALWAYS_INLINE void lock() noexcept {
-    if (!try_lock()) [[unlikely]]
-      wait();
-  }
-  [[nodiscard]] TARN_ALWAYS_INLINE bool try_lock() noexcept {
-    std::uint32_t expected = open;
-    return state_.compare_exchange_strong(expected, taken, std::memory_order_acquire,
-                                          std::memory_order_relaxed);
-  }
-  TARN_ALWAYS_INLINE void unlock() noexcept {
-    if (state_.exchange(open, std::memory_order_seq_cst) == awaited) [[unlikely]]
-      state_.notify_one();
-  }
+  TARN_ALWAYS_INLINE explicit hot_lock(hot_mutex& mutex) noexcept : mutex_(mutex) { acquire(); }
+  hot_lock(hot_lock const&) = delete;
+  hot_lock& operator=(hot_lock const&) = delete;
+  TARN_ALWAYS_INLINE ~hot_lock() { mutex_.unlock(); }
+
+  [[nodiscard]] auto const& hold() const noexcept { return mutex_.hold(); }
 
  private:
-  static constexpr std::uint32_t open = 0;
-  static constexpr std::uint32_t taken = 1;
-  static constexpr std::uint32_t awaited = 2;  ///< taken, and somebody may sleep
-  static constexpr unsigned most_spins = 40;
+  friend class unlocked;
 
-  TARN_NOINLINE void wait() noexcept {
-    for (unsigned tries = 0; tries < most_spins; ++tries) {
-      wait_a_moment(0);
-      if (state_.load(std::memory_order_relaxed) == open && try_lock()) return;
-    }
-    while (state_.exchange(awaited, std::memory_order_seq_cst) != open)
-      state_.wait(awaited, std::memory_order_relaxed);
+  TARN_ALWAYS_INLINE void acquire() noexcept {
+    mutex_.lock();
+    mutex_.hold().begin();
+  }
+  void release(place where) noexcept {
+    mutex_.hold().release(where);
+    mutex_.unlock();
   }
 
-  std::atomic<std::uint32_t> state_{open};
+  hot_mutex& mutex_;
 };
 
-/// Held, or let go around driver calls.
-using hot_lock = std::unique_lock<hot_mutex>;
+/// A parameter of functions that may release the lock. Callers write `may_release(held)`: everything they looked up before
+/// such a call is void after it.
+class may_release {
+ public:
+  explicit may_release(hot_lock& held) noexcept : held_(&held) {}
+  /// For functions that keep the lock.
+  [[nodiscard]] hot_lock const& held() const noexcept { return *held_; }
+
+ private:
+  friend class unlocked;
+  hot_lock* held_;
+};
+
+/// Releases the lock for its scope, for driver calls and other locks; holds it again afterwards, also after an exception.
+class [[nodiscard]] unlocked {
+ public:
+  explicit unlocked(may_release hot, place where = place::current()) noexcept : lock_(*hot.held_) {
+    lock_.release(where);
+  }
+  unlocked(unlocked const&) = delete;
+  unlocked& operator=(unlocked const&) = delete;
+  ~unlocked() { lock_.acquire(); }
+
+ private:
+  hot_lock& lock_;
+};
 
 }  // namespace tarn::detail

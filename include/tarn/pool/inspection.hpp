@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -101,31 +102,31 @@ class pool_tiling {
   /// What no range covers: the unaligned ends of a segment.
   static void fill(held_stretch& s, std::uintptr_t& at, std::uintptr_t end) {
     if (at >= end) return;
-    s.blocks.push_back({at, end - at, held_use::cached, 0});
+    s.blocks.push_back({at, end - at, held_use::cached, 0, 0});
     at = end;
   }
 
   void add_range(held_stretch& s, range const& node) {
     if (node.state == range_state::free) {
-      s.blocks.push_back({node.address, node.bytes, held_use::cached, facts_.domains[node.domain]});
+      s.blocks.push_back({node.address, node.bytes, held_use::cached, facts_.domains[node.domain], 0});
       return;
     }
     auto const found = std::lower_bound(facts_.runs.begin(), facts_.runs.end(), node.address,
                                         [](run const& a, std::uintptr_t at) { return a.address < at; });
     if (found != facts_.runs.end() && found->address == node.address) return add_run(s, *found, node.bytes);
-    s.blocks.push_back(taken(node.address, node.bytes, facts_.domains[node.domain]));
+    s.blocks.push_back(taken(node.address, node.bytes, facts_.stream_of(node)));
   }
 
   /// A run's blocks; those that are free side by side are one.
   void add_run(held_stretch& s, run const& r, std::size_t bytes) {
     std::size_t const step = class_bytes(r.size_class);
-    stream_id const stream = facts_.domains[r.domain];
+    stream_id const stream = facts_.stream_of(r);
     bool open = false;
     auto const add_free = [&](std::uintptr_t address, std::size_t length) {
       if (open) {
         s.blocks.back().bytes += length;
       } else if (length != 0) {
-        s.blocks.push_back({address, length, held_use::cached, stream});
+        s.blocks.push_back({address, length, held_use::cached, stream, 0});
         open = true;
       }
     };
@@ -149,9 +150,9 @@ class pool_tiling {
           std::lower_bound(list->begin(), list->end(), address,
                            [](held_block const& b, std::uintptr_t at) { return b.address < at; });
       if (found != list->end() && found->address == address)
-        return {address, bytes, found->use, found->stream};
+        return {address, bytes, found->use, found->stream, found->requested};
     }
-    return {address, bytes, held_use::live, stream};
+    return {address, bytes, held_use::live, stream, 0};
   }
 
   [[nodiscard]] held_stretch seen_through(pool_facts::used_view const& v) const {
@@ -165,7 +166,7 @@ class pool_tiling {
       s.bytes += p.bytes;
       s.handles += handles_in(p.address, p.bytes);
     }
-    s.blocks.push_back(taken(v.address, s.bytes, facts_.domains[v.domain]));
+    s.blocks.push_back(taken(v.address, s.bytes, facts_.stream_of(v)));
     return s;
   }
 
@@ -194,14 +195,25 @@ struct pool_contents {
 /// @throws std::bad_alloc
 template <class Pool>
 [[nodiscard]] pool_contents contents_of(Pool& pool) {
-  pool_facts facts;
-  pool.inspect(
-      [&](auto& ladder, auto& caches, auto& uses, auto& told) { facts.copy(ladder, caches, uses, told); });
+  std::vector<pool_facts> of_each;  // a layer that routes shows several pools, one after the other
+  pool.inspect([&](auto& ladder, auto& caches, auto& uses, auto& told) {
+    of_each.emplace_back().copy(ladder, caches, uses, told);
+  });
   pool_contents contents;
-  contents.stretches = pool_tiling(facts).stretches();
-  contents.held = std::move(facts.held);
-  contents.notes = std::move(facts.notes);
-  contents.reserved = facts.reserved;
+  auto const by_address = [](auto const& a, auto const& b) { return a.address < b.address; };
+  auto const by_time = [](auto const& a, auto const& b) { return a.time < b.time; };
+  auto const append = [](auto& to, auto& from, auto const& before) {
+    auto const old = static_cast<std::ptrdiff_t>(to.size());
+    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+    std::inplace_merge(to.begin(), to.begin() + old, to.end(), before);
+  };
+  for (pool_facts& facts : of_each) {
+    std::vector<held_stretch> stretches = pool_tiling(facts).stretches();
+    append(contents.stretches, stretches, by_address);
+    append(contents.held, facts.held, by_address);
+    append(contents.notes, facts.notes, by_time);
+    contents.reserved += facts.reserved;
+  }
   return contents;
 }
 

@@ -22,6 +22,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/pool/hot_lock.hpp"
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/page_growth.hpp"
@@ -40,6 +41,12 @@ inline constexpr std::size_t roomy_step = 8;
 
 /// Where several threads keep less than this part of what is reserved, they are not stopped to bring it home.
 inline constexpr std::size_t idle_part = 32;
+
+/// Which streams a sweep may ask the driver about.
+enum class sweep_of : std::uint8_t {
+  all_streams,
+  default_streams  ///< those whose mark spoils no capture: the calling thread may be capturing a graph
+};
 
 /// What the threads keep in their magazines, when the ladder is climbed.
 struct idle_blocks {
@@ -66,7 +73,6 @@ class ladder {
  public:
   using driver_type = typename Source::driver_type;
   using growth_type = typename growth_for<Source>::type;
-  using lock = hot_lock;
 
   ladder(Source source, pool_options const& chosen)
       : options(chosen), order(source.driver()), growth(std::move(source), counters) {
@@ -74,8 +80,10 @@ class ladder {
   }
 
   pool_options const options;
-  hot_mutex hot;    ///< the arena's; held for tens of nanoseconds, never across a driver call
-  std::mutex cold;  ///< the growth lock; taken before `hot`
+  hot_mutex hot;  ///< the arena's; held for tens of nanoseconds, never across a driver call
+  /// The growth lock; taken before `hot`. The upstream is called under it, and a handler of the upstream (retry_on_oom) may
+  /// call the pool: the thread that holds it may take it again.
+  recursive_fork_mutex cold;
   arena space;
   growth_counters counters;
   ordering<driver_type> order;
@@ -83,81 +91,80 @@ class ladder {
   std::uint64_t alloc_retries = 0;
   std::uint64_t ooms = 0;
 
-  /// Climbs until `take` succeeds. Both locks are held on entry and on return.
-  /// @param take         under the hot lock: true once the request is served
+  /// Climbs until `take` succeeds. Both locks are held on entry and on return; the hot lock is released in between.
+  /// The taker's domain is kept meanwhile.
+  /// @param take         called with the taker under the hot lock: true once the request is served
   /// @param flush        brings the magazines home; called without the hot lock
   /// @param wait_uses    waits for the uses that hold blocks back and frees those; called without the hot lock
   /// @returns null once `take` has succeeded, else a block that was put together from free pieces
   /// @throws out_of_memory  every rung failed; nothing has changed
   template <class Take, class Flush, class WaitUses>
-  [[nodiscard]] void* climb(lock& held, growth_request request, idle_blocks const& idle, Take const& take,
-                            Flush const& flush, WaitUses const& wait_uses) {
+  [[nodiscard]] void* climb(may_release held, growth_request request, idle_blocks const& idle,
+                            Take const& take, Flush const& flush, WaitUses const& wait_uses) {
     void* block = nullptr;
     stays const place(space.streams[request.taker]);
+    auto const served = [&] {
+      space.make_room();
+      return take(request.taker);
+    };
     budget(request);
-    if (ready(take)) return block;
+    if (served()) return block;
     if (page_source<Source> && grow_roomy(held, request, idle.threads, block) &&
-        (block != nullptr || ready(take)))
+        (block != nullptr || served()))
       return block;
-    stream_ref const stream = space.streams[request.taker].stream;
     bool const flush_early = idle.threads == 1 || idle.bytes * idle_part > counters.reserved;
     if (flush_early) {
-      held.unlock();
-      flush();
-      held.lock();
-      if (ready(take)) return block;
+      {
+        unlocked const open(held);
+        flush();
+      }
+      if (served()) return block;
     }
-    bool captured = false;
-    if (request.taker != neutral && others_have_free(request.taker)) {
-      held.unlock();
-      captured = order.is_capturing(stream);
-      held.lock();
-    }
-    if (!captured) {
+    if (!others_have_free(request.taker) || !is_captured(held, request.taker)) {
       collect_finished(held, request.taker);
-      if (ready(take)) return block;
+      if (served()) return block;
       steal(held, request.taker);
-      if (ready(take)) return block;
+      if (served()) return block;
     }
     // What is neutral and what is the stream's own may lie side by side: as one range it may do.
     if (request.taker != neutral) space.hand_over(neutral, request.taker, ~std::uint64_t{0});
-    if (ready(take)) return block;
+    if (served()) return block;
     memory_report refused;
     bool was_refused = false;
     try {
       for (int attempt = 0; attempt < 3; ++attempt) {
         budget(request);
-        if (growth.grow(space, held, order, request, block) && (block != nullptr || ready(take)))
-          return block;
+        if (growth.grow(space, held, order, request, block) && (block != nullptr || served())) return block;
       }
     } catch (out_of_memory const& error) {
       refused = error.report();
       was_refused = true;
     }
     ++alloc_retries;
-    held.unlock();
-    if (!flush_early) flush();
-    wait_uses();
-    held.lock();
-    if (request.taker != neutral && !captured) {
-      held.unlock();
-      captured = order.is_capturing(stream);
-      held.lock();
+    {
+      unlocked const open(held);
+      if (!flush_early) flush();
+      wait_uses();
     }
-    if (!captured) finish_all(held);
-    if (ready_anywhere(take)) return block;
+    if (!is_captured(held, request.taker)) finish_all(held);
+    // Looks at every free range, which is O(ranges of the request's size).
+    space.make_room();
+    space.search_limit = ~std::size_t{0};
+    bool const found = take(request.taker);
+    space.search_limit = range_index::search_limit;
+    if (found) return block;
     request.may_create = 0;
     request.may_exceed = false;
     for (bool const extend : {true, false}) {
       if (!request.may_remap) break;  // then a growth asks the driver: only once handles have gone back
       request.extend = extend;
-      if (growth.grow(space, held, order, request, block) && (block != nullptr || ready(take))) return block;
+      if (growth.grow(space, held, order, request, block) && (block != nullptr || served())) return block;
     }
     growth.shrink(space, held, 0);
     request.may_exceed = true;
     request.extend = true;
     try {
-      if (growth.grow(space, held, order, request, block) && (block != nullptr || ready(take))) return block;
+      if (growth.grow(space, held, order, request, block) && (block != nullptr || served())) return block;
     } catch (out_of_memory const& error) {
       refused = error.report();
       was_refused = true;
@@ -167,7 +174,7 @@ class ladder {
   }
 
   /// Frees that the device is past become neutral. Never waits.
-  void collect_finished(lock& held, domain_ref except) {
+  void collect_finished(may_release held, domain_ref except) {
     for (domain_ref d = 1; d < space.streams.size(); ++d) {
       if (d == except) continue;
       if (space.streams[d].has_free()) (void)order.settle(space, held, d);
@@ -177,7 +184,7 @@ class ladder {
 
   /// Waits on the host for everything that was freed. Blocks that go home may leave a run empty in the domain of a stream
   /// that was finished before: hence a second pass.
-  void finish_all(lock& held) {
+  void finish_all(may_release held) {
     bool sent_home = true;
     for (int pass = 0; pass < 2 && sent_home; ++pass) {
       sent_home = false;
@@ -188,6 +195,37 @@ class ladder {
         sent_home = sent_home || had_foreign;
       }
     }
+  }
+
+  /// Forgets the streams that no thread has used since the last sweep and whose work is done; what they have is neutral
+  /// then. Waits only for destroyed streams whose work cannot be marked. Both locks are held on entry and on return.
+  void sweep(may_release held, sweep_of which) {
+    std::size_t in_vain = 0;
+    for (domain_ref d = 1; d < space.streams.size(); ++d) {
+      stream_domain& domain = space.streams[d];
+      if (domain.used) {
+        domain.used = domain.runs_marked = false;
+        continue;
+      }
+      if (domain.id == 0 || domain.climbing) continue;
+      // A destroyed stream with nothing to wait for is asked nothing.
+      bool const is_left_over = domain.gone && domain.is_completed() && domain.holds_no_run();
+      if (which == sweep_of::default_streams && !is_default_stream(domain.stream) && !is_left_over) continue;
+      if (!domain.runs_marked && !domain.holds_no_run()) {
+        (void)domain.mark();
+        domain.runs_marked = true;
+      }
+      bool const done = order.settle(space, held, d) == progress::completed;
+      if (!done || domain.used) {  // its stream may have come back while the lock was released
+        ++in_vain;
+        continue;
+      }
+      if (domain.foreign_count != 0) space.send_foreign_home(d);
+      space.hand_over(d, neutral, domain.completed);
+      space.neutralise_runs(d);
+      if (domain.is_empty()) space.streams.forget(d);
+    }
+    space.streams.swept(in_vain);
   }
 
   /// True where work may still run on what a stream freed.
@@ -213,24 +251,17 @@ class ladder {
     stream_domain& domain_;
   };
 
-  template <class Take>
-  [[nodiscard]] bool ready(Take const& take) {
-    space.make_room();
-    return take();
-  }
-
-  /// Looks at every free range, which is O(ranges of the request's size).
-  template <class Take>
-  [[nodiscard]] bool ready_anywhere(Take const& take) {
-    space.make_room();
-    space.search_limit = ~std::size_t{0};
-    bool const taken = take();
-    space.search_limit = range_index::search_limit;
-    return taken;
+  /// Whether a graph is captured from the taker's stream at this moment: then nothing may be recorded or waited for on its
+  /// behalf. The answer is asked for anew before each rung that needs it; the user's threads may begin a capture in between.
+  [[nodiscard]] bool is_captured(may_release held, domain_ref taker) {
+    if (taker == neutral) return false;
+    stream_ref const stream = space.streams[taker].stream;
+    unlocked const open(held);
+    return order.is_capturing(stream);
   }
 
   /// Rung 0. False where the pool is no longer small, or what it has bounds it.
-  bool grow_roomy(lock& held, growth_request request, std::size_t threads, void*& block) {
+  bool grow_roomy(may_release held, growth_request request, std::size_t threads, void*& block) {
     std::size_t const limit = smaller_of(roomy_limit * threads, growth.device_bytes() / roomy_part);
     if (counters.reserved >= limit) return false;
     request.may_create = limit - counters.reserved;
@@ -262,9 +293,11 @@ class ladder {
     if (domain.is_over()) space.streams.forget(d);
   }
 
-  void steal(lock& held, domain_ref taker) {
+  /// `covered` is read before order() releases the lock and used after it: what is freed meanwhile, by this stream or by one
+  /// that was given its place, has a later mark and stays.
+  void steal(may_release held, domain_ref taker) {
     for (domain_ref d = 1; d < space.streams.size(); ++d) {
-      stream_domain& owner = space.streams[d];
+      stream_domain const& owner = space.streams[d];
       if (d == taker || owner.free_bytes() == 0) continue;
       if (taker == neutral) {
         (void)order.finish(space, held, d);

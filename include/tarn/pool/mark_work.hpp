@@ -18,20 +18,22 @@ enum class mark_result : std::uint8_t {
   gone      ///< the stream was destroyed, or there is no telling: only waiting for the whole device helps
 };
 
-/// True where a destroyed stream's work can be marked like any other's.
-template <class Driver>
-inline constexpr bool marks_all_work = requires(Driver const& driver, event_handle event) {
-  driver.record_all(event);
-};
+/// True where a call was refused because a graph is being captured: CUDA's numbers, which every driver uses.
+[[nodiscard]] constexpr bool is_of_capture(status const& s) noexcept {
+  return s.code >= 900 && s.code <= 907;
+}
 
 /// `stream` carries its identity. At most three driver calls.
+/// @param captured  set to whether it was refused because of a capture
 template <stream_driver Driver>
-mark_result mark_work(Driver const& driver, event_handle event, stream_ref stream) noexcept {
-  bool capturing = true;
+mark_result mark_work(Driver const& driver, event_handle event, stream_ref stream, bool& captured) noexcept {
+  bool capturing = false;
+  captured = false;
   if (!is_default_stream(stream)) {
     if constexpr (marks_all_work<Driver>) {
       status const s = driver.record_all(event);
       if (s.ok()) return mark_result::marked;
+      captured = is_of_capture(s);
       return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
     } else {
       stream_id now = 0;
@@ -41,7 +43,13 @@ mark_result mark_work(Driver const& driver, event_handle event, stream_ref strea
   }
   bool const recorded =
       driver.is_capturing(stream, capturing).ok() && !capturing && driver.record_event(event, stream).ok();
+  captured = !recorded && capturing;
   return recorded ? mark_result::marked : mark_result::refused;
+}
+template <stream_driver Driver>
+mark_result mark_work(Driver const& driver, event_handle event, stream_ref stream) noexcept {
+  bool captured = false;
+  return mark_work(driver, event, stream, captured);
 }
 
 }  // namespace tarn::detail

@@ -24,26 +24,28 @@ enum class progress : std::uint8_t {
 template <stream_driver Driver>
 class ordering {
  public:
-  using lock = hot_lock;
-
   explicit ordering(Driver const& driver) : driver_(driver) {}
 
   /// Covers all that `d` has freed by an event and asks how far the device is. At most three driver calls,
-  /// none if nothing was freed since the last completed mark. The lock is held on entry and on return.
-  progress settle(arena& a, lock& hot, domain_ref d) {
+  /// none if nothing was freed since the last completed mark.
+  ///
+  /// `domain` is used across releases of the lock. It stays the same stream's: domains are forgotten only under the growth
+  /// lock, which the caller holds. The mark is drawn and the event recorded in one turn, so that frees in between have a later mark.
+  progress settle(arena& a, may_release hot, domain_ref d) {
     stream_domain& domain = a.streams[d];
     if (d == neutral || domain.freed <= domain.completed) return progress::completed;
     if (domain.recorded < domain.freed) {
       std::uint64_t const mark = domain.epoch++;
       stream_ref const stream = domain.stream;
       bool const known_gone = domain.gone;
-      hot.unlock();
       mark_result result = mark_result::gone;
-      // Waiting for the device would spoil what is captured on any stream; an event is refused then.
-      if (!known_gone || marks_all_work<Driver>) {
-        result = ensure_event(domain) ? mark_work(driver_, domain.event, stream) : mark_result::refused;
+      {
+        unlocked const open(hot);
+        // Waiting for the device would spoil what is captured on any stream; an event is refused then.
+        if (!known_gone || marks_all_work<Driver>) {
+          result = ensure_event(domain) ? mark_work(driver_, domain.event, stream) : mark_result::refused;
+        }
       }
-      hot.lock();
       if (result == mark_result::refused) return progress::unknown;
       if (result == mark_result::gone) {
         domain.gone = true;
@@ -52,25 +54,29 @@ class ordering {
       domain.recorded = mark;
     }
     std::uint64_t const covered = domain.recorded;
-    hot.unlock();
-    ++queries_;
-    bool const done = driver_.query_event(domain.event).ok();
-    hot.lock();
+    bool done = false;
+    {
+      unlocked const open(hot);
+      ++queries_;
+      done = driver_.query_event(domain.event).ok();
+    }
     if (!done) return progress::running;
     domain.completed = larger_of(domain.completed, covered);
     return domain.freed <= domain.completed ? progress::completed : progress::running;
   }
 
   /// Waits on the host until the device is past all that `d` freed. False where that cannot be known.
-  bool finish(arena& a, lock& hot, domain_ref d) {
+  bool finish(arena& a, may_release hot, domain_ref d) {
     progress const now = settle(a, hot, d);
     if (now != progress::running) return now == progress::completed;
     stream_domain& domain = a.streams[d];
     std::uint64_t const covered = domain.recorded;
-    hot.unlock();
-    ++host_waits_;
-    bool const done = driver_.synchronize_event(domain.event).ok();
-    hot.lock();
+    bool done = false;
+    {
+      unlocked const open(hot);
+      ++host_waits_;
+      done = driver_.synchronize_event(domain.event).ok();
+    }
     if (done) domain.completed = larger_of(domain.completed, covered);
     return done;
   }
@@ -83,14 +89,16 @@ class ordering {
   }
 
   /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event.
-  bool order(arena& a, lock& hot, domain_ref taker, domain_ref owner) {
+  bool order(arena& a, may_release hot, domain_ref taker, domain_ref owner) {
     stream_ref const stream = a.streams[taker].stream;
     event_handle const event = a.streams[owner].event;
-    hot.unlock();
-    bool capturing = true;
-    bool const done =
-        driver_.is_capturing(stream, capturing).ok() && !capturing && driver_.wait_event(stream, event).ok();
-    hot.lock();
+    bool done = false;
+    {
+      unlocked const open(hot);
+      bool capturing = true;
+      done = driver_.is_capturing(stream, capturing).ok() && !capturing &&
+             driver_.wait_event(stream, event).ok();
+    }
     if (done) ++device_waits_;
     return done;
   }
@@ -115,11 +123,13 @@ class ordering {
 
   /// Nothing can be recorded on a destroyed stream, and its last work may still run: the whole device is
   /// waited for.
-  progress wait_for_gone(lock& hot, stream_domain& domain, std::uint64_t mark) {
-    hot.unlock();
-    ++host_waits_;
-    bool const done = driver_.synchronize_device().ok();
-    hot.lock();
+  progress wait_for_gone(may_release hot, stream_domain& domain, std::uint64_t mark) {
+    bool done = false;
+    {
+      unlocked const open(hot);
+      ++host_waits_;
+      done = driver_.synchronize_device().ok();
+    }
     if (!done) return progress::unknown;
     domain.completed = larger_of(domain.completed, mark);
     return domain.freed <= domain.completed ? progress::completed : progress::running;

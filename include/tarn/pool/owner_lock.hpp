@@ -52,6 +52,13 @@ inline void remote_barrier() noexcept {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
+/// In a forked child: not every kernel keeps the registration.
+inline void renew_remote_barrier() noexcept {
+#if defined(__linux__) && defined(__NR_membarrier)
+  if (has_remote_barrier()) (void)syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0);
+#endif
+}
+
 class owner_lock {
  public:
   owner_lock() noexcept : light_(has_remote_barrier()) {}
@@ -85,6 +92,12 @@ class owner_lock {
     for (unsigned tries = 0; busy_.load(std::memory_order_seq_cst) != 0; ++tries) wait_a_moment(tries);
   }
   void end_visit() noexcept { wanted_.store(0, std::memory_order_release); }
+  /// In a forked child, after a visit that began before the fork: the owner may have been about to step back, and does not
+  /// exist here.
+  void end_visit_in_child() noexcept {
+    busy_.store(0, std::memory_order_relaxed);
+    end_visit();
+  }
 
  private:
   TARN_NOINLINE void wait_to_enter() noexcept {

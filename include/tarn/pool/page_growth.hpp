@@ -20,6 +20,7 @@
 #include "tarn/pool/arena.hpp"
 #include "tarn/pool/growth.hpp"
 #include "tarn/pool/hot_lock.hpp"
+#include "tarn/pool/looked_up.hpp"
 #include "tarn/pool/ordering.hpp"
 #include "tarn/pool/page_choice.hpp"
 #include "tarn/pool/page_views.hpp"
@@ -31,7 +32,6 @@ template <page_source Source>
 class page_growth {
  public:
   using driver_type = typename Source::driver_type;
-  using lock = hot_lock;
 
   page_growth(Source source, growth_counters& counters)
       : source_(static_cast<Source&&>(source)),
@@ -47,36 +47,44 @@ class page_growth {
 
   /// Serves the request: `block` is set where it was put together from pieces; otherwise there is a free range of at
   /// least `request.bytes` in the taker's domain. False: what is free does not suffice and nothing may be created.
-  /// The hot lock is held on entry and return, and let go around driver calls.
   /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
-  bool grow(arena& a, lock& hot, ordering<driver_type>& order, growth_request const& request, void*& block) {
+  bool grow(arena& a, may_release hot, ordering<driver_type>& order, growth_request const& request,
+            void*& block) {
     open(a, hot);
     // No place would ever be found: creating handles first would take the whole device for a moment.
     if (request.bytes > map_.bytes()) return false;
     std::size_t const grain = map_.granularity();
-    extension const e = request.extend ? extendable(a, request) : extension{};
-    std::size_t const missing = align_up(request.bytes - e.bytes, grain);
-    if (!request.may_remap || missing <= request.may_create)
-      return create(a, hot, request, e, request.bytes - e.bytes);
-    if ((block = views_.reuse(a, request)) != nullptr) return true;
-    std::size_t lack = missing;
-    if (request.where == zone::small) {
-      if (change_zone(a, request)) return true;
-    } else {
-      choice const c = choose_pieces(a, map_, request, request.bytes);
-      if (c.lack == 0) return (block = views_.build(a, hot, order, c, request)) != nullptr;
-      lack = align_up(c.lack, grain);
+    // A second turn follows where idle views had to be unmapped, which releases the lock: all is looked up again.
+    for (bool has_dropped = false;; has_dropped = true) {
+      looked_up<extension> const e(hot.held(), request.extend ? extendable(a, request) : extension{});
+      std::size_t const extended = e.get(hot.held()).bytes;
+      std::size_t const missing = align_up(request.bytes - extended, grain);
+      if (!request.may_remap || missing <= request.may_create)
+        return create(a, hot, request, e, request.bytes - extended);
+      if ((block = views_.reuse(a, hot.held(), request)) != nullptr) return true;
+      std::size_t lack = missing;
+      if (request.where == zone::small) {
+        if (change_zone(a, request)) return true;
+      } else {
+        looked_up<choice> const c = choose(a, hot.held(), request);
+        lack = align_up(c.get(hot.held()).lack, grain);
+        if (lack == 0 && views_.is_full() && !has_dropped) {
+          views_.drop_idle(a, hot, order, request.taker);
+          continue;
+        }
+        if (lack == 0) return (block = views_.build(a, hot, order, c, request)) != nullptr;
+      }
+      if (!request.may_exceed && lack > request.may_create) return false;
+      if (lack >= missing) return create(a, hot, request, e, request.bytes - extended);
+      if (!create(a, hot, request, looked_up<extension>(hot.held(), {}), lack)) return false;
+      looked_up<choice> const c = choose(a, hot.held(), request);
+      return c.get(hot.held()).lack == 0 && (block = views_.build(a, hot, order, c, request)) != nullptr;
     }
-    if (!request.may_exceed && lack > request.may_create) return false;
-    if (lack >= missing) return create(a, hot, request, e, request.bytes - e.bytes);
-    if (!create(a, hot, request, extension{}, lack)) return false;
-    choice const c = choose_pieces(a, map_, request, request.bytes);
-    return c.lack == 0 && (block = views_.build(a, hot, order, c, request)) != nullptr;
   }
 
   /// Gives wholly free handles back to the driver, those whose work is done, the largest first, until at most `keep`
   /// bytes are reserved. Returns the bytes given back. O(handles given back x views + free ranges).
-  std::size_t shrink(arena& a, lock& hot, std::size_t keep) {
+  std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
     if (!map_.is_open() || counters_.reserved <= keep) return given;
     sequence<piece> whole;
@@ -102,9 +110,10 @@ class page_growth {
       given += p.bytes;
       ++count;
     }
-    hot.unlock();
-    for (std::size_t i = 0; i < count; ++i) destroy(whole[i].handle);
-    hot.lock();
+    {
+      unlocked const open(hot);
+      for (std::size_t i = 0; i < count; ++i) destroy(whole[i].handle);
+    }
     for (std::size_t i = 0; i < count; ++i) {
       map_.remove(whole[i].handle);
       space_.give_back(a, carved[i]);
@@ -144,30 +153,34 @@ class page_growth {
     bool mapped = false;
   };
 
+  [[nodiscard]] looked_up<choice> choose(arena const& a, hot_lock const& held,
+                                         growth_request const& request) const {
+    return {held, choose_pieces(a, map_, request, request.bytes)};
+  }
+
   /// Reserves the one virtual range on first use.
-  void open(arena& a, lock& hot) {
+  void open(arena& a, may_release hot) {
     if (map_.is_open()) return;
-    hot.unlock();
-    std::size_t available = 0;
-    std::size_t total = 0;
-    (void)source_.driver().memory_info(available, total);
-    // Blocks may ask for an alignment up to this: finer pages would put them and their views off it.
-    std::size_t const grain = larger_of(source_.granularity(), usual_granule);
-    std::size_t const device = align_up(larger_of(total, 64 * grain), 8 * grain);
-    std::size_t bytes = device * reservation_factor;
     void* base = nullptr;
-    for (;; bytes /= 2) {
-      try {
-        base = source_.reserve(bytes + grain);
-        break;
-      } catch (std::exception const&) {
-        if (bytes <= 4 * device) {
-          hot.lock();
-          throw;
+    std::size_t bytes = 0;
+    std::size_t grain = 0;
+    {
+      unlocked const released(hot);
+      // Blocks may ask for an alignment up to this: finer pages would put them and their views off it.
+      grain = larger_of(source_.granularity(), usual_granule);
+      std::size_t available = 0;
+      std::size_t total = 0;
+      (void)source_.driver().memory_info(available, total);
+      std::size_t const device = align_up(larger_of(total, 64 * grain), 8 * grain);
+      for (bytes = device * reservation_factor; base == nullptr;) {
+        try {
+          base = source_.reserve(bytes + grain);
+        } catch (std::exception const&) {
+          if (bytes <= 4 * device) throw;
+          bytes /= 2;
         }
       }
     }
-    hot.lock();
     auto const first = align_up(reinterpret_cast<std::uintptr_t>(base), grain);
     try {
       a.ranges.make_room(zone_count + 1);
@@ -175,13 +188,13 @@ class page_growth {
       a.starts.open(first, bytes / 2, grain);
       map_.open(first, bytes / 2, bytes, grain);
     } catch (...) {
-      hot.unlock();
+      unlocked const released(hot);
       source_.unreserve(base, bytes + grain);
-      hot.lock();
       throw;
     }
     reserved_ = base;
     space_.open(a, first, bytes);
+    a.pages = &map_;
   }
 
   /// The free range, with a hole after it, that lacks least of the request.
@@ -205,14 +218,17 @@ class page_growth {
   }
 
   /// Makes new handles for `need` bytes, after the free range of `e` or at a new place. False: no address is left.
-  bool create(arena& a, lock& hot, growth_request const& request, extension e, std::size_t need) {
+  bool create(arena& a, may_release hot, growth_request const& request, looked_up<extension> const& found,
+              std::size_t need) {
+    extension const e = found.get(hot.held());
     std::size_t const grain = map_.granularity();
     std::size_t total = align_up(need, grain);
     if (total < request.least_growth && total <= request.may_create)
       total = larger_of(total, align_down(smaller_of(request.least_growth, request.may_create), grain));
     range_ref region = 0;
     if (e.range != 0 && a.ranges[a.ranges[e.range].next].bytes >= total) region = a.ranges[e.range].next;
-    if (e.range != 0 && region == 0) return create(a, hot, request, extension{}, request.bytes);
+    if (e.range != 0 && region == 0)
+      return create(a, hot, request, looked_up<extension>(hot.held(), {}), request.bytes);
     if (e.range == 0) region = space_.find_home(a, request.where, total, grain);
     if (region == 0) return false;
     std::size_t const largest = larger_of(align_down(request.largest_handle, grain), grain);
@@ -227,17 +243,14 @@ class page_growth {
     if (e.range != 0) a.claim(e.range);
     space_.take(a, region, total);
     std::uintptr_t const address = a.ranges[region].address;
-    hot.unlock();
     try {
+      unlocked const open(hot);
       make(made, address, total);
     } catch (...) {
-      unmake(made, address);
-      hot.lock();
       space_.give_back(a, region);
       if (e.range != 0) a.make_free(e.range, base.domain, base.epoch);
       throw;
     }
-    hot.lock();
     std::uintptr_t at = address;
     for (created const& c : made) {
       (void)map_.add(c.id, c.bytes, at);
@@ -252,25 +265,34 @@ class page_growth {
     return true;
   }
 
-  /// The driver calls of create(): no lock but the growth lock is held.
-  void make(sequence<created>& made, std::uintptr_t address, std::size_t total) {
+  /// The driver calls of create(): no lock but the growth lock is held. Makes all handles or none.
+  void make(sequence<created>& made, std::uintptr_t const address, std::size_t total) {
     if (total >= ask_first_limit) refuse_what_is_not_free(total);
-    for (created& c : made) {
-      c.id = source_.create(c.bytes);
-      ++counters_.creates;
-      counters_.hold(address, c.bytes, space_.zone_at(address));
-      try {
-        source_.map(reinterpret_cast<void*>(address), c.bytes, c.id);
-      } catch (...) {
-        source_.destroy(c.id, c.bytes);
-        ++counters_.destroys;
-        counters_.release(address, c.bytes, space_.zone_at(address));
-        throw;
+    std::uintptr_t at = address;
+    try {
+      for (created& c : made) {
+        make(c, at);
+        at += c.bytes;
       }
-      ++counters_.maps;
-      c.mapped = true;
-      address += c.bytes;
+    } catch (...) {
+      unmake(made, address);
+      throw;
     }
+  }
+  void make(created& c, std::uintptr_t address) {
+    c.id = source_.create(c.bytes);
+    ++counters_.creates;
+    counters_.hold(address, c.bytes, space_.zone_at(address));
+    try {
+      source_.map(reinterpret_cast<void*>(address), c.bytes, c.id);
+    } catch (...) {
+      source_.destroy(c.id, c.bytes);
+      ++counters_.destroys;
+      counters_.release(address, c.bytes, space_.zone_at(address));
+      throw;
+    }
+    ++counters_.maps;
+    c.mapped = true;
   }
   void unmake(sequence<created> const& made, std::uintptr_t address) noexcept {
     for (created const& c : made) {

@@ -10,6 +10,7 @@
 #include "tarn/pool/address_space.hpp"
 #include "tarn/pool/growth.hpp"
 #include "tarn/pool/hot_lock.hpp"
+#include "tarn/pool/looked_up.hpp"
 #include "tarn/pool/ordering.hpp"
 #include "tarn/pool/page_choice.hpp"
 
@@ -25,7 +26,6 @@ template <page_source Source>
 class page_views {
  public:
   using driver_type = typename Source::driver_type;
-  using lock = hot_lock;
 
   page_views(Source& source, growth_counters& counters, page_map& map, address_space& space)
       : source_(source), counters_(counters), map_(map), space_(space) {}
@@ -40,7 +40,7 @@ class page_views {
 
   /// Serves the request from a view that exists, without a driver call; null where none is free. Both locks are
   /// held. @throws std::bad_alloc, nothing has changed
-  [[nodiscard]] void* reuse(arena& a, growth_request const& request) {
+  [[nodiscard]] void* reuse(arena& a, hot_lock const& held, growth_request const& request) {
     if (request.where == zone::small || !request.may_remap || in_use_ == 0) return nullptr;
     std::uint32_t best = 0;
     free_stretch where;
@@ -56,19 +56,29 @@ class page_views {
       if (s.bytes == request.bytes) break;
     }
     if (best == 0) return nullptr;
-    choice const c = pieces_of(map_, views_[best], where.offset, request.bytes);
+    looked_up<choice> const c(held, pieces_of(map_, views_[best], where.offset, request.bytes));
     sequence<range_ref> carved;
-    carve(a, c, carved);
+    carve(a, held, c, carved);
     return settle(a, carved, best, where.offset, request);
   }
 
-  /// Makes one block of pieces: at the end of a view that holds most of them, or in a new view. The hot lock is held on
-  /// entry and return, and let go around driver calls. Null: no address was left, and old views have been unmapped;
-  /// ask again. @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
-  [[nodiscard]] void* build(arena& a, lock& hot, ordering<driver_type>& order, choice const& c,
-                            growth_request const& request) {
-    if (prolongation const p = find_prolongation(a, c, request); p.view != 0)
-      return prolong(a, hot, p, request);
+  /// True where a new view should wait until idle ones were unmapped.
+  [[nodiscard]] bool is_full() const noexcept { return in_use_ >= most_views; }
+
+  /// Unmaps the older half of the idle views. Waits on the host for their work where twice as many views are kept as should
+  /// be.
+  void drop_idle(arena& a, may_release hot, ordering<driver_type>& order, domain_ref taker) {
+    drop_views(a, hot, order, taker, in_use_ >= 2 * most_views ? patience::wait : patience::none,
+               by_use_.size() / 2);
+  }
+
+  /// Makes one block of pieces: at the end of a view that holds most of them, or in a new view. Null: no address was left,
+  /// and old views have been unmapped; choose again.
+  /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
+  [[nodiscard]] void* build(arena& a, may_release hot, ordering<driver_type>& order,
+                            looked_up<choice> const& c, growth_request const& request) {
+    looked_up<prolongation> const p(hot.held(), find_prolongation(a, c.get(hot.held()), request));
+    if (p.get(hot.held()).view != 0) return prolong(a, hot, p, request);
     return make(a, hot, order, c, request);
   }
 
@@ -99,8 +109,14 @@ class page_views {
     choice added{};
   };
 
-  /// Takes pieces out of the free ranges that hold them. @throws std::bad_alloc, nothing has changed
-  static void carve(arena& a, choice const& c, sequence<range_ref>& carved) {
+  /// Whether the host waits for work that may still use a view.
+  enum class patience : std::uint8_t { none, wait };
+
+  /// Takes pieces out of the free ranges that hold them: from then on they are the caller's, whatever other threads do.
+  /// @throws std::bad_alloc, nothing has changed
+  static void carve(arena& a, hot_lock const& held, looked_up<choice> const& chosen,
+                    sequence<range_ref>& carved) {
+    choice const& c = chosen.get(held);
     std::size_t count = 0;
     for (piece const& p : c.pieces) {
       // A piece may lie in two ranges, one of the taker's and one that is neutral.
@@ -149,15 +165,17 @@ class page_views {
   }
 
   /// Maps handles behind the last one of a view. Where that fails, those that are mapped stay: they are part of it.
-  void* prolong(arena& a, lock& hot, prolongation const& p, growth_request const& request) {
-    view& v = views_[p.view];
+  void* prolong(arena& a, may_release hot, looked_up<prolongation> const& found,
+                growth_request const& request) {
+    prolongation const& p = found.get(hot.held());
+    view& v = views_[p.view];  // under the growth lock, as all views
     choice all = pieces_of(map_, v, p.at.offset, p.at.bytes);
     for (piece const& added : p.added.pieces) all.pieces.push_back(added);
     v.slots.reserve(v.slots.size() + p.added.pieces.size());
     sequence<range_ref> carved;
-    carve(a, all, carved);
-    hot.unlock();
+    carve(a, hot.held(), looked_up<choice>(hot.held(), static_cast<choice&&>(all)), carved);
     try {
+      unlocked const open(hot);
       for (piece const& added : p.added.pieces) {
         std::size_t const bytes = map_[added.handle].bytes;
         map_again(v.address + v.bytes, added.handle);
@@ -165,17 +183,16 @@ class page_views {
         v.bytes += bytes;
       }
     } catch (...) {
-      hot.lock();
       give_back(a, carved);
       throw;
     }
-    hot.lock();
     return settle(a, carved, p.view, p.at.offset, request);
   }
 
   /// Maps the pieces' handles side by side at a new place, twice as long, for what may follow them one day.
-  void* make(arena& a, lock& hot, ordering<driver_type>& order, choice const& c,
+  void* make(arena& a, may_release hot, ordering<driver_type>& order, looked_up<choice> const& chosen,
              growth_request const& request) {
+    choice const& c = chosen.get(hot.held());
     std::size_t bytes = 0;
     for (piece const& p : c.pieces) bytes += map_[p.handle].bytes;
     std::size_t place = 2 * bytes;
@@ -184,11 +201,9 @@ class page_views {
       place = bytes;
       region = space_.find_view(a, place, map_.granularity());
     }
-    if (region == 0 || in_use_ >= most_views) {
-      bool const wait = region == 0 || in_use_ >= 2 * most_views;
-      std::size_t const kept = region == 0 ? 0 : by_use_.size() / 2;
-      std::size_t const dropped = drop_views(a, hot, order, request.taker, wait, kept);
-      if (dropped != 0 || region == 0) return nullptr;
+    if (region == 0) {
+      drop_views(a, hot, order, request.taker, patience::wait, 0);
+      return nullptr;  // the pieces were chosen before the lock was released: they may be taken
     }
     std::uint32_t const i = unused_view(a);
     view made;
@@ -196,37 +211,44 @@ class page_views {
     for (piece const& p : c.pieces) made.slots.push_back(view_slot{p.handle, map_[p.handle].bytes});
     by_use_.reserve(by_use_.size() + 1);
     sequence<range_ref> carved;
-    carve(a, c, carved);
+    carve(a, hot.held(), chosen, carved);
     space_.take(a, region, place);
+    std::size_t const offset = c.pieces[0].address - map_[c.pieces[0].handle].home;
     a.ranges[region].state = range_state::view;
     made.region = region;
     made.address = a.ranges[region].address;
     made.bytes = bytes;
-    hot.unlock();
-    std::size_t mapped = 0;
     try {
-      std::uintptr_t at = made.address;
-      for (; mapped < made.slots.size(); ++mapped) {
-        view_slot const& slot = made.slots[mapped];
-        map_again(at, slot.handle);
-        at += slot.bytes;
-      }
+      unlocked const open(hot);
+      map_slots(made);
     } catch (...) {
-      std::uintptr_t at = made.address;
-      for (std::size_t k = 0; k < mapped; ++k) {
-        unmap(at, made.slots[k].bytes);
-        at += made.slots[k].bytes;
-      }
-      hot.lock();
       space_.give_back(a, region);
       give_back(a, carved);
       throw;
     }
-    hot.lock();
     views_[i] = static_cast<view&&>(made);
     ++in_use_;
     by_use_.push_back(i);
-    return settle(a, carved, i, c.pieces[0].address - map_[c.pieces[0].handle].home, request);
+    return settle(a, carved, i, offset, request);
+  }
+
+  /// Maps all of a view's handles, or none.
+  void map_slots(view const& v) {
+    std::size_t mapped = 0;
+    try {
+      std::uintptr_t at = v.address;
+      for (; mapped < v.slots.size(); ++mapped) {
+        map_again(at, v.slots[mapped].handle);
+        at += v.slots[mapped].bytes;
+      }
+    } catch (...) {
+      std::uintptr_t at = v.address;
+      for (std::size_t k = 0; k < mapped; ++k) {
+        unmap(at, v.slots[k].bytes);
+        at += v.slots[k].bytes;
+      }
+      throw;
+    }
   }
 
   /// An entry of views_, with its tenancy. @throws std::bad_alloc, nothing has changed
@@ -260,32 +282,33 @@ class page_views {
     return reinterpret_cast<void*>(v.address + offset);
   }
 
-  /// Unmaps views that nobody is in and whose last work is done, or waited for: all but those used last. Returns how
-  /// many.
-  std::size_t drop_views(arena& a, lock& hot, ordering<driver_type>& order, domain_ref taker, bool const wait,
-                         std::size_t kept) {
-    stream_ref const stream = a.streams[taker].stream;
-    hot.unlock();
-    bool const captured = taker != neutral && order.is_capturing(stream);
-    hot.lock();
+  /// Unmaps views without live blocks whose last work is done, all but the `kept` used last. Each view is judged when it is
+  /// its turn: unmapping one releases the lock, and blocks in others are freed and streams get work meanwhile.
+  void drop_views(arena& a, may_release hot, ordering<driver_type>& order, domain_ref taker,
+                  patience const chosen, std::size_t kept) {
+    bool captured = false;
+    if (taker != neutral) {
+      stream_ref const stream = a.streams[taker].stream;
+      unlocked const open(hot);
+      captured = order.is_capturing(stream);
+    }
     for (domain_ref d = 1; d < a.streams.size() && !captured; ++d) {
-      if (wait) {
+      if (chosen == patience::wait) {
         (void)order.finish(a, hot, d);
       } else {
         (void)order.settle(a, hot, d);
       }
     }
-    bool const all_done = everything_done(a);
-    std::size_t dropped = 0;
     for (std::size_t at = by_use_.size(); at-- > kept;) {
-      std::uint32_t const i = by_use_[at];
-      tenancy const& t = a.tenancies[i];
-      bool const done = t.domain == neutral || t.epoch <= a.streams[t.domain].completed;
-      if (t.blocks != 0 || ((t.several || !done) && !all_done)) continue;
-      drop_view(a, hot, at);
-      ++dropped;
+      if (is_idle(a, a.tenancies[by_use_[at]])) drop_view(a, hot, at);
     }
-    return dropped;
+  }
+
+  /// Whether a view has no live block and the device is past all work on those that it had.
+  static bool is_idle(arena const& a, tenancy const& t) noexcept {
+    if (t.blocks != 0) return false;
+    bool const done = t.domain == neutral || t.epoch <= a.streams[t.domain].completed;
+    return (done && !t.several) || everything_done(a);
   }
   static bool everything_done(arena const& a) noexcept {
     for (domain_ref d = 1; d < a.streams.size(); ++d) {
@@ -294,7 +317,7 @@ class page_views {
     return true;
   }
 
-  void drop_view(arena& a, lock& hot, std::size_t at) {
+  void drop_view(arena& a, may_release hot, std::size_t at) {
     std::uint32_t const i = by_use_[at];
     for (std::size_t k = at + 1; k < by_use_.size(); ++k) by_use_[k - 1] = by_use_[k];
     by_use_.pop_back();
@@ -302,9 +325,10 @@ class page_views {
     views_[i] = view{};
     a.tenancies[i] = tenancy{};
     --in_use_;
-    hot.unlock();
-    unmap_slots(gone);
-    hot.lock();
+    {
+      unlocked const open(hot);
+      unmap_slots(gone);
+    }
     space_.give_back(a, gone.region);
   }
 

@@ -8,7 +8,8 @@
 //
 // Which lock covers what, in the order of taking: `cold` (one thread climbs the ladder, the driver is
 // called), each thread cache's owner_lock, `hot` (the arena; tens of nanoseconds, never across a driver
-// call).
+// call). The mutex of the recorded uses is taken under `cold` or alone, never across a driver call. No deallocation
+// waits for `cold`: its holder may wait for the device.
 //
 // What is bounded by what: magazines by 104 MiB a stream and thread, and emptied before a pool that is not small grows;
 // reserved memory by the live peak plus pool_options::slack_per_mille while whole free handles suffice; host memory by
@@ -22,9 +23,11 @@
 
 #include "tarn/core/misuse.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/core/waiting_block.hpp"
 #include "tarn/pool/described_source.hpp"
 #include "tarn/pool/hot_lock.hpp"
 #include "tarn/pool/ladder.hpp"
+#include "tarn/pool/looked_up.hpp"
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/pool_state.hpp"
 #include "tarn/pool/record_use.hpp"
@@ -34,6 +37,10 @@ namespace tarn {
 
 /// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source |
 /// pooled{}`. Safe from any number of threads. A warm call takes no lock and makes no driver call.
+///
+/// fork() is safe with any number of threads inside. In the child a pool of host memory goes on with a copy of all blocks;
+/// what other threads were doing at that moment stays undone. A pool over a driver that does not survive it, such as CUDA,
+/// refuses there: allocation throws cuda_error of kind `forked`, everything else does nothing, and nothing is freed.
 template <memory_source Upstream>
 class pool {
  public:
@@ -63,6 +70,7 @@ class pool {
       std::lock_guard const guard(link_->mutex);
       link_->pool = nullptr;
     }
+    if (is_lost()) return;
     std::lock_guard const cold(ladder_.cold);
     if constexpr (describes) {
       if (described_.active() && driver().synchronize_device().kind == failure::unloading)
@@ -71,11 +79,13 @@ class pool {
     flush_all();
     bring_kept_home();
     release_waiting(true);
-    lock held(ladder_.hot);
-    ladder_.finish_all(held);
-    // A stream whose end the driver would not tell: its work must not see its memory unmapped.
-    if ((ladder_.has_unfinished() || uses_.asks_for_device()) && !finish(held)) (void)finish(held);
-    held.unlock();
+    {
+      lock held(ladder_.hot);
+      may_release const hot(held);
+      ladder_.finish_all(hot);
+      // A stream whose end the driver would not tell: its work must not see its memory unmapped.
+      if ((ladder_.has_unfinished() || uses_.asks_for_device()) && !finish(hot)) (void)finish(hot);
+    }
     uses_.close();
     ladder_.order.close(ladder_.space);
     ladder_.growth.close();
@@ -100,7 +110,7 @@ class pool {
     stream_id id = stream.id();
     if (id == stream_ref::unknown_id && !ladder_.order.driver().identify(stream, id).ok()) [[unlikely]]
       return deallocate_unknown(stream, p, bytes, alignment);
-    if (uses_.any() && hold_back(id, stream, p, bytes, alignment)) [[unlikely]]
+    if (uses_.any() && uses_.may_hold(p) && hold_back(id, stream, p, bytes, alignment)) [[unlikely]]
       return;
     deallocate_on(id, stream, p, bytes, alignment);
   }
@@ -115,15 +125,17 @@ class pool {
   /// Gives back memory that no stream uses any more; every stream may have it at once.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
-    if (uses_.any() && hold_back(detail::neutral_id, {}, p, bytes, alignment)) [[unlikely]]
+    if (uses_.any() && uses_.may_hold(p) && hold_back(detail::neutral_id, {}, p, bytes, alignment))
+        [[unlikely]]
       return;
     deallocate_on(detail::neutral_id, {}, p, bytes, alignment);
   }
 
   /// Says that work on `stream`, enqueued up to the block's deallocation, uses it, though it is freed on
-  /// another. The block is held back until that work is done; other blocks are not. @throws std::bad_alloc
+  /// another. The block is held back until that work is done; other blocks are not. Host cost O(1) amortised; 140 bytes of
+  /// host memory for each of the most uses recorded at one time. @throws std::bad_alloc, cuda_error, nothing has changed
   void record_use(void* p, std::size_t, stream_ref stream) {
-    if (p != nullptr) uses_.note(p, stream);
+    if (p != nullptr && !is_lost()) uses_.note(p, stream);
   }
 
   /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams
@@ -132,13 +144,14 @@ class pool {
   std::size_t trim(std::size_t keep_bytes) {
     teller const last(*this);
     std::lock_guard const cold(ladder_.cold);
-    if (ladder_.counters.reserved <= keep_bytes) return 0;
+    if (ladder_.counters.reserved <= keep_bytes || is_lost()) return 0;
     flush_all();
     bring_kept_home();
     release_waiting(true);
     lock held(ladder_.hot);
-    ladder_.finish_all(held);
-    std::size_t const given = ladder_.growth.shrink(ladder_.space, held, keep_bytes);
+    ladder_.finish_all(may_release(held));
+    std::size_t const given = ladder_.growth.shrink(ladder_.space, may_release(held), keep_bytes);
+    ladder_.space.count_splits();
     return given;
   }
 
@@ -171,8 +184,10 @@ class pool {
       s.host_bytes += sizeof(*cache) + cache->host_bytes.load(std::memory_order_relaxed);
     }
     detail::growth_counters const& c = ladder_.counters;
-    s.pending =
-        uses_.waiting_bytes();  // before the hot lock: the driver may be called under that of the uses
+    detail::waiting_amount const waiting = waiting_.now();
+    s.pending = waiting.bytes > 0 ? static_cast<std::size_t>(waiting.bytes) : 0;
+    s.pending_blocks = waiting.blocks > 0 ? static_cast<std::size_t>(waiting.blocks) : 0;
+    s.host_bytes += uses_.host_bytes();
     std::lock_guard const hot(ladder_.hot);
     live += uncached_live_bytes_;
     blocks += uncached_live_blocks_;
@@ -194,6 +209,12 @@ class pool {
       s.free_blocks += part.free_blocks;
       s.inactive_split_bytes += part.inactive_split_bytes;
     }
+    ladder_.space.count_splits();  // what a call that threw has changed
+    detail::split_statistics const& splits = ladder_.space.splits;
+    s.split = {splits.blocks[0], splits.bytes[0]};
+    s.small.split = {splits.blocks[1], splits.bytes[1]};
+    s.large.split = {splits.blocks[2], splits.bytes[2]};
+    s.totals_reset = totals_reset_;
     s.reserved_total = c.reserved_total;
     s.released_total = c.released_total;
     s.handles = c.creates - c.destroys;
@@ -220,7 +241,37 @@ class pool {
       ladder_.counters.reserved_in[z].reset_peak();
       ladder_.counters.handles_in[z].reset_peak();
     }
+    std::lock_guard const hot(ladder_.hot);
+    ladder_.space.count_splits();
+    for (stat& s : ladder_.space.splits.blocks) s.reset_peak();
+    for (stat& s : ladder_.space.splits.bytes) s.reset_peak();
   }
+
+  /// Lets the totals start again from zero: those of `small`, `large` and `split`; the others go on, and `totals_reset` holds
+  /// what they were.
+  void reset_totals() noexcept {
+    std::lock_guard const cold(ladder_.cold);
+    detail::growth_counters& c = ladder_.counters;
+    totals_reset_.reserved = c.reserved_total;
+    totals_reset_.released = c.released_total;
+    totals_reset_.creates = c.creates;
+    totals_reset_.destroys = c.destroys;
+    totals_reset_.host_waits = ladder_.order.host_waits();
+    for (std::size_t z = 0; z < detail::zone_count; ++z) {
+      c.reserved_in[z].reset_totals();
+      c.handles_in[z].reset_totals();
+    }
+    std::lock_guard const hot(ladder_.hot);
+    totals_reset_.alloc_retries = ladder_.alloc_retries;
+    ladder_.space.count_splits();
+    for (stat& s : ladder_.space.splits.blocks) s.reset_totals();
+    for (stat& s : ladder_.space.splits.bytes) s.reset_totals();
+  }
+
+  /// Notifies `observer` when a freed block begins or stops to wait for other streams, until end_observation().
+  /// @throws std::bad_alloc, nothing has changed
+  void observe_waiting(detail::waiting_observer& observer) { waiting_.attach(observer); }
+  void end_observation(detail::waiting_observer& observer) noexcept { waiting_.detach(observer); }
 
   /// Keeps the latest `most` notes of handles and segments made and given back from now on; 0 ends it. `clock` is asked for
   /// the time of each. @throws std::bad_alloc, nothing has changed
@@ -240,7 +291,7 @@ class pool {
   template <class Look>
   void inspect(Look&& look) {
     std::lock_guard const cold(ladder_.cold);
-    look(ladder_, caches_, uses_, described_);
+    if (!is_lost()) look(ladder_, caches_, uses_, described_);
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return described::unwrap(ladder_.growth.source()); }
@@ -248,6 +299,8 @@ class pool {
 
  private:
   using lock = detail::hot_lock;
+  using may_release = detail::may_release;
+  using unlocked = detail::unlocked;
   using described = detail::description_of<Upstream>;
   static constexpr bool describes = detail::is_describable<Upstream>;
 
@@ -294,8 +347,14 @@ class pool {
   /// Tiers 2 to 5.
   TARN_NOINLINE void* allocate_slow(stream_id id, stream_ref stream, std::size_t bytes,
                                     std::size_t alignment) {
+    if (is_lost()) [[unlikely]]
+      refuse_forked();
     if (bytes > max_request_bytes) refuse(id, bytes, alignment);
     teller const last(*this);
+    if (ladder_.space.streams.is_crowded()) [[unlikely]]
+      sweep_streams(id != detail::neutral_id && ladder_.order.is_capturing(stream)
+                        ? detail::sweep_of::default_streams
+                        : detail::sweep_of::all_streams);
     std::size_t const asked = bytes;
     detail::room_to_describe room(described_);
     if (described_.active()) [[unlikely]]
@@ -306,7 +365,7 @@ class pool {
     std::size_t const block = detail::rounded_bytes(bytes, alignment);
     detail::zone const where = detail::zone_of(block);
     detail::thread_cache* const cache = local_or_new();
-    detail::stream_cache* const mine = cache != nullptr ? stream_cache_of(*cache, id, stream) : nullptr;
+    detail::stream_cache* mine = cache != nullptr ? stream_cache_of(*cache, id, stream) : nullptr;
     // What large ranges are coalesced from must be home.
     void* home = nullptr;
     std::size_t home_bytes = 0;
@@ -316,10 +375,7 @@ class pool {
     std::uint32_t count = 0;
     std::uint32_t const wanted = mine != nullptr && in_run ? detail::magazine_batch(k) : 1;
     detail::arena& space = ladder_.space;
-    lock held(ladder_.hot);
-    if (home != nullptr) return_range(held, id, stream, home, home_bytes);
-    detail::domain_ref taker = space.streams.get(id, stream);
-    auto const take = [&] {
+    auto const take = [&](detail::domain_ref taker) {
       if (in_run) {
         count = space.take_small(taker, k, got, wanted);
       } else if ((got[0] = space.take(taker, where, block, alignment)) != nullptr) {
@@ -327,22 +383,34 @@ class pool {
       }
       return count != 0;
     };
-    space.make_room();
-    if (!take()) {
-      held.unlock();
+    auto const uncached = [&] {
+      if (cache == nullptr)  // a guard is nobody's
+        count_uncached(static_cast<std::int64_t>(detail::rounded_bytes(asked, alignment)), 1);
+      space.count_splits();
+    };
+    bool served = false;
+    {
+      lock held(ladder_.hot);
+      if (home != nullptr) return_range(may_release(held), id, stream, home, home_bytes);
+      space.make_room();
+      served = take(space.streams.get(id, stream));
+      if (served) uncached();
+    }
+    if (!served) {
+      if (ladder_.cold.is_mine()) [[unlikely]]  // it cannot grow while it grows
+        refuse(id, asked, alignment, "the pool, since it is asked by a handler of its own growth");
       std::lock_guard const cold(ladder_.cold);
       release_waiting(false);
-      held.lock();
-      taker = space.streams.get(id, stream);  // its place may have been given away meanwhile
+      lock held(ladder_.hot);
       detail::growth_request request;
-      request.taker = taker;
+      request.taker = space.streams.get(id, stream);
       request.where = where;
       request.bytes = in_run ? detail::run_bytes(k) : block;
       request.alignment = in_run ? detail::frame_bytes : alignment;
       request.asked = asked;
       request.asked_alignment = alignment;
       void* const put_together = ladder_.climb(
-          held, request, idle(), take, [this] { flush_all(); },
+          may_release(held), request, idle(), take, [this] { flush_all(); },
           [this] {
             bring_kept_home();
             release_waiting(true);
@@ -351,14 +419,14 @@ class pool {
         got[0] = put_together;
         count = 1;
       }
+      uncached();
     }
-    if (cache == nullptr)  // a guard is nobody's
-      count_uncached(static_cast<std::int64_t>(detail::rounded_bytes(asked, alignment)), 1);
-    held.unlock();
+    if (!served && cache != nullptr)  // a handler of the upstream may have used other streams meanwhile
+      mine = stream_cache_of(*cache, id, stream);
     if (cache != nullptr) {
       cache->lock.enter();
       cache->count_live(static_cast<std::int64_t>(block), 1);
-      while (count > 1 && put_in(*cache, *mine, k, got[count - 1])) --count;
+      while (count > 1 && mine != nullptr && put_in(*cache, *mine, k, got[count - 1])) --count;
       if (mine != nullptr && where == detail::zone::large) mine->newest_large = got[0];
       cache->lock.leave();
     }
@@ -372,7 +440,10 @@ class pool {
   /// The stream was destroyed: nothing can be ordered after it, so all work is waited for, now or later.
   TARN_NOINLINE void deallocate_unknown(stream_ref stream, void* p, std::size_t bytes,
                                         std::size_t alignment) noexcept {
+    if (is_lost()) return;
+    count_waiting(bytes, alignment, 1);
     if (uses_.hold_back_for_all(p, bytes, alignment, stream)) return;
+    count_waiting(bytes, alignment, -1);
     deallocate_sync(p, bytes, alignment);
   }
 
@@ -411,7 +482,12 @@ class pool {
 
   TARN_NOINLINE void deallocate_slow(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                      std::size_t alignment) noexcept {
+    if (is_lost()) [[unlikely]]
+      return;
     teller const last(*this);
+    // The stream may be destroyed, so it cannot be asked whether it is captured.
+    if (ladder_.space.streams.is_crowded()) [[unlikely]]
+      sweep_streams(detail::sweep_of::default_streams);
     if (described_.active()) [[unlikely]]
       return take_back_described(id, stream, p, bytes, alignment, reuse::later);
     std::size_t const block = detail::rounded_bytes(bytes, alignment);
@@ -491,32 +567,35 @@ class pool {
   void give_back(stream_id id, stream_ref stream, unsigned k, void* const* blocks,
                  std::uint32_t count) noexcept {
     lock held(ladder_.hot);
-    detail::domain_ref giver = domain_of(held, id, stream);
+    looked_up_domain giver = domain_of(may_release(held), id, stream);
     for (std::uint32_t i = 0; i < count; ++i) {
       bool const in_run = k < detail::run_class_count;
-      if (giver == nobody) {
+      if (giver.get(held) == nobody) {
         count_uncached(static_cast<std::int64_t>(detail::class_bytes(k)), 1);
         continue;
       }
-      auto result = in_run ? ladder_.space.release_small(giver, k, blocks[i])
-                           : ladder_.space.release(giver, blocks[i], detail::class_bytes(k));
+      auto result = in_run ? ladder_.space.release_small(giver.get(held), k, blocks[i])
+                           : ladder_.space.release(giver.get(held), blocks[i], detail::class_bytes(k));
       if (result == detail::release_result::needs_finish) {
-        if (!finish(held)) {
+        bool const finished = finish(may_release(held));
+        giver = domain_of(may_release(held), id, stream);  // it may be another stream's by now
+        if (!finished) {
           count_uncached(static_cast<std::int64_t>(detail::class_bytes(k)), 1);
           continue;
         }
         result = ladder_.space.release_small(detail::neutral, k, blocks[i]);
-        giver = domain_of(held, id, stream);  // its place may have been given away meanwhile
       }
       if (result != detail::release_result::done) notice(result, blocks[i], detail::class_bytes(k));
     }
+    ladder_.space.count_splits();
   }
   void give_back_range(stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
     lock held(ladder_.hot);
-    return_range(held, id, stream, p, block);
+    return_range(may_release(held), id, stream, p, block);
+    ladder_.space.count_splits();
   }
-  void return_range(lock& held, stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
-    detail::domain_ref const giver = domain_of(held, id, stream);
+  void return_range(may_release hot, stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
+    detail::domain_ref const giver = domain_of(hot, id, stream).get(hot.held());
     if (giver == nobody) [[unlikely]]
       return count_uncached(static_cast<std::int64_t>(block), 1);
     auto const result = ladder_.space.release(giver, p, block);
@@ -526,22 +605,23 @@ class pool {
 
   /// Where the host has no memory to note a free and the device cannot be waited for, the block stays live until the pool
   /// ends: nobody may have it while work may still use it.
+  using looked_up_domain = detail::looked_up<detail::domain_ref>;
   static constexpr detail::domain_ref nobody = static_cast<detail::domain_ref>(-1);
 
   /// The domain that a free belongs to. Where the host has no memory to make one, its work is waited for instead.
-  detail::domain_ref domain_of(lock& held, stream_id id, stream_ref stream) noexcept {
+  looked_up_domain domain_of(may_release hot, stream_id id, stream_ref stream) noexcept {
+    detail::domain_ref found = nobody;
     try {
-      return ladder_.space.streams.get(id, stream);
+      found = ladder_.space.streams.get(id, stream);
     } catch (...) {
-      return finish(held) ? detail::neutral : nobody;
+      if (finish(hot)) found = detail::neutral;
     }
+    return {hot.held(), found};
   }
   /// Waits for the device: a stream whose blocks come home late may be destroyed, and its handle must not be asked.
-  bool finish(lock& held) noexcept {
-    held.unlock();
-    bool const done = ladder_.order.driver().synchronize_device().ok();
-    held.lock();
-    return done;
+  bool finish(may_release hot) noexcept {
+    unlocked const open(hot);
+    return ladder_.order.driver().synchronize_device().ok();
   }
 
   // ---- with a tool that watches (description.hpp)
@@ -658,30 +738,28 @@ class pool {
   // ---- threads
 
   [[nodiscard]] TARN_ALWAYS_INLINE detail::thread_cache* local() const noexcept {
-    detail::local_cache const& slot = detail::local_caches[detail::local_cache_slot(link_.get())];
-    return slot.link == link_.get() ? slot.cache : nullptr;
+    return detail::local_caches.find(link_.get(), link_number_);
   }
 
-  /// This thread's cache, made on first use. Null once the thread is ending, or without host memory.
+  /// This thread's cache, made on first use. Null once the thread is ending, without host memory, or while another thread
+  /// holds the growth lock: then a later call makes it.
   [[nodiscard]] TARN_ALWAYS_INLINE detail::thread_cache* local_or_new() noexcept {
     if (auto* const cache = local(); cache != nullptr) [[likely]]
       return cache;
     return new_local();
   }
   TARN_NOINLINE detail::thread_cache* new_local() noexcept {
-    if (detail::thread_exit::over || described_.active()) return nullptr;
+    if (detail::thread_exit::over || described_.active() || is_lost()) return nullptr;
     try {
       detail::thread_exit& hook = detail::thread_exit::of_this_thread();
-      detail::thread_cache* cache = hook.find(link_.get());
-      if (cache == nullptr) {
-        detail::owned made(new detail::thread_cache);
-        cache = made.get();
-        std::lock_guard const cold(ladder_.cold);
-        caches_.reserve(caches_.size() + 1);
-        hook.add(link_, cache);
-        caches_.push_back(std::move(made));
-      }
-      detail::local_caches[detail::local_cache_slot(link_.get())] = {link_.get(), cache};
+      detail::owned made(new detail::thread_cache);
+      detail::thread_cache* const cache = made.get();
+      // Not waited for: its holder may wait for work that this thread goes on to launch after a deallocation.
+      std::unique_lock const cold(ladder_.cold, std::try_to_lock);
+      if (!cold.owns_lock()) return nullptr;
+      caches_.reserve(caches_.size() + 1);
+      hook.add(link_, cache);
+      caches_.push_back(std::move(made));
       return cache;
     } catch (...) {
       return nullptr;
@@ -709,6 +787,7 @@ class pool {
 
   /// An ending thread's cache comes home. Called with the link's mutex held.
   void retire(detail::thread_cache* cache) noexcept {
+    if (is_lost()) return;
     teller const last(*this);
     std::lock_guard const cold(ladder_.cold);
     flush(*cache);
@@ -784,17 +863,27 @@ class pool {
   /// freed it may be destroyed, its handle another's, and the calling thread another.
   TARN_NOINLINE bool hold_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                std::size_t alignment) noexcept {
+    if (is_lost()) return true;
     if constexpr (describes) {
       if (described_.active() && id != detail::neutral_id) described_.wait_if_live(p, bytes, stream);
     }
-    return uses_.hold_back(p, bytes, alignment, stream_ref::from(stream.handle(), id));
+    // Counted first: once it is held back another thread may free it.
+    count_waiting(bytes, alignment, 1);
+    bool const held = uses_.hold_back(p, bytes, alignment, stream_ref::from(stream.handle(), id));
+    if (!held) count_waiting(bytes, alignment, -1);
+    return held;
+  }
+  void count_waiting(std::size_t bytes, std::size_t alignment, std::int64_t sign) noexcept {
+    waiting_.change(bytes <= detail::class_limit, detail::rounded_bytes(bytes, alignment), bytes, sign);
   }
 
   /// Frees blocks that record_use() held back and whose uses are over. The growth lock is held.
   void release_waiting(bool const wait) noexcept {
     if (!uses_.any_waiting()) return;
+    uses_.settle(wait);
     typename detail::recorded_uses<driver_type>::waiting w;
-    while (uses_.take_ready(w, wait)) {
+    while (uses_.take_ready(w)) {
+      count_waiting(w.bytes, w.alignment, -1);
       stream_id const id = w.stream.id();
       if (described_.active()) {
         take_back_described(id, w.stream, w.p, w.bytes, w.alignment, reuse::at_once);
@@ -815,29 +904,86 @@ class pool {
 
   // ---- streams
 
+  /// Forgets streams that are done with the pool, ended threads' default streams among them. Where another thread climbs,
+  /// a later call does it.
+  TARN_NOINLINE void sweep_streams(detail::sweep_of which) noexcept {
+    if (!ladder_.cold.try_lock()) return;
+    std::lock_guard const cold(ladder_.cold, std::adopt_lock);
+    lock held(ladder_.hot);
+    if (ladder_.space.streams.is_crowded()) ladder_.sweep(may_release(held), which);
+  }
+
   [[nodiscard]] TARN_ALWAYS_INLINE stream_id identity(stream_ref stream) const {
     if (stream.id() != stream_ref::unknown_id) [[likely]]
       return stream.id();
     stream_id id = 0;
     status const s = ladder_.order.driver().identify(stream, id);
-    if (!s.ok()) throw cuda_error(s, ladder_.order.driver().device().value);
+    if (!s.ok()) {
+      if (is_lost()) refuse_forked();
+      throw cuda_error(s, ladder_.order.driver().device().value);
+    }
     return id;
   }
 
-  [[noreturn]] void refuse(stream_id id, std::size_t bytes, std::size_t alignment) const {
+  // ---- fork
+
+  /// True in a forked child that cannot use what the driver gave its parent. Its magazines are shut, so that every call comes
+  /// to where this is asked.
+  [[nodiscard]] bool is_lost() const noexcept { return lost_.load(std::memory_order_relaxed); }
+
+  [[noreturn]] void refuse_forked() const {
+    status const s{failure::forked, 3, "cudaErrorInitializationError", "allocation in a forked child"};
+    throw cuda_error(s, ladder_.order.driver().device().value);
+  }
+
+  /// Keeps every thread out. The locks that were made before this pool's at_fork are taken.
+  [[nodiscard]] bool take_for_fork() noexcept {
+    if (is_lost()) return true;
+    if (!ladder_.cold.is_mine()) return false;
+    for (auto const& cache : caches_) cache->lock.announce();
+    detail::remote_barrier();
+    for (auto const& cache : caches_) cache->lock.visit();
+    ladder_.hot.lock();
+    return true;
+  }
+  void release_after_fork(detail::fork_side side) noexcept {
+    if (is_lost()) return;
+    if (side == detail::fork_side::child_without) {
+      (void)::new (static_cast<void*>(&ladder_.hot)) detail::hot_mutex;
+      for (auto const& cache : caches_) cache->lock.announce();
+    } else {
+      ladder_.hot.unlock();
+    }
+    bool const goes_on = side == detail::fork_side::parent ||
+                         (side == detail::fork_side::child && survives_fork(ladder_.order.driver()));
+    lost_.store(!goes_on, std::memory_order_relaxed);
+    if (!goes_on) return;
+    if (side == detail::fork_side::parent) {
+      for (auto const& cache : caches_) cache->lock.end_visit();
+    } else {
+      detail::renew_remote_barrier();
+      for (auto const& cache : caches_) cache->lock.end_visit_in_child();
+    }
+  }
+
+  [[noreturn]] void refuse(stream_id id, std::size_t bytes, std::size_t alignment,
+                           char const* refused_by = "the pool") const {
     memory_report r;
     r.asked = bytes;
     r.alignment = alignment;
     r.device = ladder_.order.driver().device().value;
     r.stream = id;
-    r.refused_by = "the pool";
+    r.refused_by = refused_by;
     throw out_of_memory(r);
   }
 
   mutable detail::ladder<typename described::source_type> ladder_;
   detail::recorded_uses<driver_type> uses_;
+  detail::waiting_count waiting_;
   detail::counted<detail::pool_link> link_;
+  std::uint32_t const link_number_ = link_->number;
   detail::sequence<detail::owned<detail::thread_cache>> caches_;  ///< under the growth lock
+  pool_totals totals_reset_;                                      ///< under the growth lock
   std::int64_t retired_live_bytes_ = 0;  ///< of threads that ended; under the growth lock
   std::int64_t retired_live_blocks_ = 0;
   std::int64_t uncached_live_bytes_ = 0;  ///< of calls without a thread cache; under the hot lock
@@ -845,7 +991,12 @@ class pool {
   static constexpr unsigned most_noticed = 16;
   noticed noticed_[most_noticed];  ///< misuse not told yet; under the hot lock
   std::atomic<unsigned> noticed_count_{0};
-  typename described::type described_;  ///< last, away from what a warm call looks at
+  std::atomic<bool> lost_{false};
+  typename described::type described_;  ///< away from what a warm call looks at
+  detail::at_fork member_{this, [](void* self) noexcept { return static_cast<pool*>(self)->take_for_fork(); },
+                          [](void* self, detail::fork_side side) noexcept {
+                            static_cast<pool*>(self)->release_after_fork(side);
+                          }};
 };
 
 }  // namespace tarn

@@ -26,7 +26,8 @@ struct held_block {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   held_use use = held_use::cached;
-  stream_id stream = 0;  ///< 0: nobody's
+  stream_id stream = 0;       ///< 0: nobody's
+  std::size_t requested = 0;  ///< of an awaiting block: what the pool was asked for
 };
 
 struct held_piece {
@@ -59,11 +60,13 @@ struct pool_facts {
     std::size_t first_piece = 0;
     std::size_t pieces = 0;
     domain_ref domain = neutral;
+    std::uint16_t generation = 0;
   };
 
   std::vector<range> ranges;  ///< live and free ones
   std::vector<run> runs;
-  std::vector<stream_id> domains;  ///< by domain_ref
+  std::vector<stream_id> domains;          ///< by domain_ref
+  std::vector<std::uint16_t> generations;  ///< by domain_ref
   std::vector<used_view> views;
   std::vector<held_piece> pieces;
   std::vector<held_memory> held;
@@ -80,14 +83,14 @@ struct pool_facts {
     for (std::size_t i = 0; i < ladder.counters.notes.size(); ++i) notes.push_back(ladder.counters.notes[i]);
     reserved = ladder.counters.reserved;
     stopped_threads const stopped(caches);
-    // Before the hot lock: drivers may be called under that of the uses.
+    // Before the hot lock: no two locks are held at once.
     uses.for_each_waiting([&](auto const& w) {
       awaiting.push_back({address_of(w.p), rounded_bytes(w.bytes, w.alignment), held_use::awaiting,
-                          public_id(w.stream.id())});
+                          public_id(w.stream.id()), w.bytes});
     });
     if constexpr (requires { told.for_each_kept([](freed_block const&) {}); }) {
       told.for_each_kept([&](auto const& b) {
-        cached.push_back({address_of(b.p), 0, held_use::cached, public_id(b.id)});
+        cached.push_back({address_of(b.p), 0, held_use::cached, public_id(b.id), 0});
       });
     }
     for (auto const& cache : caches) {
@@ -102,6 +105,7 @@ struct pool_facts {
       ranges.reserve(most_ranges);
       runs.reserve(most_runs);
       domains.reserve(most_domains);
+      generations.reserve(most_domains);
       cached.reserve(cached.size() + most_foreign);
       hot_lock const hot(ladder.hot);
       if (space.ranges.size() > most_ranges || space.runs.size() > most_runs ||
@@ -110,6 +114,12 @@ struct pool_facts {
       copy_arena(space);
       return;
     }
+  }
+
+  /// The stream that a live block was taken for; 0 where it was forgotten since.
+  template <class Taken>
+  [[nodiscard]] stream_id stream_of(Taken const& taken) const noexcept {
+    return taken.generation == generations[taken.domain] ? domains[taken.domain] : 0;
   }
 
   /// A stream's identity as users know it: nobody's is 0.
@@ -131,10 +141,10 @@ struct pool_facts {
   void copy_magazines(stream_cache const& mine) {
     stream_id const id = public_id(mine.id);
     if (mine.large_block != nullptr)
-      cached.push_back({address_of(mine.large_block), mine.large_bytes, held_use::cached, id});
+      cached.push_back({address_of(mine.large_block), mine.large_bytes, held_use::cached, id, 0});
     for (magazine const& m : mine.magazines) {
       for (std::uint32_t i = 0; i < m.count; ++i)
-        cached.push_back({address_of(m.blocks[i]), 0, held_use::cached, id});
+        cached.push_back({address_of(m.blocks[i]), 0, held_use::cached, id, 0});
     }
   }
 
@@ -149,14 +159,15 @@ struct pool_facts {
     }
     for (domain_ref d = 0; d < space.streams.size(); ++d) {
       domains.push_back(public_id(space.streams[d].id));
+      generations.push_back(space.streams[d].generation);
       for (auto const& list : space.streams[d].foreign) {
-        for (void* const p : list) cached.push_back({address_of(p), 0, held_use::cached, domains.back()});
+        for (void* const p : list) cached.push_back({address_of(p), 0, held_use::cached, domains.back(), 0});
       }
     }
     if (space.tenancies.size() <= 1) return;  // no view was ever made
     space.blocks.for_each([&](std::uintptr_t address, range_ref r) {
-      if (space.ranges[r].view == 0) return;
-      used_view v{address, pieces.size(), 0, space.ranges[r].domain};
+      if (space.ranges[r].view_or_split == 0) return;
+      used_view v{address, pieces.size(), 0, space.ranges[r].domain, space.ranges[r].generation};
       for (; r != 0; r = space.ranges[r].chain, ++v.pieces)
         pieces.push_back({space.ranges[r].address, space.ranges[r].bytes});
       views.push_back(v);

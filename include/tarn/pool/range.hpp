@@ -6,7 +6,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 
+#include "tarn/core/config.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/size_class.hpp"
 
@@ -15,7 +18,7 @@ namespace tarn::detail {
 /// Index of a node; 0 is none.
 using range_ref = std::uint32_t;
 /// Index of a stream's domain; 0 is the neutral domain, whose memory nothing on the device uses any more.
-using domain_ref = std::uint16_t;
+using domain_ref = std::uint32_t;
 inline constexpr domain_ref neutral = 0;
 
 enum class range_state : std::uint8_t {
@@ -44,16 +47,20 @@ struct range {
   range_ref next = 0;
   range_ref bin_previous = 0;  ///< neighbours in the index's bin
   range_ref bin_next = 0;
-  range_ref chain = 0;        ///< of a live block in pieces: the next piece
-  std::uint32_t view = 0;     ///< of its first piece: the view it is seen through
+  range_ref chain = 0;  ///< of a live block in pieces: the next piece
+  /// Of the first piece of a live block: the view it is seen through. Of a free range in an index: what arena counts as
+  /// split, in range_grain. Otherwise 0.
+  std::uint32_t view_or_split = 0;
   std::uint32_t segment = 0;  ///< which upstream block, for pools over blocks
   domain_ref domain = neutral;
+  std::uint16_t generation = 0;  ///< of a live one: its domain's when it was taken
   range_state state = range_state::unused;
   zone where = zone::small;
   bool at_end = false;  ///< where it is in an index: it may be extended, see range_index
 
   [[nodiscard]] std::uintptr_t end() const noexcept { return address + bytes; }
 };
+static_assert(sizeof(range) == 64, "host memory is documented as 64 bytes a range");
 
 /// All nodes. Grows only where a caller has asked for room beforehand, so that releasing never allocates.
 class range_table {
@@ -72,6 +79,10 @@ class range_table {
 
   /// A fresh node; room has been made.
   [[nodiscard]] range_ref take() noexcept {
+    if constexpr (check_locks) {
+      if (spare_count_ == 0)
+        stop("tarn: a range was taken without room; make room under the same hold of the lock");
+    }
     range_ref const r = first_spare_;
     first_spare_ = nodes_[r].next;
     --spare_count_;
@@ -94,6 +105,11 @@ class range_table {
   [[nodiscard]] std::size_t in_use() const noexcept { return nodes_.size() - 1 - spare_count_; }
 
  private:
+  [[noreturn]] static void stop(char const* why) noexcept {
+    std::fprintf(stderr, "%s\n", why);
+    std::abort();
+  }
+
   sequence<range> nodes_;
   range_ref first_spare_ = 0;
   std::size_t spare_count_ = 0;

@@ -37,6 +37,7 @@ struct run {
   run_ref next = 0;
   range_ref body = 0;
   domain_ref domain = neutral;
+  std::uint16_t generation = 0;  ///< its domain's; where that has another by now, the run is neutral
   std::uint16_t size_class = 0;
 
   /// Takes a free block; there is one.

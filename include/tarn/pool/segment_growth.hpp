@@ -28,7 +28,6 @@ template <segment_source Source>
 class segment_growth {
  public:
   using driver_type = typename Source::driver_type;
-  using lock = hot_lock;
   static constexpr bool moves = false;
 
   segment_growth(Source source, growth_counters& counters)
@@ -45,15 +44,17 @@ class segment_growth {
   /// Makes a free range of at least `request.bytes`. False where nothing may be created. The hot lock is held
   /// on entry and return, and let go around the upstream's call. @throws what the upstream throws; nothing
   /// has changed
-  bool grow(arena& a, lock& hot, ordering<driver_type>&, growth_request const& request, void*&) {
+  bool grow(arena& a, may_release hot, ordering<driver_type>&, growth_request const& request, void*&) {
     if (request.may_create == 0 && !request.may_exceed) return false;
-    a.ranges.make_room(1);
     segments_.reserve(segments_.size() + 1);
+    a.ranges.make_room(1);
+    // The node is taken now: other threads may use up the room while the lock is released.
+    range_ref const r = a.ranges.take();
     std::size_t const exact = request.bytes + (request.alignment > range_grain ? request.alignment : 0);
     std::size_t bytes = align_up(exact, segment_grain);
-    hot.unlock();
     void* base = nullptr;
     try {
+      unlocked const open(hot);
       try {
         base = source_.allocate_sync(bytes, default_alignment);
         // Blocks of whole segment grains start on a range grain nearly everywhere. Room for the other case is asked for only
@@ -68,15 +69,13 @@ class segment_growth {
         base = source_.allocate_sync(bytes, default_alignment);
       }
     } catch (...) {
-      hot.lock();
+      a.ranges.put_back(r);
       throw;
     }
-    hot.lock();
     ++counters_.creates;
     counters_.hold(reinterpret_cast<std::uintptr_t>(base), bytes, request.where);
     auto const index = free_index();
     segments_[index] = {base, bytes, request.where};
-    range_ref const r = a.ranges.take();
     range& node = a.ranges[r];
     node.address = align_up(reinterpret_cast<std::uintptr_t>(base), range_grain);
     node.bytes = align_down(reinterpret_cast<std::uintptr_t>(base) + bytes - node.address, range_grain);
@@ -88,7 +87,7 @@ class segment_growth {
 
   /// Gives wholly free segments back, whose work is done, until at most `keep` bytes are reserved; returns
   /// the bytes.
-  std::size_t shrink(arena& a, lock& hot, std::size_t keep) {
+  std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
     while (counters_.reserved > keep) {
       range_ref whole = 0;
@@ -108,9 +107,8 @@ class segment_growth {
       ++counters_.destroys;
       counters_.release(reinterpret_cast<std::uintptr_t>(gone.base), gone.bytes, gone.where);
       given += gone.bytes;
-      hot.unlock();
+      unlocked const open(hot);
       source_.deallocate_sync(gone.base, gone.bytes, default_alignment);
-      hot.lock();
     }
     return given;
   }

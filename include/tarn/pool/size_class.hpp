@@ -67,7 +67,8 @@ inline constexpr auto class_bytes_table = [] {
 
 /// Bytes that a request occupies: its class, or its size rounded to the grain. Pure: allocation and sized
 /// deallocation agree without looking anything up.
-[[nodiscard]] constexpr std::size_t rounded_bytes(std::size_t bytes, std::size_t alignment) noexcept {
+[[nodiscard]] TARN_ALWAYS_INLINE constexpr std::size_t rounded_bytes(std::size_t bytes,
+                                                                     std::size_t alignment) noexcept {
   if (bytes == 0) return 0;
   if (has_class(bytes, alignment)) return class_bytes(class_of(bytes));
   return align_up(bytes, range_grain);

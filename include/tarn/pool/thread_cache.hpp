@@ -9,6 +9,7 @@
 #include <mutex>
 #include <utility>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/counted.hpp"
 #include "tarn/core/owned.hpp"
@@ -90,25 +91,49 @@ struct alignas(cache_line_bytes) thread_cache {
   std::uint64_t changes_ = 0;
 };
 
+/// Source of pool numbers; constant-initialised.
+inline constinit std::atomic<std::uint32_t> next_pool_number{0};
+
 /// Ties a pool to the threads that cache for it. Outlives both: each side leaves under the mutex.
 struct pool_link {
-  std::mutex mutex;
+  fork_mutex mutex;
   std::atomic<void*> pool{nullptr};  ///< null once the pool is gone; changed under the mutex
   void (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
+  /// Where threads look for their cache first. Pools that are made one after the other get different places.
+  std::uint32_t const number = next_pool_number.fetch_add(1, std::memory_order_relaxed);
 };
 
-/// The thread's caches by pool, found with one compare. Plain data: it needs no construction and no guard.
 struct local_cache {
-  pool_link const* link = nullptr;
+  pool_link const* link = nullptr;  ///< null: a vacant place
   thread_cache* cache = nullptr;
 };
-inline constexpr std::size_t local_cache_slots = 8;
-inline thread_local constinit local_cache local_caches[local_cache_slots] = {};
+inline constexpr local_cache no_local_cache{};
 
-[[nodiscard]] inline std::size_t local_cache_slot(pool_link const* link) noexcept {
-  auto const bits = reinterpret_cast<std::uintptr_t>(link);
-  return ((bits >> 6) ^ (bits >> 12)) % local_cache_slots;
-}
+/// The thread's caches by pool: a hash table with linear probing, at most a quarter full, whose memory thread_exit owns.
+/// Plain data: it needs no construction and no guard. Before the first pool and after the thread's end it is one vacant
+/// place.
+struct local_cache_table {
+  local_cache const* places = &no_local_cache;
+  std::uint32_t mask = 0;  ///< the number of places less one
+
+  /// Null where the thread has no cache of that pool. One compare where no other pool of the thread has its place.
+  [[nodiscard]] TARN_ALWAYS_INLINE thread_cache* find(pool_link const* link,
+                                                      std::uint32_t number) const noexcept {
+    local_cache const& first = places[number & mask];
+    if (first.link == link) [[likely]]
+      return first.cache;
+    return find_other(link, number);
+  }
+
+ private:
+  TARN_NOINLINE thread_cache* find_other(pool_link const* link, std::uint32_t number) const noexcept {
+    for (std::uint32_t at = number & mask; places[at].link != nullptr; at = (at + 1) & mask) {
+      if (places[at].link == link) return places[at].cache;
+    }
+    return nullptr;
+  }
+};
+inline thread_local constinit local_cache_table local_caches{};
 
 /// Gives the caches of an ending thread back to the pools that still live.
 class thread_exit {
@@ -123,33 +148,19 @@ class thread_exit {
   thread_exit& operator=(thread_exit const&) = delete;
   ~thread_exit() {
     over = true;
-    for (local_cache& l : local_caches) l = {};
+    local_caches = {};
     for (entry& e : entries_) {
       std::lock_guard const guard(e.link->mutex);
       if (e.link->pool != nullptr) e.link->retire(e.link->pool, e.cache);
     }
   }
 
-  [[nodiscard]] thread_cache* find(pool_link const* link) const noexcept {
-    for (entry const& e : entries_) {
-      if (e.link.get() == link) return e.cache;
-    }
-    return nullptr;
-  }
-
-  /// Remembers a cache; forgets those of pools that are gone. @throws std::bad_alloc, nothing has changed
+  /// Remembers a cache; forgets those of pools that are gone. Amortised O(1). @throws std::bad_alloc, nothing has changed
   void add(counted<pool_link> const& link, thread_cache* cache) {
-    for (std::size_t i = entries_.size(); i-- > 0;) {
-      pool_link* const known = entries_[i].link.get();
-      // Not under its mutex: an ending thread holds that while it takes the pool's growth lock, and this thread may hold
-      // the growth lock of a pool over pools.
-      if (known->pool.load(std::memory_order_acquire) != nullptr) continue;
-      // The slot must forget the address before the link's memory can be used again.
-      local_cache& slot = local_caches[local_cache_slot(known)];
-      if (slot.link == known) slot = {};
-      entries_.erase_unordered(i);
-    }
+    entries_.reserve(entries_.size() + 1);
+    if ((entries_.size() + 1) * places_each > places_.size()) lay_out_again();
     entries_.push_back({link, cache});
+    place(places_, entries_.back());
   }
 
   /// True once this thread's caches were given back: what runs after (static destructors) goes without.
@@ -161,7 +172,42 @@ class thread_exit {
   }
 
  private:
+  static constexpr std::size_t places_each = 4;
+  static constexpr std::size_t least_places = 16;
+
+  /// A pool may end while this is called. Not under its link's mutex: an ending thread holds that while it takes the pool's
+  /// growth lock, and this thread may hold the growth lock of a pool over pools.
+  [[nodiscard]] static bool is_gone(entry const& e) noexcept {
+    return e.link->pool.load(std::memory_order_acquire) == nullptr;
+  }
+
+  /// Makes a table with room for as many pools again, without those that are gone.
+  void lay_out_again() {
+    sequence<entry> left;
+    left.reserve(entries_.size() + 1);
+    for (entry const& e : entries_) {
+      if (!is_gone(e)) left.push_back(e);
+    }
+    std::size_t count = least_places;
+    while (count < (left.size() + 1) * places_each * 2) count *= 2;
+    sequence<local_cache> places;
+    places.resize(count);
+    for (entry const& e : left) place(places, e);
+    // The table forgets a link before `left` releases it: its memory may be another pool's link next.
+    local_caches = {places.begin(), static_cast<std::uint32_t>(count - 1)};
+    places_.swap(places);
+    entries_.swap(left);
+  }
+
+  static void place(sequence<local_cache>& places, entry const& e) noexcept {
+    std::size_t const mask = places.size() - 1;
+    std::size_t at = e.link->number & mask;
+    while (places[at].link != nullptr) at = (at + 1) & mask;
+    places[at] = {e.link.get(), e.cache};
+  }
+
   sequence<entry> entries_;
+  sequence<local_cache> places_;  ///< what local_caches shows
 };
 
 }  // namespace tarn::detail

@@ -27,7 +27,6 @@ template <watched_pages Source>
 class watched_growth {
  public:
   using driver_type = typename Source::driver_type;
-  using lock = hot_lock;
 
   watched_growth(Source source, growth_counters& counters)
       : pages_(source, counters), segments_(static_cast<Source&&>(source), counters) {}
@@ -44,11 +43,12 @@ class watched_growth {
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     return segments_.host_bytes() + pages_.host_bytes();
   }
-  bool grow(arena& a, lock& hot, ordering<driver_type>& order, growth_request const& request, void*& block) {
+  bool grow(arena& a, may_release hot, ordering<driver_type>& order, growth_request const& request,
+            void*& block) {
     if (watched()) return segments_.grow(a, hot, order, request, block);
     return pages_.grow(a, hot, order, request, block);
   }
-  std::size_t shrink(arena& a, lock& hot, std::size_t keep) {
+  std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
     return watched() ? segments_.shrink(a, hot, keep) : pages_.shrink(a, hot, keep);
   }
   template <class F>

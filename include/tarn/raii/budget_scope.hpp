@@ -12,22 +12,19 @@
 namespace tarn {
 
 /// Lets memory that has a `limited` layer grow by at most `bytes` during a scope; never raises the limit
-/// there was. Other threads are bound likewise while it lives. Scopes nest; end them in the reverse order of
-/// their beginning.
+/// there was. Other threads are bound likewise while it lives. Scopes nest and overlap freely, on any threads: the
+/// smallest bound of all that live holds, and each ends with its scope.
 template <class Resource>
 class budget_scope {
  public:
   budget_scope(Resource memory, std::size_t bytes) : memory_(std::move(memory)) {
-    before_ = ask([](auto& layer) -> decltype(layer.limit()) { return layer.limit(); });
-    std::size_t const used = ask([](auto& layer) -> decltype(layer.used()) { return layer.used(); });
-    std::size_t const wanted = bytes < before_ - detail::smaller_of(before_, used) ? used + bytes : before_;
-    ask([&](auto& layer) -> decltype(layer.set_limit(wanted)) { return layer.set_limit(wanted); });
+    ask([&](auto& layer) -> decltype(layer.add(bound_, bytes)) { return layer.add(bound_, bytes); });
   }
   budget_scope(budget_scope const&) = delete;
   budget_scope& operator=(budget_scope const&) = delete;
-  /// The limit from before holds again.
+  /// Takes this scope's bound away; no other's.
   ~budget_scope() {
-    ask([&](auto& layer) -> decltype(layer.set_limit(before_)) { return layer.set_limit(before_); });
+    ask([&](auto& layer) -> decltype(layer.remove(bound_)) { return layer.remove(bound_); });
   }
 
   /// What may still be allocated, bytes.
@@ -45,7 +42,7 @@ class budget_scope {
     return nearest(memory_, call);
   }
   mutable Resource memory_;
-  std::size_t before_ = 0;
+  detail::budget_bound bound_;
 };
 
 }  // namespace tarn

@@ -5,6 +5,7 @@
 #include "tarn/core/config.hpp"
 #include "tarn/core/device.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/core/scope_chain.hpp"
 #include "tarn/driver/driver.hpp"
 
 #if TARN_HAS_CUDA
@@ -15,29 +16,41 @@ namespace tarn {
 
 /// Makes a device the calling thread's current one and restores the one before. For the caller's own kernel
 /// launches: tarn itself works whatever device is current. A device that is current already costs one
-/// look-up.
+/// look-up. Guards of a thread may end in any order: while any lives, the innermost one's device is current; after the last,
+/// the device from before the first. Each ends on the thread that began it.
 template <stream_driver Driver>
 class basic_device_guard {
  public:
   /// @throws cuda_error  there is no such device; nothing has changed
-  explicit basic_device_guard(device_id device) {
+  explicit basic_device_guard(device_id device) : device_(device) {
     if (status const s = Driver::current_device(before_); !s.ok()) throw cuda_error(s, device.value);
-    if (device == before_) return;
-    if (status const s = Driver::set_current_device(device); !s.ok()) throw cuda_error(s, device.value);
-    changed_ = true;
+    if (device != before_) {
+      if (status const s = Driver::set_current_device(device); !s.ok()) throw cuda_error(s, device.value);
+    }
+    chain::begin(*this);
   }
   basic_device_guard(basic_device_guard const&) = delete;
   basic_device_guard& operator=(basic_device_guard const&) = delete;
   ~basic_device_guard() {
-    if (changed_) (void)Driver::set_current_device(before_);
+    bool const innermost = chain::innermost() == this;
+    basic_device_guard* const inner = chain::end(*this, "device_guard");
+    if (innermost) {
+      if (device_ != before_) (void)Driver::set_current_device(before_);
+    } else if (inner != nullptr) {
+      inner->before_ = before_;  // this guard's device is not to be restored any more
+    }
   }
 
   /// The device that will be current again.
   [[nodiscard]] device_id before() const noexcept { return before_; }
 
  private:
+  using chain = detail::scope_chain<basic_device_guard>;
+  friend chain;
+
+  device_id device_;
   device_id before_;
-  bool changed_ = false;
+  basic_device_guard* outer_ = nullptr;
 };
 
 #if TARN_HAS_CUDA

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <utility>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/extremes.hpp"
 #include "tarn/core/place.hpp"
 #include "tarn/core/sequence.hpp"
@@ -75,7 +76,7 @@ class line_registry {
   }
 
  private:
-  std::mutex mutex_;
+  detail::fork_mutex mutex_;
   sequence<profiled_line> lines_;
   std::uint64_t dropped_ = 0;
 };

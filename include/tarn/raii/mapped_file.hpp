@@ -42,18 +42,21 @@ class file_error : public std::exception {
 /// touched (SIGBUS); read() throws instead, and is what streamed batches use.
 class mapped_file {
  public:
-  /// @throws file_error  no such file, not readable, not a regular file
+  /// Never waits for a writer, and opens no device. @throws file_error  no such file, not readable, not a regular file, or
+  /// one of those that the system makes up as they are read (/proc), whose size is not known
   explicit mapped_file(std::string path) : path_(std::move(path)) {
-    file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-    if (file_ < 0) throw file_error(path_, "cannot be opened for reading", errno);
     struct ::stat facts {};
+    if (::stat(path_.c_str(), &facts) == 0) require_regular(facts);
+    // Without O_NONBLOCK the opening of a FIFO that has just taken the file's place would wait for a writer.
+    file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (file_ < 0) throw file_error(path_, "cannot be opened for reading", errno);
     if (::fstat(file_, &facts) != 0) fail("cannot be looked at");
-    if (!S_ISREG(facts.st_mode)) {
-      errno = 0;
-      fail("is no regular file; read it by a generator");
-    }
+    require_regular(facts);
     bytes_ = static_cast<std::size_t>(facts.st_size);
-    if (bytes_ == 0) return;
+    if (bytes_ == 0) {
+      require_empty();
+      return;
+    }
     void* const mapped = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file_, 0);
     if (mapped == MAP_FAILED) fail("cannot be mapped");
     data_ = static_cast<std::byte*>(mapped);
@@ -106,6 +109,20 @@ class mapped_file {
   }
 
  private:
+  void require_regular(struct ::stat const& facts) {
+    if (S_ISREG(facts.st_mode)) return;
+    errno = 0;
+    fail("is no regular file; read it by a generator");
+  }
+  /// Files that the system makes up have a size of 0 and contents all the same.
+  void require_empty() {
+    char first = 0;
+    ssize_t const got = ::pread(file_, &first, 1, 0);
+    if (got < 0) fail("cannot be read");
+    if (got == 0) return;
+    errno = 0;
+    fail("has contents, but its size is not known; read it by a generator");
+  }
   [[noreturn]] void fail(std::string_view what) {
     int const error = errno;
     close();

@@ -33,7 +33,7 @@ concept bounds_bytes = requires(Layer& layer) {
   { layer.used() } -> std::convertible_to<std::size_t>;
 };
 template <class Layer>
-concept caches_bytes = stands_on_another<Layer> && requires(Layer& layer) {
+concept caches_bytes = stands_on_another<Layer> && !routes_calls<Layer> && requires(Layer & layer) {
   { layer.state() } -> std::same_as<pool_state>;
 };
 

@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/device.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
@@ -55,7 +56,8 @@ class per_device {
   /// Ordinals go up to below this.
   static constexpr int most_devices = 128;
 
-  /// Makes no pool yet. @param make  called with a device, at most once at a time
+  /// Makes no pool yet. @param make  called with a device, by one thread at a time. It may ask for other devices' pools; it
+  ///                                 must not wait for a thread that asks for one
   explicit per_device(Make make = Make{}) : make_(std::move(make)) {}
   per_device(per_device const&) = delete;
   per_device& operator=(per_device const&) = delete;
@@ -66,13 +68,15 @@ class per_device {
   /// The device's pool, made now if there is none. The current device stays what it is.
   /// @throws cuda_error  of kind `no_device` where there is no such device, and whatever making a pool may throw; the next
   ///                     call tries again
-  /// @throws misuse      of kind `wrong_device`: what was made is another device's
+  /// @throws misuse      of kind `wrong_device`: what was made is another device's; of kind `recursion`: making a device's
+  ///                     pool asks for that same pool
   [[nodiscard]] Pool& operator[](device_id device) {
     if (device.value < 0 || device.value >= most_devices) refuse(device);
     std::atomic<Pool*>& slot = slots_[device.value];
     if (Pool* const there = slot.load(std::memory_order_acquire); there != nullptr) return *there;
     std::lock_guard const lock(mutex_);
     if (Pool* const there = slot.load(std::memory_order_relaxed); there != nullptr) return *there;
+    making const here(in_making_[device.value], device);
     auto made = std::make_unique<Pool>(make_(device));
     if (made->device() != device) refuse(device, made->device());
     slot.store(made.get(), std::memory_order_release);
@@ -107,6 +111,27 @@ class per_device {
   }
 
  private:
+  /// Marks a device whose pool this thread is making.
+  class making {
+   public:
+    making(bool& marked, device_id device) : marked_(marked) {
+      if (marked) refuse_recursion(device);
+      marked_ = true;
+    }
+    making(making const&) = delete;
+    making& operator=(making const&) = delete;
+    ~making() { marked_ = false; }
+
+   private:
+    bool& marked_;
+  };
+
+  [[noreturn]] static void refuse_recursion(device_id device) {
+    message<160> text;
+    text.add("per_device is making the pool of device ").add_number(device.value);
+    text.add(", and making it asks for that same pool; make it from a source");
+    throw misuse(misuse_kind::recursion, nullptr, text.view());
+  }
   [[noreturn]] static void refuse(device_id device) {
     throw cuda_error({failure::no_device, 101, "cudaErrorInvalidDevice", "per_device"}, device.value);
   }
@@ -120,7 +145,8 @@ class per_device {
   }
 
   Make make_;
-  std::mutex mutex_;
+  detail::recursive_fork_mutex mutex_;  ///< making one pool may ask for another
+  bool in_making_[most_devices]{};
   std::atomic<Pool*> slots_[most_devices]{};
 };
 

@@ -23,6 +23,15 @@ namespace tarn {
 enum class elements { value_initialised, uninitialised };
 
 namespace detail {
+void elements_without_a_default_constructor_can_only_be_uninitialised();  // not defined: its name is the error
+
+/// `elements` for a type without a default constructor: elements::uninitialised, or it does not compile.
+struct can_only_be_uninitialised {
+  consteval can_only_be_uninitialised(elements what) {  // NOLINT: stands for the enumerator
+    if (what != elements::uninitialised) elements_without_a_default_constructor_can_only_be_uninitialised();
+  }
+};
+
 #if TARN_HAS_CUDA
 using default_pinned_resource = pinned_host;
 #else
@@ -62,17 +71,26 @@ class pinned_buffer {
   }
   /// `count` elements, usable by the host at once. @throws length_error, out_of_memory
   pinned_buffer(Resource memory, std::size_t count, elements what = elements::value_initialised,
-                stream_ref stream = {}, place where = place::current())
+                stream_ref stream = {},
+                place where = place::current()) requires std::is_default_constructible_v<T>
       : pinned_buffer(std::move(memory), stream) {
     [[maybe_unused]] detail::place_of_call<Resource> const here(where);
-    data_ = take(count);
-    size_ = capacity_ = count;
+    take_uninitialised(count);
     if (what == elements::value_initialised) value_initialise(data_, size_);
+  }
+  /// The same for a T without a default constructor: its elements stay uninitialised until they are written.
+  pinned_buffer(Resource memory, std::size_t count, detail::can_only_be_uninitialised, stream_ref stream = {},
+                place where = place::current()) requires(!std::is_default_constructible_v<T>)
+      : pinned_buffer(std::move(memory), stream) {
+    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+    take_uninitialised(count);
   }
   /// A copy of host elements.
   pinned_buffer(Resource memory, std::span<T const> from, stream_ref stream = {},
                 place where = place::current())
-      : pinned_buffer(std::move(memory), from.size(), elements::uninitialised, stream, where) {
+      : pinned_buffer(std::move(memory), stream) {
+    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+    take_uninitialised(from.size());
     copy_elements(from.data(), size_, data_);
   }
   pinned_buffer(pinned_buffer const& other, place where = place::current())
@@ -132,10 +150,17 @@ class pinned_buffer {
   /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy
   /// may be running. @throws length_error, out_of_memory  nothing has changed
   void resize(std::size_t count, elements what = elements::value_initialised,
-              place where = place::current()) {
+              place where = place::current()) requires std::is_default_constructible_v<T> {
     [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     if (count > capacity_) relocate(count);
     if (what == elements::value_initialised && count > size_) value_initialise(data_ + size_, count - size_);
+    size_ = count;
+  }
+  /// The same for a T without a default constructor.
+  void resize(std::size_t count, detail::can_only_be_uninitialised,
+              place where = place::current()) requires(!std::is_default_constructible_v<T>) {
+    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+    if (count > capacity_) relocate(count);
     size_ = count;
   }
   /// Gives unused capacity back by moving to a block of size() elements. No copy may be running. Strong
@@ -171,8 +196,12 @@ class pinned_buffer {
     // The host writes at once, without asking the stream: the memory must be free of earlier work.
     return static_cast<T*>(memory_.allocate_sync(checked_bytes(count, sizeof(T)), alignment()));
   }
+  void take_uninitialised(std::size_t count) {
+    data_ = take(count);
+    size_ = capacity_ = count;
+  }
 
-  static void value_initialise(T* to, std::size_t count) {
+  static void value_initialise(T* to, std::size_t count) requires std::is_default_constructible_v<T> {
     for (std::size_t i = 0; i < count; ++i) ::new (static_cast<void*>(to + i)) T();
   }
   /// Elements are trivially copyable: copying makes them, and cannot fail.
@@ -182,7 +211,8 @@ class pinned_buffer {
 
   /// Moves to a block of `count` elements.
   void relocate(std::size_t count) {
-    pinned_buffer moved(memory_, count, elements::uninitialised, stream_);
+    pinned_buffer moved(memory_, stream_);
+    moved.take_uninitialised(count);
     moved.size_ = size_;
     copy_elements(data_, size_, moved.data_);
     swap(moved);

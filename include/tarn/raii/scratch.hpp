@@ -7,6 +7,7 @@
 //   [ a | b |    gap     ]  [ c | d | free         ]    mark m stood after b: rewind(m) takes c and d off
 //           ^ m                     ^ top               chunk 1 stays, empty, for the next take()
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -60,8 +61,10 @@ class scratch {
   /// Takes no memory yet. @throws cuda_error  the stream is not known to the driver
   explicit scratch(Resource memory, scratch_options const& options = {}, stream_ref stream = {})
       : memory_(std::move(memory)), stream_(identified(memory_, stream)), options_(options) {}
-  scratch(Resource memory, std::size_t chunk_bytes, stream_ref stream = {})
-      : scratch(std::move(memory), scratch_options{chunk_bytes}, stream) {}
+  /// A template, so that `{}` means the default options, and not 0 bytes.
+  template <std::integral Bytes>
+  scratch(Resource memory, Bytes chunk_bytes, stream_ref stream = {})
+      : scratch(std::move(memory), scratch_options{static_cast<std::size_t>(chunk_bytes)}, stream) {}
   scratch(scratch const&) = delete;
   scratch& operator=(scratch const&) = delete;
   ~scratch() { give_from(0); }

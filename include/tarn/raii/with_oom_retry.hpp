@@ -36,7 +36,8 @@ struct oom_sizes {
 struct oom_retry_options {
   std::size_t least = 1;  ///< the smallest size to try; a start below it is tried all the same
   oom_search search = oom_search::downward;
-  std::size_t most = ~std::size_t{0};  ///< upward: the largest size to try
+  std::size_t most =
+      ~std::size_t{0};        ///< upward: the largest size to try, also where a larger one is remembered
   std::size_t tolerance = 1;  ///< upward: ends when a size at most so much larger has failed; 0 counts as 1
   oom_errors errors = oom_errors::tarns_own;
   oom_sizes* remember = nullptr;  ///< read before, written after each call of f; must outlive the call
@@ -73,24 +74,39 @@ class oom_retry {
   oom_retry& operator=(oom_retry const&) = delete;
 
   result run(std::size_t start) {
-    bool const upward = options_.search == oom_search::upward;
-    if (upward) start = smaller_of(start, options_.most);
-    if ((known_.bad != no_size && start >= known_.bad) || (upward && start < known_.good))
-      start = known_.good;
-    if (start == 0 && known_.bad != no_size) start = larger_of(known_.bad / 2, least());
     auto const keep = [this](std::size_t size) { return call_keeping(size); };
-    if (!upward || is_found(start)) return descend(start, keep);
+    start = first_size(start);
+    if (options_.search == oom_search::downward) return descend(start, keep);
     auto const drop = [this](std::size_t size) { return call_dropping(size); };
-    ascend(descend(start, drop), drop);
-    if constexpr (std::is_void_v<value>) {
-      return {known_.good, attempts_};
+    std::size_t good = 0;
+    if (is_found(start)) {  // if it works it is the answer, and its value is kept
+      result first = descend(start, keep);
+      if (is_found(first.size)) return first;
+      good = first.size;
     } else {
-      return descend(known_.good, keep);
+      good = descend(start, drop);
+    }
+    good = ascend(good, drop);
+    if constexpr (std::is_void_v<value>) {
+      return {good, attempts_};
+    } else {
+      return descend(good, keep);
     }
   }
 
  private:
   [[nodiscard]] std::size_t least() const noexcept { return larger_of(options_.least, std::size_t{1}); }
+
+  /// The size to begin with: `start`, unless what is remembered knows better. A search upward stays within options.most.
+  [[nodiscard]] std::size_t first_size(std::size_t start) noexcept {
+    bool const upward = options_.search == oom_search::upward;
+    if (known_.good >= known_.bad) known_.good = 0;  // contradictory: the smaller claim holds
+    if (upward) start = smaller_of(start, options_.most);
+    if ((known_.bad != no_size && start >= known_.bad) || (upward && start < known_.good))
+      start = known_.good;
+    if (start == 0 && known_.bad != no_size) start = larger_of(known_.bad / 2, least());
+    return upward ? smaller_of(start, options_.most) : start;
+  }
 
   /// True where a size that works need not be exceeded.
   [[nodiscard]] bool is_found(std::size_t good) const noexcept {
@@ -142,8 +158,9 @@ class oom_retry {
   }
 
   /// Doubles, then bisects between what works and what does not. Each try begins with an empty cache.
+  /// @returns the largest size that worked
   template <class Call>
-  void ascend(std::size_t good, Call const& call) {
+  std::size_t ascend(std::size_t good, Call const& call) {
     while (!is_found(good)) {
       std::size_t next = good + (known_.bad - good) / 2;
       if (known_.bad == no_size)
@@ -159,6 +176,7 @@ class oom_retry {
         fail_above(good, next);
       }
     }
+    return good;
   }
   void fail_above(std::size_t good, std::size_t bad) noexcept {
     note_bad(bad);

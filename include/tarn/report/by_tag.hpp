@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tarn/core/cut_text.hpp"
+#include "tarn/core/joined.hpp"
 #include "tarn/core/shared.hpp"
 #include "tarn/policy/watch_record.hpp"
 #include "tarn/report/summary.hpp"
@@ -36,16 +37,17 @@ template <class Resource>
 /// @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_by_tag_summary(Resource memory) {
-  std::string const line = "|" + std::string(75, '=') + "|\n";
+  std::string const line = detail::joined({"|", std::string(75, '='), "|\n"});
   std::string out = line;
   out += "| Tag                    | Cur Usage  | Peak Usage | Requested  | Blocks     |\n" + line;
   auto const row = [&](std::string const& name, watched_tag const& t, bool has_peak) {
     auto const bytes = [](std::size_t n) {
       auto const number = static_cast<std::int64_t>(n);
-      return " " + detail::table_bytes(number, number) + " |";
+      return detail::joined({" ", detail::table_bytes(number, number), " |"});
     };
     auto const blocks = static_cast<std::int64_t>(t.blocks);
-    out += "| " + detail::left(std::string(detail::first_of_text(name, 22)), 22) + " |" + bytes(t.bytes);
+    out += detail::joined(
+        {"| ", detail::left(std::string(detail::first_of_text(name, 22)), 22), " |", bytes(t.bytes)});
     out += has_peak ? bytes(t.peak_bytes) : std::string(12, ' ') + "|";
     out += bytes(t.requested) + " " + detail::table_count(blocks, blocks) + " |\n";
   };
@@ -56,7 +58,7 @@ template <class Resource>
     all.requested += t.requested;
     all.blocks += t.blocks;
   }
-  out += "|" + std::string(75, '-') + "|\n";
+  out += detail::joined({"|", std::string(75, '-'), "|\n"});
   row("all", all, false);
   return out + line;
 }

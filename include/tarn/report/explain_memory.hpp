@@ -14,6 +14,7 @@
 #include "tarn/core/device.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/extremes.hpp"
+#include "tarn/core/joined.hpp"
 #include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/driver.hpp"
@@ -166,7 +167,7 @@ memory_explanation explain(Subjects const&... subjects) {
           if (layer == found.layer) return;
         }
         seen.push_back(found.layer);
-        found.share.name = "pool " + std::to_string(++pools);
+        found.share.name = joined({"pool ", std::to_string(++pools)});
         (is_in_device_memory<Subject> ? e.pools : e.host_pools).push_back(std::move(found.share));
       }
     }

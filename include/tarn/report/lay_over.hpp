@@ -43,6 +43,7 @@ namespace tarn::detail {
     block.bytes = b.bytes;
     block.use = use_of(b.use);
     block.stream = b.stream;
+    block.requested = b.requested;
     s.blocks.push_back(block);
   }
   for (held_piece const& p : from.pieces) s.pieces.push_back({p.address, p.bytes});
@@ -135,6 +136,7 @@ inline void name_awaiting(std::vector<snapshot_segment>& segments, std::vector<w
     if (found == waiting.end()) continue;
     found->second->tag = e->tag;
     found->second->place = e->place;
+    if (e->requested != 0) found->second->requested = smaller_of(e->requested, found->second->bytes);
     found->second->time_ns = e->time_ns;
     waiting.erase(found);
   }

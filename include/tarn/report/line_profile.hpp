@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tarn/core/joined.hpp"
 #include "tarn/raii/line_profile.hpp"
 #include "tarn/report/summary.hpp"
 
@@ -99,7 +100,8 @@ class source_lines {
     std::string text = source == source_text::shown ? sources.of(l.where) : std::string();
     // A mark on a line of its own says less than whose it is.
     if (text.starts_with("TARN_PROFILE_LINE(") && text.find(';') + 1 == text.size()) text.clear();
-    out += "  " + (text.empty() ? "in " + std::string(l.where.function) : text) + "\n";
+    if (text.empty()) text = detail::joined({"in ", l.where.function});
+    out += detail::joined({"  ", text, "\n"});
   }
   if (std::uint64_t const dropped = detail::line_registry::of_process().dropped(); dropped != 0) {
     out += std::to_string(dropped) + " calls of further lines are not shown\n";

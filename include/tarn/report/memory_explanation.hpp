@@ -5,13 +5,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tarn/core/extremes.hpp"
+#include "tarn/core/joined.hpp"
 
 namespace tarn {
 
@@ -88,7 +88,7 @@ struct memory_explanation {
       add(1, "this process", process(), "what nvidia-smi shows for it");
     } else {
       add(1, "this process, at least", process(),
-          "what is known to be its own" + (gap.empty() ? "" : "; " + gap));
+          detail::joined({"what is known to be its own", gap.empty() ? "" : "; ", gap}));
     }
     if (context) {
       add(2, "context and modules", context, context_how);
@@ -109,7 +109,7 @@ struct memory_explanation {
 
   /// The table, for people; each row in bytes and in MiB. @throws std::bad_alloc
   [[nodiscard]] std::string text() const {
-    std::string out = line("device " + std::to_string(device), "bytes", "MiB", "");
+    std::string out = line(detail::joined({"device ", std::to_string(device)}), "bytes", "MiB", "");
     for (memory_row const& row : rows()) {
       std::string const indent(static_cast<std::size_t>(2 * row.depth), ' ');
       out += line(indent + row.name, row.bytes ? std::to_string(*row.bytes) : "unknown",
@@ -146,10 +146,18 @@ struct memory_explanation {
     add(depth + 1, "cached", p.cached);
   }
   [[nodiscard]] static std::string in_mib(std::int64_t bytes) {
-    char digits[48];
-    // Four decimals, so that a model of 440 bytes shows as 0.0004.
-    (void)std::snprintf(digits, sizeof digits, "%.4f", static_cast<double>(bytes) / 1048576.0);
-    return digits;
+    // Four decimals, so that a model of 440 bytes shows as 0.0004. By hand, since printf follows the locale; rounded to
+    // nearest, halves to even, as printf does.
+    auto const magnitude =
+        bytes < 0 ? 0 - static_cast<std::uint64_t>(bytes) : static_cast<std::uint64_t>(bytes);
+    constexpr std::uint64_t mib = std::uint64_t{1} << 20;
+    std::uint64_t const scaled = magnitude % mib * 10000;
+    std::uint64_t ten_thousandths = scaled / mib;
+    std::uint64_t const rest = scaled % mib;
+    if (rest > mib / 2 || (rest == mib / 2 && ten_thousandths % 2 == 1)) ++ten_thousandths;
+    std::string const decimals = std::to_string(10000 + ten_thousandths % 10000);
+    return (bytes < 0 ? "-" : "") + std::to_string(magnitude / mib + ten_thousandths / 10000) + "." +
+           decimals.substr(1);
   }
   [[nodiscard]] static std::string line(std::string name, std::string const& bytes, std::string const& mib,
                                         std::string const& how) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/joined.hpp"
 #include "tarn/report/json_text.hpp"
 #include "tarn/report/snapshot.hpp"
 
@@ -142,7 +143,7 @@ class perfetto_writer {
     begin("C", name, time).key("args").begin_object().field("bytes", bytes).end_object().end_object();
   }
   void count_tag(std::uint32_t tag, std::uint64_t time) {
-    count("tag " + std::string(tag_name(tag)), of_tag_[tag], time);
+    count(joined({"tag ", tag_name(tag)}), of_tag_[tag], time);
   }
   void slice(char const* phase, std::uintptr_t address, live_block const& b, std::uint64_t time) {
     if (b.bytes < options_.least_slice_bytes) return;
@@ -167,7 +168,7 @@ class perfetto_writer {
   [[nodiscard]] std::string place_name(std::uint32_t place) const {
     if (place >= snapshot_.places.size() || snapshot_.places[place].empty()) return "";
     watched_frame const& f = snapshot_.places[place][0];
-    return f.file + ":" + std::to_string(f.line);
+    return joined({f.file, ":", std::to_string(f.line)});
   }
 
   json_text json_;

@@ -98,9 +98,8 @@ class snapshot_pickler {
     for (snapshot_block const& b : s.blocks) {
       if (b.use == block_use::cached) continue;
       active += b.bytes;
-      if (b.use == block_use::awaiting) continue;
-      allocated += b.bytes;
       requested += requested_of(b);
+      if (b.use == block_use::live) allocated += b.bytes;
     }
     pickle_.begin_dict();
     field("device", static_cast<std::uint64_t>(device()));

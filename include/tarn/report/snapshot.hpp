@@ -23,7 +23,9 @@ enum class block_use : std::uint8_t {
 struct snapshot_block {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
-  std::size_t requested = 0;  ///< of a live block that a watched layer saw; otherwise 0
+  /// Of a live block that a watched layer saw, and of an awaiting one (what the pool was asked for where the history does not
+  /// show its allocation); otherwise 0.
+  std::size_t requested = 0;
   block_use use = block_use::cached;
   stream_id stream =
       0;  ///< of the allocation; of a cached block: whose work may have used it last; 0: nobody's

@@ -71,12 +71,14 @@ void reset_peak_memory_stats(Resource memory) {
   auto const reset_pool = [](auto& l) -> decltype(l.reset_peaks()) { return l.reset_peaks(); };
   if constexpr (reachable<Resource, decltype(reset_pool)>) nearest(memory, reset_pool);
 }
-/// Sets the totals ("allocated", "freed") and the count of refusals to zero.
+/// Sets the totals ("allocated", "freed") and the counts of calls and refusals to zero.
 template <class Resource>
 void reset_accumulated_memory_stats(Resource memory) {
   nearest(memory, [](auto& l) -> decltype(l.reset_accumulated_statistics()) {
     return l.reset_accumulated_statistics();
   });
+  auto const reset_pool = [](auto& l) -> decltype(l.reset_totals()) { return l.reset_totals(); };
+  if constexpr (reachable<Resource, decltype(reset_pool)>) nearest(memory, reset_pool);
 }
 
 /// Bytes free on the whole device, and its total, as the driver says.
@@ -96,11 +98,24 @@ template <has_driver Resource>
 /// One statistic under PyTorch's key: "allocated_bytes.all.current", "num_ooms", ...
 using memory_stat = std::pair<std::string, std::int64_t>;
 
-/// All statistics under the keys of torch.cuda.memory_stats(), sorted as it sorts them. What tarn does not
-/// distinguish keeps PyTorch's meaning: active counts what is allocated or awaits another stream
-/// (record_use), inactive_split the free ranges, segment the physical handles. Handles of pages serve small and large
-/// blocks in turn and are told under "all" alone; segments of a pool over blocks are told apart. Takes the pool's locks
-/// for a moment. @throws std::bad_alloc
+/// All statistics under the keys of torch.cuda.memory_stats(), sorted as it sorts them:
+///   allocation, allocated_bytes    blocks that are handed out, as the pool rounds them
+///   active, active_bytes           these, and blocks that were freed but wait for a use noted by record_use() or for the work
+///                                  of a stream that was destroyed
+///   requested_bytes                bytes asked for active blocks
+///   reserved_bytes, segment        bytes held from the driver; physical handles, or segments of a pool over blocks. A handle
+///                                  belongs to the pool that it was made for, though it may serve both in turn.
+///   inactive_split                 free ranges of the pool that lie partly in a handle, or in a segment, which they do not
+///                                  fill, so that it cannot be given back; inactive_split_bytes: their bytes in those.
+///                                  (PyTorch leaves expandable segments out.) Blocks kept in a thread's magazines and free
+///                                  blocks of a run (up to 32 KiB) are not counted. Peak and totals are of the moments when
+///                                  a call that reached the pool's shared part ended.
+///   num_alloc_retries              times that the driver refused and the cache was searched again
+///   num_sync_all_streams           times that the host waited for a stream
+///   oversize_*, max_split_size     0 and -1: blocks of every size may be split
+/// A block is in small_pool up to 1 MiB, as asked; where a layer below `tracked` adds bytes (fences), a waiting block counts
+/// with them. Exact while no other thread is inside; under threads each number is of one order of events. Takes the pool's
+/// locks for a moment. @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::vector<memory_stat> memory_stats(Resource memory) {
   tracked_statistics const t = detail::statistics_of(memory);
@@ -121,35 +136,31 @@ template <class Resource>
   auto const number = [](auto n) { return static_cast<std::int64_t>(n); };
   pool_state p;
   if constexpr (detail::is_pooled<Resource>) p = detail::state_of(memory);
-  std::array<stat, 3> active = t.allocations;
-  std::array<stat, 3> active_bytes = t.allocated_bytes;
-  active_bytes[0].current += number(p.pending);
-  active_bytes[0].peak = detail::larger_of(active_bytes[0].peak, active_bytes[0].current);
-  auto const level = [&](std::size_t now) { return stat{number(now), number(now), 0, 0}; };
-  stat const reserved{number(p.reserved), number(p.reserved_peak), number(p.reserved_total),
-                      number(p.released_total)};
-  stat const segments{number(p.handles), number(p.handles_peak), number(p.creates), number(p.destroys)};
-  put_groups("active", active);
-  put_groups("active_bytes", active_bytes);
+  std::int64_t const creates = number(p.creates - p.totals_reset.creates);
+  std::int64_t const destroys = number(p.destroys - p.totals_reset.destroys);
+  stat const reserved{number(p.reserved), number(p.reserved_peak),
+                      number(p.reserved_total - p.totals_reset.reserved),
+                      number(p.released_total - p.totals_reset.released)};
+  stat const segments{number(p.handles), number(p.handles_peak), creates, destroys};
+  put_groups("active", t.active);
+  put_groups("active_bytes", t.active_bytes);
   put_groups("allocated_bytes", t.allocated_bytes);
   put_groups("allocation", t.allocations);
-  put_groups("inactive_split",
-             {level(p.free_blocks), level(p.small.free_blocks), level(p.large.free_blocks)});
-  put_groups("inactive_split_bytes", {level(p.inactive_split_bytes), level(p.small.inactive_split_bytes),
-                                      level(p.large.inactive_split_bytes)});
+  put_groups("inactive_split", {p.split.blocks, p.small.split.blocks, p.large.split.blocks});
+  put_groups("inactive_split_bytes", {p.split.bytes, p.small.split.bytes, p.large.split.bytes});
   add("max_split_size", -1);
-  add("num_alloc_retries", number(p.alloc_retries));
-  add("num_device_alloc", number(p.creates));
-  add("num_device_free", number(p.destroys));
+  add("num_alloc_retries", number(p.alloc_retries - p.totals_reset.alloc_retries));
+  add("num_device_alloc", creates);
+  add("num_device_free", destroys);
   add("num_ooms", number(t.ooms));
-  add("num_sync_all_streams", number(p.host_waits));
+  add("num_sync_all_streams", number(p.host_waits - p.totals_reset.host_waits));
   for (char const* part : {"allocated", "current", "freed", "peak"}) {
     add(std::string("oversize_allocations.") + part, 0);
   }
   for (char const* part : {"allocated", "current", "freed", "peak"}) {
     add(std::string("oversize_segments.") + part, 0);
   }
-  put_groups("requested_bytes", t.requested_bytes);
+  put_groups("requested_bytes", t.active_requested_bytes);
   put_groups("reserved_bytes", {reserved, p.small.reserved, p.large.reserved});
   put_groups("segment", {segments, p.small.handles, p.large.handles});
   return out;

@@ -8,6 +8,7 @@
 // and, where the driver itself orders memory by streams, the same two with a stream:
 //   static status take(D const&, stream_ref, size_t bytes, size_t alignment, void*& p) noexcept;
 //   static status give(D const&, stream_ref, void* p, size_t bytes, size_t alignment) noexcept;
+//   static status give_lost(D const&, void* p, size_t bytes, size_t alignment) noexcept;   the stream may be destroyed
 // Kinds with a member `options` have const members instead.
 // Above it: cuda_malloc, cuda_async, pinned_host, registered_host, managed, host_memory. Below it: refusal, driver/driver.
 
@@ -18,6 +19,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/driver.hpp"
+#include "tarn/driver/stream_life.hpp"
 #include "tarn/source/plain_block.hpp"
 #include "tarn/source/refusal.hpp"
 
@@ -37,6 +39,9 @@ concept stream_ordered_calls = requires(Calls const& calls, D const& driver, str
 ///
 /// Memory that the driver does not order by streams is usable on every stream once allocate returns, and
 /// deallocate first waits on the host for the work on its stream. Put a pool on top to pay that rarely.
+/// The stream of a deallocation may be destroyed where its identity is known, as owners know it. On CUDA a stream that
+/// tarn did not make then counts as lost: the device's work is marked in its place, which a capture in progress may not
+/// survive. Give such a stream as a bare handle while it exists.
 /// Safe from any thread; keeps no state.
 template <stream_driver D, class Calls>
 class block_source {
@@ -83,7 +88,11 @@ class block_source {
                   std::size_t alignment = default_alignment) noexcept {
     if (p == nullptr) return;
     if constexpr (detail::stream_ordered_calls<Calls, D>) {
-      (void)calls_.give(driver_, stream, p, bytes, alignment);
+      if (detail::life_of(driver_, stream) == detail::stream_life::alive) {
+        (void)calls_.give(driver_, stream, p, bytes, alignment);
+      } else {
+        (void)calls_.give_lost(driver_, p, bytes, alignment);
+      }
     } else {
       if (!wait_for(stream)) return;
       (void)calls_.give(driver_, p, bytes, alignment);
@@ -173,6 +182,9 @@ class block_source {
 
   /// Waits for the work on the stream; false where the driver is gone and there is nothing left to free.
   [[nodiscard]] bool wait_for(stream_ref stream) noexcept {
+    if (detail::life_of(driver_, stream) != detail::stream_life::alive) {
+      return detail::wait_for_lost(driver_).kind != failure::unloading;
+    }
     bool capturing = false;
     (void)driver_.is_capturing(stream, capturing);
     return capturing || driver_.synchronize_stream(stream).kind != failure::unloading;

@@ -23,6 +23,12 @@ struct async_calls {
   static status give(D const& driver, stream_ref stream, void* p, std::size_t, std::size_t) noexcept {
     return driver.free_async(p, stream);
   }
+  /// Behind all of the device's work, on a stream of its own.
+  template <block_driver D>
+  static status give_lost(D const& driver, void* p, std::size_t, std::size_t) noexcept {
+    return give_on_own_stream(driver, p,
+                              [&](stream_ref own) { return detail::order_behind_lost(driver, own); });
+  }
 
   // Without a stream of the caller's: a short-lived one, which waits for nobody and which nobody waits for.
   // The default stream would wait for the kernels of every blocking stream.
@@ -42,9 +48,16 @@ struct async_calls {
   }
   template <block_driver D>
   static status give(D const& driver, void* p, std::size_t, std::size_t) noexcept {
+    return give_on_own_stream(driver, p, [](stream_ref) { return status{}; });
+  }
+
+ private:
+  template <block_driver D, class Order>
+  static status give_on_own_stream(D const& driver, void* p, Order const& order) noexcept {
     stream_ref stream;
     bool const own = driver.create_stream(stream).ok();
     if (!own) stream = {};  // rather a wait on the device than a leak
+    (void)order(stream);
     status const s = driver.free_async(p, stream);
     if (own) (void)driver.destroy_stream(stream);
     return s;

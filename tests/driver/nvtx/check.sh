@@ -4,14 +4,15 @@
 #   check.sh ROOT COMPILER FOLDER    exit status 77: there are none
 set -u
 root=$1 compiler=$2 folder=$3
+errors=${TARN_WARNINGS_AS_ERRORS:+-Werror}
 cuda=${CUDA_PATH:-/usr/local/cuda}/include
 here=$root/tests/driver/nvtx
 [ -e "$cuda/nvtx3/nvToolsExtCudaRt.h" ] || { echo "SKIPPED: no nvtx3/nvToolsExtCudaRt.h in $cuda"; exit 77; }
 mkdir -p "$folder"
-"$compiler" -std=c++20 -Wall -Wextra -Werror -isystem "$cuda" -shared -fPIC "$here/fake_profiler.cpp" -o "$folder/fake_profiler.so" || exit 1
+"$compiler" -std=c++20 -Wall -Wextra $errors -isystem "$cuda" -shared -fPIC "$here/fake_profiler.cpp" -o "$folder/fake_profiler.so" || exit 1
 for way in with without; do
   flag=; [ $way = with ] || flag=-DTARN_NO_CUDA
-  "$compiler" -std=c++20 -Wall -Wextra -Wconversion -Werror $flag -isystem "$cuda" -I"$root/include" "$here/told.cpp" -o "$folder/told_$way" -pthread -ldl || exit 1
+  "$compiler" -std=c++20 -Wall -Wextra -Wconversion $errors $flag -isystem "$cuda" -I"$root/include" "$here/told.cpp" -o "$folder/told_$way" -pthread -ldl || exit 1
 done
 failed=0
 # expect NAME WANTED GOT

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Blocks that were freed and that a pool holds back until other streams have finished with them: how many there are, and
+// who is notified when that changes. Above it: pool, tracked. Below it: sequence, at_fork.
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+#include "tarn/core/at_fork.hpp"
+#include "tarn/core/sequence.hpp"
+
+namespace tarn::detail {
+
+struct waiting_amount {
+  std::int64_t blocks = 0;
+  std::int64_t bytes = 0;      ///< as the pool rounds them
+  std::int64_t requested = 0;  ///< as the pool was asked
+};
+
+/// Is notified of each change, by the amounts that are added. May observe several pools.
+class waiting_observer {
+ public:
+  virtual void waiting_changed(waiting_amount const& small, waiting_amount const& large) noexcept = 0;
+
+ protected:
+  ~waiting_observer() = default;
+};
+
+/// Counts at the moments when a block begins and stops to wait. Thread-safe.
+class waiting_count {
+ public:
+  waiting_count() noexcept = default;
+  waiting_count(waiting_count const&) = delete;
+  waiting_count& operator=(waiting_count const&) = delete;
+
+  /// @param sign  1 where the block begins to wait, -1 where it stops
+  void change(bool is_small, std::size_t bytes, std::size_t requested, std::int64_t sign) noexcept {
+    waiting_amount const by{sign, sign * static_cast<std::int64_t>(bytes),
+                            sign * static_cast<std::int64_t>(requested)};
+    std::lock_guard const guard(lock_);
+    waiting_amount& sum = is_small ? small_ : large_;
+    sum.blocks += by.blocks;
+    sum.bytes += by.bytes;
+    sum.requested += by.requested;
+    for (waiting_observer* const o : observers_)
+      o->waiting_changed(is_small ? by : waiting_amount{}, is_small ? waiting_amount{} : by);
+  }
+
+  /// Adds an observer, which is notified of what waits already. It stays where it is until it is removed.
+  /// @throws std::bad_alloc, nothing has changed
+  void attach(waiting_observer& observer) {
+    std::lock_guard const guard(lock_);
+    observers_.push_back(&observer);
+    if (small_.blocks != 0 || large_.blocks != 0) observer.waiting_changed(small_, large_);
+  }
+  void detach(waiting_observer& observer) noexcept {
+    std::lock_guard const guard(lock_);
+    for (std::size_t i = 0; i < observers_.size(); ++i) {
+      if (observers_[i] == &observer) return observers_.erase_unordered(i);
+    }
+  }
+
+  [[nodiscard]] waiting_amount now() const noexcept {
+    std::lock_guard const guard(lock_);
+    return {small_.blocks + large_.blocks, small_.bytes + large_.bytes, small_.requested + large_.requested};
+  }
+
+ private:
+  mutable fork_mutex lock_;
+  waiting_amount small_, large_;
+  sequence<waiting_observer*> observers_;
+};
+
+}  // namespace tarn::detail

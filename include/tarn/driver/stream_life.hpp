@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Whether a stream that memory is freed on still exists. An owner may outlive its stream, and CUDA may crash when it is
+// called with the handle of a destroyed one. Above it: sources, fenced, poisoned, checked. Below it: driver.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/driver/driver.hpp"
+
+namespace tarn::detail {
+
+/// What is known of a stream when a call names it.
+enum class stream_life : std::uint8_t {
+  alive,
+  gone,    ///< destroyed; the handle may be another stream's
+  unknown  ///< the driver cannot be asked without the risk of a crash
+};
+
+/// The identities of streams that create_stream() made and that are not destroyed. Lock-free, without allocation: it may be
+/// used at process exit and after fork(). A stream that finds no place is unknown, which costs time only.
+class made_streams {
+ public:
+  void add(stream_id id) noexcept {
+    for (std::atomic<stream_id>& place : bucket_of(id).places) {
+      stream_id vacant = 0;
+      if (place.compare_exchange_strong(vacant, id, std::memory_order_relaxed)) return;
+    }
+  }
+  void remove(stream_id id) noexcept {
+    for (std::atomic<stream_id>& place : bucket_of(id).places) {
+      stream_id known = id;
+      if (place.compare_exchange_strong(known, 0, std::memory_order_relaxed)) return;
+    }
+  }
+  [[nodiscard]] bool has(stream_id id) noexcept {
+    for (std::atomic<stream_id> const& place : bucket_of(id).places) {
+      if (place.load(std::memory_order_relaxed) == id) return true;
+    }
+    return false;
+  }
+
+ private:
+  static constexpr std::size_t places_in_bucket = 8;  // a cache line
+  static constexpr std::size_t buckets = 512;         // 4096 streams, 32 KiB that are touched only where used
+  struct bucket {
+    std::atomic<stream_id> places[places_in_bucket];
+  };
+  /// Identities are handed out one after the other.
+  bucket& bucket_of(stream_id id) noexcept { return all_[id % buckets]; }
+
+  bucket all_[buckets]{};
+};
+
+/// The null, the legacy and the per-thread default stream: CUDA's handles 0, 1 and 2, which are never destroyed.
+[[nodiscard]] inline bool is_default_stream(stream_ref stream) noexcept {
+  return reinterpret_cast<std::uintptr_t>(stream.handle()) <= 2;
+}
+
+/// True where the whole device's work can be marked without naming a stream.
+template <class Driver>
+inline constexpr bool marks_all_work = requires(Driver const& driver, event_handle event) {
+  driver.record_all(event);
+};
+
+/// A bare handle is its caller's word that the stream exists, as far as the driver can tell. At most one driver call.
+template <stream_driver Driver>
+[[nodiscard]] stream_life life_of(Driver const& driver, stream_ref stream) noexcept {
+  if (is_default_stream(stream)) return stream_life::alive;
+  stream_id now = stream_ref::unknown_id;
+  if (stream.id() == stream_ref::unknown_id) {
+    return driver.identify(stream, now).ok() ? stream_life::alive : stream_life::gone;
+  }
+  if constexpr (requires { driver.has_made(stream); }) {
+    return driver.has_made(stream) ? stream_life::alive : stream_life::unknown;
+  } else if constexpr (marks_all_work<Driver>) {
+    return stream_life::unknown;
+  } else {
+    bool const same = driver.identify(stream_ref::from(stream.handle()), now).ok() && now == stream.id();
+    return same ? stream_life::alive : stream_life::gone;
+  }
+}
+
+/// An event that marks all work given to the device so far, for a stream that may be destroyed.
+template <stream_driver Driver>
+class device_mark {
+ public:
+  explicit device_mark(Driver const& driver) noexcept : driver_(driver) {
+    if constexpr (marks_all_work<Driver>) {
+      if (!driver_.create_event(event_).ok()) return;
+      state_ = driver_.record_all(event_);
+    }
+  }
+  device_mark(device_mark const&) = delete;
+  device_mark& operator=(device_mark const&) = delete;
+  ~device_mark() {
+    if (event_ != nullptr) (void)driver_.destroy_event(event_);
+  }
+
+  /// Waits on the host for the mark, or for the device where it could not be set.
+  status wait() const noexcept {
+    if (state_.ok() && driver_.synchronize_event(event_).ok()) return {};
+    return driver_.synchronize_device();
+  }
+  /// Makes later work of `stream` wait for the mark; waits on the host where that is refused.
+  status order(stream_ref stream) const noexcept {
+    if (state_.ok() && driver_.wait_event(stream, event_).ok()) return {};
+    return driver_.synchronize_device();
+  }
+
+ private:
+  Driver const& driver_;
+  event_handle event_ = nullptr;
+  status state_{failure::unsupported};
+};
+
+/// Waits on the host for the work on a stream that is not known to exist.
+template <stream_driver Driver>
+status wait_for_lost(Driver const& driver) noexcept {
+  return device_mark<Driver>(driver).wait();
+}
+/// Makes later work of `later` come after the work on a stream that is not known to exist.
+template <stream_driver Driver>
+status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
+  return device_mark<Driver>(driver).order(later);
+}
+
+/// A stream for a short look at memory, which waits for no other stream; the default one where none can be made.
+template <stream_driver Driver>
+class own_stream {
+ public:
+  explicit own_stream(Driver const& driver) noexcept
+      : driver_(driver), made_(driver.create_stream(stream_).ok()) {
+    if (!made_) stream_ = {};
+  }
+  own_stream(own_stream const&) = delete;
+  own_stream& operator=(own_stream const&) = delete;
+  ~own_stream() {
+    if (made_) (void)driver_.destroy_stream(stream_);
+  }
+  [[nodiscard]] stream_ref get() const noexcept { return stream_; }
+
+ private:
+  Driver const& driver_;
+  stream_ref stream_;
+  bool made_;
+};
+
+/// The stream to look at memory on that is freed on `stream`: that one, or, once the work of a stream that is not known to
+/// exist is over, the default one.
+template <stream_driver Driver>
+[[nodiscard]] stream_ref usable_stream(Driver const& driver, stream_ref stream) noexcept {
+  if (life_of(driver, stream) == stream_life::alive) return stream;
+  (void)wait_for_lost(driver);
+  return stream_ref{};
+}
+
+}  // namespace tarn::detail

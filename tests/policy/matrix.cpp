@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The policy matrix as unit tests: tests/policy_matrix. What is found is printed with the stack and the promise; the
+// program tarn_policy_matrix repeats it: `tarn_policy_matrix --only "pages | pooled | fenced"`.
+#include "catch.hpp"
+#include "policy_matrix/all_stacks.hpp"
+
+using namespace policy_matrix;
+
+namespace {
+void require_nothing(report const& out) {
+  std::string all;
+  for (std::string const& found : out.found()) all += found + '\n';
+  INFO(all);
+  CHECK(all.empty());
+}
+}  // namespace
+
+TEST_CASE("every promise holds over every policy, every source and every pair of policies",
+          "[policy][matrix]") {
+  unsigned pairs = 0;
+  for (stack_under_test const& stack : all_stacks()) {
+    bool const is_pair = stack.policies > 1;
+    for (unsigned mode = 0; mode < device_modes; ++mode) {
+      // A pair of policies is tried on one kind of device, each third pair on the next one.
+      if (is_pair && mode != pairs % device_modes) continue;
+      for (promise const& p : promises()) {
+        report out;
+        run(p, stack, mode, out);
+        require_nothing(out);
+      }
+    }
+    pairs += is_pair ? 1 : 0;
+  }
+}
+
+TEST_CASE("random programs keep the numbers and the contents of every stack", "[policy][matrix]") {
+  std::uint64_t seed = 0;
+  for (stack_under_test const& stack : all_stacks()) {
+    ++seed;
+    report out;
+    run_random(stack, static_cast<unsigned>(seed % device_modes), seed, 60, out);
+    require_nothing(out);
+  }
+}
+
+TEST_CASE("a thread that ends leaves bounded host memory over each stack", "[policy][matrix]") {
+  for (stack_under_test const& stack : all_stacks()) {
+    if (stack.policies > 1) continue;
+    report out;
+    run(promise_of_ending_threads(), stack, 0, out);
+    require_nothing(out);
+  }
+}

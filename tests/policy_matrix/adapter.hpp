@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A stack behind the virtual calls of the checks, and how stacks are composed of the list.
+// Above it: the files that instantiate stacks. Below it: policies, subject.
+
+#include <concepts>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "policies.hpp"
+#include "subject.hpp"
+#include "tarn/pool/inspection.hpp"
+
+namespace policy_matrix {
+
+/// The calls that are looked for below the top layer.
+namespace ask {
+struct use_call {
+  void* p = nullptr;
+  std::size_t bytes = 0;
+  tarn::stream_ref stream;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.record_use(p, bytes, stream)) {
+    return l.record_use(p, bytes, stream);
+  }
+};
+struct trim_call {
+  std::size_t keep = 0;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.trim(keep)) {
+    return l.trim(keep);
+  }
+};
+struct owns_call {
+  void const* p = nullptr;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.owns(p)) {
+    return l.owns(p);
+  }
+};
+struct limit_call {
+  std::size_t bytes = 0;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.set_limit(bytes)) {
+    return l.set_limit(bytes);
+  }
+};
+struct block_bytes_call {
+  std::size_t bytes = 0;
+  std::size_t alignment = 1;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.block_bytes(bytes, alignment)) {
+    return l.block_bytes(bytes, alignment);
+  }
+};
+inline constexpr auto state = [](auto& l) -> decltype(l.state()) { return l.state(); };
+inline constexpr auto reset_peaks = [](auto& l) -> decltype(l.reset_peaks()) { return l.reset_peaks(); };
+inline constexpr auto statistics = [](auto& l) -> decltype(l.statistics()) { return l.statistics(); };
+inline constexpr auto used = [](auto& l) -> decltype(l.used()) { return l.used(); };
+inline constexpr auto check_all = [](auto& l) -> decltype(l.check_all()) { return l.check_all(); };
+struct record_call {
+  template <class L>
+  auto operator()(L& l) const
+      -> std::enable_if_t<std::is_same_v<decltype(l.record()), tarn::watch_record>, tarn::watch_record> {
+    return l.record();
+  }
+};
+struct any_look {
+  template <class... Parts>
+  void operator()(Parts&...) const {}
+};
+inline constexpr auto contents = [](auto& l) -> decltype(l.inspect(any_look{}),
+                                                         tarn::detail::pool_contents{}) {
+  return tarn::detail::contents_of(l);
+};
+}  // namespace ask
+
+template <class M>
+constexpr offers offers_of() {
+  return {tarn::reachable<M, ask::use_call>,
+          tarn::reachable<M, ask::trim_call>,
+          tarn::reachable<M, ask::owns_call>,
+          tarn::reachable<M, decltype(ask::state)>,
+          tarn::reachable<M, decltype(ask::statistics)>,
+          tarn::reachable<M, ask::limit_call>,
+          tarn::reachable<M, decltype(ask::check_all)>,
+          tarn::reachable<M, ask::record_call>,
+          tarn::reachable<M, decltype(ask::contents)>};
+}
+
+template <class D, class M>
+class adapter final : public test_memory {
+ public:
+  adapter(D driver, test_device& device, report& out, bool pool_on_top, M (*make)(surroundings<D>&))
+      : around_(std::move(driver)), out_(out) {
+    around_.device = &device;
+    around_.pool_on_top = pool_on_top;
+    memory_ = std::make_unique<M>(make(around_));
+  }
+  ~adapter() override {
+    memory_.reset();
+    around_.verify(out_);
+  }
+  void* allocate(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment,
+                 tarn::place where) override {
+    if constexpr (tarn::detail::is_shared<M>) {
+      return memory_->allocate(stream, bytes, alignment, where);
+    } else {
+      return memory_->allocate(stream, bytes, alignment);
+    }
+  }
+  void deallocate(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) override {
+    memory_->deallocate(stream, p, bytes, alignment);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) override {
+    return memory_->allocate_sync(bytes, alignment);
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) override {
+    memory_->deallocate_sync(p, bytes, alignment);
+  }
+  void record_use(void* p, std::size_t bytes, tarn::stream_ref stream) override {
+    if constexpr (can.record_use) tarn::nearest(*memory_, ask::use_call{p, bytes, stream});
+  }
+  std::size_t trim(std::size_t keep) override {
+    if constexpr (can.trim) return tarn::nearest(*memory_, ask::trim_call{keep});
+    return 0;
+  }
+  bool owns(void const* p) override {
+    if constexpr (can.owns) return tarn::nearest(*memory_, ask::owns_call{p});
+    return false;
+  }
+  tarn::pool_state state() override {
+    if constexpr (can.state) return tarn::nearest(*memory_, ask::state);
+    return {};
+  }
+  void reset_peaks() override {
+    if constexpr (can.state) tarn::nearest(*memory_, ask::reset_peaks);
+  }
+  exact_numbers statistics() override {
+    if constexpr (can.statistics) {
+      auto const s = tarn::nearest(*memory_, ask::statistics);
+      return {s.allocations[0].current, s.allocated_bytes[0].current, s.requested_bytes[0].current};
+    }
+    return {};
+  }
+  std::size_t used() override {
+    if constexpr (can.limit) return tarn::nearest(*memory_, ask::used);
+    return 0;
+  }
+  std::size_t set_limit(std::size_t bytes) override {
+    if constexpr (can.limit) return tarn::nearest(*memory_, ask::limit_call{bytes});
+    return 0;
+  }
+  std::size_t check_all() override {
+    if constexpr (can.check_all) return tarn::nearest(*memory_, ask::check_all);
+    return 0;
+  }
+  std::vector<seen_block> record() override {
+    std::vector<seen_block> out;
+    if constexpr (can.record) {
+      tarn::watch_record const r = tarn::nearest(*memory_, ask::record_call{});
+      for (auto const& b : r.live) {
+        auto const& frames = r.places[b.place];
+        out.push_back({b.address, b.requested, frames.empty() ? 0 : frames[0].line});
+      }
+    }
+    return out;
+  }
+  std::size_t inspected_bytes() override {
+    std::size_t sum = 0;
+    if constexpr (can.inspect) {
+      for (auto const& s : tarn::nearest(*memory_, ask::contents).stretches) sum += s.bytes;
+    }
+    return sum;
+  }
+  std::size_t block_bytes(std::size_t bytes, std::size_t alignment) override {
+    if constexpr (tarn::reachable<M, ask::block_bytes_call>) {
+      return tarn::nearest(*memory_, ask::block_bytes_call{bytes, alignment});
+    } else {
+      return bytes;
+    }
+  }
+  void on_out_of_memory(std::function<void()> f) override { around_.on_out_of_memory = std::move(f); }
+
+ private:
+  static constexpr offers can = offers_of<M>();
+  surroundings<D> around_;
+  report& out_;
+  std::unique_ptr<M> memory_;
+};
+
+/// Puts the policies on memory, from the first to the last.
+template <class D, class M>
+auto put_on(surroundings<D>&, M memory) {
+  return memory;
+}
+template <class First, class... Rest, class D, class M>
+auto put_on(surroundings<D>& s, M memory) {
+  auto next = std::move(memory) | First::make(s);
+  if constexpr (sizeof...(Rest) == 0) {
+    return next;
+  } else {
+    return put_on<Rest...>(s, std::move(next));
+  }
+}
+/// The seam at which bytes are noted, as one of the policies.
+struct noted : with::policy {
+  static constexpr char const* name = "";
+  template <class D>
+  static auto make(surroundings<D>& s) {
+    return noting{s.device};
+  }
+};
+
+template <class D, class Source, class... Policies>
+auto composed(surroundings<D>& s) {
+  return put_on<Policies...>(s, Source::make(s));
+}
+
+/// True where a policy is on top, but for the seam.
+template <class Policy, class... Policies>
+constexpr bool is_last() {
+  bool last = false;
+  ((last = std::same_as<Policies, noted> ? last : std::same_as<Policies, Policy>), ...);
+  return last;
+}
+
+/// Where a list of stacks is collected: Device has the driver's type, and makes devices and their drivers.
+template <class Device, template <class> class Source, class... Policies>
+void add_stack(std::vector<stack_under_test>& all) {
+  using D = typename Device::driver_type;
+  using source = Source<D>;
+  using memory = decltype(composed<D, source, Policies...>(std::declval<surroundings<D>&>()));
+  stack_under_test t;
+  t.name = source::name;
+  ((t.name += Policies::name[0] != '\0' ? std::string(" | ") + Policies::name : std::string()), ...);
+  t.can = offers_of<memory>();
+  t.policies = (0U + ... + (Policies::name[0] != '\0' && !std::same_as<Policies, with::pooled> ? 1U : 0U));
+  t.has_pool = (std::same_as<Policies, with::pooled> || ...);
+  constexpr bool pool_on_top = is_last<with::pooled, Policies...>();
+  t.pool_over_pool = pool_on_top && (std::size_t{Policies::has_pool} + ... + 0) > 1;
+  t.writes_below_pool = pool_on_top && (Policies::writes || ...);
+  if (!t.has_pool)
+    t.can.owns = t.can.state = t.can.inspect = false;  // then a fallback's pool has a part of the blocks
+  t.keeps_freed = (Policies::keeps_freed || ...);
+  // Below a quarantine freed blocks are live, and below a pool blocks are segments.
+  if (pool_on_top || is_last<with::checked, Policies...>()) {
+    t.can.statistics = t.can.limit = t.can.record = false;
+  }
+  t.has_retry = (Policies::has_retry || ...);
+  t.driver_orders = source::driver_orders && !t.has_pool;
+  t.make_device = [](unsigned mode) -> std::unique_ptr<test_device> {
+    return std::make_unique<Device>(mode);
+  };
+  t.make = [](test_device& device, report& out) -> std::unique_ptr<test_memory> {
+    return std::make_unique<adapter<D, memory>>(static_cast<Device&>(device).driver(), device, out,
+                                                is_last<with::pooled, Policies...>(),
+                                                &composed<D, source, Policies...>);
+  };
+  all.push_back(std::move(t));
+}
+
+/// One stack for each policy of a list: the source, `Before`, the policy, `After`.
+template <class Device, template <class> class Source, class... After>
+struct for_each_policy {
+  template <class... Policies>
+  static void below(std::vector<stack_under_test>& all, list<Policies...>) {
+    (add_stack<Device, Source, Policies, After...>(all), ...);
+  }
+  template <class... Policies>
+  static void over_pool(std::vector<stack_under_test>& all, list<Policies...>) {
+    (add_stack<Device, Source, with::pooled, noted, Policies, After...>(all), ...);
+  }
+  template <class... Policies>
+  static void over_source(std::vector<stack_under_test>& all, list<Policies...>) {
+    (add_stack<Device, Source, noted, Policies, After...>(all), ...);
+  }
+};
+/// Every pair whose first policy is one of the first list, over a pool.
+template <class Device, template <class> class Source, class... Firsts, class Seconds>
+void add_pairs(std::vector<stack_under_test>& all, list<Firsts...>, Seconds seconds) {
+  auto const with_first = [&]<class First, class... Others>(First, list<Others...>) {
+    (add_stack<Device, Source, with::pooled, noted, First, Others>(all), ...);
+  };
+  (with_first(Firsts{}, seconds), ...);
+}
+
+}  // namespace policy_matrix

@@ -1,0 +1,781 @@
+// SPDX-License-Identifier: Apache-2.0
+// The checks. Each is a correct program: whatever is found is the library's fault.
+#include "checks.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <random>
+#include <thread>
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
+#include "tarn/core/error.hpp"
+#include "tarn/core/misuse.hpp"
+
+namespace policy_matrix {
+
+namespace {
+
+using namespace tarn::literals;
+using tarn::stream_ref;
+
+/// What is told of misuse goes to the report: every program here is correct.
+std::vector<std::string>& misuses() {
+  static std::vector<std::string> all;
+  return all;
+}
+class misuse_watch {
+ public:
+  misuse_watch()
+      : before_(tarn::set_misuse_handler([](tarn::misuse const& m) { misuses().push_back(m.what()); })) {}
+  misuse_watch(misuse_watch const&) = delete;
+  misuse_watch& operator=(misuse_watch const&) = delete;
+  ~misuse_watch() { (void)tarn::set_misuse_handler(before_); }
+
+ private:
+  tarn::misuse_handler before_;
+};
+void collect(test_device& device, report& out, bool const writes_below_pool = false) {
+  for (std::string const& f : device.findings()) {
+    bool const of_segment = f.find("freed bytes") != f.npos;
+    if (!writes_below_pool || !of_segment) out.add(f);
+  }
+  for (std::string const& m : misuses()) out.add("misuse told of a correct program: " + m);
+  misuses().clear();
+}
+
+struct block {
+  void* p = nullptr;
+  std::size_t bytes = 0;
+  std::size_t alignment = tarn::default_alignment;
+};
+
+/// Null where memory ran out.
+void* try_allocate(test_memory& memory, stream_ref stream, std::size_t bytes,
+                   std::size_t alignment = tarn::default_alignment,
+                   tarn::place where = tarn::place::current()) {
+  try {
+    return memory.allocate(stream, bytes, alignment, where);
+  } catch (tarn::out_of_memory const&) {
+    return nullptr;
+  }
+}
+/// Blocks until memory runs out, so that a fallback serves, too.
+std::vector<block> fill_up(test_memory& memory, stream_ref stream, std::size_t bytes, std::size_t most = 64) {
+  std::vector<block> all;
+  while (all.size() < most) {
+    void* const p = try_allocate(memory, stream, bytes);
+    if (p == nullptr) break;
+    all.push_back({p, bytes, tarn::default_alignment});
+  }
+  return all;
+}
+void free_all(test_memory& memory, stream_ref stream, std::vector<block>& all) {
+  for (block const& b : all) memory.deallocate(stream, b.p, b.bytes, b.alignment);
+  all.clear();
+}
+
+/// What a stack counts now, as far as it counts.
+struct counts {
+  exact_numbers exact;
+  std::size_t used = 0;
+  std::size_t live = 0;
+  std::size_t watched = 0;
+  friend bool operator==(counts const&, counts const&) = default;
+};
+counts counts_of(stack_under_test const& stack, test_memory& memory) {
+  counts c;
+  if (stack.can.statistics) c.exact = memory.statistics();
+  if (stack.can.limit) c.used = memory.used();
+  if (stack.can.state && !stack.keeps_freed) {
+    auto const s = memory.state();
+    c.live = s.live - s.pending;
+  }
+  if (stack.can.record) c.watched = memory.record().size();
+  return c;
+}
+
+// ---- the promises
+
+void zero_bytes(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  stream_ref const s = device.new_stream();
+  counts const before = counts_of(stack, memory);
+  out.check(memory.allocate(s, 0, 256, tarn::place::current()) == nullptr, "zero bytes are not null");
+  out.check(memory.allocate_sync(0, 256) == nullptr, "zero bytes are not null without a stream");
+  memory.deallocate(s, nullptr, 0, 256);
+  memory.deallocate(s, nullptr, 1000, 256);
+  memory.deallocate_sync(nullptr, 0, 256);
+  memory.deallocate_sync(nullptr, 1000, 256);
+  out.check(counts_of(stack, memory) == before, "zero bytes or null were counted");
+  device.end_stream(s);
+}
+
+void alignment(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  stream_ref const s = device.new_stream();
+  counts const before = counts_of(stack, memory);
+  for (std::size_t const alignment : {std::size_t{1}, std::size_t{8}, std::size_t{256}, std::size_t{512},
+                                      std::size_t{4096}, std::size_t{2_MiB}}) {
+    for (std::size_t const bytes : {std::size_t{1}, std::size_t{5000}, std::size_t{1_MiB + 1}}) {
+      for (bool const sync : {false, true}) {
+        try {
+          void* const p = sync ? memory.allocate_sync(bytes, alignment)
+                               : memory.allocate(s, bytes, alignment, tarn::place::current());
+          out.check(tarn::is_aligned(p, alignment),
+                    "an alignment of " + std::to_string(alignment) + " is ignored");
+          if (sync) {
+            memory.deallocate_sync(p, bytes, alignment);
+          } else {
+            memory.deallocate(s, p, bytes, alignment);
+          }
+        } catch (tarn::bad_alignment const&) {
+          out.check(alignment > tarn::default_alignment && !stack.has_pool,
+                    "an alignment of " + std::to_string(alignment) + " is refused");
+        }
+      }
+    }
+  }
+  for (std::size_t const alignment :
+       {std::size_t{0}, std::size_t{3}, std::size_t{384}, 2 * tarn::max_alignment}) {
+    for (bool const sync : {false, true}) {
+      try {
+        (void)(sync ? memory.allocate_sync(64, alignment)
+                    : memory.allocate(s, 64, alignment, tarn::place::current()));
+        out.add("an alignment of " + std::to_string(alignment) + " is not refused");
+      } catch (tarn::bad_alignment const&) {
+      }
+    }
+  }
+  device.wait();
+  if (stack.can.trim) (void)memory.trim(0);
+  out.check(counts_of(stack, memory) == before, "the counts differ after refused alignments");
+  device.end_stream(s);
+}
+
+void exceptions(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  stream_ref const s = device.new_stream();
+  void* const kept = memory.allocate(s, 3000, 256, tarn::place::current());
+  counts const before = counts_of(stack, memory);
+  for (std::size_t const bytes : {1_TiB * 1024, std::numeric_limits<std::size_t>::max(),
+                                  std::numeric_limits<std::size_t>::max() / 2, tarn::max_request_bytes + 1}) {
+    for (bool const sync : {false, true}) {
+      try {
+        (void)(sync ? memory.allocate_sync(bytes, 256)
+                    : memory.allocate(s, bytes, 256, tarn::place::current()));
+        out.add("a request of " + std::to_string(bytes) + " bytes is not refused");
+      } catch (tarn::out_of_memory const& refused) {
+        out.check(refused.asked() == bytes, "an error names " + std::to_string(refused.asked()) +
+                                                " bytes, not the " + std::to_string(bytes) +
+                                                " that were asked");
+      }
+    }
+  }
+  out.check(counts_of(stack, memory) == before, "a refused request changed the counts");
+  if (stack.can.limit) {
+    std::size_t const limit = memory.set_limit(0);
+    out.check(try_allocate(memory, s, 1000) == nullptr, "a limit of nothing does not refuse");
+    out.check(counts_of(stack, memory) == before, "a request refused by a limit changed the counts");
+    (void)memory.set_limit(limit);
+  }
+  auto all = fill_up(memory, s, 3_MiB);
+  out.check(!all.empty(), "nothing is served after refusals");
+  free_all(memory, s, all);
+  if (stack.can.trim) (void)memory.trim(0);
+  out.check(counts_of(stack, memory) == before, "the counts differ after memory ran out and was freed");
+  memory.deallocate(s, kept, 3000, 256);
+  device.end_stream(s);
+}
+
+/// A block with a use on another stream goes to nobody while that use may run.
+void recorded_uses(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  if (!stack.can.record_use) return;
+  for (std::size_t const bytes : {std::size_t{1000}, std::size_t{3_MiB}}) {
+    stream_ref const a = device.new_stream();
+    stream_ref const b = device.new_stream();
+    auto all = fill_up(memory, a, bytes == 1000 ? 3_MiB : bytes);
+    for (bool const last : {false, true}) {  // where memory ran out the last one is of a fallback
+      if (all.empty()) break;
+      if (bytes == 1000) {  // beside large ones, so that it comes from where they come from
+        if (!last) free_all(memory, a, all);
+        void* const p = try_allocate(memory, a, bytes);
+        if (p == nullptr) continue;
+        all.push_back({p, bytes, 256});
+      }
+      block const x = last ? all.back() : all.front();
+      all.erase(last ? all.end() - 1 : all.begin());
+      device.order(a, b);
+      device.write(b, x.p, x.bytes, 0xB1, 50'000);
+      memory.record_use(x.p, x.bytes, b);
+      memory.deallocate(a, x.p, x.bytes, x.alignment);
+      std::vector<void*> again;
+      for (int i = 0; i < 3; ++i) {
+        void* const q = try_allocate(memory, a, x.bytes);
+        if (q == nullptr) break;
+        device.write(a, q, x.bytes, 0xA1, 1);
+        device.wait(a);
+        out.check(device.holds(q, x.bytes, 0xA1), "what a stream wrote is not in its block");
+        again.push_back(q);
+      }
+      device.wait();
+      for (void* const q : again) {
+        out.check(device.holds(q, x.bytes, 0xA1),
+                  "a block was handed out while another stream's recorded use ran");
+        memory.deallocate(a, q, x.bytes, 256);
+      }
+    }
+    // The stream of the use may be destroyed before the block is freed, and so may the one that frees.
+    if (void* const p = try_allocate(memory, a, bytes)) {
+      device.order(a, b);
+      device.write(b, p, bytes, 0xB2, 50'000);
+      memory.record_use(p, bytes, b);
+      device.end_stream(b);
+      memory.deallocate(a, p, bytes, 256);
+      if (void* const q = try_allocate(memory, a, bytes)) {
+        device.write(a, q, bytes, 0xA2, 1);
+        device.wait();
+        out.check(device.holds(q, bytes, 0xA2), "a use recorded on a destroyed stream was lost");
+        memory.deallocate(a, q, bytes, 256);
+      }
+    } else {
+      device.end_stream(b);
+    }
+    free_all(memory, a, all);
+    device.wait();
+    device.end_stream(a);
+  }
+  if (stack.can.trim) (void)memory.trim(0);
+  if (stack.can.state)
+    out.check(memory.state().pending == 0, "a recorded use is pending after all was waited for");
+}
+
+/// A block whose stream is destroyed is freed as any other, also where another stream has got the handle.
+void destroyed_streams(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  for (bool const handle_is_reused : {false, true}) {
+    for (std::size_t const bytes : {std::size_t{1000}, std::size_t{100'000}, std::size_t{3_MiB}}) {
+      stream_ref const gone = device.new_stream();
+      void* const p = memory.allocate(gone, bytes, 256, tarn::place::current());
+      void* const small = memory.allocate(gone, 500, 256, tarn::place::current());
+      device.write(gone, p, bytes, 0x11, 20'000);
+      device.end_stream(gone);
+      stream_ref reused;
+      if (handle_is_reused) reused = device.new_stream();
+      memory.deallocate(gone, p, bytes, 256);
+      memory.deallocate(gone, small, 500, 256);
+      stream_ref const other = device.new_stream();
+      if (void* const q = try_allocate(memory, other, bytes)) {
+        device.write(other, q, bytes, 0x22, 1);
+        device.wait();
+        out.check(device.holds(q, bytes, 0x22), "a destroyed stream wrote to memory that had another owner");
+        memory.deallocate(other, q, bytes, 256);
+      }
+      if (handle_is_reused) device.end_stream(reused);
+      device.end_stream(other);
+      collect(device, out, stack.writes_below_pool);
+    }
+  }
+  if (stack.can.trim) (void)memory.trim(0);
+}
+
+void trim(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  if (!stack.can.trim) return;
+  stream_ref const s = device.new_stream();
+  std::size_t const before = device.held();
+  auto all = fill_up(memory, s, 3_MiB);
+  for (std::size_t const bytes : {std::size_t{100}, std::size_t{70'000}}) {
+    if (void* const p = try_allocate(memory, s, bytes)) all.push_back({p, bytes, 256});
+  }
+  free_all(memory, s, all);
+  if (stack.can.state && !stack.keeps_freed) {
+    std::size_t const reserved = memory.state().reserved;
+    std::size_t const given = memory.trim(8_MiB);
+    out.check(memory.state().reserved <= 24_MiB,
+              "trim(8 MiB) leaves " + std::to_string(memory.state().reserved));
+    out.check(given == reserved - memory.state().reserved,
+              "trim() returns another number of bytes than it gave back");
+    out.check(memory.inspected_bytes() == memory.state().reserved,
+              "inspection shows other bytes than are reserved");
+  }
+  (void)memory.trim(0);
+  if (!stack.keeps_freed && !stack.pool_over_pool) {
+    out.check(device.held() == before, "after trim() " + std::to_string(device.held() - before) +
+                                           " blocks or handles are still held from the driver");
+    if (stack.can.state) {
+      out.check(memory.state().reserved == 0, "after trim() bytes are reserved");
+      memory.reset_peaks();
+      out.check(memory.state().reserved_peak == 0, "reset_peaks() leaves a peak");
+    }
+  }
+  device.end_stream(s);
+}
+
+void ownership(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  if (!stack.can.owns) return;
+  stream_ref const s = device.new_stream();
+  auto all = fill_up(memory, s, 3_MiB);
+  int local = 0;
+  out.check(!memory.owns(&local), "owns() is true of a foreign address");
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    bool const good = memory.owns(all[i].p) && memory.owns(static_cast<char*>(all[i].p) + all[i].bytes - 1);
+    out.check(good,
+              "owns() is false of block " + std::to_string(i + 1) + " of " + std::to_string(all.size()));
+  }
+  free_all(memory, s, all);
+  device.end_stream(s);
+}
+
+/// A capture of which the memory is not told is not spoiled, and has no work of the library's.
+void capture(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  for (std::size_t const bytes : {std::size_t{1000}, std::size_t{3_MiB}}) {
+    stream_ref const s = device.new_stream();
+    void* const before = memory.allocate(s, bytes, 256, tarn::place::current());
+    void* const kept = memory.allocate(s, 400, 256, tarn::place::current());
+    device.wait();
+    if (!device.begin_capture(s)) {
+      memory.deallocate(s, before, bytes, 256);
+      memory.deallocate(s, kept, 400, 256);
+      device.end_stream(s);
+      return;
+    }
+    void* const inside = memory.allocate(s, bytes, 256, tarn::place::current());
+    if (!stack.driver_orders) memory.deallocate(s, before, bytes, 256);
+    memory.deallocate(s, inside, bytes, 256);
+    void* const across =
+        stack.driver_orders ? nullptr : memory.allocate(s, bytes, 256, tarn::place::current());
+    out.check(device.end_capture(s, stack.driver_orders),
+              "a capture was spoiled, or has work of the library's");
+    if (across != nullptr) memory.deallocate(s, across, bytes, 256);
+    if (stack.driver_orders) memory.deallocate(s, before, bytes, 256);
+    memory.deallocate(s, kept, 400, 256);
+    device.wait();
+    device.end_stream(s);
+  }
+  if (stack.can.check_all) out.check(memory.check_all() == 0, "check_all() reports after a capture");
+}
+
+void statistics(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  stream_ref const s = device.new_stream();
+  counts const before = counts_of(stack, memory);
+  auto all = fill_up(memory, s, 3_MiB);
+  for (std::size_t const bytes : {std::size_t{1}, std::size_t{300}, std::size_t{70'000}}) {
+    if (void* const p = try_allocate(memory, s, bytes)) all.push_back({p, bytes, 256});
+  }
+  std::size_t requested = 0;
+  std::size_t occupied = 0;
+  for (block const& b : all) {
+    requested += b.bytes;
+    occupied += memory.block_bytes(b.bytes, b.alignment);
+  }
+  out.check(occupied >= requested, "blocks occupy less than was asked");
+  auto const n = static_cast<std::int64_t>(all.size());
+  if (stack.can.statistics) {
+    exact_numbers const now = memory.statistics();
+    out.check(now.blocks == n,
+              "tracked counts " + std::to_string(now.blocks) + " blocks of " + std::to_string(n));
+    out.check(now.requested >= static_cast<std::int64_t>(requested),
+              "tracked counts fewer bytes than were asked");
+    out.check(now.allocated >= now.requested, "tracked counts fewer allocated bytes than requested ones");
+  }
+  if (stack.can.limit) out.check(memory.used() >= requested, "a limit counts fewer bytes than were asked");
+  if (stack.can.state) {
+    auto const now = memory.state();
+    out.check(now.live >= requested, "state() has " + std::to_string(now.live) + " live bytes, and " +
+                                         std::to_string(requested) + " were asked");
+    if (!stack.keeps_freed)
+      out.check(now.live_blocks == all.size(), "state() has another number of live blocks");
+    out.check(now.reserved >= now.live, "state() has fewer bytes reserved than live");
+    out.check(memory.inspected_bytes() == now.reserved, "inspection shows other bytes than are reserved");
+  }
+  if (stack.can.record) {
+    out.check(memory.record().size() == all.size(), "a watched layer knows of another number of blocks");
+  }
+  free_all(memory, s, all);
+  device.wait();
+  if (stack.can.trim) (void)memory.trim(0);
+  out.check(counts_of(stack, memory) == before, "the counts do not return to what they were");
+  device.end_stream(s);
+}
+
+/// check_all() accuses nothing of what is right: fences still queued, blocks that come while it waits.
+void check_all(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  if (!stack.can.check_all) return;
+  stream_ref const busy = device.new_stream();
+  stream_ref const other = device.new_stream();
+  void* const ground = memory.allocate(busy, 5000, 256, tarn::place::current());
+  device.wait();
+  device.write(busy, ground, 5000, 1, 100'000);
+  void* const queued = memory.allocate(busy, 1000, 256, tarn::place::current());
+  out.check(memory.check_all() == 0, "check_all() reports fences that are still queued");
+  device.write(busy, ground, 5000, 2, 100'000);
+  // While it waits another thread allocates, frees, and overwrites what it freed under a new owner.
+  void* late = nullptr;
+  void* victim = memory.allocate(other, 700, 256, tarn::place::current());
+  std::vector<block> next;
+  bool const hooked = device.in_next_device_wait([&] {
+    memory.deallocate(other, victim, 700, 256);
+    for (int i = 0; i < 8; ++i) {
+      if (void* const p = try_allocate(memory, other, 1200)) next.push_back({p, 1200, 256});
+      if (!next.empty()) device.write(other, next.back().p, 1200, 9, 1);
+    }
+    device.wait(other);
+    device.write(busy, ground, 5000, 3, 100'000);
+    late = memory.allocate(busy, 2000, 256, tarn::place::current());
+  });
+  out.check(memory.check_all() == 0, "check_all() reports a block that was allocated while it waited");
+  if (hooked && late == nullptr) {
+    (void)device.in_next_device_wait({});
+    memory.deallocate(other, victim, 700, 256);
+    out.add("check_all() does not wait for the device");
+  }
+  if (!hooked) memory.deallocate(other, victim, 700, 256);
+  free_all(memory, other, next);
+  void* const freed = memory.allocate(other, 4000, 256, tarn::place::current());
+  memory.deallocate(other, freed, 4000, 256);
+  out.check(memory.check_all() == 0, "check_all() reports after a free");
+  memory.deallocate(busy, queued, 1000, 256);
+  if (late != nullptr) memory.deallocate(busy, late, 2000, 256);
+  memory.deallocate(busy, ground, 5000, 256);
+  device.wait();
+  device.end_stream(busy);
+  device.end_stream(other);
+}
+
+/// A watched layer names the caller's line, however many layers lie between.
+void places(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  if (!stack.can.record) return;
+  stream_ref const s = device.new_stream();
+  auto const here = tarn::place::current();
+  std::vector<block> all;
+  while (all.size() < 40) {
+    void* const p = try_allocate(memory, s, 3_MiB, 256, here);
+    if (p == nullptr) break;
+    all.push_back({p, 3_MiB, 256});
+  }
+  auto const seen = memory.record();
+  bool good = seen.size() == all.size();
+  for (seen_block const& b : seen) good = good && b.line == here.line;
+  out.check(good, "a watched layer does not name the line of the call");
+  free_all(memory, s, all);
+  device.end_stream(s);
+}
+
+/// A handler of retry_on_oom may use the memory that it is called for, also under a pool.
+void handlers(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  if (!stack.has_retry) return;
+  stream_ref const s = device.new_stream();
+  auto all = fill_up(memory, s, 3_MiB);
+  void* const small = all.empty() ? nullptr : all.back().p;
+  int called = 0;
+  memory.on_out_of_memory([&] {
+    ++called;
+    if (stack.can.owns) out.check(memory.owns(small), "owns() is false in a handler");
+    if (stack.can.state) (void)memory.state();
+    if (stack.can.trim) (void)memory.trim(0);
+    if (!all.empty() && called == 1) {
+      memory.deallocate(s, all.front().p, all.front().bytes, 256);
+      all.erase(all.begin());
+    }
+    // Served from the cache, or refused: the pool cannot grow meanwhile.
+    if (void* const p = called < 3 ? try_allocate(memory, s, 100) : nullptr)
+      memory.deallocate(s, p, 100, 256);
+  });
+  for (int i = 0; i < 20; ++i) {
+    void* const p = try_allocate(memory, s, 5_MiB);
+    if (p == nullptr) break;
+    all.push_back({p, 5_MiB, 256});
+  }
+  memory.on_out_of_memory({});
+  out.check(called != 0 || !device.runs_out(), "the handler was not called");
+  free_all(memory, s, all);
+  device.wait();
+  device.end_stream(s);
+}
+
+/// Each thread's per-thread default stream is another stream.
+void ending_threads(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  auto const own = stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{2}));
+  auto const turn = [&] {
+    std::thread([&] {
+      if (void* const p = try_allocate(memory, own, 1000)) {
+        device.write(own, p, 1000, 7, 1);
+        memory.deallocate(own, p, 1000, 256);
+      }
+    }).join();
+  };
+  auto const pool_bytes = [&] { return stack.can.state ? memory.state().host_bytes : std::size_t{0}; };
+  for (int i = 0; i < 40; ++i) turn();
+  device.wait();
+  std::size_t const before = pool_bytes();
+  for (int i = 0; i < 100; ++i) turn();
+  device.wait();
+  std::size_t const after = pool_bytes();
+  out.check(after <= before + 100'000,
+            "100 threads that ended leave " + std::to_string(after - before) + " bytes of host memory");
+  collect(device, out, stack.writes_below_pool);
+}
+
+}  // namespace
+
+std::vector<promise> const& promises() {
+  static std::vector<promise> const all{
+      {"zero bytes", zero_bytes},
+      {"alignment", alignment},
+      {"exceptions", exceptions},
+      {"recorded uses", recorded_uses},
+      {"destroyed streams", destroyed_streams},
+      {"trim", trim},
+      {"ownership", ownership},
+      {"capture", capture},
+      {"statistics", statistics},
+      {"check_all", check_all},
+      {"places", places},
+      {"handlers", handlers},
+  };
+  return all;
+}
+promise const& promise_of_ending_threads() {
+  static promise const one{"ending threads", ending_threads};
+  return one;
+}
+
+namespace {
+template <class Check>
+void run_on(stack_under_test const& stack, unsigned mode, report& out, Check const& check) {
+  misuse_watch const watch;
+  auto const device = stack.make_device(mode);
+  std::size_t const before = device->left_over();
+  {
+    auto const memory = stack.make(*device, out);
+    try {
+      check(*device, *memory);
+    } catch (std::exception const& error) {
+      out.add(std::string("throws: ") + error.what());
+    }
+    device->wait();
+    collect(*device, out, stack.writes_below_pool);
+  }
+  device->wait();
+  collect(*device, out, stack.writes_below_pool);
+  out.check(device->left_over() == before, "left over: " + std::to_string(device->left_over() - before) +
+                                               " blocks, handles, streams or events");
+}
+}  // namespace
+
+void run(promise const& p, stack_under_test const& stack, unsigned mode, report& out) {
+  out.begin(stack.name + mode_names[mode] + std::string(p.name));
+  run_on(stack, mode, out,
+         [&](test_device& device, test_memory& memory) { p.check(stack, device, memory, out); });
+}
+
+namespace {
+
+/// A random correct program. The numbers that a stack keeps are compared with the model after each step.
+class random_program {
+ public:
+  random_program(stack_under_test const& stack, test_device& device, test_memory& memory, report& out,
+                 std::uint64_t seed)
+      : stack_(stack), device_(device), memory_(memory), out_(out), random_(seed) {
+    for (stream_ref& s : streams_) s = device_.new_stream();
+  }
+
+  void run(unsigned steps) {
+    for (unsigned i = 0; i < steps && out_.found().empty(); ++i) {
+      step();
+      compare();
+      collect(device_, out_, stack_.writes_below_pool);
+      if (!out_.found().empty()) out_.add("that was step " + std::to_string(i + 1));
+    }
+    while (!live_.empty()) give_back(live_.size() - 1);
+    device_.wait();
+    for (stream_ref const s : streams_) device_.end_stream(s);
+    if (stack_.can.trim) (void)memory_.trim(0);
+    compare();
+  }
+
+ private:
+  struct live_block {
+    void* p;
+    std::size_t bytes;
+    std::size_t alignment;
+    stream_ref stream;
+    unsigned char byte;
+    bool used_elsewhere;
+    int line;
+  };
+
+  std::size_t below(std::size_t n) { return static_cast<std::size_t>(random_() % n); }
+  stream_ref any_stream() { return streams_[below(3)]; }
+
+  void step() {
+    switch (below(12)) {
+      case 0:
+      case 1:
+      case 2:
+      case 3:
+        return take();
+      case 4:
+      case 5:
+        if (!live_.empty()) give_back(below(live_.size()));
+        return;
+      case 6:
+        return use_elsewhere();
+      case 7:
+        if (!live_.empty()) write(live_[below(live_.size())]);
+        return;
+      case 8:
+        if (below(3) == 0) replace_stream();
+        return;
+      case 9:
+        if (stack_.can.trim && below(3) == 0) (void)memory_.trim(below(2) == 0 ? 0 : 8_MiB);
+        return;
+      case 10:
+        if (stack_.can.check_all)
+          out_.check(memory_.check_all() == 0, "check_all() reports a correct program");
+        return;
+      default:
+        return take_and_give_now();
+    }
+  }
+
+  std::size_t any_size() {
+    switch (below(4)) {
+      case 0:
+        return 1 + below(4000);
+      case 1:
+        return 1 + below(100'000);
+      case 2:
+        return 1 + below(1_MiB);
+      default:
+        return 1 + below(6_MiB);
+    }
+  }
+
+  void take() {
+    live_block b{nullptr,
+                 any_size(),
+                 below(8) == 0 ? std::size_t{64} : std::size_t{256},
+                 any_stream(),
+                 static_cast<unsigned char>(below(255) + 1),
+                 false,
+                 0};
+    auto const here = tarn::place::current();
+    b.p = try_allocate(memory_, b.stream, b.bytes, b.alignment, here);
+    b.line = here.line;
+    if (b.p == nullptr) {  // as a program does that runs out: it frees the half of what it has
+      std::size_t const half = live_.size() / 2;
+      while (live_.size() > half) give_back(below(live_.size()));
+      return;
+    }
+    requested_ += b.bytes;
+    live_.push_back(b);
+    write(live_.back());
+  }
+  void write(live_block& b) {
+    if (b.used_elsewhere || is_ended(b.stream)) return;
+    device_.write(b.stream, b.p, b.bytes, b.byte, static_cast<unsigned>(below(4) == 0 ? 5000 : 5));
+  }
+  void give_back(std::size_t i) {
+    live_block const b = live_[i];
+    live_[i] = live_.back();
+    live_.pop_back();
+    requested_ -= b.bytes;
+    if (below(2) == 0 && !is_ended(b.stream) && !b.used_elsewhere) {
+      device_.wait(b.stream);
+      out_.check(device_.holds(b.p, b.bytes, b.byte), "a block does not hold what its owner wrote");
+    }
+    if (below(10) == 0) {
+      device_.wait();
+      out_.check(device_.holds(b.p, b.bytes, b.byte), "a block does not hold what its owner wrote last");
+      memory_.deallocate_sync(b.p, b.bytes, b.alignment);
+    } else {
+      memory_.deallocate(b.stream, b.p, b.bytes, b.alignment);
+    }
+  }
+  /// Another stream writes to a block, as record_use() allows.
+  void use_elsewhere() {
+    if (!stack_.can.record_use || live_.empty()) return;
+    live_block& b = live_[below(live_.size())];
+    if (is_ended(b.stream)) return;
+    stream_ref const other = any_stream();
+    if (other == b.stream || b.used_elsewhere) return;
+    device_.order(b.stream, other);
+    device_.write(other, b.p, b.bytes, b.byte, 5000);
+    memory_.record_use(b.p, b.bytes, other);
+    b.used_elsewhere = true;
+  }
+  void replace_stream() {
+    stream_ref& s = streams_[below(3)];
+    device_.end_stream(s);
+    s = device_.new_stream();
+  }
+  [[nodiscard]] bool is_ended(stream_ref stream) const {
+    return std::none_of(std::begin(streams_), std::end(streams_), [&](stream_ref s) { return s == stream; });
+  }
+  void take_and_give_now() {
+    std::size_t const bytes = any_size();
+    void* p = nullptr;
+    try {
+      p = memory_.allocate_sync(bytes, 256);
+    } catch (tarn::out_of_memory const&) {
+      return;
+    }
+    stream_ref const s = any_stream();
+    device_.write(s, p, bytes, 0x77, 5);
+    device_.wait();
+    out_.check(device_.holds(p, bytes, 0x77), "memory of allocate_sync() does not hold what was written");
+    memory_.deallocate_sync(p, bytes, 256);
+  }
+
+  void compare() {
+    if (stack_.can.statistics) {
+      exact_numbers const now = memory_.statistics();
+      out_.check(now.blocks == static_cast<std::int64_t>(live_.size()),
+                 "tracked counts another number of blocks");
+    }
+    if (stack_.can.record) {
+      auto const seen = memory_.record();
+      bool good = seen.size() == live_.size();
+      for (seen_block const& b : seen) {
+        auto const it = std::find_if(live_.begin(), live_.end(), [&](live_block const& l) {
+          auto const at = reinterpret_cast<std::uintptr_t>(l.p);
+          return b.address <= at && at < b.address + b.requested;
+        });
+        good = good && it != live_.end() && it->line == b.line;
+      }
+      out_.check(good, "a watched layer knows of other blocks than are live, or of other lines");
+    }
+    if (stack_.can.limit && live_.empty() && !stack_.keeps_freed) {
+      out_.check(memory_.used() == 0, "a limit counts bytes though nothing is live");
+    }
+    if (stack_.can.limit)
+      out_.check(memory_.used() >= requested_, "a limit counts fewer bytes than are live");
+    if (stack_.can.state) {
+      auto const now = memory_.state();
+      out_.check(now.live >= requested_, "state() has fewer live bytes than were asked");
+      if (live_.empty() && !stack_.keeps_freed) {
+        out_.check(now.live == now.pending, "state() has live bytes though nothing is live");
+      }
+    }
+  }
+
+  stack_under_test const& stack_;
+  test_device& device_;
+  test_memory& memory_;
+  report& out_;
+  std::mt19937_64 random_;
+  stream_ref streams_[3];
+  std::vector<live_block> live_;
+  std::size_t requested_ = 0;
+};
+
+}  // namespace
+
+void run_random(stack_under_test const& stack, unsigned mode, std::uint64_t seed, unsigned steps,
+                report& out) {
+  out.begin(stack.name + mode_names[mode] + "random program " + std::to_string(seed));
+  run_on(stack, mode, out, [&](test_device& device, test_memory& memory) {
+    random_program(stack, device, memory, out, seed).run(steps);
+  });
+}
+
+}  // namespace policy_matrix

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The checks: what the documentation promises of every stack, compiled once. Above it: the test, main.
+// Below it: subject.
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "subject.hpp"
+
+namespace policy_matrix {
+
+/// One promise. A check that does not apply to a stack does nothing.
+struct promise {
+  std::string_view name;
+  void (*check)(stack_under_test const& stack, test_device& device, test_memory& memory, report& out);
+};
+
+/// All promises but that of ending threads.
+[[nodiscard]] std::vector<promise> const& promises();
+/// A thread that ends leaves bounded host memory.
+[[nodiscard]] promise const& promise_of_ending_threads();
+
+/// Runs one promise on a fresh device and fresh memory, and looks whether anything is left over.
+void run(promise const& p, stack_under_test const& stack, unsigned mode, report& out);
+/// A random correct program against a model of what is live.
+void run_random(stack_under_test const& stack, unsigned mode, std::uint64_t seed, unsigned steps,
+                report& out);
+
+/// The stacks of one file each.
+[[nodiscard]] std::vector<stack_under_test> stacks_of_sources();
+[[nodiscard]] std::vector<stack_under_test> stacks_of_policies();
+[[nodiscard]] std::vector<stack_under_test> stacks_below_pools();
+[[nodiscard]] std::vector<stack_under_test> stacks_short();
+inline constexpr unsigned pair_parts = 4;
+template <unsigned Part>
+void add_pairs_of_part(std::vector<stack_under_test>& all);
+template <>
+void add_pairs_of_part<0>(std::vector<stack_under_test>& all);
+template <>
+void add_pairs_of_part<1>(std::vector<stack_under_test>& all);
+template <>
+void add_pairs_of_part<2>(std::vector<stack_under_test>& all);
+template <>
+void add_pairs_of_part<3>(std::vector<stack_under_test>& all);
+
+}  // namespace policy_matrix

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The list: every policy, with options under which a correct program never meets a limit, and every source. A new policy
+// joins in one line of block_policies (or page_policies); architecture/check.py compares the list with include/tarn.
+// Above it: adapter, the stacks. Below it: policy, source.
+
+#include <cstddef>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "subject.hpp"
+#include "tarn/policy/checked.hpp"
+#include "tarn/policy/fallback_to.hpp"
+#include "tarn/policy/fenced.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/logged.hpp"
+#include "tarn/policy/nvtx_ranged.hpp"
+#include "tarn/policy/poisoned.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/policy/reachable_from.hpp"
+#include "tarn/policy/recorded.hpp"
+#include "tarn/policy/retry_on_oom.hpp"
+#include "tarn/policy/tagged.hpp"
+#include "tarn/policy/tracked.hpp"
+#include "tarn/policy/watched.hpp"
+#include "tarn/source/cuda_async.hpp"
+#include "tarn/source/cuda_malloc.hpp"
+#include "tarn/source/cuda_pages.hpp"
+#include "tarn/source/host_memory.hpp"
+#include "tarn/source/managed.hpp"
+#include "tarn/source/pinned_host.hpp"
+#include "tarn/source/registered_host.hpp"
+
+namespace policy_matrix {
+
+using namespace tarn::literals;
+
+/// What the policies of one stack need, and what they leave behind. It outlives the memory.
+template <class D>
+struct surroundings {
+  D driver;
+  test_device* device = nullptr;
+  bool pool_on_top = false;    ///< then bytes are noted there, and not where a fallback has its own pool
+  std::FILE* trace = nullptr;  ///< of `recorded`
+  std::function<void()> on_out_of_memory;
+  long logged_allocations = 0;
+  long logged_deallocations = 0;
+
+  explicit surroundings(D d) : driver(std::move(d)) {}
+  surroundings(surroundings const&) = delete;
+  surroundings& operator=(surroundings const&) = delete;
+  ~surroundings() {
+    if (trace != nullptr) std::fclose(trace);
+  }
+  /// After the memory has ended and everything was freed.
+  void verify(report& out) {
+    out.check(logged_allocations == logged_deallocations,
+              "a logged layer was called for " + std::to_string(logged_allocations) + " allocations and " +
+                  std::to_string(logged_deallocations) + " deallocations");
+    if (trace == nullptr) return;
+    std::rewind(trace);
+    char line[256];
+    long came = 0;
+    long went = 0;
+    while (std::fgets(line, sizeof line, trace) != nullptr) {
+      came += line[0] == 'a' ? 1 : 0;
+      went += line[0] == 'f' ? 1 : 0;
+    }
+    out.check(came == went,
+              "a trace has " + std::to_string(came) + " allocations and " + std::to_string(went) + " frees");
+  }
+};
+
+/// Notes at the seam of pool or source which bytes change hands, for the simulated device's order checker. It stands below
+/// the policies, since some of them write to what is being freed.
+struct noting {
+  test_device* device = nullptr;
+  template <class Upstream>
+  class layer_type {
+   public:
+    using upstream_type = Upstream;
+    using driver_type = typename Upstream::driver_type;
+    using properties = typename Upstream::properties;
+    layer_type(Upstream upstream, noting const& options)
+        : upstream_(std::move(upstream)), device_(options.device) {}
+    void* allocate(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment) {
+      void* const p = upstream_.allocate(stream, bytes, alignment);
+      if (p != nullptr && device_ != nullptr) device_->allocated(p, bytes, stream);
+      return p;
+    }
+    void deallocate(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+      if (p != nullptr && device_ != nullptr) device_->freed(p, bytes, stream);
+      upstream_.deallocate(stream, p, bytes, alignment);
+    }
+    void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+      void* const p = upstream_.allocate_sync(bytes, alignment);
+      if (p != nullptr && device_ != nullptr) device_->allocated(p, bytes, tarn::stream_ref{});
+      return p;
+    }
+    void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+      if (p != nullptr && device_ != nullptr) device_->freed(p, bytes, tarn::stream_ref{});
+      upstream_.deallocate_sync(p, bytes, alignment);
+    }
+    [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+    [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+
+   private:
+    Upstream upstream_;
+    test_device* device_;
+  };
+  template <class Upstream>
+  using layer = layer_type<Upstream>;
+};
+
+/// Each policy as the matrix uses it.
+namespace with {
+
+struct policy {
+  static constexpr bool keeps_freed = false;
+  static constexpr bool has_retry = false;
+  static constexpr bool has_pool = false;  ///< of its own
+  static constexpr bool writes = false;    ///< to blocks that are being freed
+};
+struct limited : policy {
+  static constexpr char const* name = "limited";
+  template <class D>
+  static auto make(surroundings<D>&) {
+    return tarn::limited{64_GiB};
+  }
+};
+struct tracked : policy {
+  static constexpr char const* name = "tracked";
+  template <class D>
+  static auto make(surroundings<D>&) {
+    return tarn::tracked{};
+  }
+};
+struct fenced : policy {
+  static constexpr char const* name = "fenced";
+  template <class D>
+  static auto make(surroundings<D>&) {
+    return tarn::fenced{};
+  }
+};
+struct poisoned : policy {
+  static constexpr char const* name = "poisoned";
+  static constexpr bool writes = true;
+  template <class D>
+  static auto make(surroundings<D>&) {
+    return tarn::poisoned{};
+  }
+};
+struct checked : policy {
+  static constexpr char const* name = "checked";
+  static constexpr bool writes = true;
+  static constexpr bool keeps_freed = true;
+  template <class D>
+  static auto make(surroundings<D>&) {
+    return tarn::checked{.quarantine_bytes = 1_MiB, .quarantine_blocks = 4};
+  }
+};
+struct recorded : policy {
+  static constexpr char const* name = "recorded";
+  template <class D>
+  static auto make(surroundings<D>& s) {
+    if (s.trace == nullptr) s.trace = std::tmpfile();
+    return tarn::recorded{s.trace};
+  }
+};
+struct logged : policy {
+  static constexpr char const* name = "logged";
+  template <class D>
+  static auto make(surroundings<D>& s) {
+    auto hook = [&s](tarn::call_record const& call) {
+      bool const comes =
+          call.call == tarn::logged_call::allocate || call.call == tarn::logged_call::allocate_sync;
+      if (call.address != nullptr) (comes ? s.logged_allocations : s.logged_deallocations) += 1;
+    };
+    return tarn::logged<decltype(hook)>(hook);
+  }
+};
+struct watched : policy {
+  static constexpr char const* name = "watched";
+  template <class D>
+  static auto make(surroundings<D>&) {
+    return tarn::watched{.history = 64};
+  }
+};
+struct tagged : policy {
+  static constexpr char const* name = "tagged";
+  template <class D>
+  static auto make(surroundings<D>&) {
+    return tarn::tagged{"matrix"};
+  }
+};
+struct nvtx_ranged : policy {
+  static constexpr char const* name = "nvtx_ranged";
+  template <class D>
+  static auto make(surroundings<D>&) {
+    return tarn::nvtx_ranged{"matrix"};
+  }
+};
+/// To another pool, of memory that the first one's device does not lack.
+struct fallback_to : policy {
+  static constexpr char const* name = "fallback_to";
+  static constexpr bool has_pool = true;
+  template <class D>
+  static auto make(surroundings<D>& s) {
+    return tarn::fallback_to(tarn::basic_managed<D>{s.driver} | tarn::pooled{} |
+                             noting{s.pool_on_top ? nullptr : s.device});
+  }
+};
+struct retry_on_oom : policy {
+  static constexpr char const* name = "retry_on_oom";
+  static constexpr bool has_retry = true;
+  template <class D>
+  static auto make(surroundings<D>& s) {
+    auto handler = [&s](tarn::out_of_memory const&, unsigned attempt) {
+      if (attempt > 1) return false;
+      if (s.on_out_of_memory) s.on_out_of_memory();
+      return true;
+    };
+    return tarn::retry_on_oom<decltype(handler)>(handler);
+  }
+};
+struct pooled : policy {
+  static constexpr char const* name = "pooled";
+  static constexpr bool has_pool = true;
+  template <class D>
+  static auto make(surroundings<D>&) {
+    return tarn::pooled{};
+  }
+};
+struct reachable_from : policy {
+  static constexpr char const* name = "reachable_from";
+  template <class D>
+  static auto make(surroundings<D>&) {
+    return tarn::reachable_from{};
+  }
+};
+
+}  // namespace with
+
+template <class...>
+struct list {};
+
+/// Every policy over blocks; pairs are made of these. `pooled` has places of its own in the stacks.
+using block_policies =
+    list<with::limited, with::tracked, with::fenced, with::poisoned, with::checked, with::recorded,
+         with::logged, with::watched, with::tagged, with::nvtx_ranged, with::fallback_to, with::retry_on_oom>;
+/// Part number Part of so many parts of a list, so that pairs can be compiled in several files.
+template <unsigned Part, unsigned Parts, unsigned At, class Done, class Rest>
+struct part_of_list {
+  using type = Done;
+};
+template <unsigned Part, unsigned Parts, unsigned At, class... Done, class First, class... Rest>
+struct part_of_list<Part, Parts, At, list<Done...>, list<First, Rest...>>
+    : part_of_list<Part, Parts, At + 1,
+                   std::conditional_t<At % Parts == Part, list<Done..., First>, list<Done...>>,
+                   list<Rest...>> {};
+template <unsigned Part, unsigned Parts, class All>
+using part_of = typename part_of_list<Part, Parts, 0, list<>, All>::type;
+
+/// Every policy that may stand below a pool of pages.
+using page_policies = list<with::limited, with::reachable_from>;
+
+/// Every source.
+namespace of {
+template <class D>
+struct pages {
+  static constexpr char const* name = "pages";
+  static constexpr bool driver_orders = false;
+  static auto make(surroundings<D>& s) { return tarn::basic_pages<D>(s.driver); }
+};
+template <class D>
+struct blocks_of_malloc {
+  static constexpr char const* name = "malloc";
+  static constexpr bool driver_orders = false;
+  static auto make(surroundings<D>& s) { return tarn::basic_malloc<D>(s.driver); }
+};
+template <class D>
+struct async {
+  static constexpr char const* name = "async";
+  static constexpr bool driver_orders = true;
+  static auto make(surroundings<D>& s) { return tarn::basic_async<D>(s.driver); }
+};
+template <class D>
+struct pinned {
+  static constexpr char const* name = "pinned";
+  static constexpr bool driver_orders = false;
+  static auto make(surroundings<D>& s) { return tarn::basic_pinned<D>(s.driver); }
+};
+template <class D>
+struct registered {
+  static constexpr char const* name = "registered";
+  static constexpr bool driver_orders = false;
+  static auto make(surroundings<D>& s) {
+    return tarn::basic_registered<D>(s.driver, {.pages = tarn::host_page_size::usual});
+  }
+};
+template <class D>
+struct managed {
+  static constexpr char const* name = "managed";
+  static constexpr bool driver_orders = false;
+  static auto make(surroundings<D>& s) { return tarn::basic_managed<D>(s.driver); }
+};
+/// Only over no_driver.
+template <class D>
+struct host {
+  static constexpr char const* name = "host";
+  static constexpr bool driver_orders = false;
+  static auto make(surroundings<D>&) { return tarn::host_memory{}; }
+};
+}  // namespace of
+
+}  // namespace policy_matrix

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pairs of policies over a pool, part 0: those whose lower policy has a place in the list that is 0 modulo pair_parts.
+#include "adapter.hpp"
+#include "checks.hpp"
+#include "sim_device.hpp"
+
+namespace policy_matrix {
+
+template <>
+void add_pairs_of_part<0>(std::vector<stack_under_test>& all) {
+  add_pairs<sim_device, of::pages>(all, part_of<0, pair_parts, block_policies>{}, block_policies{});
+}
+
+}  // namespace policy_matrix

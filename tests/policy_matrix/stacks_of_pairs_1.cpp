@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pairs of policies over a pool, part 1: those whose lower policy has a place in the list that is 1 modulo pair_parts.
+#include "adapter.hpp"
+#include "checks.hpp"
+#include "sim_device.hpp"
+
+namespace policy_matrix {
+
+template <>
+void add_pairs_of_part<1>(std::vector<stack_under_test>& all) {
+  add_pairs<sim_device, of::pages>(all, part_of<1, pair_parts, block_policies>{}, block_policies{});
+}
+
+}  // namespace policy_matrix

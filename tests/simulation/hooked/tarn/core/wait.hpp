@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#pragma GCC system_header
+// The library's wait for another thread, which lets that thread run. Stands before the library in the include path.
+
+#define wait_a_moment plain_wait_a_moment
+#include_next "tarn/core/wait.hpp"
+#undef wait_a_moment
+
+#include "switch_points.hpp"
+
+#define TARN_SIMULATION_HOOKS_WAIT 1
+
+namespace tarn::detail {
+
+inline void wait_a_moment(unsigned tries) noexcept {
+  if (simulation::preemptible) return simulation::give_way();
+  plain_wait_a_moment(tries);
+}
+
+}  // namespace tarn::detail
