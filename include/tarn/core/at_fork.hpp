@@ -24,7 +24,8 @@
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
-#include <time.h>
+
+#include <ctime>
 #endif
 
 #include "tarn/core/config.hpp"

@@ -45,7 +45,7 @@ class call_place {
   using chain = detail::scope_chain<call_place>;
   friend chain;
 
-  TARN_NOINLINE place of_several() const noexcept {
+  [[nodiscard]] TARN_NOINLINE place of_several() const noexcept {
     call_place const* p = this;
     std::uint32_t tag_id = where_.tag_id;
     while (p->outer_ != nullptr) {

@@ -17,25 +17,25 @@ template <class Scope>
 class scope_chain {
  public:
   /// Null where no scope lives.
-  [[nodiscard]] static Scope* innermost() noexcept { return innermost_; }
+  [[nodiscard]] static Scope* innermost() noexcept { return last_begun; }
 
   static void begin(Scope& scope) noexcept {
-    scope.outer_ = innermost_;
-    innermost_ = &scope;
+    scope.outer_ = last_begun;
+    last_begun = &scope;
   }
   /// Takes a scope out. A scope of another thread cannot be: that is reported as misuse.
   /// @param what  the kind of scope, for the message
   /// @returns the next scope further in, null for the innermost one
   TARN_ALWAYS_INLINE static Scope* end(Scope& scope, char const* what) noexcept {
-    if (innermost_ != &scope) [[unlikely]]
+    if (last_begun != &scope) [[unlikely]]
       return end_out_of_order(scope, what);
-    innermost_ = scope.outer_;
+    last_begun = scope.outer_;
     return nullptr;
   }
 
  private:
   TARN_NOINLINE static Scope* end_out_of_order(Scope& scope, char const* what) noexcept {
-    for (Scope* inner = innermost_; inner != nullptr; inner = inner->outer_) {
+    for (Scope* inner = last_begun; inner != nullptr; inner = inner->outer_) {
       if (inner->outer_ != &scope) continue;
       inner->outer_ = scope.outer_;
       return inner;
@@ -46,7 +46,7 @@ class scope_chain {
     return nullptr;
   }
 
-  static inline thread_local constinit Scope* innermost_ = nullptr;
+  static inline thread_local constinit Scope* last_begun = nullptr;
 };
 
 }  // namespace tarn::detail

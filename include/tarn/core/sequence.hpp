@@ -34,7 +34,8 @@ class sequence {
     if (count > most_elements) throw std::bad_alloc();
     std::size_t most = capacity_ * 2 > count ? capacity_ * 2 : count;
     if (most > most_elements) most = most_elements;
-    T* const larger = static_cast<T*>(::operator new(most * sizeof(T)));
+    std::size_t const bytes = most * element_bytes;
+    T* const larger = static_cast<T*>(::operator new(bytes));
     for (std::size_t i = 0; i < size_; ++i) {
       ::new (static_cast<void*>(larger + i)) T(static_cast<T&&>(items_[i]));
       items_[i].~T();
@@ -88,8 +89,10 @@ class sequence {
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
 
  private:
-  /// That twice as many bytes still are a number.
-  static constexpr std::size_t most_elements = ~std::size_t{0} / 2 / sizeof(T);
+  static constexpr std::size_t element_bytes =
+      sizeof(T);  // NOLINT(bugprone-sizeof-expression): T may be a pointer
+  /// Twice as many bytes are still a number.
+  static constexpr std::size_t most_elements = ~std::size_t{0} / 2 / element_bytes;
 
   T* items_ = nullptr;
   std::size_t size_ = 0;

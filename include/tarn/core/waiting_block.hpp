@@ -22,9 +22,7 @@ struct waiting_amount {
 class waiting_observer {
  public:
   virtual void waiting_changed(waiting_amount const& small, waiting_amount const& large) noexcept = 0;
-
- protected:
-  ~waiting_observer() = default;
+  virtual ~waiting_observer() = default;
 };
 
 /// Counts at the moments when a block begins and stops to wait. Thread-safe.

@@ -86,13 +86,16 @@ class tracked_layer {
 
  private:
   /// Counts what the pool below holds back for the work of other streams.
-  struct observer final : detail::waiting_observer {
-    explicit observer(detail::tracked_numbers& n) noexcept : numbers(n) {}
+  class observer final : public detail::waiting_observer {
+   public:
+    explicit observer(detail::tracked_numbers& numbers) noexcept : numbers_(numbers) {}
     void waiting_changed(detail::waiting_amount const& small,
                          detail::waiting_amount const& large) noexcept override {
-      numbers.count_waiting(small, large);
+      numbers_.count_waiting(small, large);
     }
-    detail::tracked_numbers& numbers;
+
+   private:
+    detail::tracked_numbers& numbers_;
   };
   struct attach_call {
     detail::waiting_observer& observer;

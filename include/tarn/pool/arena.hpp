@@ -275,8 +275,8 @@ class arena {
 
   /// Counts how the split ranges have changed since the last call, as one step: what came and went in between is not seen.
   void count_splits() noexcept {
-    std::size_t const small = static_cast<std::size_t>(zone::small);
-    std::size_t const large = static_cast<std::size_t>(zone::large);
+    auto const small = static_cast<std::size_t>(zone::small);
+    auto const large = static_cast<std::size_t>(zone::large);
     move(splits.blocks[0], split_blocks_[small] + split_blocks_[large]);
     move(splits.blocks[1], split_blocks_[small]);
     move(splits.blocks[2], split_blocks_[large]);

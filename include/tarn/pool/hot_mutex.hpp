@@ -32,10 +32,10 @@ class hold_record {
 template <>
 class hold_record<false> {
  public:
-  static void begin() noexcept {}
-  static void release(place) noexcept {}
-  [[nodiscard]] static std::uint64_t number() noexcept { return 0; }
-  [[nodiscard]] static place released_at() noexcept { return {}; }
+  void begin() noexcept {}
+  void release(place) noexcept {}
+  [[nodiscard]] std::uint64_t number() const noexcept { return 0; }
+  [[nodiscard]] place released_at() const noexcept { return {}; }
 };
 
 class hot_mutex {

@@ -42,7 +42,7 @@ template <>
 class lookup_record<false> {
  public:
   lookup_record(hot_lock const&, place) noexcept {}
-  static void check(hot_lock const&, place) noexcept {}
+  void check(hot_lock const&, place) const noexcept {}
 };
 
 template <class T>
