@@ -3369,7 +3369,8 @@ static_assert(resource<pinned_host>);
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
-#include <time.h>
+
+#include <ctime>
 #endif
 
 // ---- tarn/core/spin_lock.hpp
@@ -3746,25 +3747,25 @@ template <class Scope>
 class scope_chain {
  public:
   /// Null where no scope lives.
-  [[nodiscard]] static Scope* innermost() noexcept { return innermost_; }
+  [[nodiscard]] static Scope* innermost() noexcept { return last_begun; }
 
   static void begin(Scope& scope) noexcept {
-    scope.outer_ = innermost_;
-    innermost_ = &scope;
+    scope.outer_ = last_begun;
+    last_begun = &scope;
   }
   /// Takes a scope out. A scope of another thread cannot be: that is reported as misuse.
   /// @param what  the kind of scope, for the message
   /// @returns the next scope further in, null for the innermost one
   TARN_ALWAYS_INLINE static Scope* end(Scope& scope, char const* what) noexcept {
-    if (innermost_ != &scope) [[unlikely]]
+    if (last_begun != &scope) [[unlikely]]
       return end_out_of_order(scope, what);
-    innermost_ = scope.outer_;
+    last_begun = scope.outer_;
     return nullptr;
   }
 
  private:
   TARN_NOINLINE static Scope* end_out_of_order(Scope& scope, char const* what) noexcept {
-    for (Scope* inner = innermost_; inner != nullptr; inner = inner->outer_) {
+    for (Scope* inner = last_begun; inner != nullptr; inner = inner->outer_) {
       if (inner->outer_ != &scope) continue;
       inner->outer_ = scope.outer_;
       return inner;
@@ -3775,7 +3776,7 @@ class scope_chain {
     return nullptr;
   }
 
-  static inline thread_local constinit Scope* innermost_ = nullptr;
+  static inline thread_local constinit Scope* last_begun = nullptr;
 };
 
 }  // namespace tarn::detail
@@ -3814,7 +3815,7 @@ class call_place {
   using chain = detail::scope_chain<call_place>;
   friend chain;
 
-  TARN_NOINLINE place of_several() const noexcept {
+  [[nodiscard]] TARN_NOINLINE place of_several() const noexcept {
     call_place const* p = this;
     std::uint32_t tag_id = where_.tag_id;
     while (p->outer_ != nullptr) {
@@ -4393,7 +4394,8 @@ class sequence {
     if (count > most_elements) throw std::bad_alloc();
     std::size_t most = capacity_ * 2 > count ? capacity_ * 2 : count;
     if (most > most_elements) most = most_elements;
-    T* const larger = static_cast<T*>(::operator new(most * sizeof(T)));
+    std::size_t const bytes = most * element_bytes;
+    T* const larger = static_cast<T*>(::operator new(bytes));
     for (std::size_t i = 0; i < size_; ++i) {
       ::new (static_cast<void*>(larger + i)) T(static_cast<T&&>(items_[i]));
       items_[i].~T();
@@ -4447,8 +4449,10 @@ class sequence {
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
 
  private:
-  /// That twice as many bytes still are a number.
-  static constexpr std::size_t most_elements = ~std::size_t{0} / 2 / sizeof(T);
+  static constexpr std::size_t element_bytes =
+      sizeof(T);  // NOLINT(bugprone-sizeof-expression): T may be a pointer
+  /// Twice as many bytes are still a number.
+  static constexpr std::size_t most_elements = ~std::size_t{0} / 2 / element_bytes;
 
   T* items_ = nullptr;
   std::size_t size_ = 0;
@@ -5435,9 +5439,7 @@ struct waiting_amount {
 class waiting_observer {
  public:
   virtual void waiting_changed(waiting_amount const& small, waiting_amount const& large) noexcept = 0;
-
- protected:
-  ~waiting_observer() = default;
+  virtual ~waiting_observer() = default;
 };
 
 /// Counts at the moments when a block begins and stops to wait. Thread-safe.
@@ -5947,10 +5949,10 @@ class hold_record {
 template <>
 class hold_record<false> {
  public:
-  static void begin() noexcept {}
-  static void release(place) noexcept {}
-  [[nodiscard]] static std::uint64_t number() noexcept { return 0; }
-  [[nodiscard]] static place released_at() noexcept { return {}; }
+  void begin() noexcept {}
+  void release(place) noexcept {}
+  [[nodiscard]] std::uint64_t number() const noexcept { return 0; }
+  [[nodiscard]] place released_at() const noexcept { return {}; }
 };
 
 class hot_mutex {
@@ -7377,8 +7379,8 @@ class arena {
 
   /// Counts how the split ranges have changed since the last call, as one step: what came and went in between is not seen.
   void count_splits() noexcept {
-    std::size_t const small = static_cast<std::size_t>(zone::small);
-    std::size_t const large = static_cast<std::size_t>(zone::large);
+    auto const small = static_cast<std::size_t>(zone::small);
+    auto const large = static_cast<std::size_t>(zone::large);
     move(splits.blocks[0], split_blocks_[small] + split_blocks_[large]);
     move(splits.blocks[1], split_blocks_[small]);
     move(splits.blocks[2], split_blocks_[large]);
@@ -7692,7 +7694,7 @@ template <>
 class lookup_record<false> {
  public:
   lookup_record(hot_lock const&, place) noexcept {}
-  static void check(hot_lock const&, place) noexcept {}
+  void check(hot_lock const&, place) const noexcept {}
 };
 
 template <class T>
@@ -8402,12 +8404,13 @@ class page_views {
     return make(a, hot, order, c, request);
   }
 
-  /// Unmaps a handle wherever it is seen. Nobody uses it.
-  void forget(handle_ref h) noexcept {
+  /// Unmaps handles from all views. No block and no work uses them. O(slots of all views).
+  /// @param leaves  for each handle whether it is one of them
+  void forget(sequence<bool> const& leaves) noexcept {
     for (view& v : views_) {
       std::uintptr_t at = v.address;
       for (view_slot& slot : v.slots) {
-        if (slot.handle == h) {
+        if (leaves[slot.handle]) {
           unmap(at, slot.bytes);
           slot.handle = 0;
         }
@@ -8737,7 +8740,7 @@ class page_growth {
   }
 
   /// Gives wholly free handles back to the driver, those whose work is done, the largest first, until at most `keep`
-  /// bytes are reserved. Returns the bytes given back. O(handles given back x views + free ranges).
+  /// bytes are reserved. Returns the bytes given back. O(handles + slots of views + free ranges).
   std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
     if (!map_.is_open() || counters_.reserved <= keep) return given;
@@ -8756,16 +8759,20 @@ class page_growth {
     });
     sequence<range_ref> carved;
     carved.reserve(whole.size());
+    sequence<bool> leaves;
+    leaves.resize(map_.size());
     a.ranges.make_room(2 * whole.size() + 4);
     std::size_t count = 0;
     for (piece const& p : whole) {
       if (counters_.reserved - given <= keep) break;
       carved.push_back(a.carve(a.starts.find(a.ranges, p.address), p.address, p.bytes));
+      leaves[p.handle] = true;
       given += p.bytes;
       ++count;
     }
     {
       unlocked const open(hot);
+      views_.forget(leaves);
       for (std::size_t i = 0; i < count; ++i) destroy(whole[i].handle);
     }
     for (std::size_t i = 0; i < count; ++i) {
@@ -8986,9 +8993,8 @@ class page_growth {
     ++counters_.unmaps;
   }
 
-  /// Unmaps a handle wherever it is seen and gives it back. Nobody uses it.
+  /// Gives a handle back that no view has.
   void destroy(handle_ref h) noexcept {
-    views_.forget(h);
     unmap(map_[h].home, map_[h].bytes);
     source_.destroy(map_[h].id, map_[h].bytes);
     ++counters_.destroys;
@@ -12292,13 +12298,16 @@ class tracked_layer {
 
  private:
   /// Counts what the pool below holds back for the work of other streams.
-  struct observer final : detail::waiting_observer {
-    explicit observer(detail::tracked_numbers& n) noexcept : numbers(n) {}
+  class observer final : public detail::waiting_observer {
+   public:
+    explicit observer(detail::tracked_numbers& numbers) noexcept : numbers_(numbers) {}
     void waiting_changed(detail::waiting_amount const& small,
                          detail::waiting_amount const& large) noexcept override {
-      numbers.count_waiting(small, large);
+      numbers_.count_waiting(small, large);
     }
-    detail::tracked_numbers& numbers;
+
+   private:
+    detail::tracked_numbers& numbers_;
   };
   struct attach_call {
     detail::waiting_observer& observer;

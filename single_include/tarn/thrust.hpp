@@ -125,6 +125,16 @@ class thrust_temporaries {
   using value_type = char;
 
   thrust_temporaries(Resource memory, stream_ref stream) : memory_(std::move(memory)), stream_(stream) {}
+  // Thrust copies its policies, and these with them, in functions for host and device.
+  TARN_CALLS_HOST
+  TARN_HOST_DEVICE thrust_temporaries(thrust_temporaries const& other)
+      : memory_(other.memory_), stream_(other.stream_) {}
+  TARN_CALLS_HOST
+  TARN_HOST_DEVICE thrust_temporaries(thrust_temporaries&& other) noexcept
+      : memory_(std::move(other.memory_)), stream_(other.stream_) {}
+  TARN_CALLS_HOST
+  TARN_HOST_DEVICE ~thrust_temporaries() {}
+  thrust_temporaries& operator=(thrust_temporaries const&) = delete;
   char* allocate(std::ptrdiff_t bytes) {
     return static_cast<char*>(memory_.allocate(stream_, static_cast<std::size_t>(bytes), default_alignment));
   }

@@ -417,7 +417,7 @@ PLANTED = {
         Mutant(
             "a handle is given back while a view maps it",
             "pool/page_growth.hpp",
-            "    views_.forget(h);\n",
+            "      views_.forget(leaves);\n",
             "",
         ),
     ],

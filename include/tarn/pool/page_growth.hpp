@@ -83,7 +83,7 @@ class page_growth {
   }
 
   /// Gives wholly free handles back to the driver, those whose work is done, the largest first, until at most `keep`
-  /// bytes are reserved. Returns the bytes given back. O(handles given back x views + free ranges).
+  /// bytes are reserved. Returns the bytes given back. O(handles + slots of views + free ranges).
   std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
     if (!map_.is_open() || counters_.reserved <= keep) return given;
@@ -102,16 +102,20 @@ class page_growth {
     });
     sequence<range_ref> carved;
     carved.reserve(whole.size());
+    sequence<bool> leaves;
+    leaves.resize(map_.size());
     a.ranges.make_room(2 * whole.size() + 4);
     std::size_t count = 0;
     for (piece const& p : whole) {
       if (counters_.reserved - given <= keep) break;
       carved.push_back(a.carve(a.starts.find(a.ranges, p.address), p.address, p.bytes));
+      leaves[p.handle] = true;
       given += p.bytes;
       ++count;
     }
     {
       unlocked const open(hot);
+      views_.forget(leaves);
       for (std::size_t i = 0; i < count; ++i) destroy(whole[i].handle);
     }
     for (std::size_t i = 0; i < count; ++i) {
@@ -332,9 +336,8 @@ class page_growth {
     ++counters_.unmaps;
   }
 
-  /// Unmaps a handle wherever it is seen and gives it back. Nobody uses it.
+  /// Gives a handle back that no view has.
   void destroy(handle_ref h) noexcept {
-    views_.forget(h);
     unmap(map_[h].home, map_[h].bytes);
     source_.destroy(map_[h].id, map_[h].bytes);
     ++counters_.destroys;

@@ -82,12 +82,13 @@ class page_views {
     return make(a, hot, order, c, request);
   }
 
-  /// Unmaps a handle wherever it is seen. Nobody uses it.
-  void forget(handle_ref h) noexcept {
+  /// Unmaps handles from all views. No block and no work uses them. O(slots of all views).
+  /// @param leaves  for each handle whether it is one of them
+  void forget(sequence<bool> const& leaves) noexcept {
     for (view& v : views_) {
       std::uintptr_t at = v.address;
       for (view_slot& slot : v.slots) {
-        if (slot.handle == h) {
+        if (leaves[slot.handle]) {
           unmap(at, slot.bytes);
           slot.handle = 0;
         }
