@@ -259,6 +259,7 @@ PLANTED = {
             "pool/thread_cache.hpp",
             "for (entry const& e : left) place(places, e);",
             "for (entry const& e : entries_) place(places, e);",
+            finder="tests/pool/thread_cache.cpp",
         ),
     ],
     "magazines hold each block once, of its class, and give all back": [

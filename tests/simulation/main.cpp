@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <cinttypes>
 #include <cmath>
@@ -17,6 +18,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -48,6 +50,7 @@ struct arguments {
   std::string commit = "unknown";  ///< of the library, for the record
   std::string record;              ///< a file that gets a line for this run
   bool several = false;            ///< only programs whose threads run at the same time
+  bool go_on = false;              ///< after a finding
   bool shrink = true;
   bool print = false;
 };
@@ -56,7 +59,7 @@ void say_usage() {
   std::printf(
       "simulation [--seeds A..B] [--steps N] [--profile NAME] [--seconds S] [--jobs N] [--keep LIST] "
       "[--print]\n"
-      "           [--patience S] [--no-shrink] [--preempt LIST]\n"
+      "           [--patience S] [--no-shrink] [--preempt LIST] [--go-on]\n"
       "  --seeds A..B   programs to draw (1..40); with --seconds the first one, and on from there\n"
       "  --steps N      steps of each (3000)\n"
       "  --profile P    one of:");
@@ -73,6 +76,7 @@ void say_usage() {
       "  --preempt LIST  threads are preempted at these places alone: step:switch point, such as 17:5,20:1; "
       "none: at none\n"
       "  --print        say the steps before they run\n"
+      "  --go-on        runs all seeds, and prints the first of each kind of finding as it comes\n"
       "  --no-shrink    do not reduce what fails\n");
 }
 
@@ -82,7 +86,8 @@ bool parse(int count, char** values, arguments& a) {
       {"seconds", 1, nullptr, 't'},  {"jobs", 1, nullptr, 'j'},      {"keep", 1, nullptr, 'k'},
       {"patience", 1, nullptr, 'w'}, {"no-shrink", 0, nullptr, 'f'}, {"print", 0, nullptr, 'v'},
       {"preempt", 1, nullptr, 'c'},  {"several", 0, nullptr, 'm'},   {"commit", 1, nullptr, 'i'},
-      {"record", 1, nullptr, 'r'},   {"help", 0, nullptr, 'h'},      {nullptr, 0, nullptr, 0}};
+      {"record", 1, nullptr, 'r'},   {"help", 0, nullptr, 'h'},      {"go-on", 0, nullptr, 'g'},
+      {nullptr, 0, nullptr, 0}};
   for (int c = 0; (c = getopt_long(count, values, "", known, nullptr)) != -1;) {
     switch (c) {
       case 's': {
@@ -120,6 +125,9 @@ bool parse(int count, char** values, arguments& a) {
         break;
       case 'r':
         a.record = optarg;
+        break;
+      case 'g':
+        a.go_on = true;
         break;
       case 'f':
         a.shrink = false;
@@ -274,6 +282,14 @@ void print_setting(program const& p) {
   }
 }
 
+/// The first line of a finding without its numbers.
+std::string kind_of(verdict const& v) {
+  std::string kind = v.what.substr(0, v.what.find('\n'));
+  if (auto const where = kind.find(". "); where != std::string::npos) kind.resize(where);
+  for (char& c : kind) c = std::isxdigit(static_cast<unsigned char>(c)) != 0 && !std::islower(c) ? '#' : c;
+  return kind;
+}
+
 /// Says what failed, reduced.
 void report(arguments const& a, std::uint64_t seed, std::uint64_t step, verdict const& v) {
   program const whole = make(a, seed);
@@ -318,8 +334,10 @@ int main(int count, char** values) {
   for (unsigned j = 0; j < a.jobs; ++j) {
     jobs.push_back(std::make_unique<guarded>(std::chrono::seconds(a.patience + 30)));
     jobs[j]->start([&, j](progress& at) {
+      std::set<std::string> known;
+      findings of_last;
       for (std::uint64_t seed = a.first + j;; seed += a.jobs) {
-        if (a.seconds != 0 ? clock::now() >= until : seed > a.last) return findings{};
+        if (a.seconds != 0 ? clock::now() >= until : seed > a.last) return of_last;
         // Alone: what ran before must not decide where the heap is, and so in which slot a thread finds its cache.
         program const p = make(a, seed);
         guarded alone{std::chrono::seconds(a.patience)};
@@ -330,7 +348,14 @@ int main(int count, char** values) {
         at.seed.store(seed);
         at.step.store(alone.where().step.load());
         for (std::size_t k = 0; k < profile_count; ++k) at.counted[k].add(alone.where().counted[k]);
-        if (v.failed) return findings{v.what};
+        if (!v.failed) continue;
+        of_last = {v.what};
+        if (!a.go_on) return of_last;
+        if (known.insert(kind_of(v)).second) {
+          std::printf("seed %" PRIu64 ", profile %s, after %.1f s: %s", seed, p.kind->name,
+                      std::chrono::duration<double>(clock::now() - start).count(), v.what.c_str());
+          std::fflush(stdout);
+        }
       }
     });
   }
