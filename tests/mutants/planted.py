@@ -608,8 +608,8 @@ PLANTED = {
         Mutant(
             "handles are chosen to be given back, and the lock released before they are taken",
             "pool/page_growth.hpp",
-            "    sequence<range_ref> carved;\n    carved.reserve(whole.size());\n",
-            "    { unlocked const open(hot); }\n    sequence<range_ref> carved;\n    carved.reserve(whole.size());\n",
+            "    a.ranges.make_room(2 * most + 4);\n",
+            "    a.ranges.make_room(2 * most + 4);\n    { unlocked const open(hot); }\n",
         ),
         Mutant(
             "pieces are chosen, and the lock released before a view is made of them",
@@ -643,15 +643,14 @@ PLANTED = {
         Mutant(
             "pieces to prolong a view with are chosen before the lock is released",
             "pool/page_views.hpp",
-            "    carve(a, hot.held(), looked_up<choice>(hot.held(), static_cast<choice&&>(all)), carved);\n",
-            "    { unlocked const open(hot); }\n"
-            "    carve(a, hot.held(), looked_up<choice>(hot.held(), static_cast<choice&&>(all)), carved);\n",
+            "    carve(a, hot.held(), all, carved);\n",
+            "    { unlocked const open(hot); }\n    carve(a, hot.held(), all, carved);\n",
         ),
         Mutant(
             "a segment is found free, and the lock released before it is taken",
             "pool/segment_growth.hpp",
-            "      if (whole == 0) break;\n",
-            "      if (whole == 0) break;\n      { unlocked const open(hot); }\n",
+            "      range_ref const whole = found.get(hot.held());\n",
+            "      { unlocked const open(hot); }\n      range_ref const whole = found.get(hot.held());\n",
         ),
         Mutant(
             "what is freed while an event is recorded passes for covered",
@@ -670,12 +669,6 @@ PLANTED = {
             "pool/ordering.hpp",
             "    if (done) domain.completed = larger_of(domain.completed, covered);\n    return done;",
             "    if (done) domain.completed = larger_of(covered, domain.freed);\n    return done;",
-        ),
-        Mutant(
-            "what is freed while the host waits for the device passes for done",
-            "pool/ordering.hpp",
-            "    domain.completed = larger_of(domain.completed, mark);\n",
-            "    domain.completed = larger_of(mark, domain.freed);\n",
         ),
         Mutant(
             "the place of a stream is kept over a release of the lock",

@@ -87,39 +87,29 @@ class page_growth {
   std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
     if (!map_.is_open() || counters_.reserved <= keep) return given;
-    sequence<piece> whole;
-    for (domain_ref d = 0; d < a.streams.size(); ++d) {
-      if (d != neutral && a.streams[d].freed > a.streams[d].completed) continue;
-      for (zone const where : all_zones) {
-        for_each_piece(a, map_, d, where, map_.granularity(),
-                       [&](piece const& p, bool at_start, bool at_end) {
-                         if (at_start && at_end) whole.push_back(p);
-                       });
-      }
-    }
-    sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
-      return x.bytes != y.bytes ? x.bytes > y.bytes : x.address > y.address;
-    });
+    looked_up<sequence<piece>> const whole(hot.held(), free_handles(a));
+    std::size_t const most = whole.get(hot.held()).size();
+    sequence<handle_ref> handles;
+    handles.reserve(most);
     sequence<range_ref> carved;
-    carved.reserve(whole.size());
+    carved.reserve(most);
     sequence<bool> leaves;
     leaves.resize(map_.size());
-    a.ranges.make_room(2 * whole.size() + 4);
-    std::size_t count = 0;
-    for (piece const& p : whole) {
+    a.ranges.make_room(2 * most + 4);
+    for (piece const& p : whole.get(hot.held())) {
       if (counters_.reserved - given <= keep) break;
       carved.push_back(a.carve(a.starts.find(a.ranges, p.address), p.address, p.bytes));
+      handles.push_back(p.handle);
       leaves[p.handle] = true;
       given += p.bytes;
-      ++count;
     }
     {
       unlocked const open(hot);
       views_.forget(leaves);
-      for (std::size_t i = 0; i < count; ++i) destroy(whole[i].handle);
+      for (handle_ref const h : handles) destroy(h);
     }
-    for (std::size_t i = 0; i < count; ++i) {
-      map_.remove(whole[i].handle);
+    for (std::size_t i = 0; i < handles.size(); ++i) {
+      map_.remove(handles[i]);
       space_.give_back(a, carved[i]);
     }
     return given;
@@ -156,6 +146,24 @@ class page_growth {
     std::size_t bytes = 0;
     bool mapped = false;
   };
+
+  /// The wholly free handles whose work is done, the largest first.
+  [[nodiscard]] sequence<piece> free_handles(arena const& a) const {
+    sequence<piece> whole;
+    for (domain_ref d = 0; d < a.streams.size(); ++d) {
+      if (d != neutral && a.streams[d].freed > a.streams[d].completed) continue;
+      for (zone const where : all_zones) {
+        for_each_piece(a, map_, d, where, map_.granularity(),
+                       [&](piece const& p, bool at_start, bool at_end) {
+                         if (at_start && at_end) whole.push_back(p);
+                       });
+      }
+    }
+    sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
+      return x.bytes != y.bytes ? x.bytes > y.bytes : x.address > y.address;
+    });
+    return whole;
+  }
 
   [[nodiscard]] looked_up<choice> choose(arena const& a, hot_lock const& held,
                                          growth_request const& request) const {

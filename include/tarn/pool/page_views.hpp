@@ -165,16 +165,22 @@ class page_views {
     return best;
   }
 
+  /// The free pieces at the end of a view and those that are to follow them.
+  [[nodiscard]] choice prolonged(view const& v, prolongation const& p) const {
+    choice all = pieces_of(map_, v, p.at.offset, p.at.bytes);
+    for (piece const& added : p.added.pieces) all.pieces.push_back(added);
+    return all;
+  }
+
   /// Maps handles behind the last one of a view. Where that fails, those that are mapped stay: they are part of it.
   void* prolong(arena& a, may_release hot, looked_up<prolongation> const& found,
                 growth_request const& request) {
     prolongation const& p = found.get(hot.held());
     view& v = views_[p.view];  // under the growth lock, as all views
-    choice all = pieces_of(map_, v, p.at.offset, p.at.bytes);
-    for (piece const& added : p.added.pieces) all.pieces.push_back(added);
+    looked_up<choice> const all(hot.held(), prolonged(v, p));
     v.slots.reserve(v.slots.size() + p.added.pieces.size());
     sequence<range_ref> carved;
-    carve(a, hot.held(), looked_up<choice>(hot.held(), static_cast<choice&&>(all)), carved);
+    carve(a, hot.held(), all, carved);
     try {
       unlocked const open(hot);
       for (piece const& added : p.added.pieces) {

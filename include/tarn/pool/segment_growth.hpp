@@ -13,6 +13,7 @@
 #include "tarn/pool/arena.hpp"
 #include "tarn/pool/growth.hpp"
 #include "tarn/pool/hot_lock.hpp"
+#include "tarn/pool/looked_up.hpp"
 #include "tarn/pool/ordering.hpp"
 
 namespace tarn::detail {
@@ -90,16 +91,8 @@ class segment_growth {
   std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
     while (counters_.reserved > keep) {
-      range_ref whole = 0;
-      for (domain_ref d = 0; d < a.streams.size() && whole == 0; ++d) {
-        stream_domain const& domain = a.streams[d];
-        if (d != neutral && domain.freed > domain.completed) continue;
-        for (range_index const& index : domain.index) {
-          index.for_each(a.ranges, range_grain, [&](range_ref r) {
-            if (a.ranges[r].previous == 0 && a.ranges[r].next == 0) whole = r;
-          });
-        }
-      }
+      looked_up<range_ref> const found(hot.held(), free_segment(a));
+      range_ref const whole = found.get(hot.held());
       if (whole == 0) break;
       a.claim(whole);
       segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
@@ -148,6 +141,21 @@ class segment_growth {
     std::size_t bytes = 0;
     zone where = zone::small;
   };
+
+  /// A wholly free segment whose work is done; 0 if there is none.
+  [[nodiscard]] static range_ref free_segment(arena const& a) noexcept {
+    range_ref whole = 0;
+    for (domain_ref d = 0; d < a.streams.size() && whole == 0; ++d) {
+      stream_domain const& domain = a.streams[d];
+      if (d != neutral && domain.freed > domain.completed) continue;
+      for (range_index const& index : domain.index) {
+        index.for_each(a.ranges, range_grain, [&](range_ref r) {
+          if (a.ranges[r].previous == 0 && a.ranges[r].next == 0) whole = r;
+        });
+      }
+    }
+    return whole;
+  }
 
   /// An unused entry; room was made.
   std::size_t free_index() noexcept {
