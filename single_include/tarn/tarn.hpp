@@ -8487,16 +8487,22 @@ class page_views {
     return best;
   }
 
+  /// The free pieces at the end of a view and those that are to follow them.
+  [[nodiscard]] choice prolonged(view const& v, prolongation const& p) const {
+    choice all = pieces_of(map_, v, p.at.offset, p.at.bytes);
+    for (piece const& added : p.added.pieces) all.pieces.push_back(added);
+    return all;
+  }
+
   /// Maps handles behind the last one of a view. Where that fails, those that are mapped stay: they are part of it.
   void* prolong(arena& a, may_release hot, looked_up<prolongation> const& found,
                 growth_request const& request) {
     prolongation const& p = found.get(hot.held());
     view& v = views_[p.view];  // under the growth lock, as all views
-    choice all = pieces_of(map_, v, p.at.offset, p.at.bytes);
-    for (piece const& added : p.added.pieces) all.pieces.push_back(added);
+    looked_up<choice> const all(hot.held(), prolonged(v, p));
     v.slots.reserve(v.slots.size() + p.added.pieces.size());
     sequence<range_ref> carved;
-    carve(a, hot.held(), looked_up<choice>(hot.held(), static_cast<choice&&>(all)), carved);
+    carve(a, hot.held(), all, carved);
     try {
       unlocked const open(hot);
       for (piece const& added : p.added.pieces) {
@@ -8744,39 +8750,29 @@ class page_growth {
   std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
     if (!map_.is_open() || counters_.reserved <= keep) return given;
-    sequence<piece> whole;
-    for (domain_ref d = 0; d < a.streams.size(); ++d) {
-      if (d != neutral && a.streams[d].freed > a.streams[d].completed) continue;
-      for (zone const where : all_zones) {
-        for_each_piece(a, map_, d, where, map_.granularity(),
-                       [&](piece const& p, bool at_start, bool at_end) {
-                         if (at_start && at_end) whole.push_back(p);
-                       });
-      }
-    }
-    sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
-      return x.bytes != y.bytes ? x.bytes > y.bytes : x.address > y.address;
-    });
+    looked_up<sequence<piece>> const whole(hot.held(), free_handles(a));
+    std::size_t const most = whole.get(hot.held()).size();
+    sequence<handle_ref> handles;
+    handles.reserve(most);
     sequence<range_ref> carved;
-    carved.reserve(whole.size());
+    carved.reserve(most);
     sequence<bool> leaves;
     leaves.resize(map_.size());
-    a.ranges.make_room(2 * whole.size() + 4);
-    std::size_t count = 0;
-    for (piece const& p : whole) {
+    a.ranges.make_room(2 * most + 4);
+    for (piece const& p : whole.get(hot.held())) {
       if (counters_.reserved - given <= keep) break;
       carved.push_back(a.carve(a.starts.find(a.ranges, p.address), p.address, p.bytes));
+      handles.push_back(p.handle);
       leaves[p.handle] = true;
       given += p.bytes;
-      ++count;
     }
     {
       unlocked const open(hot);
       views_.forget(leaves);
-      for (std::size_t i = 0; i < count; ++i) destroy(whole[i].handle);
+      for (handle_ref const h : handles) destroy(h);
     }
-    for (std::size_t i = 0; i < count; ++i) {
-      map_.remove(whole[i].handle);
+    for (std::size_t i = 0; i < handles.size(); ++i) {
+      map_.remove(handles[i]);
       space_.give_back(a, carved[i]);
     }
     return given;
@@ -8813,6 +8809,24 @@ class page_growth {
     std::size_t bytes = 0;
     bool mapped = false;
   };
+
+  /// The wholly free handles whose work is done, the largest first.
+  [[nodiscard]] sequence<piece> free_handles(arena const& a) const {
+    sequence<piece> whole;
+    for (domain_ref d = 0; d < a.streams.size(); ++d) {
+      if (d != neutral && a.streams[d].freed > a.streams[d].completed) continue;
+      for (zone const where : all_zones) {
+        for_each_piece(a, map_, d, where, map_.granularity(),
+                       [&](piece const& p, bool at_start, bool at_end) {
+                         if (at_start && at_end) whole.push_back(p);
+                       });
+      }
+    }
+    sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
+      return x.bytes != y.bytes ? x.bytes > y.bytes : x.address > y.address;
+    });
+    return whole;
+  }
 
   [[nodiscard]] looked_up<choice> choose(arena const& a, hot_lock const& held,
                                          growth_request const& request) const {
@@ -9094,16 +9108,8 @@ class segment_growth {
   std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
     while (counters_.reserved > keep) {
-      range_ref whole = 0;
-      for (domain_ref d = 0; d < a.streams.size() && whole == 0; ++d) {
-        stream_domain const& domain = a.streams[d];
-        if (d != neutral && domain.freed > domain.completed) continue;
-        for (range_index const& index : domain.index) {
-          index.for_each(a.ranges, range_grain, [&](range_ref r) {
-            if (a.ranges[r].previous == 0 && a.ranges[r].next == 0) whole = r;
-          });
-        }
-      }
+      looked_up<range_ref> const found(hot.held(), free_segment(a));
+      range_ref const whole = found.get(hot.held());
       if (whole == 0) break;
       a.claim(whole);
       segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
@@ -9152,6 +9158,21 @@ class segment_growth {
     std::size_t bytes = 0;
     zone where = zone::small;
   };
+
+  /// A wholly free segment whose work is done; 0 if there is none.
+  [[nodiscard]] static range_ref free_segment(arena const& a) noexcept {
+    range_ref whole = 0;
+    for (domain_ref d = 0; d < a.streams.size() && whole == 0; ++d) {
+      stream_domain const& domain = a.streams[d];
+      if (d != neutral && domain.freed > domain.completed) continue;
+      for (range_index const& index : domain.index) {
+        index.for_each(a.ranges, range_grain, [&](range_ref r) {
+          if (a.ranges[r].previous == 0 && a.ranges[r].next == 0) whole = r;
+        });
+      }
+    }
+    return whole;
+  }
 
   /// An unused entry; room was made.
   std::size_t free_index() noexcept {
