@@ -27,9 +27,9 @@ PLANTED = {
         ),
         Mutant(
             "steal without waiting where the work is nearly done",
-            "pool/ladder.hpp",
-            "covered != 0 && order.order(space, held, taker, d)) {",
-            "covered != 0 && (owner.completed + 1 >= covered || order.order(space, held, taker, d))) {",
+            "pool/reclaim.hpp",
+            "covered != 0 && order.order(space, hot, taker, d)) {",
+            "covered != 0 && (owner.completed + 1 >= covered || order.order(space, hot, taker, d))) {",
         ),
         Mutant(
             "wait on the wrong event",
@@ -65,7 +65,7 @@ PLANTED = {
         ),
         Mutant(
             "take what no event covers yet, too",
-            "pool/ladder.hpp",
+            "pool/reclaim.hpp",
             "space.hand_over(d, taker, covered);",
             "space.hand_over(d, taker, owner.epoch);",
         ),
@@ -77,7 +77,7 @@ PLANTED = {
         ),
         Mutant(
             "neutral before it is finished",
-            "pool/ladder.hpp",
+            "pool/reclaim.hpp",
             "if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.completed);",
             "if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.recorded);",
         ),
@@ -110,7 +110,7 @@ PLANTED = {
         ),
         Mutant(
             "returned blocks go home once an event is recorded",
-            "pool/ladder.hpp",
+            "pool/reclaim.hpp",
             "domain.foreign_epoch <= domain.completed)",
             "domain.foreign_epoch <= domain.recorded)",
         ),
@@ -130,9 +130,9 @@ PLANTED = {
         ),
         Mutant(
             "magazines come home as nobody's",
-            "pool/pool.hpp",
-            "if (m.count != 0) give_back(mine.id, mine.stream, k, m.blocks, std::exchange(m.count, 0));",
-            "if (m.count != 0) give_back(detail::neutral_id, {}, k, m.blocks, std::exchange(m.count, 0));",
+            "pool/front.hpp",
+            "if (m.count != 0) heap_.give_back(mine.id, mine.stream, k, m.blocks, std::exchange(m.count, 0));",
+            "if (m.count != 0) heap_.give_back(neutral_id, {}, k, m.blocks, std::exchange(m.count, 0));",
         ),
     ],
     "a destroyed stream's work is waited for, and its handle is not used": [
@@ -150,12 +150,12 @@ PLANTED = {
         ),
         Mutant(
             "the pool ends before its streams' work",
-            "pool/pool.hpp",
-            """      ladder_.finish_all(hot);
-      // A stream whose end the driver would not tell: its work must not see its memory unmapped.
-      if ((ladder_.has_unfinished() || uses_.asks_for_device()) && !finish(hot)) (void)finish(hot);""",
-            """      // A stream whose end the driver would not tell: its work must not see its memory unmapped.
-      if (uses_.asks_for_device() && !finish(hot)) (void)finish(hot);""",
+            "pool/heap.hpp",
+            """    finish_all(space_, order, may_release(held));
+    // A stream whose end the driver does not report: its work must not see its memory unmapped.
+    if ((has_unfinished(space_) || asks_for_device) &&""",
+            """    // A stream whose end the driver does not report: its work must not see its memory unmapped.
+    if (asks_for_device &&""",
         ),
     ],
     "record_use() holds a block back until all its uses are over": [
@@ -265,60 +265,55 @@ PLANTED = {
     "magazines hold each block once, of its class, and give all back": [
         Mutant(
             "forget the magazines of a thread that ends",
-            "pool/pool.hpp",
-            """    std::lock_guard const cold(ladder_.cold);
-    flush(*cache);
-    retired_live_bytes_""",
-            """    std::lock_guard const cold(ladder_.cold);
-    retired_live_bytes_""",
+            "pool/front.hpp",
+            """    empty(*cache);
+    retired_live_.bytes""",
+            """    cache->lock.end_visit();
+    retired_live_.bytes""",
             short=True,
         ),
         Mutant(
             "flush loses half a magazine",
-            "pool/pool.hpp",
+            "pool/front.hpp",
             "give_back(mine.id, mine.stream, k, m.blocks, std::exchange(m.count, 0));",
             "give_back(mine.id, mine.stream, k, m.blocks, (std::exchange(m.count, 0) + 1) / 2);",
         ),
         Mutant(
             "the younger half of a full magazine is kept twice",
-            "pool/pool.hpp",
+            "pool/front.hpp",
             "for (std::uint32_t i = count; i < m.count; ++i) m.blocks[i - count] = m.blocks[i];",
             "",
         ),
         Mutant(
             "the oldest of too many streams is forgotten with its magazines",
-            "pool/pool.hpp",
-            "if (oldest.get() != nullptr) bring_home(*oldest);",
+            "pool/front.hpp",
+            "if (oldest.get() != nullptr) give_back(*oldest);",
             "",
         ),
         Mutant(
             "an aligned block enters the magazine of its size",
             "pool/pool.hpp",
-            """    if (alignment <= default_alignment) [[likely]] {
-      if (detail::thread_cache* const cache = local(); cache != nullptr) [[likely]] {
-        if (to_magazine""",
-            """    if (bytes <= detail::class_limit) [[likely]] {
-      if (detail::thread_cache* const cache = local(); cache != nullptr) [[likely]] {
-        if (to_magazine""",
+            "if (alignment <= default_alignment && front_.put(",
+            "if (bytes <= detail::class_limit && front_.put(",
         ),
         Mutant(
             "a magazine of the wrong size class",
-            "pool/pool.hpp",
-            """        unsigned const k = detail::class_of(bytes);
-        done = put_in(cache, *mine, k, p);""",
-            """        unsigned const k = detail::class_of(align_up(bytes, detail::range_grain));
-        done = put_in(cache, *mine, k, p);""",
+            "pool/front.hpp",
+            """        unsigned const k = class_of(bytes);
+        done = put_in(*cache, *mine, k, p);""",
+            """        unsigned const k = class_of(align_up(bytes, range_grain));
+        done = put_in(*cache, *mine, k, p);""",
         ),
         Mutant(
             "the cached large block serves a smaller request",
-            "pool/pool.hpp",
-            "mine->large_block != nullptr && mine->large_bytes == align_up(bytes, detail::range_grain)",
-            "mine->large_block != nullptr && mine->large_bytes >= align_up(bytes, detail::range_grain)",
+            "pool/front.hpp",
+            "mine->large_block != nullptr && mine->large_bytes == align_up(bytes, range_grain)",
+            "mine->large_block != nullptr && mine->large_bytes >= align_up(bytes, range_grain)",
         ),
         Mutant(
             "a magazine that fills does not say that it holds anything",
-            "pool/pool.hpp",
-            "    cache.count_held(detail::class_bytes(k), 0);\n    return true;",
+            "pool/front.hpp",
+            "    cache.count_held(class_bytes(k), 0);\n    return true;",
             "    return true;",
         ),
     ],
@@ -465,14 +460,14 @@ PLANTED = {
     "counters say what is": [
         Mutant(
             "count twice",
-            "pool/pool.hpp",
-            "    if (cache == nullptr)  // a guard is nobody's\n",
-            "    if (cache == nullptr || mine == nullptr || !classed)\n",
+            "pool/heap.hpp",
+            "    if (uncached) count_uncached(held",
+            "    if (uncached || r.size_class == class_count) count_uncached(held",
         ),
         Mutant(
             "what a thread had out is forgotten when it ends",
-            "pool/pool.hpp",
-            "    retired_live_bytes_ += cache->live_bytes.load(std::memory_order_relaxed);\n",
+            "pool/front.hpp",
+            "    retired_live_.bytes += cache->live_bytes.load(std::memory_order_relaxed);\n",
             "",
         ),
         Mutant(
@@ -507,15 +502,15 @@ PLANTED = {
         ),
         Mutant(
             "a block that no longer waits is counted as waiting",
-            "pool/pool.hpp",
-            "      count_waiting(w.bytes, w.alignment, -1);\n",
+            "pool/waiting_blocks.hpp",
+            "      count(w.bytes, w.alignment, -1);\n",
             "",
         ),
         Mutant(
             "a large block waits among the small ones",
-            "pool/pool.hpp",
-            "    waiting_.change(bytes <= detail::class_limit, ",
-            "    waiting_.change(true, ",
+            "pool/waiting_blocks.hpp",
+            "    count_.change(bytes <= class_limit, ",
+            "    count_.change(true, ",
             finder="tests/report/stats_model.cpp",
         ),
         Mutant(
@@ -534,8 +529,8 @@ PLANTED = {
         ),
         Mutant(
             "a reset of the totals leaves those of the driver's calls",
-            "pool/pool.hpp",
-            "    totals_reset_.creates = c.creates;\n",
+            "pool/pool_statistics.hpp",
+            "  reset.creates = c.creates;\n",
             "",
             finder="tests/report/stats_model.cpp",
         ),
@@ -672,27 +667,26 @@ PLANTED = {
         ),
         Mutant(
             "the place of a stream is kept over a release of the lock",
-            "pool/pool.hpp",
+            "pool/heap.hpp",
             "    looked_up_domain giver = domain_of(may_release(held), id, stream);\n    for (",
             "    looked_up_domain giver = domain_of(may_release(held), id, stream);\n"
             "    { unlocked const open{may_release(held)}; }\n    for (",
         ),
         Mutant(
             "a visitor leaves a thread's cache before it has emptied it",
-            "pool/pool.hpp",
-            "    bring_home(cache);\n    cache.lock.end_visit();\n",
-            "    cache.lock.end_visit();\n    bring_home(cache);\n",
+            "pool/front.hpp",
+            "    give_back(cache);\n    cache.lock.end_visit();\n",
+            "    cache.lock.end_visit();\n    give_back(cache);\n",
         ),
         Mutant(
             "the cached large block is given back and removed from its place later",
-            "pool/pool.hpp",
-            "    void* const p = std::exchange(mine.large_block, nullptr);\n    bytes = mine.large_bytes;\n",
-            "    void* const p = mine.large_block;\n    bytes = mine.large_bytes;\n",
+            "pool/front.hpp",
+            "    void* const p = std::exchange(at.mine->large_block, nullptr);\n",
+            "    void* const p = at.mine->large_block;\n",
             more=(
                 (
-                    "      if (home != nullptr) return_range(may_release(held), id, stream, home, home_bytes);\n",
-                    "      if (home != nullptr)\n"
-                    "        return_range(may_release(held), id, stream, home, home_bytes), mine->large_block = nullptr;\n",
+                    "at.mine->newest_large = batch.blocks[0];",
+                    "at.mine->newest_large = batch.blocks[0], at.mine->large_block = nullptr;",
                 ),
             ),
         ),

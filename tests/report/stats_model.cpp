@@ -76,13 +76,15 @@ std::size_t rounded(std::size_t bytes, std::size_t alignment) {
 struct counted_splits {
   std::array<std::int64_t, 3> blocks{}, bytes{};
 
-  template <class Ladder, class Caches, class Uses, class Description>
-  void operator()(Ladder& ladder, Caches&, Uses&, Description&) {
-    for (detail::range_ref r = 1; r < ladder.space.ranges.size(); ++r) {
-      detail::range const& node = ladder.space.ranges[r];
+  template <class Heap, class Front, class Waiting>
+  void operator()(Heap& heap, Front&, Waiting&) {
+    detail::hot_lock const held(heap.hot);
+    detail::arena& space = heap.space(held);
+    for (detail::range_ref r = 1; r < space.ranges.size(); ++r) {
+      detail::range const& node = space.ranges[r];
       if (node.state != detail::range_state::free) continue;
       std::int64_t split = 0;
-      ladder.growth.for_each_held([&](detail::held_memory const& h) {
+      heap.growth.for_each_held([&](detail::held_memory const& h) {
         // The ends of a segment that no range can cover belong to it all the same.
         std::uintptr_t const from = h.is_handle ? h.address : align_up(h.address, std::size_t{512});
         std::uintptr_t const to =

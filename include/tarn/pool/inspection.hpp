@@ -196,9 +196,8 @@ struct pool_contents {
 template <class Pool>
 [[nodiscard]] pool_contents contents_of(Pool& pool) {
   std::vector<pool_facts> of_each;  // a layer that routes shows several pools, one after the other
-  pool.inspect([&](auto& ladder, auto& caches, auto& uses, auto& told) {
-    of_each.emplace_back().copy(ladder, caches, uses, told);
-  });
+  pool.inspect(
+      [&](auto& heap, auto& front, auto& waiting) { of_each.emplace_back().copy(heap, front, waiting); });
   pool_contents contents;
   auto const by_address = [](auto const& a, auto const& b) { return a.address < b.address; };
   auto const by_time = [](auto const& a, auto const& b) { return a.time < b.time; };

@@ -87,7 +87,7 @@ struct stream_domain {
 /// so that a thread which climbs may keep its index while the arena's lock is released.
 ///
 /// Nothing reports that a thread has ended, and with it its default stream. So where there are many domains the pool sweeps
-/// them (ladder::sweep): one that no thread has asked for since the last sweep, and whose work is done, is forgotten. Its
+/// them (sweep() in reclaim.hpp): one that no thread has asked for since the last sweep, and whose work is done, is forgotten. Its
 /// stream, if it lives, gets a new one when it comes back. A sweep comes after as many new
 /// streams as the last one asked the driver about in vain, and an eighth of those left: its cost for each new stream is
 /// constant, and the domains are bounded by the streams that are used between two sweeps or hold something.

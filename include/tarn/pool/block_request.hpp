@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A request that no magazine could serve, as the heap and the ladder see it.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/core/stream.hpp"
+#include "tarn/pool/range.hpp"
+#include "tarn/pool/run.hpp"
+#include "tarn/pool/size_class.hpp"
+
+namespace tarn::detail {
+
+struct block_request {
+  stream_id id;
+  stream_ref stream;
+  std::size_t asked;      ///< bytes that the caller asked for
+  std::size_t alignment;  ///< that the caller asked for
+  std::size_t block;      ///< bytes that are taken: `asked` and, under a tool, a guard, rounded
+  unsigned size_class;    ///< class_count: none
+  bool in_run;            ///< served from a run of its class, else by a range
+  zone where;
+
+  /// @param bytes  `asked`, and the guard
+  block_request(stream_id i, stream_ref s, std::size_t asked_for, std::size_t bytes,
+                std::size_t aligned) noexcept
+      : id(i),
+        stream(s),
+        asked(asked_for),
+        alignment(aligned),
+        block(rounded_bytes(bytes, aligned)),
+        size_class(has_class(bytes, aligned) ? class_of(bytes) : class_count),
+        in_run(size_class < run_class_count),
+        where(zone_of(block)) {}
+};
+
+/// Blocks of one size: one for the caller, and more of its class for the thread's magazine.
+struct block_batch {
+  static constexpr std::uint32_t most = 64;
+  void* blocks[most];
+  std::uint32_t wanted = 1;
+  std::uint32_t count = 0;
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a pool keeps, with its locks: the arena and what grows it. Blocks are taken from it by heap::take() and come back by
+// heap::give_back(); where neither the stream's own memory nor the neutral one has a fitting range, the ladder decides what to do
+// (ladder.hpp).
+//
+// Two locks, in the order of taking:
+//
+//   cold   the growth lock. One thread at a time climbs the ladder, grows and shrinks. The upstream is called under it, and a
+//          handler of the upstream (retry_on_oom) may call the pool: the thread that holds it may take it again.
+//   hot    the arena's. Held for tens of nanoseconds, never across a driver call.
+//
+// No deallocation waits for `cold`: its holder may wait for the device.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "tarn/core/at_fork.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/pool/block_request.hpp"
+#include "tarn/pool/described_source.hpp"
+#include "tarn/pool/hot_lock.hpp"
+#include "tarn/pool/looked_up.hpp"
+#include "tarn/pool/misuse_notes.hpp"
+#include "tarn/pool/options.hpp"
+#include "tarn/pool/page_growth.hpp"
+#include "tarn/pool/pool_state.hpp"
+#include "tarn/pool/reclaim.hpp"
+#include "tarn/pool/segment_growth.hpp"
+#include "tarn/pool/watched_growth.hpp"
+
+namespace tarn::detail {
+
+template <class Source>
+struct growth_for {
+  using type = segment_growth<Source>;
+};
+template <page_source Source>
+struct growth_for<Source> {
+  using type = page_growth<Source>;
+};
+template <watched_pages Source>
+struct growth_for<Source> {
+  using type = watched_growth<Source>;
+};
+
+template <memory_source Upstream>
+class heap {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using described = description_of<Upstream>;
+  using source_type = typename described::source_type;
+  using growth_type = typename growth_for<source_type>::type;
+  /// Whether a tool that watches memory may be notified of the blocks.
+  static constexpr bool describes = is_describable<Upstream>;
+
+  heap(Upstream upstream, pool_options const& chosen)
+      : options(chosen),
+        order(upstream.driver()),
+        growth(described::wrap(std::move(upstream), description), counters),
+        description(order.driver()) {
+    space_.keeps_handles_whole = page_source<source_type> && options.remap == remapping::when_tight;
+  }
+  heap(heap const&) = delete;
+  heap& operator=(heap const&) = delete;
+
+  // State. What is not said to be under `hot` is under `cold`.
+  pool_options const options;
+  mutable hot_mutex hot;
+  mutable recursive_fork_mutex cold;
+  growth_counters counters;
+  ordering<driver_type> order;
+  growth_type growth;
+  std::uint64_t alloc_retries = 0;
+  std::uint64_t ooms = 0;
+  pool_totals totals_reset;
+  misuse_notes notes;                   ///< under `hot`
+  std::int64_t uncached_live_bytes = 0;  ///< of calls without a thread cache; under `hot`
+  std::int64_t uncached_live_blocks = 0;
+
+  /// The arena, under the hot lock.
+  [[nodiscard]] arena& space(hot_lock const&) noexcept { return space_; }
+  [[nodiscard]] arena const& space(hot_lock const&) const noexcept { return space_; }
+
+  [[nodiscard]] driver_type const& driver() const noexcept { return order.driver(); }
+  [[nodiscard]] Upstream& upstream() noexcept { return described::unwrap(growth.source()); }
+
+  // ---- taking
+
+  /// Takes a block, or up to `batch.wanted` of a class that has runs, from the taker's own memory, else from what is neutral.
+  /// False where neither has one. Room was made. O(1).
+  bool take(hot_lock const&, domain_ref taker, block_request const& r, block_batch& batch) noexcept {
+    if (r.in_run) {
+      batch.count = space_.take_small(taker, r.size_class, batch.blocks, batch.wanted);
+    } else if ((batch.blocks[0] = space_.take(taker, r.where, r.block, r.alignment)) != nullptr) {
+      batch.count = 1;
+    }
+    return batch.count != 0;
+  }
+
+  // ---- giving back: never throws, never waits for `cold`
+
+  /// Gives blocks of a class back.
+  void give_back(stream_id id, stream_ref stream, unsigned k, void* const* blocks,
+                 std::uint32_t count) noexcept {
+    hot_lock held(hot);
+    looked_up_domain giver = domain_of(may_release(held), id, stream);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      bool const in_run = k < run_class_count;
+      if (giver.get(held) == no_domain) {
+        count_uncached(held, static_cast<std::int64_t>(class_bytes(k)), 1);
+        continue;
+      }
+      auto result = in_run ? space_.release_small(giver.get(held), k, blocks[i])
+                           : space_.release(giver.get(held), blocks[i], class_bytes(k));
+      if (result == release_result::needs_finish) {
+        bool const finished = wait_for_device(may_release(held));
+        giver = domain_of(may_release(held), id, stream);  // it may be another stream's by now
+        if (!finished) {
+          count_uncached(held, static_cast<std::int64_t>(class_bytes(k)), 1);
+          continue;
+        }
+        result = space_.release_small(neutral, k, blocks[i]);
+      }
+      if (result != release_result::done) note_misuse(held, result, blocks[i], class_bytes(k));
+    }
+    space_.count_splits();
+  }
+  /// Gives blocks of `bytes` each back, as the request for one of them was served.
+  void give_back(block_request const& r, void* const* blocks, std::uint32_t count, std::size_t bytes) noexcept {
+    if (r.size_class != class_count) return give_back(r.id, r.stream, r.size_class, blocks, count);
+    for (std::uint32_t i = 0; i < count; ++i) give_back_range(r.id, r.stream, blocks[i], bytes);
+  }
+  /// Gives a block that has no class back. @param block  its rounded bytes
+  void give_back_range(stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
+    hot_lock held(hot);
+    return_range(may_release(held), id, stream, p, block);
+    space_.count_splits();
+  }
+  void give_back(freed_block const& b) noexcept {
+    if (has_class(b.bytes, b.alignment)) {
+      give_back(b.id, b.stream, class_of(b.bytes), &b.p, 1);
+    } else {
+      give_back_range(b.id, b.stream, b.p, rounded_bytes(b.bytes, b.alignment));
+    }
+  }
+  void return_range(may_release held, stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
+    domain_ref const giver = domain_of(held, id, stream).get(held.held());
+    if (giver == no_domain) [[unlikely]]
+      return count_uncached(held.held(), static_cast<std::int64_t>(block), 1);
+    auto const result = space_.release(giver, p, block);
+    if (result != release_result::done) [[unlikely]]
+      note_misuse(held.held(), result, p, block);
+  }
+
+  /// Counts live blocks that no thread cache counts.
+  void count_uncached(hot_lock const&, std::int64_t bytes, std::int64_t blocks) noexcept {
+    uncached_live_bytes += bytes;
+    uncached_live_blocks += blocks;
+  }
+  /// A request was served. @param uncached  whether no thread cache counts the block; a guard is not counted
+  void count_taken(hot_lock const& held, block_request const& r, bool uncached) noexcept {
+    if (uncached) count_uncached(held, static_cast<std::int64_t>(rounded_bytes(r.asked, r.alignment)), 1);
+    space_.count_splits();
+  }
+  void count_given(block_request const& r) noexcept {
+    hot_lock const held(hot);
+    count_uncached(held, -static_cast<std::int64_t>(r.block), -1);
+  }
+  void note_double_free(block_request const& r, void const* p) noexcept {
+    hot_lock const held(hot);
+    note_misuse(held, release_result::twice, p, r.block);
+  }
+  /// Notes a misuse, and that what was counted as freed was not.
+  void note_misuse(hot_lock const& held, release_result what, void const* p, std::size_t block) noexcept {
+    count_uncached(held, static_cast<std::int64_t>(block), 1);
+    notes.add(held, what, p);
+  }
+
+  // ---- streams
+
+  /// @throws cuda_error  the driver does not know the stream
+  [[nodiscard]] TARN_ALWAYS_INLINE stream_id identity(stream_ref stream) const {
+    if (stream.id() != stream_ref::unknown_id) [[likely]]
+      return stream.id();
+    stream_id id = 0;
+    status const s = driver().identify(stream, id);
+    if (!s.ok()) {
+      if (is_lost()) refuse_forked();
+      throw cuda_error(s, driver().device().value);
+    }
+    return id;
+  }
+
+  /// True where streams should be swept. May be asked without a lock.
+  [[nodiscard]] bool is_crowded() const noexcept { return space_.streams.is_crowded(); }
+  /// Forgets streams that are done with the pool, ended threads' default streams among them. Where another thread climbs,
+  /// a later call does it.
+  TARN_NOINLINE void sweep_streams(sweep_of which) noexcept {
+    if (!cold.try_lock()) return;
+    std::lock_guard const guard(cold, std::adopt_lock);
+    hot_lock held(hot);
+    if (is_crowded()) sweep(space_, order, may_release(held), which);
+  }
+
+  // ---- under the growth lock
+
+  /// Gives free memory back to the source until at most `keep_bytes` are reserved, once the host has waited for the streams
+  /// that freed it. Returns the bytes given back.
+  std::size_t shrink(std::size_t keep_bytes) {
+    hot_lock held(hot);
+    finish_all(space_, order, may_release(held));
+    std::size_t const given = growth.shrink(space_, may_release(held), keep_bytes);
+    space_.count_splits();
+    return given;
+  }
+  /// Waits for all work on the pool's memory, as far as the driver can say.
+  /// @param asks_for_device  whether blocks await uses that can only be waited for with the whole device
+  void finish(bool asks_for_device) noexcept {
+    hot_lock held(hot);
+    finish_all(space_, order, may_release(held));
+    // A stream whose end the driver does not report: its work must not see its memory unmapped.
+    if ((has_unfinished(space_) || asks_for_device) && !wait_for_device(may_release(held)))
+      (void)wait_for_device(may_release(held));
+  }
+  /// Gives everything back to the source. No work uses it any more.
+  void close() noexcept {
+    order.close(space_);
+    growth.close();
+  }
+
+  // ---- fork
+
+  /// True in a forked child that cannot use what the driver gave its parent. The thread caches are closed, so that every call
+  /// reaches a place where this is asked.
+  [[nodiscard]] bool is_lost() const noexcept { return lost_.load(std::memory_order_relaxed); }
+  void set_lost(bool lost) noexcept { lost_.store(lost, std::memory_order_relaxed); }
+  /// In a forked child whose lock was held by a thread that does not exist there.
+  void renew_hot_lock() noexcept { (void)::new (static_cast<void*>(&hot)) hot_mutex; }
+
+  [[noreturn]] void refuse_forked() const {
+    status const s{failure::forked, 3, "cudaErrorInitializationError", "allocation in a forked child"};
+    throw cuda_error(s, driver().device().value);
+  }
+  [[noreturn]] void refuse(stream_id id, std::size_t bytes, std::size_t alignment,
+                           char const* refused_by = "the pool") const {
+    memory_report r;
+    r.asked = bytes;
+    r.alignment = alignment;
+    r.device = driver().device().value;
+    r.stream = id;
+    r.refused_by = refused_by;
+    throw out_of_memory(r);
+  }
+
+ private:
+  using looked_up_domain = looked_up<domain_ref>;
+  /// Where the host has no memory to note a free and the device cannot be waited for, the block stays live until the pool
+  /// ends: no thread may have it while work may still use it.
+  static constexpr domain_ref no_domain = static_cast<domain_ref>(-1);
+
+  /// The domain that a free belongs to. Where the host has no memory to make one, its work is waited for instead.
+  looked_up_domain domain_of(may_release held, stream_id id, stream_ref stream) noexcept {
+    domain_ref found = no_domain;
+    try {
+      found = space_.streams.get(id, stream);
+    } catch (...) {
+      if (wait_for_device(held)) found = neutral;
+    }
+    return {held.held(), found};
+  }
+  /// A stream whose blocks come back late may be destroyed, and its handle must not be used.
+  bool wait_for_device(may_release held) noexcept {
+    unlocked const open(held);
+    return driver().synchronize_device().ok();
+  }
+
+  arena space_;
+  std::atomic<bool> lost_{false};
+
+ public:
+  typename described::type description;  ///< last: away from what a warm call looks at
+};
+
+}  // namespace tarn::detail

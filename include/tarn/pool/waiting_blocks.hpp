@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Blocks that were freed and await streams which record_use() named, or a stream that the driver does not know. They count as
+// live until the device is past those uses (record_use.hpp); then they return to the heap.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/core/stream.hpp"
+#include "tarn/core/waiting_block.hpp"
+#include "tarn/pool/described_blocks.hpp"
+#include "tarn/pool/hot_lock.hpp"
+#include "tarn/pool/record_use.hpp"
+#include "tarn/pool/size_class.hpp"
+
+namespace tarn::detail {
+
+template <class Heap>
+class waiting_blocks {
+ public:
+  using driver_type = typename Heap::driver_type;
+
+  explicit waiting_blocks(Heap& heap) : heap_(heap), uses_(heap.driver()) {}
+  waiting_blocks(waiting_blocks const&) = delete;
+  waiting_blocks& operator=(waiting_blocks const&) = delete;
+
+  /// See recorded_uses::note().
+  void note(void* p, stream_ref stream) { uses_.note(p, stream); }
+
+  /// False where `p` has no recorded use. Takes no lock: one relaxed load while nothing is recorded.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept {
+    return uses_.any() && uses_.may_hold(p);
+  }
+
+  /// Called as a block is freed: true where it awaits recorded uses. The stream is known by its identity from now on: when the
+  /// block returns to the heap the stream may be destroyed, its handle another's, and the calling thread another.
+  TARN_NOINLINE bool hold_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                               std::size_t alignment) noexcept {
+    if (heap_.is_lost()) return true;
+    if constexpr (Heap::describes) {
+      if (heap_.description.active() && id != neutral_id) heap_.description.wait_if_live(p, bytes, stream);
+    }
+    // Counted first: once it is held back another thread may free it.
+    count(bytes, alignment, 1);
+    bool const held = uses_.hold_back(p, bytes, alignment, stream_ref::from(stream.handle(), id));
+    if (!held) count(bytes, alignment, -1);
+    return held;
+  }
+
+  /// The same for a block freed on a stream that was destroyed: nothing can be ordered after it, so it awaits all work. False
+  /// where that was waited for now.
+  bool hold_back_for_all(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    count(bytes, alignment, 1);
+    if (uses_.hold_back_for_all(p, bytes, alignment, stream)) return true;
+    count(bytes, alignment, -1);
+    return false;
+  }
+
+  /// Returns blocks whose uses are over to the heap. `wait` makes the host wait for the uses. The growth lock is held.
+  void release(bool const wait) noexcept {
+    if (!uses_.any_waiting()) return;
+    uses_.settle(wait);
+    typename recorded_uses<driver_type>::waiting w;
+    while (uses_.take_ready(w)) {
+      count(w.bytes, w.alignment, -1);
+      stream_id const id = w.stream.id();
+      if (heap_.description.active()) {
+        take_back_described(heap_, id, w.stream, w.p, w.bytes, w.alignment, reuse::at_once);
+        continue;
+      }
+      {
+        hot_lock const held(heap_.hot);
+        heap_.count_uncached(held, -static_cast<std::int64_t>(rounded_bytes(w.bytes, w.alignment)), -1);
+      }
+      heap_.give_back(freed_block{w.p, w.bytes, w.alignment, id, w.stream});
+    }
+  }
+
+  [[nodiscard]] bool asks_for_device() const noexcept { return uses_.asks_for_device(); }
+  void close() noexcept { uses_.close(); }
+
+  // For statistics and inspection.
+  [[nodiscard]] waiting_amount now() const noexcept { return count_.now(); }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return uses_.host_bytes(); }
+  void attach(waiting_observer& observer) { count_.attach(observer); }
+  void detach(waiting_observer& observer) noexcept { count_.detach(observer); }
+  template <class F>
+  void for_each(F const& f) const {
+    uses_.for_each_waiting(f);
+  }
+
+ private:
+  void count(std::size_t bytes, std::size_t alignment, std::int64_t sign) noexcept {
+    count_.change(bytes <= class_limit, rounded_bytes(bytes, alignment), bytes, sign);
+  }
+
+  Heap& heap_;
+  recorded_uses<driver_type> uses_;
+  waiting_count count_;
+};
+
+}  // namespace tarn::detail
