@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// tarn: a pool is a small deep mountain lake. This is the map, in the order in which a byte walks from allocate() to
-// the driver, read from the bottom up:
+// tarn: GPU memory for C++. The folders, lowest first; each includes only itself and those above it in this list:
 //
 //   core/    the vocabulary: bytes, streams, errors, the concepts, and shared<>, the handle of everything composed
 //   driver/  each call that the device understands, its cost and its failure; the real one, none, and (tarn/sim.hpp) a simulated one
 //   source/  where memory comes from: pages, cudaMalloc, cudaMallocAsync, pinned, managed and host memory
-//   pool/    magazines, runs, best-fit ranges, the page arena and the ladder, read from pool.hpp on
+//   pool/    the caching pool, read from pool.hpp on:
+//     front/       what each thread keeps: magazines of free blocks
+//     heap.hpp     what the pool keeps, with its locks
+//     arena/       ranges, runs, size classes and streams: records only, no driver call
+//     order/       which memory the device is past, and blocks that several streams use
+//     ladder.hpp   what is tried when neither has a block
+//     growth/      handles, views and segments, from the source
+//     inspection/  what tools and snapshots are shown
 //   policy/  layers that bound, count, record, retry, check, fence and poison, composed by | and stack<>
 //   raii/    owners of memory, and scopes that watch, clear and bound it
 //   report/  the numbers, as PyTorch's users know them

@@ -3197,7 +3197,7 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 #include <utility>
 #include <vector>
 
-// ---- tarn/pool/inspection.hpp
+// ---- tarn/pool/inspection/inspection.hpp
 // Inspection: what a pool holds at one moment, as stretches of memory that blocks tile. Put together from copied facts,
 // without a lock.
 //
@@ -3213,7 +3213,7 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 #include <utility>
 #include <vector>
 
-// ---- tarn/pool/pool_facts.hpp
+// ---- tarn/pool/inspection/pool_facts.hpp
 // Pool facts: what a pool's books say at one moment, copied while every thread is kept out of its magazines and, for the
 // arena's, the hot lock is held. Above it: inspection. Below it: arena, thread_cache, record_use, growth, description.
 
@@ -3242,22 +3242,17 @@ struct held_piece {
   std::size_t bytes = 0;
 };
 
-/// Keeps every thread out of its magazines. The growth lock is held; the hot lock is taken after this, never before.
+/// Keeps every thread out of its cache. The growth lock is held; the hot lock is taken after this, never before.
+template <class Front>
 class stopped_threads {
  public:
-  explicit stopped_threads(sequence<owned<thread_cache>>& caches) noexcept : caches_(caches) {
-    for (auto const& cache : caches_) cache->lock.announce();
-    remote_barrier();
-    for (auto const& cache : caches_) cache->lock.visit();
-  }
+  explicit stopped_threads(Front& front) noexcept : front_(front) { front_.keep_threads_out(); }
   stopped_threads(stopped_threads const&) = delete;
   stopped_threads& operator=(stopped_threads const&) = delete;
-  ~stopped_threads() {
-    for (auto const& cache : caches_) cache->lock.end_visit();
-  }
+  ~stopped_threads() { front_.let_threads_in(); }
 
  private:
-  sequence<owned<thread_cache>>& caches_;
+  Front& front_;
 };
 
 /// The facts, copied.
@@ -3284,37 +3279,36 @@ struct pool_facts {
   std::size_t reserved = 0;
 
   /// Copies them from a pool that shows its inside. @throws std::bad_alloc
-  template <class Ladder, class Caches, class Uses, class Told>
-  void copy(Ladder& ladder, Caches& caches, Uses const& uses, Told& told) {
-    ladder.growth.for_each_held([&](held_memory const& h) { held.push_back(h); });
-    for (std::size_t i = 0; i < ladder.counters.notes.size(); ++i) notes.push_back(ladder.counters.notes[i]);
-    reserved = ladder.counters.reserved;
-    stopped_threads const stopped(caches);
+  template <class Heap, class Front, class Waiting>
+  void copy(Heap& heap, Front& front, Waiting const& waiting) {
+    heap.growth.for_each_held([&](held_memory const& h) { held.push_back(h); });
+    for (std::size_t i = 0; i < heap.counters.notes.size(); ++i) notes.push_back(heap.counters.notes[i]);
+    reserved = heap.counters.reserved;
+    stopped_threads const stopped(front);
     // Before the hot lock: no two locks are held at once.
-    uses.for_each_waiting([&](auto const& w) {
+    waiting.for_each([&](auto const& w) {
       awaiting.push_back({address_of(w.p), rounded_bytes(w.bytes, w.alignment), held_use::awaiting,
                           public_id(w.stream.id()), w.bytes});
     });
-    if constexpr (requires { told.for_each_kept([](freed_block const&) {}); }) {
-      told.for_each_kept([&](auto const& b) {
+    if constexpr (Heap::describes) {
+      heap.description.for_each_kept([&](auto const& b) {
         cached.push_back({address_of(b.p), 0, held_use::cached, public_id(b.id), 0});
       });
     }
-    for (auto const& cache : caches) {
-      for (auto const& mine : cache->streams) copy_magazines(*mine);
-    }
+    front.for_each([&](stream_cache const& mine) { copy_magazines(mine); });
     // Room is made outside the hot lock, as often as others use it up meanwhile.
-    for (arena& space = ladder.space;;) {
-      std::size_t const most_ranges = count(ladder.hot, [&] { return space.ranges.size(); });
-      std::size_t const most_runs = count(ladder.hot, [&] { return space.runs.size(); });
-      std::size_t const most_domains = count(ladder.hot, [&] { return space.streams.size(); });
-      std::size_t const most_foreign = count(ladder.hot, [&] { return foreign_blocks(space); });
+    for (;;) {
+      std::size_t const most_ranges = count(heap, [](arena const& space) { return space.ranges.size(); });
+      std::size_t const most_runs = count(heap, [](arena const& space) { return space.runs.size(); });
+      std::size_t const most_domains = count(heap, [](arena const& space) { return space.streams.size(); });
+      std::size_t const most_foreign = count(heap, [](arena const& space) { return foreign_blocks(space); });
       ranges.reserve(most_ranges);
       runs.reserve(most_runs);
       domains.reserve(most_domains);
       generations.reserve(most_domains);
       cached.reserve(cached.size() + most_foreign);
-      hot_lock const hot(ladder.hot);
+      hot_lock const held_lock(heap.hot);
+      arena& space = heap.space(held_lock);
       if (space.ranges.size() > most_ranges || space.runs.size() > most_runs ||
           space.streams.size() > most_domains || foreign_blocks(space) > most_foreign)
         continue;
@@ -3333,13 +3327,13 @@ struct pool_facts {
   [[nodiscard]] static stream_id public_id(stream_id id) noexcept { return id == neutral_id ? 0 : id; }
 
  private:
-  template <class Count>
-  static std::size_t count(hot_mutex& mutex, Count const& counted) {
-    hot_lock const hot(mutex);
-    return static_cast<std::size_t>(counted());
+  template <class Heap, class Count>
+  static std::size_t count(Heap& heap, Count const& counted) {
+    hot_lock const held_lock(heap.hot);
+    return static_cast<std::size_t>(counted(heap.space(held_lock)));
   }
   static std::uintptr_t address_of(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
-  static std::size_t foreign_blocks(arena& space) noexcept {
+  static std::size_t foreign_blocks(arena const& space) noexcept {
     std::size_t sum = 0;
     for (domain_ref d = 0; d < space.streams.size(); ++d) sum += space.streams[d].foreign_count;
     return sum;
@@ -3563,9 +3557,8 @@ struct pool_contents {
 template <class Pool>
 [[nodiscard]] pool_contents contents_of(Pool& pool) {
   std::vector<pool_facts> of_each;  // a layer that routes shows several pools, one after the other
-  pool.inspect([&](auto& ladder, auto& caches, auto& uses, auto& told) {
-    of_each.emplace_back().copy(ladder, caches, uses, told);
-  });
+  pool.inspect(
+      [&](auto& heap, auto& front, auto& waiting) { of_each.emplace_back().copy(heap, front, waiting); });
   pool_contents contents;
   auto const by_address = [](auto const& a, auto const& b) { return a.address < b.address; };
   auto const by_time = [](auto const& a, auto const& b) { return a.time < b.time; };

@@ -32,11 +32,11 @@ for header in sorted(include.rglob("*.hpp")):
 # A header is tested where a test of its layer names it, or where one that is tested includes it.
 for layer in order:
     tests = "\n".join(p.name + p.read_text() for p in (root / "tests" / layer).rglob("*.c*"))
-    headers = {h.stem: h.read_text() for h in (include / layer).glob("*.hpp")}
-    tested = {stem for stem in headers if re.search(rf"\b{stem}\b", tests)}
-    for stem in headers:
-        if stem not in tested and not any(f'"tarn/{layer}/{stem}.hpp"' in headers[t] for t in tested):
-            problems.append(f"{layer}/{stem}.hpp: no test in tests/{layer} names it")
+    headers = {h.relative_to(include).as_posix(): h.read_text() for h in (include / layer).rglob("*.hpp")}
+    tested = {name for name in headers if re.search(rf"\b{pathlib.PurePath(name).stem}\b", tests)}
+    for name in headers:
+        if name not in tested and not any(f'"tarn/{name}"' in headers[t] for t in tested):
+            problems.append(f"{name}: no test in tests/{layer} names it")
 # Every policy and every source is in the policy matrix.
 matrix = (root / "tests" / "policy_matrix" / "policies.hpp").read_text()
 listed = " ".join(re.findall(r"using \w+_policies =\s*list<([^;]*)>;", matrix))

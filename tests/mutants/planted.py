@@ -19,7 +19,7 @@ PLANTED = {
     "another stream waits for the work on what it takes": [
         Mutant(
             "skip the wait",
-            "pool/ordering.hpp",
+            "pool/order/ordering.hpp",
             """driver_.is_capturing(stream, capturing).ok() && !capturing &&
              driver_.wait_event(stream, event).ok();""",
             "driver_.is_capturing(stream, capturing).ok() && !capturing && event != nullptr;",
@@ -27,19 +27,19 @@ PLANTED = {
         ),
         Mutant(
             "steal without waiting where the work is nearly done",
-            "pool/reclaim.hpp",
+            "pool/order/reclaim.hpp",
             "covered != 0 && order.order(space, hot, taker, d)) {",
             "covered != 0 && (owner.completed + 1 >= covered || order.order(space, hot, taker, d))) {",
         ),
         Mutant(
             "wait on the wrong event",
-            "pool/ordering.hpp",
+            "pool/order/ordering.hpp",
             "event_handle const event = a.streams[owner].event;",
             "event_handle const event = a.streams[taker].event;",
         ),
         Mutant(
             "order the wrong way round",
-            "pool/ordering.hpp",
+            "pool/order/ordering.hpp",
             """    stream_ref const stream = a.streams[taker].stream;
     event_handle const event = a.streams[owner].event;""",
             """    stream_ref const stream = a.streams[owner].stream;
@@ -47,37 +47,37 @@ PLANTED = {
         ),
         Mutant(
             "record too early: later frees pass for covered",
-            "pool/ordering.hpp",
+            "pool/order/ordering.hpp",
             "std::uint64_t const mark = domain.epoch++;",
             "std::uint64_t const mark = domain.epoch;",
         ),
         Mutant(
             "the newest frees need no event of their own",
-            "pool/ordering.hpp",
+            "pool/order/ordering.hpp",
             "if (domain.recorded < domain.freed) {",
             "if (domain.recorded + 1 < domain.freed) {",
         ),
         Mutant(
             "an event that is not ready passes for done",
-            "pool/ordering.hpp",
+            "pool/order/ordering.hpp",
             "done = driver_.query_event(domain.event).ok();",
             "done = driver_.query_event(domain.event).kind != failure::unloading;",
         ),
         Mutant(
             "take what no event covers yet, too",
-            "pool/reclaim.hpp",
+            "pool/order/reclaim.hpp",
             "space.hand_over(d, taker, covered);",
             "space.hand_over(d, taker, owner.epoch);",
         ),
         Mutant(
             "hand over one epoch too many",
-            "pool/arena.hpp",
+            "pool/arena/arena.hpp",
             "bool const moves = ranges[r].epoch <= epoch;",
             "bool const moves = ranges[r].epoch <= epoch + 1;",
         ),
         Mutant(
             "neutral before it is finished",
-            "pool/reclaim.hpp",
+            "pool/order/reclaim.hpp",
             "if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.completed);",
             "if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.recorded);",
         ),
@@ -85,44 +85,44 @@ PLANTED = {
     "a free is marked with its own stream's work": [
         Mutant(
             "freed into the domain of the stream that allocated it",
-            "pool/arena.hpp",
+            "pool/arena/arena.hpp",
             "make_free(piece, giver, mark);",
             "make_free(piece, ranges[piece].domain, streams[ranges[piece].domain].mark());",
         ),
         Mutant(
             "joined ranges keep the older mark",
-            "pool/arena.hpp",
+            "pool/arena/arena.hpp",
             "ranges[first].epoch = larger_of(ranges[first].epoch, ranges[second].epoch);",
             "ranges[first].epoch = smaller_of(ranges[first].epoch, ranges[second].epoch);",
         ),
         Mutant(
             "an emptied run is free without a mark",
-            "pool/arena.hpp",
+            "pool/arena/arena.hpp",
             "make_free(body, owner, streams[owner].mark());",
             "make_free(body, owner, 0);",
         ),
         Mutant(
             "a block of another stream's run goes straight home",
-            "pool/arena.hpp",
+            "pool/arena/arena.hpp",
             "if (giver != neutral && runs[r].domain != giver) {",
             "if (giver != neutral && runs[r].domain == neutral) {",
             short=True,
         ),
         Mutant(
             "returned blocks go home once an event is recorded",
-            "pool/reclaim.hpp",
+            "pool/order/reclaim.hpp",
             "domain.foreign_epoch <= domain.completed)",
             "domain.foreign_epoch <= domain.recorded)",
         ),
         Mutant(
             "returned blocks are not marked",
-            "pool/arena.hpp",
+            "pool/arena/arena.hpp",
             "domain.foreign_epoch = domain.mark();",
             "domain.foreign_epoch = domain.completed;",
         ),
         Mutant(
             "coalesce across domains",
-            "pool/arena.hpp",
+            "pool/arena/arena.hpp",
             """    return first.state == range_state::free && second.state == range_state::free &&
            first.domain == second.domain && first.where == second.where;""",
             """    return first.state == range_state::free && second.state == range_state::free &&
@@ -130,7 +130,7 @@ PLANTED = {
         ),
         Mutant(
             "magazines come home as nobody's",
-            "pool/front.hpp",
+            "pool/front/front.hpp",
             "if (m.count != 0) heap_.give_back(mine.id, mine.stream, k, m.blocks, std::exchange(m.count, 0));",
             "if (m.count != 0) heap_.give_back(neutral_id, {}, k, m.blocks, std::exchange(m.count, 0));",
         ),
@@ -138,13 +138,13 @@ PLANTED = {
     "a destroyed stream's work is waited for, and its handle is not used": [
         Mutant(
             "reuse a destroyed stream's handle",
-            "pool/mark_work.hpp",
+            "pool/order/mark_work.hpp",
             "driver.identify(stream_ref::from(stream.handle()), now).ok() && now == stream.id();",
             "driver.identify(stream_ref::from(stream.handle()), now).ok() && now != 0;",
         ),
         Mutant(
             "a destroyed stream passes for done",
-            "pool/ordering.hpp",
+            "pool/order/ordering.hpp",
             "done = driver_.synchronize_device().ok();",
             "done = domain.gone;",
         ),
@@ -161,50 +161,50 @@ PLANTED = {
     "record_use() holds a block back until all its uses are over": [
         Mutant(
             "forget the use on the second of two streams",
-            "pool/record_use.hpp",
+            "pool/order/record_use.hpp",
             "if (uses_[u].stream == id) return;",
             "if (b != 0) return;",
         ),
         Mutant(
             "one use that is over passes for all",
-            "pool/record_use.hpp",
+            "pool/order/record_use.hpp",
             "if (--blocks_[b].pending != 0) continue;",
             "if (std::exchange(blocks_[b].pending, 0u) == 0) continue;",
         ),
         Mutant(
             "a use that cannot be marked now is forgotten",
-            "pool/record_use.hpp",
+            "pool/order/record_use.hpp",
             "bool const over = result == mark_result::gone && driver_.synchronize_device().ok();",
             "bool const over = result != mark_result::marked;",
         ),
         Mutant(
             "a use on the allocating stream needs no event",
-            "pool/record_use.hpp",
+            "pool/order/record_use.hpp",
             "if (uses_[u].stream == freed.stream.id()) {",
             "if (lanes_[uses_[u].lane].stream.handle() == freed.stream.handle()) {",
         ),
         Mutant(
             "only the first of the uses that share an event is marked again",
-            "pool/record_use.hpp",
+            "pool/order/record_use.hpp",
             "if (in.unmarked != 0) join(g, in.unmarked);",
             "",
         ),
         Mutant(
             "a stream's lane is used again one use too early",
-            "pool/record_use.hpp",
+            "pool/order/record_use.hpp",
             "if (--lanes_[l].users != 0) return;",
             "if (--lanes_[l].users > 1) return;",
         ),
         Mutant(
             "an event that is not done is over where nobody waits",
-            "pool/record_use.hpp",
+            "pool/order/record_use.hpp",
             "if (!done) return false;",
             "if (!done && wait) return false;",
             short=True,
         ),
         Mutant(
             "a noted block that leaves its bucket hides the others",
-            "pool/noted_blocks.hpp",
+            "pool/order/noted_blocks.hpp",
             "for (slot_number b = in.first; b != 0; b = blocks_[b].next) marks |= mark_of(hash(blocks_[b].p), t);",
             "",
         ),
@@ -212,13 +212,13 @@ PLANTED = {
     "a capture is left alone": [
         Mutant(
             "record into what is captured",
-            "pool/mark_work.hpp",
+            "pool/order/mark_work.hpp",
             "driver.is_capturing(stream, capturing).ok() && !capturing && driver.record_event(event, stream).ok();",
             "driver.is_capturing(stream, capturing).ok() && driver.record_event(event, stream).ok();",
         ),
         Mutant(
             "a wait is captured",
-            "pool/ordering.hpp",
+            "pool/order/ordering.hpp",
             """    bool capturing = true;
     return !driver_.is_capturing(stream, capturing).ok() || capturing;
   }
@@ -250,13 +250,13 @@ PLANTED = {
     "streams and threads that end are forgotten, and none too early": [
         Mutant(
             "a forgotten stream's identity leads to the next stream's domain",
-            "pool/stream_order.hpp",
+            "pool/arena/stream_order.hpp",
             "    (void)by_id_.erase(domain.id);\n",
             "",
         ),
         Mutant(
             "a thread keeps its place for a pool that ended",
-            "pool/thread_cache.hpp",
+            "pool/front/thread_cache.hpp",
             "for (entry const& e : left) place(places, e);",
             "for (entry const& e : entries_) place(places, e);",
             finder="tests/pool/thread_cache.cpp",
@@ -265,7 +265,7 @@ PLANTED = {
     "magazines hold each block once, of its class, and give all back": [
         Mutant(
             "forget the magazines of a thread that ends",
-            "pool/front.hpp",
+            "pool/front/front.hpp",
             """    empty(*cache);
     retired_live_.bytes""",
             """    cache->lock.end_visit();
@@ -274,19 +274,19 @@ PLANTED = {
         ),
         Mutant(
             "flush loses half a magazine",
-            "pool/front.hpp",
+            "pool/front/front.hpp",
             "give_back(mine.id, mine.stream, k, m.blocks, std::exchange(m.count, 0));",
             "give_back(mine.id, mine.stream, k, m.blocks, (std::exchange(m.count, 0) + 1) / 2);",
         ),
         Mutant(
             "the younger half of a full magazine is kept twice",
-            "pool/front.hpp",
+            "pool/front/front.hpp",
             "for (std::uint32_t i = count; i < m.count; ++i) m.blocks[i - count] = m.blocks[i];",
             "",
         ),
         Mutant(
             "the oldest of too many streams is forgotten with its magazines",
-            "pool/front.hpp",
+            "pool/front/front.hpp",
             "if (oldest.get() != nullptr) give_back(*oldest);",
             "",
         ),
@@ -298,7 +298,7 @@ PLANTED = {
         ),
         Mutant(
             "a magazine of the wrong size class",
-            "pool/front.hpp",
+            "pool/front/front.hpp",
             """        unsigned const k = class_of(bytes);
         done = put_in(*cache, *mine, k, p);""",
             """        unsigned const k = class_of(align_up(bytes, range_grain));
@@ -306,13 +306,13 @@ PLANTED = {
         ),
         Mutant(
             "the cached large block serves a smaller request",
-            "pool/front.hpp",
+            "pool/front/front.hpp",
             "mine->large_block != nullptr && mine->large_bytes == align_up(bytes, range_grain)",
             "mine->large_block != nullptr && mine->large_bytes >= align_up(bytes, range_grain)",
         ),
         Mutant(
             "a magazine that fills does not say that it holds anything",
-            "pool/front.hpp",
+            "pool/front/front.hpp",
             "    cache.count_held(class_bytes(k), 0);\n    return true;",
             "    return true;",
         ),
@@ -320,14 +320,14 @@ PLANTED = {
     "ranges tile what the pool holds": [
         Mutant(
             "lose the remainder of a split",
-            "pool/arena.hpp",
+            "pool/arena/arena.hpp",
             "if (ranges[r].bytes > bytes) put_in(split(r, bytes));",
             "if (ranges[r].bytes > bytes) ranges[split(r, bytes)].state = range_state::live;",
             short=True,
         ),
         Mutant(
             "what is skipped for alignment is lost",
-            "pool/arena.hpp",
+            "pool/arena/arena.hpp",
             """      range_ref const body = split(r, skipped);
       put_in(r);
       r = body;""",
@@ -337,32 +337,32 @@ PLANTED = {
         ),
         Mutant(
             "alignment is ignored for large blocks",
-            "pool/arena.hpp",
+            "pool/arena/arena.hpp",
             "r = carve(r, align_up(ranges[r].address, alignment), bytes);",
             "r = carve(r, ranges[r].address, bytes);",
         ),
         Mutant(
             "alignment is left out of the fit",
-            "pool/range_index.hpp",
+            "pool/arena/range_index.hpp",
             "if (node.bytes < skipped || node.bytes - skipped < bytes) continue;",
             "if (node.bytes < skipped || node.bytes < bytes) continue;",
         ),
         Mutant(
             "an emptied run stays listed",
-            "pool/arena.hpp",
+            "pool/arena/arena.hpp",
             "    list.erase(runs, r);\n    range_ref const body = home.body;",
             "    range_ref const body = home.body;",
         ),
         Mutant(
             "a run ends one block late",
-            "pool/run.hpp",
+            "pool/arena/run.hpp",
             "return static_cast<std::uint32_t>(run_bytes(size_class) / class_bytes(size_class));",
             """std::size_t const bytes = class_bytes(size_class);
   return static_cast<std::uint32_t>((run_bytes(size_class) + bytes - 1) / bytes);""",
         ),
         Mutant(
             "a block in pieces keeps its chain",
-            "pool/arena.hpp",
+            "pool/arena/arena.hpp",
             "      ranges[piece].chain = 0;\n",
             "",
         ),
@@ -370,49 +370,49 @@ PLANTED = {
     "a view shows free handles, each once, while somebody is in it": [
         Mutant(
             "coalesce across handles",
-            "pool/page_choice.hpp",
+            "pool/growth/page_choice.hpp",
             "std::uintptr_t const end = smaller_of(node.end(), map.end_of(h));",
             "std::uintptr_t const end = node.end();",
         ),
         Mutant(
             "a view takes another stream's memory",
-            "pool/page_choice.hpp",
+            "pool/growth/page_choice.hpp",
             "if (node.state != range_state::free || (node.domain != taker && node.domain != neutral)) continue;",
             "if (node.state != range_state::free) continue;",
         ),
         Mutant(
             "a view shows one handle at both ends",
-            "pool/page_choice.hpp",
+            "pool/growth/page_choice.hpp",
             "if (end_most.bytes != 0 && end_most.handle == start_most.handle) {",
             "if (end_most.bytes != 0 && end_most.address == start_most.address) {",
         ),
         Mutant(
             "a prolonged view shows a handle twice",
-            "pool/page_choice.hpp",
+            "pool/growth/page_choice.hpp",
             "return after != nullptr && after->shows(p.handle);",
             "return after != nullptr && after->region == 0;",
         ),
         Mutant(
             "a view is prolonged beyond its place",
-            "pool/page_views.hpp",
+            "pool/growth/page_views.hpp",
             "      if (bytes > a.ranges[v.region].bytes) continue;\n",
             "",
         ),
         Mutant(
             "a view is unmapped with a block in it",
-            "pool/page_views.hpp",
+            "pool/growth/page_views.hpp",
             "    if (t.blocks != 0) return false;\n",
             "",
         ),
         Mutant(
             "a view still shows a handle that was given back",
-            "pool/page_views.hpp",
+            "pool/growth/page_views.hpp",
             "          slot.handle = 0;\n",
             "",
         ),
         Mutant(
             "a handle is given back while a view maps it",
-            "pool/page_growth.hpp",
+            "pool/growth/page_growth.hpp",
             "      views_.forget(leaves);\n",
             "",
         ),
@@ -420,19 +420,19 @@ PLANTED = {
     "what is given back is whole, free and finished": [
         Mutant(
             "unmap a page in use",
-            "pool/page_growth.hpp",
+            "pool/growth/page_growth.hpp",
             "if (at_start && at_end) whole.push_back(p);",
             "if (at_start || at_end) whole.push_back(p);",
         ),
         Mutant(
             "a segment goes back with a live block at its end",
-            "pool/segment_growth.hpp",
+            "pool/growth/segment_growth.hpp",
             "if (a.ranges[r].previous == 0 && a.ranges[r].next == 0) whole = r;",
             "if (a.ranges[r].previous == 0) whole = r;",
         ),
         Mutant(
             "trim gives back what awaits a stream's work",
-            "pool/page_growth.hpp",
+            "pool/growth/page_growth.hpp",
             "      if (d != neutral && a.streams[d].freed > a.streams[d].completed) continue;\n",
             "",
         ),
@@ -440,13 +440,13 @@ PLANTED = {
     "a refusal changes nothing": [
         Mutant(
             "drop a reclaim on the failure path",
-            "pool/page_growth.hpp",
+            "pool/growth/page_growth.hpp",
             "      unmake(made, address);\n",
             "",
         ),
         Mutant(
             "the range that was to be extended is lost on refusal",
-            "pool/page_growth.hpp",
+            "pool/growth/page_growth.hpp",
             "      if (e.range != 0) a.make_free(e.range, base.domain, base.epoch);\n",
             "",
         ),
@@ -466,13 +466,13 @@ PLANTED = {
         ),
         Mutant(
             "what a thread had out is forgotten when it ends",
-            "pool/front.hpp",
+            "pool/front/front.hpp",
             "    retired_live_.bytes += cache->live_bytes.load(std::memory_order_relaxed);\n",
             "",
         ),
         Mutant(
             "reserved is not reduced",
-            "pool/growth.hpp",
+            "pool/growth/growth.hpp",
             "    reserved -= bytes;\n",
             "",
         ),
@@ -515,14 +515,14 @@ PLANTED = {
         ),
         Mutant(
             "a free range that fills its handle is counted as split",
-            "pool/arena.hpp",
+            "pool/arena/arena.hpp",
             "    if (first == last) return at_start && at_end ? 0 : node.bytes;",
             "    if (first == last) return node.bytes;",
             finder="tests/report/stats_model.cpp",
         ),
         Mutant(
             "a range that is used stays counted as split",
-            "pool/arena.hpp",
+            "pool/arena/arena.hpp",
             "    split_bytes_[static_cast<std::size_t>(node.where)] -= node.view_or_split * std::int64_t{range_grain};\n",
             "",
             finder="tests/report/stats_model.cpp",
@@ -559,14 +559,14 @@ PLANTED = {
         ),
         Mutant(
             "blocks in magazines are shown as live",
-            "pool/pool_facts.hpp",
+            "pool/inspection/pool_facts.hpp",
             "      for (std::uint32_t i = 0; i < m.count; ++i)\n        cached.push_back(",
             "      for (std::uint32_t i = 1; i < m.count; ++i)\n        cached.push_back(",
             finder="tests/report/stats_model.cpp",
         ),
         Mutant(
             "a block freed into another stream's run is shown as live",
-            "pool/pool_facts.hpp",
+            "pool/inspection/pool_facts.hpp",
             "        for (void* const p : list) cached.push_back({address_of(p), 0, held_use::cached, domains.back(), 0});\n",
             "",
             finder="tests/report/stats_model.cpp",
@@ -595,33 +595,33 @@ PLANTED = {
     "what was learned under a lock is void once it was released": [
         Mutant(
             "a free range that is extended stays free while its handles are made",
-            "pool/page_growth.hpp",
+            "pool/growth/page_growth.hpp",
             "    if (e.range != 0) a.claim(e.range);\n",
             "",
             more=(("    if (e.range != 0) {\n      a.merge(", "    if (e.range != 0) {\n      a.claim(e.range);\n      a.merge("),),
         ),
         Mutant(
             "handles are chosen to be given back, and the lock released before they are taken",
-            "pool/page_growth.hpp",
+            "pool/growth/page_growth.hpp",
             "    a.ranges.make_room(2 * most + 4);\n",
             "    a.ranges.make_room(2 * most + 4);\n    { unlocked const open(hot); }\n",
         ),
         Mutant(
             "pieces are chosen, and the lock released before a view is made of them",
-            "pool/page_growth.hpp",
+            "pool/growth/page_growth.hpp",
             "        if (lack == 0) return (block = views_.build(",
             "        { unlocked const open(hot); }\n        if (lack == 0) return (block = views_.build(",
             short=True,
         ),
         Mutant(
             "pieces are used that were chosen before views were dropped",
-            "pool/page_growth.hpp",
+            "pool/growth/page_growth.hpp",
             "          views_.drop_idle(a, hot, order, request.taker);\n          continue;\n",
             "          views_.drop_idle(a, hot, order, request.taker);\n",
         ),
         Mutant(
             "whether all work is done is asked once for all views",
-            "pool/page_views.hpp",
+            "pool/growth/page_views.hpp",
             """    for (std::size_t at = by_use_.size(); at-- > kept;) {
       if (is_idle(a, a.tenancies[by_use_[at]])) drop_view(a, hot, at);
     }
@@ -637,31 +637,31 @@ PLANTED = {
         ),
         Mutant(
             "pieces to prolong a view with are chosen before the lock is released",
-            "pool/page_views.hpp",
+            "pool/growth/page_views.hpp",
             "    carve(a, hot.held(), all, carved);\n",
             "    { unlocked const open(hot); }\n    carve(a, hot.held(), all, carved);\n",
         ),
         Mutant(
             "a segment is found free, and the lock released before it is taken",
-            "pool/segment_growth.hpp",
+            "pool/growth/segment_growth.hpp",
             "      range_ref const whole = found.get(hot.held());\n",
             "      { unlocked const open(hot); }\n      range_ref const whole = found.get(hot.held());\n",
         ),
         Mutant(
             "what is freed while an event is recorded passes for covered",
-            "pool/ordering.hpp",
+            "pool/order/ordering.hpp",
             "      domain.recorded = mark;\n",
             "      domain.recorded = domain.epoch++;\n",
         ),
         Mutant(
             "what is freed while an event is asked passes for done",
-            "pool/ordering.hpp",
+            "pool/order/ordering.hpp",
             "    if (!done) return progress::running;\n    domain.completed = larger_of(domain.completed, covered);\n",
             "    if (!done) return progress::running;\n    domain.completed = larger_of(covered, domain.freed);\n",
         ),
         Mutant(
             "what is freed while the host waits passes for done",
-            "pool/ordering.hpp",
+            "pool/order/ordering.hpp",
             "    if (done) domain.completed = larger_of(domain.completed, covered);\n    return done;",
             "    if (done) domain.completed = larger_of(covered, domain.freed);\n    return done;",
         ),
@@ -674,13 +674,13 @@ PLANTED = {
         ),
         Mutant(
             "a visitor leaves a thread's cache before it has emptied it",
-            "pool/front.hpp",
+            "pool/front/front.hpp",
             "    give_back(cache);\n    cache.lock.end_visit();\n",
             "    cache.lock.end_visit();\n    give_back(cache);\n",
         ),
         Mutant(
             "the cached large block is given back and removed from its place later",
-            "pool/front.hpp",
+            "pool/front/front.hpp",
             "    void* const p = std::exchange(at.mine->large_block, nullptr);\n",
             "    void* const p = at.mine->large_block;\n",
             more=(

@@ -12,7 +12,7 @@
 
 #include "policies.hpp"
 #include "subject.hpp"
-#include "tarn/pool/inspection.hpp"
+#include "tarn/pool/inspection/inspection.hpp"
 
 namespace policy_matrix {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a pool tells an attached tool: proven with the simulated one, which reports as compute-sanitizer does.
-#include "tarn/pool/description.hpp"
+#include "tarn/pool/inspection/description.hpp"
 
 #include <random>
 #include <string>
@@ -13,7 +13,7 @@
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
-#include "tarn/pool/described_source.hpp"
+#include "tarn/pool/inspection/described_source.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/source/host_memory.hpp"
 #include "tarn/source/sim_sources.hpp"

@@ -14,8 +14,8 @@
 #include "tarn/policy/fenced.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
-#include "tarn/pool/growth_notes.hpp"
-#include "tarn/pool/inspection.hpp"
+#include "tarn/pool/growth/growth_notes.hpp"
+#include "tarn/pool/inspection/inspection.hpp"
 #include "tarn/sim.hpp"
 
 using namespace tarn;

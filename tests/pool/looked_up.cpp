@@ -2,7 +2,7 @@
 // What was looked up under the hot lock is void once the lock was released: interleavings forced inside driver calls, and the
 // check that finds such a use.
 
-#include "tarn/pool/looked_up.hpp"
+#include "tarn/pool/arena/looked_up.hpp"
 
 #include <signal.h>
 #include <sys/wait.h>

@@ -2,7 +2,7 @@
 // Stream order as the pool keeps it: who waits for whom, and who need not. The simulated machine's order
 // checker is the judge.
 
-#include "tarn/pool/ordering.hpp"
+#include "tarn/pool/order/ordering.hpp"
 
 #include <map>
 #include <memory>

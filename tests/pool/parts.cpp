@@ -9,19 +9,19 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "tarn/pool/address_index.hpp"
-#include "tarn/pool/arena.hpp"
-#include "tarn/pool/block_table.hpp"
-#include "tarn/pool/growth.hpp"
-#include "tarn/pool/hot_lock.hpp"
-#include "tarn/pool/magazine.hpp"
-#include "tarn/pool/owner_lock.hpp"
-#include "tarn/pool/page_map.hpp"
-#include "tarn/pool/range.hpp"
-#include "tarn/pool/range_index.hpp"
-#include "tarn/pool/run.hpp"
-#include "tarn/pool/size_class.hpp"
-#include "tarn/pool/stream_order.hpp"
+#include "tarn/pool/arena/address_index.hpp"
+#include "tarn/pool/arena/arena.hpp"
+#include "tarn/pool/arena/block_table.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
+#include "tarn/pool/arena/page_map.hpp"
+#include "tarn/pool/arena/range.hpp"
+#include "tarn/pool/arena/range_index.hpp"
+#include "tarn/pool/arena/run.hpp"
+#include "tarn/pool/arena/size_class.hpp"
+#include "tarn/pool/arena/stream_order.hpp"
+#include "tarn/pool/front/magazine.hpp"
+#include "tarn/pool/front/owner_lock.hpp"
+#include "tarn/pool/growth/growth.hpp"
 
 using namespace tarn;
 using namespace tarn::detail;

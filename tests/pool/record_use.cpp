@@ -2,7 +2,7 @@
 // Recorded uses: what they cost others, when the driver is called, which blocks an event covers. Who waits for what is in
 // ordering.cpp.
 
-#include "tarn/pool/record_use.hpp"
+#include "tarn/pool/order/record_use.hpp"
 
 #include <atomic>
 #include <chrono>

@@ -2,7 +2,7 @@
 // The domains of streams that come and go: default streams of threads that end among them. None is kept for good, none is
 // forgotten while its work runs.
 
-#include "tarn/pool/stream_order.hpp"
+#include "tarn/pool/arena/stream_order.hpp"
 
 #include <cstdint>
 #include <thread>

@@ -39,7 +39,7 @@
 #define TARN_ASAN 0
 #endif
 
-/// 1: a pool checks that nothing it looked up under its lock is used after the lock was released (pool/looked_up.hpp), and
+/// 1: a pool checks that nothing it looked up under its lock is used after the lock was released (pool/arena/looked_up.hpp), and
 /// stops the program where it is. For tests of tarn itself and of own sources; the same value in every translation unit.
 #ifndef TARN_CHECK_LOCKS
 #define TARN_CHECK_LOCKS 0

@@ -494,7 +494,7 @@ inline sim_driver sim_machine::driver(device_id device) const noexcept {
 }
 
 /// The same driver of CUDA 12.5 and later, which can mark a device's work without naming a stream: then the pool asks no
-/// handle that may be a destroyed stream's (pool/mark_work.hpp).
+/// handle that may be a destroyed stream's (pool/order/mark_work.hpp).
 class sim_marking_driver : public sim_driver {
  public:
   using sim_driver::sim_driver;

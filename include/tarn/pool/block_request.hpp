@@ -6,9 +6,9 @@
 #include <cstdint>
 
 #include "tarn/core/stream.hpp"
-#include "tarn/pool/range.hpp"
-#include "tarn/pool/run.hpp"
-#include "tarn/pool/size_class.hpp"
+#include "tarn/pool/arena/range.hpp"
+#include "tarn/pool/arena/run.hpp"
+#include "tarn/pool/arena/size_class.hpp"
 
 namespace tarn::detail {
 

@@ -22,17 +22,17 @@
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
+#include "tarn/pool/arena/looked_up.hpp"
 #include "tarn/pool/block_request.hpp"
-#include "tarn/pool/described_source.hpp"
-#include "tarn/pool/hot_lock.hpp"
-#include "tarn/pool/looked_up.hpp"
+#include "tarn/pool/growth/page_growth.hpp"
+#include "tarn/pool/growth/segment_growth.hpp"
+#include "tarn/pool/growth/watched_growth.hpp"
+#include "tarn/pool/inspection/described_source.hpp"
 #include "tarn/pool/misuse_notes.hpp"
 #include "tarn/pool/options.hpp"
-#include "tarn/pool/page_growth.hpp"
+#include "tarn/pool/order/reclaim.hpp"
 #include "tarn/pool/pool_state.hpp"
-#include "tarn/pool/reclaim.hpp"
-#include "tarn/pool/segment_growth.hpp"
-#include "tarn/pool/watched_growth.hpp"
 
 namespace tarn::detail {
 
@@ -80,7 +80,7 @@ class heap {
   std::uint64_t alloc_retries = 0;
   std::uint64_t ooms = 0;
   pool_totals totals_reset;
-  misuse_notes notes;                   ///< under `hot`
+  misuse_notes notes;                    ///< under `hot`
   std::int64_t uncached_live_bytes = 0;  ///< of calls without a thread cache; under `hot`
   std::int64_t uncached_live_blocks = 0;
 
@@ -133,7 +133,8 @@ class heap {
     space_.count_splits();
   }
   /// Gives blocks of `bytes` each back, as the request for one of them was served.
-  void give_back(block_request const& r, void* const* blocks, std::uint32_t count, std::size_t bytes) noexcept {
+  void give_back(block_request const& r, void* const* blocks, std::uint32_t count,
+                 std::size_t bytes) noexcept {
     if (r.size_class != class_count) return give_back(r.id, r.stream, r.size_class, blocks, count);
     for (std::uint32_t i = 0; i < count; ++i) give_back_range(r.id, r.stream, blocks[i], bytes);
   }

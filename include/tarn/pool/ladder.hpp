@@ -19,11 +19,13 @@
 #include <cstdint>
 
 #include "tarn/core/error.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/block_request.hpp"
-#include "tarn/pool/described_blocks.hpp"
-#include "tarn/pool/front.hpp"
-#include "tarn/pool/hot_lock.hpp"
-#include "tarn/pool/reclaim.hpp"
+#include "tarn/pool/front/front.hpp"
+#include "tarn/pool/growth/growth.hpp"
+#include "tarn/pool/inspection/described_blocks.hpp"
+#include "tarn/pool/options.hpp"
+#include "tarn/pool/order/reclaim.hpp"
 
 namespace tarn::detail {
 
@@ -186,7 +188,8 @@ class ladder {
   bool put_together() {
     request_.may_create = 0;
     request_.may_exceed = false;
-    if (!request_.may_remap) return false;  // then a growth asks the driver: only once handles were given back
+    if (!request_.may_remap)
+      return false;  // then a growth asks the driver: only once handles were given back
     for (bool const extend : {true, false}) {
       request_.extend = extend;
       if (grow()) return true;

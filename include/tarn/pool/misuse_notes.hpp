@@ -8,8 +8,8 @@
 
 #include "tarn/core/message.hpp"
 #include "tarn/core/misuse.hpp"
-#include "tarn/pool/arena.hpp"
-#include "tarn/pool/hot_lock.hpp"
+#include "tarn/pool/arena/arena.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
 
 namespace tarn::detail {
 

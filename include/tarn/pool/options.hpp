@@ -18,7 +18,7 @@ struct pool_options {
   /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are
   /// remapped.
   unsigned slack_per_mille = 9;
-  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0: from the live peak, see pool/growth.hpp. Smaller
+  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0: from the live peak, see pool/growth/growth.hpp. Smaller
   /// ones waste less and cost more driver calls.
   std::size_t largest_handle = 0;
 };

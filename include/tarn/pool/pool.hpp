@@ -13,9 +13,9 @@
 #include <utility>
 
 #include "tarn/core/resource.hpp"
-#include "tarn/pool/described_blocks.hpp"
-#include "tarn/pool/front.hpp"
+#include "tarn/pool/front/front.hpp"
 #include "tarn/pool/heap.hpp"
+#include "tarn/pool/inspection/described_blocks.hpp"
 #include "tarn/pool/ladder.hpp"
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/pool_parts.hpp"
@@ -54,7 +54,7 @@ class pool : public detail::pool_parts<Upstream> {
       if (heap_.description.active() && heap_.driver().synchronize_device().kind == failure::unloading)
         heap_.description.abandon();
     }
-    collect(true);
+    collect();
     heap_.finish(waiting_.asks_for_device());
     waiting_.close();
     heap_.close();
@@ -63,7 +63,7 @@ class pool : public detail::pool_parts<Upstream> {
   /// Allocates for work on `stream`.
   /// @param bytes      zero gives null; blocks up to 1 MiB are rounded to a size class, others to 512
   /// @param alignment  a power of two up to 2 MiB; above 256 the block has no magazine
-  /// Reuses what was freed on the same stream at once; other streams' memory once ordered (see pool/stream_order.hpp).
+  /// Reuses what was freed on the same stream at once; other streams' memory once ordered (see pool/arena/stream_order.hpp).
   /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc (host): nothing has changed
   /// O(1) from a magazine or the heap, with no driver call unless the ladder is climbed.
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
@@ -110,16 +110,16 @@ class pool : public detail::pool_parts<Upstream> {
     misuse_report const last = report_misuse_at_end();
     std::lock_guard const cold(heap_.cold);
     if (heap_.counters.reserved <= keep_bytes || heap_.is_lost()) return 0;
-    collect(true);
+    collect();
     return heap_.shrink(keep_bytes);
   }
 
  private:
-  using typename parts::front_type;
-  using typename parts::heap_type;
   using parts::front_;
   using parts::heap_;
   using parts::waiting_;
+  using typename parts::front_type;
+  using typename parts::heap_type;
   using misuse_report = detail::misuse_report;
 
   [[nodiscard]] misuse_report report_misuse_at_end() noexcept { return {heap_.notes, heap_.hot}; }
@@ -152,12 +152,11 @@ class pool : public detail::pool_parts<Upstream> {
     detail::block_batch batch;
     if (place.mine != nullptr && request.in_run) batch.wanted = detail::magazine_batch(request.size_class);
     if (!take_from_heap(place, request, batch)) {
-      climb(place.cache == nullptr, request, batch);
+      climb(place, request, batch);
       front_.find_again(place, id, stream);
     }
     front_.keep_rest(place, request, batch);
-    if (batch.count > 1)
-      heap_.give_back(id, stream, request.size_class, batch.blocks + 1, batch.count - 1);
+    if (batch.count > 1) heap_.give_back(id, stream, request.size_class, batch.blocks + 1, batch.count - 1);
     room.use(batch.blocks[0], bytes);
     return batch.blocks[0];
   }
@@ -179,7 +178,8 @@ class pool : public detail::pool_parts<Upstream> {
     return true;
   }
 
-  TARN_NOINLINE void climb(bool uncached, detail::block_request const& request, detail::block_batch& batch) {
+  TARN_NOINLINE void climb(typename front_type::place const& place, detail::block_request const& request,
+                           detail::block_batch& batch) {
     if (heap_.cold.is_mine()) [[unlikely]]  // it cannot grow while it grows
       heap_.refuse(request.id, request.asked, request.alignment,
                    "the pool, since it is asked by a handler of its own growth");
@@ -187,7 +187,7 @@ class pool : public detail::pool_parts<Upstream> {
     waiting_.release(false);
     detail::hot_lock held(heap_.hot);
     detail::ladder(heap_, front_, waiting_, detail::may_release(held), request, batch).climb();
-    heap_.count_taken(held, request, uncached);
+    heap_.count_taken(held, request, place.cache == nullptr);
   }
 
   // ---- deallocation: the thread's cache, the heap
@@ -232,13 +232,13 @@ class pool : public detail::pool_parts<Upstream> {
     deallocate_sync(p, bytes, alignment);
   }
 
-  /// Returns to the heap what threads, the quarantine and, once it was waited for, recorded uses keep. The growth lock is held.
-  void collect(bool wait) noexcept {
+  /// Returns to the heap what threads and the quarantine keep and, once the host has waited for their uses, waiting blocks.
+  /// The growth lock is held.
+  void collect() noexcept {
     front_.flush_all();
     end_quarantine(heap_);
-    waiting_.release(wait);
+    waiting_.release(true);
   }
-
 };
 
 }  // namespace tarn

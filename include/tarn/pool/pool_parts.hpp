@@ -11,7 +11,7 @@
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/waiting_block.hpp"
-#include "tarn/pool/front.hpp"
+#include "tarn/pool/front/front.hpp"
 #include "tarn/pool/heap.hpp"
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/pool_state.hpp"
@@ -24,6 +24,9 @@ template <memory_source Upstream>
 class pool_parts {
  public:
   using driver_type = typename Upstream::driver_type;
+
+  pool_parts(pool_parts const&) = delete;
+  pool_parts& operator=(pool_parts const&) = delete;
 
   /// True where `p` lies in what the pool reserved. Takes the growth lock.
   [[nodiscard]] bool owns(void const* p) const noexcept {
@@ -79,7 +82,7 @@ class pool_parts {
     if (!heap_.counters.notes.is_open()) heap_.counters.notes.open(most, clock);
   }
 
-  /// Calls `look(heap, front, waiting blocks)` while nothing grows and no thread cache comes or goes: for pool/inspection.hpp,
+  /// Calls `look(heap, front, waiting blocks)` while nothing grows and no thread cache comes or goes: for pool/inspection/inspection.hpp,
   /// which takes the other locks in their order.
   template <class Look>
   void inspect(Look&& look) {
@@ -96,8 +99,6 @@ class pool_parts {
   using waiting_type = waiting_blocks<heap_type>;
 
   pool_parts(Upstream upstream, pool_options const& options) : heap_(std::move(upstream), options) {}
-  pool_parts(pool_parts const&) = delete;
-  pool_parts& operator=(pool_parts const&) = delete;
   ~pool_parts() = default;
 
   mutable heap_type heap_;
@@ -121,8 +122,8 @@ class pool_parts {
     } else {
       heap_.hot.unlock();
     }
-    bool const goes_on = side == fork_side::parent ||
-                         (side == fork_side::child && survives_fork(heap_.driver()));
+    bool const goes_on =
+        side == fork_side::parent || (side == fork_side::child && survives_fork(heap_.driver()));
     heap_.set_lost(!goes_on);
     if (!goes_on) return;
     if (side == fork_side::parent) {
@@ -132,8 +133,9 @@ class pool_parts {
     }
   }
 
-  at_fork member_{this, [](void* self) noexcept { return static_cast<pool_parts*>(self)->prepare_fork(); },
-                  [](void* self, fork_side side) noexcept { static_cast<pool_parts*>(self)->end_fork(side); }};
+  at_fork member_{
+      this, [](void* self) noexcept { return static_cast<pool_parts*>(self)->prepare_fork(); },
+      [](void* self, fork_side side) noexcept { static_cast<pool_parts*>(self)->end_fork(side); }};
 };
 
 }  // namespace tarn::detail

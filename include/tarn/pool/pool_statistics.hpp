@@ -6,9 +6,10 @@
 #include <cstdint>
 
 #include "tarn/core/counter.hpp"
-#include "tarn/pool/arena.hpp"
-#include "tarn/pool/growth.hpp"
-#include "tarn/pool/hot_lock.hpp"
+#include "tarn/core/waiting_block.hpp"
+#include "tarn/pool/arena/arena.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
+#include "tarn/pool/growth/growth.hpp"
 #include "tarn/pool/pool_state.hpp"
 
 namespace tarn::detail {
@@ -52,7 +53,7 @@ inline void add_growth(pool_state& s, growth_counters const& c) noexcept {
 template <class Heap, class Front, class Waiting>
 [[nodiscard]] pool_state read_state(Heap& heap, Front const& front, Waiting const& waiting) {
   pool_state s;
-  live_count live = front.live();
+  auto live = front.live();
   waiting_amount const awaiting = waiting.now();
   s.pending = awaiting.bytes > 0 ? static_cast<std::size_t>(awaiting.bytes) : 0;
   s.pending_blocks = awaiting.blocks > 0 ? static_cast<std::size_t>(awaiting.blocks) : 0;

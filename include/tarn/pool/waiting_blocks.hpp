@@ -8,10 +8,10 @@
 
 #include "tarn/core/stream.hpp"
 #include "tarn/core/waiting_block.hpp"
-#include "tarn/pool/described_blocks.hpp"
-#include "tarn/pool/hot_lock.hpp"
-#include "tarn/pool/record_use.hpp"
-#include "tarn/pool/size_class.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
+#include "tarn/pool/arena/size_class.hpp"
+#include "tarn/pool/inspection/described_blocks.hpp"
+#include "tarn/pool/order/record_use.hpp"
 
 namespace tarn::detail {
 

@@ -15,7 +15,7 @@
 
 #include "tarn/core/extremes.hpp"
 #include "tarn/policy/watch_record.hpp"
-#include "tarn/pool/inspection.hpp"
+#include "tarn/pool/inspection/inspection.hpp"
 #include "tarn/report/snapshot.hpp"
 
 namespace tarn::detail {

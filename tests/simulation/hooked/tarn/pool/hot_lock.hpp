@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #pragma GCC system_header
-// Who holds the hot lock, over the mutex with switch points. Stands before the library in the include path.
+// For trees without pool/arena/, such as that of commit ea2f077, which have both classes in this header. Stands before the
+// library's header in the include path.
 
-#include "tarn/pool/hot_mutex.hpp"
-
-#if __has_include_next("tarn/pool/hot_mutex.hpp")
-#include_next "tarn/pool/hot_lock.hpp"
-#else
+#include <mutex>
 #include <type_traits>
+
+#define hot_mutex plain_hot_mutex
+#define hot_lock plain_hot_lock
+#include_next "tarn/pool/hot_lock.hpp"
+#undef hot_lock
+#undef hot_mutex
+
+#include "hot_mutex_with_points.hpp"
 
 namespace tarn::detail {
 
@@ -17,4 +22,3 @@ static_assert(std::is_same_v<plain_hot_lock, std::unique_lock<plain_hot_mutex>>,
 using hot_lock = std::unique_lock<hot_mutex>;
 
 }  // namespace tarn::detail
-#endif

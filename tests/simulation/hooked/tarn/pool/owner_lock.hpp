@@ -1,32 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #pragma GCC system_header
-// The library's lock of a thread cache, with switch points. Stands before the library in the include path.
+// For trees without pool/front/, such as that of commit ea2f077. Stands before the library's header in the include path.
 
 #define owner_lock plain_owner_lock
 #include_next "tarn/pool/owner_lock.hpp"
 #undef owner_lock
 
-#include "switch_points.hpp"
-
-#define TARN_SIMULATION_HOOKS_OWNER_LOCK 1
-
-namespace tarn::detail {
-
-class owner_lock : public plain_owner_lock {
- public:
-  void leave() noexcept {
-    plain_owner_lock::leave();
-    if (simulation::preemptible) simulation::reach(simulation::switch_point::owner_leave);
-  }
-  void announce() noexcept {
-    plain_owner_lock::announce();
-    if (simulation::preemptible) simulation::reach(simulation::switch_point::owner_visit);
-  }
-  void end_visit() noexcept {
-    plain_owner_lock::end_visit();
-    if (simulation::preemptible) simulation::reach(simulation::switch_point::owner_visit);
-  }
-};
-
-}  // namespace tarn::detail
+#include "owner_lock_with_points.hpp"

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Address to the range that covers it, whatever the range's size, in O(1): for each granule the last range that
+// starts in it, and two levels of bitmaps to find the nearest such granule below. Above it: arena. Below it:
+// range.
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+#include "tarn/pool/arena/range.hpp"
+
+namespace tarn::detail {
+
+class address_index {
+ public:
+  address_index() noexcept = default;
+  address_index(address_index const&) = delete;
+  address_index& operator=(address_index const&) = delete;
+  ~address_index() { close(); }
+
+  /// Covers [base, base + bytes); until then every call does nothing. Four bytes a granule, touched only where
+  /// ranges start. What it covered before is forgotten. @throws std::bad_alloc
+  void open(std::uintptr_t base, std::size_t bytes, std::size_t granularity) {
+    close();
+    std::size_t const granules = bytes / granularity;
+    // calloc, so that the tables of a huge range cost host memory only where they are used.
+    last_ = static_cast<range_ref*>(std::calloc(granules, sizeof(range_ref)));
+    starts_ = static_cast<std::uint64_t*>(std::calloc(granules / 64 + 1, sizeof(std::uint64_t)));
+    words_ = static_cast<std::uint64_t*>(std::calloc(granules / 4096 + 1, sizeof(std::uint64_t)));
+    if (last_ == nullptr || starts_ == nullptr || words_ == nullptr) throw std::bad_alloc();
+    base_ = base;
+    bytes_ = bytes;
+    shift_ = static_cast<unsigned>(std::countr_zero(granularity));
+  }
+
+  /// A range begins; its neighbours are linked already.
+  void note(range_table const& table, range_ref r) noexcept {
+    std::uintptr_t const address = table[r].address;
+    if (!covers(address)) return;
+    std::size_t const g = granule_of(address);
+    if (last_[g] != 0 && table[last_[g]].address > address) return;
+    last_[g] = r;
+    starts_[g / 64] |= std::uint64_t{1} << (g % 64);
+    words_[g / 4096] |= std::uint64_t{1} << (g / 64 % 64);
+  }
+
+  /// A range ends to be one of its own; its neighbours are linked still.
+  void drop(range_table const& table, range_ref r) noexcept {
+    if (!covers(table[r].address)) return;
+    std::size_t const g = granule_of(table[r].address);
+    if (last_[g] != r) return;
+    range_ref const before = table[r].previous;
+    if (before != 0 && covers(table[before].address) && granule_of(table[before].address) == g) {
+      last_[g] = before;
+      return;
+    }
+    last_[g] = 0;
+    starts_[g / 64] &= ~(std::uint64_t{1} << (g % 64));
+    if (starts_[g / 64] == 0) words_[g / 4096] &= ~(std::uint64_t{1} << (g / 64 % 64));
+  }
+
+  /// The range that covers `address`, which is covered by one.
+  [[nodiscard]] range_ref find(range_table const& table, std::uintptr_t address) const noexcept {
+    range_ref r = last_[granule_with_start(granule_of(address))];
+    while (table[r].address > address) r = table[r].previous;
+    return r;
+  }
+
+  [[nodiscard]] bool covers(std::uintptr_t address) const noexcept {
+    return address >= base_ && address - base_ < bytes_;
+  }
+
+ private:
+  void close() noexcept {
+    std::free(last_);
+    std::free(starts_);
+    std::free(words_);
+    last_ = nullptr;
+    starts_ = words_ = nullptr;
+    bytes_ = 0;
+  }
+  [[nodiscard]] std::size_t granule_of(std::uintptr_t address) const noexcept {
+    return (address - base_) >> shift_;
+  }
+
+  /// The granule itself or the nearest below in which a range starts; there is one.
+  [[nodiscard]] std::size_t granule_with_start(std::size_t g) const noexcept {
+    if (std::uint64_t const here = up_to(starts_[g / 64], g % 64); here != 0)
+      return g / 64 * 64 + highest(here);
+    std::size_t word = g / 64;
+    if (std::uint64_t const near = below(words_[word / 64], word % 64); near != 0) {
+      word = word / 64 * 64 + highest(near);
+    } else {
+      std::size_t group = word / 64 - 1;
+      while (words_[group] == 0) --group;
+      word = group * 64 + highest(words_[group]);
+    }
+    return word * 64 + highest(starts_[word]);
+  }
+  static std::uint64_t up_to(std::uint64_t bits, std::size_t i) noexcept {
+    return bits & (~std::uint64_t{0} >> (63 - i));
+  }
+  static std::uint64_t below(std::uint64_t bits, std::size_t i) noexcept {
+    return bits & ((std::uint64_t{1} << i) - 1);
+  }
+  static std::size_t highest(std::uint64_t bits) noexcept {
+    return 63 - static_cast<std::size_t>(std::countl_zero(bits));
+  }
+
+  range_ref* last_ = nullptr;
+  std::uint64_t* starts_ = nullptr;  ///< one bit a granule: a range starts in it
+  std::uint64_t* words_ = nullptr;   ///< one bit a word of `starts_` that is not 0
+  std::uintptr_t base_ = 0;
+  std::size_t bytes_ = 0;
+  unsigned shift_ = 0;
+};
+
+}  // namespace tarn::detail

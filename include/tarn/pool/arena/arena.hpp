@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The arena: every range the pool holds, who may take it, and how ranges are split and coalesced. Pure
+// bookkeeping: it never calls the driver, so it is safe under the hot lock, and it knows no source, so one
+// test drives it all. Above it: growth (pages, segments), ladder, pool. Below it: range_index, block_table,
+// run, stream_order.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/core/counter.hpp"
+#include "tarn/core/extremes.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/pool/arena/address_index.hpp"
+#include "tarn/pool/arena/block_table.hpp"
+#include "tarn/pool/arena/page_map.hpp"
+#include "tarn/pool/arena/range.hpp"
+#include "tarn/pool/arena/run.hpp"
+#include "tarn/pool/arena/size_class.hpp"
+#include "tarn/pool/arena/stream_order.hpp"
+
+namespace tarn::detail {
+
+/// Outcome of giving a block back; where it is not `done`, nothing has changed.
+enum class release_result : std::uint8_t {
+  done,
+  foreign,      ///< no block of this pool starts there
+  wrong_size,   ///< it has another size
+  twice,        ///< it is free already
+  needs_finish  ///< the host has no memory to note the stream: finish the stream, then release as neutral
+};
+
+/// Who is in a view, and who left it last: it may be unmapped when that is done on the device.
+struct tenancy {
+  std::uint32_t blocks = 0;  ///< that are live
+  domain_ref domain = neutral;
+  std::uint64_t epoch = 0;
+  bool several = false;  ///< more than one domain since it was known to be done
+
+  void leave(domain_ref giver, std::uint64_t mark) noexcept {
+    --blocks;
+    several = several || (epoch != 0 && domain != giver);
+    domain = giver;
+    epoch = mark;
+  }
+};
+
+/// Free ranges that cannot be given back to the driver by themselves, since they lie in handles or segments that are used
+/// in part. Each statistic: all, small zone, large zone.
+struct split_statistics {
+  stat blocks[3];
+  stat bytes[3];
+};
+
+class arena {
+ public:
+  range_table ranges;
+  block_table blocks;    ///< start of each live block that is not in a run
+  address_index starts;  ///< the range that covers a home address, for pools over pages
+  run_table runs;
+  stream_table streams;
+  sequence<tenancy> tenancies;  ///< of each view
+  /// Blocks of whole granules lie on bounds of handles, so that freeing one frees whole handles, to be seen elsewhere.
+  bool keeps_handles_whole = false;
+  /// How many free ranges of nearly one size a request looks at; the ladder lifts it before it refuses one.
+  std::size_t search_limit = range_index::search_limit;
+  /// The handles behind the ranges, for pools over pages; null where each segment comes and goes whole.
+  page_map const* pages = nullptr;
+  split_statistics splits;     ///< as of the last count_splits()
+  std::size_t live_bytes = 0;  ///< in live ranges, runs included
+  std::size_t live_peak = 0;
+
+  /// Room for one allocation's bookkeeping. @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    ranges.make_room(4);
+    blocks.make_room(1);
+    runs.make_room();
+  }
+
+  /// Takes a block from the stream's own domain, else from the neutral one. Null if neither has it. Room was
+  /// made.
+  [[nodiscard]] void* take(domain_ref taker, zone where, std::size_t bytes, std::size_t alignment) noexcept {
+    range_ref const r = take_range(taker, where, bytes, alignment);
+    if (r == 0) return nullptr;
+    blocks.insert(ranges[r].address, r);
+    return reinterpret_cast<void*>(ranges[r].address);
+  }
+
+  /// Gives a block back on a stream's domain. O(1), never allocates.
+  release_result release(domain_ref giver, void* p, std::size_t bytes) noexcept {
+    auto const address = reinterpret_cast<std::uintptr_t>(p);
+    range_ref r = blocks.find(address);
+    if (r == 0) return release_result::foreign;
+    std::size_t total = 0;
+    for (range_ref piece = r; piece != 0; piece = ranges[piece].chain) total += ranges[piece].bytes;
+    if (total != bytes) return release_result::wrong_size;
+    (void)blocks.erase(address);
+    live_bytes -= bytes;
+    std::uint64_t const mark = streams[giver].mark();
+    if (ranges[r].view_or_split != 0) tenancies[ranges[r].view_or_split].leave(giver, mark);
+    while (r != 0) {
+      range_ref const piece = r;
+      r = ranges[piece].chain;
+      ranges[piece].chain = 0;
+      ranges[piece].view_or_split = 0;
+      make_free(piece, giver, mark);
+    }
+    return release_result::done;
+  }
+
+  /// Takes up to `wanted` blocks of a class: returned ones first, then from runs, then from a new run. Room
+  /// was made.
+  [[nodiscard]] std::uint32_t take_small(domain_ref taker, unsigned size_class, void** out,
+                                         std::uint32_t wanted) noexcept {
+    std::uint32_t taken = 0;
+    stream_domain& domain = streams[taker];
+    auto& returned = domain.foreign[size_class];
+    for (; taken < wanted && !returned.empty(); returned.pop_back(), --domain.foreign_count)
+      out[taken++] = returned.back();
+    taken += take_from_runs(taker, size_class, out + taken, wanted - taken);
+    if (taken == 0 && taker != neutral) taken = take_from_runs(neutral, size_class, out, wanted);
+    if (taken == 0) {
+      range_ref const body = take_range(taker, zone::small, run_bytes(size_class), frame_bytes);
+      if (body == 0) return 0;
+      run_ref const r = runs.add(body, ranges[body].address, size_class, taker);
+      runs[r].generation = domain.generation;
+      domain.runs[size_class].push(runs, r);
+      taken = take_from_runs(taker, size_class, out, wanted);
+    }
+    return taken;
+  }
+
+  /// Makes one block of pieces that are live already, seen at `address` through a view. Room was made.
+  void join_pieces(range_ref const* pieces, std::size_t count, domain_ref taker, std::uintptr_t address,
+                   std::uint32_t view) noexcept {
+    for (std::size_t i = 0; i < count; ++i) {
+      range& piece = ranges[pieces[i]];
+      piece.chain = i + 1 < count ? pieces[i + 1] : 0;
+      piece.domain = taker;
+      piece.generation = streams[taker].generation;
+      live_bytes += piece.bytes;
+    }
+    live_peak = larger_of(live_peak, live_bytes);
+    ranges[pieces[0]].view_or_split = view;
+    ++tenancies[view].blocks;
+    blocks.insert(address, pieces[0]);
+  }
+
+  /// Takes [address, address + bytes) out of the free range `r` that holds it. Room for two nodes was made.
+  range_ref carve(range_ref r, std::uintptr_t address, std::size_t bytes) noexcept {
+    take_out(r);
+    if (std::size_t const skipped = address - ranges[r].address; skipped != 0) {
+      range_ref const body = split(r, skipped);
+      put_in(r);
+      r = body;
+    }
+    if (ranges[r].bytes > bytes) put_in(split(r, bytes));
+    ranges[r].state = range_state::live;
+    return r;
+  }
+
+  /// Gives a block of a run back on a stream's domain; an empty run's range is freed.
+  release_result release_small(domain_ref giver, unsigned size_class, void* p) noexcept {
+    run_ref const r = runs.find(p);
+    if (r == 0) return release_result::foreign;
+    if (runs[r].size_class != size_class) return release_result::wrong_size;
+    let_go_of_forgotten(runs[r]);
+    if (giver != neutral && runs[r].domain != giver) {
+      stream_domain& domain = streams[giver];
+      try {
+        domain.foreign[size_class].push_back(p);
+      } catch (...) {
+        return release_result::needs_finish;
+      }
+      ++domain.foreign_count;
+      domain.foreign_epoch = domain.mark();
+      return release_result::done;
+    }
+    return put_into_run(r, p);
+  }
+
+  /// Sends the returned blocks of a domain home, once the device is past them.
+  void send_foreign_home(domain_ref d) noexcept {
+    stream_domain& domain = streams[d];
+    for (auto& list : domain.foreign) {
+      for (void* p : list) {
+        (void)put_into_run(runs.find(p), p);
+      }
+      list.clear();
+    }
+    domain.foreign_count = 0;
+  }
+
+  /// Makes the partly free runs of a domain neutral. The device is past all that was freed in them.
+  void neutralise_runs(domain_ref d) noexcept {
+    for (run_list& list : streams[d].runs) {
+      while (run_ref const r = list.head) {
+        list.erase(runs, r);
+        runs[r].domain = neutral;
+        runs[r].generation = streams[neutral].generation;
+        streams[neutral].runs[runs[r].size_class].push(runs, r);
+      }
+    }
+  }
+
+  /// Moves the ranges of `from` that are marked `epoch` or older to the domain `to`.
+  void hand_over(domain_ref from, domain_ref to, std::uint64_t epoch) noexcept {
+    std::uint64_t const mark = to == neutral ? 0 : streams[to].mark();
+    for (range_index& index : streams[from].index) {
+      range_ref chain = 0;
+      while (range_ref const r = index.any()) {
+        claim(r);
+        ranges[r].bin_next = chain;
+        chain = r;
+      }
+      while (chain != 0) {
+        range_ref const r = chain;
+        chain = ranges[r].bin_next;
+        bool const moves = ranges[r].epoch <= epoch;
+        make_free(r, moves ? to : from, moves ? mark : ranges[r].epoch);
+      }
+    }
+  }
+
+  /// Makes a node that is in no index free in a domain, coalescing with free neighbours of the same domain
+  /// and zone.
+  range_ref make_free(range_ref r, domain_ref domain, std::uint64_t epoch) noexcept {
+    ranges[r].state = range_state::free;
+    ranges[r].domain = domain;
+    ranges[r].epoch = epoch;
+    if (range_ref const n = ranges[r].next; n != 0 && joins(r, n)) absorb(r, n);
+    if (range_ref const p = ranges[r].previous; p != 0 && joins(p, r)) {
+      take_out(p);
+      merge(p, r);
+      r = p;
+    }
+    put_in(r);
+    return r;
+  }
+
+  /// Cuts a node in two at `bytes`; returns the second part, which is like the first and in no index. Room
+  /// was made.
+  range_ref split(range_ref r, std::size_t bytes) noexcept {
+    range_ref const tail = ranges.take();
+    range& first = ranges[r];
+    range& second = ranges[tail];
+    second = first;
+    second.address = first.address + bytes;
+    second.bytes = first.bytes - bytes;
+    second.previous = r;
+    second.next = first.next;
+    second.bin_next = second.bin_previous = 0;
+    if (second.next != 0) ranges[second.next].previous = tail;
+    first.next = tail;
+    first.bytes = bytes;
+    starts.note(ranges, tail);
+    return tail;
+  }
+
+  /// Joins two neighbours that are in no index; the second's node is gone.
+  void merge(range_ref first, range_ref second) noexcept {
+    starts.drop(ranges, second);
+    ranges[first].bytes += ranges[second].bytes;
+    ranges[first].epoch = larger_of(ranges[first].epoch, ranges[second].epoch);
+    ranges[first].next = ranges[second].next;
+    if (ranges[first].next != 0) ranges[ranges[first].next].previous = first;
+    ranges.put_back(second);
+  }
+
+  /// Takes a free node out of its domain's index.
+  void claim(range_ref r) noexcept {
+    take_out(r);
+    ranges[r].state = range_state::live;
+  }
+
+  /// Counts how the split ranges have changed since the last call, as one step: what came and went in between is not seen.
+  void count_splits() noexcept {
+    auto const small = static_cast<std::size_t>(zone::small);
+    auto const large = static_cast<std::size_t>(zone::large);
+    move(splits.blocks[0], split_blocks_[small] + split_blocks_[large]);
+    move(splits.blocks[1], split_blocks_[small]);
+    move(splits.blocks[2], split_blocks_[large]);
+    move(splits.bytes[0], split_bytes_[small] + split_bytes_[large]);
+    move(splits.bytes[1], split_bytes_[small]);
+    move(splits.bytes[2], split_bytes_[large]);
+  }
+
+  [[nodiscard]] std::size_t free_bytes() const noexcept {
+    std::size_t sum = 0;
+    for (domain_ref d = 0; d < streams.size(); ++d) sum += streams[d].free_bytes();
+    return sum;
+  }
+  [[nodiscard]] std::size_t largest_free() const noexcept {
+    std::size_t most = 0;
+    for (domain_ref d = 0; d < streams.size(); ++d) {
+      for (auto const& index : streams[d].index) most = larger_of(most, index.largest(ranges));
+    }
+    return most;
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return ranges.host_bytes() + blocks.host_bytes() + runs.host_bytes() + streams.host_bytes();
+  }
+
+ private:
+  static void move(stat& s, std::int64_t to) noexcept {
+    if (to > s.current) s.increase(to - s.current);
+    if (to < s.current) s.decrease(s.current - to);
+  }
+
+  /// Puts a free range in its domain's index.
+  void put_in(range_ref r) noexcept {
+    range& node = ranges[r];
+    streams[node.domain].ranges(node.where).insert(ranges, r);
+    node.view_or_split = static_cast<std::uint32_t>(split_bytes(node) / range_grain);
+    if (node.view_or_split == 0) return;
+    ++split_blocks_[static_cast<std::size_t>(node.where)];
+    split_bytes_[static_cast<std::size_t>(node.where)] += node.view_or_split * std::int64_t{range_grain};
+  }
+  /// Takes a free range out of its domain's index.
+  void take_out(range_ref r) noexcept {
+    range& node = ranges[r];
+    streams[node.domain].ranges(node.where).erase(ranges, r);
+    if (node.view_or_split == 0) return;
+    --split_blocks_[static_cast<std::size_t>(node.where)];
+    split_bytes_[static_cast<std::size_t>(node.where)] -= node.view_or_split * std::int64_t{range_grain};
+    node.view_or_split = 0;
+  }
+  /// Bytes of a free range in handles, or in a segment, that it does not fill.
+  [[nodiscard]] std::size_t split_bytes(range const& node) const noexcept {
+    if (pages == nullptr) return node.previous == 0 && node.next == 0 ? 0 : node.bytes;
+    handle_ref const first = pages->at(node.address);
+    handle_ref const last = pages->at(node.end() - 1);
+    bool const at_start = (*pages)[first].home == node.address;
+    bool const at_end = pages->end_of(last) == node.end();
+    if (first == last) return at_start && at_end ? 0 : node.bytes;
+    return (at_start ? 0 : pages->end_of(first) - node.address) +
+           (at_end ? 0 : node.end() - (*pages)[last].home);
+  }
+
+  range_ref take_range(domain_ref taker, zone where, std::size_t bytes, std::size_t alignment) noexcept {
+    range_ref r = 0;
+    if (keeps_handles_whole && where == zone::large && bytes % usual_granule == 0 &&
+        alignment < usual_granule) {
+      r = streams[taker].ranges(where).find(ranges, bytes, usual_granule, search_limit);
+      if (r != 0) alignment = usual_granule;
+    }
+    if (r == 0) r = streams[taker].ranges(where).find(ranges, bytes, alignment, search_limit);
+    if (r == 0 && taker != neutral)
+      r = streams[neutral].ranges(where).find(ranges, bytes, alignment, search_limit);
+    if (r == 0) return 0;
+    r = carve(r, align_up(ranges[r].address, alignment), bytes);
+    ranges[r].domain = taker;
+    ranges[r].generation = streams[taker].generation;
+    live_bytes += bytes;
+    live_peak = larger_of(live_peak, live_bytes);
+    return r;
+  }
+
+  [[nodiscard]] std::uint32_t take_from_runs(domain_ref d, unsigned size_class, void** out,
+                                             std::uint32_t wanted) noexcept {
+    run_list& list = streams[d].runs[size_class];
+    std::uint32_t taken = 0;
+    while (taken < wanted && list.head != 0) {
+      run_ref const r = list.head;
+      while (taken < wanted && runs[r].free_count != 0) out[taken++] = runs[r].take();
+      if (runs[r].free_count == 0) list.erase(runs, r);
+    }
+    return taken;
+  }
+
+  /// A run whose domain was forgotten while all of it was handed out is neutral.
+  void let_go_of_forgotten(run& r) const noexcept {
+    if (r.generation == streams[r.domain].generation) [[likely]]
+      return;
+    r.domain = neutral;
+    r.generation = streams[neutral].generation;
+  }
+
+  release_result put_into_run(run_ref r, void* p) noexcept {
+    run& home = runs[r];
+    let_go_of_forgotten(home);
+    bool const was_full = home.free_count == 0;
+    if (!home.put_back(p)) return release_result::twice;
+    unsigned const size_class = home.size_class;
+    run_list& list = streams[home.domain].runs[size_class];
+    if (was_full) list.push(runs, r);
+    if (home.free_count < run_blocks(size_class)) return release_result::done;
+    list.erase(runs, r);
+    range_ref const body = home.body;
+    domain_ref const owner = home.domain;
+    runs.remove(r);
+    live_bytes -= ranges[body].bytes;
+    make_free(body, owner, streams[owner].mark());
+    return release_result::done;
+  }
+
+  [[nodiscard]] bool joins(range_ref a, range_ref b) const noexcept {
+    range const& first = ranges[a];
+    range const& second = ranges[b];
+    return first.state == range_state::free && second.state == range_state::free &&
+           first.domain == second.domain && first.where == second.where;
+  }
+  /// Joins the indexed neighbour `second` to `first`, which is in no index.
+  void absorb(range_ref first, range_ref second) noexcept {
+    take_out(second);
+    merge(first, second);
+  }
+
+  std::int64_t split_blocks_[zone_count] = {};  ///< now
+  std::int64_t split_bytes_[zone_count] = {};
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Who holds the arena's lock, and who may release it. Functions say so in their parameters:
+//
+//   f(hot_lock const& held)   runs under the lock and keeps it
+//   f(may_release hot)        may release it in between: what its caller looked up before is void afterwards
+//
+// Above it: ladder, pool, looked_up. Below it: hot_mutex.
+
+#include "tarn/core/config.hpp"
+#include "tarn/core/place.hpp"
+#include "tarn/pool/arena/hot_mutex.hpp"
+
+namespace tarn::detail {
+
+/// Holds a hot_mutex for its scope.
+class hot_lock {
+ public:
+  TARN_ALWAYS_INLINE explicit hot_lock(hot_mutex& mutex) noexcept : mutex_(mutex) { acquire(); }
+  hot_lock(hot_lock const&) = delete;
+  hot_lock& operator=(hot_lock const&) = delete;
+  TARN_ALWAYS_INLINE ~hot_lock() { mutex_.unlock(); }
+
+  [[nodiscard]] auto const& hold() const noexcept { return mutex_.hold(); }
+
+ private:
+  friend class unlocked;
+
+  TARN_ALWAYS_INLINE void acquire() noexcept {
+    mutex_.lock();
+    mutex_.hold().begin();
+  }
+  void release(place where) noexcept {
+    mutex_.hold().release(where);
+    mutex_.unlock();
+  }
+
+  hot_mutex& mutex_;
+};
+
+/// A parameter of functions that may release the lock. Callers write `may_release(held)`: everything they looked up before
+/// such a call is void after it.
+class may_release {
+ public:
+  explicit may_release(hot_lock& held) noexcept : held_(&held) {}
+  /// For functions that keep the lock.
+  [[nodiscard]] hot_lock const& held() const noexcept { return *held_; }
+
+ private:
+  friend class unlocked;
+  hot_lock* held_;
+};
+
+/// Releases the lock for its scope, for driver calls and other locks; holds it again afterwards, also after an exception.
+class [[nodiscard]] unlocked {
+ public:
+  explicit unlocked(may_release hot, place where = place::current()) noexcept : lock_(*hot.held_) {
+    lock_.release(where);
+  }
+  unlocked(unlocked const&) = delete;
+  unlocked& operator=(unlocked const&) = delete;
+  ~unlocked() { lock_.acquire(); }
+
+ private:
+  hot_lock& lock_;
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A value that was looked up under the hot lock. It is void once the lock was released: another thread may have taken the
+// range, filled the view or ended the stream it names. Where TARN_CHECK_LOCKS is 1, each use compares the hold of the lookup
+// with the present one and stops the program where they differ; elsewhere it is the value alone.
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "tarn/core/config.hpp"
+#include "tarn/core/place.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
+
+namespace tarn::detail {
+
+/// Where a value was looked up, and during which hold of the lock.
+template <bool Checked>
+class lookup_record {
+ public:
+  lookup_record(hot_lock const& held, place where) noexcept : hold_(held.hold().number()), where_(where) {}
+
+  /// Stops the program where the lock was released since. @param use  the place that uses the value
+  void check(hot_lock const& held, place use) const noexcept {
+    if (held.hold().number() == hold_) [[likely]]
+      return;
+    place const released = held.hold().released_at();
+    std::fprintf(stderr,
+                 "tarn: a value looked up at %s:%d is used at %s:%d after the pool's lock was released (last "
+                 "at %s:%d). "
+                 "Look it up again.\n",
+                 where_.file, where_.line, use.file, use.line, released.file, released.line);
+    std::abort();
+  }
+
+ private:
+  std::uint64_t hold_;
+  place where_;
+};
+template <>
+class lookup_record<false> {
+ public:
+  lookup_record(hot_lock const&, place) noexcept {}
+  void check(hot_lock const&, place) const noexcept {}
+};
+
+template <class T>
+class looked_up {
+ public:
+  /// @param held  the lock under which `value` was found
+  looked_up(hot_lock const& held, T value, place where = place::current())
+      : value_(std::move(value)), record_(held, where) {}
+
+  /// The value, under the same hold of the lock. Free where TARN_CHECK_LOCKS is 0.
+  [[nodiscard]] T const& get(hot_lock const& held, place use = place::current()) const noexcept {
+    record_.check(held, use);
+    return value_;
+  }
+
+ private:
+  T value_;
+  [[no_unique_address]] lookup_record<check_locks> record_;
+};
+
+}  // namespace tarn::detail

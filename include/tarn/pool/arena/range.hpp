@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A range: a piece of address space that is live, free, a view or a hole. Ranges tile what the pool reserved;
+// their nodes live on the host, because the host cannot write links into device memory. Above it:
+// range_index, block_table, arena. Below it: nothing.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+
+#include "tarn/core/config.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/pool/arena/size_class.hpp"
+
+namespace tarn::detail {
+
+/// Index of a node; 0 is none.
+using range_ref = std::uint32_t;
+/// Index of a stream's domain; 0 is the neutral domain, whose memory nothing on the device uses any more.
+using domain_ref = std::uint32_t;
+inline constexpr domain_ref neutral = 0;
+
+enum class range_state : std::uint8_t {
+  unused,  ///< a spare node
+  live,    ///< handed out, or cut into a run
+  free,    ///< mapped and reusable by its domain
+  view,    ///< a second place of handles that live elsewhere
+  hole     ///< address space with nothing behind it
+};
+
+/// Blocks above class_limit live apart from the others, so that small ones do not pin large handles.
+enum class zone : std::uint8_t { small, large };
+inline constexpr zone all_zones[] = {zone::large, zone::small};
+inline constexpr std::size_t zone_count = 2;
+
+[[nodiscard]] constexpr zone zone_of(std::size_t block_bytes) noexcept {
+  return block_bytes <= class_limit ? zone::small : zone::large;
+}
+
+/// One node, 64 bytes.
+struct range {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  std::uint64_t epoch = 0;  ///< when it was freed, in its domain's count
+  range_ref previous = 0;   ///< neighbour by address, 0 at the end of the segment
+  range_ref next = 0;
+  range_ref bin_previous = 0;  ///< neighbours in the index's bin
+  range_ref bin_next = 0;
+  range_ref chain = 0;  ///< of a live block in pieces: the next piece
+  /// Of the first piece of a live block: the view it is seen through. Of a free range in an index: what arena counts as
+  /// split, in range_grain. Otherwise 0.
+  std::uint32_t view_or_split = 0;
+  std::uint32_t segment = 0;  ///< which upstream block, for pools over blocks
+  domain_ref domain = neutral;
+  std::uint16_t generation = 0;  ///< of a live one: its domain's when it was taken
+  range_state state = range_state::unused;
+  zone where = zone::small;
+  bool at_end = false;  ///< where it is in an index: it may be extended, see range_index
+
+  [[nodiscard]] std::uintptr_t end() const noexcept { return address + bytes; }
+};
+static_assert(sizeof(range) == 64, "host memory is documented as 64 bytes a range");
+
+/// All nodes. Grows only where a caller has asked for room beforehand, so that releasing never allocates.
+class range_table {
+ public:
+  range_table() { nodes_.resize(1); }
+
+  /// Makes sure that `count` nodes can be taken without allocating. @throws std::bad_alloc, nothing has
+  /// changed
+  void make_room(std::size_t count) {
+    if (spare_count_ >= count) return;
+    std::size_t const first = nodes_.size();
+    std::size_t const added = count > first ? count : first;
+    nodes_.resize(first + added);
+    for (std::size_t i = nodes_.size(); i-- > first;) put_back(static_cast<range_ref>(i));
+  }
+
+  /// A fresh node; room has been made.
+  [[nodiscard]] range_ref take() noexcept {
+    if constexpr (check_locks) {
+      if (spare_count_ == 0)
+        stop("tarn: a range was taken without room; make room under the same hold of the lock");
+    }
+    range_ref const r = first_spare_;
+    first_spare_ = nodes_[r].next;
+    --spare_count_;
+    nodes_[r] = range{};
+    return r;
+  }
+
+  void put_back(range_ref r) noexcept {
+    nodes_[r] = range{};
+    nodes_[r].next = first_spare_;
+    first_spare_ = r;
+    ++spare_count_;
+  }
+
+  [[nodiscard]] range& operator[](range_ref r) noexcept { return nodes_[r]; }
+  [[nodiscard]] range const& operator[](range_ref r) const noexcept { return nodes_[r]; }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return nodes_.capacity() * sizeof(range); }
+  /// One more than the largest index; spare nodes are `unused`.
+  [[nodiscard]] std::size_t size() const noexcept { return nodes_.size(); }
+  [[nodiscard]] std::size_t in_use() const noexcept { return nodes_.size() - 1 - spare_count_; }
+
+ private:
+  [[noreturn]] static void stop(char const* why) noexcept {
+    std::fprintf(stderr, "%s\n", why);
+    std::abort();
+  }
+
+  sequence<range> nodes_;
+  range_ref first_spare_ = 0;
+  std::size_t spare_count_ = 0;
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What the threads keep: each has, for each stream that it uses, magazines of free blocks and one large block
+// (magazine.hpp). A warm call is served here, without a lock or a driver call. The caches are made here on first use and
+// are given back to the heap when the thread or the pool ends, or when another thread needs the memory.
+//
+// A thread enters its own cache by an owner_lock, which costs it two plain stores; other threads stop it by a barrier
+// (owner_lock.hpp). The list of caches is under the growth lock.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+#include "tarn/core/counted.hpp"
+#include "tarn/core/owned.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/pool/block_request.hpp"
+#include "tarn/pool/front/magazine.hpp"
+#include "tarn/pool/front/thread_cache.hpp"
+#include "tarn/pool/misuse_notes.hpp"
+
+namespace tarn::detail {
+
+/// Blocks and bytes.
+struct live_count {
+  std::int64_t bytes = 0;
+  std::int64_t blocks = 0;
+};
+
+/// What the threads keep in their magazines.
+struct idle_blocks {
+  std::size_t bytes = 0;
+  std::size_t threads = 1;
+};
+
+/// Whether a freed block was kept in the thread's cache.
+enum class kept : std::uint8_t {
+  no,
+  yes,
+  twice  ///< it is in the cache already
+};
+
+template <class Heap>
+class front {
+ public:
+  explicit front(Heap& heap) : heap_(heap) {
+    link_->pool = this;
+    link_->retire = [](void* self, thread_cache* cache) noexcept {
+      static_cast<front*>(self)->retire(cache);
+    };
+  }
+  front(front const&) = delete;
+  front& operator=(front const&) = delete;
+
+  /// From now on ending threads leave their caches where they are. The pool is ending.
+  void detach() noexcept {
+    std::lock_guard const guard(link_->mutex);
+    link_->pool = nullptr;
+  }
+
+  // ---- warm calls
+
+  /// A cached block of the calling thread and the stream; null where there is none.
+  [[nodiscard]] TARN_ALWAYS_INLINE void* take(stream_id id, std::size_t bytes) noexcept {
+    thread_cache* const cache = local();
+    if (cache == nullptr || !cache->lock.try_enter()) [[unlikely]]
+      return nullptr;
+    void* p = nullptr;
+    std::size_t block = 0;
+    if (stream_cache* const mine = cache->find(id); mine != nullptr) [[likely]] {
+      if (bytes <= class_limit) [[likely]] {
+        unsigned const k = class_of(bytes);
+        magazine& m = mine->magazines[k];
+        if (m.count != 0) [[likely]] {
+          p = m.blocks[--m.count];
+          block = class_bytes(k);
+        }
+      } else if (mine->large_block != nullptr && mine->large_bytes == align_up(bytes, range_grain)) {
+        p = std::exchange(mine->large_block, nullptr);
+        block = mine->large_bytes;
+      }
+      if (p != nullptr) {
+        cache->count_live(static_cast<std::int64_t>(block), 1);
+        cache->count_held(0, block);
+      }
+    }
+    cache->lock.leave();
+    return p;
+  }
+
+  /// Keeps a freed block in the calling thread's cache. False where there is no room for it, or no cache.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool put(stream_id id, void* p, std::size_t bytes) noexcept {
+    thread_cache* const cache = local();
+    if (cache == nullptr || !cache->lock.try_enter()) [[unlikely]]
+      return false;
+    bool done = false;
+    if (stream_cache* const mine = cache->find(id); mine != nullptr) [[likely]] {
+      if (bytes <= class_limit) [[likely]] {
+        unsigned const k = class_of(bytes);
+        done = put_in(*cache, *mine, k, p);
+        if (done) cache->count_live(-static_cast<std::int64_t>(class_bytes(k)), -1);
+      } else if (mine->large_block == nullptr && mine->newest_large == p) {
+        mine->large_block = p;
+        mine->large_bytes = align_up(bytes, range_grain);
+        cache->count_live(-static_cast<std::int64_t>(mine->large_bytes), -1);
+        cache->count_held(mine->large_bytes, 0);
+        done = true;
+      }
+    }
+    cache->lock.leave();
+    return done;
+  }
+
+  // ---- calls that reach the heap
+
+  /// The calling thread's cache and, in it, that of a stream; null where there is none.
+  struct place {
+    thread_cache* cache = nullptr;
+    stream_cache* mine = nullptr;
+  };
+
+  /// Finds or makes the caches of a stream. Without them: once the thread is ending, without host memory, under a tool,
+  /// or while another thread holds the growth lock; then a later call makes them.
+  [[nodiscard]] place open(stream_id id, stream_ref stream) noexcept {
+    place at;
+    at.cache = local_or_new();
+    if (at.cache != nullptr) at.mine = stream_cache_of(*at.cache, id, stream);
+    return at;
+  }
+  /// Finds them again: the thread may have used other streams meanwhile, in a handler of the upstream.
+  void find_again(place& at, stream_id id, stream_ref stream) noexcept {
+    if (at.cache != nullptr) at.mine = stream_cache_of(*at.cache, id, stream);
+  }
+
+  /// Takes the cached large block out, to be given back.
+  [[nodiscard]] TARN_ALWAYS_INLINE void* take_large(place const& at, std::size_t& bytes) noexcept {
+    at.cache->lock.enter();
+    void* const p = std::exchange(at.mine->large_block, nullptr);
+    bytes = at.mine->large_bytes;
+    if (p != nullptr) at.cache->count_held(0, bytes);
+    at.cache->lock.leave();
+    return p;
+  }
+
+  /// Counts the first block of a batch as the caller's and keeps the others, as far as there is room; `batch.count` is what is
+  /// left.
+  void keep_rest(place const& at, block_request const& r, block_batch& batch) noexcept {
+    if (at.cache == nullptr) return;
+    at.cache->lock.enter();
+    at.cache->count_live(static_cast<std::int64_t>(r.block), 1);
+    while (batch.count > 1 && at.mine != nullptr &&
+           put_in(*at.cache, *at.mine, r.size_class, batch.blocks[batch.count - 1]))
+      --batch.count;
+    if (at.mine != nullptr && r.where == zone::large) at.mine->newest_large = batch.blocks[0];
+    at.cache->lock.leave();
+  }
+
+  /// Keeps a freed block, and makes room for it: what must leave is in `displaced`, each of `displaced_bytes`. There is a
+  /// cache of the stream.
+  [[nodiscard]] kept put_and_displace(place const& at, block_request const& r, void* p,
+                                      block_batch& displaced, std::size_t& displaced_bytes) noexcept {
+    thread_cache& cache = *at.cache;
+    stream_cache& mine = *at.mine;
+    kept result = kept::no;
+    displaced_bytes = r.block;
+    cache.lock.enter();
+    cache.count_live(-static_cast<std::int64_t>(r.block), -1);
+    if (r.size_class != class_count) {
+      magazine& m = mine.magazines[r.size_class];
+      if (m.count == m.capacity && m.count != 0) {
+        // Full: the older half leaves.
+        std::uint32_t const count = magazine_batch(r.size_class);
+        for (std::uint32_t i = 0; i < count; ++i) displaced.blocks[i] = m.blocks[i];
+        for (std::uint32_t i = count; i < m.count; ++i) m.blocks[i - count] = m.blocks[i];
+        m.count -= count;
+        displaced.count = count;
+        cache.count_held(0, count * r.block);
+      }
+      if (put_in(cache, mine, r.size_class, p)) result = kept::yes;
+    } else if (r.alignment <= default_alignment && mine.newest_large == p) {
+      void* const before = std::exchange(mine.large_block, p);
+      if (before == p) {
+        result = kept::twice;
+      } else {
+        result = kept::yes;
+        displaced_bytes = std::exchange(mine.large_bytes, r.block);
+        cache.count_held(r.block, before != nullptr ? displaced_bytes : 0);
+        displaced.blocks[0] = before;
+        displaced.count = before != nullptr ? 1 : 0;
+      }
+    }
+    cache.lock.leave();
+    return result;
+  }
+
+  // ---- all threads; the growth lock is held
+
+  /// What the magazines keep.
+  [[nodiscard]] idle_blocks idle() const noexcept {
+    idle_blocks sum{0, caches_.size() != 0 ? caches_.size() : 1};
+    for (auto const& cache : caches_) sum.bytes += cache->held_bytes.load(std::memory_order_relaxed);
+    return sum;
+  }
+  /// Blocks that callers have, as far as threads' caches count them.
+  [[nodiscard]] live_count live() const noexcept {
+    live_count sum = retired_live_;
+    for (auto const& cache : caches_) {
+      sum.bytes += cache->live_bytes.load(std::memory_order_relaxed);
+      sum.blocks += cache->live_blocks.load(std::memory_order_relaxed);
+    }
+    return sum;
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    std::size_t sum = 0;
+    for (auto const& cache : caches_)
+      sum += sizeof(*cache) + cache->host_bytes.load(std::memory_order_relaxed);
+    return sum;
+  }
+
+  /// Gives the blocks of all threads' caches back to the heap.
+  void flush_all() noexcept {
+    thread_cache* const own = local();
+    bool any = false;
+    for (auto const& cache : caches_) {
+      if (cache->held_bytes.load(std::memory_order_relaxed) == 0) continue;
+      if (cache.get() == own) {  // its owner needs no barrier
+        own->lock.enter();
+        give_back(*own);
+        own->lock.leave();
+        continue;
+      }
+      cache->lock.announce();
+      any = true;
+    }
+    if (!any) return;
+    remote_barrier();
+    for (auto const& cache : caches_) {
+      if (cache->lock.is_announced()) empty(*cache);
+    }
+  }
+
+  /// Keeps every thread out of its cache until let_threads_in(). The hot lock is taken after this, never before.
+  void keep_threads_out() noexcept {
+    announce();
+    remote_barrier();
+    for (auto const& cache : caches_) cache->lock.visit();
+  }
+  void let_threads_in() noexcept {
+    for (auto const& cache : caches_) cache->lock.end_visit();
+  }
+  /// In a forked child: the owners were other threads, which do not exist here.
+  void let_threads_in_child() noexcept {
+    renew_remote_barrier();
+    for (auto const& cache : caches_) cache->lock.end_visit_in_child();
+  }
+  /// Lets every owner find its cache closed, without waiting until it has left.
+  void announce() noexcept {
+    for (auto const& cache : caches_) cache->lock.announce();
+  }
+
+  /// Calls f(stream_cache) for each. The threads are kept out.
+  template <class F>
+  void for_each(F const& f) const {
+    for (auto const& cache : caches_) {
+      for (auto const& mine : cache->streams) f(*mine);
+    }
+  }
+
+ private:
+  [[nodiscard]] TARN_ALWAYS_INLINE thread_cache* local() const noexcept {
+    return local_caches.find(link_.get(), number_);
+  }
+  [[nodiscard]] TARN_ALWAYS_INLINE thread_cache* local_or_new() noexcept {
+    if (auto* const cache = local(); cache != nullptr) [[likely]]
+      return cache;
+    return new_local();
+  }
+  TARN_NOINLINE thread_cache* new_local() noexcept {
+    if (thread_exit::over || heap_.description.active() || heap_.is_lost()) return nullptr;
+    try {
+      thread_exit& hook = thread_exit::of_this_thread();
+      owned made(new thread_cache);
+      thread_cache* const cache = made.get();
+      // Not waited for: its holder may wait for work that this thread goes on to launch after a deallocation.
+      std::unique_lock const cold(heap_.cold, std::try_to_lock);
+      if (!cold.owns_lock()) return nullptr;
+      caches_.reserve(caches_.size() + 1);
+      hook.add(link_, cache);
+      caches_.push_back(std::move(made));
+      return cache;
+    } catch (...) {
+      return nullptr;
+    }
+  }
+
+  /// The cache of a stream, made on first use; null without host memory. A thread that comes with stream after stream gives
+  /// the magazines of the oldest back.
+  stream_cache* stream_cache_of(thread_cache& cache, stream_id id, stream_ref stream) noexcept {
+    owned<stream_cache> oldest;
+    cache.lock.enter();
+    stream_cache* mine = cache.find(id);
+    if (mine == nullptr) {
+      try {
+        mine = cache.make(id, stream, oldest);
+      } catch (...) {
+        mine = nullptr;
+      }
+    }
+    cache.lock.leave();
+    if (oldest.get() != nullptr) give_back(*oldest);
+    return mine;
+  }
+
+  /// Puts a block in its magazine, if there is room. The owner is inside.
+  TARN_ALWAYS_INLINE bool put_in(thread_cache& cache, stream_cache& mine, unsigned k, void* p) noexcept {
+    magazine& m = mine.magazines[k];
+    if (m.count == m.capacity) [[unlikely]] {
+      if (m.capacity != 0 || !mine.open(k)) return false;
+      cache.count_host(m.capacity * sizeof(void*), 0);
+    }
+    m.blocks[m.count++] = p;
+    cache.count_held(class_bytes(k), 0);
+    return true;
+  }
+
+  /// Takes the cache of an ending thread back. The link's mutex is held.
+  void retire(thread_cache* cache) noexcept {
+    if (heap_.is_lost()) return;
+    misuse_report const last(heap_.notes, heap_.hot);
+    std::lock_guard const cold(heap_.cold);
+    cache->lock.announce();
+    remote_barrier();
+    empty(*cache);
+    retired_live_.bytes += cache->live_bytes.load(std::memory_order_relaxed);
+    retired_live_.blocks += cache->live_blocks.load(std::memory_order_relaxed);
+    for (std::size_t i = 0; i < caches_.size(); ++i) {
+      if (caches_[i].get() != cache) continue;
+      caches_.erase_unordered(i);
+      break;
+    }
+  }
+
+  /// After announce() and a barrier.
+  void empty(thread_cache& cache) noexcept {
+    cache.lock.visit();
+    give_back(cache);
+    cache.lock.end_visit();
+  }
+  /// Empties all magazines of a thread. The caller is inside.
+  void give_back(thread_cache& cache) noexcept {
+    for (auto const& mine : cache.streams) give_back(*mine);
+    cache.held_bytes.store(0, std::memory_order_relaxed);
+  }
+  /// Empties a stream's magazines, which no other thread can reach meanwhile.
+  void give_back(stream_cache& mine) noexcept {
+    if (mine.large_block != nullptr)
+      heap_.give_back_range(mine.id, mine.stream, std::exchange(mine.large_block, nullptr), mine.large_bytes);
+    for (unsigned k = 0; k < class_count; ++k) {
+      magazine& m = mine.magazines[k];
+      if (m.count != 0) heap_.give_back(mine.id, mine.stream, k, m.blocks, std::exchange(m.count, 0));
+    }
+  }
+
+  Heap& heap_;
+  counted<pool_link> link_;
+  std::uint32_t const number_ = link_->number;
+  sequence<owned<thread_cache>> caches_;
+  live_count retired_live_;  ///< of threads that ended
+};
+
+}  // namespace tarn::detail

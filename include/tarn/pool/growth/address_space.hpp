@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The pool's one virtual range, divided: a quarter for the homes of each zone's handles, the rest for views. Keeps the
+// holes, which are addresses with nothing behind them. Pure bookkeeping.
+// Above it: page_views, page_growth. Below it: arena.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/pool/arena/arena.hpp"
+
+namespace tarn::detail {
+
+/// Address space is reserved this many times the device's memory. It costs the driver 5-77 us once, whatever its size.
+inline constexpr std::size_t reservation_factor = 16;
+
+class address_space {
+ public:
+  /// Everything is a hole at first. Room for zone_count + 1 ranges was made.
+  void open(arena& a, std::uintptr_t base, std::size_t bytes) noexcept {
+    base_ = base;
+    part_ = bytes / 4;
+    for (std::size_t z = 0; z < zone_count; ++z) add_hole(a, homes_[z], base + part_ * z, part_);
+    add_hole(a, views_, base + bytes / 2, bytes / 2);
+  }
+
+  /// The zone whose home an address lies in.
+  [[nodiscard]] zone zone_at(std::uintptr_t home) const noexcept {
+    return static_cast<zone>((home - base_) / part_);
+  }
+
+  /// A hole of at least `bytes`, 0 if there is none; nothing changes. O(1)
+  [[nodiscard]] range_ref find_home(arena& a, zone where, std::size_t bytes, std::size_t grain) noexcept {
+    return homes_[static_cast<std::size_t>(where)].find(a.ranges, bytes, grain);
+  }
+  [[nodiscard]] range_ref find_view(arena& a, std::size_t bytes, std::size_t grain) noexcept {
+    return views_.find(a.ranges, bytes, grain);
+  }
+
+  /// Takes the first `bytes` of a hole. Room for one range was made.
+  void take(arena& a, range_ref hole, std::size_t bytes) noexcept {
+    range_index& index = index_of(a.ranges[hole].address);
+    index.erase(a.ranges, hole);
+    if (a.ranges[hole].bytes > bytes) index.insert(a.ranges, a.split(hole, bytes));
+    a.ranges[hole].state = range_state::live;
+  }
+
+  /// A range is a hole again; it joins the holes beside it.
+  void give_back(arena& a, range_ref r) noexcept {
+    range_index& index = index_of(a.ranges[r].address);
+    a.ranges[r].state = range_state::hole;
+    a.ranges[r].domain = neutral;
+    a.ranges[r].epoch = 0;
+    a.ranges[r].where = zone::small;
+    if (range_ref const n = a.ranges[r].next; n != 0 && a.ranges[n].state == range_state::hole) {
+      index.erase(a.ranges, n);
+      a.merge(r, n);
+    }
+    if (range_ref const b = a.ranges[r].previous; b != 0 && a.ranges[b].state == range_state::hole) {
+      index.erase(a.ranges, b);
+      a.merge(b, r);
+      r = b;
+    }
+    index.insert(a.ranges, r);
+  }
+
+ private:
+  static void add_hole(arena& a, range_index& index, std::uintptr_t address, std::size_t bytes) noexcept {
+    range_ref const r = a.ranges.take();
+    a.ranges[r].address = address;
+    a.ranges[r].bytes = bytes;
+    a.ranges[r].state = range_state::hole;
+    a.starts.note(a.ranges, r);
+    index.insert(a.ranges, r);
+  }
+  /// By address, not by zone: a handle that changed its zone stays where it is.
+  [[nodiscard]] range_index& index_of(std::uintptr_t address) noexcept {
+    std::size_t const part = (address - base_) / part_;
+    return part < zone_count ? homes_[part] : views_;
+  }
+
+  std::uintptr_t base_ = 0;
+  std::size_t part_ = 1;
+  range_index homes_[zone_count];
+  range_index views_;
+};
+
+}  // namespace tarn::detail

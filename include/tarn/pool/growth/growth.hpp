@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What the ladder asks of a growth and what every growth counts, whether it grows by pages or by segments.
+// Above it: page_growth, segment_growth, ladder. Below it: range.
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/counter.hpp"
+#include "tarn/core/extremes.hpp"
+#include "tarn/pool/arena/range.hpp"
+#include "tarn/pool/growth/growth_notes.hpp"
+
+namespace tarn::detail {
+
+/// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle serves elsewhere only
+/// where it is free, so what is lost grows with the handle's size beside the pool's; driver calls fall with it. These
+/// bounds keep utilisation at 0.95 or more on all recorded traces and the first pass below the driver time of PyTorch's
+/// expandable segments. bench/results/frontier.txt has the rest: 8 MiB waste half as much for up to 12 times the driver's
+/// time. A pool that is small so far begins with small handles, which fit anywhere later.
+[[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
+  return smaller_of(larger_of(align_down(peak / 32, usual_granule), std::size_t{20_MiB}),
+                    std::size_t{96_MiB});
+}
+
+/// Requests below this share a handle of this size, bytes: of 2 MiB up to a peak of 16 GiB, so that the freed half of a
+/// checkerboard of 2 MiB blocks is whole handles. Larger ones save no driver time on the recorded traces.
+[[nodiscard]] constexpr std::size_t shared_handle(std::size_t peak) noexcept {
+  return smaller_of(larger_of(std::bit_floor(peak / 4096 + 1), std::size_t{2_MiB}), std::size_t{16_MiB});
+}
+
+struct growth_request {
+  domain_ref taker = neutral;
+  zone where = zone::small;
+  std::size_t bytes = 0;
+  std::size_t alignment = default_alignment;
+  std::size_t asked = 0;  ///< bytes and alignment of the caller's request, for the error
+  std::size_t asked_alignment = 0;
+  std::size_t may_create = 0;          ///< bytes that may be created before free handles are remapped instead
+  std::size_t largest_handle = 2_MiB;  ///< of handles that are created
+  std::size_t least_growth = 2_MiB;  ///< small requests share a handle of this size, where it may be created
+  bool may_exceed = true;            ///< where remapping does not suffice, create more all the same
+  bool may_remap = true;             ///< false: handles are seen at home only
+  bool extend = true;                ///< a free range with a hole after it may be extended
+};
+
+/// Under the growth lock; read without it for statistics, hence plain loads of one writer's values are
+/// enough.
+struct growth_counters {
+  std::size_t reserved = 0;
+  std::size_t reserved_peak = 0;
+  std::size_t reserved_total = 0;  ///< ever taken from the driver
+  std::size_t released_total = 0;
+  std::uint64_t creates = 0;
+  std::uint64_t destroys = 0;
+  std::uint64_t maps = 0;
+  std::uint64_t unmaps = 0;
+  std::uint64_t remaps = 0;  ///< maps of handles into views
+  std::uint64_t handles_peak = 0;
+
+  stat reserved_in[zone_count];  ///< bytes by the zone that they were taken for
+  stat handles_in[zone_count];
+  growth_notes notes;
+
+  void hold(std::uintptr_t address, std::size_t bytes, zone where) noexcept {
+    notes.add(growth_change::made, address, bytes);
+    reserved_in[static_cast<std::size_t>(where)].increase(static_cast<std::int64_t>(bytes));
+    handles_in[static_cast<std::size_t>(where)].increase(1);
+    reserved += bytes;
+    reserved_total += bytes;
+    reserved_peak = larger_of(reserved_peak, reserved);
+    handles_peak = larger_of(handles_peak, creates - destroys);
+  }
+  void release(std::uintptr_t address, std::size_t bytes, zone where) noexcept {
+    notes.add(growth_change::given_back, address, bytes);
+    reserved_in[static_cast<std::size_t>(where)].decrease(static_cast<std::int64_t>(bytes));
+    handles_in[static_cast<std::size_t>(where)].decrease(1);
+    reserved -= bytes;
+    released_total += bytes;
+  }
+};
+
+/// One piece of what a growth holds, for who looks on: a handle at home, or a segment.
+struct held_memory {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  zone where = zone::small;  ///< that it was taken for
+  bool is_handle = false;    ///< else a segment, which neither joins another nor is seen elsewhere
+};
+
+}  // namespace tarn::detail

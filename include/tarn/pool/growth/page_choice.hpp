@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Which free memory a block is put together from, where no unbroken free range is large enough. Pure: it looks at
+// the arena and the page map and changes neither. Above it: page_views, page_growth. Below it: arena, page_map, view.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/core/extremes.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/core/sort.hpp"
+#include "tarn/pool/arena/arena.hpp"
+#include "tarn/pool/arena/page_map.hpp"
+#include "tarn/pool/growth/growth.hpp"
+#include "tarn/pool/growth/view.hpp"
+
+namespace tarn::detail {
+
+/// Free bytes of one handle, at their home address.
+struct piece {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  handle_ref handle = 0;
+};
+
+/// The pieces of one block, in order, and what they lack of it.
+struct choice {
+  sequence<piece> pieces;
+  std::size_t lack = 0;
+  std::size_t left_over = 0;  ///< free bytes beside the block in handles that it takes a part of
+};
+
+/// Free ends and starts of handles below this are not worth a handle's mapping, bytes.
+inline constexpr std::size_t least_piece = 64_KiB;
+
+/// Calls f(piece, free_at_start, free_at_end) for each handle's free part that its domain may use.
+template <class F>
+void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone where, std::size_t least, F&& f) {
+  a.streams[d].ranges(where).for_each(a.ranges, least, [&](range_ref r) {
+    range const& node = a.ranges[r];
+    for (std::uintptr_t at = node.address; at < node.end();) {
+      handle_ref const h = map.at(at);
+      std::uintptr_t const end = smaller_of(node.end(), map.end_of(h));
+      f(piece{at, end - at, h}, at == map[h].home, end == map.end_of(h));
+      at = end;
+    }
+  });
+}
+
+/// Puts a block together: the largest wholly free handles that fit, then for the rest the smallest free end or
+/// start of a handle that does, or one of each, or the start of a wholly free handle. Few pieces, each mapped for
+/// 27 us; handles stay whole where they can. O(free ranges + handles), plus sorting.
+/// @param after  the view that they are to follow: then none begins within a handle, and none of its handles is taken,
+///               which may be seen once in a view
+/// @throws std::bad_alloc
+inline choice choose_pieces(arena const& a, page_map const& map, growth_request const& request,
+                            std::size_t bytes, view const* after = nullptr) {
+  sequence<piece> whole;
+  piece start_best;
+  piece start_most;
+  piece end_best;
+  piece end_most;
+  sequence<piece> starts;
+  sequence<piece> ends;
+  bool const head_allowed = after == nullptr && request.alignment <= range_grain;
+  auto const is_taken = [&](piece const& p) { return after != nullptr && after->shows(p.handle); };
+  auto const look = [&](domain_ref d) {
+    auto const sort_in = [&](piece const& p, bool at_start, bool at_end) {
+      if (is_taken(p)) return;
+      if (at_start && at_end) {
+        whole.push_back(p);
+      } else if (at_end && head_allowed) {
+        ends.push_back(p);
+      } else if (at_start) {
+        starts.push_back(p);
+      }
+    };
+    for_each_piece(a, map, d, zone::large, least_piece, sort_in);
+    for_each_piece(a, map, d, zone::small, map.granularity(),
+                   [&](piece const& p, bool at_start, bool at_end) {
+                     if (at_start && at_end && !is_taken(p)) whole.push_back(p);
+                   });
+  };
+  look(request.taker);
+  if (request.taker != neutral) look(neutral);
+  sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
+    return x.bytes != y.bytes ? x.bytes > y.bytes : x.address < y.address;
+  });
+
+  choice c;
+  std::size_t rest = bytes;
+  c.pieces.push_back(piece{});  // the head's place
+  piece smallest_above;
+  for (piece const& p : whole) {
+    if (p.bytes <= rest) {
+      c.pieces.push_back(p);
+      rest -= p.bytes;
+    } else {
+      smallest_above = p;
+    }
+  }
+  piece head;
+  piece tail;
+  if (rest != 0) {
+    auto const most_but_of = [](sequence<piece> const& from, handle_ref h) {
+      piece most;
+      for (piece const& p : from) {
+        if (p.handle != h && p.bytes > most.bytes) most = p;
+      }
+      return most;
+    };
+    auto const consider = [&](sequence<piece> const& from, piece& best, piece& most) {
+      for (piece const& p : from) {
+        if (p.bytes >= rest && (best.bytes == 0 || p.bytes < best.bytes)) best = p;
+        if (p.bytes > most.bytes) most = p;
+      }
+    };
+    consider(ends, end_best, end_most);
+    consider(starts, start_best, start_most);
+    piece const end_alone = end_most;
+    // A handle is seen once: of one that is free at both ends the next best stands in for one of them.
+    if (end_most.bytes != 0 && end_most.handle == start_most.handle) {
+      piece const end_next = most_but_of(ends, start_most.handle);
+      piece const start_next = most_but_of(starts, end_most.handle);
+      if (end_next.bytes + start_most.bytes > end_most.bytes + start_next.bytes) {
+        end_most = end_next;
+      } else {
+        start_most = start_next;
+      }
+    }
+    bool const by_end = end_best.bytes != 0 && (start_best.bytes == 0 || end_best.bytes <= start_best.bytes);
+    piece const& best = by_end ? end_best : start_best;
+    // Smallest above may have been taken as the rest shrank only if it fitted; it did not, so it is free.
+    bool const whole_does = smallest_above.bytes >= rest && smallest_above.bytes != 0;
+    if (best.bytes != 0 && (!whole_does || best.bytes / 4 <= smallest_above.bytes)) {
+      (by_end ? head : tail) = best;
+    } else if (whole_does) {
+      tail = smallest_above;
+    } else if (end_most.bytes + start_most.bytes >= rest) {
+      head = end_most;
+      tail = start_most;
+    } else {
+      head = end_alone;
+      c.lack = rest - end_alone.bytes;
+      return c;
+    }
+    c.left_over = head.bytes + tail.bytes - rest;
+    if (head.bytes != 0) {
+      std::size_t const used = smaller_of(rest, head.bytes);
+      head = {head.address + (head.bytes - used), used, head.handle};
+      rest -= used;
+    }
+    tail.bytes = rest;
+  }
+  if (tail.bytes != 0) c.pieces.push_back(tail);
+  if (head.bytes != 0) {
+    c.pieces[0] = head;
+  } else {
+    for (std::size_t i = 1; i < c.pieces.size(); ++i) c.pieces[i - 1] = c.pieces[i];
+    c.pieces.pop_back();
+  }
+  return c;
+}
+
+/// The smallest wholly free handle of at least `bytes` that a domain may use; none where there is none.
+inline piece choose_whole_handle(arena const& a, page_map const& map, domain_ref taker, std::size_t bytes) {
+  piece best;
+  auto const look = [&](domain_ref d) {
+    for_each_piece(a, map, d, zone::large, map.granularity(),
+                   [&](piece const& p, bool at_start, bool at_end) {
+                     if (at_start && at_end && p.bytes >= bytes && (best.bytes == 0 || p.bytes < best.bytes))
+                       best = p;
+                   });
+  };
+  look(taker);
+  if (taker != neutral) look(neutral);
+  return best;
+}
+
+/// A stretch of a view whose bytes are all free for the taker.
+struct free_stretch {
+  std::size_t offset = 0;  ///< in the view
+  std::size_t bytes = 0;   ///< 0: none
+};
+
+/// Calls f(begin, end) for each unbroken stretch of a view that is free for a domain, until it returns true.
+/// O(ranges within the view's handles)
+template <class F>
+void for_each_stretch(arena const& a, page_map const& map, view const& v, domain_ref taker, F&& f) {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  std::size_t offset = 0;
+  for (view_slot const& slot : v.slots) {
+    if (slot.handle != 0) {
+      physical const& h = map[slot.handle];
+      std::uintptr_t const handle_end = h.home + h.bytes;
+      for (range_ref r = a.starts.find(a.ranges, h.home); r != 0 && a.ranges[r].address < handle_end;
+           r = a.ranges[r].next) {
+        range const& node = a.ranges[r];
+        if (node.state != range_state::free || (node.domain != taker && node.domain != neutral)) continue;
+        std::size_t const from = offset + (larger_of(node.address, h.home) - h.home);
+        std::size_t const to = offset + (smaller_of(node.end(), handle_end) - h.home);
+        if (from != end) {
+          if (f(begin, end)) return;
+          begin = from;
+        }
+        end = to;
+      }
+    }
+    offset += slot.bytes;
+  }
+  (void)f(begin, end);
+}
+
+/// The smallest free stretch of a view that holds the request, or the place of the last block where that is free
+/// and as large.
+inline free_stretch find_stretch(arena const& a, page_map const& map, view const& v,
+                                 growth_request const& request) {
+  free_stretch best;
+  for_each_stretch(a, map, v, request.taker, [&](std::size_t begin, std::size_t end) {
+    std::size_t const from = align_up(begin, request.alignment);
+    if (end < from || end - from < request.bytes) return false;
+    if (request.bytes == v.last_bytes && v.last_offset >= begin && v.last_offset + v.last_bytes <= end &&
+        v.last_offset % request.alignment == 0) {
+      best = {v.last_offset, request.bytes};
+      return true;
+    }
+    if (best.bytes == 0 || end - from < best.bytes) best = {from, end - from};
+    return false;
+  });
+  return best;
+}
+
+/// What is free at the end of a view, from where the request may begin.
+inline free_stretch find_free_end(arena const& a, page_map const& map, view const& v,
+                                  growth_request const& request) {
+  free_stretch last{v.bytes, 0};
+  for_each_stretch(a, map, v, request.taker, [&](std::size_t begin, std::size_t end) {
+    std::size_t const from = align_up(begin, request.alignment);
+    if (end == v.bytes && from < end) last = {from, end - from};
+    return false;
+  });
+  return last;
+}
+
+/// The pieces behind part of a view, in order. @throws std::bad_alloc
+inline choice pieces_of(page_map const& map, view const& v, std::size_t offset, std::size_t bytes) {
+  choice c;
+  std::size_t at = 0;
+  for (view_slot const& slot : v.slots) {
+    std::size_t const from = larger_of(offset, at);
+    std::size_t const to = smaller_of(offset + bytes, at + slot.bytes);
+    if (from < to) c.pieces.push_back(piece{map[slot.handle].home + (from - at), to - from, slot.handle});
+    at += slot.bytes;
+  }
+  return c;
+}
+
+}  // namespace tarn::detail

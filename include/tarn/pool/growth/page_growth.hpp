@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Growth by pages, over one virtual range. Free memory is where it lies (at home); where no unbroken range of it is
+// large enough, this is asked, cheapest first:
+//
+//   1 a view that was used before and whose handles are free again       no driver call
+//   2 new handles at home, while reserved memory may grow with live memory   36 us each
+//   3 a view of free handles: an old one's end prolonged, or a new one      27 us a handle
+//   4 new handles beyond that, for what is lacking
+//
+// Above it: ladder. Below it: page_views, page_choice, arena.
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+
+#include "tarn/core/extremes.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/pool/arena/arena.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
+#include "tarn/pool/arena/looked_up.hpp"
+#include "tarn/pool/growth/growth.hpp"
+#include "tarn/pool/growth/page_choice.hpp"
+#include "tarn/pool/growth/page_views.hpp"
+#include "tarn/pool/order/ordering.hpp"
+#include "tarn/source/refusal.hpp"
+
+namespace tarn::detail {
+
+template <page_source Source>
+class page_growth {
+ public:
+  using driver_type = typename Source::driver_type;
+
+  page_growth(Source source, growth_counters& counters)
+      : source_(static_cast<Source&&>(source)),
+        counters_(counters),
+        views_(source_, counters_, map_, space_) {}
+
+  [[nodiscard]] Source& source() noexcept { return source_; }
+  [[nodiscard]] Source const& source() const noexcept { return source_; }
+  [[nodiscard]] bool contains(std::uintptr_t address) const noexcept { return map_.contains(address); }
+  /// Memory of the device, 0 before the first growth.
+  [[nodiscard]] std::size_t device_bytes() const noexcept { return map_.bytes() / reservation_factor; }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return map_.host_bytes() + views_.host_bytes(); }
+
+  /// Serves the request: `block` is set where it was put together from pieces; otherwise there is a free range of at
+  /// least `request.bytes` in the taker's domain. False: what is free does not suffice and nothing may be created.
+  /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
+  bool grow(arena& a, may_release hot, ordering<driver_type>& order, growth_request const& request,
+            void*& block) {
+    open(a, hot);
+    // No place would ever be found: creating handles first would take the whole device for a moment.
+    if (request.bytes > map_.bytes()) return false;
+    std::size_t const grain = map_.granularity();
+    // A second turn follows where idle views had to be unmapped, which releases the lock: all is looked up again.
+    for (bool has_dropped = false;; has_dropped = true) {
+      looked_up<extension> const e(hot.held(), request.extend ? extendable(a, request) : extension{});
+      std::size_t const extended = e.get(hot.held()).bytes;
+      std::size_t const missing = align_up(request.bytes - extended, grain);
+      if (!request.may_remap || missing <= request.may_create)
+        return create(a, hot, request, e, request.bytes - extended);
+      if ((block = views_.reuse(a, hot.held(), request)) != nullptr) return true;
+      std::size_t lack = missing;
+      if (request.where == zone::small) {
+        if (change_zone(a, request)) return true;
+      } else {
+        looked_up<choice> const c = choose(a, hot.held(), request);
+        lack = align_up(c.get(hot.held()).lack, grain);
+        if (lack == 0 && views_.is_full() && !has_dropped) {
+          views_.drop_idle(a, hot, order, request.taker);
+          continue;
+        }
+        if (lack == 0) return (block = views_.build(a, hot, order, c, request)) != nullptr;
+      }
+      if (!request.may_exceed && lack > request.may_create) return false;
+      if (lack >= missing) return create(a, hot, request, e, request.bytes - extended);
+      if (!create(a, hot, request, looked_up<extension>(hot.held(), {}), lack)) return false;
+      looked_up<choice> const c = choose(a, hot.held(), request);
+      return c.get(hot.held()).lack == 0 && (block = views_.build(a, hot, order, c, request)) != nullptr;
+    }
+  }
+
+  /// Gives wholly free handles back to the driver, those whose work is done, the largest first, until at most `keep`
+  /// bytes are reserved. Returns the bytes given back. O(handles + slots of views + free ranges).
+  std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
+    std::size_t given = 0;
+    if (!map_.is_open() || counters_.reserved <= keep) return given;
+    looked_up<sequence<piece>> const whole(hot.held(), free_handles(a));
+    std::size_t const most = whole.get(hot.held()).size();
+    sequence<handle_ref> handles;
+    handles.reserve(most);
+    sequence<range_ref> carved;
+    carved.reserve(most);
+    sequence<bool> leaves;
+    leaves.resize(map_.size());
+    a.ranges.make_room(2 * most + 4);
+    for (piece const& p : whole.get(hot.held())) {
+      if (counters_.reserved - given <= keep) break;
+      carved.push_back(a.carve(a.starts.find(a.ranges, p.address), p.address, p.bytes));
+      handles.push_back(p.handle);
+      leaves[p.handle] = true;
+      given += p.bytes;
+    }
+    {
+      unlocked const open(hot);
+      views_.forget(leaves);
+      for (handle_ref const h : handles) destroy(h);
+    }
+    for (std::size_t i = 0; i < handles.size(); ++i) {
+      map_.remove(handles[i]);
+      space_.give_back(a, carved[i]);
+    }
+    return given;
+  }
+
+  /// Calls f(held_memory) for each handle. Under the growth lock.
+  template <class F>
+  void for_each_held(F const& f) const {
+    for (handle_ref h = 1; h < map_.size(); ++h) {
+      physical const& p = map_[h];
+      if (p.bytes != 0) f(held_memory{p.home, p.bytes, space_.zone_at(p.home), true});
+    }
+  }
+
+  /// Gives everything back. Nothing on the device uses it any more.
+  void close() noexcept {
+    if (!map_.is_open()) return;
+    views_.close();
+    for (handle_ref h = 1; h < map_.size(); ++h) {
+      if (map_[h].bytes == 0) continue;
+      unmap(map_[h].home, map_[h].bytes);
+      source_.destroy(map_[h].id, map_[h].bytes);
+    }
+    source_.unreserve(reserved_, map_.bytes() + map_.granularity());
+  }
+
+ private:
+  struct extension {
+    range_ref range = 0;
+    std::size_t bytes = 0;
+  };
+  struct created {
+    page_handle id = 0;
+    std::size_t bytes = 0;
+    bool mapped = false;
+  };
+
+  /// The wholly free handles whose work is done, the largest first.
+  [[nodiscard]] sequence<piece> free_handles(arena const& a) const {
+    sequence<piece> whole;
+    for (domain_ref d = 0; d < a.streams.size(); ++d) {
+      if (d != neutral && a.streams[d].freed > a.streams[d].completed) continue;
+      for (zone const where : all_zones) {
+        for_each_piece(a, map_, d, where, map_.granularity(),
+                       [&](piece const& p, bool at_start, bool at_end) {
+                         if (at_start && at_end) whole.push_back(p);
+                       });
+      }
+    }
+    sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
+      return x.bytes != y.bytes ? x.bytes > y.bytes : x.address > y.address;
+    });
+    return whole;
+  }
+
+  [[nodiscard]] looked_up<choice> choose(arena const& a, hot_lock const& held,
+                                         growth_request const& request) const {
+    return {held, choose_pieces(a, map_, request, request.bytes)};
+  }
+
+  /// Reserves the one virtual range on first use.
+  void open(arena& a, may_release hot) {
+    if (map_.is_open()) return;
+    void* base = nullptr;
+    std::size_t bytes = 0;
+    std::size_t grain = 0;
+    {
+      unlocked const released(hot);
+      // Blocks may ask for an alignment up to this: finer pages would put them and their views off it.
+      grain = larger_of(source_.granularity(), usual_granule);
+      std::size_t available = 0;
+      std::size_t total = 0;
+      (void)source_.driver().memory_info(available, total);
+      std::size_t const device = align_up(larger_of(total, 64 * grain), 8 * grain);
+      for (bytes = device * reservation_factor; base == nullptr;) {
+        try {
+          base = source_.reserve(bytes + grain);
+        } catch (std::exception const&) {
+          if (bytes <= 4 * device) throw;
+          bytes /= 2;
+        }
+      }
+    }
+    auto const first = align_up(reinterpret_cast<std::uintptr_t>(base), grain);
+    try {
+      a.ranges.make_room(zone_count + 1);
+      views_.open(a);
+      a.starts.open(first, bytes / 2, grain);
+      map_.open(first, bytes / 2, bytes, grain);
+    } catch (...) {
+      unlocked const released(hot);
+      source_.unreserve(base, bytes + grain);
+      throw;
+    }
+    reserved_ = base;
+    space_.open(a, first, bytes);
+    a.pages = &map_;
+  }
+
+  /// The free range, with a hole after it, that lacks least of the request.
+  extension extendable(arena& a, growth_request const& request) const {
+    extension best;
+    auto const look = [&](domain_ref d) {
+      a.streams[d].ranges(request.where).for_each(a.ranges, range_grain, [&](range_ref r) {
+        range const& node = a.ranges[r];
+        if (node.next == 0 || a.ranges[node.next].state != range_state::hole) return;
+        std::uintptr_t const from = align_up(node.address, request.alignment);
+        if (from >= node.end()) return;
+        std::size_t const has = node.end() - from;
+        if (has >= request.bytes || has <= best.bytes) return;
+        if (a.ranges[node.next].bytes < align_up(request.bytes - has, map_.granularity())) return;
+        best = {r, has};
+      });
+    };
+    look(request.taker);
+    if (request.taker != neutral) look(neutral);
+    return best;
+  }
+
+  /// Makes new handles for `need` bytes, after the free range of `e` or at a new place. False: no address is left.
+  bool create(arena& a, may_release hot, growth_request const& request, looked_up<extension> const& found,
+              std::size_t need) {
+    extension const e = found.get(hot.held());
+    std::size_t const grain = map_.granularity();
+    std::size_t total = align_up(need, grain);
+    if (total < request.least_growth && total <= request.may_create)
+      total = larger_of(total, align_down(smaller_of(request.least_growth, request.may_create), grain));
+    range_ref region = 0;
+    if (e.range != 0 && a.ranges[a.ranges[e.range].next].bytes >= total) region = a.ranges[e.range].next;
+    if (e.range != 0 && region == 0)
+      return create(a, hot, request, looked_up<extension>(hot.held(), {}), request.bytes);
+    if (e.range == 0) region = space_.find_home(a, request.where, total, grain);
+    if (region == 0) return false;
+    std::size_t const largest = larger_of(align_down(request.largest_handle, grain), grain);
+    sequence<created> made;
+    made.reserve(total / largest + 1);
+    for (std::size_t left = total; left != 0; left -= made.back().bytes)
+      made.push_back(created{0, smaller_of(left, largest), false});
+    map_.make_room(made.size());
+    a.ranges.make_room(4);
+
+    range const base = a.ranges[e.range];
+    if (e.range != 0) a.claim(e.range);
+    space_.take(a, region, total);
+    std::uintptr_t const address = a.ranges[region].address;
+    try {
+      unlocked const open(hot);
+      make(made, address, total);
+    } catch (...) {
+      space_.give_back(a, region);
+      if (e.range != 0) a.make_free(e.range, base.domain, base.epoch);
+      throw;
+    }
+    std::uintptr_t at = address;
+    for (created const& c : made) {
+      (void)map_.add(c.id, c.bytes, at);
+      at += c.bytes;
+    }
+    a.ranges[region].where = request.where;
+    if (e.range != 0) {
+      a.merge(e.range, region);
+      region = e.range;
+    }
+    a.make_free(region, request.taker, e.range != 0 && base.domain == request.taker ? base.epoch : 0);
+    return true;
+  }
+
+  /// The driver calls of create(): no lock but the growth lock is held. Makes all handles or none.
+  void make(sequence<created>& made, std::uintptr_t const address, std::size_t total) {
+    if (total >= ask_first_limit) refuse_what_is_not_free(total);
+    std::uintptr_t at = address;
+    try {
+      for (created& c : made) {
+        make(c, at);
+        at += c.bytes;
+      }
+    } catch (...) {
+      unmake(made, address);
+      throw;
+    }
+  }
+  void make(created& c, std::uintptr_t address) {
+    c.id = source_.create(c.bytes);
+    ++counters_.creates;
+    counters_.hold(address, c.bytes, space_.zone_at(address));
+    try {
+      source_.map(reinterpret_cast<void*>(address), c.bytes, c.id);
+    } catch (...) {
+      source_.destroy(c.id, c.bytes);
+      ++counters_.destroys;
+      counters_.release(address, c.bytes, space_.zone_at(address));
+      throw;
+    }
+    ++counters_.maps;
+    c.mapped = true;
+  }
+  void unmake(sequence<created> const& made, std::uintptr_t address) noexcept {
+    for (created const& c : made) {
+      if (!c.mapped) break;
+      unmap(address, c.bytes);
+      source_.destroy(c.id, c.bytes);
+      ++counters_.destroys;
+      counters_.release(address, c.bytes, space_.zone_at(address));
+      address += c.bytes;
+    }
+  }
+
+  /// A request this large is refused before its first handle is made where the device has not so much free:
+  /// otherwise it would take the whole device for a moment. Asking costs 5-100 us.
+  static constexpr std::size_t ask_first_limit = 1_GiB;
+  void refuse_what_is_not_free(std::size_t total) {
+    std::size_t available = 0;
+    std::size_t all = 0;
+    if (!source_.driver().memory_info(available, all).ok() || available >= total) return;
+    status const none{failure::out_of_memory, 0, "the device has not so much free", "memory_info"};
+    refuse(source_.driver(), none, stream_ref{}, total, map_.granularity());
+  }
+
+  /// Lets the small zone have a wholly free handle of the large one.
+  bool change_zone(arena& a, growth_request const& request) {
+    piece const p = choose_whole_handle(a, map_, request.taker, align_up(request.bytes, map_.granularity()));
+    if (p.bytes == 0) return false;
+    a.ranges.make_room(4);
+    range_ref const r = a.carve(a.starts.find(a.ranges, p.address), p.address, p.bytes);
+    a.ranges[r].where = request.where;
+    a.make_free(r, a.ranges[r].domain, a.ranges[r].epoch);
+    return true;
+  }
+
+  void unmap(std::uintptr_t address, std::size_t bytes) noexcept {
+    source_.unmap(reinterpret_cast<void*>(address), bytes);
+    ++counters_.unmaps;
+  }
+
+  /// Gives a handle back that no view has.
+  void destroy(handle_ref h) noexcept {
+    unmap(map_[h].home, map_[h].bytes);
+    source_.destroy(map_[h].id, map_[h].bytes);
+    ++counters_.destroys;
+    counters_.release(map_[h].home, map_[h].bytes, space_.zone_at(map_[h].home));
+  }
+
+  Source source_;
+  growth_counters& counters_;
+  page_map map_;
+  address_space space_;
+  page_views<Source> views_;
+  void* reserved_ = nullptr;  ///< what the source reserved: a granule more than the map covers
+};
+
+}  // namespace tarn::detail

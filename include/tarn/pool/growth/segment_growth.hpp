@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Growth by segments: whole blocks of an upstream resource, where there are no pages to map (cudaMalloc,
+// pinned memory, another pool). A segment cannot be moved or extended; wholly free ones are given back when
+// memory is short. Above it: ladder. Below it: arena, growth.
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "tarn/core/resource.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/pool/arena/arena.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
+#include "tarn/pool/arena/looked_up.hpp"
+#include "tarn/pool/growth/growth.hpp"
+#include "tarn/pool/order/ordering.hpp"
+
+namespace tarn::detail {
+
+/// Segments are multiples of this, bytes: what cudaMalloc rounds to anyway on a device with 2 MiB pages.
+inline constexpr std::size_t segment_grain = 2_MiB;
+
+/// What has segments to give.
+template <class S>
+concept segment_source = has_allocate_sync<S> && has_deallocate_sync<S> && has_driver<S>;
+
+template <segment_source Source>
+class segment_growth {
+ public:
+  using driver_type = typename Source::driver_type;
+  static constexpr bool moves = false;
+
+  segment_growth(Source source, growth_counters& counters)
+      : source_(std::move(source)), counters_(counters) {}
+
+  [[nodiscard]] Source& source() noexcept { return source_; }
+  [[nodiscard]] Source const& source() const noexcept { return source_; }
+
+  /// Nothing is known of the upstream.
+  [[nodiscard]] static constexpr std::size_t device_bytes() noexcept { return 0; }
+  /// Segments are seen at one place only.
+  [[nodiscard]] static void* reuse(arena&, growth_request const&) noexcept { return nullptr; }
+
+  /// Makes a free range of at least `request.bytes`. False where nothing may be created. The hot lock is held
+  /// on entry and return, and let go around the upstream's call. @throws what the upstream throws; nothing
+  /// has changed
+  bool grow(arena& a, may_release hot, ordering<driver_type>&, growth_request const& request, void*&) {
+    if (request.may_create == 0 && !request.may_exceed) return false;
+    segments_.reserve(segments_.size() + 1);
+    a.ranges.make_room(1);
+    // The node is taken now: other threads may use up the room while the lock is released.
+    range_ref const r = a.ranges.take();
+    std::size_t const exact = request.bytes + (request.alignment > range_grain ? request.alignment : 0);
+    std::size_t bytes = align_up(exact, segment_grain);
+    void* base = nullptr;
+    try {
+      unlocked const open(hot);
+      try {
+        base = source_.allocate_sync(bytes, default_alignment);
+        // Blocks of whole segment grains start on a range grain nearly everywhere. Room for the other case is asked for only
+        // then: always asked for, it would make every block of 2 MiB a segment of 4.
+        if (!is_aligned(base, range_grain) && bytes < exact + range_grain) {
+          source_.deallocate_sync(base, bytes, default_alignment);
+          bytes = align_up(exact + range_grain, segment_grain);
+          base = source_.allocate_sync(bytes, default_alignment);
+        }
+      } catch (out_of_memory const&) {
+        bytes = align_up(exact + range_grain, range_grain);
+        base = source_.allocate_sync(bytes, default_alignment);
+      }
+    } catch (...) {
+      a.ranges.put_back(r);
+      throw;
+    }
+    ++counters_.creates;
+    counters_.hold(reinterpret_cast<std::uintptr_t>(base), bytes, request.where);
+    auto const index = free_index();
+    segments_[index] = {base, bytes, request.where};
+    range& node = a.ranges[r];
+    node.address = align_up(reinterpret_cast<std::uintptr_t>(base), range_grain);
+    node.bytes = align_down(reinterpret_cast<std::uintptr_t>(base) + bytes - node.address, range_grain);
+    node.segment = static_cast<std::uint32_t>(index);
+    node.where = request.where;
+    a.make_free(r, request.taker, 0);
+    return true;
+  }
+
+  /// Gives wholly free segments back, whose work is done, until at most `keep` bytes are reserved; returns
+  /// the bytes.
+  std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
+    std::size_t given = 0;
+    while (counters_.reserved > keep) {
+      looked_up<range_ref> const found(hot.held(), free_segment(a));
+      range_ref const whole = found.get(hot.held());
+      if (whole == 0) break;
+      a.claim(whole);
+      segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
+      a.ranges.put_back(whole);
+      ++counters_.destroys;
+      counters_.release(reinterpret_cast<std::uintptr_t>(gone.base), gone.bytes, gone.where);
+      given += gone.bytes;
+      unlocked const open(hot);
+      source_.deallocate_sync(gone.base, gone.bytes, default_alignment);
+    }
+    return given;
+  }
+
+  /// Calls f(held_memory) for each segment. Under the growth lock.
+  template <class F>
+  void for_each_held(F const& f) const {
+    for (segment const& s : segments_) {
+      if (s.base != nullptr)
+        f(held_memory{reinterpret_cast<std::uintptr_t>(s.base), s.bytes, s.where, false});
+    }
+  }
+
+  /// True where `address` lies in a segment. O(segments).
+  [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
+    for (segment const& s : segments_) {
+      auto const base = reinterpret_cast<std::uintptr_t>(s.base);
+      if (s.base != nullptr && address >= base && address - base < s.bytes) return true;
+    }
+    return false;
+  }
+
+  /// Gives everything back; nothing on the device uses it any more.
+  void close() noexcept {
+    for (segment const& s : segments_) {
+      if (s.base != nullptr) source_.deallocate_sync(s.base, s.bytes, default_alignment);
+    }
+    segments_.clear();
+  }
+
+  [[nodiscard]] std::size_t handles() const noexcept { return counters_.creates - counters_.destroys; }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return segments_.capacity() * sizeof(segment); }
+
+ private:
+  struct segment {
+    void* base = nullptr;
+    std::size_t bytes = 0;
+    zone where = zone::small;
+  };
+
+  /// A wholly free segment whose work is done; 0 if there is none.
+  [[nodiscard]] static range_ref free_segment(arena const& a) noexcept {
+    range_ref whole = 0;
+    for (domain_ref d = 0; d < a.streams.size() && whole == 0; ++d) {
+      stream_domain const& domain = a.streams[d];
+      if (d != neutral && domain.freed > domain.completed) continue;
+      for (range_index const& index : domain.index) {
+        index.for_each(a.ranges, range_grain, [&](range_ref r) {
+          if (a.ranges[r].previous == 0 && a.ranges[r].next == 0) whole = r;
+        });
+      }
+    }
+    return whole;
+  }
+
+  /// An unused entry; room was made.
+  std::size_t free_index() noexcept {
+    for (std::size_t i = 0; i < segments_.size(); ++i) {
+      if (segments_[i].base == nullptr) return i;
+    }
+    segments_.push_back({});
+    return segments_.size() - 1;
+  }
+
+  Source source_;
+  growth_counters& counters_;
+  sequence<segment> segments_;
+};
+
+}  // namespace tarn::detail

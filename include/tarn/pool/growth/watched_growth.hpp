@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Growth over a page source that a tool may watch: by pages, or, where a tool is found, by segments of plain blocks,
+// since compute-sanitizer 2025.3.1 refuses heaps over mapped pages and counts each refusal as the program's error.
+// Above it: ladder. Below it: page_growth, segment_growth.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/pool/arena/arena.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
+#include "tarn/pool/growth/growth.hpp"
+#include "tarn/pool/growth/page_growth.hpp"
+#include "tarn/pool/growth/segment_growth.hpp"
+#include "tarn/pool/order/ordering.hpp"
+
+namespace tarn::detail {
+
+/// Pages, and blocks in their place from a tool's arrival on, which is before the first growth or never.
+template <class S>
+concept watched_pages = page_source<S> && segment_source<S> && requires(S const& s) {
+  { s.watched() }
+  noexcept->std::same_as<bool>;
+};
+
+template <watched_pages Source>
+class watched_growth {
+ public:
+  using driver_type = typename Source::driver_type;
+
+  watched_growth(Source source, growth_counters& counters)
+      : pages_(source, counters), segments_(static_cast<Source&&>(source), counters) {}
+
+  [[nodiscard]] Source& source() noexcept { return pages_.source(); }
+  [[nodiscard]] Source const& source() const noexcept { return pages_.source(); }
+
+  [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
+    return watched() ? segments_.contains(address) : pages_.contains(address);
+  }
+  [[nodiscard]] std::size_t device_bytes() const noexcept {
+    return watched() ? segments_.device_bytes() : pages_.device_bytes();
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return segments_.host_bytes() + pages_.host_bytes();
+  }
+  bool grow(arena& a, may_release hot, ordering<driver_type>& order, growth_request const& request,
+            void*& block) {
+    if (watched()) return segments_.grow(a, hot, order, request, block);
+    return pages_.grow(a, hot, order, request, block);
+  }
+  std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
+    return watched() ? segments_.shrink(a, hot, keep) : pages_.shrink(a, hot, keep);
+  }
+  template <class F>
+  void for_each_held(F const& f) const {
+    pages_.for_each_held(f);
+    segments_.for_each_held(f);
+  }
+  void close() noexcept {
+    segments_.close();
+    pages_.close();
+  }
+
+ private:
+  [[nodiscard]] bool watched() const noexcept { return source().watched(); }
+
+  page_growth<Source> pages_;
+  segment_growth<Source> segments_;
+};
+
+}  // namespace tarn::detail

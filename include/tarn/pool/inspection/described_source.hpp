@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// described_source: a pool's source, which tells a tool of each segment while the pool has it.
+// Above it: pool. Below it: description.
+
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+#include "tarn/core/resource.hpp"
+#include "tarn/pool/inspection/description.hpp"
+
+namespace tarn::detail {
+
+/// The source itself, but for what a tool must know. Lives no longer than the description.
+template <class Source>
+class described_source {
+ public:
+  using driver_type = typename Source::driver_type;
+  using properties = typename Source::properties;
+
+  described_source(Source source, description<driver_type>& told)
+      : source_(std::move(source)), told_(&told) {}
+
+  [[nodiscard]] Source& source() noexcept { return source_; }
+  /// True once a tool is found, which is before the first growth or never.
+  [[nodiscard]] bool watched() const noexcept { return told_->active(); }
+  [[nodiscard]] driver_type const& driver() const noexcept { return source_.driver(); }
+  [[nodiscard]] device_id device() const { return source_.device(); }
+
+  // Pages: nothing is told of them, since no tool takes them as heaps.
+
+  [[nodiscard]] std::size_t granularity() const noexcept requires page_source<Source> {
+    return source_.granularity();
+  }
+  [[nodiscard]] void* reserve(std::size_t bytes) requires page_source<Source> {
+    return source_.reserve(bytes);
+  }
+  void unreserve(void* p, std::size_t bytes) noexcept requires page_source<Source> {
+    source_.unreserve(p, bytes);
+  }
+  [[nodiscard]] page_handle create(std::size_t bytes) requires page_source<Source> {
+    return source_.create(bytes);
+  }
+  void destroy(page_handle handle, std::size_t bytes) noexcept requires page_source<Source> {
+    source_.destroy(handle, bytes);
+  }
+  void map(void* p, std::size_t bytes, page_handle handle) requires page_source<Source> {
+    source_.map(p, bytes, handle);
+  }
+  void unmap(void* p, std::size_t bytes) noexcept requires page_source<Source> { source_.unmap(p, bytes); }
+
+  // Whole blocks, which are a pool's segments: each is a heap.
+
+  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    if (watched()) {
+      void* const p = take_watched(bytes, alignment);
+      told_->heap_begins(p, bytes);
+      return p;
+    }
+    if constexpr (has_allocate_sync<Source>) {
+      return source_.allocate_sync(bytes, alignment);
+    } else {
+      return nullptr;  // pages have blocks only where a tool watches
+    }
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (watched()) {
+      told_->heap_ends(p);
+      give_watched(p, bytes, alignment);
+    } else if constexpr (has_deallocate_sync<Source>) {
+      source_.deallocate_sync(p, bytes, alignment);
+    }
+  }
+
+  friend bool operator==(described_source const& a, described_source const& b) noexcept {
+    return a.source_ == b.source_;
+  }
+
+ private:
+  [[nodiscard]] void* take_watched(std::size_t bytes, [[maybe_unused]] std::size_t alignment) {
+    if constexpr (has_plain_blocks<Source>) {
+      return source_.allocate_plain(bytes);
+    } else {
+      return source_.allocate_sync(bytes, alignment);
+    }
+  }
+  void give_watched(void* p, std::size_t bytes, [[maybe_unused]] std::size_t alignment) noexcept {
+    if constexpr (has_plain_blocks<Source>) {
+      source_.deallocate_plain(p, bytes);
+    } else {
+      source_.deallocate_sync(p, bytes, alignment);
+    }
+  }
+
+  Source source_;
+  description<driver_type>* told_;
+};
+
+/// How a pool over `Source` is described, and the source it then stands on.
+template <class Source, bool = is_describable<Source>>
+struct description_of {
+  using type = no_description;
+  using source_type = Source;
+  static Source wrap(Source source, type&) { return source; }
+  static Source& unwrap(Source& source) noexcept { return source; }
+};
+template <class Source>
+struct description_of<Source, true> {
+  using type = description<typename Source::driver_type>;
+  using source_type = described_source<Source>;
+  static source_type wrap(Source source, type& told) { return {std::move(source), told}; }
+  static Source& unwrap(source_type& source) noexcept { return source.source(); }
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Inspection: what a pool holds at one moment, as stretches of memory that blocks tile. Put together from copied facts,
+// without a lock.
+//
+//   home   | block | free | piece of a view | run: slots | kept by a thread |   one stretch up to the piece, one after it
+//   view   | block, at the address that its user has |                          one stretch
+//
+// Above it: report/take_snapshot. Below it: pool_facts.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "tarn/pool/inspection/pool_facts.hpp"
+
+namespace tarn::detail {
+
+enum class stretch_kind : std::uint8_t { home, view, segment };
+
+/// Memory side by side, tiled by its blocks.
+struct held_stretch {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  stretch_kind kind = stretch_kind::home;
+  zone where = zone::small;
+  std::uint32_t handles = 0;  ///< that lie in it, wholly or in part
+  std::vector<held_block> blocks;
+  std::vector<held_piece> pieces;  ///< of a view: where its bytes are at home
+};
+
+/// Puts copied facts together. `done(held_stretch&&)` is called for each stretch, by address.
+class pool_tiling {
+ public:
+  explicit pool_tiling(pool_facts& facts) : facts_(facts) {
+    auto const by_address = [](auto const& a, auto const& b) { return a.address < b.address; };
+    std::sort(facts.ranges.begin(), facts.ranges.end(), by_address);
+    std::sort(facts.runs.begin(), facts.runs.end(), by_address);
+    std::sort(facts.held.begin(), facts.held.end(), by_address);
+    std::sort(facts.cached.begin(), facts.cached.end(), by_address);
+    std::sort(facts.awaiting.begin(), facts.awaiting.end(), by_address);
+    for (held_piece const& p : facts.pieces) pieces_.push_back(p.address);
+    std::sort(pieces_.begin(), pieces_.end());
+  }
+
+  [[nodiscard]] std::vector<held_stretch> stretches() {
+    std::vector<held_stretch> all;
+    std::size_t r = 0;
+    for (std::size_t h = 0; h < facts_.held.size();) {
+      held_memory const& first = facts_.held[h];
+      std::uintptr_t end = first.address + first.bytes;
+      for (++h; h < facts_.held.size() && joins(first, facts_.held[h], end); ++h) end += facts_.held[h].bytes;
+      add_home(all, r, first, end);
+    }
+    for (auto const& v : facts_.views) all.push_back(seen_through(v));
+    std::sort(all.begin(), all.end(), [](auto const& a, auto const& b) { return a.address < b.address; });
+    return all;
+  }
+
+ private:
+  static bool joins(held_memory const& first, held_memory const& next, std::uintptr_t end) noexcept {
+    return first.is_handle && next.is_handle && next.address == end && next.where == first.where;
+  }
+
+  /// The ranges from `r` on that lie before `end`, cut where pieces of views are.
+  void add_home(std::vector<held_stretch>& all, std::size_t& r, held_memory const& memory,
+                std::uintptr_t end) {
+    held_stretch s;
+    std::uintptr_t at = memory.address;
+    auto const begin = [&] {
+      s = held_stretch{};
+      s.address = at;
+      s.kind = memory.is_handle ? stretch_kind::home : stretch_kind::segment;
+      s.where = memory.where;
+    };
+    auto const finish = [&] {
+      s.bytes = at - s.address;
+      if (s.bytes == 0) return;
+      s.handles = handles_in(s.address, s.bytes);
+      all.push_back(std::move(s));
+    };
+    begin();
+    for (; r < facts_.ranges.size() && facts_.ranges[r].address < end; ++r) {
+      range const& node = facts_.ranges[r];
+      fill(s, at, node.address);
+      if (std::binary_search(pieces_.begin(), pieces_.end(), node.address)) {
+        finish();
+        at = node.end();
+        begin();
+        continue;
+      }
+      add_range(s, node);
+      at = node.end();
+    }
+    fill(s, at, end);
+    finish();
+  }
+
+  /// What no range covers: the unaligned ends of a segment.
+  static void fill(held_stretch& s, std::uintptr_t& at, std::uintptr_t end) {
+    if (at >= end) return;
+    s.blocks.push_back({at, end - at, held_use::cached, 0, 0});
+    at = end;
+  }
+
+  void add_range(held_stretch& s, range const& node) {
+    if (node.state == range_state::free) {
+      s.blocks.push_back({node.address, node.bytes, held_use::cached, facts_.domains[node.domain], 0});
+      return;
+    }
+    auto const found = std::lower_bound(facts_.runs.begin(), facts_.runs.end(), node.address,
+                                        [](run const& a, std::uintptr_t at) { return a.address < at; });
+    if (found != facts_.runs.end() && found->address == node.address) return add_run(s, *found, node.bytes);
+    s.blocks.push_back(taken(node.address, node.bytes, facts_.stream_of(node)));
+  }
+
+  /// A run's blocks; those that are free side by side are one.
+  void add_run(held_stretch& s, run const& r, std::size_t bytes) {
+    std::size_t const step = class_bytes(r.size_class);
+    stream_id const stream = facts_.stream_of(r);
+    bool open = false;
+    auto const add_free = [&](std::uintptr_t address, std::size_t length) {
+      if (open) {
+        s.blocks.back().bytes += length;
+      } else if (length != 0) {
+        s.blocks.push_back({address, length, held_use::cached, stream, 0});
+        open = true;
+      }
+    };
+    std::uint32_t const slots = run_blocks(r.size_class);
+    for (std::uint32_t n = 0; n < slots; ++n) {
+      std::uintptr_t const address = r.address + n * step;
+      if (((r.free_bits[n / 64] >> (n % 64)) & 1) != 0) {
+        add_free(address, step);
+      } else {
+        s.blocks.push_back(taken(address, step, stream));
+        open = false;
+      }
+    }
+    add_free(r.address + slots * step, bytes - slots * step);
+  }
+
+  /// What is live to the arena, as it truly is.
+  [[nodiscard]] held_block taken(std::uintptr_t address, std::size_t bytes, stream_id stream) const {
+    for (auto const* list : {&facts_.cached, &facts_.awaiting}) {
+      auto const found =
+          std::lower_bound(list->begin(), list->end(), address,
+                           [](held_block const& b, std::uintptr_t at) { return b.address < at; });
+      if (found != list->end() && found->address == address)
+        return {address, bytes, found->use, found->stream, found->requested};
+    }
+    return {address, bytes, held_use::live, stream, 0};
+  }
+
+  [[nodiscard]] held_stretch seen_through(pool_facts::used_view const& v) const {
+    held_stretch s;
+    s.address = v.address;
+    s.kind = stretch_kind::view;
+    s.where = zone::large;
+    for (std::size_t i = v.first_piece; i < v.first_piece + v.pieces; ++i) {
+      held_piece const& p = facts_.pieces[i];
+      s.pieces.push_back(p);
+      s.bytes += p.bytes;
+      s.handles += handles_in(p.address, p.bytes);
+    }
+    s.blocks.push_back(taken(v.address, s.bytes, facts_.stream_of(v)));
+    return s;
+  }
+
+  /// How many handles or segments lie in a stretch of home addresses, wholly or in part.
+  [[nodiscard]] std::uint32_t handles_in(std::uintptr_t address, std::size_t bytes) const {
+    auto const before = [](std::uintptr_t at, held_memory const& h) { return at < h.address; };
+    auto const first = std::upper_bound(facts_.held.begin(), facts_.held.end(), address, before) - 1;
+    auto const last = std::upper_bound(facts_.held.begin(), facts_.held.end(), address + bytes - 1, before);
+    return static_cast<std::uint32_t>(last - first);
+  }
+
+  pool_facts& facts_;
+  std::vector<std::uintptr_t> pieces_;
+};
+
+/// What a pool holds.
+struct pool_contents {
+  std::vector<held_stretch> stretches;  ///< by address; their bytes sum to `reserved`
+  std::vector<held_memory> held;        ///< handles and segments, by address
+  std::vector<growth_note> notes;       ///< where they are kept, the oldest first
+  std::size_t reserved = 0;
+};
+
+/// Looks into a pool. Threads that come to it meanwhile wait: for the copying of 64 bytes a range and 80 a run, some
+/// milliseconds at 100,000 blocks. A block that another thread just takes from the arena for its magazine looks live.
+/// @throws std::bad_alloc
+template <class Pool>
+[[nodiscard]] pool_contents contents_of(Pool& pool) {
+  std::vector<pool_facts> of_each;  // a layer that routes shows several pools, one after the other
+  pool.inspect(
+      [&](auto& heap, auto& front, auto& waiting) { of_each.emplace_back().copy(heap, front, waiting); });
+  pool_contents contents;
+  auto const by_address = [](auto const& a, auto const& b) { return a.address < b.address; };
+  auto const by_time = [](auto const& a, auto const& b) { return a.time < b.time; };
+  auto const append = [](auto& to, auto& from, auto const& before) {
+    auto const old = static_cast<std::ptrdiff_t>(to.size());
+    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+    std::inplace_merge(to.begin(), to.begin() + old, to.end(), before);
+  };
+  for (pool_facts& facts : of_each) {
+    std::vector<held_stretch> stretches = pool_tiling(facts).stretches();
+    append(contents.stretches, stretches, by_address);
+    append(contents.held, facts.held, by_address);
+    append(contents.notes, facts.notes, by_time);
+    contents.reserved += facts.reserved;
+  }
+  return contents;
+}
+
+}  // namespace tarn::detail

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Pool facts: what a pool's books say at one moment, copied while every thread is kept out of its magazines and, for the
+// arena's, the hot lock is held. Above it: inspection. Below it: arena, thread_cache, record_use, growth, description.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "tarn/pool/arena/arena.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
+#include "tarn/pool/front/magazine.hpp"
+#include "tarn/pool/growth/growth.hpp"
+#include "tarn/pool/inspection/description.hpp"
+#include "tarn/pool/order/record_use.hpp"
+
+namespace tarn::detail {
+
+enum class held_use : std::uint8_t {
+  live,
+  awaiting,  ///< freed, but another stream that used it has not finished
+  cached
+};
+
+struct held_block {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  held_use use = held_use::cached;
+  stream_id stream = 0;       ///< 0: nobody's
+  std::size_t requested = 0;  ///< of an awaiting block: what the pool was asked for
+};
+
+struct held_piece {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+};
+
+/// Keeps every thread out of its cache. The growth lock is held; the hot lock is taken after this, never before.
+template <class Front>
+class stopped_threads {
+ public:
+  explicit stopped_threads(Front& front) noexcept : front_(front) { front_.keep_threads_out(); }
+  stopped_threads(stopped_threads const&) = delete;
+  stopped_threads& operator=(stopped_threads const&) = delete;
+  ~stopped_threads() { front_.let_threads_in(); }
+
+ private:
+  Front& front_;
+};
+
+/// The facts, copied.
+struct pool_facts {
+  struct used_view {
+    std::uintptr_t address = 0;  ///< of the block, as its user has it
+    std::size_t first_piece = 0;
+    std::size_t pieces = 0;
+    domain_ref domain = neutral;
+    std::uint16_t generation = 0;
+  };
+
+  std::vector<range> ranges;  ///< live and free ones
+  std::vector<run> runs;
+  std::vector<stream_id> domains;          ///< by domain_ref
+  std::vector<std::uint16_t> generations;  ///< by domain_ref
+  std::vector<used_view> views;
+  std::vector<held_piece> pieces;
+  std::vector<held_memory> held;
+  std::vector<held_block>
+      cached;  ///< that look live to the arena: in magazines, freed into another's run, in quarantine
+  std::vector<held_block> awaiting;
+  std::vector<growth_note> notes;
+  std::size_t reserved = 0;
+
+  /// Copies them from a pool that shows its inside. @throws std::bad_alloc
+  template <class Heap, class Front, class Waiting>
+  void copy(Heap& heap, Front& front, Waiting const& waiting) {
+    heap.growth.for_each_held([&](held_memory const& h) { held.push_back(h); });
+    for (std::size_t i = 0; i < heap.counters.notes.size(); ++i) notes.push_back(heap.counters.notes[i]);
+    reserved = heap.counters.reserved;
+    stopped_threads const stopped(front);
+    // Before the hot lock: no two locks are held at once.
+    waiting.for_each([&](auto const& w) {
+      awaiting.push_back({address_of(w.p), rounded_bytes(w.bytes, w.alignment), held_use::awaiting,
+                          public_id(w.stream.id()), w.bytes});
+    });
+    if constexpr (Heap::describes) {
+      heap.description.for_each_kept([&](auto const& b) {
+        cached.push_back({address_of(b.p), 0, held_use::cached, public_id(b.id), 0});
+      });
+    }
+    front.for_each([&](stream_cache const& mine) { copy_magazines(mine); });
+    // Room is made outside the hot lock, as often as others use it up meanwhile.
+    for (;;) {
+      std::size_t const most_ranges = count(heap, [](arena const& space) { return space.ranges.size(); });
+      std::size_t const most_runs = count(heap, [](arena const& space) { return space.runs.size(); });
+      std::size_t const most_domains = count(heap, [](arena const& space) { return space.streams.size(); });
+      std::size_t const most_foreign = count(heap, [](arena const& space) { return foreign_blocks(space); });
+      ranges.reserve(most_ranges);
+      runs.reserve(most_runs);
+      domains.reserve(most_domains);
+      generations.reserve(most_domains);
+      cached.reserve(cached.size() + most_foreign);
+      hot_lock const held_lock(heap.hot);
+      arena& space = heap.space(held_lock);
+      if (space.ranges.size() > most_ranges || space.runs.size() > most_runs ||
+          space.streams.size() > most_domains || foreign_blocks(space) > most_foreign)
+        continue;
+      copy_arena(space);
+      return;
+    }
+  }
+
+  /// The stream that a live block was taken for; 0 where it was forgotten since.
+  template <class Taken>
+  [[nodiscard]] stream_id stream_of(Taken const& taken) const noexcept {
+    return taken.generation == generations[taken.domain] ? domains[taken.domain] : 0;
+  }
+
+  /// A stream's identity as users know it: nobody's is 0.
+  [[nodiscard]] static stream_id public_id(stream_id id) noexcept { return id == neutral_id ? 0 : id; }
+
+ private:
+  template <class Heap, class Count>
+  static std::size_t count(Heap& heap, Count const& counted) {
+    hot_lock const held_lock(heap.hot);
+    return static_cast<std::size_t>(counted(heap.space(held_lock)));
+  }
+  static std::uintptr_t address_of(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+  static std::size_t foreign_blocks(arena const& space) noexcept {
+    std::size_t sum = 0;
+    for (domain_ref d = 0; d < space.streams.size(); ++d) sum += space.streams[d].foreign_count;
+    return sum;
+  }
+
+  void copy_magazines(stream_cache const& mine) {
+    stream_id const id = public_id(mine.id);
+    if (mine.large_block != nullptr)
+      cached.push_back({address_of(mine.large_block), mine.large_bytes, held_use::cached, id, 0});
+    for (magazine const& m : mine.magazines) {
+      for (std::uint32_t i = 0; i < m.count; ++i)
+        cached.push_back({address_of(m.blocks[i]), 0, held_use::cached, id, 0});
+    }
+  }
+
+  /// Under the hot lock; there is room for all but the pieces of views, which are few.
+  void copy_arena(arena& space) {
+    for (range_ref r = 1; r < space.ranges.size(); ++r) {
+      range const& node = space.ranges[r];
+      if (node.state == range_state::live || node.state == range_state::free) ranges.push_back(node);
+    }
+    for (run_ref r = 1; r < space.runs.size(); ++r) {
+      if (space.runs[r].address != 0) runs.push_back(space.runs[r]);
+    }
+    for (domain_ref d = 0; d < space.streams.size(); ++d) {
+      domains.push_back(public_id(space.streams[d].id));
+      generations.push_back(space.streams[d].generation);
+      for (auto const& list : space.streams[d].foreign) {
+        for (void* const p : list) cached.push_back({address_of(p), 0, held_use::cached, domains.back(), 0});
+      }
+    }
+    if (space.tenancies.size() <= 1) return;  // no view was ever made
+    space.blocks.for_each([&](std::uintptr_t address, range_ref r) {
+      if (space.ranges[r].view_or_split == 0) return;
+      used_view v{address, pieces.size(), 0, space.ranges[r].domain, space.ranges[r].generation};
+      for (; r != 0; r = space.ranges[r].chain, ++v.pieces)
+        pieces.push_back({space.ranges[r].address, space.ranges[r].bytes});
+      views.push_back(v);
+    });
+  }
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Marking a stream's work by an event, without knowing whether the stream still lives. CUDA crashes when it is asked
+// about a destroyed stream's handle (cudaStreamGetId and its kind end in a segmentation fault), so where the driver can
+// mark the whole device's work, that is done: it covers more than is needed, and touches no stream's handle.
+// Above it: ordering, record_use. Below it: stream_order, driver.
+
+#include <cstdint>
+
+#include "tarn/driver/driver.hpp"
+#include "tarn/pool/arena/stream_order.hpp"
+
+namespace tarn::detail {
+
+enum class mark_result : std::uint8_t {
+  marked,   ///< the event covers the stream's work so far
+  refused,  ///< not now: a graph is being captured, or the driver failed
+  gone      ///< the stream was destroyed, or there is no telling: only waiting for the whole device helps
+};
+
+/// True where a call was refused because a graph is being captured: CUDA's numbers, which every driver uses.
+[[nodiscard]] constexpr bool is_of_capture(status const& s) noexcept {
+  return s.code >= 900 && s.code <= 907;
+}
+
+/// `stream` carries its identity. At most three driver calls.
+/// @param captured  set to whether it was refused because of a capture
+template <stream_driver Driver>
+mark_result mark_work(Driver const& driver, event_handle event, stream_ref stream, bool& captured) noexcept {
+  bool capturing = false;
+  captured = false;
+  if (!is_default_stream(stream)) {
+    if constexpr (marks_all_work<Driver>) {
+      status const s = driver.record_all(event);
+      if (s.ok()) return mark_result::marked;
+      captured = is_of_capture(s);
+      return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
+    } else {
+      stream_id now = 0;
+      bool const same = driver.identify(stream_ref::from(stream.handle()), now).ok() && now == stream.id();
+      if (!same) return mark_result::gone;
+    }
+  }
+  bool const recorded =
+      driver.is_capturing(stream, capturing).ok() && !capturing && driver.record_event(event, stream).ok();
+  captured = !recorded && capturing;
+  return recorded ? mark_result::marked : mark_result::refused;
+}
+template <stream_driver Driver>
+mark_result mark_work(Driver const& driver, event_handle event, stream_ref stream) noexcept {
+  bool captured = false;
+  return mark_work(driver, event, stream, captured);
+}
+
+}  // namespace tarn::detail

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The driver's half of stream order: records, asks and waits, never under the hot lock and never on a stream
+// that is being captured. Only the ladder comes here; a pool whose streams do not run short makes none of
+// these calls. Above it: page_growth, ladder. Below it: stream_order, driver.
+
+#include <cstdint>
+
+#include "tarn/core/extremes.hpp"
+#include "tarn/driver/driver.hpp"
+#include "tarn/pool/arena/arena.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
+#include "tarn/pool/order/mark_work.hpp"
+
+namespace tarn::detail {
+
+/// How far the device is with what a domain freed.
+enum class progress : std::uint8_t {
+  completed,  ///< done: the memory is anybody's
+  running,    ///< not yet; an event covers it
+  unknown     ///< cannot be asked now: the stream is being captured, or the driver refused
+};
+
+template <stream_driver Driver>
+class ordering {
+ public:
+  explicit ordering(Driver const& driver) : driver_(driver) {}
+
+  /// Covers all that `d` has freed by an event and asks how far the device is. At most three driver calls,
+  /// none if nothing was freed since the last completed mark.
+  ///
+  /// `domain` is used across releases of the lock. It stays the same stream's: domains are forgotten only under the growth
+  /// lock, which the caller holds. The mark is drawn and the event recorded in one turn, so that frees in between have a later mark.
+  progress settle(arena& a, may_release hot, domain_ref d) {
+    stream_domain& domain = a.streams[d];
+    if (d == neutral || domain.freed <= domain.completed) return progress::completed;
+    if (domain.recorded < domain.freed) {
+      std::uint64_t const mark = domain.epoch++;
+      stream_ref const stream = domain.stream;
+      bool const known_gone = domain.gone;
+      mark_result result = mark_result::gone;
+      {
+        unlocked const open(hot);
+        // Waiting for the device would spoil what is captured on any stream; an event is refused then.
+        if (!known_gone || marks_all_work<Driver>) {
+          result = ensure_event(domain) ? mark_work(driver_, domain.event, stream) : mark_result::refused;
+        }
+      }
+      if (result == mark_result::refused) return progress::unknown;
+      if (result == mark_result::gone) {
+        domain.gone = true;
+        return wait_for_gone(hot, domain, mark);
+      }
+      domain.recorded = mark;
+    }
+    std::uint64_t const covered = domain.recorded;
+    bool done = false;
+    {
+      unlocked const open(hot);
+      ++queries_;
+      done = driver_.query_event(domain.event).ok();
+    }
+    if (!done) return progress::running;
+    domain.completed = larger_of(domain.completed, covered);
+    return domain.freed <= domain.completed ? progress::completed : progress::running;
+  }
+
+  /// Waits on the host until the device is past all that `d` freed. False where that cannot be known.
+  bool finish(arena& a, may_release hot, domain_ref d) {
+    progress const now = settle(a, hot, d);
+    if (now != progress::running) return now == progress::completed;
+    stream_domain& domain = a.streams[d];
+    std::uint64_t const covered = domain.recorded;
+    bool done = false;
+    {
+      unlocked const open(hot);
+      ++host_waits_;
+      done = driver_.synchronize_event(domain.event).ok();
+    }
+    if (done) domain.completed = larger_of(domain.completed, covered);
+    return done;
+  }
+
+  /// True where nothing may be recorded or waited for on behalf of a stream, since a graph is captured from it: marking
+  /// other streams' work would spoil the capture.
+  [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
+    bool capturing = true;
+    return !driver_.is_capturing(stream, capturing).ok() || capturing;
+  }
+
+  /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event.
+  bool order(arena& a, may_release hot, domain_ref taker, domain_ref owner) {
+    stream_ref const stream = a.streams[taker].stream;
+    event_handle const event = a.streams[owner].event;
+    bool done = false;
+    {
+      unlocked const open(hot);
+      bool capturing = true;
+      done = driver_.is_capturing(stream, capturing).ok() && !capturing &&
+             driver_.wait_event(stream, event).ok();
+    }
+    if (done) ++device_waits_;
+    return done;
+  }
+
+  /// Frees the events. The pool is ending and has finished every domain.
+  void close(arena& a) noexcept {
+    for (domain_ref d = 0; d < a.streams.size(); ++d) {
+      if (a.streams[d].event != nullptr) (void)driver_.destroy_event(a.streams[d].event);
+      a.streams[d].event = nullptr;
+    }
+  }
+
+  [[nodiscard]] Driver const& driver() const noexcept { return driver_; }
+  /// Times the host or a stream had to wait for another stream's frees.
+  [[nodiscard]] std::uint64_t host_waits() const noexcept { return host_waits_; }
+  [[nodiscard]] std::uint64_t device_waits() const noexcept { return device_waits_; }
+
+ private:
+  bool ensure_event(stream_domain& domain) const noexcept {
+    return domain.event != nullptr || driver_.create_event(domain.event).ok();
+  }
+
+  /// Nothing can be recorded on a destroyed stream, and its last work may still run: the whole device is
+  /// waited for.
+  progress wait_for_gone(may_release hot, stream_domain& domain, std::uint64_t mark) {
+    bool done = false;
+    {
+      unlocked const open(hot);
+      ++host_waits_;
+      done = driver_.synchronize_device().ok();
+    }
+    if (!done) return progress::unknown;
+    domain.completed = larger_of(domain.completed, mark);
+    return domain.freed <= domain.completed ? progress::completed : progress::running;
+  }
+
+  Driver driver_;
+  std::uint64_t queries_ = 0;
+  std::uint64_t host_waits_ = 0;
+  std::uint64_t device_waits_ = 0;
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Free memory of one stream made available to others: by finding out that the device is past it, by waiting on the host, or by
+// making another stream wait on the device. Streams that are done are forgotten.
+//
+// All functions run under the growth lock and the hot lock, and release the hot lock around driver calls. Under the growth lock
+// a domain stays the same stream's.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/driver/stream_life.hpp"
+#include "tarn/pool/arena/arena.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
+#include "tarn/pool/order/ordering.hpp"
+
+namespace tarn::detail {
+
+/// Which streams a sweep may ask the driver about.
+enum class sweep_of : std::uint8_t {
+  all_streams,
+  default_streams  ///< those whose mark spoils no capture: the calling thread may be capturing a graph
+};
+
+/// True where a stream other than `taker` has free memory.
+[[nodiscard]] inline bool others_have_free(arena const& space, domain_ref taker) noexcept {
+  for (domain_ref d = 1; d < space.streams.size(); ++d) {
+    if (d != taker && space.streams[d].has_free()) return true;
+  }
+  return false;
+}
+
+/// True where work may still run on what a stream freed.
+[[nodiscard]] inline bool has_unfinished(arena const& space) noexcept {
+  for (domain_ref d = 1; d < space.streams.size(); ++d) {
+    stream_domain const& domain = space.streams[d];
+    if ((domain.has_free() || domain.gone) && domain.freed > domain.completed) return true;
+  }
+  return false;
+}
+
+/// Makes what a stream freed neutral as far as the device is past it. What a stream never freed is neutral, too: its share of
+/// handles that were made for it (marked 0).
+inline void neutralise(arena& space, domain_ref d) {
+  stream_domain& domain = space.streams[d];
+  if (domain.foreign_count != 0 && domain.foreign_epoch <= domain.completed) space.send_foreign_home(d);
+  if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.completed);
+  if (domain.is_over()) space.streams.forget(d);
+}
+
+/// Makes frees that the device is past neutral. Never waits.
+template <stream_driver Driver>
+void collect_finished(arena& space, ordering<Driver>& order, may_release hot, domain_ref except) {
+  for (domain_ref d = 1; d < space.streams.size(); ++d) {
+    if (d == except) continue;
+    if (space.streams[d].has_free()) (void)order.settle(space, hot, d);
+    neutralise(space, d);
+  }
+}
+
+/// Waits on the host for everything that was freed. Blocks that return to their run may leave it empty in the domain of a stream
+/// that was finished before: hence a second pass.
+template <stream_driver Driver>
+void finish_all(arena& space, ordering<Driver>& order, may_release hot) {
+  bool has_returned = true;
+  for (int pass = 0; pass < 2 && has_returned; ++pass) {
+    has_returned = false;
+    for (domain_ref d = 1; d < space.streams.size(); ++d) {
+      if (space.streams[d].has_free() || space.streams[d].gone) (void)order.finish(space, hot, d);
+      bool const had_foreign = space.streams[d].foreign_count != 0;
+      neutralise(space, d);
+      has_returned = has_returned || had_foreign;
+    }
+  }
+}
+
+/// Makes the taker's stream wait, on the device, for other streams' frees, and moves them to its domain. For memory that every
+/// stream may use the host waits instead.
+/// `covered` is read before order() releases the lock and used after it: what is freed meanwhile, by this stream or by one that
+/// was given its place, has a later mark and stays.
+template <stream_driver Driver>
+void steal(arena& space, ordering<Driver>& order, may_release hot, domain_ref taker) {
+  for (domain_ref d = 1; d < space.streams.size(); ++d) {
+    stream_domain const& owner = space.streams[d];
+    if (d == taker || owner.free_bytes() == 0) continue;
+    if (taker == neutral) {
+      (void)order.finish(space, hot, d);
+      neutralise(space, d);
+    } else if (std::uint64_t const covered = owner.recorded;
+               covered != 0 && order.order(space, hot, taker, d)) {
+      space.hand_over(d, taker, covered);
+    }
+  }
+}
+
+/// Forgets the streams that no thread has used since the last sweep and whose work is done; what they have is neutral then.
+/// Waits only for destroyed streams whose work cannot be marked.
+template <stream_driver Driver>
+void sweep(arena& space, ordering<Driver>& order, may_release hot, sweep_of which) {
+  std::size_t in_vain = 0;
+  for (domain_ref d = 1; d < space.streams.size(); ++d) {
+    stream_domain& domain = space.streams[d];
+    if (domain.used) {
+      domain.used = domain.runs_marked = false;
+      continue;
+    }
+    if (domain.id == 0 || domain.climbing) continue;
+    // A destroyed stream with nothing to wait for is asked nothing.
+    bool const is_left_over = domain.gone && domain.is_completed() && domain.holds_no_run();
+    if (which == sweep_of::default_streams && !is_default_stream(domain.stream) && !is_left_over) continue;
+    if (!domain.runs_marked && !domain.holds_no_run()) {
+      (void)domain.mark();
+      domain.runs_marked = true;
+    }
+    bool const done = order.settle(space, hot, d) == progress::completed;
+    if (!done || domain.used) {  // its stream may have come back while the lock was released
+      ++in_vain;
+      continue;
+    }
+    if (domain.foreign_count != 0) space.send_foreign_home(d);
+    space.hand_over(d, neutral, domain.completed);
+    space.neutralise_runs(d);
+    if (domain.is_empty()) space.streams.forget(d);
+  }
+  space.streams.swept(in_vain);
+}
+
+}  // namespace tarn::detail

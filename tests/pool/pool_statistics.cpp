@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tarn/pool/pool_statistics.hpp"
+
+#include "catch.hpp"
+
+using namespace tarn;
+using namespace tarn::detail;
+
+TEST_CASE("add_growth reports each zone's bytes and handles, and what was given back", "[pool]") {
+  growth_counters counters;
+  ++counters.creates;
+  counters.hold(0, 4_MiB, zone::small);
+  counters.creates += 2;
+  counters.hold(8_MiB, 6_MiB, zone::large);
+  counters.hold(16_MiB, 2_MiB, zone::large);
+  ++counters.destroys;
+  counters.release(16_MiB, 2_MiB, zone::large);
+  pool_state s;
+  add_growth(s, counters);
+  CHECK(s.reserved == 10_MiB);
+  CHECK(s.reserved_peak == 12_MiB);
+  CHECK(s.reserved_total == 12_MiB);
+  CHECK(s.released_total == 2_MiB);
+  CHECK(s.handles == 2);
+  CHECK(s.handles_peak == 3);
+  CHECK(s.small.reserved.current == 4194304);
+  CHECK(s.large.reserved.current == 6291456);
+  CHECK(s.large.reserved.peak == 8388608);
+  CHECK(s.small.handles.current == 1);
+  CHECK(s.large.handles.current == 1);
+}
+
+TEST_CASE("add_free_ranges adds the free ranges of all streams to their zones", "[pool]") {
+  arena space;
+  space.make_room();
+  auto const free_range = [&](std::uintptr_t address, std::size_t bytes, zone where, domain_ref domain) {
+    range_ref const r = space.ranges.take();
+    space.ranges[r].address = address;
+    space.ranges[r].bytes = bytes;
+    space.ranges[r].where = where;
+    (void)space.make_free(r, domain, 0);
+  };
+  domain_ref const stream = space.streams.get(7, stream_ref{});
+  free_range(1_MiB, 1_MiB, zone::small, neutral);
+  free_range(8_MiB, 4_MiB, zone::large, neutral);
+  free_range(16_MiB, 2_MiB, zone::large, stream);
+  pool_state s;
+  add_free_ranges(s, space);
+  CHECK(s.free_blocks == 3);
+  CHECK(s.inactive_split_bytes == 7_MiB);
+  CHECK(s.small.free_blocks == 1);
+  CHECK(s.small.inactive_split_bytes == 1_MiB);
+  CHECK(s.large.free_blocks == 2);
+  CHECK(s.large.inactive_split_bytes == 6_MiB);
+}
