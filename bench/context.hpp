@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Where and of what a figure was measured: every line of results carries it, so that none can be quoted without.
-// Above it: the programs. Below it: peers/find_cuda.
 
 #include <string>
 

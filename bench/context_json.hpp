@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The context at the end of each line of results. nlohmann-json writes the lines.
-// Above it: the programs. Below it: context.
 
 #include <nlohmann/json.hpp>
 

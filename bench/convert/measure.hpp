@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What tarn_convert measures: rates of conversions and of copies between devices, each beside its reference.
-// Above it: main. Below it: measure.cu.
 
 #include <cstddef>
 #include <string>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Threads that start one batch of work together and are timed each for itself.
-// Above it: works. Below it: nothing.
 
 #include <atomic>
 #include <chrono>

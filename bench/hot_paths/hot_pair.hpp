@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The pair that instructions.sh counts. Above it: hot_pair, hot_pair_watched. Below it: timing, peers/peer.
+// The pair that instructions.sh counts.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The lists of pools of tarn_hot_paths, each a translation unit of its own. Above it: main. Below it: works.
+// The lists of pools of tarn_hot_paths, each a translation unit of its own.
 
 #include <vector>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Rows for readers and for programs. Above it: main. Below it: row, context.
+// Rows for readers and for programs.
 
 #include <iosfwd>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What is asked of one timing and what it gave. Above it: works fill rows, print writes them. Below it: nothing.
+// What is asked of one timing and what it gave.
 
 #include <cstddef>
 #include <cstdint>

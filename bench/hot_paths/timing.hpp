@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How batches and single operations are timed. Above it: works. Below it: row.
+// How batches and single operations are timed.
 
 #include <algorithm>
 #include <chrono>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A window of live blocks and what is done to it, made before the clock starts: sizes and places at random, the same
-// for every pool. Above it: works. Below it: timing.
+// for every pool.
 
 #include <cmath>
 #include <cstddef>

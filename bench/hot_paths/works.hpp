@@ -13,7 +13,6 @@
 //   pools/N       N pools of host memory, used in turn by one thread (tarn only)
 //   tail/W        each operation of window/W timed alone
 //
-// Above it: the lists of pools. Below it: peers/peer, work, crew.
 
 #include <functional>
 #include <memory>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What tarn_moving says: one figure of one way to move memory. Above it: main, loops. Below it: nothing.
+// What tarn_moving says: one figure of one way to move memory.
 
 #include <cstddef>
 #include <functional>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The loops that are timed, for any device: a place has driver(), now() in seconds and its name.
-// Above it: on_cuda.cpp, on_sim.cpp. Below it: figure, tarn.
 
 #include <unistd.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Makes a large GPU a small one: takes all of its memory but so much. No allocator can be told a limit in the same way, but
-// each of them can be left no more. Above it: replay/survival. Below it: ballast_cuda.cpp or ballast_none.cpp.
+// each of them can be left no more.
 
 #include <cstdint>
 #include <vector>

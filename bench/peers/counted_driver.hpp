@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A driver that counts the calls made through it: how tarn's own driver calls are known, on both devices
-// alike. Above it: the adapters of tarn. Below it: any driver of tarn.
+// alike.
 
 #include <atomic>
 #include <cstdint>

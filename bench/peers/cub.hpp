@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // cub::CachingDeviceAllocator, with its defaults and with the bins that suit large memory.
-// Above it: the lists of pools. Below it: CCCL of the CUDA toolkit.
 
 #include <cub/util_allocator.cuh>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The driver's own stream-ordered pool: cudaMallocAsync. Above it: the lists of pools. Below it:
-// cuda_streams.
+// The driver's own stream-ordered pool: cudaMallocAsync.
 
 #include <cuda_runtime_api.h>
 

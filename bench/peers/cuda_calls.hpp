@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What the pools of others ask of the CUDA runtime. The linker sends their calls through here (--wrap), so
-// that each peer is counted alike and untouched. Above it: the CUDA adapters. Below it: cuda_calls.cpp.
+// that each peer is counted alike and untouched.
 
 #include <cstdint>
 

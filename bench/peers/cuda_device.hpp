@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The current CUDA device for one pool of tarn. Above it: tarn_pool. Below it:
-// driver/cuda_driver.
+// The current CUDA device for one pool of tarn.
 
 #include <cstdint>
 #include <vector>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// cudaMalloc and cudaFree, one call each per block. Above it: the lists of pools. Below it: cuda_calls.
+// cudaMalloc and cudaFree, one call each per block.
 
 #include <cuda_runtime_api.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Streams for the adapters of CUDA pools. Above it: the CUDA adapters. Below it: the CUDA runtime.
+// Streams for the adapters of CUDA pools.
 
 #include <cuda_runtime_api.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Is there a CUDA device? Above it: the programs' main. Below it: find_cuda.cpp or find_no_cuda.cpp.
+// Is there a CUDA device?
 
 #include <string>
 

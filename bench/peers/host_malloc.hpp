@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The C library's malloc and free. Above it: the lists of pools. Below it: peer.
+// The C library's malloc and free.
 
 #include <malloc.h>
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Microsoft's mimalloc, where it is installed. Loaded at run time: linked, its library would replace malloc
-// in the whole program, and host_malloc would measure it too. Above it: the lists of pools. Below it: peer,
-// dlopen.
+// in the whole program, and host_malloc would measure it too.
 
 #include <dlfcn.h>
 

@@ -2,7 +2,6 @@
 #pragma once
 // What a memory pool must offer to be replayed and timed: one adapter per pool, one file per adapter, chosen
 // at compile time, so that nothing but the pool itself is measured.
-// Above it: the adapters, replay/run, hot_paths/works. Below it: nothing.
 
 #include <concepts>
 #include <cstddef>

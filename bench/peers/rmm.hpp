@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// RAPIDS RMM's pools, of release 26.06 and later. Above it: the lists of pools. Below it: librmm and its
-// CCCL.
+// RAPIDS RMM's pools, of release 26.06 and later.
 
 #include <cuda_runtime_api.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A simulated GPU for one pool: address space only, so that 140 GiB fit anywhere; its calls are counted and
-// priced. Above it: tarn_pool. Below it: driver/sim_driver.
+// priced.
 
 #include <cstdint>
 #include <vector>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The standard library's pools, over an upstream that counts. Above it: the lists of pools. Below it: peer.
+// The standard library's pools, over an upstream that counts.
 
 #include <algorithm>
 #include <atomic>

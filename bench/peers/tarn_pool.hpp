@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// tarn's own pool, on any device. Above it: the lists of pools. Below it: tarn, simulated_device or
-// cuda_device.
+// tarn's own pool, on any device.
 
 #include "peers/peer.hpp"
 #include "tarn/core/shared.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Thrust's memory pool. Above it: the lists of pools. Below it: CCCL of the CUDA toolkit.
+// Thrust's memory pool.
 
 #include <thrust/mr/disjoint_sync_pool.h>
 #include <thrust/mr/new.h>

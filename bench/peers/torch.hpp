@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // PyTorch's caching allocator, called from C++. Its headers take long to compile, so only torch.cpp includes them.
-// Above it: the lists of pools. Below it: torch.cpp.
 
 #include <cstddef>
 #include <string_view>

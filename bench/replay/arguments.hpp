@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What tarn_replay is asked on its command line.
-// Above it: main. Below it: CLI11, used because its sizes with units, file lists and generated help would be a second
-// program to write and test.
 
 #include <cstdint>
 #include <iosfwd>

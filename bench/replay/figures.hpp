@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What one replay of one trace on one pool measured. Above it: run fills it, table and json print it.
-// Below it: nothing.
+// What one replay of one trace on one pool measured.
 
 #include <cstdint>
 #include <optional>

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Bytes of a file or of standard input, plain or gzip, told apart by the first two bytes.
-// Above it: trace_reader. Below it: zlib, used because recorded traces are gzip and no system decodes it in
-// its C library.
 
 #include <cstddef>
 #include <memory>

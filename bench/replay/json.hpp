@@ -2,7 +2,6 @@
 #pragma once
 // The figures as programs read them: one JSON object per line. nlohmann-json is used because quoting file
 // names and printing doubles so that they read back the same is easy to get wrong by hand.
-// Above it: main. Below it: figures, context.
 
 #include <iosfwd>
 

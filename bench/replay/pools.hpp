@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The pools that this program was built with. Each list is a translation unit of its own, so that what needs
-// nvcc or a library is compiled only where they are. Above it: main. Below it: run, report, peers.
+// nvcc or a library is compiled only where they are.
 
 #include <string_view>
 #include <vector>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // One line on the terminal that says how far long work is. Silent where standard error is no terminal.
-// Above it: run, main. Below it: POSIX isatty.
 
 #include <cstdint>
 #include <string>

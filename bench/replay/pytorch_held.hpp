@@ -4,7 +4,7 @@
 // Source: replay of the same requests through PyTorch 2.11.0+cu130's CUDACachingAllocator, called from C++,
 // on one NVIDIA H200 (driver 580, CUDA 13.0), 2026-11-20; the real runs reported the same within 0.1 %
 // (gcn_sampled apart: under memory pressure its run freed its cache 26 times and held 113,482 MiB). Times are
-// not here: they compare only within one run. Above it: table. Below it: nothing.
+// not here: they compare only within one run.
 
 #include <string_view>
 

@@ -2,7 +2,6 @@
 #pragma once
 // A replayed trace as a snapshot that report pages are made of: all its calls, and what the pool held at the peak.
 // Times are the numbers of the trace's calls, from 1. A trace has no tags: a block's tag is the span of sizes it is in.
-// Above it: pools, main. Below it: run, size_spans, tarn/report/take_snapshot.
 
 #include <algorithm>
 #include <concepts>

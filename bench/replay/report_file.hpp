@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Writes the report page of a replay, and says in a line what it shows.
-// Above it: main. Below it: tarn/report/timeline_html.
 
 #include <iosfwd>
 #include <stdexcept>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Replays a trace on a pool: a first pass on a fresh pool (cold), then passes on the same pool (warm). Only
-// the pool's calls are timed; blocks are never touched. Above it: pools. Below it: trace, peers/peer.
+// the pool's calls are timed; blocks are never touched.
 
 #include <algorithm>
 #include <chrono>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Spans of sizes, which stand for tags where nobody named anything: a trace has sizes only.
-// Above it: report. Below it: nothing.
 
 #include <cstddef>
 #include <cstdint>

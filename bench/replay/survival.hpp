@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What one replay of one trace on one pool came to on a device with a cap.
-// Above it: survive fills it, table and json print it. Below it: nothing.
 
 #include <cstdint>
 #include <string>

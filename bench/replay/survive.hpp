@@ -2,7 +2,6 @@
 #pragma once
 // Replays a trace on a device that has only so much memory, and says which request was refused first. What the pool holds
 // beyond live bytes, in rounding, fragments and other streams' caches, is what it cannot survive.
-// Above it: pools. Below it: run, survival, peers/ballast.
 
 #include <algorithm>
 #include <exception>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The figures as people read them: one table per trace, with what PyTorch held for the same run beside.
-// Above it: main. Below it: figures, pytorch_held.
 
 #include <iosfwd>
 #include <span>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A trace in memory, ready to be replayed: ids are resolved to slots, so that a replay looks nothing up.
-// Above it: trace_reader fills it, run replays it. Below it: nothing.
 
 #include <cstdint>
 #include <string>

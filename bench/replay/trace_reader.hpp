@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Reads the trace format: `a <id> <bytes> <stream>`, `f <id>`, `# comment`. Checks everything, so that a
-// replay need not. Above it: main. Below it: input, trace.
+// replay need not.
 
 #include <cstdint>
 #include <stdexcept>

@@ -2,8 +2,7 @@
 #pragma once
 // The door to CCCL's memory resources, both ways: every tarn resource is a cuda::mr resource of the toolkit's
 // generation, and from_cuda_resource() makes any of CCCL's resources a tarn resource, to be pooled, limited,
-// tracked. Opt-in: it includes <cuda/memory_resource> (0.4 to 1.2 s to compile). Above it: user code. Below
-// it: source, driver.
+// tracked. Opt-in: it includes <cuda/memory_resource> (0.4 to 1.2 s to compile).
 //
 // | CCCL            | synchronous concept  | stream-ordered concept | references               |
 // |-----------------|----------------------|------------------------|--------------------------|

@@ -2,7 +2,6 @@
 #pragma once
 // Moving memory: batches between host and device, work that fits what is free, lower precision, eviction, several
 // devices. Opt-in: it is as much to compile as the pool.
-// Above it: user code. Below it: tarn.hpp, raii.
 
 #include "tarn/tarn.hpp"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The door to std::pmr, both ways. Above it: std::pmr containers, and pools over pmr resources. Below it:
-// core/resource.
+// The door to std::pmr, both ways.
 
 #include "tarn/core/config.hpp"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The simulated device, for tests and for machines without a GPU: opt-in, since it is much to compile.
-// Above it: user code. Below it: driver/sim_driver, source/sim_sources, policy/device_pool.
 
 #include "tarn/core/config.hpp"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The door to the standard containers: tarn::allocator for memory that the host can touch.
-// Above it: std::vector, std::list, std::unordered_map and their kind. Below it: core/resource.
 
 #include "tarn/core/config.hpp"
 

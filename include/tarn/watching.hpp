@@ -2,7 +2,6 @@
 #pragma once
 // Watching memory: who holds what, under which name, since which line; where a device's memory went; snapshots as pages
 // and files. Opt-in: programs that do not look need not compile it. Call stacks are one more: tarn/policy/backtrace.hpp.
-// Above it: user code. Below it: tarn.hpp, policy/watched, report.
 
 #include "tarn/tarn.hpp"
 

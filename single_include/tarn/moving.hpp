@@ -5,11 +5,9 @@
 // ---- tarn/moving.hpp
 // Moving memory: batches between host and device, work that fits what is free, lower precision, eviction, several
 // devices. Opt-in: it is as much to compile as the pool.
-// Above it: user code. Below it: tarn.hpp, raii.
 
 // ---- tarn/core/bytes_of.hpp
 // Budgets by element type: how many bytes elements take, and how many elements bytes hold. Nothing wraps.
-// Above it: micro_batches, user code. Below it: bytes.
 
 #include <concepts>
 #include <cstddef>
@@ -53,7 +51,7 @@ template <class T>
 }  // namespace tarn
 // ---- tarn/policy/reachable_from.hpp
 // reachable_from: lets other devices at a device's pages, so that their kernels may read and write a pool's memory where
-// it is, and copies go straight. Above it: user code. Below it: compose, source/refusal.
+// it is, and copies go straight.
 
 #include <cstddef>
 #include <exception>
@@ -163,7 +161,6 @@ class reachable_layer {
 }  // namespace tarn
 // ---- tarn/raii/collect_batches.hpp
 // collect_batches: a loop over host batches of device memory, the next ones being copied back meanwhile.
-// Above it: user code. Below it: batch_options, copy_lane, pinned_slots, device_buffer.
 
 #include <cstddef>
 #include <iterator>
@@ -173,7 +170,6 @@ class reachable_layer {
 
 // ---- tarn/raii/batch_iterator.hpp
 // The iterator of a range of batches, which goes through it once and holds nothing but the range.
-// Above it: stream_batches, collect_batches. Below it: nothing.
 
 #include <cstddef>
 #include <iterator>
@@ -209,7 +205,7 @@ class batch_iterator {
 }  // namespace tarn
 // ---- tarn/raii/batch_options.hpp
 // What one asks of batches that are moved while others are worked on, and what one gets: batch_options, device_batch,
-// host_batch. Above it: stream_batches, collect_batches. Below it: core.
+// host_batch.
 
 #include <cstddef>
 #include <cstdint>
@@ -309,7 +305,6 @@ inline constexpr std::size_t unknown_count = static_cast<std::size_t>(-1);
 }  // namespace tarn
 // ---- tarn/raii/copy_lane.hpp
 // copy_lane: a stream of its own for copies, and the events by which others are ordered with it.
-// Above it: stream_batches, collect_batches. Below it: stream, driver.
 
 #include <cstddef>
 #include <utility>
@@ -390,7 +385,6 @@ class copy_lane {
 }  // namespace tarn::detail
 // ---- tarn/raii/pinned_slots.hpp
 // pinned_slots: host memory that copies are staged in, used again and again.
-// Above it: stream_batches, collect_batches. Below it: core/resource.
 
 #include <cstddef>
 #include <span>
@@ -558,7 +552,6 @@ requires resource<Pinned>
 #ifndef TARN_SINGLE_CORE_ELEMENT_HPP
 #define TARN_SINGLE_CORE_ELEMENT_HPP
 // Elements that can be converted into each other, their names and sizes, and the conversion of one.
-// Above it: drivers that convert, raii/convert. Below it: small_float.
 
 #include <concepts>
 #include <cstddef>
@@ -568,7 +561,6 @@ requires resource<Pinned>
 #ifndef TARN_SINGLE_CORE_SMALL_FLOAT_HPP
 #define TARN_SINGLE_CORE_SMALL_FLOAT_HPP
 // float16, bfloat16, float8_e4m3, float8_e5m2: elements to store numbers in, not to calculate with.
-// Above it: element, convert. Below it: float_format.
 
 #include <type_traits>
 
@@ -576,7 +568,7 @@ requires resource<Pinned>
 #ifndef TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
 #define TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
 // Formats of binary floating point and the two conversions between them, on bits alone: rounding to nearest even to a
-// narrower one, and the exact way back. Above it: small_float. Below it: config.
+// narrower one, and the exact way back.
 
 #include <cstdint>
 #include <type_traits>
@@ -886,7 +878,6 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
 // ---- tarn/raii/convert.hpp
 // Copies that change the element type: store in lower precision, calculate in higher. On CUDA the file that converts must
 // be compiled by nvcc; on the simulated device and on plain host memory any compiler does.
-// Above it: user code. Below it: device_buffer, core/element, the drivers' convert().
 
 #include <cstddef>
 #include <cstdint>
@@ -896,7 +887,6 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
 
 // ---- tarn/driver/host_convert.hpp
 // Converting elements of plain host memory: done when the call returns.
-// Above it: raii/convert. Below it: no_driver, core/element.
 
 #include <cstddef>
 
@@ -913,7 +903,6 @@ status no_driver::convert(stream_ref, To* to, From const* from, std::size_t coun
 }  // namespace tarn
 // ---- tarn/raii/in_turn.hpp
 // Work on one stream that touches what belongs to others: ordered behind them, and they behind it, on the device.
-// Above it: convert, peer_copy, partitioned_buffer. Below it: stream.
 
 namespace tarn::detail {
 
@@ -942,7 +931,7 @@ void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, Others const&... 
 
 }  // namespace tarn::detail
 // ---- tarn/raii/require_apart.hpp
-// What a copy writes must lie apart from what it reads. Above it: convert, peer_copy. Below it: core/error.
+// What a copy writes must lie apart from what it reads.
 
 #include <cstddef>
 #include <cstdint>
@@ -964,7 +953,6 @@ inline void require_apart(void const* from, std::size_t from_bytes, void const* 
 // ---- tarn/driver/cuda_convert.hpp
 // Converting elements on CUDA: a kernel that moves 16 bytes at a time and converts by the device's own instructions.
 // Needs nvcc; a file that no CUDA compiler compiles may include it, and is told so where it converts.
-// Above it: raii/convert. Below it: cuda_driver, core/element.
 
 #include <cstddef>
 #include <cstdint>
@@ -1277,7 +1265,6 @@ template <element To, element From, class Resource>
 }  // namespace tarn
 // ---- tarn/raii/evict_scope.hpp
 // evict_scope: device buffers whose elements wait in pinned host memory for the length of a scope.
-// Above it: user code. Below it: retire, device_buffer, core/misuse.
 //
 //   stream A (a buffer's own)   S (the scope's)                     the device memory
 //   work on it
@@ -1298,7 +1285,6 @@ template <element To, element From, class Resource>
 
 // ---- tarn/raii/retire.hpp
 // retire: gives the memory of an owner back early, in the order of the stream that used it last.
-// Above it: user code, evict_scope. Below it: device_buffer, device_ptr, pinned_buffer.
 //
 // Three ways to tell that memory was used on another stream than its owner's:
 //
@@ -1676,7 +1662,7 @@ evict_scope(Pinned, stream_ref, Buffers&...) -> evict_scope<Pinned, Buffers...>;
 
 }  // namespace tarn
 // ---- tarn/raii/mapped_file.hpp
-// mapped_file: a file as read-only memory. Above it: stream_batches, user code. Below it: core.
+// mapped_file: a file as read-only memory.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -1818,14 +1804,12 @@ class mapped_file {
 }  // namespace tarn
 // ---- tarn/raii/micro_batches.hpp
 // micro_batches: work split into parts that fit a budget, as gradient accumulation wants them.
-// Above it: user code. Below it: memory_room, core/bytes_of.
 
 #include <cstddef>
 #include <iterator>
 
 // ---- tarn/raii/memory_room.hpp
 // room_in(): how much a resource could hand out now, and what bounds that.
-// Above it: micro_batches. Below it: core/shared, pool/pool_state, driver/no_driver.
 
 #include <concepts>
 #include <cstddef>
@@ -2079,7 +2063,6 @@ inline micro_batches::iterator micro_batches::end() const noexcept {
 }  // namespace tarn
 // ---- tarn/raii/partitioned_buffer.hpp
 // partitioned_buffer<T>: one array of elements over several devices, each part on its device with a stream of its own.
-// Above it: user code. Below it: partition, peer_copy, device_buffer, device_guard.
 
 #include <cstddef>
 #include <span>
@@ -2089,7 +2072,6 @@ inline micro_batches::iterator micro_batches::end() const noexcept {
 
 // ---- tarn/raii/partition.hpp
 // partition: how many elements are divided into contiguous parts, evenly or by weight.
-// Above it: partitioned_buffer. Below it: core/message.
 
 #include <algorithm>
 #include <cmath>
@@ -2185,7 +2167,6 @@ class partition {
 }  // namespace tarn
 // ---- tarn/raii/peer_copy.hpp
 // Copies between buffers of two devices, whole or in pieces, whether or not one device can reach the other.
-// Above it: partitioned_buffer. Below it: device_buffer, in_turn.
 
 #include <cstddef>
 #include <cstdint>
@@ -2275,7 +2256,6 @@ void peer_copy(device_buffer<T, FromResource> const& from, device_buffer<T, ToRe
 }  // namespace tarn
 // ---- tarn/raii/per_device.hpp
 // per_device: one pool for each device, made when it is first asked for.
-// Above it: user code, partitioned_buffer. Below it: core/shared, driver.
 
 #include <atomic>
 #include <concepts>
@@ -2637,7 +2617,6 @@ class partitioned_buffer {
 }  // namespace tarn
 // ---- tarn/raii/scratch.hpp
 // scratch: a stack of temporaries on a device, with mark and rewind, as recomputation and layered work want it.
-// Above it: user code. Below it: core/resource, raii/stream.
 //
 //   chunk 0                 chunk 1
 //   [ a | b |    gap     ]  [ c | d | free         ]    mark m stood after b: rewind(m) takes c and d off
@@ -2882,7 +2861,6 @@ class rewind_scope {
 //   user      the body's work on device i      waits for copied[i], on the device; ++ marks released[i]
 //
 // Only the looping thread calls the driver. The other direction is collect_batches.
-// Above it: user code. Below it: batch_source, copy_lane, fill_threads, pinned_slots, device_buffer.
 
 #include <cstddef>
 #include <iterator>
@@ -2895,7 +2873,6 @@ class rewind_scope {
 
 // ---- tarn/raii/batch_source.hpp
 // Where streamed batches come from: pageable memory, pinned memory, a file, a generator.
-// Above it: stream_batches. Below it: batch_options, mapped_file, pinned_buffer.
 //
 // | expression                  | of which | meaning                                                                       |
 // |-----------------------------|----------|-------------------------------------------------------------------------------|
@@ -3057,7 +3034,6 @@ using batch_source_of = decltype(as_batch_source(std::declval<S>()));
 }  // namespace tarn
 // ---- tarn/raii/fill_threads.hpp
 // fill_threads: a few threads that fill numbered slots in order, ahead of whoever takes them.
-// Above it: stream_batches. Below it: the standard library.
 
 #include <condition_variable>
 #include <cstddef>
@@ -3428,7 +3404,6 @@ requires resource<Memory>
 }  // namespace tarn
 // ---- tarn/raii/with_oom_retry.hpp
 // with_oom_retry: runs work at a size, and at smaller ones while memory runs out; can look for the largest that works.
-// Above it: user code. Below it: core/shared, core/error.
 
 #include <cstddef>
 #include <new>
@@ -3669,7 +3644,7 @@ auto with_oom_retry(std::size_t start, F&& f, oom_retry_options const& options =
 #ifndef TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
 #define TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
 // registered_host: pinned memory made of the host's own pages: mapped, touched by several threads, then registered with
-// the driver. Above it: pools of staging memory, pinned_buffer. Below it: block_source, host_pages.
+// the driver.
 
 #include <concepts>
 #include <cstddef>
@@ -3680,7 +3655,6 @@ auto with_oom_retry(std::size_t start, F&& f, oom_retry_options const& options =
 #ifndef TARN_SINGLE_SOURCE_HOST_PAGES_HPP
 #define TARN_SINGLE_SOURCE_HOST_PAGES_HPP
 // host_pages: the host's own memory by the page: mapped, placed and touched. System calls only, no libnuma.
-// Above it: registered_host. Below it: core/bytes, core/error.
 
 #include <sys/mman.h>
 #include <sys/syscall.h>

@@ -3,8 +3,7 @@
 // tarn/pmr.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
 #include "tarn.hpp"
 // ---- tarn/pmr.hpp
-// The door to std::pmr, both ways. Above it: std::pmr containers, and pools over pmr resources. Below it:
-// core/resource.
+// The door to std::pmr, both ways.
 
 #if defined(__GNUC__) && !defined(__GXX_RTTI) || defined(_MSC_VER) && !defined(_CPPRTTI)
 #error "tarn/pmr.hpp: compares memory resources by their type; compile without -fno-rtti"

@@ -4,16 +4,14 @@
 #include "tarn.hpp"
 // ---- tarn/sim.hpp
 // The simulated device, for tests and for machines without a GPU: opt-in, since it is much to compile.
-// Above it: user code. Below it: driver/sim_driver, source/sim_sources, policy/device_pool.
 
 // ---- tarn/source/sim_sources.hpp
 // The sources on the simulated device: the same code as on CUDA, on a driver in plain C++. Apart from the
-// sources themselves, since the simulated device is much to compile. Above it: tests, the replay, programs on
-// machines without a GPU. Below it: the sources, driver/sim_driver.
+// sources themselves, since the simulated device is much to compile.
 
 // ---- tarn/driver/sim_driver.hpp
 // The driver of one simulated device: the whole contract in plain C++, deterministic, with CUDA's rules and
-// error numbers. Above it: sources, pools, tests on machines without a GPU. Below it: sim_machine.
+// error numbers.
 
 #include <cstddef>
 #include <memory>
@@ -23,14 +21,12 @@
 
 // ---- tarn/driver/sim_account.hpp
 // What the simulated management library (NVML's stand-in) says of a device: whose its memory is.
-// Above it: sim_driver. Below it: sim_options, sim_memory.
 
 #include <cstddef>
 
 // ---- tarn/driver/sim_memory.hpp
 // The simulated GPU's memory: capacity to the byte, blocks, and pages under the rules of CUDA's virtual
-// memory management. Knows no time and no streams. Above it: sim_streams, sim_machine. Below it: sim_backing,
-// sim_memory_tool.
+// memory management. Knows no time and no streams.
 
 #include <cstddef>
 #include <cstdint>
@@ -43,7 +39,6 @@
 // ---- tarn/driver/sim_backing.hpp
 // Where the simulated GPU's addresses and bytes come from: invented addresses that are never touched, or
 // reserved address space of this process with real pages put behind it on demand.
-// Above it: sim_memory. Below it: core.
 
 #include <cstddef>
 #include <cstdint>
@@ -308,7 +303,6 @@ class sim_file {
 // A tool attached to the simulated GPU, as compute-sanitizer is to a real one: it is told of heaps and of the regions
 // handed out of them, and reports work that touches a heap's other bytes. In a program that AddressSanitizer watches it
 // poisons those bytes where they are the host's, so that the host's own accesses are reported, too.
-// Above it: sim_memory, sim_driver. Below it: core.
 
 #include <cstddef>
 #include <cstdint>
@@ -480,7 +474,6 @@ class sim_memory_tool {
 }  // namespace tarn
 // ---- tarn/driver/sim_status.hpp
 // Error numbers of the simulated GPU and how the driver contract tells them.
-// Above it: everything simulated. Below it: core/error.
 
 namespace tarn::detail {
 
@@ -1003,14 +996,13 @@ class sim_memory {
 }  // namespace tarn
 // ---- tarn/driver/sim_options.hpp
 // What a simulated machine is like, and what it counts.
-// Above it: sim_machine. Below it: sim_cost, sim_backing, sim_memory_tool, driver_call.
 
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/driver/sim_cost.hpp
 // What the simulated GPU charges, in nanoseconds of virtual time. Measured on one H200 (bench/results)
-// unless a line says otherwise. Above it: sim_machine. Below it: core.
+// unless a line says otherwise.
 
 #include <cstddef>
 #include <cstdint>
@@ -1253,7 +1245,6 @@ namespace tarn::detail {
 }  // namespace tarn::detail
 // ---- tarn/driver/sim_convert.hpp
 // A conversion of elements as simulated work: a kernel whose reads and writes the order checker sees.
-// Above it: sim_driver. Below it: sim_work, core/element.
 
 #include <atomic>
 #include <cstddef>
@@ -1263,7 +1254,6 @@ namespace tarn::detail {
 #ifndef TARN_SINGLE_CORE_ELEMENT_HPP
 #define TARN_SINGLE_CORE_ELEMENT_HPP
 // Elements that can be converted into each other, their names and sizes, and the conversion of one.
-// Above it: drivers that convert, raii/convert. Below it: small_float.
 
 #include <concepts>
 #include <cstddef>
@@ -1273,7 +1263,6 @@ namespace tarn::detail {
 #ifndef TARN_SINGLE_CORE_SMALL_FLOAT_HPP
 #define TARN_SINGLE_CORE_SMALL_FLOAT_HPP
 // float16, bfloat16, float8_e4m3, float8_e5m2: elements to store numbers in, not to calculate with.
-// Above it: element, convert. Below it: float_format.
 
 #include <type_traits>
 
@@ -1281,7 +1270,7 @@ namespace tarn::detail {
 #ifndef TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
 #define TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
 // Formats of binary floating point and the two conversions between them, on bits alone: rounding to nearest even to a
-// narrower one, and the exact way back. Above it: small_float. Below it: config.
+// narrower one, and the exact way back.
 
 #include <cstdint>
 #include <type_traits>
@@ -1590,7 +1579,6 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
 #endif  // TARN_SINGLE_CORE_ELEMENT_HPP
 // ---- tarn/driver/sim_work.hpp
 // What simulated streams do: kernels, copies and fills, each with the bytes that it touches.
-// Above it: sim_streams, sim_machine. Below it: sim_memory, sim_order for what an access is.
 
 #include <atomic>
 #include <cstddef>
@@ -1602,7 +1590,6 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
 // ---- tarn/driver/sim_order.hpp
 // The order checker of the simulated GPU: happens-before by vector clocks over streams and host threads.
 // It reports any two conflicting accesses to the same bytes by different owners that nothing orders.
-// Above it: sim_streams, sim_machine. Below it: sim_memory, which says which physical bytes an address means.
 //
 // Every stream and every host timeline is an agent with a clock: entry i says how many of agent i's
 // operations are known to be over. Knowledge flows so:
@@ -2089,8 +2076,7 @@ class sim_conversion final : public sim_work {
 // ---- tarn/driver/sim_machine.hpp
 // A simulated host with GPUs: its options, what a test may do to it (launch work, move time, take memory
 // away, capture) and what it tells (calls, usage, findings). Drivers for its devices come from
-// driver/sim_driver. Above it: sim_driver, tests, the replay. Below it: sim_streams, sim_memory, sim_order,
-// sim_async, sim_cost.
+// driver/sim_driver.
 
 #include <cstdint>
 #include <cstdlib>
@@ -2106,7 +2092,6 @@ class sim_conversion final : public sim_work {
 // ---- tarn/driver/sim_async.hpp
 // cudaMallocAsync as the simulated GPU has it: freed blocks are kept and given again in stream order, and go
 // back to the device at the next synchronisation (release threshold 0, CUDA's default).
-// Above it: sim_machine. Below it: sim_memory, sim_streams.
 
 #include <cstddef>
 #include <iterator>
@@ -2118,7 +2103,6 @@ class sim_conversion final : public sim_work {
 // ---- tarn/driver/sim_streams.hpp
 // The simulated GPU's streams: queues on virtual time, events, default streams, capture. Deterministic: when
 // an operation is enqueued its end is known, and it takes effect when the host's clock reaches that end.
-// Above it: sim_machine. Below it: sim_memory, sim_order, sim_tsan, sim_work.
 
 #include <atomic>
 #include <cstddef>
@@ -2132,7 +2116,6 @@ class sim_conversion final : public sim_work {
 // ---- tarn/driver/sim_tsan.hpp
 // The simulated GPU as ThreadSanitizer sees it: each stream is a thread of its own, and what orders streams and the host
 // on a GPU, and only that, orders them here. Without ThreadSanitizer these are empty types.
-// Above it: sim_streams. Below it: core/config.
 //
 //   the host enqueues work    the work comes after what this thread has done, and after the stream's past
 //   record(E, S)              E keeps the stream's past          wait(S, E)              S's past grows by E's
@@ -3733,7 +3716,7 @@ static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driv
 #ifndef TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
 #define TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
 // registered_host: pinned memory made of the host's own pages: mapped, touched by several threads, then registered with
-// the driver. Above it: pools of staging memory, pinned_buffer. Below it: block_source, host_pages.
+// the driver.
 
 #include <concepts>
 #include <cstddef>
@@ -3744,7 +3727,6 @@ static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driv
 #ifndef TARN_SINGLE_SOURCE_HOST_PAGES_HPP
 #define TARN_SINGLE_SOURCE_HOST_PAGES_HPP
 // host_pages: the host's own memory by the page: mapped, placed and touched. System calls only, no libnuma.
-// Above it: registered_host. Below it: core/bytes, core/error.
 
 #include <sys/mman.h>
 #include <sys/syscall.h>

@@ -4,7 +4,6 @@
 #include "tarn.hpp"
 // ---- tarn/stl.hpp
 // The door to the standard containers: tarn::allocator for memory that the host can touch.
-// Above it: std::vector, std::list, std::unordered_map and their kind. Below it: core/resource.
 
 #include <concepts>
 #include <cstddef>

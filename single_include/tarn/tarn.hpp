@@ -23,7 +23,6 @@
 
 // ---- tarn/core/config.hpp
 // Compiler and platform facts; the only file of tarn with compiler #ifs outside the drivers and doors.
-// Above it: everything. Below it: nothing.
 
 #if !defined(TARN_NO_CUDA) && defined(__has_include)
 #if __has_include(<cuda_runtime_api.h>)
@@ -104,7 +103,6 @@ inline constexpr bool check_locks = TARN_CHECK_LOCKS != 0;
 
 // ---- tarn/core/bytes.hpp
 // Sizes and alignments: literals, rounding, and arithmetic that cannot wrap.
-// Above it: everything that counts bytes. Below it: config, error.
 
 #include <cstddef>
 #include <cstdint>
@@ -112,7 +110,6 @@ inline constexpr bool check_locks = TARN_CHECK_LOCKS != 0;
 
 // ---- tarn/core/error.hpp
 // The typed errors of tarn. Numbers are fields; texts are built without allocating.
-// Above it: everything that throws. Below it: message, place.
 
 #include <cstddef>
 #include <cstdint>
@@ -123,7 +120,6 @@ inline constexpr bool check_locks = TARN_CHECK_LOCKS != 0;
 
 // ---- tarn/core/message.hpp
 // A fixed-size text that is built without allocating: errors are told also when memory is out.
-// Above it: error, everything that reports. Below it: nothing.
 
 #include <cstddef>
 #include <cstdint>
@@ -222,7 +218,6 @@ class message {
 // ---- tarn/core/place.hpp
 // A place in the source. std::source_location where the compiler has it lacks clang 14, which tarn supports;
 // the builtins behind it are everywhere.
-// Above it: error, whoever records who called. Below it: nothing.
 
 #include <cstdint>
 
@@ -534,7 +529,7 @@ constexpr void require_alignment(std::size_t alignment, std::size_t limit = max_
 
 }  // namespace tarn
 // ---- tarn/core/device.hpp
-// Which device. Above it: drivers, sources. Below it: nothing.
+// Which device.
 
 namespace tarn {
 
@@ -549,7 +544,6 @@ struct device_id {
 }  // namespace tarn
 // ---- tarn/core/extremes.hpp
 // The smaller and the larger of two sizes or counts, without <algorithm>, which costs a compiler 40 ms.
-// Above it: everything that compares sizes. Below it: nothing.
 
 namespace tarn::detail {
 
@@ -568,7 +562,6 @@ template <class T>
 }  // namespace tarn::detail
 // ---- tarn/core/property.hpp
 // Who may touch the memory: empty tags that a resource lists in its type.
-// Above it: resource. Below it: nothing.
 
 #include <type_traits>
 
@@ -593,7 +586,6 @@ inline constexpr bool has_property = Resource::properties::template has<Tag>;
 }  // namespace tarn
 // ---- tarn/core/resource.hpp
 // The concepts: what a resource, a page source and a policy must offer.
-// Above it: everything composed. Below it: stream, device, property.
 //
 // | expression                                | returns   | throws                       | meaning                                           |
 // |-------------------------------------------|-----------|------------------------------|---------------------------------------------------|
@@ -615,7 +607,6 @@ inline constexpr bool has_property = Resource::properties::template has<Tag>;
 
 // ---- tarn/core/stream.hpp
 // A stream by reference: the handle that the driver knows and, where known, the stream's identity.
-// Above it: everything stream-ordered. Below it: nothing; CUDA's types are only named.
 
 #include <concepts>
 #include <cstdint>
@@ -791,8 +782,7 @@ constexpr bool check_memory_source() {
 }  // namespace tarn
 // ---- tarn/driver/driver.hpp
 // The driver contract: each call, its cost and its failure. Two models ship: cuda_driver and sim_driver;
-// no_driver stands in where there are no streams (plain host memory). Above it: sources, the pool, owners.
-// Below it: core.
+// no_driver stands in where there are no streams (plain host memory).
 //
 // A driver is a small copyable value for one device. Every call is const, noexcept and safe from any thread,
 // works whatever device is current, leaves the current device as it was, and returns a status; results go to
@@ -980,7 +970,7 @@ concept accounting_driver = stream_driver<D> && requires(D const& d, device_acco
 }  // namespace tarn
 // ---- tarn/driver/stream_life.hpp
 // Whether a stream that memory is freed on still exists. An owner may outlive its stream, and CUDA may crash when it is
-// called with the handle of a destroyed one. Above it: sources, fenced, poisoned, checked. Below it: driver.
+// called with the handle of a destroyed one.
 
 #include <atomic>
 #include <cstddef>
@@ -1136,7 +1126,7 @@ template <stream_driver Driver>
 }  // namespace tarn::detail
 // ---- tarn/driver/thread_number.hpp
 // A number for the calling thread that no other thread of the process ever gets: what names its default
-// stream. Above it: sim_streams, no_driver. Below it: nothing.
+// stream.
 
 #include <atomic>
 #include <cstdint>
@@ -1155,7 +1145,6 @@ inline std::atomic<std::uint64_t> next_thread_number{1};
 }  // namespace tarn::detail
 // ---- tarn/source/cuda_async.hpp
 // cuda_async: device memory from CUDA's own stream-ordered pool (cudaMallocAsync).
-// Above it: user code, comparisons. Below it: block_source.
 
 // ---- tarn/source/block_source.hpp
 // block_source<Driver, Calls>: what all sources of whole blocks share: checks, alignment, errors, and each
@@ -1168,7 +1157,6 @@ inline std::atomic<std::uint64_t> next_thread_number{1};
 //   static status give(D const&, stream_ref, void* p, size_t bytes, size_t alignment) noexcept;
 //   static status give_lost(D const&, void* p, size_t bytes, size_t alignment) noexcept;   the stream may be destroyed
 // Kinds with a member `options` have const members instead.
-// Above it: cuda_malloc, cuda_async, pinned_host, registered_host, managed, host_memory. Below it: refusal, driver/driver.
 
 #include <concepts>
 #include <cstddef>
@@ -1177,13 +1165,11 @@ inline std::atomic<std::uint64_t> next_thread_number{1};
 // ---- tarn/source/plain_block.hpp
 // Plain blocks: cudaMalloc's, from a source whose memory is of another kind. A tool that watches pieces of memory takes
 // no other: compute-sanitizer 2025.3.1 refuses, with an error, heaps over mapped pages and cudaMallocAsync's memory.
-// Above it: cuda_pages, cuda_async. Below it: refusal.
 
 #include <cstddef>
 
 // ---- tarn/source/refusal.hpp
 // How a source says no: a failed driver call becomes the error that a caller can act upon.
-// Above it: block_source, cuda_pages. Below it: driver/driver, core/error.
 
 #include <cstddef>
 
@@ -1418,8 +1404,6 @@ class block_source {
 #if TARN_HAS_CUDA
 // ---- tarn/driver/cuda_driver.hpp
 // The real driver: CUDA's runtime, and virtual memory management from the driver library behind it.
-// Above it: sources, the pool, owners. Below it: driver/driver (the contract: each call's meaning and cost),
-// cuda_scope, cuda_entry_points.
 
 #include <cuda_runtime_api.h>
 
@@ -1431,7 +1415,6 @@ class block_source {
 // The few calls that only CUDA's driver library has (virtual memory management, contexts), or that it answers sooner
 // than the runtime (identities of streams), found through the runtime: nothing links to libcuda, and a program starts
 // where no driver is installed.
-// Above it: cuda_scope, cuda_driver. Below it: cuda_status.
 
 #include <cuda.h>
 
@@ -1440,8 +1423,7 @@ class block_source {
 
 // ---- tarn/driver/cuda_status.hpp
 // What CUDA's error codes mean to tarn. The runtime and the driver number their errors alike (since
-// CUDA 10.1), so one table serves both. Above it: cuda_entry_points, cuda_scope, cuda_driver. Below it:
-// core/error.
+// CUDA 10.1), so one table serves both.
 
 #include <cuda_runtime_api.h>
 
@@ -1603,13 +1585,12 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
 }  // namespace tarn::detail
 // ---- tarn/driver/cuda_memory_tool.hpp
 // A tool that watches one device's memory, told with that device current: compute-sanitizer takes a heap only then.
-// Above it: cuda_driver. Below it: nvtx_memory, cuda_scope.
 
 #include <cstddef>
 
 // ---- tarn/driver/cuda_scope.hpp
 // What a CUDA call needs around it and must leave as it was: the right device current, and no graph capture
-// spoiled. Above it: cuda_driver. Below it: cuda_entry_points.
+// spoiled.
 
 #include <atomic>
 
@@ -1715,7 +1696,6 @@ class beside_capture {
 }  // namespace tarn::detail
 // ---- tarn/driver/nvtx_memory.hpp
 // What a tool such as compute-sanitizer is told of memory that is handed out in pieces: NVTX's memory extension.
-// Above it: cuda_memory_tool, cuda_driver, through it the pool. Below it: NVTX's headers, where the toolkit has them.
 
 #if TARN_HAS_CUDA && defined(__has_include)
 #if __has_include(<nvtx3/nvToolsExtMem.h>)
@@ -1883,7 +1863,6 @@ class cuda_memory_tool {
 // ---- tarn/driver/nvml.hpp
 // NVML, NVIDIA's management library, which knows whose a device's memory is: loaded at run time where there is one,
 // never linked. The few calls that are needed are declared here, from the documented ABI. Names nothing of CUDA.
-// Above it: cuda_driver. Below it: driver/driver.
 
 #if defined(__linux__)
 #include <dlfcn.h>
@@ -2771,7 +2750,6 @@ static_assert(resource<cuda_async>);
 }  // namespace tarn
 // ---- tarn/source/cuda_malloc.hpp
 // cuda_malloc: device memory by cudaMalloc, block by block.
-// Above it: pools where virtual memory management is missing, user code. Below it: block_source.
 
 #if TARN_HAS_CUDA
 #endif
@@ -2804,7 +2782,7 @@ static_assert(resource<cuda_malloc>);
 }  // namespace tarn
 // ---- tarn/source/cuda_pages.hpp
 // cuda_pages: device memory as pages: address ranges reserved first, physical memory mapped where it is
-// needed. Above it: the pool. Below it: driver/driver.
+// needed.
 
 #include <concepts>
 #include <cstddef>
@@ -2910,14 +2888,12 @@ static_assert(page_source<cuda_pages>);
 }  // namespace tarn
 // ---- tarn/source/host_memory.hpp
 // host_memory: plain host memory from operator new, so that pools and policies run without any device.
-// Above it: pools of host memory, tests, examples. Below it: block_source, driver/no_driver.
 
 #include <cstddef>
 #include <new>
 
 // ---- tarn/driver/no_driver.hpp
 // The driver of plain host memory: no device, no streams; all work is done when the call returns.
-// Above it: host_memory and whatever pools it. Below it: driver/driver.
 
 #include <atomic>
 #include <cstdint>
@@ -2929,7 +2905,6 @@ static_assert(page_source<cuda_pages>);
 
 // ---- tarn/driver/driver_call.hpp
 // The calls of the driver contract as values, to count them and to make them fail.
-// Above it: the simulated GPU's counters, fault injection. Below it: driver/driver, whose calls these are.
 
 #include <cstddef>
 #include <cstdint>
@@ -3269,7 +3244,6 @@ static_assert(resource<host_memory>);
 }  // namespace tarn
 // ---- tarn/source/managed.hpp
 // managed: memory that moves between host and devices where it is touched.
-// Above it: pools, user code. Below it: block_source.
 
 #if TARN_HAS_CUDA
 #endif
@@ -3303,7 +3277,6 @@ static_assert(resource<managed>);
 }  // namespace tarn
 // ---- tarn/source/pinned_host.hpp
 // pinned_host: page-locked host memory, which copies to and from devices at full speed and asynchronously.
-// Above it: pinned_buffer, pools of staging memory. Below it: block_source.
 
 #if TARN_HAS_CUDA
 #endif
@@ -3341,7 +3314,6 @@ static_assert(resource<pinned_host>);
 
 // ---- tarn/policy/checked.hpp
 // checked: every misuse that a program can make of a block, told with the block's history.
-// Above it: user code. Below it: block_history, fences, fill_pattern, compose.
 
 #include <atomic>
 #include <concepts>
@@ -3380,12 +3352,12 @@ static_assert(resource<pinned_host>);
 #endif
 
 // ---- tarn/core/spin_lock.hpp
-// The smallest lock, for what takes a few nanoseconds. Above it: combining_lock, tracked_share. Below it: wait.
+// The smallest lock, for what takes a few nanoseconds.
 
 #include <atomic>
 
 // ---- tarn/core/wait.hpp
-// Waiting for another thread that will be done in a moment. Above it: spin_lock, owner_lock, hot_lock. Below it: nothing.
+// Waiting for another thread that will be done in a moment.
 
 #if defined(__linux__)
 #include <sched.h>  // <thread> costs as much to include as all of core/
@@ -3436,7 +3408,7 @@ class spin_lock {
 
 }  // namespace tarn::detail
 // ---- tarn/core/thread_tag.hpp
-// What tells the threads that run now apart. Above it: combining_lock, tracked_numbers. Below it: config.
+// What tells the threads that run now apart.
 
 #include <atomic>
 #include <cstdint>
@@ -3698,7 +3670,6 @@ class held_at_fork {
 // ---- tarn/core/call_place.hpp
 // Who called: the place in the user's source that an allocation is made for, past all policies and owners between. Only
 // stacks with a layer that records places (policy/checked, watched) ever look at it; for others these are empty types.
-// Above it: shared, owners, checked. Below it: place.
 
 #include <cstdint>
 #include <type_traits>
@@ -3710,7 +3681,7 @@ class held_at_fork {
 
 // ---- tarn/core/misuse.hpp
 // Where misuse is told when nothing can be thrown: deallocation is noexcept, so it hands a tarn::misuse to
-// one handler. Above it: pool, policy. Below it: error.
+// one handler.
 
 #include <atomic>
 #include <cstdio>
@@ -3845,14 +3816,14 @@ struct no_call_place {
 }  // namespace tarn
 // ---- tarn/policy/block_bytes.hpp
 // How many bytes a request really occupies: what the nearest pool below rounds it to, else the request
-// itself. Above it: limited, tracked. Below it: core/shared.
+// itself.
 
 #include <cstddef>
 
 // ---- tarn/core/shared.hpp
 // shared<Layer>: the handle that every pool and policy is used through. It counts references, spells each
 // call the way each generation of the ecosystem spells it, and lets through to the layer below whatever a
-// layer does not define. Above it: pool, policy, raii, doors. Below it: resource.
+// layer does not define.
 
 #include <atomic>
 #include <concepts>
@@ -4347,7 +4318,7 @@ template <class Upstream>
 
 }  // namespace tarn::detail
 // ---- tarn/policy/block_history.hpp
-// What is known of each block: who allocated it, who freed it, and what became of it. Above it: checked. Below it: core.
+// What is known of each block: who allocated it, who freed it, and what became of it.
 //
 //   live -> quarantined -> gone -> forgotten, or live again where the address comes back
 
@@ -4358,8 +4329,7 @@ template <class Upstream>
 
 // ---- tarn/core/address_map.hpp
 // Address to value: an open-addressing hash table with linear probing and no tombstones. A value that equals
-// Value{} stands for "not there". Above it: the pool's tables, policies that remember blocks. Below it:
-// sequence.
+// Value{} stands for "not there".
 
 #include <cstddef>
 #include <cstdint>
@@ -4368,7 +4338,6 @@ template <class Upstream>
 // ---- tarn/core/sequence.hpp
 // sequence<T>: a growing array for the books of a pool. Of std::vector what is used here: each std::vector<X>
 // costs a compiler 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
-// Above it: address_map, pool. Below it: nothing.
 
 #include <cstddef>
 #include <new>
@@ -4793,7 +4762,7 @@ class checked_resources {
 // is meaning. A policy is a small value (its options) with `template <class Upstream> using layer = ...;`;
 // the layer is constructed from (Upstream, policy) and defines only the calls it changes: shared<> lets the
 // rest through. A layer that has a second resource to send calls to declares both, see tarn::routes_to; then it must
-// define every call of a pool that one of them offers. Above it: user code. Below it: core/shared.
+// define every call of a pool that one of them offers.
 
 #include <concepts>
 #include <type_traits>
@@ -4861,7 +4830,6 @@ requires detail::makes_layer<std::remove_cvref_t<Policy>, std::remove_cvref_t<Up
 }  // namespace tarn
 // ---- tarn/policy/fences.hpp
 // Where the guard bytes of a block are, how they are drawn and how they are verified.
-// Above it: fenced, checked. Below it: fill_pattern.
 //
 //   whole |--- fence ---|--- the block as asked ---|--- fence ---|
 //                       p                          p + bytes
@@ -4870,7 +4838,6 @@ requires detail::makes_layer<std::remove_cvref_t<Policy>, std::remove_cvref_t<Up
 
 // ---- tarn/policy/fill_pattern.hpp
 // The bytes that the debugging policies write, and how they write and read device memory.
-// Above it: fenced, poisoned. Below it: driver, core.
 
 #include <cstddef>
 #include <cstring>
@@ -4994,7 +4961,6 @@ void* asking_for(std::size_t bytes, Allocate const& allocate) {
 }  // namespace tarn::detail
 // ---- tarn/policy/recorded_use.hpp
 // record_use() on its way through a policy that hands out other pointers than it gets, or touches freed blocks.
-// Above it: fenced, poisoned, checked. Below it: core/shared.
 
 #include <cstddef>
 
@@ -5393,11 +5359,10 @@ class checked_layer {
 }  // namespace tarn
 // ---- tarn/policy/device_pool.hpp
 // device_pool: the stack that most programs want. Pages of the device, pooled, with exact numbers.
-// Above it: user code. Below it: pooled, tracked, cuda_pages.
 
 // ---- tarn/policy/pooled.hpp
 // pooled: the policy that puts a caching pool on a source. `pooled | limited` bounds live bytes, `limited |
-// pooled` bounds reserved bytes. Above it: user code. Below it: pool, compose.
+// pooled` bounds reserved bytes.
 
 #include <concepts>
 #include <cstddef>
@@ -5432,8 +5397,7 @@ class checked_layer {
 
 // ---- tarn/core/counted.hpp
 // counted<T>: one heap object with several owners, on any threads; the last one deletes it. Of
-// std::shared_ptr what the books of a pool need, without <memory> (see owned). Above it: thread_cache. Below
-// it: nothing.
+// std::shared_ptr what the books of a pool need, without <memory> (see owned).
 
 #include <atomic>
 #include <cstdint>
@@ -5477,8 +5441,7 @@ class counted {
 }  // namespace tarn::detail
 // ---- tarn/core/owned.hpp
 // owned<T>: one heap object with one owner. Of std::unique_ptr what the books of a pool need, without
-// <memory>, which costs a compiler as much as <memory_resource>, <mutex> and <map> together. Above it: pool.
-// Below it: nothing.
+// <memory>, which costs a compiler as much as <memory_resource>, <mutex> and <map> together.
 
 namespace tarn::detail {
 
@@ -5516,8 +5479,7 @@ class owned {
 
 // ---- tarn/pool/arena/range.hpp
 // A range: a piece of address space that is live, free, a view or a hole. Ranges tile what the pool reserved;
-// their nodes live on the host, because the host cannot write links into device memory. Above it:
-// range_index, block_table, arena. Below it: nothing.
+// their nodes live on the host, because the host cannot write links into device memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -5526,7 +5488,7 @@ class owned {
 
 // ---- tarn/pool/arena/size_class.hpp
 // Size classes: which blocks are interchangeable. The first question of every allocation and the reason a
-// sized deallocation needs no lookup. Above it: magazine, run, pool. Below it: core/bytes.
+// sized deallocation needs no lookup.
 
 #include <array>
 #include <bit>
@@ -5710,8 +5672,7 @@ class range_table {
 }  // namespace tarn::detail
 // ---- tarn/pool/arena/run.hpp
 // Runs: a range cut into equal small blocks, with a bitmap on the host. A block's run is found by the 64 KiB
-// frame it lies in, so runs start on a frame and are made of whole frames. Above it: arena. Below it:
-// size_class, range, block_table.
+// frame it lies in, so runs start on a frame and are made of whole frames.
 
 #include <bit>
 #include <cstddef>
@@ -5719,7 +5680,7 @@ class range_table {
 
 // ---- tarn/pool/arena/block_table.hpp
 // Address to node: ranges are found by their start, runs by the 64 KiB frame that a block lies in, domains by
-// their stream. Above it: arena, run, stream_order. Below it: core/address_map.
+// their stream.
 
 #include <cstdint>
 
@@ -5904,7 +5865,7 @@ struct block_batch {
 // ---- tarn/pool/front/magazine.hpp
 // Magazines: bounded arrays of free blocks, one per size class, for one stream on one thread. A hit takes no
 // lock and makes no driver call. (Bonwick and Adams, "Magazines and Vmem", USENIX 2001, for the name and the
-// idea.) Above it: thread_cache. Below it: size_class.
+// idea.)
 
 #include <cstddef>
 #include <cstdint>
@@ -5980,7 +5941,7 @@ struct stream_cache {
 }  // namespace tarn::detail
 // ---- tarn/pool/front/thread_cache.hpp
 // Thread caches: how a thread finds its magazines, and how they come home when the thread or the pool ends
-// first. Above it: pool. Below it: magazine, owner_lock.
+// first.
 
 #include <atomic>
 #include <cstddef>
@@ -6001,8 +5962,7 @@ struct stream_cache {
 //   busy = 0 (release)            wanted = 0 (release)
 //
 // Either the owner's store of busy came before the barrier, and the visitor sees it, or its load of wanted
-// comes after, and the owner sees that. Without membarrier the owner executes the fence itself. Above it:
-// thread_cache. Below it: nothing.
+// comes after, and the owner sees that. Without membarrier the owner executes the fence itself.
 
 #include <atomic>
 #include <cstdint>
@@ -6301,15 +6261,13 @@ class thread_exit {
 // ---- tarn/pool/arena/arena.hpp
 // The arena: every range the pool holds, who may take it, and how ranges are split and coalesced. Pure
 // bookkeeping: it never calls the driver, so it is safe under the hot lock, and it knows no source, so one
-// test drives it all. Above it: growth (pages, segments), ladder, pool. Below it: range_index, block_table,
-// run, stream_order.
+// test drives it all.
 
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/core/counter.hpp
 // Counters as PyTorch keeps them: what is now, the most there was, and everything that ever came and went.
-// Above it: tracked, report. Below it: extremes.
 
 #include <cstdint>
 
@@ -6344,8 +6302,7 @@ struct stat {
 }  // namespace tarn
 // ---- tarn/pool/arena/address_index.hpp
 // Address to the range that covers it, whatever the range's size, in O(1): for each granule the last range that
-// starts in it, and two levels of bitmaps to find the nearest such granule below. Above it: arena. Below it:
-// range.
+// starts in it, and two levels of bitmaps to find the nearest such granule below.
 
 #include <bit>
 #include <cstddef>
@@ -6463,8 +6420,7 @@ class address_index {
 // ---- tarn/pool/arena/page_map.hpp
 // The page map: which physical handle stands behind which address. Every handle has a home, a place in one long
 // line of addresses where it stays mapped from its creation to its end; all books of free and live bytes are
-// kept in home addresses. (Elsewhere handles are seen through views: view.hpp.) Above it: view, page_choice, page_growth.
-// Below it: range.
+// kept in home addresses. (Elsewhere handles are seen through views: view.hpp.)
 
 #include <bit>
 #include <cstddef>
@@ -6579,7 +6535,6 @@ class page_map {
 //                           done already?  -> p is neutral: anybody's
 //                           else B waits for the event (on the device) -> p joins B's domain
 //
-// Above it: arena, ladder. Below it: range_index, run.
 
 #include <atomic>
 #include <cstdint>
@@ -6591,7 +6546,6 @@ class page_map {
 // A range before a hole is taken only where no other fits, whatever its size (wilderness preservation: Korn and Vo,
 // 1985): it can grow, and a second pass over the same requests, which finds it grown, then places every block as the
 // first pass did.
-// Above it: arena. Below it: range.
 
 #include <bit>
 #include <cstddef>
@@ -7320,13 +7274,11 @@ class arena {
 //   f(hot_lock const& held)   runs under the lock and keeps it
 //   f(may_release hot)        may release it in between: what its caller looked up before is void afterwards
 //
-// Above it: ladder, pool, looked_up. Below it: hot_mutex.
 
 // ---- tarn/pool/arena/hot_mutex.hpp
 // The arena's lock. Held for tens of nanoseconds, far less than putting a thread to sleep and waking it costs: who finds
 // it taken spins for about a microsecond before it sleeps. One word, one atomic operation each way, in line: half of what
 // std::mutex costs where nobody waits. (Drepper, "Futexes are tricky", 2011, mutex 2.)
-// Above it: hot_lock. Below it: core/wait.
 
 #include <atomic>
 #include <cstdint>
@@ -7966,7 +7918,6 @@ class looked_up {
 //   3 a view of free handles: an old one's end prolonged, or a new one      27 us a handle
 //   4 new handles beyond that, for what is lacking
 //
-// Above it: ladder. Below it: page_views, page_choice, arena.
 
 #include <bit>
 #include <cstddef>
@@ -7975,7 +7926,6 @@ class looked_up {
 
 // ---- tarn/pool/growth/growth.hpp
 // What the ladder asks of a growth and what every growth counts, whether it grows by pages or by segments.
-// Above it: page_growth, segment_growth, ladder. Below it: range.
 
 #include <bit>
 #include <cstddef>
@@ -7983,7 +7933,6 @@ class looked_up {
 
 // ---- tarn/pool/growth/growth_notes.hpp
 // Growth notes: which handle or segment a pool made or gave back, and when; the latest ones, once somebody asks for them.
-// Above it: growth, pool, report/take_snapshot. Below it: core/sequence.
 
 #include <cstddef>
 #include <cstdint>
@@ -8115,14 +8064,13 @@ struct held_memory {
 }  // namespace tarn::detail
 // ---- tarn/pool/growth/page_choice.hpp
 // Which free memory a block is put together from, where no unbroken free range is large enough. Pure: it looks at
-// the arena and the page map and changes neither. Above it: page_views, page_growth. Below it: arena, page_map, view.
+// the arena and the page map and changes neither.
 
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/core/sort.hpp
-// sort: heap sort, in place, without <algorithm>, which costs a compiler 40 ms. Above it: page_growth. Below
-// it: nothing.
+// sort: heap sort, in place, without <algorithm>, which costs a compiler 40 ms.
 
 #include <cstddef>
 
@@ -8163,7 +8111,6 @@ void sort(T* items, std::size_t count, Before const& before) {
 //
 // Views are kept after their block is freed: the same request later finds its view and costs no driver call, and a
 // larger one may prolong it.
-// Above it: page_choice, page_views. Below it: page_map.
 
 #include <cstddef>
 #include <cstdint>
@@ -8453,7 +8400,7 @@ inline choice pieces_of(page_map const& map, view const& v, std::size_t offset, 
 }  // namespace tarn::detail
 // ---- tarn/pool/growth/page_views.hpp
 // Views over free handles: a view that exists is used again, a view whose end is free is prolonged, a new one is made,
-// and old ones are unmapped. Above it: page_growth. Below it: page_choice, address_space, ordering.
+// and old ones are unmapped.
 
 #include <cstddef>
 #include <cstdint>
@@ -8461,7 +8408,6 @@ inline choice pieces_of(page_map const& map, view const& v, std::size_t offset, 
 // ---- tarn/pool/growth/address_space.hpp
 // The pool's one virtual range, divided: a quarter for the homes of each zone's handles, the rest for views. Keeps the
 // holes, which are addresses with nothing behind them. Pure bookkeeping.
-// Above it: page_views, page_growth. Below it: arena.
 
 #include <cstddef>
 #include <cstdint>
@@ -8546,7 +8492,7 @@ class address_space {
 // ---- tarn/pool/order/ordering.hpp
 // The driver's half of stream order: records, asks and waits, never under the hot lock and never on a stream
 // that is being captured. Only the ladder comes here; a pool whose streams do not run short makes none of
-// these calls. Above it: page_growth, ladder. Below it: stream_order, driver.
+// these calls.
 
 #include <cstdint>
 
@@ -8554,7 +8500,6 @@ class address_space {
 // Marking a stream's work by an event, without knowing whether the stream still lives. CUDA crashes when it is asked
 // about a destroyed stream's handle (cudaStreamGetId and its kind end in a segmentation fault), so where the driver can
 // mark the whole device's work, that is done: it covers more than is needed, and touches no stream's handle.
-// Above it: ordering, record_use. Below it: stream_order, driver.
 
 #include <cstdint>
 
@@ -9424,7 +9369,7 @@ class page_growth {
 // ---- tarn/pool/growth/segment_growth.hpp
 // Growth by segments: whole blocks of an upstream resource, where there are no pages to map (cudaMalloc,
 // pinned memory, another pool). A segment cannot be moved or extended; wholly free ones are given back when
-// memory is short. Above it: ladder. Below it: arena, growth.
+// memory is short.
 
 #include <cstddef>
 #include <cstdint>
@@ -9589,7 +9534,6 @@ class segment_growth {
 // ---- tarn/pool/growth/watched_growth.hpp
 // Growth over a page source that a tool may watch: by pages, or, where a tool is found, by segments of plain blocks,
 // since compute-sanitizer 2025.3.1 refuses heaps over mapped pages and counts each refusal as the program's error.
-// Above it: ladder. Below it: page_growth, segment_growth.
 
 #include <cstddef>
 #include <cstdint>
@@ -9651,7 +9595,6 @@ class watched_growth {
 }  // namespace tarn::detail
 // ---- tarn/pool/inspection/described_source.hpp
 // described_source: a pool's source, which tells a tool of each segment while the pool has it.
-// Above it: pool. Below it: description.
 
 #include <cstddef>
 #include <type_traits>
@@ -9659,7 +9602,6 @@ class watched_growth {
 
 // ---- tarn/pool/inspection/description.hpp
 // What a pool tells a tool that watches memory (compute-sanitizer, the simulated one): which bytes are handed out.
-// Above it: described_source, pool. Below it: driver/driver, core.
 //
 // Without a tool this is one byte, looked at where the arena is asked. With one the pool changes: it stands on whole
 // blocks of the driver's, also in place of pages and of cudaMallocAsync's memory, which tools refuse; no magazines;
@@ -10075,7 +10017,6 @@ struct description_of<Source, true> {
 }  // namespace tarn::detail
 // ---- tarn/pool/options.hpp
 // What a user may choose of a pool; the defaults serve all traces.
-// Above it: ladder, pool. Below it: nothing.
 
 #include <cstddef>
 
@@ -10222,7 +10163,6 @@ void sweep(arena& space, ordering<Driver>& order, may_release hot, sweep_of whic
 }  // namespace tarn::detail
 // ---- tarn/pool/pool_state.hpp
 // What a pool knows of itself at one moment, for reports and tests. Bytes unless said.
-// Above it: pool, report. Below it: counter.
 
 #include <cstddef>
 #include <cstdint>
@@ -10860,7 +10800,7 @@ class ladder {
 
 // ---- tarn/core/waiting_block.hpp
 // Blocks that were freed and that a pool holds back until other streams have finished with them: how many there are, and
-// who is notified when that changes. Above it: pool, tracked. Below it: sequence, at_fork.
+// who is notified when that changes.
 
 #include <cstddef>
 #include <cstdint>
@@ -11058,7 +10998,6 @@ void reset_totals(Heap& heap) noexcept {
 //
 // The driver is never called under the mutex. A call in progress keeps what it works on: a deallocation keeps the block by
 // a count, a query keeps the event by `asked`, a group that is marked again is in no list meanwhile.
-// Above it: pool. Below it: noted_blocks, mark_work.
 
 #include <atomic>
 #include <cstddef>
@@ -11068,14 +11007,14 @@ void reset_totals(Heap& heap) noexcept {
 
 // ---- tarn/pool/order/noted_blocks.hpp
 // Noted blocks: a hash table from address to block, with a filter that any thread reads without the lock. Freeing a block
-// that is not in the table costs two loads. Above it: record_use. Below it: slots.
+// that is not in the table costs two loads.
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/pool/order/slots.hpp
-// Slots: elements by number that never move and are used again. Above it: noted_blocks, record_use. Below it: core.
+// Slots: elements by number that never move and are used again.
 
 #include <cstddef>
 #include <cstdint>
@@ -12115,7 +12054,7 @@ class pooled_layer : public pool<Upstream> {
 }  // namespace tarn
 // ---- tarn/policy/tracked.hpp
 // tracked: exact numbers of what was handed out, as PyTorch defines them, and high-water scopes that do not
-// disturb each other. Above it: peak_scope, report. Below it: tracked_numbers, compose.
+// disturb each other.
 
 #include <concepts>
 #include <cstddef>
@@ -12126,7 +12065,6 @@ class pooled_layer : public pool<Upstream> {
 // The numbers of `tracked`: current, peak and totals of one order of all threads' calls, and high-water marks. One thread
 // counts under a lock that it finds free. Where several come at once, who holds the lock counts for who waits
 // (combining_lock), and then each gets a share of the room below the peaks, to count in by itself (tracked_share).
-// Above it: tracked. Below it: tracked_share, combining_lock, counter.
 
 #include <array>
 #include <atomic>
@@ -12140,7 +12078,7 @@ class pooled_layer : public pool<Upstream> {
 // ---- tarn/core/combining_lock.hpp
 // A lock around small updates. Who finds it taken writes down what to do; who holds it does that too, before it leaves:
 // what is guarded stays in one processor's cache. (Flat combining: Hendler, Incze, Shavit, Tzafrir, SPAA 2010.) Every
-// update is done when its call returns. Above it: tracked_numbers. Below it: spin_lock, thread_tag.
+// update is done when its call returns.
 
 #include <atomic>
 #include <bit>
@@ -12249,7 +12187,7 @@ class combining_lock {
 // What one thread may count by itself. Where several threads call at once, each is given a share of the room that is left
 // below the peaks. While it stays within its share no peak can change, whatever the others do within theirs, so nobody
 // needs to know of it until somebody asks: every number stays exact. (Shares of what is left below a limit: O'Neil, "The
-// escrow transactional method", TODS 1986.) Above it: tracked_numbers. Below it: counter, spin_lock.
+// escrow transactional method", TODS 1986.)
 
 #include <array>
 #include <cstddef>
@@ -12820,7 +12758,6 @@ using device_pool = pool_over<cuda_pages>;
 }  // namespace tarn
 // ---- tarn/policy/fallback_to.hpp
 // fallback_to: another resource for what the first one cannot serve, such as managed or host memory.
-// Above it: user code. Below it: compose, pool/pool_state.
 
 #include <atomic>
 #include <cstddef>
@@ -13164,7 +13101,6 @@ class fallback_layer {
 }  // namespace tarn
 // ---- tarn/policy/fenced.hpp
 // fenced: guard bytes before and after every block, so that a write past either end is found.
-// Above it: user code. Below it: fences, compose.
 
 #include <concepts>
 #include <cstddef>
@@ -13382,7 +13318,6 @@ class fenced_layer {
 }  // namespace tarn
 // ---- tarn/policy/limited.hpp
 // limited: a bound on bytes. Position is meaning: over a pool it bounds live bytes, under it reserved bytes.
-// Above it: user code. Below it: compose.
 
 #include <atomic>
 #include <cstddef>
@@ -13598,7 +13533,7 @@ class limited_layer<Upstream> : public detail::limited_base<Upstream> {
 }  // namespace tarn
 // ---- tarn/policy/poisoned.hpp
 // poisoned: fills memory when it is handed out and when it comes back, so that reading it too early or too
-// late shows. Above it: user code. Below it: fill_pattern, compose.
+// late shows.
 
 #include <atomic>
 #include <concepts>
@@ -13713,7 +13648,7 @@ class poisoned_layer {
 }  // namespace tarn
 // ---- tarn/policy/recorded.hpp
 // recorded: writes every call as a trace that tarn_replay reads, so that a program can be measured against
-// any pool. Above it: user code. Below it: trace_format, compose.
+// any pool.
 
 #include <cerrno>
 #include <cstddef>
@@ -13730,7 +13665,6 @@ class poisoned_layer {
 //   f <id>                    free
 //   # ...                     a comment
 //
-// Above it: recorded, the replay tool. Below it: nothing.
 
 #include <cstddef>
 #include <cstdint>
@@ -13975,7 +13909,6 @@ class recorded_layer {
 }  // namespace tarn
 // ---- tarn/policy/retry_on_oom.hpp
 // retry_on_oom: a user's handler gets the chance to free memory before out_of_memory reaches the caller.
-// Above it: user code. Below it: compose.
 
 #include <concepts>
 #include <cstddef>
@@ -14053,7 +13986,7 @@ class retry_layer {
 }  // namespace tarn
 
 // ---- tarn/raii/budget_scope.hpp
-// budget_scope: a limit for a scope. Above it: user code. Below it: policy/limited.
+// budget_scope: a limit for a scope.
 
 #include <cstddef>
 #include <utility>
@@ -14096,7 +14029,7 @@ class budget_scope {
 
 }  // namespace tarn
 // ---- tarn/raii/cache_guard.hpp
-// cache_guard: clears a pool's cache around a scope. Above it: user code. Below it: core/shared.
+// cache_guard: clears a pool's cache around a scope.
 
 #include <atomic>
 #include <cstddef>
@@ -14159,7 +14092,6 @@ class cache_guard {
 }  // namespace tarn
 // ---- tarn/raii/copy.hpp
 // Typed copies in stream order, between host and device in any direction.
-// Above it: device_buffer. Below it: driver.
 
 #include <cstdint>
 #include <span>
@@ -14199,7 +14131,6 @@ void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, str
 }  // namespace tarn
 // ---- tarn/raii/device_buffer.hpp
 // device_buffer<T>: an owned, sized, uninitialised array in stream order.
-// Above it: user code. Below it: copy, stream, core/resource.
 
 #include <cstddef>
 #include <span>
@@ -14208,7 +14139,6 @@ void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, str
 
 // ---- tarn/raii/stream.hpp
 // Streams: one that is owned, and the identity of one that is not.
-// Above it: user code. Below it: driver.
 
 #include <utility>
 
@@ -14611,7 +14541,7 @@ requires tarn::resource<Resource>
 
 }  // namespace tarn
 // ---- tarn/raii/device_guard.hpp
-// device_guard: the current device of a scope. Above it: user code. Below it: driver.
+// device_guard: the current device of a scope.
 
 #if TARN_HAS_CUDA
 #endif
@@ -14664,7 +14594,7 @@ using device_guard = basic_device_guard<cuda_driver>;
 }  // namespace tarn
 // ---- tarn/raii/device_ptr.hpp
 // device_ptr<T> and device_ptr<T[]>: unique ownership of one object or an array, with what unique_ptr's users
-// expect. Above it: user code. Below it: device_buffer's defaults, core/resource.
+// expect.
 
 #include <cstddef>
 #include <type_traits>
@@ -14810,7 +14740,7 @@ requires(tarn::resource<Resource>&& std::is_unbounded_array_v<T>)
 
 }  // namespace tarn
 // ---- tarn/raii/peak_scope.hpp
-// peak_scope: the high-water mark of a scope. Above it: user code. Below it: policy/tracked.
+// peak_scope: the high-water mark of a scope.
 
 #include <cstddef>
 #include <cstdint>
@@ -14871,7 +14801,6 @@ class peak_scope {
 }  // namespace tarn
 // ---- tarn/raii/pinned_buffer.hpp
 // pinned_buffer<T>: an owned contiguous range of host memory that devices copy from and to at full speed.
-// Above it: user code. Below it: stream, core/resource.
 
 #include <cstddef>
 #include <cstring>
@@ -15092,7 +15021,7 @@ class pinned_buffer {
 
 // ---- tarn/report/stats.hpp
 // The numbers, under the names that PyTorch's users know. They look; they change nothing but peaks when
-// asked. Above it: user code, summary. Below it: tracked, pool_state.
+// asked.
 
 #include <array>
 #include <cstddef>
@@ -15254,7 +15183,6 @@ template <class Resource>
 }  // namespace tarn
 // ---- tarn/report/summary.hpp
 // memory_summary: the table that torch.cuda.memory_summary() prints, for a tarn pool.
-// Above it: user code. Below it: stats.
 
 #include <cstddef>
 #include <cstdint>
@@ -15262,8 +15190,7 @@ template <class Resource>
 #include <vector>
 
 // ---- tarn/core/cut_text.hpp
-// Text that is cut to a number of bytes, not within a character of UTF-8. Above it: tag, log_line, by_tag.
-// Below it: nothing.
+// Text that is cut to a number of bytes, not within a character of UTF-8.
 
 #include <cstddef>
 #include <string_view>
@@ -15291,7 +15218,7 @@ namespace tarn::detail {
 
 }  // namespace tarn::detail
 // ---- tarn/core/joined.hpp
-// A text made of several. Above it: sim_order, report. Below it: nothing.
+// A text made of several.
 
 #include <cstddef>
 #include <initializer_list>

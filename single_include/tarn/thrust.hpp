@@ -6,7 +6,6 @@
 // The door to Thrust: an allocator for thrust::device_vector, and execution policies whose temporaries come from a
 // pool. Works with each of Thrust's device systems (CUDA, C++, OpenMP, TBB), with CCCL 3.0 and newer and with Thrust
 // 1.17; the host-side systems need memory that the host can touch.
-// Above it: thrust::device_vector, Thrust's algorithms. Below it: core/resource.
 
 #include <thrust/detail/config.h>
 #include <thrust/device_ptr.h>

@@ -5,18 +5,15 @@
 // ---- tarn/watching.hpp
 // Watching memory: who holds what, under which name, since which line; where a device's memory went; snapshots as pages
 // and files. Opt-in: programs that do not look need not compile it. Call stacks are one more: tarn/policy/backtrace.hpp.
-// Above it: user code. Below it: tarn.hpp, policy/watched, report.
 
 // ---- tarn/policy/log_line.hpp
-// A logged call as a line of comma-separated values, built without allocating. Above it: user code. Below it: logged,
-// message.
+// A logged call as a line of comma-separated values, built without allocating.
 
 #include <cstddef>
 #include <string_view>
 
 // ---- tarn/policy/logged.hpp
-// logged: hands each call to a hook, for whatever logging a program has. Above it: user code, log_line. Below it:
-// core/tag, compose.
+// logged: hands each call to a hook, for whatever logging a program has.
 
 #include <concepts>
 #include <cstddef>
@@ -25,7 +22,6 @@
 
 // ---- tarn/core/tag.hpp
 // Names for memory: a tag is a number for a name that the process keeps, so it is cheap to hand on and to compare.
-// Above it: tagged, watched, user code. Below it: call_place, spin_lock.
 
 #include <atomic>
 #include <cstddef>
@@ -358,7 +354,6 @@ void add_value(message<N>& line, std::string_view text) noexcept {
 }  // namespace tarn
 // ---- tarn/policy/nvtx_ranged.hpp
 // nvtx_ranged: a profiler's range around each call, so that Nsight Systems shows a pool's calls among the kernels.
-// Above it: user code. Below it: driver/nvtx_ranges, compose.
 
 #include <cstddef>
 #include <cstdint>
@@ -366,7 +361,7 @@ void add_value(message<N>& line, std::string_view text) noexcept {
 
 // ---- tarn/driver/nvtx_ranges.hpp
 // Ranges and names for profilers such as Nsight Systems, through NVTX: empty without CUDA's headers, a test of a
-// pointer without a profiler. Above it: nvtx_ranged, user code. Below it: NVTX's headers, where the toolkit has them.
+// pointer without a profiler.
 
 #include <atomic>
 #include <cstdint>
@@ -566,8 +561,7 @@ class nvtx_ranged_layer {
 
 }  // namespace tarn
 // ---- tarn/policy/tagged.hpp
-// tagged: a handle on the same memory that names all that goes through it. Above it: user code. Below it: core/tag,
-// compose.
+// tagged: a handle on the same memory that names all that goes through it.
 
 #include <cstddef>
 #include <string_view>
@@ -628,8 +622,7 @@ class tagged_layer {
 
 }  // namespace tarn
 // ---- tarn/policy/watched.hpp
-// watched: who holds what, since when, from which line and under which name. Above it: report, user code. Below it:
-// watch_log, block_bytes, compose.
+// watched: who holds what, since when, from which line and under which name.
 
 #include <algorithm>
 #include <concepts>
@@ -642,7 +635,6 @@ class tagged_layer {
 
 // ---- tarn/core/clock.hpp
 // The host's clocks, in nanoseconds: one that never goes back, and one that knows the date.
-// Above it: watched, report/take_snapshot. Below it: nothing.
 
 #include <chrono>
 #include <cstdint>
@@ -665,13 +657,12 @@ template <class Clock>
 }  // namespace tarn::detail
 // ---- tarn/policy/call_stack.hpp
 // Call stacks as a hook: who walks the stack and who names a frame is the program's choice; glibc's are in
-// policy/backtrace. Above it: watched, backtrace. Below it: watch_record.
+// policy/backtrace.
 
 #include <cstddef>
 
 // ---- tarn/policy/watch_record.hpp
 // What a `watched` layer has seen, copied out of it at one moment: plain data that reports are made of.
-// Above it: watched, report/snapshot. Below it: core/stream.
 
 #include <cstddef>
 #include <cstdint>
@@ -752,8 +743,7 @@ inline constexpr std::size_t stack_depth = 32;
 
 }  // namespace tarn
 // ---- tarn/policy/watch_log.hpp
-// The books of `watched`: live blocks, the latest events, what each tag holds. Above it: watched. Below it:
-// watch_places, core/tag.
+// The books of `watched`: live blocks, the latest events, what each tag holds.
 
 #include <cstddef>
 #include <cstdint>
@@ -761,8 +751,7 @@ inline constexpr std::size_t stack_depth = 32;
 #include <new>
 
 // ---- tarn/policy/watch_places.hpp
-// The places that calls came from, each kept once and then known by a number. Above it: watch_log. Below it:
-// address_map.
+// The places that calls came from, each kept once and then known by a number.
 
 #include <cstddef>
 #include <cstdint>
@@ -1342,7 +1331,6 @@ void watched_layer<Upstream>::name_frames(std::vector<watched_frame>& out, place
 }  // namespace tarn
 // ---- tarn/raii/line_profile.hpp
 // The line profile: what each marked line of the source does to memory, as memory_profiler tells it of Python's lines.
-// Above it: report/line_profile, user code. Below it: peak_scope.
 
 #include <cstddef>
 #include <cstdint>
@@ -1459,7 +1447,7 @@ inline void reset_line_profile() {
 #define TARN_PROFILE_NAME(prefix, line) TARN_PROFILE_NAME_OF(prefix, line)
 #define TARN_PROFILE_NAME_OF(prefix, line) prefix##line
 // ---- tarn/report/by_tag.hpp
-// memory_by_tag: who holds how much, under the names that were given. Above it: user code. Below it: watched, summary.
+// memory_by_tag: who holds how much, under the names that were given.
 
 #include <algorithm>
 #include <cstddef>
@@ -1519,7 +1507,6 @@ template <class Resource>
 }  // namespace tarn
 // ---- tarn/report/explain_memory.hpp
 // explain_memory: where did it go? Why nvidia-smi shows 1,072 MiB for a model of 0.0004 MiB.
-// Above it: user code. Below it: memory_explanation, stats.
 
 #include <cstddef>
 #include <optional>
@@ -1532,7 +1519,6 @@ template <class Resource>
 #endif
 // ---- tarn/report/memory_explanation.hpp
 // Whose the memory of a device is, as numbers and as a table: parts, and a residual that makes their sum exact.
-// Above it: explain_memory. Below it: nothing but bytes.
 
 #include <cstddef>
 #include <cstdint>
@@ -1934,7 +1920,6 @@ template <class... Subjects>
 }  // namespace tarn
 // ---- tarn/report/line_profile.hpp
 // line_profile_table: the marked lines as a table, in the order of the source, as line profilers print them.
-// Above it: user code. Below it: raii/line_profile, summary.
 
 #include <algorithm>
 #include <cstdint>
@@ -2040,7 +2025,7 @@ class source_lines {
 
 }  // namespace tarn
 // ---- tarn/report/save_snapshot.hpp
-// save_snapshot: a snapshot in a file whose name says the format. Above it: user code. Below it: take_snapshot, the writers.
+// save_snapshot: a snapshot in a file whose name says the format.
 
 #include <cerrno>
 #include <cstdio>
@@ -2053,7 +2038,6 @@ class source_lines {
 // ---- tarn/report/perfetto.hpp
 // A snapshot's history in Chrome's trace format: opens in ui.perfetto.dev and chrome://tracing. Counters of live and reserved
 // bytes and of each tag's, the larger blocks as slices from their allocation to their free, refusals as marks.
-// Above it: save_snapshot. Below it: snapshot, json_text.
 
 #include <cstddef>
 #include <cstdint>
@@ -2065,7 +2049,7 @@ class source_lines {
 
 // ---- tarn/report/json_text.hpp
 // JSON to a stream, piece by piece: commas, quotes and escapes are right whatever the names hold. Needs no memory but the
-// escaped text at hand. Above it: snapshot_json, perfetto. Below it: utf8.
+// escaped text at hand.
 
 #include <charconv>
 #include <cstddef>
@@ -2077,7 +2061,6 @@ class source_lines {
 
 // ---- tarn/report/utf8.hpp
 // Text that a reader will take: names of files and tags are any bytes, JSON and pickles must be UTF-8.
-// Above it: pickle, json_text. Below it: nothing.
 
 #include <cstddef>
 #include <string>
@@ -2258,7 +2241,6 @@ class json_text {
 // ---- tarn/report/snapshot.hpp
 // A snapshot: what a pool holds at one moment and how it came to that, as plain data. Writers turn it into files:
 // pickle (PyTorch's memory_viz), timeline_html, perfetto, snapshot_json.
-// Above it: the writers. Below it: policy/watch_record, pool/pool_state.
 
 #include <cstddef>
 #include <cstdint>
@@ -2517,7 +2499,6 @@ inline void write_perfetto(std::ostream& out, snapshot const& s, perfetto_option
 // ---- tarn/report/pickle.hpp
 // A snapshot as PyTorch's tools read it: drop the file on pytorch.org/memory_viz, or `python _memory_viz.py stats|trace|
 // segments|memory|segment_plot|trace_plot x.pickle` (torch/cuda/_memory_viz.py).
-// Above it: save_snapshot. Below it: viewer_history, pickle_text.
 
 #include <cstddef>
 #include <cstdint>
@@ -2528,7 +2509,6 @@ inline void write_perfetto(std::ostream& out, snapshot const& s, perfetto_option
 // ---- tarn/report/pickle_text.hpp
 // A pickle of protocol 4, written piece by piece: dictionaries, lists, texts, integers, pairs, and what was written before
 // once more. Only what PyTorch's viewer unpickles, in batches of at most 1,000 (it passes a batch as arguments of one call).
-// Above it: pickle. Below it: utf8.
 
 #include <cstddef>
 #include <cstdint>
@@ -2657,7 +2637,6 @@ class pickle_text {
 //                                 that no note tells of): its bytes count twice where they stand at home as well
 //   what the end contradicts      left out
 //
-// Above it: pickle. Below it: snapshot.
 
 #include <algorithm>
 #include <cstddef>
@@ -3042,7 +3021,7 @@ inline void write_pickle(std::ostream& out, snapshot const& s) {
 
 }  // namespace tarn
 // ---- tarn/report/snapshot_json.hpp
-// A snapshot as JSON, for programs of one's own. Above it: save_snapshot. Below it: snapshot, json_text.
+// A snapshot as JSON, for programs of one's own.
 //
 //   {"format": "tarn snapshot", "version": 1, "title", "device", "started_ns", "now_ns", "null_stream", "forgotten_events",
 //    "pool":     {"live", "live_blocks", "reserved", "reserved_peak", "cached", "pending", "largest_free_range", "free_blocks",
@@ -3173,7 +3152,6 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 }  // namespace tarn
 // ---- tarn/report/take_snapshot.hpp
 // take_snapshot: what memory holds and how it came to that, from the pool and the watched layer that are found under it.
-// Above it: user code, save_snapshot. Below it: lay_over, pool/inspection, policy/watch_record.
 
 #include <algorithm>
 #include <concepts>
@@ -3187,7 +3165,6 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 // Laying what a watched layer has seen over what the pool holds: names, places and requested bytes for its blocks, and one
 // history of calls, handles and segments. What the two disagree on, since time went on between them, is resolved so that
 // blocks tile their segments.
-// Above it: take_snapshot. Below it: snapshot, pool/inspection, policy/watch_record.
 
 #include <algorithm>
 #include <cstddef>
@@ -3204,7 +3181,6 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 //   home   | block | free | piece of a view | run: slots | kept by a thread |   one stretch up to the piece, one after it
 //   view   | block, at the address that its user has |                          one stretch
 //
-// Above it: report/take_snapshot. Below it: pool_facts.
 
 #include <algorithm>
 #include <cstddef>
@@ -3215,7 +3191,7 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 
 // ---- tarn/pool/inspection/pool_facts.hpp
 // Pool facts: what a pool's books say at one moment, copied while every thread is kept out of its magazines and, for the
-// arena's, the hot lock is held. Above it: inspection. Below it: arena, thread_cache, record_use, growth, description.
+// arena's, the hot lock is held.
 
 #include <cstddef>
 #include <cstdint>
@@ -3938,7 +3914,6 @@ void save_snapshot(Resource memory, std::string const& path) {
 // ---- tarn/report/timeline_html.hpp
 // A snapshot as one HTML file that needs nothing else: live and reserved bytes over time with the peak and what made it
 // up, a map of the addresses, tables. It loads nothing from anywhere; its own policy (CSP) forbids it to.
-// Above it: user code, tarn_replay. Below it: html_data, the page's parts.
 
 #include <cstdint>
 #include <ostream>
@@ -3955,7 +3930,6 @@ void save_snapshot(Resource memory, std::string const& path) {
 //            shape << 3 | gap << 2 | use, where there is a gap before it the step over that, and the step of the time
 //
 // Addresses are counted from the lowest, in units of what all are aligned to; 0 is none.
-// Above it: timeline_html. Below it: html_numbers, snapshot.
 
 #include <algorithm>
 #include <bit>
@@ -3969,7 +3943,6 @@ void save_snapshot(Resource memory, std::string const& path) {
 // ---- tarn/report/html_numbers.hpp
 // Numbers as a page carries them: bytes of seven bits each, least first, the top bit saying that more follow (LEB128);
 // the bytes in base64, whose letters are plain text to HTML. An event takes 4 to 8 characters where JSON takes 100.
-// Above it: html_data. Below it: nothing.
 
 #include <cstddef>
 #include <cstdint>
@@ -4190,7 +4163,6 @@ class html_data {
 }  // namespace tarn::detail
 // ---- tarn/report/script_text.hpp
 // Text of unknown origin (tags, files, titles) written into a page so that it stays text.
-// Above it: timeline_html. Below it: utf8.
 
 #include <cstddef>
 #include <string>
@@ -4248,7 +4220,6 @@ inline void add_html_text(std::string& to, std::string_view text) {
 }  // namespace tarn::detail
 // ---- tarn/report/timeline_chart.hpp
 // The page's timeline, drawn: curves, axes, the peak. However many events a column of pixels has, it shows their most.
-// Above it: timeline_html. Below it: nothing; the elements that it names are in timeline_page.
 
 namespace tarn::detail {
 
@@ -4557,7 +4528,6 @@ const redrawChart = afterFrame(drawChart);
 }  // namespace tarn::detail
 // ---- tarn/report/timeline_input.hpp
 // The page's timeline, used: zoom and pan by wheel, drag and keyboard, what the pointer is on, the switches.
-// Above it: timeline_html. Below it: nothing; the elements that it names are in timeline_page.
 
 namespace tarn::detail {
 
@@ -4798,7 +4768,6 @@ byId('to-peak').addEventListener('click', () => pickMoment(model.peak));
 // ---- tarn/report/timeline_map.hpp
 // The page's map of the addresses: all segments one after another, broken into rows of equal bytes as text is into
 // lines; each block as long as its bytes. Only rows in sight are drawn.
-// Above it: timeline_html. Below it: nothing; the elements that it names are in timeline_page.
 
 namespace tarn::detail {
 
@@ -5070,7 +5039,6 @@ switches(['color-use', 'color-size', 'color-stream', 'color-tag'], (id) => {
 }  // namespace tarn::detail
 // ---- tarn/report/timeline_model.hpp
 // The page's model: reads the numbers that html_data wrote, makes the curves, and answers what was live when.
-// Above it: timeline_html. Below it: nothing; the elements that it names are in timeline_page.
 
 namespace tarn::detail {
 
@@ -5352,7 +5320,6 @@ class Extremes {
 }  // namespace tarn::detail
 // ---- tarn/report/timeline_moment.hpp
 // What was live at the moment that was chosen, the peak at first: by tag, by place, and the largest blocks.
-// Above it: timeline_html. Below it: nothing; the elements that it names are in timeline_page.
 
 namespace tarn::detail {
 
@@ -5431,7 +5398,6 @@ const placeTitle = (place) =>
 }  // namespace tarn::detail
 // ---- tarn/report/timeline_page.hpp
 // The page's elements: what is there before the script fills it. The policy in its head forbids every load.
-// Above it: timeline_html. Below it: nothing.
 
 namespace tarn::detail {
 
@@ -5582,7 +5548,6 @@ inline constexpr char html_body[] = R"html(</head>
 }  // namespace tarn::detail
 // ---- tarn/report/timeline_start.hpp
 // The page's start: the numbers on top, light and dark, and the first drawing of everything.
-// Above it: timeline_html. Below it: nothing; the elements that it names are in timeline_page.
 
 namespace tarn::detail {
 
@@ -5704,7 +5669,6 @@ document.documentElement.dataset.ready = performance.now().toFixed(0);
 }  // namespace tarn::detail
 // ---- tarn/report/timeline_style.hpp
 // The page's style: light and dark by the system or by choice, one type scale, what the keyboard is on always visible.
-// Above it: timeline_html. Below it: nothing.
 
 namespace tarn::detail {
 
@@ -5866,7 +5830,6 @@ th.number .arrow { order: -1; }
 }  // namespace tarn::detail
 // ---- tarn/report/timeline_tables.hpp
 // The page's tables, sorted by any column and filtered by text.
-// Above it: timeline_html. Below it: nothing; the elements that it names are in timeline_page.
 
 namespace tarn::detail {
 
@@ -6042,7 +6005,6 @@ tabs.forEach((tab, i) => {
 }  // namespace tarn::detail
 // ---- tarn/report/timeline_words.hpp
 // The page's words: bytes, times, addresses and names as people read them; its colours, and which tag has which.
-// Above it: timeline_html. Below it: nothing; the elements that it names are in timeline_page.
 
 namespace tarn::detail {
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What copies between devices and partitioned buffers promise, on any devices: simulated ones on any schedule, or GPUs.
-// Above it: raii/partitioned_buffer.cpp, raii/peer_copy.cpp, raii/cuda_across_devices.cu. Below it: raii.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What a conversion promises on any device: each element is what the host makes of it, whatever the types, the length and
-// the alignment. Above it: raii/convert.cpp, raii/cuda_convert.cu. Below it: raii/convert.
+// the alignment.
 
 #include <bit>
 #include <cmath>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What CUDA tests share: whether there is a device, and work that keeps a stream busy.
-// Above it: tests tagged [cuda]. Below it: CUDA's runtime.
 
 #include <cuda_runtime.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What retire(), evict_scope and scratch promise, on any device: contents are compared, with streams kept busy so that a wait
-// left out shows. Above it: the tests of raii, simulated and on CUDA. Below it: the three headers.
+// left out shows.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Writes and reads a resource's memory through its own driver, so that one test serves host, simulated and
-// real devices. Above it: the contract suites. Below it: driver/driver.
+// real devices.
 
 #include <cstddef>
 #include <vector>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A policy that tells the simulated machine's order checker whose memory is whose, so that it finds a use which nothing
-// orders behind an earlier owner's. Above it: tests of owners. Below it: sim_machine.
+// orders behind an earlier owner's.
 
 #include <cstddef>
 #include <utility>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What every page source promises. Above it: tests of page sources and of policies over them.
-// Below it: memory_access, core.
+// What every page source promises.
 
 #include <cstddef>
 

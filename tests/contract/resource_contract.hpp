@@ -5,7 +5,6 @@
 //     resource_contract([] { return host_memory{} | limited{2_GiB}; });
 //   }
 // `make` returns a fresh resource; a pool returns a new pool each time.
-// Above it: tests of sources, pools, policies. Below it: memory_access, core.
 
 #include <atomic>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What Thrust's users rely on, for any pool and device system. Above it: thrust.cpp, thrust.cu. Below it: the door.
+// What Thrust's users rely on, for any pool and device system.
 
 #include <thrust/copy.h>
 #include <thrust/device_vector.h>

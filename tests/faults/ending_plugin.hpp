@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A plug-in that holds a pool: its static object, made at plugin_begin(). Above it: ending_plugin_sim.cpp,
-// ending_plugin_cuda.cu. Below it: all of tarn.
+// A plug-in that holds a pool: its static object, made at plugin_begin().
 
 #include <optional>
 

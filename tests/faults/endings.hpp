@@ -2,7 +2,6 @@
 #pragma once
 // How processes, threads, contexts and plug-ins end while pools and owners live: each case is a process of its own, which
 // endings.py runs. `Kit` is the device: a pool's type, the sizes to use, and how its context is lost.
-// Above it: endings_sim.cpp, endings_cuda.cu. Below it: all of tarn.
 
 #include <dlfcn.h>
 #include <sys/wait.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Blocks of one pool in one trial: allocated, used by simulated kernels, freed, and counted by hand beside the pool's own
-// counters. Above it: the scenes. Below it: trial.
+// counters.
 
 #include <string>
 #include <utility>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A global operator new that refuses on demand and knows what is live. Linking host_faults.cpp replaces it.
-// Above it: sited_driver, trial, the programs of tests/faults. Below it: malloc.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What the scenes stand on: a small machine that checks stream order, and streams and a pool of a driver whose calls are made
-// to fail. Above it: scenes_*. Below it: trial.
+// to fail.
 
 #include <cstddef>
 #include <utility>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Runs a scene under a fault and checks what must hold after it. Above it: driver_calls, host_memory. Below it: scenes.
+// Runs a scene under a fault and checks what must hold after it.
 
 #include <functional>
 #include <string>

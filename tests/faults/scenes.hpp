@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The program that uses everything, in scenes: each is short, on a machine of its own, and is run once for each of its
-// driver calls and allocations. Above it: driver_calls, host_memory. Below it: trial.
+// driver calls and allocations.
 
 #include <span>
 

@@ -2,7 +2,6 @@
 #pragma once
 // faulty<sim_driver>, told by each call where in the library it was made, so that the sites which were made to fail can be
 // compared with those that the sources have. What should have been given back but for a fault is remembered as owed.
-// Above it: trial. Below it: driver/fault, host_faults.
 
 #include <cstdint>
 #include <functional>

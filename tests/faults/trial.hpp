@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // One run of one scene under one fault: runs each step, judges what it throws, and compares the state before and after.
-// Above it: the scenes, driver_calls, host_memory. Below it: sited_driver.
 
 #include <cstring>
 #include <functional>

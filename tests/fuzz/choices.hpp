@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The fuzzer's bytes read as choices: one of n, a size, an alignment. When they run out every choice is the first one.
-// Above it: the targets. Below it: nothing.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The trivial allocator that a real one is compared with: which bytes are handed out, as a set of intervals.
-// Above it: watched. Below it: promise.
 
 #include <cstddef>
 #include <cstdint>

@@ -2,7 +2,6 @@
 #pragma once
 // The simulated driver with the call that CUDA has since 12.5: one event behind all work that the device has been
 // given, on destroyed streams too, without touching their handles. Refused, as there, while any stream is captured.
-// Above it: the pool target. Below it: sim_driver.
 
 #include <memory>
 #include <vector>

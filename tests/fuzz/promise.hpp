@@ -2,7 +2,6 @@
 #pragma once
 // How a target says that a promise was broken: in words, and by abort(), which a fuzzer keeps the input of. With
 // TARN_FUZZ_TELL in the environment it also tells each step, so that a finding can be read as a program.
-// Above it: the targets. Below it: nothing.
 
 #include <cstdio>
 #include <cstdlib>

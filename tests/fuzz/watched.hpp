@@ -2,7 +2,6 @@
 #pragma once
 // watched: a policy that compares every call with the trivial allocator, whoever makes it, and tells the machine's
 // order checker who owns which bytes.
-// Above it: the targets. Below it: live_blocks, tarn.
 
 #include <cstddef>
 #include <utility>

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 # The planted bugs: each a small change of one header, of the kind that slips in unnoticed, by the promise it breaks.
-# Above it: run.py. Below it: include/tarn.
 from typing import NamedTuple
 
 

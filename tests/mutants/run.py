@@ -3,7 +3,6 @@
 # Builds tarn with each planted bug and lets its finder look for it: the random programs of tests/simulation, the policy matrix
 # (tests/policy_matrix), or a file of unit tests. This proves that they find what they are there to find. Then the tree as it
 # is runs the same, and must pass.
-# Above it: ./dev mutants. Below it: planted.py, tests/simulation, tests/policy_matrix, unit tests.
 #
 #   run.py [--short] [--only TEXT] [--jobs N] [--seeds N] [--list]
 #

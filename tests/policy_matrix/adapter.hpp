@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A stack behind the virtual calls of the checks, and how stacks are composed of the list.
-// Above it: the files that instantiate stacks. Below it: policies, subject.
 
 #include <concepts>
 #include <memory>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Every stack of every file. With TARN_MATRIX_SHORT those of stacks_short.cpp only, which compile sooner.
-// Above it: the test, main. Below it: checks.
 
 #include <iterator>
 #include <utility>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The checks: what the documentation promises of every stack, compiled once. Above it: the test, main.
-// Below it: subject.
+// The checks: what the documentation promises of every stack, compiled once.
 
 #include <cstdint>
 #include <string_view>

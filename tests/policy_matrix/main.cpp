@@ -4,7 +4,7 @@
 //   tarn_policy_matrix [--only TEXT] [--seeds FIRST..LAST] [--steps N] [--threads] [--list]
 //
 // It prints what tests/simulation prints: "FOUND with seed ...", a finding, and a line for programs to read. Exit status 0:
-// nothing found, 1: found, 2: wrong arguments. Above it: mutants/run.py, CTest. Below it: checks, the stacks.
+// nothing found, 1: found, 2: wrong arguments.
 #include <unistd.h>
 
 #include <chrono>

@@ -2,7 +2,6 @@
 #pragma once
 // The list: every policy, with options under which a correct program never meets a limit, and every source. A new policy
 // joins in one line of block_policies (or page_policies); architecture/check.py compares the list with include/tarn.
-// Above it: adapter, the stacks. Below it: policy, source.
 
 #include <cstddef>
 #include <cstdio>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The simulated device and plain host memory, as the checks see them. Above it: the files that instantiate stacks.
-// Below it: subject, the simulated driver.
+// The simulated device and plain host memory, as the checks see them.
 
 #include <cstddef>
 #include <cstring>

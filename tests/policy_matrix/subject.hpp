@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What the checks see of a stack of policies and of the device below it: virtual calls, so that the checks are compiled
-// once, whatever the number of stacks. Above it: checks, adapter, devices. Below it: core, pool_state.
+// once, whatever the number of stacks.
 
 #include <cstddef>
 #include <cstdint>

@@ -2,7 +2,6 @@
 #pragma once
 // A resource that keeps the books, for tests of owners: what is live, whether each block came back as it went
 // out, and on which stream. Any of its allocations, and any driver call, can be made to fail, each in turn.
-// Above it: tests of raii. Below it: driver/fault, driver/no_driver.
 
 #include <cstddef>
 #include <cstdint>

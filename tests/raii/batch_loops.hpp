@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What loops over batches promise on every device: a bench has driver(), memory(), pinned() and keep_busy(stream).
-// Above it: stream_batches.cpp, stream_batches.cu. Below it: raii/stream_batches, raii/collect_batches.
 
 #include <unistd.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A simulated machine whose order checker watches, under one schedule of many: with a seed some streams seem never to end
-// until they are waited for, and events come late. Above it: tests of raii. Below it: sim.
+// until they are waited for, and events come late.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A small snapshot by hand, with all kinds of segments, blocks and events, and names that no format likes.
-// Above it: tests of the writers. Below it: report/snapshot.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Undoes a pickled history as PyTorch's viewer does, and says where the viewer would fail: a block outside every segment, a
-// segment that goes and was not there, a block that was never allocated. Above it: tests, fuzz targets. Below it: unpickle.
+// segment that goes and was not there, a block that was never allocated.
 
 #include <cstdint>
 #include <iterator>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What must be true of every snapshot, whoever takes it. Above it: tests of reports, also on CUDA. Below it: report/snapshot.
+// What must be true of every snapshot, whoever takes it.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What simulated kernels write into blocks and expect to read again: stamps that name the block and the place, dense in
-// small blocks, one a host page in large ones. Above it: user. Below it: model, for findings.
+// small blocks, one a host page in large ones.
 
 #include <cinttypes>
 #include <cstddef>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Runs work in a process of its own, so that a crash or a hang is one more finding and not the end.
-// Above it: shrink, main. Below it: run, for what a process shares of its progress.
 
 #include <poll.h>
 #include <signal.h>

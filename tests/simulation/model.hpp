@@ -2,7 +2,6 @@
 #pragma once
 // The reference: what an allocator must be, without a thought for speed. One set of intervals for all pools, and the sums
 // that their counters must show. It is told of every block that leaves a pool and comes back, whoever asked for it.
-// Above it: witness, pool_under_test, run. Below it: nothing of the pool.
 
 #include <algorithm>
 #include <array>

@@ -3,7 +3,6 @@
 // One step of a random program: plain numbers, drawn without knowing what came before. A step that a correct user could
 // not take where it stands (free an empty slot, use a stream that is gone) is passed over, so that any part of a correct
 // program is a correct program too: that is what lets a failing one be reduced.
-// Above it: program, user. Below it: nothing.
 
 #include <cinttypes>
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A pool behind virtual calls, so that one program can hold pools of several kinds: over pages or over blocks, with or
-// without remapping, each with a limit below and exact numbers above. Above it: world, user. Below it: the stacks of tarn.
+// without remapping, each with a limit below and exact numbers above.
 
 #include <cstddef>
 #include <cstdint>

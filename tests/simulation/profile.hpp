@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Profiles: what kind of program is drawn, on what kind of machine. Each aims at something that the others do seldom.
-// Above it: program, world. Below it: operation.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A random program: a list of steps, drawn from a seed and a profile alone.
-// Above it: run. Below it: operation, profile, random_numbers.
 
 #include <bit>
 #include <cstddef>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Numbers from a seed, the same on every machine and with every standard library (splitmix64).
-// Above it: program, world. Below it: nothing.
 
 #include <cstdint>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Runs one program to its end and says what was found.
-// Above it: guarded, main. Below it: user, crew, program.
 
 #include <algorithm>
 #include <atomic>

@@ -2,7 +2,6 @@
 #pragma once
 // Reduces a failing program: takes steps out as long as it still fails (Zeller and Hildebrandt, "Simplifying and Isolating
 // Failure-Inducing Input", TSE 2002). Each attempt runs in a process of its own.
-// Above it: main. Below it: guard.
 
 #include <chrono>
 #include <cstddef>

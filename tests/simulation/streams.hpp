@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The user's streams, and what a correct user owes: work on a second stream is ordered after the first by an event, by the
-// host, or not done at all. Above it: user. Below it: world.
+// host, or not done at all.
 
 #include <algorithm>
 #include <cstddef>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What was tried: counted while programs run, added up over threads and processes.
-// Above it: user, run, guarded. Below it: nothing.
 
 #include <cstdint>
 

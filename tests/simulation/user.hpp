@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The user of a random program: takes each step if a correct user could, with the ordering that one owes. Whatever goes
-// wrong then is the library's fault. Above it: run. Below it: streams, world, contents.
+// wrong then is the library's fault.
 
 #include <algorithm>
 #include <cstddef>

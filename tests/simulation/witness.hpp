@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // witnessed: a policy on top of a stack that tells a witness what is handed out and what comes back, whether a user or an
-// owner asked. Above it: pool_under_test. Below it: compose.
+// owner asked.
 
 #include <cstddef>
 #include <utility>

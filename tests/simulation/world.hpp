@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What a program runs on: a simulated machine with a schedule of its own, pools, and streams with what the user has to know
-// of them to keep order. Above it: user. Below it: pool_under_test, model, the simulated driver.
+// of them to keep order.
 
 #include <algorithm>
 #include <cstddef>

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Address to value: an open-addressing hash table with linear probing and no tombstones. A value that equals
-// Value{} stands for "not there". Above it: the pool's tables, policies that remember blocks. Below it:
-// sequence.
+// Value{} stands for "not there".
 
 #include <cstddef>
 #include <cstdint>

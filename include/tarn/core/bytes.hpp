@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Sizes and alignments: literals, rounding, and arithmetic that cannot wrap.
-// Above it: everything that counts bytes. Below it: config, error.
 
 #include <cstddef>
 #include <cstdint>

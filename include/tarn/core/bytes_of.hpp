@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Budgets by element type: how many bytes elements take, and how many elements bytes hold. Nothing wraps.
-// Above it: micro_batches, user code. Below it: bytes.
 
 #include <concepts>
 #include <cstddef>

@@ -2,7 +2,6 @@
 #pragma once
 // Who called: the place in the user's source that an allocation is made for, past all policies and owners between. Only
 // stacks with a layer that records places (policy/checked, watched) ever look at it; for others these are empty types.
-// Above it: shared, owners, checked. Below it: place.
 
 #include <cstdint>
 #include <type_traits>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The host's clocks, in nanoseconds: one that never goes back, and one that knows the date.
-// Above it: watched, report/take_snapshot. Below it: nothing.
 
 #include <chrono>
 #include <cstdint>

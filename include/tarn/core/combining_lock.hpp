@@ -2,7 +2,7 @@
 #pragma once
 // A lock around small updates. Who finds it taken writes down what to do; who holds it does that too, before it leaves:
 // what is guarded stays in one processor's cache. (Flat combining: Hendler, Incze, Shavit, Tzafrir, SPAA 2010.) Every
-// update is done when its call returns. Above it: tracked_numbers. Below it: spin_lock, thread_tag.
+// update is done when its call returns.
 
 #include <atomic>
 #include <bit>

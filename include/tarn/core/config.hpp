@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Compiler and platform facts; the only file of tarn with compiler #ifs outside the drivers and doors.
-// Above it: everything. Below it: nothing.
 
 #if !defined(TARN_NO_CUDA) && defined(__has_include)
 #if __has_include(<cuda_runtime_api.h>)

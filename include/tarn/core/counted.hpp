@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // counted<T>: one heap object with several owners, on any threads; the last one deletes it. Of
-// std::shared_ptr what the books of a pool need, without <memory> (see owned). Above it: thread_cache. Below
-// it: nothing.
+// std::shared_ptr what the books of a pool need, without <memory> (see owned).
 
 #include <atomic>
 #include <cstdint>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Counters as PyTorch keeps them: what is now, the most there was, and everything that ever came and went.
-// Above it: tracked, report. Below it: extremes.
 
 #include <cstdint>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Text that is cut to a number of bytes, not within a character of UTF-8. Above it: tag, log_line, by_tag.
-// Below it: nothing.
+// Text that is cut to a number of bytes, not within a character of UTF-8.
 
 #include <cstddef>
 #include <string_view>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which device. Above it: drivers, sources. Below it: nothing.
+// Which device.
 
 namespace tarn {
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Elements that can be converted into each other, their names and sizes, and the conversion of one.
-// Above it: drivers that convert, raii/convert. Below it: small_float.
 
 #include <concepts>
 #include <cstddef>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The typed errors of tarn. Numbers are fields; texts are built without allocating.
-// Above it: everything that throws. Below it: message, place.
 
 #include <cstddef>
 #include <cstdint>

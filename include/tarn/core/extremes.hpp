@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The smaller and the larger of two sizes or counts, without <algorithm>, which costs a compiler 40 ms.
-// Above it: everything that compares sizes. Below it: nothing.
 
 namespace tarn::detail {
 

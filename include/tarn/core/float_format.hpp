@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Formats of binary floating point and the two conversions between them, on bits alone: rounding to nearest even to a
-// narrower one, and the exact way back. Above it: small_float. Below it: config.
+// narrower one, and the exact way back.
 
 #include <cstdint>
 #include <type_traits>

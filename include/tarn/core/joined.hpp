@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A text made of several. Above it: sim_order, report. Below it: nothing.
+// A text made of several.
 
 #include <cstddef>
 #include <initializer_list>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A fixed-size text that is built without allocating: errors are told also when memory is out.
-// Above it: error, everything that reports. Below it: nothing.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Where misuse is told when nothing can be thrown: deallocation is noexcept, so it hands a tarn::misuse to
-// one handler. Above it: pool, policy. Below it: error.
+// one handler.
 
 #include <atomic>
 #include <cstdio>

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // owned<T>: one heap object with one owner. Of std::unique_ptr what the books of a pool need, without
-// <memory>, which costs a compiler as much as <memory_resource>, <mutex> and <map> together. Above it: pool.
-// Below it: nothing.
+// <memory>, which costs a compiler as much as <memory_resource>, <mutex> and <map> together.
 
 namespace tarn::detail {
 

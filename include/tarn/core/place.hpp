@@ -2,7 +2,6 @@
 #pragma once
 // A place in the source. std::source_location where the compiler has it lacks clang 14, which tarn supports;
 // the builtins behind it are everywhere.
-// Above it: error, whoever records who called. Below it: nothing.
 
 #include <cstdint>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Who may touch the memory: empty tags that a resource lists in its type.
-// Above it: resource. Below it: nothing.
 
 #include <type_traits>
 

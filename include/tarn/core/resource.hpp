@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The concepts: what a resource, a page source and a policy must offer.
-// Above it: everything composed. Below it: stream, device, property.
 //
 // | expression                                | returns   | throws                       | meaning                                           |
 // |-------------------------------------------|-----------|------------------------------|---------------------------------------------------|

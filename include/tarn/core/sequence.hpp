@@ -2,7 +2,6 @@
 #pragma once
 // sequence<T>: a growing array for the books of a pool. Of std::vector what is used here: each std::vector<X>
 // costs a compiler 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
-// Above it: address_map, pool. Below it: nothing.
 
 #include <cstddef>
 #include <new>

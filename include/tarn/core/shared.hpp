@@ -2,7 +2,7 @@
 #pragma once
 // shared<Layer>: the handle that every pool and policy is used through. It counts references, spells each
 // call the way each generation of the ecosystem spells it, and lets through to the layer below whatever a
-// layer does not define. Above it: pool, policy, raii, doors. Below it: resource.
+// layer does not define.
 
 #include <atomic>
 #include <concepts>

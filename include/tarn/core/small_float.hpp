@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // float16, bfloat16, float8_e4m3, float8_e5m2: elements to store numbers in, not to calculate with.
-// Above it: element, convert. Below it: float_format.
 
 #include <type_traits>
 

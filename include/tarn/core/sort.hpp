@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// sort: heap sort, in place, without <algorithm>, which costs a compiler 40 ms. Above it: page_growth. Below
-// it: nothing.
+// sort: heap sort, in place, without <algorithm>, which costs a compiler 40 ms.
 
 #include <cstddef>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The smallest lock, for what takes a few nanoseconds. Above it: combining_lock, tracked_share. Below it: wait.
+// The smallest lock, for what takes a few nanoseconds.
 
 #include <atomic>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A stream by reference: the handle that the driver knows and, where known, the stream's identity.
-// Above it: everything stream-ordered. Below it: nothing; CUDA's types are only named.
 
 #include <concepts>
 #include <cstdint>

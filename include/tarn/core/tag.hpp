@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Names for memory: a tag is a number for a name that the process keeps, so it is cheap to hand on and to compare.
-// Above it: tagged, watched, user code. Below it: call_place, spin_lock.
 
 #include <atomic>
 #include <cstddef>

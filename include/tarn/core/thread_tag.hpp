@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What tells the threads that run now apart. Above it: combining_lock, tracked_numbers. Below it: config.
+// What tells the threads that run now apart.
 
 #include <atomic>
 #include <cstdint>

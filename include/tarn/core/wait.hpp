@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Waiting for another thread that will be done in a moment. Above it: spin_lock, owner_lock, hot_lock. Below it: nothing.
+// Waiting for another thread that will be done in a moment.
 
 #if defined(__linux__)
 #include <sched.h>  // <thread> costs as much to include as all of core/

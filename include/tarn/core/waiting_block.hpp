@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Blocks that were freed and that a pool holds back until other streams have finished with them: how many there are, and
-// who is notified when that changes. Above it: pool, tracked. Below it: sequence, at_fork.
+// who is notified when that changes.
 
 #include <cstddef>
 #include <cstdint>

@@ -2,7 +2,6 @@
 #pragma once
 // Converting elements on CUDA: a kernel that moves 16 bytes at a time and converts by the device's own instructions.
 // Needs nvcc; a file that no CUDA compiler compiles may include it, and is told so where it converts.
-// Above it: raii/convert. Below it: cuda_driver, core/element.
 
 #include <cstddef>
 #include <cstdint>

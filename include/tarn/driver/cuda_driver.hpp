@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The real driver: CUDA's runtime, and virtual memory management from the driver library behind it.
-// Above it: sources, the pool, owners. Below it: driver/driver (the contract: each call's meaning and cost),
-// cuda_scope, cuda_entry_points.
 
 #include <cuda_runtime_api.h>
 

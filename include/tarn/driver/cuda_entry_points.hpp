@@ -3,7 +3,6 @@
 // The few calls that only CUDA's driver library has (virtual memory management, contexts), or that it answers sooner
 // than the runtime (identities of streams), found through the runtime: nothing links to libcuda, and a program starts
 // where no driver is installed.
-// Above it: cuda_scope, cuda_driver. Below it: cuda_status.
 
 #include <cuda.h>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A tool that watches one device's memory, told with that device current: compute-sanitizer takes a heap only then.
-// Above it: cuda_driver. Below it: nvtx_memory, cuda_scope.
 
 #include <cstddef>
 

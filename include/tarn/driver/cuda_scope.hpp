@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What a CUDA call needs around it and must leave as it was: the right device current, and no graph capture
-// spoiled. Above it: cuda_driver. Below it: cuda_entry_points.
+// spoiled.
 
 #include <atomic>
 

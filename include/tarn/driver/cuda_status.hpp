@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What CUDA's error codes mean to tarn. The runtime and the driver number their errors alike (since
-// CUDA 10.1), so one table serves both. Above it: cuda_entry_points, cuda_scope, cuda_driver. Below it:
-// core/error.
+// CUDA 10.1), so one table serves both.
 
 #include <cuda_runtime_api.h>
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The driver contract: each call, its cost and its failure. Two models ship: cuda_driver and sim_driver;
-// no_driver stands in where there are no streams (plain host memory). Above it: sources, the pool, owners.
-// Below it: core.
+// no_driver stands in where there are no streams (plain host memory).
 //
 // A driver is a small copyable value for one device. Every call is const, noexcept and safe from any thread,
 // works whatever device is current, leaves the current device as it was, and returns a status; results go to

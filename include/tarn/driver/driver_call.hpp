@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The calls of the driver contract as values, to count them and to make them fail.
-// Above it: the simulated GPU's counters, fault injection. Below it: driver/driver, whose calls these are.
 
 #include <cstddef>
 #include <cstdint>

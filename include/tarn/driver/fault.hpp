@@ -2,7 +2,6 @@
 #pragma once
 // Fault injection: any driver, with chosen calls failing. `basic_pages<faulty<sim_driver>>` and everything
 // above it then see what a bad day looks like.
-// Above it: tests of sources, pools and owners. Below it: driver/driver.
 
 #include <cstddef>
 #include <cstdint>

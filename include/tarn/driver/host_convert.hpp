@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Converting elements of plain host memory: done when the call returns.
-// Above it: raii/convert. Below it: no_driver, core/element.
 
 #include <cstddef>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The driver of plain host memory: no device, no streams; all work is done when the call returns.
-// Above it: host_memory and whatever pools it. Below it: driver/driver.
 
 #include <atomic>
 #include <cstdint>

@@ -2,7 +2,6 @@
 #pragma once
 // NVML, NVIDIA's management library, which knows whose a device's memory is: loaded at run time where there is one,
 // never linked. The few calls that are needed are declared here, from the documented ABI. Names nothing of CUDA.
-// Above it: cuda_driver. Below it: driver/driver.
 
 #if defined(__linux__)
 #include <dlfcn.h>

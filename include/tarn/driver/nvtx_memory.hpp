@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What a tool such as compute-sanitizer is told of memory that is handed out in pieces: NVTX's memory extension.
-// Above it: cuda_memory_tool, cuda_driver, through it the pool. Below it: NVTX's headers, where the toolkit has them.
 
 #include "tarn/core/config.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Ranges and names for profilers such as Nsight Systems, through NVTX: empty without CUDA's headers, a test of a
-// pointer without a profiler. Above it: nvtx_ranged, user code. Below it: NVTX's headers, where the toolkit has them.
+// pointer without a profiler.
 
 #include <atomic>
 #include <cstdint>

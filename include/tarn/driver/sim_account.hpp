@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What the simulated management library (NVML's stand-in) says of a device: whose its memory is.
-// Above it: sim_driver. Below it: sim_options, sim_memory.
 
 #include <cstddef>
 

@@ -2,7 +2,6 @@
 #pragma once
 // cudaMallocAsync as the simulated GPU has it: freed blocks are kept and given again in stream order, and go
 // back to the device at the next synchronisation (release threshold 0, CUDA's default).
-// Above it: sim_machine. Below it: sim_memory, sim_streams.
 
 #include <cstddef>
 #include <iterator>

@@ -2,7 +2,6 @@
 #pragma once
 // Where the simulated GPU's addresses and bytes come from: invented addresses that are never touched, or
 // reserved address space of this process with real pages put behind it on demand.
-// Above it: sim_memory. Below it: core.
 
 #include <cstddef>
 #include <cstdint>

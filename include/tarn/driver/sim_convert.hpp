@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A conversion of elements as simulated work: a kernel whose reads and writes the order checker sees.
-// Above it: sim_driver. Below it: sim_work, core/element.
 
 #include <atomic>
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What the simulated GPU charges, in nanoseconds of virtual time. Measured on one H200 (bench/results)
-// unless a line says otherwise. Above it: sim_machine. Below it: core.
+// unless a line says otherwise.
 
 #include <cstddef>
 #include <cstdint>

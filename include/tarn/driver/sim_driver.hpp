@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The driver of one simulated device: the whole contract in plain C++, deterministic, with CUDA's rules and
-// error numbers. Above it: sources, pools, tests on machines without a GPU. Below it: sim_machine.
+// error numbers.
 
 #include <cstddef>
 #include <memory>

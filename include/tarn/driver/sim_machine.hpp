@@ -2,8 +2,7 @@
 #pragma once
 // A simulated host with GPUs: its options, what a test may do to it (launch work, move time, take memory
 // away, capture) and what it tells (calls, usage, findings). Drivers for its devices come from
-// driver/sim_driver. Above it: sim_driver, tests, the replay. Below it: sim_streams, sim_memory, sim_order,
-// sim_async, sim_cost.
+// driver/sim_driver.
 
 #include <cstdint>
 #include <cstdlib>

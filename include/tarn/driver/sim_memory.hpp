@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The simulated GPU's memory: capacity to the byte, blocks, and pages under the rules of CUDA's virtual
-// memory management. Knows no time and no streams. Above it: sim_streams, sim_machine. Below it: sim_backing,
-// sim_memory_tool.
+// memory management. Knows no time and no streams.
 
 #include <cstddef>
 #include <cstdint>

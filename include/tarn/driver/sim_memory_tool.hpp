@@ -3,7 +3,6 @@
 // A tool attached to the simulated GPU, as compute-sanitizer is to a real one: it is told of heaps and of the regions
 // handed out of them, and reports work that touches a heap's other bytes. In a program that AddressSanitizer watches it
 // poisons those bytes where they are the host's, so that the host's own accesses are reported, too.
-// Above it: sim_memory, sim_driver. Below it: core.
 
 #include <cstddef>
 #include <cstdint>

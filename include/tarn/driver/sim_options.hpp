@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What a simulated machine is like, and what it counts.
-// Above it: sim_machine. Below it: sim_cost, sim_backing, sim_memory_tool, driver_call.
 
 #include <cstddef>
 #include <cstdint>

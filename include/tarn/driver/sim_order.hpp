@@ -2,7 +2,6 @@
 #pragma once
 // The order checker of the simulated GPU: happens-before by vector clocks over streams and host threads.
 // It reports any two conflicting accesses to the same bytes by different owners that nothing orders.
-// Above it: sim_streams, sim_machine. Below it: sim_memory, which says which physical bytes an address means.
 //
 // Every stream and every host timeline is an agent with a clock: entry i says how many of agent i's
 // operations are known to be over. Knowledge flows so:

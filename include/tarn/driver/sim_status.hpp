@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Error numbers of the simulated GPU and how the driver contract tells them.
-// Above it: everything simulated. Below it: core/error.
 
 #include "tarn/core/error.hpp"
 

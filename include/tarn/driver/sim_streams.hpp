@@ -2,7 +2,6 @@
 #pragma once
 // The simulated GPU's streams: queues on virtual time, events, default streams, capture. Deterministic: when
 // an operation is enqueued its end is known, and it takes effect when the host's clock reaches that end.
-// Above it: sim_machine. Below it: sim_memory, sim_order, sim_tsan, sim_work.
 
 #include <atomic>
 #include <cstddef>

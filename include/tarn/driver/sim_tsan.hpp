@@ -2,7 +2,6 @@
 #pragma once
 // The simulated GPU as ThreadSanitizer sees it: each stream is a thread of its own, and what orders streams and the host
 // on a GPU, and only that, orders them here. Without ThreadSanitizer these are empty types.
-// Above it: sim_streams. Below it: core/config.
 //
 //   the host enqueues work    the work comes after what this thread has done, and after the stream's past
 //   record(E, S)              E keeps the stream's past          wait(S, E)              S's past grows by E's

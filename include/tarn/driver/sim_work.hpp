@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What simulated streams do: kernels, copies and fills, each with the bytes that it touches.
-// Above it: sim_streams, sim_machine. Below it: sim_memory, sim_order for what an access is.
 
 #include <atomic>
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Whether a stream that memory is freed on still exists. An owner may outlive its stream, and CUDA may crash when it is
-// called with the handle of a destroyed one. Above it: sources, fenced, poisoned, checked. Below it: driver.
+// called with the handle of a destroyed one.
 
 #include <atomic>
 #include <cstddef>

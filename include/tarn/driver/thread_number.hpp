@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A number for the calling thread that no other thread of the process ever gets: what names its default
-// stream. Above it: sim_streams, no_driver. Below it: nothing.
+// stream.
 
 #include <atomic>
 #include <cstdint>

@@ -2,7 +2,7 @@
 #pragma once
 // backtrace_stacks: glibc's call stacks for `watched`. Opt-in: it is glibc's, and links with -ldl before glibc 2.34.
 // Link the program with -rdynamic to see the names of its own functions; else addresses are told within their file, for
-// addr2line. Above it: user code. Below it: call_stack.
+// addr2line.
 
 #include "tarn/policy/call_stack.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How many bytes a request really occupies: what the nearest pool below rounds it to, else the request
-// itself. Above it: limited, tracked. Below it: core/shared.
+// itself.
 
 #include <cstddef>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What is known of each block: who allocated it, who freed it, and what became of it. Above it: checked. Below it: core.
+// What is known of each block: who allocated it, who freed it, and what became of it.
 //
 //   live -> quarantined -> gone -> forgotten, or live again where the address comes back
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Call stacks as a hook: who walks the stack and who names a frame is the program's choice; glibc's are in
-// policy/backtrace. Above it: watched, backtrace. Below it: watch_record.
+// policy/backtrace.
 
 #include <cstddef>
 

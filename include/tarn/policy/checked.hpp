@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // checked: every misuse that a program can make of a block, told with the block's history.
-// Above it: user code. Below it: block_history, fences, fill_pattern, compose.
 
 #include <atomic>
 #include <concepts>

@@ -4,7 +4,7 @@
 // is meaning. A policy is a small value (its options) with `template <class Upstream> using layer = ...;`;
 // the layer is constructed from (Upstream, policy) and defines only the calls it changes: shared<> lets the
 // rest through. A layer that has a second resource to send calls to declares both, see tarn::routes_to; then it must
-// define every call of a pool that one of them offers. Above it: user code. Below it: core/shared.
+// define every call of a pool that one of them offers.
 
 #include <concepts>
 #include <type_traits>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // device_pool: the stack that most programs want. Pages of the device, pooled, with exact numbers.
-// Above it: user code. Below it: pooled, tracked, cuda_pages.
 
 #include "tarn/core/config.hpp"
 #include "tarn/policy/pooled.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // fallback_to: another resource for what the first one cannot serve, such as managed or host memory.
-// Above it: user code. Below it: compose, pool/pool_state.
 
 #include <atomic>
 #include <cstddef>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // fenced: guard bytes before and after every block, so that a write past either end is found.
-// Above it: user code. Below it: fences, compose.
 
 #include <concepts>
 #include <cstddef>

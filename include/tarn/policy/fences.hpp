@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Where the guard bytes of a block are, how they are drawn and how they are verified.
-// Above it: fenced, checked. Below it: fill_pattern.
 //
 //   whole |--- fence ---|--- the block as asked ---|--- fence ---|
 //                       p                          p + bytes

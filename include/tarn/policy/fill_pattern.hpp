@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The bytes that the debugging policies write, and how they write and read device memory.
-// Above it: fenced, poisoned. Below it: driver, core.
 
 #include <cstddef>
 #include <cstring>

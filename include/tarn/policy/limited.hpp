@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // limited: a bound on bytes. Position is meaning: over a pool it bounds live bytes, under it reserved bytes.
-// Above it: user code. Below it: compose.
 
 #include <atomic>
 #include <cstddef>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A logged call as a line of comma-separated values, built without allocating. Above it: user code. Below it: logged,
-// message.
+// A logged call as a line of comma-separated values, built without allocating.
 
 #include <cstddef>
 #include <string_view>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// logged: hands each call to a hook, for whatever logging a program has. Above it: user code, log_line. Below it:
-// core/tag, compose.
+// logged: hands each call to a hook, for whatever logging a program has.
 
 #include <concepts>
 #include <cstddef>

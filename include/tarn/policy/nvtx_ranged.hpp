@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // nvtx_ranged: a profiler's range around each call, so that Nsight Systems shows a pool's calls among the kernels.
-// Above it: user code. Below it: driver/nvtx_ranges, compose.
 
 #include <cstddef>
 #include <cstdint>

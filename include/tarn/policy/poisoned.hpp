@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // poisoned: fills memory when it is handed out and when it comes back, so that reading it too early or too
-// late shows. Above it: user code. Below it: fill_pattern, compose.
+// late shows.
 
 #include <atomic>
 #include <concepts>

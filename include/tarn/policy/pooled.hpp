@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // pooled: the policy that puts a caching pool on a source. `pooled | limited` bounds live bytes, `limited |
-// pooled` bounds reserved bytes. Above it: user code. Below it: pool, compose.
+// pooled` bounds reserved bytes.
 
 #include <concepts>
 #include <cstddef>

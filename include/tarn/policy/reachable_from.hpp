@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // reachable_from: lets other devices at a device's pages, so that their kernels may read and write a pool's memory where
-// it is, and copies go straight. Above it: user code. Below it: compose, source/refusal.
+// it is, and copies go straight.
 
 #include <cstddef>
 #include <exception>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // recorded: writes every call as a trace that tarn_replay reads, so that a program can be measured against
-// any pool. Above it: user code. Below it: trace_format, compose.
+// any pool.
 
 #include <cerrno>
 #include <cstddef>

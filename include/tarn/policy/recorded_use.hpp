@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // record_use() on its way through a policy that hands out other pointers than it gets, or touches freed blocks.
-// Above it: fenced, poisoned, checked. Below it: core/shared.
 
 #include <cstddef>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // retry_on_oom: a user's handler gets the chance to free memory before out_of_memory reaches the caller.
-// Above it: user code. Below it: compose.
 
 #include <concepts>
 #include <cstddef>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// tagged: a handle on the same memory that names all that goes through it. Above it: user code. Below it: core/tag,
-// compose.
+// tagged: a handle on the same memory that names all that goes through it.
 
 #include <cstddef>
 #include <string_view>

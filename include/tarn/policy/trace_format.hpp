@@ -6,7 +6,6 @@
 //   f <id>                    free
 //   # ...                     a comment
 //
-// Above it: recorded, the replay tool. Below it: nothing.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // tracked: exact numbers of what was handed out, as PyTorch defines them, and high-water scopes that do not
-// disturb each other. Above it: peak_scope, report. Below it: tracked_numbers, compose.
+// disturb each other.
 
 #include <concepts>
 #include <cstddef>

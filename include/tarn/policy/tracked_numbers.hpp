@@ -3,7 +3,6 @@
 // The numbers of `tracked`: current, peak and totals of one order of all threads' calls, and high-water marks. One thread
 // counts under a lock that it finds free. Where several come at once, who holds the lock counts for who waits
 // (combining_lock), and then each gets a share of the room below the peaks, to count in by itself (tracked_share).
-// Above it: tracked. Below it: tracked_share, combining_lock, counter.
 
 #include <array>
 #include <atomic>

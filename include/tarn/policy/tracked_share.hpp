@@ -3,7 +3,7 @@
 // What one thread may count by itself. Where several threads call at once, each is given a share of the room that is left
 // below the peaks. While it stays within its share no peak can change, whatever the others do within theirs, so nobody
 // needs to know of it until somebody asks: every number stays exact. (Shares of what is left below a limit: O'Neil, "The
-// escrow transactional method", TODS 1986.) Above it: tracked_numbers. Below it: counter, spin_lock.
+// escrow transactional method", TODS 1986.)
 
 #include <array>
 #include <cstddef>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The books of `watched`: live blocks, the latest events, what each tag holds. Above it: watched. Below it:
-// watch_places, core/tag.
+// The books of `watched`: live blocks, the latest events, what each tag holds.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The places that calls came from, each kept once and then known by a number. Above it: watch_log. Below it:
-// address_map.
+// The places that calls came from, each kept once and then known by a number.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What a `watched` layer has seen, copied out of it at one moment: plain data that reports are made of.
-// Above it: watched, report/snapshot. Below it: core/stream.
 
 #include <cstddef>
 #include <cstdint>

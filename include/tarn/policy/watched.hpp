@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// watched: who holds what, since when, from which line and under which name. Above it: report, user code. Below it:
-// watch_log, block_bytes, compose.
+// watched: who holds what, since when, from which line and under which name.
 
 #include <algorithm>
 #include <concepts>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What a user may choose of a pool; the defaults serve all traces.
-// Above it: ladder, pool. Below it: nothing.
 
 #include <cstddef>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What a pool knows of itself at one moment, for reports and tests. Bytes unless said.
-// Above it: pool, report. Below it: counter.
 
 #include <cstddef>
 #include <cstdint>

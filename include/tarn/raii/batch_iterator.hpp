@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The iterator of a range of batches, which goes through it once and holds nothing but the range.
-// Above it: stream_batches, collect_batches. Below it: nothing.
 
 #include <cstddef>
 #include <iterator>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What one asks of batches that are moved while others are worked on, and what one gets: batch_options, device_batch,
-// host_batch. Above it: stream_batches, collect_batches. Below it: core.
+// host_batch.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Where streamed batches come from: pageable memory, pinned memory, a file, a generator.
-// Above it: stream_batches. Below it: batch_options, mapped_file, pinned_buffer.
 //
 // | expression                  | of which | meaning                                                                       |
 // |-----------------------------|----------|-------------------------------------------------------------------------------|

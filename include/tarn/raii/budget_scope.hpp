@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// budget_scope: a limit for a scope. Above it: user code. Below it: policy/limited.
+// budget_scope: a limit for a scope.
 
 #include <cstddef>
 #include <utility>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// cache_guard: clears a pool's cache around a scope. Above it: user code. Below it: core/shared.
+// cache_guard: clears a pool's cache around a scope.
 
 #include <atomic>
 #include <cstddef>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // collect_batches: a loop over host batches of device memory, the next ones being copied back meanwhile.
-// Above it: user code. Below it: batch_options, copy_lane, pinned_slots, device_buffer.
 
 #include <cstddef>
 #include <iterator>

@@ -2,7 +2,6 @@
 #pragma once
 // Copies that change the element type: store in lower precision, calculate in higher. On CUDA the file that converts must
 // be compiled by nvcc; on the simulated device and on plain host memory any compiler does.
-// Above it: user code. Below it: device_buffer, core/element, the drivers' convert().
 
 #include <cstddef>
 #include <cstdint>

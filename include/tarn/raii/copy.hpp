@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Typed copies in stream order, between host and device in any direction.
-// Above it: device_buffer. Below it: driver.
 
 #include <cstdint>
 #include <span>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // copy_lane: a stream of its own for copies, and the events by which others are ordered with it.
-// Above it: stream_batches, collect_batches. Below it: stream, driver.
 
 #include <cstddef>
 #include <utility>

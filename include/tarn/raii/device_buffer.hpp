@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // device_buffer<T>: an owned, sized, uninitialised array in stream order.
-// Above it: user code. Below it: copy, stream, core/resource.
 
 #include <cstddef>
 #include <span>

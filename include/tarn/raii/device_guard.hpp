@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// device_guard: the current device of a scope. Above it: user code. Below it: driver.
+// device_guard: the current device of a scope.
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/device.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // device_ptr<T> and device_ptr<T[]>: unique ownership of one object or an array, with what unique_ptr's users
-// expect. Above it: user code. Below it: device_buffer's defaults, core/resource.
+// expect.
 
 #include <cstddef>
 #include <type_traits>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // evict_scope: device buffers whose elements wait in pinned host memory for the length of a scope.
-// Above it: user code. Below it: retire, device_buffer, core/misuse.
 //
 //   stream A (a buffer's own)   S (the scope's)                     the device memory
 //   work on it

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // fill_threads: a few threads that fill numbered slots in order, ahead of whoever takes them.
-// Above it: stream_batches. Below it: the standard library.
 
 #include <condition_variable>
 #include <cstddef>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Work on one stream that touches what belongs to others: ordered behind them, and they behind it, on the device.
-// Above it: convert, peer_copy, partitioned_buffer. Below it: stream.
 
 #include "tarn/core/error.hpp"
 #include "tarn/raii/stream.hpp"

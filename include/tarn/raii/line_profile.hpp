@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The line profile: what each marked line of the source does to memory, as memory_profiler tells it of Python's lines.
-// Above it: report/line_profile, user code. Below it: peak_scope.
 
 #include <cstddef>
 #include <cstdint>

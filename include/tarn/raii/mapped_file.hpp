@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// mapped_file: a file as read-only memory. Above it: stream_batches, user code. Below it: core.
+// mapped_file: a file as read-only memory.
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // room_in(): how much a resource could hand out now, and what bounds that.
-// Above it: micro_batches. Below it: core/shared, pool/pool_state, driver/no_driver.
 
 #include <concepts>
 #include <cstddef>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // micro_batches: work split into parts that fit a budget, as gradient accumulation wants them.
-// Above it: user code. Below it: memory_room, core/bytes_of.
 
 #include <cstddef>
 #include <iterator>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // partition: how many elements are divided into contiguous parts, evenly or by weight.
-// Above it: partitioned_buffer. Below it: core/message.
 
 #include <algorithm>
 #include <cmath>

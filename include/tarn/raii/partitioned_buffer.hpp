@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // partitioned_buffer<T>: one array of elements over several devices, each part on its device with a stream of its own.
-// Above it: user code. Below it: partition, peer_copy, device_buffer, device_guard.
 
 #include <cstddef>
 #include <span>

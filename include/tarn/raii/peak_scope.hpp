@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// peak_scope: the high-water mark of a scope. Above it: user code. Below it: policy/tracked.
+// peak_scope: the high-water mark of a scope.
 
 #include <cstddef>
 #include <cstdint>

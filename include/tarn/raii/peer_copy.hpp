@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Copies between buffers of two devices, whole or in pieces, whether or not one device can reach the other.
-// Above it: partitioned_buffer. Below it: device_buffer, in_turn.
 
 #include <cstddef>
 #include <cstdint>

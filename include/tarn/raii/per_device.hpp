@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // per_device: one pool for each device, made when it is first asked for.
-// Above it: user code, partitioned_buffer. Below it: core/shared, driver.
 
 #include <atomic>
 #include <concepts>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // pinned_buffer<T>: an owned contiguous range of host memory that devices copy from and to at full speed.
-// Above it: user code. Below it: stream, core/resource.
 
 #include <cstddef>
 #include <cstring>

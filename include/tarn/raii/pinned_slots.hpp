@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // pinned_slots: host memory that copies are staged in, used again and again.
-// Above it: stream_batches, collect_batches. Below it: core/resource.
 
 #include <cstddef>
 #include <span>

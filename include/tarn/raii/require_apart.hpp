@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a copy writes must lie apart from what it reads. Above it: convert, peer_copy. Below it: core/error.
+// What a copy writes must lie apart from what it reads.
 
 #include <cstddef>
 #include <cstdint>

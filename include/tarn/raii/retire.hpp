@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // retire: gives the memory of an owner back early, in the order of the stream that used it last.
-// Above it: user code, evict_scope. Below it: device_buffer, device_ptr, pinned_buffer.
 //
 // Three ways to tell that memory was used on another stream than its owner's:
 //

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // scratch: a stack of temporaries on a device, with mark and rewind, as recomputation and layered work want it.
-// Above it: user code. Below it: core/resource, raii/stream.
 //
 //   chunk 0                 chunk 1
 //   [ a | b |    gap     ]  [ c | d | free         ]    mark m stood after b: rewind(m) takes c and d off

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Streams: one that is owned, and the identity of one that is not.
-// Above it: user code. Below it: driver.
 
 #include <utility>
 

@@ -7,7 +7,6 @@
 //   user      the body's work on device i      waits for copied[i], on the device; ++ marks released[i]
 //
 // Only the looping thread calls the driver. The other direction is collect_batches.
-// Above it: user code. Below it: batch_source, copy_lane, fill_threads, pinned_slots, device_buffer.
 
 #include <cstddef>
 #include <iterator>

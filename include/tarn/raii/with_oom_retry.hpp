@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // with_oom_retry: runs work at a size, and at smaller ones while memory runs out; can look for the largest that works.
-// Above it: user code. Below it: core/shared, core/error.
 
 #include <cstddef>
 #include <new>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// memory_by_tag: who holds how much, under the names that were given. Above it: user code. Below it: watched, summary.
+// memory_by_tag: who holds how much, under the names that were given.
 
 #include <algorithm>
 #include <cstddef>

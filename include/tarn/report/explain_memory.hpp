@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // explain_memory: where did it go? Why nvidia-smi shows 1,072 MiB for a model of 0.0004 MiB.
-// Above it: user code. Below it: memory_explanation, stats.
 
 #include <cstddef>
 #include <optional>

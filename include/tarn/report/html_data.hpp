@@ -9,7 +9,6 @@
 //            shape << 3 | gap << 2 | use, where there is a gap before it the step over that, and the step of the time
 //
 // Addresses are counted from the lowest, in units of what all are aligned to; 0 is none.
-// Above it: timeline_html. Below it: html_numbers, snapshot.
 
 #include <algorithm>
 #include <bit>

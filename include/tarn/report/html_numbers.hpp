@@ -2,7 +2,6 @@
 #pragma once
 // Numbers as a page carries them: bytes of seven bits each, least first, the top bit saying that more follow (LEB128);
 // the bytes in base64, whose letters are plain text to HTML. An event takes 4 to 8 characters where JSON takes 100.
-// Above it: html_data. Below it: nothing.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // JSON to a stream, piece by piece: commas, quotes and escapes are right whatever the names hold. Needs no memory but the
-// escaped text at hand. Above it: snapshot_json, perfetto. Below it: utf8.
+// escaped text at hand.
 
 #include <charconv>
 #include <cstddef>

@@ -3,7 +3,6 @@
 // Laying what a watched layer has seen over what the pool holds: names, places and requested bytes for its blocks, and one
 // history of calls, handles and segments. What the two disagree on, since time went on between them, is resolved so that
 // blocks tile their segments.
-// Above it: take_snapshot. Below it: snapshot, pool/inspection, policy/watch_record.
 
 #include <algorithm>
 #include <cstddef>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // line_profile_table: the marked lines as a table, in the order of the source, as line profilers print them.
-// Above it: user code. Below it: raii/line_profile, summary.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Whose the memory of a device is, as numbers and as a table: parts, and a residual that makes their sum exact.
-// Above it: explain_memory. Below it: nothing but bytes.
 
 #include <cstddef>
 #include <cstdint>

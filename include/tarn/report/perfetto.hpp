@@ -2,7 +2,6 @@
 #pragma once
 // A snapshot's history in Chrome's trace format: opens in ui.perfetto.dev and chrome://tracing. Counters of live and reserved
 // bytes and of each tag's, the larger blocks as slices from their allocation to their free, refusals as marks.
-// Above it: save_snapshot. Below it: snapshot, json_text.
 
 #include <cstddef>
 #include <cstdint>

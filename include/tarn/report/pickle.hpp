@@ -2,7 +2,6 @@
 #pragma once
 // A snapshot as PyTorch's tools read it: drop the file on pytorch.org/memory_viz, or `python _memory_viz.py stats|trace|
 // segments|memory|segment_plot|trace_plot x.pickle` (torch/cuda/_memory_viz.py).
-// Above it: save_snapshot. Below it: viewer_history, pickle_text.
 
 #include <cstddef>
 #include <cstdint>

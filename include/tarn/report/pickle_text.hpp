@@ -2,7 +2,6 @@
 #pragma once
 // A pickle of protocol 4, written piece by piece: dictionaries, lists, texts, integers, pairs, and what was written before
 // once more. Only what PyTorch's viewer unpickles, in batches of at most 1,000 (it passes a batch as arguments of one call).
-// Above it: pickle. Below it: utf8.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// save_snapshot: a snapshot in a file whose name says the format. Above it: user code. Below it: take_snapshot, the writers.
+// save_snapshot: a snapshot in a file whose name says the format.
 
 #include <cerrno>
 #include <cstdio>

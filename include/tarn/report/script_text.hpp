@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Text of unknown origin (tags, files, titles) written into a page so that it stays text.
-// Above it: timeline_html. Below it: utf8.
 
 #include <cstddef>
 #include <string>

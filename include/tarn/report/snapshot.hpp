@@ -2,7 +2,6 @@
 #pragma once
 // A snapshot: what a pool holds at one moment and how it came to that, as plain data. Writers turn it into files:
 // pickle (PyTorch's memory_viz), timeline_html, perfetto, snapshot_json.
-// Above it: the writers. Below it: policy/watch_record, pool/pool_state.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A snapshot as JSON, for programs of one's own. Above it: save_snapshot. Below it: snapshot, json_text.
+// A snapshot as JSON, for programs of one's own.
 //
 //   {"format": "tarn snapshot", "version": 1, "title", "device", "started_ns", "now_ns", "null_stream", "forgotten_events",
 //    "pool":     {"live", "live_blocks", "reserved", "reserved_peak", "cached", "pending", "largest_free_range", "free_blocks",

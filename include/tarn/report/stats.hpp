@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The numbers, under the names that PyTorch's users know. They look; they change nothing but peaks when
-// asked. Above it: user code, summary. Below it: tracked, pool_state.
+// asked.
 
 #include <array>
 #include <cstddef>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // memory_summary: the table that torch.cuda.memory_summary() prints, for a tarn pool.
-// Above it: user code. Below it: stats.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // take_snapshot: what memory holds and how it came to that, from the pool and the watched layer that are found under it.
-// Above it: user code, save_snapshot. Below it: lay_over, pool/inspection, policy/watch_record.
 
 #include <algorithm>
 #include <concepts>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The page's timeline, drawn: curves, axes, the peak. However many events a column of pixels has, it shows their most.
-// Above it: timeline_html. Below it: nothing; the elements that it names are in timeline_page.
 
 namespace tarn::detail {
 

@@ -2,7 +2,6 @@
 #pragma once
 // A snapshot as one HTML file that needs nothing else: live and reserved bytes over time with the peak and what made it
 // up, a map of the addresses, tables. It loads nothing from anywhere; its own policy (CSP) forbids it to.
-// Above it: user code, tarn_replay. Below it: html_data, the page's parts.
 
 #include <cstdint>
 #include <ostream>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The page's timeline, used: zoom and pan by wheel, drag and keyboard, what the pointer is on, the switches.
-// Above it: timeline_html. Below it: nothing; the elements that it names are in timeline_page.
 
 namespace tarn::detail {
 

@@ -2,7 +2,6 @@
 #pragma once
 // The page's map of the addresses: all segments one after another, broken into rows of equal bytes as text is into
 // lines; each block as long as its bytes. Only rows in sight are drawn.
-// Above it: timeline_html. Below it: nothing; the elements that it names are in timeline_page.
 
 namespace tarn::detail {
 

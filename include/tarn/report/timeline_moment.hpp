@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What was live at the moment that was chosen, the peak at first: by tag, by place, and the largest blocks.
-// Above it: timeline_html. Below it: nothing; the elements that it names are in timeline_page.
 
 namespace tarn::detail {
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The page's elements: what is there before the script fills it. The policy in its head forbids every load.
-// Above it: timeline_html. Below it: nothing.
 
 namespace tarn::detail {
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The page's start: the numbers on top, light and dark, and the first drawing of everything.
-// Above it: timeline_html. Below it: nothing; the elements that it names are in timeline_page.
 
 namespace tarn::detail {
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The page's style: light and dark by the system or by choice, one type scale, what the keyboard is on always visible.
-// Above it: timeline_html. Below it: nothing.
 
 namespace tarn::detail {
 

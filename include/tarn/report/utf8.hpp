@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Text that a reader will take: names of files and tags are any bytes, JSON and pickles must be UTF-8.
-// Above it: pickle, json_text. Below it: nothing.
 
 #include <cstddef>
 #include <string>

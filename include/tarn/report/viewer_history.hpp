@@ -10,7 +10,6 @@
 //                                 that no note tells of): its bytes count twice where they stand at home as well
 //   what the end contradicts      left out
 //
-// Above it: pickle. Below it: snapshot.
 
 #include <algorithm>
 #include <cstddef>

@@ -10,7 +10,6 @@
 //   static status give(D const&, stream_ref, void* p, size_t bytes, size_t alignment) noexcept;
 //   static status give_lost(D const&, void* p, size_t bytes, size_t alignment) noexcept;   the stream may be destroyed
 // Kinds with a member `options` have const members instead.
-// Above it: cuda_malloc, cuda_async, pinned_host, registered_host, managed, host_memory. Below it: refusal, driver/driver.
 
 #include <concepts>
 #include <cstddef>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // cuda_async: device memory from CUDA's own stream-ordered pool (cudaMallocAsync).
-// Above it: user code, comparisons. Below it: block_source.
 
 #include "tarn/core/config.hpp"
 #include "tarn/source/block_source.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // cuda_malloc: device memory by cudaMalloc, block by block.
-// Above it: pools where virtual memory management is missing, user code. Below it: block_source.
 
 #include "tarn/core/config.hpp"
 #include "tarn/source/block_source.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // cuda_pages: device memory as pages: address ranges reserved first, physical memory mapped where it is
-// needed. Above it: the pool. Below it: driver/driver.
+// needed.
 
 #include <concepts>
 #include <cstddef>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // host_memory: plain host memory from operator new, so that pools and policies run without any device.
-// Above it: pools of host memory, tests, examples. Below it: block_source, driver/no_driver.
 
 #include <cstddef>
 #include <new>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // host_pages: the host's own memory by the page: mapped, placed and touched. System calls only, no libnuma.
-// Above it: registered_host. Below it: core/bytes, core/error.
 
 #include <sys/mman.h>
 #include <sys/syscall.h>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // managed: memory that moves between host and devices where it is touched.
-// Above it: pools, user code. Below it: block_source.
 
 #include "tarn/core/config.hpp"
 #include "tarn/source/block_source.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// unique_pages: one handle of physical memory, owned. Above it: whoever maps pages by hand; the pool while it
-// grows. Below it: core/resource (page_source).
+// unique_pages: one handle of physical memory, owned.
 
 #include <cstddef>
 #include <utility>

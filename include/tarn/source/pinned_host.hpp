@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // pinned_host: page-locked host memory, which copies to and from devices at full speed and asynchronously.
-// Above it: pinned_buffer, pools of staging memory. Below it: block_source.
 
 #include "tarn/core/config.hpp"
 #include "tarn/source/block_source.hpp"

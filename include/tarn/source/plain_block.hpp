@@ -2,7 +2,6 @@
 #pragma once
 // Plain blocks: cudaMalloc's, from a source whose memory is of another kind. A tool that watches pieces of memory takes
 // no other: compute-sanitizer 2025.3.1 refuses, with an error, heaps over mapped pages and cudaMallocAsync's memory.
-// Above it: cuda_pages, cuda_async. Below it: refusal.
 
 #include <cstddef>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How a source says no: a failed driver call becomes the error that a caller can act upon.
-// Above it: block_source, cuda_pages. Below it: driver/driver, core/error.
 
 #include <cstddef>
 

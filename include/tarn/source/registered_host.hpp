@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // registered_host: pinned memory made of the host's own pages: mapped, touched by several threads, then registered with
-// the driver. Above it: pools of staging memory, pinned_buffer. Below it: block_source, host_pages.
+// the driver.
 
 #include <concepts>
 #include <cstddef>

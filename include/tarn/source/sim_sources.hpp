@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The sources on the simulated device: the same code as on CUDA, on a driver in plain C++. Apart from the
-// sources themselves, since the simulated device is much to compile. Above it: tests, the replay, programs on
-// machines without a GPU. Below it: the sources, driver/sim_driver.
+// sources themselves, since the simulated device is much to compile.
 
 #include "tarn/driver/sim_driver.hpp"
 #include "tarn/source/cuda_async.hpp"

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Address to the range that covers it, whatever the range's size, in O(1): for each granule the last range that
-// starts in it, and two levels of bitmaps to find the nearest such granule below. Above it: arena. Below it:
-// range.
+// starts in it, and two levels of bitmaps to find the nearest such granule below.
 
 #include <bit>
 #include <cstddef>

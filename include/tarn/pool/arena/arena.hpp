@@ -2,8 +2,7 @@
 #pragma once
 // The arena: every range the pool holds, who may take it, and how ranges are split and coalesced. Pure
 // bookkeeping: it never calls the driver, so it is safe under the hot lock, and it knows no source, so one
-// test drives it all. Above it: growth (pages, segments), ladder, pool. Below it: range_index, block_table,
-// run, stream_order.
+// test drives it all.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Address to node: ranges are found by their start, runs by the 64 KiB frame that a block lies in, domains by
-// their stream. Above it: arena, run, stream_order. Below it: core/address_map.
+// their stream.
 
 #include <cstdint>
 

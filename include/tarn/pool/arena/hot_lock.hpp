@@ -5,7 +5,6 @@
 //   f(hot_lock const& held)   runs under the lock and keeps it
 //   f(may_release hot)        may release it in between: what its caller looked up before is void afterwards
 //
-// Above it: ladder, pool, looked_up. Below it: hot_mutex.
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/place.hpp"

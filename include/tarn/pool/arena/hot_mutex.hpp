@@ -3,7 +3,6 @@
 // The arena's lock. Held for tens of nanoseconds, far less than putting a thread to sleep and waking it costs: who finds
 // it taken spins for about a microsecond before it sleeps. One word, one atomic operation each way, in line: half of what
 // std::mutex costs where nobody waits. (Drepper, "Futexes are tricky", 2011, mutex 2.)
-// Above it: hot_lock. Below it: core/wait.
 
 #include <atomic>
 #include <cstdint>

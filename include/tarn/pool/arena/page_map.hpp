@@ -2,8 +2,7 @@
 #pragma once
 // The page map: which physical handle stands behind which address. Every handle has a home, a place in one long
 // line of addresses where it stays mapped from its creation to its end; all books of free and live bytes are
-// kept in home addresses. (Elsewhere handles are seen through views: view.hpp.) Above it: view, page_choice, page_growth.
-// Below it: range.
+// kept in home addresses. (Elsewhere handles are seen through views: view.hpp.)
 
 #include <bit>
 #include <cstddef>

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A range: a piece of address space that is live, free, a view or a hole. Ranges tile what the pool reserved;
-// their nodes live on the host, because the host cannot write links into device memory. Above it:
-// range_index, block_table, arena. Below it: nothing.
+// their nodes live on the host, because the host cannot write links into device memory.
 
 #include <cstddef>
 #include <cstdint>

@@ -5,7 +5,6 @@
 // A range before a hole is taken only where no other fits, whatever its size (wilderness preservation: Korn and Vo,
 // 1985): it can grow, and a second pass over the same requests, which finds it grown, then places every block as the
 // first pass did.
-// Above it: arena. Below it: range.
 
 #include <bit>
 #include <cstddef>

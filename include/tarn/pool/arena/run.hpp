@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Runs: a range cut into equal small blocks, with a bitmap on the host. A block's run is found by the 64 KiB
-// frame it lies in, so runs start on a frame and are made of whole frames. Above it: arena. Below it:
-// size_class, range, block_table.
+// frame it lies in, so runs start on a frame and are made of whole frames.
 
 #include <bit>
 #include <cstddef>

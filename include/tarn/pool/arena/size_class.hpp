@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Size classes: which blocks are interchangeable. The first question of every allocation and the reason a
-// sized deallocation needs no lookup. Above it: magazine, run, pool. Below it: core/bytes.
+// sized deallocation needs no lookup.
 
 #include <array>
 #include <bit>

@@ -13,7 +13,6 @@
 //                           done already?  -> p is neutral: anybody's
 //                           else B waits for the event (on the device) -> p joins B's domain
 //
-// Above it: arena, ladder. Below it: range_index, run.
 
 #include <atomic>
 #include <cstdint>

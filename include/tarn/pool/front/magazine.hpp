@@ -2,7 +2,7 @@
 #pragma once
 // Magazines: bounded arrays of free blocks, one per size class, for one stream on one thread. A hit takes no
 // lock and makes no driver call. (Bonwick and Adams, "Magazines and Vmem", USENIX 2001, for the name and the
-// idea.) Above it: thread_cache. Below it: size_class.
+// idea.)
 
 #include <cstddef>
 #include <cstdint>

@@ -12,8 +12,7 @@
 //   busy = 0 (release)            wanted = 0 (release)
 //
 // Either the owner's store of busy came before the barrier, and the visitor sees it, or its load of wanted
-// comes after, and the owner sees that. Without membarrier the owner executes the fence itself. Above it:
-// thread_cache. Below it: nothing.
+// comes after, and the owner sees that. Without membarrier the owner executes the fence itself.
 
 #include <atomic>
 #include <cstdint>

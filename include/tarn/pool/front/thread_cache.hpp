@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Thread caches: how a thread finds its magazines, and how they come home when the thread or the pool ends
-// first. Above it: pool. Below it: magazine, owner_lock.
+// first.
 
 #include <atomic>
 #include <cstddef>

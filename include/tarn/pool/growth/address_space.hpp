@@ -2,7 +2,6 @@
 #pragma once
 // The pool's one virtual range, divided: a quarter for the homes of each zone's handles, the rest for views. Keeps the
 // holes, which are addresses with nothing behind them. Pure bookkeeping.
-// Above it: page_views, page_growth. Below it: arena.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What the ladder asks of a growth and what every growth counts, whether it grows by pages or by segments.
-// Above it: page_growth, segment_growth, ladder. Below it: range.
 
 #include <bit>
 #include <cstddef>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Growth notes: which handle or segment a pool made or gave back, and when; the latest ones, once somebody asks for them.
-// Above it: growth, pool, report/take_snapshot. Below it: core/sequence.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Which free memory a block is put together from, where no unbroken free range is large enough. Pure: it looks at
-// the arena and the page map and changes neither. Above it: page_views, page_growth. Below it: arena, page_map, view.
+// the arena and the page map and changes neither.
 
 #include <cstddef>
 #include <cstdint>

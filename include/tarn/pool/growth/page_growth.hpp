@@ -8,7 +8,6 @@
 //   3 a view of free handles: an old one's end prolonged, or a new one      27 us a handle
 //   4 new handles beyond that, for what is lacking
 //
-// Above it: ladder. Below it: page_views, page_choice, arena.
 
 #include <bit>
 #include <cstddef>

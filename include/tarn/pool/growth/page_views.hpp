@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Views over free handles: a view that exists is used again, a view whose end is free is prolonged, a new one is made,
-// and old ones are unmapped. Above it: page_growth. Below it: page_choice, address_space, ordering.
+// and old ones are unmapped.
 
 #include <cstddef>
 #include <cstdint>

@@ -2,7 +2,7 @@
 #pragma once
 // Growth by segments: whole blocks of an upstream resource, where there are no pages to map (cudaMalloc,
 // pinned memory, another pool). A segment cannot be moved or extended; wholly free ones are given back when
-// memory is short. Above it: ladder. Below it: arena, growth.
+// memory is short.
 
 #include <cstddef>
 #include <cstdint>

@@ -11,7 +11,6 @@
 //
 // Views are kept after their block is freed: the same request later finds its view and costs no driver call, and a
 // larger one may prolong it.
-// Above it: page_choice, page_views. Below it: page_map.
 
 #include <cstddef>
 #include <cstdint>

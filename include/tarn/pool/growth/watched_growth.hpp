@@ -2,7 +2,6 @@
 #pragma once
 // Growth over a page source that a tool may watch: by pages, or, where a tool is found, by segments of plain blocks,
 // since compute-sanitizer 2025.3.1 refuses heaps over mapped pages and counts each refusal as the program's error.
-// Above it: ladder. Below it: page_growth, segment_growth.
 
 #include <cstddef>
 #include <cstdint>

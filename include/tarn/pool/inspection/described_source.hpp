@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // described_source: a pool's source, which tells a tool of each segment while the pool has it.
-// Above it: pool. Below it: description.
 
 #include <cstddef>
 #include <type_traits>

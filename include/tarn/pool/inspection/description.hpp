@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What a pool tells a tool that watches memory (compute-sanitizer, the simulated one): which bytes are handed out.
-// Above it: described_source, pool. Below it: driver/driver, core.
 //
 // Without a tool this is one byte, looked at where the arena is asked. With one the pool changes: it stands on whole
 // blocks of the driver's, also in place of pages and of cudaMallocAsync's memory, which tools refuse; no magazines;

@@ -6,7 +6,6 @@
 //   home   | block | free | piece of a view | run: slots | kept by a thread |   one stretch up to the piece, one after it
 //   view   | block, at the address that its user has |                          one stretch
 //
-// Above it: report/take_snapshot. Below it: pool_facts.
 
 #include <algorithm>
 #include <cstddef>

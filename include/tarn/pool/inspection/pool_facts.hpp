@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Pool facts: what a pool's books say at one moment, copied while every thread is kept out of its magazines and, for the
-// arena's, the hot lock is held. Above it: inspection. Below it: arena, thread_cache, record_use, growth, description.
+// arena's, the hot lock is held.
 
 #include <cstddef>
 #include <cstdint>

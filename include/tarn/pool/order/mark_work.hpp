@@ -3,7 +3,6 @@
 // Marking a stream's work by an event, without knowing whether the stream still lives. CUDA crashes when it is asked
 // about a destroyed stream's handle (cudaStreamGetId and its kind end in a segmentation fault), so where the driver can
 // mark the whole device's work, that is done: it covers more than is needed, and touches no stream's handle.
-// Above it: ordering, record_use. Below it: stream_order, driver.
 
 #include <cstdint>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Noted blocks: a hash table from address to block, with a filter that any thread reads without the lock. Freeing a block
-// that is not in the table costs two loads. Above it: record_use. Below it: slots.
+// that is not in the table costs two loads.
 
 #include <atomic>
 #include <cstddef>

@@ -2,7 +2,7 @@
 #pragma once
 // The driver's half of stream order: records, asks and waits, never under the hot lock and never on a stream
 // that is being captured. Only the ladder comes here; a pool whose streams do not run short makes none of
-// these calls. Above it: page_growth, ladder. Below it: stream_order, driver.
+// these calls.
 
 #include <cstdint>
 

@@ -13,7 +13,6 @@
 //
 // The driver is never called under the mutex. A call in progress keeps what it works on: a deallocation keeps the block by
 // a count, a query keeps the event by `asked`, a group that is marked again is in no list meanwhile.
-// Above it: pool. Below it: noted_blocks, mark_work.
 
 #include <atomic>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Slots: elements by number that never move and are used again. Above it: noted_blocks, record_use. Below it: core.
+// Slots: elements by number that never move and are used again.
 
 #include <cstddef>
 #include <cstdint>

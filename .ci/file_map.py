@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes include/README.md: every header of tarn, lowest folder first, what it is for and which headers it includes.
+
+    file_map.py           write it
+    file_map.py --check   exit status 1 where it is not current
+"""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TARN = ROOT / "include" / "tarn"
+MAP = ROOT / "include" / "README.md"
+FOLDERS = ["core", "driver", "source", "pool", "policy", "raii", "report", ""]
+
+
+def purpose_of(text):
+    """The first sentence of the comment at the top."""
+    comment = []
+    for line in text.splitlines()[2:]:
+        if not line.startswith("//"):
+            break
+        comment.append(line[2:].strip())
+    first = " ".join(comment).strip()
+    end = re.search(r"\.(\s|$)", first)
+    sentence = first[: end.start()] if end else first
+    named = re.match(r"[\w ]{1,30}: (.+)", sentence)
+    return named.group(1) if named else sentence
+
+
+def included_by(text):
+    return sorted(set(re.findall(r'#include "tarn/([^"]+)\.hpp"', text)))
+
+
+def folders():
+    """Every folder with headers: those of FOLDERS in their order, each before the folders in it."""
+    for top in FOLDERS:
+        if top == "":
+            yield TARN, sorted(TARN.glob("*.hpp"))
+            continue
+        inner = sorted({h.parent for h in (TARN / top).rglob("*.hpp")}, key=lambda p: (len(p.parts), p.name))
+        for folder in inner:
+            yield folder, sorted(folder.glob("*.hpp"))
+
+
+def main():
+    out = ["# The headers of tarn", "",
+           "Written by `.ci/file_map.py` from the headers themselves. Lowest folder first: a header includes only its own folder and",
+           "those above it in this list.", ""]
+    for folder, headers in folders():
+        name = folder.relative_to(TARN).as_posix()
+        out += [f"## {'tarn/' if name == '.' else name + '/'}", "", "| header | what it is for | includes |", "|---|---|---|"]
+        for header in headers:
+            text = header.read_text()
+            uses = ", ".join(n.removeprefix(name + "/") for n in included_by(text))
+            out.append(f"| `{header.name}` | {purpose_of(text).replace('|', chr(92) + '|')} | {uses} |")
+        out.append("")
+    text = "\n".join(out)
+    if "--check" in sys.argv[1:]:
+        if not MAP.exists() or MAP.read_text() != text:
+            print(f"{MAP.relative_to(ROOT)} is not current; run .ci/file_map.py")
+            return 1
+        return 0
+    MAP.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
