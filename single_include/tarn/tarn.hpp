@@ -5873,11 +5873,19 @@ struct block_batch {
 
 namespace tarn::detail {
 
-/// A stack of blocks of one class. Empty until the first block is put in.
+/// A stack of blocks of one class. It has no array until the first block is put in.
 struct magazine {
-  void** blocks = nullptr;
+  void** blocks =
+      nullptr;  ///< blocks[-1] is null: the newest block can be read without asking whether there is one
   std::uint32_t count = 0;
   std::uint32_t capacity = 0;
+
+  /// The block that was put in last; null where there is none. There is an array.
+  [[nodiscard]] TARN_ALWAYS_INLINE void* newest() const noexcept { return *(blocks + count - 1); }
+  /// Host memory of the array, bytes.
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return capacity != 0 ? (capacity + std::size_t{1}) * sizeof(void*) : 0;
+  }
 };
 
 /// How many blocks of a class a magazine holds: 1 MiB worth, at least 2 and at most 64. A program that replaces blocks at
@@ -5911,7 +5919,9 @@ struct stream_cache {
   stream_cache(stream_cache const&) = delete;
   stream_cache& operator=(stream_cache const&) = delete;
   ~stream_cache() {
-    for (magazine& m : magazines) delete[] m.blocks;
+    for (magazine& m : magazines) {
+      if (m.blocks != nullptr) delete[](m.blocks - 1);
+    }
   }
 
   /// Bytes in the magazines.
@@ -5923,7 +5933,7 @@ struct stream_cache {
   /// Host memory of the magazines, bytes.
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     std::size_t sum = sizeof(stream_cache);
-    for (magazine const& m : magazines) sum += m.capacity * sizeof(void*);
+    for (magazine const& m : magazines) sum += m.host_bytes();
     return sum;
   }
 
@@ -5931,8 +5941,10 @@ struct stream_cache {
   [[nodiscard]] bool open(unsigned size_class) noexcept {
     magazine& m = magazines[size_class];
     std::uint32_t const capacity = magazine_capacity(size_class);
-    m.blocks = new (std::nothrow) void*[capacity];
-    if (m.blocks == nullptr) return false;
+    void** const array = new (std::nothrow) void*[capacity + 1];
+    if (array == nullptr) return false;
+    array[0] = nullptr;
+    m.blocks = array + 1;
     m.capacity = capacity;
     return true;
   }
@@ -7626,7 +7638,10 @@ class front {
     cache.count_live(-static_cast<std::int64_t>(r.block), -1);
     if (r.size_class != class_count) {
       magazine& m = mine.magazines[r.size_class];
-      if (m.count == m.capacity && m.count != 0) {
+      for (std::uint32_t i = 0; i < m.count; ++i) {
+        if (m.blocks[i] == p) result = kept::twice;
+      }
+      if (result == kept::no && m.count == m.capacity && m.count != 0) {
         // Full: the older half leaves.
         std::uint32_t const count = magazine_batch(r.size_class);
         for (std::uint32_t i = 0; i < count; ++i) displaced.blocks[i] = m.blocks[i];
@@ -7635,7 +7650,7 @@ class front {
         displaced.count = count;
         cache.count_held(0, count * r.block);
       }
-      if (put_in(cache, mine, r.size_class, p)) result = kept::yes;
+      if (result == kept::no && put_in(cache, mine, r.size_class, p)) result = kept::yes;
     } else if (r.alignment <= default_alignment && mine.newest_large == p) {
       void* const before = std::exchange(mine.large_block, p);
       if (before == p) {
@@ -7770,13 +7785,15 @@ class front {
     return mine;
   }
 
-  /// Puts a block in its magazine, if there is room. The owner is inside.
+  /// Puts a block in its magazine, if there is room and the newest block there is another one. The owner is inside.
   TARN_ALWAYS_INLINE bool put_in(thread_cache& cache, stream_cache& mine, unsigned k, void* p) noexcept {
     magazine& m = mine.magazines[k];
     if (m.count == m.capacity) [[unlikely]] {
       if (m.capacity != 0 || !mine.open(k)) return false;
-      cache.count_host(m.capacity * sizeof(void*), 0);
+      cache.count_host(m.host_bytes(), 0);
     }
+    if (m.newest() == p) [[unlikely]]
+      return false;  // freed twice: put_and_displace() reports it
     m.blocks[m.count++] = p;
     cache.count_held(class_bytes(k), 0);
     return true;
@@ -12752,6 +12769,10 @@ using pool_over = stack<Source, pooled, tracked>;
 #if TARN_HAS_CUDA
 /// A pool of the current device's memory: `tarn::device_pool pool;`, or of another: `device_pool
 /// pool{cuda_pages{1}};`.
+///
+/// Of double frees it reports to the misuse handler, at once or when the thread's cached blocks return to the pool, those of
+/// blocks that have not been handed out again meanwhile. It cannot see a use after the free, an overrun, or a second free of a
+/// block that has a new owner: add `| checked{}` to find these, too.
 using device_pool = pool_over<cuda_pages>;
 #endif
 
@@ -15057,10 +15078,19 @@ pool_state state_of(Resource& memory) {
 
 }  // namespace detail
 
-/// Bytes handed out now, as the pool rounds them. Exact.
+/// Bytes handed out now, as the pool rounds them. Exact. Where more bytes were freed than allocated, which only a double free
+/// or a free to the wrong resource can do, it reports misuse and returns 0.
 template <class Resource>
 [[nodiscard]] std::size_t memory_allocated(Resource memory) {
-  return static_cast<std::size_t>(detail::statistics_of(memory).allocated_bytes[0].current);
+  std::int64_t const bytes = detail::statistics_of(memory).allocated_bytes[0].current;
+  if (bytes < 0) [[unlikely]] {
+    message<160> text;
+    text.add("memory_allocated: ").add_number(static_cast<std::uint64_t>(-bytes));
+    text.add(" bytes more were freed than allocated; add | tarn::checked{} to find the double free");
+    report_misuse(misuse(misuse_kind::double_free, nullptr, text.view()));
+    return 0;
+  }
+  return static_cast<std::size_t>(bytes);
 }
 /// The most of memory_allocated() since the start or the last reset_peak_memory_stats(). Exact.
 template <class Resource>

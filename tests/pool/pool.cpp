@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -16,6 +17,8 @@
 #include "tarn/driver/fault.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
+#include "tarn/policy/tracked.hpp"
+#include "tarn/report/stats.hpp"
 #include "tarn/source/host_memory.hpp"
 #include "tarn/source/sim_sources.hpp"
 
@@ -428,6 +431,51 @@ TEST_CASE("a block freed twice is told to the misuse handler and not handed out 
   (void)set_misuse_handler(before);
 }
 
+TEST_CASE("a small block that is freed twice in a row is reported at once and not handed out twice",
+          "[pool][misuse]") {
+  static std::vector<misuse> seen;
+  seen.clear();
+  auto const before = set_misuse_handler([](misuse const& m) { seen.push_back(m); });
+  {
+    auto memory = sim_pages(sim_machine().driver()) | pooled{} | tracked{};
+    for (std::size_t const bytes : {100, 5000, 300000, 1000000}) {
+      seen.clear();
+      void* const p = memory.allocate({}, bytes);
+      memory.deallocate({}, p, bytes);
+      memory.deallocate({}, p, bytes);
+      REQUIRE(seen.size() == 1);
+      CHECK(seen[0].kind() == misuse_kind::double_free);
+      CHECK(seen[0].pointer() == p);
+      void* const first = memory.allocate({}, bytes);
+      void* const second = memory.allocate({}, bytes);
+      CHECK(first != second);
+      memory.deallocate({}, first, bytes);
+      memory.deallocate({}, second, bytes);
+    }
+  }
+  (void)set_misuse_handler(before);
+}
+
+TEST_CASE("memory_allocated reports a double free instead of a number below zero", "[pool][misuse]") {
+  static std::vector<std::string> seen;
+  seen.clear();
+  auto const before = set_misuse_handler([](misuse const& m) { seen.emplace_back(m.what()); });
+  {
+    auto memory = sim_pages(sim_machine().driver()) | pooled{} | tracked{};
+    void* const p = memory.allocate({}, 100);
+    memory.deallocate({}, p, 100);
+    CHECK(memory_allocated(memory) == 0);
+    CHECK(seen.empty());
+    memory.deallocate({}, p, 100);
+    seen.clear();
+    CHECK(memory_allocated(memory) == 0);
+    REQUIRE(seen.size() == 1);
+    CHECK(seen[0].find(" bytes more were freed than allocated") != std::string::npos);
+    CHECK(seen[0].find("checked{}") != std::string::npos);
+  }
+  (void)set_misuse_handler(before);
+}
+
 namespace {
 /// What the handler of the next test asks.
 struct asked_by_handler {
@@ -451,10 +499,13 @@ TEST_CASE("the misuse handler may use the pool that it is told of", "[pool][misu
       pool.deallocate({}, pool.allocate({}, 3_MiB), 3_MiB);
       pool.deallocate({}, pool.allocate({}, 100), 100);
     });
-    // The magazine takes both; the pool notices when they come home: by trimming, for another request, with a thread.
+    // A magazine takes a block again behind another one; the pool notices when the magazine is emptied: by trimming, for
+    // another request, with a thread.
     auto const twice = [&] {
       void* const p = memory.allocate({}, 1000);
+      void* const other = memory.allocate({}, 1000);
       memory.deallocate({}, p, 1000);
+      memory.deallocate({}, other, 1000);
       memory.deallocate({}, p, 1000);
     };
     void* const beside = memory.allocate({}, 1000);  // keeps what small blocks are cut from

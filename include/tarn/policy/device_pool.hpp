@@ -16,6 +16,10 @@ using pool_over = stack<Source, pooled, tracked>;
 #if TARN_HAS_CUDA
 /// A pool of the current device's memory: `tarn::device_pool pool;`, or of another: `device_pool
 /// pool{cuda_pages{1}};`.
+///
+/// Of double frees it reports to the misuse handler, at once or when the thread's cached blocks return to the pool, those of
+/// blocks that have not been handed out again meanwhile. It cannot see a use after the free, an overrun, or a second free of a
+/// block that has a new owner: add `| checked{}` to find these, too.
 using device_pool = pool_over<cuda_pages>;
 #endif
 

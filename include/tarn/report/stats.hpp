@@ -12,6 +12,8 @@
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/extremes.hpp"
+#include "tarn/core/message.hpp"
+#include "tarn/core/misuse.hpp"
 #include "tarn/core/shared.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/pool/pool_state.hpp"
@@ -43,10 +45,19 @@ pool_state state_of(Resource& memory) {
 
 }  // namespace detail
 
-/// Bytes handed out now, as the pool rounds them. Exact.
+/// Bytes handed out now, as the pool rounds them. Exact. Where more bytes were freed than allocated, which only a double free
+/// or a free to the wrong resource can do, it reports misuse and returns 0.
 template <class Resource>
 [[nodiscard]] std::size_t memory_allocated(Resource memory) {
-  return static_cast<std::size_t>(detail::statistics_of(memory).allocated_bytes[0].current);
+  std::int64_t const bytes = detail::statistics_of(memory).allocated_bytes[0].current;
+  if (bytes < 0) [[unlikely]] {
+    message<160> text;
+    text.add("memory_allocated: ").add_number(static_cast<std::uint64_t>(-bytes));
+    text.add(" bytes more were freed than allocated; add | tarn::checked{} to find the double free");
+    report_misuse(misuse(misuse_kind::double_free, nullptr, text.view()));
+    return 0;
+  }
+  return static_cast<std::size_t>(bytes);
 }
 /// The most of memory_allocated() since the start or the last reset_peak_memory_stats(). Exact.
 template <class Resource>

@@ -169,7 +169,10 @@ class front {
     cache.count_live(-static_cast<std::int64_t>(r.block), -1);
     if (r.size_class != class_count) {
       magazine& m = mine.magazines[r.size_class];
-      if (m.count == m.capacity && m.count != 0) {
+      for (std::uint32_t i = 0; i < m.count; ++i) {
+        if (m.blocks[i] == p) result = kept::twice;
+      }
+      if (result == kept::no && m.count == m.capacity && m.count != 0) {
         // Full: the older half leaves.
         std::uint32_t const count = magazine_batch(r.size_class);
         for (std::uint32_t i = 0; i < count; ++i) displaced.blocks[i] = m.blocks[i];
@@ -178,7 +181,7 @@ class front {
         displaced.count = count;
         cache.count_held(0, count * r.block);
       }
-      if (put_in(cache, mine, r.size_class, p)) result = kept::yes;
+      if (result == kept::no && put_in(cache, mine, r.size_class, p)) result = kept::yes;
     } else if (r.alignment <= default_alignment && mine.newest_large == p) {
       void* const before = std::exchange(mine.large_block, p);
       if (before == p) {
@@ -313,13 +316,15 @@ class front {
     return mine;
   }
 
-  /// Puts a block in its magazine, if there is room. The owner is inside.
+  /// Puts a block in its magazine, if there is room and the newest block there is another one. The owner is inside.
   TARN_ALWAYS_INLINE bool put_in(thread_cache& cache, stream_cache& mine, unsigned k, void* p) noexcept {
     magazine& m = mine.magazines[k];
     if (m.count == m.capacity) [[unlikely]] {
       if (m.capacity != 0 || !mine.open(k)) return false;
-      cache.count_host(m.capacity * sizeof(void*), 0);
+      cache.count_host(m.host_bytes(), 0);
     }
+    if (m.newest() == p) [[unlikely]]
+      return false;  // freed twice: put_and_displace() reports it
     m.blocks[m.count++] = p;
     cache.count_held(class_bytes(k), 0);
     return true;

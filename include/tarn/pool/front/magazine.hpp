@@ -8,16 +8,25 @@
 #include <cstdint>
 #include <new>
 
+#include "tarn/core/config.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 
 namespace tarn::detail {
 
-/// A stack of blocks of one class. Empty until the first block is put in.
+/// A stack of blocks of one class. It has no array until the first block is put in.
 struct magazine {
-  void** blocks = nullptr;
+  void** blocks =
+      nullptr;  ///< blocks[-1] is null: the newest block can be read without asking whether there is one
   std::uint32_t count = 0;
   std::uint32_t capacity = 0;
+
+  /// The block that was put in last; null where there is none. There is an array.
+  [[nodiscard]] TARN_ALWAYS_INLINE void* newest() const noexcept { return *(blocks + count - 1); }
+  /// Host memory of the array, bytes.
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return capacity != 0 ? (capacity + std::size_t{1}) * sizeof(void*) : 0;
+  }
 };
 
 /// How many blocks of a class a magazine holds: 1 MiB worth, at least 2 and at most 64. A program that replaces blocks at
@@ -51,7 +60,9 @@ struct stream_cache {
   stream_cache(stream_cache const&) = delete;
   stream_cache& operator=(stream_cache const&) = delete;
   ~stream_cache() {
-    for (magazine& m : magazines) delete[] m.blocks;
+    for (magazine& m : magazines) {
+      if (m.blocks != nullptr) delete[](m.blocks - 1);
+    }
   }
 
   /// Bytes in the magazines.
@@ -63,7 +74,7 @@ struct stream_cache {
   /// Host memory of the magazines, bytes.
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     std::size_t sum = sizeof(stream_cache);
-    for (magazine const& m : magazines) sum += m.capacity * sizeof(void*);
+    for (magazine const& m : magazines) sum += m.host_bytes();
     return sum;
   }
 
@@ -71,8 +82,10 @@ struct stream_cache {
   [[nodiscard]] bool open(unsigned size_class) noexcept {
     magazine& m = magazines[size_class];
     std::uint32_t const capacity = magazine_capacity(size_class);
-    m.blocks = new (std::nothrow) void*[capacity];
-    if (m.blocks == nullptr) return false;
+    void** const array = new (std::nothrow) void*[capacity + 1];
+    if (array == nullptr) return false;
+    array[0] = nullptr;
+    m.blocks = array + 1;
     m.capacity = capacity;
     return true;
   }
