@@ -141,7 +141,7 @@ bool enable_both_ways() {
 }  // namespace
 
 std::vector<measured> measure_conversions(effort const& e) {
-  owned_stream const stream;
+  tarn::stream const stream;
   device_pool pool;
   return {
       conversion<float16, float>(e, pool, stream),       conversion<float, float16>(e, pool, stream),

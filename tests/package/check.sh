@@ -44,7 +44,18 @@ nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null || true)
 if [ -n "$nvcc" ]; then
   try "folder, as CUDA" "$source/tests/package" user -DTARN_SOURCE="$source" -DUSER_CUDA=ON -DCMAKE_CXX_COMPILER="$own" \
     -DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_HOST_COMPILER="$own" \
-    -DCMAKE_CUDA_ARCHITECTURES=90 -DCMAKE_CUDA_FLAGS=-std=c++20
+    -DCMAKE_CUDA_ARCHITECTURES=90
+  # Compiled, and run where there is a device.
+  quietly cmake -S "$source/examples/cuda_consumer" -B "$work/cuda" -DCMAKE_PREFIX_PATH="$work/prefix" -DTARN_SOURCE=/nonexistent \
+    -DCMAKE_CXX_COMPILER="$own" -DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_HOST_COMPILER="$own" -DCMAKE_CUDA_ARCHITECTURES=75
+  quietly cmake --build "$work/cuda"
+  if nvidia-smi >/dev/null 2>&1; then
+    quietly "$work/cuda/saxpy"
+    quietly "$work/cuda/copy_back"
+    echo "installed, CUDA works"
+  else
+    echo "installed, CUDA compiles; not run: no GPU"
+  fi
 else
   echo "skipped CUDA: no nvcc"
 fi

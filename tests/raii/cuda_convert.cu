@@ -17,7 +17,7 @@ using tarn_test::keep_busy;
 
 TEST_CASE("every element type becomes every other as on the host, on the device", "[raii][convert][cuda]") {
   if (!has_cuda_devices()) return;
-  owned_stream const stream;
+  tarn::stream const stream;
   tarn_test::every_pair_converts(device_pool{}, stream, 100'000);
   CHECK(cudaGetLastError() == cudaSuccess);
 }
@@ -25,7 +25,7 @@ TEST_CASE("every element type becomes every other as on the host, on the device"
 TEST_CASE("a conversion on the device writes its target and nothing beside it, at any alignment",
           "[raii][convert][cuda]") {
   if (!has_cuda_devices()) return;
-  owned_stream const stream;
+  tarn::stream const stream;
   device_pool const pool;
   tarn_test::every_alignment_converts<float16, float>(pool, stream);
   tarn_test::every_alignment_converts<float, float16>(pool, stream);
@@ -36,7 +36,7 @@ TEST_CASE("a conversion on the device writes its target and nothing beside it, a
 
 TEST_CASE("a conversion of hundreds of MiB is complete", "[raii][convert][cuda]") {
   if (!has_cuda_devices()) return;
-  owned_stream const stream;
+  tarn::stream const stream;
   device_pool pool;
   std::size_t const n = (std::size_t{1} << 27) + 5;
   auto full = make_device_buffer<float>(pool, n, stream);
@@ -54,9 +54,9 @@ TEST_CASE("a conversion of hundreds of MiB is complete", "[raii][convert][cuda]"
 TEST_CASE("a conversion on a busy stream comes after both buffers' work and before what follows",
           "[raii][convert][stream][cuda]") {
   if (!has_cuda_devices()) return;
-  owned_stream const a;
-  owned_stream const b;
-  owned_stream const c;
+  tarn::stream const a;
+  tarn::stream const b;
+  tarn::stream const c;
   device_pool pool;
   std::size_t const n = 1 << 20;
   for (int busy = 0; busy < 3; ++busy) {
@@ -84,7 +84,7 @@ TEST_CASE("a conversion on a busy stream comes after both buffers' work and befo
 
 TEST_CASE("a captured conversion runs with its graph", "[raii][convert][cuda]") {
   if (!has_cuda_devices()) return;
-  owned_stream const stream;
+  tarn::stream const stream;
   device_pool pool;
   auto from = make_device_buffer<float>(pool, 1000, stream);
   auto to = make_device_buffer<float16>(pool, 1000, stream);

@@ -64,7 +64,7 @@ TEST_CASE("an evict_scope refuses a stream that CUDA captures, and does not spoi
   if (!has_cuda_devices()) return;
   device_pool memory;
   auto const pinned = pinned_host{} | pooled{};
-  owned_stream const stream;
+  tarn::stream const stream;
   auto buffer = make_device_buffer<int>(memory, 1000, stream);
   cudaGraph_t graph = nullptr;
   REQUIRE(cudaStreamBeginCapture(stream.ref().get(), cudaStreamCaptureModeRelaxed) == cudaSuccess);
@@ -82,7 +82,7 @@ TEST_CASE("on CUDA a device without room keeps the elements on the host until th
   if (!has_cuda_devices()) return;
   auto const memory = cuda_pages{} | limited{256_MiB} | pooled{};
   auto const pinned = pinned_host{} | pooled{};
-  owned_stream const stream;
+  tarn::stream const stream;
   std::vector<int> words(10'000'000);
   std::iota(words.begin(), words.end(), 0);
   auto buffer = make_device_buffer<int>(memory, words, stream);
@@ -102,7 +102,7 @@ TEST_CASE("on CUDA a device without room keeps the elements on the host until th
 TEST_CASE("micro batches of what is free on CUDA can be allocated", "[raii][micro_batches][cuda]") {
   if (!has_cuda_devices()) return;
   device_pool memory;
-  owned_stream const stream;
+  tarn::stream const stream;
   memory_room const room = room_in(memory);
   CHECK(room.bytes > 0);
   CHECK(room.device_free == room.bytes);

@@ -91,3 +91,16 @@ TEST_CASE("an owned stream ends quietly after the driver is gone", "[raii][strea
   machine.repair();
   SUCCEED();
 }
+
+TEST_CASE("basic_stream converts to the driver's handle and, with its identity, to stream_ref", "[raii]") {
+  sim_machine const machine;
+  basic_stream<sim_driver> const stream(machine.driver());
+  CUstream_st* const handle = stream;
+  CHECK(handle == stream.get());
+  CHECK(stream_ref(stream).handle() == handle);
+  CHECK(stream_ref(stream).id() == stream.ref().id());
+  stream_ref const copied = stream;
+  CHECK(copied.id() != stream_ref::unknown_id);
+  CHECK(stream_ref(handle).id() == stream_ref::unknown_id);
+  CHECK(stream_ref(nullptr).handle() == nullptr);
+}

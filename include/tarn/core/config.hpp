@@ -2,6 +2,11 @@
 #pragma once
 // Compiler and platform facts; the only file of tarn with compiler #ifs outside the drivers and doors.
 
+#if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
+#error "tarn needs C++20: compile with -std=c++20"
+#include <tarn-needs-C++20>  // ends the compilation: what follows would only be errors that mislead
+#endif
+
 #if !defined(TARN_NO_CUDA) && defined(__has_include)
 #if __has_include(<cuda_runtime_api.h>)
 /// 1 where CUDA's runtime header is on the include path (define TARN_NO_CUDA to ignore it).

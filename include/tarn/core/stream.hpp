@@ -3,6 +3,7 @@
 // A stream by reference: the handle that the driver knows and, where known, the stream's identity.
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 
 struct CUstream_st;
@@ -23,14 +24,21 @@ class stream_ref {
   static constexpr stream_id unknown_id = 0;
 
   constexpr stream_ref() noexcept = default;
-  constexpr stream_ref(CUstream_st* handle) noexcept : handle_(handle) {}  // NOLINT: cudaStream_t is a stream
-  stream_ref(int) = delete;  ///< so that allocate(0, 256) means bytes
-  /// From anything that hands out a cudaStream_t by get(): cuda::stream_ref, RMM's view through value().
+  /// From a cudaStream_t or nullptr. A template, so that an owner that converts to both is not ambiguous.
+  template <class Handle>
+  requires std::same_as<Handle, CUstream_st*> || std::same_as<Handle, std::nullptr_t>
+  constexpr stream_ref(Handle handle) noexcept : handle_(handle) {}  // NOLINT: cudaStream_t is a stream
+  stream_ref(int) = delete;                                          ///< so that allocate(0, 256) means bytes
+  /// From anything that hands out a cudaStream_t by get(): cuda::stream_ref, RMM's view through value(). Owners of tarn convert
+  /// by themselves, with the identity that they know.
   template <class Stream>
   requires requires(Stream const& s) {
     { s.get() } -> std::convertible_to<CUstream_st*>;
-  }
-  constexpr stream_ref(Stream const& stream) noexcept : handle_(stream.get()) {}  // NOLINT
+  } &&(!requires(Stream const& s) {
+    { s.ref() } -> std::same_as<stream_ref>;
+  }) constexpr stream_ref(Stream const& stream) noexcept
+      : handle_(stream.get()) {
+  }  // NOLINT
 
   /// From a driver's own handle, with the identity if the caller knows it.
   [[nodiscard]] static constexpr stream_ref from(void* handle, stream_id id = unknown_id) noexcept {

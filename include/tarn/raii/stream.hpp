@@ -62,6 +62,9 @@ class basic_stream {
 
   [[nodiscard]] stream_ref ref() const noexcept { return stream_; }
   operator stream_ref() const noexcept { return stream_; }  // NOLINT: an owned stream is a stream
+  /// The handle as a cudaStream_t; it also converts to one, for kernel launches and libraries.
+  [[nodiscard]] CUstream_st* get() const noexcept { return stream_.get(); }
+  operator CUstream_st*() const noexcept { return get(); }  // NOLINT: as cudaStream_t is passed everywhere
   [[nodiscard]] Driver const& driver() const noexcept { return driver_; }
 
   /// Waits on the host for the stream's work. @throws cuda_error  also for errors of earlier kernels
@@ -76,8 +79,8 @@ class basic_stream {
 };
 
 #if TARN_HAS_CUDA
-/// `tarn::owned_stream stream;`: a stream of the current device.
-using owned_stream = basic_stream<cuda_driver>;
+/// `tarn::stream stream;`: a stream of the current device.
+using stream = basic_stream<cuda_driver>;
 #endif
 
 namespace detail {
