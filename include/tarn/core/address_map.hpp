@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Address to value: an open-addressing hash table with linear probing and no tombstones. A value that equals
-// Value{} stands for "not there".
+// A hash map from addresses to values: open addressing, linear probing, no tombstones. A value equal to Value{} marks
+// an empty slot.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,8 +14,7 @@ namespace tarn::detail {
 template <class Value>
 class address_map {
  public:
-  /// Makes sure that `count` entries can be added without allocating. @throws std::bad_alloc, nothing has
-  /// changed
+  /// Reserves room so that `count` entries can be added without allocating. @throws std::bad_alloc, nothing has changed
   void make_room(std::size_t count) {
     if (count > ~std::size_t{0} / 8 - size_) throw std::bad_alloc();
     if ((size_ + count) * 2 <= entries_.size()) return;
@@ -31,7 +30,7 @@ class address_map {
     shift_ = larger.shift_;
   }
 
-  /// Adds a key, or gives it another value, which is not Value{}. Room has been made. O(1).
+  /// Inserts a key or replaces its value, which must not be Value{}. make_room() must have been called. O(1).
   void insert(std::uintptr_t key, Value value) noexcept {
     std::size_t i = home(key);
     while (!is_vacant(i) && entries_[i].key != key) i = after(i);
@@ -39,7 +38,7 @@ class address_map {
     entries_[i] = {key, value};
   }
 
-  /// The value, Value{} if the key is not there. O(1).
+  /// Returns the value of the key, or Value{} if it is absent. O(1).
   [[nodiscard]] Value find(std::uintptr_t key) const noexcept {
     if (size_ == 0) return Value{};
     for (std::size_t i = home(key); !is_vacant(i); i = after(i)) {
@@ -48,7 +47,7 @@ class address_map {
     return Value{};
   }
 
-  /// Removes the key and returns its value, Value{} if it is not there. O(1).
+  /// Removes the key and returns its value, or Value{} if it is absent. O(1).
   Value erase(std::uintptr_t key) noexcept {
     if (size_ == 0) return Value{};
     std::size_t i = home(key);
@@ -57,7 +56,7 @@ class address_map {
       i = after(i);
     }
     Value const value = entries_[i].value;
-    // Pull later entries of the probe sequence back, so that no search stops too early.
+    // Move later entries of the probe sequence back, so that no lookup stops too early.
     for (std::size_t j = after(i); !is_vacant(j); j = after(j)) {
       std::size_t const wanted = home(entries_[j].key);
       bool const may_move = i <= j ? (wanted <= i || wanted > j) : (wanted <= i && wanted > j);
@@ -71,7 +70,7 @@ class address_map {
     return value;
   }
 
-  /// Calls `call(key, value)` for each entry, in no order; the call must not change the table. O(capacity).
+  /// Calls `call(key, value)` for each entry, in unspecified order; `call` must not change the map. O(capacity).
   template <class Call>
   void for_each(Call const& call) const {
     for (entry const& e : entries_) {
@@ -88,8 +87,8 @@ class address_map {
     Value value{};
   };
   [[nodiscard]] bool is_vacant(std::size_t i) const noexcept { return entries_[i].value == Value{}; }
-  /// The upper bits of a product with 2^64 over the golden ratio: near and far keys spread alike (Knuth, The
-  /// Art of Computer Programming, volume 3, 6.4).
+  /// The first slot of a key's probe sequence: the upper bits of its product with 2^64 / golden ratio, which spreads close and
+  /// distant keys equally well (Knuth, The Art of Computer Programming, volume 3, 6.4).
   [[nodiscard]] std::size_t home(std::uintptr_t key) const noexcept {
     return static_cast<std::size_t>((std::uint64_t{key} * 0x9E3779B97F4A7C15U) >> shift_);
   }
@@ -97,7 +96,7 @@ class address_map {
 
   sequence<entry> entries_;
   std::size_t size_ = 0;
-  unsigned shift_ = 64;  ///< 64 less the bits of the capacity
+  unsigned shift_ = 64;  ///< 64 minus log2(capacity)
 };
 
 }  // namespace tarn::detail

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// fork() while other threads are inside a pool or a policy. Their locks would stay taken in the child for good, over data
-// that is half changed. So the thread that forks first takes every lock, as glibc does for malloc, and releases them on both
-// sides:
+// Keeps locks usable across fork() while other threads are inside a pool or a policy. Without it, locks held by other threads
+// would stay locked forever in the child, and the data they guard would be half changed. The forking thread therefore takes
+// every lock first, as glibc does for malloc, and releases them in the parent and in the child:
 //
-//   thread that forks                           another thread
-//   fork()                                      inside: leaves
-//     take the locks one after the other
-//     one is taken? release all, try again      comes: finds a lock taken and waits, or makes way for a moment
-//     -- the process is copied: no lock is held by another thread --
-//   parent: release all                         goes on
+//   forking thread                              another thread
+//   fork()                                      holds a lock, releases it
+//     take the locks one by one
+//     one is held? release all, try again       arrives: finds a lock held and waits, or backs off briefly
+//     -- the process is copied: no other thread holds a lock --
+//   parent: release all                         continues
 //   child: release all                          does not exist
 //
-// Nothing waits for a lock while it holds another one, so no order of the locks can deadlock. A lock that the forking
-// thread holds itself (it forks in a handler) stays taken on both sides. A lock that cannot be had for `patience` (its owner
-// waits for this thread) is given up: the child gets it as new, and what it guards is not to be used there.
+// No thread waits for a lock while it holds another one, so no lock order can deadlock. A lock that the forking thread itself
+// holds (it forks in a handler) stays locked on both sides. A lock that cannot be taken within `patience` (its owner waits for
+// this thread) is given up: it is constructed anew in the child, which must not use the data it guards.
 
 #include <atomic>
 #include <cstddef>
@@ -38,13 +38,13 @@ namespace tarn::detail {
 enum class fork_side : std::uint8_t {
   parent,
   child,
-  child_without  ///< in the child, and the lock could not be had
+  child_without  ///< in the child, and the lock could not be taken
 };
 
-/// Something to take before a fork and to release after it, on both sides. The process's hook is set with the first one.
+/// A lock to take before a fork and to release after it, on both sides. The first one installs the process's fork hook.
 class at_fork {
  public:
-  using take_function = bool (*)(void* self) noexcept;  ///< false: not now; must not wait for long
+  using take_function = bool (*)(void* self) noexcept;  ///< false: could not take it; must not wait for long
   using release_function = void (*)(void* self, fork_side side) noexcept;
 
   at_fork(void* self, take_function take, release_function release) noexcept
@@ -55,11 +55,11 @@ class at_fork {
   at_fork& operator=(at_fork const&) = delete;
   ~at_fork() { mine_->remove(*this); }
 
-  /// True while some thread tries to fork: others make way.
+  /// Returns true while a thread is about to fork; other threads should back off.
   [[nodiscard]] static bool is_near() noexcept { return registry.forking.load(std::memory_order_relaxed); }
 
  private:
-  /// Of this module; plain data, constant-initialised, never destroyed.
+  /// The list of this module's members: plain data, constant-initialised, never destroyed.
   struct members {
     spin_lock lock;
     at_fork* first = nullptr;
@@ -83,8 +83,8 @@ class at_fork {
       (m.next_ != nullptr ? m.next_->previous_ : last) = m.previous_;
       lock.unlock();
     }
-    /// Takes all in the order in which they were made, this lock included. With `last_try` it goes on past those that it
-    /// does not get.
+    /// Takes the list's own lock, then all members in order of construction. Returns false, with nothing taken, if one of
+    /// them could not be taken. With `last_try` it skips those members instead.
     [[nodiscard]] bool take_all(bool const last_try) noexcept {
       lock.lock();
       for (at_fork* m = first; m != nullptr; m = m->next_) {
@@ -97,7 +97,7 @@ class at_fork {
       }
       return true;
     }
-    /// The last one first: what is taken last stands on what is taken before.
+    /// Releases in reverse order: a later member may depend on an earlier one.
     void release_all(fork_side const side) noexcept {
       for (at_fork* m = last; m != nullptr; m = m->previous_) {
         if (m->taken_) {
@@ -137,7 +137,7 @@ class at_fork {
 
   static members registry;
 
-  members* mine_ = &registry;  ///< where it was made: code of another module may end it
+  members* mine_ = &registry;  ///< of the constructing module; another one may destroy this
   void* self_;
   take_function take_;
   release_function release_;
@@ -147,7 +147,7 @@ class at_fork {
 };
 inline constinit at_fork::members at_fork::registry{};
 
-/// A std::mutex that is free in a forked child, unless the forking thread holds it itself.
+/// A std::mutex that is unlocked in a forked child, unless the forking thread itself held it.
 class fork_mutex {
  public:
   fork_mutex() noexcept = default;
@@ -170,14 +170,14 @@ class fork_mutex {
     mutex_.unlock();
   }
 
-  /// True where the calling thread holds it.
+  /// Returns true if the calling thread holds the mutex.
   [[nodiscard]] bool is_mine() const noexcept {
     return owner_.load(std::memory_order_relaxed) == this_thread_tag();
   }
 
  private:
-  /// Others come first for a moment, so that a lock which is taken all the time is found free. Not for longer: this thread
-  /// may hold what the thread that forks needs.
+  /// Backs off briefly, so that the forking thread can take a lock that is contended all the time. The wait is bounded: this
+  /// thread may hold a lock that the forking thread needs.
   TARN_NOINLINE static void make_way() noexcept {
 #if defined(__unix__) || defined(__APPLE__)
     for (int tries = 0; tries < 20 && at_fork::is_near(); ++tries) {
@@ -196,19 +196,19 @@ class fork_mutex {
     auto& m = *static_cast<fork_mutex*>(self);
     if (side == fork_side::child_without) {
       m.owner_.store(nullptr, std::memory_order_relaxed);
-      (void)::new (static_cast<void*>(&m.mutex_)) std::mutex;  // its owner does not exist here
+      (void)::new (static_cast<void*>(&m.mutex_)) std::mutex;  // the owner does not exist in the child
     } else if (!m.forker_has_it_) {
       m.unlock();
     }
   }
 
   std::mutex mutex_;
-  std::atomic<void const*> owner_{nullptr};  ///< the thread inside, for that thread to know
-  bool forker_has_it_ = false;               ///< it was inside before it forked
+  std::atomic<void const*> owner_{nullptr};  ///< the owner thread; only that thread relies on it
+  bool forker_has_it_ = false;               ///< the forking thread held it before the fork
   at_fork member_{this, &take, &release};
 };
 
-/// A fork_mutex that the thread which holds it may take again.
+/// A fork_mutex that its owner thread may lock again.
 class recursive_fork_mutex {
  public:
   void lock() {
@@ -224,15 +224,15 @@ class recursive_fork_mutex {
     if (--depth_ == 0) mutex_.unlock();
   }
 
-  /// True where the calling thread holds it.
+  /// Returns true if the calling thread holds the mutex.
   [[nodiscard]] bool is_mine() const noexcept { return mutex_.is_mine(); }
 
  private:
   fork_mutex mutex_;
-  std::size_t depth_ = 0;  ///< of the thread that holds it
+  std::size_t depth_ = 0;  ///< lock count of the owner thread
 };
 
-/// Takes a lock that is held for nanoseconds only, while nothing is waited for.
+/// Takes a lock at fork that is only ever held for nanoseconds and never while its owner waits.
 template <class Lock>
 class held_at_fork {
  public:

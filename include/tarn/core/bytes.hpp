@@ -26,20 +26,20 @@ constexpr std::size_t operator""_TiB(unsigned long long n) {
 }
 }  // namespace literals
 
-/// Alignment of every device pointer unless more is asked, bytes: what cudaMalloc promises
+/// Alignment of every device pointer unless the caller requests more, bytes: the guarantee of cudaMalloc
 /// (CUDA C++ Programming Guide, "Device Memory Accesses": at least 256).
 inline constexpr std::size_t default_alignment = 256;
 
-/// Largest alignment a resource must honour, bytes; sources of whole pages honour more.
+/// Largest alignment that every resource must support, bytes; sources of whole pages support more.
 inline constexpr std::size_t max_alignment = 2_MiB;
 
-/// True for 1, 2, 4, ...
+/// Returns true if the alignment is a power of two.
 [[nodiscard]] constexpr bool is_alignment(std::size_t alignment) noexcept {
   return alignment != 0 &&
          (alignment & (alignment - 1)) == 0;  // std::has_single_bit calls a function on plain x86-64
 }
 
-/// Rounds up to a multiple of a power of two. The caller has checked that it fits.
+/// Rounds up to a multiple of a power of two. The caller must ensure that the result fits.
 [[nodiscard]] constexpr std::size_t align_up(std::size_t bytes, std::size_t alignment) noexcept {
   return (bytes + (alignment - 1)) & ~(alignment - 1);
 }
@@ -49,15 +49,15 @@ inline constexpr std::size_t max_alignment = 2_MiB;
   return bytes & ~(alignment - 1);
 }
 
-/// True where the address is a multiple of the alignment.
+/// Returns true if the address is a multiple of the alignment.
 [[nodiscard]] inline bool is_aligned(void const* p, std::size_t alignment) noexcept {
   return (reinterpret_cast<std::uintptr_t>(p) & (alignment - 1)) == 0;
 }
 
-/// The most a single request may ask, bytes: room is left for rounding up without wrapping.
+/// Largest size of a single request, bytes: leaves room to round up without wrapping.
 inline constexpr std::size_t max_request_bytes = std::numeric_limits<std::size_t>::max() / 4;
 
-/// Bytes of `count` elements of `element_bytes` each.
+/// Returns the bytes of `count` elements of `element_bytes` each.
 /// @throws length_error  the product does not fit in size_t
 [[nodiscard]] constexpr std::size_t checked_bytes(std::size_t count, std::size_t element_bytes) {
   if (element_bytes != 0 && count > max_request_bytes / element_bytes) {
@@ -66,8 +66,8 @@ inline constexpr std::size_t max_request_bytes = std::numeric_limits<std::size_t
   return count * element_bytes;
 }
 
-/// Checks an alignment that a caller passed.
-/// @throws bad_alignment  not a power of two, or above `limit`
+/// Checks an alignment passed by a caller.
+/// @throws bad_alignment  not a power of two, or larger than `limit`
 constexpr void require_alignment(std::size_t alignment, std::size_t limit = max_alignment) {
   if (!is_alignment(alignment) || alignment > limit) throw bad_alignment(alignment, limit);
 }

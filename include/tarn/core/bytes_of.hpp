@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Budgets by element type: how many bytes elements take, and how many elements bytes hold. Nothing wraps.
+// Conversions between element counts and bytes, by element type, with overflow checks.
 
 #include <concepts>
 #include <cstddef>
@@ -10,7 +10,7 @@
 namespace tarn {
 
 namespace detail {
-/// A count that a caller passed, signed or not. @throws length_error  negative
+/// Converts a count passed by a caller, signed or unsigned. @throws length_error  negative
 template <std::integral Count>
 [[nodiscard]] constexpr std::size_t checked_count(Count count) {
   if constexpr (std::signed_integral<Count>) {
@@ -20,9 +20,9 @@ template <std::integral Count>
 }
 }  // namespace detail
 
-/// Bytes of so many elements of each type, side by side and without padding: `bytes_of<float>(n)`, or of one sample with
-/// its label: `bytes_of<float, std::uint8_t>(3 * 224 * 224, 1)`. A resource rounds each block up (block_bytes()).
-/// @throws length_error  more than max_request_bytes, or a negative count; in a constant expression: does not compile
+/// Returns the total bytes of the given number of elements of each type, without padding: `bytes_of<float>(n)`, or one sample
+/// with its label: `bytes_of<float, std::uint8_t>(3 * 224 * 224, 1)`. A resource rounds each block up (block_bytes()).
+/// @throws length_error  more than max_request_bytes, or a negative count; does not compile in a constant expression
 template <class... T, std::integral... Count>
 requires(sizeof...(T) != 0 && sizeof...(T) == sizeof...(Count)) [[nodiscard]] constexpr std::size_t
     bytes_of(Count... counts) {
@@ -37,7 +37,7 @@ requires(sizeof...(T) != 0 && sizeof...(T) == sizeof...(Count)) [[nodiscard]] co
   return sum;
 }
 
-/// Whole elements that fit into `bytes`.
+/// Returns the number of whole elements that fit into `bytes`.
 template <class T>
 [[nodiscard]] constexpr std::size_t items_in(std::size_t bytes) noexcept {
   return bytes / sizeof(T);

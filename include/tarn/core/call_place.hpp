@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Who called: the place in the user's source that an allocation is made for, past all policies and owners between. Only
-// stacks with a layer that records places (policy/checked, watched) ever look at it; for others these are empty types.
+// The place in the user's source that an allocation is attributed to, across all policies and owners in between. Only stacks
+// with a layer that records places (policy/checked, watched) use it; for all others it is an empty type.
 
 #include <cstdint>
 #include <type_traits>
@@ -12,10 +12,9 @@
 
 namespace tarn {
 
-/// Names the place for what is called in its scope, unless a caller further out has named one. Declare one to have all
-/// that follows in the scope, owners included, told under its line: `tarn::call_place const here;`. A tag that comes
-/// with a place further in is kept all the same, unless the outer one has a tag. Scopes may end in any order, each on the
-/// thread that began it.
+/// Sets the place for all calls in its scope, unless an enclosing scope has set one. Declare one to attribute every allocation
+/// that follows in the scope, including those of owners, to its line: `tarn::call_place const here;`. A tag given with an
+/// inner place is kept unless an outer one has a tag. Scopes may end in any order, each on the thread that began it.
 class call_place {
  public:
   explicit call_place(place where = place::current()) noexcept : where_(where) { chain::begin(*this); }
@@ -23,7 +22,7 @@ class call_place {
   call_place& operator=(call_place const&) = delete;
   ~call_place() { (void)chain::end(*this, "call_place"); }
 
-  /// The outermost place named, or `otherwise`, with the tag of the outermost one that has a tag. O(places named).
+  /// Returns the outermost place, or `otherwise` if there is none, with the outermost tag. O(scopes).
   [[nodiscard]] static place current(place otherwise = {}) noexcept {
     call_place const* const p = chain::innermost();
     if (p == nullptr) return otherwise;
@@ -31,7 +30,7 @@ class call_place {
       return p->of_several();
     return p->where_;
   }
-  /// The number of the tag of current(); 0: none.
+  /// Returns the tag number of current(); 0: none.
   [[nodiscard]] static std::uint32_t current_tag_id() noexcept {
     call_place const* const p = chain::innermost();
     if (p == nullptr) return 0;
@@ -60,7 +59,7 @@ class call_place {
   call_place* outer_ = nullptr;
 };
 
-/// call_place where nobody records: nothing.
+/// Replaces call_place where no layer records places; does nothing.
 struct no_call_place {
   explicit constexpr no_call_place(place) noexcept {}
 };

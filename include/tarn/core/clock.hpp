@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The host's clocks, in nanoseconds: one that never goes back, and one that knows the date.
+// Host clocks in nanoseconds: a monotonic clock and a calendar clock.
 
 #include <chrono>
 #include <cstdint>
@@ -12,7 +12,7 @@ template <class Clock>
   return static_cast<std::uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count());
 }
-/// Since some moment; never goes back.
+/// Nanoseconds since an arbitrary moment; monotonic.
 [[nodiscard]] inline std::uint64_t steady_now_ns() noexcept {
   return now_ns<std::chrono::steady_clock>();
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A lock around small updates. Who finds it taken writes down what to do; who holds it does that too, before it leaves:
-// what is guarded stays in one processor's cache. (Flat combining: Hendler, Incze, Shavit, Tzafrir, SPAA 2010.) Every
-// update is done when its call returns.
+// A lock around small updates that lets its holder apply the updates of waiting threads. A thread that finds the lock held
+// publishes its update; the holder applies it before unlocking, so the guarded data stays in one processor's cache. (Flat
+// combining: Hendler, Incze, Shavit, Tzafrir, SPAA 2010.) Every update has been applied when its call returns.
 
 #include <atomic>
 #include <bit>
@@ -23,8 +23,8 @@ class combining_lock {
   combining_lock(combining_lock const&) = delete;
   combining_lock& operator=(combining_lock const&) = delete;
 
-  /// Applies `update`, here or on the thread that holds the lock, one at a time, in an order that every thread's own calls
-  /// keep. Uncontended: one exchange. True where the lock was taken at first.
+  /// Applies `update`, on this thread or on the lock's holder, one at a time; updates of one thread keep their order.
+  /// Uncontended: one exchange. Returns true if the lock was held at first.
   template <class Apply>
   TARN_ALWAYS_INLINE bool run(Update const& update, Apply const& apply) noexcept {
     if (lock_.try_lock()) [[likely]] {
@@ -36,9 +36,9 @@ class combining_lock {
     return true;
   }
 
-  /// Plain locking, for what is no update.
+  /// Locks without an update.
   void lock() noexcept { lock_.lock(); }
-  /// Does not do what others have written down: they find the lock free.
+  /// Unlocks without applying published updates; their threads find the lock free and apply them.
   void unlock() noexcept { lock_.unlock(); }
 
  private:
@@ -50,7 +50,7 @@ class combining_lock {
   static constexpr unsigned slot_count = thread_places;
   static constexpr unsigned tries_apart = 8;
 
-  /// Does what is written down, then unlocks.
+  /// Applies published updates, then unlocks.
   template <class Apply>
   TARN_ALWAYS_INLINE void leave(Apply const& apply) noexcept {
     if (asked_.load(std::memory_order_relaxed) != 0) [[unlikely]]
@@ -82,9 +82,9 @@ class combining_lock {
     s.at.store(step::asked, std::memory_order_relaxed);
     asked_.fetch_or(std::uint32_t{1} << mine, std::memory_order_release);
     for (unsigned tries = 0; s.at.load(std::memory_order_acquire) != step::done; ++tries) {
-      // Seldom, so that the lock stays with who works under it.
+      // Try rarely, so that the lock stays with the thread that works under it.
       if (tries % tries_apart == 0 && !lock_.is_taken() && lock_.try_lock()) {
-        leave(apply);  // what this thread asked for is among what is done now, unless it has been
+        leave(apply);  // applies this thread's update unless the holder already has
       } else {
         wait_a_moment(tries);
       }
@@ -92,7 +92,7 @@ class combining_lock {
     s.at.store(step::free, std::memory_order_release);
   }
 
-  /// A slot of the caller's own for one update; slot_count where all are taken.
+  /// Takes a free slot for one update; returns slot_count if all are taken.
   unsigned take_slot() noexcept {
     unsigned const first = thread_place(this_thread_tag());
     for (unsigned i = 0; i < slot_count; ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Compiler and platform facts; the only file of tarn with compiler #ifs outside the drivers and doors.
+// Compiler and platform detection; the only file with compiler #ifs outside the drivers and interop headers.
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20"
@@ -9,7 +9,7 @@
 
 #if !defined(TARN_NO_CUDA) && defined(__has_include)
 #if __has_include(<cuda_runtime_api.h>)
-/// 1 where CUDA's runtime header is on the include path (define TARN_NO_CUDA to ignore it).
+/// 1 if CUDA's runtime header is on the include path (define TARN_NO_CUDA to ignore it).
 #define TARN_HAS_CUDA 1
 #endif
 #endif
@@ -43,8 +43,9 @@
 #define TARN_ASAN 0
 #endif
 
-/// 1: a pool checks that nothing it looked up under its lock is used after the lock was released (pool/arena/looked_up.hpp), and
-/// stops the program where it is. For tests of tarn itself and of own sources; the same value in every translation unit.
+/// 1: a pool checks that nothing it looked up under its lock is used after the lock was released
+/// (pool/arena/looked_up.hpp), and aborts on the spot if it is. For tests of tarn and of user-defined sources; use the same
+/// value in every translation unit.
 #ifndef TARN_CHECK_LOCKS
 #define TARN_CHECK_LOCKS 0
 #endif
@@ -60,7 +61,7 @@
 #define TARN_NOINLINE
 #endif
 
-// Functions that kernels call as well.
+// Functions that kernels call, too.
 #if defined(__CUDACC__)
 #define TARN_HOST_DEVICE __host__ __device__
 #else
@@ -69,7 +70,7 @@
 
 namespace tarn {
 
-/// Bytes that one core owns at a time; data of different threads is kept this far apart.
+/// Size of a cache line, bytes; data of different threads is kept this far apart.
 inline constexpr unsigned cache_line_bytes = 64;
 
 namespace detail {

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// counted<T>: one heap object with several owners, on any threads; the last one deletes it. Of
-// std::shared_ptr what the books of a pool need, without <memory> (see owned).
+// counted<T>: a heap object with several owners, on any threads; the last owner deletes it. It replaces std::shared_ptr
+// without including <memory> (see owned).
 
 #include <atomic>
 #include <cstdint>
 
 namespace tarn::detail {
 
-/// Copies are owners of the same object. Never null, never moved from: a copy is one atomic increment.
+/// Copies own the same object. Never null and never moved from: a copy is one atomic increment.
 template <class T>
 class counted {
  public:
-  /// Makes the object from its defaults. @throws std::bad_alloc
+  /// Value-initialises the object. @throws std::bad_alloc
   counted() : block_(new block) {}
   counted(counted const& other) noexcept : block_(other.block_) {
     block_->owners.fetch_add(1, std::memory_order_relaxed);
   }
-  /// Of itself, too: the new owner is counted before the old one is released.
+  /// Safe for self-assignment: counts the new owner before releasing the old one.
   counted& operator=(counted const& other) noexcept {  // NOLINT(bugprone-unhandled-self-assignment)
     block* const old = block_;
     other.block_->owners.fetch_add(1, std::memory_order_relaxed);
@@ -36,7 +36,7 @@ class counted {
     T value;
   };
   static void release(block* b) noexcept {
-    // What each owner did to the object happens before its end.
+    // acq_rel: each owner's accesses happen before the deletion.
     if (b->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) delete b;
   }
   block* block_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Counters as PyTorch keeps them: what is now, the most there was, and everything that ever came and went.
+// Statistics in the form that PyTorch uses: current, peak, and total increases and decreases.
 
 #include <cstdint>
 
@@ -8,7 +8,7 @@
 
 namespace tarn {
 
-/// One statistic. Not synchronised: its owner holds a lock.
+/// One statistic. Not synchronised: the owner holds a lock.
 struct stat {
   std::int64_t current = 0;
   std::int64_t peak = 0;       ///< since the last reset_peak()
@@ -24,7 +24,7 @@ struct stat {
     current -= amount;
     freed += amount;
   }
-  /// Many changes at once, which have not passed the peak; `came` is the sum of the increases.
+  /// Applies many changes at once, none of which exceeded the peak; `came` is the sum of the increases.
   constexpr void add(std::int64_t change, std::int64_t came) noexcept {
     current += change;
     allocated += came;

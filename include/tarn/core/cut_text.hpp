@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Text that is cut to a number of bytes, not within a character of UTF-8.
+// Truncates text to a number of bytes without splitting a UTF-8 character.
 
 #include <cstddef>
 #include <string_view>
 
 namespace tarn::detail {
 
-/// True within a character: behind its first byte.
+/// Returns true for a UTF-8 continuation byte.
 [[nodiscard]] constexpr bool continues_character(char c) noexcept {
   return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U;
 }
 
-/// At most so many bytes from the front. O(1).
+/// Returns at most `most` bytes from the front. O(1).
 [[nodiscard]] constexpr std::string_view first_of_text(std::string_view text, std::size_t most) noexcept {
   if (text.size() <= most) return text;
   while (most > 0 && continues_character(text[most])) --most;
   return text.substr(0, most);
 }
-/// At most so many bytes from the end. O(1).
+/// Returns at most `most` bytes from the end. O(1).
 [[nodiscard]] constexpr std::string_view last_of_text(std::string_view text, std::size_t most) noexcept {
   if (text.size() <= most) return text;
   std::size_t begin = text.size() - most;

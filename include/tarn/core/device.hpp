@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which device.
+// The device ordinal as a type.
 
 namespace tarn {
 
-/// A device by its ordinal, as cudaSetDevice counts them.
+/// A device by its ordinal, as cudaSetDevice numbers them.
 struct device_id {
   int value = 0;
   constexpr device_id() noexcept = default;

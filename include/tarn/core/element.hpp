@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Elements that can be converted into each other, their names and sizes, and the conversion of one.
+// Element types that convert into each other, with their names, sizes and conversion.
 
 #include <concepts>
 #include <cstddef>
@@ -22,17 +22,17 @@ inline constexpr bool is_basic_float<basic_float<Format>> = true;
 template <class T>
 concept element = std::same_as<T, double> || std::same_as<T, float> || detail::is_basic_float<T>;
 
-/// One element as another, rounded to nearest even once. double to float as the processor does it.
+/// Converts one element, rounding once to nearest even. double to float uses the processor's conversion.
 template <element To, element From>
 [[nodiscard]] TARN_HOST_DEVICE constexpr To element_cast(From value) noexcept {
   return static_cast<To>(value);
 }
 
-/// An element type as a value: for settings, tables and budgets; the largest first.
+/// An element type as a value, for settings, tables and budgets; largest first.
 enum class element_type : std::uint8_t { f64, f32, f16, bf16, f8_e4m3, f8_e5m2 };
 inline constexpr std::size_t element_type_count = 6;
 
-/// Its value for a type: `element_type_of<tarn::float16>`.
+/// The enumerator of a type: `element_type_of<tarn::float16>`.
 template <element T>
 inline constexpr element_type element_type_of = std::same_as<T, double>        ? element_type::f64
                                                 : std::same_as<T, float>       ? element_type::f32
@@ -46,22 +46,22 @@ inline constexpr element_type element_type_of = std::same_as<T, double>        ?
   constexpr std::uint8_t sizes[element_type_count] = {8, 4, 2, 2, 1, 1};
   return sizes[static_cast<std::size_t>(type)];
 }
-/// Bytes of `count` elements. @throws length_error  they do not fit in size_t
+/// Bytes of `count` elements. @throws length_error  the result does not fit in size_t
 [[nodiscard]] constexpr std::size_t bytes_of(std::size_t count, element_type type) {
   return checked_bytes(count, bytes_of(type));
 }
-/// Elements that fit into a budget.
+/// Returns the number of elements that fit into `bytes`.
 [[nodiscard]] constexpr std::size_t items_in(std::size_t bytes, element_type type) noexcept {
   return bytes / bytes_of(type);
 }
-/// The type's name; static storage.
+/// Returns the type's name; static storage.
 [[nodiscard]] constexpr char const* name_of(element_type type) noexcept {
   constexpr char const* names[element_type_count] = {"float64",  "float32",     "float16",
                                                      "bfloat16", "float8_e4m3", "float8_e5m2"};
   return names[static_cast<std::size_t>(type)];
 }
 
-/// Calls `call` with a value of the type that `type` names: from settings back into the type system.
+/// Calls `call` with a value of the type that `type` names, to get from a runtime setting to a static type.
 template <class Call>
 constexpr decltype(auto) with_element(element_type type, Call const& call) {
   switch (type) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The typed errors of tarn. Numbers are fields; texts are built without allocating.
+// The exception types and status codes of tarn. Numbers are fields; texts are built without allocating.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,35 +14,35 @@
 
 namespace tarn {
 
-/// What kind of failure a driver call had; the part of an error code that tarn acts upon.
+/// The kind of a driver call's failure; the part of an error code that tarn acts on.
 enum class failure : std::uint8_t {
   none,           ///< the call succeeded
-  not_ready,      ///< an event or stream has work left; no error
+  not_ready,      ///< an event or stream has pending work; not an error
   out_of_memory,  ///< the device or the host has no memory left
   unloading,      ///< the driver is shutting down: the process is exiting
   unsupported,    ///< this device or driver version lacks the call
   no_device,      ///< there is no device, or no driver
-  forked,         ///< this process was forked: what the driver knows is its parent's
-  other           ///< everything else: often sticky, an earlier kernel failed
+  forked,         ///< this process was forked: the driver's state belongs to the parent
+  other           ///< everything else; often sticky, from an earlier failed kernel
 };
 
-/// Outcome of one driver call. Cheap, never allocates, never throws.
+/// Result of one driver call. Cheap, never allocates, never throws.
 struct [[nodiscard]] status {
   failure kind = failure::none;
   int code = 0;           ///< the driver's own number (cudaError_t, CUresult), 0 on success
-  char const* name = "";  ///< the driver's own spelling, static storage
+  char const* name = "";  ///< the driver's own name for the code, static storage
   char const* call = "";  ///< the call that was made, static storage
 
   [[nodiscard]] constexpr bool ok() const noexcept { return kind == failure::none; }
 };
 
-/// A count times a size does not fit.
+/// A count times a size overflows.
 class length_error : public std::length_error {
  public:
   using std::length_error::length_error;
 };
 
-/// An alignment that is no power of two, or larger than the resource can honour.
+/// An alignment that is not a power of two, or larger than the resource supports.
 class bad_alignment : public std::exception {
  public:
   bad_alignment(std::size_t alignment, std::size_t limit) noexcept : alignment_(alignment), limit_(limit) {
@@ -59,7 +59,7 @@ class bad_alignment : public std::exception {
   message<128> text_;
 };
 
-/// A driver call failed. Has the code, its name, the call and the place.
+/// A driver call failed. Holds the code, its name, the call and the place.
 class cuda_error : public std::exception {
  public:
   explicit cuda_error(status what_happened, int device = -1, place where = place::current()) noexcept
@@ -110,30 +110,30 @@ class cuda_error : public std::exception {
   message<384> text_;
 };
 
-/// What one name holds, see core/tag.
+/// The live bytes of one tag, see core/tag.
 struct bytes_of_tag {
   char const* name = nullptr;  ///< static storage; null: none
   std::size_t bytes = 0;
 };
 
-/// What was known when memory ran out; bytes. Fields that a resource cannot know stay `unknown`.
+/// The memory state at the time of the failure; bytes. Fields that a resource cannot know stay `unknown`.
 struct memory_report {
   static constexpr std::size_t unknown = static_cast<std::size_t>(-1);
   std::size_t asked = 0;                     ///< bytes of the request
   std::size_t alignment = 0;                 ///< alignment of the request
   int device = -1;                           ///< device ordinal, -1 for the host
   std::uint64_t stream = 0;                  ///< stream identity as the driver numbers it
-  std::size_t live = unknown;                ///< handed out
-  std::size_t cached = unknown;              ///< held from the driver, not handed out
-  std::size_t reserved = unknown;            ///< held from the driver
-  std::size_t largest_free_range = unknown;  ///< the largest request that would be served from the cache
-  std::size_t device_free = unknown;         ///< what the driver says is free
+  std::size_t live = unknown;                ///< allocated to callers
+  std::size_t cached = unknown;              ///< reserved from the driver, not allocated to callers
+  std::size_t reserved = unknown;            ///< reserved from the driver
+  std::size_t largest_free_range = unknown;  ///< the largest request that the cache could serve
+  std::size_t device_free = unknown;         ///< free memory as reported by the driver
   std::size_t limit = unknown;               ///< the limit that refused, if one did
-  char const* refused_by = "the device";     ///< who refused, static storage: "limited", "the device", ...
-  bytes_of_tag biggest_tags[3];              ///< live, the most first, where a `watched` layer knows
+  char const* refused_by = "the device";     ///< which layer refused: "limited", "the device", ...; static
+  bytes_of_tag biggest_tags[3];              ///< largest live tags first, if a `watched` layer exists
 };
 
-/// Memory ran out. Says who refused, the state, and what to try. Nothing has changed.
+/// Memory ran out. Reports which layer refused, the state, and what to try. Nothing has changed.
 class out_of_memory : public std::bad_alloc {
  public:
   explicit out_of_memory(memory_report const& report) noexcept : report_(report) {
@@ -176,7 +176,7 @@ class out_of_memory : public std::bad_alloc {
  private:
   static constexpr std::size_t max_sensible = std::size_t{1} << 46;  // 64 TiB, above any device of 2026
 
-  /// The first field that is known starts the sentence that `before` bytes precede.
+  /// Appends one field if it is known; the first one, at text size `before`, starts the sentence.
   void field(std::size_t before, char const* label, std::size_t value) noexcept {
     if (value == memory_report::unknown) return;
     if (text_.size() == before) {
@@ -190,24 +190,24 @@ class out_of_memory : public std::bad_alloc {
   message<768> text_;
 };
 
-/// How memory was misused, where a checked build notices.
+/// The kind of memory misuse that a checked build detects.
 enum class misuse_kind : std::uint8_t {
   foreign_pointer,  ///< not from this resource
   double_free,      ///< freed before
   wrong_size,       ///< bytes at deallocation differ from those at allocation
   wrong_alignment,  ///< likewise the alignment
-  wrong_device,     ///< the pointer is another device's
+  wrong_device,     ///< the pointer belongs to another device
   overrun,          ///< written past an end
   use_after_free,   ///< written after it was freed
   leak,             ///< live at destruction
-  overlap,          ///< two ranges that must be apart
+  overlap,          ///< two ranges that must not overlap
   capture,          ///< not allowed while the stream is being captured into a graph
-  contents_lost,    ///< a scope could not put back what it had moved away, and nobody was named to take it
-  wrong_thread,     ///< a scope of one thread ended on another
-  recursion         ///< making a thing asked for that same thing
+  contents_lost,    ///< a scope could not move contents back, and no handler was set to take them
+  wrong_thread,     ///< a scope ended on another thread than it began on
+  recursion         ///< constructing an object requested that same object
 };
 
-/// A defined misuse. Thrown where throwing is allowed; deallocation reports it to the misuse handler instead.
+/// Misuse of the library with defined behaviour. Thrown where possible; deallocation reports it to the misuse handler instead.
 class misuse : public std::exception {
  public:
   misuse(misuse_kind kind, void const* pointer, std::string_view text) noexcept

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The smaller and the larger of two sizes or counts, without <algorithm>, which costs a compiler 40 ms.
+// smaller_of and larger_of for sizes and counts, without <algorithm>, which costs a compiler 40 ms.
 
 namespace tarn::detail {
 
-/// The larger one; the first if they are equal. Both are read by value: sizes and counts.
+/// Returns the larger value; the first if they are equal. Takes both by value: meant for sizes and counts.
 template <class T>
 [[nodiscard]] constexpr T larger_of(T a, T b) noexcept {
   return a < b ? b : a;
 }
 
-/// The smaller one; the first if they are equal.
+/// Returns the smaller value; the first if they are equal.
 template <class T>
 [[nodiscard]] constexpr T smaller_of(T a, T b) noexcept {
   return b < a ? b : a;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Formats of binary floating point and the two conversions between them, on bits alone: rounding to nearest even to a
-// narrower one, and the exact way back.
+// Binary floating-point formats and the conversions between them on bit patterns: rounding to nearest even to a narrower
+// format, and exact widening.
 
 #include <cstdint>
 #include <type_traits>
@@ -10,16 +10,16 @@
 
 namespace tarn {
 
-/// What the largest exponent of a format stands for.
+/// The meaning of a format's largest exponent.
 enum class top_exponent : std::uint8_t {
   infinity_and_nan,  ///< as in IEEE 754
-  numbers_and_nan    ///< numbers, but for the last pattern, which is NaN: the OCP formats marked FN
+  numbers_and_nan    ///< numbers, except the last pattern, which is NaN: the OCP formats marked FN
 };
 
-/// What becomes of what is too large, infinities included.
+/// The result of converting a value that is too large, infinities included.
 enum class overflow : std::uint8_t {
   to_infinity,
-  to_largest  ///< the largest number of its sign, as cuda_fp8's types do it (__NV_SATFINITE)
+  to_largest  ///< the largest number of the same sign, as cuda_fp8's types do (__NV_SATFINITE)
 };
 
 /// IEEE 754 binary32, the format of float.
@@ -60,7 +60,7 @@ struct ocp_e4m3 {
   static constexpr top_exponent top = top_exponent::numbers_and_nan;
   static constexpr overflow on_overflow = overflow::to_largest;
 };
-/// OCP E5M2: 3 significant bits, up to 57,344. It has infinities, but no conversion makes one.
+/// OCP E5M2: 3 significant bits, up to 57,344. It has infinities, but no conversion produces one.
 struct ocp_e5m2 {
   using bits_type = std::uint8_t;
   static constexpr int exponent_bits = 5;
@@ -71,7 +71,7 @@ struct ocp_e5m2 {
 
 namespace detail {
 
-/// What follows from a format.
+/// Constants derived from a format.
 template <class Format>
 struct format_of {
   using bits_type = typename Format::bits_type;
@@ -82,11 +82,11 @@ struct format_of {
   static constexpr std::uint64_t mantissa_mask = (std::uint64_t{1} << Format::mantissa_bits) - 1;
   static constexpr std::uint64_t infinity = std::uint64_t{top_field} << Format::mantissa_bits;
   static constexpr std::uint64_t largest = has_infinity ? infinity - 1 : (infinity | mantissa_mask) - 1;
-  /// The NaN that conversions make, with every bit but the sign: CUDA's.
+  /// The NaN that conversions produce, all bits set except the sign, as in CUDA.
   static constexpr std::uint64_t nan = (std::uint64_t{1} << sign_at) - 1;
 };
 
-/// The nearest pattern of To for a pattern of From, ties to the even one. Every NaN becomes To's one.
+/// Returns the pattern of To nearest to a pattern of From, ties to even. Every NaN becomes To's single NaN.
 template <class To, class From>
 [[nodiscard]] TARN_HOST_DEVICE constexpr typename To::bits_type narrowed(
     typename From::bits_type bits) noexcept {
@@ -107,17 +107,17 @@ template <class To, class From>
     return signed_as(
         static_cast<word>(To::on_overflow == overflow::to_infinity ? to::infinity : to::largest));
   }
-  // The value is mantissa * 2^(exponent - m); `steps` is how far the exponent is above To's least one.
+  // The value is mantissa * 2^(exponent - m); `steps` is the distance of the exponent from To's smallest one.
   if (field != 0) mantissa = static_cast<word>(mantissa | word{1} << m);
   int const exponent = (field != 0 ? field : 1) - from::bias;
   int const steps = exponent - (1 - to::bias);
   int shift = dropped;
   if (steps < 0)
-    shift = -steps < m + 2 - dropped ? dropped - steps : m + 2;  // beyond which all is below a half
+    shift = -steps < m + 2 - dropped ? dropped - steps : m + 2;  // larger shifts also round to zero
   auto const half = static_cast<word>(word{1} << (shift - 1));
   auto const kept = static_cast<word>(mantissa >> shift);
   auto rounded = static_cast<word>((mantissa + (half - 1) + (kept & 1U)) >> shift);
-  // A carry goes into the exponent, which is right, and so is the leading one of a normal number.
+  // A carry into the exponent is correct, and so is adding the leading one of a normal number.
   if (steps > 0) rounded = static_cast<word>(rounded + (static_cast<word>(steps) << To::mantissa_bits));
   if (rounded > static_cast<word>(to::largest)) {
     rounded = static_cast<word>(To::on_overflow == overflow::to_infinity ? to::infinity : to::largest);
@@ -125,7 +125,7 @@ template <class To, class From>
   return signed_as(rounded);
 }
 
-/// The pattern of binary32 that has exactly the value. A NaN keeps its sign and payload and is quiet.
+/// Returns the binary32 pattern with exactly this value. A NaN keeps its sign and payload and becomes quiet.
 template <class From>
 [[nodiscard]] TARN_HOST_DEVICE constexpr std::uint32_t widened(typename From::bits_type bits) noexcept {
   using from = format_of<From>;
@@ -146,7 +146,7 @@ template <class From>
     return sign | static_cast<std::uint32_t>(field + rebias) << 23 | mantissa << up;
   if (mantissa == 0) return sign;
   int exponent = rebias + 1;
-  while ((mantissa >> m) == 0) {  // at most m steps: subnormal here, normal there
+  while ((mantissa >> m) == 0) {  // at most m steps: subnormal in From, normal in binary32
     mantissa <<= 1;
     --exponent;
   }

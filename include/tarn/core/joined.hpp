@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A text made of several.
+// Concatenates strings.
 
 #include <cstddef>
 #include <initializer_list>
@@ -9,8 +9,8 @@
 
 namespace tarn::detail {
 
-/// The parts, one after the other, in one allocation. Use it in place of `"text" + std::string(...)`: g++ 12 inlines that
-/// operator and then warns in the user's program (-Wrestrict), at -O2 and above. @throws std::bad_alloc
+/// Returns the concatenation of the parts, with one allocation. Use it in place of `"text" + std::string(...)`: g++ 12 inlines
+/// that operator and then warns in the user's program (-Wrestrict), at -O2 and above. @throws std::bad_alloc
 [[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> parts) {
   std::size_t size = 0;
   for (std::string_view const part : parts) size += part.size();

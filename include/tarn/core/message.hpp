@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A fixed-size text that is built without allocating: errors are told also when memory is out.
+// A fixed-size text buffer that never allocates, so that errors can be reported when memory has run out.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace tarn {
 
 namespace detail {
 
-// One copy of each, whatever the capacity: every message<N> would be compiled anew in every file. They write
-// behind the first `size` characters, keep one for the end, and return the new size.
+// Not templates on the capacity: every message<N> would compile them again in every file. They append after the first `size`
+// characters, reserve one for the terminator, and return the new size.
 
 constexpr std::size_t append(char* to, std::size_t size, std::size_t capacity, char const* text,
                              std::size_t length) noexcept {
@@ -59,7 +59,7 @@ constexpr std::size_t append_bytes(char* to, std::size_t size, std::size_t capac
 
 }  // namespace detail
 
-/// Bounded text; what does not fit is cut, never overrun.
+/// Text of bounded size; text that does not fit is truncated.
 template <std::size_t Capacity>
 class message {
  public:
@@ -80,7 +80,7 @@ class message {
     size_ = detail::append_hex(text_, size_, Capacity, value);
     return *this;
   }
-  /// Writes bytes as people read them: "96 B", "1.5 KiB", "512 MiB"; at most one decimal, cut, not rounded.
+  /// Appends a byte count in human-readable form: "96 B", "1.5 KiB", "512 MiB"; at most one decimal, truncated.
   constexpr message& add_bytes(std::uint64_t bytes) noexcept {
     size_ = detail::append_bytes(text_, size_, Capacity, bytes);
     return *this;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where misuse is told when nothing can be thrown: deallocation is noexcept, so it hands a tarn::misuse to
-// one handler.
+// The process-wide handler for misuse that cannot be thrown. Deallocation is noexcept, so it passes a tarn::misuse to the
+// handler.
 
 #include <atomic>
 #include <cstdio>
@@ -11,11 +11,10 @@
 
 namespace tarn {
 
-/// Told of a misuse; returns to leave the block alone (leaked, never handed out twice) and go on.
+/// Called on misuse. If it returns, the block is leaked (never allocated again) and the program continues.
 using misuse_handler = void (*)(misuse const&);
 
-/// Prints the message to standard error and aborts: memory that was freed wrongly may already be somebody
-/// else's.
+/// Prints the message to standard error and aborts: memory that was freed wrongly may already have another owner.
 inline void abort_on_misuse(misuse const& what) {
   std::fprintf(stderr, "%s\n", what.what());
   std::abort();
@@ -25,13 +24,12 @@ namespace detail {
 inline std::atomic<misuse_handler> current_misuse_handler{&abort_on_misuse};
 }
 
-/// Sets the process-wide handler; null restores abort_on_misuse. Returns the one before. Safe from any
-/// thread.
+/// Sets the process-wide handler; null restores abort_on_misuse. Returns the previous handler. Thread-safe.
 inline misuse_handler set_misuse_handler(misuse_handler handler) noexcept {
   return detail::current_misuse_handler.exchange(handler != nullptr ? handler : &abort_on_misuse);
 }
 
-/// Tells the handler. An exception from the handler ends the program, as from any noexcept function.
+/// Calls the handler. An exception from the handler terminates the program, as in any noexcept function.
 inline void report_misuse(misuse const& what) noexcept {
   detail::current_misuse_handler.load()(what);
 }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// owned<T>: one heap object with one owner. Of std::unique_ptr what the books of a pool need, without
-// <memory>, which costs a compiler as much as <memory_resource>, <mutex> and <map> together.
+// owned<T>: a heap object with one owner. It replaces std::unique_ptr without including <memory>, which costs a compiler as
+// much as <memory_resource>, <mutex> and <map> together.
 
 namespace tarn::detail {
 
-/// Deletes its object when it goes. Move-only; moved-from is null. Never throws.
+/// Deletes its object on destruction. Move-only; null when moved from. Never throws.
 template <class T>
 class owned {
  public:
   owned() noexcept = default;
-  /// Takes an object made by new.
+  /// Takes ownership of an object created by new.
   explicit owned(T* made) noexcept : p_(made) {}
   owned(owned&& other) noexcept : p_(other.p_) { other.p_ = nullptr; }
   owned& operator=(owned&& other) noexcept {

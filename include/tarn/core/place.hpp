@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A place in the source. std::source_location where the compiler has it lacks clang 14, which tarn supports;
-// the builtins behind it are everywhere.
+// A source location. std::source_location is not available with clang 14, which tarn supports; the builtins behind it are
+// available everywhere.
 
 #include <cstdint>
 
@@ -9,18 +9,17 @@ namespace tarn {
 
 class tag;
 
-/// File, line and function of a call; static storage. Make it a default argument: `place where =
-/// place::current()`.
+/// File, line and function of a call; static storage. Use it as a default argument: `place where = place::current()`.
 struct place {
   char const* file = "";
   int line = 0;
-  std::uint32_t tag_id = 0;  ///< of the tag that the call was given, see core/tag; 0: none
+  std::uint32_t tag_id = 0;  ///< tag passed to the call, see core/tag; 0: none
   char const* function = "";
 
   constexpr place() noexcept = default;
   constexpr place(char const* in, int at, char const* of) noexcept : file(in), line(at), function(of) {}
-  /// The place of the call that a tag is given to, with the tag: who takes a place takes a name for its memory as
-  /// well, `make_device_buffer<float>(memory, n, stream, tarn::tag("weights"))`. Defined in core/tag.
+  /// The place of the call, with the tag that was passed in its stead: every function that takes a place accepts a tag, too,
+  /// `make_device_buffer<float>(memory, n, stream, tarn::tag("weights"))`. Defined in core/tag.
   place(tag const& name, char const* in = __builtin_FILE(), int at = __builtin_LINE(),
         char const* of = __builtin_FUNCTION()) noexcept;
 

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Who may touch the memory: empty tags that a resource lists in its type.
+// Memory accessibility: empty tags that a resource lists in its type.
 
 #include <type_traits>
 
 namespace tarn {
 
-/// Kernels may read and write it.
+/// Kernels may read and write the memory.
 struct device_accessible {};
-/// The host may read and write it.
+/// The host may read and write the memory.
 struct host_accessible {};
 
-/// A list of tags; a resource has `using properties = property_set<device_accessible>;`.
+/// A list of tags; a resource declares `using properties = property_set<device_accessible>;`.
 template <class... Tags>
 struct property_set {
   template <class Tag>
   static constexpr bool has = (std::is_same_v<Tag, Tags> || ...);
 };
 
-/// True where the resource's memory carries the tag.
+/// True if the resource's memory has the tag.
 template <class Resource, class Tag>
 inline constexpr bool has_property = Resource::properties::template has<Tag>;
 

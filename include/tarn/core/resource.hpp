@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The concepts: what a resource, a page source and a policy must offer.
+// Concepts for resources, page sources and memory sources.
 //
 // | expression                                | returns   | throws                       | meaning                                           |
 // |-------------------------------------------|-----------|------------------------------|---------------------------------------------------|
 // | r.allocate(stream, bytes, alignment)      | void*     | out_of_memory, bad_alignment | usable by work on `stream` from now on            |
-// | r.deallocate(stream, p, bytes, alignment) | void      | never                        | reusable once work before it on `stream` is done  |
+// | r.deallocate(stream, p, bytes, alignment) | void      | never                        | reusable after earlier work on `stream` is done   |
 // | r.allocate_sync(bytes, alignment)         | void*     | as allocate                  | usable at once on every stream and the host       |
-// | r.deallocate_sync(p, bytes, alignment)    | void      | never                        | nothing uses it any more, on any stream           |
+// | r.deallocate_sync(p, bytes, alignment)    | void      | never                        | no stream may still use it                        |
 // | a == b                                    | bool      | never                        | memory of one may be freed through the other      |
-// | R::properties                             | type      |                              | a property_set: who may touch the memory          |
+// | R::properties                             | type      |                              | a property_set: what may access the memory        |
 // | r.device()                                | device_id | never                        | where the memory is                               |
 // | r.driver()                                | driver    | never                        | the driver that orders its streams                |
 //
-// Zero bytes: allocate returns null; deallocate of null does nothing. Resources are cheap handles: a copy is
-// the same resource, and the last copy releases it.
+// Zero bytes: allocate returns null; deallocate of null does nothing. Resources are cheap handles: a copy refers to the same
+// resource, and the last copy releases it.
 
 #include <concepts>
 #include <cstddef>
@@ -61,20 +61,20 @@ template <class R>
 concept resource = std::copyable<R> && std::equality_comparable<R> && has_allocate<R> && has_deallocate<R> &&
     has_allocate_sync<R> && has_deallocate_sync<R> && has_properties<R> && has_driver<R>;
 
-/// One piece of physical memory, as the driver numbers it (CUmemGenericAllocationHandle).
+/// One allocation of physical memory, by the driver's handle (CUmemGenericAllocationHandle).
 using page_handle = std::uint64_t;
 
-/// Where pages come from: address ranges and physical handles, mapped one into the other.
+/// A source of pages: address ranges, physical handles, and mappings of handles into ranges.
 ///
 /// | expression            | throws                    | meaning                                                   |
 /// |-----------------------|---------------------------|-----------------------------------------------------------|
 /// | s.granularity()       | never                     | bytes; every size and offset below is a multiple of it    |
-/// | s.reserve(bytes)      | out_of_memory, cuda_error | address range, nothing behind it                          |
-/// | s.unreserve(p, bytes) | never                     | gives the whole range of one reserve() back               |
+/// | s.reserve(bytes)      | out_of_memory, cuda_error | an address range with no memory mapped                    |
+/// | s.unreserve(p, bytes) | never                     | releases the whole range of one reserve()                 |
 /// | s.create(bytes)       | out_of_memory, cuda_error | one handle of physical memory                             |
-/// | s.destroy(h, bytes)   | never                     | gives it back; it is no longer mapped anywhere            |
-/// | s.map(p, bytes, h)    | out_of_memory, cuda_error | the whole handle appears at p, readable and writable      |
-/// | s.unmap(p, bytes)     | never                     | exactly one map() undone; no work may still use the range |
+/// | s.destroy(h, bytes)   | never                     | releases the handle; it must not be mapped anywhere       |
+/// | s.map(p, bytes, h)    | out_of_memory, cuda_error | maps the whole handle at p, readable and writable         |
+/// | s.unmap(p, bytes)     | never                     | undoes exactly one map(); no work may still use the range |
 template <class S>
 concept page_source = std::copyable<S> && std::equality_comparable<S> && has_properties<S> && has_driver<S> &&
     requires(S& s, std::size_t bytes, void* p, page_handle h) {
@@ -91,14 +91,14 @@ concept page_source = std::copyable<S> && std::equality_comparable<S> && has_pro
   noexcept;
 };
 
-/// A source whose own memory no tool can watch in pieces (pages, memory that the driver orders by streams), and which
-/// has blocks that one can. A layer over such a source passes them on, and counts them as it counts everything; a pool
-/// over one that does not is not seen into.
+/// A source whose own memory tools cannot track block by block (pages, memory that the driver orders by streams), but which
+/// also offers plain blocks that tools can track. A layer over such a source forwards them and counts them like any other
+/// memory; a tool cannot see inside a pool over a layer that does not.
 ///
 /// | expression                   | throws                    | meaning                                            |
 /// |------------------------------|---------------------------|----------------------------------------------------|
-/// | s.allocate_plain(bytes)      | out_of_memory, cuda_error | a block of cudaMalloc's, usable at once everywhere |
-/// | s.deallocate_plain(p, bytes) | never                     | gives it back; nothing uses it any more            |
+/// | s.allocate_plain(bytes)      | out_of_memory, cuda_error | a cudaMalloc block, usable at once everywhere      |
+/// | s.deallocate_plain(p, bytes) | never                     | releases it; no work may still use it              |
 template <class S>
 concept has_plain_blocks = requires(S& s, std::size_t bytes, void* p) {
   { s.allocate_plain(bytes) } -> std::same_as<void*>;
@@ -106,11 +106,11 @@ concept has_plain_blocks = requires(S& s, std::size_t bytes, void* p) {
   noexcept;
 };
 
-/// What a pool can stand on: whole blocks or pages.
+/// A valid upstream of a pool: a resource of whole blocks, or a page source.
 template <class S>
 concept memory_source = resource<S> || page_source<S>;
 
-/// Says at the seam which clause a type misses, one line per clause.
+/// Reports which clauses a type lacks, one static_assert per clause.
 template <class R>
 constexpr bool check_memory_source() {
   if constexpr (!memory_source<R>) {

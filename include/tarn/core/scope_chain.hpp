@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// scope_chain: the scopes of one kind that live on a thread, where a scope sets something of its thread. A scope that puts
-// back the value from before would be wrong where scopes do not end in the reverse order of their beginning; one that leaves
-// a chain is not.
+// scope_chain: the live scopes of one kind on a thread, for scopes that set a per-thread value. Restoring the previous value
+// would be wrong when scopes do not end in reverse order; removing a scope from a chain is correct in any order.
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
@@ -11,21 +10,21 @@
 
 namespace tarn::detail {
 
-/// The live scopes of the calling thread, innermost first. Scope has a member `Scope* outer_`, null before begin(), and
-/// makes the chain its friend. begin() and end() are O(1) for scopes that end in reverse order, and O(scopes) otherwise.
+/// The live scopes of the calling thread, innermost first. Scope must have a member `Scope* outer_`, null before begin(), and
+/// declare the chain a friend. begin() and end() are O(1) for scopes that end in reverse order, and O(scopes) otherwise.
 template <class Scope>
 class scope_chain {
  public:
-  /// Null where no scope lives.
+  /// Returns null if there is no live scope.
   [[nodiscard]] static Scope* innermost() noexcept { return last_begun; }
 
   static void begin(Scope& scope) noexcept {
     scope.outer_ = last_begun;
     last_begun = &scope;
   }
-  /// Takes a scope out. A scope of another thread cannot be: that is reported as misuse.
+  /// Removes a scope. A scope of another thread cannot be removed: that is reported as misuse.
   /// @param what  the kind of scope, for the message
-  /// @returns the next scope further in, null for the innermost one
+  /// @returns the next inner scope, null for the innermost one
   TARN_ALWAYS_INLINE static Scope* end(Scope& scope, char const* what) noexcept {
     if (last_begun != &scope) [[unlikely]]
       return end_out_of_order(scope, what);

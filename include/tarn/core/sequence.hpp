@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// sequence<T>: a growing array for the books of a pool. Of std::vector what is used here: each std::vector<X>
-// costs a compiler 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
+// sequence<T>: a growable array with the few operations of std::vector that tarn needs. Each std::vector<X> costs a compiler
+// 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
 
 #include <cstddef>
 #include <new>
@@ -10,7 +10,7 @@
 
 namespace tarn::detail {
 
-/// Elements side by side, in order of insertion. Growing moves them; nothing else does. Move-only.
+/// Contiguous elements in order of insertion. Growth moves them. Move-only.
 template <class T>
 class sequence {
  public:
@@ -27,7 +27,7 @@ class sequence {
     ::operator delete(items_);
   }
 
-  /// Makes sure that `count` elements fit without allocating. @throws std::bad_alloc, nothing has changed
+  /// Reserves room for `count` elements in total. @throws std::bad_alloc, nothing has changed
   void reserve(std::size_t count) {
     if (count <= capacity_) return;
     if (count > most_elements) throw std::bad_alloc();
@@ -43,14 +43,14 @@ class sequence {
     items_ = larger;
     capacity_ = most;
   }
-  /// Adds value-initialised elements up to `count`; there are at most that many. @throws std::bad_alloc,
+  /// Appends value-initialised elements until size() is `count`, which must be at least size(). @throws std::bad_alloc,
   /// nothing has changed
   void resize(std::size_t count) {
     reserve(count);
     while (size_ < count) ::new (static_cast<void*>(items_ + size_++)) T{};
   }
-  /// Adds a copy of `value`, which is not an element of this sequence, or moves it there.
-  /// @throws std::bad_alloc  where no room was made; nothing has changed, `value` included
+  /// Appends `value` by copy or move. `value` must not be an element of this sequence.
+  /// @throws std::bad_alloc  no room was reserved; nothing has changed, including `value`
   template <class Value = T>
   void push_back(Value&& value) {
     if (size_ == capacity_) reserve(size_ + 1);
@@ -58,11 +58,11 @@ class sequence {
     ++size_;
   }
   void pop_back() noexcept { items_[--size_].~T(); }
-  /// Destroys the elements; keeps their room.
+  /// Destroys the elements; keeps the capacity.
   void clear() noexcept {
     while (size_ != 0) pop_back();
   }
-  /// Removes one element by putting the last one in its place. O(1).
+  /// Removes one element by moving the last one into its place. O(1).
   void erase_unordered(std::size_t index) noexcept {
     if (index + 1 != size_) items_[index] = static_cast<T&&>(items_[size_ - 1]);
     pop_back();
@@ -90,7 +90,7 @@ class sequence {
  private:
   static constexpr std::size_t element_bytes =
       sizeof(T);  // NOLINT(bugprone-sizeof-expression): T may be a pointer
-  /// Twice as many bytes are still a number.
+  /// Doubling the bytes must not overflow.
   static constexpr std::size_t most_elements = ~std::size_t{0} / 2 / element_bytes;
 
   T* items_ = nullptr;

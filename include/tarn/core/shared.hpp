@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// shared<Layer>: the handle that every pool and policy is used through. It counts references, spells each
-// call the way each generation of the ecosystem spells it, and lets through to the layer below whatever a
-// layer does not define.
+// shared<Layer>: the reference-counted handle for every pool and policy. It provides the call names of each generation of
+// CUDA libraries, and forwards calls that a layer does not define to the layer below.
 
 #include <atomic>
 #include <concepts>
@@ -22,10 +21,10 @@ namespace tarn {
 template <class Layer>
 class shared;
 
-/// Declared by a layer that sends calls to more than one resource below it, and lists all of them:
-/// `using routes = tarn::routes_to<Upstream, Other>;`. A call that such a layer does not define is not looked for below it,
-/// since one of several would answer for all. The layer defines each call of detail::routed_calls that a resource below
-/// it offers; otherwise it does not compile.
+/// Declared by a layer that routes calls to several resources below it, with all of them:
+/// `using routes = tarn::routes_to<Upstream, Other>;`. A call that such a layer does not define is not forwarded, since one of
+/// the resources would answer for all. The layer must define each call of detail::routed_calls that a resource below it
+/// offers; otherwise it does not compile.
 template <class... Resources>
 struct routes_to {};
 
@@ -43,13 +42,13 @@ concept stands_on_another = requires(Layer& layer) {
   layer.upstream();
 };
 
-/// A layer with more than one resource below it.
+/// A layer with several resources below it.
 template <class Layer>
 concept routes_calls = requires {
   typename Layer::routes;
 };
 
-/// The layer behind a handle; a source, which is a plain value, is its own.
+/// Returns the layer behind a handle; a source is a plain value and is its own layer.
 template <class Resource>
 constexpr auto& layer_of(Resource& resource) noexcept {
   if constexpr (is_shared<std::remove_const_t<Resource>>) {
@@ -59,7 +58,7 @@ constexpr auto& layer_of(Resource& resource) noexcept {
   }
 }
 
-/// Offers `call` each layer from the top down; true where one accepts it.
+/// Tries `call` with each layer from the top down; returns true if one accepts it.
 template <class Layer, class Call>
 constexpr bool can_reach() noexcept {
   if constexpr (std::invocable<Call, Layer&>) {
@@ -85,7 +84,7 @@ template <class... Resources>
 constexpr bool any_records_places(routes_to<Resources...>) noexcept {
   return (records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resources&>()))>>() || ...);
 }
-/// True where this layer or one below it records the places of calls.
+/// Returns true if this layer or one below it records the places of calls.
 template <class Layer>
 constexpr bool records_places() noexcept {
   if constexpr (requires { requires Layer::records_places; }) {
@@ -98,13 +97,13 @@ constexpr bool records_places() noexcept {
     return false;
   }
 }
-/// What an owner declares before it calls its resource: names the place of the user's call, where somebody records it.
+/// Declared by an owner before it calls its resource: sets the place of the user's call, if a layer records it.
 template <class Resource>
 using place_of_call = std::conditional_t<
     records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>>(), call_place,
     no_call_place>;
 
-/// First elements of an argument pack, as a tuple of references: all but the last.
+/// Constructs the upstream from all arguments but the last.
 template <class Upstream, class Tuple, std::size_t... I>
 Upstream make_upstream(Tuple&& arguments, std::index_sequence<I...>) {
   return Upstream(std::get<I>(std::forward<Tuple>(arguments))...);
@@ -112,14 +111,14 @@ Upstream make_upstream(Tuple&& arguments, std::index_sequence<I...>) {
 
 }  // namespace detail
 
-/// True where `call` accepts the resource's layer or one below it.
+/// True if `call` accepts the resource's layer or one below it.
 template <class Resource, class Call>
 inline constexpr bool reachable =
     detail::can_reach<std::remove_reference_t<decltype(detail::layer_of(std::declval<Resource&>()))>, Call>();
 
 namespace detail {
 
-/// What can be asked of a pool through the layers above it, and of all resources below a layer that routes.
+/// Calls that reach a pool through the layers above it, and all resources below a routing layer.
 struct routed_calls {
   struct record_use {
     template <class L>
@@ -184,13 +183,13 @@ struct routed_calls {
   };
 };
 
-/// True where a resource below a layer that routes offers a call which the layer does not define.
+/// Returns true if a resource below a routing layer offers a call that the layer does not define.
 template <class Layer, class Call, class... Resources>
 constexpr bool lacks_route(routes_to<Resources...>) noexcept {
   return (reachable<Resources, Call> || ...) && !std::invocable<Call, Layer&>;
 }
 
-/// Says at the seam which call a layer does not route, one line per call.
+/// Reports which calls a routing layer does not define, one static_assert per call.
 template <class Layer>
 constexpr bool check_routes() {
   if constexpr (routes_calls<Layer>) {
@@ -241,8 +240,8 @@ constexpr bool check_routes() {
 
 }  // namespace detail
 
-/// Calls the nearest layer, from the top down, that accepts the call: how one finds the pool under a stack of
-/// policies. Give the lambda a trailing return type, so that "accepts" can be asked: `nearest(memory,
+/// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of policies. Give the
+/// lambda a trailing return type, so that acceptance can be tested: `nearest(memory,
 /// [](auto& layer) -> decltype(layer.trim(0)) { return layer.trim(0); })`.
 template <class Resource, class Call>
 requires reachable<Resource, Call>
@@ -250,9 +249,9 @@ decltype(auto) nearest(Resource& resource, Call const& call) {
   return detail::reach(detail::layer_of(resource), call);
 }
 
-/// A shared handle to one layer and all below it. Copies are the same resource; the last copy destroys the
-/// layer, so a resource outlives its first name while an owner still holds a copy. Copying is one atomic
-/// increment; calls are one indirection. Moved-from handles may be assigned and destroyed only.
+/// A shared handle to one layer and all layers below it. Copies refer to the same resource; the last copy destroys the layer,
+/// so a resource lives as long as any owner holds a copy. Copying is one atomic increment; a call is one indirection. A
+/// moved-from handle may only be assigned or destroyed.
 template <class Layer>
 class shared {
  public:
@@ -261,17 +260,17 @@ class shared {
   using properties = typename Layer::properties;
   static_assert(detail::check_routes<Layer>());
 
-  /// Builds the layer and those below from their defaults.
+  /// Default-constructs the layer and those below it.
   shared() requires std::default_initializable<Layer> : block_(new block()) {}
 
-  /// Builds the layer from arguments of its own.
+  /// Constructs the layer from its own constructor arguments.
   template <class... Arguments>
   requires(sizeof...(Arguments) > 0 &&
            std::constructible_from<Layer, Arguments...>) explicit shared(std::in_place_t,
                                                                          Arguments&&... arguments)
       : block_(new block(std::forward<Arguments>(arguments)...)) {}
 
-  /// Builds a stack from its parts, source first: stack<cuda_pages, pooled, limited>{cuda_pages{0}, pooled{},
+  /// Constructs a stack from its parts, source first: stack<cuda_pages, pooled, limited>{cuda_pages{0}, pooled{},
   /// limited{1_GiB}}.
   template <class First, class... Rest>
   requires(detail::stands_on_another<Layer> && !detail::is_shared<std::remove_cvref_t<First>> &&
@@ -304,7 +303,7 @@ class shared {
     if (block_ != nullptr && block_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete block_;
   }
 
-  /// True where this layer, or all of what is below it, allocates blocks; false over a bare page source.
+  /// Returns true if this layer, or everything below it, allocates blocks; false over a bare page source.
   static constexpr bool allocates() noexcept {
     if constexpr (has_allocate<Layer>) {
       return true;
@@ -315,10 +314,10 @@ class shared {
     }
   }
 
-  // The stream-ordered calls, as tarn and CCCL 3.1 and later spell them. In line, so that the caller's place costs nothing
-  // where no layer records it.
+  // The stream-ordered calls, as tarn and CCCL 3.1 and later name them. Inline, so that the caller's place costs nothing if no
+  // layer records it.
 
-  /// Allocates for work on `stream`. Zero bytes give null.
+  /// Allocates for work on `stream`. Returns null for zero bytes.
   /// @param bytes      any size; the block may be larger
   /// @param alignment  a power of two up to max_alignment
   /// @throws out_of_memory, bad_alignment; nothing has changed
@@ -332,8 +331,8 @@ class shared {
       return block_->layer.upstream().allocate(stream, bytes, alignment);
     }
   }
-  /// Gives a block back; it may be reused by work on `stream` at once, by other streams when ordered. Null
-  /// does nothing.
+  /// Frees a block; work on `stream` may reuse it at once, other streams once they are ordered after it. Does nothing for
+  /// null.
   TARN_ALWAYS_INLINE void deallocate(stream_ref stream, void* p, std::size_t bytes,
                                      std::size_t alignment = default_alignment,
                                      place where = place::current()) noexcept requires(allocates()) {
@@ -347,7 +346,7 @@ class shared {
       block_->layer.upstream().deallocate(stream, p, bytes, alignment);
     }
   }
-  /// Allocates memory usable at once by every stream.
+  /// Allocates memory that every stream may use at once.
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_sync(std::size_t bytes,
                                                        std::size_t alignment = default_alignment,
                                                        place where = place::current()) requires(allocates()) {
@@ -361,7 +360,7 @@ class shared {
       return block_->layer.upstream().allocate_sync(bytes, alignment);
     }
   }
-  /// Gives back memory that no stream uses any more.
+  /// Frees memory that no stream uses any more.
   TARN_ALWAYS_INLINE void deallocate_sync(void* p, std::size_t bytes,
                                           std::size_t alignment = default_alignment,
                                           place where = place::current()) noexcept requires(allocates()) {
@@ -376,7 +375,7 @@ class shared {
     }
   }
 
-  // The same four as CCCL 3.0 (CUDA 13.0) spells them. Templates, so that a braced {} never means bytes.
+  // The same four calls as CCCL 3.0 (CUDA 13.0) names them. Templates, so that a braced {} never converts to bytes.
 
   template <std::integral Bytes>
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(Bytes bytes, std::size_t alignment = default_alignment,
@@ -405,41 +404,40 @@ class shared {
     deallocate(stream, p, bytes, default_alignment, where);
   }
 
-  /// Equal: memory of one may be freed through the other.
+  /// Equal handles: memory of one may be freed through the other.
   friend bool operator==(shared const& a, shared const& b) noexcept { return a.block_ == b.block_; }
 
-  /// The driver that orders this memory's streams.
+  /// Returns the driver that orders the streams of this memory.
   [[nodiscard]] driver_type const& driver() const noexcept {
     return nearest(*this, [](auto& l) -> decltype((l.driver())) { return l.driver(); });
   }
-  /// The device whose memory it is.
+  /// Returns the device that the memory belongs to.
   [[nodiscard]] device_id device() const noexcept { return driver().device(); }
 
-  // What only a pool offers, reached from any policy above it. Documented at the pool.
+  // Calls that only a pool offers, reachable through any policy above it. Documented at the pool.
 
-  /// Gives cached memory back to the driver until at most `keep_bytes` are reserved; returns the bytes given
-  /// back.
+  /// Returns cached memory to the driver until at most `keep_bytes` are reserved; returns the bytes released.
   std::size_t trim(std::size_t keep_bytes = 0) {
     return nearest(*this, [&](auto& l) -> decltype(l.trim(keep_bytes)) { return l.trim(keep_bytes); });
   }
-  /// Gives all cached memory back to the driver, as torch.cuda.empty_cache does.
+  /// Returns all cached memory to the driver, as torch.cuda.empty_cache does.
   void empty_cache() { (void)trim(0); }
-  /// True where `p` is the start of, or inside, memory that the pool reserved.
+  /// Returns true if `p` points into memory that the pool reserved.
   [[nodiscard]] bool owns(void const* p) const noexcept {
     return nearest(*this, [&](auto& l) -> decltype(l.owns(p)) { return l.owns(p); });
   }
-  /// The largest request that would be served without asking the driver, bytes.
+  /// Returns the size of the largest request that can be served without calling the driver, bytes.
   [[nodiscard]] std::size_t largest_free_range() const {
     return nearest(*this, [](auto& l) -> decltype(l.largest_free_range()) { return l.largest_free_range(); });
   }
-  /// Says that work on `stream`, other than the one to be named at deallocation, uses the block up to now.
+  /// Records that work on `stream`, a stream other than the one passed at deallocation, uses the block up to now.
   void record_use(void* p, std::size_t bytes, stream_ref stream) {
     nearest(*this, [&](auto& l) -> decltype(l.record_use(p, bytes, stream)) {
       return l.record_use(p, bytes, stream);
     });
   }
 
-  // Pages, where this layer is a policy over a page source.
+  // Page calls, if this layer is a policy over a page source.
 
   [[nodiscard]] std::size_t granularity() const noexcept requires requires(Layer& l) { l.granularity(); }
   { return block_->layer.granularity(); }
@@ -460,7 +458,7 @@ class shared {
   void unmap(void* p, std::size_t bytes) noexcept requires requires(Layer& l) { l.unmap(p, bytes); }
   { block_->layer.unmap(p, bytes); }
 
-  // Plain blocks, where this layer passes them on.
+  // Plain blocks, if this layer forwards them.
 
   [[nodiscard]] void* allocate_plain(std::size_t bytes) requires has_plain_blocks<Layer> {
     return block_->layer.allocate_plain(bytes);
@@ -469,7 +467,7 @@ class shared {
     block_->layer.deallocate_plain(p, bytes);
   }
 
-  /// The layer itself, for what only it offers.
+  /// Returns the layer itself, for calls that only it offers.
   [[nodiscard]] Layer& layer() const noexcept { return block_->layer; }
   Layer* operator->() const noexcept { return &block_->layer; }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// float16, bfloat16, float8_e4m3, float8_e5m2: elements to store numbers in, not to calculate with.
+// float16, bfloat16, float8_e4m3, float8_e5m2: storage types for numbers, without arithmetic.
 
 #include <type_traits>
 
@@ -8,11 +8,11 @@
 
 namespace tarn {
 
-/// A number stored in 1 or 2 bytes, on host and device; bit for bit CUDA's type of the same format (__half, __nv_bfloat16,
-/// __nv_fp8_e4m3, __nv_fp8_e5m2). Convert to float, calculate, convert back: both ways are explicit. Rounds to nearest even,
-/// from double in one step; keeps -0.0, subnormals and NaN (as one NaN per format; its sign and payload are not kept).
-/// What is too large becomes infinity in the 16-bit formats and the largest number in the 8-bit ones, infinities too.
-/// Trivially copyable; uninitialised by default, zero when value-initialised.
+/// A number stored in 1 or 2 bytes, on host and device; bit-compatible with CUDA's type of the same format (__half,
+/// __nv_bfloat16, __nv_fp8_e4m3, __nv_fp8_e5m2). Convert to float, calculate, convert back: both conversions are explicit.
+/// Rounds to nearest even, from double in one step; keeps -0.0, subnormals and NaN (one NaN per format; its sign and payload
+/// are lost). Values that are too large, including infinities, become infinity in the 16-bit formats and the largest number in
+/// the 8-bit ones. Trivially copyable; uninitialised by default, zero when value-initialised.
 template <class Format>
 class basic_float {
  public:
@@ -22,17 +22,17 @@ class basic_float {
   basic_float() = default;
   TARN_HOST_DEVICE explicit constexpr basic_float(float value) noexcept
       : bits_(detail::narrowed<Format, binary32>(__builtin_bit_cast(std::uint32_t, value))) {}
-  /// A template, so that integers go the way of float and nothing is ambiguous.
+  /// A template, so that integers convert through float without ambiguity.
   template <class Double>
   requires std::is_same_v<Double, double> TARN_HOST_DEVICE explicit constexpr basic_float(
       Double value) noexcept
       : bits_(detail::narrowed<Format, binary64>(__builtin_bit_cast(std::uint64_t, value))) {}
-  /// From another of these formats, in one rounding.
+  /// Converts from another of these formats, with one rounding.
   template <class Other>
   TARN_HOST_DEVICE explicit constexpr basic_float(basic_float<Other> other) noexcept
       : basic_float(static_cast<float>(other)) {}
 
-  /// The number with these bits.
+  /// Returns the number with this bit pattern.
   [[nodiscard]] TARN_HOST_DEVICE static constexpr basic_float from_bits(bits_type bits) noexcept {
     basic_float made{};
     made.bits_ = bits;
@@ -40,7 +40,7 @@ class basic_float {
   }
   [[nodiscard]] TARN_HOST_DEVICE constexpr bits_type bits() const noexcept { return bits_; }
 
-  /// Exact.
+  /// Exact conversion.
   [[nodiscard]] TARN_HOST_DEVICE explicit constexpr operator float() const noexcept {
     return __builtin_bit_cast(float, detail::widened<Format>(bits_));
   }
@@ -52,18 +52,18 @@ class basic_float {
   [[nodiscard]] TARN_HOST_DEVICE static constexpr basic_float largest() noexcept {
     return from_bits(static_cast<bits_type>(detail::format_of<Format>::largest));
   }
-  /// The smallest number above zero, a subnormal one.
+  /// The smallest positive number, which is subnormal.
   [[nodiscard]] TARN_HOST_DEVICE static constexpr basic_float smallest() noexcept { return from_bits(1); }
-  /// The smallest number with full precision.
+  /// The smallest positive number with full precision.
   [[nodiscard]] TARN_HOST_DEVICE static constexpr basic_float smallest_normal() noexcept {
     return from_bits(static_cast<bits_type>(1U << Format::mantissa_bits));
   }
-  /// Distance from 1 to the next number above it; rounding errs by at most half of it, relatively.
+  /// Distance from 1 to the next larger number; the relative rounding error is at most half of it.
   [[nodiscard]] TARN_HOST_DEVICE static constexpr float epsilon() noexcept {
     return 1.0F / static_cast<float>(1U << Format::mantissa_bits);
   }
 
-  /// As numbers: a NaN equals nothing, and both zeros are equal.
+  /// Compares as numbers: NaN is unequal to everything, and both zeros are equal.
   [[nodiscard]] friend TARN_HOST_DEVICE constexpr bool operator==(basic_float a, basic_float b) noexcept {
     return static_cast<float>(a) == static_cast<float>(b);
   }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// sort: heap sort, in place, without <algorithm>, which costs a compiler 40 ms.
+// In-place heap sort without <algorithm>, which costs a compiler 40 ms.
 
 #include <cstddef>
 
 namespace tarn::detail {
 
-/// Orders `items[0, count)` by `before(a, b)`. Elements of which neither comes before the other end in any
-/// order: let `before` tell all apart. O(count log count), never allocates.
+/// Sorts `items[0, count)` by `before(a, b)`. Not stable: for a deterministic order `before` must distinguish all elements.
+/// O(count log count), never allocates.
 template <class T, class Before>
 void sort(T* items, std::size_t count, Before const& before) {
   auto const sink = [&](std::size_t at, std::size_t end) {

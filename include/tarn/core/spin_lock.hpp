@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The smallest lock, for what takes a few nanoseconds.
+// A minimal lock for critical sections of a few nanoseconds.
 
 #include <atomic>
 
@@ -22,7 +22,7 @@ class spin_lock {
     for (unsigned tries = 0; !try_lock(); ++tries) wait_a_moment(tries);
   }
   TARN_ALWAYS_INLINE void unlock() noexcept { taken_.store(false, std::memory_order_release); }
-  /// May have changed already.
+  /// A snapshot; may already be out of date.
   [[nodiscard]] bool is_taken() const noexcept { return taken_.load(std::memory_order_relaxed); }
 
  private:

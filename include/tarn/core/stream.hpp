@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A stream by reference: the handle that the driver knows and, where known, the stream's identity.
+// A non-owning reference to a stream: the driver's handle and, if known, the stream's identity.
 
 #include <concepts>
 #include <cstddef>
@@ -10,17 +10,28 @@ struct CUstream_st;
 
 namespace tarn {
 
-/// Identity of a stream. Handles are reused after cudaStreamDestroy, identities are not (cudaStreamGetId).
+namespace detail {
+/// A type with a get() that returns a cudaStream_t, other than tarn's own owners.
+template <class Stream, class Ref>
+concept hands_out_stream = requires(Stream const& s) {
+  { s.get() } -> std::convertible_to<CUstream_st*>;
+}
+&&!requires(Stream const& s) {
+  { s.ref() } -> std::same_as<Ref>;
+};
+}  // namespace detail
+
+/// Identity of a stream. Handles are reused after cudaStreamDestroy; identities are not (cudaStreamGetId).
 using stream_id = std::uint64_t;
 
-/// Names a stream; does not own it. Copy freely.
+/// Refers to a stream without owning it. Copy freely.
 ///
-/// A bare handle converts implicitly (`cudaStream_t`, `cuda::stream_ref`, a simulated stream) and the pool
-/// asks the driver for its identity at each call; `tarn::identified(resource, stream)` asks once and keeps
-/// it. A default stream_ref is the default stream.
+/// A bare handle converts implicitly (`cudaStream_t`, `cuda::stream_ref`, a simulated stream), and the pool queries the
+/// driver for its identity at each call; `tarn::identified(resource, stream)` queries once and keeps the result. A
+/// default-constructed stream_ref is the default stream.
 class stream_ref {
  public:
-  /// "The pool must ask the driver."
+  /// The identity is not known; the pool must query the driver.
   static constexpr stream_id unknown_id = 0;
 
   constexpr stream_ref() noexcept = default;
@@ -28,19 +39,15 @@ class stream_ref {
   template <class Handle>
   requires std::same_as<Handle, CUstream_st*> || std::same_as<Handle, std::nullptr_t>
   constexpr stream_ref(Handle handle) noexcept : handle_(handle) {}  // NOLINT: cudaStream_t is a stream
-  stream_ref(int) = delete;                                          ///< so that allocate(0, 256) means bytes
-  /// From anything that hands out a cudaStream_t by get(): cuda::stream_ref, RMM's view through value(). Owners of tarn convert
-  /// by themselves, with the identity that they know.
+  /// Deleted, so that the 0 in allocate(0, 256) means bytes.
+  stream_ref(int) = delete;
+  /// From any type whose get() returns a cudaStream_t: cuda::stream_ref, or RMM's view through value(). tarn's own stream owners
+  /// convert by themselves and keep the identity.
   template <class Stream>
-  requires requires(Stream const& s) {
-    { s.get() } -> std::convertible_to<CUstream_st*>;
-  } &&(!requires(Stream const& s) {
-    { s.ref() } -> std::same_as<stream_ref>;
-  }) constexpr stream_ref(Stream const& stream) noexcept
-      : handle_(stream.get()) {
-  }  // NOLINT
+  requires detail::hands_out_stream<Stream, stream_ref>
+  constexpr stream_ref(Stream const& stream) noexcept : handle_(stream.get()) {}  // NOLINT
 
-  /// From a driver's own handle, with the identity if the caller knows it.
+  /// Constructs from a driver's own handle, with the identity if the caller knows it.
   [[nodiscard]] static constexpr stream_ref from(void* handle, stream_id id = unknown_id) noexcept {
     stream_ref s;
     s.handle_ = handle;
@@ -50,12 +57,12 @@ class stream_ref {
 
   /// The driver's handle; null is the default stream.
   [[nodiscard]] constexpr void* handle() const noexcept { return handle_; }
-  /// The handle as CUDA spells it.
+  /// The handle as a cudaStream_t.
   [[nodiscard]] CUstream_st* get() const noexcept { return static_cast<CUstream_st*>(handle_); }
   /// The identity, or `unknown_id`.
   [[nodiscard]] constexpr stream_id id() const noexcept { return id_; }
 
-  /// The same handle names the same stream unless one of them was destroyed; identities, where known, decide.
+  /// Compares identities if both are known, else handles. Equal handles name the same stream unless one was destroyed.
   friend constexpr bool operator==(stream_ref a, stream_ref b) noexcept {
     if (a.id_ != unknown_id && b.id_ != unknown_id) return a.id_ == b.id_;
     return a.handle_ == b.handle_;

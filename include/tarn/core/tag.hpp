@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Names for memory: a tag is a number for a name that the process keeps, so it is cheap to hand on and to compare.
+// Names for memory: a tag is a number that stands for a name kept for the life of the process, cheap to copy and compare.
 
 #include <atomic>
 #include <cstddef>
@@ -19,22 +19,22 @@ namespace tarn {
 
 namespace detail {
 
-/// The names, each once, kept until the process ends. No heap, no construction: 66 KiB of zeros until a name is
-/// written.
+/// The table of names, each stored once until the process ends. Uses no heap and no constructor: 66 KiB of zeros until a name
+/// is added.
 class tag_names {
  public:
-  /// Tags there can be; the first stands for none, the last for all that came too late.
+  /// Maximum number of tags; the first means none, the last stands for all names added after the table is full.
   static constexpr std::uint32_t most = 1024;
-  /// Bytes of a name, at most.
+  /// Maximum bytes of a name.
   static constexpr std::size_t longest = 63;
 
-  /// The number of a name; wait-free where it is known.
+  /// Returns the number of a name and adds it if it is new; wait-free for a known name.
   [[nodiscard]] std::uint32_t number_of(std::string_view name) noexcept {
     name = detail::first_of_text(name.substr(0, name.find('\0')), longest);
     if (name.empty()) return 0;
     std::uint32_t at = home(name);
     if (std::uint32_t const known = find(name, at); known != 0) return known;
-    static held_at_fork<spin_lock> const member{lock_};  // the names of a process are one object
+    static held_at_fork<spin_lock> const member{lock_};  // all threads share one table
     std::lock_guard const guard(lock_);
     if (std::uint32_t const known = find(name, at); known != 0) return known;
     if (count_ == most - 2) return most - 1;
@@ -57,7 +57,7 @@ class tag_names {
     for (char const c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;
     return (hash ^ hash >> 16) % slot_count;
   }
-  /// From slot `at` on, which becomes the name's, or the one where it belongs. 0: not there.
+  /// Searches from slot `at`, which is set to the name's slot, or to the slot where it would be inserted. Returns 0 if absent.
   [[nodiscard]] std::uint32_t find(std::string_view name, std::uint32_t& at) const noexcept {
     for (;; at = (at + 1) % slot_count) {
       std::uint32_t const number = slots_[at].load(std::memory_order_acquire);
@@ -74,16 +74,15 @@ inline constinit tag_names known_tags{};
 
 }  // namespace detail
 
-/// A name for memory: "weights", "activations". Equal names are equal tags, in the whole process, for as long as it
-/// runs. Names longer than 63 bytes are cut there, and at a zero; after 1,022 names all further ones are the one tag
-/// "other tags". Making one costs a hash of the name, and nothing can fail; copying and comparing one is as for a number. Safe from
-/// any thread.
+/// A name for memory: "weights", "activations". Equal names are equal tags throughout the process, for its whole life. Names
+/// are truncated at 63 bytes and at a zero; after 1,022 names, all further ones share the tag "other tags". Constructing one
+/// costs a hash of the name and cannot fail; copying and comparing cost as much as for a number. Thread-safe.
 class tag {
  public:
-  /// None: "untagged".
+  /// No tag: "untagged".
   constexpr tag() noexcept = default;
   explicit tag(std::string_view name) noexcept : id_(detail::known_tags.number_of(name)) {}
-  /// The tag of that number, as id() gave it.
+  /// Returns the tag with a number returned by id().
   [[nodiscard]] static tag from_id(std::uint32_t id) noexcept {
     tag t;
     t.id_ = id < detail::tag_names::most ? id : detail::tag_names::most - 1;
@@ -95,8 +94,8 @@ class tag {
   [[nodiscard]] char const* name() const noexcept { return detail::known_tags.name_of(id_); }
   friend constexpr bool operator==(tag, tag) noexcept = default;
 
-  /// What an allocation made here on this thread would be named: by the call itself, else by the handle it goes through
-  /// (policy/tagged), else by the innermost tag_scope.
+  /// Returns the tag of an allocation made here on this thread: the call's own, else that of its handle (policy/tagged), else
+  /// that of the innermost tag_scope.
   [[nodiscard]] static tag current() noexcept {
     std::uint32_t const of_call = call_place::current_tag_id();
     return of_call != 0 ? from_id(of_call) : of_scope();
@@ -111,8 +110,8 @@ class tag {
 inline place::place(tag const& name, char const* in, int at, char const* of) noexcept
     : file(in), line(at), tag_id(name.id()), function(of) {}
 
-/// Names all that this thread allocates in a scope: `tarn::tag_scope const here{"activations"};`. Scopes nest, the
-/// inner one wins, and they may end in any order, each on the thread that began it. Two writes of a thread's own word.
+/// Tags everything that this thread allocates in a scope: `tarn::tag_scope const here{"activations"};`. Scopes nest; the
+/// innermost one applies. They may end in any order, each on the thread that began it. Costs two writes of a thread-local word.
 class [[nodiscard]] tag_scope {
  public:
   explicit tag_scope(tag name) noexcept : name_(name) { chain::begin(*this); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What tells the threads that run now apart.
+// Identifiers for threads: an address among running threads, and a number that is never reused.
 
 #include <atomic>
 #include <cstdint>
@@ -9,18 +9,18 @@
 
 namespace tarn::detail {
 
-/// Where a thread keeps its number; 0 until the thread needs one.
+/// Storage of a thread's number; 0 until the thread needs one.
 [[nodiscard]] inline std::uint64_t& thread_number_place() noexcept {
   static thread_local constinit std::uint64_t number = 0;
   return number;
 }
 
-/// An address that differs between threads; a later thread may get it again.
+/// Returns an address unique among running threads; a later thread may get the same one.
 inline void const* this_thread_tag() noexcept {
   return &thread_number_place();
 }
 
-/// A number of this thread alone, which no later thread gets again; never 0. Given out at the first call.
+/// Returns a number unique to this thread and never reused; never 0. Assigned at the first call.
 [[nodiscard]] inline std::uint64_t this_thread_number() noexcept {
   static constinit std::atomic<std::uint64_t> last{0};
   std::uint64_t& number = thread_number_place();
@@ -28,16 +28,18 @@ inline void const* this_thread_tag() noexcept {
   return number;
 }
 
-/// The number of the thread with this tag, which is running and does not take a number meanwhile; 0 where it has none.
+/// Returns the number of the thread with this tag, 0 if it has none. The thread must be running and not obtain a number
+/// concurrently.
 [[nodiscard]] inline std::uint64_t thread_number_of(void const* tag) noexcept {
   return *static_cast<std::uint64_t const*>(tag);
 }
 
-/// How many places thread_place() knows.
+/// Number of values that thread_place() returns.
 inline constexpr unsigned thread_places = 32;
 
-/// A place below thread_places for a thread's tag; several threads may share one. Threads' own memory lies at equal
-/// distances of whole pages: multiplied by the golden ratio (Knuth, TAOCP 3, 6.4) the page numbers' high bits differ.
+/// Maps a thread's tag to a place below thread_places; several threads may share one. Threads' own memory lies at equal
+/// distances of whole pages: after multiplication by the golden ratio (Knuth, TAOCP 3, 6.4) the high bits of the page numbers
+/// differ.
 [[nodiscard]] TARN_ALWAYS_INLINE unsigned thread_place(void const* tag) noexcept {
   auto const page = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(tag) >> 12);
   return static_cast<unsigned>((page * 0x9E3779B97F4A7C15U) >> 59);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Waiting for another thread that will be done in a moment.
+// Waits briefly for another thread.
 
 #if defined(__linux__)
 #include <sched.h>  // <thread> costs as much to include as all of core/
@@ -10,7 +10,7 @@
 
 namespace tarn::detail {
 
-/// Spins for a while, then lets others run: who is waited for may not be running.
+/// Spins for a while, then yields: the thread that is waited for may not be running.
 inline void wait_a_moment(unsigned tries) noexcept {
   if (tries >= 64) {
 #if defined(__linux__)

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Blocks that were freed and that a pool holds back until other streams have finished with them: how many there are, and
-// who is notified when that changes.
+// Counts freed blocks that a pool holds back until other streams have finished with them, and notifies observers of changes.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,25 +13,25 @@ namespace tarn::detail {
 
 struct waiting_amount {
   std::int64_t blocks = 0;
-  std::int64_t bytes = 0;      ///< as the pool rounds them
-  std::int64_t requested = 0;  ///< as the pool was asked
+  std::int64_t bytes = 0;      ///< as rounded by the pool
+  std::int64_t requested = 0;  ///< as requested by the caller
 };
 
-/// Is notified of each change, by the amounts that are added. May observe several pools.
+/// Receives each change as the amounts added. May observe several pools.
 class waiting_observer {
  public:
   virtual void waiting_changed(waiting_amount const& small, waiting_amount const& large) noexcept = 0;
   virtual ~waiting_observer() = default;
 };
 
-/// Counts at the moments when a block begins and stops to wait. Thread-safe.
+/// Counts blocks when they start and stop waiting. Thread-safe.
 class waiting_count {
  public:
   waiting_count() noexcept = default;
   waiting_count(waiting_count const&) = delete;
   waiting_count& operator=(waiting_count const&) = delete;
 
-  /// @param sign  1 where the block begins to wait, -1 where it stops
+  /// @param sign  1 if the block starts waiting, -1 if it stops
   void change(bool is_small, std::size_t bytes, std::size_t requested, std::int64_t sign) noexcept {
     waiting_amount const by{sign, sign * static_cast<std::int64_t>(bytes),
                             sign * static_cast<std::int64_t>(requested)};
@@ -45,7 +44,7 @@ class waiting_count {
       o->waiting_changed(is_small ? by : waiting_amount{}, is_small ? waiting_amount{} : by);
   }
 
-  /// Adds an observer, which is notified of what waits already. It stays where it is until it is removed.
+  /// Adds an observer and notifies it of the blocks that already wait. It must not move until it is detached.
   /// @throws std::bad_alloc, nothing has changed
   void attach(waiting_observer& observer) {
     std::lock_guard const guard(lock_);

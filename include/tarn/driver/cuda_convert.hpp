@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Converting elements on CUDA: a kernel that moves 16 bytes at a time and converts by the device's own instructions.
-// Needs nvcc; a file that no CUDA compiler compiles may include it, and is told so where it converts.
+// Element conversion on CUDA: a kernel that moves 16 bytes at a time and uses the device's conversion instructions. Needs
+// nvcc; other compilers may include this file, and report an error only where convert() is used.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace detail {
 
 template <class To, class From>
 struct cuda_conversion {
-  /// Elements that one thread takes at a time: 16 bytes of the wider type.
+  /// Elements that one thread converts at a time: 16 bytes of the wider type.
   static constexpr int together =
       16 / static_cast<int>(sizeof(To) > sizeof(From) ? sizeof(To) : sizeof(From));
 
@@ -49,12 +49,12 @@ struct cuda_conversion {
 
   static __device__ To one(From x) {
     if constexpr (sizeof(From) == sizeof(double)) {
-      return element_cast<To>(x);  // in one rounding, which two instructions are not
+      return element_cast<To>(x);  // rounds once; two instructions would round twice
     } else {
       return narrow(widen(x));
     }
   }
-  /// Two at a time where the instruction takes two.
+  /// Converts a pair, with one instruction if the types have a paired instruction.
   static __device__ void two(To* to, From const* from) {
     if constexpr (sizeof(From) == sizeof(double) || (sizeof(To) != 1 && sizeof(From) != 1)) {
       to[0] = one(from[0]);
@@ -85,7 +85,7 @@ struct cuda_conversion {
       element_type_of<T> == element_type::f8_e5m2 ? __NV_E5M2 : __NV_E4M3;
 };
 
-/// A word of so many bytes, which is loaded and stored as one.
+/// A word of `Bytes` bytes that is loaded and stored with one instruction.
 template <int Bytes>
 struct cuda_word;
 template <>
@@ -105,7 +105,7 @@ struct cuda_word<16> {
   using type = uint4;
 };
 
-/// What of a range can be taken in words: first some elements singly, then words, then the rest.
+/// A range split into words: `head` single elements, then `words` words, then single elements up to `count`.
 struct cuda_split {
   std::size_t head;
   std::size_t words;
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(256) cuda_convert_elements(To* to, From const*
     memcpy(&stored, out, sizeof stored);
     return stored;
   };
-  // Four loads are under way before the first result is needed: that hides the memory's latency.
+  // Four loads are in flight before the first result is needed, to hide memory latency.
   std::size_t i = first;
   for (; i + 3 * stride < split.words; i += 4 * stride) {
     from_word const a = source[i];
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(256) cuda_convert_elements(To* to, From const*
   for (; i < split.words; i += stride) target[i] = convert(source[i]);
 }
 
-/// Splits a range so that both sides' words are aligned; all singly where no place in it makes them so.
+/// Splits a range so that the words are aligned on both sides; without words if no offset aligns both.
 template <class To, class From>
 [[nodiscard]] cuda_split cuda_split_of(To const* to, From const* from, std::size_t count) noexcept {
   constexpr std::size_t n = static_cast<std::size_t>(cuda_conversion<To, From>::together);
@@ -177,7 +177,7 @@ status basic_cuda_driver<Null>::convert(stream_ref stream, To* to, From const* f
   detail::on_device const here(device_);
   if (!here.entered().ok()) return here.entered();
   detail::cuda_split split = detail::cuda_split_of(to, from, count);
-  // Each thread gets four words, more where the grid would be beyond its limit.
+  // Four words per thread, more if the grid would exceed its limit.
   constexpr std::size_t threads = 256;
   constexpr std::size_t most_blocks = std::size_t{1} << 20;
   std::size_t const units = split.words != 0 ? split.words / 4 + 1 : count;

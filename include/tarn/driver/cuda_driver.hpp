@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The real driver: CUDA's runtime, and virtual memory management from the driver library behind it.
+// The CUDA driver: the runtime API, plus virtual memory management from the driver API.
 
 #include <cuda_runtime_api.h>
 
@@ -20,28 +20,27 @@
 
 namespace tarn {
 
-/// Which stream a null handle names.
+/// The stream that a null handle refers to.
 enum class null_stream : std::uint8_t {
-  legacy,     ///< the device's one default stream, which waits for all blocking streams
-  per_thread  ///< a default stream for each thread (nvcc --default-stream per-thread)
+  legacy,     ///< the device's default stream, which synchronises with all blocking streams
+  per_thread  ///< one default stream per thread (nvcc --default-stream per-thread)
 };
 
-/// CUDA behind the driver contract, for one device. As small as an int; copies are equal.
+/// CUDA behind the driver contract, for one device. The size of an int; copies are equal.
 ///
-/// It never passes a null handle on: a null stream is resolved here, by `Null`, so that translation units
-/// built with and without --default-stream per-thread get different types and agree on what each one does.
+/// It never passes a null handle on: a null stream is resolved here, by `Null`, so that translation units built with and
+/// without --default-stream per-thread use different types and agree on the meaning of each.
 ///
-/// A per-thread default stream has one handle in all threads. If a stream_ref carries the identity of another
-/// thread's (the pool remembers it from a free over there), no handle reaches that stream; the call then goes
-/// to the legacy default stream, which waits for every blocking stream and is waited for by them: the order
-/// asked for, and more.
+/// A per-thread default stream has the same handle in all threads. If a stream_ref carries the identity of another thread's
+/// default stream (which the pool recorded at a free on that thread), no handle refers to it. The call then uses the legacy
+/// default stream, which synchronises with every blocking stream: the requested order holds, and more.
 ///
-/// No call but record_all() spoils a graph capture that goes on elsewhere. Errors that tarn answers itself do not stay in
-/// cudaGetLastError. After the runtime is unloaded at process exit each call returns `unloading`.
+/// No call except record_all() invalidates a graph capture on another stream. Errors that tarn handles itself do not stay in
+/// cudaGetLastError. After the runtime is unloaded at process exit, each call returns `unloading`.
 template <null_stream Null>
 class basic_cuda_driver {
  public:
-  /// The calling thread's current device; device 0 if that cannot be asked (then the first call says why).
+  /// Uses the calling thread's current device; device 0 if the query fails (the first call then reports the failure).
   basic_cuda_driver() noexcept {
     if (!detail::cuda_status(cudaGetDevice(&device_), "cudaGetDevice").ok()) device_ = 0;
   }
@@ -49,10 +48,10 @@ class basic_cuda_driver {
 
   [[nodiscard]] device_id device() const noexcept { return device_id{device_}; }
 
-  /// A context belongs to the process that made it.
+  /// A context belongs to the process that created it.
   [[nodiscard]] static constexpr bool survives_fork() noexcept { return false; }
 
-  /// The calling thread's current device, for device_guard.
+  /// Returns the calling thread's current device, for device_guard.
   static status current_device(device_id& device) noexcept {
     return detail::cuda_status(cudaGetDevice(&device.value), "cudaGetDevice");
   }
@@ -62,8 +61,7 @@ class basic_cuda_driver {
 
   // Streams and events.
 
-  /// Default streams have identities that no other stream, device or thread ever has; they cost no driver
-  /// call.
+  /// Default streams have identities that no other stream, device or thread ever has; they need no driver call.
   status identify(stream_ref stream, stream_id& id) const noexcept {
     cudaStream_t const handle = resolve(stream);
     if (stream.id() != stream_ref::unknown_id) {
@@ -73,14 +71,14 @@ class basic_cuda_driver {
     } else if (handle == cudaStreamPerThread) {
       id = per_thread_id();
     } else {
-      // Each use of a bare handle asks. The driver answers in 13 ns, through the runtime in 36 (CUDA 13.0, H200).
+      // Runs at each use of a bare handle. The driver API takes 13 ns, the runtime 36 ns (CUDA 13.0, H200).
       unsigned long long number = 0;
       auto const ask = detail::cuda_driver_calls().stream_get_id;
       status const s = ask != nullptr
                            ? detail::cuda_status(ask(handle, &number), "cuStreamGetId")
                            : detail::cuda_status(cudaStreamGetId(handle, &number), "cudaStreamGetId");
       if (!s.ok()) {
-        (void)cudaGetLastError();  // asking whether a stream still lives is no mistake of the caller's
+        (void)cudaGetLastError();  // checking whether a stream still exists is not a caller's error
         return s;
       }
       id = number;
@@ -88,8 +86,8 @@ class basic_cuda_driver {
     return {};
   }
 
-  /// Also true where the capture has been invalidated but not ended, and for the legacy default stream while
-  /// a blocking stream is captured: nothing can be put on it then without spoiling that capture.
+  /// Also true if the capture was invalidated but not ended, and for the legacy default stream while a blocking stream is
+  /// captured: any work on it would then invalidate that capture.
   status is_capturing(stream_ref stream, bool& yes) const noexcept {
     cudaStream_t const handle = reach(stream);
     detail::on_device const here(device_, handle);
@@ -97,7 +95,7 @@ class basic_cuda_driver {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     cudaError_t const code = cudaStreamIsCapturing(handle, &capture);
     if (code == cudaErrorStreamCaptureImplicit) {
-      (void)cudaGetLastError();  // an answer, not an error
+      (void)cudaGetLastError();  // a result, not an error
       yes = true;
       return {};
     }
@@ -110,7 +108,7 @@ class basic_cuda_driver {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
     cudaEvent_t made = nullptr;
-    // Without timing: half the price, and timing would make the stream wait for the host's clock.
+    // Without timing: half the cost, and no wait of the stream for a timestamp.
     status const s = detail::cuda_status(cudaEventCreateWithFlags(&made, cudaEventDisableTiming),
                                          "cudaEventCreateWithFlags");
     if (s.ok()) event = made;
@@ -125,8 +123,8 @@ class basic_cuda_driver {
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaEventRecord(native(event), handle), "cudaEventRecord");
   }
-  /// Marks all the work that the device has been given so far, on every stream, destroyed ones included: no stream's
-  /// handle is touched. Refused while any stream is captured, and `unsupported` before CUDA 12.5.
+  /// Marks all work submitted to the device so far, on every stream, including destroyed ones; uses no stream handle. Fails
+  /// while any stream is captured; `unsupported` before CUDA 12.5.
   status record_all(event_handle event) const noexcept {
     auto const& calls = detail::cuda_driver_calls();
     if (calls.context_record_event == nullptr || calls.primary_context_release == nullptr) {
@@ -155,7 +153,7 @@ class basic_cuda_driver {
     detail::beside_capture const permission;
     return detail::cuda_status(cudaEventSynchronize(native(event)), "cudaEventSynchronize");
   }
-  /// Do not ask it of a stream that is being captured: that ends the capture.
+  /// Must not be called for a stream that is being captured: that ends the capture.
   status synchronize_stream(stream_ref stream) const noexcept {
     cudaStream_t const handle = reach(stream);
     detail::on_device const here(device_, handle);
@@ -169,7 +167,7 @@ class basic_cuda_driver {
     detail::beside_capture const permission;
     return detail::cuda_status(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
-  /// The new stream's reference knows its identity.
+  /// The new stream_ref holds the stream's identity.
   status create_stream(stream_ref& stream) const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
@@ -187,7 +185,7 @@ class basic_cuda_driver {
     }
     return s;
   }
-  /// Default streams stay.
+  /// Does nothing for default streams.
   status destroy_stream(stream_ref stream) const noexcept {
     cudaStream_t const handle = resolve(stream);
     if (is_default(handle)) return {};
@@ -196,22 +194,22 @@ class basic_cuda_driver {
     return detail::cuda_status(cudaStreamDestroy(handle), "cudaStreamDestroy");
   }
 
-  /// True where create_stream() made the stream, whichever driver's, and it is not destroyed: its handle may be used. Of
-  /// other streams nothing is known, since CUDA crashes when it is asked about one that is destroyed.
+  /// Returns true if create_stream() of any driver created the stream and it is not destroyed: its handle may be used. Nothing
+  /// is known of other streams, since CUDA may crash on the handle of a destroyed one.
   [[nodiscard]] bool has_made(stream_ref stream) const noexcept { return streams_made().has(stream.id()); }
 
   // Copies.
 
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
-    // Memory that is not of cudaMalloc is copied only where its device is current.
+    // Memory that did not come from cudaMalloc can only be copied with its device current.
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, reach(stream)),
                                "cudaMemcpyAsync");
   }
-  /// Copies device memory of another device to this one's; the stream is this one's. Unlike copy() it needs no access
-  /// from one device to the other's memory: pages that are mapped for their own device alone may be copied.
+  /// Copies from another device's memory to this device's, on a stream of this device. Unlike copy() it needs no peer access:
+  /// pages mapped for their own device only may be copied.
   status copy_from_device(stream_ref stream, void* to, device_id other, void const* from,
                           std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
@@ -226,7 +224,7 @@ class basic_cuda_driver {
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaMemsetAsync(to, byte, bytes, reach(stream)), "cudaMemsetAsync");
   }
-  /// Converts elements on the device. Defined in driver/cuda_convert.hpp, where nvcc compiles it.
+  /// Converts elements on the device. Defined in driver/cuda_convert.hpp, compiled by nvcc.
   template <class To, class From>
   status convert(stream_ref stream, To* to, From const* from, std::size_t count) const noexcept;
 
@@ -236,8 +234,8 @@ class basic_cuda_driver {
     detail::beside_capture const permission;
     return detail::cuda_status(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
   }
-  /// As NVML tells, which is loaded for it; a program that asks links to the system's libdl where that is a library of
-  /// its own (glibc before 2.34). unsupported: there is no NVML here, or it does not know the device.
+  /// Reports NVML's figures. Loads NVML at run time; a program that calls this links libdl if that is a separate library (glibc
+  /// before 2.34). unsupported: NVML is missing or does not know the device.
   status memory_account(device_account& account) const noexcept {
     detail::nvml_question asked;
     asked.pid = detail::this_process();
@@ -253,7 +251,7 @@ class basic_cuda_driver {
     return detail::nvml_account(detail::nvml(), asked, account);
   }
 
-  /// Sets up the device's primary context first: a tool announces itself when CUDA starts.
+  /// Initialises the device's primary context first: a tool attaches when CUDA starts.
   [[nodiscard]] cuda_memory_tool memory_tool() const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return {};
@@ -262,11 +260,11 @@ class basic_cuda_driver {
     return {nvtx_memory::attached(), device_};
   }
 
-  // Pages. These calls name their device and work whatever context is current.
+  // Pages. These calls name their device and work with any current context.
 
-  /// Bytes; the recommended granularity, 2 MiB on every device so far. Also sets up the device's primary
-  /// context, without which mapped memory could not be used. unsupported: this device (many virtual GPUs,
-  /// WDDM before 2020) or driver has no virtual memory management.
+  /// Returns the recommended granularity in bytes, 2 MiB on every device so far. Also initialises the device's primary
+  /// context, without which mapped memory could not be used. unsupported: this device (many virtual GPUs, WDDM before 2020)
+  /// or driver has no virtual memory management.
   status page_granularity(std::size_t& bytes) const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
@@ -316,8 +314,8 @@ class basic_cuda_driver {
     if (!calls.has_pages()) return detail::cuda_lacks("cuMemRelease");
     return detail::cuda_status(calls.release(handle), "cuMemRelease");
   }
-  /// Maps the whole handle (cuMemMap's offset must be 0) and lets this device read and write it. If access is
-  /// refused, nothing is mapped.
+  /// Maps the whole handle (cuMemMap's offset must be 0) and grants this device read and write access. If granting access
+  /// fails, nothing is mapped.
   status map_pages(void* p, std::size_t bytes, page_handle handle) const noexcept {
     auto const& calls = detail::cuda_driver_calls();
     if (!calls.has_pages()) return detail::cuda_lacks("cuMemMap");
@@ -333,8 +331,8 @@ class basic_cuda_driver {
     if (!calls.has_pages()) return detail::cuda_lacks("cuMemUnmap");
     return detail::cuda_status(calls.unmap(address_of(p), bytes), "cuMemUnmap");
   }
-  /// Whether work of another device can be let at this one's pages, over NVLink or PCIe. Where it can, the other device's
-  /// primary context is set up, as without it what is mapped could not be used there.
+  /// Reports whether another device can access this device's pages, over NVLink or PCIe. If so, initialises the other device's
+  /// primary context, without which it could not use the mapping.
   status can_share(device_id other, bool& yes) const noexcept {
     if (other.value == device_) {
       yes = true;
@@ -352,8 +350,8 @@ class basic_cuda_driver {
     if (s.ok()) yes = can != 0;
     return s;
   }
-  /// Lets another device's work read and write what is mapped at [p, p + bytes), until it is unmapped. This device's own
-  /// access stays.
+  /// Grants another device read and write access to the mapping at [p, p + bytes), until it is unmapped. This device keeps its
+  /// access.
   status share_pages(void* p, std::size_t bytes, device_id other) const noexcept {
     auto const& calls = detail::cuda_driver_calls();
     if (!calls.has_pages()) return detail::cuda_lacks("cuMemSetAccess");
@@ -369,14 +367,14 @@ class basic_cuda_driver {
     detail::beside_capture const permission;
     return detail::cuda_status(cudaMalloc(&p, bytes), "cudaMalloc");
   }
-  /// On the memory's device, as all that frees: else a thread that never used CUDA would start device 0's context.
+  /// Makes the memory's device current, like every free: otherwise a thread new to CUDA would initialise device 0's context.
   status free_device(void* p) const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaFree(p), "cudaFree");
   }
-  /// On a stream that is being captured it becomes a node of the graph, and the memory is the graph's.
+  /// On a stream that is being captured this becomes a graph node, and the graph owns the memory.
   status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept {
     cudaStream_t const handle = reach(stream);
     detail::on_device const here(device_, handle);
@@ -389,8 +387,8 @@ class basic_cuda_driver {
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaFreeAsync(p, handle), "cudaFreeAsync");
   }
-  /// Bytes that the device's default memory pool, behind malloc_async, keeps over a synchronisation instead
-  /// of giving them back. The pool is the whole process's: so is the setting. CUDA starts with 0.
+  /// Sets the bytes that the device's default memory pool, used by malloc_async, keeps at a synchronisation instead of
+  /// releasing them. The pool and its setting are process-wide. CUDA's default is 0.
   status set_release_threshold(std::size_t bytes) const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
@@ -402,9 +400,9 @@ class basic_cuda_driver {
     return detail::cuda_status(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold),
                                "cudaMemPoolSetAttribute");
   }
-  /// Portable: pinned for every device's context, not only for this one's.
+  /// Portable: pinned for the contexts of all devices.
   status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
-    detail::on_device const here(device_);  // else it would set up a context on whatever device is current
+    detail::on_device const here(device_);  // without it, a context would be created on the current device
     if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaHostAlloc(&p, bytes, cudaHostAllocPortable), "cudaHostAlloc");
@@ -416,7 +414,7 @@ class basic_cuda_driver {
     detail::beside_capture const permission;
     return detail::cuda_status(cudaFreeHost(p), "cudaFreeHost");
   }
-  /// Pins host memory that is there already, for every device's context.
+  /// Pins existing host memory, for the contexts of all devices.
   status register_host(void* p, std::size_t bytes) const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
@@ -443,7 +441,7 @@ class basic_cuda_driver {
     return detail::cuda_status(cudaFree(p), "cudaFree");
   }
 
-  /// Equal: the same device.
+  /// Drivers are equal if they are of the same device.
   friend constexpr bool operator==(basic_cuda_driver a, basic_cuda_driver b) noexcept {
     return a.device_ == b.device_;
   }
@@ -454,11 +452,11 @@ class basic_cuda_driver {
     return all;
   }
 
-  // Identities of default streams. cudaStreamGetId counts up from 1 and never gets to the upper half:
+  // Identities of default streams. cudaStreamGetId counts up from 1 and never reaches the upper half:
   //   bits 63..62   10 legacy, 11 per-thread
   //   bits 61..54   device
-  //   bits 53..0    the thread's number, counted from a start that differs between copies of the counter (shared objects
-  //                 built with hidden visibility have their own): no thread gets another's before 2^54 threads
+  //   bits 53..0    the thread's number plus an offset that depends on the counter's address: shared objects built with hidden
+  //                 visibility have their own counter, and no two threads collide before 2^54 threads
   [[nodiscard]] stream_id legacy_id() const noexcept { return stream_id{2} << 62 | device_bits(); }
   [[nodiscard]] stream_id per_thread_id() const noexcept {
     auto const counter =
@@ -471,12 +469,12 @@ class basic_cuda_driver {
     return stream_id{static_cast<unsigned>(device_) & 0xffU} << 54;
   }
 
-  /// The stream that the handle names.
+  /// Replaces a null handle.
   [[nodiscard]] static cudaStream_t resolve(stream_ref stream) noexcept {
     if (stream.handle() != nullptr) return static_cast<cudaStream_t>(stream.handle());
     return Null == null_stream::legacy ? cudaStreamLegacy : cudaStreamPerThread;
   }
-  /// The stream to put work on so that it is ordered with the stream meant; see the class.
+  /// Returns the stream to submit work to so that it is ordered with `stream`; see the class.
   [[nodiscard]] cudaStream_t reach(stream_ref stream) const noexcept {
     cudaStream_t const handle = resolve(stream);
     if (handle == cudaStreamPerThread && stream.id() != stream_ref::unknown_id &&
@@ -501,8 +499,8 @@ class basic_cuda_driver {
     location.id = device;
     return location;
   }
-  /// Plain device memory; no handle type, so that it cannot be exported. Network cards may reach it where the
-  /// device allows that: it is decided here, at creation, or never.
+  /// Plain device memory without a handle type, so not exportable. Accessible to network cards if the device supports it: that
+  /// can only be set at creation.
   [[nodiscard]] CUmemAllocationProp page_properties() const noexcept {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -522,8 +520,7 @@ class basic_cuda_driver {
   int device_ = 0;
 };
 
-/// The driver for null streams as this translation unit is compiled: legacy, or one per thread if nvcc was
-/// told
+/// The driver for this translation unit's null streams: legacy, or per-thread if nvcc compiles with
 /// --default-stream per-thread (or CUDA_API_PER_THREAD_DEFAULT_STREAM is defined).
 #if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
 using cuda_driver = basic_cuda_driver<null_stream::per_thread>;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The few calls that only CUDA's driver library has (virtual memory management, contexts), or that it answers sooner
-// than the runtime (identities of streams), found through the runtime: nothing links to libcuda, and a program starts
-// where no driver is installed.
+// Entry points of the CUDA driver library, found through the runtime. They are the calls that only the driver library has
+// (virtual memory management, contexts), or that it answers faster than the runtime (stream identities). Nothing links to
+// libcuda, and a program starts without an installed driver.
 
 #include <cuda.h>
 
@@ -13,11 +13,11 @@
 
 namespace tarn::detail {
 
-/// The entry points and how finding them went. A call that this driver lacks is null; if `found` is a
-/// failure, all of them are.
+/// The entry points and the result of looking them up. A call that this driver lacks is null; if `found` is a failure, all
+/// of them are.
 ///
-/// The types are written out, not taken from cuda.h's declarations: each is the signature of the version that
-/// it is asked by, whatever later toolkits declare under the same name.
+/// The types are written out, not taken from the declarations in cuda.h: each is the signature of the version that is
+/// requested, whatever later toolkits declare under the same name.
 struct cuda_entry_points {
   using address = CUdeviceptr;
   using handle = CUmemGenericAllocationHandle;
@@ -29,8 +29,8 @@ struct cuda_entry_points {
   CUresult(CUDAAPI* primary_context_retain)(CUcontext*, CUdevice) = nullptr;
   CUresult(CUDAAPI* primary_context_release)(CUdevice) = nullptr;
   CUresult(CUDAAPI* context_record_event)(CUcontext, CUevent) = nullptr;  ///< since CUDA 12.5
-  CUresult(CUDAAPI* device_get_uuid)(CUuuid*, CUdevice) = nullptr;        ///< since 11.4: of the MIG instance
-  CUresult(CUDAAPI* stream_get_id)(CUstream, flag_bits*) = nullptr;       ///< since CUDA 12.0
+  CUresult(CUDAAPI* device_get_uuid)(CUuuid*, CUdevice) = nullptr;   ///< since 11.4: UUID of the MIG instance
+  CUresult(CUDAAPI* stream_get_id)(CUstream, flag_bits*) = nullptr;  ///< since CUDA 12.0
   CUresult(CUDAAPI* context_push)(CUcontext) = nullptr;
   CUresult(CUDAAPI* context_pop)(CUcontext*) = nullptr;
 
@@ -45,19 +45,19 @@ struct cuda_entry_points {
 
   status found;
 
-  /// True where this driver can manage virtual memory at all; a device may still not.
+  /// Returns true if this driver supports virtual memory management; a device may still lack it.
   [[nodiscard]] bool has_pages() const noexcept {
     return get_granularity != nullptr && reserve != nullptr && unreserve != nullptr && create != nullptr &&
            release != nullptr && map != nullptr && unmap != nullptr && set_access != nullptr &&
            device_get_attribute != nullptr;
   }
-  /// True where another device's context can be made current for the length of a call.
+  /// Returns true if another device's context can be made current for the duration of a call.
   [[nodiscard]] bool has_contexts() const noexcept {
     return primary_context_retain != nullptr && context_push != nullptr && context_pop != nullptr;
   }
 };
 
-/// Finds one symbol in the signature that CUDA `version` (1000 * major + 10 * minor) introduced.
+/// Looks up one symbol with the signature that CUDA `version` (1000 * major + 10 * minor) introduced.
 template <class Function>
 void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsigned version,
                       status& found) noexcept {
@@ -87,7 +87,7 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   find_entry_point(e.map, "cuMemMap", 10020, e.found);
   find_entry_point(e.unmap, "cuMemUnmap", 10020, e.found);
   find_entry_point(e.set_access, "cuMemSetAccess", 10020, e.found);
-  status newer = e.found;  // an older driver lacks it, and only it
+  status newer = e.found;  // sorted by version: an older driver lacks only the later ones
   find_entry_point(e.primary_context_release, "cuDevicePrimaryCtxRelease", 11000, newer);
   find_entry_point(e.device_get_uuid, "cuDeviceGetUuid", 11040, newer);
   find_entry_point(e.stream_get_id, "cuStreamGetId", 12000, newer);
@@ -96,14 +96,14 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   return e;
 }
 
-/// The table of this process, found at the first call. Has no destructor, so it serves until the very end.
+/// Returns the process's table, filled at the first call. Trivially destructible, so it stays valid until process exit.
 [[nodiscard]] inline cuda_entry_points const& cuda_driver_calls() noexcept {
   static_assert(std::is_trivially_destructible_v<cuda_entry_points>);
   static cuda_entry_points const entry_points = find_cuda_entry_points();
   return entry_points;
 }
 
-/// Outcome of one call of the driver library. It leaves the runtime's last error alone.
+/// Converts the result of a driver API call. Does not change the runtime's last error.
 [[nodiscard]] inline status cuda_status(CUresult code, char const* call) noexcept {
   if (code == CUDA_SUCCESS) return {failure::none, 0, "", call};
   char const* name = nullptr;
@@ -113,7 +113,7 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
           name != nullptr ? name : "an unknown CUresult", call};
 }
 
-/// Why an entry point is null: there is no driver, or it is too old for the call.
+/// Returns why an entry point is null: no driver is installed, or it is too old for the call.
 [[nodiscard]] inline status cuda_lacks(char const* call) noexcept {
   status found = cuda_driver_calls().found;
   if (!found.ok()) return found;

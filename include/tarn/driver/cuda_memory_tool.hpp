@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A tool that watches one device's memory, told with that device current: compute-sanitizer takes a heap only then.
+// Memory tool notifications for one device, sent with that device current, because compute-sanitizer requires it for heaps.
 
 #include <cstddef>
 
@@ -9,7 +9,7 @@
 
 namespace tarn {
 
-/// nvtx_memory of one device; false where no tool is attached. A value.
+/// nvtx_memory for one device; converts to false if no tool is attached. A value type.
 class cuda_memory_tool {
  public:
   constexpr cuda_memory_tool() noexcept = default;

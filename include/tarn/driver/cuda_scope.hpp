@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a CUDA call needs around it and must leave as it was: the right device current, and no graph capture
-// spoiled.
+// RAII scopes around CUDA calls: the right device is current, and captures on other threads stay valid.
 
 #include <atomic>
 
@@ -9,12 +8,12 @@
 
 namespace tarn::detail {
 
-/// The primary context of a device, to be used until this ends. No handle is remembered: cudaDeviceReset destroys the
-/// context, and CUDA promises nothing of the handle then. Asking again costs two short calls, where the current device is
-/// another one only.
+/// Retains a device's primary context until destruction. Handles are not cached: cudaDeviceReset destroys the context, and
+/// CUDA does not say what happens to the handle then. Retaining again costs two short calls, and only if another device is
+/// current.
 ///
-/// The first one for each device is never released, so that the context is not made anew for each call. A reset does not
-/// release what is retained (cuDevicePrimaryCtxReset).
+/// The first retain of each device is never released, so that the context is not recreated for each call. A reset does not
+/// release retains (cuDevicePrimaryCtxReset).
 class primary_context {
  public:
   primary_context() noexcept = default;
@@ -45,14 +44,14 @@ class primary_context {
   bool releases_ = false;
 };
 
-/// Makes a device current for one call, if it is not, and leaves everything as it was.
+/// Makes a device current for one call if it is not, and restores the previous state.
 ///
-/// It pushes the device's primary context rather than calling cudaSetDevice twice: setting back to a device
-/// that the program has never used would create a context there, some 500 MiB, for nothing.
+/// Pushes the device's primary context rather than calling cudaSetDevice twice: switching back to a device that the program
+/// has never used would create a context there, about 500 MiB, for nothing.
 class on_device {
  public:
   explicit on_device(int device) noexcept { enter(device); }
-  /// Only what goes to a default stream depends on the current device: other streams know their own.
+  /// Only calls on default streams depend on the current device; other streams belong to theirs.
   on_device(int device, cudaStream_t stream) noexcept {
     if (stream == cudaStreamLegacy || stream == cudaStreamPerThread) enter(device);
   }
@@ -64,7 +63,7 @@ class on_device {
   on_device(on_device const&) = delete;
   on_device& operator=(on_device const&) = delete;
 
-  /// A failure if the device could not be made current; then the call must not be made.
+  /// A failure if the device could not be made current; the call must then be skipped.
   [[nodiscard]] status const& entered() const noexcept { return entered_; }
 
  private:
@@ -89,9 +88,8 @@ class on_device {
   bool pushed_ = false;
 };
 
-/// Lets this thread make, for one call, what a capture in global mode on another thread forbids: event
-/// queries, waits on the host, cudaMalloc. Without it such a call fails and ends the other thread's capture.
-/// The call itself has nothing to do with any captured stream. ~20 ns.
+/// Permits, for one call of this thread, what a global-mode capture on another thread forbids: event queries, host waits,
+/// cudaMalloc. Without it such a call fails and invalidates that capture. The call must not involve a captured stream. ~20 ns.
 class beside_capture {
  public:
   beside_capture() noexcept { swapped_ = cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess; }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What CUDA's error codes mean to tarn. The runtime and the driver number their errors alike (since
-// CUDA 10.1), so one table serves both.
+// Maps CUDA's error codes to tarn's failure kinds. The runtime and the driver use the same numbers (since CUDA 10.1), so one
+// table serves both.
 
 #include <cuda_runtime_api.h>
 
@@ -10,7 +10,7 @@
 
 namespace tarn::detail {
 
-/// The kind of a code. Whatever is not named here is `other`.
+/// Returns the kind of a code; `other` for codes not listed.
 [[nodiscard]] constexpr failure cuda_failure(int code) noexcept {
   switch (code) {
     case cudaSuccess:
@@ -19,8 +19,8 @@ namespace tarn::detail {
       return failure::not_ready;
     case cudaErrorMemoryAllocation:
       return failure::out_of_memory;
-    case cudaErrorCudartUnloading:  // also CUDA_ERROR_DEINITIALIZED; not cudaErrorContextIsDestroyed, which
-      return failure::unloading;    // a destroyed stream may answer with while all else lives
+    case cudaErrorCudartUnloading:  // also CUDA_ERROR_DEINITIALIZED, but not
+      return failure::unloading;    // cudaErrorContextIsDestroyed, which a destroyed stream may return
     case cudaErrorNotSupported:
     case cudaErrorCallRequiresNewerDriver:
       return failure::unsupported;
@@ -37,16 +37,16 @@ namespace tarn::detail {
   }
 }
 
-/// Out of line: only failures come here.
+/// Out of line: called on failure only.
 [[nodiscard]] TARN_NOINLINE inline status cuda_failed(cudaError_t code, char const* call) noexcept {
   failure const kind = cuda_failure(static_cast<int>(code));
-  // The runtime keeps the last error for the next one who asks. What tarn answers itself (by a retry, another
-  // source, a typed error) must not surface in a caller's later check; errors of kernels stay to be seen.
+  // The runtime keeps the last error for the next query. Errors that tarn handles itself (by a retry, another source, a typed
+  // error) must not show up in a caller's later check; kernel errors must.
   if (kind != failure::other && kind != failure::unloading) (void)cudaGetLastError();
   return {kind, static_cast<int>(code), cudaGetErrorName(code), call};
 }
 
-/// Outcome of one runtime call.
+/// Converts the result of a runtime call.
 [[nodiscard]] inline status cuda_status(cudaError_t code, char const* call) noexcept {
   if (code == cudaSuccess) return {failure::none, 0, "", call};
   return cuda_failed(code, call);

@@ -1,44 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The driver contract: each call, its cost and its failure. Two models ship: cuda_driver and sim_driver;
-// no_driver stands in where there are no streams (plain host memory).
+// The driver contract: each call with its cost and its failures. Two models ship: cuda_driver and sim_driver; no_driver
+// stands in where there are no streams (plain host memory).
 //
-// A driver is a small copyable value for one device. Every call is const, noexcept and safe from any thread,
-// works whatever device is current, leaves the current device as it was, and returns a status; results go to
-// the last parameter. No call throws, none allocates on the caller's behalf except where it says so. Costs
-// are of one H200 (bench/results). `stream` handles are the driver's own; a null handle is the default
-// stream.
+// A driver is a small copyable value for one device. Every call is const, noexcept and thread-safe, works with any current
+// device, leaves the current device unchanged, and returns a status; the result is stored in the last parameter. No call
+// throws, and none allocates for the caller unless stated. Costs are from one H200 (bench/results). `stream` handles are the
+// driver's own; a null handle is the default stream.
 //
 // | call                                                         | cost             | meaning                                                             |
 // |--------------------------------------------------------------|------------------|---------------------------------------------------------------------|
 // | device()                                                     | 0                | the device's ordinal                                                |
-// | survives_fork(), optional                                    | 0                | whether a forked child may use the driver; without it, no           |
-// | identify(stream, id&)                                        | ~30 ns           | the identity behind a handle; default streams have fixed ones, the per-thread default one per thread |
-// | is_capturing(stream, bool&)                                  | ~30 ns           | true while a graph is captured from it                              |
+// | survives_fork(), optional                                    | 0                | whether a forked child may use the driver; false if absent          |
+// | identify(stream, id&)                                        | ~30 ns           | the identity of a stream; fixed for default streams, one per thread for the per-thread default stream |
+// | is_capturing(stream, bool&)                                  | ~30 ns           | true while the stream is captured into a graph                      |
 // | create_event(event&), destroy_event(event)                   | 230 ns           | without timing                                                      |
-// | record_event(event, stream)                                  | 250 ns           | marks the work so far                                               |
-// | query_event(event)                                           | 260 ns           | ok: done; not_ready: not yet; never touches an event of a capture   |
-// | wait_event(stream, event)                                    | 230 ns           | later work on stream waits for the mark                             |
+// | record_event(event, stream)                                  | 250 ns           | marks all work on stream so far                                     |
+// | query_event(event)                                           | 260 ns           | ok: reached; not_ready: not yet; never for an event of a capture    |
+// | wait_event(stream, event)                                    | 230 ns           | later work on stream waits for the event                            |
 // | synchronize_event(event), _stream(stream), _device()         | blocks           | waits on the host                                                   |
 // | create_stream(stream&), destroy_stream(stream)               | 5 us             | non-blocking with respect to the legacy default stream              |
-// | copy(stream, to, from, bytes)                                | 2 us             | any direction, asynchronous to the host where the memory allows     |
-// | copy_from_device(stream, to, device, from, bytes), optional  | 2 us             | the same from another device's memory, whoever may access it        |
+// | copy(stream, to, from, bytes)                                | 2 us             | any direction, asynchronous to the host if the memory allows        |
+// | copy_from_device(stream, to, device, from, bytes), optional  | 2 us             | the same from another device's memory, without peer access          |
 // | fill(stream, to, byte, bytes)                                | 2 us             | sets bytes                                                          |
 // | convert(stream, to, from, count), optional                   | 4 us             | a kernel that converts elements (core/element) in device memory     |
-// | can_share(device, bool&), optional                           | once             | whether that device's work can be let at this one's pages           |
+// | can_share(device, bool&), optional                           | once             | whether that device can access this device's pages                  |
 // | memory_info(free&, total&)                                   | 5 us             | of the whole device, as cudaMemGetInfo                              |
 // | page_granularity(bytes&)                                     | once             | unsupported: no virtual memory management here                      |
-// | reserve_range(bytes, alignment, p&), release_range(p, bytes) | 5-77 us          | address space                                                       |
+// | reserve_range(bytes, alignment, p&), release_range(p, bytes) | 5-77 us          | address ranges                                                      |
 // | create_pages(bytes, handle&), destroy_pages(handle)          | 10 us, 15-338 us | physical memory                                                     |
-// | map_pages(p, bytes, handle), unmap_pages(p, bytes)           | 26 us, 17 us     | map and grant access; exactly one map is undone                     |
-// | share_pages(p, bytes, device), optional                      | 25 us            | lets that device's work, too, at what is mapped there               |
+// | map_pages(p, bytes, handle), unmap_pages(p, bytes)           | 26 us, 17 us     | map and grant access; undo exactly one map                          |
+// | share_pages(p, bytes, device), optional                      | 25 us            | grants that device access to the mapping, too                       |
 // | malloc_device(bytes, p&), free_device(p)                     | 58 us, 40 us     | cudaMalloc                                                          |
 // | malloc_async(bytes, stream, p&), free_async(p, stream)       | 0.7 us warm      | cudaMallocAsync                                                     |
 // | malloc_pinned(bytes, p&), free_pinned(p)                     | 460 ms/GiB       | cudaHostAlloc, portable                                             |
 // | malloc_managed(bytes, p&), free_managed(p)                   |                  | cudaMallocManaged                                                   |
-// | register_host(p, bytes), unregister_host(p), optional        | see registered_host | pins memory that the host has already, whole pages, portable      |
-// | memory_tool(), optional                                      | once             | what watches pieces of memory, false without one: see describing_driver |
-// | memory_account(account&), optional                           | 10-100 ms        | whose the device's memory is, as nvidia-smi shows it: see accounting_driver |
+// | register_host(p, bytes), unregister_host(p), optional        | see registered_host | pins existing host memory, whole pages, portable                 |
+// | memory_tool(), optional                                      | once             | the attached memory tool, false if none: see describing_driver      |
+// | memory_account(account&), optional                           | 10-100 ms        | the device's memory by process, as nvidia-smi shows it: see accounting_driver |
 
 #include <concepts>
 #include <cstddef>
@@ -50,10 +49,10 @@
 
 namespace tarn {
 
-/// An event as its driver knows it.
+/// An event handle of the driver.
 using event_handle = void*;
 
-/// What stream order needs; every driver has it.
+/// Requirements of stream ordering; every driver meets them.
 template <class D>
 concept stream_driver = std::copyable<D> && std::equality_comparable<D> &&
     requires(D const& d, stream_ref stream, stream_ref& new_stream, stream_id& id, bool& yes,
@@ -93,7 +92,7 @@ concept stream_driver = std::copyable<D> && std::equality_comparable<D> &&
   noexcept->std::same_as<status>;
 };
 
-/// True where a child of fork() may use what the driver gave its parent.
+/// Returns true if a child of fork() may use what the driver allocated in the parent.
 template <class D>
 [[nodiscard]] constexpr bool survives_fork(D const& driver) noexcept {
   if constexpr (requires { driver.survives_fork(); }) {
@@ -103,7 +102,7 @@ template <class D>
   }
 }
 
-/// What a page source needs.
+/// Requirements of a page source.
 template <class D>
 concept page_driver = stream_driver<D> && requires(D const& d, std::size_t bytes, std::size_t& out, void* p,
                                                    void*& new_p, page_handle h, page_handle& new_h) {
@@ -123,7 +122,7 @@ concept page_driver = stream_driver<D> && requires(D const& d, std::size_t bytes
   noexcept->std::same_as<status>;
 };
 
-/// What the block sources need.
+/// Requirements of the block sources.
 template <class D>
 concept block_driver = stream_driver<D> &&
     requires(D const& d, std::size_t bytes, void* p, void*& new_p, stream_ref stream) {
@@ -145,7 +144,7 @@ concept block_driver = stream_driver<D> &&
   noexcept->std::same_as<status>;
 };
 
-/// What pins memory that the host has already.
+/// A driver that can pin existing host memory.
 template <class D>
 concept registering_driver = stream_driver<D> && requires(D const& d, void* p, std::size_t bytes) {
   { d.register_host(p, bytes) }
@@ -154,9 +153,9 @@ concept registering_driver = stream_driver<D> && requires(D const& d, void* p, s
   noexcept->std::same_as<status>;
 };
 
-/// What lets a pool tell an attached tool (compute-sanitizer, the simulated one) which of its bytes are handed out.
-/// A heap may be touched only where a region covers it; a null heap is one that the tool does not watch. Effects are
-/// immediate, whatever the streams do. The reference is a value that lives no longer than its driver.
+/// A driver through which a pool notifies an attached tool (compute-sanitizer, the simulated one) of its allocated blocks.
+/// A heap may be accessed only inside a registered region; a null heap is not tracked. Calls take effect immediately,
+/// regardless of stream order. memory_tool() returns a value that must not outlive its driver.
 template <class D>
 concept describing_driver = stream_driver<D> && requires(D const& d, void* p, std::size_t bytes) {
   static_cast<bool>(d.memory_tool());
@@ -170,21 +169,19 @@ concept describing_driver = stream_driver<D> && requires(D const& d, void* p, st
   noexcept;
 };
 
-/// Whose a device's memory is, bytes, as far as the driver's management library tells; the rest stays `unknown`.
+/// A device's memory by process, bytes, as far as the driver's management library reports it; other fields stay `unknown`.
 struct device_account {
   static constexpr std::size_t unknown = static_cast<std::size_t>(-1);
-  std::size_t total =
-      unknown;                 ///< of the device, or of this process's part of it, what is set aside included
-  std::size_t free = unknown;  ///< told without a context, unlike memory_info()'s
-  std::size_t set_aside = unknown;  ///< of it by the driver and the firmware, for themselves and for ECC
-  std::size_t this_process =
-      unknown;  ///< what nvidia-smi shows for it: context, modules, all that it allocated
-  std::size_t other_processes = unknown;  ///< the same of all others together
-  char const* source = "";                ///< who says so; static storage
-  char const* gap = "";  ///< why processes are unknown; static storage, empty where they are known
+  std::size_t total = unknown;      ///< of the device, or of this process's partition, including `set_aside`
+  std::size_t free = unknown;       ///< reported without a context, unlike memory_info()'s
+  std::size_t set_aside = unknown;  ///< part of `total` reserved by driver and firmware, ECC included
+  std::size_t this_process = unknown;     ///< as nvidia-smi shows it: context, modules, all allocations
+  std::size_t other_processes = unknown;  ///< the same, summed over all other processes
+  char const* source = "";                ///< the library that reported this; static storage
+  char const* gap = "";  ///< why the processes are unknown; static storage, empty if they are known
 };
 
-/// What can tell more of a device than memory_info(): for reports, too slow for anything else. Asking sets up no context.
+/// A driver that reports more than memory_info() does: for reports, too slow for other uses. The call creates no context.
 template <class D>
 concept accounting_driver = stream_driver<D> && requires(D const& d, device_account& account) {
   { d.memory_account(account) }

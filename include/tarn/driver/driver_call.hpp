@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The calls of the driver contract as values, to count them and to make them fail.
+// An enumeration of the driver contract's calls, for counting and fault injection.
 
 #include <cstddef>
 #include <cstdint>
 
 namespace tarn {
 
-/// One call of the driver contract (driver/driver.hpp); device() is no call, it only reads.
+/// A call of the driver contract (driver/driver.hpp); device() is not included, it only reads a member.
 enum class driver_call : std::uint8_t {
   identify,
   is_capturing,
@@ -47,15 +47,15 @@ enum class driver_call : std::uint8_t {
   unregister_host
 };
 
-/// How many there are.
+/// Number of calls.
 inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver_call::unregister_host) + 1;
 
-/// The call at an index below driver_call_count, for loops over all of them.
+/// Returns the call at an index below driver_call_count, for loops over all of them.
 [[nodiscard]] constexpr driver_call driver_call_at(std::size_t index) noexcept {
   return static_cast<driver_call>(index);
 }
 
-/// The call's name in the contract; static storage.
+/// Returns the call's name in the contract; static storage.
 [[nodiscard]] constexpr char const* name_of(driver_call call) noexcept {
   constexpr char const* names[] = {"identify",
                                    "is_capturing",
@@ -97,17 +97,17 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
   return names[static_cast<std::size_t>(call)];
 }
 
-/// True for the two that only look at a stream (about 30 ns): they neither order nor change anything.
+/// Returns true for the two calls that only inspect a stream (about 30 ns); they neither order nor change anything.
 [[nodiscard]] constexpr bool only_looks(driver_call call) noexcept {
   return call == driver_call::identify || call == driver_call::is_capturing;
 }
 
-/// True for calls that make, map or give back memory or address space.
+/// Returns true for calls that allocate, map or free memory or address space.
 [[nodiscard]] constexpr bool changes_memory(driver_call call) noexcept {
   return call >= driver_call::reserve_range;
 }
 
-/// True for calls that can fail for want of memory.
+/// Returns true for calls that can fail because memory ran out.
 [[nodiscard]] constexpr bool can_exhaust(driver_call call) noexcept {
   switch (call) {
     case driver_call::reserve_range:

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Fault injection: any driver, with chosen calls failing. `basic_pages<faulty<sim_driver>>` and everything
-// above it then see what a bad day looks like.
+// Fault injection: wraps any driver and makes chosen calls fail, as in `basic_pages<faulty<sim_driver>>`.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,25 +18,25 @@ namespace tarn {
 
 /// Whether the failing call does its work.
 enum class fault_moment : std::uint8_t {
-  instead,  ///< it does nothing but fail
-  after     ///< it does its work, then fails: how a driver tells of earlier errors while freeing
+  instead,  ///< it fails without doing its work
+  after     ///< it does its work, then fails, as a driver reports an earlier error from a free
 };
 
 /// How long a fault lasts.
 enum class fault_span : std::uint8_t {
-  once,     ///< that one call
-  for_good  ///< that call and every later one of any name: a sticky error
+  once,     ///< only that call
+  for_good  ///< that call and every later call of any kind: a sticky error
 };
 
-/// One way to fail.
+/// How a call fails.
 struct fault {
-  failure kind = failure::none;  ///< `none`: what that call typically fails with
+  failure kind = failure::none;  ///< `none`: the call's typical failure
   fault_moment moment = fault_moment::instead;
   fault_span span = fault_span::once;
 };
 
 namespace detail {
-/// What a call typically fails with, for want of memory if it can run out of it.
+/// Returns the typical failure of a call: out_of_memory if the call can run out of it.
 [[nodiscard]] constexpr failure typical_failure(driver_call call) noexcept {
   if (can_exhaust(call)) return failure::out_of_memory;
   return call == driver_call::page_granularity ? failure::unsupported : failure::other;
@@ -66,30 +65,30 @@ namespace detail {
 }
 }  // namespace detail
 
-/// Which calls fail, and how many were made. A cheap handle: copies are the same plan, shared by a test and
-/// the drivers in its pool. Safe from any thread.
+/// Which calls fail, and counts of the calls made. A cheap handle: copies share one plan, for example a test and the drivers
+/// in its pool. Thread-safe.
 class fault_plan {
  public:
   fault_plan() : state_(std::make_shared<state>()) {}
 
-  /// Makes the nth call from now fail, whatever its name; 1 is the next one.
+  /// Makes the nth call from now fail, whichever call it is; 1 is the next one.
   void fail(std::uint64_t nth, fault how = {}) const {
     std::lock_guard const lock(state_->mutex);
     state_->rules.push_back({any_call, state_->all + nth, how});
   }
-  /// Makes the nth call of one name from now fail.
+  /// Makes the nth occurrence from now of one call fail.
   void fail(driver_call call, std::uint64_t nth, fault how = {}) const {
     std::lock_guard const lock(state_->mutex);
     auto const index = static_cast<std::size_t>(call);
     state_->rules.push_back({index, state_->made[index] + nth, how});
   }
-  /// Lets every call through again; the counts stay.
+  /// Removes all faults; keeps the counts.
   void disarm() const {
     std::lock_guard const lock(state_->mutex);
     state_->rules.clear();
     state_->sticky = failure::none;
   }
-  /// Starts over: nothing fails and nothing is counted yet.
+  /// Removes all faults and resets the counts.
   void reset() const {
     disarm();
     std::lock_guard const lock(state_->mutex);
@@ -97,7 +96,7 @@ class fault_plan {
     for (std::size_t i = 0; i < driver_call_count; ++i) state_->made[i] = state_->failed[i] = 0;
   }
 
-  /// Calls made, failed ones included.
+  /// Calls made, including failed ones.
   [[nodiscard]] std::uint64_t calls() const {
     std::lock_guard const lock(state_->mutex);
     return state_->all;
@@ -106,7 +105,7 @@ class fault_plan {
     std::lock_guard const lock(state_->mutex);
     return state_->made[static_cast<std::size_t>(call)];
   }
-  /// Calls made to fail.
+  /// Calls that the plan made fail.
   [[nodiscard]] std::uint64_t failed() const {
     std::lock_guard const lock(state_->mutex);
     return state_->all_failed;
@@ -116,7 +115,7 @@ class fault_plan {
     return state_->failed[static_cast<std::size_t>(call)];
   }
 
-  /// Counts a call and says how it fails, if it does: `kind` is then other than none.
+  /// Counts a call and returns how it fails; `kind` is none if it does not.
   [[nodiscard]] fault next(driver_call call) const noexcept {
     std::lock_guard const lock(state_->mutex);
     auto const index = static_cast<std::size_t>(call);
@@ -157,19 +156,19 @@ class fault_plan {
   std::shared_ptr<state> state_;
 };
 
-/// A driver whose calls fail as a plan says and otherwise are `Driver`'s own. Same contract, same threads'
-/// promise; one small lock more per call.
+/// A driver whose calls fail according to a plan and otherwise forward to `Driver`. Same contract and thread safety; adds
+/// one short lock per call.
 template <stream_driver Driver>
 class faulty {
  public:
-  /// A plan of its own, reached by plan(), that lets everything through.
+  /// Starts with its own plan, accessible by plan(), without faults.
   faulty() requires std::default_initializable<Driver>
   = default;
   explicit faulty(device_id device) requires std::constructible_from<Driver, device_id> : driver_(device) {}
   explicit faulty(Driver driver, fault_plan plan = {}) : driver_(std::move(driver)), plan_(std::move(plan)) {}
 
   [[nodiscard]] fault_plan const& plan() const noexcept { return plan_; }
-  /// The driver itself, without faults.
+  /// The wrapped driver, without faults.
   [[nodiscard]] Driver const& driver() const noexcept { return driver_; }
   [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
   [[nodiscard]] bool survives_fork() const noexcept { return tarn::survives_fork(driver_); }
@@ -309,7 +308,7 @@ class faulty {
     return through(driver_call::unregister_host, [&] { return driver_.unregister_host(p); });
   }
 
-  /// The driver's own: a tool is told the truth whatever fails.
+  /// The wrapped driver's tool: faults do not affect what a tool is notified of.
   [[nodiscard]] auto memory_tool() const noexcept requires describing_driver<Driver> {
     return driver_.memory_tool();
   }

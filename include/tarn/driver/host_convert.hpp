@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Converting elements of plain host memory: done when the call returns.
+// Synchronous element conversion in plain host memory.
 
 #include <cstddef>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The driver of plain host memory: no device, no streams; all work is done when the call returns.
+// The driver for plain host memory: no device, no streams; all work completes before the call returns.
 
 #include <atomic>
 #include <cstdint>
@@ -18,23 +18,23 @@
 namespace tarn {
 
 namespace detail {
-/// Source of handles for streams and events, which here are names only; constant-initialised.
+/// Source of handles for streams and events, which are only names here; constant-initialised.
 inline std::atomic<std::uintptr_t> next_host_handle{16};
 }  // namespace detail
 
-/// Plain host memory behind the driver contract. Streams and events are names: whatever is asked of them has
-/// happened already, so waits return at once and queries say done. Pages are unsupported; blocks of every
-/// kind are aligned host memory. Safe from any thread; the only state is the process's heap.
+/// Plain host memory behind the driver contract. Streams and events are only names: all work has already completed, so waits
+/// return at once and queries return ok. Pages are unsupported; blocks of every kind are aligned host memory. Thread-safe; the
+/// only state is the process's heap.
 class no_driver {
  public:
   constexpr no_driver() noexcept = default;
-  /// Takes a device for symmetry with the other drivers; there is only the host.
+  /// Takes a device for symmetry with the other drivers; the host is the only one.
   constexpr explicit no_driver(device_id) noexcept {}
 
   /// The host: ordinal -1.
   [[nodiscard]] device_id device() const noexcept { return device_id{-1}; }
 
-  /// Host memory is copied with the process.
+  /// fork() copies host memory with the process.
   [[nodiscard]] static constexpr bool survives_fork() noexcept { return true; }
 
   status identify(stream_ref stream, stream_id& id) const noexcept {
@@ -83,11 +83,11 @@ class no_driver {
     std::memset(to, byte, bytes);
     return {};
   }
-  /// Defined in driver/host_convert.hpp, so that only who converts compiles it.
+  /// Defined in driver/host_convert.hpp, so that only users of convert() compile it.
   template <class To, class From>
   status convert(stream_ref, To* to, From const* from, std::size_t count) const noexcept;
 
-  /// The host's memory; unsupported where the system does not tell.
+  /// Reports the host's memory; unsupported if the system does not provide it.
   status memory_info([[maybe_unused]] std::size_t& free, [[maybe_unused]] std::size_t& total) const noexcept {
 #if defined(__linux__)
     long const page = ::sysconf(_SC_PAGESIZE);
@@ -149,7 +149,7 @@ class no_driver {
     return drop(p);
   }
 
-  /// Nothing is pinned: there is no device to pin it for.
+  /// Does not pin: there is no device to pin for.
   status register_host(void* p, std::size_t) const noexcept {
     return p != nullptr ? status{} : invalid(driver_call::register_host);
   }
@@ -162,11 +162,11 @@ class no_driver {
   }
 
  private:
-  /// Keeps a thread's default stream apart from every handle: no user address has this bit.
+  /// Distinguishes a thread's default stream from every handle: no user address has this bit.
   static constexpr stream_id per_thread_bit = stream_id{1} << 63;
 
-  /// More than any process can address, bytes: refused here, so that no allocator (a sanitizer's, say) takes
-  /// it for an error in the program.
+  /// More than any process can address, bytes. Larger requests fail here, so that no allocator (such as a sanitizer's) reports
+  /// them as a program error.
   static constexpr std::size_t most_host_bytes = 128_TiB;
 
   static void* new_handle() noexcept {

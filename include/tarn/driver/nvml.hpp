@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// NVML, NVIDIA's management library, which knows whose a device's memory is: loaded at run time where there is one,
-// never linked. The few calls that are needed are declared here, from the documented ABI. Names nothing of CUDA.
+// NVML, NVIDIA's management library, which reports a device's memory by process. It is loaded at run time if present, never
+// linked. The few calls needed are declared here, from the documented ABI. Uses no CUDA names.
 
 #if defined(__linux__)
 #include <dlfcn.h>
@@ -21,13 +21,13 @@
 
 namespace tarn::detail {
 
-/// nvmlMemory_t. `total` includes what driver and firmware set aside.
+/// nvmlMemory_t. `total` includes memory reserved by driver and firmware.
 struct nvml_memory {
   unsigned long long total, free, used;
 };
-/// nvmlMemory_v2_t, which tells what is set aside.
+/// nvmlMemory_v2_t, which reports that reserved memory separately.
 struct nvml_memory_v2 {
-  unsigned version;  ///< goes in: size and number of the structure
+  unsigned version;  ///< input: size and version of the structure
   unsigned long long total, reserved, free, used;
 };
 /// nvmlProcessInfo_v2_t, the element of versions 2 and 3 of the process lists.
@@ -38,7 +38,7 @@ struct nvml_process {
 };
 static_assert(sizeof(nvml_memory) == 24 && sizeof(nvml_memory_v2) == 40 && sizeof(nvml_process) == 24);
 
-/// The calls of one library; null where it lacks one. Any of them may be called from any thread.
+/// The calls of one loaded library; null if it lacks one. All of them are thread-safe.
 struct nvml_calls {
   using device = void*;
   using list_call = int (*)(device, unsigned* count, nvml_process*);
@@ -51,14 +51,14 @@ struct nvml_calls {
   int (*memory_v2)(device, nvml_memory_v2*) = nullptr;
   list_call compute_processes = nullptr;
   list_call graphics_processes = nullptr;
-  list_call mps_processes = nullptr;  ///< compute, too, by way of the multi-process service
+  list_call mps_processes = nullptr;  ///< compute processes that run under the multi-process service
 
   [[nodiscard]] bool is_there() const noexcept { return init != nullptr && shutdown != nullptr; }
 };
 
 inline constexpr int nvml_insufficient_size = 7;
 
-/// As nvml.h spells the codes that one may meet here.
+/// Returns nvml.h's name for the codes expected here.
 [[nodiscard]] constexpr char const* nvml_name(int code) noexcept {
   switch (code) {
     case 1:
@@ -91,7 +91,7 @@ inline constexpr int nvml_insufficient_size = 7;
   return {failure::unsupported, code, nvml_name(code), call};
 }
 
-/// Loads a library for good; nothing is there where it cannot be loaded.
+/// Loads a library and never unloads it; all calls are null if it cannot be loaded.
 [[nodiscard]] inline nvml_calls find_nvml([[maybe_unused]] char const* library) noexcept {
   nvml_calls found;
 #if defined(__linux__)
@@ -109,7 +109,8 @@ inline constexpr int nvml_insufficient_size = 7;
   find(found.mig_mode, "nvmlDeviceGetMigMode");
   find(found.memory, "nvmlDeviceGetMemoryInfo");
   find(found.memory_v2, "nvmlDeviceGetMemoryInfo_v2");
-  // _v2 first: _v3 is the same but in drivers 535.43 to 535.86, whose elements have 32 bytes (nvitop, pull requests 79 to 94).
+  // _v2 first: _v3 is the same except in drivers 535.43 to 535.86, whose elements have 32 bytes
+  // (nvitop, pull requests 79 to 94).
   find(found.compute_processes, "nvmlDeviceGetComputeRunningProcesses_v2",
        "nvmlDeviceGetComputeRunningProcesses_v3");
   find(found.graphics_processes, "nvmlDeviceGetGraphicsRunningProcesses_v2",
@@ -119,20 +120,20 @@ inline constexpr int nvml_insufficient_size = 7;
 #endif
   return found;
 }
-/// The library of this process, looked for at the first call.
+/// Returns the process's library, loaded at the first call.
 [[nodiscard]] inline nvml_calls const& nvml() noexcept {
   static nvml_calls const found = find_nvml("libnvidia-ml.so.1");
   return found;
 }
 
-/// How CUDA names a device to others, and whose account is wanted.
+/// CUDA's identifiers of a device, and the process to report on.
 struct nvml_question {
-  unsigned char uuid[16]{};  ///< of the MIG instance where the device is one; all zero: not known
+  unsigned char uuid[16]{};  ///< of the MIG instance if the device is one; all zero: not known
   char pci_bus_id[32]{};     ///< empty: not known
-  unsigned pid = 0;          ///< of this process
+  unsigned pid = 0;          ///< this process
 };
 
-/// "GPU-" or "MIG-" and the number, as NVML spells it.
+/// Formats a UUID with its prefix "GPU-" or "MIG-", as NVML expects it.
 [[nodiscard]] inline message<48> nvml_uuid(std::string_view prefix,
                                            unsigned char const (&uuid)[16]) noexcept {
   message<48> text;
@@ -145,7 +146,7 @@ struct nvml_question {
   return text;
 }
 
-/// Which of NVML's devices it is. A whole card must not stand for one of its MIG instances.
+/// Finds NVML's handle of the device. Fails rather than report a whole card in place of its MIG instance.
 [[nodiscard]] inline status find_nvml_device(nvml_calls const& calls, nvml_question const& asked,
                                              nvml_calls::device& device, device_account& account) noexcept {
   unsigned char any = 0;
@@ -170,10 +171,10 @@ struct nvml_question {
   return in_parts ? nvml_failed(6, "nvmlDeviceGetHandleByUUID of a MIG instance") : status{};
 }
 
-/// What NVML says of a process whose memory it does not tell.
+/// NVML's value for a process whose memory use is not available.
 inline constexpr unsigned long long nvml_not_available = ~0ULL;
 
-/// Adds one of the lists; a process that does both compute and graphics is in two of them and counts once.
+/// Adds one of the process lists; a process that does both compute and graphics is in two lists and counts once.
 /// @return NVML's code
 [[nodiscard]] inline int add_nvml_processes(nvml_calls::list_call list, nvml_calls::device device,
                                             std::vector<nvml_process>& all) {
@@ -182,7 +183,7 @@ inline constexpr unsigned long long nvml_not_available = ~0ULL;
   for (int attempt = 0;; ++attempt) {
     auto count = static_cast<unsigned>(here.size());
     int const code = list(device, &count, here.data());
-    if (code == nvml_insufficient_size && attempt < 8) {  // more processes start between the calls
+    if (code == nvml_insufficient_size && attempt < 8) {  // processes may start between the calls
       here.resize(larger_of<std::size_t>(here.size() * 2, count));
       continue;
     }
@@ -208,7 +209,7 @@ inline constexpr unsigned long long nvml_not_available = ~0ULL;
   return 0;
 }
 
-/// Sums up the processes, or says why they are not known.
+/// Sums up the processes, or sets the reason why they are unknown.
 inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned pid,
                                  device_account& account) noexcept {
   std::size_t mine = 0;
@@ -226,7 +227,7 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
       sum += static_cast<std::size_t>(p.used);
     }
   }
-  if (!listed) {  // whoever asks has a context, so is in the list, under a number that it does not know
+  if (!listed) {  // this process has a context, so it is listed under a process id that it does not know
     account.gap = "NVML's list lacks this process: in a container process numbers are not the host's";
     return;
   }
@@ -239,8 +240,9 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
   }
 }
 
-/// Asks one library about one device; the process has a CUDA context there. Starts and ends NVML: 10 to 100 ms.
-/// @return unsupported: no NVML, or it does not know the device; then nothing is told
+/// Queries one library about one device on which this process has a CUDA context. Initialises and shuts down NVML: 10 to
+/// 100 ms.
+/// @return unsupported: NVML is missing or does not know the device; `account` is unchanged
 [[nodiscard]] inline status nvml_account(nvml_calls const& calls, nvml_question const& asked,
                                          device_account& account) noexcept {
   if (!calls.is_there()) {
@@ -270,7 +272,7 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
     if (add_nvml_processes(calls.compute_processes, device, all) != 0) {
       told.gap = "NVML does not list the processes of this device";
     } else {
-      (void)add_nvml_processes(calls.graphics_processes, device, all);  // not on every device
+      (void)add_nvml_processes(calls.graphics_processes, device, all);  // not available on every device
       (void)add_nvml_processes(calls.mps_processes, device, all);
       count_nvml_processes(all, asked.pid, told);
     }
@@ -281,7 +283,7 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
   return {};
 }
 
-/// This process's number, as its own system gives it.
+/// This process's id, in its own pid namespace.
 [[nodiscard]] inline unsigned this_process() noexcept {
 #if defined(__linux__)
   return static_cast<unsigned>(::getpid());

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a tool such as compute-sanitizer is told of memory that is handed out in pieces: NVTX's memory extension.
+// NVTX's memory extension, which notifies tools such as compute-sanitizer of sub-allocations.
 
 #include "tarn/core/config.hpp"
 
 #if TARN_HAS_CUDA && defined(__has_include)
 #if __has_include(<nvtx3/nvToolsExtMem.h>)
-// Some releases of NVTX name a variable `module`, of which nvcc warns (3189) in each program that includes them.
+// Some releases of NVTX name a variable `module`, for which nvcc emits warning 3189 in every program that includes them.
 #ifdef __NVCC_DIAG_PRAGMA_SUPPORT__
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 3189
@@ -28,15 +28,15 @@
 
 namespace tarn {
 
-/// A tool that wants to know of sub-allocations; false where none is attached. A value, the same for the whole process.
+/// A tool that tracks sub-allocations; converts to false if none is attached. A value type, the same throughout the process.
 ///
-/// A heap is a stretch of the device's memory that is handed out in pieces: none of its bytes may be touched until a
-/// region covers them. What is registered holds from the call on, whatever the streams do: wait for them first.
+/// A heap is a range of device memory that is sub-allocated: its bytes may be accessed only inside a registered region.
+/// Registrations take effect immediately, regardless of stream order: synchronise first.
 class nvtx_memory {
  public:
   constexpr nvtx_memory() noexcept = default;
 
-  /// Looks for the tool once and remembers; CUDA is initialised. Where none is attached no call of NVTX is ever made.
+  /// Looks for the tool once and caches the result; CUDA must be initialised. Without a tool, no NVTX call is ever made.
   [[nodiscard]] static nvtx_memory attached() noexcept {
     static nvtx_memory const found = find();
     return found;
@@ -44,9 +44,9 @@ class nvtx_memory {
   explicit operator bool() const noexcept { return domain_ != nullptr || present_; }
 
 #if TARN_HAS_NVTX_MEMORY
-  /// Null where the tool takes no such memory: then all of it may be touched, and the program has an error to its name.
-  /// compute-sanitizer 2025.3.1 takes cudaMalloc's blocks and parts of them; no mapped pages, none of cudaMallocAsync's
-  /// memory.
+  /// Returns null if the tool rejects the memory: all of it may then be accessed, and the tool reports an error.
+  /// compute-sanitizer 2025.3.1 accepts blocks of cudaMalloc and parts of them, but neither mapped pages nor memory of
+  /// cudaMallocAsync.
   [[nodiscard]] void* register_heap(void const* p, std::size_t bytes) const noexcept {
     nvtxMemVirtualRangeDesc_t const range{bytes, p};
     nvtxMemHeapDesc_t heap{};
@@ -59,11 +59,11 @@ class nvtx_memory {
     nvtxMemHeapHandle_t const made = nvtxMemHeapRegister(domain(), &heap);
     return is_real(made) ? made : nullptr;
   }
-  /// All of it may not be touched any more; give the memory back next.
+  /// Removes the heap. None of it may be accessed any more; free the memory next.
   void unregister_heap(void* heap) const noexcept {
     nvtxMemHeapUnregister(domain(), static_cast<nvtxMemHeapHandle_t>(heap));
   }
-  /// As if just registered: no region is left.
+  /// Removes all regions; the heap is as newly registered.
   void reset_heap(void* heap) const noexcept {
     nvtxMemHeapReset(domain(), static_cast<nvtxMemHeapHandle_t>(heap));
   }
@@ -96,17 +96,17 @@ class nvtx_memory {
   constexpr nvtx_memory(void* domain, bool present) noexcept : domain_(domain), present_(present) {}
 
   static nvtx_memory find() noexcept {
-    // A tool names its library here (NVTX loads no other); without one even asking would cost a look at the file system.
+    // A tool names its library here (NVTX loads no other); without one, even the check would cost a file system lookup.
     if (std::getenv("NVTX_INJECTION64_PATH") == nullptr) return {};
     nvtxDomainHandle_t const domain = nvtxDomainCreateA("tarn");
-    // Asked by a call that changes nothing: profilers answer ranges and marks, but not this.
+    // Probes with a call that has no effect: profilers implement ranges and marks, but not this call.
     nvtxMemPermissionsHandle_t const made =
         nvtxMemPermissionsCreate(domain, NVTX_MEM_PERMISSIONS_CREATE_FLAGS_NONE);
     if (!is_real(made)) return {};
     nvtxMemPermissionsDestroy(domain, made);
     return {domain, true};
   }
-  /// Without a tool handles are null, or all ones: the headers say both, in macros that C++ cannot compile.
+  /// Without a tool, handles are null or all ones: the NVTX headers document both, in macros that do not compile as C++.
   [[nodiscard]] static bool is_real(void const* handle) noexcept {
     auto const bits = reinterpret_cast<std::uintptr_t>(handle);
     return bits != 0 && bits != ~std::uintptr_t{0};
@@ -130,7 +130,7 @@ class nvtx_memory {
 #endif
 
   void* domain_ = nullptr;
-  bool present_ = false;  ///< a tool may know no domains and give none
+  bool present_ = false;  ///< a tool without domains returns a null domain
 };
 
 }  // namespace tarn

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Ranges and names for profilers such as Nsight Systems, through NVTX: empty without CUDA's headers, a test of a
-// pointer without a profiler.
+// Ranges and names for profilers such as Nsight Systems, through NVTX. Empty without CUDA's headers; without a profiler, each
+// call costs one pointer test.
 
 #include <atomic>
 #include <cstdint>
@@ -24,7 +24,7 @@ namespace tarn {
 
 namespace detail {
 #if TARN_HAS_NVTX_RANGES
-/// tarn's domain, made at first use and kept; null without a profiler.
+/// Returns tarn's domain, created at first use and kept; null without a profiler.
 [[nodiscard]] inline nvtxDomainHandle_t nvtx_domain() noexcept {
   static nvtxDomainHandle_t const made = nvtxDomainCreateA("tarn");
   return made;
@@ -32,7 +32,7 @@ namespace detail {
 #endif
 }  // namespace detail
 
-/// A text that ranges show, made known to the profiler once. Copy freely; never throws.
+/// The text of a range, registered with the profiler once. Copy freely; never throws.
 class nvtx_text {
  public:
 #if TARN_HAS_NVTX_RANGES
@@ -49,12 +49,12 @@ class nvtx_text {
 #endif
 };
 
-/// A range of this thread in the domain "tarn", from construction to destruction, with a number that the profiler shows
-/// beside it. Ranges of a thread nest.
+/// A range on this thread in the domain "tarn", from construction to destruction, with a number that the profiler displays.
+/// Ranges of a thread nest.
 class [[nodiscard]] nvtx_range {
  public:
   /// @param bytes     the payload
-  /// @param category  of new_nvtx_category(); 0: none
+  /// @param category  from new_nvtx_category(); 0: none
 #if TARN_HAS_NVTX_RANGES
   nvtx_range(nvtx_text text, std::uint64_t bytes, std::uint32_t category = 0) noexcept {
     nvtxEventAttributes_t const a = attributes(text, bytes, category);
@@ -66,12 +66,12 @@ class [[nodiscard]] nvtx_range {
 #else
   nvtx_range([[maybe_unused]] nvtx_text text, [[maybe_unused]] std::uint64_t bytes,
              [[maybe_unused]] std::uint32_t category = 0) noexcept {}
-  ~nvtx_range() {}  // NOLINT: as the other one, so that none is an unused variable
+  ~nvtx_range() {}  // NOLINT: user-provided like the other one, so that a range is not an unused variable
 #endif
   nvtx_range(nvtx_range const&) = delete;
   nvtx_range& operator=(nvtx_range const&) = delete;
 
-  /// A moment instead of a range.
+  /// Marks a moment instead of a range.
   static void mark([[maybe_unused]] nvtx_text text, [[maybe_unused]] std::uint64_t bytes,
                    [[maybe_unused]] std::uint32_t category = 0) noexcept {
 #if TARN_HAS_NVTX_RANGES
@@ -101,7 +101,7 @@ namespace detail {
 inline constinit std::atomic<std::uint32_t> nvtx_categories{0};
 }
 
-/// A category of ranges of that name in the domain "tarn": a number that no other has, from 1.
+/// Creates a named category in the domain "tarn"; returns its unique number, from 1.
 [[nodiscard]] inline std::uint32_t new_nvtx_category([[maybe_unused]] char const* name) noexcept {
   std::uint32_t const made = detail::nvtx_categories.fetch_add(1, std::memory_order_relaxed) + 1;
 #if TARN_HAS_NVTX_RANGES
@@ -110,8 +110,7 @@ inline constinit std::atomic<std::uint32_t> nvtx_categories{0};
   return made;
 }
 
-/// Names a CUDA stream for the profiler: its row is called so. For streams of CUDA alone: a simulated one is none that
-/// a profiler knows.
+/// Names a CUDA stream's row in the profiler. For CUDA streams only: a profiler does not know simulated streams.
 inline void name_stream([[maybe_unused]] stream_ref stream, [[maybe_unused]] char const* name) noexcept {
 #if TARN_HAS_NVTX_RANGES
   nvtxNameCudaStreamA(stream.get(), name);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the simulated management library (NVML's stand-in) says of a device: whose its memory is.
+// The simulated NVML: a device's memory by process.
 
 #include <cstddef>
 
@@ -11,7 +11,7 @@
 
 namespace tarn::detail {
 
-/// Never more than the device has: who is named first in the options has his part first.
+/// The parts never exceed the memory taken: options named first are served first.
 [[nodiscard]] inline device_account sim_account(sim_options const& options, sim_usage const& usage) noexcept {
   std::size_t left = usage.taken;
   auto const part = [&](std::size_t wanted) {

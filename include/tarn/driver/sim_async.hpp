@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// cudaMallocAsync as the simulated GPU has it: freed blocks are kept and given again in stream order, and go
-// back to the device at the next synchronisation (release threshold 0, CUDA's default).
+// The simulated cudaMallocAsync. Freed blocks are cached and reused in stream order, and return to the device at the next
+// synchronisation (release threshold 0, CUDA's default).
 
 #include <cstddef>
 #include <iterator>
@@ -16,11 +16,11 @@
 
 namespace tarn::detail {
 
-/// How a block was served, which decides its cost.
+/// Whether a block came from the cache, which determines its cost.
 enum class sim_warmth : std::uint8_t { warm, cold };
 
-/// The pool of one device. A freed block fits requests of its own size: at once on the stream that freed it,
-/// on others once the free is over. Callers hold the machine's lock.
+/// The pool of one device. A freed block serves requests of its own size: at once on the stream that freed it, on other
+/// streams once the free has completed. Callers hold the machine's lock.
 class sim_async {
  public:
   sim_async(int device, sim_memory& memory, sim_order* order) noexcept
@@ -53,7 +53,7 @@ class sim_async {
     return outcome;
   }
 
-  /// @param end  when the work before the free on its stream is over
+  /// @param end  when the work before the free on its stream completes
   sim_code free(void* p, sim_stream const& stream, sim_nanoseconds end) {
     if (p == nullptr) return sim_code::ok;
     auto const it = live_.find(p);
@@ -65,7 +65,7 @@ class sim_async {
     return sim_code::ok;
   }
 
-  /// Gives cached blocks whose free is over back to the device.
+  /// Returns cached blocks whose free has completed to the device.
   void trim(sim_nanoseconds now) {
     for (auto it = cached_.begin(); it != cached_.end();) {
       if (it->second.freed_at <= now) {
@@ -77,7 +77,7 @@ class sim_async {
     }
   }
 
-  /// Blocks kept for reuse.
+  /// Number of cached blocks.
   [[nodiscard]] std::size_t cached() const noexcept { return cached_.size(); }
 
  private:

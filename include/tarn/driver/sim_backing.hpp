@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where the simulated GPU's addresses and bytes come from: invented addresses that are never touched, or
-// reserved address space of this process with real pages put behind it on demand.
+// Address space and memory of the simulated GPU: invented addresses that must not be accessed, or reserved address space of
+// this process that is backed by real pages on demand.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,12 +22,12 @@
 
 namespace tarn {
 
-/// What is behind simulated device memory.
+/// The backing of simulated device memory.
 enum class sim_backing : std::uint8_t {
-  /// Nothing: addresses that no one may dereference. 140 GiB and more cost nothing on any machine.
+  /// None: addresses that must not be dereferenced. 140 GiB and more cost nothing on any machine.
   address_only,
-  /// Memory of this host, committed when first touched. On Linux pages alias as on a GPU (one handle mapped
-  /// at two addresses is one memory) and unmapped addresses fault; elsewhere there are blocks only.
+  /// Memory of this host, committed on first access. On Linux, pages alias as on a GPU (a handle mapped at two addresses is the
+  /// same memory) and unmapped addresses fault; other systems have blocks only.
   host_backed
 };
 
@@ -39,11 +39,11 @@ inline constexpr bool sim_can_map = true;
 inline constexpr bool sim_can_map = false;
 #endif
 
-/// Free ranges of numbers (addresses, file offsets): best fit, coalescing. O(log n), except that a range may
-/// be passed over for its alignment.
+/// Free ranges of integers (addresses, file offsets): best fit, coalescing. O(log n), plus the ranges skipped because of
+/// alignment.
 class sim_ranges {
  public:
-  /// Takes `bytes` at a multiple of `alignment`; false where nothing fits.
+  /// Takes `bytes` at a multiple of `alignment`; returns false if no range fits.
   bool take(std::size_t bytes, std::size_t alignment, std::uintptr_t& begin) {
     for (auto it = by_size_.lower_bound({bytes, 0}); it != by_size_.end(); ++it) {
       auto const [size, start] = *it;
@@ -59,7 +59,7 @@ class sim_ranges {
     return false;
   }
 
-  /// Gives a range back, or adds a new one.
+  /// Frees a range, or adds a new one.
   void give(std::uintptr_t begin, std::size_t bytes) {
     auto next = by_begin_.lower_bound(begin);
     if (next != by_begin_.begin()) {
@@ -87,9 +87,9 @@ class sim_ranges {
   std::set<std::pair<std::size_t, std::uintptr_t>> by_size_;
 };
 
-/// The invented addresses of the process, shared by all simulated machines so that no two use one address at
-/// a time: 37 TiB where no 64-bit system places programs, stacks or mmap, nor sanitizers their shadows (so
-/// that touching one faults under them too). Never destroyed.
+/// The process's invented addresses, shared by all simulated machines so that no two use an address at the same time: 37 TiB
+/// in which no 64-bit system places programs, stacks or mmap, nor sanitizers their shadow memory (so an access faults under
+/// them, too). Never destroyed.
 struct sim_invented_space {
   fork_mutex mutex;
   sim_ranges free;
@@ -103,7 +103,7 @@ struct sim_invented_space {
   }
 };
 
-/// Address space of one kind, grown in chunks and given back when destroyed.
+/// Address space of one kind, grown in chunks and released on destruction.
 class sim_addresses {
  public:
   explicit sim_addresses(sim_backing backing) noexcept : backing_(backing) {}
@@ -113,7 +113,7 @@ class sim_addresses {
     for (auto const& [begin, bytes] : chunks_) give_back_chunk(begin, bytes);
   }
 
-  /// Takes addresses with nothing behind them; false where the process has no more.
+  /// Takes addresses without backing; returns false if the process has no more.
   bool take(std::size_t bytes, std::size_t alignment, std::uintptr_t& begin) {
     if (bytes > max_span || alignment > max_span) return false;
     if (!is_mapped()) return take_block(bytes, alignment, begin);
@@ -130,7 +130,7 @@ class sim_addresses {
     }
   }
 
-  /// Puts private zeroed memory behind addresses; false where the process has none.
+  /// Backs addresses with private zeroed memory; returns false if the process has none.
   bool commit([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes) noexcept {
 #if defined(__linux__)
     if (backing_ == sim_backing::host_backed) {
@@ -139,7 +139,7 @@ class sim_addresses {
 #endif
     return true;
   }
-  /// Puts `bytes` of a file behind addresses, shared with every other place that shows them.
+  /// Maps `bytes` of a file at addresses, shared with every other mapping of the same bytes.
   bool show([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes,
             [[maybe_unused]] int file, [[maybe_unused]] std::uintptr_t offset) noexcept {
 #if defined(__linux__)
@@ -149,7 +149,7 @@ class sim_addresses {
 #endif
     return true;
   }
-  /// Takes away what is behind addresses: touching them faults.
+  /// Removes the backing of addresses: an access faults.
   void decommit([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes) noexcept {
 #if defined(__linux__)
     if (backing_ == sim_backing::host_backed) {
@@ -162,7 +162,7 @@ class sim_addresses {
   static constexpr std::size_t smallest_chunk = 64_GiB;
   static constexpr std::size_t max_span = 32_TiB;
 
-  /// False where addresses are blocks of the heap, made whole and given back whole.
+  /// Returns false if addresses are heap blocks, allocated and freed whole.
   [[nodiscard]] bool is_mapped() const noexcept {
     return sim_can_map || backing_ == sim_backing::address_only;
   }
@@ -215,8 +215,8 @@ class sim_addresses {
   std::vector<std::pair<std::uintptr_t, std::size_t>> chunks_;
 };
 
-/// The bytes of page handles: one sparse file in memory that can be shown at several addresses. With
-/// address_only backing it only counts.
+/// The memory of page handles: one sparse memory file that can be mapped at several addresses. With address_only backing it
+/// only counts.
 class sim_file {
  public:
   explicit sim_file(sim_backing backing) noexcept : backing_(backing) {}
@@ -228,7 +228,7 @@ class sim_file {
 #endif
   }
 
-  /// Makes room; false where the host cannot.
+  /// Allocates space; returns false if the host has none.
   bool take(std::size_t bytes, std::uintptr_t& offset) {
     if (free_.take(bytes, 1, offset)) return true;
 #if defined(__linux__)
@@ -241,7 +241,7 @@ class sim_file {
     end_ += bytes;
     return true;
   }
-  /// Gives room back, and the host's memory with it.
+  /// Frees space, and the host memory behind it.
   void give(std::uintptr_t offset, std::size_t bytes) {
 #if defined(__linux__)
     if (file_ >= 0) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A conversion of elements as simulated work: a kernel whose reads and writes the order checker sees.
+// Element conversion as simulated work: a kernel whose reads and writes the order checker records.
 
 #include <atomic>
 #include <cstddef>
@@ -43,7 +43,7 @@ class sim_conversion final : public sim_work {
   From const* from_;
   std::size_t count_;
   int device_;
-  std::atomic<bool> real_{true};  ///< atomic as sim_inside_work is
+  std::atomic<bool> real_{true};  ///< atomic for the same reason as sim_inside_work
 };
 
 }  // namespace tarn::detail

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the simulated GPU charges, in nanoseconds of virtual time. Measured on one H200 (bench/results)
-// unless a line says otherwise.
+// The costs of simulated GPU calls, in nanoseconds of virtual time. Measured on one H200 (bench/results) unless noted
+// otherwise.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace tarn {
 
-/// A span of virtual time, nanoseconds.
+/// A duration in virtual time, nanoseconds.
 using sim_nanoseconds = std::uint64_t;
 
-/// A cost that grows with the size: straight lines between measured points, level below the first, at the
-/// last slope beyond the last.
+/// A cost that depends on size: linear between measured points, constant below the first, with the last slope beyond the
+/// last.
 struct sim_cost_curve {
   struct point {
     std::size_t bytes;
@@ -35,32 +35,32 @@ struct sim_cost_curve {
   }
 };
 
-/// The price list. Change a field to model another machine; sim_costs::nothing() makes every call free, so
-/// that time moves only when a test moves it.
+/// The costs of all calls. Change a field to model another machine; sim_costs::nothing() makes every call free, so that only
+/// the test advances time.
 struct sim_costs {
-  // Streams and events. Event costs are of one thread; eight threads at once pay 2,453 ns per record.
+  // Streams and events. Event costs are for one thread; eight concurrent threads pay 2,453 ns per record.
   sim_nanoseconds look = 30;           ///< cudaStreamGetId, cudaStreamIsCapturing; estimated
   sim_nanoseconds create_event = 115;  ///< create and destroy together: 230
   sim_nanoseconds destroy_event = 115;
   sim_nanoseconds record_event = 249;
   sim_nanoseconds query_event = 263;
   sim_nanoseconds wait_event = 231;
-  sim_nanoseconds synchronize = 1'000;    ///< beyond the waiting itself; estimated
-  sim_nanoseconds create_stream = 5'000;  ///< estimated, as the next
+  sim_nanoseconds synchronize = 1'000;    ///< excluding the wait itself; estimated
+  sim_nanoseconds create_stream = 5'000;  ///< estimated, as is the next
   sim_nanoseconds destroy_stream = 5'000;
-  sim_nanoseconds launch = 3'900;       ///< host time of an empty kernel's launch
+  sim_nanoseconds launch = 3'900;       ///< host time to launch an empty kernel
   sim_nanoseconds copy = 2'000;         ///< host time to enqueue a copy or fill; estimated
-  sim_nanoseconds memory_info = 5'000;  ///< estimated, as the next
+  sim_nanoseconds memory_info = 5'000;  ///< estimated, as is the next
   sim_nanoseconds memory_account = 20'000'000;
 
-  // Pages, per handle. Mapping is cuMemMap and cuMemSetAccess together.
+  // Pages, per handle. Mapping includes both cuMemMap and cuMemSetAccess.
   sim_nanoseconds page_granularity = 100;  ///< estimated
   sim_cost_curve reserve_range{{{2_MiB, 5'000}, {1_GiB, 10'000}, {140_GiB, 40'000}, {1_TiB, 77'000}}};
   sim_nanoseconds release_range = 5'000;  ///< estimated
   sim_cost_curve create_pages{{{2_MiB, 9'800}, {20_MiB, 10'400}, {200_MiB, 13'000}, {1_GiB, 17'000}}};
   sim_cost_curve destroy_pages{{{2_MiB, 15'000}, {20_MiB, 16'000}, {200_MiB, 76'000}, {1_GiB, 338'000}}};
   sim_cost_curve map_pages{{{2_MiB, 25'600}, {20_MiB, 26'700}, {200_MiB, 34'700}, {1_GiB, 61'800}}};
-  sim_nanoseconds share_pages = 25'000;  ///< a cuMemSetAccess more; estimated
+  sim_nanoseconds share_pages = 25'000;  ///< one more cuMemSetAccess; estimated
   sim_cost_curve unmap_pages{{{2_MiB, 16'500}, {20_MiB, 16'500}, {200_MiB, 20'000}, {1_GiB, 29'000}}};
 
   // Blocks.
@@ -72,25 +72,24 @@ struct sim_costs {
   sim_cost_curve malloc_pinned{
       {{4_KiB, 2'000}, {1_MiB, 449'000}, {1_GiB, 460'000'000}, {8_GiB, 3'680'000'000}}};
   sim_cost_curve free_pinned{{{4_KiB, 1'000}, {1_MiB, 113'000}, {1_GiB, 116'000'000}, {8_GiB, 928'000'000}}};
-  /// What is left of registered_host's 168 ms per GiB once the host has touched the pages; estimated, as the next.
+  /// The rest of registered_host's 168 ms per GiB once the host has touched the pages; estimated, as is the next.
   sim_cost_curve register_host{{{4_KiB, 2'000}, {1_MiB, 60'000}, {1_GiB, 60'000'000}, {8_GiB, 480'000'000}}};
   sim_cost_curve unregister_host{
       {{4_KiB, 1'000}, {1_MiB, 30'000}, {1_GiB, 30'000'000}, {8_GiB, 240'000'000}}};
-  sim_nanoseconds malloc_managed = 60'000;  ///< estimated from cudaMalloc, as the next
+  sim_nanoseconds malloc_managed = 60'000;  ///< estimated from cudaMalloc, as is the next
   sim_nanoseconds free_managed = 40'000;
 
-  // What the device does, bytes per nanosecond (GB/s); 0 takes no time.
-  // Both from the data sheet's 4.8 TB/s of HBM3e: a copy reads and writes each byte, a fill writes it.
+  // Device work, bytes per nanosecond (GB/s); 0 takes no time.
+  // The first two are from the data sheet's 4.8 TB/s of HBM3e: a copy reads and writes each byte, a fill writes it.
   double on_device_rate = 2'000;
   double fill_rate = 4'000;
   double pinned_rate = 53;  ///< host to device or back, chunks of 4 MiB
   double peer_rate =
-      450;  ///< between devices that reach each other: one direction of NVLink 4, by its data sheet
-  double staged_rate =
-      25;  ///< between devices that do not, by way of the host: half of pinned_rate; estimated
+      450;  ///< between devices with peer access: one direction of NVLink 4, from its data sheet
+  double staged_rate = 25;  ///< between devices without it, through the host: half of pinned_rate; estimated
   double pageable_rate = 8.4;
 
-  /// Every call is free and all device work but kernels takes no time.
+  /// Every call is free, and device work other than kernels takes no time.
   [[nodiscard]] static constexpr sim_costs nothing() noexcept {
     constexpr sim_cost_curve level{{{1, 0}, {2, 0}, {3, 0}, {4, 0}}};
     sim_costs c;
@@ -108,7 +107,7 @@ struct sim_costs {
 };
 
 namespace detail {
-/// Nanoseconds that `bytes` take at a rate in bytes per nanosecond; a rate of 0 takes none.
+/// Returns the nanoseconds to transfer `bytes` at a rate in bytes per nanosecond; 0 for a rate of 0.
 [[nodiscard]] constexpr sim_nanoseconds sim_transfer(std::size_t bytes, double rate) noexcept {
   return rate <= 0 ? 0 : static_cast<sim_nanoseconds>(static_cast<double>(bytes) / rate);
 }

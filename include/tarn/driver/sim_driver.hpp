@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The driver of one simulated device: the whole contract in plain C++, deterministic, with CUDA's rules and
-// error numbers.
+// The driver of one simulated device: the whole contract in plain C++, deterministic, with CUDA's rules and error numbers.
 
 #include <cstddef>
 #include <memory>
@@ -20,13 +19,13 @@
 
 namespace tarn {
 
-/// A device of a simulated machine; by default device 0 of the process-wide one. A cheap handle that keeps
-/// its machine alive. As the contract asks: no call throws, every call is safe from any thread. Beyond the
-/// contract: a call inside simulated work is refused (not permitted), misuse is told by CUDA's error numbers,
-/// and after an illegal access every call on the device fails, as on a GPU.
+/// A device of a simulated machine; by default device 0 of the process-wide one. A cheap handle that keeps its machine alive.
+/// As the contract requires, no call throws and every call is thread-safe. Beyond the contract: a call inside simulated work
+/// fails (not permitted), misuse is reported with CUDA's error numbers, and after an illegal access every call on the device
+/// fails, as on a GPU.
 class sim_driver {
  public:
-  /// The tool attached to the machine, as the pool tells it of its blocks; false where there is none.
+  /// The tool attached to the machine, which the pool notifies of its blocks; converts to false if there is none.
   class memory_tool_ref {
    public:
     constexpr memory_tool_ref() noexcept = default;
@@ -61,14 +60,14 @@ class sim_driver {
       std::lock_guard const lock(state_->mutex);
       try {
         f(*state_->memory.tool());
-      } catch (std::bad_alloc const&) {  // the tool has no memory: it knows less
+      } catch (std::bad_alloc const&) {  // without host memory the tool misses this notification
       }
     }
-    detail::sim_state* state_ = nullptr;  ///< lives as long as the driver that it came from
+    detail::sim_state* state_ = nullptr;  ///< valid as long as the driver that returned this
   };
 
   sim_driver() : sim_driver(device_id{}) {}
-  /// A device of the process-wide machine, which has device 0 only.
+  /// Uses a device of the process-wide machine, which has only device 0.
   explicit sim_driver(device_id device) : machine_(sim_machine::standard()), device_(device) {}
   sim_driver(sim_machine machine, device_id device) noexcept
       : machine_(std::move(machine)), device_(device) {}
@@ -79,7 +78,7 @@ class sim_driver {
     return o.forked == sim_fork::works && o.backing == sim_backing::address_only;
   }
 
-  /// The calling thread's current device, for device_guard. A note only: no simulated call depends on it.
+  /// Returns the calling thread's current device, for device_guard. Informational: no simulated call depends on it.
   static status current_device(device_id& device) noexcept {
     device = current();
     return {};
@@ -91,7 +90,7 @@ class sim_driver {
   }
   [[nodiscard]] sim_machine const& machine() const noexcept { return machine_; }
 
-  /// An identity that the reference already knows is passed on, as cuda_driver does.
+  /// Returns an identity that the stream_ref already holds, as cuda_driver does.
   status identify(stream_ref stream, stream_id& id) const noexcept {
     if (stream.id() != stream_ref::unknown_id) {
       return call(driver_call::identify, costs().look, [&](state&) {
@@ -164,12 +163,12 @@ class sim_driver {
                 [&](state& m) { return m.streams.destroy_stream(stream); });
   }
 
-  /// Copies when the stream gets there. As in CUDA, a copy from or to pageable host memory (any that the
-  /// machine does not know) is over when the call returns.
+  /// Copies when the stream reaches the operation. As in CUDA, a copy from or to pageable host memory (any memory unknown to
+  /// the machine) has completed when the call returns.
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
     return copy(stream, to, device_, from, bytes);
   }
-  /// The same from another device's memory, which need not be reachable from this one.
+  /// Copies from another device's memory, without peer access.
   status copy_from_device(stream_ref stream, void* to, device_id other, void const* from,
                           std::size_t bytes) const noexcept {
     return copy(stream, to, other, from, bytes);
@@ -186,8 +185,8 @@ class sim_driver {
       return transfer(m, s, std::move(work), detail::sim_transfer(bytes, costs().fill_rate));
     });
   }
-  /// Converts when the stream gets there, at the rate of a copy of as many bytes. It is a kernel of this device: memory
-  /// that it may not touch is an illegal access, and breaks the device.
+  /// Converts when the stream reaches the operation, at the rate of a copy of the same size. It is a kernel of this device: an
+  /// access to memory that the device cannot reach is an illegal access and breaks the device.
   template <element To, element From>
   status convert(stream_ref stream, To* to, From const* from, std::size_t count) const noexcept {
     return on_stream(driver_call::convert, costs().launch, stream, [&](state& m, detail::sim_stream& s) {
@@ -207,7 +206,7 @@ class sim_driver {
       return code::ok;
     });
   }
-  /// As NVML would tell of this device, by the options that say whose `taken` is.
+  /// Reports what NVML would, from the options that attribute `taken`.
   status memory_account(device_account& account) const noexcept {
     return call(driver_call::memory_account, costs().memory_account, [&](state& m) {
       if (m.options.accounting == sim_accounting::missing) return code::not_supported;
@@ -275,7 +274,7 @@ class sim_driver {
       return m.memory.allocate(device_.value, bytes, detail::sim_kind::device, p);
     });
   }
-  /// As cudaFree, waits for the device.
+  /// Waits for the device, as cudaFree does.
   status free_device(void* p) const noexcept {
     return call(driver_call::free_device, 0, [&](state& m) {
       if (p == nullptr) return code::ok;
@@ -313,12 +312,12 @@ class sim_driver {
       return m.memory.allocate(device_.value, bytes, detail::sim_kind::pinned, p);
     });
   }
-  /// As cudaFreeHost, waits for the device.
+  /// Waits for the device, as cudaFreeHost does.
   status free_pinned(void* p) const noexcept {
     return free_host(driver_call::free_pinned, p, detail::sim_kind::pinned);
   }
-  /// Copies know the memory as pinned from now on. Giving it back waits for nobody, as CUDA's call promises nothing:
-  /// work that still touches it then is an illegal access.
+  /// Copies treat the memory as pinned from now on. Unregistering does not wait, since CUDA documents no wait: work that
+  /// accesses the memory afterwards is an illegal access.
   status register_host(void* p, std::size_t bytes) const noexcept {
     return call(driver_call::register_host, costs().register_host.at(bytes),
                 [&](state& m) { return m.memory.adopt(device_.value, p, bytes); });
@@ -338,12 +337,12 @@ class sim_driver {
       return m.memory.allocate(device_.value, bytes, detail::sim_kind::managed, p);
     });
   }
-  /// As cudaFree, waits for the device.
+  /// Waits for the device, as cudaFree does.
   status free_managed(void* p) const noexcept {
     return free_host(driver_call::free_managed, p, detail::sim_kind::managed);
   }
 
-  /// As sim_machine::launch, with this device's default streams.
+  /// Launches as sim_machine::launch does, with this device's default streams.
   template <class F>
   requires std::is_invocable_v<F&> status launch(stream_ref stream, sim_nanoseconds duration,
                                                  std::initializer_list<sim_access> touched, F body)
@@ -361,7 +360,7 @@ class sim_driver {
   }
 
  protected:
-  /// Marks the whole device's work; see sim_marking_driver.
+  /// Marks all work of the device; see sim_marking_driver.
   status record_all_work(event_handle event) const noexcept {
     return on_event(driver_call::record_event, costs().record_event, event,
                     [](state& m, detail::sim_event& e) { return m.streams.record_all(e); });
@@ -393,7 +392,7 @@ class sim_driver {
       return synchronized(m, m.streams.synchronize(s));
     });
   }
-  /// Of a copy that needs no pageable memory.
+  /// Returns the rate of a copy that involves no pageable memory.
   [[nodiscard]] double rate_between(state const& m, void const* to, void const* from) const noexcept {
     if (m.memory.is_on_host(to) || m.memory.is_on_host(from)) return costs().pinned_rate;
     if (m.memory.device_of(to) == m.memory.device_of(from)) return costs().on_device_rate;
@@ -406,8 +405,8 @@ class sim_driver {
 
   [[nodiscard]] sim_costs const& costs() const noexcept { return machine_.options().costs; }
 
-  /// The frame of every call: refused inside simulated work and on a device that is missing or broken;
-  /// counted, charged, and told by name.
+  /// Wraps every call: fails inside simulated work and on a missing or broken device; counts the call, charges its cost and
+  /// names it in the status.
   template <class F>
   status call(driver_call which, sim_nanoseconds cost, F const& act) const noexcept {
     char const* const name = name_of(which);
@@ -464,7 +463,7 @@ class sim_driver {
     });
   }
 
-  /// Whoever waits finds out what went wrong meanwhile; cudaMallocAsync's pool gives back what it may.
+  /// After a wait: the pool of cudaMallocAsync releases what it may, and errors that occurred meanwhile are returned.
   code synchronized(state& m, code outcome) const {
     if (outcome != code::ok) return outcome;
     m.trim_async(device_.value);
@@ -493,8 +492,8 @@ inline sim_driver sim_machine::driver(device_id device) const noexcept {
   return {*this, device};
 }
 
-/// The same driver of CUDA 12.5 and later, which can mark a device's work without naming a stream: then the pool asks no
-/// handle that may be a destroyed stream's (pool/order/mark_work.hpp).
+/// The same driver as of CUDA 12.5 and later, which can mark a device's work without naming a stream: the pool then passes no
+/// handle that may belong to a destroyed stream (pool/order/mark_work.hpp).
 class sim_marking_driver : public sim_driver {
  public:
   using sim_driver::sim_driver;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A simulated host with GPUs: its options, what a test may do to it (launch work, move time, take memory
-// away, capture) and what it tells (calls, usage, findings). Drivers for its devices come from
-// driver/sim_driver.
+// A simulated host with GPUs. Holds the options, the controls for tests (launch work, advance time, take memory away,
+// capture) and the results (calls, usage, findings). driver/sim_driver provides drivers for its devices.
 
 #include <cstdint>
 #include <cstdlib>
@@ -32,7 +31,7 @@ class sim_driver;
 
 namespace detail {
 
-/// Everything of a machine, behind one lock.
+/// The whole state of a machine, behind one lock.
 struct sim_state {
   explicit sim_state(sim_options const& o)
       : options(o),
@@ -48,13 +47,13 @@ struct sim_state {
   sim_state(sim_state const&) = delete;
   sim_state& operator=(sim_state const&) = delete;
 
-  /// Counts a call, charges its cost and runs what became due; then the call itself may act.
+  /// Counts a call, charges its cost and runs work that became due; the call itself runs afterwards.
   void charge(driver_call call, sim_nanoseconds cost) {
     ++calls.counts[static_cast<std::size_t>(call)];
     charge_more(cost);
     memory.drain_gone([&](sim_memory::piece p) { order->forget(p.key, p.bytes); });
   }
-  /// Charges what is known only once the call has looked.
+  /// Charges a cost that is known only during the call.
   void charge_more(sim_nanoseconds cost) {
     calls.driver_ns += cost;
     streams.advance(cost);
@@ -68,7 +67,7 @@ struct sim_state {
   sim_streams streams;
   std::vector<sim_async> async;
   sim_calls calls;
-  bool forked = false;  ///< this is a child's copy, which is not to be used
+  bool forked = false;  ///< this is a forked child's copy, which must not be used
 
  private:
   at_fork member_{this, [](void*) noexcept { return true; },
@@ -83,7 +82,7 @@ struct sim_state {
 
 }  // namespace detail
 
-/// Work recorded from a captured stream; launch it as often as needed.
+/// Work recorded from a captured stream; launch it any number of times.
 class sim_graph {
  public:
   [[nodiscard]] bool is_empty() const noexcept { return !capture_ || capture_->nodes.empty(); }
@@ -94,19 +93,18 @@ class sim_graph {
   std::shared_ptr<detail::sim_capture const> capture_;
 };
 
-/// A simulated host with devices. A cheap handle: copies are the same machine, which lives as long as any
-/// handle or driver of it. Every call is safe from any thread; results are reproducible where one thread
-/// drives. Time is virtual: it moves by what each driver call costs, by advance(), and to the end of the
-/// work that a synchronisation waits for.
+/// A simulated host with devices. A cheap handle: copies are the same machine, which lives as long as any handle or driver of
+/// it. Thread-safe; results are reproducible if one thread drives. Time is virtual: it advances by the cost of each driver
+/// call, by advance(), and to the end of the work that a synchronisation waits for.
 class sim_machine {
  public:
-  /// One device, as the default options say.
+  /// Constructs a machine with the default options: one device.
   sim_machine() : sim_machine(sim_options{}) {}
   explicit sim_machine(sim_options const& options) : state_(std::make_shared<detail::sim_state>(options)) {}
 
-  /// The machine behind `sim_driver{}`: one for the process, made at first use with the default options,
-  /// never destroyed, so that objects with static storage may use it to the end. TARN_SIM_TOOL=attached in the
-  /// environment attaches the tool that watches memory.
+  /// Returns the machine behind `sim_driver{}`: one per process, created at first use with the default options and never
+  /// destroyed, so that objects with static storage may use it until exit. TARN_SIM_TOOL=attached in the environment attaches
+  /// the memory tool.
   [[nodiscard]] static sim_machine const& standard() {
     static sim_machine const* const machine = [] {
       sim_options options;
@@ -117,29 +115,27 @@ class sim_machine {
     return *machine;
   }
 
-  /// The driver of one device. A device that the machine lacks answers every call with no_device.
+  /// Returns the driver of one device. Every call on a device that the machine lacks returns no_device.
   [[nodiscard]] sim_driver driver(device_id device = {}) const noexcept;
   [[nodiscard]] sim_options const& options() const noexcept { return state_->options; }
 
   // Time.
 
-  /// Virtual time, nanoseconds. May be asked inside simulated work too.
+  /// Virtual time, nanoseconds. May also be called inside simulated work.
   [[nodiscard]] sim_nanoseconds now() const noexcept { return state_->streams.now(); }
-  /// Lets time pass on the host; device work that ends meanwhile takes effect.
+  /// Advances the host's time; device work that ends in that time takes effect.
   void advance(sim_nanoseconds by) const {
     std::lock_guard const lock(state_->mutex);
     state_->streams.advance(by);
   }
 
-  // Work. A default stream is device 0's here; sim_driver::launch has its own device's.
+  // Work. A default stream is device 0's here; sim_driver::launch uses its own device's.
 
   /// Launches simulated work that lasts `duration`.
-  /// @param touched  bytes that it reads and writes; an address with nothing behind it when the work ends is
-  /// an
-  ///                 illegal access and breaks the device for good, as on a GPU
-  /// @param body     runs on the host when the work ends, in some thread that drives the machine; it may
-  /// touch
-  ///                 host-backed memory but call no driver, and must not throw
+  /// @param touched  bytes that it reads and writes; an address without backing when the work ends is an illegal access and
+  ///                 breaks the device for good, as on a GPU
+  /// @param body     runs on the host when the work ends, on a thread that drives the machine; may access host-backed
+  ///                 memory but must not call a driver or throw
   template <class F>
   requires std::is_invocable_v<F&> status launch(stream_ref stream, sim_nanoseconds duration,
                                                  std::initializer_list<sim_access> touched, F body)
@@ -153,7 +149,7 @@ class sim_machine {
                 std::initializer_list<sim_access> touched = {}) const {
     return launch(stream, duration, touched, [] {});
   }
-  /// Launches what a capture recorded, one piece after the other.
+  /// Launches what a capture recorded, one operation after the other.
   status launch(stream_ref stream, sim_graph const& graph) const {
     std::lock_guard const lock(state_->mutex);
     state_->streams.advance(state_->options.costs.launch);
@@ -168,7 +164,7 @@ class sim_machine {
     return {};
   }
 
-  /// Makes a stream that waits for the legacy default stream and is waited for by it, as cudaStreamCreate.
+  /// Creates a stream that synchronises with the legacy default stream, as cudaStreamCreate does.
   status create_blocking_stream(device_id device, stream_ref& stream) const {
     std::lock_guard const lock(state_->mutex);
     if (!has(device)) return detail::sim_status(detail::sim_code::invalid_device, "create_stream");
@@ -176,7 +172,7 @@ class sim_machine {
     return {};
   }
 
-  // Capture, in relaxed mode: what the capturing thread does elsewhere is not watched.
+  // Capture, in relaxed mode: other calls of the capturing thread are not restricted.
 
   status begin_capture(stream_ref stream) const {
     std::lock_guard const lock(state_->mutex);
@@ -184,7 +180,7 @@ class sim_machine {
     auto const outcome = s == nullptr ? detail::sim_code::invalid_handle : state_->streams.begin_capture(*s);
     return detail::sim_status(outcome, "begin_capture");
   }
-  /// Ends the capture; an error where something spoiled it.
+  /// Ends the capture; returns an error if it was invalidated.
   status end_capture(stream_ref stream, sim_graph& graph) const {
     std::lock_guard const lock(state_->mutex);
     auto* const s = state_->streams.find(stream, 0);
@@ -192,7 +188,7 @@ class sim_machine {
         s == nullptr ? detail::sim_code::invalid_handle : state_->streams.end_capture(*s, graph.capture_);
     return detail::sim_status(outcome, "end_capture");
   }
-  /// Driver calls that were recorded into a graph: for an allocator each is an accident.
+  /// Number of driver calls recorded into graphs; for an allocator each one is an error.
   [[nodiscard]] std::size_t captured_calls() const {
     std::lock_guard const lock(state_->mutex);
     return state_->streams.captured();
@@ -200,7 +196,7 @@ class sim_machine {
 
   // Memory.
 
-  /// Says how much of the device others hold, from now on; more than is free makes all further calls fail.
+  /// Sets how much of the device others hold; if it exceeds the free memory, all further allocations fail.
   void take_memory(device_id device, std::size_t bytes) const {
     std::lock_guard const lock(state_->mutex);
     if (has(device)) state_->memory.usage(device.value).taken = bytes;
@@ -213,19 +209,19 @@ class sim_machine {
     std::lock_guard const lock(state_->mutex);
     return has(device) ? state_->memory.usage(device.value) : sim_usage{};
   }
-  // What goes wrong on real machines.
+  // Failures of real machines.
 
-  /// Breaks a device as a kernel's illegal access does: every call on it fails until repair().
+  /// Breaks a device like a kernel's illegal access: every call on it fails until repair().
   void break_device(device_id device) const {
     std::lock_guard const lock(state_->mutex);
     if (has(device)) state_->streams.fault(device.value) = detail::sim_code::illegal_address;
   }
-  /// As the driver at process exit: every call on any device fails with `unloading` until repair().
+  /// Simulates the driver at process exit: every call on any device fails with `unloading` until repair().
   void unload() const {
     std::lock_guard const lock(state_->mutex);
     for (int d = 0; d < state_->options.devices; ++d) state_->streams.fault(d) = detail::sim_code::unloading;
   }
-  /// Undoes break_device(), unload() and illegal accesses; memory and streams are as they were.
+  /// Undoes break_device(), unload() and illegal accesses; memory and streams are unchanged.
   void repair() const {
     std::lock_guard const lock(state_->mutex);
     for (int d = 0; d < state_->options.devices; ++d) state_->streams.fault(d) = detail::sim_code::ok;
@@ -237,7 +233,7 @@ class sim_machine {
     auto& u = state_->memory.usage(device.value);
     u.peak_used = u.used;
   }
-  /// True where simulated work may touch all of the range.
+  /// Returns true if simulated work may access the whole range.
   [[nodiscard]] bool is_accessible(void const* p, std::size_t bytes) const {
     std::lock_guard const lock(state_->mutex);
     return state_->memory.accessible(p, bytes);
@@ -269,7 +265,7 @@ class sim_machine {
     std::lock_guard const lock(state_->mutex);
     state_->calls = {};
   }
-  /// Work enqueued that has not ended.
+  /// Number of enqueued operations that have not ended.
   [[nodiscard]] std::size_t pending() const {
     std::lock_guard const lock(state_->mutex);
     return state_->streams.pending();
@@ -277,19 +273,19 @@ class sim_machine {
 
   // The order checker; without sim_checks::stream_order these do nothing.
 
-  /// Says that bytes have a new owner, which first uses them on `stream`.
+  /// Records that bytes have a new owner, which first uses them on `stream`.
   void allocated(void const* p, std::size_t bytes, stream_ref stream) const {
     note(stream, [&](detail::sim_order& order, detail::sim_agent on) {
       order.allocated(state_->memory, p, bytes, on);
     });
   }
-  /// Says that the owner is done with bytes in the order of `stream`.
+  /// Records that the owner has finished with bytes in the order of `stream`.
   void freed(void const* p, std::size_t bytes, stream_ref stream) const {
     note(stream,
          [&](detail::sim_order& order, detail::sim_agent on) { order.freed(state_->memory, p, bytes, on); });
   }
-  /// Under sim_checks::each_thread: what the calling thread knows is known to whoever observes the token
-  /// later, as a mutex released and acquired does.
+  /// Under sim_checks::each_thread: passes the calling thread's knowledge to threads that observe the token later, like the
+  /// release and acquire of a mutex.
   void publish(void const* token) const {
     std::lock_guard const lock(state_->mutex);
     if (state_->order) state_->streams.publish(token);
@@ -298,22 +294,22 @@ class sim_machine {
     std::lock_guard const lock(state_->mutex);
     if (state_->order) state_->streams.observe(token);
   }
-  /// True where the next work on `second` comes after all that was enqueued on `first`. Needs the checker.
+  /// Returns true if the next work on `second` is ordered after all work enqueued on `first`. Needs the checker.
   [[nodiscard]] bool is_ordered(stream_ref first, stream_ref second) const {
     std::lock_guard const lock(state_->mutex);
     auto* const a = state_->streams.find(first, 0);
     auto* const b = state_->streams.find(second, 0);
     return state_->order && a != nullptr && b != nullptr && state_->streams.is_ordered(*a, *b);
   }
-  /// What the checker found so far, in order; empty means sound.
+  /// Findings of the checker so far, in order; empty if there are none.
   [[nodiscard]] std::vector<std::string> findings() const {
     std::lock_guard const lock(state_->mutex);
     return state_->order ? state_->order->findings() : std::vector<std::string>{};
   }
 
-  // The tool that watches memory; without sim_tool::attached there is nothing to tell.
+  // The memory tool; without sim_tool::attached these return nothing.
 
-  /// What the tool reported so far, in order.
+  /// Findings of the tool so far, in order.
   [[nodiscard]] std::vector<std::string> tool_findings() const {
     std::lock_guard const lock(state_->mutex);
     auto const* const tool = state_->memory.tool();
@@ -351,7 +347,7 @@ class sim_machine {
   void note(stream_ref stream, F const& f) const {
     std::lock_guard const lock(state_->mutex);
     if (!state_->order) return;
-    // Memory changes hands though the stream was destroyed, or its handle is another's by now.
+    // Memory changes owners even if the stream was destroyed or its handle was reused.
     auto* const s = state_->streams.find(stream, 0);
     bool const known =
         s != nullptr && (stream.id() == stream_ref::unknown_id || stream.id() == s->id || s->is_default);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The simulated GPU's memory: capacity to the byte, blocks, and pages under the rules of CUDA's virtual
-// memory management. Knows no time and no streams.
+// The simulated GPU's memory: capacity to the byte, blocks, and pages under the rules of CUDA's virtual memory management.
+// Independent of time and streams.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,21 +21,21 @@ namespace tarn {
 
 namespace detail {
 
-/// What a block is; each kind is freed by its own call.
+/// The kind of a block; each kind has its own free call.
 enum class sim_kind : std::uint8_t { device, async, pinned, managed, registered };
 
 }  // namespace detail
 
-/// What a simulated device holds, bytes and counts.
+/// Memory use of a simulated device, bytes and counts.
 struct sim_usage {
   std::size_t capacity = 0;     ///< of the device
   std::size_t taken = 0;        ///< by others: the context, other processes
-  std::size_t used = 0;         ///< of the device by this machine's callers: pages and device blocks
-  std::size_t peak_used = 0;    ///< the most `used` has been
+  std::size_t used = 0;         ///< allocated through this machine: pages and device blocks
+  std::size_t peak_used = 0;    ///< high-water mark of `used`
   std::size_t page_bytes = 0;   ///< part of `used` in page handles
   std::size_t block_bytes = 0;  ///< part of `used` in blocks, cached async blocks included
-  std::size_t handles = 0;      ///< page handles not destroyed, or destroyed and still mapped
-  std::size_t blocks = 0;       ///< device and async blocks handed out
+  std::size_t handles = 0;      ///< page handles not destroyed, or destroyed but still mapped
+  std::size_t blocks = 0;       ///< allocated device and async blocks
   [[nodiscard]] std::size_t free() const noexcept {
     return used + taken >= capacity ? 0 : capacity - taken - used;
   }
@@ -46,11 +46,11 @@ namespace detail {
 /// All memory of a simulated machine. Callers hold the machine's lock.
 class sim_memory {
  public:
-  /// A stretch of one physical piece of memory: `key` numbers its bytes, never reused.
+  /// Part of one physical allocation: `key` numbers its bytes and is never reused.
   struct piece {
     std::uint64_t key;
     std::size_t bytes;
-    std::uintptr_t mapping = 0;  ///< where the mapping begins through which it was reached; 0: none
+    std::uintptr_t mapping = 0;  ///< start of the mapping it was reached through; 0: none
   };
 
   sim_memory(int devices, std::size_t capacity, std::size_t taken, std::size_t host_capacity,
@@ -75,7 +75,7 @@ class sim_memory {
   [[nodiscard]] std::size_t host_blocks() const noexcept { return host_blocks_; }
   [[nodiscard]] std::size_t granularity() const noexcept { return granularity_; }
 
-  /// The tool that watches from now on; null where none was attached.
+  /// Attaches the memory tool. tool() is null without one.
   void attach_tool() {
     tool_ = std::make_unique<sim_memory_tool>(backing_ == sim_backing::host_backed
                                                   ? sim_memory_tool::bytes_are::of_the_host
@@ -83,7 +83,7 @@ class sim_memory {
   }
   [[nodiscard]] sim_memory_tool* tool() const noexcept { return tool_.get(); }
 
-  /// Remembers from now on what physical memory goes away, until drain_gone().
+  /// Records freed physical memory from now on, for drain_gone().
   void watch_gone() noexcept { watched_ = true; }
   template <class Visit>
   void drain_gone(Visit const& visit) {
@@ -127,7 +127,7 @@ class sim_memory {
     return sim_code::ok;
   }
 
-  /// As cuMemRelease: memory that is still mapped stays until its last unmap.
+  /// As cuMemRelease: memory that is still mapped is freed at its last unmap.
   sim_code destroy(page_handle handle) {
     auto const it = physical_.find(handle);
     if (it == physical_.end() || it->second.destroyed) return sim_code::invalid_value;
@@ -171,8 +171,8 @@ class sim_memory {
     return sim_code::ok;
   }
 
-  /// Makes a block. Device blocks of a page and more start where a page does, as on a GPU; smaller ones are
-  /// aligned to 256 bytes and never to more, which is all that cudaMalloc promises.
+  /// Allocates a block. Device blocks of at least a page start at a page boundary, as on a GPU; smaller ones are aligned to
+  /// 256 bytes and never to more, which is all that cudaMalloc guarantees.
   sim_code allocate(int device, std::size_t bytes, sim_kind kind, void*& p) {
     p = nullptr;
     if (bytes == 0) return sim_code::ok;
@@ -230,7 +230,7 @@ class sim_memory {
     return sim_code::ok;
   }
 
-  /// Takes host memory that is there already into the books, as pinned: whole pages that no block has.
+  /// Registers existing host memory as pinned: whole pages that overlap no block.
   sim_code adopt(int device, void* p, std::size_t bytes) {
     std::uintptr_t const begin = address(p);
     if (bytes == 0 || begin == 0 || begin % page_bytes != 0) return sim_code::invalid_value;
@@ -256,7 +256,7 @@ class sim_memory {
     return sim_code::ok;
   }
 
-  /// Bytes asked for the block that starts at `p`, if it is one of that kind.
+  /// Returns the requested bytes of the block that starts at `p`, if it is of that kind.
   [[nodiscard]] bool find_block(void const* p, sim_kind kind, std::size_t& bytes) const noexcept {
     auto const it = blocks_.find(address(p));
     if (it == blocks_.end() || it->second.kind != kind) return false;
@@ -264,38 +264,38 @@ class sim_memory {
     return true;
   }
 
-  /// True where all of it lies in one block of that kind.
+  /// Returns true if the whole range lies in one block of that kind.
   [[nodiscard]] bool in_block(void const* p, std::size_t bytes, sim_kind kind) const noexcept {
     auto const it = block_of(address(p));
     return it != blocks_.end() && it->second.kind == kind &&
            bytes <= it->second.bytes - (address(p) - it->first);
   }
 
-  /// True where the first byte is the machine's: mapped, reserved or in a block.
+  /// Returns true if the first byte belongs to the machine: mapped, reserved or in a block.
   [[nodiscard]] bool knows(void const* p) const noexcept {
     std::uintptr_t const a = address(p);
     if (block_of(a) != blocks_.end()) return true;
     auto const it = ranges_.upper_bound(a);
     return it != ranges_.begin() && std::prev(it)->first + std::prev(it)->second.bytes > a;
   }
-  /// True where the whole range may be touched by device work.
+  /// Returns true if device work may access the whole range.
   [[nodiscard]] bool accessible(void const* p, std::size_t bytes) const {
     return each_piece(p, bytes, [](piece) {});
   }
-  /// True where there are real bytes: all but device memory that is only addresses. The host's own memory,
-  /// which the machine does not know, counts.
+  /// Returns true if real memory backs the address: false only for device memory that is just addresses. Host memory unknown to
+  /// the machine is real.
   [[nodiscard]] bool is_real(void const* p) const noexcept {
     if (backing_ == sim_backing::host_backed || !knows(p)) return true;
     auto const it = block_of(address(p));
     return it != blocks_.end() && on_host(it->second.kind);
   }
 
-  /// True for pinned, registered and managed memory.
+  /// Returns true for pinned, registered and managed memory.
   [[nodiscard]] bool is_on_host(void const* p) const noexcept {
     auto const it = block_of(address(p));
     return it != blocks_.end() && on_host(it->second.kind);
   }
-  /// As cuMemSetAccess for another device: whole mappings without a gap.
+  /// As cuMemSetAccess for another device: requires whole mappings without a gap.
   sim_code share(void* p, std::size_t bytes, int device) {
     std::uintptr_t const begin = address(p);
     auto const first = maps_.find(begin);
@@ -307,7 +307,7 @@ class sim_memory {
     return sim_code::ok;
   }
 
-  /// The device whose memory it is; -1 where it is none's: the host's, or only an address.
+  /// Returns the device that owns the memory; -1 for host memory and for addresses without memory.
   [[nodiscard]] int device_of(void const* p) const noexcept {
     if (auto const it = block_of(address(p)); it != blocks_.end()) {
       return on_host(it->second.kind) ? -1 : it->second.device;
@@ -315,7 +315,7 @@ class sim_memory {
     auto const it = map_of(address(p));
     return it == maps_.end() ? -1 : physical_.find(it->second.handle)->second.device;
   }
-  /// True where work of `device` may touch the memory at `p`: pages are mapped for their own device, and those that they
+  /// Returns true if work of `device` may access the memory at `p`: pages are accessible to their own device and those they
   /// were shared with.
   [[nodiscard]] bool is_reachable(void const* p, int device) const noexcept {
     auto const it = map_of(address(p));
@@ -325,13 +325,13 @@ class sim_memory {
     }
     return false;
   }
-  /// Bytes behind a page handle; 0 if there is none.
+  /// Returns the bytes of a page handle; 0 if it does not exist.
   [[nodiscard]] std::size_t page_bytes_of(page_handle handle) const noexcept {
     auto const it = physical_.find(handle);
     return it == physical_.end() ? 0 : it->second.bytes;
   }
 
-  /// Visits the physical pieces behind a range in order; false where part of it has nothing behind.
+  /// Visits the physical pieces behind a range in order; returns false if part of it has no backing.
   template <class Visit>
   bool each_piece(void const* p, std::size_t bytes, Visit const& visit) const {
     std::uintptr_t at = address(p);
@@ -357,9 +357,9 @@ class sim_memory {
   }
 
  private:
-  /// Blocks are charged in steps of this, bytes; cudaMalloc's smallest step.
+  /// Blocks are charged in multiples of this, bytes; the smallest allocation unit of cudaMalloc.
   static constexpr std::size_t block_granularity = 512;
-  /// Steps in which blocks take address space, bytes: a host page.
+  /// Blocks take address space in multiples of this, bytes: a host page.
   static constexpr std::size_t page_bytes = 4_KiB;
 
   struct range {
@@ -369,7 +369,7 @@ class sim_memory {
   struct mapping {
     std::size_t bytes;
     page_handle handle;
-    std::vector<int> others{};  ///< devices that may touch it besides its own
+    std::vector<int> others{};  ///< other devices with access
   };
   struct page_piece {
     std::size_t bytes;
@@ -452,7 +452,7 @@ class sim_memory {
   std::uint64_t next_key_ = 1;
   bool watched_ = false;
   std::vector<piece> gone_;
-  std::unique_ptr<sim_memory_tool> tool_;  ///< goes before the addresses do
+  std::unique_ptr<sim_memory_tool> tool_;  ///< must be destroyed before the address spaces
 };
 
 }  // namespace detail

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A tool attached to the simulated GPU, as compute-sanitizer is to a real one: it is told of heaps and of the regions
-// handed out of them, and reports work that touches a heap's other bytes. In a program that AddressSanitizer watches it
-// poisons those bytes where they are the host's, so that the host's own accesses are reported, too.
+// A simulated memory tool, which plays the role of compute-sanitizer. It is notified of heaps and of the regions allocated
+// from them, and reports work that accesses other bytes of a heap. Under AddressSanitizer it poisons those bytes if they are
+// host memory, so that accesses by the host are reported, too.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,20 +19,20 @@
 
 namespace tarn {
 
-/// Whether a tool watches a simulated machine's memory.
+/// Whether a tool tracks a simulated machine's memory.
 enum class sim_tool : std::uint8_t { absent, attached };
 
-/// What the tool has been told.
+/// The notifications that the tool has received.
 struct sim_tool_counts {
   std::uint64_t calls = 0;
-  std::size_t heaps = 0;         ///< registered now
-  std::size_t regions = 0;       ///< registered now
-  std::size_t region_bytes = 0;  ///< in them
+  std::size_t heaps = 0;         ///< currently registered
+  std::size_t regions = 0;       ///< currently registered
+  std::size_t region_bytes = 0;  ///< in the registered regions
 };
 
 namespace detail {
 
-/// Callers hold the machine's lock. Regions of a heap that is gone are gone.
+/// Callers hold the machine's lock. Unregistering a heap removes its regions.
 class sim_memory_tool {
  public:
   enum class bytes_are : std::uint8_t { invented, of_the_host };
@@ -40,15 +40,15 @@ class sim_memory_tool {
   explicit sim_memory_tool(bytes_are kind) noexcept : kind_(kind) {}
   sim_memory_tool(sim_memory_tool const&) = delete;
   sim_memory_tool& operator=(sim_memory_tool const&) = delete;
-  /// The addresses may become anything else's: nothing of them stays poisoned.
+  /// Unpoisons all heaps: their addresses may be reused for anything.
   ~sim_memory_tool() {
     for (auto const& [begin, bytes] : heaps_) allow(begin, bytes);
   }
 
-  /// What a heap lies in; compute-sanitizer 2025.3.1 takes cudaMalloc's blocks and parts of them alone.
+  /// The memory that a heap lies in; compute-sanitizer 2025.3.1 accepts only cudaMalloc blocks and parts of them.
   enum class heap_in : std::uint8_t { device_block, other_memory };
 
-  /// The heap's start is its name. Null where it is refused.
+  /// Registers a heap, identified by its start address. Returns null if it is rejected.
   void* register_heap(void const* p, std::size_t bytes, heap_in where) {
     ++calls_;
     if (where == heap_in::other_memory) {
@@ -94,7 +94,7 @@ class sim_memory_tool {
     regions_.erase(it);
   }
 
-  /// Reports the first byte that work touches in a heap and outside every region.
+  /// Reports the first byte of an access that lies in a heap but in no region.
   void check(void const* p, std::size_t bytes, char const* what) {
     std::uintptr_t at = address(p);
     std::uintptr_t const end = at + bytes;
@@ -122,7 +122,7 @@ class sim_memory_tool {
   [[nodiscard]] std::vector<std::string> const& findings() const noexcept { return findings_; }
   [[nodiscard]] std::size_t heaps() const noexcept { return heaps_.size(); }
   [[nodiscard]] std::size_t regions() const noexcept { return regions_.size(); }
-  /// Bytes that may be touched in heaps.
+  /// Bytes in heaps that may be accessed.
   [[nodiscard]] std::size_t region_bytes() const noexcept {
     std::size_t sum = 0;
     for (auto const& [begin, bytes] : regions_) sum += bytes;
@@ -134,7 +134,7 @@ class sim_memory_tool {
   using stretches = std::map<std::uintptr_t, std::size_t>;
 
   static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
-  /// The first stretch that has a byte of [begin, begin + bytes).
+  /// Returns the first range that overlaps [begin, begin + bytes).
   static stretches::iterator first_in(stretches& all, std::uintptr_t begin, std::size_t bytes) {
     auto it = all.upper_bound(begin);
     if (it != all.begin()) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The order checker of the simulated GPU: happens-before by vector clocks over streams and host threads.
-// It reports any two conflicting accesses to the same bytes by different owners that nothing orders.
+// The order checker of the simulated GPU: happens-before by vector clocks over streams and host threads. It reports any two
+// conflicting accesses to the same bytes by different owners that are not ordered.
 //
-// Every stream and every host timeline is an agent with a clock: entry i says how many of agent i's
-// operations are known to be over. Knowledge flows so:
+// Every stream and every host timeline is an agent with a clock: entry i is the number of agent i's operations that are known
+// to be complete. Knowledge propagates as follows:
 //
 //   host enqueues on S      S learns what the host knows
 //   record(E, S)            E learns what S knows          wait(S, E)            S learns what E knows
@@ -12,12 +12,12 @@
 //
 //   publish(token)          the token learns               observe(token)        the host learns
 //
-// Host threads are one timeline, in the order of their driver calls, unless sim_checks::each_thread asks for
-// one timeline per thread; then knowledge passes between threads only by publish and observe.
+// Host threads are one timeline, in the order of their driver calls, unless sim_checks::each_thread requests one timeline per
+// thread; then knowledge passes between threads only by publish and observe.
 //
-// Two accesses are ordered if the later one's clock covers the earlier one's tick. Accesses by one owner are
-// the owner's business; when bytes change hands (freed, then allocated), the next owner's accesses must cover
-// all of the previous owners'. Bytes are physical: a page that is mapped elsewhere carries its past with it.
+// Two accesses are ordered if the later one's clock covers the earlier one's tick. Accesses by the same owner are not checked;
+// when bytes change owners (freed, then allocated), the next owner's accesses must cover all accesses of previous owners.
+// Bytes are physical: a page that is remapped keeps its history.
 
 #include <cstddef>
 #include <cstdint>
@@ -37,7 +37,7 @@ namespace tarn {
 /// Whether simulated work reads or writes.
 enum class sim_use : std::uint8_t { reads, writes };
 
-/// Bytes that simulated work touches.
+/// Bytes that simulated work accesses.
 struct sim_access {
   void const* p = nullptr;
   std::size_t bytes = 0;
@@ -52,10 +52,10 @@ struct sim_access {
 
 namespace detail {
 
-/// Who acts: an index into every clock.
+/// An agent: an index into every clock.
 using sim_agent = std::size_t;
 
-/// How much of each agent's past is known.
+/// A vector clock: how much of each agent's past is known.
 class sim_clock {
  public:
   [[nodiscard]] std::uint64_t at(sim_agent agent) const noexcept {
@@ -73,7 +73,7 @@ class sim_clock {
   }
   [[nodiscard]] bool is_empty() const noexcept { return ticks_.empty(); }
   void clear() noexcept { ticks_.clear(); }
-  /// The first agent whose tick here is beyond what `known` has; false where all is known.
+  /// Finds the first agent whose tick here exceeds that in `known`; returns false if all ticks are known.
   [[nodiscard]] bool exceeds(sim_clock const& known, sim_agent& who) const noexcept {
     for (std::size_t i = 0; i < ticks_.size(); ++i) {
       if (ticks_[i] > known.at(i)) {
@@ -91,13 +91,13 @@ class sim_clock {
 /// The checker. Callers hold the machine's lock.
 class sim_order {
  public:
-  /// Adds an agent that knows nothing. `name` is for findings.
+  /// Adds an agent that knows nothing. `kind` and `number` name it in findings.
   sim_agent add_agent(char const* kind, std::uint64_t number) {
     agents_.push_back({{}, 0, std::string(kind) + ' ' + std::to_string(number), 0, false});
     return agents_.size() - 1;
   }
 
-  /// The agent of that name, for what a destroyed stream did last; `nobody` where there never was one.
+  /// Returns the latest agent of that name, for the last uses of a destroyed stream; `none` if there was none.
   [[nodiscard]] sim_agent agent_of(char const* kind, std::uint64_t number) const {
     std::string const name = std::string(kind) + ' ' + std::to_string(number);
     for (sim_agent a = agents_.size(); a-- > 0;) {
@@ -109,21 +109,21 @@ class sim_order {
   [[nodiscard]] sim_clock const& clock(sim_agent agent) const noexcept { return agents_[agent].clock; }
   void learn(sim_agent agent, sim_clock const& what) { agents_[agent].clock.join(what); }
 
-  /// An event was recorded that covers what the agent did so far.
+  /// Records that an event covers what the agent did so far.
   void marked(sim_agent agent) {
     agents_[agent].marked = agents_[agent].ticks;
     agents_[agent].has_mark = true;
   }
 
-  /// One more operation of an agent; its own clock covers it from now on.
+  /// Counts one more operation of an agent; its own clock covers it from now on.
   void tick(sim_agent agent) { agents_[agent].clock.raise(agent, ++agents_[agent].ticks); }
 
-  /// True where everything that `first` has done is known to `second`.
+  /// Returns true if everything that `first` has done is known to `second`.
   [[nodiscard]] bool is_ordered(sim_agent first, sim_agent second) const noexcept {
     return agents_[second].clock.at(first) >= agents_[first].ticks;
   }
 
-  /// Bytes get a new owner, whose accesses must cover all earlier ones.
+  /// Gives bytes a new owner, whose accesses must cover all earlier ones.
   void allocated(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on) {
     ++owners_;
     bool free = true;
@@ -146,7 +146,7 @@ class sim_order {
     if (!free) add_finding("bytes given out twice", {p, bytes, sim_use::writes}, before, on, none);
   }
 
-  /// Bytes lose their owner: until the next one, nothing may touch them.
+  /// Takes bytes from their owner: nothing may access them until they have the next one.
   void freed(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on) {
     bool held = true;
     segment before;
@@ -163,7 +163,7 @@ class sim_order {
     if (!held) add_finding("freed bytes that have no owner", {p, bytes, sim_use::writes}, before, on, none);
   }
 
-  /// Checks and notes one access of work on `agent`.
+  /// Checks and records one access by work on `agent`.
   void access(sim_memory const& memory, sim_access const& a, sim_agent agent) {
     sim_clock const& known = agents_[agent].clock;
     std::uint64_t const now = agents_[agent].ticks;
@@ -190,15 +190,15 @@ class sim_order {
     });
   }
 
-  /// Checks that the host may take a mapping away: all work that reached memory through it is known to be over. Work on the
-  /// same memory through another mapping does not matter.
+  /// Checks that the host may unmap a range: all work that accessed memory through this mapping must be known to be complete.
+  /// Work through other mappings of the same memory does not matter.
   void taken_away(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent host,
                   char const* how) {
     auto const it = through_.find(reinterpret_cast<std::uintptr_t>(p));
     if (it == through_.end()) return;
     sim_agent other = none;
     if (it->second.exceeds(agents_[host].clock, other)) {
-      segment used;  // one that this agent used: its history tells most
+      segment used;  // a segment that this agent used: its history is the most useful
       each(memory, p, bytes, [&](segment& s) {
         if (last_of(s, other) >= it->second.at(other)) used = s;
       });
@@ -207,14 +207,14 @@ class sim_order {
     through_.erase(it);
   }
 
-  /// Notes that a stream was used under a handle that was another stream's when the caller learned it.
+  /// Reports the use of a stream under a handle that belonged to another stream when the caller obtained it.
   void stale_handle(char const* call, std::uint64_t meant, sim_agent is_now) {
     if (findings_.size() >= most_findings) return;
     findings_.push_back(
         detail::joined({call, " with the handle of destroyed stream ", std::to_string(meant), ": it is ",
                         name_of_agent(is_now), " now. Ask identify() before using a remembered handle."}));
   }
-  /// Notes that a stream was used though it is destroyed: CUDA may crash.
+  /// Reports the use of a destroyed stream: CUDA may crash.
   void dead_handle(char const* call, std::uint64_t meant) {
     if (findings_.size() >= most_findings) return;
     findings_.push_back(
@@ -222,7 +222,7 @@ class sim_order {
                         ", which is destroyed: CUDA may crash. Mark the stream's work while it lives."}));
   }
 
-  /// Forgets physical bytes that are gone.
+  /// Removes the history of freed physical bytes.
   void forget(std::uint64_t key, std::size_t bytes) {
     split(key);
     split(key + bytes);
@@ -234,9 +234,9 @@ class sim_order {
 
  private:
   static constexpr sim_agent none = static_cast<sim_agent>(-1);
-  /// Findings beyond this many are not kept; the first ones matter.
+  /// Maximum number of findings kept; the first ones matter.
   static constexpr std::size_t most_findings = 1'000;
-  /// Owners before the last one that a finding tells of.
+  /// Number of previous owners that a finding lists.
   static constexpr std::size_t most_previous = 3;
 
   struct acting {
@@ -246,28 +246,28 @@ class sim_order {
     std::uint64_t marked = 0;  ///< operations that its last event covers
     bool has_mark = false;
   };
-  /// One time that a block was given out.
+  /// One allocation of a block.
   struct owner {
     std::uint64_t number = 0;
     void const* p = nullptr;
     std::size_t bytes = 0;
     sim_agent allocated_on = none;
     sim_agent freed_on = none;
-    std::uint64_t allocated_at = 0;  ///< after so many operations of that agent
+    std::uint64_t allocated_at = 0;  ///< number of that agent's operations at the time
     std::uint64_t freed_at = 0;
   };
-  /// Bytes with one history.
+  /// Bytes with the same history.
   struct segment {
     std::size_t bytes = 0;
     bool held = false;   ///< has an owner now
-    bool noted = false;  ///< owners are told at all; bytes never noted are not judged as freed
+    bool noted = false;  ///< allocated() or freed() was called; other bytes are never reported as freed
     owner current;
-    owner previous[most_previous];            ///< the latest first
-    sim_clock reads, writes;                  ///< by the owner of now
-    sim_clock earlier_reads, earlier_writes;  ///< by all before
+    owner previous[most_previous];            ///< latest first
+    sim_clock reads, writes;                  ///< by the current owner
+    sim_clock earlier_reads, earlier_writes;  ///< by all previous owners
   };
 
-  /// Makes `key` a border between segments.
+  /// Makes `key` a boundary between segments.
   void split(std::uint64_t key) {
     auto it = segments_.lower_bound(key);
     if (it == segments_.begin() || (it != segments_.end() && it->first == key)) return;
@@ -280,7 +280,7 @@ class sim_order {
     segments_.emplace(key, std::move(rest));
   }
 
-  /// Visits the segments behind a range, split to fit it, made where there are none.
+  /// Visits the segments behind a range, split to fit it; creates missing ones.
   template <class Visit>
   void each(sim_memory const& memory, void const* p, std::size_t bytes, Visit const& visit) {
     if (bytes == 0) return;
@@ -319,7 +319,7 @@ class sim_order {
                                : detail::joined({", freed on ", name_of_agent(o.freed_on),
                                                  " after its operation ", std::to_string(o.freed_at), ")"});
   }
-  /// The last operation of an agent that touched a segment.
+  /// Returns the last operation of an agent that accessed a segment.
   [[nodiscard]] static std::uint64_t last_of(segment const& s, sim_agent who) {
     std::uint64_t last = 0;
     for (sim_clock const* c : {&s.reads, &s.writes, &s.earlier_reads, &s.earlier_writes}) {
@@ -327,7 +327,7 @@ class sim_order {
     }
     return last;
   }
-  /// Says which event was missing: after which operation, what is known instead, and whether one was recorded at all.
+  /// Describes the missing event: after which operation, what is known instead, and whether an event was recorded at all.
   void add_missing(std::string& text, segment const& s, sim_agent by, sim_agent other) const {
     std::uint64_t const last = last_of(s, other);
     acting const& them = agents_[other];
@@ -370,7 +370,7 @@ class sim_order {
 
   std::vector<acting> agents_;
   std::map<std::uint64_t, segment> segments_;
-  std::unordered_map<std::uintptr_t, sim_clock> through_;  ///< what used each mapping, by where that begins
+  std::unordered_map<std::uintptr_t, sim_clock> through_;  ///< what used each mapping, by its start
   std::uint64_t owners_ = 0;
   std::vector<std::string> findings_;
 };

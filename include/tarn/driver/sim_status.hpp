@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Error numbers of the simulated GPU and how the driver contract tells them.
+// Error numbers of the simulated GPU and their conversion to a status.
 
 #include "tarn/core/error.hpp"
 
 namespace tarn::detail {
 
-/// Error numbers of the simulated GPU: those of cudaError_t.
+/// Error numbers of the simulated GPU, with the values of cudaError_t.
 enum class sim_code : int {
   ok = 0,
   invalid_value = 1,
@@ -30,7 +30,7 @@ enum class sim_code : int {
   captured_event = 907
 };
 
-/// A code as the driver contract tells it.
+/// Converts a code to a status of the driver contract.
 [[nodiscard]] constexpr status sim_status(sim_code code, char const* call) noexcept {
   auto const make = [&](failure kind, char const* name) {
     return status{kind, static_cast<int>(code), name, call};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The simulated GPU's streams: queues on virtual time, events, default streams, capture. Deterministic: when
-// an operation is enqueued its end is known, and it takes effect when the host's clock reaches that end.
+// The simulated GPU's streams: queues in virtual time, events, default streams, capture. Deterministic: the end of an
+// operation is known when it is enqueued, and the operation takes effect when the host's clock reaches that end.
 
 #include <atomic>
 #include <cstddef>
@@ -25,22 +25,22 @@ namespace tarn {
 
 namespace detail {
 
-/// Operations recorded from a stream instead of run.
+/// Operations that were recorded from a stream instead of run.
 struct sim_capture {
   struct node {
     std::shared_ptr<sim_work> work;
     sim_nanoseconds duration;
   };
   std::vector<node> nodes;
-  stream_id origin = 0;  ///< where it began, and must end
+  stream_id origin = 0;  ///< the stream where it began and must end
   bool invalid = false;
   bool open = true;
 };
 
-/// Whether host threads know all that another knew at its last driver call, or only what they were told.
+/// Whether a host thread knows all that other threads knew at their last driver call, or only what was published to it.
 enum class sim_hosts : std::uint8_t { one_timeline, each_thread };
 
-/// When device work ends beyond the time that it was said to take: another schedule for each seed. See sim_options.
+/// How far device work runs beyond its nominal duration: a different schedule for each seed. See sim_options.
 struct sim_schedule {
   std::uint64_t seed = 0;
   sim_nanoseconds jitter = 0;
@@ -57,17 +57,17 @@ struct sim_stream {
   sim_blocking blocking = sim_blocking::independent;
   bool legacy = false;
   bool is_default = false;   ///< legacy or per-thread
-  bool slow = false;         ///< as the schedule has it
-  sim_nanoseconds tail = 0;  ///< when all work so far is over
+  bool slow = false;         ///< as drawn from the schedule
+  sim_nanoseconds tail = 0;  ///< when all work so far has completed
   std::shared_ptr<sim_capture> capture;
   sim_agent agent = 0;
-  [[no_unique_address]] sim_past past;  ///< what work enqueued now comes after
+  [[no_unique_address]] sim_past past;  ///< work that new work is ordered after
   [[no_unique_address]] sim_context context;
 };
 
 struct sim_event {
   int device = 0;
-  sim_nanoseconds time = 0;  ///< when the mark is reached; 0: never recorded
+  sim_nanoseconds time = 0;  ///< when the event is reached; 0: never recorded
   std::shared_ptr<sim_capture> capture;
   sim_clock clock;
   [[no_unique_address]] sim_past past;
@@ -87,7 +87,7 @@ class sim_streams {
     if (order_ != nullptr && hosts_ == sim_hosts::one_timeline) host_ = order_->add_agent("host", 0);
     for (int d = 0; d < devices; ++d) {
       sim_stream& legacy = devices_[static_cast<std::size_t>(d)].legacy;
-      // Fixed identities below any other, from 1: 0 means unknown.
+      // Fixed identities below all others, from 1: 0 means unknown.
       legacy = make_stream(d, sim_blocking::with_legacy, first_legacy_id + static_cast<stream_id>(d));
       legacy.legacy = legacy.is_default = true;
     }
@@ -95,7 +95,7 @@ class sim_streams {
 
   [[nodiscard]] sim_nanoseconds now() const noexcept { return now_.load(std::memory_order_relaxed); }
 
-  /// Moves the host's clock and runs what has become due.
+  /// Advances the host's clock and runs operations that have become due.
   void advance(sim_nanoseconds by) { advance_to(now() + by); }
   void advance_to(sim_nanoseconds time) {
     if (time > now()) now_.store(time, std::memory_order_relaxed);
@@ -107,14 +107,14 @@ class sim_streams {
     }
   }
 
-  /// The error that a device has run into; every call on it tells so from then on.
+  /// The error state of a device; once set, every call on the device returns it.
   [[nodiscard]] sim_code& fault(int device) noexcept {
     return devices_[static_cast<std::size_t>(device)].fault;
   }
 
-  /// The stream behind a handle; default handles mean the given device's. Null where there is none. A
-  /// per-thread default stream of another thread cannot be reached by its handle: the legacy one, which is
-  /// ordered with it, stands in (as in cuda_driver).
+  /// Returns the stream of a handle; default handles mean the given device's. Null if there is none. A per-thread default
+  /// stream of another thread cannot be reached by its handle: the legacy default stream, which is ordered with it, is returned
+  /// instead (as in cuda_driver).
   sim_stream* find(stream_ref stream, int device) {
     auto const handle = reinterpret_cast<std::uintptr_t>(stream.handle());
     auto& d = devices_[static_cast<std::size_t>(device)];
@@ -128,14 +128,14 @@ class sim_streams {
     return it == streams_.end() ? nullptr : &it->second;
   }
 
-  /// Handles are reused, the latest freed first, as drivers do; identities never.
+  /// Handles are reused, the latest freed first, as drivers do; identities are never reused.
   void create_stream(int device, sim_blocking blocking, stream_ref& stream) {
     stream_id const id = next_id_++;
     std::uintptr_t const handle = take_handle(free_streams_, next_stream_, stream_handles);
     streams_.emplace(handle, make_stream(device, blocking, id));
     stream = stream_ref::from(reinterpret_cast<void*>(handle), id);
   }
-  /// Work on it goes on; default streams stay.
+  /// Work already enqueued continues; default streams are not destroyed.
   sim_code destroy_stream(stream_ref stream) {
     if (reinterpret_cast<std::uintptr_t>(stream.handle()) <= per_thread_handle) return sim_code::ok;
     auto const it = streams_.find(reinterpret_cast<std::uintptr_t>(stream.handle()));
@@ -182,8 +182,8 @@ class sim_streams {
     return sim_code::ok;
   }
 
-  /// Marks all work of the event's device, as cuCtxRecordEvent; refused while anything is captured there (which the real
-  /// call ends, too).
+  /// Marks all work of the event's device, as cuCtxRecordEvent does; fails while any stream there is captured (the real call
+  /// also ends the capture).
   sim_code record_all(sim_event& event) {
     bool capturing = false;
     each_stream(event.device, [&](sim_stream const& s) { capturing = capturing || s.capture != nullptr; });
@@ -211,7 +211,7 @@ class sim_streams {
         event.capture->invalid = true;
         return sim_code::capture_implicit;
       }
-      stream.capture = event.capture;  // a fork: the waiting stream is captured too
+      stream.capture = event.capture;  // a fork: the waiting stream is captured, too
       ++captured_;
       return sim_code::ok;
     }
@@ -278,17 +278,17 @@ class sim_streams {
     join_device(device);
     return sim_code::ok;
   }
-  /// Waits for a device without the rules of capture: what cudaFree does besides freeing.
+  /// Waits for a device without checking for captures: what cudaFree does besides freeing.
   void join_device(int device) {
     auto& d = devices_[static_cast<std::size_t>(device)];
     if (order_ != nullptr) order_->learn(host(), d.clock);
     advance_to(d.tail);
     d.past.observe();
-    d.past = {};  // whoever waits again comes after this thread's next call
+    d.past = {};  // a later waiter is ordered after this thread's next call
   }
 
-  /// Puts work on a stream: it starts when the stream is free and lasts `duration`.
-  /// @param meant  whether the caller means to be captured, or is a driver call that got there by accident
+  /// Enqueues work: it starts when the stream is free and lasts `duration`.
+  /// @param who  user: the work belongs in a capture; driver: being captured is an accident and is counted
   enum class caller : std::uint8_t { user, driver };
   sim_code enqueue(sim_stream& stream, sim_nanoseconds duration, std::shared_ptr<sim_work> work, caller who) {
     if (sim_code const refused = check_capture(stream); refused != sim_code::ok) return refused;
@@ -336,7 +336,7 @@ class sim_streams {
     graph = done;
     return sim_code::ok;
   }
-  /// True also for the legacy stream while one that it would join is captured: work on it would spoil that.
+  /// Also true for the legacy stream while a stream that it synchronises with is captured: work on it would invalidate that.
   [[nodiscard]] bool is_capturing(sim_stream const& stream) {
     bool capturing = stream.capture != nullptr;
     if (stream.legacy && open_captures_ != 0) {
@@ -353,7 +353,7 @@ class sim_streams {
   [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
   [[nodiscard]] std::size_t pending() const noexcept { return pending_.size(); }
 
-  /// The calling thread as the order checker knows it.
+  /// The calling thread's agent in the order checker.
   [[nodiscard]] sim_agent host() {
     if (hosts_ == sim_hosts::one_timeline) return host_;
     auto const thread = thread_number();
@@ -361,23 +361,23 @@ class sim_streams {
     if (it == threads_.end()) it = threads_.emplace(thread, order_->add_agent("thread", thread)).first;
     return it->second;
   }
-  /// Knowledge passes from the thread that publishes a token to those that observe it later.
+  /// Passes knowledge from the thread that publishes a token to threads that observe it later.
   void publish(void const* token) { tokens_[token].join(order_->clock(host())); }
   void observe(void const* token) {
     if (auto const it = tokens_.find(token); it != tokens_.end()) order_->learn(host(), it->second);
   }
 
-  /// True where work enqueued on `second` now would come after all work so far on `first`.
+  /// Returns true if work enqueued on `second` now would be ordered after all work so far on `first`.
   [[nodiscard]] bool is_ordered(sim_stream& first, sim_stream& second) {
     (void)start_on(second);
     return order_->is_ordered(first.agent, second.agent);
   }
 
-  /// When work enqueued on a stream now could start, which is when all before it is over.
+  /// Returns when work enqueued on a stream now could start: when all earlier work has completed.
   sim_nanoseconds end_of(sim_stream& stream) { return start_on(stream); }
 
  private:
-  /// What the host knows flows to a stream that it is about to use.
+  /// Passes the host's knowledge to a stream that it is about to use.
   void host_reaches(sim_stream& stream) {
     if (order_ == nullptr) return;
     order_->learn(stream.agent, order_->clock(host()));
@@ -392,7 +392,7 @@ class sim_streams {
   struct device_state {
     sim_stream legacy;
     std::unordered_map<std::uint64_t, sim_stream> per_thread;
-    sim_nanoseconds tail = 0;           ///< of all streams, destroyed ones too
+    sim_nanoseconds tail = 0;           ///< of all streams, including destroyed ones
     sim_nanoseconds blocking_tail = 0;  ///< of those that the legacy stream waits for
     sim_clock clock;                    ///< of all streams
     sim_clock blocking_clock;
@@ -454,8 +454,8 @@ class sim_streams {
     return spoiled ? sim_code::capture_implicit : sim_code::ok;
   }
 
-  /// When the stream could start something enqueued now. The host's knowledge flows to the stream, and so
-  /// does that of the streams which the rules of the legacy default stream make it wait for.
+  /// Returns when the stream could start work enqueued now. Passes to it the knowledge of the host, and of the streams that the
+  /// rules of the legacy default stream make it wait for.
   sim_nanoseconds start_on(sim_stream& stream) {
     auto const& d = devices_[static_cast<std::size_t>(stream.device)];
     sim_nanoseconds start = stream.tail < now() ? now() : stream.tail;
@@ -497,7 +497,7 @@ class sim_streams {
     if (stream.blocking == sim_blocking::with_legacy) d.blocking_clock.join(order_->clock(stream.agent));
   }
 
-  /// What work touches is looked up as the host; what it does is its stream's doing.
+  /// The host looks up what the work accesses; the stream performs the work.
   sim_code run(operation& o) {
     sim_code const allowed = o.work.look([&](sim_work& work) { return work.check(memory_); });
     if (allowed != sim_code::ok) return allowed;
@@ -511,7 +511,7 @@ class sim_streams {
   sim_nanoseconds delay(sim_stream const& stream) noexcept {
     return draw(schedule_.jitter) + (stream.slow ? draw(schedule_.slowness) : 0);
   }
-  /// Less than `most`, from the seed (splitmix64).
+  /// Returns a number below `most`, drawn from the seed (splitmix64).
   sim_nanoseconds draw(sim_nanoseconds most) noexcept {
     if (schedule_.seed == 0 || most == 0) return 0;
     std::uint64_t z = (schedule_.seed += 0x9E3779B97F4A7C15);
@@ -520,7 +520,7 @@ class sim_streams {
     return (z ^ (z >> 31)) % most;
   }
 
-  /// Machines are numbered so that the handles of one mean nothing to another.
+  /// Numbers the machines, so that handles of one machine are invalid on another.
   inline static std::atomic<std::uintptr_t> next_machine{0};
 
   sim_memory& memory_;
@@ -535,8 +535,7 @@ class sim_streams {
   std::uint64_t next_operation_ = 0;
   std::atomic<sim_nanoseconds> now_{1};  // never 0, which marks an event as unrecorded
   std::size_t captured_ = 0;
-  std::size_t open_captures_ =
-      0;  ///< begun and not ended: with none no stream need be looked at, of which there may be many
+  std::size_t open_captures_ = 0;  ///< begun and not ended; while 0, no stream has to be searched
   sim_schedule schedule_;
   sim_order* order_;
   sim_hosts hosts_;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The simulated GPU as ThreadSanitizer sees it: each stream is a thread of its own, and what orders streams and the host
-// on a GPU, and only that, orders them here. Without ThreadSanitizer these are empty types.
+// The simulated GPU under ThreadSanitizer: each stream is a separate thread, and only what orders streams and the host on a
+// GPU orders them here. Without ThreadSanitizer these are empty types.
 //
-//   the host enqueues work    the work comes after what this thread has done, and after the stream's past
-//   record(E, S)              E keeps the stream's past          wait(S, E)              S's past grows by E's
-//   synchronize(S or E)       this thread comes after it         query(E) = done         likewise
+//   the host enqueues work    the work is ordered after this thread's past and the stream's past
+//   record(E, S)              E keeps the stream's past          wait(S, E)              E's past is added to S's
+//   synchronize(S or E)       this thread is ordered after it    query(E) = done         likewise
 
 #include <cstddef>
 #include <cstdint>
@@ -29,7 +29,7 @@ namespace tarn::detail {
 
 #if TARN_TSAN
 
-/// A stream's own context. The machine's lock orders nothing in it: a real driver's locks are none of the program's.
+/// A stream's own context. The machine's lock creates no order in it: a real driver's locks are invisible to the program.
 class sim_fiber {
  public:
   sim_fiber() : handle_(__tsan_create_fiber(0)) {}
@@ -42,8 +42,8 @@ class sim_fiber {
   void* handle_;
 };
 
-/// Does one thing as another thread that comes after some moments and makes one. Not instrumented itself: what it reads is
-/// the host's, and no order between the two is to be invented for that.
+/// Runs an action as another thread that is ordered after some moments and releases one. Not instrumented itself: it reads
+/// host data, and must not create an order between the two.
 __attribute__((no_sanitize("thread"))) TARN_NOINLINE inline void run_in_fiber(void* fiber, void* const* after,
                                                                               std::size_t count, void* makes,
                                                                               void (*act)(void*),
@@ -56,19 +56,19 @@ __attribute__((no_sanitize("thread"))) TARN_NOINLINE inline void run_in_fiber(vo
   __tsan_switch_to_fiber(host, __tsan_switch_to_fiber_no_sync);
 }
 
-/// The beginning and the end of one piece of work, by their addresses.
+/// The start and the end of one operation, identified by their addresses.
 struct sim_moment {
   char begun = 0;
   char over = 0;
 };
 
-/// The latest work of each stream that something comes after.
+/// The latest operation of each stream that something is ordered after.
 class sim_past {
  public:
   void join(sim_past const& other) {
     for (auto const& [stream, moment] : other.latest_) add(stream, moment);
   }
-  /// The calling thread comes after all of it.
+  /// Orders the calling thread after all of it.
   void observe() const {
     for (auto const& [stream, moment] : latest_) __tsan_acquire(&moment.second->over);
   }
@@ -84,7 +84,7 @@ class sim_past {
   std::map<stream_id, numbered> latest_;
 };
 
-/// What a stream's work is run in; made with the stream's first work.
+/// The fiber that runs a stream's work; created with the stream's first work.
 class sim_context {
  public:
   [[nodiscard]] std::shared_ptr<sim_fiber> const& fiber() {
@@ -96,11 +96,11 @@ class sim_context {
   std::shared_ptr<sim_fiber> fiber_;
 };
 
-/// One piece of enqueued work. It is destroyed as the stream that ran it, since that has looked at what it holds.
+/// One enqueued operation. The stream that ran it also destroys it, since the stream has accessed its contents.
 template <class Work>
 class sim_ordered_work {
  public:
-  /// `past` is the stream's and comes to include this work.
+  /// Adds this work to `past`, which belongs to the stream.
   sim_ordered_work(std::shared_ptr<Work> work, sim_context& context, sim_past& past, stream_id stream,
                    std::uint64_t number)
       : fiber_(context.fiber()),
@@ -110,7 +110,7 @@ class sim_ordered_work {
     __tsan_release(&moment_->begun);
     past.add(stream, {number, moment_});
   }
-  /// The host looks at the work, which is the stream's to destroy; no order between the two is to be invented for that.
+  /// Lets the host inspect the work, which the stream destroys, without creating an order between the two.
   template <class Look>
   [[nodiscard]] auto look(Look const& f) const noexcept {
     AnnotateIgnoreReadsBegin(__FILE__, __LINE__);

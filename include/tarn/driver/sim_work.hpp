@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What simulated streams do: kernels, copies and fills, each with the bytes that it touches.
+// Operations of simulated streams: kernels, copies and fills, with the bytes that each accesses.
 
 #include <atomic>
 #include <cstddef>
@@ -14,31 +14,31 @@
 
 namespace tarn::detail {
 
-/// What an operation does when its time has come. Shared by the replays of a graph.
+/// The effect of an operation when it becomes due. Shared by the replays of a graph.
 struct sim_work {
   virtual ~sim_work() = default;
-  /// Whether what it touches is there.
+  /// Checks that the accessed memory exists.
   virtual sim_code check(sim_memory& memory) noexcept = 0;
-  /// Then does it.
+  /// Performs the operation, after check() succeeded.
   virtual void act() noexcept = 0;
-  /// What it touches, for the order checker.
+  /// The accesses, for the order checker.
   [[nodiscard]] virtual std::vector<sim_access> const& accesses() const noexcept = 0;
 };
 
-/// True while the calling thread runs a simulated kernel: there the driver may not be called. Atomic only because the
-/// kernel is another thread to ThreadSanitizer.
+/// True while the calling thread runs a simulated kernel, where driver calls are not permitted. Atomic only because
+/// ThreadSanitizer treats the kernel as another thread.
 inline thread_local std::atomic<bool> sim_inside_work{false};
 
-/// The tool, where there is one, sees what work touches.
+/// Passes an access to the tool, if there is one.
 inline void show_tool(sim_memory const& memory, sim_access const& a) noexcept {
   if (memory.tool() == nullptr) return;
   try {
     memory.tool()->check(a.p, a.bytes, a.use == sim_use::reads ? "read" : "write");
-  } catch (...) {  // without host memory for its finding a tool stays silent
+  } catch (...) {  // without host memory for its finding the tool reports nothing
   }
 }
 
-/// A kernel: bytes it says it touches, and what it does on the host's side of the simulation.
+/// A kernel: the bytes that it declares to access, and its effect on the host.
 template <class F>
 struct sim_kernel final : sim_work {
   sim_kernel(std::initializer_list<sim_access> what, F f) : touched(what), body(std::move(f)) {}
@@ -55,7 +55,7 @@ struct sim_kernel final : sim_work {
   F body;
 };
 
-/// A copy, or a fill where there is no source.
+/// A copy, or a fill if there is no source.
 struct sim_transfer_work final : sim_work {
   sim_code check(sim_memory& memory) noexcept override {
     for (sim_access const& a : touched) {
@@ -80,7 +80,7 @@ struct sim_transfer_work final : sim_work {
   void const* from = nullptr;
   int byte = 0;
   std::size_t bytes = 0;
-  std::atomic<bool> real{true};  ///< atomic as sim_inside_work is
+  std::atomic<bool> real{true};  ///< atomic for the same reason as sim_inside_work
 };
 
 }  // namespace tarn::detail

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Whether a stream that memory is freed on still exists. An owner may outlive its stream, and CUDA may crash when it is
-// called with the handle of a destroyed one.
+// Checks whether a stream still exists. An owner may outlive its stream, and CUDA may crash when it is called with the handle
+// of a destroyed one.
 
 #include <atomic>
 #include <cstddef>
@@ -14,12 +14,12 @@ namespace tarn::detail {
 /// What is known of a stream when a call names it.
 enum class stream_life : std::uint8_t {
   alive,
-  gone,    ///< destroyed; the handle may be another stream's
-  unknown  ///< the driver cannot be asked without the risk of a crash
+  gone,    ///< destroyed; the handle may belong to another stream
+  unknown  ///< the driver cannot be queried without the risk of a crash
 };
 
-/// The identities of streams that create_stream() made and that are not destroyed. Lock-free, without allocation: it may be
-/// used at process exit and after fork(). A stream that finds no place is unknown, which costs time only.
+/// The identities of streams that create_stream() created and that still exist. Lock-free and without allocation, so that it
+/// can be used at process exit and after fork(). A stream that finds no free place is unknown, which only costs time.
 class made_streams {
  public:
   void add(stream_id id) noexcept {
@@ -43,28 +43,28 @@ class made_streams {
 
  private:
   static constexpr std::size_t places_in_bucket = 8;  // a cache line
-  static constexpr std::size_t buckets = 512;         // 4096 streams, 32 KiB that are touched only where used
+  static constexpr std::size_t buckets = 512;         // 4096 streams, 32 KiB, committed only where used
   struct bucket {
     std::atomic<stream_id> places[places_in_bucket];
   };
-  /// Identities are handed out one after the other.
+  /// Identities are assigned consecutively, so the remainder spreads them.
   bucket& bucket_of(stream_id id) noexcept { return all_[id % buckets]; }
 
   bucket all_[buckets]{};
 };
 
-/// The null, the legacy and the per-thread default stream: CUDA's handles 0, 1 and 2, which are never destroyed.
+/// Returns true for the null, the legacy and the per-thread default stream: CUDA's handles 0, 1 and 2, never destroyed.
 [[nodiscard]] inline bool is_default_stream(stream_ref stream) noexcept {
   return reinterpret_cast<std::uintptr_t>(stream.handle()) <= 2;
 }
 
-/// True where the whole device's work can be marked without naming a stream.
+/// True if the driver can mark the whole device's work without naming a stream.
 template <class Driver>
 inline constexpr bool marks_all_work = requires(Driver const& driver, event_handle event) {
   driver.record_all(event);
 };
 
-/// A bare handle is its caller's word that the stream exists, as far as the driver can tell. At most one driver call.
+/// Trusts the caller that a bare handle names an existing stream, unless the driver reports otherwise. At most one driver call.
 template <stream_driver Driver>
 [[nodiscard]] stream_life life_of(Driver const& driver, stream_ref stream) noexcept {
   if (is_default_stream(stream)) return stream_life::alive;
@@ -82,7 +82,7 @@ template <stream_driver Driver>
   }
 }
 
-/// An event that marks all work given to the device so far, for a stream that may be destroyed.
+/// An event that marks all work submitted to the device so far, for a stream that may be destroyed.
 template <stream_driver Driver>
 class device_mark {
  public:
@@ -98,12 +98,12 @@ class device_mark {
     if (event_ != nullptr) (void)driver_.destroy_event(event_);
   }
 
-  /// Waits on the host for the mark, or for the device where it could not be set.
+  /// Waits on the host for the mark, or for the device if it could not be set.
   status wait() const noexcept {
     if (state_.ok() && driver_.synchronize_event(event_).ok()) return {};
     return driver_.synchronize_device();
   }
-  /// Makes later work of `stream` wait for the mark; waits on the host where that is refused.
+  /// Makes later work of `stream` wait for the mark; waits on the host if that fails.
   status order(stream_ref stream) const noexcept {
     if (state_.ok() && driver_.wait_event(stream, event_).ok()) return {};
     return driver_.synchronize_device();
@@ -115,18 +115,18 @@ class device_mark {
   status state_{failure::unsupported};
 };
 
-/// Waits on the host for the work on a stream that is not known to exist.
+/// Waits on the host for the work on a stream that may be destroyed.
 template <stream_driver Driver>
 status wait_for_lost(Driver const& driver) noexcept {
   return device_mark<Driver>(driver).wait();
 }
-/// Makes later work of `later` come after the work on a stream that is not known to exist.
+/// Orders later work of `later` after the work on a stream that may be destroyed.
 template <stream_driver Driver>
 status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
   return device_mark<Driver>(driver).order(later);
 }
 
-/// A stream for a short look at memory, which waits for no other stream; the default one where none can be made.
+/// A temporary stream that waits for no other stream; the default stream if none can be created.
 template <stream_driver Driver>
 class own_stream {
  public:
@@ -147,8 +147,8 @@ class own_stream {
   bool made_;
 };
 
-/// The stream to look at memory on that is freed on `stream`: that one, or, once the work of a stream that is not known to
-/// exist is over, the default one.
+/// Returns a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be destroyed, the default
+/// stream after waiting for the work on it.
 template <stream_driver Driver>
 [[nodiscard]] stream_ref usable_stream(Driver const& driver, stream_ref stream) noexcept {
   if (life_of(driver, stream) == stream_life::alive) return stream;
