@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How many bytes a request really occupies: what the nearest pool below rounds it to, else the request
-// itself.
+// The bytes that a request occupies: what the nearest pool below rounds it to, otherwise the request itself.
 
 #include <cstddef>
 

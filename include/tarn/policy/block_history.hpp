@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What is known of each block: who allocated it, who freed it, and what became of it.
+// The history of each block: where it was allocated and freed, and its present state.
 //
-//   live -> quarantined -> gone -> forgotten, or live again where the address comes back
+//   live -> quarantined -> gone -> forgotten, or live again if the address is reused
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace tarn::detail {
 /// One call that concerned a block.
 struct block_event {
   place where;
-  std::uint64_t call = 0;  ///< in the count of its resource's calls, from 1; 0: it has not happened
+  std::uint64_t call = 0;  ///< in the count of its resource's calls, from 1; 0 if it has not happened
   stream_id stream = 0;
   std::uint64_t thread = 0;
 };
@@ -42,13 +42,13 @@ struct block_record {
   bool used_elsewhere = false;  ///< record_use() named another stream
 };
 
-/// Records by address. Takes memory only in make_room(), so that nothing can fail at deallocation. The caller locks.
+/// Records by address. Allocates only in make_room(), so that nothing can fail at deallocation. The caller locks.
 class block_history {
  public:
-  /// How many blocks are remembered after they are gone.
+  /// Sets how many blocks are remembered after they are gone.
   void remember(std::size_t blocks) noexcept { most_gone_ = blocks; }
 
-  /// Room for one block, begun or given up. @throws std::bad_alloc, nothing has changed
+  /// Makes room for one block, until begin() or give_up_room(). @throws std::bad_alloc, nothing has changed
   void make_room() {
     index_.make_room(promised_ + 1);
     records_.reserve(records_.size() + promised_ + 1);
@@ -69,7 +69,7 @@ class block_history {
     known->state = block_state::live;
     ++live_;
   }
-  /// The user's hands are off it.
+  /// The user has freed the block.
   void end(block_record& b, block_event const& freed) noexcept {
     b.state = block_state::freed;
     b.freed = freed;
@@ -80,7 +80,7 @@ class block_history {
     append(waiting_, b);
     waiting_bytes_ += b.bytes;
   }
-  /// The memory goes back; only what is known of it stays, for a while.
+  /// The memory goes back to the upstream; the record stays for a while.
   void leave(block_record& b) noexcept {
     if (b.state == block_state::quarantined) {
       waiting_bytes_ -= b.bytes;
@@ -105,7 +105,7 @@ class block_history {
     std::uint32_t const i = index_.find(key(p));
     return i != 0 ? &records_[i - 1] : nullptr;
   }
-  /// The block that has been in quarantine for longest; there is one.
+  /// The block that has been in quarantine longest. Requires that there is one.
   [[nodiscard]] block_record const& oldest() const noexcept { return records_[waiting_.first - 1]; }
   [[nodiscard]] std::size_t quarantined() const noexcept { return waiting_.count; }
   [[nodiscard]] std::size_t quarantined_bytes() const noexcept { return waiting_bytes_; }
@@ -170,7 +170,7 @@ class block_history {
 /// As long as the texts of tarn::misuse.
 using history_text = message<480>;
 
-/// "solver.cpp:42 (step), call 7, stream 3, thread 1". Of paths and names only a part: the text is bounded.
+/// "solver.cpp:42 (step), call 7, stream 3, thread 1". Paths and names are shortened: the text is bounded.
 inline void add_event(history_text& text, block_event const& e) noexcept {
   std::string_view file = e.where.file;
   if (file.empty()) {
@@ -185,7 +185,7 @@ inline void add_event(history_text& text, block_event const& e) noexcept {
   text.add(", thread ").add_number(e.thread);
 }
 
-/// What happened to a block, and all that is known of it.
+/// The event and the recorded history of a block.
 [[nodiscard]] inline history_text history_of(block_record const& b, std::string_view what,
                                              std::uint64_t number) noexcept {
   history_text text;
@@ -202,7 +202,7 @@ inline void add_event(history_text& text, block_event const& e) noexcept {
   return text;
 }
 
-/// The checked resources of the process, so that one can tell whose a pointer is that is not its own.
+/// The checked resources of the process, to find the owner of a foreign pointer.
 class checked_resources {
  public:
   struct member {
@@ -222,7 +222,7 @@ class checked_resources {
     while (*at != &m) at = &(*at)->next;
     *at = m.next;
   }
-  /// A live block of another resource.
+  /// Finds a live block of another resource.
   static bool find(member const& asking, void const* p, block_record& out) noexcept {
     std::lock_guard const guard(mutex());
     for (member* m = first(); m != nullptr; m = m->next) {
@@ -232,7 +232,7 @@ class checked_resources {
   }
 
  private:
-  /// Resources with static storage leave after it: on Linux the end of a mutex does nothing.
+  /// Resources with static storage may be removed after its destruction: on Linux the destructor of a mutex does nothing.
   static fork_mutex& mutex() noexcept {
     static fork_mutex m;
     return m;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Call stacks as a hook: who walks the stack and who names a frame is the program's choice; glibc's are in
-// policy/backtrace.
+// Call stacks as a hook: the program chooses how to walk the stack and how to name a frame. policy/backtrace.hpp provides
+// glibc's.
 
 #include <cstddef>
 
@@ -9,17 +9,16 @@
 
 namespace tarn {
 
-/// How call stacks are taken and, much later, read. Both are called from any thread and must not allocate from the
-/// memory that is watched. An exception of `capture` ends the program; one of `name` comes out of record().
+/// How call stacks are captured and, much later, named. Both functions are called from any thread and must not allocate from
+/// the memory that is watched. An exception from `capture` ends the program; one from `name` propagates from record().
 struct stack_hooks {
-  /// Writes the return addresses of the calling thread, innermost first; returns how many, at most `most`. Null: no
-  /// stacks.
+  /// Writes the return addresses of the calling thread, innermost first; returns their number, at most `most`. Null: no stacks.
   std::size_t (*capture)(void** frames, std::size_t most) = nullptr;
-  /// Fills what is known of one address. Called when a record is made, and never before. Null: the address as a number.
+  /// Fills in what is known of one address. Called only when a record is made. Null: the address as a number.
   void (*name)(void* frame, watched_frame& out) = nullptr;
 };
 
-/// Frames kept of a stack, the innermost ones.
+/// Number of innermost frames that are kept of a stack.
 inline constexpr std::size_t stack_depth = 32;
 
 }  // namespace tarn

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// checked: every misuse that a program can make of a block, told with the block's history.
+// checked: reports every misuse of a block, with the block's history.
 
 #include <atomic>
 #include <concepts>
@@ -27,37 +27,37 @@ namespace tarn {
 template <class Upstream>
 class checked_layer;
 
-/// Tells double frees, foreign pointers, wrong sizes, alignments and devices, writes past either end and after the free,
-/// and leaks. For debugging: `cuda_pages{} | pooled{} | checked{}`.
+/// Reports double frees, foreign pointers, wrong sizes, alignments and devices, writes past either end and after the free, and
+/// leaks. For debugging: `cuda_pages{} | pooled{} | checked{}`.
 struct checked {
   std::size_t fence_bytes = 256;           ///< on each side of a block, at least
-  std::size_t quarantine_bytes = 64_MiB;   ///< of freed blocks kept from reuse, so that late writes show
-  std::size_t quarantine_blocks = 4096;    ///< and how many of them at most
-  std::size_t remembered_blocks = 16'384;  ///< whose history is kept after that, for second frees
+  std::size_t quarantine_bytes = 64_MiB;   ///< of freed blocks kept from reuse, to detect late writes
+  std::size_t quarantine_blocks = 4096;    ///< maximum number of those blocks
+  std::size_t remembered_blocks = 16'384;  ///< blocks remembered after that, to detect second frees
 
   template <class Upstream>
   using layer = checked_layer<Upstream>;
 };
 
-/// What is found goes to the misuse handler, with where, when (a count of this resource's calls), on which stream and by
-/// which thread the block was allocated and freed. A block that is freed wrongly is not passed on.
+/// Findings go to the misuse handler, with where, when (a count of this resource's calls), on which stream and by which thread
+/// the block was allocated and freed. A block that is freed wrongly is not passed on.
 ///
-/// Blocks get fences and the pattern of the uninitialised at allocation, in stream order. A deallocation waits on the host
-/// for its stream, verifies the fences, poisons the block and puts it into the quarantine; leaving that, oldest first, the
-/// poison is verified. Blocks with a use recorded on another stream (record_use) wait for the whole device.
+/// At allocation a block gets fences and the uninitialised pattern, in stream order. A deallocation waits on the host for its
+/// stream, verifies the fences, poisons the block and quarantines it; when it leaves the quarantine, oldest first, the poison
+/// is verified. Blocks with a use recorded on another stream (record_use) wait for the whole device.
 ///
-/// While a graph is captured from the stream of a call, nothing is written, waited for or verified for that call: a block
-/// allocated so has no fences, a block freed so has no quarantine. Its pointer, size and history are checked all the same.
+/// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
+/// then has no fences, a block freed then is not quarantined. Its pointer, size and history are still checked.
 ///
 /// Cost of a pair: three fills, two copies of a fence, a copy of the block, two waits. Thread-safe; no lock is held while
-/// the device is waited for or the handler runs, but while check_all() reads one block.
+/// waiting for the device or while the handler runs, except while check_all() reads one block.
 template <class Upstream>
 class checked_layer {
  public:
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
-  /// Handles and owners name the place of a call to this layer, however many policies lie between.
+  /// Makes handles and owners record the place of a call for this layer, however many policies lie between.
   static constexpr bool records_places = true;
 
   checked_layer() requires std::default_initializable<Upstream> : checked_layer(Upstream{}) {}
@@ -69,7 +69,7 @@ class checked_layer {
   }
   checked_layer(checked_layer const&) = delete;
   checked_layer& operator=(checked_layer const&) = delete;
-  /// Verifies the quarantine, then tells of each block that is live still.
+  /// Verifies the quarantine, then reports each block that is still live.
   ~checked_layer() {
     detail::checked_resources::remove(member_);
     end_quarantine(0, 0);
@@ -114,13 +114,13 @@ class checked_layer {
     end_quarantine(options_.quarantine_bytes, options_.quarantine_blocks);
   }
 
-  /// Work on `stream` uses the block as well: its deallocation will wait for the whole device.
+  /// Records that work on `stream` uses the block as well: its deallocation will wait for the whole device.
   void record_use(void* p, std::size_t bytes, stream_ref stream) {
     std::size_t alignment = 0;
     {
       std::lock_guard const guard(mutex_);
       detail::block_record* const b = history_.find(p);
-      if (b == nullptr || b->state != detail::block_state::live) return;  // deallocation will tell
+      if (b == nullptr || b->state != detail::block_state::live) return;  // deallocation will report it
       b->used_elsewhere = true;
       alignment = b->alignment;
     }
@@ -130,9 +130,9 @@ class checked_layer {
     }
   }
 
-  /// Verifies the fences of every live block and the poison of every freed one in quarantine, as they are at the call, tells
-  /// of what was written over and returns how many blocks that is. A block that is freed or leaves the quarantine meanwhile
-  /// is verified there. Waits for the device; not while a graph is captured. @throws std::bad_alloc
+  /// Verifies the fences of every block that is live at the call and the poison of every quarantined one; reports those that
+  /// were overwritten and returns their number. A block that is freed or leaves the quarantine meanwhile is verified at that
+  /// point. Waits for the device, except while a graph is captured. @throws std::bad_alloc
   std::size_t check_all() {
     detail::sequence<detail::block_record> all;
     {
@@ -142,7 +142,7 @@ class checked_layer {
         if (live || b.state == detail::block_state::quarantined) all.push_back(b);
       });
     }
-    // A record begins once its fences are queued: after this they are drawn. A block that comes later is not looked at.
+    // A record begins once its fences are queued, so after this wait they are written. Blocks allocated later are not checked.
     (void)driver().synchronize_device();
     detail::own_stream const reading(driver());
     std::size_t found = 0;
@@ -166,14 +166,14 @@ class checked_layer {
     return found;
   }
 
-  /// Blocks that are handed out.
+  /// Number of blocks that are handed out.
   [[nodiscard]] std::size_t live_blocks() const noexcept {
     std::lock_guard const guard(mutex_);
     return history_.live();
   }
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
-  /// What a block occupies, fences included.
+  /// The bytes that a block occupies, including fences.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
     return bytes == 0 ? 0
                       : detail::block_bytes_of(upstream_, fences_.whole_bytes(bytes, alignment), alignment);
@@ -224,14 +224,14 @@ class checked_layer {
       throw;
     }
     b.p = fences_.block_in(whole_block, alignment);
-    // A fence that is not there would be told of as written over.
+    // A fence that was not written would be reported as overwritten.
     b.fenced = !is_capturing(stream) && fences_.draw(driver(), stream, b.p, bytes, alignment).ok();
     if (b.fenced) (void)detail::fill_bytes(driver(), stream, b.p, pattern::uninitialised, bytes);
     std::lock_guard const guard(mutex_);
     history_.begin(b);
     return b.p;
   }
-  /// Memory in quarantine is no reason to refuse.
+  /// Allocates; if that fails, empties the quarantine and retries.
   template <class Allocate>
   void* allocate_with_patience(std::size_t whole, Allocate const& allocate) {
     try {
@@ -244,7 +244,7 @@ class checked_layer {
 
   // ---- deallocation
 
-  /// Takes a live block out of the user's hands; tells, and returns none, where it is not theirs to free.
+  /// Takes a live block back from the user; if it may not be freed so, reports that and returns an empty record.
   detail::block_record take_back(void* p, std::size_t bytes, std::size_t alignment,
                                  detail::block_event const& freed) noexcept {
     detail::block_record b;
@@ -278,7 +278,7 @@ class checked_layer {
     return detail::first_difference(driver(), stream, b.p, pattern::freed, b.bytes);
   }
 
-  /// Poisons a block and keeps it. Its stream is waited for, so that whoever verifies it need not know that stream.
+  /// Poisons a block and keeps it. Waits for its stream, so that the later verification does not need that stream.
   bool quarantine(detail::block_record const& b, stream_ref stream) noexcept {
     if (b.bytes > options_.quarantine_bytes || options_.quarantine_blocks == 0) return false;
     if (!detail::fill_bytes(driver(), stream, b.p, pattern::freed, b.bytes).ok()) return false;
@@ -287,8 +287,8 @@ class checked_layer {
     if (detail::block_record* const known = history_.find(b.p)) history_.quarantine(*known);
     return true;
   }
-  /// Lets the oldest blocks go until at most so many are left; true where one went. Nothing on the device is entitled to
-  /// touch them, so the verification and what follows need no stream's order.
+  /// Releases the oldest blocks until at most the given bytes and blocks are left; returns whether one was released. No work on
+  /// the device may touch them, so the verification and what follows need no stream order.
   bool end_quarantine(std::size_t bytes, std::size_t blocks) noexcept {
     bool any = false;
     for (;; any = true) {
@@ -306,7 +306,7 @@ class checked_layer {
     }
   }
 
-  // ---- telling
+  // ---- reports
 
   static void tell_breach(detail::block_record const& b, detail::breach const& breach) noexcept {
     if (breach.before != 0) {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Composition: `source | policy | policy` and `stack<source, policy, policy>` are the same type, and position
-// is meaning. A policy is a small value (its options) with `template <class Upstream> using layer = ...;`;
-// the layer is constructed from (Upstream, policy) and defines only the calls it changes: shared<> lets the
-// rest through. A layer that has a second resource to send calls to declares both, see tarn::routes_to; then it must
-// define every call of a pool that one of them offers.
+// Composition: `source | policy | policy` and `stack<source, policy, policy>` are the same type, and position is meaning. A
+// policy is a small value (its options) with `template <class Upstream> using layer = ...;`. The layer is constructed from
+// (Upstream, policy) and defines only the calls it changes: shared<> passes the rest on. A layer that also sends calls to a
+// second resource declares both, see tarn::routes_to; it must then define every pool call that one of them provides.
 
 #include <concepts>
 #include <type_traits>
@@ -15,7 +14,7 @@
 namespace tarn {
 
 namespace detail {
-/// Any resource, for asking whether a type is a policy at all.
+/// Any resource, to test whether a type is a policy at all.
 template <class P, class Upstream>
 concept makes_layer = requires {
   typename P::template layer<Upstream>;
@@ -29,13 +28,13 @@ concept policy_over = memory_source<Upstream> && detail::makes_layer<P, Upstream
 
 namespace detail {
 
-/// True where a policy is made with the type of a resource, which its layers then send calls to.
+/// Whether a policy has the type of a resource as template argument, to which its layers send calls.
 template <class Policy>
 inline constexpr bool holds_resource = false;
 template <template <class...> class Policy, class... Arguments>
 inline constexpr bool holds_resource<Policy<Arguments...>> = (memory_source<Arguments> || ...);
 
-/// Says at the seam that a layer with a second resource must list its routes.
+/// Asserts at the composition that a layer with a second resource lists its routes.
 template <class Policy, class Upstream>
 constexpr bool check_routing_policy() {
   static_assert(
@@ -56,7 +55,7 @@ struct stack_of<Source, First, Rest...> {
 };
 }  // namespace detail
 
-/// The type of `Source | Policies...`; default-constructible where its parts are.
+/// The type of `Source | Policies...`; default-constructible if its parts are.
 template <class Source, class... Policies>
 using stack = typename detail::stack_of<Source, Policies...>::type;
 

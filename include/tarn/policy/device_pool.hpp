@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// device_pool: the stack that most programs want. Pages of the device, pooled, with exact numbers.
+// device_pool: the stack that most programs need: pages of the device, pooled, with exact statistics.
 
 #include "tarn/core/config.hpp"
 #include "tarn/policy/pooled.hpp"

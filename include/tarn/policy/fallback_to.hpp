@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// fallback_to: another resource for what the first one cannot serve, such as managed or host memory.
+// fallback_to: a second resource for what the first one cannot serve, such as managed or host memory.
 
 #include <atomic>
 #include <cstddef>
@@ -23,11 +23,11 @@ namespace tarn {
 template <class Upstream, class Other>
 class fallback_layer;
 
-/// Asks `other` when the upstream throws out_of_memory. Its memory must be usable where the upstream's is.
+/// Allocates from `other` when the upstream throws out_of_memory. Its memory must be usable wherever the upstream's is.
 ///
-/// What a pool offers reaches both resources: record_use() and owns() the one that the block belongs to; trim(), state(),
-/// reset_peaks(), reset_totals(), note_growth() and inspect() both. What other layers offer (limits, exact numbers, records) is found only
-/// over this layer, where it covers the blocks of both.
+/// Pool calls reach both resources: record_use() and owns() the one that the block belongs to; trim(), state(), reset_peaks(),
+/// reset_totals(), note_growth() and inspect() both. The features of other layers (limits, exact statistics, records) work only
+/// over this layer, where they cover the blocks of both.
 template <class Other>
 struct fallback_to {
   Other other;
@@ -40,11 +40,11 @@ struct fallback_to {
 
 namespace detail {
 
-/// True where one of two resources, or a layer below it, accepts a call.
+/// Whether one of two resources, or a layer below it, accepts a call.
 template <class First, class Second, class Call>
 concept either_reaches = reachable<First, Call> || reachable<Second, Call>;
 
-/// Two pools as one. Peaks are the sum of both peaks, which is a bound: they may have been at different times.
+/// Two pools as one. Peaks are the sum of both peaks, which is an upper bound: they may have occurred at different times.
 [[nodiscard]] inline pool_state sum_of_states(pool_state const& a, pool_state const& b) noexcept {
   auto const joined_stat = [](stat const& x, stat const& y) {
     return stat{x.current + y.current, x.peak + y.peak, x.allocated + y.allocated, x.freed + y.freed};
@@ -96,8 +96,8 @@ concept either_reaches = reachable<First, Call> || reachable<Second, Call>;
 
 }  // namespace detail
 
-/// Each block goes back to where it came from: those of the fallback are remembered out of band. While none
-/// is live, a deallocation costs one relaxed load more. Thread-safe.
+/// Each block returns to the resource that it came from: the addresses of fallback blocks are kept out of band. While none is
+/// live, a deallocation costs one more relaxed load. Thread-safe.
 template <class Upstream, class Other>
 class fallback_layer {
  public:
@@ -147,10 +147,11 @@ class fallback_layer {
     }
   }
 
-  // What a pool offers, of both.
+  // Pool calls, for both resources.
 
-  /// Reaches the resource that the block belongs to. Where that one has no pool, the block's deallocation waits for the
-  /// whole device. @throws std::bad_alloc, cuda_error: nothing has changed
+  /// Reaches the resource that the block belongs to. If that one has no pool, the block's deallocation waits for the whole
+  /// device.
+  /// @throws std::bad_alloc, cuda_error: nothing has changed
   void record_use(void* p, std::size_t bytes,
                   stream_ref stream) requires(detail::takes_uses<Upstream> || detail::takes_uses<Other>) {
     if (p == nullptr) return;
@@ -161,7 +162,8 @@ class fallback_layer {
       record_in(upstream_, use);
     }
   }
-  /// Gives cached memory back until both together hold at most `keep_bytes`, the fallback's first; returns the bytes.
+  /// Gives cached memory back until both together hold at most `keep_bytes`, the fallback's first; returns the bytes given
+  /// back.
   std::size_t trim(
       std::size_t keep_bytes) requires detail::either_reaches<Upstream, Other, detail::routed_calls::trim> {
     std::size_t const first = reserved_in(upstream_);
@@ -169,7 +171,7 @@ class fallback_layer {
     std::size_t const second = reserved_in(other_);
     return given + trim_one(upstream_, keep_bytes > second ? keep_bytes - second : 0);
   }
-  /// True where `p` lies in what either pool reserved.
+  /// Whether `p` lies in memory that either pool reserved.
   [[nodiscard]] bool owns(
       void const* p) requires detail::either_reaches<Upstream, Other, detail::routed_calls::owns> {
     auto const ask = [p](auto& l) -> decltype(static_cast<bool>(l.owns(p))) { return l.owns(p); };
@@ -183,13 +185,13 @@ class fallback_layer {
     };
     return of_each(ask, [](std::size_t a, std::size_t b) { return detail::larger_of(a, b); });
   }
-  /// What a request occupies in either resource, the larger one where they round differently: it is asked before it is
-  /// known which of them serves, and limits must hold for both.
+  /// The bytes that a request occupies in either resource, the larger value if they round differently: it is needed before it
+  /// is known which of them serves, and limits must hold for both.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
     return detail::larger_of(detail::block_bytes_of(upstream_, bytes, alignment),
                              detail::block_bytes_of(other_, bytes, alignment));
   }
-  /// The sum of both; each at one moment. Peaks are a bound, see detail::sum_of_states().
+  /// The sum of both, each read at one moment. Peaks are an upper bound, see detail::sum_of_states().
   [[nodiscard]] pool_state state() requires
       detail::either_reaches<Upstream, Other, detail::routed_calls::state> {
     auto const ask = [](auto& l) -> decltype(pool_state(l.state())) { return l.state(); };
@@ -201,7 +203,7 @@ class fallback_layer {
   void reset_totals() requires detail::either_reaches<Upstream, Other, detail::routed_calls::reset_totals> {
     to_each([](auto& l) -> decltype(static_cast<void>(l.reset_totals())) { l.reset_totals(); });
   }
-  /// Notifies of what waits in both. @throws std::bad_alloc, nothing has changed
+  /// Notifies of waiting blocks in both. @throws std::bad_alloc, nothing has changed
   void observe_waiting(detail::waiting_observer& observer) requires
       detail::either_reaches<Upstream, Other, detail::routed_calls::observe_waiting> {
     try {
@@ -235,7 +237,7 @@ class fallback_layer {
       l.note_growth_from_now(most, clock);
     });
   }
-  /// Looks into one pool, then into the other; see pool::inspect().
+  /// Inspects one pool, then the other; see pool::inspect().
   template <class Look>
   void inspect(Look&& look) requires detail::either_reaches<Upstream, Other, detail::routed_calls::inspect> {
     to_each([&](auto& l) -> decltype(static_cast<void>(l.inspect(look))) { l.inspect(look); });
@@ -243,13 +245,13 @@ class fallback_layer {
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
-  /// Blocks that the fallback serves now.
+  /// Number of live blocks that came from the fallback.
   [[nodiscard]] std::size_t fallback_blocks() const noexcept {
     return count_.load(std::memory_order_relaxed);
   }
 
  private:
-  /// Asks each resource that can answer, and joins the answers.
+  /// Calls each resource that accepts the call, and joins the results.
   template <class Ask, class Join>
   auto of_each(Ask const& ask, Join const& join) {
     if constexpr (!reachable<Upstream, Ask>) {
@@ -301,7 +303,7 @@ class fallback_layer {
       used_count_.store(used_.size(), std::memory_order_relaxed);
     }
   }
-  /// Waits for the device where record_use() named a block that no pool holds back.
+  /// Waits for the device if record_use() named a block that no pool holds back.
   void wait_for_uses(void* p) noexcept {
     if (used_count_.load(std::memory_order_relaxed) == 0) return;
     {
@@ -312,7 +314,7 @@ class fallback_layer {
     (void)driver().synchronize_device();
   }
 
-  // ---- whose a block is
+  // ---- owner of a block
 
   [[nodiscard]] bool is_of_other(void* p) noexcept {
     if (count_.load(std::memory_order_relaxed) == 0) return false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// fenced: guard bytes before and after every block, so that a write past either end is found.
+// fenced: guard bytes before and after every block, which detect writes past either end.
 
 #include <concepts>
 #include <cstddef>
@@ -33,13 +33,12 @@ struct fenced {
   using layer = fenced_layer<Upstream>;
 };
 
-/// Fences are written in stream order at allocation and verified at deallocation and by check_all().
-/// Verifying waits for the stream on the host. It also notices pointers that are not live here, and wrong
-/// sizes. What is found goes to the misuse handler; a block that is not live is not passed on. Alignment is
-/// kept. Thread-safe: one mutex, not held while the device is waited for.
+/// Fences are written in stream order at allocation and verified at deallocation and by check_all(). Verifying waits for the
+/// stream on the host. It also detects pointers that are not live here, and wrong sizes. Findings go to the misuse handler; a
+/// block that is not live is not passed on. Alignment is kept. Thread-safe: one mutex, not held while waiting for the device.
 ///
-/// While a graph is captured from the stream of a call, nothing is written, waited for or verified for that call: a block
-/// allocated so has no fences.
+/// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
+/// then has no fences.
 template <class Upstream>
 class fenced_layer {
  public:
@@ -84,21 +83,22 @@ class fenced_layer {
                               alignment);
   }
 
-  /// The pool knows the block with its fences.
+  /// Passes on the block with its fences, as the pool knows it.
   void record_use(void* p, std::size_t bytes, stream_ref stream) requires detail::takes_uses<Upstream> {
     std::size_t alignment = 0;
     {
       std::lock_guard const guard(mutex_);
       alignment = blocks_.find(key_of(p)).alignment;
     }
-    if (alignment == 0) return;  // deallocation will tell
+    if (alignment == 0) return;  // deallocation will report it
     nearest(upstream_, detail::record_use_call{fences_.whole_of(p, alignment),
                                                fences_.whole_bytes(bytes, alignment), stream});
   }
 
-  /// Verifies the fences of every block that was live at the call and is still live, tells of those that were broken and
-  /// returns how many. Waits for the device, not while a graph is captured. Another thread's call waits at most for the
-  /// verification of one block. @throws std::bad_alloc
+  /// Verifies the fences of every block that was live at the call and is still live, reports broken ones and returns their
+  /// number. Waits for the device, except while a graph is captured. Another thread's call waits at most for the verification
+  /// of one block.
+  /// @throws std::bad_alloc
   std::size_t check_all() {
     struct candidate {
       std::uintptr_t p = 0;
@@ -110,7 +110,7 @@ class fenced_layer {
       all.reserve(blocks_.size());
       blocks_.for_each([&](std::uintptr_t p, block const& b) { all.push_back({p, b}); });
     }
-    // A block is noted once its fences are queued: after this they are drawn. One that comes later is no candidate.
+    // A block is recorded once its fences are queued, so after this wait they are written. Later blocks are not candidates.
     (void)driver().synchronize_device();
     detail::own_stream const reading(driver());
     std::size_t broken = 0;
@@ -131,7 +131,7 @@ class fenced_layer {
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
-  /// What a block occupies, fences included.
+  /// The bytes that a block occupies, including fences.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
     return bytes == 0 ? 0
                       : detail::block_bytes_of(upstream_, fences_.whole_bytes(bytes, alignment), alignment);
@@ -141,8 +141,8 @@ class fenced_layer {
   struct block {
     std::size_t bytes = 0;
     std::size_t alignment = 0;
-    std::uint64_t number = 0;  ///< in the order of allocation: an address may come back
-    bool fenced = false;       ///< not where a graph was captured
+    std::uint64_t number = 0;  ///< in the order of allocation: an address may be reused
+    bool fenced = false;       ///< false if allocated during a capture
     friend bool operator==(block const&, block const&) = default;
   };
   [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
@@ -167,7 +167,7 @@ class fenced_layer {
     {
       std::lock_guard const guard(mutex_);
       --promised_;
-      // Noted after its fences are queued: check_all() would report a fence that is not there.
+      // Recorded after its fences are queued: otherwise check_all() would report a fence that is not yet there.
       if (s.ok()) blocks_.insert(key_of(p), {bytes, alignment, ++numbered_, fenced});
     }
     if (!s.ok()) {
@@ -177,7 +177,7 @@ class fenced_layer {
     return p;
   }
 
-  /// Verifies and forgets a block; false where it must not be passed on. The handler is called without the mutex: it
+  /// Verifies and forgets a block; returns false if it must not be passed on. The handler is called without the mutex, since it
   /// may use this very resource.
   bool retire(void* p, stream_ref stream, std::size_t bytes, std::size_t alignment) noexcept {
     block b{};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where the guard bytes of a block are, how they are drawn and how they are verified.
+// The guard bytes of a block: where they are, how they are written and how they are verified.
 //
-//   whole |--- fence ---|--- the block as asked ---|--- fence ---|
+//   whole |--- fence ---|----- requested bytes ----|--- fence ---|
 //                       p                          p + bytes
 
 #include <cstddef>
@@ -14,15 +14,15 @@
 
 namespace tarn::detail {
 
-/// Where a block's fences were written over; zero where they were not.
+/// Where a block's fences were overwritten; zero if they were not.
 struct breach {
   void const* p = nullptr;
-  std::size_t before = 0;  ///< distance of the first byte from the block's start
-  std::size_t after = 0;   ///< offset of the first byte from the block's start
+  std::size_t before = 0;  ///< distance of the first overwritten byte from the block's start
+  std::size_t after = 0;   ///< offset of the first overwritten byte from the block's start
   explicit operator bool() const noexcept { return before != 0 || after != 0; }
 };
 
-/// Fences of one least width, wider where an alignment asks for it: the block itself stays aligned.
+/// Fences of a minimum width, wider if an alignment requires it, so that the block itself stays aligned.
 class fences {
  public:
   explicit fences(std::size_t least) noexcept : least_(larger_of(least, std::size_t{1})) {}
@@ -50,7 +50,7 @@ class fences {
                       width(alignment));
   }
 
-  /// Waits for the stream and looks at both fences.
+  /// Waits for the stream and compares both fences.
   template <class Driver>
   [[nodiscard]] breach verify(Driver const& driver, stream_ref stream, void* p, std::size_t bytes,
                               std::size_t alignment) const noexcept {
@@ -65,7 +65,7 @@ class fences {
   std::size_t least_;
 };
 
-/// A refusal names what the caller asked, not what the fences added.
+/// Makes a refusal report the bytes that the caller requested, without the fences.
 template <class Allocate>
 void* asking_for(std::size_t bytes, Allocate const& allocate) {
   try {

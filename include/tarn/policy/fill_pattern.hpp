@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The bytes that the debugging policies write, and how they write and read device memory.
+// The byte patterns that the debugging policies write, and functions to write and compare them in device memory.
 
 #include <cstddef>
 #include <cstring>
@@ -12,10 +12,9 @@
 
 namespace tarn {
 
-/// Each is unlikely as data, odd as a pointer, and a NaN or huge as a float; seen in a debugger it names what
-/// happened.
+/// Each is unlikely as data, odd as a pointer, and a NaN or huge as a float; in a debugger it identifies what happened.
 namespace pattern {
-inline constexpr unsigned char fence = 0xFD;          ///< around a block: never yours
+inline constexpr unsigned char fence = 0xFD;          ///< around a block: never the user's
 inline constexpr unsigned char uninitialised = 0xCD;  ///< handed out, not yet written ("clean")
 inline constexpr unsigned char freed = 0xDD;          ///< given back ("dead")
 }  // namespace pattern
@@ -29,8 +28,8 @@ status fill_bytes(Driver const& driver, stream_ref stream, void* p, unsigned cha
   return driver.fill(stream, p, byte, bytes);
 }
 
-/// Waits for the stream and finds the first byte that differs; `bytes` if none does, or where it cannot be read. Host
-/// cost: a copy of it all, up to 1 MiB at a time.
+/// Waits for the stream and finds the first byte that differs; `bytes` if none does, or if it cannot be read. Host cost: a copy
+/// of all bytes, up to 1 MiB at a time.
 template <class Driver>
 std::size_t first_difference(Driver const& driver, stream_ref stream, void const* p, unsigned char byte,
                              std::size_t bytes) noexcept {
@@ -43,7 +42,7 @@ std::size_t first_difference(Driver const& driver, stream_ref stream, void const
       large.resize(smaller_of(bytes, std::size_t{1} << 20));
       window = large.begin();
       width = large.size();
-    } catch (...) {  // the small one does, if slowly
+    } catch (...) {  // the small window is slower, but works
     }
   }
   for (std::size_t at = 0; at < bytes; at += width) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// limited: a bound on bytes. Position is meaning: over a pool it bounds live bytes, under it reserved bytes.
+// limited: a bound on bytes. Its position decides which: over a pool it bounds live bytes, under it reserved bytes.
 
 #include <atomic>
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace tarn {
 template <class Upstream>
 class limited_layer;
 
-/// Refuses what would exceed `limit` bytes. Over a pool blocks count as the pool rounds them.
+/// Refuses allocations that would exceed `limit` bytes. Over a pool, blocks count as the pool rounds them.
 struct limited {
   std::size_t limit = 0;
 
@@ -28,19 +28,19 @@ struct limited {
 
 namespace detail {
 
-/// A further bound on a budget, for as long as its owner wants it; linked into the budget, so it must stay in place.
+/// An additional, temporary bound on a budget; linked into the budget, so it must stay in place.
 struct budget_bound {
-  std::size_t bytes = 0;  ///< that may be used at most
+  std::size_t bytes = 0;  ///< upper bound for the used bytes
   budget_bound* next = nullptr;
 };
 
-/// A budget that races cannot exceed. What is in force is the smallest of the limit and all bounds, so bounds may begin
-/// and end in any order, on any threads. take() and give() are lock-free; changes of the limit take a lock.
+/// A budget that cannot be exceeded by races. The smallest of the limit and all bounds is in force, so bounds may begin and end
+/// in any order, on any threads. take() and give() are lock-free; changes of the limit take a lock.
 class byte_budget {
  public:
   explicit byte_budget(std::size_t limit) noexcept : limit_(limit), own_limit_(limit) {}
 
-  /// False where the bytes do not fit; nothing has changed.
+  /// Returns false if the bytes do not fit; nothing has changed.
   [[nodiscard]] bool take(std::size_t bytes) noexcept {
     std::size_t used = used_.load(std::memory_order_relaxed);
     do {
@@ -52,16 +52,16 @@ class byte_budget {
   void give(std::size_t bytes) noexcept { used_.fetch_sub(bytes, std::memory_order_relaxed); }
 
   [[nodiscard]] std::size_t used() const noexcept { return used_.load(std::memory_order_relaxed); }
-  /// What is in force.
+  /// The limit in force.
   [[nodiscard]] std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
-  /// Sets the limit, and returns the one before; bounds stay.
+  /// Sets the limit, and returns the previous one; bounds stay.
   std::size_t set_limit(std::size_t limit) noexcept {
     std::lock_guard const guard(lock_);
     std::size_t const before = std::exchange(own_limit_, limit);
     put_in_force();
     return before;
   }
-  /// Lets at most `more` bytes be used beside those used now, until remove(bound).
+  /// Allows at most `more` bytes beyond those used now, until remove(bound).
   void add(budget_bound& bound, std::size_t more) noexcept {
     std::lock_guard const guard(lock_);
     std::size_t const now = used();
@@ -95,7 +95,7 @@ class byte_budget {
   budget_bound* bounds_ = nullptr;
 };
 
-/// What both kinds of limit share: the budget, and the refusal.
+/// The common part of both kinds of limit: the budget, and the refusal.
 template <class Upstream>
 class limited_base {
  public:
@@ -112,7 +112,7 @@ class limited_base {
 
   /// Bytes that count against the limit now.
   [[nodiscard]] std::size_t used() const noexcept { return budget_.used(); }
-  /// The limit in force: the layer's own, or that of a live budget_scope where it is smaller.
+  /// The limit in force: the layer's own, or that of a live budget_scope if it is smaller.
   [[nodiscard]] std::size_t limit() const noexcept { return budget_.limit(); }
   /// The upstream's plain blocks count against the same limit. @throws out_of_memory, as the layer's other calls
   [[nodiscard]] void* allocate_plain(std::size_t bytes) requires has_plain_blocks<Upstream> {
@@ -124,16 +124,16 @@ class limited_base {
     budget_.give(bytes);
   }
 
-  /// Changes the layer's own limit and returns the one before; below used() it refuses all until enough is freed. Live
-  /// budget_scopes go on bounding. Thread-safe.
+  /// Changes the layer's own limit and returns the previous one; if it is below used(), allocations are refused until enough is
+  /// freed. Live budget_scopes stay in force. Thread-safe.
   std::size_t set_limit(std::size_t bytes) noexcept { return budget_.set_limit(bytes); }
-  /// Begins a further bound, of `more` bytes above used(); it must stay where it is until remove(). For budget_scope.
+  /// Begins an additional bound, of `more` bytes above used(); it must stay in place until remove(). For budget_scope.
   void add(detail::budget_bound& bound, std::size_t more) noexcept { budget_.add(bound, more); }
   /// Ends a bound; in any order, from any thread. O(bounds).
   void remove(detail::budget_bound& bound) noexcept { budget_.remove(bound); }
 
  protected:
-  /// Runs `allocate` within the budget: a refusal or an upstream failure costs nothing.
+  /// Runs `allocate` within the budget: a refusal or an upstream failure uses none of it.
   template <class Allocate>
   auto within_budget(std::size_t counted, std::size_t asked, std::size_t alignment, stream_ref stream,
                      Allocate const& allocate) {
@@ -162,7 +162,7 @@ class limited_base {
 
 }  // namespace detail
 
-/// The limit over a resource: bounds live bytes. Two relaxed atomic operations a pair.
+/// The limit over a resource: bounds live bytes. Two relaxed atomic operations per allocation and free.
 template <class Upstream>
 class limited_layer : public detail::limited_base<Upstream> {
   using base = detail::limited_base<Upstream>;
@@ -194,8 +194,7 @@ class limited_layer : public detail::limited_base<Upstream> {
   }
 };
 
-/// The limit over a page source: bounds physical bytes. It is a page source itself, so a pool can stand on
-/// it.
+/// The limit over a page source: bounds physical bytes. It is a page source itself, so a pool can use it.
 template <page_source Upstream>
 class limited_layer<Upstream> : public detail::limited_base<Upstream> {
   using base = detail::limited_base<Upstream>;

@@ -25,7 +25,7 @@ namespace detail {
   constexpr std::string_view names[] = {"pending", "done", "refused", "failed"};
   return names[static_cast<std::size_t>(outcome)];
 }
-/// In quotes where it has what separates (RFC 4180); control characters as blanks.
+/// Adds a value, in quotes if it contains a separator (RFC 4180), with control characters as blanks.
 template <std::size_t N>
 void add_value(message<N>& line, std::string_view text) noexcept {
   bool const quoted = text.find_first_of(",\"\r\n") != std::string_view::npos;
@@ -39,9 +39,9 @@ void add_value(message<N>& line, std::string_view text) noexcept {
 
 }  // namespace detail
 
-/// "allocate,done,0x7f..,1000,256,0x0,weights,train.cpp,42,step", without a line end, in the columns of
-/// log_line_header. The stream is its handle. Of the file the last 63 bytes, of the function the first 63, in whole
-/// characters, so that a line is never cut.
+/// "allocate,done,0x7f..,1000,256,0x0,weights,train.cpp,42,step", without a line end, in the columns of log_line_header. The
+/// stream is its handle. The file is cut to its last 63 bytes and the function to its first 63, in whole characters, so that a
+/// line is never cut.
 [[nodiscard]] inline message<640> format_log_line(call_record const& call) noexcept {
   constexpr std::size_t most = 63;
   message<640> line;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// logged: hands each call to a hook, for whatever logging a program has.
+// logged: passes each call to a hook, for any logging that a program uses.
 
 #include <concepts>
 #include <cstddef>
@@ -23,29 +23,29 @@ enum class call_outcome : std::uint8_t {
   failed    ///< another exception
 };
 
-/// One call, as it is handed to the hook.
+/// One call, as passed to the hook.
 struct call_record {
   logged_call call = logged_call::allocate;
   call_outcome outcome = call_outcome::pending;
-  void* address = nullptr;  ///< null of an allocation that is pending or came to nothing
-  std::size_t bytes = 0;    ///< as asked
+  void* address = nullptr;  ///< null for an allocation that is pending, failed or empty
+  std::size_t bytes = 0;    ///< as requested
   std::size_t alignment = 0;
-  stream_ref stream;  ///< as given; of the synchronous calls the default one
+  stream_ref stream;  ///< as given; the default stream for synchronous calls
   tag name;           ///< of an allocation
   place where;        ///< in the user's source
 };
 
-/// Which moments of a call are told.
+/// Which moments of a call are logged.
 enum class log_moments {
-  /// An allocation when its outcome is known, a deallocation (pending) before it is made: what is told of an address is
-  /// in an order that happened.
+  /// An allocation when its outcome is known, a deallocation (pending) before it is made: the records of an address are in an
+  /// order that happened.
   once,
   /// Each call before it is made and after.
   both
 };
 
 namespace detail {
-/// A function of C and what it is to be given.
+/// A C function and its context argument.
 struct log_function {
   void (*function)(void* context, call_record const& call) = nullptr;
   void* context = nullptr;
@@ -56,8 +56,8 @@ struct log_function {
 template <class Upstream, class Hook>
 class logged_layer;
 
-/// `pool | tarn::logged{[](tarn::call_record const& c) { ... }}`, or `logged{function, context}` with a plain function.
-/// Costs what the hook costs; a stack without it has none of it.
+/// `pool | tarn::logged{[](tarn::call_record const& c) { ... }}`, or `logged{function, context}` with a plain function. Costs
+/// what the hook costs; a stack without this policy has no cost.
 template <class Hook = detail::log_function>
 requires std::invocable<Hook&, call_record const&>
 struct logged {
@@ -75,17 +75,17 @@ struct logged {
 logged(void (*)(void*, call_record const&), void*)->logged<detail::log_function>;
 logged(void (*)(void*, call_record const&), void*, log_moments)->logged<detail::log_function>;
 
-/// The hook may be called from several threads at once, and must not allocate or free through this memory. It may
-/// throw: out of an allocation its exception reaches the caller, the block given back, nothing changed; where the
-/// allocation has failed the upstream's own exception is the one that is passed on; out of a deallocation, which never
-/// throws, it is dropped.
+/// The hook may be called from several threads at once, and must not allocate or free through this memory. It may throw. From a
+/// successful allocation its exception reaches the caller, after the block was given back: nothing has changed. From a failed
+/// allocation the upstream's own exception is passed on instead. From a deallocation, which never throws, the hook's exception
+/// is dropped.
 template <class Upstream, class Hook>
 class logged_layer {
  public:
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
-  /// Handles and owners name the place of a call to this layer, however many policies lie between.
+  /// Makes handles and owners record the place of a call for this layer, however many policies lie between.
   static constexpr bool records_places = true;
 
   logged_layer(Upstream upstream, logged<Hook> options)
@@ -136,7 +136,7 @@ class logged_layer {
     try {
       hook_(std::as_const(call));
     } catch (...) {
-      undo(call.address);  // of null it does nothing
+      undo(call.address);  // does nothing for null
       throw;
     }
     return call.address;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// nvtx_ranged: a profiler's range around each call, so that Nsight Systems shows a pool's calls among the kernels.
+// nvtx_ranged: a profiler range around each call, so that Nsight Systems shows a pool's calls next to the kernels.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,12 +16,11 @@ namespace tarn {
 template <class Upstream>
 class nvtx_ranged_layer;
 
-/// `cuda_pages{} | pooled{} | nvtx_ranged{"weights"}`: ranges "weights: allocate" and "weights: deallocate" in the
-/// domain "tarn", the bytes as payload, "weights" as category. Position is meaning: over the pool they show the
-/// program's calls, under it what reaches the driver. Nothing without a profiler but a test of a pointer per call;
-/// nothing at all without CUDA.
+/// `cuda_pages{} | pooled{} | nvtx_ranged{"weights"}`: ranges "weights: allocate" and "weights: deallocate" in the domain
+/// "tarn", with the bytes as payload and "weights" as category. Over the pool they show the program's calls, under it the calls
+/// that reach the driver. Without a profiler the cost is one pointer test per call; without CUDA there is none.
 struct nvtx_ranged {
-  char const* name = "pool";  ///< read when the layer is made; of long names the first 63 bytes
+  char const* name = "pool";  ///< read when the layer is made; long names are cut to the first 63 bytes
 
   nvtx_ranged() noexcept = default;
   explicit nvtx_ranged(char const* n) noexcept : name(n) {}

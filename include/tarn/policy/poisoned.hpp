@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// poisoned: fills memory when it is handed out and when it comes back, so that reading it too early or too
-// late shows.
+// poisoned: fills memory at allocation and deallocation, so that reading it too early or too late becomes visible.
 
 #include <atomic>
 #include <concepts>
@@ -29,9 +28,9 @@ struct poisoned {
   using layer = poisoned_layer<Upstream>;
 };
 
-/// Costs one fill of the whole block in stream order (about 2 us and its bandwidth) a call. Never
-/// synchronises, but for the _sync calls, which wait for their fill, and where the stream of a deallocation may be
-/// destroyed and its work cannot be ordered on the device. Fills nothing while a graph is captured from the stream.
+/// Costs one fill of the whole block per call, in stream order (about 2 us, plus its bytes at memory bandwidth). Never
+/// synchronises, except for the _sync calls, which wait for their fill, and if the stream of a deallocation may be destroyed
+/// and its work cannot be ordered on the device. Fills nothing while the stream is capturing a graph.
 template <class Upstream>
 class poisoned_layer {
  public:
@@ -58,7 +57,7 @@ class poisoned_layer {
         on = stream_ref{};
         ordered = detail::order_behind_lost(driver(), on).ok();
       }
-      // Freed in the order of the fill, so that nobody gets the block before it.
+      // Freed on the stream of the fill, so that no other caller gets the block before the fill.
       if (ordered && !is_capturing(on) && detail::fill_bytes(driver(), on, p, pattern::freed, bytes).ok())
         stream = on;
     }
@@ -68,7 +67,7 @@ class poisoned_layer {
     void* const p = upstream_.allocate_sync(bytes, alignment);
     if (p == nullptr || is_capturing(stream_ref{})) return p;
     if (status const s = fill_and_wait(p, pattern::uninitialised, bytes); !s.ok()) {
-      // The fill may still run, and would write over what the caller writes: the block goes back behind it.
+      // The fill may still run, and would overwrite what the caller writes: free the block after the fill, in stream order.
       upstream_.deallocate(stream_ref{}, p, bytes, alignment);
       throw cuda_error(s, driver().device().value);
     }
@@ -83,7 +82,7 @@ class poisoned_layer {
     }
   }
 
-  /// Such a block is not poisoned when it is freed: the other stream may be at work in it. @throws std::bad_alloc
+  /// Such a block is not poisoned when it is freed: the other stream may still use it. @throws std::bad_alloc
   void record_use(void* p, std::size_t bytes, stream_ref stream) requires detail::takes_uses<Upstream> {
     {
       std::lock_guard const guard(mutex_);
@@ -106,7 +105,7 @@ class poisoned_layer {
     (void)detail::fill_bytes(driver(), stream_ref{}, p, byte, bytes);
     return driver().synchronize_stream(stream_ref{});
   }
-  /// True once where record_use() named the block.
+  /// Returns true, once, if record_use() named the block.
   bool is_used_elsewhere(void* p) noexcept {
     if (count_.load(std::memory_order_relaxed) == 0) return false;
     std::lock_guard const guard(mutex_);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// reachable_from: lets other devices at a device's pages, so that their kernels may read and write a pool's memory where
-// it is, and copies go straight.
+// reachable_from: gives other devices access to a device's pages, so that their kernels may read and write a pool's memory in
+// place, and copies between the devices are direct.
 
 #include <cstddef>
 #include <exception>
@@ -18,7 +18,7 @@
 
 namespace tarn {
 
-/// A device that cannot be let at another's memory: no NVLink or PCIe path between them that allows it.
+/// Thrown if a device cannot access another's memory: no NVLink or PCIe path between them allows it.
 class unreachable_device : public std::exception {
  public:
   unreachable_device(device_id memory, device_id from) noexcept : memory_(memory), from_(from) {
@@ -27,9 +27,9 @@ class unreachable_device : public std::exception {
         .add("; leave that one out of reachable_from, copies between them work without it");
   }
   [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
-  /// Whose memory it is.
+  /// The device that has the memory.
   [[nodiscard]] device_id memory() const noexcept { return memory_; }
-  /// Who cannot reach it.
+  /// The device that cannot reach it.
   [[nodiscard]] device_id from() const noexcept { return from_; }
 
  private:
@@ -41,8 +41,8 @@ class unreachable_device : public std::exception {
 template <class Upstream>
 class reachable_layer;
 
-/// Below a pool: `cuda_pages{0} | reachable_from{1, 2} | pooled{}`. One more driver call per device and mapping (some 25
-/// us), none per allocation. The pages' own device may be named and costs nothing.
+/// Below a pool: `cuda_pages{0} | reachable_from{1, 2} | pooled{}`. One more driver call per device and mapping (about 25 us),
+/// none per allocation. The pages' own device may be listed and costs nothing.
 class reachable_from {
  public:
   template <class Upstream>
@@ -59,8 +59,8 @@ class reachable_from {
   std::vector<device_id> devices_;
 };
 
-/// A page source whose mappings are shared with other devices as they are made. It passes no plain blocks on: those of
-/// cudaMalloc are not reachable in this way, so a pool over it is one that an attached memory tool does not see into.
+/// A page source whose mappings are shared with other devices when they are made. It does not pass plain blocks on:
+/// cudaMalloc's blocks cannot be shared this way, so an attached memory tool cannot watch the blocks of a pool over it.
 template <class Upstream>
 class reachable_layer {
   static_assert(page_source<Upstream>,
@@ -73,8 +73,8 @@ class reachable_layer {
   using properties = typename Upstream::properties;
 
   explicit reachable_layer(Upstream upstream) : upstream_(std::move(upstream)) {}
-  /// @throws unreachable_device  a device that cannot be let at these pages
-  /// @throws cuda_error          of kind `no_device` where there is no such device
+  /// @throws unreachable_device  a device cannot access these pages
+  /// @throws cuda_error          of kind `no_device` if there is no such device
   reachable_layer(Upstream upstream, reachable_from const& options) : upstream_(std::move(upstream)) {
     for (device_id const other : options.devices()) {
       if (other == driver().device()) continue;
@@ -106,7 +106,7 @@ class reachable_layer {
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
-  /// The devices besides the memory's own that reach it.
+  /// The devices that reach the memory, besides its own.
   [[nodiscard]] std::span<device_id const> reached_from() const noexcept { return others_; }
 
  private:

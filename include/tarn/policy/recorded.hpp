@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// recorded: writes every call as a trace that tarn_replay reads, so that a program can be measured against
-// any pool.
+// recorded: writes every call as a trace for tarn_replay, so that a program can be measured against any pool.
 
 #include <cerrno>
 #include <cstddef>
@@ -22,7 +21,7 @@ namespace tarn {
 template <class Upstream>
 class recorded_layer;
 
-/// Records to a file of that name (made anew), or to an open file, which stays the caller's to close.
+/// Records to a newly created file of that name, or to an open file, which the caller closes.
 struct recorded {
   char const* path = nullptr;
   std::FILE* file = nullptr;
@@ -34,11 +33,11 @@ struct recorded {
   using layer = recorded_layer<Upstream>;
 };
 
-/// Writes `a id bytes stream` with requested bytes and `f id`, in an order that happened: an address freed
-/// and handed out again is never seen twice at once. One mutex around the note, none around the upstream.
-/// Costs a hash look-up and a buffered write a call; writing errors are told once on standard error and end
-/// the recording, never the program. Up to 65,533 streams beside the default one are told apart; further ones share one
-/// number, so that every trace can be replayed.
+/// Writes `a id bytes stream` with requested bytes and `f id`, in an order that happened: an address that is freed and handed
+/// out again is never live twice in the trace. One mutex around the record, none around the upstream. Costs a hash lookup and a
+/// buffered write per call; write errors are reported once on standard error and end the recording, never the program. Up to
+/// 65,533 streams besides the default one have numbers of their own; further ones share one number, so that every trace can be
+/// replayed.
 template <class Upstream>
 class recorded_layer {
  public:
@@ -46,7 +45,7 @@ class recorded_layer {
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
 
-  /// @throws std::system_error  the file cannot be made
+  /// @throws std::system_error  the file cannot be created
   recorded_layer(Upstream upstream, recorded const& options)
       : upstream_(std::move(upstream)), file_(options.file), owned_(options.file == nullptr) {
     if (owned_) file_ = options.path != nullptr ? std::fopen(options.path, "w") : nullptr;
@@ -86,7 +85,7 @@ class recorded_layer {
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
-  /// Writes what is buffered; false where that failed, now or before.
+  /// Writes what is buffered; returns false if that failed, now or before.
   bool flush() noexcept {
     std::lock_guard const guard(mutex_);
     if (file_ != nullptr && std::fflush(file_) != 0) complain();
@@ -96,7 +95,7 @@ class recorded_layer {
  private:
   static constexpr std::uint64_t default_key = 0;
 
-  /// The stream's identity, or its handle where the driver does not tell.
+  /// The stream's identity, or its handle if the driver does not report one.
   [[nodiscard]] std::uint64_t key_of(stream_ref stream) const noexcept {
     stream_id id = stream.id();
     if (stream.handle() == nullptr && id == stream_ref::unknown_id) return default_key;
@@ -124,11 +123,11 @@ class recorded_layer {
   void note_free(void* p) noexcept {
     std::lock_guard const guard(mutex_);
     std::uint64_t const id = live_.erase(reinterpret_cast<std::uintptr_t>(p));
-    if (id == 0) return;  // the layers below tell of misuse
+    if (id == 0) return;  // the layers below report misuse
     put(format_trace_line({trace_event_kind::free, id, 0, 0}).view());
   }
-  /// Streams are numbered in the order in which they are first seen, from 1 on. The last number of the format stands for
-  /// all streams that come after it: a program may make more streams than can be replayed. @throws std::bad_alloc
+  /// Streams are numbered from 1 in the order of their first call. The last number of the format stands for all later streams:
+  /// a program may create more streams than can be replayed. @throws std::bad_alloc
   [[nodiscard]] std::uint32_t number_of(std::uint64_t key) {
     if (key == default_key) return 0;
     if (std::uint32_t const known = streams_.find(key); known != 0) return known;
@@ -155,10 +154,10 @@ class recorded_layer {
   detail::fork_mutex mutex_;
   std::FILE* file_;
   bool owned_;
-  bool streams_are_shared_ = false;  ///< the trace says so, once
+  bool streams_are_shared_ = false;  ///< written to the trace once
   std::uint64_t next_id_ = 1;
   detail::address_map<std::uint64_t> live_;     ///< the id of each live block
-  detail::address_map<std::uint32_t> streams_;  ///< the number of each stream but the default one
+  detail::address_map<std::uint32_t> streams_;  ///< the number of each stream except the default one
 };
 
 }  // namespace tarn

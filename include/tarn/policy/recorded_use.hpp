@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// record_use() on its way through a policy that hands out other pointers than it gets, or touches freed blocks.
+// Forwards record_use() through a policy that returns other pointers than its upstream, or that touches freed blocks.
 
 #include <cstddef>
 
@@ -8,7 +8,7 @@
 
 namespace tarn::detail {
 
-/// The call, for whichever layer takes it.
+/// The call, for the nearest layer that accepts it.
 struct record_use_call {
   void* p;
   std::size_t bytes;
@@ -19,7 +19,7 @@ struct record_use_call {
   }
 };
 
-/// A pool is somewhere below.
+/// Whether there is a pool somewhere below.
 template <class Upstream>
 concept takes_uses = reachable<Upstream, record_use_call>;
 

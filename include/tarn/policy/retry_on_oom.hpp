@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// retry_on_oom: a user's handler gets the chance to free memory before out_of_memory reaches the caller.
+// retry_on_oom: a user's handler that may free memory before out_of_memory reaches the caller.
 
 #include <concepts>
 #include <cstddef>
@@ -14,14 +14,14 @@ namespace tarn {
 template <class Upstream, class Handler>
 class retry_layer;
 
-/// Calls `handler(error, attempt)`, attempt counting from 1, when the upstream throws out_of_memory. True:
-/// something was freed, ask again. False: let the error through. What the handler throws reaches the caller.
-/// The handler may be called from several threads at once, and may itself free through the same memory.
+/// Calls `handler(error, attempt)`, with attempt counting from 1, when the upstream throws out_of_memory. If it returns true,
+/// something was freed and the request is retried; if false, the error is passed on. Exceptions of the handler reach the
+/// caller. The handler may be called from several threads at once, and may itself free through the same memory.
 ///
 /// Under a pool (`source | retry_on_oom{f} | pooled{}`) the handler runs inside the pool's growth. It may use that pool:
-/// empty_cache() gives back what is wholly free, owns(), state() and deallocate() work; allocate() is served from the
-/// cache, or refused with out_of_memory, since the pool cannot grow meanwhile. Other threads that need the pool to grow
-/// wait for the handler, so it must not wait for them.
+/// empty_cache() gives back what is wholly free; owns(), state() and deallocate() work; allocate() is served from the cache, or
+/// refused with out_of_memory, since the pool cannot grow meanwhile. Other threads that need the pool to grow wait for the
+/// handler, so it must not wait for them.
 template <class Handler>
 requires std::predicate<Handler&, out_of_memory const&, unsigned>
 struct retry_on_oom {
@@ -45,7 +45,7 @@ class retry_layer {
   retry_layer(retry_layer const&) = delete;
   retry_layer& operator=(retry_layer const&) = delete;
 
-  /// @throws out_of_memory  the handler declined; other exceptions pass untouched
+  /// @throws out_of_memory  the handler declined; other exceptions are passed on unchanged
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     return retry([&] { return upstream_.allocate(stream, bytes, alignment); });
   }

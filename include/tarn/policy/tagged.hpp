@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// tagged: a handle on the same memory that names all that goes through it.
+// tagged: a handle on the same memory that gives a tag to all allocations through it.
 
 #include <cstddef>
 #include <string_view>
@@ -14,9 +14,8 @@ namespace tarn {
 template <class Upstream>
 class tagged_layer;
 
-/// `auto weights_memory = memory | tarn::tagged{"weights"};` over memory that is `watched`. A call that has a tag of
-/// its own keeps it; tags of scopes give way. What is allocated through it may be freed through any handle on the same
-/// memory.
+/// `auto weights_memory = memory | tarn::tagged{"weights"};` over memory that is `watched`. A call with a tag of its own keeps
+/// it; this tag takes precedence over those of scopes. A block may be freed through any handle on the same memory.
 struct tagged {
   tag name;
 
@@ -27,7 +26,7 @@ struct tagged {
   using layer = tagged_layer<Upstream>;
 };
 
-/// Two writes of a thread's own word per allocation.
+/// Costs two writes of a thread-local word per allocation.
 template <class Upstream>
 class tagged_layer {
  public:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The trace format: one line an event, readable by people and by tarn_replay.
+// The trace format: one line per event, readable by people and by tarn_replay.
 //
 //   a <id> <bytes> <stream>   allocate: requested bytes; stream is a small number, 0 the first one seen
 //   f <id>                    free
@@ -17,7 +17,7 @@
 
 namespace tarn {
 
-/// A line that is no event. Says which line and why.
+/// A line that is not an event. Reports the line number and the reason.
 class trace_error : public std::exception {
  public:
   trace_error(std::uint64_t line, std::string_view reason) noexcept : line_(line) {
@@ -31,7 +31,7 @@ class trace_error : public std::exception {
   message<256> text_;
 };
 
-/// Streams that a trace may tell apart, the default one included. `recorded` writes no more, and tarn_replay reads no more.
+/// Streams that a trace can distinguish, including the default one. The limit of `recorded` and of tarn_replay.
 inline constexpr std::uint32_t most_trace_streams = 65535;
 
 enum class trace_event_kind : std::uint8_t { comment, allocate, free };
@@ -45,7 +45,7 @@ struct trace_event {
 
 /// Reads one line, without its line feed. Blank lines are comments.
 /// @param number  of the line, for the error
-/// @throws trace_error  anything else, numbers that do not fit and words too many included. O(length)
+/// @throws trace_error  anything else, including numbers that do not fit and extra words. O(length)
 [[nodiscard]] inline trace_event parse_trace_line(std::string_view line, std::uint64_t number) {
   while (!line.empty() && (line.back() == '\r' || line.back() == ' ' || line.back() == '\t'))
     line.remove_suffix(1);
@@ -88,7 +88,7 @@ struct trace_event {
   return event;
 }
 
-/// Writes one event as a line, line feed included.
+/// Formats one event as a line, including the line feed.
 [[nodiscard]] inline message<72> format_trace_line(trace_event const& event) noexcept {
   message<72> line;
   if (event.kind == trace_event_kind::allocate) {

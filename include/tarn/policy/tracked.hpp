@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// tracked: exact numbers of what was handed out, as PyTorch defines them, and high-water scopes that do not
-// disturb each other.
+// tracked: exact statistics of the blocks that were handed out, as PyTorch defines them, and independent high-water scopes.
 
 #include <concepts>
 #include <cstddef>
@@ -19,17 +18,16 @@ namespace tarn {
 template <class Upstream>
 class tracked_layer;
 
-/// Counts allocations, allocated (rounded) and requested bytes, for all blocks and apart for small and large
-/// ones.
+/// Counts allocations, allocated (rounded) and requested bytes, for all blocks and separately for small and large ones.
 struct tracked {
   template <class Upstream>
   using layer = tracked_layer<Upstream>;
 };
 
-/// Exact under any number of threads: current and peak are those of one order of events. A block is counted from before it is
-/// handed out until it is given back, so an address that another thread gets at once is never counted twice. Of several
-/// layers over one pool each sees as active all blocks that wait in the pool. A block that begins to wait stops to be
-/// allocated first, within its deallocation: to another thread it may look as if it were neither for that moment.
+/// Exact with any number of threads: current and peak values are those of one order of events. A block is counted before its
+/// address is returned and uncounted before it is freed, so an address that another thread gets at once is never counted twice.
+/// Of several layers over one pool, each counts as active all blocks that wait in the pool. A block that starts waiting first
+/// stops being allocated, within its deallocation: for that moment, another thread may see it as neither.
 template <class Upstream>
 class tracked_layer {
  public:
@@ -37,7 +35,7 @@ class tracked_layer {
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
 
-  /// Blocks up to here are small, bytes (PyTorch: kSmallSize).
+  /// Blocks up to this size are small, bytes (PyTorch: kSmallSize).
   static constexpr std::size_t small_limit = 1_MiB;
 
   tracked_layer() requires std::default_initializable<Upstream> : tracked_layer(Upstream{}) {}
@@ -70,22 +68,22 @@ class tracked_layer {
 
   /// All counters at one moment.
   [[nodiscard]] tracked_statistics statistics() const noexcept { return numbers_.statistics(); }
-  /// Lets every peak start again from now; high-water marks of scopes are not touched.
+  /// Restarts every peak from the current values; high-water marks of scopes are unaffected.
   void reset_peak_statistics() noexcept { numbers_.reset_peaks(); }
   /// Sets the totals (allocated, freed) and the count of refusals to zero.
   void reset_accumulated_statistics() noexcept { numbers_.reset_totals(); }
 
-  /// Starts a high-water mark; it must stay where it is until remove(). O(1).
+  /// Starts a high-water mark; it must stay in place until remove(). O(1).
   void add(high_water_mark& mark, peak_of whose) noexcept { numbers_.add(mark, whose); }
   /// Ends a high-water mark. O(marks).
   void remove(high_water_mark& mark) noexcept { numbers_.remove(mark); }
-  /// The mark as it stands.
+  /// The current values of the mark.
   [[nodiscard]] high_water_mark read(high_water_mark const& mark) const noexcept {
     return numbers_.read(mark);
   }
 
  private:
-  /// Counts what the pool below holds back for the work of other streams.
+  /// Counts the blocks that the pool below holds back for the work of other streams.
   class observer final : public detail::waiting_observer {
    public:
     explicit observer(detail::tracked_numbers& numbers) noexcept : numbers_(numbers) {}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The numbers of `tracked`: current, peak and totals of one order of all threads' calls, and high-water marks. One thread
-// counts under a lock that it finds free. Where several come at once, who holds the lock counts for who waits
-// (combining_lock), and then each gets a share of the room below the peaks, to count in by itself (tracked_share).
+// The counters of `tracked`: current, peak and totals in one order of all threads' calls, and high-water marks. Without
+// contention, a thread counts under a lock. Under contention, the lock's owner counts for the waiting threads (combining_lock);
+// then each thread gets a share of the room below the peaks, in which it counts on its own (tracked_share).
 
 #include <array>
 #include <atomic>
@@ -24,27 +24,27 @@
 
 namespace tarn {
 
-/// Statistics of what was handed out; each indexed by block_group.
+/// Statistics of the blocks that were handed out; each array is indexed by block_group.
 struct tracked_statistics {
   std::array<stat, 3> allocations;      ///< blocks
   std::array<stat, 3> allocated_bytes;  ///< as the pool rounds them
-  std::array<stat, 3> requested_bytes;  ///< as asked
+  std::array<stat, 3> requested_bytes;  ///< as requested
   std::uint64_t ooms = 0;               ///< requests refused
-  /// The same with the blocks that were freed and that the pool holds back for the work of other streams. Such a block
-  /// counts with the bytes that the pool was asked for.
+  /// The same, including freed blocks that the pool holds back for the work of other streams. Such a block counts with the
+  /// bytes requested from the pool.
   std::array<stat, 3> active;
   std::array<stat, 3> active_bytes;
   std::array<stat, 3> active_requested_bytes;
 };
 
-/// Whose calls a high-water mark sees.
+/// Which threads' calls a high-water mark counts.
 enum class peak_of { all_threads, this_thread };
 
 /// A high-water mark over a scope; linked into its tracked_layer while it lives.
 struct high_water_mark {
   std::int64_t start = 0;        ///< allocated bytes when it began (0 for one thread's)
-  std::int64_t current = 0;      ///< now
-  std::int64_t peak = 0;         ///< the most since it began
+  std::int64_t current = 0;      ///< current value
+  std::int64_t peak = 0;         ///< the maximum since it began
   std::int64_t allocations = 0;  ///< blocks handed out since it began
   peak_of whose = peak_of::all_threads;
   std::uint64_t thread = 0;  ///< number of the thread whose calls count, for peak_of::this_thread
@@ -53,8 +53,8 @@ struct high_water_mark {
 
 namespace detail {
 
-/// Exact under any number of threads: nothing is counted late or twice for who asks. O(1); asking is O(threads that count
-/// at once, at most 32).
+/// Exact with any number of threads: a reader sees no call counted late or twice. Counting is O(1); reading is O(threads that
+/// count on their own, at most 32).
 class tracked_numbers {
  public:
   tracked_numbers() noexcept = default;
@@ -76,9 +76,9 @@ class tracked_numbers {
     if (waited) [[unlikely]]
       ask(u.thread);
   }
-  /// How many threads count by themselves now.
+  /// Number of threads that count on their own now.
   [[nodiscard]] int sharing() const noexcept { return std::popcount(open_.load(std::memory_order_relaxed)); }
-  /// Says that a thread would rather count by itself. It has a share once another does, too.
+  /// Requests a share for a thread. Shares are opened once at least two threads have requested one.
   void ask(void const* thread) noexcept {
     std::uint32_t const mine = std::uint32_t{1} << thread_place(thread);
     if ((asked_.load(std::memory_order_relaxed) & mine) == 0)
@@ -116,7 +116,7 @@ class tracked_numbers {
     statistics_.ooms = 0;
   }
 
-  /// Counts blocks that begin to wait after their deallocation, or, with negative amounts, stop to.
+  /// Counts blocks that start to wait after their deallocation, or, with negative amounts, stop waiting.
   void count_waiting(waiting_amount const& small, waiting_amount const& large) noexcept {
     std::lock_guard const guard(lock_);
     call_in();
@@ -164,11 +164,11 @@ class tracked_numbers {
 
  private:
   static constexpr unsigned share_count = thread_places;
-  /// Fewer calls than this for each share, and handing shares out cost more than it saved.
+  /// With fewer calls than this per share, opening shares costs more than it saves.
   static constexpr std::uint64_t least_calls = 4;
   static constexpr std::uint32_t longest_pause = 4096;
 
-  /// In line where the lock is found free: a call would cost as much again.
+  /// Inlined for the case that the lock is free: a call would double the cost.
   struct applier {
     tracked_numbers& numbers;
     TARN_ALWAYS_INLINE void operator()(tracked_update const& u) const noexcept { numbers.apply(u); }
@@ -180,9 +180,9 @@ class tracked_numbers {
                        : statistics_.requested_bytes[group];
   }
 
-  /// The lock is held.
+  /// The caller holds the lock.
   TARN_ALWAYS_INLINE void apply(tracked_update const& u) noexcept {
-    bool const several = asked_.load(std::memory_order_relaxed) != 0;  // else no share is out
+    bool const several = asked_.load(std::memory_order_relaxed) != 0;  // otherwise no share is open
     if (several && out_ != 0 && u.rounded > 0 && !fits(u)) [[unlikely]]
       call_in();
     auto const g = static_cast<std::size_t>(u.group);
@@ -207,7 +207,7 @@ class tracked_numbers {
       hand_out();
   }
 
-  /// A number with what waits. What passes its peak while nothing waits passes the peak of `number`, too.
+  /// A number including waiting blocks. If it passes its peak while nothing waits, it passes the peak of `number`, too.
   [[nodiscard]] stat active(std::size_t k, std::size_t g) noexcept {
     stat s = number(k, g);
     s.current += waiting_[k][g];
@@ -228,13 +228,13 @@ class tracked_numbers {
     }
     watched_ = waits || marks_ != nullptr;
   }
-  /// How far a number may grow before it, or it with what waits, passes its peak.
+  /// How far a number may grow before it, or its sum with the waiting blocks, passes its peak.
   [[nodiscard]] std::int64_t room(std::size_t k, std::size_t g) noexcept {
     stat const& s = number(k, g);
     return smaller_of(s.peak, larger_of(s.peak, active_peak_[k][g]) - waiting_[k][g]) - s.current;
   }
 
-  /// True where a block can come without a new peak, even if all shares are used up.
+  /// Whether a block can be added without a new peak, even if all shares are used up.
   [[nodiscard]] bool fits(tracked_update const& u) noexcept {
     auto const change = u.by_kind();
     for (std::size_t k = 0; k < 3; ++k) {
@@ -248,7 +248,7 @@ class tracked_numbers {
     return true;
   }
 
-  /// Gives each thread that asked an equal share of the room below every peak, and keeps one.
+  /// Gives each requesting thread an equal share of the room below every peak, and keeps one.
   TARN_NOINLINE void hand_out() noexcept {
     if (pause_ != 0) {
       --pause_;
@@ -264,7 +264,7 @@ class tracked_numbers {
       for (std::size_t g = 0; g < 3; ++g) share[k][g] = room(k, g) / (takers + 1);
     }
     for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
-      if (m->whose == peak_of::this_thread) return;  // a share does not tell its threads apart
+      if (m->whose == peak_of::this_thread) return;  // a share does not distinguish its threads
       share[1][0] = smaller_of(share[1][0], (m->peak - m->current) / (takers + 1));
     }
     for (std::size_t k = 0; k < 3; ++k) {
@@ -275,7 +275,7 @@ class tracked_numbers {
     open_.store(asked, std::memory_order_release);
   }
 
-  /// Takes all shares back. The lock is held.
+  /// Takes all shares back. The caller holds the lock.
   TARN_NOINLINE void call_in() noexcept {
     if (out_ == 0) return;
     open_.store(0, std::memory_order_relaxed);
@@ -321,21 +321,21 @@ class tracked_numbers {
     }
   }
 
-  tracked_share* shares_ = nullptr;      ///< made under the lock when two threads came at once; stays
-  std::atomic<std::uint32_t> open_{0};   ///< whose share is open; a hint
-  std::atomic<std::uint32_t> asked_{0};  ///< who found the lock taken, whoever has a share among them
+  tracked_share* shares_ = nullptr;      ///< made under the lock at the first contention; kept
+  std::atomic<std::uint32_t> open_{0};   ///< threads whose share is open; a hint
+  std::atomic<std::uint32_t> asked_{0};  ///< threads that found the lock taken or have a share
   combining_lock<tracked_update> lock_;
   // Under the lock:
   tracked_statistics statistics_;
   high_water_mark* marks_ = nullptr;
   bool watched_ = false;       ///< there is a mark, or a block waits
-  tracked_amounts waiting_{};  ///< of the blocks that wait
+  tracked_amounts waiting_{};  ///< of the waiting blocks
   tracked_amounts
-      active_peak_{};           ///< the most of a number and what waits, at the moments when something waited
-  tracked_amounts not_over_{};  ///< what began to wait since the totals were reset, less what stopped
-  std::uint32_t out_ = 0;       ///< whose share is open
-  tracked_amounts lent_{};      ///< all their room
-  std::uint32_t pause_ = 0;     ///< calls to count before shares are handed out again
+      active_peak_{};  ///< the maximum of a number plus waiting blocks, at the moments when something waited
+  tracked_amounts not_over_{};  ///< what started to wait since the totals were reset, less what stopped
+  std::uint32_t out_ = 0;       ///< threads whose share is open
+  tracked_amounts lent_{};      ///< the room of all open shares
+  std::uint32_t pause_ = 0;     ///< calls to count before shares are opened again
   std::uint32_t last_pause_ = 0;
   at_fork member_{this,
                   [](void* self) noexcept {

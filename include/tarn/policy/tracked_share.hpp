@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What one thread may count by itself. Where several threads call at once, each is given a share of the room that is left
-// below the peaks. While it stays within its share no peak can change, whatever the others do within theirs, so nobody
-// needs to know of it until somebody asks: every number stays exact. (Shares of what is left below a limit: O'Neil, "The
-// escrow transactional method", TODS 1986.)
+// The part of the counters that one thread updates on its own. Under contention, each thread gets a share of the room below the
+// peaks. While it stays within its share no peak can change, whatever the others do within theirs, so its counts need not be
+// published until they are read: every number stays exact. (Shares of the room below a limit: O'Neil, "The escrow transactional
+// method", TODS 1986.)
 
 #include <array>
 #include <cstddef>
@@ -20,7 +20,7 @@ enum class block_group : std::uint8_t { all, small, large };
 
 namespace detail {
 
-/// What one call changes.
+/// The change that one call makes.
 struct tracked_update {
   std::int64_t rounded = 0;  ///< bytes; negative for a free
   std::int64_t requested = 0;
@@ -38,7 +38,8 @@ using tracked_amounts = std::array<std::array<std::int64_t, 3>, 3>;
 
 class alignas(cache_line_bytes) tracked_share {
  public:
-  /// Counts a call here. False: there is no share now, or not enough of it; it is to be counted by all.
+  /// Counts a call here. Returns false if there is no open share, or not enough room in it; the call must then be counted
+  /// globally.
   [[nodiscard]] TARN_ALWAYS_INLINE bool count(tracked_update const& u) noexcept {
     if (!lock_.try_lock()) return false;
     bool const done = is_open_ && (u.rounded < 0 || has_room(u));
@@ -56,14 +57,14 @@ class alignas(cache_line_bytes) tracked_share {
     return done;
   }
 
-  /// Gives this share's thread room for itself.
+  /// Opens this share with `room`.
   void open(tracked_amounts const& room) noexcept {
     lock_.lock();
     given_ = room_ = room;
     is_open_ = true;
     lock_.unlock();
   }
-  /// Takes the room back and tells what was counted: f(kind, group, change, came) for each. Returns the number of calls.
+  /// Closes the share and reports its counts: f(kind, group, change, came) for each. Returns the number of calls.
   template <class F>
   std::uint64_t close(F const& f) noexcept {
     lock_.lock();
@@ -79,7 +80,7 @@ class alignas(cache_line_bytes) tracked_share {
     return calls;
   }
 
-  /// For fork(): nobody counts here meanwhile.
+  /// For fork(): no thread counts here meanwhile.
   void lock() noexcept { lock_.lock(); }
   void unlock() noexcept { lock_.unlock(); }
 
@@ -96,7 +97,7 @@ class alignas(cache_line_bytes) tracked_share {
   bool is_open_ = false;
   std::uint64_t calls_ = 0;  ///< counted here since it was opened
   tracked_amounts room_{};   ///< by how much each number may still grow here
-  tracked_amounts given_{};  ///< what room_ was when it was opened
+  tracked_amounts given_{};  ///< room_ when the share was opened
   tracked_amounts came_{};   ///< all increases
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The books of `watched`: live blocks, the latest events, what each tag holds.
+// The records of `watched`: live blocks, the latest events, and the bytes of each tag.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace tarn::detail {
 
-/// What one tag holds, bytes as blocks occupy them.
+/// The amounts of one tag; bytes as blocks occupy them.
 struct tag_account {
   std::size_t bytes = 0;
   std::size_t peak_bytes = 0;
@@ -28,10 +28,10 @@ struct tag_account {
   std::uint64_t allocations = 0;
 };
 
-/// One order of all threads' calls, under one lock that is held for tens of nanoseconds and never around a call of the
-/// layer below. Where threads meet, one of them notes what the others have to tell: the books stay in its processor's cache.
-/// Host memory: 48 bytes and an index of 32 to 64 per live block (room is kept for the most there were), 56 per event of
-/// the ring, 40 per tag, 48 per place and 8 per frame of its stack.
+/// One order of all threads' calls, under one lock that is held for tens of nanoseconds and never around a call of the layer
+/// below. Under contention one thread makes the records of the others, too, so that they stay in its processor's cache. Host
+/// memory: 48 bytes and an index of 32 to 64 per live block (room is kept for the peak number), 56 per event of the ring, 40
+/// per tag, 48 per place and 8 per frame of its stack.
 class watch_log {
  public:
   /// @throws std::bad_alloc
@@ -39,7 +39,8 @@ class watch_log {
     ring_.resize(history);
   }
 
-  /// A block was handed out. Its place and numbers are in `b`, its tag a tag's id, its place still to be found.
+  /// Records a block that was handed out. `b` holds its address, its numbers and its tag id; the place is looked up from
+  /// `origin`.
   /// @throws std::bad_alloc  nothing has changed
   void note_allocation(watched_block const& b, call_origin const& origin) {
     bool refused = false;
@@ -53,7 +54,7 @@ class watch_log {
     if (refused) throw std::bad_alloc();
   }
 
-  /// A block is about to go back. What is not known here is left to the layers below.
+  /// Records that a block is about to be freed. An unknown block is left to the layers below.
   void note_free(std::uintptr_t address, stream_id stream, call_origin const& origin,
                  std::uint64_t time_ns) noexcept {
     one_by_one([&]() noexcept {
@@ -70,7 +71,7 @@ class watch_log {
     });
   }
 
-  /// A request was refused. Tells who holds the most.
+  /// Records a refused request, and returns the tags that hold the most.
   void note_refusal(watched_event e, call_origin const& origin, bytes_of_tag (&biggest)[3]) noexcept {
     std::lock_guard const guard(lock_);
     try {
@@ -80,7 +81,7 @@ class watch_log {
     e.time_ns = in_order(e.time_ns);
     note(e);
     for (bytes_of_tag& t : biggest) t = {};
-    if (accounts_.size() < 2) return;  // no name was ever used
+    if (accounts_.size() < 2) return;  // no tag was ever used
     for (std::size_t id = 0; id < accounts_.size(); ++id) {
       bytes_of_tag t{known_tags.name_of(static_cast<std::uint32_t>(id)), accounts_[id].bytes};
       for (bytes_of_tag& place : biggest) {
@@ -89,7 +90,7 @@ class watch_log {
     }
   }
 
-  /// How much there is to copy.
+  /// The numbers of elements to copy.
   struct sizes {
     std::size_t live = 0;
     std::size_t events = 0;
@@ -101,7 +102,7 @@ class watch_log {
     std::lock_guard const guard(lock_);
     return counted();
   }
-  /// Calls `take(*this)` under the lock if no more is there than `room`; false where more came meanwhile. `take` must
+  /// Calls `take(*this)` under the lock if all of it fits `room`; returns false if more was added meanwhile. `take` must
   /// neither throw nor call the memory that is watched.
   template <class Take>
   [[nodiscard]] bool copy(sizes const& room, Take const& take) noexcept {
@@ -135,7 +136,7 @@ class watch_log {
   [[nodiscard]] watch_places const& places() const noexcept { return places_; }
   [[nodiscard]] std::uint64_t last_ns() const noexcept { return last_ns_; }
 
-  /// What the books take of host memory now.
+  /// Current host memory of the records.
   [[nodiscard]] std::size_t host_bytes() noexcept {
     std::lock_guard const guard(lock_);
     return blocks_.capacity() * sizeof(watched_block) + index_.host_bytes() +
@@ -143,14 +144,14 @@ class watch_log {
            places_.host_bytes();
   }
 
-  /// Peaks of the tags start again from now.
+  /// Restarts the peaks of the tags from their current values.
   void reset_peaks() noexcept {
     std::lock_guard const guard(lock_);
     for (tag_account& a : accounts_) a.peak_bytes = a.bytes;
   }
 
  private:
-  /// What a thread has to note: a callable on its stack, which waits.
+  /// A thread's pending record: a callable on its stack, while the thread waits.
   struct change {
     void (*make)(void*) noexcept = nullptr;
     void* of = nullptr;
@@ -167,7 +168,7 @@ class watch_log {
     while (accounts_.size() <= b.tag) accounts_.push_back(tag_account{});
     index_.make_room(1);
     if (vacant_ == 0) blocks_.reserve(blocks_.size() + 1);
-    // Handed out again without having come back this way: it came back below.
+    // Handed out again without a free through this layer: it was freed below.
     if (std::uint32_t const known = index_.erase(b.address); known != 0)
       end(known, b.stream, b.place, b.time_ns);
     b.time_ns = in_order(b.time_ns);
@@ -187,7 +188,7 @@ class watch_log {
     return {index_.size(), static_cast<std::size_t>(held), accounts_.size(), places_.places().size(),
             places_.frames().size()};
   }
-  /// Clocks are read before the lock is taken: of two calls the one that comes second may have looked first.
+  /// Clocks are read before the lock is taken, so a later call may have the earlier time.
   [[nodiscard]] std::uint64_t in_order(std::uint64_t time_ns) noexcept {
     return last_ns_ = larger_of(last_ns_, time_ns);
   }
@@ -198,7 +199,7 @@ class watch_log {
     }
     ++noted_;
   }
-  /// Keeps a block; room has been made. Its number, from 1.
+  /// Stores a block, for which room has been made. Returns its number, from 1.
   std::uint32_t keep(watched_block const& b) noexcept {
     if (vacant_ == 0) {
       blocks_.push_back(b);
@@ -217,7 +218,7 @@ class watch_log {
     --a.blocks;
     note({watched_event_kind::free, b.address, b.requested, b.bytes, stream, b.tag, from, in_order(time_ns)});
     b.address = 0;
-    b.place = vacant_;  // the vacant ones are a list
+    b.place = vacant_;  // vacant entries form a list
     vacant_ = number;
   }
 
@@ -226,10 +227,10 @@ class watch_log {
   std::size_t const most_places_;
   sequence<watched_block> blocks_;
   address_map<std::uint32_t> index_;  ///< address to number in blocks_
-  sequence<tag_account> accounts_;    ///< by a tag's id
+  sequence<tag_account> accounts_;    ///< by tag id
   watch_places places_;
   sequence<watched_event> ring_;
-  std::size_t next_ = 0;     ///< where the next event goes
+  std::size_t next_ = 0;     ///< index of the next event
   std::uint64_t noted_ = 0;  ///< events so far
   std::uint64_t last_ns_ = 0;
   held_at_fork<combining_lock<change>> member_{lock_};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The places that calls came from, each kept once and then known by a number.
+// The places that calls came from, each stored once and identified by a number.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace tarn::detail {
 
-/// Where a call came from: the place that was named and, where stacks are taken, the stack.
+/// Where a call came from: the recorded place and, if stacks are captured, the stack.
 struct call_origin {
   place where;
   void* frames[stack_depth];
@@ -28,7 +28,7 @@ class watch_places {
     std::size_t depth = 0;
   };
 
-  /// The number of an origin, from 1; 0 where nothing is known of it, or `most` are known already. O(1) and the depth.
+  /// The number of an origin, from 1; 0 if nothing is known of it, or if `most` are stored already. O(1) plus the depth.
   /// @throws std::bad_alloc  nothing has changed
   std::uint32_t number_of(call_origin const& o, std::size_t most) {
     if (o.where.line == 0 && o.depth == 0) return 0;
@@ -71,7 +71,7 @@ class watch_places {
     for (std::size_t i = 0; i < o.depth; ++i) mix(o.frames[i]);
     return hash;
   }
-  /// Texts are static: equal pointers are equal texts. A place may be told twice where a compiler kept its text twice.
+  /// Texts are static: equal pointers are equal texts. A place is stored twice if a compiler emitted its text twice.
   [[nodiscard]] bool is_same(known_place const& known, call_origin const& o) const noexcept {
     if (known.where.file != o.where.file || known.where.line != o.where.line ||
         known.where.function != o.where.function || known.depth != o.depth) {

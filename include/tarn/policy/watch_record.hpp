@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a `watched` layer has seen, copied out of it at one moment: plain data that reports are made of.
+// A copy of what a `watched` layer recorded, at one moment: plain data for reports.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,11 +21,11 @@ struct watched_frame {
 /// A block that is handed out.
 struct watched_block {
   std::uintptr_t address = 0;
-  std::size_t requested = 0;  ///< bytes that the caller asked for
+  std::size_t requested = 0;  ///< bytes requested by the caller
   std::size_t bytes = 0;      ///< bytes that it occupies
   stream_id stream = 0;       ///< of the allocation
   std::uint32_t tag = 0;      ///< index into watch_record::tags; 0 is "untagged"
-  std::uint32_t place = 0;    ///< index into watch_record::places; 0 is not known
+  std::uint32_t place = 0;    ///< index into watch_record::places; 0 if unknown
   std::uint64_t time_ns = 0;  ///< since watch_record::started_ns
 };
 
@@ -34,16 +34,16 @@ enum class watched_event_kind : std::uint8_t { allocate, free, refused };
 /// One call, in the order in which the calls took effect.
 struct watched_event {
   watched_event_kind kind = watched_event_kind::allocate;
-  std::uintptr_t address = 0;  ///< none of a refusal
-  std::size_t requested = 0;   ///< bytes; of a refusal what was asked
-  std::size_t bytes = 0;       ///< bytes that it occupies; 0 of a refusal
+  std::uintptr_t address = 0;  ///< 0 for a refusal
+  std::size_t requested = 0;   ///< bytes; for a refusal, those requested
+  std::size_t bytes = 0;       ///< bytes that it occupies; 0 for a refusal
   stream_id stream = 0;        ///< of this call
   std::uint32_t tag = 0;
   std::uint32_t place = 0;
   std::uint64_t time_ns = 0;
 };
 
-/// One tag's numbers. Bytes as the blocks occupy them.
+/// The amounts of one tag. Bytes as the blocks occupy them.
 struct watched_tag {
   std::string name;
   std::size_t bytes = 0;
@@ -56,7 +56,7 @@ struct watched_tag {
 struct watch_record {
   std::uint64_t started_ns = 0;  ///< when the layer was made, since 1970
   std::uint64_t now_ns = 0;      ///< when this was copied, since started_ns
-  std::uint64_t steady_ns = 0;   ///< what the steady clock read at started_ns; 0 with a clock of one's own
+  std::uint64_t steady_ns = 0;   ///< the steady clock at started_ns; 0 with a user's clock
   std::vector<watched_block> live;
   std::vector<watched_event> events;               ///< the latest ones, oldest first
   std::uint64_t forgotten_events = 0;              ///< older ones that the ring no longer holds

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// watched: who holds what, since when, from which line and under which name.
+// watched: records every live block with its size, time, source line and tag.
 
 #include <algorithm>
 #include <concepts>
@@ -25,36 +25,35 @@ namespace tarn {
 template <class Upstream>
 class watched_layer;
 
-/// `cuda_pages{} | pooled{} | watched{.history = 100'000}`: keeps each live block with its line, tag, stream and time,
-/// and the latest calls.
+/// `cuda_pages{} | pooled{} | watched{.history = 100'000}`: records each live block with its line, tag, stream and time, and
+/// the latest calls.
 struct watched {
-  /// Events kept; the oldest give way. Where any are, the pool below keeps what it took from the driver as well, see
-  /// remember_growth(), unless the clock is one's own.
+  /// Number of events kept; the oldest are overwritten. If it is not 0, the pool below also records what it takes from the
+  /// driver, see remember_growth(), unless a user's clock is set.
   std::size_t history = 0;
   stack_hooks
-      stacks{};  ///< takes call stacks as well: `.stacks = tarn::backtrace_stacks()` (policy/backtrace)
-  /// Nanoseconds since 1970 that never go back, from any thread; null: the system's clock at the start, steady from
-  /// then on.
+      stacks{};  ///< also captures call stacks: `.stacks = tarn::backtrace_stacks()` (policy/backtrace)
+  /// Nanoseconds since 1970 that never go back, from any thread; null: the system's clock at the start, steady from then on.
   std::uint64_t (*clock)() = nullptr;
-  std::size_t places = 65'536;  ///< different lines, or stacks, told apart; further ones have no place
+  std::size_t places = 65'536;  ///< distinct lines, or stacks, that are stored; further ones have no place
 
   template <class Upstream>
   using layer = watched_layer<Upstream>;
 };
 
-/// Thread-safe. Events are in an order that happened: a block is noted after it was handed out and before it goes back,
-/// so an address is never live twice. One short lock for the books, none around the layer below. What the books need of
-/// host memory is taken at allocation (see detail::watch_log for how much); where it is refused the block goes back,
-/// nothing has changed. A pair costs some 150 ns more, two readings of the clock among them; of 16 threads that do nothing
-/// else 12 µs, since they meet at the books (bench/results/watched_cuda.jsonl). A stack costs microseconds. out_of_memory
-/// that passes through says which tags hold the most.
+/// Thread-safe. Events are in an order that happened: a block is recorded after it was handed out and before it is freed, so an
+/// address is never live twice. One short lock for the records, none around the layer below. Host memory for the records is
+/// taken at allocation (see detail::watch_log for how much); if there is none, the block is freed again and nothing has
+/// changed. An allocation and its free cost about 150 ns more, including two readings of the clock; with 16 threads that do
+/// nothing else, 12 µs, since they contend for the records (bench/results/watched_cuda.jsonl). A stack costs microseconds. An
+/// out_of_memory that passes through lists the tags that hold the most.
 template <class Upstream>
 class watched_layer {
  public:
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
-  /// Handles and owners name the place of a call to this layer, however many policies lie between.
+  /// Makes handles and owners record the place of a call for this layer, however many policies lie between.
   static constexpr bool records_places = true;
 
   static_assert(resource<Upstream>,
@@ -68,15 +67,15 @@ class watched_layer {
     started_ns_ = options_.clock != nullptr ? options_.clock() : detail::now_since_1970_ns();
     if (options_.stacks.capture != nullptr) {
       void* frame = nullptr;
-      (void)options_.stacks.capture(&frame, 1);  // what it loads at its first call, it loads now
+      (void)options_.stacks.capture(&frame, 1);  // load now what the first call loads
     }
     note_growth();
   }
   watched_layer(watched_layer const&) = delete;
   watched_layer& operator=(watched_layer const&) = delete;
 
-  /// @throws out_of_memory  refused below; its report names the biggest tags
-  /// @throws std::bad_alloc  no host memory for the books
+  /// @throws out_of_memory  refused below; its report lists the biggest tags
+  /// @throws std::bad_alloc  no host memory for the records
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     stream = with_id(stream);
     return note(
@@ -101,31 +100,30 @@ class watched_layer {
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
-  /// All of it at one moment, live blocks by address. Other threads' calls wait while it is copied, not while memory
-  /// for the copy is found nor while stacks are named. @throws std::bad_alloc
+  /// All records at one moment, live blocks by address. Other threads' calls wait while they are copied, not while memory for
+  /// the copy is allocated nor while frames are named. @throws std::bad_alloc
   [[nodiscard]] watch_record record() const;
-  /// The tags that were ever allocated under, "untagged" first; the bytes of record(), sooner. @throws std::bad_alloc
+  /// The tags that were ever used in an allocation, "untagged" first; the bytes of record(), but faster. @throws std::bad_alloc
   [[nodiscard]] std::vector<watched_tag> tags() const;
-  /// Host memory that the books hold, bytes: the ring, and 80 to 160 for each of the most blocks that were live at
-  /// once.
+  /// Host memory of the records, bytes: the ring, and 80 to 160 times the peak number of live blocks.
   [[nodiscard]] std::size_t host_bytes() const noexcept { return log_.host_bytes(); }
-  /// Lets every tag's peak start again from now.
+  /// Restarts every tag's peak from its current value.
   void reset_tag_peaks() noexcept { log_.reset_peaks(); }
 
  private:
-  /// Changes of what the pool holds are rare: thousands in a run that calls it millions of times. 32 bytes each.
+  /// Changes of the pool's reserved memory are rare: thousands in a run with millions of calls. 32 bytes each.
   static constexpr std::size_t growth_history = 16'384;
 
-  /// A tag's numbers as records have them.
+  /// A tag's amounts, in the form of a record.
   static watched_tag told(std::uint32_t id, detail::tag_account const& a) {
     return {tag::from_id(id).name(), a.bytes, a.peak_bytes, a.requested, a.blocks, a.allocations};
   }
-  /// Since the start.
+  /// Nanoseconds since the start.
   [[nodiscard]] std::uint64_t now() const noexcept {
     return options_.clock != nullptr ? options_.clock() - started_ns_
                                      : detail::steady_now_ns() - steady_start_;
   }
-  /// Lets the pool below remember, on the same clock, what it takes from the driver, so that a history has both.
+  /// Makes the pool below record, on the same clock, what it takes from the driver, so that a history has both.
   void note_growth() {
     auto const ask =
         [&](auto& layer) -> decltype(layer.note_growth_from_now(growth_history, detail::steady_now_ns)) {
@@ -135,7 +133,7 @@ class watched_layer {
       if (options_.history != 0 && options_.clock == nullptr) nearest(upstream_, ask);
     }
   }
-  /// With its identity, so that the pool need not ask again.
+  /// The stream with its identity, so that the pool need not query it again.
   [[nodiscard]] stream_ref with_id(stream_ref stream) const noexcept {
     if (stream.id() != stream_ref::unknown_id) return stream;
     stream_id id = stream_ref::unknown_id;
@@ -143,7 +141,7 @@ class watched_layer {
     return stream_ref::from(stream.handle(), id);
   }
   [[nodiscard]] detail::call_origin origin() const noexcept {
-    detail::call_origin o;  // the frames stay unset where none are taken
+    detail::call_origin o;  // the frames stay unset if none are captured
     o.where = call_place::current();
     if (options_.stacks.capture != nullptr) [[unlikely]]
       o.depth = options_.stacks.capture(o.frames, stack_depth);
@@ -226,7 +224,7 @@ watch_record watched_layer<Upstream>::record() const {
   r.steady_ns = options_.clock == nullptr ? steady_start_ : 0;
   r.now_ns = std::max(r.now_ns, now());
   std::sort(r.live.begin(), r.live.end(), [](auto const& a, auto const& b) { return a.address < b.address; });
-  // Tags are the process's; the record has those that it names.
+  // Tags are process-wide; the record contains those that it refers to.
   std::vector<std::uint32_t> number(detail::tag_names::most, 0);
   r.tags.push_back({"untagged", 0, 0, 0, 0, 0});
   auto const number_of = [&](std::uint32_t id) {
@@ -244,7 +242,7 @@ watch_record watched_layer<Upstream>::record() const {
   for (watched_block& b : r.live) b.tag = number_of(b.tag);
   for (watched_event& e : r.events) e.tag = number_of(e.tag);
   r.places.resize(places.size() + 1);
-  frame_names known;  // stacks share most of their frames, and to name one costs microseconds
+  frame_names known;  // stacks share most of their frames, and naming one costs microseconds
   for (std::size_t i = 0; i < places.size(); ++i) {
     name_frames(r.places[i + 1], places[i].where, frames.data() + places[i].first_frame, places[i].depth,
                 known);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A request that no magazine could serve, as the heap and the ladder see it.
+// A request that no magazine could serve, in the form that the heap and the ladder use.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,14 +15,14 @@ namespace tarn::detail {
 struct block_request {
   stream_id id;
   stream_ref stream;
-  std::size_t asked;      ///< bytes that the caller asked for
-  std::size_t alignment;  ///< that the caller asked for
-  std::size_t block;      ///< bytes that are taken: `asked` and, under a tool, a guard, rounded
-  unsigned size_class;    ///< class_count: none
-  bool in_run;            ///< served from a run of its class, else by a range
+  std::size_t asked;      ///< bytes requested by the caller
+  std::size_t alignment;  ///< requested by the caller
+  std::size_t block;      ///< bytes taken: `asked`, plus a guard under a tool, rounded
+  unsigned size_class;    ///< class_count if none
+  bool in_run;            ///< served from a run of its class, otherwise from a range
   zone where;
 
-  /// @param bytes  `asked`, and the guard
+  /// @param bytes  `asked` plus the guard
   block_request(stream_id i, stream_ref s, std::size_t asked_for, std::size_t bytes,
                 std::size_t aligned) noexcept
       : id(i),
@@ -35,7 +35,7 @@ struct block_request {
         where(zone_of(block)) {}
 };
 
-/// Blocks of one size: one for the caller, and more of its class for the thread's magazine.
+/// Blocks of one size: one for the caller, and others of its class for the thread's magazine.
 struct block_batch {
   static constexpr std::uint32_t most = 64;
   void* blocks[most];

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a pool keeps, with its locks: the arena and what grows it. Blocks are taken from it by heap::take() and come back by
-// heap::give_back(); where neither the stream's own memory nor the neutral one has a fitting range, the ladder decides what to do
-// (ladder.hpp).
+// The shared part of a pool, with its locks: the arena and the object that grows it. heap::take() takes blocks and
+// heap::give_back() returns them. If neither the stream's own memory nor the neutral memory has a fitting range, the ladder
+// decides what to do (ladder.hpp).
 //
-// Two locks, in the order of taking:
+// Two locks, in this order:
 //
 //   cold   the growth lock. One thread at a time climbs the ladder, grows and shrinks. The upstream is called under it, and a
-//          handler of the upstream (retry_on_oom) may call the pool: the thread that holds it may take it again.
-//   hot    the arena's. Held for tens of nanoseconds, never across a driver call.
+//          handler of the upstream (retry_on_oom) may call the pool, so the owner thread may take it again.
+//   hot    the arena's lock. Held for tens of nanoseconds, never across a driver call.
 //
-// No deallocation waits for `cold`: its holder may wait for the device.
+// No deallocation waits for `cold`: its owner may be waiting for the device.
 
 #include <atomic>
 #include <cstddef>
@@ -70,7 +70,7 @@ class heap {
   heap(heap const&) = delete;
   heap& operator=(heap const&) = delete;
 
-  // State. What is not said to be under `hot` is under `cold`.
+  // State. Members are protected by `cold` unless marked otherwise.
   pool_options const options;
   mutable hot_mutex hot;
   mutable recursive_fork_mutex cold;
@@ -93,8 +93,8 @@ class heap {
 
   // ---- taking
 
-  /// Takes a block, or up to `batch.wanted` of a class that has runs, from the taker's own memory, else from what is neutral.
-  /// False where neither has one. Room was made. O(1).
+  /// Takes a block, or up to `batch.wanted` blocks of a class that has runs, from the taker's own memory, then from neutral
+  /// memory. Returns false if neither has one. Requires arena::make_room(). O(1).
   bool take(hot_lock const&, domain_ref taker, block_request const& r, block_batch& batch) noexcept {
     if (r.in_run) {
       batch.count = space_.take_small(taker, r.size_class, batch.blocks, batch.wanted);
@@ -106,7 +106,7 @@ class heap {
 
   // ---- giving back: never throws, never waits for `cold`
 
-  /// Gives blocks of a class back.
+  /// Returns blocks of a size class to the arena.
   void give_back(stream_id id, stream_ref stream, unsigned k, void* const* blocks,
                  std::uint32_t count) noexcept {
     hot_lock held(hot);
@@ -121,7 +121,7 @@ class heap {
                            : space_.release(giver.get(held), blocks[i], class_bytes(k));
       if (result == release_result::needs_finish) {
         bool const finished = wait_for_device(may_release(held));
-        giver = domain_of(may_release(held), id, stream);  // it may be another stream's by now
+        giver = domain_of(may_release(held), id, stream);  // its place may belong to another stream now
         if (!finished) {
           count_uncached(held, static_cast<std::int64_t>(class_bytes(k)), 1);
           continue;
@@ -132,13 +132,13 @@ class heap {
     }
     space_.count_splits();
   }
-  /// Gives blocks of `bytes` each back, as the request for one of them was served.
+  /// Returns blocks of `bytes` each to the arena, in the way the request for one of them was served.
   void give_back(block_request const& r, void* const* blocks, std::uint32_t count,
                  std::size_t bytes) noexcept {
     if (r.size_class != class_count) return give_back(r.id, r.stream, r.size_class, blocks, count);
     for (std::uint32_t i = 0; i < count; ++i) give_back_range(r.id, r.stream, blocks[i], bytes);
   }
-  /// Gives a block that has no class back. @param block  its rounded bytes
+  /// Returns a block without a size class to the arena. @param block  its rounded bytes
   void give_back_range(stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
     hot_lock held(hot);
     return_range(may_release(held), id, stream, p, block);
@@ -165,7 +165,7 @@ class heap {
     uncached_live_bytes += bytes;
     uncached_live_blocks += blocks;
   }
-  /// A request was served. @param uncached  whether no thread cache counts the block; a guard is not counted
+  /// Counts a served request. @param uncached  whether no thread cache counts the block; a guard is not counted
   void count_taken(hot_lock const& held, block_request const& r, bool uncached) noexcept {
     if (uncached) count_uncached(held, static_cast<std::int64_t>(rounded_bytes(r.asked, r.alignment)), 1);
     space_.count_splits();
@@ -178,7 +178,7 @@ class heap {
     hot_lock const held(hot);
     note_misuse(held, release_result::twice, p, r.block);
   }
-  /// Notes a misuse, and that what was counted as freed was not.
+  /// Records a misuse, and counts the block as live again since it was not freed.
   void note_misuse(hot_lock const& held, release_result what, void const* p, std::size_t block) noexcept {
     count_uncached(held, static_cast<std::int64_t>(block), 1);
     notes.add(held, what, p);
@@ -199,10 +199,10 @@ class heap {
     return id;
   }
 
-  /// True where streams should be swept. May be asked without a lock.
+  /// Returns whether streams should be swept. Needs no lock.
   [[nodiscard]] bool is_crowded() const noexcept { return space_.streams.is_crowded(); }
-  /// Forgets streams that are done with the pool, ended threads' default streams among them. Where another thread climbs,
-  /// a later call does it.
+  /// Forgets streams that no longer use the pool, including default streams of ended threads. If another thread is climbing, a
+  /// later call does it.
   TARN_NOINLINE void sweep_streams(sweep_of which) noexcept {
     if (!cold.try_lock()) return;
     std::lock_guard const guard(cold, std::adopt_lock);
@@ -212,7 +212,7 @@ class heap {
 
   // ---- under the growth lock
 
-  /// Gives free memory back to the source until at most `keep_bytes` are reserved, once the host has waited for the streams
+  /// Gives free memory back to the source until at most `keep_bytes` are reserved, after the host has waited for the streams
   /// that freed it. Returns the bytes given back.
   std::size_t shrink(std::size_t keep_bytes) {
     hot_lock held(hot);
@@ -221,8 +221,8 @@ class heap {
     space_.count_splits();
     return given;
   }
-  /// Waits for all work on the pool's memory, as far as the driver can say.
-  /// @param asks_for_device  whether blocks await uses that can only be waited for with the whole device
+  /// Waits for all work on the pool's memory, as far as the driver can report it.
+  /// @param asks_for_device  whether blocks wait for uses that only a device synchronisation covers
   void finish(bool asks_for_device) noexcept {
     hot_lock held(hot);
     finish_all(space_, order, may_release(held));
@@ -238,11 +238,11 @@ class heap {
 
   // ---- fork
 
-  /// True in a forked child that cannot use what the driver gave its parent. The thread caches are closed, so that every call
-  /// reaches a place where this is asked.
+  /// Returns true in a forked child that cannot use its parent's driver resources. Its thread caches are closed, so every call
+  /// reaches a check of this.
   [[nodiscard]] bool is_lost() const noexcept { return lost_.load(std::memory_order_relaxed); }
   void set_lost(bool lost) noexcept { lost_.store(lost, std::memory_order_relaxed); }
-  /// In a forked child whose lock was held by a thread that does not exist there.
+  /// Used in a forked child if the lock's owner thread does not exist there.
   void renew_hot_lock() noexcept { (void)::new (static_cast<void*>(&hot)) hot_mutex; }
 
   [[noreturn]] void refuse_forked() const {
@@ -262,11 +262,11 @@ class heap {
 
  private:
   using looked_up_domain = looked_up<domain_ref>;
-  /// Where the host has no memory to note a free and the device cannot be waited for, the block stays live until the pool
-  /// ends: no thread may have it while work may still use it.
+  /// If the host has no memory to record a free and the device cannot be waited for, the block stays live until the pool ends:
+  /// no thread may reuse it while work may still use it.
   static constexpr domain_ref no_domain = static_cast<domain_ref>(-1);
 
-  /// The domain that a free belongs to. Where the host has no memory to make one, its work is waited for instead.
+  /// The domain that a free belongs to. If the host has no memory to make one, waits for the stream's work instead.
   looked_up_domain domain_of(may_release held, stream_id id, stream_ref stream) noexcept {
     domain_ref found = no_domain;
     try {
@@ -276,7 +276,7 @@ class heap {
     }
     return {held.held(), found};
   }
-  /// A stream whose blocks come back late may be destroyed, and its handle must not be used.
+  /// Waits for the device, not the stream: the stream of a late free may be destroyed, and its handle must not be used.
   bool wait_for_device(may_release held) noexcept {
     unlocked const open(held);
     return driver().synchronize_device().ok();
@@ -286,7 +286,7 @@ class heap {
   std::atomic<bool> lost_{false};
 
  public:
-  typename described::type description;  ///< last: away from what a warm call looks at
+  typename described::type description;  ///< last: away from the members that a warm call reads
 };
 
 }  // namespace tarn::detail

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The ladder: what is tried, in which order, when neither a stream's own memory nor the neutral one has a fitting range.
+// The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a fitting range.
 //
-//   0 small pools   grow at once: below roomy_limit speed is worth more than memory
-//   1 magazines     all threads' cached blocks return to the heap, where they are worth it
-//   2 finished      frees of other streams that the device is past become neutral
-//   3 stealing      the stream waits, on the device, for another stream's frees, and takes them over; neutral ranges join its
-//                   own, so that neighbours coalesce
-//   4 growth        a view of free handles is used again, new handles are created, or a new view is made
-//   5 exhaustion    the driver refused: the host waits for all streams and recorded uses, whatever is free is put together,
+//   0 small pools   grow at once: below roomy_limit speed matters more than memory
+//   1 magazines     return all threads' cached blocks to the heap, if there are enough of them
+//   2 finished      make frees of other streams that the device has completed neutral
+//   3 stealing      make the stream wait, on the device, for another stream's frees, and take them over; add neutral ranges to
+//                   its own, so that neighbours coalesce
+//   4 growth        reuse a view of free handles, create new handles, or make a new view
+//   5 exhaustion    the driver refused: the host waits for all streams and recorded uses, free memory is remapped together,
 //                   free handles and segments are given back
 //   6 out_of_memory
 //
-// One thread climbs at a time (the growth lock); the hot lock is released around every driver call, and what was looked up
-// before is void then.
+// One thread climbs at a time (the growth lock). The hot lock is released around every driver call, which invalidates
+// everything looked up before.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,24 +29,24 @@
 
 namespace tarn::detail {
 
-/// Up to this many bytes a thread a pool over pages grows before it takes other threads' cached blocks or other streams'
-/// memory: two blocks of each class, so that a thread which replaces blocks at random always finds one. Of the device's
-/// memory at most one part in roomy_part: 2 GiB on a device of 128 GiB.
+/// Up to this many bytes per thread, a pool over pages grows before it takes other threads' cached blocks or other streams'
+/// memory. It is two blocks of each class, so that a thread that replaces blocks at random always finds one. Limited to one
+/// part in roomy_part of the device's memory: 2 GiB on a device of 128 GiB.
 inline constexpr std::size_t roomy_limit = 128_MiB;
 inline constexpr std::size_t roomy_part = 64;
-/// For small blocks each time by this part of what it holds.
+/// Growth for small blocks is this fraction of the reserved bytes.
 inline constexpr std::size_t roomy_step = 8;
 
-/// Where several threads keep less than this part of what is reserved, they are not stopped to take it back.
+/// If several threads cache less than this fraction of the reserved bytes, they are not stopped to take it back.
 inline constexpr std::size_t idle_part = 32;
 
-/// One climb. Both locks are held from its construction to its end; the hot lock is released in between.
+/// One climb. Both locks are held when it starts and when it ends; the hot lock is released in between.
 template <class Heap, class Front, class Waiting>
 class ladder {
  public:
   using source_type = typename Heap::source_type;
 
-  /// @param batch  gets the block, and more of its class
+  /// @param batch  receives the block, and others of its class
   ladder(Heap& heap, Front& front, Waiting& waiting, may_release hot, block_request const& wanted,
          block_batch& batch)
       : heap_(heap), front_(front), waiting_(waiting), hot_(hot), wanted_(wanted), batch_(batch) {
@@ -58,7 +58,7 @@ class ladder {
     request_.asked_alignment = wanted.alignment;
   }
 
-  /// Climbs until there is a block.
+  /// Climbs until a block is found.
   /// @throws out_of_memory  every rung failed; nothing has changed
   void climb() {
     kept_domain const kept(space().streams[request_.taker]);
@@ -102,8 +102,8 @@ class ladder {
   }
 
  private:
-  /// Keeps a stream's domain while the hot lock is released: blocks of a destroyed stream that return under the same handle make
-  /// the living one look gone. Begins and ends under the hot lock.
+  /// Keeps a stream's domain while the hot lock is released. Without it, blocks of a destroyed stream that are returned under
+  /// the same handle would make the living stream look destroyed. Constructed and destroyed under the hot lock.
   class kept_domain {
    public:
     explicit kept_domain(stream_domain& domain) noexcept : domain_(domain) { domain_.climbing = true; }
@@ -122,7 +122,7 @@ class ladder {
     return heap_.take(hot_.held(), request_.taker, wanted_, batch_);
   }
 
-  /// True where a growth put a block together, or made memory that now serves the request.
+  /// Returns true if a growth assembled a block, or created memory that now serves the request.
   /// @throws what the source throws, nothing has changed
   bool grow() {
     void* block = nullptr;
@@ -133,7 +133,7 @@ class ladder {
     return true;
   }
 
-  /// Rung 0. False where the pool is no longer small, or what it has bounds it.
+  /// Rung 0. Returns false if the pool is no longer small, or the source refuses.
   bool grow_roomy(std::size_t threads) {
     std::size_t const reserved = heap_.counters.reserved;
     std::size_t const limit = smaller_of(roomy_limit * threads, heap_.growth.device_bytes() / roomy_part);
@@ -141,7 +141,7 @@ class ladder {
     growth_request const usual = request_;
     request_.may_create = limit - reserved;
     request_.may_exceed = false;
-    // Many threads that begin together wait for each other here: a few handles, not hundreds.
+    // Many threads that start together wait for each other here: create a few handles, not hundreds.
     if (request_.where == zone::small)
       request_.least_growth =
           larger_of(request_.least_growth, align_down(reserved / roomy_step, usual_granule));
@@ -163,12 +163,12 @@ class ladder {
       steal(space(), heap_.order, hot_, taker);
       if (take()) return true;
     }
-    // What is neutral and what is the stream's own may lie side by side: as one range it may do.
+    // Neutral ranges and the stream's own may be neighbours: coalesced, one may fit.
     if (taker != neutral) space().hand_over(neutral, taker, ~std::uint64_t{0});
     return take();
   }
 
-  /// Rung 5: all that is free once the host has waited.
+  /// Rung 5: everything that is free after the host has waited.
   bool take_what_is_waited_for(bool has_flushed) {
     {
       unlocked const open(hot_);
@@ -177,19 +177,19 @@ class ladder {
       waiting_.release(true);
     }
     if (!is_captured()) finish_all(space(), heap_.order, hot_);
-    // Looks at every free range, which is O(ranges of the request's size).
+    // Searches every free range, which is O(ranges of the request's size).
     space().make_room();
     space().search_limit = ~std::size_t{0};
     bool const found = heap_.take(hot_.held(), request_.taker, wanted_, batch_);
     space().search_limit = range_index::search_limit;
     return found;
   }
-  /// Rung 5: a view of free handles, without new ones.
+  /// Rung 5: a view of free handles, without creating any.
   bool put_together() {
     request_.may_create = 0;
     request_.may_exceed = false;
     if (!request_.may_remap)
-      return false;  // then a growth asks the driver: only once handles were given back
+      return false;  // without remapping, a growth calls the driver: only after handles were given back
     for (bool const extend : {true, false}) {
       request_.extend = extend;
       if (grow()) return true;
@@ -197,8 +197,8 @@ class ladder {
     return false;
   }
 
-  /// Whether a graph is captured from the taker's stream at this moment: then nothing may be recorded or waited for on its
-  /// behalf. Asked anew before each rung that needs it; the user's threads may begin a capture in between.
+  /// Returns whether the taker's stream is capturing a graph now: then nothing may be recorded on it or waited for on its
+  /// behalf. Asked again before each rung that needs it, since a user's thread may begin a capture in between.
   [[nodiscard]] bool is_captured() {
     if (request_.taker == neutral) return false;
     stream_ref const stream = space().streams[request_.taker].stream;
@@ -206,7 +206,7 @@ class ladder {
     return heap_.order.is_capturing(stream);
   }
 
-  /// How much may be created before free handles are remapped: up to a little more than live memory has needed so far.
+  /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
   void set_budget() noexcept {
     pool_options const& options = heap_.options;
     std::size_t const live = larger_of(space().live_peak, space().live_bytes + request_.bytes);
@@ -219,7 +219,7 @@ class ladder {
                                 : usual_granule;
     request_.may_remap = options.remap == remapping::when_tight;
     if (!request_.may_remap) {
-      // What a growth leaves over absorbs the small differences between one pass over the same work and the next.
+      // The remainder of a growth absorbs small differences between passes over the same work.
       request_.least_growth = larger_of(request_.least_growth, align_up(live / 128, usual_granule));
       request_.may_create = max_request_bytes;
       return;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Misuse that is noticed under the hot lock, kept until the call ends and its locks are released: the misuse handler may use
-// the pool.
+// Misuse detected under the hot lock, kept until the call has released its locks, since the misuse handler may use the pool.
 
 #include <atomic>
 #include <cstdint>
@@ -15,7 +14,7 @@ namespace tarn::detail {
 
 class misuse_notes {
  public:
-  /// Keeps a note; of more than `most` at once the first are kept.
+  /// Adds a note; if there are more than `most` at once, the first ones are kept.
   void add(hot_lock const&, release_result what, void const* p) noexcept {
     unsigned const count = count_.load(std::memory_order_relaxed);
     if (count == most) return;
@@ -69,7 +68,7 @@ class misuse_notes {
   std::atomic<unsigned> count_{0};
 };
 
-/// Reports the notes when a call ends. Declared before the locks of its function.
+/// Reports the notes when a call ends. Declared before the locks of its function, so that it runs after their release.
 class misuse_report {
  public:
   misuse_report(misuse_notes& notes, hot_mutex& mutex) noexcept : notes_(notes), mutex_(mutex) {}

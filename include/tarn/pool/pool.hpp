@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The pool. allocate() takes a block from the calling thread's cache (front.hpp), else from the heap (heap.hpp), else it
-// climbs the ladder (ladder.hpp), whose last rungs are the driver. deallocate() puts the block into the thread's cache, else
-// gives it to the heap; a block with recorded uses waits for them first (waiting_blocks.hpp).
+// The pool: stream-ordered allocation from cached memory. allocate() takes a block from the calling thread's cache
+// (front.hpp), then from the heap (heap.hpp), then climbs the ladder (ladder.hpp), whose last rungs call the driver.
+// deallocate() puts the block into the thread's cache or returns it to the heap; a block with recorded uses waits for them
+// first (waiting_blocks.hpp).
 //
-// What is bounded by what: magazines by 104 MiB a stream and thread, and emptied before a pool that is not small grows; reserved
-// memory by the live peak plus pool_options::slack_per_mille while whole free handles suffice; host memory by 64 bytes a range.
+// Bounds: the magazines of one stream on one thread hold at most 104 MiB and are emptied before a pool that is no longer small
+// grows. Reserved memory stays within the live peak plus pool_options::slack_per_mille while whole free handles suffice. Host
+// memory is 64 bytes per range.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,12 +25,13 @@
 
 namespace tarn {
 
-/// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source | pooled{}`. Safe from
-/// any number of threads. A warm call takes no lock and makes no driver call.
+/// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source | pooled{}`. Any number
+/// of threads may call it concurrently. A warm call takes no lock and makes no driver call.
 ///
-/// fork() is safe with any number of threads inside. In the child a pool of host memory goes on with a copy of all blocks; what
-/// other threads were doing at that moment stays undone. A pool over a driver that does not survive it, such as CUDA, refuses
-/// there: allocation throws cuda_error of kind `forked`, everything else does nothing, and nothing is freed.
+/// fork() is safe while any number of threads use the pool. In the child, a pool of host memory continues with a copy of all
+/// blocks; calls that other threads had in progress are never completed. A pool over a driver that does not survive fork(),
+/// such as CUDA, refuses in the child: allocation throws cuda_error of kind `forked`, other calls do nothing, and nothing is
+/// freed.
 template <memory_source Upstream>
 class pool : public detail::pool_parts<Upstream> {
   using parts = detail::pool_parts<Upstream>;
@@ -37,14 +40,14 @@ class pool : public detail::pool_parts<Upstream> {
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
-  /// What it hands out are pieces of its blocks: a tool takes none of them as a heap.
+  /// The pool returns pieces of its blocks, so a tool must not treat any of them as a heap.
   static constexpr bool hands_out_pieces = true;
 
   explicit pool(Upstream upstream, pool_options const& options = {}) : parts(std::move(upstream), options) {}
   pool(pool const&) = delete;
   pool& operator=(pool const&) = delete;
 
-  /// Waits for the streams that freed memory here, then gives everything back. After the driver is gone: nothing.
+  /// Waits for the streams that freed memory here, then gives everything back. Does nothing after the driver has unloaded.
   ~pool() {
     misuse_report const last = report_misuse_at_end();
     front_.detach();
@@ -61,18 +64,19 @@ class pool : public detail::pool_parts<Upstream> {
   }
 
   /// Allocates for work on `stream`.
-  /// @param bytes      zero gives null; blocks up to 1 MiB are rounded to a size class, others to 512
+  /// @param bytes      zero returns null; blocks up to 1 MiB are rounded to a size class, others to 512 bytes
   /// @param alignment  a power of two up to 2 MiB; above 256 the block has no magazine
-  /// Reuses what was freed on the same stream at once; other streams' memory once ordered (see pool/arena/stream_order.hpp).
+  /// Reuses memory freed on the same stream at once, and memory of other streams once it is ordered (see
+  /// pool/arena/stream_order.hpp).
   /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc (host): nothing has changed
-  /// O(1) from a magazine or the heap, with no driver call unless the ladder is climbed.
+  /// O(1) from a magazine or the heap; calls the driver only when it climbs the ladder.
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
     return allocate_on(heap_.identity(stream), stream, bytes, alignment);
   }
 
-  /// Gives a block back; work on `stream` enqueued before this may still use it. `bytes` and `alignment` are those of the
-  /// allocation. Never throws; misuse is reported to the misuse handler where it is noticed.
+  /// Frees a block; work enqueued on `stream` before this call may still use it. `bytes` and `alignment` are those of the
+  /// allocation. Never throws; detected misuse is reported to the misuse handler.
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
     stream_id id = stream.id();
@@ -83,13 +87,13 @@ class pool : public detail::pool_parts<Upstream> {
     deallocate_on(id, stream, p, bytes, alignment);
   }
 
-  /// Allocates memory that every stream may use at once. Waits for other streams' frees where only they would do.
+  /// Allocates memory that every stream may use at once. Waits for other streams' frees if nothing else serves the request.
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
     return allocate_on(detail::neutral_id, {}, bytes, alignment);
   }
 
-  /// Gives back memory that no stream uses any more; every stream may have it at once.
+  /// Frees memory that no stream uses any more; every stream may reuse it at once.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
     if (waiting_.may_hold(p) && waiting_.hold_back(detail::neutral_id, {}, p, bytes, alignment)) [[unlikely]]
@@ -97,15 +101,15 @@ class pool : public detail::pool_parts<Upstream> {
     deallocate_on(detail::neutral_id, {}, p, bytes, alignment);
   }
 
-  /// Records that work on `stream`, enqueued up to the block's deallocation, uses it, though it is freed on another. The block
-  /// is held back until that work is done; other blocks are not. Host cost O(1) amortised; 140 bytes of host memory for each of
-  /// the most uses recorded at one time. @throws std::bad_alloc, cuda_error, nothing has changed
+  /// Records that work on `stream`, enqueued before the block is deallocated, uses the block although it is freed on another
+  /// stream. The freed block is held back until that work is done; other blocks are not. Amortised host cost O(1); host memory
+  /// 140 bytes times the peak number of recorded uses. @throws std::bad_alloc, cuda_error, nothing has changed
   void record_use(void* p, std::size_t, stream_ref stream) {
     if (p != nullptr && !heap_.is_lost()) waiting_.note(p, stream);
   }
 
   /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams that freed it; other
-  /// threads go on meanwhile. Returns the bytes given back. O(handles + slots of views + free ranges).
+  /// threads continue meanwhile. Returns the bytes given back. O(handles + slots of views + free ranges).
   std::size_t trim(std::size_t keep_bytes) {
     misuse_report const last = report_misuse_at_end();
     std::lock_guard const cold(heap_.cold);
@@ -163,7 +167,7 @@ class pool : public detail::pool_parts<Upstream> {
 
   bool take_from_heap(typename front_type::place const& place, detail::block_request const& request,
                       detail::block_batch& batch) {
-    // The cached large block returns first, since it may coalesce with its neighbours.
+    // Return the cached large block first: it may coalesce with its neighbours.
     std::size_t cached_bytes = 0;
     void* const cached = place.mine != nullptr && request.where != detail::zone::small
                              ? front_.take_large(place, cached_bytes)
@@ -180,7 +184,7 @@ class pool : public detail::pool_parts<Upstream> {
 
   TARN_NOINLINE void climb(typename front_type::place const& place, detail::block_request const& request,
                            detail::block_batch& batch) {
-    if (heap_.cold.is_mine()) [[unlikely]]  // it cannot grow while it grows
+    if (heap_.cold.is_mine()) [[unlikely]]  // a growth cannot start another one
       heap_.refuse(request.id, request.asked, request.alignment,
                    "the pool, since it is asked by a handler of its own growth");
     std::lock_guard const cold(heap_.cold);
@@ -204,7 +208,7 @@ class pool : public detail::pool_parts<Upstream> {
     if (heap_.is_lost()) [[unlikely]]
       return;
     misuse_report const last = report_misuse_at_end();
-    // The stream may be destroyed, so it cannot be asked whether it is captured.
+    // The stream may have been destroyed, so the driver cannot be asked whether it is capturing.
     if (heap_.is_crowded()) [[unlikely]]
       heap_.sweep_streams(detail::sweep_of::default_streams);
     if (heap_.description.active()) [[unlikely]]
@@ -225,15 +229,15 @@ class pool : public detail::pool_parts<Upstream> {
     heap_.give_back(request, &p, 1, request.block);
   }
 
-  /// The stream was destroyed: the block awaits all work, or that is waited for now.
+  /// Frees a block whose stream was destroyed: the block waits for all work, or the host waits for it now.
   TARN_NOINLINE void deallocate_unknown(stream_ref stream, void* p, std::size_t bytes,
                                         std::size_t alignment) noexcept {
     if (heap_.is_lost() || waiting_.hold_back_for_all(stream, p, bytes, alignment)) return;
     deallocate_sync(p, bytes, alignment);
   }
 
-  /// Returns to the heap what threads and the quarantine keep and, once the host has waited for their uses, waiting blocks.
-  /// The growth lock is held.
+  /// Returns to the heap the blocks in thread caches and in quarantine, and the waiting blocks after the host has waited for
+  /// their uses. The caller holds the growth lock.
   void collect() noexcept {
     front_.flush_all();
     end_quarantine(heap_);

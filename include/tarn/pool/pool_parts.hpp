@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The parts of a pool, how fork() finds them, and what reports and tools read of them. What allocate() and deallocate() do with
-// them is in pool.hpp.
+// The parts of a pool, their handling of fork(), and their state for reports and tools. pool.hpp implements allocate() and
+// deallocate() on them.
 
 #include <cstddef>
 #include <cstdint>
@@ -28,13 +28,13 @@ class pool_parts {
   pool_parts(pool_parts const&) = delete;
   pool_parts& operator=(pool_parts const&) = delete;
 
-  /// True where `p` lies in what the pool reserved. Takes the growth lock.
+  /// Returns whether `p` lies in memory that the pool reserved. Takes the growth lock.
   [[nodiscard]] bool owns(void const* p) const noexcept {
     std::lock_guard const cold(heap_.cold);
     return heap_.growth.contains(reinterpret_cast<std::uintptr_t>(p));
   }
 
-  /// The largest block that the heap would hand out without a driver call, bytes.
+  /// The largest block that the heap can hand out without a driver call, bytes.
   [[nodiscard]] std::size_t largest_free_range() const {
     hot_lock const held(heap_.hot);
     return heap_.space(held).largest_free();
@@ -45,45 +45,45 @@ class pool_parts {
     return rounded_bytes(bytes, alignment);
   }
 
-  /// All numbers at one moment; exact while no other thread is inside. O(free ranges + threads).
+  /// All statistics at one moment; exact while no other thread is in a call. O(free ranges + threads).
   [[nodiscard]] pool_state state() const {
     std::lock_guard const cold(heap_.cold);
     return detail::read_state(heap_, front_, waiting_);
   }
 
-  /// Lets the peaks start again from now.
+  /// Restarts the peaks from the current values.
   void reset_peaks() noexcept {
     std::lock_guard const cold(heap_.cold);
     detail::reset_peaks(heap_);
   }
 
-  /// Lets the totals start again from zero: those of `small`, `large` and `split`; the others go on, and `totals_reset` holds
-  /// what they were.
+  /// Restarts the totals of `small`, `large` and `split` from zero. The other totals continue; `totals_reset` holds their
+  /// values at this call.
   void reset_totals() noexcept {
     std::lock_guard const cold(heap_.cold);
     detail::reset_totals(heap_);
   }
 
-  /// Notifies `observer` when a freed block begins or stops to wait for other streams, until end_observation().
+  /// Notifies `observer` when a freed block starts or stops waiting for other streams, until end_observation().
   /// @throws std::bad_alloc, nothing has changed
   void observe_waiting(waiting_observer& observer) { waiting_.attach(observer); }
   void end_observation(waiting_observer& observer) noexcept { waiting_.detach(observer); }
 
-  /// Keeps the latest `most` notes of handles and segments made and given back from now on; 0 ends it. `clock` is asked for
-  /// the time of each. @throws std::bad_alloc, nothing has changed
+  /// Keeps the latest `most` records of handles and segments created and given back from now on; 0 stops recording. `clock`
+  /// supplies the time of each record. @throws std::bad_alloc, nothing has changed
   void note_growth(std::size_t most, growth_notes::clock_type clock) {
     std::lock_guard const cold(heap_.cold);
     heap_.counters.notes.open(most, clock);
   }
 
-  /// The same where no notes are kept yet. @throws std::bad_alloc
+  /// Starts recording as above unless it is already on. @throws std::bad_alloc
   void note_growth_from_now(std::size_t most, growth_notes::clock_type clock) {
     std::lock_guard const cold(heap_.cold);
     if (!heap_.counters.notes.is_open()) heap_.counters.notes.open(most, clock);
   }
 
-  /// Calls `look(heap, front, waiting blocks)` while nothing grows and no thread cache comes or goes: for pool/inspection/inspection.hpp,
-  /// which takes the other locks in their order.
+  /// Calls `look(heap, front, waiting blocks)` while nothing grows and no thread cache is created or destroyed. For
+  /// pool/inspection/inspection.hpp, which takes the other locks in their order.
   template <class Look>
   void inspect(Look&& look) {
     std::lock_guard const cold(heap_.cold);
@@ -106,7 +106,7 @@ class pool_parts {
   front_type front_{heap_};
 
  private:
-  /// Keeps every thread out. The locks that were made before this pool's at_fork are taken.
+  /// Keeps every thread out. The caller has taken the locks that were made before this pool's at_fork.
   [[nodiscard]] bool prepare_fork() noexcept {
     if (heap_.is_lost()) return true;
     if (!heap_.cold.is_mine()) return false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The numbers of a pool: read, and started again. The growth lock is held.
+// Reads and resets the statistics of a pool. The caller holds the growth lock.
 
 #include <cstddef>
 #include <cstdint>
@@ -68,7 +68,7 @@ template <class Heap, class Front, class Waiting>
   s.live_blocks = live.blocks > 0 ? static_cast<std::size_t>(live.blocks) : 0;
   s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
   s.largest_free_range = space.largest_free();
-  space.count_splits();  // what a call that threw has changed
+  space.count_splits();  // includes the changes of a call that threw
   add_free_ranges(s, space);
   s.alloc_retries = heap.alloc_retries;
   s.ooms = heap.ooms;

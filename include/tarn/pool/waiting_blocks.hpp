@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Blocks that were freed and await streams which record_use() named, or a stream that the driver does not know. They count as
-// live until the device is past those uses (record_use.hpp); then they return to the heap.
+// Freed blocks that wait for streams named by record_use(), or for a stream that the driver does not know. They count as live
+// until the device has completed those uses (record_use.hpp); then they return to the heap.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,28 +27,29 @@ class waiting_blocks {
   /// See recorded_uses::note().
   void note(void* p, stream_ref stream) { uses_.note(p, stream); }
 
-  /// False where `p` has no recorded use. Takes no lock: one relaxed load while nothing is recorded.
+  /// Returns false if `p` has no recorded use. Takes no lock: one relaxed load while nothing is recorded.
   [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept {
     return uses_.any() && uses_.may_hold(p);
   }
 
-  /// Called as a block is freed: true where it awaits recorded uses. The stream is known by its identity from now on: when the
-  /// block returns to the heap the stream may be destroyed, its handle another's, and the calling thread another.
+  /// Called when a block is freed: returns true if it waits for recorded uses. From here on the stream is known by its
+  /// identity: when the block returns to the heap, the stream may be destroyed, its handle reused, and the calling thread a
+  /// different one.
   TARN_NOINLINE bool hold_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                std::size_t alignment) noexcept {
     if (heap_.is_lost()) return true;
     if constexpr (Heap::describes) {
       if (heap_.description.active() && id != neutral_id) heap_.description.wait_if_live(p, bytes, stream);
     }
-    // Counted first: once it is held back another thread may free it.
+    // Count first: once the block is held back, another thread may free it.
     count(bytes, alignment, 1);
     bool const held = uses_.hold_back(p, bytes, alignment, stream_ref::from(stream.handle(), id));
     if (!held) count(bytes, alignment, -1);
     return held;
   }
 
-  /// The same for a block freed on a stream that was destroyed: nothing can be ordered after it, so it awaits all work. False
-  /// where that was waited for now.
+  /// As hold_back(), for a block freed on a destroyed stream: nothing can be ordered after that stream, so the block waits for
+  /// all work. Returns false if the host waited for that work now.
   bool hold_back_for_all(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     count(bytes, alignment, 1);
     if (uses_.hold_back_for_all(p, bytes, alignment, stream)) return true;
@@ -56,7 +57,8 @@ class waiting_blocks {
     return false;
   }
 
-  /// Returns blocks whose uses are over to the heap. `wait` makes the host wait for the uses. The growth lock is held.
+  /// Returns blocks whose uses are complete to the heap. `wait` makes the host wait for the uses. The caller holds the growth
+  /// lock.
   void release(bool const wait) noexcept {
     if (!uses_.any_waiting()) return;
     uses_.settle(wait);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// block_source<Driver, Calls>: what all sources of whole blocks share: checks, alignment, errors, and each
-// call as every generation of the ecosystem spells it. `Calls` is the kind of memory: a struct with
+// block_source<Driver, Calls>: the common part of all sources of whole blocks: checks, alignment, errors, and each call under
+// every name that CCCL versions use. `Calls` is the kind of memory: a struct with
 //   using properties = property_set<...>;
 //   static status take(D const&, size_t bytes, size_t alignment, void*& p) noexcept;   usable at once
 //   static status give(D const&, void* p, size_t bytes, size_t alignment) noexcept;    no longer used
-// and, where the driver itself orders memory by streams, the same two with a stream:
+// and, if the driver itself orders the memory by streams, the same two with a stream:
 //   static status take(D const&, stream_ref, size_t bytes, size_t alignment, void*& p) noexcept;
 //   static status give(D const&, stream_ref, void* p, size_t bytes, size_t alignment) noexcept;
 //   static status give_lost(D const&, void* p, size_t bytes, size_t alignment) noexcept;   the stream may be destroyed
@@ -36,11 +36,11 @@ concept stream_ordered_calls = requires(Calls const& calls, D const& driver, str
 
 /// A source of whole blocks, one driver call each. A small value: copies are the same source.
 ///
-/// Memory that the driver does not order by streams is usable on every stream once allocate returns, and
-/// deallocate first waits on the host for the work on its stream. Put a pool on top to pay that rarely.
-/// The stream of a deallocation may be destroyed where its identity is known, as owners know it. On CUDA a stream that
-/// tarn did not make then counts as lost: the device's work is marked in its place, which a capture in progress may not
-/// survive. Give such a stream as a bare handle while it exists.
+/// Memory that the driver does not order by streams is usable on every stream once allocate returns, and deallocate first waits
+/// on the host for the work on its stream. Put a pool on top so that this happens rarely.
+/// The stream of a deallocation may be destroyed if its identity is known, as it is to owners. On CUDA, a stream with a known
+/// identity that tarn did not create then counts as lost: the device's work is marked instead, which may invalidate a capture
+/// in progress. Pass such a stream as a bare handle while it exists.
 /// Safe from any thread; keeps no state.
 template <stream_driver D, class Calls>
 class block_source {
@@ -53,17 +53,17 @@ class block_source {
   = default;
   /// On one device.
   explicit block_source(device_id device) requires std::constructible_from<D, device_id> : driver_(device) {}
-  /// On a driver of one's own making.
+  /// On a given driver.
   explicit block_source(D driver) noexcept : driver_(std::move(driver)) {}
   /// With options, for kinds that have some.
   block_source(D driver, Calls calls) noexcept : driver_(std::move(driver)), calls_(std::move(calls)) {}
 
-  // As tarn and CCCL 3.1 and later spell them.
+  // The names of tarn, and of CCCL 3.1 and later.
 
-  /// Allocates for work on `stream`. Zero bytes give null.
-  /// @param alignment  up to default_alignment always; above that if the driver's own blocks have it (a whole
-  ///                   2 MiB page is tried before it is refused), since a device block has no room to hide an
-  ///                   offset
+  /// Allocates for work on `stream`. Zero bytes return null.
+  /// @param alignment  up to default_alignment always; above that only if the driver's own blocks have it (a whole 2 MiB page
+  /// is
+  ///                   tried before the request is refused), since a device block has no room to hide an offset
   /// @throws out_of_memory, bad_alignment, cuda_error; nothing has changed
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
                                std::size_t alignment = default_alignment) {
@@ -80,9 +80,9 @@ class block_source {
       return take_now(stream, bytes, alignment);
     }
   }
-  /// Gives a block back once the work before it on `stream` is done. Null does nothing; at process exit, when
-  /// the driver is gone, so does any other pointer. While `stream` is being captured into a graph nothing is
-  /// waited for, since that would end the capture: the graph must not use the block.
+  /// Frees a block once the earlier work on `stream` is done. Does nothing for null, nor at process exit after the driver has
+  /// unloaded. While `stream` is being captured into a graph it does not wait, since that would end the capture: the graph must
+  /// not use the block.
   void deallocate(stream_ref stream, void* p, std::size_t bytes,
                   std::size_t alignment = default_alignment) noexcept {
     if (p == nullptr) return;
@@ -101,24 +101,24 @@ class block_source {
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
     return take_now(stream_ref{}, bytes, alignment);
   }
-  /// Gives back memory that no stream uses any more.
+  /// Frees memory that no stream uses any more.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
     if (p != nullptr) (void)calls_.give(driver_, p, bytes, alignment);
   }
 
-  /// A block that the driver does not order: for a pool that a tool watches, in place of allocate_sync().
+  /// Allocates a block that the driver does not order: for a pool that a tool watches, in place of allocate_sync().
   /// @throws out_of_memory, cuda_error; nothing has changed
   [[nodiscard]] void* allocate_plain(std::size_t bytes) requires(
       detail::stream_ordered_calls<Calls, D>&& detail::plain_block_driver<D>) {
     return detail::take_plain_block(driver_, bytes);
   }
-  /// Gives it back; no work uses it any more.
+  /// Frees such a block; no work uses it any more.
   void deallocate_plain(void* p, std::size_t) noexcept
       requires(detail::stream_ordered_calls<Calls, D>&& detail::plain_block_driver<D>) {
     detail::give_plain_block(driver_, p);
   }
 
-  // As CCCL 3.0 (CUDA 13.0) spells them. Templates, so that a braced {} never means bytes.
+  // The names of CCCL 3.0 (CUDA 13.0). Templates, so that a braced {} never means bytes.
 
   template <std::integral Bytes>
   [[nodiscard]] void* allocate(Bytes bytes, std::size_t alignment = default_alignment) {
@@ -142,9 +142,9 @@ class block_source {
   [[nodiscard]] D const& driver() const noexcept { return driver_; }
   [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
 
-  /// Equal: the same kind of memory, with the same options, on an equal driver, so either frees what the other allocated.
+  /// Equal if the kind of memory, the options and the driver are equal, so either frees what the other allocated.
   friend bool operator==(block_source const& a, block_source const& b) noexcept {
-    if constexpr (requires { a.calls_.options; }) {  // not std::equality_comparable, which is much to compile
+    if constexpr (requires { a.calls_.options; }) {  // not std::equality_comparable, which is slow to compile
       if (!(a.calls_.options == b.calls_.options)) return false;
     }
     return a.driver_ == b.driver_;
@@ -166,7 +166,7 @@ class block_source {
     void* p = nullptr;
     status taken = bytes <= max_request_bytes ? take(bytes, p) : detail::too_large();
     if (taken.ok() && !is_aligned(p, alignment)) {
-      // Blocks below the driver's page share one with others; whole pages start where a page does.
+      // Blocks smaller than the driver's page share one with others; whole pages start on a page boundary.
       (void)give(p, bytes);
       std::size_t const pages = align_up(bytes, max_alignment);
       taken = take(pages, p);
@@ -179,7 +179,7 @@ class block_source {
     return p;
   }
 
-  /// Waits for the work on the stream; false where the driver is gone and there is nothing left to free.
+  /// Waits for the work on the stream; returns false if the driver has unloaded and there is nothing left to free.
   [[nodiscard]] bool wait_for(stream_ref stream) noexcept {
     if (detail::life_of(driver_, stream) != detail::stream_life::alive) {
       return detail::wait_for_lost(driver_).kind != failure::unloading;

@@ -22,15 +22,15 @@ struct async_calls {
   static status give(D const& driver, stream_ref stream, void* p, std::size_t, std::size_t) noexcept {
     return driver.free_async(p, stream);
   }
-  /// Behind all of the device's work, on a stream of its own.
+  /// Ordered after all of the device's work, on a stream of its own.
   template <block_driver D>
   static status give_lost(D const& driver, void* p, std::size_t, std::size_t) noexcept {
     return give_on_own_stream(driver, p,
                               [&](stream_ref own) { return detail::order_behind_lost(driver, own); });
   }
 
-  // Without a stream of the caller's: a short-lived one, which waits for nobody and which nobody waits for.
-  // The default stream would wait for the kernels of every blocking stream.
+  // Calls without a stream use a short-lived one, which waits for no stream and for which no stream waits. The default stream
+  // would wait for the kernels of every blocking stream.
 
   template <block_driver D>
   static status take(D const& driver, std::size_t bytes, std::size_t, void*& p) noexcept {
@@ -55,7 +55,7 @@ struct async_calls {
   static status give_on_own_stream(D const& driver, void* p, Order const& order) noexcept {
     stream_ref stream;
     bool const own = driver.create_stream(stream).ok();
-    if (!own) stream = {};  // rather a wait on the device than a leak
+    if (!own) stream = {};  // a wait on the device is better than a leak
     (void)order(stream);
     status const s = driver.free_async(p, stream);
     if (own) (void)driver.destroy_stream(stream);
@@ -63,16 +63,15 @@ struct async_calls {
   }
 };
 
-/// Stream-ordered device memory by the driver's own pool: 0.7 µs warm on an H200, more with threads: one lock
-/// inside. Without a stream (allocate_sync, deallocate_sync) each call makes and drops a stream, ~10 µs. The
-/// pool behind it is the process's default pool of the device, shared with everyone who calls
-/// cudaMallocAsync.
+/// Stream-ordered device memory from the driver's own pool: 0.7 µs warm on an H200, more with several threads, since the pool
+/// has one lock. Without a stream (allocate_sync, deallocate_sync) each call creates and destroys a stream, ~10 µs. The
+/// underlying pool is the process's default pool of the device, shared with every caller of cudaMallocAsync.
 template <block_driver D>
 using basic_async = block_source<D, async_calls>;
 
-/// Sets how many bytes CUDA's pool keeps over a synchronisation; it starts with 0, giving all back each time.
-/// The pool is shared by the whole process, and so is this setting.
-/// @throws cuda_error  the device has no memory pools, or no driver is there
+/// Sets how many bytes CUDA's pool keeps at a synchronisation; the initial value is 0, which gives everything back each time.
+/// The whole process shares the pool and this setting.
+/// @throws cuda_error  the device has no memory pools, or there is no driver
 template <block_driver D>
 requires requires(D const& driver) {
   driver.set_release_threshold(std::size_t{});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// cuda_malloc: device memory by cudaMalloc, block by block.
+// cuda_malloc: device memory from cudaMalloc, one call per block.
 
 #include "tarn/core/config.hpp"
 #include "tarn/source/block_source.hpp"
@@ -15,7 +15,7 @@ struct malloc_calls {
   using properties = property_set<device_accessible>;
   template <block_driver D>
   static status take(D const& driver, std::size_t bytes, std::size_t, void*& p) noexcept {
-    return driver.malloc_device(bytes, p);  // aligned to 256 at least; block_source checks for more
+    return driver.malloc_device(bytes, p);  // aligned to at least 256; block_source checks for more
   }
   template <block_driver D>
   static status give(D const& driver, void* p, std::size_t, std::size_t) noexcept {
@@ -23,8 +23,8 @@ struct malloc_calls {
   }
 };
 
-/// Device memory; 58 µs to allocate and 40 µs to free on an H200, and a free waits for its stream (in
-/// practice for the whole device). Aligned to 256 bytes; blocks of 2 MiB and more to 2 MiB.
+/// Device memory; 58 µs to allocate and 40 µs to free on an H200, and a free waits for its stream (in practice for the whole
+/// device). Aligned to 256 bytes; blocks of 2 MiB and more to 2 MiB.
 template <block_driver D>
 using basic_malloc = block_source<D, malloc_calls>;
 

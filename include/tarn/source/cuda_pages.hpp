@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// cuda_pages: device memory as pages: address ranges reserved first, physical memory mapped where it is
-// needed.
+// cuda_pages: device memory as pages: address ranges are reserved first, physical memory is mapped on demand.
 
 #include <concepts>
 #include <cstddef>
@@ -19,11 +18,11 @@
 
 namespace tarn {
 
-/// A page source on a driver's virtual memory management. A small value: copies are the same source. Safe
-/// from any thread as long as two threads do not map or unmap the same range.
+/// A page source on a driver's virtual memory management. A small value: copies are the same source. Safe from any thread as
+/// long as two threads do not map or unmap the same range.
 ///
-/// Costs on an H200, per handle and whatever its size: create 10 µs, map 26 µs, unmap 17 µs, destroy 15 µs
-/// (338 µs for 1 GiB). None of them waits for running kernels.
+/// Costs on an H200, per handle of any size: create 10 µs, map 26 µs, unmap 17 µs, destroy 15 µs (338 µs for 1 GiB). None of
+/// them waits for running kernels.
 template <page_driver D>
 class basic_pages {
  public:
@@ -31,13 +30,13 @@ class basic_pages {
   using properties = property_set<device_accessible>;
 
   /// On the driver's default device; for CUDA the calling thread's current one.
-  /// @throws cuda_error  of kind `unsupported` where the device has no virtual memory management: use
-  ///                     `cuda_malloc{} | pooled{}`; of kind `no_device` where there is no device
+  /// @throws cuda_error  of kind `unsupported` if the device has no virtual memory management: use `cuda_malloc{} | pooled{}`;
+  ///                     of kind `no_device` if there is no device
   basic_pages() requires std::default_initializable<D> : basic_pages(D{}) {}
   /// On one device. @throws as above
   explicit basic_pages(device_id device) requires std::constructible_from<D, device_id>
       : basic_pages(D(device)) {}
-  /// On a driver of one's own making. @throws as above
+  /// On a given driver. @throws as above
   explicit basic_pages(D driver, place where = place::current()) : driver_(std::move(driver)) {
     status s = driver_.page_granularity(granularity_);
     if (s.kind == failure::unsupported) {
@@ -49,8 +48,8 @@ class basic_pages {
   /// Bytes; every size and offset below is a multiple of it.
   [[nodiscard]] std::size_t granularity() const noexcept { return granularity_; }
 
-  /// Reserves addresses with nothing behind them, aligned to the granularity.
-  /// @throws out_of_memory  the address space has no such gap
+  /// Reserves unmapped addresses, aligned to the granularity.
+  /// @throws out_of_memory  the address space has no gap of that size
   /// @throws cuda_error
   [[nodiscard]] void* reserve(std::size_t bytes) {
     void* p = nullptr;
@@ -59,10 +58,10 @@ class basic_pages {
     if (!s.ok()) detail::refuse(driver_, s, stream_ref{}, bytes, granularity_);
     return p;
   }
-  /// Gives the whole range of one reserve() back; nothing is mapped in it any more.
+  /// Releases the whole range of one reserve(); nothing is mapped in it any more.
   void unreserve(void* p, std::size_t bytes) noexcept { (void)driver_.release_range(p, bytes); }
 
-  /// Makes one handle of physical memory. The one call here that takes memory from the device.
+  /// Creates one handle of physical memory. The only call here that takes memory from the device.
   /// @throws out_of_memory, cuda_error; nothing has changed
   [[nodiscard]] page_handle create(std::size_t bytes) {
     page_handle handle{};
@@ -70,11 +69,11 @@ class basic_pages {
     if (!s.ok()) detail::refuse(driver_, s, stream_ref{}, bytes, granularity_);
     return handle;
   }
-  /// Gives a handle back; it is no longer mapped anywhere.
+  /// Destroys a handle, which is no longer mapped anywhere.
   void destroy(page_handle handle, std::size_t) noexcept { (void)driver_.destroy_pages(handle); }
 
-  /// Makes the whole handle appear at `p`, readable and writable by the device.
-  /// @throws out_of_memory  for want of page tables
+  /// Maps the whole handle at `p`, readable and writable by the device.
+  /// @throws out_of_memory  no memory for page tables
   /// @throws cuda_error     nothing is mapped
   void map(void* p, std::size_t bytes, page_handle handle) {
     status const s = driver_.map_pages(p, bytes, handle);
@@ -83,12 +82,12 @@ class basic_pages {
   /// Undoes exactly one map(). The handle keeps its contents; no work may still use the range.
   void unmap(void* p, std::size_t bytes) noexcept { (void)driver_.unmap_pages(p, bytes); }
 
-  /// One block that is no page: for a pool that a tool watches, in place of create() and map().
+  /// Allocates one block that is not a page: for a pool that a tool watches, in place of create() and map().
   /// @throws out_of_memory, cuda_error; nothing has changed
   [[nodiscard]] void* allocate_plain(std::size_t bytes) requires detail::plain_block_driver<D> {
     return detail::take_plain_block(driver_, bytes);
   }
-  /// Gives it back; no work uses it any more.
+  /// Frees such a block; no work uses it any more.
   void deallocate_plain(void* p, std::size_t) noexcept requires detail::plain_block_driver<D> {
     detail::give_plain_block(driver_, p);
   }
@@ -96,7 +95,7 @@ class basic_pages {
   [[nodiscard]] D const& driver() const noexcept { return driver_; }
   [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
 
-  /// Equal: the same device, so handles of one may be mapped by the other.
+  /// Equal if on the same device, so handles of one may be mapped by the other.
   friend bool operator==(basic_pages const& a, basic_pages const& b) noexcept {
     return a.driver_ == b.driver_;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// host_memory: plain host memory from operator new, so that pools and policies run without any device.
+// host_memory: plain host memory from operator new, so that pools and policies run without a device.
 
 #include <cstddef>
 #include <new>
@@ -14,8 +14,8 @@ namespace tarn {
 struct host_calls {
   using properties = property_set<host_accessible>;
 
-  /// More than a process can address: malloc's 47 bits. Refused before asking, since sanitizers end the
-  /// program for it.
+  /// More than a process can address: malloc's 47 bits. Refused without a call, since sanitizers abort the program on such a
+  /// request.
   static constexpr std::size_t address_space = 128_TiB;
 
   static status take(no_driver const&, std::size_t bytes, std::size_t alignment, void*& p) noexcept {
@@ -29,8 +29,8 @@ struct host_calls {
   }
 };
 
-/// Pageable host memory with any alignment up to max_alignment. It has no streams: what is asked of one has
-/// happened already. If a device copies from or to it, wait for the copy before freeing.
+/// Pageable host memory with any alignment up to max_alignment. It has no streams: all work counts as already done. If a device
+/// copies from or to it, wait for the copy before freeing.
 using host_memory = block_source<no_driver, host_calls>;
 
 static_assert(resource<host_memory>);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// host_pages: the host's own memory by the page: mapped, placed and touched. System calls only, no libnuma.
+// host_pages: the host's own memory in pages: mapped, bound to a NUMA node and touched. System calls only, no libnuma.
 
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -23,18 +23,18 @@ namespace tarn::detail {
 inline constexpr std::size_t usual_page = 4_KiB;
 inline constexpr std::size_t huge_page = 2_MiB;
 
-/// A stretch of private memory, whole pages. Says what failed by a status, for a source to act upon.
+/// A stretch of private memory in whole pages. Reports failures as a status, for a source to act on.
 struct host_pages {
   std::size_t bytes = 0;
   std::size_t alignment = usual_page;  ///< of the first page; a power of two
 
   /// Below this, bytes, one thread touches the pages: starting another costs as much as clearing 1 MiB.
   static constexpr std::size_t worth_threads = 64_MiB;
-  /// Highest NUMA node that can be named.
+  /// Number of NUMA nodes that can be named.
   static constexpr int most_nodes = 1024;
 
   [[nodiscard]] status map(void*& p) const noexcept {
-    // The host aligns to its page only: more is mapped, and what is before and behind given back.
+    // The host aligns only to its page: map more, and unmap the surplus before and after.
     std::size_t const spare = alignment > usual_page ? alignment : 0;
     void* const all =
         ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -47,7 +47,7 @@ struct host_pages {
     p = reinterpret_cast<void*>(aligned);
     return {};
   }
-  /// From the pages that the administrator reserved; they are aligned to themselves.
+  /// Maps pages that the administrator reserved; they are aligned to their own size.
   [[nodiscard]] status map_reserved_huge(void*& p) const noexcept {
     constexpr int of_2_mib = 21 << MAP_HUGE_SHIFT;
     void* const all = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
@@ -56,10 +56,10 @@ struct host_pages {
     p = all;
     return {};
   }
-  /// Asks for huge pages; a host without them gives usual ones.
+  /// Requests huge pages; a host without them provides usual ones.
   void advise_huge(void* p) const noexcept { (void)::madvise(p, bytes, MADV_HUGEPAGE); }
 
-  /// Has the pages come from one NUMA node only; before they are touched.
+  /// Binds the pages to one NUMA node; call it before they are touched.
   [[nodiscard]] status bind(void* p, int node) const noexcept {
     constexpr char const* call = "mbind (no such NUMA node, or not allowed here: leave numa_node out)";
     constexpr int word = 8 * sizeof(unsigned long);
@@ -67,12 +67,12 @@ struct host_pages {
     unsigned long nodes[most_nodes / word]{};
     nodes[node / word] = 1UL << (node % word);
     constexpr int bind_policy = 2;  // MPOL_BIND of <linux/mempolicy.h>
-    // The kernel reads one bit less than it is told.
+    // The kernel reads one bit less than the given number.
     if (::syscall(SYS_mbind, p, bytes, bind_policy, nodes, most_nodes + 1UL, 0U) == 0) return {};
     return {failure::unsupported, errno, name_of_error(errno), call};
   }
 
-  /// Has the host make every page now. @param threads  0: one for each processor, up to 16
+  /// Makes the host provide every page now. @param threads  0: one per processor, up to 16
   [[nodiscard]] status touch(void* p, unsigned threads) const noexcept {
     auto* const first = static_cast<std::byte*>(p);
     std::atomic<int> error{0};
@@ -81,7 +81,7 @@ struct host_pages {
     };
     if (threads == 0) threads = smaller_of(larger_of(std::thread::hardware_concurrency(), 1U), 16U);
     if (bytes < worth_threads) threads = 1;
-    // Whole huge pages each, so that no two threads wait for the same one to be cleared.
+    // Whole huge pages for each thread, so that no two threads wait for the same one to be cleared.
     std::size_t const share = align_up((bytes + threads - 1) / threads, huge_page);
     std::vector<std::thread> others;
     std::size_t from = share;
@@ -89,7 +89,7 @@ struct host_pages {
       others.reserve(threads);
       for (; from < bytes; from += share) others.emplace_back(part, from, smaller_of(from + share, bytes));
     } catch (...) {
-      part(from, bytes);  // no further thread: this one does it
+      part(from, bytes);  // no further thread could start: this one touches the rest
     }
     part(0, smaller_of(share, bytes));
     for (std::thread& t : others) t.join();
@@ -101,10 +101,10 @@ struct host_pages {
   void unmap(void* p) const noexcept { (void)::munmap(p, bytes); }
 
  private:
-  /// 0, or errno. A page that the host cannot make would end a program that writes to it (SIGBUS, where reserved pages of a
-  /// node run out); where it is asked for them, it says so, from Linux 5.14 on.
+  /// Returns 0 or errno. Writing to a page that the host cannot provide would end the program (SIGBUS, when the reserved pages
+  /// of a node run out); madvise reports it as an error instead, from Linux 5.14 on.
   [[nodiscard]] static int populate(std::byte* p, std::size_t length) noexcept {
-    constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which older headers do not know
+    constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which older headers lack
     int result = 0;
     do {
       result = ::madvise(p, length, populate_write);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// managed: memory that moves between host and devices where it is touched.
+// managed: memory that migrates between host and devices on access.
 
 #include "tarn/core/config.hpp"
 #include "tarn/source/block_source.hpp"
@@ -23,9 +23,8 @@ struct managed_calls {
   }
 };
 
-/// Managed memory, attached to all streams. May exceed the device's memory: what is refused is what neither
-/// host nor device can back. Where the device cannot fault pages in, the host must not touch it while kernels
-/// run.
+/// Managed memory, attached to all streams. May exceed the device's memory: a request is refused only if neither host nor
+/// device can back it. If the device cannot fault pages in, the host must not touch it while kernels run.
 template <block_driver D>
 using basic_managed = block_source<D, managed_calls>;
 

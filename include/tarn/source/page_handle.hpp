@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// unique_pages: one handle of physical memory, owned.
+// unique_pages: a unique owner of one handle of physical memory.
 
 #include <cstddef>
 #include <utility>
@@ -9,12 +9,12 @@
 
 namespace tarn {
 
-/// Owns one physical handle of a page source and gives it back when it goes. Move-only; moved-from owners are
-/// empty. The handle must not be mapped anywhere when its owner goes: unmap first.
+/// Owns one physical handle of a page source and destroys it in its destructor. Move-only; moved-from owners are empty. The
+/// handle must not be mapped anywhere at that point: unmap first.
 template <page_source Source>
 class unique_pages {
  public:
-  /// Makes physical memory. @param bytes a multiple of the source's granularity
+  /// Creates physical memory. @param bytes a multiple of the source's granularity
   /// @throws out_of_memory, cuda_error
   unique_pages(Source source, std::size_t bytes)
       : source_(std::move(source)), handle_(source_.create(bytes)), bytes_(bytes) {}
@@ -40,7 +40,7 @@ class unique_pages {
     if (bytes_ != 0) source_.destroy(handle_, bytes_);
     bytes_ = 0;
   }
-  /// Lets go of the handle without giving it back.
+  /// Releases ownership of the handle without destroying it.
   [[nodiscard]] page_handle release() noexcept {
     bytes_ = 0;
     return handle_;

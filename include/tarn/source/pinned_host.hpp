@@ -23,12 +23,12 @@ struct pinned_calls {
   }
 };
 
-/// Pinned host memory, portable: pinned for every device. About 460 ms per GiB to allocate, so pool it. It
-/// cannot be swapped out: take no more than the machine can spare. Aligned to the host's page, 4 KiB.
+/// Pinned host memory, portable: pinned for every device. About 460 ms per GiB to allocate, so pool it. It cannot be swapped
+/// out: take no more than the machine can spare. Aligned to the host's page, 4 KiB.
 ///
-/// In a pool over it, allocate(stream) gives memory for work of that stream: copies enqueued before may still use it. Memory
-/// that the host itself is going to write must come from allocate_sync(), which hands out nothing that any stream still
-/// uses; pinned_buffer and the streamed batches ask so.
+/// In a pool over it, allocate(stream) returns memory for work of that stream: copies enqueued earlier may still use it. Memory
+/// that the host itself will write must come from allocate_sync(), which returns nothing that a stream still uses;
+/// pinned_buffer and the streamed batches do so.
 template <block_driver D>
 using basic_pinned = block_source<D, pinned_calls>;
 

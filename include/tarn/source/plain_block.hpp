@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Plain blocks: cudaMalloc's, from a source whose memory is of another kind. A tool that watches pieces of memory takes
-// no other: compute-sanitizer 2025.3.1 refuses, with an error, heaps over mapped pages and cudaMallocAsync's memory.
+// Blocks from cudaMalloc, for sources whose memory is of another kind. A tool that watches suballocated memory accepts no
+// other: compute-sanitizer 2025.3.1 refuses, with an error, heaps over mapped pages and cudaMallocAsync's memory.
 
 #include <cstddef>
 
@@ -12,7 +12,7 @@
 
 namespace tarn::detail {
 
-/// A driver that has them.
+/// A driver that provides them.
 template <class D>
 concept plain_block_driver = stream_driver<D> &&
     requires(D const& driver, std::size_t bytes, void* p, void*& new_p) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How a source says no: a failed driver call becomes the error that a caller can act upon.
+// Turns a failed driver call of a source into the error that a caller can act on.
 
 #include <cstddef>
 
@@ -12,7 +12,7 @@
 namespace tarn::detail {
 
 /// Throws for a driver call that failed.
-/// @throws out_of_memory  the driver had none left; says which call refused and what is free on the device
+/// @throws out_of_memory  the driver had no memory left; reports which call refused and what is free on the device
 /// @throws cuda_error     anything else
 template <class D>
 [[noreturn]] TARN_NOINLINE void refuse(D const& driver, status const& failed, stream_ref stream,
@@ -31,7 +31,7 @@ template <class D>
   throw out_of_memory(report);
 }
 
-/// A request so large that it is not worth asking: rounding it up could wrap.
+/// The status of a request too large to try: rounding it up could overflow.
 [[nodiscard]] inline status too_large() noexcept {
   return {failure::out_of_memory, 0, "larger than any device", "the address space"};
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// registered_host: pinned memory made of the host's own pages: mapped, touched by several threads, then registered with
-// the driver.
+// registered_host: pinned memory made of the host's own pages, which several threads touch before the driver registers them.
 
 #include <concepts>
 #include <cstddef>
@@ -17,17 +16,17 @@
 
 namespace tarn {
 
-/// What the pages of registered memory are.
+/// The pages of registered memory.
 enum class host_page_size : std::uint8_t {
-  usual,  ///< the host's own, 4 KiB
-  huge,   ///< 2 MiB where the host has them (transparent huge pages), usual ones elsewhere
-  reserved_huge  ///< 2 MiB from those that the administrator reserved (vm.nr_hugepages), refused where there are none
+  usual,         ///< the host's own, 4 KiB
+  huge,          ///< 2 MiB if the host has them (transparent huge pages), usual ones otherwise
+  reserved_huge  ///< 2 MiB from those that the administrator reserved (vm.nr_hugepages); refused if there are none
 };
 
 struct registered_options {
   host_page_size pages = host_page_size::huge;
-  /// NUMA node to take the pages from, and no other; any_node leaves the choice to the host. The node that the device hangs
-  /// on (nvidia-smi topo -m) copies fastest.
+  /// NUMA node that all pages come from; any_node leaves the choice to the host. The node that the device is attached to
+  /// (nvidia-smi topo -m) copies fastest.
   int numa_node = any_node;
   /// Threads that touch the pages of blocks of 64 MiB and more; 0: as many as there are processors, up to 16.
   unsigned threads = 0;
@@ -59,7 +58,7 @@ struct registered_calls {
     }
     return s;
   }
-  /// Memory that the driver would not let go of stays mapped: a device may still reach it.
+  /// Memory that the driver failed to unregister stays mapped: a device may still access it.
   template <registering_driver D>
   status give(D const& driver, void* p, std::size_t bytes, std::size_t) const noexcept {
     status const s = driver.unregister_host(p);
@@ -80,9 +79,9 @@ struct registered_calls {
 };
 
 /// Pinned host memory, portable, in whole pages: with huge ones every block is a multiple of 2 MiB, so pool it. Takes 168 ms
-/// per GiB with huge pages where pinned_host takes 430 to 490: the pages are cleared by several threads, and fewer of
-/// them are to be pinned. Aligned to the page. Out of memory is told as out_of_memory; a node that is missing or not
-/// allowed as cuda_error of kind `unsupported`. Linux.
+/// per GiB with huge pages, where pinned_host takes 430 to 490: several threads clear the pages, and fewer pages have to be
+/// pinned. Aligned to the page. Exhausted memory is reported as out_of_memory; a node that is missing or not allowed as
+/// cuda_error of kind `unsupported`. Linux.
 template <registering_driver D>
 class basic_registered : public block_source<D, registered_calls> {
  public:
@@ -93,7 +92,7 @@ class basic_registered : public block_source<D, registered_calls> {
   explicit basic_registered(device_id device,
                             registered_options options = {}) requires std::constructible_from<D, device_id>
       : base(D(device), registered_calls{options}) {}
-  /// On the driver's default device, or on a driver of one's own making.
+  /// On the driver's default device, or on a given driver.
   explicit basic_registered(registered_options options) requires std::default_initializable<D>
       : base(D{}, registered_calls{options}) {}
   explicit basic_registered(D driver, registered_options options = {}) noexcept

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Address to the range that covers it, whatever the range's size, in O(1): for each granule the last range that
-// starts in it, and two levels of bitmaps to find the nearest such granule below.
+// An index from an address to the range that covers it, in O(1) for ranges of any size. It stores for each granule the last
+// range that starts in it, and two levels of bitmaps to find the nearest lower granule with one.
 
 #include <bit>
 #include <cstddef>
@@ -20,12 +20,12 @@ class address_index {
   address_index& operator=(address_index const&) = delete;
   ~address_index() { close(); }
 
-  /// Covers [base, base + bytes); until then every call does nothing. Four bytes a granule, touched only where
-  /// ranges start. What it covered before is forgotten. @throws std::bad_alloc
+  /// Covers [base, base + bytes); before this, every call does nothing. Four bytes per granule, touched only where ranges
+  /// start. Forgets what it covered before. @throws std::bad_alloc
   void open(std::uintptr_t base, std::size_t bytes, std::size_t granularity) {
     close();
     std::size_t const granules = bytes / granularity;
-    // calloc, so that the tables of a huge range cost host memory only where they are used.
+    // calloc, so that the tables of a huge range use host memory only where they are touched.
     last_ = static_cast<range_ref*>(std::calloc(granules, sizeof(range_ref)));
     starts_ = static_cast<std::uint64_t*>(std::calloc(granules / 64 + 1, sizeof(std::uint64_t)));
     words_ = static_cast<std::uint64_t*>(std::calloc(granules / 4096 + 1, sizeof(std::uint64_t)));
@@ -35,7 +35,7 @@ class address_index {
     shift_ = static_cast<unsigned>(std::countr_zero(granularity));
   }
 
-  /// A range begins; its neighbours are linked already.
+  /// Adds a range; its neighbours are already linked.
   void note(range_table const& table, range_ref r) noexcept {
     std::uintptr_t const address = table[r].address;
     if (!covers(address)) return;
@@ -46,7 +46,7 @@ class address_index {
     words_[g / 4096] |= std::uint64_t{1} << (g / 64 % 64);
   }
 
-  /// A range ends to be one of its own; its neighbours are linked still.
+  /// Removes a range; its neighbours are still linked.
   void drop(range_table const& table, range_ref r) noexcept {
     if (!covers(table[r].address)) return;
     std::size_t const g = granule_of(table[r].address);
@@ -61,7 +61,7 @@ class address_index {
     if (starts_[g / 64] == 0) words_[g / 4096] &= ~(std::uint64_t{1} << (g / 64 % 64));
   }
 
-  /// The range that covers `address`, which is covered by one.
+  /// The range that covers `address`. Requires that one does.
   [[nodiscard]] range_ref find(range_table const& table, std::uintptr_t address) const noexcept {
     range_ref r = last_[granule_with_start(granule_of(address))];
     while (table[r].address > address) r = table[r].previous;
@@ -85,7 +85,7 @@ class address_index {
     return (address - base_) >> shift_;
   }
 
-  /// The granule itself or the nearest below in which a range starts; there is one.
+  /// The granule itself or the nearest lower one in which a range starts. Requires that there is one.
   [[nodiscard]] std::size_t granule_with_start(std::size_t g) const noexcept {
     if (std::uint64_t const here = up_to(starts_[g / 64], g % 64); here != 0)
       return g / 64 * 64 + highest(here);
@@ -110,8 +110,8 @@ class address_index {
   }
 
   range_ref* last_ = nullptr;
-  std::uint64_t* starts_ = nullptr;  ///< one bit a granule: a range starts in it
-  std::uint64_t* words_ = nullptr;   ///< one bit a word of `starts_` that is not 0
+  std::uint64_t* starts_ = nullptr;  ///< one bit per granule: a range starts in it
+  std::uint64_t* words_ = nullptr;   ///< one bit per word of `starts_` that is not 0
   std::uintptr_t base_ = 0;
   std::size_t bytes_ = 0;
   unsigned shift_ = 0;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The arena: every range the pool holds, who may take it, and how ranges are split and coalesced. Pure
-// bookkeeping: it never calls the driver, so it is safe under the hot lock, and it knows no source, so one
-// test drives it all.
+// The arena: every range the pool holds, its owner, and how ranges are split and coalesced. Pure bookkeeping: it never calls
+// the driver, so it is safe under the hot lock, and it does not depend on a source, so one test covers all of it.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,21 +19,21 @@
 
 namespace tarn::detail {
 
-/// Outcome of giving a block back; where it is not `done`, nothing has changed.
+/// Result of returning a block; unless it is `done`, nothing has changed.
 enum class release_result : std::uint8_t {
   done,
-  foreign,      ///< no block of this pool starts there
-  wrong_size,   ///< it has another size
-  twice,        ///< it is free already
-  needs_finish  ///< the host has no memory to note the stream: finish the stream, then release as neutral
+  foreign,      ///< no block of this pool starts at the address
+  wrong_size,   ///< the block has another size
+  twice,        ///< the block is already free
+  needs_finish  ///< no host memory to record the stream: finish the stream, then release as neutral
 };
 
-/// Who is in a view, and who left it last: it may be unmapped when that is done on the device.
+/// The live blocks of a view and the last stream that used it: the view may be unmapped when that use is complete.
 struct tenancy {
-  std::uint32_t blocks = 0;  ///< that are live
+  std::uint32_t blocks = 0;  ///< live blocks
   domain_ref domain = neutral;
   std::uint64_t epoch = 0;
-  bool several = false;  ///< more than one domain since it was known to be done
+  bool several = false;  ///< more than one domain since all work was last known to be complete
 
   void leave(domain_ref giver, std::uint64_t mark) noexcept {
     --blocks;
@@ -44,8 +43,8 @@ struct tenancy {
   }
 };
 
-/// Free ranges that cannot be given back to the driver by themselves, since they lie in handles or segments that are used
-/// in part. Each statistic: all, small zone, large zone.
+/// Free ranges that cannot be given back to the driver on their own, since they lie in partly used handles or segments. Each
+/// array: all, small zone, large zone.
 struct split_statistics {
   stat blocks[3];
   stat bytes[3];
@@ -58,26 +57,25 @@ class arena {
   address_index starts;  ///< the range that covers a home address, for pools over pages
   run_table runs;
   stream_table streams;
-  sequence<tenancy> tenancies;  ///< of each view
-  /// Blocks of whole granules lie on bounds of handles, so that freeing one frees whole handles, to be seen elsewhere.
+  sequence<tenancy> tenancies;  ///< one per view
+  /// Aligns blocks of whole granules to handle boundaries, so that freeing one frees whole handles, which may be remapped.
   bool keeps_handles_whole = false;
-  /// How many free ranges of nearly one size a request looks at; the ladder lifts it before it refuses one.
+  /// How many free ranges of similar size a request searches; the ladder lifts it before it throws out_of_memory.
   std::size_t search_limit = range_index::search_limit;
-  /// The handles behind the ranges, for pools over pages; null where each segment comes and goes whole.
+  /// The handles behind the ranges, for pools over pages; null if segments are created and given back whole.
   page_map const* pages = nullptr;
   split_statistics splits;     ///< as of the last count_splits()
   std::size_t live_bytes = 0;  ///< in live ranges, runs included
   std::size_t live_peak = 0;
 
-  /// Room for one allocation's bookkeeping. @throws std::bad_alloc, nothing has changed
+  /// Makes room for the metadata of one allocation. @throws std::bad_alloc, nothing has changed
   void make_room() {
     ranges.make_room(4);
     blocks.make_room(1);
     runs.make_room();
   }
 
-  /// Takes a block from the stream's own domain, else from the neutral one. Null if neither has it. Room was
-  /// made.
+  /// Takes a block from the stream's own domain, then from the neutral one. Null if neither has it. Requires make_room().
   [[nodiscard]] void* take(domain_ref taker, zone where, std::size_t bytes, std::size_t alignment) noexcept {
     range_ref const r = take_range(taker, where, bytes, alignment);
     if (r == 0) return nullptr;
@@ -85,7 +83,7 @@ class arena {
     return reinterpret_cast<void*>(ranges[r].address);
   }
 
-  /// Gives a block back on a stream's domain. O(1), never allocates.
+  /// Returns a block to a stream's domain. O(1), never allocates.
   release_result release(domain_ref giver, void* p, std::size_t bytes) noexcept {
     auto const address = reinterpret_cast<std::uintptr_t>(p);
     range_ref r = blocks.find(address);
@@ -107,8 +105,7 @@ class arena {
     return release_result::done;
   }
 
-  /// Takes up to `wanted` blocks of a class: returned ones first, then from runs, then from a new run. Room
-  /// was made.
+  /// Takes up to `wanted` blocks of a class: foreign blocks first, then from runs, then from a new run. Requires make_room().
   [[nodiscard]] std::uint32_t take_small(domain_ref taker, unsigned size_class, void** out,
                                          std::uint32_t wanted) noexcept {
     std::uint32_t taken = 0;
@@ -129,7 +126,7 @@ class arena {
     return taken;
   }
 
-  /// Makes one block of pieces that are live already, seen at `address` through a view. Room was made.
+  /// Joins live pieces into one block, mapped at `address` in a view. Requires make_room().
   void join_pieces(range_ref const* pieces, std::size_t count, domain_ref taker, std::uintptr_t address,
                    std::uint32_t view) noexcept {
     for (std::size_t i = 0; i < count; ++i) {
@@ -145,7 +142,7 @@ class arena {
     blocks.insert(address, pieces[0]);
   }
 
-  /// Takes [address, address + bytes) out of the free range `r` that holds it. Room for two nodes was made.
+  /// Takes [address, address + bytes) out of the free range `r` that contains it. Requires room for two nodes.
   range_ref carve(range_ref r, std::uintptr_t address, std::size_t bytes) noexcept {
     take_out(r);
     if (std::size_t const skipped = address - ranges[r].address; skipped != 0) {
@@ -158,7 +155,7 @@ class arena {
     return r;
   }
 
-  /// Gives a block of a run back on a stream's domain; an empty run's range is freed.
+  /// Returns a block of a run to a stream's domain; the range of an empty run is freed.
   release_result release_small(domain_ref giver, unsigned size_class, void* p) noexcept {
     run_ref const r = runs.find(p);
     if (r == 0) return release_result::foreign;
@@ -178,7 +175,7 @@ class arena {
     return put_into_run(r, p);
   }
 
-  /// Sends the returned blocks of a domain home, once the device is past them.
+  /// Returns the foreign blocks of a domain to their runs, once the device has completed their uses.
   void send_foreign_home(domain_ref d) noexcept {
     stream_domain& domain = streams[d];
     for (auto& list : domain.foreign) {
@@ -190,7 +187,7 @@ class arena {
     domain.foreign_count = 0;
   }
 
-  /// Makes the partly free runs of a domain neutral. The device is past all that was freed in them.
+  /// Makes the partly free runs of a domain neutral. The device has completed the uses of all that was freed in them.
   void neutralise_runs(domain_ref d) noexcept {
     for (run_list& list : streams[d].runs) {
       while (run_ref const r = list.head) {
@@ -221,8 +218,7 @@ class arena {
     }
   }
 
-  /// Makes a node that is in no index free in a domain, coalescing with free neighbours of the same domain
-  /// and zone.
+  /// Makes a node that is in no index free in a domain, and coalesces it with free neighbours of the same domain and zone.
   range_ref make_free(range_ref r, domain_ref domain, std::uint64_t epoch) noexcept {
     ranges[r].state = range_state::free;
     ranges[r].domain = domain;
@@ -237,8 +233,7 @@ class arena {
     return r;
   }
 
-  /// Cuts a node in two at `bytes`; returns the second part, which is like the first and in no index. Room
-  /// was made.
+  /// Splits a node at `bytes`; returns the second part, which copies the first and is in no index. Requires make_room().
   range_ref split(range_ref r, std::size_t bytes) noexcept {
     range_ref const tail = ranges.take();
     range& first = ranges[r];
@@ -256,7 +251,7 @@ class arena {
     return tail;
   }
 
-  /// Joins two neighbours that are in no index; the second's node is gone.
+  /// Merges two neighbours that are in no index; the second's node is released.
   void merge(range_ref first, range_ref second) noexcept {
     starts.drop(ranges, second);
     ranges[first].bytes += ranges[second].bytes;
@@ -272,7 +267,8 @@ class arena {
     ranges[r].state = range_state::live;
   }
 
-  /// Counts how the split ranges have changed since the last call, as one step: what came and went in between is not seen.
+  /// Counts the change of the split ranges since the last call as one step; changes that cancelled out in between are not
+  /// counted.
   void count_splits() noexcept {
     auto const small = static_cast<std::size_t>(zone::small);
     auto const large = static_cast<std::size_t>(zone::large);
@@ -306,7 +302,7 @@ class arena {
     if (to < s.current) s.decrease(s.current - to);
   }
 
-  /// Puts a free range in its domain's index.
+  /// Puts a free range into its domain's index.
   void put_in(range_ref r) noexcept {
     range& node = ranges[r];
     streams[node.domain].ranges(node.where).insert(ranges, r);
@@ -367,7 +363,7 @@ class arena {
     return taken;
   }
 
-  /// A run whose domain was forgotten while all of it was handed out is neutral.
+  /// Makes a run neutral if its domain was forgotten while all its blocks were handed out.
   void let_go_of_forgotten(run& r) const noexcept {
     if (r.generation == streams[r.domain].generation) [[likely]]
       return;
@@ -399,13 +395,13 @@ class arena {
     return first.state == range_state::free && second.state == range_state::free &&
            first.domain == second.domain && first.where == second.where;
   }
-  /// Joins the indexed neighbour `second` to `first`, which is in no index.
+  /// Merges the indexed neighbour `second` into `first`, which is in no index.
   void absorb(range_ref first, range_ref second) noexcept {
     take_out(second);
     merge(first, second);
   }
 
-  std::int64_t split_blocks_[zone_count] = {};  ///< now
+  std::int64_t split_blocks_[zone_count] = {};  ///< current values
   std::int64_t split_bytes_[zone_count] = {};
 };
 

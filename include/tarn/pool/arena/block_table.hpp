@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Address to node: ranges are found by their start, runs by the 64 KiB frame that a block lies in, domains by
-// their stream.
+// A hash table from a key to a node: ranges by start address, runs by the 64 KiB frame of a block, domains by stream.
 
 #include <cstdint>
 

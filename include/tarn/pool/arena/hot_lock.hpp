@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Who holds the arena's lock, and who may release it. Functions say so in their parameters:
+// A scoped holder of the arena's lock, and a parameter type for functions that may release it.
 //
 //   f(hot_lock const& held)   runs under the lock and keeps it
-//   f(may_release hot)        may release it in between: what its caller looked up before is void afterwards
+//   f(may_release hot)        may release it in between, which invalidates what its caller looked up before
 //
 
 #include "tarn/core/config.hpp"
@@ -37,8 +37,8 @@ class hot_lock {
   hot_mutex& mutex_;
 };
 
-/// A parameter of functions that may release the lock. Callers write `may_release(held)`: everything they looked up before
-/// such a call is void after it.
+/// A parameter of functions that may release the lock. Callers write `may_release(held)`; such a call invalidates everything
+/// they looked up before it.
 class may_release {
  public:
   explicit may_release(hot_lock& held) noexcept : held_(&held) {}
@@ -50,7 +50,7 @@ class may_release {
   hot_lock* held_;
 };
 
-/// Releases the lock for its scope, for driver calls and other locks; holds it again afterwards, also after an exception.
+/// Releases the lock for its scope, for driver calls and other locks; takes it again at the end, also after an exception.
 class [[nodiscard]] unlocked {
  public:
   explicit unlocked(may_release hot, place where = place::current()) noexcept : lock_(*hot.held_) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The arena's lock. Held for tens of nanoseconds, far less than putting a thread to sleep and waking it costs: who finds
-// it taken spins for about a microsecond before it sleeps. One word, one atomic operation each way, in line: half of what
-// std::mutex costs where nobody waits. (Drepper, "Futexes are tricky", 2011, mutex 2.)
+// The arena's mutex, which spins for about a microsecond before it sleeps. It is held for tens of nanoseconds, far less than
+// putting a thread to sleep and waking it costs. One word and one inlined atomic operation each way: half the cost of
+// std::mutex without contention. (Drepper, "Futexes are tricky", 2011, mutex 2.)
 
 #include <atomic>
 #include <cstdint>
@@ -13,13 +13,13 @@
 
 namespace tarn::detail {
 
-/// What a mutex records of its holds where TARN_CHECK_LOCKS is 1. Written by the holder.
+/// What a mutex records of its holds if TARN_CHECK_LOCKS is 1. Written by the holder.
 template <bool Checked>
 class hold_record {
  public:
   void begin() noexcept { ++number_; }
   void release(place where) noexcept { released_at_ = where; }
-  /// The number of the present hold: no two holds have the same.
+  /// The number of the current hold; unique for each hold.
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
   /// Where the lock was last released in the middle of a hot_lock's scope.
   [[nodiscard]] place released_at() const noexcept { return released_at_; }
@@ -59,7 +59,7 @@ class hot_mutex {
  private:
   static constexpr std::uint32_t open = 0;
   static constexpr std::uint32_t taken = 1;
-  static constexpr std::uint32_t awaited = 2;  ///< taken, and somebody may sleep
+  static constexpr std::uint32_t awaited = 2;  ///< taken, and a thread may be sleeping
   static constexpr unsigned most_spins = 40;
 
   TARN_NOINLINE void wait() noexcept {

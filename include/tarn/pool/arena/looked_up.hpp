@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A value that was looked up under the hot lock. It is void once the lock was released: another thread may have taken the
-// range, filled the view or ended the stream it names. Where TARN_CHECK_LOCKS is 1, each use compares the hold of the lookup
-// with the present one and stops the program where they differ; elsewhere it is the value alone.
+// A value that was looked up under the hot lock, and is invalid once the lock was released. Another thread may then have taken
+// the range, filled the view or ended the stream that it names. If TARN_CHECK_LOCKS is 1, each use compares the hold of the
+// lookup with the current one and aborts if they differ; otherwise the object is the value alone.
 
 #include <cstdint>
 #include <cstdio>
@@ -21,7 +21,7 @@ class lookup_record {
  public:
   lookup_record(hot_lock const& held, place where) noexcept : hold_(held.hold().number()), where_(where) {}
 
-  /// Stops the program where the lock was released since. @param use  the place that uses the value
+  /// Aborts if the lock was released since the lookup. @param use  the place that uses the value
   void check(hot_lock const& held, place use) const noexcept {
     if (held.hold().number() == hold_) [[likely]]
       return;
@@ -52,7 +52,7 @@ class looked_up {
   looked_up(hot_lock const& held, T value, place where = place::current())
       : value_(std::move(value)), record_(held, where) {}
 
-  /// The value, under the same hold of the lock. Free where TARN_CHECK_LOCKS is 0.
+  /// The value, under the same hold of the lock. No cost if TARN_CHECK_LOCKS is 0.
   [[nodiscard]] T const& get(hot_lock const& held, place use = place::current()) const noexcept {
     record_.check(held, use);
     return value_;

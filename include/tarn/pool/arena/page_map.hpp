@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The page map: which physical handle stands behind which address. Every handle has a home, a place in one long
-// line of addresses where it stays mapped from its creation to its end; all books of free and live bytes are
-// kept in home addresses. (Elsewhere handles are seen through views: view.hpp.)
+// The page map: the physical handle behind each address. Every handle is first mapped at its home address, within one long
+// virtual range, and stays mapped there until it is destroyed. All records of free and live bytes use home addresses. (Views
+// map handles at further addresses: view.hpp.)
 
 #include <bit>
 #include <cstddef>
@@ -17,11 +17,11 @@ namespace tarn::detail {
 
 using handle_ref = std::uint32_t;  ///< index of a handle; 0 is none
 
-/// One piece of physical memory.
+/// One physical handle.
 struct physical {
   page_handle id = 0;
-  std::size_t bytes = 0;    ///< 0: an unused entry
-  std::uintptr_t home = 0;  ///< of an unused entry: the next one
+  std::size_t bytes = 0;    ///< 0 if the entry is unused
+  std::uintptr_t home = 0;  ///< in an unused entry: the index of the next one
 };
 
 class page_map {
@@ -31,7 +31,7 @@ class page_map {
   page_map& operator=(page_map const&) = delete;
   ~page_map() { std::free(table_); }
 
-  /// Homes lie in [base, base + home_bytes); views follow up to base + bytes. @throws std::bad_alloc
+  /// Home addresses lie in [base, base + home_bytes); views follow up to base + bytes. @throws std::bad_alloc
   void open(std::uintptr_t base, std::size_t home_bytes, std::size_t bytes, std::size_t granularity) {
     handles_.resize(1);
     table_ = static_cast<handle_ref*>(std::calloc(home_bytes / granularity, sizeof(handle_ref)));
@@ -44,7 +44,7 @@ class page_map {
   }
   [[nodiscard]] bool is_open() const noexcept { return table_ != nullptr; }
 
-  /// The handle whose home covers an address, 0 if none.
+  /// The handle at a home address, 0 if none.
   [[nodiscard]] handle_ref at(std::uintptr_t address) const noexcept {
     return table_[(address - base_) >> shift_];
   }
@@ -55,10 +55,10 @@ class page_map {
     return handles_[h].home + handles_[h].bytes;
   }
 
-  /// Room to add `count` handles. @throws std::bad_alloc
+  /// Makes room to add `count` handles. @throws std::bad_alloc
   void make_room(std::size_t count) { handles_.reserve(handles_.size() + count); }
 
-  /// Adds a handle that is mapped at its home. Room has been made.
+  /// Adds a handle that is mapped at its home address. Requires make_room().
   handle_ref add(page_handle id, std::size_t bytes, std::uintptr_t home) noexcept {
     handle_ref h = first_unused_;
     if (h != 0) {
@@ -94,7 +94,7 @@ class page_map {
     for (std::size_t g = 0; g < handles_[h].bytes >> shift_; ++g) table_[first + g] = value;
   }
 
-  handle_ref* table_ = nullptr;  ///< one entry a granule of the homes
+  handle_ref* table_ = nullptr;  ///< one entry per granule of the home addresses
   sequence<physical> handles_;
   std::uintptr_t base_ = 0;
   std::size_t home_bytes_ = 0;

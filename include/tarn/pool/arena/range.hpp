@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A range: a piece of address space that is live, free, a view or a hole. Ranges tile what the pool reserved;
-// their nodes live on the host, because the host cannot write links into device memory.
+// A range: a piece of address space that is live, free, a view or a hole. Ranges tile the reserved address space; their nodes
+// are in host memory, because the host cannot write links into device memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,13 +22,13 @@ inline constexpr domain_ref neutral = 0;
 
 enum class range_state : std::uint8_t {
   unused,  ///< a spare node
-  live,    ///< handed out, or cut into a run
+  live,    ///< handed out, or divided into a run
   free,    ///< mapped and reusable by its domain
-  view,    ///< a second place of handles that live elsewhere
-  hole     ///< address space with nothing behind it
+  view,    ///< addresses where handles are mapped a second time
+  hole     ///< address space with nothing mapped
 };
 
-/// Blocks above class_limit live apart from the others, so that small ones do not pin large handles.
+/// Blocks above class_limit are kept apart from smaller ones, so that small ones do not pin large handles.
 enum class zone : std::uint8_t { small, large };
 inline constexpr zone all_zones[] = {zone::large, zone::small};
 inline constexpr std::size_t zone_count = 2;
@@ -46,28 +46,27 @@ struct range {
   range_ref next = 0;
   range_ref bin_previous = 0;  ///< neighbours in the index's bin
   range_ref bin_next = 0;
-  range_ref chain = 0;  ///< of a live block in pieces: the next piece
-  /// Of the first piece of a live block: the view it is seen through. Of a free range in an index: what arena counts as
-  /// split, in range_grain. Otherwise 0.
+  range_ref chain = 0;  ///< next piece of a live block in pieces
+  /// In the first piece of a live block: the view it is mapped in. In an indexed free range: the bytes that the arena counts as
+  /// split, in units of range_grain. Otherwise 0.
   std::uint32_t view_or_split = 0;
-  std::uint32_t segment = 0;  ///< which upstream block, for pools over blocks
+  std::uint32_t segment = 0;  ///< index of the upstream block, for pools over blocks
   domain_ref domain = neutral;
-  std::uint16_t generation = 0;  ///< of a live one: its domain's when it was taken
+  std::uint16_t generation = 0;  ///< of a live range: the generation of its domain when it was taken
   range_state state = range_state::unused;
   zone where = zone::small;
-  bool at_end = false;  ///< where it is in an index: it may be extended, see range_index
+  bool at_end = false;  ///< in an index: a hole follows, so it may be extended, see range_index
 
   [[nodiscard]] std::uintptr_t end() const noexcept { return address + bytes; }
 };
 static_assert(sizeof(range) == 64, "host memory is documented as 64 bytes a range");
 
-/// All nodes. Grows only where a caller has asked for room beforehand, so that releasing never allocates.
+/// All nodes. Grows only if a caller made room beforehand, so that releasing never allocates.
 class range_table {
  public:
   range_table() { nodes_.resize(1); }
 
-  /// Makes sure that `count` nodes can be taken without allocating. @throws std::bad_alloc, nothing has
-  /// changed
+  /// Ensures that `count` nodes can be taken without allocating. @throws std::bad_alloc, nothing has changed
   void make_room(std::size_t count) {
     if (spare_count_ >= count) return;
     std::size_t const first = nodes_.size();
@@ -76,7 +75,7 @@ class range_table {
     for (std::size_t i = nodes_.size(); i-- > first;) put_back(static_cast<range_ref>(i));
   }
 
-  /// A fresh node; room has been made.
+  /// Takes a new node. Requires make_room().
   [[nodiscard]] range_ref take() noexcept {
     if constexpr (check_locks) {
       if (spare_count_ == 0)

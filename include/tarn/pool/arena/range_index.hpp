@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Free ranges by size: two levels of bitmaps over bins, after TLSF (Masmano, Ripoll, Crespo, Real, ECRTS
-// 2004), with a short search inside a bin so that the fit is nearly the best. O(1) at any number of ranges.
-// A range before a hole is taken only where no other fits, whatever its size (wilderness preservation: Korn and Vo,
-// 1985): it can grow, and a second pass over the same requests, which finds it grown, then places every block as the
-// first pass did.
+// Free ranges by size, found in O(1) for any number of ranges. Two levels of bitmaps over bins, after TLSF (Masmano, Ripoll,
+// Crespo, Real, ECRTS 2004), with a short search inside a bin so that the fit is close to the best.
+// A range before a hole is taken only if no other range fits, whatever its size (wilderness preservation: Korn and Vo, 1985):
+// it can grow, and a second pass over the same requests, which finds it grown, then places every block as the first pass did.
 
 #include <bit>
 #include <cstddef>
@@ -17,10 +16,10 @@ namespace tarn::detail {
 
 class range_index {
  public:
-  /// Bins a doubling: 16 make neighbours in a bin differ by at most 6.25 %.
+  /// Bins per doubling: with 16, ranges in one bin differ by at most 6.25 %.
   static constexpr unsigned bins_per_doubling = 16;
   static constexpr unsigned levels = 36;  ///< up to 512 B << 40: beyond any address space
-  /// How many ranges of a bin are looked at for the best fit.
+  /// How many ranges of a bin are searched for the best fit.
   static constexpr std::size_t search_limit = 24;
 
   void insert(range_table& table, range_ref r) noexcept {
@@ -60,8 +59,8 @@ class range_index {
     --count_;
   }
 
-  /// The smallest range found that holds `bytes` at `alignment`; 0 if none. Ties go to the lower address. Of a bin `limit`
-  /// ranges are looked at: one that fits may be missed among more of nearly its size.
+  /// The smallest range found that holds `bytes` at `alignment`; 0 if none. Ties go to the lower address. Searches `limit`
+  /// ranges of a bin: a fitting range may be missed among more of similar size.
   [[nodiscard]] range_ref find(range_table const& table, std::size_t bytes, std::size_t alignment,
                                std::size_t limit = search_limit) const noexcept {
     unsigned bin = bin_of(bytes);
@@ -72,8 +71,8 @@ class range_index {
     return ends_ != 0 ? best_of(table, ends_, bytes, alignment, limit) : 0;
   }
 
-  /// Calls f(range_ref) for each range of at least `bytes`, smaller bins first, those before a hole last; f must not
-  /// change the index.
+  /// Calls f(range_ref) for each range of at least `bytes`, smaller bins first, ranges before a hole last; f must not change
+  /// the index.
   template <class F>
   void for_each(range_table const& table, std::size_t bytes, F&& f) const {
     for (unsigned bin = next_bin(bin_of(bytes)); bin < bin_count; bin = next_bin(bin + 1)) {
@@ -92,7 +91,7 @@ class range_index {
     return bin < bin_count ? heads_[bin] : ends_;
   }
 
-  /// The largest range's bytes. O(ranges of the largest bin and before a hole).
+  /// Bytes of the largest range. O(ranges of the largest bin and before a hole).
   [[nodiscard]] std::size_t largest(range_table const& table) const noexcept {
     std::size_t most = 0;
     auto const look = [&](range_ref r) {
@@ -110,7 +109,7 @@ class range_index {
   [[nodiscard]] std::size_t count() const noexcept { return count_; }
 
  private:
-  /// The smallest of a list's first ranges that holds the request; 0 if none.
+  /// The smallest of a list's first `limit` ranges that holds the request; 0 if none.
   static range_ref best_of(range_table const& table, range_ref r, std::size_t bytes, std::size_t alignment,
                            std::size_t limit) noexcept {
     range_ref best = 0;
@@ -128,7 +127,7 @@ class range_index {
 
   static constexpr unsigned bin_count = levels * bins_per_doubling;
 
-  /// Below 16 grains one bin a grain; above, the top four bits after the leading one.
+  /// Below 16 grains, one bin per grain; above, the bin is the four bits after the leading one.
   static unsigned bin_of(std::size_t bytes) noexcept {
     std::size_t const grains = bytes / range_grain;
     if (grains < bins_per_doubling) return static_cast<unsigned>(grains);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Runs: a range cut into equal small blocks, with a bitmap on the host. A block's run is found by the 64 KiB
-// frame it lies in, so runs start on a frame and are made of whole frames.
+// Runs: ranges divided into equal small blocks, each with a bitmap on the host. A block's run is found by the 64 KiB frame that
+// contains it, so runs start on a frame and consist of whole frames.
 
 #include <bit>
 #include <cstddef>
@@ -15,8 +15,7 @@ namespace tarn::detail {
 
 inline constexpr std::size_t frame_bytes = 64_KiB;
 
-/// Bytes of a run: one frame while that holds 16 blocks or more, else four. A partly filled run wastes at
-/// most that.
+/// Bytes of a run: one frame if that holds 16 blocks or more, otherwise four. A partly filled run wastes at most that.
 [[nodiscard]] constexpr std::size_t run_bytes(unsigned size_class) noexcept {
   return class_bytes(size_class) <= 4_KiB ? frame_bytes : 4 * frame_bytes;
 }
@@ -30,16 +29,16 @@ using run_ref = std::uint32_t;  ///< index of a run; 0 is none
 
 struct run {
   std::uintptr_t address = 0;
-  std::uint64_t free_bits[4]{};  ///< one bit a block, set where it is free
+  std::uint64_t free_bits[4]{};  ///< one bit per block, set if it is free
   std::uint32_t free_count = 0;
   run_ref previous = 0;  ///< neighbours in the list of partly free runs of the same class and domain
   run_ref next = 0;
   range_ref body = 0;
   domain_ref domain = neutral;
-  std::uint16_t generation = 0;  ///< its domain's; where that has another by now, the run is neutral
+  std::uint16_t generation = 0;  ///< of its domain; if the domain's differs now, the run is neutral
   std::uint16_t size_class = 0;
 
-  /// Takes a free block; there is one.
+  /// Takes a free block. Requires that there is one.
   [[nodiscard]] void* take() noexcept {
     unsigned word = 0;
     while (free_bits[word] == 0) ++word;
@@ -49,7 +48,7 @@ struct run {
     return reinterpret_cast<void*>(address + (word * 64 + bit) * class_bytes(size_class));
   }
 
-  /// Puts a block back. False: `p` is no block of this run, or is free already.
+  /// Puts a block back. Returns false if `p` is not a block of this run, or is already free.
   [[nodiscard]] bool put_back(void const* p) noexcept {
     std::size_t const offset = reinterpret_cast<std::uintptr_t>(p) - address;
     std::size_t const bytes = class_bytes(size_class);
@@ -63,12 +62,12 @@ struct run {
   }
 };
 
-/// All runs of a pool, and the way from a block to its run.
+/// All runs of a pool, and the lookup from a block to its run.
 class run_table {
  public:
   run_table() { runs_.resize(1); }
 
-  /// Room for one more run of the largest kind. @throws std::bad_alloc, nothing has changed
+  /// Makes room for one more run of the largest kind. @throws std::bad_alloc, nothing has changed
   void make_room() {
     frames_.make_room(4);
     if (first_spare_ == 0) {
@@ -81,7 +80,7 @@ class run_table {
     }
   }
 
-  /// A run over a range; all its blocks are free. Room has been made.
+  /// Adds a run over a range; all its blocks are free. Requires make_room().
   [[nodiscard]] run_ref add(range_ref body, std::uintptr_t address, unsigned size_class,
                             domain_ref domain) noexcept {
     run_ref const r = first_spare_;
@@ -125,7 +124,7 @@ class run_table {
   run_ref first_spare_ = 0;
 };
 
-/// The partly free runs of one class and domain; the one used last comes first.
+/// The partly free runs of one class and domain; the most recently used one first.
 struct run_list {
   run_ref head = 0;
 

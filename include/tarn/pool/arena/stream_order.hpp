@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Stream order: which stream may reuse what without asking. Each stream has a domain: the free memory that
-// its own later work may take at once, with no driver call. Frees carry the domain's epoch; one event,
-// recorded only when another stream is short of memory, covers every epoch up to now.
+// Stream order: which stream may reuse which memory without synchronisation. Each stream has a domain: the free memory that its
+// own later work may take at once, with no driver call. Frees carry the domain's epoch; one event, recorded only when another
+// stream is short of memory, covers every epoch up to now.
 //
-//   stream A              pool                          stream B
+//   stream A              pool                             stream B
 //   kernel uses p
 //   deallocate(A, p) ---> p is free in A's domain, epoch 7
-//                         A asks: p at once, no driver call
-//                         B asks and has nothing left:
+//                         A allocates: p at once, no driver call
+//                         B allocates and has no free memory left:
 //                           record event on A   (epoch 7 is covered, frees from now on are epoch 8)
-//                           done already?  -> p is neutral: anybody's
+//                           already complete?  -> p is neutral: every stream may take it
 //                           else B waits for the event (on the device) -> p joins B's domain
 //
 
@@ -31,27 +31,27 @@
 
 namespace tarn::detail {
 
-/// The identity that stands for "no stream": memory that nothing on the device uses (allocate_sync).
+/// The identity of "no stream": memory that nothing on the device uses (allocate_sync).
 inline constexpr stream_id neutral_id = ~stream_id{0};
 
 struct stream_domain {
   stream_id id = 0;
   stream_ref stream;
-  bool climbing = false;       ///< its stream asks for memory at this moment, see ladder
+  bool climbing = false;       ///< its stream is climbing the ladder, see ladder
   bool gone = false;           ///< its stream was destroyed; nothing may be recorded on it
-  bool used = false;           ///< a thread asked for it since the last sweep, see stream_table
-  bool runs_marked = false;    ///< `freed` covers what is free in its runs, which carries no marks of its own
-  std::uint64_t epoch = 1;     ///< what memory freed now is marked with
+  bool used = false;           ///< looked up by a thread since the last sweep, see stream_table
+  bool runs_marked = false;    ///< `freed` covers what is free in its runs, which carry no marks of their own
+  std::uint64_t epoch = 1;     ///< the mark of memory freed now
   std::uint64_t freed = 0;     ///< newest mark on memory that is free or stale here
   std::uint64_t recorded = 0;  ///< marks up to here are covered by `event`
-  std::uint64_t completed = 0;  ///< marks up to here are done on the device
+  std::uint64_t completed = 0;  ///< marks up to here are complete on the device
   event_handle event = nullptr;
   domain_ref next_free = neutral;  ///< of a free place
-  std::uint16_t generation = 0;    ///< how many streams had this place before
+  std::uint16_t generation = 0;    ///< number of streams that had this place before
   range_index index[zone_count];
   run_list runs[run_class_count];
-  /// Blocks freed on this stream that were cut from another domain's run: this stream reuses them, and they
-  /// go home when the device is past `foreign_epoch`.
+  /// Blocks freed on this stream that were cut from another domain's run. This stream reuses them; they return to their runs
+  /// when the device has completed `foreign_epoch`.
   sequence<void*> foreign[run_class_count];
   std::size_t foreign_count = 0;
   std::uint64_t foreign_epoch = 0;
@@ -61,7 +61,7 @@ struct stream_domain {
     return index[static_cast<std::size_t>(where)];
   }
   [[nodiscard]] std::size_t free_bytes() const noexcept { return index[0].bytes() + index[1].bytes(); }
-  /// True where there is something that another stream could have once it is ordered.
+  /// Whether it holds memory that another stream could take once it is ordered.
   [[nodiscard]] bool has_free() const noexcept { return free_bytes() != 0 || foreign_count != 0; }
   [[nodiscard]] bool holds_no_run() const noexcept {
     for (run_list const& list : runs) {
@@ -69,27 +69,27 @@ struct stream_domain {
     }
     return true;
   }
-  /// True where the device is past all that was freed here.
+  /// Whether the device has completed the uses of all that was freed here.
   [[nodiscard]] bool is_completed() const noexcept { return freed <= completed; }
-  /// True where nothing is left of it: its stream gets a new domain where it comes back. Work that is not known to be done
-  /// counts: views may be marked with it, and the next stream in its place would vouch for it.
+  /// Whether nothing is left of it; its stream gets a new domain if it is used again. Work not known to be complete counts as
+  /// left: views may be marked with it, and completed marks of the next stream in its place would be mistaken for its own.
   [[nodiscard]] bool is_empty() const noexcept {
     return !climbing && id != 0 && id != neutral_id && is_completed() && !has_free() && holds_no_run();
   }
-  /// True where its stream was destroyed and nothing is left of it.
+  /// Whether its stream was destroyed and nothing is left of it.
   [[nodiscard]] bool is_over() const noexcept { return gone && is_empty(); }
-  /// Notes a free and returns its mark.
+  /// Marks a free and returns the mark.
   std::uint64_t mark() noexcept { return freed = epoch; }
 };
 
-/// The domains of a pool by stream identity. Under the arena's lock; a domain is forgotten only under the growth lock too,
-/// so that a thread which climbs may keep its index while the arena's lock is released.
+/// The domains of a pool by stream identity. Protected by the arena's lock; a domain is forgotten only under the growth lock,
+/// too, so that a climbing thread may keep its index while the arena's lock is released.
 ///
-/// Nothing reports that a thread has ended, and with it its default stream. So where there are many domains the pool sweeps
-/// them (sweep() in reclaim.hpp): one that no thread has asked for since the last sweep, and whose work is done, is forgotten. Its
-/// stream, if it lives, gets a new one when it comes back. A sweep comes after as many new
-/// streams as the last one asked the driver about in vain, and an eighth of those left: its cost for each new stream is
-/// constant, and the domains are bounded by the streams that are used between two sweeps or hold something.
+/// The end of a thread, and of its default stream, is not reported. Therefore the pool sweeps the domains when there are many
+/// (sweep() in reclaim.hpp): it forgets a domain that no thread has looked up since the last sweep and whose work is complete.
+/// If its stream still exists, it gets a new domain on its next use. The next sweep comes after as many new streams as the last
+/// one queried the driver about without success, or an eighth of those left if that is more. Its cost per new stream is thus
+/// constant, and the number of domains is bounded by the streams that are used between two sweeps or that hold something.
 class stream_table {
  public:
   /// No sweep before this many new streams.
@@ -100,8 +100,8 @@ class stream_table {
     domains_[neutral]->id = neutral_id;
   }
 
-  /// The domain of a stream, made on first use. A handle that comes back under a higher identity (they are counted up)
-  /// tells that its former stream was destroyed; a thread may still bring home what it cached of that one. O(1).
+  /// The domain of a stream, made on first use. A handle that returns with a higher identity (they are counted up) means that
+  /// its former stream was destroyed; a thread may still return blocks that it cached for that stream. O(1).
   /// @throws std::bad_alloc, nothing has changed
   [[nodiscard]] TARN_ALWAYS_INLINE domain_ref get(stream_id id, stream_ref stream) {
     domain_ref& recent = recent_[id % recent_count];
@@ -111,13 +111,14 @@ class stream_table {
     return recent;
   }
 
-  /// The domain of a stream, or `neutral` where it has none; never allocates.
+  /// The domain of a stream, or `neutral` if it has none; never allocates.
   [[nodiscard]] domain_ref find(stream_id id) const noexcept {
     return static_cast<domain_ref>(by_id_.find(id));
   }
 
-  /// Lets go of an empty domain; its place is used again. Epochs go on counting, so that no old mark is mistaken for a new
-  /// one. Runs that are all handed out keep its index and generation: they are neutral from now on. The growth lock is held.
+  /// Forgets an empty domain; its place is reused. Epochs continue counting, so that an old mark is never mistaken for a new
+  /// one. Runs that are wholly handed out keep its index and generation: they are neutral from now on. The caller holds the
+  /// growth lock.
   void forget(domain_ref d) noexcept {
     stream_domain& domain = *domains_[d];
     (void)by_id_.erase(domain.id);
@@ -132,9 +133,9 @@ class stream_table {
     --in_use_;
   }
 
-  /// True where the domains should be swept. May be asked without a lock.
+  /// Whether the domains should be swept. Needs no lock.
   [[nodiscard]] bool is_crowded() const noexcept { return crowded_.load(std::memory_order_relaxed); }
-  /// A sweep has looked at all domains, and asked the driver about so many in vain.
+  /// Ends a sweep over all domains, which queried the driver about `in_vain` of them without success.
   void swept(std::size_t in_vain) noexcept {
     sweep_at_ = in_use_ + larger_of(sweep_from, larger_of(in_vain, in_use_ / 8));
     crowded_.store(false, std::memory_order_relaxed);
@@ -144,7 +145,7 @@ class stream_table {
   [[nodiscard]] stream_domain const& operator[](domain_ref d) const noexcept { return *domains_[d]; }
   /// One more than the largest index; places may be free (identity 0).
   [[nodiscard]] domain_ref size() const noexcept { return static_cast<domain_ref>(domains_.size()); }
-  /// Streams that have a domain now.
+  /// Number of streams that have a domain now.
   [[nodiscard]] std::size_t in_use() const noexcept { return in_use_; }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     return domains_.size() * sizeof(stream_domain) + domains_.capacity() * sizeof(owned<stream_domain>) +
@@ -158,7 +159,7 @@ class stream_table {
   static std::uintptr_t key_of(stream_ref stream) noexcept {
     return reinterpret_cast<std::uintptr_t>(stream.handle());
   }
-  /// The domain of the newest stream seen under a handle; `neutral` where there is none.
+  /// The domain of the newest stream seen under a handle; `neutral` if there is none.
   [[nodiscard]] domain_ref newest_of_handle(stream_ref stream) const noexcept {
     return is_default_stream(stream) ? neutral : static_cast<domain_ref>(by_handle_.find(key_of(stream)));
   }
@@ -193,13 +194,13 @@ class stream_table {
   }
 
   sequence<owned<stream_domain>> domains_;
-  block_table by_id_;      ///< the neutral domain is not in it
+  block_table by_id_;      ///< does not contain the neutral domain
   block_table by_handle_;  ///< of streams that are created and destroyed: the newest of each handle
   domain_ref first_free_ = neutral;
   std::size_t in_use_ = 0;
   std::size_t sweep_at_ = sweep_from;
   std::atomic<bool> crowded_{false};
-  /// Where the domain of an identity was last: identities are handed out one after the other. Wrong ones are seen.
+  /// The last place of an identity's domain; identities are consecutive. A wrong entry is detected by its identity.
   domain_ref recent_[recent_count] = {};
 };
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the threads keep: each has, for each stream that it uses, magazines of free blocks and one large block
-// (magazine.hpp). A warm call is served here, without a lock or a driver call. The caches are made here on first use and
-// are given back to the heap when the thread or the pool ends, or when another thread needs the memory.
+// The front of a pool: caches of free blocks, one per thread, that serve warm calls without a lock or a driver call. For each
+// stream that it uses, a thread has magazines of free blocks and one large block (magazine.hpp). A cache is made on first use
+// and returned to the heap when the thread or the pool ends, or when another thread needs the memory.
 //
-// A thread enters its own cache by an owner_lock, which costs it two plain stores; other threads stop it by a barrier
-// (owner_lock.hpp). The list of caches is under the growth lock.
+// A thread enters its own cache through an owner_lock, which costs it two plain stores; other threads stop it with a barrier
+// (owner_lock.hpp). The growth lock protects the list of caches.
 
 #include <atomic>
 #include <cstddef>
@@ -23,13 +23,12 @@
 
 namespace tarn::detail {
 
-/// Blocks and bytes.
 struct live_count {
   std::int64_t bytes = 0;
   std::int64_t blocks = 0;
 };
 
-/// What the threads keep in their magazines.
+/// The cached blocks of all threads.
 struct idle_blocks {
   std::size_t bytes = 0;
   std::size_t threads = 1;
@@ -39,7 +38,7 @@ struct idle_blocks {
 enum class kept : std::uint8_t {
   no,
   yes,
-  twice  ///< it is in the cache already
+  twice  ///< it is already in the cache
 };
 
 template <class Heap>
@@ -54,7 +53,7 @@ class front {
   front(front const&) = delete;
   front& operator=(front const&) = delete;
 
-  /// From now on ending threads leave their caches where they are. The pool is ending.
+  /// Makes threads that end from now on leave their caches in place. Called when the pool ends.
   void detach() noexcept {
     std::lock_guard const guard(link_->mutex);
     link_->pool = nullptr;
@@ -62,7 +61,7 @@ class front {
 
   // ---- warm calls
 
-  /// A cached block of the calling thread and the stream; null where there is none.
+  /// Takes a block that the calling thread cached for the stream; null if there is none.
   [[nodiscard]] TARN_ALWAYS_INLINE void* take(stream_id id, std::size_t bytes) noexcept {
     thread_cache* const cache = local();
     if (cache == nullptr || !cache->lock.try_enter()) [[unlikely]]
@@ -90,7 +89,7 @@ class front {
     return p;
   }
 
-  /// Keeps a freed block in the calling thread's cache. False where there is no room for it, or no cache.
+  /// Keeps a freed block in the calling thread's cache. Returns false if there is no room for it, or no cache.
   [[nodiscard]] TARN_ALWAYS_INLINE bool put(stream_id id, void* p, std::size_t bytes) noexcept {
     thread_cache* const cache = local();
     if (cache == nullptr || !cache->lock.try_enter()) [[unlikely]]
@@ -115,26 +114,26 @@ class front {
 
   // ---- calls that reach the heap
 
-  /// The calling thread's cache and, in it, that of a stream; null where there is none.
+  /// The calling thread's cache and, within it, the cache of a stream; null if there is none.
   struct place {
     thread_cache* cache = nullptr;
     stream_cache* mine = nullptr;
   };
 
-  /// Finds or makes the caches of a stream. Without them: once the thread is ending, without host memory, under a tool,
-  /// or while another thread holds the growth lock; then a later call makes them.
+  /// Finds or makes the caches of a stream. There are none if the thread is ending, host memory is exhausted, or a tool
+  /// watches, or while another thread holds the growth lock; in the last case a later call makes them.
   [[nodiscard]] place open(stream_id id, stream_ref stream) noexcept {
     place at;
     at.cache = local_or_new();
     if (at.cache != nullptr) at.mine = stream_cache_of(*at.cache, id, stream);
     return at;
   }
-  /// Finds them again: the thread may have used other streams meanwhile, in a handler of the upstream.
+  /// Finds them again: a handler of the upstream may have made the thread use other streams meanwhile.
   void find_again(place& at, stream_id id, stream_ref stream) noexcept {
     if (at.cache != nullptr) at.mine = stream_cache_of(*at.cache, id, stream);
   }
 
-  /// Takes the cached large block out, to be given back.
+  /// Takes the cached large block out of the cache, to be returned to the heap.
   [[nodiscard]] TARN_ALWAYS_INLINE void* take_large(place const& at, std::size_t& bytes) noexcept {
     at.cache->lock.enter();
     void* const p = std::exchange(at.mine->large_block, nullptr);
@@ -144,8 +143,8 @@ class front {
     return p;
   }
 
-  /// Counts the first block of a batch as the caller's and keeps the others, as far as there is room; `batch.count` is what is
-  /// left.
+  /// Counts the first block of a batch as the caller's and caches the others as far as there is room; `batch.count` is then the
+  /// number of blocks left.
   void keep_rest(place const& at, block_request const& r, block_batch& batch) noexcept {
     if (at.cache == nullptr) return;
     at.cache->lock.enter();
@@ -157,8 +156,8 @@ class front {
     at.cache->lock.leave();
   }
 
-  /// Keeps a freed block, and makes room for it: what must leave is in `displaced`, each of `displaced_bytes`. There is a
-  /// cache of the stream.
+  /// Keeps a freed block and makes room for it: evicted blocks go into `displaced`, each of `displaced_bytes`. Requires a cache
+  /// of the stream.
   [[nodiscard]] kept put_and_displace(place const& at, block_request const& r, void* p,
                                       block_batch& displaced, std::size_t& displaced_bytes) noexcept {
     thread_cache& cache = *at.cache;
@@ -198,15 +197,15 @@ class front {
     return result;
   }
 
-  // ---- all threads; the growth lock is held
+  // ---- all threads; the caller holds the growth lock
 
-  /// What the magazines keep.
+  /// The blocks in the magazines.
   [[nodiscard]] idle_blocks idle() const noexcept {
     idle_blocks sum{0, caches_.size() != 0 ? caches_.size() : 1};
     for (auto const& cache : caches_) sum.bytes += cache->held_bytes.load(std::memory_order_relaxed);
     return sum;
   }
-  /// Blocks that callers have, as far as threads' caches count them.
+  /// Blocks that callers hold, as counted by threads' caches.
   [[nodiscard]] live_count live() const noexcept {
     live_count sum = retired_live_;
     for (auto const& cache : caches_) {
@@ -222,13 +221,13 @@ class front {
     return sum;
   }
 
-  /// Gives the blocks of all threads' caches back to the heap.
+  /// Returns the blocks of all threads' caches to the heap.
   void flush_all() noexcept {
     thread_cache* const own = local();
     bool any = false;
     for (auto const& cache : caches_) {
       if (cache->held_bytes.load(std::memory_order_relaxed) == 0) continue;
-      if (cache.get() == own) {  // its owner needs no barrier
+      if (cache.get() == own) {  // the cache's owner thread needs no barrier
         own->lock.enter();
         give_back(*own);
         own->lock.leave();
@@ -258,12 +257,12 @@ class front {
     renew_remote_barrier();
     for (auto const& cache : caches_) cache->lock.end_visit_in_child();
   }
-  /// Lets every owner find its cache closed, without waiting until it has left.
+  /// Closes every cache to its owner, without waiting until the owner has left.
   void announce() noexcept {
     for (auto const& cache : caches_) cache->lock.announce();
   }
 
-  /// Calls f(stream_cache) for each. The threads are kept out.
+  /// Calls f(stream_cache) for each cache. The caller keeps the threads out.
   template <class F>
   void for_each(F const& f) const {
     for (auto const& cache : caches_) {
@@ -286,7 +285,7 @@ class front {
       thread_exit& hook = thread_exit::of_this_thread();
       owned made(new thread_cache);
       thread_cache* const cache = made.get();
-      // Not waited for: its holder may wait for work that this thread goes on to launch after a deallocation.
+      // Do not wait for the lock: its holder may be waiting for work that this thread launches after a deallocation.
       std::unique_lock const cold(heap_.cold, std::try_to_lock);
       if (!cold.owns_lock()) return nullptr;
       caches_.reserve(caches_.size() + 1);
@@ -298,8 +297,8 @@ class front {
     }
   }
 
-  /// The cache of a stream, made on first use; null without host memory. A thread that comes with stream after stream gives
-  /// the magazines of the oldest back.
+  /// The cache of a stream, made on first use; null without host memory. If the thread uses too many streams, returns the
+  /// magazines of the least recently used one to the heap.
   stream_cache* stream_cache_of(thread_cache& cache, stream_id id, stream_ref stream) noexcept {
     owned<stream_cache> oldest;
     cache.lock.enter();
@@ -330,7 +329,7 @@ class front {
     return true;
   }
 
-  /// Takes the cache of an ending thread back. The link's mutex is held.
+  /// Takes back the cache of an ending thread. The caller holds the link's mutex.
   void retire(thread_cache* cache) noexcept {
     if (heap_.is_lost()) return;
     misuse_report const last(heap_.notes, heap_.hot);
@@ -347,13 +346,13 @@ class front {
     }
   }
 
-  /// After announce() and a barrier.
+  /// Empties a cache. Called after announce() and a barrier.
   void empty(thread_cache& cache) noexcept {
     cache.lock.visit();
     give_back(cache);
     cache.lock.end_visit();
   }
-  /// Empties all magazines of a thread. The caller is inside.
+  /// Empties all magazines of a thread. Called inside the owner lock.
   void give_back(thread_cache& cache) noexcept {
     for (auto const& mine : cache.streams) give_back(*mine);
     cache.held_bytes.store(0, std::memory_order_relaxed);
@@ -372,7 +371,7 @@ class front {
   counted<pool_link> link_;
   std::uint32_t const number_ = link_->number;
   sequence<owned<thread_cache>> caches_;
-  live_count retired_live_;  ///< of threads that ended
+  live_count retired_live_;  ///< of threads that have ended
 };
 
 }  // namespace tarn::detail

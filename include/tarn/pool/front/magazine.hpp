@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Magazines: bounded arrays of free blocks, one per size class, for one stream on one thread. A hit takes no
-// lock and makes no driver call. (Bonwick and Adams, "Magazines and Vmem", USENIX 2001, for the name and the
-// idea.)
+// Bounded arrays of free blocks, one per size class, for one stream on one thread. A hit takes no lock and makes no driver
+// call. (Name and idea: Bonwick and Adams, "Magazines and Vmem", USENIX 2001.)
 
 #include <cstddef>
 #include <cstdint>
@@ -30,29 +29,30 @@ struct magazine {
 };
 
 /// How many blocks of a class a magazine holds: 1 MiB worth, at least 2 and at most 64. A program that replaces blocks at
-/// random then misses once in 20,000 pairs (64 blocks live, up to 256 KiB); with 256 KiB worth once in 120. All magazines
-/// of one stream on one thread together hold at most 104 MiB; before the pool outgrows a small size they come home.
+/// random then misses once in 20,000 pairs (64 blocks live, up to 256 KiB); with 256 KiB worth, once in 120. All magazines of
+/// one stream on one thread together hold at most 104 MiB; they are returned to the heap before the pool outgrows a small size.
 [[nodiscard]] constexpr std::uint32_t magazine_capacity(unsigned size_class) noexcept {
   std::size_t const fit = 1_MiB / class_bytes(size_class);
   return static_cast<std::uint32_t>(fit < 2 ? 2 : (fit > 64 ? 64 : fit));
 }
 
-/// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates
-/// at the boundary does not come back every time.
+/// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates at the boundary
+/// does not reach the arena every time.
 [[nodiscard]] constexpr std::uint32_t magazine_batch(unsigned size_class) noexcept {
   return magazine_capacity(size_class) / 2;
 }
 
-/// What one thread caches of one stream.
+/// The blocks of one stream that one thread caches.
 struct stream_cache {
   stream_id id = 0;
   stream_ref stream;
-  std::uint64_t used = 0;  ///< the thread's count of changes of stream when this one was used last
-  /// The last freed block above class_limit. One only: it serves a loop that frees and asks for the same size
-  /// again, and any other request sends it home first, so that large ranges coalesce as if it were not here.
+  std::uint64_t used = 0;  ///< the thread's count of stream changes when this one was last used
+  /// The last freed block above class_limit. Only one: it serves a loop that frees and allocates the same size again. Any other
+  /// request returns it to the heap first, so that large ranges coalesce as if it were not cached.
   void* large_block = nullptr;
   std::size_t large_bytes = 0;
-  /// The last one that was allocated. Only this one is kept when it is freed: what lives longer is no temporary.
+  /// The most recently allocated large block. Only this one is cached when it is freed: a longer-lived block is not a
+  /// temporary.
   void const* newest_large = nullptr;
   magazine magazines[class_count];
 
@@ -78,7 +78,7 @@ struct stream_cache {
     return sum;
   }
 
-  /// Gives a class its array. False where the host has no memory: then the block goes without a magazine.
+  /// Makes the array of a class. Returns false if the host has no memory: the block then goes without a magazine.
   [[nodiscard]] bool open(unsigned size_class) noexcept {
     magazine& m = magazines[size_class];
     std::uint32_t const capacity = magazine_capacity(size_class);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Thread caches: how a thread finds its magazines, and how they come home when the thread or the pool ends
-// first.
+// The thread cache: how a thread finds its magazines, and how they return to the heap when the thread or the pool ends.
 
 #include <atomic>
 #include <cstddef>
@@ -19,23 +18,23 @@
 
 namespace tarn::detail {
 
-/// Of how many streams a thread keeps magazines; those of the stream not used for longest make room. More than
-/// programs use at a time, and few enough to look through: 64 compares where another stream follows.
+/// Number of streams per thread with magazines; the least recently used one is evicted. It is more than programs use at a time
+/// and small enough to search: 64 compares when the stream changes.
 inline constexpr std::size_t cached_streams = 64;
 
-/// What one thread caches of one pool. The pool owns it; the thread uses it under `lock`.
+/// The blocks that one thread caches of one pool. The pool owns it; the thread uses it under `lock`.
 struct alignas(cache_line_bytes) thread_cache {
   owner_lock lock;
-  stream_cache* last = nullptr;  ///< the stream used last: nearly always the next one too
-  /// Written by the owner, read by anyone: bytes and blocks this thread handed out less those it took back.
+  stream_cache* last = nullptr;  ///< the stream used last: nearly always the next one, too
+  /// Written by the owner thread, read by any: bytes and blocks that this thread allocated less those it freed.
   std::atomic<std::int64_t> live_bytes{0};
   std::atomic<std::int64_t> live_blocks{0};
-  /// Bytes in the magazines; lets others see without a visit whether one would be worth it.
+  /// Bytes in the magazines; other threads read it to decide whether to visit.
   std::atomic<std::size_t> held_bytes{0};
   std::atomic<std::size_t> host_bytes{0};  ///< host memory of the magazines
   sequence<owned<stream_cache>> streams;
 
-  /// The cache of a stream, or null. The owner is inside.
+  /// The cache of a stream, or null. Called inside the owner lock.
   [[nodiscard]] TARN_ALWAYS_INLINE stream_cache* find(stream_id id) noexcept {
     if (last != nullptr && last->id == id) [[likely]]
       return last;
@@ -52,9 +51,8 @@ struct alignas(cache_line_bytes) thread_cache {
     host_bytes.store(host_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
   }
 
-  /// Makes the cache of a stream that has none. Where there are too many, the one not used for longest is put
-  /// in `oldest`, and its blocks are the caller's to bring home. The owner is inside. @throws std::bad_alloc,
-  /// nothing has changed
+  /// Makes the cache of a stream that has none. If there are too many, moves the least recently used one to `oldest`, and the
+  /// caller must return its blocks to the heap. Called inside the owner lock. @throws std::bad_alloc, nothing has changed
   stream_cache* make(stream_id id, stream_ref stream, owned<stream_cache>& oldest) {
     owned<stream_cache> made(new stream_cache(id, stream));
     streams.reserve(streams.size() + 1);
@@ -94,29 +92,28 @@ struct alignas(cache_line_bytes) thread_cache {
 /// Source of pool numbers; constant-initialised.
 inline constinit std::atomic<std::uint32_t> next_pool_number{0};
 
-/// Ties a pool to the threads that cache for it. Outlives both: each side leaves under the mutex.
+/// Links a pool to the threads that cache for it. Outlives both: each side unlinks under the mutex.
 struct pool_link {
   fork_mutex mutex;
-  std::atomic<void*> pool{nullptr};  ///< null once the pool is gone; changed under the mutex
+  std::atomic<void*> pool{nullptr};  ///< null once the pool has ended; changed under the mutex
   void (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
-  /// Where threads look for their cache first. Pools that are made one after the other get different places.
+  /// The first table place where threads look for their cache. Pools made one after another get different places.
   std::uint32_t const number = next_pool_number.fetch_add(1, std::memory_order_relaxed);
 };
 
 struct local_cache {
-  pool_link const* link = nullptr;  ///< null: a vacant place
+  pool_link const* link = nullptr;  ///< null if the place is vacant
   thread_cache* cache = nullptr;
 };
 inline constexpr local_cache no_local_cache{};
 
-/// The thread's caches by pool: a hash table with linear probing, at most a quarter full, whose memory thread_exit owns.
-/// Plain data: it needs no construction and no guard. Before the first pool and after the thread's end it is one vacant
-/// place.
+/// The thread's caches by pool: a hash table with linear probing, at most a quarter full, whose memory thread_exit owns. Plain
+/// data: it needs no construction and no guard. Before the first pool and after the thread's end it is one vacant place.
 struct local_cache_table {
   local_cache const* places = &no_local_cache;
-  std::uint32_t mask = 0;  ///< the number of places less one
+  std::uint32_t mask = 0;  ///< number of places minus one
 
-  /// Null where the thread has no cache of that pool. One compare where no other pool of the thread has its place.
+  /// Null if the thread has no cache of that pool. One compare if no other pool of the thread has the same first place.
   [[nodiscard]] TARN_ALWAYS_INLINE thread_cache* find(pool_link const* link,
                                                       std::uint32_t number) const noexcept {
     local_cache const& first = places[number & mask];
@@ -135,7 +132,7 @@ struct local_cache_table {
 };
 inline thread_local constinit local_cache_table local_caches{};
 
-/// Gives the caches of an ending thread back to the pools that still live.
+/// Returns the caches of an ending thread to the pools that still exist.
 class thread_exit {
  public:
   struct entry {
@@ -155,7 +152,7 @@ class thread_exit {
     }
   }
 
-  /// Remembers a cache; forgets those of pools that are gone. Amortised O(1). @throws std::bad_alloc, nothing has changed
+  /// Adds a cache and drops those of ended pools. Amortised O(1). @throws std::bad_alloc, nothing has changed
   void add(counted<pool_link> const& link, thread_cache* cache) {
     entries_.reserve(entries_.size() + 1);
     if ((entries_.size() + 1) * places_each > places_.size()) lay_out_again();
@@ -163,7 +160,7 @@ class thread_exit {
     place(places_, entries_.back());
   }
 
-  /// True once this thread's caches were given back: what runs after (static destructors) goes without.
+  /// True once this thread's caches were given back: later code (static destructors) runs without caches.
   static inline thread_local constinit bool over = false;
 
   static thread_exit& of_this_thread() {
@@ -175,13 +172,13 @@ class thread_exit {
   static constexpr std::size_t places_each = 4;
   static constexpr std::size_t least_places = 16;
 
-  /// A pool may end while this is called. Not under its link's mutex: an ending thread holds that while it takes the pool's
-  /// growth lock, and this thread may hold the growth lock of a pool over pools.
+  /// Whether the pool has ended; it may end during this call. Does not take the link's mutex: an ending thread holds it while
+  /// it takes the pool's growth lock, and this thread may hold the growth lock of a pool over pools.
   [[nodiscard]] static bool is_gone(entry const& e) noexcept {
     return e.link->pool.load(std::memory_order_acquire) == nullptr;
   }
 
-  /// Makes a table with room for as many pools again, without those that are gone.
+  /// Makes a table with room for twice as many pools, without the ended ones.
   void lay_out_again() {
     sequence<entry> left;
     left.reserve(entries_.size() + 1);
@@ -193,7 +190,7 @@ class thread_exit {
     sequence<local_cache> places;
     places.resize(count);
     for (entry const& e : left) place(places, e);
-    // The table forgets a link before `left` releases it: its memory may be another pool's link next.
+    // Replace the table before `left` releases its links: the memory of a released link may become another pool's link.
     local_caches = {places.begin(), static_cast<std::uint32_t>(count - 1)};
     places_.swap(places);
     entries_.swap(left);
@@ -207,7 +204,7 @@ class thread_exit {
   }
 
   sequence<entry> entries_;
-  sequence<local_cache> places_;  ///< what local_caches shows
+  sequence<local_cache> places_;  ///< the memory of local_caches
 };
 
 }  // namespace tarn::detail

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The pool's one virtual range, divided: a quarter for the homes of each zone's handles, the rest for views. Keeps the
-// holes, which are addresses with nothing behind them. Pure bookkeeping.
+// The division of the pool's one virtual range: a quarter for the home addresses of each zone's handles, the rest for views.
+// Keeps the holes, which are addresses with nothing mapped. Pure bookkeeping.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@ inline constexpr std::size_t reservation_factor = 16;
 
 class address_space {
  public:
-  /// Everything is a hole at first. Room for zone_count + 1 ranges was made.
+  /// Starts with one hole per part. Requires room for zone_count + 1 ranges.
   void open(arena& a, std::uintptr_t base, std::size_t bytes) noexcept {
     base_ = base;
     part_ = bytes / 4;
@@ -23,12 +23,12 @@ class address_space {
     add_hole(a, views_, base + bytes / 2, bytes / 2);
   }
 
-  /// The zone whose home an address lies in.
+  /// The zone of a home address.
   [[nodiscard]] zone zone_at(std::uintptr_t home) const noexcept {
     return static_cast<zone>((home - base_) / part_);
   }
 
-  /// A hole of at least `bytes`, 0 if there is none; nothing changes. O(1)
+  /// A hole of at least `bytes`, 0 if there is none; changes nothing. O(1)
   [[nodiscard]] range_ref find_home(arena& a, zone where, std::size_t bytes, std::size_t grain) noexcept {
     return homes_[static_cast<std::size_t>(where)].find(a.ranges, bytes, grain);
   }
@@ -36,7 +36,7 @@ class address_space {
     return views_.find(a.ranges, bytes, grain);
   }
 
-  /// Takes the first `bytes` of a hole. Room for one range was made.
+  /// Takes the first `bytes` of a hole. Requires room for one range.
   void take(arena& a, range_ref hole, std::size_t bytes) noexcept {
     range_index& index = index_of(a.ranges[hole].address);
     index.erase(a.ranges, hole);
@@ -44,7 +44,7 @@ class address_space {
     a.ranges[hole].state = range_state::live;
   }
 
-  /// A range is a hole again; it joins the holes beside it.
+  /// Turns a range back into a hole, and coalesces it with neighbouring holes.
   void give_back(arena& a, range_ref r) noexcept {
     range_index& index = index_of(a.ranges[r].address);
     a.ranges[r].state = range_state::hole;
@@ -72,7 +72,7 @@ class address_space {
     a.starts.note(a.ranges, r);
     index.insert(a.ranges, r);
   }
-  /// By address, not by zone: a handle that changed its zone stays where it is.
+  /// By address, not by zone: a handle that changed its zone keeps its home address.
   [[nodiscard]] range_index& index_of(std::uintptr_t address) noexcept {
     std::size_t const part = (address - base_) / part_;
     return part < zone_count ? homes_[part] : views_;

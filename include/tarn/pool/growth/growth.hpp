@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the ladder asks of a growth and what every growth counts, whether it grows by pages or by segments.
+// The request that the ladder passes to a growth, and the counters of every growth, by pages or by segments.
 
 #include <bit>
 #include <cstddef>
@@ -14,18 +14,18 @@
 
 namespace tarn::detail {
 
-/// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle serves elsewhere only
-/// where it is free, so what is lost grows with the handle's size beside the pool's; driver calls fall with it. These
-/// bounds keep utilisation at 0.95 or more on all recorded traces and the first pass below the driver time of PyTorch's
-/// expandable segments. bench/results/frontier.txt has the rest: 8 MiB waste half as much for up to 12 times the driver's
-/// time. A pool that is small so far begins with small handles, which fit anywhere later.
+/// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle can be remapped only if it is free,
+/// so waste grows with the handle's size relative to the pool's, while driver calls become fewer. These bounds keep utilisation
+/// at 0.95 or more on all recorded traces, and the first pass below the driver time of PyTorch's expandable segments.
+/// bench/results/frontier.txt has the alternatives: 8 MiB wastes half as much for up to 12 times the driver time. A pool that
+/// is still small starts with small handles, which fit anywhere later.
 [[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
   return smaller_of(larger_of(align_down(peak / 32, usual_granule), std::size_t{20_MiB}),
                     std::size_t{96_MiB});
 }
 
-/// Requests below this share a handle of this size, bytes: of 2 MiB up to a peak of 16 GiB, so that the freed half of a
-/// checkerboard of 2 MiB blocks is whole handles. Larger ones save no driver time on the recorded traces.
+/// Requests below this size share a handle of this size, bytes: 2 MiB up to a peak of 16 GiB, so that the freed half of a
+/// checkerboard of 2 MiB blocks consists of whole handles. Larger ones save no driver time on the recorded traces.
 [[nodiscard]] constexpr std::size_t shared_handle(std::size_t peak) noexcept {
   return smaller_of(larger_of(std::bit_floor(peak / 4096 + 1), std::size_t{2_MiB}), std::size_t{16_MiB});
 }
@@ -38,19 +38,18 @@ struct growth_request {
   std::size_t asked = 0;  ///< bytes and alignment of the caller's request, for the error
   std::size_t asked_alignment = 0;
   std::size_t may_create = 0;          ///< bytes that may be created before free handles are remapped instead
-  std::size_t largest_handle = 2_MiB;  ///< of handles that are created
-  std::size_t least_growth = 2_MiB;  ///< small requests share a handle of this size, where it may be created
-  bool may_exceed = true;            ///< where remapping does not suffice, create more all the same
-  bool may_remap = true;             ///< false: handles are seen at home only
-  bool extend = true;                ///< a free range with a hole after it may be extended
+  std::size_t largest_handle = 2_MiB;  ///< upper bound for handles that are created
+  std::size_t least_growth = 2_MiB;    ///< small requests share a handle of this size, if it may be created
+  bool may_exceed = true;              ///< if remapping does not suffice, create more anyway
+  bool may_remap = true;               ///< false: handles are mapped only at their home addresses
+  bool extend = true;                  ///< whether a free range followed by a hole may be extended
 };
 
-/// Under the growth lock; read without it for statistics, hence plain loads of one writer's values are
-/// enough.
+/// Written under the growth lock and read without it for statistics; there is one writer, so plain loads are enough.
 struct growth_counters {
   std::size_t reserved = 0;
   std::size_t reserved_peak = 0;
-  std::size_t reserved_total = 0;  ///< ever taken from the driver
+  std::size_t reserved_total = 0;  ///< taken from the driver since the start
   std::size_t released_total = 0;
   std::uint64_t creates = 0;
   std::uint64_t destroys = 0;
@@ -81,12 +80,12 @@ struct growth_counters {
   }
 };
 
-/// One piece of what a growth holds, for who looks on: a handle at home, or a segment.
+/// One piece of the memory that a growth holds, for inspection: a handle at its home address, or a segment.
 struct held_memory {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
-  zone where = zone::small;  ///< that it was taken for
-  bool is_handle = false;    ///< else a segment, which neither joins another nor is seen elsewhere
+  zone where = zone::small;  ///< the zone it was taken for
+  bool is_handle = false;    ///< otherwise a segment, which is never joined to another or remapped
 };
 
 }  // namespace tarn::detail

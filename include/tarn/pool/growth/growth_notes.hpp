@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Growth notes: which handle or segment a pool made or gave back, and when; the latest ones, once somebody asks for them.
+// A ring of the latest growth records: which handle or segment a pool created or gave back, and when. Off by default.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,18 +12,18 @@ namespace tarn::detail {
 enum class growth_change : std::uint8_t { made, given_back };
 
 struct growth_note {
-  std::uint64_t time = 0;  ///< as the clock told
+  std::uint64_t time = 0;  ///< from the clock
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   growth_change what = growth_change::made;
 };
 
-/// Under the growth lock. Until it is opened a note is one look at a null pointer, beside driver calls of microseconds.
+/// Under the growth lock. Until open(), a record costs one null pointer check, next to driver calls of microseconds.
 class growth_notes {
  public:
   using clock_type = std::uint64_t (*)() noexcept;
 
-  /// Keeps the latest `most` notes from now on, 32 bytes each, all taken now; those kept before are forgotten. 0: none.
+  /// Keeps the latest `most` records from now on, 32 bytes each, all allocated now; drops earlier records. 0 stops recording.
   /// @throws std::bad_alloc  nothing has changed
   void open(std::size_t most, clock_type clock) {
     sequence<growth_note> ring;
@@ -39,7 +39,7 @@ class growth_notes {
     ring_[count_++ % ring_.size()] = {clock_(), address, bytes, what};
   }
 
-  /// How many are kept, and one of them, the oldest first.
+  /// The number of records kept, and one of them, the oldest first.
   [[nodiscard]] std::size_t size() const noexcept { return count_ < ring_.size() ? count_ : ring_.size(); }
   [[nodiscard]] growth_note const& operator[](std::size_t i) const noexcept {
     return ring_[(count_ - size() + i) % ring_.size()];
@@ -48,7 +48,7 @@ class growth_notes {
 
  private:
   sequence<growth_note> ring_;
-  std::size_t count_ = 0;  ///< ever added
+  std::size_t count_ = 0;  ///< added since open()
   clock_type clock_ = nullptr;
 };
 

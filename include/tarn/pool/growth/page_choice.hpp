@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which free memory a block is put together from, where no unbroken free range is large enough. Pure: it looks at
-// the arena and the page map and changes neither.
+// The choice of free pieces for a block, if no contiguous free range is large enough. Pure: it reads the arena and the page map
+// and changes neither.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,17 +23,17 @@ struct piece {
   handle_ref handle = 0;
 };
 
-/// The pieces of one block, in order, and what they lack of it.
+/// The pieces of one block, in order, and the bytes still missing.
 struct choice {
   sequence<piece> pieces;
   std::size_t lack = 0;
-  std::size_t left_over = 0;  ///< free bytes beside the block in handles that it takes a part of
+  std::size_t left_over = 0;  ///< free bytes that stay unused in handles of which the block takes a part
 };
 
-/// Free ends and starts of handles below this are not worth a handle's mapping, bytes.
+/// Free ends and starts of handles below this size are not worth mapping a handle, bytes.
 inline constexpr std::size_t least_piece = 64_KiB;
 
-/// Calls f(piece, free_at_start, free_at_end) for each handle's free part that its domain may use.
+/// Calls f(piece, free_at_start, free_at_end) for each handle's free part that the domain may use.
 template <class F>
 void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone where, std::size_t least, F&& f) {
   a.streams[d].ranges(where).for_each(a.ranges, least, [&](range_ref r) {
@@ -47,11 +47,11 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
   });
 }
 
-/// Puts a block together: the largest wholly free handles that fit, then for the rest the smallest free end or
-/// start of a handle that does, or one of each, or the start of a wholly free handle. Few pieces, each mapped for
-/// 27 us; handles stay whole where they can. O(free ranges + handles), plus sorting.
-/// @param after  the view that they are to follow: then none begins within a handle, and none of its handles is taken,
-///               which may be seen once in a view
+/// Assembles a block: the largest wholly free handles that fit, then for the rest the smallest sufficient free end or start of
+/// a handle, or one of each, or the start of a wholly free handle. Prefers few pieces, since each costs 27 us to map, and keeps
+/// handles whole where possible. O(free ranges + handles), plus sorting.
+/// @param after  the view that the pieces will follow: then no piece begins within a handle, and none of the view's handles is
+///               taken, since a view maps a handle at most once
 /// @throws std::bad_alloc
 inline choice choose_pieces(arena const& a, page_map const& map, growth_request const& request,
                             std::size_t bytes, view const* after = nullptr) {
@@ -89,7 +89,7 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
 
   choice c;
   std::size_t rest = bytes;
-  c.pieces.push_back(piece{});  // the head's place
+  c.pieces.push_back(piece{});  // reserved for the head
   piece smallest_above;
   for (piece const& p : whole) {
     if (p.bytes <= rest) {
@@ -118,7 +118,7 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
     consider(ends, end_best, end_most);
     consider(starts, start_best, start_most);
     piece const end_alone = end_most;
-    // A handle is seen once: of one that is free at both ends the next best stands in for one of them.
+    // A handle is mapped once: if it is free at both ends, the next best piece replaces it at one of them.
     if (end_most.bytes != 0 && end_most.handle == start_most.handle) {
       piece const end_next = most_but_of(ends, start_most.handle);
       piece const start_next = most_but_of(starts, end_most.handle);
@@ -130,7 +130,7 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
     }
     bool const by_end = end_best.bytes != 0 && (start_best.bytes == 0 || end_best.bytes <= start_best.bytes);
     piece const& best = by_end ? end_best : start_best;
-    // Smallest above may have been taken as the rest shrank only if it fitted; it did not, so it is free.
+    // smallest_above did not fit the rest when it was looked at, so it was not taken and is free.
     bool const whole_does = smallest_above.bytes >= rest && smallest_above.bytes != 0;
     if (best.bytes != 0 && (!whole_does || best.bytes / 4 <= smallest_above.bytes)) {
       (by_end ? head : tail) = best;
@@ -162,7 +162,7 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
   return c;
 }
 
-/// The smallest wholly free handle of at least `bytes` that a domain may use; none where there is none.
+/// The smallest wholly free handle of at least `bytes` that a domain may use; bytes 0 if there is none.
 inline piece choose_whole_handle(arena const& a, page_map const& map, domain_ref taker, std::size_t bytes) {
   piece best;
   auto const look = [&](domain_ref d) {
@@ -177,13 +177,13 @@ inline piece choose_whole_handle(arena const& a, page_map const& map, domain_ref
   return best;
 }
 
-/// A stretch of a view whose bytes are all free for the taker.
+/// A contiguous part of a view whose bytes are all free for the taker.
 struct free_stretch {
   std::size_t offset = 0;  ///< in the view
-  std::size_t bytes = 0;   ///< 0: none
+  std::size_t bytes = 0;   ///< 0 if none
 };
 
-/// Calls f(begin, end) for each unbroken stretch of a view that is free for a domain, until it returns true.
+/// Calls f(begin, end) for each contiguous part of a view that is free for a domain, until it returns true.
 /// O(ranges within the view's handles)
 template <class F>
 void for_each_stretch(arena const& a, page_map const& map, view const& v, domain_ref taker, F&& f) {
@@ -212,8 +212,8 @@ void for_each_stretch(arena const& a, page_map const& map, view const& v, domain
   (void)f(begin, end);
 }
 
-/// The smallest free stretch of a view that holds the request, or the place of the last block where that is free
-/// and as large.
+/// The smallest free stretch of a view that holds the request, or the place of the last block if that is free and has the same
+/// size.
 inline free_stretch find_stretch(arena const& a, page_map const& map, view const& v,
                                  growth_request const& request) {
   free_stretch best;
@@ -231,7 +231,7 @@ inline free_stretch find_stretch(arena const& a, page_map const& map, view const
   return best;
 }
 
-/// What is free at the end of a view, from where the request may begin.
+/// The free stretch at the end of a view, from where the request may begin.
 inline free_stretch find_free_end(arena const& a, page_map const& map, view const& v,
                                   growth_request const& request) {
   free_stretch last{v.bytes, 0};
@@ -243,7 +243,7 @@ inline free_stretch find_free_end(arena const& a, page_map const& map, view cons
   return last;
 }
 
-/// The pieces behind part of a view, in order. @throws std::bad_alloc
+/// The pieces behind a part of a view, in order. @throws std::bad_alloc
 inline choice pieces_of(page_map const& map, view const& v, std::size_t offset, std::size_t bytes) {
   choice c;
   std::size_t at = 0;

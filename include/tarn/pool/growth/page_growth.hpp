@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Growth by pages, over one virtual range. Free memory is where it lies (at home); where no unbroken range of it is
-// large enough, this is asked, cheapest first:
+// Growth by pages, over one virtual range. Free memory is used at its home address; if no contiguous range of it is large
+// enough, these are tried, cheapest first:
 //
-//   1 a view that was used before and whose handles are free again       no driver call
-//   2 new handles at home, while reserved memory may grow with live memory   36 us each
-//   3 a view of free handles: an old one's end prolonged, or a new one      27 us a handle
-//   4 new handles beyond that, for what is lacking
+//   1 a view that was used before and whose handles are free again                     no driver call
+//   2 new handles at home addresses, while reserved memory may grow with live memory   36 us each
+//   3 a view of free handles: an existing one extended, or a new one                   27 us a handle
+//   4 new handles beyond that, for the missing bytes
 //
 
 #include <bit>
@@ -44,16 +44,16 @@ class page_growth {
   [[nodiscard]] std::size_t device_bytes() const noexcept { return map_.bytes() / reservation_factor; }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return map_.host_bytes() + views_.host_bytes(); }
 
-  /// Serves the request: `block` is set where it was put together from pieces; otherwise there is a free range of at
-  /// least `request.bytes` in the taker's domain. False: what is free does not suffice and nothing may be created.
+  /// Serves the request: sets `block` if it was assembled from pieces; otherwise leaves a free range of at least
+  /// `request.bytes` in the taker's domain. Returns false if free memory does not suffice and nothing may be created.
   /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
   bool grow(arena& a, may_release hot, ordering<driver_type>& order, growth_request const& request,
             void*& block) {
     open(a, hot);
-    // No place would ever be found: creating handles first would take the whole device for a moment.
+    // No address would be found, and creating handles first would briefly take the whole device.
     if (request.bytes > map_.bytes()) return false;
     std::size_t const grain = map_.granularity();
-    // A second turn follows where idle views had to be unmapped, which releases the lock: all is looked up again.
+    // Repeated if idle views had to be unmapped, which releases the lock: everything is looked up again.
     for (bool has_dropped = false;; has_dropped = true) {
       looked_up<extension> const e(hot.held(), request.extend ? extendable(a, request) : extension{});
       std::size_t const extended = e.get(hot.held()).bytes;
@@ -81,8 +81,8 @@ class page_growth {
     }
   }
 
-  /// Gives wholly free handles back to the driver, those whose work is done, the largest first, until at most `keep`
-  /// bytes are reserved. Returns the bytes given back. O(handles + slots of views + free ranges).
+  /// Gives wholly free handles whose work is complete back to the driver, the largest first, until at most `keep` bytes are
+  /// reserved. Returns the bytes given back. O(handles + slots of views + free ranges).
   std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
     if (!map_.is_open() || counters_.reserved <= keep) return given;
@@ -146,7 +146,7 @@ class page_growth {
     bool mapped = false;
   };
 
-  /// The wholly free handles whose work is done, the largest first.
+  /// The wholly free handles whose work is complete, the largest first.
   [[nodiscard]] sequence<piece> free_handles(arena const& a) const {
     sequence<piece> whole;
     for (domain_ref d = 0; d < a.streams.size(); ++d) {
@@ -169,7 +169,7 @@ class page_growth {
     return {held, choose_pieces(a, map_, request, request.bytes)};
   }
 
-  /// Reserves the one virtual range on first use.
+  /// Reserves the virtual range on first use.
   void open(arena& a, may_release hot) {
     if (map_.is_open()) return;
     void* base = nullptr;
@@ -177,7 +177,7 @@ class page_growth {
     std::size_t grain = 0;
     {
       unlocked const released(hot);
-      // Blocks may ask for an alignment up to this: finer pages would put them and their views off it.
+      // Callers may request an alignment up to this: with finer pages, blocks and views would not be aligned to it.
       grain = larger_of(source_.granularity(), usual_granule);
       std::size_t available = 0;
       std::size_t total = 0;
@@ -208,7 +208,7 @@ class page_growth {
     a.pages = &map_;
   }
 
-  /// The free range, with a hole after it, that lacks least of the request.
+  /// The free range before a hole that lacks the fewest bytes of the request.
   extension extendable(arena& a, growth_request const& request) const {
     extension best;
     auto const look = [&](domain_ref d) {
@@ -228,7 +228,7 @@ class page_growth {
     return best;
   }
 
-  /// Makes new handles for `need` bytes, after the free range of `e` or at a new place. False: no address is left.
+  /// Creates handles for `need` bytes, after the free range of `e` or at a new address. Returns false if no address is left.
   bool create(arena& a, may_release hot, growth_request const& request, looked_up<extension> const& found,
               std::size_t need) {
     extension const e = found.get(hot.held());
@@ -316,8 +316,8 @@ class page_growth {
     }
   }
 
-  /// A request this large is refused before its first handle is made where the device has not so much free:
-  /// otherwise it would take the whole device for a moment. Asking costs 5-100 us.
+  /// A request this large is refused before its first handle is created if the device does not have that much free memory:
+  /// otherwise it would briefly take the whole device. The query costs 5-100 us.
   static constexpr std::size_t ask_first_limit = 1_GiB;
   void refuse_what_is_not_free(std::size_t total) {
     std::size_t available = 0;
@@ -327,7 +327,7 @@ class page_growth {
     refuse(source_.driver(), none, stream_ref{}, total, map_.granularity());
   }
 
-  /// Lets the small zone have a wholly free handle of the large one.
+  /// Moves a wholly free handle of the large zone to the small zone.
   bool change_zone(arena& a, growth_request const& request) {
     piece const p = choose_whole_handle(a, map_, request.taker, align_up(request.bytes, map_.granularity()));
     if (p.bytes == 0) return false;
@@ -343,7 +343,7 @@ class page_growth {
     ++counters_.unmaps;
   }
 
-  /// Gives a handle back that no view has.
+  /// Destroys a handle that is in no view.
   void destroy(handle_ref h) noexcept {
     unmap(map_[h].home, map_[h].bytes);
     source_.destroy(map_[h].id, map_[h].bytes);
@@ -356,7 +356,7 @@ class page_growth {
   page_map map_;
   address_space space_;
   page_views<Source> views_;
-  void* reserved_ = nullptr;  ///< what the source reserved: a granule more than the map covers
+  void* reserved_ = nullptr;  ///< the source's reservation: one granule more than the map covers
 };
 
 }  // namespace tarn::detail

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Views over free handles: a view that exists is used again, a view whose end is free is prolonged, a new one is made,
-// and old ones are unmapped.
+// The views of a pool over free handles: an existing view is reused, or extended if its end is free; new views are mapped, and
+// old ones unmapped.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,9 +16,9 @@
 
 namespace tarn::detail {
 
-/// A view is prolonged where that maps at least this many handles fewer than a new one, and leaves at most this part of
-/// the request more beside it: for less, the pieces that fit best are worth more. Measured on the recorded traces from 1 to
-/// 12 handles, from a 16th to a 64th: all others lose up to 0.02 of utilisation on one of them or another.
+/// A view is extended if that maps at least this many handles fewer than a new one, and leaves at most this part of the request
+/// more unused next to it; for less, the best fitting pieces are worth more. Measured on the recorded traces from 1 to 12
+/// handles, and from a 16th to a 64th: all other values lose up to 0.02 of utilisation on one of them or another.
 inline constexpr std::size_t least_saving = 6;
 inline constexpr std::size_t left_over_part = 32;
 
@@ -38,8 +38,8 @@ class page_views {
     views_.resize(1);
   }
 
-  /// Serves the request from a view that exists, without a driver call; null where none is free. Both locks are
-  /// held. @throws std::bad_alloc, nothing has changed
+  /// Serves the request from an existing view, without a driver call; null if none is free. The caller holds both locks.
+  /// @throws std::bad_alloc, nothing has changed
   [[nodiscard]] void* reuse(arena& a, hot_lock const& held, growth_request const& request) {
     if (request.where == zone::small || !request.may_remap || in_use_ == 0) return nullptr;
     std::uint32_t best = 0;
@@ -62,18 +62,17 @@ class page_views {
     return settle(a, carved, best, where.offset, request);
   }
 
-  /// True where a new view should wait until idle ones were unmapped.
+  /// Whether idle views should be unmapped before a new one is made.
   [[nodiscard]] bool is_full() const noexcept { return in_use_ >= most_views; }
 
-  /// Unmaps the older half of the idle views. Waits on the host for their work where twice as many views are kept as should
-  /// be.
+  /// Unmaps the older half of the idle views. Waits on the host for their work if there are at least twice most_views.
   void drop_idle(arena& a, may_release hot, ordering<driver_type>& order, domain_ref taker) {
     drop_views(a, hot, order, taker, in_use_ >= 2 * most_views ? patience::wait : patience::none,
                by_use_.size() / 2);
   }
 
-  /// Makes one block of pieces: at the end of a view that holds most of them, or in a new view. Null: no address was left,
-  /// and old views have been unmapped; choose again.
+  /// Joins pieces into one block: at the end of a view that holds most of them, or in a new view. Null if no address was left;
+  /// old views have then been unmapped, and the caller must choose again.
   /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
   [[nodiscard]] void* build(arena& a, may_release hot, ordering<driver_type>& order,
                             looked_up<choice> const& c, growth_request const& request) {
@@ -103,9 +102,9 @@ class page_views {
   }
 
  private:
-  /// A view, the free bytes at its end, and what is to follow them.
+  /// A view, the free bytes at its end, and the pieces that will follow them.
   struct prolongation {
-    std::uint32_t view = 0;  ///< 0: none
+    std::uint32_t view = 0;  ///< 0 if none
     free_stretch at{};
     choice added{};
   };
@@ -113,7 +112,7 @@ class page_views {
   /// Whether the host waits for work that may still use a view.
   enum class patience : std::uint8_t { none, wait };
 
-  /// Takes pieces out of the free ranges that hold them: from then on they are the caller's, whatever other threads do.
+  /// Takes pieces out of the free ranges that hold them, so that other threads cannot take them.
   /// @throws std::bad_alloc, nothing has changed
   static void carve(arena& a, hot_lock const& held, looked_up<choice> const& chosen,
                     sequence<range_ref>& carved) {
@@ -140,7 +139,7 @@ class page_views {
     for (range_ref const r : carved) a.make_free(r, a.ranges[r].domain, a.ranges[r].epoch);
   }
 
-  /// The view that leaves fewest pieces to map beside what a new view would take.
+  /// The view whose extension maps the fewest pieces, compared with the pieces of a new view.
   /// @throws std::bad_alloc
   [[nodiscard]] prolongation find_prolongation(arena const& a, choice const& fresh,
                                                growth_request const& request) const {
@@ -165,18 +164,18 @@ class page_views {
     return best;
   }
 
-  /// The free pieces at the end of a view and those that are to follow them.
+  /// The free pieces at the end of a view and those that will follow them.
   [[nodiscard]] choice prolonged(view const& v, prolongation const& p) const {
     choice all = pieces_of(map_, v, p.at.offset, p.at.bytes);
     for (piece const& added : p.added.pieces) all.pieces.push_back(added);
     return all;
   }
 
-  /// Maps handles behind the last one of a view. Where that fails, those that are mapped stay: they are part of it.
+  /// Maps handles after the last one of a view. If that fails, the mapped ones stay part of the view.
   void* prolong(arena& a, may_release hot, looked_up<prolongation> const& found,
                 growth_request const& request) {
     prolongation const& p = found.get(hot.held());
-    view& v = views_[p.view];  // under the growth lock, as all views
+    view& v = views_[p.view];  // protected by the growth lock, as all views are
     looked_up<choice> const all(hot.held(), prolonged(v, p));
     v.slots.reserve(v.slots.size() + p.added.pieces.size());
     sequence<range_ref> carved;
@@ -196,7 +195,7 @@ class page_views {
     return settle(a, carved, p.view, p.at.offset, request);
   }
 
-  /// Maps the pieces' handles side by side at a new place, twice as long, for what may follow them one day.
+  /// Maps the pieces' handles next to each other in a new region of twice their size, so that the view can be extended later.
   void* make(arena& a, may_release hot, ordering<driver_type>& order, looked_up<choice> const& chosen,
              growth_request const& request) {
     choice const& c = chosen.get(hot.held());
@@ -269,7 +268,7 @@ class page_views {
     return static_cast<std::uint32_t>(views_.size() - 1);
   }
 
-  /// The block begins to live in its view. @throws std::bad_alloc, what was carved is free again
+  /// Makes the block live in its view. @throws std::bad_alloc, the carved pieces are free again
   void* settle(arena& a, sequence<range_ref> const& carved, std::uint32_t i, std::size_t offset,
                growth_request const& request) {
     try {
@@ -289,8 +288,8 @@ class page_views {
     return reinterpret_cast<void*>(v.address + offset);
   }
 
-  /// Unmaps views without live blocks whose last work is done, all but the `kept` used last. Each view is judged when it is
-  /// its turn: unmapping one releases the lock, and blocks in others are freed and streams get work meanwhile.
+  /// Unmaps views without live blocks whose last work is complete, except for the `kept` most recently used ones. Checks each
+  /// view immediately before unmapping it: unmapping releases the lock, so other views may change meanwhile.
   void drop_views(arena& a, may_release hot, ordering<driver_type>& order, domain_ref taker,
                   patience const chosen, std::size_t kept) {
     bool captured = false;
@@ -311,7 +310,7 @@ class page_views {
     }
   }
 
-  /// Whether a view has no live block and the device is past all work on those that it had.
+  /// Whether a view has no live block and the device has completed all work on its former blocks.
   static bool is_idle(arena const& a, tenancy const& t) noexcept {
     if (t.blocks != 0) return false;
     bool const done = t.domain == neutral || t.epoch <= a.streams[t.domain].completed;
@@ -360,7 +359,7 @@ class page_views {
   growth_counters& counters_;
   page_map& map_;
   address_space& space_;
-  sequence<view> views_;            ///< entry 0 is none
+  sequence<view> views_;            ///< entry 0 is unused
   sequence<std::uint32_t> by_use_;  ///< the most recently used one first
   std::size_t in_use_ = 0;
 };

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Growth by segments: whole blocks of an upstream resource, where there are no pages to map (cudaMalloc,
-// pinned memory, another pool). A segment cannot be moved or extended; wholly free ones are given back when
-// memory is short.
+// Growth by segments: whole blocks of an upstream resource that has no pages to map (cudaMalloc, pinned memory, another pool).
+// A segment cannot be moved or extended; wholly free ones are given back when memory is short.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +20,7 @@ namespace tarn::detail {
 /// Segments are multiples of this, bytes: what cudaMalloc rounds to anyway on a device with 2 MiB pages.
 inline constexpr std::size_t segment_grain = 2_MiB;
 
-/// What has segments to give.
+/// A source that can provide segments.
 template <class S>
 concept segment_source = has_allocate_sync<S> && has_deallocate_sync<S> && has_driver<S>;
 
@@ -37,19 +36,18 @@ class segment_growth {
   [[nodiscard]] Source& source() noexcept { return source_; }
   [[nodiscard]] Source const& source() const noexcept { return source_; }
 
-  /// Nothing is known of the upstream.
+  /// The upstream's memory is unknown.
   [[nodiscard]] static constexpr std::size_t device_bytes() noexcept { return 0; }
-  /// Segments are seen at one place only.
+  /// Segments have only one mapping.
   [[nodiscard]] static void* reuse(arena&, growth_request const&) noexcept { return nullptr; }
 
-  /// Makes a free range of at least `request.bytes`. False where nothing may be created. The hot lock is held
-  /// on entry and return, and let go around the upstream's call. @throws what the upstream throws; nothing
-  /// has changed
+  /// Makes a free range of at least `request.bytes`. Returns false if nothing may be created. The hot lock is held on entry and
+  /// return, and released around the upstream's call. @throws what the upstream throws; nothing has changed
   bool grow(arena& a, may_release hot, ordering<driver_type>&, growth_request const& request, void*&) {
     if (request.may_create == 0 && !request.may_exceed) return false;
     segments_.reserve(segments_.size() + 1);
     a.ranges.make_room(1);
-    // The node is taken now: other threads may use up the room while the lock is released.
+    // Take the node now: other threads may use up the room while the lock is released.
     range_ref const r = a.ranges.take();
     std::size_t const exact = request.bytes + (request.alignment > range_grain ? request.alignment : 0);
     std::size_t bytes = align_up(exact, segment_grain);
@@ -58,8 +56,8 @@ class segment_growth {
       unlocked const open(hot);
       try {
         base = source_.allocate_sync(bytes, default_alignment);
-        // Blocks of whole segment grains start on a range grain nearly everywhere. Room for the other case is asked for only
-        // then: always asked for, it would make every block of 2 MiB a segment of 4.
+        // Blocks of whole segment grains nearly always start on a range grain. Request room for the other case only when it
+        // occurs: requesting it always would make every block of 2 MiB a segment of 4 MiB.
         if (!is_aligned(base, range_grain) && bytes < exact + range_grain) {
           source_.deallocate_sync(base, bytes, default_alignment);
           bytes = align_up(exact + range_grain, segment_grain);
@@ -86,8 +84,8 @@ class segment_growth {
     return true;
   }
 
-  /// Gives wholly free segments back, whose work is done, until at most `keep` bytes are reserved; returns
-  /// the bytes.
+  /// Gives wholly free segments whose work is complete back, until at most `keep` bytes are reserved; returns the bytes given
+  /// back.
   std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
     while (counters_.reserved > keep) {
@@ -115,7 +113,7 @@ class segment_growth {
     }
   }
 
-  /// True where `address` lies in a segment. O(segments).
+  /// Whether `address` lies in a segment. O(segments).
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
     for (segment const& s : segments_) {
       auto const base = reinterpret_cast<std::uintptr_t>(s.base);
@@ -142,7 +140,7 @@ class segment_growth {
     zone where = zone::small;
   };
 
-  /// A wholly free segment whose work is done; 0 if there is none.
+  /// A wholly free segment whose work is complete; 0 if there is none.
   [[nodiscard]] static range_ref free_segment(arena const& a) noexcept {
     range_ref whole = 0;
     for (domain_ref d = 0; d < a.streams.size() && whole == 0; ++d) {
@@ -157,7 +155,7 @@ class segment_growth {
     return whole;
   }
 
-  /// An unused entry; room was made.
+  /// An unused entry. Requires room for one.
   std::size_t free_index() noexcept {
     for (std::size_t i = 0; i < segments_.size(); ++i) {
       if (segments_[i].base == nullptr) return i;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Growth over a page source that a tool may watch: by pages, or, where a tool is found, by segments of plain blocks,
-// since compute-sanitizer 2025.3.1 refuses heaps over mapped pages and counts each refusal as the program's error.
+// Growth over a page source that a tool may watch. It grows by pages, or by segments of plain blocks if a tool is found, since
+// compute-sanitizer 2025.3.1 refuses heaps over mapped pages and counts each refusal as an error of the program.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace tarn::detail {
 
-/// Pages, and blocks in their place from a tool's arrival on, which is before the first growth or never.
+/// Provides pages, and blocks in their place once a tool is found, which is before the first growth or never.
 template <class S>
 concept watched_pages = page_source<S> && segment_source<S> && requires(S const& s) {
   { s.watched() }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Blocks that are freed while a tool watches memory: they are taken out of the tool's regions and kept from reuse for a while
-// (description.hpp). Without a tool nothing here is called.
+// Deallocation while a tool watches memory: freed blocks are removed from the tool's regions and quarantined for a while
+// (description.hpp). Not called without a tool.
 
 #include <cstddef>
 #include <cstdint>
@@ -34,7 +34,7 @@ TARN_NOINLINE void take_back_described([[maybe_unused]] Heap& heap, [[maybe_unus
         return heap.note_misuse(held, asked == 0 ? release_result::foreign : release_result::wrong_size, p,
                                 block);
     }
-    // What was held back has been waited for, and its stream may be destroyed.
+    // A held-back block was waited for, and its stream may be destroyed.
     if (id == neutral_id || when == reuse::at_once) {
       description.region_ends(p);
     } else {

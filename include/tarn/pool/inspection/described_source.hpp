@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// described_source: a pool's source, which tells a tool of each segment while the pool has it.
+// A pool's source that reports each segment to a tool while the pool holds it.
 
 #include <cstddef>
 #include <type_traits>
@@ -11,7 +11,7 @@
 
 namespace tarn::detail {
 
-/// The source itself, but for what a tool must know. Lives no longer than the description.
+/// The source, plus reports to a tool. Must not outlive the description.
 template <class Source>
 class described_source {
  public:
@@ -22,12 +22,12 @@ class described_source {
       : source_(std::move(source)), told_(&told) {}
 
   [[nodiscard]] Source& source() noexcept { return source_; }
-  /// True once a tool is found, which is before the first growth or never.
+  /// Whether a tool was found, which happens before the first growth or never.
   [[nodiscard]] bool watched() const noexcept { return told_->active(); }
   [[nodiscard]] driver_type const& driver() const noexcept { return source_.driver(); }
   [[nodiscard]] device_id device() const { return source_.device(); }
 
-  // Pages: nothing is told of them, since no tool takes them as heaps.
+  // Pages are not reported, since no tool accepts them as heaps.
 
   [[nodiscard]] std::size_t granularity() const noexcept requires page_source<Source> {
     return source_.granularity();
@@ -60,7 +60,7 @@ class described_source {
     if constexpr (has_allocate_sync<Source>) {
       return source_.allocate_sync(bytes, alignment);
     } else {
-      return nullptr;  // pages have blocks only where a tool watches
+      return nullptr;  // pages have plain blocks only while a tool watches
     }
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
@@ -96,7 +96,7 @@ class described_source {
   description<driver_type>* told_;
 };
 
-/// How a pool over `Source` is described, and the source it then stands on.
+/// The description of a pool over `Source`, and the source that the pool then uses.
 template <class Source, bool = is_describable<Source>>
 struct description_of {
   using type = no_description;

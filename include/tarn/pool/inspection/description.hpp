@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a pool tells a tool that watches memory (compute-sanitizer, the simulated one): which bytes are handed out.
+// What a pool reports to a tool that watches memory (compute-sanitizer, the simulated one): which bytes are handed out.
 //
-// Without a tool this is one byte, looked at where the arena is asked. With one the pool changes: it stands on whole
-// blocks of the driver's, also in place of pages and of cudaMallocAsync's memory, which tools refuse; no magazines;
-// every block is followed by `guard_bytes` that belong to nobody; a block that is freed is waited for on its stream,
-// ceases to be a region, and is kept from reuse for a while. So an access past the requested size, before it, or after
-// the free is outside every region:
+// Without a tool this costs one byte, read when a call reaches the arena. With a tool the pool behaves differently: it uses
+// whole blocks of the driver, also in place of pages and of cudaMallocAsync's memory, which tools refuse; it has no magazines;
+// an unowned guard of `guard_bytes` follows every block; a freed block is waited for on its stream, stops being a region, and
+// is quarantined for a while. So an access past the requested size, before it, or after the free is outside every region:
 //
 //   heap     |--------------------------- one segment -------------------------|
 //   regions   [ asked ]          [ asked ]                    [ asked ]
-//   nobody's           guard,slack        guard,slack, freed           guard,...
+//   unowned            guard,slack        guard,slack, freed           guard,...
 
 #include <atomic>
 #include <cstddef>
@@ -31,26 +30,26 @@
 
 namespace tarn::detail {
 
-/// Bytes after each block that nobody may touch; those before it are the guard of the block before. NVIDIA's guide asks
-/// for no distance; an overrun by one thread block of words is still told from the next block.
+/// Unowned bytes after each block; those before a block are the guard of the previous block. NVIDIA's guide requires no
+/// distance; with this one, an overrun by one thread block of words does not reach the next block.
 inline constexpr std::size_t guard_bytes = 256;
 
-/// Freed blocks that wait before they are reused: at most so many, and so many bytes. Where the driver has no more memory
-/// they all come home.
+/// Bounds of the quarantine, in blocks and in bytes. If the driver has no more memory, all quarantined blocks return to the
+/// heap.
 inline constexpr std::size_t quarantine_blocks = 1024;
 inline constexpr std::size_t quarantine_bytes = 256_MiB;
 
-/// A freed block on its way home.
+/// A freed block that has not yet returned to the heap.
 struct freed_block {
   void* p = nullptr;
-  std::size_t bytes = 0;  ///< with the guard
+  std::size_t bytes = 0;  ///< including the guard
   std::size_t alignment = 0;
   stream_id id = 0;
   stream_ref stream;
 };
 
-/// True where the source at the bottom has blocks of which each may be a heap; false above another pool, which
-/// describes its own, and over what a tool refuses.
+/// Whether the blocks of the lowest source may each be a heap. False above another pool, which describes its own blocks, and
+/// over memory that a tool refuses.
 template <class Layer>
 constexpr bool gives_heaps() noexcept {
   if constexpr (requires { requires Layer::hands_out_pieces; }) {
@@ -62,7 +61,7 @@ constexpr bool gives_heaps() noexcept {
   }
 }
 
-/// Memory that a tool can watch: a device's own, of a driver that knows tools, in blocks that may be heaps.
+/// Memory that a tool can watch: device-only memory, of a driver that supports tools, in blocks that may be heaps.
 template <class Source>
 inline constexpr bool is_describable =
     describing_driver<typename Source::driver_type>&& has_property<Source, device_accessible> &&
@@ -70,7 +69,7 @@ inline constexpr bool is_describable =
     (has_plain_blocks<Source> ||
      gives_heaps<std::remove_reference_t<decltype(layer_of(std::declval<Source&>()))>>());
 
-/// Safe from any thread; its one lock is a leaf. The host's want of memory costs reports, nothing else.
+/// Safe from any thread; no other lock is taken under its lock. If host memory runs out, only reports are lost.
 template <describing_driver Driver>
 class description {
  public:
@@ -80,7 +79,7 @@ class description {
 
   [[nodiscard]] bool active() const noexcept { return state_.load(std::memory_order_acquire) == state::told; }
 
-  /// Looks for a tool, once, before the first heap. Later than construction, since that must not start CUDA.
+  /// Looks for a tool, once, before the first heap. Not in the constructor, since that must not start CUDA.
   bool decide() noexcept {
     if (state_.load(std::memory_order_acquire) == state::undecided) [[unlikely]]
       look();
@@ -98,7 +97,7 @@ class description {
       tool_.unregister_heap(handle);
     }
   }
-  /// Before the memory goes.
+  /// Called before the memory is given back.
   void heap_ends(void* p) noexcept {
     if (!active()) return;
     std::lock_guard const guard(mutex_);
@@ -110,14 +109,14 @@ class description {
       return;
     }
   }
-  /// The driver is gone, and a tool with it: nothing is told any more.
+  /// Stops all reports: the driver has unloaded, and a tool with it.
   void abandon() noexcept {
     std::lock_guard const guard(mutex_);
     heaps_.clear();
     left_.clear();
   }
 
-  /// Room for one block. @throws std::bad_alloc, nothing has changed
+  /// Makes room for one block. @throws std::bad_alloc, nothing has changed
   void make_room() {
     std::lock_guard const guard(mutex_);
     live_.make_room(1 + promised_);
@@ -127,7 +126,7 @@ class description {
     std::lock_guard const guard(mutex_);
     --promised_;
   }
-  /// A block is handed out; room was made.
+  /// Reports a block that is handed out. Requires make_room().
   void block_begins(void* p, std::size_t bytes) noexcept {
     std::lock_guard const guard(mutex_);
     --promised_;
@@ -135,8 +134,8 @@ class description {
     forget_left(address(p), bytes);
     if (heap const* const h = heap_of(address(p)); h != nullptr) tool_.register_region(h->handle, p, bytes);
   }
-  /// A block comes back: its bytes as asked, 0 if it is none; where they are `bytes` it is live no longer, though still a
-  /// region.
+  /// Takes a block back: returns its requested bytes, 0 if there is none. If they equal `bytes`, the block is no longer live,
+  /// but still a region.
   std::size_t take_back(void* p, std::size_t bytes) noexcept {
     std::lock_guard const guard(mutex_);
     std::size_t const asked = live_.find(address(p));
@@ -144,18 +143,18 @@ class description {
     return asked;
   }
 
-  /// Ends the region of a block once work on the stream before it is done.
+  /// Ends the region of a block once earlier work on the stream is complete.
   void region_ends(void* p, std::size_t bytes, stream_ref stream) noexcept {
     wait_for(p, bytes, stream);
     region_ends(p);
   }
-  /// The same, where the stream was waited for; it may be destroyed by now.
+  /// As above, if the stream was already waited for; it may be destroyed by now.
   void region_ends(void* p) noexcept {
     std::lock_guard const guard(mutex_);
     if (!is_left(address(p))) end_region(address(p));
   }
-  /// Waits for the stream of a block that is held back; not where the block is not live or was of another size, which is
-  /// told later.
+  /// Waits for the stream of a block that is held back; does nothing if the block is not live or has another size, which is
+  /// reported later.
   void wait_if_live(void* p, std::size_t bytes, stream_ref stream) noexcept {
     {
       std::lock_guard const guard(mutex_);
@@ -164,8 +163,8 @@ class description {
     wait_for(p, bytes, stream);
   }
 
-  /// Keeps a freed block from reuse. False where there is no room for it: take some out, oldest first, and ask again; or
-  /// where there never will be, `fits()`.
+  /// Quarantines a freed block. Returns false if there is no room: take some out, oldest first, and retry. If `fits()` is
+  /// false, there never will be room.
   [[nodiscard]] bool keep(freed_block const& b) noexcept {
     std::lock_guard const guard(mutex_);
     if (kept_ == ring_.size() || kept_bytes_ + b.bytes > quarantine_bytes) return false;
@@ -207,9 +206,9 @@ class description {
 
   static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
 
-  /// Waits for what the stream does with a live block. While a graph is captured from it that cannot be, and the graph may
-  /// still run: the region is left until its bytes are handed out again.
-  /// Nothing is asked of a stream that may be destroyed: the whole device's work is waited for.
+  /// Waits for the stream's work on a live block. During a capture of the stream that is impossible, and the graph may still
+  /// run: the region then stays until its bytes are handed out again. If the stream may be destroyed, its handle is not
+  /// queried: waits for the whole device's work.
   void wait_for(void* p, std::size_t bytes, stream_ref stream) noexcept {
     if (life_of(driver_, stream) != stream_life::alive) {
       (void)wait_for_lost(driver_);
@@ -241,7 +240,7 @@ class description {
     state_.store(static_cast<bool>(tool_) ? state::told : state::untold, std::memory_order_release);
   }
 
-  /// The segment that a block lies in; null where the tool did not take it. O(segments).
+  /// The segment that contains a block; null if the tool refused it. O(segments).
   [[nodiscard]] heap const* heap_of(std::uintptr_t at) const noexcept {
     for (heap const& h : heaps_) {
       if (at >= h.begin && at - h.begin < h.bytes) return &h;
@@ -272,7 +271,7 @@ class description {
   fork_mutex mutex_;
   decltype(driver_.memory_tool()) tool_;
   sequence<heap> heaps_;
-  address_map<std::size_t> live_;  ///< bytes asked of each block handed out
+  address_map<std::size_t> live_;  ///< requested bytes of each block handed out
   std::size_t promised_ = 0;       ///< blocks that room was made for and that are not handed out yet
   sequence<stretch> left_;
   sequence<freed_block> ring_;  ///< the quarantine, oldest at first_
@@ -281,7 +280,7 @@ class description {
   std::size_t kept_bytes_ = 0;
 };
 
-/// For memory that no tool can watch: nothing, at no cost.
+/// For memory that no tool can watch: does nothing, at no cost.
 struct no_description {
   template <class Driver>
   explicit constexpr no_description(Driver const&) noexcept {}
@@ -289,7 +288,7 @@ struct no_description {
   [[nodiscard]] static constexpr bool decide() noexcept { return false; }
 };
 
-/// Room for a block's description: used, or given up again.
+/// Room for a block's description: used, or given up in the destructor.
 template <class Told>
 class room_to_describe {
  public:

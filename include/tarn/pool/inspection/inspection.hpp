@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Inspection: what a pool holds at one moment, as stretches of memory that blocks tile. Put together from copied facts,
-// without a lock.
+// A snapshot of the memory that a pool holds, as stretches that blocks tile. Assembled from copied facts, without a lock.
 //
-//   home   | block | free | piece of a view | run: slots | kept by a thread |   one stretch up to the piece, one after it
-//   view   | block, at the address that its user has |                          one stretch
+//   home   | block | free | piece of a view | run: slots | cached by a thread |   one stretch up to the piece, one after it
+//   view   | block, at the address that its user has |                            one stretch
 //
 
 #include <algorithm>
@@ -20,18 +19,18 @@ namespace tarn::detail {
 
 enum class stretch_kind : std::uint8_t { home, view, segment };
 
-/// Memory side by side, tiled by its blocks.
+/// Contiguous memory, tiled by its blocks.
 struct held_stretch {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   stretch_kind kind = stretch_kind::home;
   zone where = zone::small;
-  std::uint32_t handles = 0;  ///< that lie in it, wholly or in part
+  std::uint32_t handles = 0;  ///< number of handles that lie in it, wholly or in part
   std::vector<held_block> blocks;
-  std::vector<held_piece> pieces;  ///< of a view: where its bytes are at home
+  std::vector<held_piece> pieces;  ///< of a view: the home addresses of its bytes
 };
 
-/// Puts copied facts together. `done(held_stretch&&)` is called for each stretch, by address.
+/// Assembles copied facts into stretches, sorted by address.
 class pool_tiling {
  public:
   explicit pool_tiling(pool_facts& facts) : facts_(facts) {
@@ -64,7 +63,7 @@ class pool_tiling {
     return first.is_handle && next.is_handle && next.address == end && next.where == first.where;
   }
 
-  /// The ranges from `r` on that lie before `end`, cut where pieces of views are.
+  /// Adds the ranges from `r` on that lie before `end`, split at pieces of views.
   void add_home(std::vector<held_stretch>& all, std::size_t& r, held_memory const& memory,
                 std::uintptr_t end) {
     held_stretch s;
@@ -98,7 +97,7 @@ class pool_tiling {
     finish();
   }
 
-  /// What no range covers: the unaligned ends of a segment.
+  /// Adds what no range covers: the unaligned ends of a segment.
   static void fill(held_stretch& s, std::uintptr_t& at, std::uintptr_t end) {
     if (at >= end) return;
     s.blocks.push_back({at, end - at, held_use::cached, 0, 0});
@@ -116,7 +115,7 @@ class pool_tiling {
     s.blocks.push_back(taken(node.address, node.bytes, facts_.stream_of(node)));
   }
 
-  /// A run's blocks; those that are free side by side are one.
+  /// Adds a run's blocks; adjacent free ones are merged.
   void add_run(held_stretch& s, run const& r, std::size_t bytes) {
     std::size_t const step = class_bytes(r.size_class);
     stream_id const stream = facts_.stream_of(r);
@@ -142,7 +141,7 @@ class pool_tiling {
     add_free(r.address + slots * step, bytes - slots * step);
   }
 
-  /// What is live to the arena, as it truly is.
+  /// The actual use of a block that is live to the arena.
   [[nodiscard]] held_block taken(std::uintptr_t address, std::size_t bytes, stream_id stream) const {
     for (auto const* list : {&facts_.cached, &facts_.awaiting}) {
       auto const found =
@@ -169,7 +168,7 @@ class pool_tiling {
     return s;
   }
 
-  /// How many handles or segments lie in a stretch of home addresses, wholly or in part.
+  /// Number of handles or segments that lie in a stretch of home addresses, wholly or in part.
   [[nodiscard]] std::uint32_t handles_in(std::uintptr_t address, std::size_t bytes) const {
     auto const before = [](std::uintptr_t at, held_memory const& h) { return at < h.address; };
     auto const first = std::upper_bound(facts_.held.begin(), facts_.held.end(), address, before) - 1;
@@ -181,20 +180,20 @@ class pool_tiling {
   std::vector<std::uintptr_t> pieces_;
 };
 
-/// What a pool holds.
+/// The memory that a pool holds.
 struct pool_contents {
   std::vector<held_stretch> stretches;  ///< by address; their bytes sum to `reserved`
   std::vector<held_memory> held;        ///< handles and segments, by address
-  std::vector<growth_note> notes;       ///< where they are kept, the oldest first
+  std::vector<growth_note> notes;       ///< if they are recorded, the oldest first
   std::size_t reserved = 0;
 };
 
-/// Looks into a pool. Threads that come to it meanwhile wait: for the copying of 64 bytes a range and 80 a run, some
-/// milliseconds at 100,000 blocks. A block that another thread just takes from the arena for its magazine looks live.
+/// Inspects a pool. Threads that call it meanwhile wait while 64 bytes per range and 80 per run are copied, some milliseconds
+/// at 100,000 blocks. A block that another thread is just moving from the arena to its magazine appears live.
 /// @throws std::bad_alloc
 template <class Pool>
 [[nodiscard]] pool_contents contents_of(Pool& pool) {
-  std::vector<pool_facts> of_each;  // a layer that routes shows several pools, one after the other
+  std::vector<pool_facts> of_each;  // a layer that routes inspects several pools, one after another
   pool.inspect(
       [&](auto& heap, auto& front, auto& waiting) { of_each.emplace_back().copy(heap, front, waiting); });
   pool_contents contents;

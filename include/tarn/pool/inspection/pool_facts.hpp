@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Pool facts: what a pool's books say at one moment, copied while every thread is kept out of its magazines and, for the
-// arena's, the hot lock is held.
+// A copy of a pool's records at one moment. Every thread is kept out of its magazines during the copy, and the hot lock is held
+// for the arena's part.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,8 +26,8 @@ struct held_block {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   held_use use = held_use::cached;
-  stream_id stream = 0;       ///< 0: nobody's
-  std::size_t requested = 0;  ///< of an awaiting block: what the pool was asked for
+  stream_id stream = 0;       ///< 0 if unowned
+  std::size_t requested = 0;  ///< of an awaiting block: the bytes requested from the pool
 };
 
 struct held_piece {
@@ -35,7 +35,7 @@ struct held_piece {
   std::size_t bytes = 0;
 };
 
-/// Keeps every thread out of its cache. The growth lock is held; the hot lock is taken after this, never before.
+/// Keeps every thread out of its cache. The caller holds the growth lock; the hot lock is taken after this, never before.
 template <class Front>
 class stopped_threads {
  public:
@@ -48,7 +48,7 @@ class stopped_threads {
   Front& front_;
 };
 
-/// The facts, copied.
+/// The copied facts.
 struct pool_facts {
   struct used_view {
     std::uintptr_t address = 0;  ///< of the block, as its user has it
@@ -66,12 +66,12 @@ struct pool_facts {
   std::vector<held_piece> pieces;
   std::vector<held_memory> held;
   std::vector<held_block>
-      cached;  ///< that look live to the arena: in magazines, freed into another's run, in quarantine
+      cached;  ///< live to the arena: in magazines, freed into another domain's run, or in quarantine
   std::vector<held_block> awaiting;
   std::vector<growth_note> notes;
   std::size_t reserved = 0;
 
-  /// Copies them from a pool that shows its inside. @throws std::bad_alloc
+  /// Copies them from a pool. @throws std::bad_alloc
   template <class Heap, class Front, class Waiting>
   void copy(Heap& heap, Front& front, Waiting const& waiting) {
     heap.growth.for_each_held([&](held_memory const& h) { held.push_back(h); });
@@ -89,7 +89,7 @@ struct pool_facts {
       });
     }
     front.for_each([&](stream_cache const& mine) { copy_magazines(mine); });
-    // Room is made outside the hot lock, as often as others use it up meanwhile.
+    // Make room outside the hot lock, repeatedly if other threads use it up meanwhile.
     for (;;) {
       std::size_t const most_ranges = count(heap, [](arena const& space) { return space.ranges.size(); });
       std::size_t const most_runs = count(heap, [](arena const& space) { return space.runs.size(); });
@@ -110,13 +110,13 @@ struct pool_facts {
     }
   }
 
-  /// The stream that a live block was taken for; 0 where it was forgotten since.
+  /// The stream that a live block was taken for; 0 if it has been forgotten.
   template <class Taken>
   [[nodiscard]] stream_id stream_of(Taken const& taken) const noexcept {
     return taken.generation == generations[taken.domain] ? domains[taken.domain] : 0;
   }
 
-  /// A stream's identity as users know it: nobody's is 0.
+  /// A stream's identity as users know it: 0 if unowned.
   [[nodiscard]] static stream_id public_id(stream_id id) noexcept { return id == neutral_id ? 0 : id; }
 
  private:
@@ -142,7 +142,7 @@ struct pool_facts {
     }
   }
 
-  /// Under the hot lock; there is room for all but the pieces of views, which are few.
+  /// Under the hot lock; there is room for everything but the pieces of views, which are few.
   void copy_arena(arena& space) {
     for (range_ref r = 1; r < space.ranges.size(); ++r) {
       range const& node = space.ranges[r];

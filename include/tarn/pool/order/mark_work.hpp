@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Marking a stream's work by an event, without knowing whether the stream still lives. CUDA crashes when it is asked
-// about a destroyed stream's handle (cudaStreamGetId and its kind end in a segmentation fault), so where the driver can
-// mark the whole device's work, that is done: it covers more than is needed, and touches no stream's handle.
+// Marks a stream's work with an event, without knowing whether the stream still exists. CUDA crashes if it is queried about a
+// destroyed stream's handle (cudaStreamGetId and similar calls end in a segmentation fault). If the driver can mark the whole
+// device's work, that is used instead: it covers more than needed, and uses no stream's handle.
 
 #include <cstdint>
 
@@ -14,16 +14,16 @@ namespace tarn::detail {
 enum class mark_result : std::uint8_t {
   marked,   ///< the event covers the stream's work so far
   refused,  ///< not now: a graph is being captured, or the driver failed
-  gone      ///< the stream was destroyed, or there is no telling: only waiting for the whole device helps
+  gone      ///< the stream was destroyed, or may be: only waiting for the whole device helps
 };
 
-/// True where a call was refused because a graph is being captured: CUDA's numbers, which every driver uses.
+/// Whether a call was refused because a graph is being captured: CUDA's error codes, which every driver uses.
 [[nodiscard]] constexpr bool is_of_capture(status const& s) noexcept {
   return s.code >= 900 && s.code <= 907;
 }
 
-/// `stream` carries its identity. At most three driver calls.
-/// @param captured  set to whether it was refused because of a capture
+/// Marks the work of `stream`, which carries its identity. At most three driver calls.
+/// @param captured  set to whether the mark was refused because of a capture
 template <stream_driver Driver>
 mark_result mark_work(Driver const& driver, event_handle event, stream_ref stream, bool& captured) noexcept {
   bool capturing = false;

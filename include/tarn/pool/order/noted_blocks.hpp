@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Noted blocks: a hash table from address to block, with a filter that any thread reads without the lock. Freeing a block
-// that is not in the table costs two loads.
+// A hash table from address to noted block, with a filter that any thread reads without the lock. Freeing a block that is not
+// in the table costs two loads.
 
 #include <atomic>
 #include <cstddef>
@@ -14,16 +14,16 @@
 
 namespace tarn::detail {
 
-/// `Block` has the members `p`, its key, and `next`, which links the blocks of a bucket. All but may_hold() is called under
-/// the owner's lock.
+/// `Block` has the members `p`, its key, and `next`, which links the blocks of a bucket. All functions but may_hold() are
+/// called under the owner's lock.
 template <class Block>
 class noted_blocks {
  public:
   explicit noted_blocks(slots<Block>& blocks) noexcept : blocks_(blocks) {}
 
-  /// False: `p` is not in the table. May be true for a block that is not there: for one in 64 when the table is full.
-  /// Needs no lock: the thread that frees a block knows that its uses were noted, so it reads the table that the block was
-  /// put in, or a newer one, which has the block too.
+  /// Returns false if `p` is not in the table. May return true for a block that is not there: for one in 64 when the table is
+  /// full. Needs no lock: a thread that frees a block has been ordered after the recording of its uses, so it reads the table
+  /// that the block was added to, or a newer one, which contains the block, too.
   [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept {
     table const* const t = current_.load(std::memory_order_acquire);
     if (t == nullptr) return false;
@@ -31,7 +31,7 @@ class noted_blocks {
     return (t->buckets[h >> t->shift].marks.load(std::memory_order_relaxed) & mark_of(h, *t)) != 0;
   }
 
-  /// Makes sure that one more block can be added. Amortised O(1). @throws std::bad_alloc, nothing has changed
+  /// Makes room to add one more block. Amortised O(1). @throws std::bad_alloc, nothing has changed
   void make_room() {
     std::size_t const buckets = tables_.empty() ? 0 : tables_.back()->count;
     if (size_ < buckets) return;
@@ -47,7 +47,7 @@ class noted_blocks {
     tables_.push_back(static_cast<owned<table>&&>(larger));
     current_.store(tables_.back().get(), std::memory_order_release);
   }
-  /// Adds a block that is not there. Room was made.
+  /// Adds a block that is not there. Requires make_room().
   void insert(slot_number b) noexcept {
     link(*tables_.back(), b);
     ++size_;
@@ -59,7 +59,7 @@ class noted_blocks {
     while (b != 0 && blocks_[b].p != p) b = blocks_[b].next;
     return b;
   }
-  /// Takes a block out; 0 if it is not there.
+  /// Removes a block and returns it; 0 if it is not there.
   slot_number take(void const* p) noexcept {
     if (size_ == 0) return 0;
     table& t = *tables_.back();
@@ -86,7 +86,7 @@ class noted_blocks {
 
  private:
   struct bucket {
-    std::atomic<std::uint64_t> marks{0};  ///< a bit for each block of the bucket
+    std::atomic<std::uint64_t> marks{0};  ///< one bit per block of the bucket
     slot_number first = 0;
   };
   struct table {
@@ -98,16 +98,16 @@ class noted_blocks {
     ~table() { delete[] buckets; }
 
     std::size_t count;
-    unsigned shift = 64;  ///< 64 less the bits of the count
+    unsigned shift = 64;  ///< 64 minus log2 of the count
     bucket* buckets;
   };
   static constexpr std::size_t first_buckets = 64;
 
-  /// As address_map: the upper bits of a product with 2^64 over the golden ratio.
+  /// As in address_map: the upper bits of a product with 2^64 over the golden ratio.
   [[nodiscard]] static std::uint64_t hash(void const* p) noexcept {
     return std::uint64_t{reinterpret_cast<std::uintptr_t>(p)} * 0x9E3779B97F4A7C15U;
   }
-  /// The six bits of the hash that follow those of the bucket.
+  /// The six bits of the hash after those of the bucket.
   [[nodiscard]] static std::uint64_t mark_of(std::uint64_t h, table const& t) noexcept {
     return std::uint64_t{1} << ((h >> (t.shift - 6)) & 63);
   }
@@ -122,7 +122,7 @@ class noted_blocks {
   slots<Block>& blocks_;
   std::size_t size_ = 0;
   std::atomic<table const*> current_{nullptr};
-  sequence<owned<table>> tables_;  ///< the last is current; a thread may still read a former one
+  sequence<owned<table>> tables_;  ///< the last one is current; a thread may still be reading an earlier one
 };
 
 }  // namespace tarn::detail

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The driver's half of stream order: records, asks and waits, never under the hot lock and never on a stream
-// that is being captured. Only the ladder comes here; a pool whose streams do not run short makes none of
-// these calls.
+// The driver calls of stream order: record, query and wait, never under the hot lock and never on a capturing stream. Used
+// only by the ladder, sweeps, trim() and ~pool(): a pool whose streams do not run short of memory makes none of these calls.
 
 #include <cstdint>
 
@@ -14,11 +13,11 @@
 
 namespace tarn::detail {
 
-/// How far the device is with what a domain freed.
+/// The device's progress on what a domain freed.
 enum class progress : std::uint8_t {
-  completed,  ///< done: the memory is anybody's
-  running,    ///< not yet; an event covers it
-  unknown     ///< cannot be asked now: the stream is being captured, or the driver refused
+  completed,  ///< complete: every stream may take the memory
+  running,    ///< not complete; an event covers it
+  unknown     ///< cannot be queried now: the stream is being captured, or the driver refused
 };
 
 template <stream_driver Driver>
@@ -26,11 +25,11 @@ class ordering {
  public:
   explicit ordering(Driver const& driver) : driver_(driver) {}
 
-  /// Covers all that `d` has freed by an event and asks how far the device is. At most three driver calls,
-  /// none if nothing was freed since the last completed mark.
+  /// Covers all that `d` has freed with an event and queries it. At most three driver calls, none if nothing was freed since
+  /// the last completed mark.
   ///
-  /// `domain` is used across releases of the lock. It stays the same stream's: domains are forgotten only under the growth
-  /// lock, which the caller holds. The mark is drawn and the event recorded in one turn, so that frees in between have a later mark.
+  /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock, which the caller
+  /// holds. The mark is taken before the event is recorded, so frees in between get a later mark.
   progress settle(arena& a, may_release hot, domain_ref d) {
     stream_domain& domain = a.streams[d];
     if (d == neutral || domain.freed <= domain.completed) return progress::completed;
@@ -41,7 +40,7 @@ class ordering {
       mark_result result = mark_result::gone;
       {
         unlocked const open(hot);
-        // Waiting for the device would spoil what is captured on any stream; an event is refused then.
+        // Waiting for the device would invalidate a capture on any stream; recording an event is merely refused then.
         if (!known_gone || marks_all_work<Driver>) {
           result = ensure_event(domain) ? mark_work(driver_, domain.event, stream) : mark_result::refused;
         }
@@ -65,7 +64,7 @@ class ordering {
     return domain.freed <= domain.completed ? progress::completed : progress::running;
   }
 
-  /// Waits on the host until the device is past all that `d` freed. False where that cannot be known.
+  /// Waits on the host until the device has completed all that `d` freed. Returns false if that cannot be determined.
   bool finish(arena& a, may_release hot, domain_ref d) {
     progress const now = settle(a, hot, d);
     if (now != progress::running) return now == progress::completed;
@@ -81,8 +80,8 @@ class ordering {
     return done;
   }
 
-  /// True where nothing may be recorded or waited for on behalf of a stream, since a graph is captured from it: marking
-  /// other streams' work would spoil the capture.
+  /// Whether nothing may be recorded or waited for on behalf of a stream, since it is capturing a graph: marking other streams'
+  /// work would invalidate the capture.
   [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
     bool capturing = true;
     return !driver_.is_capturing(stream, capturing).ok() || capturing;
@@ -103,7 +102,7 @@ class ordering {
     return done;
   }
 
-  /// Frees the events. The pool is ending and has finished every domain.
+  /// Destroys the events. The pool is ending and has finished every domain.
   void close(arena& a) noexcept {
     for (domain_ref d = 0; d < a.streams.size(); ++d) {
       if (a.streams[d].event != nullptr) (void)driver_.destroy_event(a.streams[d].event);
@@ -121,8 +120,7 @@ class ordering {
     return domain.event != nullptr || driver_.create_event(domain.event).ok();
   }
 
-  /// Nothing can be recorded on a destroyed stream, and its last work may still run: the whole device is
-  /// waited for.
+  /// Waits for the whole device: nothing can be recorded on a destroyed stream, and its last work may still run.
   progress wait_for_gone(may_release hot, stream_domain& domain, std::uint64_t mark) {
     bool done = false;
     {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Free memory of one stream made available to others: by finding out that the device is past it, by waiting on the host, or by
-// making another stream wait on the device. Streams that are done are forgotten.
+// Reclaiming free memory of one stream for others. The device is found to have completed the work on it, the host waits for
+// it, or another stream is made to wait on the device. Streams whose work is complete are forgotten.
 //
 // All functions run under the growth lock and the hot lock, and release the hot lock around driver calls. Under the growth lock
-// a domain stays the same stream's.
+// a domain keeps its stream.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,13 +16,13 @@
 
 namespace tarn::detail {
 
-/// Which streams a sweep may ask the driver about.
+/// Which streams a sweep may query the driver about.
 enum class sweep_of : std::uint8_t {
   all_streams,
-  default_streams  ///< those whose mark spoils no capture: the calling thread may be capturing a graph
+  default_streams  ///< marking them invalidates no capture: the calling thread may be capturing a graph
 };
 
-/// True where a stream other than `taker` has free memory.
+/// Whether a stream other than `taker` has free memory.
 [[nodiscard]] inline bool others_have_free(arena const& space, domain_ref taker) noexcept {
   for (domain_ref d = 1; d < space.streams.size(); ++d) {
     if (d != taker && space.streams[d].has_free()) return true;
@@ -30,7 +30,7 @@ enum class sweep_of : std::uint8_t {
   return false;
 }
 
-/// True where work may still run on what a stream freed.
+/// Whether work may still run on memory that a stream freed.
 [[nodiscard]] inline bool has_unfinished(arena const& space) noexcept {
   for (domain_ref d = 1; d < space.streams.size(); ++d) {
     stream_domain const& domain = space.streams[d];
@@ -39,8 +39,8 @@ enum class sweep_of : std::uint8_t {
   return false;
 }
 
-/// Makes what a stream freed neutral as far as the device is past it. What a stream never freed is neutral, too: its share of
-/// handles that were made for it (marked 0).
+/// Makes what a stream freed neutral as far as the device has completed it. Memory that a stream never freed becomes neutral,
+/// too: its share of handles that were created for it (marked 0).
 inline void neutralise(arena& space, domain_ref d) {
   stream_domain& domain = space.streams[d];
   if (domain.foreign_count != 0 && domain.foreign_epoch <= domain.completed) space.send_foreign_home(d);
@@ -48,7 +48,7 @@ inline void neutralise(arena& space, domain_ref d) {
   if (domain.is_over()) space.streams.forget(d);
 }
 
-/// Makes frees that the device is past neutral. Never waits.
+/// Makes frees neutral that the device has completed. Never waits.
 template <stream_driver Driver>
 void collect_finished(arena& space, ordering<Driver>& order, may_release hot, domain_ref except) {
   for (domain_ref d = 1; d < space.streams.size(); ++d) {
@@ -58,8 +58,8 @@ void collect_finished(arena& space, ordering<Driver>& order, may_release hot, do
   }
 }
 
-/// Waits on the host for everything that was freed. Blocks that return to their run may leave it empty in the domain of a stream
-/// that was finished before: hence a second pass.
+/// Waits on the host for everything that was freed. A block that returns to its run may empty that run in the domain of a
+/// stream that was finished earlier, hence the second pass.
 template <stream_driver Driver>
 void finish_all(arena& space, ordering<Driver>& order, may_release hot) {
   bool has_returned = true;
@@ -75,8 +75,8 @@ void finish_all(arena& space, ordering<Driver>& order, may_release hot) {
 }
 
 /// Makes the taker's stream wait, on the device, for other streams' frees, and moves them to its domain. For memory that every
-/// stream may use the host waits instead.
-/// `covered` is read before order() releases the lock and used after it: what is freed meanwhile, by this stream or by one that
+/// stream may use, the host waits instead.
+/// `covered` is read before order() releases the lock and used after it: memory freed meanwhile, by this stream or by one that
 /// was given its place, has a later mark and stays.
 template <stream_driver Driver>
 void steal(arena& space, ordering<Driver>& order, may_release hot, domain_ref taker) {
@@ -93,7 +93,7 @@ void steal(arena& space, ordering<Driver>& order, may_release hot, domain_ref ta
   }
 }
 
-/// Forgets the streams that no thread has used since the last sweep and whose work is done; what they have is neutral then.
+/// Forgets the streams that no thread has used since the last sweep and whose work is complete; their memory becomes neutral.
 /// Waits only for destroyed streams whose work cannot be marked.
 template <stream_driver Driver>
 void sweep(arena& space, ordering<Driver>& order, may_release hot, sweep_of which) {
@@ -105,7 +105,7 @@ void sweep(arena& space, ordering<Driver>& order, may_release hot, sweep_of whic
       continue;
     }
     if (domain.id == 0 || domain.climbing) continue;
-    // A destroyed stream with nothing to wait for is asked nothing.
+    // A destroyed stream with nothing to wait for needs no query.
     bool const is_left_over = domain.gone && domain.is_completed() && domain.holds_no_run();
     if (which == sweep_of::default_streams && !is_default_stream(domain.stream) && !is_left_over) continue;
     if (!domain.runs_marked && !domain.holds_no_run()) {
@@ -113,7 +113,7 @@ void sweep(arena& space, ordering<Driver>& order, may_release hot, sweep_of whic
       domain.runs_marked = true;
     }
     bool const done = order.settle(space, hot, d) == progress::completed;
-    if (!done || domain.used) {  // its stream may have come back while the lock was released
+    if (!done || domain.used) {  // the stream may have been used again while the lock was released
       ++in_vain;
       continue;
     }

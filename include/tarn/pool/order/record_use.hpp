@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Blocks used on more streams than the one they are freed on: noted by record_use(), held back at
-// deallocation until the device is past those uses. Costs one relaxed load a deallocation while nothing is
-// noted, two more while other blocks are.
+// Blocks used on more streams than the one they are freed on. record_use() records the uses, and a freed block is held back
+// until the device has completed them. Costs one relaxed load per deallocation while nothing is recorded, two more while other
+// blocks are.
 //
-//   record_use(p, B)     p is noted, with a use on B's lane
-//   deallocate(A, p)     an event is recorded on B; the use joins B's lane: first | ... | last
-//   allocate(), a miss   the first event of each lane is queried; once it is done, p is freed on A
+//   record_use(p, B)     p is recorded, with a use on B's lane
+//   deallocate(A, p)     an event is recorded on B; the use is appended to B's lane: first | ... | last
+//   allocate(), a miss   the first event of each lane is queried; once it is complete, p is freed on A
 //
-// A lane's uses are in the order of their events, so one query that fails is enough for a lane. Where many wait, several
+// A lane's uses are in the order of their events, so one failed query ends the search of a lane. If many uses wait, several
 // share the event that was recorded after all of them.
 //
-// The driver is never called under the mutex. A call in progress keeps what it works on: a deallocation keeps the block by
-// a count, a query keeps the event by `asked`, a group that is marked again is in no list meanwhile.
+// The driver is never called under the mutex. A call in progress keeps what it works on: a deallocation keeps the block by a
+// count, a query keeps the event by `asked`, and a group that is marked again is in no list meanwhile.
 
 #include <atomic>
 #include <cstddef>
@@ -48,13 +48,13 @@ class recorded_uses {
   recorded_uses& operator=(recorded_uses const&) = delete;
 
   [[nodiscard]] bool any() const noexcept { return noted_count_.load(std::memory_order_relaxed) != 0; }
-  /// False where `p` has no recorded use. Takes no lock.
+  /// Returns false if `p` has no recorded use. Takes no lock.
   [[nodiscard]] bool may_hold(void const* p) const noexcept { return noted_.may_hold(p); }
   [[nodiscard]] bool any_waiting() const noexcept {
     return waiting_count_.load(std::memory_order_relaxed) != 0;
   }
 
-  /// Notes a use, and makes room for all that deallocation needs. Amortised O(1); O(streams that the block is used on).
+  /// Records a use, and makes room for all that deallocation needs. Amortised O(1); O(streams that the block is used on).
   /// @throws std::bad_alloc, cuda_error: nothing has changed
   void note(void* p, stream_ref stream) {
     stream_id id = stream.id();
@@ -82,18 +82,18 @@ class recorded_uses {
     add_use(b, l, id);
   }
 
-  /// At deallocation: true where the block has been held back, false where nothing was noted and it may be
-  /// freed now. Records one event on each stream noted. Waits for the device only where a stream was destroyed and the
-  /// driver cannot mark its work.
+  /// Called at deallocation: returns true if the block is held back, false if it has no recorded use and may be freed now.
+  /// Records one event on each recorded stream. Waits for the device only if a stream was destroyed and the driver cannot mark
+  /// its work.
   bool hold_back(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
     lock held(mutex_);
     slot_number const b = take_noted(p);
     return b != 0 && hold(held, b, {p, bytes, alignment, stream});
   }
 
-  /// The same for a block freed on a stream that the driver does not know, destroyed perhaps: held back until that
-  /// stream's work is done, then free for every stream. Where the host has no memory to note that and the device cannot be
-  /// waited for, the block stays live until the pool ends.
+  /// As hold_back(), for a block freed on a stream that the driver does not know, perhaps a destroyed one: holds it back until
+  /// that stream's work is complete; the block is then free for every stream. If the host has no memory to record that and the
+  /// device cannot be waited for, the block stays live until the pool ends.
   bool hold_back_for_all(void* p, std::size_t bytes, std::size_t alignment, stream_ref unknown) noexcept {
     lock held(mutex_);
     slot_number l = 0;
@@ -111,21 +111,21 @@ class recorded_uses {
     return hold(held, b, {p, bytes, alignment, stream_ref::from(nullptr, neutral_id)});
   }
 
-  /// Finds out which uses are over; `wait` makes the host wait for all that were marked before. One thread at a time. At
-  /// most two queries a lane, and one for each event that is done.
+  /// Finds out which uses are complete; `wait` makes the host wait for all that were marked before the call. One thread at a
+  /// time. At most two queries per lane, plus one for each completed event.
   void settle(bool const wait) noexcept {
     lock held(mutex_);
     for (slot_number l = 1; l <= lanes_.last(); ++l) {
       if (lanes_[l].users == 0) continue;
       mark_again(held, l);
-      // Deallocations go on meanwhile: their marks are not looked at, so that this ends.
+      // Deallocations continue meanwhile: ignore their marks, so that this loop ends.
       std::uint64_t const now = ++clock_;
       while (lanes_[l].first != 0 && uses_[lanes_[l].first].ticket < now && ask_first(held, l, wait)) {
       }
     }
   }
 
-  /// Takes out one block whose uses settle() has found to be over. False if there is none. Amortised O(1).
+  /// Takes out one block whose uses settle() found complete. Returns false if there is none. Amortised O(1).
   bool take_ready(waiting& out) noexcept {
     std::lock_guard const guard(mutex_);
     while (over_ != 0) {
@@ -147,9 +147,9 @@ class recorded_uses {
     return false;
   }
 
-  /// True where work may still run on blocks held back and the device can be asked: while a stream that is to be marked is
-  /// captured it cannot, and the question would only end the capture. As settle() found it: a stream's handle is not asked,
-  /// since it may be destroyed.
+  /// Whether work may still run on held-back blocks and the host may synchronise the device. It may not while a stream to be
+  /// marked is capturing, since that would only end the capture. Uses what settle() found: a stream's handle is not queried,
+  /// since the stream may be destroyed.
   [[nodiscard]] bool asks_for_device() const noexcept {
     std::lock_guard const guard(mutex_);
     for (slot_number l = 1; l <= lanes_.last(); ++l) {
@@ -158,7 +158,7 @@ class recorded_uses {
     return any_waiting();
   }
 
-  /// Frees the events of blocks that could not be waited for. The pool is ending, and their memory with it.
+  /// Destroys the events of blocks that could not be waited for. The pool is ending, and their memory with it.
   void close() noexcept {
     lock held(mutex_);
     for (slot_number l = 1; l <= lanes_.last(); ++l) {
@@ -189,46 +189,46 @@ class recorded_uses {
  private:
   using lock = std::unique_lock<fork_mutex>;
 
-  /// A block from its first recorded use until it is freed. `p` is its key while it is noted.
+  /// A block from its first recorded use until it is freed. `p` is its key while it has recorded uses.
   struct block {
     void* p = nullptr;
     slot_number next = 0;
     slot_number uses = 0;       ///< until it is held back: linked by `next`
-    std::uint32_t pending = 0;  ///< uses that are not over, and one for a deallocation in progress
+    std::uint32_t pending = 0;  ///< incomplete uses, plus one for a deallocation in progress
     bool is_waiting = false;
     waiting freed;
   };
-  /// A use; from its deallocation on one of a group that one event covers. The first of a group stands for it.
+  /// A use; after its deallocation, part of a group that one event covers. The first use represents the group.
   struct use {
     slot_number block = 0;
     slot_number lane = 0;
-    slot_number next = 0;     ///< of the block, of the group's members, or the next group
-    slot_number members = 0;  ///< of the group, less the first
+    slot_number next = 0;     ///< next use of the block, next member of the group, or next group
+    slot_number members = 0;  ///< of the group, without the first
     slot_number last_member = 0;
-    std::uint32_t count = 1;  ///< uses of the group
+    std::uint32_t count = 1;  ///< number of uses in the group
     stream_id stream = 0;
-    std::uint64_t ticket = 0;  ///< taken before the event was recorded, which covers uses up to this ticket
+    std::uint64_t ticket = 0;  ///< taken before the event was recorded; it covers uses up to this
     event_handle event = nullptr;
   };
-  /// The uses of a stream; of all but the default streams, where the driver marks the whole device's work.
+  /// The uses of one stream, or of all but the default streams if the driver marks the whole device's work.
   struct lane {
     stream_id key = 0;
     stream_ref stream;
     slot_number next = 0;
-    slot_number first = 0;  ///< groups that are marked, linked by `next`
+    slot_number first = 0;  ///< marked groups, linked by `next`
     slot_number last = 0;
     slot_number unmarked = 0;  ///< one group of those that could not be marked when they were freed
-    std::uint32_t users = 0;   ///< uses, in whatever state
-    std::uint32_t marked = 0;  ///< uses in groups that are marked
-    bool asked = false;        ///< the first event is with the driver
+    std::uint32_t users = 0;   ///< uses, in any state
+    std::uint32_t marked = 0;  ///< uses in marked groups
+    bool asked = false;        ///< the first event is being queried
     bool gone = false;         ///< its stream was destroyed: the handle is not passed on
-    bool captured = false;     ///< why the last mark was refused
+    bool captured = false;     ///< whether a capture caused the last refusal of a mark
   };
 
-  /// A group has at most this part of the uses that wait on its lane: a use waits for an event recorded a little later
-  /// than its own would be. 32 uses have 32 events; each doubling adds 11.
+  /// A group has at most this part of the uses that wait on its lane: a use waits for an event recorded slightly later than its
+  /// own would be. 32 uses have 32 events; each doubling adds 11.
   static constexpr std::uint32_t group_part = 16;
-  /// Events kept for the next marks.
+  /// Number of events kept for later marks.
   static constexpr std::size_t most_idle = 64;
 
   // ---- under the mutex
@@ -282,12 +282,13 @@ class recorded_uses {
     uses_[g].members = added;
     uses_[g].count += uses_[added].count;
   }
-  /// A group was marked by `event`, recorded after `ticket` was taken. Returns an event that is no longer needed, or null.
+  /// Appends a group marked by `event`, which was recorded after `ticket` was taken. Returns an event that is no longer needed,
+  /// or null.
   event_handle append(slot_number g, std::uint64_t ticket, event_handle event) noexcept {
     lane& in = lanes_[uses_[g].lane];
     in.marked += uses_[g].count;
     slot_number const last = in.last;
-    // Another thread's deallocation may have taken its ticket after this one and have come here before it.
+    // Another thread's deallocation may have taken its ticket after this one and appended its group before it.
     bool const covers_last = last != 0 && uses_[last].ticket <= ticket && !(in.asked && last == in.first);
     if (covers_last && (uses_[last].count + uses_[g].count) * group_part <= in.marked) {
       join(last, g);
@@ -300,7 +301,7 @@ class recorded_uses {
     in.last = g;
     return nullptr;
   }
-  /// take_ready() frees what the group's uses held back.
+  /// Queues a group whose uses are complete for take_ready().
   void is_over(slot_number g) noexcept {
     uses_[g].next = over_;
     over_ = g;
@@ -308,9 +309,9 @@ class recorded_uses {
 
   // ---- under the mutex, which is released around driver calls
 
-  /// Marks the uses of a block that is freed. False where none is left to wait for.
+  /// Marks the uses of a freed block. Returns false if there is none left to wait for.
   bool hold(lock& held, slot_number b, waiting const& freed) noexcept {
-    block& of = blocks_[b];  // stays where it is, and is kept by `pending`
+    block& of = blocks_[b];  // its address is stable, and `pending` keeps it
     std::uint64_t const ticket = ++clock_;
     of.pending = 1;
     slot_number kept = 0;
@@ -343,9 +344,9 @@ class recorded_uses {
     return false;
   }
 
-  /// Marks a group, which is in no list, by an event. What cannot be marked now, since a graph is being captured or the
-  /// driver refused, is set aside: waiting for the device would spoil the capture, and freeing the block would be wrong.
-  /// True where its uses are over; the group is still in no list then.
+  /// Marks a group, which is in no list, with an event. A group that cannot be marked now, since a graph is being captured or
+  /// the driver refused, is set aside: waiting for the device would invalidate the capture, and freeing the block would be
+  /// wrong. Returns true if its uses are complete; the group is then still in no list.
   bool mark(lock& held, slot_number g, std::uint64_t ticket) noexcept {
     slot_number const l = uses_[g].lane;
     stream_ref const stream = lanes_[l].stream;
@@ -374,13 +375,13 @@ class recorded_uses {
     if (event != nullptr) destroy(held, event);
     return over;
   }
-  /// Tries once more for all uses of a lane that could not be marked: one event covers them all.
+  /// Retries all uses of a lane that could not be marked: one event covers them all.
   void mark_again(lock& held, slot_number l) noexcept {
     slot_number const g = std::exchange(lanes_[l].unmarked, 0);
     if (g != 0 && mark(held, g, ++clock_)) is_over(g);
   }
 
-  /// True where the first group of a lane is over.
+  /// Returns whether the first group of a lane is complete.
   bool ask_first(lock& held, slot_number l, bool const wait) noexcept {
     slot_number const g = lanes_[l].first;
     event_handle const event = uses_[g].event;
@@ -389,7 +390,7 @@ class recorded_uses {
     bool done = driver_.query_event(event).ok();
     if (!done && wait) done = driver_.synchronize_event(event).ok() || driver_.synchronize_device().ok();
     held.lock();
-    lane& in = lanes_[l];  // has users still: only this thread takes groups out
+    lane& in = lanes_[l];  // still has users: only this thread takes groups out
     in.asked = false;
     if (!done) return false;
     in.first = uses_[g].next;
@@ -419,7 +420,7 @@ class recorded_uses {
   slots<lane> lanes_;
   block_table by_stream_;
   noted_blocks<block> noted_{blocks_};
-  slot_number over_ = 0;  ///< groups whose uses are over
+  slot_number over_ = 0;  ///< groups whose uses are complete
   std::uint64_t clock_ = 0;
   event_handle idle_[most_idle] = {};
   std::size_t idle_count_ = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Slots: elements by number that never move and are used again.
+// An array of numbered slots that never move and are reused.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,18 +13,18 @@ namespace tarn::detail {
 /// The number of a slot; 0 is none.
 using slot_number = std::uint32_t;
 
-/// Grows by chunks, so that an element keeps its address and growth copies none. `T` has a member `next`, which links the
-/// free slots.
+/// Grows by chunks, so that an element keeps its address and growth copies none. `T` has a member `next`, which links the free
+/// slots.
 template <class T>
 class slots {
  public:
-  /// Makes sure that one more slot can be taken without allocating. @throws std::bad_alloc, nothing has changed
+  /// Ensures that one more slot can be taken without allocating. @throws std::bad_alloc, nothing has changed
   void make_room() {
     if (free_ != 0 || used_ < chunks_.size() * chunk_slots) return;
     chunks_.reserve(chunks_.size() + 1);
     chunks_.push_back(owned(new chunk));
   }
-  /// Takes a slot that holds T{}. Room was made.
+  /// Takes a slot that holds T{}. Requires make_room().
   [[nodiscard]] slot_number take() noexcept {
     if (free_ == 0) return static_cast<slot_number>(++used_);
     slot_number const s = free_;
@@ -32,7 +32,7 @@ class slots {
     (*this)[s] = T{};
     return s;
   }
-  /// Gives a slot back; it holds T{} but for `next`.
+  /// Frees a slot; it holds T{} except for `next`.
   void give(slot_number s) noexcept {
     (*this)[s] = T{};
     (*this)[s].next = free_;
