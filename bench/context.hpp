@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where and of what a figure was measured: every line of results carries it, so that none can be quoted without.
+// The context of a measurement: machine, driver and commit. Every line of results contains it.
 
 #include <string>
 
@@ -11,13 +11,13 @@ namespace tarn::bench {
 /// What a reader must know to compare two figures.
 struct context {
   std::string gpu;     ///< "NVIDIA H200, 140 GiB", or "none"
-  std::string driver;  ///< "580.159.04", or what of it is known, or "none"
+  std::string driver;  ///< "580.159.04", or the part that is known, or "none"
   std::string cpu;     ///< the processor's name and the cores that this process may use
   std::string date;    ///< UTC, to the minute
-  std::string commit;  ///< the environment's TARN_COMMIT, or "unknown"
+  std::string commit;  ///< TARN_COMMIT from the environment, or "unknown"
 };
 
-/// @param gpu  what find_cuda() found
+/// @param gpu  the result of find_cuda()
 [[nodiscard]] context find_context(found_cuda const& gpu);
 
 }  // namespace tarn::bench

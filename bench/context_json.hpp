@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The context at the end of each line of results. nlohmann-json writes the lines.
+// Appends the context to each line of results. nlohmann-json writes the lines.
 
 #include <nlohmann/json.hpp>
 

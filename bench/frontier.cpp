@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn_frontier FILE...: what the size of a handle and the slack over the peak buy and cost: utilisation against the
-// driver's modelled milliseconds, for each trace, on the simulated device. The pool's defaults are chosen from it.
+// tarn_frontier FILE...: the effect of the handle size and of the slack over the peak: utilisation against the driver's
+// modelled milliseconds, for each trace, on the simulated device. The pool's defaults were chosen from its output.
 
 #include <cstdint>
 #include <cstdio>
@@ -24,7 +24,7 @@ constexpr unsigned passes = 5;
 struct outcome {
   double utilisation = 0;  ///< over all passes
   double cold_ms = 0;      ///< driver time of the first pass
-  double warm_ms = 0;      ///< of a later one, mean
+  double warm_ms = 0;      ///< driver time of a later pass, mean
 };
 
 outcome replay(trace const& t, std::vector<event> const& left_over, pooled const& options) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One array over three GPUs: a pool on each, parts by their share, pieces copied between them, the result gathered. On CUDA
-// with the devices that are found (build it as .cu), else on a simulated machine with three.
+// One array over three GPUs: a pool on each, parts by share, pieces copied between devices, the result gathered. Uses the CUDA
+// devices that are found (build it as .cu), otherwise a simulated machine with three.
 
 #include <cstddef>
 #include <cstdio>
@@ -19,7 +19,7 @@ void run(Pools& pools, std::vector<tarn::device_id> const& devices) {
   std::vector<int> host(n);
   std::iota(host.begin(), host.end(), 0);
 
-  // The first device does other work as well: it gets half a share. Parts begin at whole rows of 1,000.
+  // The first device also does other work, so it gets half a share. Parts begin at whole rows of 1,000.
   std::vector<double> shares(devices.size(), 1.0);
   shares[0] = 0.5;
   using buffer = tarn::partitioned_buffer<int, typename Pools::pool_type>;
@@ -30,7 +30,7 @@ void run(Pools& pools, std::vector<tarn::device_id> const& devices) {
                 part.first + part.elements.size(), part.elements.resource().device().value);
   });
 
-  // Neighbours exchange their borders: each part's first row goes to a place beside the part before.
+  // Neighbours exchange borders: the first row of each part is copied to memory next to the previous part.
   for (std::size_t i = 1; i < whole.parts(); ++i) {
     auto halo = tarn::make_device_buffer<int>(pools[whole.device(i - 1)], 1000, whole.stream(i - 1));
     tarn::peer_copy(whole.part(i), 0, halo, 0, 1000);
@@ -40,7 +40,7 @@ void run(Pools& pools, std::vector<tarn::device_id> const& devices) {
                 whole.device(i).value, seen[0]);
   }
 
-  // Divided evenly instead, from device to device; the old division may go at once.
+  // Copies to an even division, device to device; the old division may be destroyed at once.
   buffer even(pools, devices, n);
   even.copy_from(whole);
   whole.zero();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Position is meaning: a limit over a pool bounds live bytes, under it reserved bytes; budget_scope lowers it for
-// a while.
+// The position of a limit is its meaning: over a pool it bounds live bytes, under it reserved bytes. budget_scope lowers it
+// temporarily.
 
 #include <iostream>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// cache_guard: what the pool cached goes back to the driver around a scope, live memory stays.
+// cache_guard: returns the pool's cache to the driver around a scope; live memory stays.
 
 #include <iostream>
 

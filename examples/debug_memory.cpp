@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Debugging policies: fences find a write past the end, poison shows what was never written.
+// Debugging policies: fences find writes past the end, poison shows memory that was never written.
 
 #include <cstdio>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Offload: what the next phase does not need waits in pinned host memory. The peak with and without, and what came back.
-// On CUDA where a device is found (build it as .cu), else on the simulated device.
+// Offload: elements that the next phase does not need are kept in pinned host memory. Prints the peak with and without, and
+// what was restored. Uses CUDA if a device is found (build it as .cu), otherwise the simulated device.
 
 #include <iostream>
 #include <numeric>
@@ -17,7 +17,7 @@ using namespace tarn::literals;
 
 namespace {
 
-/// A phase that needs 96 MiB, from a scratch that is rewound layer by layer.
+/// A phase that needs 96 MiB, from a scratch that is rewound after each layer.
 template <class Memory, class Stream>
 void evaluate(Memory memory, Stream const& stream) {
   tarn::scratch arena{memory, 96_MiB, stream};
@@ -46,7 +46,7 @@ void run(Memory memory, Pinned pinned, Driver const& driver) {
       std::cout << "evicted: " << (evicted.evicted_bytes() >> 20) << " MiB on the host, " << optimizer.size()
                 << " elements on the device\n";
       evaluate(memory, stream);
-      evicted.bring_back();  // here an error could be dealt with; at the end of the scope it could not
+      evicted.bring_back();  // errors can be handled here, but not at the end of the scope
     }
     std::cout << "optimizer state on the host: peak " << (peak.peak_bytes() >> 20) << " MiB\n";
   }

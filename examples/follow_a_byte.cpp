@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layers that one allocation really crosses, cold and warm: seen from the driver's own call counts.
+// The layers that one allocation passes through, cold and warm, shown by the driver's call counts.
 
 #include <iostream>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each line does to memory, as a line profiler prints it: marks around expressions, and for the rest of a
-// block, then a table.
+// What each line does to memory, as a line profiler prints it: marks around expressions and for the rest of a block, then a
+// table.
 
 #include <iostream>
 
@@ -10,7 +10,7 @@
 
 template <class Pool>
 auto layer(Pool pool, std::size_t n, tarn::stream_ref stream) {
-  auto scratch = tarn::make_device_buffer<float>(pool, 4 * n, stream);  // gone when the layer is done
+  auto scratch = tarn::make_device_buffer<float>(pool, 4 * n, stream);  // freed at the end of the layer
   return tarn::make_device_buffer<float>(pool, n, stream);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each call as a line of comma-separated values, by a hook of one's own: any logger will do.
+// Logs each call as a line of comma-separated values through a user-defined hook; any logger works.
 
 #include <iostream>
 #include <string_view>
@@ -14,7 +14,7 @@ using namespace tarn::literals;
 template <class Pages>
 int run(Pages pages) {
   auto const print = [](tarn::call_record const& call) {
-    std::cout << tarn::format_log_line(call).view() << '\n';  // nothing is allocated but by std::cout
+    std::cout << tarn::format_log_line(call).view() << '\n';  // only std::cout allocates
   };
   auto memory = pages | tarn::pooled{} | tarn::limited{1_MiB} | tarn::logged{print};
   tarn::stream_ref const stream;

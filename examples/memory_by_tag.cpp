@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who holds how much, by name: scopes, owners and handles take a tag; so do errors, which then say who to ask.
+// Memory use by name: scopes, owners and handles can have a tag; errors then report it as well.
 
 #include <iostream>
 
@@ -17,14 +17,14 @@ int run(Pages pages) {
   auto memory = pages | tarn::pooled{} | tarn::limited{64_MiB} | tarn::watched{};
   tarn::stream_ref const stream;
 
-  // An owner takes a name ...
+  // A tag on an owner ...
   auto embedding = tarn::make_device_buffer<float>(memory, 4 << 20, stream, tarn::tag("embedding"));
-  // ... a handle names all that goes through it ...
+  // ... on a handle, for all that is allocated through it ...
   auto weights_memory = memory | tarn::tagged{"weights"};
   auto first = tarn::make_device_buffer<float>(weights_memory, 1 << 20, stream);
   auto second = tarn::make_device_buffer<float>(weights_memory, 2 << 20, stream);
   {
-    // ... and a scope all that its thread allocates meanwhile.
+    // ... and on a scope, for all that its thread allocates meanwhile.
     tarn::tag_scope const here{"activations"};
     auto hidden = tarn::make_device_buffer<float>(memory, 3 << 20, stream);
     auto output = tarn::make_device_buffer<float>(memory, 1 << 20, stream);

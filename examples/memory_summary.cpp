@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The numbers under the names that PyTorch's users know.
+// Memory statistics under the names of PyTorch.
 
 #include <iostream>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradient accumulation over a budget: a batch too large for the device is worked on in even parts that fit what is free,
-// and the gradient of the whole batch comes out, since each part counts by its weight.
+// Gradient accumulation within a budget: a batch too large for the device is processed in even parts that fit the free memory.
+// Each part counts by its weight, so the result is the gradient of the whole batch.
 
 #include <iostream>
 #include <numeric>
@@ -17,14 +17,14 @@ namespace {
 
 constexpr std::size_t features = 1000;
 
-/// The gradient of the mean of squares, by the first weight: of samples first to first + count, on a stream.
+/// The gradient of the mean of squares for the first weight: of samples first to first + count, on a stream.
 template <class Memory, class Stream>
 double gradient(Memory memory, Stream const& stream, std::vector<float> const& samples,
                 tarn::micro_batch part) {
   std::span<float const> const mine(samples.data() + part.first * features, part.count * features);
   auto const input = tarn::make_device_buffer<float>(memory, mine, stream);
   auto activations = tarn::make_device_buffer<float>(memory, part.count * features, stream);
-  activations.copy_from(input);  // stands for the layers
+  activations.copy_from(input);  // in place of the layers
   std::vector<float> out(activations.size());
   activations.copy_to_sync(out);
   return 2 * std::accumulate(out.begin(), out.end(), 0.0) / static_cast<double>(out.size());
@@ -40,7 +40,7 @@ int main() {
   for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<float>(i % 97) / 97.0F;
   auto const weights = tarn::make_device_buffer<float>(memory, 2'000'000, stream);
 
-  // A sample needs its input and as much again for activations.
+  // A sample needs its input and the same amount for activations.
   std::size_t const each = tarn::bytes_of<float, float>(features, features);
   tarn::micro_batches const parts(samples, each, memory);
   std::cout << "one batch of " << samples << " samples needs " << (samples * each >> 20) << " MiB, "

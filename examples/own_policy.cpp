@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A policy of one's own in 20 lines: counts what is larger than a page. A layer defines the calls it changes; the rest
-// is let through.
+// A user-defined policy in 20 lines: counts requests larger than a page. A layer defines the calls that it changes; all others
+// pass through.
 
 #include <atomic>
 #include <iostream>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights stored in every precision: what each takes, and how far it is from the numbers that it stands for. The pool's own
-// figures show when both copies exist. On CUDA where a device is found (build it as .cu), else on the simulated device.
+// Weights stored in every precision: their size, and their distance from the original numbers. The pool's own figures show when
+// both copies exist. Uses CUDA if a device is found (build it as .cu), otherwise the simulated device.
 
 #include <cmath>
 #include <cstddef>
@@ -13,7 +13,7 @@
 #include "tarn/sim.hpp"
 #include "tarn/tarn.hpp"
 
-/// Like the weights of a trained layer: most are small, few are large. Any two machines make the same ones.
+/// Resembles the weights of a trained layer: most are small, few are large. Identical on every machine.
 static std::vector<float> weights_like(std::size_t count) {
   std::vector<float> weights(count);
   unsigned state = 1;
@@ -56,7 +56,7 @@ void run(Driver const& driver) {
                   sum / static_cast<double>(n), worst, peak.peak_bytes() >> 10);
     });
   }
-  // What half the bytes are for: once the wide copy is gone, its memory is the pool's again.
+  // The benefit of half the bytes: once the wide copy is freed, its memory returns to the pool.
   std::optional<tarn::device_buffer<tarn::bfloat16, Pool>> kept;
   {
     auto const wide = tarn::make_device_buffer<float>(pool, n, stream);

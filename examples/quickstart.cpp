@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Five lines: a pool, an owner, a peak, a sort out of the pool, a summary. On CUDA where a device is found (build it as
-// .cu), else on the simulated device with Thrust's host system.
+// Five lines: a pool, an owner, a peak, a sort with temporaries from the pool, a summary. Uses CUDA if a device is found (build
+// it as .cu), otherwise the simulated device with Thrust's host system.
 
 #include <thrust/device_ptr.h>
 #include <thrust/sort.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program's own trace: what it prints can be given to tarn_replay, and compared over pools.
+// Records a trace of the program itself: its output can be passed to tarn_replay and compared over pools.
 
 #include <cstdio>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Peaks of nested scopes: each sees its own, none disturbs another.
+// Peaks of nested scopes: each measures its own and does not affect the others.
 
 #include <iostream>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data that does not fit, or need not, is streamed through the device in batches: from memory, from a file, from a generator;
-// and results come back in batches, here to a file. While the device works on one batch, the next ones are filled and copied.
+// Data larger than the device is streamed through it in batches, from memory, a file or a generator; results are copied back in
+// batches, here to a file. While the device works on one batch, the next ones are filled and copied.
 
 #include <unistd.h>
 
@@ -26,15 +26,15 @@ using pinned_memory = tarn::sim_registered_host;
 
 int main() {
   auto pool = pages{} | tarn::pooled{} | tarn::tracked{};
-  auto staging =
-      pinned_memory{} | tarn::pooled{} | tarn::tracked{};  // kept: pinning is dear, the pool does it once
+  auto staging = pinned_memory{} | tarn::pooled{} |
+                 tarn::tracked{};  // kept: pinning is expensive, the pool does it once
   tarn::basic_stream const stream{pool.driver()};
 
   std::vector<float> values(1'000'000);
   std::iota(values.begin(), values.end(), 0.0F);
   auto result = tarn::make_device_buffer<float>(pool, values.size(), stream);
 
-  // The body's work goes on `stream`; here it puts each batch where it belongs. A kernel launch stands there as well.
+  // The body enqueues its work on `stream`; here it copies each batch to its place. A kernel launch works the same way.
   auto const keep = [&](auto const& batch) {
     tarn::copy(pool.driver(), batch.span(), result.span().subspan(batch.offset(), batch.size()), stream);
   };
@@ -71,7 +71,7 @@ int main() {
   result.copy_to_sync(back);
   std::cout << "came back " << (back == values ? "whole" : "broken") << "\n";
 
-  // A generator: two threads make batches ahead, in any order; the loop gets them in theirs.
+  // A generator: two threads make batches ahead, in any order; the loop gets them in index order.
   auto squares = tarn::generate<float>([](std::span<float> slot, std::size_t index) {
     if (index == 4) return std::size_t{0};  // the end
     for (std::size_t i = 0; i < slot.size(); ++i) slot[i] = static_cast<float>(index * index);
@@ -86,7 +86,7 @@ int main() {
   }
   std::cout << "\n";
 
-  // A bad start is told.
+  // A file that does not exist is reported.
   try {
     tarn::mapped_file const none("/tmp/tarn_there_is_no_such_file");
   } catch (tarn::file_error const& error) {

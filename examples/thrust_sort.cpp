@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device_vector in the pool, and a sort whose temporaries come from it.
+// A device_vector in the pool, and a sort whose temporaries come from the pool.
 
 #include <thrust/device_vector.h>
 #include <thrust/reduce.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where did the memory go? A page that any browser opens: memory over time, what made up the peak, the map of addresses.
+// A memory report as a page for any browser: memory over time, the composition of the peak, the map of addresses.
 
 #include <filesystem>
 #include <fstream>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training in less memory: a small network learns digits that are drawn here, and the peak is printed with each
-// technique off and on, beside the loss and the accuracy that came of it. On CUDA where a device is found (built as
-// .cu), else on the simulated device, where the same kernels are plain loops.
+// Training in less memory: a small network learns digits that the program draws, and the peak is printed with each technique
+// off and on, beside the resulting loss and accuracy. Uses CUDA if a device is found (build it as .cu), otherwise the simulated
+// device, where the same kernels are plain loops.
 
 #include <array>
 #include <cmath>
@@ -23,7 +23,7 @@
 
 namespace {
 
-// The data: digits as a pocket calculator shows them, 8 x 8 pixels, shifted, dimmed and with noise.
+// The data: seven-segment digits, 8 x 8 pixels, shifted, dimmed and with noise.
 
 constexpr std::size_t side = 8;
 struct sample {
@@ -32,11 +32,11 @@ struct sample {
 };
 constexpr std::size_t words = sizeof(sample) / sizeof(float);
 
-/// The same numbers everywhere: std's distributions differ between libraries.
+/// The same numbers on every platform: the distributions of std differ between libraries.
 class random_numbers {
  public:
   explicit random_numbers(std::uint64_t seed) : state_(seed) {}
-  /// In [0, 1).
+  /// Returns a number in [0, 1).
   float next() {
     state_ = state_ * 6364136223846793005U + 1442695040888963407U;
     return static_cast<float>(state_ >> 40) / 16777216.0F;
@@ -75,7 +75,7 @@ std::vector<sample> draw_digits(std::size_t count, std::uint64_t seed) {
   return out;
 }
 
-// The kernels: each does one element. They calculate in float, whatever is stored.
+// The kernels: each computes one element, in float, whatever type is stored.
 
 template <class T>
 struct rows {
@@ -88,7 +88,7 @@ struct rows {
 
 enum class activation { relu, none };
 
-/// One output of one sample. Weights lie by output, the biases after them.
+/// One output of one sample. Weights are stored by output, followed by the biases.
 template <class In, class Out>
 struct forward {
   rows<In> in;
@@ -105,7 +105,7 @@ struct forward {
   }
 };
 
-/// The gradient of softmax and cross-entropy for one sample, in place of its outputs.
+/// The gradient of softmax and cross-entropy for one sample; overwrites its outputs.
 struct loss_gradient {
   float* out;
   sample const* samples;
@@ -124,7 +124,7 @@ struct loss_gradient {
   }
 };
 
-/// Adds the part's gradient of one weight, or of one bias.
+/// Adds the part's gradient of one weight or bias.
 template <class In>
 struct add_weight_gradient {
   rows<In> in;
@@ -142,7 +142,7 @@ struct add_weight_gradient {
   }
 };
 
-/// The gradient of one input of one sample, which a ReLU made.
+/// The gradient of one input of one sample, the output of a ReLU.
 template <class In>
 struct input_gradient {
   rows<In> in;
@@ -180,13 +180,13 @@ __global__ void each_element(std::size_t n, Kernel kernel) {
 }
 #endif
 
-/// Where kernels run, in the order of one stream.
+/// Runs kernels in the order of one stream.
 template <class Driver>
 struct processor {
   Driver driver;
   tarn::stream_ref stream;
 
-  /// Runs a kernel for 0 .. n-1. `touched` is what it reads and writes: the simulated device checks that it may.
+  /// Runs a kernel for 0 .. n-1. `touched` lists what it reads and writes: the simulated device checks these accesses.
   template <class Kernel>
   void each(std::size_t n, std::initializer_list<tarn::sim_access> touched, Kernel kernel) const {
     if constexpr (std::is_same_v<Driver, tarn::sim_driver>) {
@@ -220,15 +220,15 @@ tarn::sim_access writes(Buffer const& b) {
 
 constexpr std::array<std::size_t, 6> widths = {side * side, 32, 32, 32, 32, 10};
 constexpr std::size_t last =
-    widths.size() - 1;  ///< the output layer; layer l turns widths[l - 1] into widths[l]
+    widths.size() - 1;  ///< the output layer; layer l maps widths[l - 1] to widths[l]
 constexpr std::size_t batch_size = 256;
 
 enum class loading { whole, streamed };
 enum class between_passes { keep_activations, keep_every_second };
 using layers_on_host = std::vector<std::vector<float>>;  ///< weights by layer, from 1 on
 struct techniques {
-  std::size_t budget = ~std::size_t{0};  ///< bytes for the activations and gradients of a part of the batch
-  layers_on_host frozen{1};              ///< the first layers, trained before: they learn no more
+  std::size_t budget = ~std::size_t{0};  ///< bytes for the activations and gradients of one part of a batch
+  layers_on_host frozen{1};              ///< the first layers, trained earlier and not changed
   loading data = loading::whole;
   between_passes remember = between_passes::keep_activations;
 };
@@ -239,7 +239,7 @@ struct result {
   layers_on_host weights;
 };
 
-/// @tparam Stored  of activations
+/// @tparam Stored  type of the stored activations
 template <class Pages, class Stored>
 class network {
  public:
@@ -263,7 +263,7 @@ class network {
       for (std::size_t i = 0; i < widths[l] * widths[l - 1]; ++i) host[i] = range * (2 * random.next() - 1);
       if (l <= frozen_) host = how_.frozen[l];
       weights_[l] = tarn::make_device_buffer<float>(pool_, std::span<float const>(host), gpu_.stream);
-      if (l <= frozen_) continue;  // neither gradients nor velocities
+      if (l <= frozen_) continue;  // frozen: neither gradients nor velocities
       for (auto* state : {&gradients_[l], &velocities_[l]}) {
         *state = tarn::make_device_buffer<float>(pool_, count, gpu_.stream);
         state->zero();
@@ -271,7 +271,7 @@ class network {
     }
   }
 
-  /// One step: the batch in as many parts as the budget asks for, their gradients added up.
+  /// One step: processes the batch in as many parts as the budget requires and accumulates their gradients.
   void step(std::span<sample const> batch) {
     for (tarn::micro_batch const part : tarn::micro_batches(batch.size(), bytes_per_sample(), how_.budget)) {
       auto const scale = static_cast<float>(part.weight() / static_cast<double>(part.count));
@@ -291,7 +291,7 @@ class network {
     }
     return host;
   }
-  /// What the output layer says of samples on the device.
+  /// Returns the output layer for samples on the device.
   std::vector<float> outputs(std::span<sample const> x) {
     std::vector<float> host(x.size() * widths[last]);
     pass_forward(x).copy_to_sync(host);
@@ -300,14 +300,14 @@ class network {
   }
 
  private:
-  /// What is alive for one sample where most is: at the end of the forward pass, and the first gradients.
+  /// The peak of live bytes per sample: at the end of the forward pass, with the first gradients.
   static std::size_t bytes_per_sample() {
     std::size_t hidden = 0;
     for (std::size_t l = 1; l < last; ++l) hidden += widths[l];
     return tarn::bytes_of<Stored, float>(hidden, widths[last] + widths[last - 1]);
   }
 
-  /// True where layer l's output stays until the backward pass.
+  /// Whether layer l's output is kept until the backward pass.
   [[nodiscard]] bool is_remembered(std::size_t l) const {
     return l >= frozen_ && (how_.remember == between_passes::keep_activations || l % 2 == 0);
   }
@@ -319,7 +319,7 @@ class network {
     gpu_.each(out.size(), {touched, reads(weights_[l]), writes(out)},
               forward<In, Out>{in, weights_[l].data(), widths[l - 1], widths[l], then, out.data()});
   }
-  /// Layer l, from what layer l - 1 left, or from the samples themselves.
+  /// Computes layer l from the output of layer l - 1, or from the samples.
   template <class Out>
   void run(std::size_t l, std::span<sample const> x, buffer<Out>& out) {
     if (l == 1) {
@@ -329,7 +329,7 @@ class network {
       run(l, left_by(l - 1), reads(kept_[l - 1]), x.size(), out);
     }
   }
-  /// Sees to it that layer l's output is there: computes it again where it was not kept.
+  /// Makes layer l's output available: recomputes it if it was not kept.
   void recall(std::size_t l, std::span<sample const> x) {
     if (l != 0 && kept_[l].empty()) run(l, x, kept_[l]);
   }
@@ -355,7 +355,7 @@ class network {
       } else {
         add_gradient(l, left_by(l - 1), reads(kept_[l - 1]), x.size(), gradient);
       }
-      if (l == frozen_ + 1) break;  // nobody below learns
+      if (l == frozen_ + 1) break;  // no lower layer learns
       auto below = tarn::make_device_buffer<float>(pool_, x.size() * widths[l - 1], gpu_.stream);
       gpu_.each(below.size(), {reads(kept_[l - 1]), reads(weights_[l]), reads(gradient), writes(below)},
                 input_gradient<Stored>{left_by(l - 1), weights_[l].data(), gradient.data(), widths[l - 1],
@@ -386,7 +386,7 @@ class network {
   techniques how_;
   std::size_t frozen_;
   std::vector<buffer<float>> weights_, gradients_, velocities_;  ///< by layer, from 1 on
-  std::vector<buffer<Stored>> kept_;                             ///< outputs of hidden layers that are alive
+  std::vector<buffer<Stored>> kept_;                             ///< live outputs of hidden layers
 };
 
 template <class Pages, class Stored = float>
@@ -452,7 +452,7 @@ void compare(typename Pages::driver_type const& driver) {
   };
   std::size_t const budget = 32 * 1024;
   result const baseline = train<Pages>(driver, {});
-  // As one tunes a model that others have trained: its first two layers stay what they are.
+  // As in fine-tuning a trained model: the first two layers stay unchanged.
   layers_on_host const first_two(baseline.weights.begin(), baseline.weights.begin() + 3);
   line("baseline", baseline);
   line("+ gradient accumulation", train<Pages>(driver, {.budget = budget}));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model of 0.0004 MiB, and nvidia-smi shows 1,072 MiB for it. Where did it go? On CUDA where a device is found (build
-// it as .cu), else on a simulated device whose context is that of a program with some libraries of kernels.
+// Accounts for the 1,072 MiB that nvidia-smi shows for a model of 0.0004 MiB. Uses CUDA if a device is found (build it as .cu),
+// otherwise a simulated device whose context is that of a program with some kernel libraries.
 
 #include <iostream>
 
@@ -12,7 +12,7 @@ using namespace tarn::literals;
 
 template <class Pages>
 int run(typename Pages::driver_type const& driver) {
-  // What the process takes before it has allocated anything: the context, and the modules loaded so far.
+  // What the process uses before it has allocated anything: the context, and the modules loaded so far.
   tarn::context_cost const context = tarn::measure_context(driver);
 
   tarn::pool_over<Pages> pool{Pages{driver}};

@@ -20,7 +20,7 @@ void require(cudaError_t code, char const* what) {
   if (code != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorName(code));
 }
 
-/// Two marks on a stream and the time between them.
+/// Two events on a stream and the time between them.
 class stop_watch {
  public:
   explicit stop_watch(stream_ref stream) : stream_(stream) {
@@ -34,7 +34,7 @@ class stop_watch {
   stop_watch(stop_watch const&) = delete;
   stop_watch& operator=(stop_watch const&) = delete;
 
-  /// Seconds that `rounds` of the work take on the device.
+  /// Returns the seconds that `rounds` of the work take on the device.
   template <class Work>
   double time(unsigned rounds, Work const& work) {
     require(cudaEventRecord(begin_, stream_.get()), "cudaEventRecord");
@@ -58,7 +58,7 @@ rate rate_of(std::vector<double> seconds, double bytes) {
   return {gigabytes(seconds[seconds.size() / 2]), gigabytes(seconds.front()), gigabytes(seconds.back())};
 }
 
-/// Own and other in turns, so that both see the same clocks; the first round of each does not count.
+/// Times own and other alternately, so that both run at the same clocks; the first round of each is discarded.
 template <class Own, class Other>
 void compare(measured& row, effort const& e, stream_ref stream, Own const& own, Other const& other) {
   stop_watch watch(stream);
@@ -101,7 +101,7 @@ measured conversion(effort const& e, device_pool pool, stream_ref stream) {
   return row;
 }
 
-/// From device 0 to device 1: tarn's copy between two pools beside CUDA's between two blocks of cudaMalloc.
+/// Copies from device 0 to device 1: tarn's copy between two pools, compared with CUDA's between two cudaMalloc blocks.
 template <class Near, class Far>
 measured peer(char const* work, char const* reference, effort const& e, Near near, Far far) {
   measured row;
@@ -171,7 +171,7 @@ std::vector<measured> measure_peer_copies(effort const& e) {
     rows.push_back(skipped);
     return rows;
   }
-  // For the whole process from here on, so it comes last.
+  // Affects the whole process from here on, so it is done last.
   bool const enabled = enable_both_ways();
   (void)cudaGetLastError();
   if (!enabled) return rows;

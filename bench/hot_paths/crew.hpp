@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Threads that start one batch of work together and are timed each for itself.
+// crew: threads that start one batch of work together and are timed individually.
 
 #include <atomic>
 #include <chrono>
@@ -13,7 +13,7 @@
 
 namespace tarn::bench {
 
-/// Threads that stay from batch to batch, so that what a pool keeps per thread is warm.
+/// Threads that are kept between batches, so that the pool's per-thread state is warm.
 class crew {
  public:
   /// @param work  called as work(thread) in every thread, once per batch
@@ -43,12 +43,12 @@ class crew {
   crew(crew const&) = delete;
   crew& operator=(crew const&) = delete;
 
-  /// Runs one batch in all threads at once; returns the mean seconds of a thread. What a thread throws is thrown here.
+  /// Runs one batch in all threads at once; returns the mean seconds per thread. Rethrows an exception of a thread.
   double run() {
     done_.store(0, std::memory_order_relaxed);
     batch_.fetch_add(1, std::memory_order_release);
     for (std::size_t n = 0; (n = done_.load(std::memory_order_acquire)) != seconds_.size();) {
-      done_.wait(n, std::memory_order_acquire);  // asleep: spinning here would take a core from the crew
+      done_.wait(n, std::memory_order_acquire);  // blocks: spinning would take a core from the crew
     }
     if (failure_) std::rethrow_exception(failure_);
     return std::accumulate(seconds_.begin(), seconds_.end(), 0.0) / static_cast<double>(seconds_.size());
@@ -71,7 +71,7 @@ class crew {
   std::vector<std::thread> threads_;
 };
 
-/// A queue from one thread to one other; bounded, so that the giver cannot run far ahead.
+/// A bounded queue from one thread to another; bounded, so that the producer cannot run far ahead.
 class handover {
  public:
   void give(void* block) {

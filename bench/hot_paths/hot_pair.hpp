@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The pair that instructions.sh counts.
+// The allocate+free pair that instructions.sh counts.
 
 #include <cstddef>
 #include <cstdint>
@@ -28,7 +28,7 @@ bool run_if(std::string_view name, counts n) {
   return true;
 }
 
-/// A translation unit of its own: with one more caller of the same functions a compiler would put them in line
+/// In a separate translation unit: one more caller of the same functions would change the compiler's inlining decisions
 /// elsewhere.
 bool run_if_watched(std::string_view name, counts n);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn_hot_paths: what an allocate+free pair costs the host, for tarn and its peers in the same run. Work by work,
-// so that the pools of one row are timed within seconds of each other.
-// The timing is its own and not Google Benchmark's, which fills a window anew for each repetition and guess.
+// tarn_hot_paths: the host time of an allocate+free pair, for tarn and its peers in the same run. It runs work by work, so that
+// the pools of one row are timed within seconds of each other. It does not use Google Benchmark, which fills a window anew for
+// each repetition and estimate.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -33,7 +33,7 @@ struct arguments {
   bool list = false;
 };
 
-/// The entries that were asked for, work by work in the order of the first pool.
+/// Returns the selected entries, work by work in the order of the first pool.
 std::vector<entry> choose(std::vector<entry> const& all, arguments const& a, plan const& p) {
   std::regex const filter(a.filter);
   std::vector<std::string> works;
@@ -103,7 +103,7 @@ int measure(arguments const& a) {
     write_text(std::cout, r);
     std::cout.flush();
     if (!a.json.empty())
-      write_json(file, r, where), file.flush();  // what is done stays if a pool ends the program
+      write_json(file, r, where), file.flush();  // keeps the finished rows if a pool ends the program
   }
   return 0;
 }

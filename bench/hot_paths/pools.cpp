@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pools of tarn_hot_paths: tarn on each device, and what needs no program of its own.
+// The pools of tarn_hot_paths: tarn on each device, and those that need no separate program.
 #include "hot_paths/pools.hpp"
 
 #include "peers/host_malloc.hpp"
@@ -14,7 +14,7 @@ namespace tarn::bench {
 
 namespace {
 
-/// One thread, many pools of host memory, used in turn: what finding the thread's cache costs.
+/// One thread uses many pools of host memory in turn: measures the lookup of the thread's cache.
 void many_pools(plan const& p, row& r, std::size_t count) {
   using pool_type = decltype(host_memory{} | pooled{});
   std::vector<std::unique_ptr<pool_type>> pools;

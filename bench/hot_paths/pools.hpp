@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The lists of pools of tarn_hot_paths, each a translation unit of its own.
+// The lists of pools of tarn_hot_paths, each in its own translation unit.
 
 #include <vector>
 
@@ -8,6 +8,6 @@
 
 namespace tarn::bench {
 
-void add_cuda(std::vector<entry>& list);  ///< built where the CUDA toolkit is
+void add_cuda(std::vector<entry>& list);  ///< built if the CUDA toolkit is available
 
 }  // namespace tarn::bench

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pools of tarn_hot_paths_rmm, and no others: RMM brings its own CCCL, and a refusal may end its program.
+// The pools of tarn_hot_paths_rmm. A separate program, since RMM brings its own CCCL and a refused request may end it.
 #include "hot_paths/works.hpp"
 #include "peers/rmm.hpp"
 

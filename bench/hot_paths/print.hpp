@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Rows for readers and for programs.
+// Prints rows as text and as JSON.
 
 #include <iosfwd>
 
@@ -9,10 +9,10 @@
 
 namespace tarn::bench {
 
-/// One line for a reader: "  tarn.sim  57 ns (55 to 60)".
+/// Writes one line of text: "  tarn.sim  57 ns (55 to 60)".
 void write_text(std::ostream& out, row const& r);
 
-/// One JSON object on one line, with where and of what it was measured.
+/// Writes one JSON object on one line, with the context of the measurement.
 void write_json(std::ostream& out, row const& r, context const& where);
 
 }  // namespace tarn::bench

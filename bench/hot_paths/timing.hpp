@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How batches and single operations are timed.
+// Timing of batches and of single operations.
 
 #include <algorithm>
 #include <chrono>
@@ -17,12 +17,12 @@
 
 namespace tarn::bench {
 
-/// Keeps a value that nothing reads.
+/// Prevents the compiler from removing an unused value.
 inline void keep(void* value) noexcept {
   asm volatile("" : : "r"(value) : "memory");
 }
 
-/// A moment that filling must not outlast.
+/// The time limit for filling a window.
 class deadline {
  public:
   explicit deadline(double seconds)
@@ -35,7 +35,7 @@ class deadline {
   clock::time_point end_;
 };
 
-/// A pool that cannot do a work: refuses a block, or is too slow at getting them.
+/// Thrown if a pool cannot do a work: it refuses a block, or allocates them too slowly.
 class cannot : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -48,7 +48,7 @@ class cannot : public std::runtime_error {
   return (*at + *std::max_element(values.begin(), at)) / 2;
 }
 
-/// Finds how many pairs a batch takes, which warms the pool too, and times batches of so many.
+/// Determines how many pairs a batch takes, which also warms the pool, then times batches of that size.
 /// @param batch  called as batch(pairs), returns seconds
 template <class Batch>
 [[nodiscard]] spread time_batches(plan const& p, Batch&& batch) {
@@ -66,7 +66,7 @@ template <class Batch>
           p.repetitions, pairs};
 }
 
-/// Runs `pair` so many times; returns seconds.
+/// Runs `pair` `pairs` times; returns seconds.
 template <class Pair>
 [[nodiscard]] double time_loop(std::uint64_t pairs, Pair&& pair) {
   auto const start = std::chrono::steady_clock::now();
@@ -74,11 +74,10 @@ template <class Pair>
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// The finest clock of the machine: the time-stamp counter, fenced so that nothing moves across a reading; where there
-/// is none, the steady clock.
+/// The finest clock of the machine: the time-stamp counter, fenced against reordering; the steady clock where there is none.
 struct tick_clock {
   double ns_per_tick = 1;
-  double own_ticks = 0;  ///< between two readings with nothing between them, median
+  double own_ticks = 0;  ///< between two consecutive readings, median
 
   [[nodiscard]] static std::uint64_t now() noexcept {
 #if defined(__x86_64__)
@@ -117,7 +116,7 @@ struct tick_clock {
   }
 };
 
-/// Durations of one kind of operation: batches of samples, each batch sorted for its quantiles.
+/// Records durations of one kind of operation: batches of samples, each sorted for its quantiles.
 class tail_recorder {
  public:
   explicit tail_recorder(std::size_t samples) : ticks_(samples) {}

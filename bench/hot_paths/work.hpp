@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A window of live blocks and what is done to it, made before the clock starts: sizes and places at random, the same
-// for every pool.
+// A window of live blocks and its replacements, generated before the clock starts: random sizes and positions, the same for
+// every pool.
 
 #include <cmath>
 #include <cstddef>
@@ -13,21 +13,21 @@
 
 namespace tarn::bench {
 
-/// Sizes of a window of live blocks, bytes, log-uniform between the two.
+/// Sizes of a window's live blocks, bytes, log-uniform between the two.
 struct size_range {
   std::size_t smallest;
   std::size_t largest;
 };
 
-/// One replacement: the block in `slot` goes, one of `bytes` comes.
+/// One replacement: frees the block in `slot`, allocates one of `bytes`.
 struct replacement {
   std::uint32_t slot;
   std::uint32_t bytes;
 };
 
-/// Replacements, to be walked round and round. The seed is fixed: each pool sees the same ones.
+/// Returns replacements, to be repeated cyclically. The seed is fixed: every pool gets the same ones.
 inline std::vector<replacement> replacements(std::size_t window, size_range sizes, unsigned seed = 1) {
-  constexpr std::size_t count = 1 << 16;  // 512 KiB: more would time the cache misses of this list
+  constexpr std::size_t count = 1 << 16;  // 512 KiB: with more, cache misses of this list would be timed
   std::mt19937 random(seed);
   std::uniform_int_distribution<std::uint32_t> slot(0, static_cast<std::uint32_t>(window - 1));
   std::uniform_real_distribution<double> exponent(std::log(static_cast<double>(sizes.smallest)),
@@ -37,11 +37,11 @@ inline std::vector<replacement> replacements(std::size_t window, size_range size
   return list;
 }
 
-/// The blocks of a window on one stream of a pool; freed with it.
+/// The blocks of a window on one stream of a pool; frees them on destruction.
 template <class P>
 class window {
  public:
-  /// @throws cannot  a block is refused, or getting them takes too long
+  /// @throws cannot  a block is refused, or allocating them takes too long
   window(P& pool, std::size_t stream, std::size_t live, size_range sizes, deadline const& until,
          unsigned seed = 1)
       : pool_(pool), stream_(stream), list_(replacements(live, sizes, seed)), blocks_(live) {
@@ -59,7 +59,7 @@ class window {
   window(window const&) = delete;
   window& operator=(window const&) = delete;
 
-  /// Walks once through all replacements, or as far as time allows: later steps find the pool as it stays.
+  /// Runs once through all replacements, or as far as time allows, so that later steps find the pool in its steady state.
   void warm(deadline const& until) {
     for (std::size_t i = 0; i < list_.size() && (i % 256 != 0 || !until.over()); ++i) step();
   }
@@ -72,7 +72,7 @@ class window {
     block const& b = blocks_[list_[at_].slot];
     pool_.deallocate(stream_, b.address, b.bytes);
   }
-  /// Follows free_next().
+  /// Must follow free_next().
   void allocate_next() {
     replacement const r = list_[at_];
     at_ = (at_ + 1) & (list_.size() - 1);

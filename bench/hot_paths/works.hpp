@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The hot paths, for any pool: host nanoseconds per allocate+free pair, warm, memory never touched.
+// The hot paths, for any pool: host nanoseconds per allocate+free pair, warm; the memory is never accessed.
 //
 //   hot_pair/B    one block of B bytes, allocated and freed, one thread, one stream
 //   window/W      W live blocks, log-uniform 256 B to 1 MiB, random replacement
 //   live/N        N live blocks, log-uniform 256 B to 2 KiB, random replacement
 //   threads/T     T threads, each its own stream and 64 live blocks, log-uniform 256 B to 256 KiB; per thread
 //   other_thread  4 KiB allocated by one thread, freed by another, one stream
-//   two_streams   64 KiB, allocated and freed on one stream, then on the other, and so on
+//   two_streams   64 KiB, allocated and freed alternately on two streams
 //   uses/N        64 live blocks, log-uniform 256 B to 2 KiB, random replacement, while N others have a recorded use
-//   record_use    4 KiB, allocated, used on another stream, freed; its share of collecting what was held back
+//   record_use    4 KiB, allocated, used on another stream, freed; includes its share of collecting held-back blocks
 //   pools/N       N pools of host memory, used in turn by one thread (tarn only)
-//   tail/W        each operation of window/W timed alone
-//
+//   tail/W        each operation of window/W timed individually
 
 #include <functional>
 #include <memory>
@@ -25,16 +24,16 @@
 
 namespace tarn::bench {
 
-/// One work on one pool, to be run.
+/// One work on one pool.
 struct entry {
   std::string work;
   std::string pool;
   std::string device;
-  std::size_t live = 1;  ///< blocks that it keeps
+  std::size_t live = 1;  ///< number of blocks it keeps live
   std::function<void(plan const&, row&)> run;
 };
 
-/// Every work on every pool of this program. Each program defines it.
+/// Returns every work on every pool of this program. Each program defines it.
 /// @param cuda_found  whether there is a device for the CUDA pools
 [[nodiscard]] std::vector<entry> all_entries(bool cuda_found);
 
@@ -51,7 +50,7 @@ inline constexpr std::size_t thread_counts[] = {1, 2, 4, 8, 16};
 inline constexpr std::size_t tail_window = 4096;
 inline constexpr std::size_t recorded_uses[] = {0, 40000, 1000000};
 
-/// Most live blocks, and most threads, of what asks the driver for each block.
+/// Maximum live blocks, and maximum threads, for allocators that call the driver for each block.
 inline constexpr std::size_t most_live_without_pool = 256;
 inline constexpr std::size_t most_threads_without_pool = 4;
 
@@ -61,7 +60,7 @@ inline constexpr std::size_t most_threads_without_pool = 4;
   return s;
 }
 
-/// Allocates and frees on the stream that `next` gives.
+/// Allocates and frees on the streams that `next` returns.
 template <peer P, class Next>
 [[nodiscard]] spread time_pairs(P& pool, std::size_t bytes, plan const& p, Next next) {
   return time_batches(p, [&](std::uint64_t pairs) {
@@ -97,7 +96,7 @@ void replace(plan const& p, row& r, std::size_t live, size_range sizes) {
   r.pair = time_batches(p, [&](std::uint64_t pairs) { return time_loop(pairs, [&] { blocks.step(); }); });
 }
 
-/// Replaces blocks on stream 0 while `uses` others are noted as used on stream 1.
+/// Replaces blocks on stream 0 while `uses` others have a recorded use on stream 1.
 template <records_uses P>
 void beside_uses(plan const& p, row& r, std::size_t uses) {
   constexpr std::size_t bytes = 256;
@@ -159,7 +158,7 @@ void tails(plan const& p, row& r) {
   r.clock_ns = clock.own_ticks * clock.ns_per_tick;
 }
 
-/// Batches of a crew, each thread doing as many pairs; first a call for 0 pairs, in which each may warm up.
+/// Times batches of a crew, each thread doing `pairs` pairs; before that, a call for 0 pairs, in which each may warm up.
 template <class Pairs>
 [[nodiscard]] spread time_crew(plan const& p, std::size_t count, Pairs&& pairs_of_thread) {
   std::uint64_t pairs = 0;
@@ -199,7 +198,7 @@ void other_thread(plan const& p, row& r) {
         pool.deallocate(0, queue.take(), bytes);
         continue;
       }
-      void* block = nullptr;  // handed over even if refused: the other thread waits for it
+      void* block = nullptr;  // passed on even if refused: the other thread waits for it
       try {
         block = pool.allocate(0, bytes);
       } catch (std::bad_alloc const&) {

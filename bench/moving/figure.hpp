@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What tarn_moving says: one figure of one way to move memory.
+// The output of tarn_moving: one figure of one way to move memory.
 
 #include <cstddef>
 #include <functional>
@@ -18,7 +18,7 @@ struct figure {
   double value = 0;
   double best = 0;
   double worst = 0;
-  double of_reference = 0;  ///< of the plain pinned copy of the same run; 0: not compared
+  double of_reference = 0;  ///< ratio to the plain pinned copy of the same run; 0: not compared
   std::string problem;      ///< why there is no figure
 };
 
@@ -33,11 +33,11 @@ struct extent {
   std::string folder = "/tmp";  ///< for a file of `bytes`
 };
 
-/// Takes a figure as soon as it is there: what is done stays if a later one ends the program.
+/// Receives each figure as soon as it is measured, so that it is kept if a later one ends the program.
 using tell = std::function<void(figure const&)>;
 
 void measure_sim(extent const& e, tell const& told);
-/// Only where the program was built with CUDA.
+/// Defined only if the program was built with CUDA.
 void measure_cuda(extent const& e, tell const& told);
 
 }  // namespace tarn::bench

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The loops that are timed, for any device: a place has driver(), now() in seconds and its name.
+// The timed loops, for any device. A place provides driver(), now() in seconds and its name.
 
 #include <unistd.h>
 
@@ -68,7 +68,7 @@ class loops {
       told_(f);
     }
   }
-  /// Seconds of `act` with all its device work, after one that does not count.
+  /// Returns the seconds of `act` with all its device work, after one discarded run.
   template <class Act>
   spread time(Act const& act) {
     std::vector<double> seconds;
@@ -85,7 +85,7 @@ class loops {
   void say(char const* work, std::string way, char const* unit, spread s, double of_reference = 0) {
     told_({work, std::move(way), Place::name, unit, s.median, s.best, s.worst, of_reference, {}});
   }
-  /// Bytes a second; says the rate, and how it compares.
+  /// Returns bytes per second; reports the rate and its ratio to the reference.
   template <class Act>
   double rate(char const* work, std::string way, double reference, Act const& act) {
     spread const s = time(act);
@@ -144,7 +144,7 @@ class loops {
     file(reference);
   }
 
-  /// Work of the device that lasts as long as the copies.
+  /// Device work that takes as long as the copies.
   void overlap(pinned_bytes const& there, double reference) {
     std::size_t const fill_bytes = 256_MiB;
     auto target = make_device_buffer<std::byte>(memory_, fill_bytes, stream_);
@@ -187,7 +187,7 @@ class loops {
       rate("to the device", "file in the page cache, " + threads_of(e_.threads), reference,
            [&] { stream_all(from_file<std::byte>(mapped), e_.threads); });
       rate("to the device", "mapping of a file in the page cache, " + threads_of(e_.threads), reference, [&] {
-        mapped_file const again(path);  // its pages are not mapped yet
+        mapped_file const again(path);  // a new mapping, whose pages are not faulted in
         stream_all(again.as<std::byte>(), e_.threads);
       });
     } catch (...) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// On virtual time: what the host itself does, filling slots say, takes none.
+// Runs on virtual time: work of the host itself, such as filling slots, takes no time.
 #include "moving/loops.hpp"
 #include "tarn/driver/sim_driver.hpp"
 

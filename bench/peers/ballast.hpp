@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Makes a large GPU a small one: takes all of its memory but so much. No allocator can be told a limit in the same way, but
-// each of them can be left no more.
+// ballast: makes a large GPU small by allocating all but a given amount of its memory. Allocators have no common way to set a
+// limit, but this one works for all of them.
 
 #include <cstdint>
 #include <vector>
 
 namespace tarn::bench {
 
-/// Memory of the current device that nobody else gets while this lives.
+/// Holds memory of the current device while alive, so that no allocator can get it.
 class ballast {
  public:
-  /// @param leave  bytes to leave free; 0: takes nothing
-  /// @throws std::runtime_error  the device has not so much free, or the rest cannot be taken
+  /// @param leave  bytes to leave free; 0: allocates nothing
+  /// @throws std::runtime_error  the device does not have that much free memory, or the rest cannot be allocated
   explicit ballast(std::uint64_t leave);
   ~ballast();
   ballast(ballast const&) = delete;
   ballast& operator=(ballast const&) = delete;
 
-  /// What the device says is free, bytes.
+  /// Returns the bytes that the device reports as free.
   [[nodiscard]] std::uint64_t left_free() const noexcept { return left_; }
 
  private:

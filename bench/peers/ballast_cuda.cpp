@@ -11,7 +11,7 @@ namespace tarn::bench {
 
 namespace {
 
-/// Smallest piece that the device gives, bytes.
+/// Smallest allocation of the device, bytes.
 constexpr std::size_t page = std::size_t{2} << 20;
 
 std::size_t free_now() {
@@ -28,7 +28,7 @@ ballast::ballast(std::uint64_t leave) {
   if (leave == 0) return;
   left_ = free_now();
   if (left_ < leave) throw std::runtime_error("the device has less free than the cap");
-  // Large pieces first, then smaller ones: what one call takes may be more than was asked.
+  // Large pieces first, then smaller ones: a call may take more than requested.
   for (std::size_t piece = std::size_t{1} << 36; piece >= page; piece /= 2) {
     while (left_ >= leave + piece) {
       void* p = nullptr;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A driver that counts the calls made through it: how tarn's own driver calls are known, on both devices
-// alike.
+// counted_driver: counts the driver calls of tarn's pools in the same way on both devices.
 
 #include <atomic>
 #include <cstdint>
@@ -11,13 +10,13 @@
 
 namespace tarn::bench {
 
-/// A count that outlives the drivers that add to it.
+/// A count that outlives the drivers that increment it.
 struct call_count {
   std::atomic<std::uint64_t> made{0};
 };
 
-/// `Driver`, adding one for each call that allocates, frees, maps, orders or asks the device. Not counted, as
-/// for the peers: look-ups that never leave the process (device, identify, is_capturing).
+/// `Driver` with a count of the calls that allocate, free, map, order or query the device. Not counted, as for the peers: calls
+/// that never leave the process (device, identify, is_capturing).
 template <class Driver>
 class counted_driver : public Driver {
  public:

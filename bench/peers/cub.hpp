@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// cub::CachingDeviceAllocator, with its defaults and with the bins that suit large memory.
+// cub::CachingDeviceAllocator, with its defaults and with bins for large blocks.
 
 #include <cub/util_allocator.cuh>
 
@@ -35,7 +35,7 @@ class cub_allocator {
   }
 
  private:
-  cuda_streams streams_;  // outlives the allocator, whose blocks remember theirs
+  cuda_streams streams_;  // must outlive the allocator, whose blocks refer to their streams
   cub::CachingDeviceAllocator allocator_;
 };
 

@@ -12,7 +12,7 @@ namespace {
 
 std::atomic<std::uint64_t> calls{0};
 
-/// Sizes of the blocks that cudaMalloc handed out: cudaFree is not told them.
+/// Sizes of the blocks from cudaMalloc, since cudaFree does not receive them.
 struct ledger {
   std::mutex lock;
   std::unordered_map<void*, std::size_t> blocks;
@@ -20,7 +20,7 @@ struct ledger {
   std::uint64_t peak = 0;
 
   static ledger& of_process() {
-    static auto* const one = new ledger;  // outlives static pools, which free at exit
+    static auto* const one = new ledger;  // never destroyed: static pools free at exit
     return *one;
   }
   void add(void* block, std::size_t bytes) {
@@ -44,7 +44,7 @@ void count() {
 
 }  // namespace
 
-// The linker renames each reference to X into __wrap_X, and __real_X into X.
+// The linker renames each reference to X to __wrap_X, and __real_X to X.
 extern "C" {
 cudaError_t __real_cudaMalloc(void** block, std::size_t bytes);
 cudaError_t __wrap_cudaMalloc(void** block, std::size_t bytes) {

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the pools of others ask of the CUDA runtime. The linker sends their calls through here (--wrap), so
-// that each peer is counted alike and untouched.
+// cuda_calls: counts the CUDA runtime calls of other allocators. The linker redirects their calls to this code (--wrap), so
+// that every peer is counted in the same way and unmodified.
 
 #include <cstdint>
 
 namespace tarn::bench {
 
-/// Calls that allocate, free, or order: cudaMalloc and cudaFree, their stream-ordered kin, events, waits.
-/// Not counted: look-ups such as cudaGetDevice, which never leave the process.
+/// Counts calls that allocate, free, or order: cudaMalloc and cudaFree, their stream-ordered variants, events, waits.
+/// Not counted: queries such as cudaGetDevice, which never leave the process.
 struct cuda_calls {
-  /// Calls so far in this process.
+  /// Returns the number of calls so far in this process.
   [[nodiscard]] static std::uint64_t made() noexcept;
-  /// Bytes that cudaMalloc handed out and cudaFree has not taken back: the most since reset_peak().
+  /// Returns the maximum of bytes allocated by cudaMalloc and not yet freed since reset_peak().
   [[nodiscard]] static std::uint64_t peak_bytes() noexcept;
   static void reset_peak() noexcept;
 };

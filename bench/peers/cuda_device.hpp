@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The current CUDA device for one pool of tarn.
+// The current CUDA device, for one tarn pool.
 
 #include <cstdint>
 #include <vector>
@@ -12,7 +12,7 @@
 
 namespace tarn::bench {
 
-/// The device, through tarn's own driver.
+/// The device, accessed through tarn's own driver.
 class cuda_device {
  public:
   using driver_type = cuda_driver;
@@ -21,7 +21,7 @@ class cuda_device {
   explicit cuda_device(setup const& s) : streams_(s.streams) {}
 
   [[nodiscard]] driver_type driver() const noexcept { return {}; }
-  /// A bare handle, as programs have it: the pool asks for its identity at each call.
+  /// Returns a bare handle, as programs have it: the pool queries its identity at each call.
   [[nodiscard]] stream_ref stream(std::size_t index) const noexcept { return streams_[index]; }
   [[nodiscard]] std::uint64_t driver_calls() const noexcept { return 0; }
   [[nodiscard]] std::uint64_t driver_ns() const noexcept { return 0; }
@@ -30,7 +30,7 @@ class cuda_device {
   cuda_streams streams_;
 };
 
-/// The same, its calls counted.
+/// As cuda_device, with its calls counted.
 class counted_cuda_device : public cuda_device {
  public:
   using driver_type = counted_driver<cuda_driver>;
@@ -43,7 +43,7 @@ class counted_cuda_device : public cuda_device {
   call_count count_;
 };
 
-/// Either of them, its streams with their identity, as `identified` and the owners keep it.
+/// Either of them, with streams that contain their identity, as `identified` and the owners store it.
 template <class Device>
 class with_known_streams : public Device {
  public:

@@ -9,7 +9,7 @@
 
 namespace tarn::bench {
 
-/// No pool at all. What it holds is what was asked: the driver's own rounding to 2 MiB is not seen.
+/// No pool. Its reserved bytes are the requested bytes: the driver's own rounding to 2 MiB is not visible.
 class cuda_malloc_peer {
  public:
   static constexpr std::string_view name = "cuda_malloc";

@@ -11,7 +11,7 @@
 
 namespace tarn::bench {
 
-/// Throws with the call and CUDA's text where a call that must succeed did not.
+/// Throws an error with the call and CUDA's text if a call failed that must succeed.
 inline void require_cuda(cudaError_t outcome, char const* call) {
   if (outcome != cudaSuccess) {
     throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(outcome));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Is there a CUDA device?
+// find_cuda(): finds the CUDA device, if there is one.
 
 #include <string>
 
@@ -11,10 +11,10 @@ struct found_cuda {
   bool found = false;
   std::string text;  ///< "NVIDIA H200, 140 GiB, driver for CUDA 13.0" or the reason
   std::string name;  ///< "NVIDIA H200, 140 GiB"
-  std::string cuda;  ///< what the driver supports: "13.0"
+  std::string cuda;  ///< the version that the driver supports: "13.0"
 };
 
-/// Looks, and starts the device's context, so that no pool pays for it.
+/// Finds the device and creates its context, so that no pool is charged for that.
 [[nodiscard]] found_cuda find_cuda();
 
 }  // namespace tarn::bench

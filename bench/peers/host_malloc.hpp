@@ -11,7 +11,7 @@
 
 namespace tarn::bench {
 
-/// malloc and free. Its peak is sampled from glibc's mallinfo2; the system calls behind it cannot be counted.
+/// malloc and free. Its peak is sampled from glibc's mallinfo2; its system calls cannot be counted.
 class host_malloc {
  public:
   static constexpr std::string_view name = "host_malloc";
@@ -20,7 +20,7 @@ class host_malloc {
 
   explicit host_malloc(setup const& s)
       : limited_(s.capacity != 0), room_(s.capacity == 0 ? max_room : s.capacity) {
-    malloc_trim(0);  // what earlier work freed is not this pool's
+    malloc_trim(0);  // releases memory of earlier work, which is not this pool's
     struct mallinfo2 const info = mallinfo2();
     before_ = info.uordblks + info.hblkhd;
   }
@@ -46,9 +46,9 @@ class host_malloc {
     struct mallinfo2 const info = mallinfo2();
     return info.arena + info.hblkhd;
   }
-  bool limited_;              // only then is room_ written, which one thread at a time may do
-  std::uint64_t room_;        // bytes of the capacity that are left
-  std::uint64_t before_ = 0;  // in use by the rest of the process
+  bool limited_;              // if set, calls write room_, so one thread at a time
+  std::uint64_t room_;        // remaining bytes of the capacity
+  std::uint64_t before_ = 0;  // bytes in use by the rest of the process
   std::uint64_t peak_ = 0;
 };
 static_assert(sampled_peer<host_malloc>);

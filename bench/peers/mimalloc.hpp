@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Microsoft's mimalloc, where it is installed. Loaded at run time: linked, its library would replace malloc
-// in the whole program, and host_malloc would measure it too.
+// Microsoft's mimalloc, if it is installed. Loaded at run time: if linked, it would replace malloc in the whole program, and
+// host_malloc would measure it as well.
 
 #include <dlfcn.h>
 
@@ -11,7 +11,7 @@
 
 namespace tarn::bench {
 
-/// The calls of mimalloc that are used, as its mimalloc.h declares them; null where it is not installed.
+/// The functions of mimalloc in use, as its mimalloc.h declares them; null if it is not installed.
 struct mimalloc_calls {
   void* (*allocate)(std::size_t) = nullptr;
   void (*free)(void*) = nullptr;
@@ -41,14 +41,14 @@ struct mimalloc_calls {
   }
 };
 
-/// mi_malloc and mi_free. Its peak is what it has committed, as it says itself.
+/// mi_malloc and mi_free. Its peak is the committed memory that it reports.
 class mimalloc {
  public:
   static constexpr std::string_view name = "mimalloc";
   static constexpr std::string_view about = "mi_malloc and mi_free of mimalloc, memory never touched";
   static constexpr place_of_memory where = place_of_memory::host;
 
-  /// Asked before the pool is offered at all.
+  /// Checked before the pool is offered.
   [[nodiscard]] static bool installed() { return mimalloc_calls::loaded().found(); }
 
   explicit mimalloc(setup const& s)
@@ -78,8 +78,8 @@ class mimalloc {
     return commit;
   }
   mimalloc_calls const calls_ = mimalloc_calls::loaded();
-  bool limited_;        // only then is room_ written, which one thread at a time may do
-  std::uint64_t room_;  // bytes of the capacity that are left
+  bool limited_;        // if set, calls write room_, so one thread at a time
+  std::uint64_t room_;  // remaining bytes of the capacity
   std::uint64_t before_ = 0;
   std::uint64_t peak_ = 0;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a memory pool must offer to be replayed and timed: one adapter per pool, one file per adapter, chosen
-// at compile time, so that nothing but the pool itself is measured.
+// The interface that a memory pool must offer to be replayed and timed: one adapter per pool, one file per adapter, chosen at
+// compile time, so that only the pool itself is measured.
 
 #include <concepts>
 #include <cstddef>
@@ -26,21 +26,21 @@ enum class place_of_memory : std::uint8_t { host, simulated, cuda };
   return "";
 }
 
-/// What a pool is made for.
+/// The parameters that a pool is created with.
 struct setup {
   std::uint64_t capacity = 0;  ///< bytes of the device; 0: the real device, or the host without a limit
   std::size_t streams = 1;     ///< stream indices are below this
 };
 
-/// What a pool tells of itself; what it cannot know is left empty.
+/// What a pool reports about itself; unknown values are empty.
 struct usage {
-  std::optional<std::uint64_t> peak_reserved;  ///< bytes held from the driver or system, the most so far
+  std::optional<std::uint64_t> peak_reserved;  ///< maximum bytes held from the driver or system so far
   std::optional<std::uint64_t> driver_calls;   ///< calls that allocate, free, map or order, so far
   std::uint64_t driver_ns = 0;  ///< modelled nanoseconds of those calls; 0 where calls are real
 };
 
-/// An adapter. `stream` is an index below setup::streams. A refusal is null or std::bad_alloc; deallocation
-/// of null does nothing and deallocation repeats the bytes of the allocation.
+/// An adapter. `stream` is an index below setup::streams. A refused request returns null or throws std::bad_alloc. Deallocation
+/// of null does nothing; deallocation passes the bytes of the allocation again.
 template <class P>
 concept peer = std::constructible_from<P, setup const&> &&
     requires(P& pool, P const& seen, std::size_t stream, void* block, std::size_t bytes) {
@@ -53,7 +53,7 @@ concept peer = std::constructible_from<P, setup const&> &&
   { seen.used() } -> std::same_as<usage>;
 };
 
-/// True unless the adapter says `thread_safe = false`.
+/// True unless the adapter declares `thread_safe = false`.
 template <class P>
 inline constexpr bool is_thread_safe = true;
 template <class P>
@@ -62,8 +62,8 @@ requires requires {
 }
 inline constexpr bool is_thread_safe<P> = P::thread_safe;
 
-/// True for an adapter that says `pools = false`: it asks the driver for every block, or for most, and is timed
-/// with less work.
+/// False for an adapter that declares `pools = false`: it calls the driver for every block, or for most, and is timed with less
+/// work.
 template <class P>
 inline constexpr bool is_pool = true;
 template <class P>
@@ -72,14 +72,14 @@ requires requires {
 }
 inline constexpr bool is_pool<P> = P::pools;
 
-/// An adapter of a pool that holds a block back for its uses on other streams. `stream` is the one that used it.
+/// An adapter of a pool that holds a block back until its uses on other streams end. `stream` is the stream that used it.
 template <class P>
 concept records_uses = peer<P> && requires(P& pool, std::size_t stream, void* block, std::size_t bytes) {
   pool.record_use(stream, block, bytes);
 };
 
-/// An adapter that learns its peak only by asking the system, which is too slow to do while timing: it is
-/// asked during one more pass, untimed.
+/// An adapter that gets its peak only from the system, which is too slow while timing: it is sampled in one more pass, which is
+/// not timed.
 template <class P>
 concept sampled_peer = peer<P> && requires(P& pool) {
   pool.sample();

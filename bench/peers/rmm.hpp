@@ -18,7 +18,7 @@
 
 namespace tarn::bench {
 
-/// cudaMalloc as RMM wants its upstream: calls from this program, so that what is held is counted.
+/// cudaMalloc with the interface of an RMM upstream: the calls come from this program, so that held bytes are counted.
 struct rmm_upstream {
   void* allocate_sync(std::size_t bytes, std::size_t = 256) {
     void* block = nullptr;
@@ -38,7 +38,7 @@ struct rmm_upstream {
   friend void get_property(rmm_upstream const&, cuda::mr::device_accessible) noexcept {}
 };
 
-/// Any of RMM's pools. The events they record are inside librmm and cannot be counted.
+/// Any of RMM's pools. The events that they record are inside librmm and cannot be counted.
 template <class Pool>
 class rmm_allocator {
  public:
@@ -63,14 +63,14 @@ class rmm_allocator {
   Pool pool_;
 };
 
-/// What the pool starts with. It has no maximum: told one, it takes half of what is left below it at its first growth;
-/// told none, it doubles.
+/// Initial size of the pool. It has no maximum: with one, it takes half of what is left below it at its first growth; without,
+/// it doubles.
 inline constexpr std::size_t rmm_initial_bytes = std::size_t{256} << 20;
 
-/// What the arena takes at the start and never outgrows; by default it would be half of the free memory.
+/// Memory that the arena takes at the start and never exceeds; the default would be half of the free memory.
 inline constexpr std::size_t rmm_arena_bytes = std::size_t{48} << 30;
 
-/// Exponents of the bins. Each bin takes 128 of its blocks at once: a bin of 2^30 would ask for 128 GiB.
+/// Exponents of the bins. Each bin allocates 128 of its blocks at once: a bin of 2^30 would request 128 GiB.
 inline constexpr std::int8_t rmm_smallest_bin = 8;
 inline constexpr std::int8_t rmm_largest_bin = 22;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A simulated GPU for one pool: address space only, so that 140 GiB fit anywhere; its calls are counted and
-// priced.
+// simulated_device: a simulated GPU for one pool. It has address space only, so 140 GiB fit on any machine; its calls are
+// counted and given modelled costs.
 
 #include <cstdint>
 #include <vector>
@@ -11,7 +11,7 @@
 
 namespace tarn::bench {
 
-/// One device of a machine of its own.
+/// One device of a separate simulated machine.
 class simulated_device {
  public:
   using driver_type = sim_driver;
@@ -22,7 +22,7 @@ class simulated_device {
   }
 
   [[nodiscard]] driver_type driver() const noexcept { return machine_.driver(); }
-  /// With the identity that the device gave it, as `identified` keeps it.
+  /// Returns a stream with the identity that the device gave it, as `identified` stores it.
   [[nodiscard]] stream_ref stream(std::size_t index) const noexcept { return streams_[index]; }
   [[nodiscard]] std::uint64_t driver_calls() const { return machine_.calls().acting(); }
   [[nodiscard]] std::uint64_t driver_ns() const { return machine_.calls().driver_ns; }
@@ -33,7 +33,7 @@ class simulated_device {
     o.backing = sim_backing::address_only;
     if (capacity != 0) {
       o.capacity = static_cast<std::size_t>(capacity);
-      o.taken = 0;  // who says how much there is means all of it
+      o.taken = 0;  // a given capacity means all of it
     }
     return o;
   }

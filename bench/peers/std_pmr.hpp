@@ -11,7 +11,7 @@
 
 namespace tarn::bench {
 
-/// operator new, counting what is held from it and how often it is asked.
+/// operator new, counting the bytes held and the number of calls.
 class counted_host_memory final : public std::pmr::memory_resource {
  public:
   explicit counted_host_memory(std::uint64_t capacity) : capacity_(capacity) {}
@@ -42,7 +42,7 @@ class counted_host_memory final : public std::pmr::memory_resource {
   std::atomic<std::uint64_t> held_{0}, peak_{0}, calls_{0};
 };
 
-/// std::pmr's pool resource, blocks aligned to 256 bytes as device memory is.
+/// std::pmr's pool resource, with blocks aligned to 256 bytes, as device memory is.
 template <class Resource>
 class std_pmr_pool {
  public:

@@ -22,7 +22,7 @@ struct with_defaults {
   }
 };
 
-/// The pool that never moves a page: a warm pass makes no driver call.
+/// The pool that never remaps pages: a warm pass makes no driver call.
 struct without_remap {
   static constexpr std::string_view name = "tarn_no_remap";
   static constexpr std::string_view about = "pages | pooled, pages never moved";
@@ -32,7 +32,7 @@ struct without_remap {
   }
 };
 
-/// The default pool with its statistics, as device_pool has it.
+/// The default pool with statistics, as device_pool.
 struct with_tracking {
   static constexpr std::string_view name = "tarn_tracked";
   static constexpr std::string_view about = "pages | pooled | tracked: as device_pool";
@@ -42,7 +42,7 @@ struct with_tracking {
   }
 };
 
-/// The default pool, watched: each block with its line, tag and time, and a ring of the latest calls.
+/// The default pool with a watched layer: each block with its line, tag and time, and a ring of the latest calls.
 struct with_watching {
   static constexpr std::string_view name = "tarn_watched";
   static constexpr std::string_view about = "pages | pooled | watched, 100,000 events kept";
@@ -52,7 +52,7 @@ struct with_watching {
   }
 };
 
-/// The default pool, told the identity of each stream: for with_known_streams.
+/// The default pool, given the identity of each stream: for with_known_streams.
 struct with_identity : with_defaults {
   static constexpr std::string_view name = "tarn_identified";
   static constexpr std::string_view about = "tarn, whose caller keeps the identity of each stream";
@@ -80,13 +80,13 @@ class tarn_pool {
   [[nodiscard]] usage used() const {
     return {state().reserved_peak, device_.driver_calls(), device_.driver_ns()};
   }
-  /// What snapshots are taken of.
+  /// Returns the memory that snapshots are taken of.
   [[nodiscard]] auto const& memory() const noexcept { return memory_; }
-  /// What the pool knows of itself now.
+  /// Returns the pool's current state.
   [[nodiscard]] pool_state state() const {
     return nearest(memory_, [](auto& layer) -> decltype(layer.state()) { return layer.state(); });
   }
-  /// Bytes that a request occupies.
+  /// Returns the bytes that a request occupies.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes) const {
     auto const ask = [&](auto& layer) -> decltype(layer.block_bytes(bytes, default_alignment)) {
       return layer.block_bytes(bytes, default_alignment);
@@ -97,7 +97,7 @@ class tarn_pool {
  private:
   using pages = basic_pages<typename Device::driver_type>;
   using memory_type = decltype(Recipe::over(std::declval<pages>()));
-  Device device_;  // outlives the pool, which counts on it
+  Device device_;  // must outlive the pool, which uses it
   memory_type memory_;
 };
 

@@ -10,9 +10,9 @@
 
 namespace tarn::bench {
 
-/// c10::cuda::CUDACachingAllocator. It reads its settings from the environment when the library is loaded, so
-/// each configuration needs a process of its own. Calls of the driver are those that it counts itself:
-/// cudaMalloc, cudaFree, map and unmap, no events.
+/// c10::cuda::CUDACachingAllocator. It reads its settings from the environment when the library is loaded, so each
+/// configuration needs a separate process. Driver calls are those that it counts itself: cudaMalloc, cudaFree, map and unmap,
+/// no events.
 class torch_allocator {
  public:
   static constexpr place_of_memory where = place_of_memory::cuda;
@@ -25,13 +25,13 @@ class torch_allocator {
   }
   [[nodiscard]] usage used() const;
 
-  /// True where the environment of this process asks for expandable segments.
+  /// Whether the environment of this process requests expandable segments.
   [[nodiscard]] static bool expandable_asked() noexcept;
 
  protected:
   enum class segments : std::uint8_t { fixed, expandable };
 
-  /// @throws std::runtime_error  the environment asks for the other kind
+  /// @throws std::runtime_error  the environment requests the other kind
   torch_allocator(setup const& s, segments kind);
   ~torch_allocator();
 

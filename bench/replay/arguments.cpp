@@ -8,10 +8,10 @@ namespace tarn::bench {
 
 namespace {
 
-/// As much as sums of sizes can take: 2^60 bytes.
+/// Limit up to which sums of sizes do not overflow: 2^60 bytes.
 constexpr std::uint64_t most_capacity = std::uint64_t{1} << 60;
 
-/// Digits and a unit: CLI11 takes a sign as well, and wraps what is negative, and hexadecimals.
+/// Accepts digits and a unit only: CLI11 also accepts a sign, wraps negative numbers, and accepts hexadecimals.
 std::string is_a_size(std::string const& text) {
   std::size_t const unit = text.find_first_not_of("0123456789");
   bool const begins = !text.empty() && unit != 0;
@@ -23,7 +23,7 @@ std::string is_a_count(std::string const& text) {
   bool const digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
   return digits && text.size() <= 9 ? std::string() : "is not a count within its range: " + text;
 }
-/// Digits and a point: no sign, no hexadecimals, no exponent, no nan.
+/// Accepts digits and a point: no sign, no hexadecimals, no exponent, no nan.
 std::string is_a_factor(std::string const& text) {
   bool const plain = !text.empty() && text.find_first_not_of("0123456789.") == std::string::npos;
   return plain ? std::string() : "is not a factor: " + text;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What tarn_replay is asked on its command line.
+// The command-line arguments of tarn_replay.
 
 #include <cstdint>
 #include <iosfwd>
@@ -15,27 +15,27 @@ inline constexpr int exit_bad_input = 2;  ///< a trace or an argument that canno
 
 struct arguments {
   std::string device = "auto";  ///< auto, cuda or sim
-  std::uint64_t capacity = 0;   ///< of the simulated device, bytes, up to 2^60; 0: as it is by default
+  std::uint64_t capacity = 0;   ///< of the simulated device, bytes, up to 2^60; 0: its default
   std::vector<std::string> pools{"tarn"};
   unsigned passes = 3;  ///< 1 to 1000
   bool json = false;
-  std::vector<double> caps;  ///< of the device's memory, in peaks of live bytes; none: it is not capped
-  std::string report;        ///< the file to write a report page to; none: times are measured
+  std::vector<double> caps;  ///< memory of the device, as multiples of the peak of live bytes; empty: no cap
+  std::string report;        ///< file to write a report page to; empty: times are measured
   std::vector<std::string> files;
 };
 
-/// An argument that names nothing, or two that contradict each other.
+/// Reports an unknown name, or two arguments that contradict each other.
 class usage_error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Reads the command line. Empty where help or a refusal has been written to `out` or `err`: `status` is then the
-/// program's exit status, 0 or exit_bad_input.
+/// Parses the command line. Returns nullopt if help or an error was written to `out` or `err`; `status` is then the program's
+/// exit status, 0 or exit_bad_input.
 [[nodiscard]] std::optional<arguments> read_arguments(int argc, char const* const* argv, std::ostream& out,
                                                       std::ostream& err, int& status);
 
-/// True where the pools are to be listed, not run.
+/// Whether the pools are to be listed, not run.
 [[nodiscard]] bool asks_for_list(arguments const& a);
 
 }  // namespace tarn::bench

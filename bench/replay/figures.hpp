@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What one replay of one trace on one pool measured.
+// The measurements of one replay of one trace on one pool.
 
 #include <cstdint>
 #include <optional>
@@ -8,7 +8,7 @@
 
 namespace tarn::bench {
 
-/// One row. Empty fields could not be known.
+/// One row. Unknown fields are empty.
 struct figures {
   std::string trace;
   std::string pool;
@@ -20,13 +20,13 @@ struct figures {
   std::optional<std::uint64_t> driver_calls_warm;  ///< of the second pass
   double cold_ns_per_event = 0;                    ///< host time of the first pass
   std::optional<double> warm_ns_per_event;         ///< host time of the later passes, median
-  std::optional<double> warm_best_ns_per_event;    ///< of the best one
+  std::optional<double> warm_best_ns_per_event;    ///< of the fastest one
   double driver_ns_cold = 0;        ///< modelled driver time of the first pass; simulated device only
-  double driver_ns_warm = 0;        ///< the same of the second pass
-  std::uint64_t out_of_memory = 0;  ///< requests refused, all passes together
+  double driver_ns_warm = 0;        ///< modelled driver time of the second pass
+  std::uint64_t out_of_memory = 0;  ///< refused requests, all passes together
   unsigned passes = 0;
 
-  /// Peak live requested bytes / peak reserved bytes; empty where requests were refused.
+  /// Returns peak live requested bytes / peak reserved bytes; empty if requests were refused.
   [[nodiscard]] std::optional<double> utilisation() const noexcept {
     if (!peak_reserved || *peak_reserved == 0 || out_of_memory != 0) return std::nullopt;
     return static_cast<double>(peak_live) / static_cast<double>(*peak_reserved);

@@ -16,10 +16,10 @@ struct input::state {
   bool inside_member = false;  // between a gzip header and its checksum
   z_stream inflater{};
   std::array<unsigned char, 1 << 16> raw{};
-  std::size_t begin = 0, end = 0;  // what of `raw` is still to be used
-  std::string failed;              // told at the next read: what was decoded before it is still handed out
+  std::size_t begin = 0, end = 0;  // the part of `raw` that is not used yet
+  std::string failed;              // reported at the next read, after the bytes decoded before the error
 
-  // Reads more raw bytes; false at the end of the file.
+  // Reads more raw bytes; returns false at the end of the file.
   bool refill() {
     if (begin == end) begin = end = 0;
     std::size_t const n = std::fread(raw.data() + end, 1, raw.size() - end, file);

@@ -24,7 +24,7 @@ std::optional<double> to_tenth(std::optional<double> ns) {
   return ns;
 }
 
-/// A trace's name is a file's name, which need not be UTF-8.
+/// Replaces invalid UTF-8: the name of a trace is a file name.
 void write_line(std::ostream& out, nlohmann::ordered_json const& line) {
   out << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
 }

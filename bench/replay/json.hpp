@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The figures as programs read them: one JSON object per line. nlohmann-json is used because quoting file
-// names and printing doubles so that they read back the same is easy to get wrong by hand.
+// Writes figures for programs: one JSON object per line. Uses nlohmann-json, since quoting file names and printing doubles that
+// read back exactly are error-prone by hand.
 
 #include <iosfwd>
 
@@ -11,7 +11,7 @@
 
 namespace tarn::bench {
 
-/// Writes one row as one line, with where and of what it was measured. What could not be known is null.
+/// Writes one row as one line, with the context of the measurement. Unknown values are null.
 void write_json(std::ostream& out, figures const& row, context const& where = {});
 void write_json(std::ostream& out, survival const& row, context const& where);
 

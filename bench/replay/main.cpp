@@ -31,7 +31,7 @@ void list_pools(std::ostream& out) {
   }
 }
 
-/// The pools that were named, on the device that was chosen. Host pools go with either device.
+/// Returns the named pools on the selected device. Host pools are available with either device.
 std::vector<pool_entry> choose(std::vector<std::string> const& names, place_of_memory device) {
   std::vector<pool_entry> usable;
   for (pool_entry const& p : all_pools()) {
@@ -71,7 +71,7 @@ chosen_device choose_device(arguments const& a, found_cuda const& device) {
   return {place_of_memory::simulated, "sim, a simulated GPU: " + device.text};
 }
 
-/// Each pool under each cap: who lives.
+/// Replays each pool under each cap and reports which completes.
 void survive_caps(arguments const& a, trace const& t, std::vector<pool_entry> const& pools,
                   context const& where, progress& line) {
   std::vector<survival> rows;
@@ -88,7 +88,7 @@ void survive_caps(arguments const& a, trace const& t, std::vector<pool_entry> co
   std::cout.flush();
 }
 
-/// One trace on one pool, into the page that was asked for.
+/// Replays one trace on one pool and writes the requested page.
 void write_report(arguments const& a, trace const& t, pool_entry const& p, setup made_for) {
   if (p.report == nullptr) {
     throw usage_error("no report of pool '" + std::string(p.name) +
@@ -107,7 +107,8 @@ void replay(arguments const& a) {
   if (!a.report.empty() && (a.files.size() != 1 || pools.size() != 1)) {
     throw usage_error("--report takes one trace and one pool: a page shows one of each");
   }
-  std::vector<trace> traces;  // all are read before the first is replayed: a broken one is told at once
+  std::vector<trace>
+      traces;  // all are read before the first is replayed, so an invalid one is reported at once
   for (std::string const& file : a.files) traces.push_back(read_trace(file));
   setup made_for;
   made_for.capacity = a.capacity;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pools of tarn_replay: tarn on each device, and what needs no program of its own.
+// The pools of tarn_replay: tarn on each device, and those that need no separate program.
 #include "replay/pools.hpp"
 
 namespace tarn::bench {

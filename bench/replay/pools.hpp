@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The pools that this program was built with. Each list is a translation unit of its own, so that what needs
-// nvcc or a library is compiled only where they are.
+// The pools that this program was built with. Each list is in its own translation unit, so that those that need nvcc or a
+// library are compiled only where these are available.
 
 #include <string_view>
 #include <vector>
@@ -12,14 +12,14 @@
 
 namespace tarn::bench {
 
-/// One pool that can be named on the command line.
+/// One pool that can be selected on the command line.
 struct pool_entry {
   std::string_view name;
   std::string_view about;
   place_of_memory where;
   figures (*run)(trace const&, setup, unsigned passes, progress&);
   survival (*survive)(trace const&, double factor, progress&);
-  snapshot (*report)(trace const&, setup, progress&);  ///< null: this pool cannot tell what it holds
+  snapshot (*report)(trace const&, setup, progress&);  ///< null: this pool cannot be inspected
 };
 
 template <peer P>
@@ -31,9 +31,9 @@ template <peer P>
 
 [[nodiscard]] std::vector<pool_entry> simulated_pools();
 [[nodiscard]] std::vector<pool_entry> host_pools();
-[[nodiscard]] std::vector<pool_entry> cuda_pools();  ///< built where the CUDA toolkit is
+[[nodiscard]] std::vector<pool_entry> cuda_pools();  ///< built if the CUDA toolkit is available
 
-/// Every pool of this program, tarn first. Each program defines it.
+/// Returns every pool of this program, tarn first. Each program defines it.
 [[nodiscard]] std::vector<pool_entry> all_pools();
 
 }  // namespace tarn::bench

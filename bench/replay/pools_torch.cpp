@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pools of tarn_replay_torch, and no others: libtorch has a CUDA runtime of its own.
+// The pools of tarn_replay_torch. A separate program, since libtorch brings its own CUDA runtime.
 #include "peers/torch.hpp"
 #include "replay/pools.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One line on the terminal that says how far long work is. Silent where standard error is no terminal.
+// progress: a line on the terminal that shows the progress of long work. Silent if standard error is not a terminal.
 
 #include <cstdint>
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace tarn::bench {
 
-/// A line that rewrites itself and vanishes with its object.
+/// A line that is rewritten in place and removed on destruction.
 class progress {
  public:
   enum class output : std::uint8_t { automatic, silent };
@@ -18,11 +18,11 @@ class progress {
   progress(progress const&) = delete;
   progress& operator=(progress const&) = delete;
 
-  /// Names the work from now on.
+  /// Sets the name of the current work.
   void begin(std::string_view work);
-  /// Says that `done` of `all` is done. Rewrites the line at most once per percent.
+  /// Shows that `done` of `all` is done. Rewrites the line at most once per percent.
   void show(std::uint64_t done, std::uint64_t all);
-  /// Takes the line away, so that other text can be written.
+  /// Removes the line, so that other text can be written.
   void clear();
 
  private:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What PyTorch held for the traces that were recorded from its runs: data only.
+// What PyTorch reserved for the traces recorded from its runs: data only.
 // Source: replay of the same requests through PyTorch 2.11.0+cu130's CUDACachingAllocator, called from C++,
 // on one NVIDIA H200 (driver 580, CUDA 13.0), 2026-11-20; the real runs reported the same within 0.1 %
-// (gcn_sampled apart: under memory pressure its run freed its cache 26 times and held 113,482 MiB). Times are
-// not here: they compare only within one run.
+// (except gcn_sampled: under memory pressure its run freed its cache 26 times and held 113,482 MiB). Times are
+// not included: they are comparable only within one run.
 
 #include <string_view>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A replayed trace as a snapshot that report pages are made of: all its calls, and what the pool held at the peak.
-// Times are the numbers of the trace's calls, from 1. A trace has no tags: a block's tag is the span of sizes it is in.
+// Turns a replayed trace into a snapshot for report pages: all its calls, and what the pool held at the peak. Times are the
+// numbers of the trace's calls, from 1. A trace has no tags: the tag of a block is its range of sizes.
 
 #include <algorithm>
 #include <concepts>
@@ -22,7 +22,7 @@
 
 namespace tarn::bench {
 
-/// A pool that snapshots are taken of.
+/// A pool that snapshots can be taken of.
 template <class P>
 concept inspected_peer = peer<P> && requires(P const& seen, std::size_t bytes) {
   take_snapshot(seen.memory());
@@ -32,7 +32,7 @@ concept inspected_peer = peer<P> && requires(P const& seen, std::size_t bytes) {
 
 namespace detail {
 
-/// The event after which the most bytes are live, if none is refused: its number, from 1.
+/// Returns the event after which the most bytes are live if none is refused: its number, from 1.
 template <inspected_peer P>
 [[nodiscard]] std::uint64_t peak_of(trace const& t, P const& pool) {
   std::uint64_t live = 0, most = 0, peak = 0;
@@ -53,7 +53,7 @@ void for_each_block(snapshot& s, F f) {
   }
 }
 
-/// Adds one event to a tag's numbers.
+/// Adds one event to the numbers of a tag.
 inline void count_tag(watched_tag& tag, snapshot_event const& e) {
   if (e.kind == snapshot_event_kind::allocate) {
     tag.bytes += e.bytes;
@@ -68,13 +68,13 @@ inline void count_tag(watched_tag& tag, snapshot_event const& e) {
   }
 }
 
-/// What the pool holds now, its blocks told as the trace tells them: requested bytes, the trace's streams, tags by size.
+/// Returns what the pool holds now, with the trace's data for its blocks: requested bytes, the trace's streams, tags by size.
 template <inspected_peer P>
 [[nodiscard]] snapshot held_by(P const& pool, std::vector<watched_block> live) {
   snapshot s = take_snapshot(pool.memory());
   std::erase_if(live, [](watched_block const& b) { return b.address == 0; });
   std::sort(live.begin(), live.end(), [](auto const& a, auto const& b) { return a.address < b.address; });
-  // Cached blocks keep the device's identity of their stream: it is learned from those that are live.
+  // Cached blocks keep the device's identity of their stream; its number in the trace is taken from live blocks.
   std::map<stream_id, stream_id> number_of;
   for_each_block(s, [&](snapshot_block& b) {
     auto const found =
@@ -95,8 +95,8 @@ template <inspected_peer P>
 
 }  // namespace detail
 
-/// Replays `t` once on a new pool. `segments` are those at the peak, `now_ns` is its call; the events go on to the end.
-/// A refused request is an event, and the replay goes on without it.
+/// Replays `t` once on a new pool. `segments` are those at the peak, `now_ns` is the peak's call; events continue to the end.
+/// A refused request is recorded as an event, and the replay continues without it.
 template <inspected_peer P>
 [[nodiscard]] snapshot report(trace const& t, setup made_for, progress& line) {
   made_for.streams = std::max<std::size_t>(1, t.stream_numbers.size());
@@ -134,7 +134,7 @@ template <inspected_peer P>
       block.address = 0;
     }
     pool_state const state = pool.state();
-    if (state.reserved != reserved) {  // taken for this call: so it comes before it
+    if (state.reserved != reserved) {  // changed by this call, so it precedes the call
       snapshot_event change;
       change.kind = state.reserved > reserved ? snapshot_event_kind::reserve : snapshot_event_kind::release;
       change.bytes = state.reserved > reserved ? state.reserved - reserved : reserved - state.reserved;
@@ -152,7 +152,7 @@ template <inspected_peer P>
     }
   }
   line.clear();
-  // What a tag has is told of the peak, as the segments are; the most it had and how often, of the whole trace.
+  // A tag's current values are those at the peak, as the segments are; its peak and counts are over the whole trace.
   for (std::size_t i = 0; i < s.tags.size(); ++i) {
     at_peak[i].peak_bytes = s.tags[i].peak_bytes;
     at_peak[i].allocations = s.tags[i].allocations;

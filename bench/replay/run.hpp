@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Replays a trace on a pool: a first pass on a fresh pool (cold), then passes on the same pool (warm). Only
-// the pool's calls are timed; blocks are never touched.
+// Replays a trace on a pool: a first pass on a fresh pool (cold), then passes on the same pool (warm). Only the pool's calls
+// are timed; blocks are never accessed.
 
 #include <algorithm>
 #include <chrono>
@@ -19,11 +19,10 @@ namespace tarn::bench {
 
 namespace detail {
 
-/// Events between two looks at the clock: often enough for a line of progress, too few for the clock to
-/// count.
+/// Events between two readings of the clock: frequent enough for the progress line, rare enough not to affect the times.
 inline constexpr std::size_t chunk_events = 8192;
 
-/// Events between two samples of a pool that must be asked for its peak, beside one at each new peak.
+/// Events between two samples of a pool whose peak must be queried, besides one at each new peak of live bytes.
 inline constexpr std::size_t sample_events = 64;
 
 template <peer P>
@@ -48,7 +47,7 @@ void play(P& pool, std::span<event const> events, std::vector<void*>& blocks, st
   }
 }
 
-/// What the program still held at its end: the frees that are missing from the trace.
+/// Returns the frees that are missing from the trace: of blocks that the program still held at its end.
 inline std::vector<event> missing_frees(trace const& t) {
   std::vector<event> last(t.slots);
   for (event const& e : t.events) last[e.slot] = e;
@@ -61,7 +60,7 @@ inline std::vector<event> missing_frees(trace const& t) {
   return frees;
 }
 
-/// One pass that asks the pool again and again how much it holds.
+/// One pass that samples how much the pool holds.
 template <sampled_peer P>
 void play_sampled(P& pool, std::span<event const> events, std::vector<void*>& blocks) {
   std::uint64_t live = 0, peak = 0, refused = 0;
@@ -76,8 +75,7 @@ void play_sampled(P& pool, std::span<event const> events, std::vector<void*>& bl
 
 }  // namespace detail
 
-/// Replays `t` `passes` times on one new pool. A refused request is counted and the replay goes on without
-/// it.
+/// Replays `t` `passes` times on one new pool. A refused request is counted, and the replay continues without it.
 template <peer P>
 [[nodiscard]] figures run(trace const& t, setup made_for, unsigned passes, progress& line) {
   using clock = std::chrono::steady_clock;
@@ -108,7 +106,7 @@ template <peer P>
       spent += clock::now() - start;
       line.show(at, all.size());
     }
-    usage const after = pool.used();  // before the left-over frees, which the program never made
+    usage const after = pool.used();  // before freeing the remaining blocks, which the program never did
     double const ns = static_cast<double>(spent.count()) * per_event;
     if (pass == 0) {
       row.cold_ns_per_event = ns;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Spans of sizes, which stand for tags where nobody named anything: a trace has sizes only.
+// Ranges of sizes, used as tags for replayed traces: a trace has sizes only.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +19,7 @@ inline constexpr size_span size_spans[] = {
     {std::size_t{64} << 20U, "up to 64 MiB"},      {std::size_t{512} << 20U, "up to 512 MiB"},
     {static_cast<std::size_t>(-1), "over 512 MiB"}};
 
-/// Index into snapshot::tags of a request of so many bytes: 1 is the first span, 0 is "untagged".
+/// Returns the index into snapshot::tags for a request of `bytes`: 1 is the first range, 0 is "untagged".
 [[nodiscard]] constexpr std::uint32_t tag_of_size(std::size_t bytes) noexcept {
   std::uint32_t i = 0;
   while (bytes > size_spans[i].most) ++i;

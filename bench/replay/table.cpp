@@ -28,13 +28,13 @@ std::string count(std::optional<std::uint64_t> const& n) {
   return n ? with_commas(*n) : "-";
 }
 
-// Whole nanoseconds, but not "0" for what took some.
+// Whole nanoseconds, but not "0" for a positive time.
 std::string nanoseconds(std::optional<double> const& ns) {
   if (!ns) return "-";
   return *ns < 10 ? fixed(*ns, 1) : with_commas(static_cast<std::uint64_t>(std::llround(*ns)));
 }
 
-// Only the simulated device prices its calls.
+// Only the simulated device models the cost of its calls.
 std::string modelled(figures const& row, std::optional<double> const& ns) {
   return row.device == to_text(place_of_memory::simulated) ? nanoseconds(ns) : "-";
 }

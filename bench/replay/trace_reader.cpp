@@ -13,16 +13,16 @@ namespace tarn::bench {
 
 namespace {
 
-/// Longest line that can mean anything: three 20-digit numbers; what is longer is a comment or broken.
+/// Longest valid line: three 20-digit numbers; a longer one is a comment or invalid.
 constexpr std::size_t longest_event_line = 128;
 
-/// Above any device of this decade, far below where sums of sizes would wrap.
+/// Above any device of this decade, far below the overflow of sums of sizes.
 constexpr std::uint64_t largest_block = std::uint64_t{1} << 50;
 
 std::string shown(std::string_view line) {
   std::string text;
   for (char const c : line.substr(0, 40)) {
-    text += c >= ' ' && c <= '~' ? c : '?';  // a binary file must not reach the terminal
+    text += c >= ' ' && c <= '~' ? c : '?';  // keeps control characters of binary files off the terminal
   }
   return '\'' + text + (line.size() > 40 ? "...'" : "'");
 }
@@ -131,7 +131,7 @@ trace read_trace(std::string const& path) {
   try {
     input source(path);
     std::vector<char> buffer(1 << 18);
-    std::string left_over;  // the start of a line that the next buffer ends
+    std::string left_over;  // the start of a line that ends in the next buffer
     for (;;) {
       std::size_t const n = source.read(std::span(buffer));
       if (n == 0) break;
@@ -145,7 +145,7 @@ trace read_trace(std::string const& path) {
         }
         bytes.remove_prefix(end + 1);
       }
-      if (left_over.size() < longest_event_line) left_over.append(bytes);  // the rest could not matter
+      if (left_over.size() < longest_event_line) left_over.append(bytes);  // the rest cannot matter
     }
     if (!left_over.empty()) parser.take(left_over);
   } catch (input_error const& error) {

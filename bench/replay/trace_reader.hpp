@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Reads the trace format: `a <id> <bytes> <stream>`, `f <id>`, `# comment`. Checks everything, so that a
-// replay need not.
+// Reads the trace format: `a <id> <bytes> <stream>`, `f <id>`, `# comment`. Validates everything, so that a replay need not.
 
 #include <cstdint>
 #include <stdexcept>
@@ -28,17 +27,17 @@ class trace_error : public std::runtime_error {
 /// Takes lines one by one and builds the trace.
 class trace_parser {
  public:
-  /// @param file  what messages call the source of the lines
+  /// @param file  name of the source of the lines in messages
   explicit trace_parser(std::string file);
 
   /// Takes one line, without its end of line.
   /// @throws trace_error  broken line, unknown id, double free, id still live, a size or count out of range
   void take(std::string_view line);
 
-  /// Lines taken so far.
+  /// Returns the number of lines taken so far.
   [[nodiscard]] std::uint64_t lines() const noexcept { return line_; }
 
-  /// Hands the trace over; call once, last.
+  /// Returns the trace; call once, last.
   [[nodiscard]] trace finish() &&;
 
  private:
@@ -60,12 +59,12 @@ class trace_parser {
   std::uint64_t live_ = 0;
   trace trace_;
   std::unordered_map<std::uint64_t, block> blocks_;
-  std::unordered_map<std::uint64_t, std::uint16_t> streams_;  ///< the index of each of the file's numbers
+  std::unordered_map<std::uint64_t, std::uint16_t> streams_;  ///< maps the file's stream numbers to indices
   std::vector<std::uint32_t> free_slots_;
 };
 
 /// Reads a whole trace; "-" is standard input. Takes about 0.2 s for 400,000 events.
-/// @throws trace_error  with file and line, also where the file itself cannot be read
+/// @throws trace_error  with file and line, also if the file itself cannot be read
 [[nodiscard]] trace read_trace(std::string const& path);
 
 }  // namespace tarn::bench

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Moving memory: batches between host and device, work that fits what is free, lower precision, eviction, several
-// devices. Opt-in: it is as much to compile as the pool.
+// Moving memory: batches between host and device, work split to fit free memory, lower precision, eviction, several devices.
+// Opt-in: it takes as long to compile as the pool.
 
 #include "tarn/tarn.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The simulated device, for tests and for machines without a GPU: opt-in, since it is much to compile.
+// The simulated device, for tests and for machines without a GPU. Opt-in, since it takes long to compile.
 
 #include "tarn/core/config.hpp"
 
@@ -9,8 +9,8 @@
 
 namespace tarn {
 
-/// device_pool on the simulated device: `tarn::sim_pool pool;` simulates an H200,
-/// `sim_pool{sim_pages{machine.driver(0)}}` a machine of your own.
+/// device_pool on the simulated device: `tarn::sim_pool pool;` simulates an H200, `sim_pool{sim_pages{machine.driver(0)}}` a
+/// user-defined machine.
 using sim_pool = pool_over<sim_pages>;
 
 }  // namespace tarn

@@ -2,22 +2,22 @@
 #pragma once
 // tarn: GPU memory for C++. The folders, lowest first; each includes only itself and those above it in this list:
 //
-//   core/    the vocabulary: bytes, streams, errors, the concepts, and shared<>, the handle of everything composed
-//   driver/  each call that the device understands, its cost and its failure; the real one, none, and (tarn/sim.hpp) a simulated one
-//   source/  where memory comes from: pages, cudaMalloc, cudaMallocAsync, pinned, managed and host memory
-//   pool/    the caching pool, read from pool.hpp on:
-//     front/       what each thread keeps: magazines of free blocks
-//     heap.hpp     what the pool keeps, with its locks
-//     arena/       ranges, runs, size classes and streams: records only, no driver call
-//     order/       which memory the device is past, and blocks that several streams use
-//     ladder.hpp   what is tried when neither has a block
-//     growth/      handles, views and segments, from the source
-//     inspection/  what tools and snapshots are shown
+//   core/    basic types: bytes, streams, errors, the concepts, and shared<>, the handle of every composed resource
+//   driver/  the device calls, their costs and errors; the CUDA driver, no driver, and (tarn/sim.hpp) a simulated one
+//   source/  sources of memory: pages, cudaMalloc, cudaMallocAsync, pinned, managed and host memory
+//   pool/    the caching pool; start reading at pool.hpp:
+//     front/       per-thread magazines of free blocks
+//     heap.hpp     the shared state of the pool and its locks
+//     arena/       ranges, runs, size classes and streams: metadata only, no driver calls
+//     order/       which memory the device has finished with, and blocks that several streams use
+//     ladder.hpp   the steps tried when neither front nor heap has a block
+//     growth/      handles, views and segments, taken from the source
+//     inspection/  what tools and snapshots can read
 //   policy/  layers that bound, count, record, retry, check, fence and poison, composed by | and stack<>
-//   raii/    owners of memory, and scopes that watch, clear and bound it
-//   report/  the numbers, as PyTorch's users know them
+//   raii/    owners of memory, and scopes that measure, clear and bound it
+//   report/  statistics, snapshots and tables, named as in PyTorch
 //
-// The doors let others in and are included on their own: tarn/thrust.hpp, tarn/stl.hpp, tarn/pmr.hpp, tarn/cuda_mr.hpp.
+// The interoperability headers are included separately: tarn/thrust.hpp, tarn/stl.hpp, tarn/pmr.hpp, tarn/cuda_mr.hpp.
 
 #include "tarn/core/config.hpp"
 #include "tarn/version.hpp"

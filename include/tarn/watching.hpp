@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Watching memory: who holds what, under which name, since which line; where a device's memory went; snapshots as pages
-// and files. Opt-in: programs that do not look need not compile it. Call stacks are one more: tarn/policy/backtrace.hpp.
+// Memory diagnostics: live bytes by tag and by source line, where a device's memory went, snapshots as pages and files. Opt-in:
+// programs that do not use them need not compile them. Call stacks are separate: tarn/policy/backtrace.hpp.
 
 #include "tarn/tarn.hpp"
 

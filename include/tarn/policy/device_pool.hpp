@@ -17,9 +17,9 @@ using pool_over = stack<Source, pooled, tracked>;
 /// A pool of the current device's memory: `tarn::device_pool pool;`, or of another: `device_pool
 /// pool{cuda_pages{1}};`.
 ///
-/// Of double frees it reports to the misuse handler, at once or when the thread's cached blocks return to the pool, those of
-/// blocks that have not been handed out again meanwhile. It cannot see a use after the free, an overrun, or a second free of a
-/// block that has a new owner: add `| checked{}` to find these, too.
+/// It reports a double free to the misuse handler if the block has not been handed out again meanwhile: at once, or when the
+/// thread's cached blocks return to the pool. It cannot detect a use after the free, an overrun, or a second free of a block that
+/// has a new owner; `| checked{}` detects these, too.
 using device_pool = pool_over<cuda_pages>;
 #endif
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The iterator of a range of batches, which goes through it once and holds nothing but the range.
+// batch_iterator: the single-pass iterator of a range of batches. It stores only a pointer to the range.
 
 #include <cstddef>
 #include <iterator>
 
 namespace tarn {
 
-/// An input iterator; the range must outlive it. A Range has `Batch now()`, `void next()` and `bool is_over() const noexcept`
-/// for it.
+/// An input iterator. The range must outlive it and provide `Batch now()`, `void next()` and
+/// `bool is_over() const noexcept`.
 template <class Range, class Batch>
 class batch_iterator {
  public:
@@ -19,7 +19,7 @@ class batch_iterator {
   batch_iterator() noexcept = default;
   explicit batch_iterator(Range& range) noexcept : range_(&range) {}
 
-  /// The batch. It is the loop body's until ++.
+  /// Returns the current batch. It is valid until ++.
   [[nodiscard]] Batch operator*() const { return range_->now(); }
   batch_iterator& operator++() {
     range_->next();

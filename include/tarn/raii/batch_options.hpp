@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What one asks of batches that are moved while others are worked on, and what one gets: batch_options, device_batch,
-// host_batch.
+// Options and batch types of stream_batches() and collect_batches(): batch_options, device_batch, host_batch.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,19 +14,20 @@
 namespace tarn {
 
 struct batch_options {
-  /// Most bytes of one batch; elements are never split. From 16 MiB on, what a batch costs besides its copy is below 3 %; where
-  /// threads fill slots on the host, more are slower, since the slots leave the processor's cache (bench/results/moving.jsonl).
+  /// Maximum bytes per batch; elements are never split. From 16 MiB on, the overhead of a batch besides its copy is below 3 %.
+  /// Where host threads fill the slots, larger batches are slower because the slots no longer fit the processor's cache
+  /// (bench/results/moving.jsonl).
   std::size_t batch_bytes = 16_MiB;
-  /// Slots on the device: so many batches are held at once, the one being worked on included. 1 copies and works in turn; 2
-  /// overlap; the third keeps a late host from showing. On the host as many where copies are staged; where threads
-  /// fill them one more, so that they need not wait for the copy, and one more than threads for a generator.
+  /// Number of device slots, that is, batches held at once, including the current one. 1 alternates copy and work; 2 overlap
+  /// them; the third hides delays of the host. The host uses as many slots where copies are staged, one more where threads
+  /// fill them (so that they do not wait for the copy), and one more than `threads` for a generator.
   std::size_t depth = 3;
-  /// Threads that fill slots ahead of the loop. 0: for memory and files as many as the size is worth, up to 8; a generator is
-  /// then called by the looping thread.
+  /// Threads that fill slots ahead of the loop. 0: chosen by size for memory and files, up to 8; a generator is called by the
+  /// looping thread.
   unsigned threads = 0;
 };
 
-/// Options that cannot be met, or a generator that does not keep to its slot. Nothing was moved for it.
+/// Reports options that cannot be met, or a generator that overruns its slot. No data was copied for it.
 class bad_batch : public std::exception {
  public:
   explicit bad_batch(std::string_view text) noexcept { text_.add("tarn: ").add(text); }
@@ -37,7 +37,7 @@ class bad_batch : public std::exception {
   message<192> text_;
 };
 
-/// Elements of one batch and where they stood in their source. A view: gone once the loop moves on.
+/// Elements of one batch and their position in the source. A non-owning view, valid until the loop advances.
 template <class T>
 class batch_view {
  public:
@@ -46,13 +46,13 @@ class batch_view {
       : elements_(elements), index_(index), offset_(offset) {}
 
   [[nodiscard]] T* data() const noexcept { return elements_.data(); }
-  /// Elements; never 0.
+  /// Number of elements; never 0.
   [[nodiscard]] std::size_t size() const noexcept { return elements_.size(); }
   [[nodiscard]] std::size_t bytes() const noexcept { return elements_.size_bytes(); }
   [[nodiscard]] std::span<T> span() const noexcept { return elements_; }
-  /// Batches before it.
+  /// Number of batches before this one.
   [[nodiscard]] std::size_t index() const noexcept { return index_; }
-  /// Elements before it.
+  /// Number of elements before this batch.
   [[nodiscard]] std::size_t offset() const noexcept { return offset_; }
 
  private:
@@ -61,14 +61,14 @@ class batch_view {
   std::size_t offset_;
 };
 
-/// A batch in device memory, for work on the loop's stream; that work may write to it.
+/// A batch in device memory, for work on the loop's stream. That work may write to it.
 template <class T>
 class device_batch : public batch_view<T> {
  public:
   using batch_view<T>::batch_view;
 };
 
-/// A batch in host memory, a contiguous range.
+/// A batch in host memory; a contiguous range.
 template <class T>
 class host_batch : public batch_view<T> {
  public:
@@ -80,10 +80,10 @@ class host_batch : public batch_view<T> {
 
 namespace detail {
 
-/// "Not known", for a number of elements or batches.
+/// Marks an unknown number of elements or batches.
 inline constexpr std::size_t unknown_count = static_cast<std::size_t>(-1);
 
-/// Elements of a full batch. @throws bad_batch  the options cannot be met
+/// Returns the number of elements of a full batch. @throws bad_batch  the options cannot be met
 [[nodiscard]] inline std::size_t batch_capacity(batch_options const& options, std::size_t element_bytes) {
   if (options.depth == 0) throw bad_batch("batch_options::depth is 0; ask for 1 or more, 2 to overlap");
   if (options.batch_bytes < element_bytes || options.batch_bytes > max_request_bytes) {

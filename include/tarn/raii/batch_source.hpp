@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where streamed batches come from: pageable memory, pinned memory, a file, a generator.
+// Sources of streamed batches: pageable memory, pinned memory, a file, a generator.
 //
 // | expression                  | of which | meaning                                                                       |
 // |-----------------------------|----------|-------------------------------------------------------------------------------|
 // | S::value_type               | all      | trivially copyable                                                            |
-// | S::is_staged                | all      | elements go through pinned slots; else they lie in pinned memory already      |
-// | s.size()                    | all      | elements in all, or detail::unknown_count: until a batch of none              |
-// | s.data()                    | unstaged | the first element                                                             |
-// | s.fill(to, index, offset)   | staged   | writes to.size() elements from the offset-th on; returns how many it wrote    |
-// | S::is_divisible             | staged   | any part of a batch may be filled apart from the others                       |
+// | S::is_staged                | all      | true: copied through pinned slots; false: already in pinned memory            |
+// | s.size()                    | all      | total elements; detail::unknown_count: until fill() returns 0                 |
+// | s.data()                    | unstaged | pointer to the first element                                                  |
+// | s.fill(to, index, offset)   | staged   | writes to.size() elements starting at `offset`; returns the number written    |
+// | S::is_divisible             | staged   | parts of a batch may be filled independently of each other                    |
 
 #include <concepts>
 #include <cstddef>
@@ -26,7 +26,7 @@
 
 namespace tarn {
 
-/// Elements in memory of any kind, copied to pinned slots by the host.
+/// Elements in any host memory. The host copies them to pinned slots.
 template <class T>
 class pageable_source {
  public:
@@ -44,7 +44,7 @@ class pageable_source {
   std::span<T const> elements_;
 };
 
-/// Elements in pinned memory, copied from where they are.
+/// Elements in pinned memory, copied directly from there.
 template <class T>
 class pinned_source {
  public:
@@ -65,7 +65,7 @@ class file_source {
   using value_type = T;
   static constexpr bool is_staged = true;
   static constexpr bool is_divisible = true;
-  /// @throws file_error  its size is no multiple of the element's
+  /// @throws file_error  the file size is not a multiple of the element size
   explicit file_source(mapped_file const& file) : file_(&file), size_(file.count_of<T>()) {}
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   std::size_t fill(std::span<T> to, std::size_t, std::size_t offset) const {
@@ -78,7 +78,7 @@ class file_source {
   std::size_t size_;
 };
 
-/// Elements that a callable makes.
+/// Elements produced by a callable.
 template <class T, class Fill>
 class generated_source {
  public:
@@ -95,26 +95,26 @@ class generated_source {
   }
 
  private:
-  std::unique_ptr<Fill> fill_;  ///< may be called from a const source; the range never copies it
+  std::unique_ptr<Fill> fill_;  ///< callable from a const source; the range never copies it
 };
 
-/// Says that memory is pinned (pinned_buffer, cudaHostAlloc, cudaHostRegister): it is copied from without staging. Memory that
-/// is not is copied right all the same, but slowly, the driver waiting for each batch.
+/// Declares that memory is pinned (pinned_buffer, cudaHostAlloc, cudaHostRegister), so it is copied without staging. If it
+/// is not pinned, the result is still correct, but slow: the driver waits for each batch.
 template <class T, std::size_t N>
 [[nodiscard]] pinned_source<std::remove_const_t<T>> pinned(std::span<T, N> elements) noexcept {
   return pinned_source<std::remove_const_t<T>>(elements);
 }
-/// The elements of a file; it must outlive the loop. @throws file_error  its size is no multiple of the element's
+/// Elements of a file, which must outlive the loop. @throws file_error  the file size is not a multiple of the element size
 template <class T>
 [[nodiscard]] file_source<T> from_file(mapped_file const& file) {
   return file_source<T>(file);
 }
 template <class T>
-file_source<T> from_file(mapped_file const&&) = delete;  // it would be closed before the first batch
+file_source<T> from_file(mapped_file const&&) = delete;  // the file would be closed before the first batch
 
-/// Batches that `fill(std::span<T> slot, std::size_t index) -> std::size_t` makes: the elements that it filled, at most
-/// slot.size(); 0 ends. With batch_options::threads it is called by several threads at once, each with an index of its own, also
-/// with some after the one that ends; batches come in order of their index all the same.
+/// Batches produced by `fill(std::span<T> slot, std::size_t index) -> std::size_t`, which returns the number of elements that
+/// it filled, at most slot.size(); 0 ends the range. With batch_options::threads, several threads call it at once, each with
+/// its own index, also with indices after the one that ends. Batches arrive in index order.
 template <class T, class Fill>
 requires std::is_invocable_r_v<std::size_t, Fill&, std::span<T>, std::size_t>
 [[nodiscard]] generated_source<T, std::decay_t<Fill>> generate(Fill&& fill) {
@@ -135,8 +135,8 @@ inline constexpr bool is_pinned_buffer = false;
 template <class T, class Resource>
 inline constexpr bool is_pinned_buffer<pinned_buffer<T, Resource>> = true;
 
-/// What a user passes, as a source: itself, pinned buffers as pinned memory, other contiguous ranges as pageable memory. A
-/// range that would be gone before the loop begins is refused.
+/// Converts an argument to a source: a source is returned as is, a pinned_buffer becomes pinned memory, any other contiguous
+/// range becomes pageable memory. A range that would be destroyed before the loop begins does not compile.
 template <class S>
 [[nodiscard]] auto as_batch_source(S&& s) {
   using plain = std::remove_cvref_t<S>;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// budget_scope: a limit for a scope.
+// budget_scope: limits how much memory may grow during a scope.
 
 #include <cstddef>
 #include <utility>
@@ -11,9 +11,9 @@
 
 namespace tarn {
 
-/// Lets memory that has a `limited` layer grow by at most `bytes` during a scope; never raises the limit
-/// there was. Other threads are bound likewise while it lives. Scopes nest and overlap freely, on any threads: the
-/// smallest bound of all that live holds, and each ends with its scope.
+/// Limits memory that has a `limited` layer to grow by at most `bytes` during a scope. It never raises an existing limit.
+/// The bound applies to all threads. Scopes nest and overlap freely on any threads: the smallest live bound holds, and each
+/// ends with its scope.
 template <class Resource>
 class budget_scope {
  public:
@@ -22,12 +22,12 @@ class budget_scope {
   }
   budget_scope(budget_scope const&) = delete;
   budget_scope& operator=(budget_scope const&) = delete;
-  /// Takes this scope's bound away; no other's.
+  /// Removes the bound of this scope only.
   ~budget_scope() {
     ask([&](auto& layer) -> decltype(layer.remove(bound_)) { return layer.remove(bound_); });
   }
 
-  /// What may still be allocated, bytes.
+  /// Returns the bytes that may still be allocated.
   [[nodiscard]] std::size_t remaining() const noexcept {
     std::size_t const limit = ask([](auto& layer) -> decltype(layer.limit()) { return layer.limit(); });
     std::size_t const used = ask([](auto& layer) -> decltype(layer.used()) { return layer.used(); });

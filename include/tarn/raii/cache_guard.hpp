@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// cache_guard: clears a pool's cache around a scope.
+// cache_guard: clears a pool's cache when a scope begins and ends.
 
 #include <atomic>
 #include <cstddef>
@@ -11,18 +11,18 @@
 
 namespace tarn {
 
-/// When and how far a cache_guard clears. `every_nth` needs a counter that outlives the guards.
+/// When and how far a cache_guard clears the cache. `every_nth` needs a counter that outlives the guards.
 struct cache_guard_options {
-  std::size_t keep_bytes = 0;  ///< reserved bytes that may stay
+  std::size_t keep_bytes = 0;  ///< reserved bytes to keep
   std::size_t only_if_free_below =
-      ~std::size_t{0};          ///< clear only while the device has less than this free, bytes
-  std::uint32_t every_nth = 1;  ///< clear in one of so many scopes
-  std::atomic<std::uint32_t>* counter = nullptr;  ///< of the scopes so far; null: every scope
+      ~std::size_t{0};          ///< clears only while the device has less free memory than this, bytes
+  std::uint32_t every_nth = 1;  ///< clears in one of this many scopes
+  std::atomic<std::uint32_t>* counter = nullptr;  ///< counts the scopes so far; null: every scope
 };
 
-/// Gives cached memory back on entry and on exit of a scope, as a pair of torch.cuda.empty_cache calls: so
-/// that another library has the memory inside, and what the scope cached does not stay. Live memory is never
-/// touched. Each clearing costs what trim() costs; an error in the destructor's is dropped.
+/// Returns cached memory to the driver on entry and exit of a scope, as a pair of torch.cuda.empty_cache calls does, so that
+/// another library can use the memory inside and the scope leaves nothing cached. Live memory is not touched. Each clearing
+/// costs one trim(). An error in the destructor is ignored.
 template <class Pool>
 class cache_guard {
  public:
@@ -42,7 +42,7 @@ class cache_guard {
     }
   }
 
-  /// Bytes given back so far by this guard.
+  /// Returns the bytes that this guard has released so far.
   [[nodiscard]] std::size_t released_bytes() const noexcept { return released_; }
 
  private:

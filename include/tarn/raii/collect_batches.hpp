@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// collect_batches: a loop over host batches of device memory, the next ones being copied back meanwhile.
+// collect_batches: a loop over host batches of device memory; the next batches are copied back meanwhile.
 
 #include <cstddef>
 #include <iterator>
@@ -20,13 +20,13 @@
 
 namespace tarn {
 
-/// The range that collect_batches() returns: an input range, gone through once, by one thread. Neither copied nor moved.
+/// The range that collect_batches() returns: a single-pass input range for one thread. Neither copyable nor movable.
 template <class T, class Pinned, class Driver>
 class batch_collector {
  public:
   using value_type = T;
   using batch = host_batch<T>;
-  /// A batch is in pinned memory that is the host's until ++.
+  /// A batch is in pinned memory, which the host may use until ++.
   using iterator = batch_iterator<batch_collector, batch>;
 
   /// See collect_batches().
@@ -41,10 +41,10 @@ class batch_collector {
         lane_(driver, identified(driver, stream), depth_ + 1) {}
   batch_collector(batch_collector const&) = delete;
   batch_collector& operator=(batch_collector const&) = delete;
-  /// Waits for the copies under way. After it the device memory is no longer read.
+  /// Waits for the running copies. Afterwards the device memory is no longer read.
   ~batch_collector() = default;
 
-  /// Starts at the first call; later ones are where the loop is.
+  /// Starts the copies on the first call. A later call returns an iterator at the current batch.
   [[nodiscard]] iterator begin() {
     if (!started_) {
       started_ = true;
@@ -68,14 +68,14 @@ class batch_collector {
   }
 
   void start() {
-    lane_.mark_user(depth_);  // what is copied is what the stream has written by now
+    lane_.mark_user(depth_);  // copies what the stream has written so far
     lane_.wait_for(depth_);
     while (sent_ < depth_) send();
     lane_.synchronize(slot_of(current_));
   }
   void next() {
     ++current_;
-    if (sent_ != end_) send();  // into the slot that the host is done with
+    if (sent_ != end_) send();  // into the slot that the host no longer uses
     if (!is_over()) lane_.synchronize(slot_of(current_));
   }
   void send() {
@@ -86,24 +86,25 @@ class batch_collector {
   }
 
   std::span<T const> from_;
-  std::size_t capacity_;  ///< elements of a slot
-  std::size_t end_;       ///< batches
+  std::size_t capacity_;  ///< elements per slot
+  std::size_t end_;       ///< number of batches
   std::size_t depth_;
   detail::pinned_slots<T, Pinned> slots_;
-  detail::copy_lane<Driver> lane_;  ///< goes first, and waits: the slots are copied to
+  detail::copy_lane<Driver> lane_;  ///< destroyed first; its destructor waits for the copies into the slots
   bool started_ = false;
   std::size_t current_ = 0;
   std::size_t sent_ = 0;
 };
 
-/// Brings device memory to the host in batches: `for (auto batch : collect_batches(buffer, {.batch_bytes = 16_MiB}, stream))`. Each
-/// is a host_batch: a contiguous range of pinned memory, the body's until the loop moves on, while the next ones are
-/// copied on a stream of their own. What is copied is what `stream` has written when the loop begins; the body leaves it alone.
-/// @param from     device memory, or a device_buffer; it outlives the loop
-/// @param memory   says which device it is on
-/// @param pinned   the slots come from it: best a pool, kept over several loops
-/// Leave the loop at any time, by exceptions too: destruction waits for the copies under way, nothing leaks. The host waits for
-/// the batch that comes next. @throws as stream_batches()
+/// Copies device memory to the host in batches:
+/// `for (auto batch : collect_batches(buffer, {.batch_bytes = 16_MiB}, stream))`.
+/// Each batch is a host_batch: a contiguous range of pinned memory, valid until the loop advances. The next batches are copied
+/// meanwhile on a separate stream. They contain what `stream` has written when the loop begins; the body must not change it.
+/// @param from     device memory, or a device_buffer; must outlive the loop
+/// @param memory   identifies the device of `from`
+/// @param pinned   provides the slots; preferably a pool that is kept over several loops
+/// The loop may be left at any time, also by exceptions: destruction waits for the running copies, and nothing leaks. The host
+/// waits for the next batch. @throws as stream_batches()
 template <class T, std::size_t N, class Memory, class Pinned>
 requires resource<Memory> && resource<Pinned>
 [[nodiscard]] auto collect_batches(std::span<T, N> from, batch_options const& options, Memory const& memory,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Copies that change the element type: store in lower precision, calculate in higher. On CUDA the file that converts must
-// be compiled by nvcc; on the simulated device and on plain host memory any compiler does.
+// Copies that change the element type: store in lower precision, compute in higher. On CUDA the file that converts must be
+// compiled by nvcc; for the simulated device and plain host memory any compiler works.
 
 #include <cstddef>
 #include <cstdint>
@@ -38,17 +38,17 @@ namespace detail {
   throw misuse(misuse_kind::wrong_device, p, text.view());
 }
 
-/// Memory that only its own device can touch.
+/// Whether only its own device can access the memory.
 template <class Resource>
 inline constexpr bool is_devices_own =
     has_property<Resource, device_accessible> && !has_property<Resource, host_accessible>;
 
 }  // namespace detail
 
-/// Copies elements into another type in stream order, each rounded to the nearest, ties to even. The spans have the same
-/// number of elements and do not overlap: a buffer cannot be converted in place, since many threads write at once. Both are
-/// memory that the driver's device may touch (device, pinned or managed memory, not the host's own). One kernel that is
-/// bound by memory: 16 bytes at a time where both sides' alignments allow. Same type: a copy.
+/// Copies elements to another type in stream order; each is rounded to nearest, ties to even. The spans have the same number
+/// of elements and must not overlap: a buffer cannot be converted in place, since many threads write at once. Both must be
+/// memory that the driver's device can access (device, pinned or managed memory, not pageable host memory). Runs one
+/// memory-bound kernel, with 16-byte accesses where both alignments allow. With equal types it is a plain copy.
 /// @throws length_error  the sizes differ; nothing is converted
 /// @throws misuse        of kind `overlap`
 /// @throws cuda_error    the driver refused
@@ -67,8 +67,9 @@ void convert(Driver const& driver, std::span<From> from, std::span<To> to, strea
   }
 }
 
-/// The same between buffers on one device, on `stream` of it, which first waits, on the device, for the streams of both; these
-/// wait for the conversion, so either may be changed or destroyed at once. No events where all three are one stream.
+/// Converts between buffers on one device, on `stream` of that device. `stream` first waits, on the device, for the streams of
+/// both buffers; these wait for the conversion, so either buffer may be changed or destroyed at once. If all three are the same
+/// stream, no event is used.
 /// @throws length_error, cuda_error
 /// @throws misuse  of kind `wrong_device`
 template <element From, class FromResource, element To, class ToResource>
@@ -84,7 +85,7 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
   }
   if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size());
   if (from.empty()) return;
-  // The device that can touch both: a buffer of host memory may carry any device's driver.
+  // Use the device that can access both: a buffer of host memory may carry the driver of any device.
   auto const& on = detail::is_devices_own<ToResource> ? driver : theirs;
   using driver_type = typename ToResource::driver_type;
   stream = identified(on, stream);
@@ -94,7 +95,7 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
       detail::driven_stream<driver_type>{theirs, from.stream()},
       detail::driven_stream<driver_type>{driver, to.stream()});
 }
-/// The same on the target's own stream; on the source's where only its device can touch both.
+/// Converts on the target's stream, or on the source's if only the source's device can access both.
 template <element From, class FromResource, element To, class ToResource>
 requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void convert(device_buffer<From, FromResource> const& from, device_buffer<To, ToResource>& to) {
@@ -102,9 +103,9 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
   tarn::convert(from, to, apart && !detail::is_devices_own<ToResource> ? from.stream() : to.stream());
 }
 
-/// A new buffer of `memory` on `stream` with the elements of another, as To: `auto half =
-/// tarn::converted<tarn::float16>(pool, weights, stream)`. Both exist until the old one is destroyed: at the peak their
-/// bytes add up.
+/// Returns a new buffer of `memory` on `stream` that holds the elements of `from` converted to To: `auto half =
+/// tarn::converted<tarn::float16>(pool, weights, stream)`. Both buffers exist until the old one is destroyed, so the peak is
+/// the sum of their sizes.
 /// @throws length_error, out_of_memory, misuse, cuda_error; nothing is held
 template <element To, class Memory, element From, class FromResource>
 requires resource<Memory>
@@ -115,7 +116,7 @@ requires resource<Memory>
   tarn::convert(from, to);
   return to;
 }
-/// The same from the memory that the other buffer is of.
+/// Returns a converted buffer from the resource of `from`.
 template <element To, element From, class Resource>
 [[nodiscard]] device_buffer<To, Resource> converted(device_buffer<From, Resource> const& from,
                                                     stream_ref stream, place where = place::current()) {

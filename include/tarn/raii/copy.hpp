@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Typed copies in stream order, between host and device in any direction.
+// Typed stream-ordered copies between host and device, in any direction.
 
 #include <cstdint>
 #include <span>
@@ -12,9 +12,9 @@
 
 namespace tarn {
 
-/// Copies elements in stream order. The spans have the same number of elements and do not overlap.
-/// Asynchronous where both sides are device memory or pinned; otherwise the driver may wait. Keep pinned host
-/// memory alive until the stream is past the copy.
+/// Copies elements in stream order. The spans have the same number of elements and must not overlap.
+/// Asynchronous if both sides are device or pinned memory; otherwise the driver may wait. Keep pinned host memory alive until
+/// the stream has completed the copy.
 /// @throws length_error  the sizes differ; nothing is copied
 /// @throws cuda_error    the driver refused
 template <stream_driver Driver, class From, class To>
@@ -33,7 +33,7 @@ void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_r
   if (!s.ok()) throw cuda_error(s, driver.device().value);
 }
 
-/// The same, and waits on the host until it is done.
+/// Copies as copy() does, then waits on the host for the stream.
 template <stream_driver Driver, class From, class To>
 requires std::is_same_v<std::remove_const_t<From>, To>
 void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream) {

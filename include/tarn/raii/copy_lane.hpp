@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// copy_lane: a stream of its own for copies, and the events by which others are ordered with it.
+// copy_lane: a separate stream for copies, and the events that order it with the user's stream.
 
 #include <cstddef>
 #include <utility>
@@ -12,13 +12,13 @@
 
 namespace tarn::detail {
 
-/// Copies on a stream of its own and orders them with the user's stream by events, which are numbered. Waits on the host only
-/// where it says so. Destruction waits for the copies under way, so that what they touch may go. One thread at a time.
+/// Copies on its own stream and orders the copies with the user's stream by numbered events. Waits on the host only where
+/// documented. Destruction waits for the running copies, so the memory that they use may be freed. One thread at a time.
 template <stream_driver Driver>
 class copy_lane {
  public:
-  /// @param user  the stream of the other work; not being captured
-  /// @throws misuse  it is being captured; cuda_error
+  /// @param user  the stream of the other work; must not be capturing
+  /// @throws misuse  `user` is being captured; cuda_error
   copy_lane(Driver const& driver, stream_ref user, std::size_t events) : copy_lane(driver, user) {
     events_.reserve(events);
     while (events_.size() < events) {
@@ -39,27 +39,27 @@ class copy_lane {
   void copy(void* to, void const* from, std::size_t bytes) {
     require(driver_.copy(stream_, to, from, bytes));
   }
-  /// Marks the copies so far.
+  /// Records an event behind the copies so far.
   void mark(std::size_t event) { require(driver_.record_event(events_[event], stream_)); }
-  /// Marks the user's work so far.
+  /// Records an event behind the user's work so far.
   void mark_user(std::size_t event) { require(driver_.record_event(events_[event], user_)); }
-  /// Later copies wait for a mark of the user's.
+  /// Makes later copies wait for an event recorded on the user's stream.
   void wait_for(std::size_t event) { require(driver_.wait_event(stream_, events_[event])); }
-  /// The user's later work waits for a mark.
+  /// Makes the user's later work wait for an event.
   void let_user_wait(std::size_t event) { require(driver_.wait_event(user_, events_[event])); }
-  /// True where the device is past a mark.
+  /// Whether the device has passed an event.
   [[nodiscard]] bool is_past(std::size_t event) {
     status const s = driver_.query_event(events_[event]);
     if (s.kind == failure::not_ready) return false;
     require(s);
     return true;
   }
-  /// Waits on the host until the device is past a mark.
+  /// Waits on the host until the device has passed an event.
   void synchronize(std::size_t event) { require(driver_.synchronize_event(events_[event])); }
 
   /// Waits on the host for all copies.
   void finish() noexcept {
-    // One that the stream does not tell of must not see its memory go.
+    // If the stream cannot be synchronised, synchronise the device: a running copy must not lose its memory.
     if (!driver_.synchronize_stream(stream_).ok()) (void)driver_.synchronize_device();
   }
 

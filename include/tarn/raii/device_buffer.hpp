@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// device_buffer<T>: an owned, sized, uninitialised array in stream order.
+// device_buffer<T>: an owning, sized, uninitialised array in device memory with stream-ordered operations.
 
 #include <cstddef>
 #include <span>
@@ -20,18 +20,18 @@ namespace detail {
 #if TARN_HAS_CUDA
 using default_device_resource = device_pool;
 #else
-struct name_a_resource;  // without CUDA there is no default: say device_buffer<T, sim_pool> or use
+struct name_a_resource;  // without CUDA there is no default: use device_buffer<T, sim_pool> or
                          // make_device_buffer
 using default_device_resource = name_a_resource;
 #endif
 }  // namespace detail
 
 /// Owns `size()` elements of device memory. Elements are never constructed: T is trivially copyable.
-/// Every operation is ordered on stream(); nothing synchronises the host unless it says so. A buffer that
-/// work on another stream uses must be told by set_stream() or by the resource's record_use(). One thread at
-/// a time per buffer. Holds its resource, so a pool outlives its name. Moved-from: empty, same resource and
-/// stream, ready for use. Destruction never throws, works whatever device is current and after the stream is
-/// destroyed, and does nothing once the driver is gone. All else needs the stream to exist.
+/// Every operation is ordered on stream(); none synchronises the host unless documented. Report use on another stream by
+/// set_stream() or by the resource's record_use(). One thread at a time per buffer. Holds its resource, so the pool stays alive
+/// as long as the buffer. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never
+/// throws, works with any current device and after the stream is destroyed, and does nothing once the driver is unloaded. All
+/// other operations need the stream to exist.
 template <class T, class Resource = detail::default_device_resource>
 class device_buffer {
   static_assert(std::is_trivially_copyable_v<T>,
@@ -42,14 +42,14 @@ class device_buffer {
   using size_type = std::size_t;
   using resource_type = Resource;
 
-  /// Empty. @param alignment  of the data, bytes; kept by copies and moves
+  /// Constructs an empty buffer. @param alignment  of the data, bytes; kept by copies and moves
   explicit device_buffer(Resource memory, stream_ref stream = {}, std::size_t alignment = least_alignment())
       : memory_(std::move(memory)),
         stream_(identified(memory_, stream)),
         alignment_(detail::larger_of(alignment, least_alignment())) {
     require_alignment(alignment);
   }
-  /// `count` uninitialised elements.
+  /// Allocates `count` uninitialised elements.
   /// @throws length_error   count * sizeof(T) overflows
   /// @throws out_of_memory  nothing is held
   device_buffer(Resource memory, std::size_t count, stream_ref stream,
@@ -59,19 +59,19 @@ class device_buffer {
     data_ = take(count);
     size_ = capacity_ = count;
   }
-  /// The same with a name, `device_buffer<float> weights(pool, n, stream, tarn::tag("weights"));` (core/tag). It is the
-  /// block's: what a later resize() takes is named there.
+  /// Allocates with a name: `device_buffer<float> weights(pool, n, stream, tarn::tag("weights"));` (core/tag). The name belongs
+  /// to the block: a new block taken by a later resize() gets the name given there.
   device_buffer(Resource memory, std::size_t count, stream_ref stream, place where)
       : device_buffer(std::move(memory), count, stream, least_alignment(), where) {}
-  /// A copy of host (or device) elements, in stream order.
+  /// Constructs a copy of host or device elements, in stream order.
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream,
                 std::size_t alignment = least_alignment(), place where = place::current())
       : device_buffer(std::move(memory), from.size(), stream, alignment, where) {
-    copy_from(from);  // should it throw, the destructor runs: the constructor delegated to is done
+    copy_from(from);  // if it throws, the destructor runs, since the delegated-to constructor has completed
   }
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream, place where)
       : device_buffer(std::move(memory), from, stream, least_alignment(), where) {}
-  /// A copy on `stream`, which first waits, on the device, for the other buffer's stream; that one waits for
+  /// Constructs a copy on `stream`, which first waits, on the device, for the other buffer's stream. That stream then waits for
   /// the copy, so the other buffer may be changed or destroyed at once.
   device_buffer(device_buffer const& other, stream_ref stream, place where = place::current())
       : device_buffer(other.memory_, other.size_, stream, other.alignment_, where) {
@@ -86,7 +86,7 @@ class device_buffer {
         data_(std::exchange(other.data_, nullptr)),
         size_(std::exchange(other.size_, 0)),
         capacity_(std::exchange(other.capacity_, 0)) {}
-  /// Copies elements, alignment, stream and resource; strong guarantee.
+  /// Copies elements, alignment, stream and resource. Strong guarantee.
   device_buffer& operator=(device_buffer const& other) {
     if (this != &other) {
       device_buffer copied(other);
@@ -94,7 +94,7 @@ class device_buffer {
     }
     return *this;
   }
-  /// Steals; the old block is freed on its own stream. Self-move changes nothing.
+  /// Takes over the other's block; the old block is freed on its own stream. Self-move changes nothing.
   device_buffer& operator=(device_buffer&& other) noexcept {
     if (this != &other) {
       device_buffer stolen(std::move(other));
@@ -106,23 +106,22 @@ class device_buffer {
 
   [[nodiscard]] T* data() noexcept { return data_; }
   [[nodiscard]] T const* data() const noexcept { return data_; }
-  /// Elements.
+  /// Returns the number of elements.
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return size_ * sizeof(T); }
-  /// Elements that fit without a new block.
+  /// Returns the number of elements that fit without a new block.
   [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
   [[nodiscard]] std::size_t alignment() const noexcept { return alignment_; }
   [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
-  /// The elements, as device pointers; the host must not read through it unless the memory is
-  /// host-accessible.
+  /// Returns the elements as device pointers. The host must not access them unless the memory is host-accessible.
   [[nodiscard]] std::span<T> span() noexcept { return {data_, size_}; }
   [[nodiscard]] std::span<T const> span() const noexcept { return {data_, size_}; }
 
   /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer.
   /// @param count   elements, not bytes
-  /// @param stream  orders the copy, the release of the old block, and what follows
+  /// @param stream  orders the copy, the release of the old block, and later work
   /// @throws length_error, out_of_memory, cuda_error  nothing has changed
   void resize(std::size_t count, stream_ref stream, place where = place::current()) {
     [[maybe_unused]] detail::place_of_call<Resource> const here(where);
@@ -135,7 +134,7 @@ class device_buffer {
   }
   void resize(std::size_t count, place where = place::current()) { resize(count, stream_, where); }
 
-  /// Makes room for `count` elements; size() stays. Strong guarantee, as resize().
+  /// Reserves capacity for `count` elements; size() is unchanged. Strong guarantee, as resize().
   void reserve(std::size_t count, stream_ref stream, place where = place::current()) {
     [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     if (count > capacity_) {
@@ -146,7 +145,7 @@ class device_buffer {
   }
   void reserve(std::size_t count, place where = place::current()) { reserve(count, stream_, where); }
 
-  /// Gives unused capacity back by moving to a block of size() elements. Strong guarantee.
+  /// Releases unused capacity by moving to a block of size() elements. Strong guarantee.
   void shrink_to_fit(stream_ref stream, place where = place::current()) {
     [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     if (size_ < capacity_) {
@@ -157,8 +156,8 @@ class device_buffer {
   }
   void shrink_to_fit(place where = place::current()) { shrink_to_fit(stream_, where); }
 
-  /// Makes `stream` the buffer's: its later work waits, on the device, for what was enqueued on the old one.
-  /// Both exist. @throws cuda_error  nothing has changed
+  /// Changes the buffer's stream. Later work on `stream` waits, on the device, for what was enqueued on the old stream. Both
+  /// streams must exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream) {
     stream = identified(memory_, stream);
     if (data_ != nullptr) detail::order_streams(driver(), stream, stream_);
@@ -167,13 +166,13 @@ class device_buffer {
 
   /// Copies from a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_from(std::span<T const> from) { tarn::copy(driver(), from, span(), stream_); }
-  /// Copies from a buffer of the same size, of any resource or device, on stream(), which first waits, on the
-  /// device, for the other's stream; that one waits for the copy, so the other buffer may be changed or
-  /// destroyed at once. @throws length_error, cuda_error
+  /// Copies from a buffer of the same size, of any resource or device, on stream(), which first waits, on the device, for the
+  /// other buffer's stream. That stream then waits for the copy, so the other buffer may be changed or destroyed at once.
+  /// @throws length_error, cuda_error
   template <class Other>
   requires std::is_same_v<typename Other::driver_type, typename Resource::driver_type>
   void copy_from(device_buffer<T, Other> const& other) {
-    if (size_ == 0 || other.size() != size_) return copy_from(other.span());  // which says so
+    if (size_ == 0 || other.size() != size_) return copy_from(other.span());  // throws if the sizes differ
     auto const& theirs = other.resource().driver();
     if (must_be_sent(other)) {
       in_turn(theirs, other.stream(), driver(), stream_,
@@ -186,7 +185,7 @@ class device_buffer {
   }
   /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_to(std::span<T> to) const { tarn::copy(driver(), span(), to, stream_); }
-  /// The same, and waits, so that the host may read.
+  /// Copies as copy_to() does, then waits on the host, so that the host may read.
   void copy_to_sync(std::span<T> to) const { tarn::copy_sync(driver(), span(), to, stream_); }
   /// Sets every byte, in stream order. @throws cuda_error
   void fill(std::byte value) {
@@ -197,11 +196,11 @@ class device_buffer {
   /// Sets every byte to 0, in stream order. @throws cuda_error
   void zero() { fill(std::byte{}); }
 
-  /// Frees the elements; the buffer is empty and ready for use.
+  /// Frees the elements; the buffer is empty and may be reused.
   void clear() noexcept { give(); }
 
-  /// Gives up ownership: the caller deallocates through resource(), at alignment(), the bytes of as many
-  /// elements as capacity() said before.
+  /// Releases ownership. The caller deallocates through resource(), at alignment(), as many bytes as capacity() elements
+  /// had before the call.
   [[nodiscard]] T* release() noexcept {
     size_ = capacity_ = 0;
     return std::exchange(data_, nullptr);
@@ -232,7 +231,7 @@ class device_buffer {
     data_ = nullptr;
     size_ = capacity_ = 0;
   }
-  /// True where the memories are of two devices, which not every copy can cross, and the copy is made.
+  /// Copies between the device memories of two devices by copy_from_device, if the driver has it. Returns whether it copied.
   template <class Other>
   bool copied_between_devices(device_buffer<T, Other> const& other) {
     if constexpr (has_property<Resource, device_accessible> && !has_property<Resource, host_accessible> &&
@@ -246,13 +245,13 @@ class device_buffer {
     }
     return false;
   }
-  /// True where the other memory can be read by its own device alone, which is another.
+  /// Whether only its own device can read the other memory, and this is a different device.
   template <class Other>
   [[nodiscard]] bool must_be_sent(device_buffer<T, Other> const& other) const {
     return has_property<Resource, host_accessible> && !has_property<Other, host_accessible> &&
            other.resource().driver().device() != driver().device();
   }
-  /// Makes a copy on one stream behind what another has enqueued so far, which then waits for it.
+  /// Copies on stream `on` behind all work enqueued on `stream` so far; `stream` then waits for the copy.
   template <class Driver, class Copy>
   static void in_turn(Driver const& copying, stream_ref on, Driver const& waiting, stream_ref stream,
                       Copy const& copy) {
@@ -261,7 +260,7 @@ class device_buffer {
     try {
       detail::order_streams(waiting, stream, copying, on);
     } catch (...) {
-      (void)copying.synchronize_stream(on);  // the buffers' next users may not be told to wait
+      (void)copying.synchronize_stream(on);  // the buffers' next users may not be ordered behind the copy
       throw;
     }
   }
@@ -285,7 +284,7 @@ class device_buffer {
   std::size_t capacity_ = 0;
 };
 
-/// `count` uninitialised elements of T from a resource, in stream order.
+/// Allocates `count` uninitialised elements of T from a resource, in stream order.
 /// @throws length_error, out_of_memory
 template <class T, class Resource>
 requires tarn::resource<Resource>
@@ -295,8 +294,8 @@ requires tarn::resource<Resource>
   return device_buffer<T, Resource>(std::move(memory), count, stream,
                                     detail::larger_of(default_alignment, alignof(T)), where);
 }
-/// A copy of host elements. Pageable host memory may be reused at once; pinned memory after the stream is
-/// past the copy.
+/// Constructs a buffer with a copy of host elements. Pageable host memory may be reused at once, pinned memory once the stream
+/// has completed the copy.
 template <class T, class Resource>
 requires tarn::resource<Resource>
 [[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::span<T const> from,

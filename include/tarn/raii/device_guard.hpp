@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// device_guard: the current device of a scope.
+// device_guard: sets the current device for a scope.
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/device.hpp"
@@ -14,14 +14,14 @@
 
 namespace tarn {
 
-/// Makes a device the calling thread's current one and restores the one before. For the caller's own kernel
-/// launches: tarn itself works whatever device is current. A device that is current already costs one
-/// look-up. Guards of a thread may end in any order: while any lives, the innermost one's device is current; after the last,
-/// the device from before the first. Each ends on the thread that began it.
+/// Makes a device the calling thread's current one and restores the previous one at the end. For the caller's own kernel
+/// launches: tarn itself works with any current device. If the device is already current, the cost is one query. Guards of a
+/// thread may end in any order: while any is alive, the device of the innermost one is current; after the last, the device from
+/// before the first. Each guard must end on the thread that created it.
 template <stream_driver Driver>
 class basic_device_guard {
  public:
-  /// @throws cuda_error  there is no such device; nothing has changed
+  /// @throws cuda_error  the device does not exist; nothing has changed
   explicit basic_device_guard(device_id device) : device_(device) {
     if (status const s = Driver::current_device(before_); !s.ok()) throw cuda_error(s, device.value);
     if (device != before_) {
@@ -41,7 +41,7 @@ class basic_device_guard {
     }
   }
 
-  /// The device that will be current again.
+  /// Returns the device that will be restored.
   [[nodiscard]] device_id before() const noexcept { return before_; }
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// device_ptr<T> and device_ptr<T[]>: unique ownership of one object or an array, with what unique_ptr's users
-// expect.
+// device_ptr<T> and device_ptr<T[]>: unique ownership of one object or array in device memory, with the interface of
+// unique_ptr.
 
 #include <cstddef>
 #include <type_traits>
@@ -14,11 +14,11 @@
 
 namespace tarn {
 
-/// Owns device memory for one T, or for an array as device_ptr<T[]>, freed on stream(). Uninitialised: T is
-/// trivially copyable. Move-only; moved-from is null, keeps its resource and may be used again. Work on other
-/// streams than stream() must be told by set_stream() or by the resource's record_use(). Not for two threads
-/// at once. Destruction never throws, works whatever device is current and after the stream is destroyed, and
-/// does nothing once the driver is gone. There is no null without a resource, hence no default constructor.
+/// Owns device memory for one T, or for an array as device_ptr<T[]>, freed on stream(). The memory is uninitialised: T is
+/// trivially copyable. Move-only. A moved-from pointer is null, keeps its resource and may be reused. Report use on streams
+/// other than stream() by set_stream() or by the resource's record_use(). Not thread-safe. Destruction never throws, works with
+/// any current device and after the stream is destroyed, and does nothing once the driver is unloaded. There is no default
+/// constructor, since a null pointer needs a resource, too.
 template <class T, class Resource = detail::default_device_resource>
 class device_ptr {
   static constexpr bool is_array = std::is_unbounded_array_v<T>;
@@ -31,10 +31,10 @@ class device_ptr {
                 "tarn: device_ptr<T> never constructs elements: T must be trivially copyable");
   static_assert(!std::is_bounded_array_v<T>, "tarn: say device_ptr<T[]> and give the count to make_device");
 
-  /// Null.
+  /// Constructs a null pointer.
   explicit device_ptr(Resource memory, stream_ref stream = {}) noexcept
       : memory_(std::move(memory)), stream_(detail::identified_if_known(memory_, stream)) {}
-  /// Takes over `count` elements at `p`, allocated by `memory` with alignment(). Null with any count is null.
+  /// Takes over `count` elements at `p`, allocated by `memory` with alignment(). If `p` is null, `count` is ignored.
   device_ptr(Resource memory, pointer p, std::size_t count, stream_ref stream) noexcept
       : memory_(std::move(memory)),
         stream_(detail::identified_if_known(memory_, stream)),
@@ -60,16 +60,16 @@ class device_ptr {
 
   [[nodiscard]] pointer get() const noexcept { return p_; }
   [[nodiscard]] explicit operator bool() const noexcept { return p_ != nullptr; }
-  /// Elements owned: 1 or 0 for device_ptr<T>.
+  /// Returns the number of owned elements: 1 or 0 for device_ptr<T>.
   [[nodiscard]] std::size_t size() const noexcept { return count_; }
   [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
-  /// What the memory is aligned to, bytes.
+  /// Returns the alignment of the memory, bytes.
   [[nodiscard]] static constexpr std::size_t alignment() noexcept {
     return alignof(element_type) > default_alignment ? alignof(element_type) : default_alignment;
   }
 
-  /// The object itself, where the host may touch it.
+  /// Returns the object itself, if the host can access it.
   [[nodiscard]] element_type& operator*() const noexcept
       requires(!is_array && has_property<Resource, host_accessible>) {
     return *p_;
@@ -83,23 +83,22 @@ class device_ptr {
     return p_[i];
   }
 
-  /// Makes `stream` the one that frees; its later work waits, on the device, for what was enqueued on the old
-  /// one, which must still exist. @throws cuda_error  nothing has changed
+  /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for what was enqueued on the old
+  /// stream, which must still exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream) {
     stream = identified(memory_, stream);
     if (p_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_);
     stream_ = stream;
   }
 
-  /// Gives up ownership: the caller deallocates, at alignment(), the bytes of as many elements as size() said
-  /// before.
+  /// Releases ownership. The caller deallocates, at alignment(), as many bytes as size() elements had before the call.
   [[nodiscard]] pointer release() noexcept {
     count_ = 0;
     return std::exchange(p_, nullptr);
   }
-  /// Frees what is owned.
+  /// Frees the owned memory.
   void reset(std::nullptr_t = nullptr) noexcept { replace(nullptr, 0); }
-  /// Frees what is owned, then owns `p`, allocated by resource() with alignment().
+  /// Frees the owned memory, then takes over `p`, allocated by resource() with alignment().
   void reset(pointer p) noexcept requires(!is_array) { replace(p, 1); }
   void reset(pointer p, std::size_t count) noexcept requires(is_array) { replace(p, count); }
   void swap(device_ptr& other) noexcept {
@@ -126,7 +125,7 @@ class device_ptr {
   std::size_t count_ = 0;
 };
 
-/// One uninitialised T. @throws out_of_memory
+/// Allocates one uninitialised T. @throws out_of_memory
 template <class T, class Resource>
 requires(tarn::resource<Resource> && !std::is_array_v<T>)
     [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream,
@@ -136,8 +135,7 @@ requires(tarn::resource<Resource> && !std::is_array_v<T>)
   void* const p = memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment());
   return device_ptr<T, Resource>(std::move(memory), static_cast<T*>(p), 1, stream);
 }
-/// `count` uninitialised elements: make_device<T[]>(memory, count, stream). @throws length_error,
-/// out_of_memory
+/// Allocates `count` uninitialised elements: make_device<T[]>(memory, count, stream). @throws length_error, out_of_memory
 template <class T, class Resource>
 requires(tarn::resource<Resource>&& std::is_unbounded_array_v<T>)
     [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream,

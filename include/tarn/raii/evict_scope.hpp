@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// evict_scope: device buffers whose elements wait in pinned host memory for the length of a scope.
+// evict_scope: keeps the elements of device buffers in pinned host memory during a scope.
 //
 //   stream A (a buffer's own)   S (the scope's)                     the device memory
 //   work on it
 //            --- event --->     copy to the host
-//                               freed ------------------------->    another's, at once on S
+//                               freed ------------------------->    reusable at once on S
 //                               ...
 //                               allocated, copied back
 //            <-- event ---
@@ -30,33 +30,31 @@
 
 namespace tarn {
 
-/// Elements that an evict_scope could not bring back at its end.
+/// Elements that an evict_scope could not bring back when it ended.
 struct lost_elements {
-  std::size_t index = 0;  ///< which of the scope's buffers, from 0
+  std::size_t index = 0;  ///< index of the buffer in the scope, from 0
   std::span<std::byte const>
-      bytes;  ///< the elements; valid during the call. Empty where the device failed before it had
-              ///< copied them
-  std::exception_ptr why;  ///< what bring_back() threw
+      bytes;  ///< the elements, valid during the call; empty if the device failed before copying them
+  std::exception_ptr why;  ///< the exception of bring_back()
 };
 
-/// Moves the elements of device buffers to pinned host memory, frees their device memory, and brings them back at the end.
+/// Moves the elements of device buffers to pinned host memory, frees their device memory, and restores them at the end.
 /// `tarn::evict_scope evicted{pinned, stream, optimizer_state, embeddings};`
 ///
-/// All in the order of `stream`: the constructor and bring_back() make it wait for the buffers' own streams, and those for
-/// it; the host waits for nothing. The freed memory is reusable at once by later work on `stream`. During the scope the
-/// buffers are empty (what one is given meanwhile is freed when its elements come back); they must outlive the scope at
-/// their place, as must all streams. Afterwards they are the same objects with equal elements, the same size, stream and
-/// resource, at another address: pointers and spans taken before are stale. Spare capacity is not brought back.
+/// Everything is ordered on `stream`: the constructor and bring_back() make it wait for the buffers' streams, and those for it;
+/// the host does not wait. Later work on `stream` can reuse the freed memory at once. During the scope the buffers are empty
+/// (memory assigned to one meanwhile is freed when its elements return). The buffers must outlive the scope and must not move;
+/// all streams must outlive it, too. Afterwards they are the same objects with equal elements, size, stream and resource, but
+/// at another address: earlier pointers and spans are invalid. Spare capacity is not restored.
 ///
-/// Elements are never lost silently. bring_back() throws where the device has no room, changes nothing then, and may be
-/// called again. The destructor calls it, too; if that fails, it waits for the copies and hands what is left to the handler
-/// named by when_lost(); where none is named it reports misuse (contents_lost), which ends the program unless a misuse
-/// handler returns. So call bring_back() yourself where an error can be dealt with. Once the driver has gone at the
-/// process's end nothing is done.
+/// Elements are never lost silently. bring_back() throws if the device has too little memory; it then changes nothing and may
+/// be called again. The destructor also calls it. If that fails, it waits for the copies and passes the remaining elements to
+/// the handler set by when_lost(); without a handler it reports misuse (contents_lost), which ends the program unless a misuse
+/// handler returns. Call bring_back() explicitly where an error can be handled. Once the driver is unloaded at process exit,
+/// nothing is done.
 ///
-/// Host memory: as many bytes as the buffers have elements, from `pinned`: pool it, since pinning costs 460 ms per GiB and
-/// a bare source waits for the stream when it frees; so does the scope where `pinned` is another device's. One thread at a
-/// time.
+/// Host memory: as many bytes as the buffers have elements, from `pinned`. Use a pool: pinning costs 460 ms per GiB, and a bare
+/// source waits for the stream when it frees; so does the scope if `pinned` belongs to another device. One thread at a time.
 template <class Pinned, class... Buffers>
 class evict_scope {
   static_assert(sizeof...(Buffers) != 0, "tarn: name the buffers to evict");
@@ -69,9 +67,9 @@ class evict_scope {
  public:
   using handler = std::function<void(lost_elements const&)>;
 
-  /// Moves the elements out. @param stream  of the buffers' device
+  /// Moves the elements to the host. @param stream  a stream of the buffers' device
   /// @throws misuse         (capture) `stream` or a buffer's own is being captured into a graph
-  /// @throws out_of_memory  the host has no room for all of them; nothing has changed
+  /// @throws out_of_memory  the host has too little memory for all of them; nothing has changed
   /// @throws cuda_error     nothing has changed
   evict_scope(Pinned pinned, stream_ref stream, Buffers&... buffers)
       : pinned_(std::move(pinned)),
@@ -95,7 +93,7 @@ class evict_scope {
   }
   evict_scope(evict_scope const&) = delete;
   evict_scope& operator=(evict_scope const&) = delete;
-  /// Brings back what is not back. Never throws; see above for what happens where there is no room.
+  /// Restores what is still on the host. Never throws; see above for failures.
   ~evict_scope() {
     try {
       bring_back();
@@ -108,9 +106,9 @@ class evict_scope {
     forget_event();
   }
 
-  /// Brings all elements back, in stream order. Does nothing once they are. Where the device has no room, the caches of the
-  /// buffers' pools are given back to the driver and it is tried once more.
-  /// @throws out_of_memory, cuda_error  nothing has changed: the elements are on the host, and it may be called again
+  /// Restores all elements, in stream order. Does nothing if they are already restored. If the device has too little memory,
+  /// the caches of the buffers' pools are trimmed and it is tried once more.
+  /// @throws out_of_memory, cuda_error  nothing has changed: the elements stay on the host, and it may be called again
   void bring_back() {
     if (evicted_bytes() == 0) return;
     refuse_capture();
@@ -122,7 +120,7 @@ class evict_scope {
     }
   }
 
-  /// The elements of the i-th buffer on the host, while they are there: waits for the copy. Empty once they are back.
+  /// Returns the i-th buffer's elements on the host after waiting for the copy. Empty once they are restored.
   /// @throws cuda_error
   template <std::size_t I>
   [[nodiscard]] auto host_copy() const {
@@ -133,11 +131,11 @@ class evict_scope {
     return std::span<element const>(s.data(), s.count);
   }
 
-  /// Names who takes the elements that the destructor cannot bring back: called once for each such buffer, after the copies
-  /// to the host are done. An exception of the handler ends the program.
+  /// Sets the handler for elements that the destructor cannot restore. It is called once for each such buffer, after the copies
+  /// to the host have completed. An exception thrown by the handler ends the program.
   void when_lost(handler h) { handler_ = std::move(h); }
 
-  /// Bytes on the host now.
+  /// Returns the bytes currently on the host.
   [[nodiscard]] std::size_t evicted_bytes() const noexcept {
     std::size_t bytes = 0;
     each([&](auto const& s) { bytes += s.host != nullptr ? s.bytes() : 0; });
@@ -170,12 +168,12 @@ class evict_scope {
     return detail::larger_of(default_alignment, alignof(typename Slot::element));
   }
 
-  /// The one that orders the streams: pinned memory may be any device's.
+  /// Returns the driver that orders the streams. Not pinned_.driver(): pinned memory may belong to any device.
   [[nodiscard]] auto driver() const noexcept { return std::get<0>(slots_).buffer->resource().driver(); }
   void require(status const& s) const {
     if (!s.ok()) throw cuda_error(s, driver().device().value);
   }
-  /// Streams of the buffers' device say nothing to a pool of another's.
+  /// Whether `pinned_` belongs to another device; its pool then cannot use streams of the buffers' device.
   [[nodiscard]] bool is_anothers() const noexcept { return pinned_.driver().device() != driver().device(); }
   template <class Slot>
   [[nodiscard]] void* host_memory_for(Slot const& s) {
@@ -183,8 +181,8 @@ class evict_scope {
     return pinned_.allocate(stream_, s.buffer->bytes(), alignment_of(s));
   }
 
-  /// A copy recorded into a graph would happen when that is launched, and not now; and a wait for a buffer's stream that is
-  /// captured makes the scope's stream part of that capture.
+  /// A copy captured into a graph would run when the graph is launched, not now; and waiting for a buffer's capturing stream
+  /// would make the scope's stream part of that capture.
   void refuse_capture() const {
     refuse_capture_of(stream_);
     each([&](auto const& s) { refuse_capture_of(s.buffer->stream()); });
@@ -210,12 +208,12 @@ class evict_scope {
       });
       require(driver().record_event(copied_, stream_));
     } catch (...) {
-      (void)finish();  // the buffers' next users do not know of the copies that run
+      (void)finish();  // the buffers' next users are not ordered behind the running copies
       throw;
     }
   }
 
-  /// Makes new blocks on stream_, fills them, lets the buffers' streams wait; only then are the buffers changed.
+  /// Allocates new blocks on stream_, fills them and makes the buffers' streams wait. The buffers are changed only after that.
   template <std::size_t... I>
   void bring_all(std::index_sequence<I...>) {
     std::tuple<Buffers...> back(block_for(std::get<I>(slots_))...);
@@ -239,7 +237,7 @@ class evict_scope {
     give(s);
   }
 
-  /// True where a pool gave anything back.
+  /// Returns whether any pool released memory.
   [[nodiscard]] bool clear_caches() {
     std::size_t given = 0;
     each([&](auto& s) {
@@ -252,7 +250,7 @@ class evict_scope {
     return given != 0;
   }
 
-  /// In the order of stream_, behind the copies.
+  /// Frees a slot's host memory in the order of stream_, behind the copies.
   template <class Slot>
   void give(Slot& s) noexcept {
     if (s.host == nullptr) return;
@@ -264,8 +262,8 @@ class evict_scope {
   void give_host_memory() noexcept {
     each([&](auto& s) { give(s); });
   }
-  /// Waits on the host for the scope's copies. A stream that is being captured must not be waited for: nothing was brought
-  /// back then, and for the copies to the host tell_lost() has waited.
+  /// Waits on the host for the scope's copies. A capturing stream must not be waited for: in that case nothing was brought
+  /// back, and tell_lost() has waited for the copies to the host.
   [[nodiscard]] bool finish() const noexcept {
     bool capturing = false;
     (void)driver().is_capturing(stream_, capturing);
@@ -275,7 +273,7 @@ class evict_scope {
     if (copied_ != nullptr) (void)driver().destroy_event(std::exchange(copied_, nullptr));
   }
 
-  /// In the handler of what bring_back() threw.
+  /// Reports lost elements. Called inside the catch block of what bring_back() threw.
   void tell_lost() noexcept {
     bool const copied = driver().synchronize_event(copied_).ok();
     if (!handler_) {
@@ -297,7 +295,7 @@ class evict_scope {
   Pinned pinned_;
   std::tuple<slot<Buffers>...> slots_;
   stream_ref stream_;
-  event_handle copied_ = nullptr;  ///< the elements are on the host
+  event_handle copied_ = nullptr;  ///< recorded when the elements are on the host
   handler handler_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// fill_threads: a few threads that fill numbered slots in order, ahead of whoever takes them.
+// fill_threads: a few threads that fill numbered slots in order, ahead of the consumer.
 
 #include <condition_variable>
 #include <cstddef>
@@ -13,27 +13,27 @@
 
 namespace tarn::detail {
 
-/// Calls fill(batch, piece) once for each piece of each batch that was opened, in order of (batch, piece), by several threads
-/// at once. Batch b is in slot b % slots: whoever opens it says that the slot may be written. With no threads, the caller
-/// does it where it asks. What fill throws is kept and comes out of take(). One thread opens and takes.
+/// Calls fill(batch, piece) once for each piece of each opened batch, in order of (batch, piece), from several threads at once.
+/// Batch b uses slot b % slots; opening it permits writing to the slot. With no threads, the caller fills in is_filled() or
+/// take(). An exception thrown by fill is stored and rethrown by take(). One thread opens and takes.
 class fill_threads {
  public:
-  /// @param fill  returns the elements that it filled; called by several threads at once
+  /// @param fill  returns the number of elements that it filled; called by several threads at once
   using fill_function = std::function<std::size_t(std::size_t batch, std::size_t piece)>;
 
-  /// @throws std::system_error  the host has no thread; std::bad_alloc
+  /// @throws std::system_error  no thread can be created; std::bad_alloc
   fill_threads(unsigned threads, std::size_t pieces, std::size_t slots, fill_function fill)
       : fill_threads(pieces, slots, std::move(fill)) {
-    // Should a thread be refused, the destructor runs: the constructor delegated to is done.
+    // If a thread cannot be created, the destructor runs, since the delegated-to constructor has completed.
     threads_.reserve(threads);
     while (threads_.size() < threads) threads_.emplace_back([this] { work(); });
   }
   fill_threads(fill_threads const&) = delete;
   fill_threads& operator=(fill_threads const&) = delete;
-  /// Waits for the pieces that are being filled, not for those that nobody has begun.
+  /// Waits for the pieces being filled, not for those that have not started.
   ~fill_threads() { stop(); }
 
-  /// Lets the next batch be filled: the first, then the second... Its slot's last batch was taken.
+  /// Opens the next batch for filling, in order. The previous batch of its slot has been taken.
   void open() {
     {
       std::lock_guard const lock(mutex_);
@@ -44,7 +44,7 @@ class fill_threads {
   }
   [[nodiscard]] std::size_t opened() const noexcept { return opened_; }
 
-  /// True where an opened batch is filled and nothing was thrown; does not wait. Without threads fills it.
+  /// Whether an opened batch is filled without an exception. Does not wait. Without threads, fills it first.
   [[nodiscard]] bool is_filled(std::size_t batch) {
     slot const& s = slots_[batch % slots_.size()];
     if (threads_.empty()) fill_here(batch);
@@ -52,7 +52,7 @@ class fill_threads {
     return s.pieces_left == 0 && s.error == nullptr;
   }
 
-  /// Waits until an opened batch is filled; returns its elements. @throws what fill threw for one of its pieces
+  /// Waits until an opened batch is filled; returns its number of elements. @throws what fill threw for one of its pieces
   std::size_t take(std::size_t batch) {
     slot const& s = slots_[batch % slots_.size()];
     if (threads_.empty()) fill_here(batch);
@@ -90,7 +90,7 @@ class fill_threads {
       (void)fill_piece(piece / pieces_, piece % pieces_);
     }
   }
-  /// True where it was the batch's last piece.
+  /// Returns whether it was the last piece of the batch.
   bool fill_piece(std::size_t batch, std::size_t piece) {
     std::size_t elements = 0;
     std::exception_ptr error;
@@ -119,9 +119,9 @@ class fill_threads {
   std::size_t const pieces_;
   std::mutex mutex_;
   std::condition_variable there_is_work_, filled_;
-  std::vector<slot> slots_;  ///< under the mutex, as all that follows
-  std::size_t opened_ = 0;   ///< batches; written by the one thread that opens
-  std::size_t next_ = 0;     ///< pieces begun
+  std::vector<slot> slots_;  ///< guarded by mutex_, as are all members below
+  std::size_t opened_ = 0;   ///< batches; written only by the thread that opens
+  std::size_t next_ = 0;     ///< pieces started
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Work on one stream that touches what belongs to others: ordered behind them, and they behind it, on the device.
+// in_turn(): orders work on one stream after the earlier work of other streams and before their later work, on the device.
 
 #include "tarn/core/error.hpp"
 #include "tarn/raii/stream.hpp"
 
 namespace tarn::detail {
 
-/// A stream with the driver of its device.
+/// A stream and the driver of its device.
 template <class Driver>
 struct driven_stream {
   Driver const& driver;
   stream_ref stream;
 };
 
-/// Runs `enqueue`, which puts work on `on`, behind all that the others have enqueued so far; their later work waits for
-/// it. A stream that is `on` itself costs nothing; any other two events. Where an other cannot be made to wait, the host
+/// Calls `enqueue`, which puts work on `on`, behind all work enqueued so far on the other streams; their later work waits for
+/// it. A stream equal to `on` costs nothing; any other costs two events. If one of the others cannot be made to wait, the host
 /// waits for the work instead. @throws what enqueue throws; cuda_error
 template <class Driver, class Enqueue, class... Others>
 void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, Others const&... others) {
@@ -25,7 +25,7 @@ void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, Others const&... 
     (order_streams(others.driver, others.stream, on.driver, on.stream), ...);
   } catch (...) {
     Driver const& driver = on.driver;
-    (void)driver.synchronize_stream(on.stream);  // whoever uses the memory next may not be told to wait
+    (void)driver.synchronize_stream(on.stream);  // the memory's next users may not be ordered behind the work
     throw;
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The line profile: what each marked line of the source does to memory, as memory_profiler tells it of Python's lines.
+// The line profile: what each marked source line does to memory, as memory_profiler does for Python.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,21 +15,21 @@
 
 namespace tarn {
 
-/// What one line did, bytes as the pool rounds them.
+/// The memory use of one line; bytes as the pool rounds them.
 struct profiled_line {
   place where;
   std::uint64_t calls = 0;
-  std::int64_t change = 0;   ///< of live bytes, over all calls; negative: more was freed
-  std::size_t peak = 0;      ///< the most above the start of a call, of all calls
-  std::uint64_t blocks = 0;  ///< handed out in all calls
+  std::int64_t change = 0;   ///< change of live bytes over all calls; negative: more was freed
+  std::size_t peak = 0;      ///< highest use above the start of a call, over all calls
+  std::uint64_t blocks = 0;  ///< blocks allocated in all calls
 };
 
 namespace detail {
 
-/// The lines of the process. Made at first use and never destroyed: lines may run as the process ends.
+/// The profiled lines of the process. Created at first use and never destroyed: lines may run during process exit.
 class line_registry {
  public:
-  /// Lines told apart; further ones are counted in dropped().
+  /// Maximum number of distinct lines; calls of further ones are counted in dropped().
   static constexpr std::size_t most = 4096;
 
   [[nodiscard]] static line_registry& of_process() {
@@ -37,7 +37,7 @@ class line_registry {
     return *made;
   }
 
-  /// Adds one call of a line. O(lines). Where host memory is refused the call is dropped.
+  /// Adds one call of a line. O(lines). If host memory cannot be allocated, the call is counted as dropped.
   void add(profiled_line const& call) noexcept {
     std::lock_guard const guard(mutex_);
     for (profiled_line& l : lines_) {
@@ -58,7 +58,7 @@ class line_registry {
     }
     ++dropped_;
   }
-  /// Calls f with each line. @throws what f does
+  /// Calls f with each line. @throws what f throws
   template <class F>
   void for_each(F const& f) {
     std::lock_guard const guard(mutex_);
@@ -82,10 +82,10 @@ class line_registry {
 
 }  // namespace detail
 
-/// Adds what happens to memory during a scope to the line that declares it. The memory has a `tracked` layer, as every
-/// device_pool has. By default it sees the calls of its own thread: memory that another thread frees does not count.
-/// Scopes nest; an outer one includes what inner ones do. A mark while it lives (see peak_scope), one lock at its end.
-/// Never throws but where the first one finds no memory for the table.
+/// Adds the memory use of a scope to the line that declares it. The memory has a `tracked` layer, as every device_pool does. By
+/// default only calls of the current thread count: memory freed by another thread does not. Scopes nest; an outer one includes
+/// the inner ones. Costs a high-water mark while alive (see peak_scope) and one lock at the end. Throws only if the first scope
+/// cannot allocate the table.
 template <class Resource>
 class [[nodiscard]] line_profile_scope {
  public:
@@ -105,19 +105,19 @@ class [[nodiscard]] line_profile_scope {
   place where_;
 };
 
-/// Forgets all lines.
+/// Clears the profile.
 inline void reset_line_profile() {
   detail::line_registry::of_process().reset();
 }
 
 }  // namespace tarn
 
-/// Profiles what follows on the line, to the end of the enclosing block: `{ TARN_PROFILE_LINE(memory); step(); }`.
+/// Profiles from this line to the end of the enclosing block: `{ TARN_PROFILE_LINE(memory); step(); }`.
 #define TARN_PROFILE_LINE(memory)                                                     \
   ::tarn::line_profile_scope const TARN_PROFILE_NAME(tarn_profiled_line_, __LINE__) { \
     memory                                                                            \
   }
-/// Profiles one expression and is its value: `auto w = TARN_PROFILE_EXPRESSION(memory,
+/// Profiles one expression and returns its value: `auto w = TARN_PROFILE_EXPRESSION(memory,
 /// make_device_buffer<float>(memory, n, s));`.
 #define TARN_PROFILE_EXPRESSION(memory, ...) ((void)::tarn::line_profile_scope{memory}, __VA_ARGS__)
 #define TARN_PROFILE_NAME(prefix, line) TARN_PROFILE_NAME_OF(prefix, line)

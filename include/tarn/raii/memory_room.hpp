@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// room_in(): how much a resource could hand out now, and what bounds that.
+// room_in(): how much memory a resource could allocate now, and what limits it.
 
 #include <concepts>
 #include <cstddef>
@@ -14,14 +14,14 @@
 
 namespace tarn {
 
-/// What a resource could hand out at one moment. Bytes; fields that are not known stay memory_report::unknown.
+/// How much memory a resource could allocate at one moment, in bytes. Unknown fields stay memory_report::unknown.
 struct memory_room {
-  std::size_t bytes = 0;                             ///< could be handed out
-  char const* bounded_by = "the device";             ///< what gives out first, static storage
-  std::size_t limit = memory_report::unknown;        ///< where that is a limit
-  std::size_t live = memory_report::unknown;         ///< handed out, as the nearest layer that knows says
-  std::size_t cached = memory_report::unknown;       ///< held by the nearest pool, not handed out
-  std::size_t device_free = memory_report::unknown;  ///< as the driver says
+  std::size_t bytes = 0;                             ///< bytes that could be allocated
+  char const* bounded_by = "the device";             ///< the tightest limit; static storage
+  std::size_t limit = memory_report::unknown;        ///< the limit, if bounded by one
+  std::size_t live = memory_report::unknown;         ///< allocated, as the nearest layer that knows reports
+  std::size_t cached = memory_report::unknown;       ///< held by the nearest pool but not allocated
+  std::size_t device_free = memory_report::unknown;  ///< as the driver reports
 };
 
 namespace detail {
@@ -36,8 +36,8 @@ concept caches_bytes = stands_on_another<Layer> && !routes_calls<Layer> && requi
   { layer.state() } -> std::same_as<pool_state>;
 };
 
-/// True where somebody knows: a limit, or the driver of a source of device memory or of plain host memory. What is left of
-/// pinned and managed memory no driver tells.
+/// Whether free memory is known: from a limit, or from the driver of a source of device memory or of plain host memory. No
+/// driver reports how much pinned or managed memory is left.
 template <class Layer>
 constexpr bool tells_room() noexcept {
   if constexpr (bounds_bytes<Layer>) {
@@ -67,7 +67,7 @@ template <class Layer>
   }
   if constexpr (caches_bytes<Layer>) {
     pool_state const s = layer.state();
-    // Over pages free pieces are put together. Over blocks they are not: of them one piece is sure.
+    // Over pages, free pieces can be combined. Over blocks they cannot, so only the largest piece is certain.
     bool const puts_together = page_source<typename Layer::upstream_type>;
     std::size_t const reusable = puts_together ? s.cached : s.largest_free_range;
     room.bytes += smaller_of(reusable, everything - room.bytes);
@@ -90,12 +90,12 @@ template <class Layer>
 
 }  // namespace detail
 
-/// How much `memory` could hand out now: from the source up, what the driver says is free; bounded by a `limited` layer
-/// over pages; plus what a pool has cached (over pages all of it, over blocks the largest free range, since blocks are not
-/// put together); bounded by each `limited` layer over that. What a `fallback_to` or `retry_on_oom` could add is not
-/// counted, nor what recorded uses hold back. A moment's figure: other threads and processes go on.
-/// Takes the pool's locks for a moment and asks the driver once (5 us). Never waits for a stream. Safe from any thread.
-/// @throws cuda_error  the driver did not tell
+/// Returns how much `memory` could allocate now. Computed from the source upwards: free memory as the driver reports it;
+/// bounded by a `limited` layer over pages; plus what a pool has cached (over pages all of it; over blocks the largest free
+/// range, since blocks are not combined); bounded by each `limited` layer above that. Memory that a `fallback_to` or
+/// `retry_on_oom` could add is not counted, nor is memory held back by recorded uses. A snapshot: other threads and processes
+/// continue. Takes the pool's locks briefly and queries the driver once (5 us). Never waits for a stream. Thread-safe.
+/// @throws cuda_error  the driver did not report free memory
 template <class Resource>
 [[nodiscard]] memory_room room_in(Resource const& memory) {
   using layer = std::remove_reference_t<decltype(detail::layer_of(std::declval<Resource&>()))>;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// micro_batches: work split into parts that fit a budget, as gradient accumulation wants them.
+// micro_batches: splits work into parts that fit a memory budget, as gradient accumulation needs.
 
 #include <cstddef>
 #include <iterator>
@@ -12,53 +12,53 @@
 
 namespace tarn {
 
-/// What happens where one item does not fit the budget.
+/// What happens if one item does not fit the budget.
 enum class too_large_item {
-  refuse,        ///< out_of_memory, before anything is done
-  one_at_a_time  ///< parts of one item each: the allocation itself may still succeed, or refuse
+  refuse,        ///< throws out_of_memory before anything is done
+  one_at_a_time  ///< parts of one item each: the allocation itself may still succeed or fail
 };
 
 struct micro_batch_options {
-  /// Of what a resource could hand out, so many thousandths are left alone: blocks are rounded up (by up to 12.5 % where
-  /// they are small), and other programs use the device. A budget given as a number is used to the last byte.
+  /// Thousandths of the available memory that are left unused: blocks are rounded up (small ones by up to 12.5 %), and other
+  /// programs use the device. A budget given as a number of bytes is used completely.
   unsigned reserve_per_mille = 50;
   too_large_item when_too_large = too_large_item::refuse;
-  std::size_t most_items = ~std::size_t{0};  ///< in a part, however much fits; 0 counts as 1
+  std::size_t most_items = ~std::size_t{0};  ///< maximum items per part, regardless of memory; 0 counts as 1
 };
 
 /// Consecutive items: [first, first + count) of `of`.
 struct micro_batch {
   std::size_t first = 0;
   std::size_t count = 0;
-  std::size_t index = 0;  ///< of the part, from 0
-  std::size_t of = 0;     ///< items in all parts together
+  std::size_t index = 0;  ///< index of the part, from 0
+  std::size_t of = 0;     ///< total items of all parts
 
-  /// The part's share of all items: scale a part's mean loss by it, and the accumulated gradients are those of the whole
-  /// batch, though the last parts are an item smaller. The weights of all parts add up to 1.
+  /// Returns the part's share of all items. Scaled by it, the mean losses of all parts accumulate to the gradients of the whole
+  /// batch, although the last parts have one item fewer. The weights of all parts add up to 1.
   [[nodiscard]] double weight() const noexcept {
     return static_cast<double>(count) / static_cast<double>(of);
   }
 };
 
-/// `n` items in the fewest parts that fit a budget, as even as possible: no two differ by more than one item. Decided once,
-/// when made: a part's count and weight stay what they were, whatever is allocated meanwhile; ask again for a fresh look.
-/// A forward range of micro_batch; a small value, holds no memory and no resource. Zero items: no part.
+/// Splits `n` items into the fewest parts that fit a budget, as evenly as possible: sizes differ by at most one item. The split
+/// is computed once, on construction, and does not follow later allocations; construct again for current figures. A forward
+/// range of micro_batch; a small value that holds no memory and no resource. Zero items give no parts.
 class micro_batches {
  public:
   class iterator;
 
   /// Splits by a number of bytes.
   /// @param n               items
-  /// @param bytes_per_item  that one item needs while its part is worked on: `bytes_of<float>(features)`; 0: all fit
-  /// @param budget          bytes that a part may need
-  /// @throws out_of_memory  one item is larger than the budget (unless one_at_a_time); nothing was done
+  /// @param bytes_per_item  needed per item while its part is processed: `bytes_of<float>(features)`; 0: all items fit
+  /// @param budget          bytes that a part may use
+  /// @throws out_of_memory  one item exceeds the budget (unless one_at_a_time); nothing was done
   micro_batches(std::size_t n, std::size_t bytes_per_item, std::size_t budget,
                 micro_batch_options const& options = {})
       : micro_batches(n, bytes_per_item, memory_room{budget, "the budget of micro_batches", budget}, 0, -1,
                       options) {}
 
-  /// Splits by what a resource could hand out now: room_in(memory) less the reserve.
-  /// @throws cuda_error  the driver did not tell what is free
+  /// Splits by what a resource could allocate now: room_in(memory) minus the reserve.
+  /// @throws cuda_error  the driver did not report free memory
   template <has_driver Resource>
   micro_batches(std::size_t n, std::size_t bytes_per_item, Resource const& memory,
                 micro_batch_options const& options = {})
@@ -67,16 +67,16 @@ class micro_batches {
 
   [[nodiscard]] inline iterator begin() const noexcept;
   [[nodiscard]] inline iterator end() const noexcept;
-  /// Parts.
+  /// Returns the number of parts.
   [[nodiscard]] std::size_t size() const noexcept { return parts_; }
   [[nodiscard]] bool empty() const noexcept { return parts_ == 0; }
-  /// Items of the largest part, which is the first: what buffers used by all parts must hold.
+  /// Returns the number of items in the largest part, which is the first. Buffers shared by all parts must hold this many.
   [[nodiscard]] std::size_t largest() const noexcept {
     return parts_ == 0 ? 0 : each_ + (extra_ != 0 ? 1 : 0);
   }
-  /// Bytes that a part may need, as decided.
+  /// Returns the bytes that a part may use.
   [[nodiscard]] std::size_t budget() const noexcept { return budget_; }
-  /// One part; index < size().
+  /// Returns one part; index < size().
   [[nodiscard]] micro_batch operator[](std::size_t index) const noexcept {
     std::size_t const larger = detail::smaller_of(index, extra_);
     return {index * each_ + larger, each_ + (index < extra_ ? 1 : 0), index, n_};
@@ -118,8 +118,8 @@ class micro_batches {
   std::size_t n_ = 0;
   std::size_t budget_ = 0;
   std::size_t parts_ = 0;
-  std::size_t each_ = 0;   ///< items of the smaller parts
-  std::size_t extra_ = 0;  ///< parts of one item more; they come first
+  std::size_t each_ = 0;   ///< items per smaller part
+  std::size_t extra_ = 0;  ///< parts with one more item; they come first
 };
 
 class micro_batches::iterator {
@@ -127,7 +127,7 @@ class micro_batches::iterator {
   using value_type = micro_batch;
   using reference = micro_batch;
   using difference_type = std::ptrdiff_t;
-  using iterator_category = std::input_iterator_tag;  // parts are made as they are asked for
+  using iterator_category = std::input_iterator_tag;  // dereferencing returns a value
   using iterator_concept = std::forward_iterator_tag;
 
   iterator() noexcept = default;
@@ -147,7 +147,7 @@ class micro_batches::iterator {
   friend class micro_batches;
   iterator(micro_batches const& whole, std::size_t at) noexcept : whole_(whole), at_(at) {}
   inline static constexpr std::size_t nowhere = 0;
-  micro_batches whole_{nowhere, nowhere, nowhere};  // by value: a range may be a temporary
+  micro_batches whole_{nowhere, nowhere, nowhere};  // a copy: the range may be a temporary
   std::size_t at_ = 0;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// partition: how many elements are divided into contiguous parts, evenly or by weight.
+// partition: divides elements into contiguous parts, evenly or by weight.
 
 #include <algorithm>
 #include <cmath>
@@ -15,18 +15,18 @@
 
 namespace tarn {
 
-/// A division that cannot be made. Says why.
+/// Reports a partition that cannot be made, and why.
 class bad_partition : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
 };
 
-/// Elements 0 to size() in contiguous parts, every one of them in exactly one part; parts may be empty. A value.
+/// Divides elements 0 to size() into contiguous parts. Each element is in exactly one part; parts may be empty. A value type.
 class partition {
  public:
-  /// Parts whose sizes differ by at most one step.
-  /// @param multiple_of  step: elements between two places where a part may begin (a row, a cache line)
-  /// @throws bad_partition  no parts, or no step
+  /// Divides into parts whose sizes differ by at most one step.
+  /// @param multiple_of  the step: a part begins at a multiple of this many elements (a row, a cache line)
+  /// @throws bad_partition  `parts` or `multiple_of` is 0
   [[nodiscard]] static partition even(std::size_t count, std::size_t parts, std::size_t multiple_of = 1) {
     partition made(count, parts, multiple_of);
     std::size_t const steps = steps_of(count, multiple_of);
@@ -36,8 +36,8 @@ class partition {
     }
     return made;
   }
-  /// Parts in proportion to weights (memory, speed), each within a step of it.
-  /// @throws bad_partition  no weights, one that is negative or not finite, none above zero, or no step
+  /// Divides in proportion to weights (memory, speed); each part is within one step of its share.
+  /// @throws bad_partition  no weights, a weight is negative or not finite, no weight is positive, or `multiple_of` is 0
   [[nodiscard]] static partition weighted(std::size_t count, std::span<double const> weights,
                                           std::size_t multiple_of = 1) {
     partition made(count, weights.size(), multiple_of);
@@ -52,21 +52,21 @@ class partition {
     for (std::size_t i = 1; i < weights.size(); ++i) {
       before += weights[i - 1];
       double const place = std::floor(steps * (before / total) + 0.5);
-      // Also where rounding has gone beyond the last step, or a step's number beyond what a double has exactly.
+      // Also covers rounding beyond the last step, and step counts too large for a double to represent exactly.
       made.first_[i] = place >= steps ? count : place_of(static_cast<std::size_t>(place), count, multiple_of);
     }
     return made;
   }
 
-  /// Elements in all.
+  /// Returns the total number of elements.
   [[nodiscard]] std::size_t size() const noexcept { return first_.back(); }
-  /// How many parts there are.
+  /// Returns the number of parts.
   [[nodiscard]] std::size_t parts() const noexcept { return first_.size() - 1; }
-  /// Where part i begins.
+  /// Returns the first element of part i.
   [[nodiscard]] std::size_t first(std::size_t i) const noexcept { return first_[i]; }
-  /// Elements of part i.
+  /// Returns the number of elements of part i.
   [[nodiscard]] std::size_t size(std::size_t i) const noexcept { return first_[i + 1] - first_[i]; }
-  /// The part that an element is in. @param element  below size(). O(log parts).
+  /// Returns the part that contains an element. @param element  below size(). O(log parts).
   [[nodiscard]] std::size_t part_of(std::size_t element) const noexcept {
     auto const next = std::upper_bound(first_.begin(), first_.end(), element);
     return static_cast<std::size_t>(next - first_.begin()) - 1;

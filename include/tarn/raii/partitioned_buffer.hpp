@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// partitioned_buffer<T>: one array of elements over several devices, each part on its device with a stream of its own.
+// partitioned_buffer<T>: one array divided over several devices; each part is on its device with its own stream.
 
 #include <cstddef>
 #include <span>
@@ -21,7 +21,7 @@ namespace tarn {
 
 namespace detail {
 
-/// The device of a part current while its work is enqueued, on drivers that know a current device.
+/// Makes the device of a part current while its work is enqueued, for drivers that have a current device.
 template <class Driver>
 concept has_current_device = requires(device_id device) {
   Driver::set_current_device(device);
@@ -40,10 +40,10 @@ struct guard_for<Driver> {
 
 }  // namespace detail
 
-/// Owns size() elements, part i of them in a block of memory i, uninitialised. Each part's work is ordered on its own stream,
-/// parts run side by side, and nothing waits on the host unless it says so. Several parts may be on one device. Movable, not
-/// copyable. One thread at a time. Moved-from: may be assigned and destroyed only. A constructor that throws has freed the
-/// parts it had.
+/// Owns size() uninitialised elements; part i is in a block of memory i. Each part's work is ordered on its own stream; parts
+/// run concurrently, and the host waits only where documented. Several parts may be on one device. Movable, not copyable. One
+/// thread at a time. A moved-from buffer may only be assigned and destroyed. A constructor that throws frees the parts
+/// allocated so far.
 template <class T, class Resource = detail::default_device_resource>
 class partitioned_buffer {
  public:
@@ -52,7 +52,7 @@ class partitioned_buffer {
   using driver_type = typename Resource::driver_type;
   using part_type = device_buffer<T, Resource>;
 
-  /// What for_each_part() hands out: elements [first, first + elements.size()) of the whole.
+  /// Argument of the for_each_part() callback: elements [first, first + elements.size()) of the whole.
   struct part_ref {
     std::size_t index;
     std::size_t first;
@@ -60,8 +60,8 @@ class partitioned_buffer {
     stream_ref stream;
   };
 
-  /// Part i from memory i.
-  /// @throws bad_partition  not as many memories as parts
+  /// Allocates part i from memory i.
+  /// @throws bad_partition  the number of memories differs from the number of parts
   /// @throws length_error, out_of_memory, cuda_error; nothing is held
   partitioned_buffer(std::span<Resource const> memories, partition parts, place where = place::current())
       : layout_(std::move(parts)) {
@@ -75,12 +75,12 @@ class partitioned_buffer {
     for (std::size_t i = 0; i < memories.size(); ++i)
       parts_.emplace_back(memories[i], layout_.size(i), where);
   }
-  /// Part i on device i of `devices`, from its pool.
+  /// Allocates part i from the pool of device i of `devices`.
   template <class Make>
   partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices, partition parts,
                      place where = place::current())
       : partitioned_buffer(std::span<Resource const>(pools_of(pools, devices)), std::move(parts), where) {}
-  /// `count` elements, evenly.
+  /// Divides `count` elements evenly.
   template <class Make>
   partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices, std::size_t count,
                      place where = place::current())
@@ -89,17 +89,17 @@ class partitioned_buffer {
   partitioned_buffer(partitioned_buffer&&) noexcept = default;
   partitioned_buffer& operator=(partitioned_buffer&&) noexcept = default;
 
-  /// Elements in all.
+  /// Returns the total number of elements.
   [[nodiscard]] std::size_t size() const noexcept { return layout_.size(); }
   [[nodiscard]] std::size_t parts() const noexcept { return parts_.size(); }
   [[nodiscard]] partition const& layout() const noexcept { return layout_; }
-  /// Part i, a buffer on its device whose stream is stream(i). Leave its size and its stream as they are.
+  /// Returns part i, a buffer on its device with the stream stream(i). Do not change its size or its stream.
   [[nodiscard]] part_type& part(std::size_t i) noexcept { return parts_[i].elements; }
   [[nodiscard]] part_type const& part(std::size_t i) const noexcept { return parts_[i].elements; }
   [[nodiscard]] stream_ref stream(std::size_t i) const noexcept { return parts_[i].stream.ref(); }
   [[nodiscard]] device_id device(std::size_t i) const noexcept { return driver(i).device(); }
 
-  /// Calls `call(part_ref)` for each part, its device current: enqueue the part's work on its stream.
+  /// Calls `call(part_ref)` for each part with its device current; the callback enqueues the part's work on its stream.
   template <class Call>
   void for_each_part(Call const& call) {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
@@ -108,20 +108,21 @@ class partitioned_buffer {
     }
   }
 
-  /// Copies from size() elements of the host, each part in its stream's order: from pinned memory, to be kept until the
-  /// streams are past it, all devices copy at once; from other memory one after the other.
-  /// @throws length_error  another number of elements; nothing is copied
+  /// Copies from size() host elements, each part in its stream's order. From pinned memory, which must be kept until the
+  /// streams have completed the copies, all devices copy concurrently; from other memory they copy one after the other.
+  /// @throws length_error  the number of elements differs; nothing is copied
   /// @throws cuda_error    some parts may have been copied
   void scatter(std::span<T const> from) {
     require_size("scatter", from.size());
     for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_from(piece(from, i));
   }
-  /// Copies to size() elements of the host likewise. @throws as scatter
+  /// Copies to size() host elements in the same way. @throws as scatter
   void gather(std::span<T> to) const {
     require_size("gather", to.size());
     for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_to(piece(to, i));
   }
-  /// The same, and waits for all of it, so that the host may read; also where it throws, so that `to` may go.
+  /// Copies as gather() does, then waits for all copies, so that the host may read. It waits also if it throws, so `to` may be
+  /// freed.
   void gather_sync(std::span<T> to) const {
     try {
       gather(to);
@@ -131,8 +132,8 @@ class partitioned_buffer {
     }
     synchronize();
   }
-  /// Copies from another division of as many elements, piece by piece between the devices, ordered behind and before the
-  /// work on every part concerned; either may be changed or destroyed at once. @throws as scatter
+  /// Copies from another division of the same number of elements, piece by piece between the devices, ordered with the streams
+  /// of all parts involved; either buffer may be changed or destroyed at once. @throws as scatter
   template <class Other>
   requires std::is_same_v<typename Other::driver_type, driver_type>
   void copy_from(partitioned_buffer<T, Other> const& other) {
@@ -154,19 +155,19 @@ class partitioned_buffer {
     for (part_and_stream& p : parts_) p.elements.zero();
   }
 
-  /// Waits on the host for all parts' work. @throws cuda_error  the first of what the parts had, also for errors of earlier
-  /// kernels; all have been waited for
+  /// Waits on the host for the work of all parts. @throws cuda_error  the first error of the parts, also errors of earlier
+  /// kernels; all parts have been waited for
   void synchronize() const {
     if (failed_part const first = finish(); !first.what.ok()) throw cuda_error(first.what, first.device);
   }
-  /// Makes all parts' later work wait, on the devices, for what `stream` has now. @throws cuda_error
+  /// Makes later work of all parts wait, on the devices, for the work enqueued on `stream` so far. @throws cuda_error
   void order_behind(driver_type const& driver_of_stream, stream_ref stream) {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       detail::order_streams(driver(i), this->stream(i), driver_of_stream,
                             identified(driver_of_stream, stream));
     }
   }
-  /// Makes later work on `stream` wait, on the devices, for what all parts have now. @throws cuda_error
+  /// Makes later work on `stream` wait, on the devices, for the work enqueued by all parts so far. @throws cuda_error
   void order_before(driver_type const& driver_of_stream, stream_ref stream) const {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       detail::order_streams(driver_of_stream, identified(driver_of_stream, stream), driver(i),
@@ -180,7 +181,7 @@ class partitioned_buffer {
         : stream(memory.driver()),
           elements(std::move(memory), count, stream, detail::larger_of(default_alignment, alignof(T)),
                    where) {}
-    basic_stream<driver_type> stream;  // outlives the elements, which are freed on it
+    basic_stream<driver_type> stream;  // must outlive the elements, which are freed on it
     part_type elements;
   };
   struct failed_part {
@@ -188,7 +189,7 @@ class partitioned_buffer {
     int device = 0;
   };
 
-  /// Waits for all parts, whichever fail; the first that did.
+  /// Waits for all parts, even if some fail. Returns the first failure.
   failed_part finish() const noexcept {
     failed_part first;
     for (std::size_t i = 0; i < parts_.size(); ++i) {

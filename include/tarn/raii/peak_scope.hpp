@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// peak_scope: the high-water mark of a scope.
+// peak_scope: measures the high-water mark of memory during a scope.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,11 +10,10 @@
 
 namespace tarn {
 
-/// Watches memory that has a `tracked` layer, from construction to destruction. Scopes nest and overlap
-/// freely: each has its own mark, and none disturbs another or the pool's own peak. Exact, bytes as the pool
-/// rounds them. peak_of::this_thread sees the calls of the constructing thread alone, counted from zero;
-/// memory that another thread frees does not lower it. Thread-safe. Each live scope adds a few instructions
-/// to every call.
+/// Observes memory that has a `tracked` layer, from construction to destruction. Scopes nest and overlap freely: each has its
+/// own mark and does not affect other scopes or the pool's peak. Exact; bytes as the pool rounds them. With
+/// peak_of::this_thread only calls of the constructing thread count, starting from zero; memory freed by another thread does
+/// not lower it. Thread-safe. Each live scope adds a few instructions to every call.
 template <class Resource>
 class peak_scope {
  public:
@@ -27,22 +26,22 @@ class peak_scope {
     with_layer([&](auto& layer) -> decltype(layer.remove(mark_)) { return layer.remove(mark_); });
   }
 
-  /// The most bytes that were allocated at once during the scope, what was there before included: the figure
-  /// that max_memory_allocated() gives after a reset.
+  /// Returns the most bytes allocated at once during the scope, including those allocated before it: what
+  /// max_memory_allocated() returns after a reset.
   [[nodiscard]] std::size_t peak_bytes() const noexcept { return positive(read().peak); }
-  /// How far the scope went above where it began, bytes: what it needed itself.
+  /// Returns how far the scope rose above its start, bytes: what the scope itself needed.
   [[nodiscard]] std::size_t peak_above_start() const noexcept {
     high_water_mark const m = read();
     return positive(m.peak - m.start);
   }
-  /// Allocated now, bytes.
+  /// Returns the bytes allocated now.
   [[nodiscard]] std::size_t current_bytes() const noexcept { return positive(read().current); }
-  /// Allocated now less allocated at the start; negative where more was freed.
+  /// Returns the bytes allocated now minus those at the start; negative if more was freed.
   [[nodiscard]] std::int64_t net_bytes() const noexcept {
     high_water_mark const m = read();
     return m.current - m.start;
   }
-  /// Blocks handed out during the scope.
+  /// Returns the number of blocks allocated during the scope.
   [[nodiscard]] std::size_t count() const noexcept { return positive(read().allocations); }
 
  private:

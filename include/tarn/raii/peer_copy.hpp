@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Copies between buffers of two devices, whole or in pieces, whether or not one device can reach the other.
+// Copies between buffers of two devices, whole or in part, with or without peer access.
 
 #include <cstddef>
 #include <cstdint>
@@ -28,13 +28,13 @@ inline constexpr bool host_may_touch = has_property<Resource, host_accessible>;
 
 }  // namespace detail
 
-/// Copies elements between buffers of any devices, the same one included, on the target's stream, which first waits, on
-/// the device, for the source's; that one waits for the copy, so either buffer may be changed or destroyed at once. The
-/// host waits for nothing. Works with peer access and without: where the devices cannot reach each other, the driver goes by
-/// way of the host (and may take ten times as long); pages made `| reachable_from{...}` can be copied straight.
+/// Copies elements between buffers on any devices, including the same one, on the target's stream. That stream first waits, on
+/// the device, for the source's stream, which then waits for the copy, so either buffer may be changed or destroyed at once.
+/// The host does not wait. Peer access is not required: without it the driver copies through the host (which may take ten times
+/// as long); pages made `| reachable_from{...}` can be copied directly.
 /// @param from_first, to_first, count  elements
 /// @throws length_error  beyond the end of a buffer; nothing is copied
-/// @throws misuse        of kind `overlap`: both are one buffer, and the pieces share elements
+/// @throws misuse        of kind `overlap`: both are the same buffer and the ranges share elements
 /// @throws cuda_error
 template <class T, class FromResource, class ToResource>
 requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
@@ -53,7 +53,7 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
   detail::driven_stream<driver_type> const on_source{theirs, from.stream()};
   detail::driven_stream<driver_type> const on_target{driver, to.stream()};
   bool const apart = theirs.device() != driver.device();
-  // Memory of the host is copied by the device that the other side belongs to.
+  // A copy to host memory runs on the device of the other side.
   if constexpr (detail::host_may_touch<ToResource> && !detail::host_may_touch<FromResource>) {
     if (apart) {
       detail::in_turn(
@@ -84,7 +84,7 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
       on_source);
 }
 
-/// All elements. @throws length_error  the sizes differ; cuda_error
+/// Copies all elements. @throws length_error  the sizes differ; cuda_error
 template <class T, class FromResource, class ToResource>
 requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void peer_copy(device_buffer<T, FromResource> const& from, device_buffer<T, ToResource>& to) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// per_device: one pool for each device, made when it is first asked for.
+// per_device: one pool per device, created on first use.
 
 #include <atomic>
 #include <concepts>
@@ -20,7 +20,7 @@ namespace tarn {
 
 namespace detail {
 
-/// What is below all policies of a pool.
+/// The source below all policies of a pool.
 template <class Pool>
 struct source_under {
   using type = Pool;
@@ -31,7 +31,7 @@ requires requires {
 }
 struct source_under<shared<Layer>> : source_under<typename Layer::upstream_type> {};
 
-/// Makes a pool on a device's source, its policies with their defaults.
+/// Creates a pool on a device's source, with default policies.
 template <class Pool>
 struct default_pool_of {
   [[nodiscard]] Pool operator()(device_id device) const {
@@ -41,22 +41,23 @@ struct default_pool_of {
 
 }  // namespace detail
 
-/// A pool per device: `tarn::per_device<tarn::device_pool> pools;`, then `pools[device]` or `pools.current()`. With options,
-/// or on a machine of one's own, give it what makes a pool:
+/// One pool per device: `tarn::per_device<tarn::device_pool> pools;`, then `pools[device]` or `pools.current()`. For pools with
+/// options, or on a simulated machine, pass a callable that makes a pool:
 /// `tarn::per_device pools{[](tarn::device_id d) { return tarn::cuda_pages{d} | tarn::pooled{} | tarn::limited{8_GiB}; }};`
-/// Thread-safe; a pool that exists costs one atomic load. Pools stay until the whole is destroyed, and longer while
-/// buffers hold them; references to them do not move.
+/// Thread-safe; access to an existing pool is one atomic load. Pools live until this object is destroyed, and longer while
+/// buffers hold them; references to them stay valid.
 template <class Pool, class Make = detail::default_pool_of<Pool>>
 requires std::same_as<std::invoke_result_t<Make&, device_id>, Pool>
 class per_device {
  public:
   using pool_type = Pool;
   using driver_type = typename Pool::driver_type;
-  /// Ordinals go up to below this.
+  /// Device ordinals must be below this.
   static constexpr int most_devices = 128;
 
-  /// Makes no pool yet. @param make  called with a device, by one thread at a time. It may ask for other devices' pools; it
-  ///                                 must not wait for a thread that asks for one
+  /// Creates no pool yet.
+  /// @param make  called with a device, by one thread at a time. It may access the pools of other devices; it must not wait for
+  ///              a thread that accesses one
   explicit per_device(Make make = Make{}) : make_(std::move(make)) {}
   per_device(per_device const&) = delete;
   per_device& operator=(per_device const&) = delete;
@@ -64,11 +65,11 @@ class per_device {
     for (auto& slot : slots_) delete slot.load(std::memory_order_relaxed);
   }
 
-  /// The device's pool, made now if there is none. The current device stays what it is.
-  /// @throws cuda_error  of kind `no_device` where there is no such device, and whatever making a pool may throw; the next
+  /// Returns the device's pool; creates it on first use. The current device is unchanged.
+  /// @throws cuda_error  of kind `no_device` if the device does not exist, or anything that making a pool throws; the next
   ///                     call tries again
-  /// @throws misuse      of kind `wrong_device`: what was made is another device's; of kind `recursion`: making a device's
-  ///                     pool asks for that same pool
+  /// @throws misuse      of kind `wrong_device`: the pool belongs to another device; of kind `recursion`: making a device's
+  ///                     pool accesses that same pool
   [[nodiscard]] Pool& operator[](device_id device) {
     if (device.value < 0 || device.value >= most_devices) refuse(device);
     std::atomic<Pool*>& slot = slots_[device.value];
@@ -82,7 +83,7 @@ class per_device {
     return *made.release();
   }
 
-  /// The pool of the calling thread's current device. @throws as operator[]
+  /// Returns the pool of the calling thread's current device. @throws as operator[]
   [[nodiscard]] Pool& current() requires requires(device_id& device) { driver_type::current_device(device); }
   {
     device_id device;
@@ -90,19 +91,19 @@ class per_device {
     return (*this)[device];
   }
 
-  /// The device's pool, null where it has not been made.
+  /// Returns the device's pool, or null if it has not been created.
   [[nodiscard]] Pool* find(device_id device) noexcept {
     if (device.value < 0 || device.value >= most_devices) return nullptr;
     return slots_[device.value].load(std::memory_order_acquire);
   }
-  /// Calls `call(device, pool)` for each pool that has been made, by ordinal.
+  /// Calls `call(device, pool)` for each existing pool, by ordinal.
   template <class Call>
   void for_each(Call const& call) {
     for (int device = 0; device < most_devices; ++device) {
       if (Pool* const pool = find(device_id{device}); pool != nullptr) call(device_id{device}, *pool);
     }
   }
-  /// Pools made so far.
+  /// Returns the number of pools created so far.
   [[nodiscard]] std::size_t size() const noexcept {
     std::size_t made = 0;
     for (auto const& slot : slots_) made += slot.load(std::memory_order_relaxed) != nullptr ? 1 : 0;
@@ -110,7 +111,7 @@ class per_device {
   }
 
  private:
-  /// Marks a device whose pool this thread is making.
+  /// Marks a device whose pool the current thread is making.
   class making {
    public:
     making(bool& marked, device_id device) : marked_(marked) {
@@ -144,7 +145,7 @@ class per_device {
   }
 
   Make make_;
-  detail::recursive_fork_mutex mutex_;  ///< making one pool may ask for another
+  detail::recursive_fork_mutex mutex_;  ///< recursive: making one pool may access another
   bool in_making_[most_devices]{};
   std::atomic<Pool*> slots_[most_devices]{};
 };

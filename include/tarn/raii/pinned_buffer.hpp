@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// pinned_buffer<T>: an owned contiguous range of host memory that devices copy from and to at full speed.
+// pinned_buffer<T>: an owning contiguous range of host memory that devices copy from and to at full speed.
 
 #include <cstddef>
 #include <cstring>
@@ -18,13 +18,13 @@
 
 namespace tarn {
 
-/// What the elements of a new range hold.
+/// The initial contents of new elements.
 enum class elements { value_initialised, uninitialised };
 
 namespace detail {
-void elements_without_a_default_constructor_can_only_be_uninitialised();  // not defined: its name is the error
+void elements_without_a_default_constructor_can_only_be_uninitialised();  // not defined: its name is the error message
 
-/// `elements` for a type without a default constructor: elements::uninitialised, or it does not compile.
+/// Parameter for a type without a default constructor: anything but elements::uninitialised does not compile.
 struct can_only_be_uninitialised {
   consteval can_only_be_uninitialised(elements what) {  // NOLINT: stands for the enumerator
     if (what != elements::uninitialised) elements_without_a_default_constructor_can_only_be_uninitialised();
@@ -34,18 +34,17 @@ struct can_only_be_uninitialised {
 #if TARN_HAS_CUDA
 using default_pinned_resource = pinned_host;
 #else
-struct name_a_pinned_resource;  // without CUDA there is no default: say pinned_buffer<T, sim_pinned_host>
+struct name_a_pinned_resource;  // without CUDA there is no default: use pinned_buffer<T, sim_pinned_host>
 using default_pinned_resource = name_a_pinned_resource;
 #endif
 }  // namespace detail
 
-/// Owns `size()` elements of page-locked host memory: a contiguous range with iterators, usable as std::span
-/// and with std::ranges. Freed on stream(): a copy still running there keeps its memory, since a pool hands it
-/// out again only behind that work, and a bare pinned source waits for the stream. So name the stream that the
-/// copies run on, here or by set_stream(); tell a pool of further ones by record_use(). The host itself waits for
-/// nothing: synchronise before it reads what a device writes. Holds its resource. Moved-from: empty, same
-/// resource and stream, ready for use. Destruction never throws, and does nothing once the driver is gone. Not
-/// for two threads at once.
+/// Owns `size()` elements of page-locked host memory: a contiguous range with iterators, usable as std::span and with
+/// std::ranges. Freed on stream(): a running copy on that stream keeps its memory, since a pool reuses it only behind that
+/// work, and a bare pinned source waits for the stream. Set the stream that the copies run on, here or by set_stream(); report
+/// further streams to a pool by record_use(). The host does not wait for anything: synchronise before it reads what a device
+/// writes. Holds its resource. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction
+/// never throws, and does nothing once the driver is unloaded. Not thread-safe.
 template <class T, class Resource = detail::default_pinned_resource>
 class pinned_buffer {
   static_assert(std::is_trivially_copyable_v<T>,
@@ -61,14 +60,14 @@ class pinned_buffer {
   using const_iterator = T const*;
   using resource_type = Resource;
 
-  /// Empty.
+  /// Constructs an empty buffer.
   explicit pinned_buffer(Resource memory, stream_ref stream = {})
       : memory_(std::move(memory)), stream_(identified(memory_, stream)) {
     static_assert(has_property<Resource, host_accessible>,
                   "tarn: pinned_buffer needs memory that the host can touch; use pinned_host, managed or a "
                   "pool over them");
   }
-  /// `count` elements, usable by the host at once. @throws length_error, out_of_memory
+  /// Allocates `count` elements, which the host may use at once. @throws length_error, out_of_memory
   pinned_buffer(Resource memory, std::size_t count, elements what = elements::value_initialised,
                 stream_ref stream = {},
                 place where = place::current()) requires std::is_default_constructible_v<T>
@@ -77,14 +76,14 @@ class pinned_buffer {
     take_uninitialised(count);
     if (what == elements::value_initialised) value_initialise(data_, size_);
   }
-  /// The same for a T without a default constructor: its elements stay uninitialised until they are written.
+  /// Allocates for a T without a default constructor: the elements stay uninitialised until they are written.
   pinned_buffer(Resource memory, std::size_t count, detail::can_only_be_uninitialised, stream_ref stream = {},
                 place where = place::current()) requires(!std::is_default_constructible_v<T>)
       : pinned_buffer(std::move(memory), stream) {
     [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     take_uninitialised(count);
   }
-  /// A copy of host elements.
+  /// Constructs a copy of host elements.
   pinned_buffer(Resource memory, std::span<T const> from, stream_ref stream = {},
                 place where = place::current())
       : pinned_buffer(std::move(memory), stream) {
@@ -100,7 +99,7 @@ class pinned_buffer {
         data_(std::exchange(other.data_, nullptr)),
         size_(std::exchange(other.size_, 0)),
         capacity_(std::exchange(other.capacity_, 0)) {}
-  /// Copies elements, stream and resource; strong guarantee.
+  /// Copies elements, stream and resource. Strong guarantee.
   pinned_buffer& operator=(pinned_buffer const& other) {
     if (this != &other) {
       pinned_buffer copied(other);
@@ -108,7 +107,7 @@ class pinned_buffer {
     }
     return *this;
   }
-  /// Steals; the old block is freed on its own stream. Self-move changes nothing.
+  /// Takes over the other's block; the old block is freed on its own stream. Self-move changes nothing.
   pinned_buffer& operator=(pinned_buffer&& other) noexcept {
     if (this != &other) {
       pinned_buffer stolen(std::move(other));
@@ -122,7 +121,7 @@ class pinned_buffer {
   [[nodiscard]] T const* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return size_ * sizeof(T); }
-  /// Elements that fit without a new block.
+  /// Returns the number of elements that fit without a new block.
   [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
   [[nodiscard]] iterator begin() noexcept { return data_; }
@@ -133,12 +132,12 @@ class pinned_buffer {
   [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return data_[i]; }
   [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
-  /// What the memory is aligned to, bytes.
+  /// Returns the alignment of the memory, bytes.
   [[nodiscard]] static constexpr std::size_t alignment() noexcept {
     return detail::larger_of(default_alignment, alignof(T));
   }
 
-  /// Makes `stream` the one that frees; its later work waits, on the device, for the copies on the old one,
+  /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for the copies on the old stream,
   /// which must still exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream) {
     stream = identified(memory_, stream);
@@ -146,8 +145,8 @@ class pinned_buffer {
     stream_ = stream;
   }
 
-  /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy
-  /// may be running. @throws length_error, out_of_memory  nothing has changed
+  /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy may be running.
+  /// @throws length_error, out_of_memory  nothing has changed
   void resize(std::size_t count, elements what = elements::value_initialised,
               place where = place::current()) requires std::is_default_constructible_v<T> {
     [[maybe_unused]] detail::place_of_call<Resource> const here(where);
@@ -155,27 +154,26 @@ class pinned_buffer {
     if (what == elements::value_initialised && count > size_) value_initialise(data_ + size_, count - size_);
     size_ = count;
   }
-  /// The same for a T without a default constructor.
+  /// Changes the number of elements of a T without a default constructor.
   void resize(std::size_t count, detail::can_only_be_uninitialised,
               place where = place::current()) requires(!std::is_default_constructible_v<T>) {
     [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     if (count > capacity_) relocate(count);
     size_ = count;
   }
-  /// Gives unused capacity back by moving to a block of size() elements. No copy may be running. Strong
-  /// guarantee.
+  /// Releases unused capacity by moving to a block of size() elements. No copy may be running. Strong guarantee.
   void shrink_to_fit(place where = place::current()) {
     [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     if (size_ < capacity_) relocate(size_);
   }
-  /// Frees the elements; the buffer is empty and ready for use.
+  /// Frees the elements; the buffer is empty and may be reused.
   void clear() noexcept {
     if (data_ != nullptr) memory_.deallocate(stream_, data_, capacity_ * sizeof(T), alignment());
     data_ = nullptr;
     size_ = capacity_ = 0;
   }
-  /// Gives up ownership: the caller deallocates through resource(), at alignment(), the bytes of as many
-  /// elements as capacity() said before.
+  /// Releases ownership. The caller deallocates through resource(), at alignment(), as many bytes as capacity() elements had
+  /// before the call.
   [[nodiscard]] T* release() noexcept {
     size_ = capacity_ = 0;
     return std::exchange(data_, nullptr);
@@ -192,7 +190,7 @@ class pinned_buffer {
 
  private:
   [[nodiscard]] T* take(std::size_t count) {
-    // The host writes at once, without asking the stream: the memory must be free of earlier work.
+    // The host writes at once, not in stream order, so no earlier work may still use the memory.
     return static_cast<T*>(memory_.allocate_sync(checked_bytes(count, sizeof(T)), alignment()));
   }
   void take_uninitialised(std::size_t count) {
@@ -203,7 +201,7 @@ class pinned_buffer {
   static void value_initialise(T* to, std::size_t count) requires std::is_default_constructible_v<T> {
     for (std::size_t i = 0; i < count; ++i) ::new (static_cast<void*>(to + i)) T();
   }
-  /// Elements are trivially copyable: copying makes them, and cannot fail.
+  /// Copies elements. T is trivially copyable, so copying also creates the objects and cannot fail.
   static void copy_elements(T const* from, std::size_t count, T* to) noexcept {
     if (count != 0) std::memcpy(static_cast<void*>(to), from, count * sizeof(T));
   }

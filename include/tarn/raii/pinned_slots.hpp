@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// pinned_slots: host memory that copies are staged in, used again and again.
+// pinned_slots: reusable host memory in which copies are staged.
 
 #include <cstddef>
 #include <span>
@@ -13,8 +13,8 @@
 
 namespace tarn::detail {
 
-/// `count` slots of so many elements each. Nothing uses them any more when they are destroyed: a pool may hand them to the
-/// host at once. Unlike pinned_buffer's, which are freed in a stream's order.
+/// `count` slots of `elements` elements each. No work may use them when they are destroyed, since a pool may reuse them on the
+/// host at once. In contrast, a pinned_buffer is freed in stream order.
 template <class T, class Pinned>
 class pinned_slots {
   static_assert(has_property<Pinned, host_accessible>,

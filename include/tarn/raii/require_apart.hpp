@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a copy writes must lie apart from what it reads.
+// require_apart(): checks that the source and target of a copy do not overlap.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace tarn::detail {
 
-/// @throws misuse  of kind `overlap`, with `what_to_do`: the two share a byte
+/// @throws misuse  of kind `overlap`, with `what_to_do`, if the ranges share a byte
 inline void require_apart(void const* from, std::size_t from_bytes, void const* to, std::size_t to_bytes,
                           char const* what_to_do) {
   auto const source = reinterpret_cast<std::uintptr_t>(from);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// retire: gives the memory of an owner back early, in the order of the stream that used it last.
+// retire: frees the memory of an owner early, in the order of the stream that used it last.
 //
-// Three ways to tell that memory was used on another stream than its owner's:
+// Three ways to report that memory was used on a stream other than its owner's:
 //
-//                    order of the two streams          when it is free                 for
-//   set_stream(s)    made now, by an event             later, when the owner ends      s goes on owning the work
-//   record_use(p,s)  made when the owner frees         once the device is past s, for  uses on the side, e.g. of a copy
-//                                                      the owner's stream; a pool only
-//   retire(b, s)     made now, or known to be made     at once, for later work on s    s was the last to use it
+//                    order of the two streams          when the memory is free          for
+//   set_stream(s)    made now, by an event             later, when the owner ends      s continues to own the work
+//   record_use(p,s)  made when the owner frees         once the device has passed s,   additional uses, e.g. of a copy
+//                                                      for the owner's stream; pools only
+//   retire(b, s)     made now, or known to exist       at once, for later work on s    s was the last to use it
 
 #include <concepts>
 #include <cstddef>
@@ -22,13 +22,13 @@
 
 namespace tarn {
 
-/// Whether the last user already comes after what was enqueued on the owner's own stream.
+/// Whether the last user's stream is already ordered behind what was enqueued on the owner's stream.
 enum class earlier_work {
-  wait_for,       ///< make it so: one event where the streams differ
-  is_waited_for,  ///< it is so, as where the last user waited for what the owner's stream made: no driver call
+  wait_for,       ///< order it: one event if the streams differ
+  is_waited_for,  ///< already ordered, as when the last user waited for the owner's stream: no driver call
 };
 
-/// What retire() takes: device_buffer, device_ptr, pinned_buffer, and owners like them.
+/// An owner that retire() accepts: device_buffer, device_ptr, pinned_buffer, and similar types.
 template <class Owner>
 concept retirable = std::is_nothrow_move_constructible_v<Owner> && requires(Owner& owner) {
   { owner.stream() } -> std::same_as<stream_ref>;
@@ -40,7 +40,7 @@ concept retirable = std::is_nothrow_move_constructible_v<Owner> && requires(Owne
 
 namespace detail {
 
-/// Elements that an owner's block holds.
+/// Returns the number of elements in an owner's block.
 template <class Owner>
 [[nodiscard]] std::size_t block_elements(Owner const& owner) noexcept {
   if constexpr (requires { owner.capacity(); }) {
@@ -50,7 +50,7 @@ template <class Owner>
   }
 }
 
-/// Frees an owner's block in the order of `stream`, which is known to come after all that uses it.
+/// Frees an owner's block in the order of `stream`, which must be ordered behind all work that uses it.
 template <retirable Owner>
 void give_back_on(Owner& owner, stream_ref stream) noexcept {
   std::size_t const count = block_elements(owner);
@@ -60,8 +60,8 @@ void give_back_on(Owner& owner, stream_ref stream) noexcept {
   memory.deallocate(stream, p, count * sizeof(*p), owner.alignment());
 }
 
-/// Orders `stream` behind those of owners that own anything; one event for neighbours of one stream.
-/// @throws cuda_error  some may be ordered, which harms nothing
+/// Orders `stream` behind the streams of non-empty owners. Adjacent owners on the same stream share one event.
+/// @throws cuda_error  some may be ordered, which is harmless
 template <retirable... Owners>
 void order_behind(stream_ref stream, Owners const&... owners) {
   stream_ref last = stream;
@@ -75,11 +75,11 @@ void order_behind(stream_ref stream, Owners const&... owners) {
 
 }  // namespace detail
 
-/// Gives the memory of owners back now, in the order of `stream`, their last user: later work on `stream` may have it at
-/// once, other streams when ordered. The owners are empty afterwards and keep their streams; they may be used again.
-/// Never waits, over a pool; without one, sources that cannot free in stream order wait as they always do.
-/// @param stream   of the owners' device; all that uses the memory is enqueued on it, or on the owners' streams, by now
-/// @param earlier  whether `stream` must be made to wait for the owners' own streams first
+/// Frees the memory of owners now, in the order of `stream`, their last user: later work on `stream` may reuse it at once,
+/// other streams once they are ordered. The owners are then empty, keep their streams and may be reused. Over a pool it never
+/// waits; without one, sources that cannot free in stream order wait as usual.
+/// @param stream   a stream of the owners' device; all work that uses the memory is enqueued on it or on the owners' streams
+/// @param earlier  whether `stream` must first be made to wait for the owners' streams
 /// @throws cuda_error  a stream could not be made to wait: nothing was freed
 template <class... Owners>
 requires(sizeof...(Owners) != 0 && (retirable<std::remove_reference_t<Owners>> &&
@@ -96,7 +96,7 @@ requires(sizeof...(Owners) != 0 && (retirable<std::remove_reference_t<Owners>> &
                                     ...)) void retire(stream_ref stream, Owners&&... owners) {
   retire(stream, earlier_work::wait_for, std::forward<Owners>(owners)...);
 }
-/// The same for one owner, as one says it: `tarn::retire(std::move(weights), stream);`
+/// Retires one owner: `tarn::retire(std::move(weights), stream);`
 template <class Owner>
 requires retirable<std::remove_reference_t<Owner>>
 void retire(Owner&& owner, stream_ref stream, earlier_work earlier = earlier_work::wait_for) {

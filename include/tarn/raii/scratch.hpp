@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// scratch: a stack of temporaries on a device, with mark and rewind, as recomputation and layered work want it.
+// scratch: a stack allocator for temporaries on a device, with mark and rewind, for recomputation and layered work.
 //
 //   chunk 0                 chunk 1
-//   [ a | b |    gap     ]  [ c | d | free         ]    mark m stood after b: rewind(m) takes c and d off
-//           ^ m                     ^ top               chunk 1 stays, empty, for the next take()
+//   [ a | b |    gap     ]  [ c | d | free         ]    mark m was taken after b: rewind(m) frees c and d
+//           ^ m                     ^ top               chunk 1 is kept, empty, for the next take()
 
 #include <concepts>
 #include <cstddef>
@@ -22,18 +22,18 @@
 
 namespace tarn {
 
-/// What take() does where the chunks are full.
+/// What take() does if the chunks are full.
 enum class scratch_growth {
-  doubling,  ///< takes another chunk, as large as all so far together, or as the request where that is larger
-  none       ///< out_of_memory: chunk_bytes are all there is
+  doubling,  ///< allocates another chunk, as large as all chunks so far or as the request, whichever is larger
+  none       ///< throws out_of_memory: chunk_bytes is the total
 };
 
 struct scratch_options {
-  std::size_t chunk_bytes = 4_MiB;  ///< of the first chunk; taken at the first take()
+  std::size_t chunk_bytes = 4_MiB;  ///< size of the first chunk, allocated at the first take()
   scratch_growth growth = scratch_growth::doubling;
 };
 
-/// A place in a scratch, to rewind to. A small value; ends when it, or one before it, is rewound to.
+/// A position in a scratch to rewind to. A small value; invalid once it, or an earlier mark, is rewound to.
 class scratch_mark {
  private:
   template <class Resource>
@@ -43,24 +43,24 @@ class scratch_mark {
   std::size_t depth_ = 0;
 };
 
-/// Hands out uninitialised device memory from chunks, upwards; what was handed out since a mark is taken back at once by
-/// rewinding to it. Chunks come from `memory` and stay until release() or the end: a warm take() or rewind() is a few
-/// instructions and no call of the pool.
+/// Hands out uninitialised device memory from chunks in ascending order; rewinding to a mark frees all memory handed out since.
+/// Chunks come from `memory` and are kept until release() or destruction: a warm take() or rewind() is a few instructions and
+/// does not call the pool.
 ///
-/// All of it is ordered by one stream: memory that was taken back may be handed out again at once, for later work on
-/// stream(). Work on another stream must be made to precede it (an event, or set_stream()) before the rewind.
+/// All memory is ordered by one stream: freed memory may be handed out again at once, for later work on stream(). Work on
+/// another stream must be ordered before the rewind (by an event, or set_stream()).
 ///
-/// It is no resource on purpose: an owner that frees in any order, or outlives a rewind, would be wrong without a sign.
-/// Sizes do not wrap. One thread at a time. Destruction gives the chunks back in the order of stream(), and never throws.
+/// It is deliberately not a resource: an owner that frees in arbitrary order, or outlives a rewind, would be wrong undetected.
+/// Sizes do not wrap. One thread at a time. Destruction frees the chunks in the order of stream(), and never throws.
 template <class Resource>
 class scratch {
  public:
   using resource_type = Resource;
 
-  /// Takes no memory yet. @throws cuda_error  the stream is not known to the driver
+  /// Allocates no memory yet. @throws cuda_error  the driver does not know the stream
   explicit scratch(Resource memory, scratch_options const& options = {}, stream_ref stream = {})
       : memory_(std::move(memory)), stream_(identified(memory_, stream)), options_(options) {}
-  /// A template, so that `{}` means the default options, and not 0 bytes.
+  /// A template, so that `{}` means the default options and not 0 bytes.
   template <std::integral Bytes>
   scratch(Resource memory, Bytes chunk_bytes, stream_ref stream = {})
       : scratch(std::move(memory), scratch_options{static_cast<std::size_t>(chunk_bytes)}, stream) {}
@@ -68,11 +68,11 @@ class scratch {
   scratch& operator=(scratch const&) = delete;
   ~scratch() { give_from(0); }
 
-  /// `count` uninitialised elements, until a mark made before is rewound to; zero give null.
-  /// @param count  elements, not bytes. Aligned to 256 bytes, or as T asks where that is more
+  /// Returns `count` uninitialised elements, valid until an earlier mark is rewound to; null for zero elements.
+  /// @param count  elements, not bytes. Aligned to 256 bytes, or to alignof(T) if that is larger
   /// @throws length_error   count * sizeof(T) overflows
-  /// @throws out_of_memory  nothing has changed. growth::none: says how large the scratch is
-  /// O(1) where a kept chunk has room (O(chunks) where one must be skipped), else one allocation.
+  /// @throws out_of_memory  nothing has changed. With growth::none the error reports the size of the scratch
+  /// O(1) if a kept chunk has room (O(chunks) if chunks must be skipped), else one allocation.
   template <class T>
   [[nodiscard]] T* take(std::size_t count) {
     static_assert(std::is_trivially_copyable_v<T>,
@@ -82,7 +82,7 @@ class scratch {
     return static_cast<T*>(take_bytes(checked_bytes(count, sizeof(T)), alignment));
   }
 
-  /// Notes the place that rewind() goes back to. @throws std::bad_alloc  (host) nothing has changed
+  /// Records the position that rewind() returns to. @throws std::bad_alloc  (host) nothing has changed
   [[nodiscard]] scratch_mark mark() {
     marks_.push_back(noted{next_serial_, at_, used_});
     scratch_mark m;
@@ -91,8 +91,8 @@ class scratch {
     m.depth_ = marks_.size() - 1;
     return m;
   }
-  /// Takes back all that was handed out since the mark, which ends, as do all marks made after it. A mark that has ended,
-  /// or is another scratch's, is told to the misuse handler; where that returns, nothing has changed. Keeps the chunks.
+  /// Frees all memory handed out since the mark and invalidates the mark and all later ones. An invalid mark, or one of another
+  /// scratch, is reported to the misuse handler; if that returns, nothing has changed. Keeps the chunks.
   void rewind(scratch_mark const& m) noexcept {
     bool const known = m.of_ == this && m.depth_ < marks_.size() && marks_[m.depth_].serial == m.serial_;
     if (!known) return tell(m);
@@ -101,30 +101,30 @@ class scratch {
     while (marks_.size() > m.depth_) marks_.pop_back();
   }
 
-  /// Gives the chunks back that nothing is taken from, in the order of stream(). Marks stay.
+  /// Frees the unused chunks in the order of stream(). Marks stay valid.
   void release() noexcept { give_from(used_ == 0 ? 0 : at_ + 1); }
 
-  /// Makes `stream` the scratch's: its later work waits, on the device, for what was enqueued on the old one, which must
-  /// still exist. @throws cuda_error  nothing has changed
+  /// Changes the stream. Later work on `stream` waits, on the device, for what was enqueued on the old stream, which must still
+  /// exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream) {
     stream = identified(memory_, stream);
     if (!chunks_.empty()) detail::order_streams(memory_.driver(), stream, stream_);
     stream_ = stream;
   }
 
-  /// Bytes handed out, the gaps between them included.
+  /// Returns the bytes handed out, including the gaps between them.
   [[nodiscard]] std::size_t used() const noexcept {
     std::size_t bytes = used_;
     for (std::size_t i = 0; i < at_; ++i) bytes += chunks_[i].used_when_left;
     return bytes;
   }
-  /// Bytes held from the resource.
+  /// Returns the bytes held from the resource.
   [[nodiscard]] std::size_t capacity() const noexcept {
     std::size_t bytes = 0;
     for (chunk const& c : chunks_) bytes += c.bytes;
     return bytes;
   }
-  /// Marks that have not ended.
+  /// Returns the number of valid marks.
   [[nodiscard]] std::size_t marks() const noexcept { return marks_.size(); }
   [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
@@ -152,7 +152,7 @@ class scratch {
     return place_in(chunks_.size() - 1, 0, bytes, alignment);
   }
 
-  /// Null where the chunk has no room above `begin`.
+  /// Returns null if the chunk has no room above `begin`.
   [[nodiscard]] void* place_in(std::size_t i, std::size_t begin, std::size_t bytes,
                                std::size_t alignment) noexcept {
     chunk const& c = chunks_[i];
@@ -183,7 +183,7 @@ class scratch {
       try {
         c.p = memory_.allocate(stream_, c.bytes, alignment);
       } catch (out_of_memory const&) {
-        c.bytes = bytes;  // what is needed now, then
+        c.bytes = bytes;  // retry with only the requested size
         c.p = memory_.allocate(stream_, c.bytes, alignment);
       }
     }
@@ -223,13 +223,13 @@ class scratch {
   stream_ref stream_;
   scratch_options options_;
   detail::sequence<chunk> chunks_;
-  detail::sequence<noted> marks_;  ///< that have not ended, oldest first
-  std::size_t at_ = 0;             ///< the chunk that take() looks at first
-  std::size_t used_ = 0;           ///< bytes of it that are handed out
+  detail::sequence<noted> marks_;  ///< valid marks, oldest first
+  std::size_t at_ = 0;             ///< the chunk that take() tries first
+  std::size_t used_ = 0;           ///< bytes handed out of that chunk
   std::uint64_t next_serial_ = 1;
 };
 
-/// Rewinds a scratch to where it was when the scope began. Scopes nest.
+/// Rewinds a scratch at scope exit to its position at scope entry. Scopes nest.
 template <class Resource>
 class rewind_scope {
  public:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Streams: one that is owned, and the identity of one that is not.
+// Streams: an owning stream, and the identity of a stream that is not owned.
 
 #include <utility>
 
@@ -15,9 +15,9 @@
 
 namespace tarn {
 
-/// Asks the driver once who a stream is, so that a pool need not ask at every call (about 30 ns each).
-/// Ask again if the stream is destroyed and its handle comes back.
-/// @throws cuda_error  the stream is not known to the driver
+/// Queries the driver once for a stream's identity, so that a pool need not query it at every call (about 30 ns each).
+/// Query again if the stream is destroyed and its handle is reused.
+/// @throws cuda_error  the driver does not know the stream
 template <stream_driver Driver>
 [[nodiscard]] stream_ref identified(Driver const& driver, stream_ref stream) {
   if (stream.id() != stream_ref::unknown_id) return stream;
@@ -30,8 +30,8 @@ template <has_driver Resource>
   return identified(memory.driver(), stream);
 }
 
-/// Owns a stream that does not synchronise with the legacy default stream. Its identity is asked once.
-/// Destruction does not wait: the driver lets the stream's work finish.
+/// Owns a stream that does not synchronise with the legacy default stream. Its identity is queried once. Destruction does not
+/// wait: the driver completes the stream's work.
 template <stream_driver Driver>
 class basic_stream {
  public:
@@ -79,13 +79,13 @@ class basic_stream {
 };
 
 #if TARN_HAS_CUDA
-/// `tarn::stream stream;`: a stream of the current device.
+/// An owning stream of the current device: `tarn::stream stream;`.
 using stream = basic_stream<cuda_driver>;
 #endif
 
 namespace detail {
 
-/// As identified(), for where nothing can be thrown: a stream that the driver does not know stays as it is.
+/// As identified(), where exceptions are not possible: returns a stream that the driver does not know unchanged.
 template <has_driver Resource>
 [[nodiscard]] stream_ref identified_if_known(Resource const& memory, stream_ref stream) noexcept {
   if (stream.id() != stream_ref::unknown_id) return stream;
@@ -93,8 +93,8 @@ template <has_driver Resource>
   return memory.driver().identify(stream, id).ok() ? stream_ref::from(stream.handle(), id) : stream;
 }
 
-/// Orders later work on `after` behind earlier work on `before`, on the device; both streams exist. Each comes
-/// with its device's driver: an event is recorded only on the device it was made for, but any may wait for it.
+/// Orders later work on `after` behind earlier work on `before`, on the device. Both streams must exist. Each is passed with
+/// the driver of its device: an event is recorded only on the device it was created for, but any device may wait for it.
 /// @throws cuda_error
 template <stream_driver Driver>
 void order_streams(Driver const& driver_of_after, stream_ref after, Driver const& driver_of_before,
@@ -109,7 +109,7 @@ void order_streams(Driver const& driver_of_after, stream_ref after, Driver const
   }
   if (!s.ok()) throw cuda_error(s, driver_of_after.device().value);
 }
-/// The same on one device.
+/// Orders two streams of one device.
 template <stream_driver Driver>
 void order_streams(Driver const& driver, stream_ref after, stream_ref before) {
   order_streams(driver, after, driver, before);

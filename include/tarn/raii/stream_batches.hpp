@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// stream_batches: a loop over device batches of a host source, the next ones being filled and copied meanwhile.
+// stream_batches: a loop over device batches of a host source; the next batches are filled and copied meanwhile.
 //
-//   threads   fill pinned slot i               wait for copied[i] of the slot's last batch (the looping thread does, then opens it)
-//   lane      copy pinned i -> device i        waits for released[i] of the slot's last batch, on the device; then marks copied[i]
-//   user      the body's work on device i      waits for copied[i], on the device; ++ marks released[i]
+//   threads   fill pinned slot i               wait for copied[i] of the slot's last batch (looping thread, then opens it)
+//   lane      copy pinned i -> device i        waits on the device for released[i] of the slot's last batch; records copied[i]
+//   user      the body's work on device i      waits on the device for copied[i]; ++ records released[i]
 //
-// Only the looping thread calls the driver. The other direction is collect_batches.
+// Only the looping thread calls the driver. For the other direction, see collect_batches.
 
 #include <cstddef>
 #include <iterator>
@@ -31,13 +31,13 @@
 
 namespace tarn {
 
-/// The range that stream_batches() returns: an input range, gone through once, by one thread. Neither copied nor moved.
+/// The range that stream_batches() returns: a single-pass input range for one thread. Neither copyable nor movable.
 template <class Source, class Memory, class Pinned>
 class batch_stream {
  public:
   using value_type = typename Source::value_type;
   using batch = device_batch<value_type>;
-  /// A batch is ready for work on the loop's stream until ++; what the body enqueued there before it may still use it.
+  /// A batch may be used by work on the loop's stream until ++; work that the body enqueued before may still use it afterwards.
   using iterator = batch_iterator<batch_stream, batch>;
   static_assert(has_property<Memory, device_accessible>,
                 "tarn: batches are streamed to memory that the device can touch");
@@ -60,10 +60,10 @@ class batch_stream {
   }
   batch_stream(batch_stream const&) = delete;
   batch_stream& operator=(batch_stream const&) = delete;
-  /// Ends filling and waits for the copies under way; the body's work goes on. After it the source is no longer read.
+  /// Stops filling and waits for the running copies; the body's work continues. Afterwards the source is no longer read.
   ~batch_stream() = default;
 
-  /// Starts at the first call; later ones are where the loop is.
+  /// Starts the loop on the first call. A later call returns an iterator at the current batch.
   [[nodiscard]] iterator begin() {
     if (!started_) {
       started_ = true;
@@ -76,7 +76,7 @@ class batch_stream {
  private:
   friend iterator;
 
-  /// No more than the source has, but one: a slot is never empty.
+  /// Limits a slot to the size of the source, but to at least one element.
   static std::size_t capacity_for(std::size_t size, std::size_t most) noexcept {
     return detail::smaller_of(most, detail::larger_of(size, std::size_t{1}));
   }
@@ -84,8 +84,8 @@ class batch_stream {
     return size == detail::unknown_count ? size : (size + capacity - 1) / capacity;
   }
 
-  /// One more than on the device where threads fill: they need not wait for the copy. Where a slot is filled by one thread, each
-  /// thread has one.
+  /// One more than the device slots if threads fill, so that they do not wait for the copy. If each slot is filled by a single
+  /// thread, each thread gets a slot.
   static std::size_t host_depth_for(std::size_t depth, std::size_t threads) noexcept {
     if (depth == 0 || threads == 0) return depth;
     if constexpr (Source::is_staged) {
@@ -95,7 +95,7 @@ class batch_stream {
   }
   [[nodiscard]] std::size_t slot_of(std::size_t index) const noexcept { return index % depth_; }
   [[nodiscard]] std::size_t host_slot_of(std::size_t index) const noexcept { return index % host_depth_; }
-  // Events of the lane: copied by host slot, released by slot, and one for where the user's stream was at first.
+  // Indices of the lane's events: copied per host slot, released per device slot, and one for the user's stream at the start.
   [[nodiscard]] std::size_t copied(std::size_t index) const noexcept { return host_slot_of(index); }
   [[nodiscard]] std::size_t released(std::size_t index) const noexcept {
     return host_depth_ + slot_of(index);
@@ -109,7 +109,7 @@ class batch_stream {
   }
 
   void start() {
-    // The slots were allocated in the stream's order: its earlier work may still use their memory.
+    // The slots were allocated in stream order, so earlier work on the stream may still use their memory.
     lane_.mark_user(beginning());
     lane_.wait_for(beginning());
     make_ready();
@@ -120,14 +120,14 @@ class batch_stream {
     make_ready();
   }
 
-  /// Has the current batch copied, and of the next ones what needs no waiting.
+  /// Enqueues the copy of the current batch, and of the following ones that need no waiting.
   void make_ready() {
     while (sent_ <= current_ && sent_ != end_) send();
     while (sent_ != end_ && sent_ < current_ + depth_ && is_filled()) send();
     if (!is_over()) lane_.let_user_wait(copied(current_));
   }
 
-  /// True where the next batch to send can be sent without waiting. Opens all slots that are free.
+  /// Whether the next batch can be sent without waiting. Opens all free slots.
   [[nodiscard]] bool is_filled() {
     if constexpr (Source::is_staged) {
       while (threads_->opened() != end_ && threads_->opened() < sent_ + host_depth_ &&
@@ -139,12 +139,12 @@ class batch_stream {
       return true;
     }
   }
-  /// True where the pinned slot of a batch is no longer copied from.
+  /// Whether no copy still reads the pinned slot of a batch.
   [[nodiscard]] bool slot_is_free(std::size_t index) {
     return index < host_depth_ || lane_.is_past(copied(index));
   }
 
-  /// Copies the next batch; the slot's last one was released. Ends the range where the source does.
+  /// Copies the next batch; the slot's last batch was released. Ends the range when the source ends.
   void send() {
     value_type const* from = nullptr;
     std::size_t size = 0;
@@ -175,7 +175,7 @@ class batch_stream {
 
   void stage(Pinned pinned) {
     pinned_.emplace(std::move(pinned), host_depth_, capacity_);
-    // Parts below 256 KiB cost more to hand out than to copy.
+    // Parts below 256 KiB cost more to distribute than to copy.
     constexpr std::size_t least_part = 256_KiB;
     std::size_t const parts = capacity_ * sizeof(value_type) / least_part;
     std::size_t pieces = 1;
@@ -185,7 +185,7 @@ class batch_stream {
         static_cast<unsigned>(threads_wanted_), pieces, host_depth_,
         [this, pieces](std::size_t index, std::size_t piece) { return fill(index, piece, pieces); });
   }
-  /// Threads that are worth it: below 64 MiB starting them takes longer than they save.
+  /// Returns the number of useful threads: below 64 MiB, starting threads takes longer than they save.
   [[nodiscard]] std::size_t threads_for(batch_options const& options) const {
     if constexpr (Source::is_staged) {
       if (options.threads != 0) return options.threads;
@@ -195,7 +195,7 @@ class batch_stream {
       return 0;
     }
   }
-  /// Fills one piece of a batch's pinned slot; called by the threads.
+  /// Fills one piece of a batch's pinned slot. Called by the threads.
   std::size_t fill(std::size_t index, std::size_t piece, std::size_t pieces) {
     if constexpr (Source::is_staged) {
       std::span<value_type> slot = (*pinned_)[host_slot_of(index)];
@@ -217,40 +217,41 @@ class batch_stream {
     std::size_t offset = 0;
   };
 
-  // Going, from the last: the threads end, the lane waits for its copies, then the slots go.
+  // Destruction order, last member first: the threads end, the lane waits for its copies, then the slots are freed.
   Source source_;
-  std::size_t capacity_;  ///< elements of a slot
-  std::size_t end_;       ///< batches, where known
+  std::size_t capacity_;  ///< elements per slot
+  std::size_t end_;       ///< number of batches, if known
   std::size_t depth_;
   std::size_t threads_wanted_;
-  std::size_t host_depth_;  ///< pinned slots, where copies are staged
+  std::size_t host_depth_;  ///< number of pinned slots, if copies are staged
   std::vector<device_buffer<value_type, Memory>> device_;
   std::optional<detail::pinned_slots<value_type, Pinned>> pinned_;
   detail::copy_lane<typename Memory::driver_type> lane_;
-  std::vector<extent> sizes_;  ///< of what each slot holds
+  std::vector<extent> sizes_;  ///< contents of each slot
   std::optional<detail::fill_threads> threads_;
   bool started_ = false;
-  std::size_t current_ = 0;  ///< index of the batch that the body has
-  std::size_t sent_ = 0;     ///< batches whose copy is enqueued
-  std::size_t offset_ = 0;   ///< elements in them
+  std::size_t current_ = 0;  ///< index of the body's current batch
+  std::size_t sent_ = 0;     ///< number of batches whose copy is enqueued
+  std::size_t offset_ = 0;   ///< number of elements in those batches
 };
 
-/// Streams a source to the device: `for (auto batch : stream_batches(source, {.batch_bytes = 16_MiB}, pool, stream))`. Each batch
-/// is a device_batch: elements in device memory, ready for work that the body enqueues on `stream`, while the next ones are
-/// filled and copied on a stream of their own. The last batch has what is left; an empty source yields none.
-/// @param source   contiguous memory (a span, a vector with a name: pageable), a pinned_buffer or pinned(span), from_file<T>(file),
-///                 generate<T>(callable); it outlives the loop
-/// @param memory   the device slots come from it, in the order of `stream`
-/// @param pinned   the slots that a source which is not pinned is staged in come from it: best a pool, kept over several loops;
-///                 by default pinned memory of the driver's own: some 450 ms per GiB at each loop, and freeing it stops the device
-/// Leave the loop at any time, by exceptions too: destruction waits on the host for the copies under way, and so for the body's
-/// work on the batches that they replace; nothing leaks. What a source or generator throws comes out of the loop in place of
-/// its batch, whichever thread met it; then the range may only be destroyed.
-/// @throws bad_batch  options that cannot be met; misuse  `stream` is being captured; out_of_memory, cuda_error,
+/// Streams a source to the device: `for (auto batch : stream_batches(source, {.batch_bytes = 16_MiB}, pool, stream))`. Each
+/// batch is a device_batch: elements in device memory, ready for work that the body enqueues on `stream`. The next batches are
+/// filled and copied meanwhile on a separate stream. The last batch has the remaining elements; an empty source yields no
+/// batch.
+/// @param source   contiguous memory (a span, a named vector: pageable), a pinned_buffer or pinned(span), from_file<T>(file),
+///                 generate<T>(callable); it must outlive the loop
+/// @param memory   provides the device slots, in the order of `stream`
+/// @param pinned   provides the slots in which a source that is not pinned is staged: best a pool, kept over several loops;
+///                 by default the driver's pinned memory: some 450 ms per GiB at each loop, and freeing it stops the device
+/// The loop may be left at any time, also by exceptions: destruction waits on the host for the running copies, and thus for the
+/// body's work on the batches that they replace; nothing leaks. An exception of a source or generator is thrown from the loop
+/// in place of its batch, whichever thread it occurred on; afterwards the range may only be destroyed.
+/// @throws bad_batch  the options cannot be met; misuse  `stream` is being captured; out_of_memory, cuda_error,
 ///                    std::system_error (no thread)
-/// The host waits for a pinned slot to be filled or copied, and for nothing else; from pinned memory it never waits. Five driver
-/// calls a batch, some 2 to 3 µs of the host, or seven where it is staged. With a pinned source the loop copies as fast as
-/// the device does; with others as fast as `threads` can fill.
+/// The host waits only for a pinned slot to be filled or copied; with a pinned source it never waits. Five driver calls per
+/// batch, some 2 to 3 µs on the host, or seven if it is staged. With a pinned source the loop copies at the speed of the
+/// device; with others as fast as `threads` can fill.
 template <class Source, class Memory, class Pinned>
 requires resource<Memory> && resource<Pinned>
 [[nodiscard]] auto stream_batches(Source&& source, batch_options const& options, Memory memory,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// with_oom_retry: runs work at a size, and at smaller ones while memory runs out; can look for the largest that works.
+// with_oom_retry: runs work at a given size and at smaller ones while memory runs out; optionally finds the largest size.
 
 #include <cstddef>
 #include <new>
@@ -13,33 +13,33 @@
 
 namespace tarn {
 
-/// Which sizes are tried once one works.
+/// Which sizes are tried after one works.
 enum class oom_search {
-  downward,  ///< none: the first size that works is the answer
+  downward,  ///< none: the first size that works is the result
   upward     ///< larger ones, to find the largest that works
 };
 
-/// Which exceptions mean that memory ran out. Types decide, never texts.
+/// Which exceptions mean that memory ran out. Decided by type, never by text.
 enum class oom_errors {
-  tarns_own,     ///< tarn::out_of_memory: of a resource of tarn's, also through Thrust and containers
-  any_bad_alloc  ///< each std::bad_alloc: also what Thrust and the host's operator new throw of their own
+  tarns_own,     ///< tarn::out_of_memory: from tarn's resources, also through Thrust and containers
+  any_bad_alloc  ///< every std::bad_alloc: also those of Thrust itself and of the host's operator new
 };
 
-/// The sizes known to work and not to. Keep one beside a loop that calls with_oom_retry again and again: what failed once
-/// is not tried again. Assign {} when memory has become free.
+/// The sizes known to work and to fail. Keep one object beside a loop that calls with_oom_retry repeatedly: a size that failed
+/// once is not tried again. Assign {} when memory has become free.
 struct oom_sizes {
   std::size_t good = 0;               ///< the largest that worked; 0: none yet
-  std::size_t bad = ~std::size_t{0};  ///< the smallest that did not; all ones: none yet
+  std::size_t bad = ~std::size_t{0};  ///< the smallest that failed; all ones: none yet
 };
 
 struct oom_retry_options {
   std::size_t least = 1;  ///< the smallest size to try; a start below it is tried all the same
   oom_search search = oom_search::downward;
   std::size_t most =
-      ~std::size_t{0};        ///< upward: the largest size to try, also where a larger one is remembered
-  std::size_t tolerance = 1;  ///< upward: ends when a size at most so much larger has failed; 0 counts as 1
+      ~std::size_t{0};        ///< upward: the largest size to try, even if `remember` knows a larger one
+  std::size_t tolerance = 1;  ///< upward: stops when a size larger by at most this has failed; 0 counts as 1
   oom_errors errors = oom_errors::tarns_own;
-  oom_sizes* remember = nullptr;  ///< read before, written after each call of f; must outlive the call
+  oom_sizes* remember = nullptr;  ///< read before and updated after each call of f; must outlive the call
 };
 
 /// What f returned, and for which size.
@@ -57,7 +57,7 @@ struct oom_retry_result<void> {
 
 namespace detail {
 
-/// One with_oom_retry: its books and its tries.
+/// One call of with_oom_retry: its state and its attempts.
 template <class F, class Clear>
 class oom_retry {
  public:
@@ -78,7 +78,7 @@ class oom_retry {
     if (options_.search == oom_search::downward) return descend(start, keep);
     auto const drop = [this](std::size_t size) { return call_dropping(size); };
     std::size_t good = 0;
-    if (is_found(start)) {  // if it works it is the answer, and its value is kept
+    if (is_found(start)) {  // if it works, it is the result, and its value is kept
       result first = descend(start, keep);
       if (is_found(first.size)) return first;
       good = first.size;
@@ -96,10 +96,10 @@ class oom_retry {
  private:
   [[nodiscard]] std::size_t least() const noexcept { return larger_of(options_.least, std::size_t{1}); }
 
-  /// The size to begin with: `start`, unless what is remembered knows better. A search upward stays within options.most.
+  /// Returns the initial size: `start`, unless remembered results suggest another. A search upward stays within options.most.
   [[nodiscard]] std::size_t first_size(std::size_t start) noexcept {
     bool const upward = options_.search == oom_search::upward;
-    if (known_.good >= known_.bad) known_.good = 0;  // contradictory: the smaller claim holds
+    if (known_.good >= known_.bad) known_.good = 0;  // contradictory: keep the failure
     if (upward) start = smaller_of(start, options_.most);
     if ((known_.bad != no_size && start >= known_.bad) || (upward && start < known_.good))
       start = known_.good;
@@ -107,7 +107,7 @@ class oom_retry {
     return upward ? smaller_of(start, options_.most) : start;
   }
 
-  /// True where a size that works need not be exceeded.
+  /// Whether no size above `good`, which works, needs to be tried.
   [[nodiscard]] bool is_found(std::size_t good) const noexcept {
     return good >= options_.most || known_.bad - good <= larger_of(options_.tolerance, std::size_t{1});
   }
@@ -124,7 +124,7 @@ class oom_retry {
       return r;
     }
   }
-  /// What f returns is gone when this returns: it holds no memory while a larger size is tried.
+  /// The result of f is destroyed before this returns, so it holds no memory while a larger size is tried.
   std::size_t call_dropping(std::size_t size) {
     ++attempts_;
     (void)f_(size);
@@ -132,7 +132,7 @@ class oom_retry {
     return size;
   }
 
-  /// Halves the size until a call succeeds. @throws the last error where nothing smaller is left
+  /// Halves the size until a call succeeds. @throws the last error if no smaller size is left
   template <class Call>
   auto descend(std::size_t size, Call const& call) -> decltype(call(size)) {
     for (bool cleared = false;; cleared = true) {
@@ -146,8 +146,8 @@ class oom_retry {
       }
     }
   }
-  /// The size to try next; inside the handler, where f's own state is gone and what it had lies in the cache. The same size
-  /// once, where clearing gave anything back: what was cached before the first try is gone now, too.
+  /// Returns the next size to try. Called in the handler, where f's objects are destroyed and their memory is in the cache.
+  /// Returns the same size once if clearing released memory, since memory cached before the first try is then free, too.
   [[nodiscard]] std::size_t after_failure(std::size_t size, bool cleared) {
     note_bad(size);
     std::size_t const given = clear_();
@@ -156,7 +156,7 @@ class oom_retry {
     return larger_of(size / 2, least());
   }
 
-  /// Doubles, then bisects between what works and what does not. Each try begins with an empty cache.
+  /// Doubles the size, then bisects between a size that works and one that fails. Each try starts with an empty cache.
   /// @returns the largest size that worked
   template <class Call>
   std::size_t ascend(std::size_t good, Call const& call) {
@@ -184,7 +184,7 @@ class oom_retry {
 
   void note_good(std::size_t size) noexcept {
     known_.good = larger_of(known_.good, size);
-    if (known_.bad <= known_.good) known_.bad = no_size;  // it works by now
+    if (known_.bad <= known_.good) known_.bad = no_size;  // it works now
   }
   void note_bad(std::size_t size) noexcept {
     known_.bad = smaller_of(known_.bad, size);
@@ -200,7 +200,7 @@ class oom_retry {
   std::size_t attempts_ = 0;
 };
 
-/// Gives back what the nearest pool has cached; nothing where there is none.
+/// Trims the cache of the nearest pool; returns 0 if there is none.
 template <class Resource>
 [[nodiscard]] std::size_t clear_cache_of(Resource& memory) {
   auto const trim = [](auto& layer) -> decltype(layer.trim(std::size_t{})) {
@@ -215,16 +215,16 @@ template <class Resource>
 
 }  // namespace detail
 
-/// Calls f(start). Where that throws out_of_memory, gives the cache of `memory`'s pool back to the driver and tries the same
-/// size once more if that freed anything, then half of it, and so on down to options.least. With oom_search::upward it then
-/// doubles while that works, and bisects, for the largest size that works.
-/// @param memory   its nearest pool's cache is cleared before each further try; without a pool nothing is
-/// @param f        is called with a size, often more than once: what it changed before it threw it must undo, as unwinding
-///                 does for owners. Memory that outlives its failed call makes the next try fail as well
-/// @returns f's value (if any), the size, and the number of calls. With upward, values of tries are dropped before the next,
+/// Calls f(start). If that throws out_of_memory, trims the cache of `memory`'s pool and, if that freed anything, tries the same
+/// size once more, then half of it, and so on down to options.least. With oom_search::upward it then doubles the size while
+/// that works, and bisects to find the largest size that works.
+/// @param memory   the cache of its nearest pool is cleared before each further try; without a pool nothing is cleared
+/// @param f        called with a size, often more than once. It must undo what it changed before it threw, as unwinding does
+///                 for owners. Memory that outlives its failed call makes the next try fail as well
+/// @returns f's value (if any), the size, and the number of calls. With upward, each try's value is destroyed before the next,
 ///          and f is called once more with the size found, unless it returns void
-/// @throws what f threw last where nothing smaller is left; whatever else f throws, at once; cuda_error from clearing
-/// Which exceptions count is decided by type (options.errors), never by text. Not for two threads with one `remember`.
+/// @throws the last exception of f if no smaller size is left; any other exception of f, at once; cuda_error from clearing
+/// Which exceptions count is decided by type (options.errors), never by text. Two threads must not share one `remember`.
 template <has_driver Resource, class F>
 requires std::is_invocable_v<F&, std::size_t>
 auto with_oom_retry(Resource memory, std::size_t start, F&& f, oom_retry_options const& options = {}) {
@@ -232,7 +232,7 @@ auto with_oom_retry(Resource memory, std::size_t start, F&& f, oom_retry_options
   return detail::oom_retry<std::remove_reference_t<F>, decltype(clear)>(f, clear, options).run(start);
 }
 
-/// The same where there is no pool whose cache could be cleared.
+/// Retries without a pool whose cache could be cleared.
 template <class F>
 requires std::is_invocable_v<F&, std::size_t>
 auto with_oom_retry(std::size_t start, F&& f, oom_retry_options const& options = {}) {

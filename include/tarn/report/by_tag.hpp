@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// memory_by_tag: who holds how much, under the names that were given.
+// memory_by_tag: memory use per tag.
 
 #include <algorithm>
 #include <cstddef>
@@ -17,8 +17,8 @@
 
 namespace tarn {
 
-/// The numbers of each tag that memory was allocated under, "untagged" among them, the most bytes first, then by name.
-/// For memory with a `watched` layer. Takes its lock for a moment. @throws std::bad_alloc
+/// Returns the statistics of each tag under which memory was allocated, including "untagged", sorted by bytes (descending),
+/// then by name. For memory with a `watched` layer. Takes its lock briefly. @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::vector<watched_tag> memory_by_tag(Resource memory) {
   auto const ask = [](auto& layer) -> decltype(layer.tags()) { return layer.tags(); };
@@ -32,8 +32,8 @@ template <class Resource>
   return tags;
 }
 
-/// memory_by_tag() as a table of 75 columns between its edges, the sum last; peaks are each tag's own, at different
-/// times.
+/// Returns memory_by_tag() as a table, 75 columns between its edges, with the sum last. Peaks are per tag and occur at
+/// different times.
 /// @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_by_tag_summary(Resource memory) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// explain_memory: where did it go? Why nvidia-smi shows 1,072 MiB for a model of 0.0004 MiB.
+// explain_memory: accounts for a device's memory, for example why nvidia-smi shows 1,072 MiB for a model of 0.0004 MiB.
 
 #include <cstddef>
 #include <optional>
@@ -25,15 +25,15 @@
 
 namespace tarn {
 
-/// What a process's context and the modules loaded so far take of a device, bytes; none where nobody tells.
+/// Device memory taken by a process's context and the modules loaded so far, bytes; empty if unknown.
 struct context_cost {
   std::optional<std::size_t> bytes;
-  char const* how = "as given";  ///< how they were measured; static storage
+  char const* how = "as given";  ///< how it was measured; static storage
 };
 
 namespace detail {
 
-/// True for what explain_memory() takes the memory of: a stack with a pool, or with `tracked` at least.
+/// Whether explain_memory() accepts it as memory: a stack with a pool, or at least with `tracked`.
 template <class T>
 inline constexpr bool is_memory = has_driver<T>&& has_properties<T>;
 template <class T>
@@ -43,7 +43,7 @@ requires is_memory<T>
 inline constexpr bool is_in_device_memory<T> =
     has_property<T, device_accessible> && !has_property<T, host_accessible>;
 
-/// A table entry, and which layer it is about: the same pool, named twice, counts once.
+/// A table entry and its layer: the same pool, passed twice, counts once.
 struct found_share {
   pool_share share;
   void const* layer = nullptr;
@@ -63,7 +63,7 @@ found_share share_of(Memory memory) {
         [](auto& l) -> decltype(static_cast<void>(l.state()), static_cast<void const*>(&l)) { return &l; });
     p.reserved = s.reserved;
     std::size_t const held = smaller_of(s.live, s.reserved);
-    p.awaiting = smaller_of(s.pending, held);  // to the pool a block that is held back is live still
+    p.awaiting = smaller_of(s.pending, held);  // to the pool, a block that is held back is still live
     p.live = held - p.awaiting;
     p.cached = p.reserved - held;
   }
@@ -78,7 +78,7 @@ found_share share_of(Memory memory) {
           });
       p.reserved = p.live = allocated;
     }
-    // `tracked` may count memory of another source as well (fallback_to): then it does not tell this pool's rounding.
+    // `tracked` may also count memory of another source (fallback_to); then it does not show this pool's rounding.
     if (allocated <= p.live) {
       p.requested = requested;
       p.rounding = allocated - requested;
@@ -88,7 +88,7 @@ found_share share_of(Memory memory) {
   return found;
 }
 
-/// The driver that a subject names or stands on.
+/// Returns the driver that a subject is or stands on.
 template <class Subject>
 decltype(auto) driver_of(Subject const& subject) {
   if constexpr (is_memory<Subject>) {
@@ -98,7 +98,7 @@ decltype(auto) driver_of(Subject const& subject) {
   }
 }
 
-/// The first subject that names a device: a driver, or memory.
+/// Returns the first subject that identifies a device: a driver, or memory.
 template <class First, class... Rest>
 decltype(auto) device_among(First const& first, Rest const&... rest) {
   if constexpr (is_memory<First> || stream_driver<First>) {
@@ -127,7 +127,7 @@ device_account account_of(Driver const& driver, std::string& why) {
   return bytes == device_account::unknown ? std::nullopt : std::optional<std::size_t>(bytes);
 }
 
-/// A device by its number is CUDA's.
+/// A device_id denotes a CUDA device.
 template <class Subject>
 decltype(auto) as_subject(Subject const& subject) {
 #if TARN_HAS_CUDA
@@ -178,7 +178,7 @@ memory_explanation explain(Subjects const&... subjects) {
   std::string why;
   device_account account = account_of(driver, why);
   bool const knows_more = account.source[0] != '\0';
-  // A management library that tells of less than the driver has means something else (a part of it, or host memory).
+  // A management library that reports less total memory than the driver means something else (a part of it, or host memory).
   bool const fits = account.total == device_account::unknown || account.total >= e.total;
   if (!fits) account = {};
   e.source = knows_more && fits ? std::string("told by the driver and by ") + account.source
@@ -202,7 +202,7 @@ memory_explanation explain(Subjects const&... subjects) {
   return e;
 }
 
-/// Less than any context takes, bytes (they begin at some 100 MiB): a smaller change is other processes' doing.
+/// Less than any context uses, bytes (contexts start at some 100 MiB): a smaller change is due to other processes.
 inline constexpr std::size_t least_context = std::size_t{32} << 20;
 
 template <class... Subjects>
@@ -210,7 +210,7 @@ context_cost measure(Subjects const&... subjects) {
   auto const& driver = device_among(subjects...);
   std::string why;
   std::size_t const before = account_of(driver, why).free;
-  memory_explanation const e = explain(subjects...);  // sets the context up
+  memory_explanation const e = explain(subjects...);  // creates the context
   if (e.outside_pools) return {e.outside_pools, "measured before anything was allocated"};
   std::size_t const after = account_of(driver, why).free;
   bool const both = before != device_account::unknown && after != device_account::unknown;
@@ -220,18 +220,18 @@ context_cost measure(Subjects const&... subjects) {
 
 }  // namespace detail
 
-/// Whose a device's memory is. Takes, in any order, any number of pools (or other memory with `tracked`) of one device,
-/// pools of host memory, a driver (or a device_id, on CUDA) where there is no pool yet, and what measure_context()
-/// gave. A pool that is named twice counts once; of a pool over another pool name the lower one alone.
+/// Accounts for a device's memory. Takes, in any order, any number of pools (or other memory with `tracked`) of one device,
+/// pools of host memory, a driver (or a device_id, on CUDA) if there is no pool yet, and the result of measure_context(). A
+/// pool passed twice counts once; of a pool over another pool pass only the lower one.
 ///
 ///   std::cout << tarn::explain_memory(pool).text();
 ///
-/// The pools' figures are exact; the driver's and NVML's are of a moment later: let nobody allocate meanwhile where the
-/// residual is to mean something. Where NVML is missing or does not see the processes, parts are unknown, and said to
-/// be. Sets up the device's context if there is none. Cost: NVML is started and ended, 10 to 100 ms; nothing waits for
-/// the device. Safe from any thread.
-/// @throws cuda_error  the driver does not even tell what is free
-/// @throws misuse      a pool is of another device: call it once for each
+/// The pools' figures are exact; those of the driver and NVML are taken a moment later: the residual is meaningful only if
+/// nothing is allocated meanwhile. If NVML is missing or does not see the processes, parts are unknown and reported as such.
+/// Creates the device's context if there is none. Cost: NVML is initialised and shut down, 10 to 100 ms; it does not wait for
+/// the device. Thread-safe.
+/// @throws cuda_error  the driver does not report free memory
+/// @throws misuse      a pool belongs to another device: call it once per device
 template <class... Subjects>
 [[nodiscard]] memory_explanation explain_memory(Subjects const&... subjects) {
   static_assert(sizeof...(Subjects) != 0,
@@ -240,13 +240,13 @@ template <class... Subjects>
   return detail::explain(detail::as_subject(subjects)...);
 }
 
-/// What this process's context and its modules take of the device; takes what explain_memory() takes. Call it where
-/// the program begins, before anything but those pools has been allocated, and hand it to explain_memory(), which then
-/// tells other allocations apart. Modules are loaded when they are first used: later ones count as other allocations.
+/// Measures the device memory of this process's context and modules; takes the arguments of explain_memory(). Call it at
+/// program start, before anything but those pools has allocated, and pass the result to explain_memory(), which then reports
+/// other allocations separately. Modules are loaded on first use: later ones count as other allocations.
 ///
-/// It is what the management library says of the process, less what the pools hold; or, where that does not see the
-/// process (in a container), what is free no more once the context is set up: then it must be the first call of the
-/// program on the device, and what others take in that fraction of a second counts as the context's. Else unknown.
+/// The result is what the management library reports for the process minus what the pools hold. If the library does not see the
+/// process (in a container), it is the decrease of free memory while the context is created: then this must be the program's
+/// first call on the device, and what other processes allocate in that fraction of a second is included. Otherwise unknown.
 /// Cost and errors as explain_memory(), twice.
 template <class... Subjects>
 [[nodiscard]] context_cost measure_context(Subjects const&... subjects) {

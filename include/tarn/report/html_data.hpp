@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A snapshot's events and blocks as the numbers that the page reads (timeline_data.hpp has the reader).
+// html_data: the events and blocks of a snapshot as numbers for the HTML page (the reader is in timeline_model.hpp).
 //
-//   shapes   what repeats from block to block, each once: bytes, requested, stream, tag, place
-//   events   a head, what << 3 | code, then: of an allocation (what: its shape) the step of the address and of the
-//            time; of the free of an allocation that is listed (what: how many events before) the step of the time
-//   blocks   of a segment: step of the address, bytes, kind, handles, stream, blocks; of each block a head,
-//            shape << 3 | gap << 2 | use, where there is a gap before it the step over that, and the step of the time
+//   shapes   combinations shared by many blocks, each written once: bytes, requested, stream, tag, place
+//   events   a head, what << 3 | code, then: for an allocation (what: its shape) the address and time differences; for the free
+//            of a listed allocation (what: the number of events since) the time difference
+//   blocks   per segment: address difference, bytes, kind, handles, stream, number of blocks; per block a head,
+//            shape << 3 | gap << 2 | use, the size of the gap before it, if any, and the time difference
 //
-// Addresses are counted from the lowest, in units of what all are aligned to; 0 is none.
+// Addresses are relative to the lowest one, in units of their common alignment; 0 means none.
 
 #include <algorithm>
 #include <bit>
@@ -24,7 +24,7 @@
 
 namespace tarn::detail {
 
-/// What many blocks have in common.
+/// The properties that many blocks have in common.
 struct html_shape {
   std::uint64_t bytes = 0;
   std::uint64_t requested = 0;
@@ -46,7 +46,7 @@ struct html_shape_hash {
   }
 };
 
-/// Writes the parts of one snapshot, events and blocks first: they find the shapes and streams.
+/// Writes the parts of one snapshot. Write events and blocks first: they collect the shapes and streams.
 class html_data {
  public:
   explicit html_data(snapshot const& of) : of_(of) {
@@ -57,12 +57,12 @@ class html_data {
     shift_ = bits == 0 ? 0 : static_cast<unsigned>(std::countr_zero(bits));
   }
 
-  /// How an event is told in its head, three bits.
+  /// The kind of an event in its head, three bits.
   enum class code : std::uint8_t { allocate, free, free_elsewhere, free_unlisted, refused, reserve, release };
 
   void write_events(std::ostream& out) {
     html_numbers numbers(out);
-    std::unordered_map<std::uintptr_t, std::size_t> live;  // address to the event that allocated it
+    std::unordered_map<std::uintptr_t, std::size_t> live;  // address to index of the allocating event
     std::uint64_t address = 0;
     std::uint64_t time = 0;
     for (std::size_t i = 0; i < of_.events.size(); ++i) {
@@ -163,7 +163,7 @@ class html_data {
   }
   std::uint32_t shape_index(std::uint64_t bytes, std::uint64_t requested, stream_id stream, std::uint32_t tag,
                             std::uint32_t place) {
-    // An index that names nothing must not make the page fail: it is the one for "not known".
+    // An out-of-range index must not break the page: it becomes 0, "unknown".
     html_shape const shape{bytes, requested, stream_index(stream), tag < of_.tags.size() ? tag : 0,
                            place < of_.places.size() ? place : 0};
     auto const [at, added] = shape_at_.try_emplace(shape, static_cast<std::uint32_t>(shapes_.size()));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Numbers as a page carries them: bytes of seven bits each, least first, the top bit saying that more follow (LEB128);
-// the bytes in base64, whose letters are plain text to HTML. An event takes 4 to 8 characters where JSON takes 100.
+// Encodes numbers for the page: LEB128 (seven bits per byte, low bits first, the top bit set if more bytes follow) in base64,
+// which is plain text in HTML. An event takes 4 to 8 characters; as JSON it would take 100.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace tarn::detail {
 
-/// Writes numbers to a stream as they come; keeps 4 KiB. Call finish() last.
+/// Writes numbers to a stream incrementally with a 4 KiB buffer. Call finish() last.
 class html_numbers {
  public:
   explicit html_numbers(std::ostream& out) noexcept : out_(out) {}
@@ -21,7 +21,7 @@ class html_numbers {
     for (; number > 127; number >>= 7U) add_byte(static_cast<std::uint8_t>(number | 128U));
     add_byte(static_cast<std::uint8_t>(number));
   }
-  /// The way from one number to another, either direction: small where they are near (zigzag).
+  /// Writes the signed difference of two numbers in zigzag encoding: small if they are close.
   void add_step(std::uint64_t from, std::uint64_t to) {
     add(to >= from ? (to - from) << 1U : ((from - to) << 1U) - 1);
   }

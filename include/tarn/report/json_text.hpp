@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// JSON to a stream, piece by piece: commas, quotes and escapes are right whatever the names hold. Needs no memory but the
-// escaped text at hand.
+// json_text: an incremental JSON writer that places commas, quotes and escapes correctly for any text. Allocates only for the
+// current escaped text.
 
 #include <charconv>
 #include <cstddef>
@@ -26,7 +26,7 @@ class json_text {
   json_text& begin_array() { return open('['); }
   json_text& end_array() { return close(']'); }
 
-  /// In an object, before its value. A name of the writer's own.
+  /// Writes the name of an object member, before its value. The name is a constant of the writer.
   json_text& key(std::string_view name) {
     separate();
     quote(name);
@@ -50,7 +50,7 @@ class json_text {
     text_ += value ? "true" : "false";
     return *this;
   }
-  /// "0x2000000": a JavaScript number has 53 bits, an address 64.
+  /// Writes an address as text ("0x2000000"): a JavaScript number has 53 bits, an address 64.
   json_text& address(std::uintptr_t value) {
     separate();
     text_ += "\"0x";
@@ -58,7 +58,7 @@ class json_text {
     text_ += '"';
     return *this;
   }
-  /// Nanoseconds as microseconds with three decimals.
+  /// Writes nanoseconds as microseconds with three decimals.
   json_text& microseconds(std::uint64_t nanoseconds) {
     separate();
     put(nanoseconds / 1000, 10);
@@ -73,13 +73,13 @@ class json_text {
   requires std::is_integral_v<Number> json_text& field(std::string_view name, Number value) {
     return key(name).number(value);
   }
-  /// Starts a new line, for people.
+  /// Starts a new line, for readability.
   json_text& line() {
     starts_line_ = true;
     return *this;
   }
 
-  /// Passes on what is buffered; the writer's last step.
+  /// Writes the buffered text; call it last.
   void flush() {
     out_.write(text_.data(), static_cast<std::streamsize>(text_.size()));
     text_.clear();

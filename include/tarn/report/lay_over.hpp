@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Laying what a watched layer has seen over what the pool holds: names, places and requested bytes for its blocks, and one
-// history of calls, handles and segments. What the two disagree on, since time went on between them, is resolved so that
-// blocks tile their segments.
+// lay_over(): merges the records of a watched layer into the blocks of a pool: tags, places and requested bytes, and one
+// history of calls, handles and segments. The two are taken at different moments; differences are resolved so that blocks tile
+// their segments.
 
 #include <algorithm>
 #include <cstddef>
@@ -49,7 +49,7 @@ namespace tarn::detail {
   return s;
 }
 
-/// The stream of most of a segment's bytes; of several the lowest.
+/// Returns the stream that holds most of a segment's bytes; on a tie the lowest.
 [[nodiscard]] inline stream_id stream_of(snapshot_segment const& s) {
   std::map<stream_id, std::size_t> bytes;
   for (snapshot_block const& b : s.blocks) bytes[b.stream] += b.bytes;
@@ -63,7 +63,7 @@ namespace tarn::detail {
           w.place,   w.time_ns};
 }
 
-/// Cuts one block of the pool where blocks that the layer has seen begin and end in it. There is at least one.
+/// Splits one block of the pool at the bounds of the layer's blocks inside it. There is at least one.
 inline void cut_block(snapshot_block const& whole, std::vector<watched_block>::const_iterator first,
                       std::vector<watched_block>::const_iterator last, std::vector<snapshot_block>& out) {
   std::uintptr_t at = whole.address;
@@ -79,7 +79,7 @@ inline void cut_block(snapshot_block const& whole, std::vector<watched_block>::c
   for (; first != last; ++first) {
     add_rest(first->address);
     std::uintptr_t const limit = std::next(first) != last ? std::next(first)->address : end;
-    // The pool's rounding is the truth where its block is live: what follows up to its end is nobody else's.
+    // A live block of the pool determines the rounding: the rest up to its end belongs to the last block.
     bool const takes_rest = whole.use == block_use::live && limit == end;
     snapshot_block seen = block_of(*first);
     seen.bytes =
@@ -91,9 +91,9 @@ inline void cut_block(snapshot_block const& whole, std::vector<watched_block>::c
   add_rest(end);
 }
 
-/// Gives the pool's blocks what the layer knows of them. `live` is sorted by address. What the layer has and the pool holds
-/// no memory for is left out; what the pool has handed out and the layer has not seen stays live, with 0 requested.
-/// @returns true where every block of the layer is live in the pool
+/// Adds the layer's data to the pool's blocks. `live` is sorted by address. Blocks of the layer for which the pool holds no
+/// memory are omitted; blocks that the pool has allocated and the layer has not seen stay live, with 0 requested.
+/// @returns true if every block of the layer is live in the pool
 inline bool lay_over(std::vector<snapshot_segment>& segments, std::vector<watched_block> const& live) {
   bool agreed = true;
   auto next = live.begin();
@@ -121,7 +121,7 @@ inline bool lay_over(std::vector<snapshot_segment>& segments, std::vector<watche
   return agreed && next == live.end();
 }
 
-/// What blocks that await another stream were, as far as the history tells.
+/// Adds tags and places to blocks that await another stream, as far as the history contains them.
 inline void name_awaiting(std::vector<snapshot_segment>& segments, std::vector<watched_event> const& events) {
   std::unordered_map<std::uintptr_t, snapshot_block*> waiting;
   for (snapshot_segment& s : segments) {
@@ -141,10 +141,10 @@ inline void name_awaiting(std::vector<snapshot_segment>& segments, std::vector<w
   }
 }
 
-/// What the pool took and gave back, by time. What it holds and no note tells of is taken at time 0, as is what a note says
-/// was given back and none says was taken: at each moment the sum is what was reserved then, from the first note on.
-/// @param now    the notes' clock now
-/// @param now_ns the snapshot's
+/// Returns what the pool reserved and released, by time. Memory that it holds without a recorded reserve, or released without
+/// one, is reported as reserved at time 0: at each moment from the first record on, the sum is what was reserved then.
+/// @param now    the current time of the records' clock
+/// @param now_ns the current time of the snapshot
 [[nodiscard]] inline std::vector<snapshot_event> growth_events(pool_contents const& contents,
                                                                std::uint64_t now, std::uint64_t now_ns) {
   std::unordered_map<std::uintptr_t, std::size_t> held;
@@ -187,7 +187,7 @@ inline void name_awaiting(std::vector<snapshot_segment>& segments, std::vector<w
   return {kind, w.address, bytes, w.requested, w.stream, w.tag, w.place, w.time_ns};
 }
 
-/// One history: the calls in their order, what the pool took and gave back between them by time.
+/// Merges the two histories: calls in their order, the pool's reserves and releases between them by time.
 [[nodiscard]] inline std::vector<snapshot_event> one_history(std::vector<watched_event> const& calls,
                                                              std::vector<snapshot_event> const& growth) {
   std::vector<snapshot_event> events;

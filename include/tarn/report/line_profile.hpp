@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// line_profile_table: the marked lines as a table, in the order of the source, as line profilers print them.
+// line_profile_table: the profiled lines as a table in source order, as line profilers print them.
 
 #include <algorithm>
 #include <cstdint>
@@ -17,10 +17,11 @@
 
 namespace tarn {
 
-/// Whether the lines' text is read from the source files, where they can be read.
+/// Whether the table shows the text of the lines, read from the source files if they are readable.
 enum class source_text { shown, left_out };
 
-/// What each marked line did since the start or the last reset_line_profile(), by file and line. @throws std::bad_alloc
+/// Returns the memory use of each profiled line since program start or the last reset_line_profile(), by file and line.
+/// @throws std::bad_alloc
 [[nodiscard]] inline std::vector<profiled_line> line_profile() {
   std::vector<profiled_line> lines;
   detail::line_registry::of_process().for_each([&](profiled_line const& l) { lines.push_back(l); });
@@ -28,7 +29,7 @@ enum class source_text { shown, left_out };
     int const order = std::strcmp(a.where.file, b.where.file);
     return order != 0 ? order < 0 : a.where.line < b.where.line;
   });
-  // A line of a header, or of a template, is kept once for each of its functions.
+  // A line of a header, or of a template, is stored once per function.
   std::vector<profiled_line> merged;
   for (profiled_line const& l : lines) {
     if (!merged.empty() && merged.back().where.line == l.where.line &&
@@ -47,7 +48,7 @@ enum class source_text { shown, left_out };
 
 namespace detail {
 
-/// "+1.5 MiB", "-20 B", "0 B".
+/// Formats signed bytes: "+1.5 MiB", "-20 B", "0 B".
 [[nodiscard]] inline std::string signed_bytes(std::int64_t bytes) {
   message<32> text;
   auto const size = static_cast<std::uint64_t>(bytes < 0 ? -bytes : bytes);
@@ -58,10 +59,10 @@ namespace detail {
   return std::string(text.size() < width ? width - text.size() : 0, ' ') + std::string(text);
 }
 
-/// Lines of source files, each file read once.
+/// Lines of source files; each file is read once.
 class source_lines {
  public:
-  /// Without the blanks before it; empty where it cannot be read.
+  /// Returns a line without leading blanks; empty if it cannot be read.
   [[nodiscard]] std::string of(place const& where) {
     auto const [known, is_new] = files_.try_emplace(where.file);
     if (is_new) {
@@ -81,8 +82,8 @@ class source_lines {
 
 }  // namespace detail
 
-/// The table: a heading for each file, then line, calls, change of live bytes over all calls, the most above the start
-/// in any call, and the line itself, or its function. @throws std::bad_alloc
+/// Returns the profile as a table: a heading per file, then per line its number, calls, change of live bytes over all calls,
+/// the highest use above the start of a call, and the source text or the function. @throws std::bad_alloc
 [[nodiscard]] inline std::string line_profile_table(source_text source = source_text::shown) {
   detail::source_lines sources;
   std::string out;
@@ -97,7 +98,7 @@ class source_lines {
     out += detail::right(detail::signed_bytes(l.change), 13);
     out += detail::right(detail::signed_bytes(static_cast<std::int64_t>(l.peak)), 13);
     std::string text = source == source_text::shown ? sources.of(l.where) : std::string();
-    // A mark on a line of its own says less than whose it is.
+    // A macro alone on its line is less informative than the function.
     if (text.starts_with("TARN_PROFILE_LINE(") && text.find(';') + 1 == text.size()) text.clear();
     if (text.empty()) text = detail::joined({"in ", l.where.function});
     out += detail::joined({"  ", text, "\n"});

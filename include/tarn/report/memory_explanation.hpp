@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Whose the memory of a device is, as numbers and as a table: parts, and a residual that makes their sum exact.
+// memory_explanation: the parts of a device's memory as numbers and as a table, with a residual that makes their sum exact.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,65 +14,66 @@
 
 namespace tarn {
 
-/// What one pool holds, bytes; each figure is the pool's own. live + awaiting + cached is reserved.
+/// The memory of one pool, bytes, as the pool reports it. live + awaiting + cached is reserved.
 struct pool_share {
-  std::string name;          ///< "pool 1", ...: change it as you like before you print
+  std::string name;          ///< "pool 1", ...: may be changed before printing
   std::size_t reserved = 0;  ///< held from the driver
-  std::size_t live = 0;      ///< handed out, as the pool rounds
+  std::size_t live = 0;      ///< allocated, as the pool rounds
   std::optional<std::size_t>
-      requested;  ///< of live: as asked; known where `tracked` counts what the pool hands out
-  std::optional<std::size_t> rounding;  ///< of live: what blocks are larger than asked
-  std::size_t untracked = 0;            ///< of live: handed out past `tracked`
-  std::size_t awaiting = 0;             ///< freed, but another stream that used it (record_use) is not done
-  std::size_t cached = 0;               ///< free for reuse
+      requested;  ///< part of live: requested; known if `tracked` counts the pool's allocations
+  std::optional<std::size_t> rounding;  ///< part of live: difference between block sizes and requests
+  std::size_t untracked = 0;            ///< part of live: allocated bypassing `tracked`
+  std::size_t awaiting = 0;  ///< freed, but another stream that used it (record_use) has not finished
+  std::size_t cached = 0;    ///< free for reuse
 };
 
-/// One line of the table.
+/// One row of the table.
 struct memory_row {
-  int depth = 0;  ///< 0: the total; 1: its parts, which sum up to it; 2: those of this process; 3: of a pool
+  int depth =
+      0;  ///< 0: the total; 1: its parts, which add up to it; 2: parts of this process; 3: parts of a pool
   std::string name;
   std::optional<std::int64_t> bytes;  ///< none: unknown
-  std::string how;                    ///< where the figure is from, if it is no plain count
+  std::string how;                    ///< source of the figure, unless it is a plain count
 };
 
-/// Whose a device's memory is, bytes. Unknown is std::nullopt, never 0. Exact by construction:
-///   other_processes + process() + set_aside + free + residual() == total, unknown ones taken as 0, and
-///   context + other_allocations (or outside_pools, where they are not told apart) + the pools == process().
+/// The parts of a device's memory, bytes. Unknown is std::nullopt, never 0. Exact by construction:
+///   other_processes + process() + set_aside + free + residual() == total, with unknown parts as 0, and
+///   context + other_allocations (or outside_pools, if they are not known separately) + the pools == process().
 struct memory_explanation {
   int device = 0;
-  std::string source;                          ///< who told, or why nobody could
-  std::size_t total = 0;                       ///< of the device, or of the part of it that is this process's
-  std::size_t free = 0;                        ///< as the driver says, for every process
-  std::optional<std::size_t> set_aside;        ///< by driver and firmware, for themselves and for ECC
-  std::optional<std::size_t> other_processes;  ///< all of them together
+  std::string source;                    ///< which library reported, or why none could
+  std::size_t total = 0;                 ///< of the device, or of the partition that this process uses
+  std::size_t free = 0;                  ///< as the driver reports, for all processes
+  std::optional<std::size_t> set_aside;  ///< reserved by driver and firmware, for themselves and for ECC
+  std::optional<std::size_t> other_processes;  ///< sum over all other processes
   std::optional<std::size_t> this_process;     ///< as nvidia-smi shows it
-  std::optional<std::size_t> outside_pools;    ///< of this process: context, modules, other allocations
-  std::optional<std::size_t> context;          ///< of outside_pools: as measured by measure_context()
+  std::optional<std::size_t> outside_pools;    ///< part of this process: context, modules, other allocations
+  std::optional<std::size_t> context;          ///< part of outside_pools: as measured by measure_context()
   std::string context_how;                     ///< how it was measured
   std::optional<std::size_t>
-      other_allocations;               ///< of outside_pools: the rest, with modules that were loaded later
+      other_allocations;               ///< part of outside_pools: the rest, including modules loaded later
   std::vector<pool_share> pools;       ///< in the device's memory
-  std::vector<pool_share> host_pools;  ///< in host or managed memory: beside the sum
-  std::string gap;                     ///< why processes are unknown; empty where they are known
+  std::vector<pool_share> host_pools;  ///< in host or managed memory: not part of the sum
+  std::string gap;                     ///< why processes are unknown; empty if they are known
 
-  /// All that the pools hold from the driver.
+  /// Returns the bytes that all pools hold from the driver.
   [[nodiscard]] std::size_t reserved() const noexcept {
     std::size_t sum = 0;
     for (pool_share const& p : pools) sum += p.reserved;
     return sum;
   }
-  /// What counts as this process's in the sum: what is known to be outside the pools, and the pools.
+  /// Returns the bytes that count as this process's in the sum: those known to be outside the pools, plus the pools.
   [[nodiscard]] std::size_t process() const noexcept {
     return outside_pools.value_or(context.value_or(0)) + reserved();
   }
-  /// total less every part that is known. Negative where figures overlap: of different moments, or of a driver that
+  /// Returns the total minus all known parts. Negative if figures overlap: taken at different moments, or by a driver that
   /// shares memory between processes.
   [[nodiscard]] std::int64_t residual() const noexcept {
     return number(total) - number(other_processes.value_or(0)) - number(process()) -
            number(set_aside.value_or(0)) - number(free);
   }
 
-  /// The lines of the table, the total first. @throws std::bad_alloc
+  /// Returns the rows of the table, the total first. @throws std::bad_alloc
   [[nodiscard]] std::vector<memory_row> rows() const {
     std::vector<memory_row> out;
     auto const add = [&](int depth, std::string name, std::optional<std::size_t> bytes,
@@ -106,7 +107,7 @@ struct memory_explanation {
     return out;
   }
 
-  /// The table, for people; each row in bytes and in MiB. @throws std::bad_alloc
+  /// Returns the table as text, each row in bytes and in MiB. @throws std::bad_alloc
   [[nodiscard]] std::string text() const {
     std::string out = line(detail::joined({"device ", std::to_string(device)}), "bytes", "MiB", "");
     for (memory_row const& row : rows()) {
@@ -121,7 +122,7 @@ struct memory_explanation {
   [[nodiscard]] static std::int64_t number(std::size_t bytes) noexcept {
     return static_cast<std::int64_t>(bytes);
   }
-  /// What the residual may be: whatever is unknown, and what nobody tells.
+  /// Returns what the residual may contain: the unknown parts, and what no interface reports.
   [[nodiscard]] std::string missing() const {
     std::string out;
     if (!other_processes) out += "other processes, ";
@@ -145,8 +146,8 @@ struct memory_explanation {
     add(depth + 1, "cached", p.cached);
   }
   [[nodiscard]] static std::string in_mib(std::int64_t bytes) {
-    // Four decimals, so that a model of 440 bytes shows as 0.0004. By hand, since printf follows the locale; rounded to
-    // nearest, halves to even, as printf does.
+    // Four decimals, so that a model of 440 bytes shows as 0.0004. Not printf, which depends on the locale; rounded to nearest,
+    // ties to even, as printf does.
     auto const magnitude =
         bytes < 0 ? 0 - static_cast<std::uint64_t>(bytes) : static_cast<std::uint64_t>(bytes);
     constexpr std::uint64_t mib = std::uint64_t{1} << 20;

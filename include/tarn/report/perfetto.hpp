@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A snapshot's history in Chrome's trace format: opens in ui.perfetto.dev and chrome://tracing. Counters of live and reserved
-// bytes and of each tag's, the larger blocks as slices from their allocation to their free, refusals as marks.
+// A snapshot's history in Chrome's trace format, for ui.perfetto.dev and chrome://tracing. Contains counters of live and
+// reserved bytes and of each tag, larger blocks as slices from allocation to free, and refused requests as markers.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +19,7 @@
 namespace tarn {
 
 struct perfetto_options {
-  /// Blocks of fewer bytes are counted only: a slice is 300 bytes of the file, and viewers take some 100,000 of them.
+  /// Smaller blocks are only counted: a slice takes 300 bytes of the file, and viewers handle some 100,000 of them.
   std::size_t least_slice_bytes = 1_MiB;
 };
 
@@ -60,7 +60,7 @@ class perfetto_writer {
     std::uint64_t number = 0;  ///< identity of its slice
   };
 
-  /// What was live and reserved before the first event: the end, undone.
+  /// Computes the live and reserved bytes before the first event by undoing the events from the end.
   void begin_at_start() {
     for (snapshot_segment const& s : snapshot_.segments) {
       reserved_ += static_cast<std::int64_t>(s.bytes);
@@ -182,8 +182,9 @@ class perfetto_writer {
 
 }  // namespace detail
 
-/// Writes a snapshot's history in Chrome's JSON trace format, times in microseconds since the snapshot's start. Errors are the
-/// stream's. Some 80 bytes of the file a counter's step; two steps an allocation or free where there are tags, else one.
+/// Writes a snapshot's history in Chrome's JSON trace format; times are microseconds since the snapshot's start. Errors are
+/// reported by the stream's state. Some 80 bytes of the file per counter step; two steps per allocation or free with tags, else
+/// one.
 inline void write_perfetto(std::ostream& out, snapshot const& s, perfetto_options const& options = {}) {
   detail::perfetto_writer(out, s, options).write();
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A snapshot as PyTorch's tools read it: drop the file on pytorch.org/memory_viz, or `python _memory_viz.py stats|trace|
-// segments|memory|segment_plot|trace_plot x.pickle` (torch/cuda/_memory_viz.py).
+// A snapshot in the format of PyTorch's tools: drop the file on pytorch.org/memory_viz, or run `python _memory_viz.py
+// stats|trace|segments|memory|segment_plot|trace_plot x.pickle` (torch/cuda/_memory_viz.py).
 
 #include <cstddef>
 #include <cstdint>
@@ -66,7 +66,8 @@ class snapshot_pickler {
     pickle_.word(value);
   }
 
-  /// A place's frames, innermost first, and the tag as the outermost: so it groups a flame graph, and every view shows it.
+  /// Writes the frames of a place, innermost first, with the tag as the outermost: flame graphs group by it, and every view
+  /// shows it.
   void frames(std::uint32_t tag, std::uint32_t place) {
     pickle_.word("frames");
     auto const known = frames_.find({tag, place});
@@ -122,14 +123,14 @@ class snapshot_pickler {
     pickle_.end_list();
     pickle_.end_dict();
   }
-  /// The default pool: others would be told apart by the viewer as those of graphs.
+  /// Writes the default pool's id: the viewer would show others as pools of CUDA graphs.
   void pool_id(char const* key) {
     pickle_.word(key);
     pickle_.number(0);
     pickle_.number(0);
     pickle_.end_pair();
   }
-  /// PyTorch knows what was asked of each block; where tarn does not, it is all of it.
+  /// Returns the requested bytes of a block, which PyTorch always has; where tarn does not know them, the whole block.
   static std::size_t requested_of(snapshot_block const& b) noexcept {
     return b.requested != 0 || b.use == block_use::cached ? b.requested : b.bytes;
   }
@@ -177,7 +178,7 @@ class snapshot_pickler {
     pickle_.item();
     pickle_.begin_dict();
     field("action", action);
-    // What the device had free at a refusal is not recorded; the viewers want a number.
+    // The free memory of the device at a refusal is not recorded; the viewers need a number.
     field(e.kind == snapshot_event_kind::refused ? "device_free" : "addr",
           e.kind == snapshot_event_kind::refused ? 0 : e.address);
     field("size", e.requested != 0 ? e.requested : e.bytes);
@@ -196,11 +197,12 @@ class snapshot_pickler {
 
 }  // namespace detail
 
-/// Writes a snapshot as a pickle of protocol 4. Errors are the stream's. `size` of an event is the bytes requested, as in
-/// PyTorch; times are microseconds since 1970; the default stream is 0; the tag is the outermost frame, "tag:0:NAME".
-/// Handles are segment_map and segment_unmap as those of PyTorch's expandable segments; over blocks segment_alloc and
-/// segment_free. What the history has no segment for gets one, what its end contradicts is left out: viewer_history.hpp.
-/// Host memory: one byte an event, 50 a live block, 64 KiB. Some 60 bytes an event in the file.
+/// Writes a snapshot as a pickle of protocol 4. Errors are reported by the stream's state. `size` of an event is the requested
+/// bytes, as in PyTorch; times are microseconds since 1970; the default stream is 0; the tag is the outermost frame,
+/// "tag:0:NAME". Handles are written as segment_map and segment_unmap, as PyTorch's expandable segments; over blocks
+/// segment_alloc and segment_free. An event without a segment in the history gets one; an event that contradicts the final
+/// state is omitted: see viewer_history.hpp. Host memory: one byte per event, 50 per live block, 64 KiB. Some 60 bytes of the
+/// file per event.
 inline void write_pickle(std::ostream& out, snapshot const& s) {
   detail::snapshot_pickler(out, s).write();
 }

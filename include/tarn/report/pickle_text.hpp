@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A pickle of protocol 4, written piece by piece: dictionaries, lists, texts, integers, pairs, and what was written before
-// once more. Only what PyTorch's viewer unpickles, in batches of at most 1,000 (it passes a batch as arguments of one call).
+// An incremental writer of pickles of protocol 4: dictionaries, lists, strings, integers, pairs, and references to earlier
+// values. Only what PyTorch's viewer unpickles, in batches of at most 1,000 (it passes a batch as the arguments of one call).
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace tarn::detail {
 
-/// Names what was written, to be written once more.
+/// Identifies a written value, to be referenced later.
 using pickle_ref = std::uint32_t;
 
 class pickle_text {
@@ -30,7 +30,7 @@ class pickle_text {
     put("](");
     counts_.push_back(0);
   }
-  /// Before each item of a list.
+  /// Call before each item of a list.
   void item() {
     if (counts_.back()++ == most_in_batch) {
       put("e(");
@@ -42,7 +42,7 @@ class pickle_text {
     counts_.pop_back();
   }
 
-  /// A key of a dictionary, or a word that comes often; written in full once. `word` has static storage.
+  /// Writes a dictionary key or a frequent word; in full only the first time. `word` has static storage.
   void word(char const* word) {
     for (auto const& [known, ref] : words_) {
       if (known == word) return again(ref);
@@ -76,10 +76,10 @@ class pickle_text {
     }
   }
   void boolean(bool value) { put(value ? "\x88" : "\x89"); }
-  /// Of the two values that were written last.
+  /// Makes a pair of the last two values written.
   void end_pair() { put("\x86"); }
 
-  /// Names the value that was written last.
+  /// Returns a reference to the last value written.
   [[nodiscard]] pickle_ref remember() {
     put("\x94");
     return next_ref_++;
@@ -115,7 +115,7 @@ class pickle_text {
 
   std::ostream& out_;
   std::string buffer_;
-  std::vector<std::size_t> counts_;  ///< items in the batch of each open list
+  std::vector<std::size_t> counts_;  ///< number of items in the current batch of each open list
   std::vector<std::pair<char const*, pickle_ref>> words_;
   pickle_ref next_ref_ = 0;
 };

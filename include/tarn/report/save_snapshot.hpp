@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// save_snapshot: a snapshot in a file whose name says the format.
+// save_snapshot: writes a snapshot to a file whose extension selects the format.
 
 #include <cerrno>
 #include <cstdio>
@@ -23,7 +23,7 @@ namespace detail {
 
 using snapshot_writer = void (*)(std::ostream&, snapshot const&);
 
-/// @throws std::invalid_argument  no format of that name
+/// @throws std::invalid_argument  the extension is unknown
 [[nodiscard]] inline snapshot_writer writer_for(std::string_view path) {
   if (path.ends_with(".pickle") || path.ends_with(".pkl")) return write_pickle;
   if (path.ends_with(".trace.json"))
@@ -37,11 +37,11 @@ using snapshot_writer = void (*)(std::ostream&, snapshot const&);
 
 }  // namespace detail
 
-/// Writes a snapshot to a file, whose extension is the format: `.pickle` or `.pkl` for PyTorch's memory_viz, `.trace.json` for
-/// Perfetto and Chrome, `.json` for programs of one's own. A file that is there is replaced.
-/// @throws std::invalid_argument  another extension; nothing was touched
-/// @throws std::system_error      the file cannot be made, or not written to its end; then it is removed
-/// @throws std::bad_alloc         likewise removed
+/// Writes a snapshot to a file in the format of its extension: `.pickle` or `.pkl` for PyTorch's memory_viz, `.trace.json` for
+/// Perfetto and Chrome, `.json` for other programs. An existing file is replaced.
+/// @throws std::invalid_argument  another extension; nothing was changed
+/// @throws std::system_error      the file cannot be created or not completely written; then it is removed
+/// @throws std::bad_alloc         the file is removed, too
 inline void save_snapshot(snapshot const& s, std::string const& path) {
   auto const write = detail::writer_for(path);
   errno = 0;
@@ -65,10 +65,10 @@ inline void save_snapshot(snapshot const& s, std::string const& path) {
   }
 }
 
-/// take_snapshot() of `memory`, written by save_snapshot().
+/// Saves take_snapshot() of `memory` by save_snapshot().
 template <has_driver Resource>
 void save_snapshot(Resource memory, std::string const& path) {
-  (void)detail::writer_for(path);  // a wrong name is told before anybody is made to wait
+  (void)detail::writer_for(path);  // report a wrong name before the snapshot blocks other threads
   save_snapshot(take_snapshot(memory), path);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Text of unknown origin (tags, files, titles) written into a page so that it stays text.
+// Escapes untrusted text (tags, files, titles) for a page, so that it stays text.
 
 #include <cstddef>
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace tarn::detail {
 
-/// Appends a JSON string, quotes included, that may stand inside a script element: `<`, `>` and `&` are escaped, so
-/// that no text can end the element or begin a comment. What is no UTF-8 becomes U+FFFD. @throws std::bad_alloc
+/// Appends a JSON string, including quotes, that is safe inside a script element: `<`, `>` and `&` are escaped, so that no text
+/// can end the element or begin a comment. Invalid UTF-8 becomes U+FFFD. @throws std::bad_alloc
 inline void add_script_string(std::string& to, std::string_view text) {
   constexpr char digits[] = "0123456789abcdef";
   to += '"';
@@ -38,7 +38,7 @@ inline void add_script_string(std::string& to, std::string_view text) {
   to += '"';
 }
 
-/// Appends text for an HTML element that holds text only, as a title. @throws std::bad_alloc
+/// Appends text for an HTML element that contains only text, such as a title. @throws std::bad_alloc
 inline void add_html_text(std::string& to, std::string_view text) {
   for (; !text.empty(); text.remove_prefix(utf8_length(text) == 0 ? 1 : utf8_length(text))) {
     char const first = text.front();

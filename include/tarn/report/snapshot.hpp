@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A snapshot: what a pool holds at one moment and how it came to that, as plain data. Writers turn it into files:
-// pickle (PyTorch's memory_viz), timeline_html, perfetto, snapshot_json.
+// A snapshot: the state of a pool at one moment and its history, as plain data. Writers turn it into files: pickle (PyTorch's
+// memory_viz), timeline_html, perfetto, snapshot_json.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace tarn {
 
 enum class block_use : std::uint8_t {
-  live,      ///< handed out (PyTorch: active_allocated)
+  live,      ///< allocated (PyTorch: active_allocated)
   awaiting,  ///< freed, but another stream that used it has not finished (active_pending_free)
   cached     ///< free for reuse (inactive)
 };
@@ -22,48 +22,47 @@ enum class block_use : std::uint8_t {
 struct snapshot_block {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
-  /// Of a live block that a watched layer saw, and of an awaiting one (what the pool was asked for where the history does not
-  /// show its allocation); otherwise 0.
+  /// Set for a live block that a watched layer saw, and for an awaiting one (the size requested from the pool if the history
+  /// lacks its allocation); otherwise 0.
   std::size_t requested = 0;
   block_use use = block_use::cached;
-  stream_id stream =
-      0;  ///< of the allocation; of a cached block: whose work may have used it last; 0: nobody's
+  stream_id stream = 0;       ///< of the allocation; of a cached block: the last possible user; 0: unowned
   std::uint32_t tag = 0;      ///< index into snapshot::tags
   std::uint32_t place = 0;    ///< index into snapshot::places
   std::uint64_t time_ns = 0;  ///< of the allocation, since snapshot::started_ns
 };
 
 enum class segment_kind : std::uint8_t {
-  pages,  ///< consecutive physical handles, at their home addresses
-  view,  ///< one live block put together of handles from several places; these are not listed at home meanwhile
+  pages,  ///< consecutive physical handles, at their original addresses
+  view,  ///< one live block remapped from handles of several places; these are not listed at their original addresses
   upstream  ///< one block of the resource below a pool that has no pages
 };
 
-/// A part of a view's block, where it is at home.
+/// A part of a view's block, at its original address.
 struct snapshot_piece {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
 };
 
-/// A stretch of addresses with memory behind it; its blocks tile it. The bytes of all segments are the pool's reserved bytes.
+/// An address range backed by memory; its blocks tile it. The bytes of all segments add up to the pool's reserved bytes.
 struct snapshot_segment {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   segment_kind kind = segment_kind::pages;
-  bool small = false;                  ///< taken for blocks of up to 1 MiB
-  std::uint32_t handles = 1;           ///< physical handles behind it, wholly or in part
-  stream_id stream = 0;                ///< of most of its bytes
+  bool small = false;                  ///< for blocks of up to 1 MiB
+  std::uint32_t handles = 1;           ///< physical handles that back it, wholly or in part
+  stream_id stream = 0;                ///< stream of most of its bytes
   std::vector<snapshot_block> blocks;  ///< by address
-  std::vector<snapshot_piece> pieces;  ///< of a view: what stands behind it, in its order
+  std::vector<snapshot_piece> pieces;  ///< of a view: its original ranges, in order
 };
 
-/// What the pool took from the driver and gave back, with the calls in one order.
+/// Calls, and what the pool reserved from and released to the driver, in one order.
 enum class snapshot_event_kind : std::uint8_t { allocate, free, refused, reserve, release };
 
 struct snapshot_event {
   snapshot_event_kind kind = snapshot_event_kind::allocate;
   std::uintptr_t address = 0;
-  std::size_t bytes = 0;      ///< that the block or handle occupies; of a refusal what was asked
+  std::size_t bytes = 0;      ///< size of the block or handle; of a refused request its size
   std::size_t requested = 0;  ///< of allocate, free and refused
   stream_id stream = 0;
   std::uint32_t tag = 0;
@@ -76,11 +75,11 @@ struct snapshot {
   int device = 0;
   std::uint64_t started_ns = 0;  ///< since 1970
   std::uint64_t now_ns = 0;      ///< since started_ns
-  stream_id null_stream = 0;     ///< the default stream's identity, 0 where the driver does not tell
+  stream_id null_stream = 0;     ///< identity of the default stream, 0 if the driver does not report it
   pool_state pool;
   std::vector<snapshot_segment> segments;          ///< by address
   std::vector<snapshot_event> events;              ///< oldest first
-  std::uint64_t forgotten_events = 0;              ///< before the first of `events`
+  std::uint64_t forgotten_events = 0;              ///< number of events before the first of `events`
   std::vector<watched_tag> tags;                   ///< tags[0] is "untagged"
   std::vector<std::vector<watched_frame>> places;  ///< innermost frame first; places[0] is empty
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A snapshot as JSON, for programs of one's own.
+// A snapshot as JSON, for other programs.
 //
 //   {"format": "tarn snapshot", "version": 1, "title", "device", "started_ns", "now_ns", "null_stream", "forgotten_events",
 //    "pool":     {"live", "live_blocks", "reserved", "reserved_peak", "cached", "pending", "largest_free_range", "free_blocks",
@@ -15,8 +15,8 @@
 //                  "address", "bytes", "requested", "stream", "tag", "place", "time_ns"}]}
 //
 // Bytes, counts, streams and times are numbers; a time is nanoseconds since started_ns, which is nanoseconds since 1970.
-// Addresses are texts ("0x7f0000000000"): many readers keep 53 bits of a number. `tag` and `place` are indices. Text is
-// UTF-8; bytes that are none become U+FFFD. One segment's block and one event is a line.
+// Addresses are strings ("0x7f0000000000"), since many readers keep 53 bits of a number. `tag` and `place` are indices. Text is
+// UTF-8; invalid bytes become U+FFFD. Each block of a segment and each event is one line.
 
 #include <ostream>
 
@@ -110,7 +110,8 @@ inline void write_segment(json_text& json, snapshot_segment const& s) {
 
 }  // namespace detail
 
-/// Writes a snapshot as JSON. Errors are the stream's. Host memory: 64 KiB, whatever the snapshot. Some 150 bytes an event.
+/// Writes a snapshot as JSON. Errors are reported by the stream's state. Host memory: 64 KiB for any snapshot. Some 150 bytes
+/// per event.
 inline void write_json(std::ostream& out, snapshot const& s) {
   detail::json_text json(out);
   json.begin_object().field("format", "tarn snapshot").field("version", 1).field("title", s.title);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The numbers, under the names that PyTorch's users know. They look; they change nothing but peaks when
-// asked.
+// Memory statistics under the names of PyTorch. Reading them changes nothing; the reset functions change peaks and totals.
 
 #include <array>
 #include <cstddef>
@@ -45,8 +44,8 @@ pool_state state_of(Resource& memory) {
 
 }  // namespace detail
 
-/// Bytes handed out now, as the pool rounds them. Exact. Where more bytes were freed than allocated, which only a double free
-/// or a free to the wrong resource can do, it reports misuse and returns 0.
+/// Returns the bytes allocated now, as the pool rounds them. Exact. If more bytes were freed than allocated, which only a double
+/// free or a free to the wrong resource can cause, it reports misuse and returns 0.
 template <class Resource>
 [[nodiscard]] std::size_t memory_allocated(Resource memory) {
   std::int64_t const bytes = detail::statistics_of(memory).allocated_bytes[0].current;
@@ -59,30 +58,30 @@ template <class Resource>
   }
   return static_cast<std::size_t>(bytes);
 }
-/// The most of memory_allocated() since the start or the last reset_peak_memory_stats(). Exact.
+/// Returns the maximum of memory_allocated() since the start or the last reset_peak_memory_stats(). Exact.
 template <class Resource>
 [[nodiscard]] std::size_t max_memory_allocated(Resource memory) {
   return static_cast<std::size_t>(detail::statistics_of(memory).allocated_bytes[0].peak);
 }
-/// Bytes that the pool holds from the driver now.
+/// Returns the bytes that the pool holds from the driver now.
 template <class Resource>
 [[nodiscard]] std::size_t memory_reserved(Resource memory) {
   return detail::state_of(memory).reserved;
 }
-/// The most of memory_reserved() since the start or the last reset_peak_memory_stats().
+/// Returns the maximum of memory_reserved() since the start or the last reset_peak_memory_stats().
 template <class Resource>
 [[nodiscard]] std::size_t max_memory_reserved(Resource memory) {
   return detail::state_of(memory).reserved_peak;
 }
 
-/// Lets every peak start again from the current value. peak_scopes keep theirs.
+/// Resets every peak to the current value. Peaks of peak_scopes are unaffected.
 template <class Resource>
 void reset_peak_memory_stats(Resource memory) {
   nearest(memory, [](auto& l) -> decltype(l.reset_peak_statistics()) { return l.reset_peak_statistics(); });
   auto const reset_pool = [](auto& l) -> decltype(l.reset_peaks()) { return l.reset_peaks(); };
   if constexpr (reachable<Resource, decltype(reset_pool)>) nearest(memory, reset_pool);
 }
-/// Sets the totals ("allocated", "freed") and the counts of calls and refusals to zero.
+/// Resets the totals ("allocated", "freed") and the counts of calls and refused requests to zero.
 template <class Resource>
 void reset_accumulated_memory_stats(Resource memory) {
   nearest(memory, [](auto& l) -> decltype(l.reset_accumulated_statistics()) {
@@ -92,7 +91,7 @@ void reset_accumulated_memory_stats(Resource memory) {
   if constexpr (reachable<Resource, decltype(reset_pool)>) nearest(memory, reset_pool);
 }
 
-/// Bytes free on the whole device, and its total, as the driver says.
+/// Free and total bytes of the whole device, as the driver reports.
 struct memory_info {
   std::size_t free = 0;
   std::size_t total = 0;
@@ -109,24 +108,23 @@ template <has_driver Resource>
 /// One statistic under PyTorch's key: "allocated_bytes.all.current", "num_ooms", ...
 using memory_stat = std::pair<std::string, std::int64_t>;
 
-/// All statistics under the keys of torch.cuda.memory_stats(), sorted as it sorts them:
-///   allocation, allocated_bytes    blocks that are handed out, as the pool rounds them
-///   active, active_bytes           these, and blocks that were freed but wait for a use noted by record_use() or for the work
-///                                  of a stream that was destroyed
-///   requested_bytes                bytes asked for active blocks
+/// Returns all statistics under the keys of torch.cuda.memory_stats(), in the same sort order:
+///   allocation, allocated_bytes    allocated blocks, as the pool rounds them
+///   active, active_bytes           these, and freed blocks that wait for a use noted by record_use() or for the work
+///                                  of a destroyed stream
+///   requested_bytes                bytes requested for active blocks
 ///   reserved_bytes, segment        bytes held from the driver; physical handles, or segments of a pool over blocks. A handle
-///                                  belongs to the pool that it was made for, though it may serve both in turn.
-///   inactive_split                 free ranges of the pool that lie partly in a handle, or in a segment, which they do not
-///                                  fill, so that it cannot be given back; inactive_split_bytes: their bytes in those.
-///                                  (PyTorch leaves expandable segments out.) Blocks kept in a thread's magazines and free
-///                                  blocks of a run (up to 32 KiB) are not counted. Peak and totals are of the moments when
-///                                  a call that reached the pool's shared part ended.
+///                                  belongs to the small or the large pool it was created for, though it may serve both.
+///   inactive_split                 free ranges that lie partly in a handle or a segment without filling it, so that it cannot
+///                                  be released; inactive_split_bytes: their bytes in those. (PyTorch omits expandable
+///                                  segments.) Blocks in a thread's magazines and free blocks of a run (up to 32 KiB) are not
+///                                  counted. Peak and totals are taken when a call that reached the pool's shared part ends.
 ///   num_alloc_retries              times that the driver refused and the cache was searched again
 ///   num_sync_all_streams           times that the host waited for a stream
 ///   oversize_*, max_split_size     0 and -1: blocks of every size may be split
-/// A block is in small_pool up to 1 MiB, as asked; where a layer below `tracked` adds bytes (fences), a waiting block counts
-/// with them. Exact while no other thread is inside; under threads each number is of one order of events. Takes the pool's
-/// locks for a moment. @throws std::bad_alloc
+/// A block is in small_pool up to 1 MiB, as requested; if a layer below `tracked` adds bytes (fences), a waiting block counts
+/// with them. Exact while no other thread is inside a call; under concurrency each number belongs to one order of events. Takes
+/// the pool's locks briefly. @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::vector<memory_stat> memory_stats(Resource memory) {
   tracked_statistics const t = detail::statistics_of(memory);

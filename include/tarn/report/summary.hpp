@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// memory_summary: the table that torch.cuda.memory_summary() prints, for a tarn pool.
+// memory_summary: the table of torch.cuda.memory_summary() for a tarn pool.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,8 @@ namespace tarn {
 
 namespace detail {
 
-/// Ten columns, as PyTorch writes sizes: the unit is that of `scale`, left for the next from 768 KiB up; cut, not rounded.
+/// Formats a size in ten columns as PyTorch does: the unit is that of `scale`, the next one from 768 KiB up; truncated, not
+/// rounded.
 [[nodiscard]] inline std::string table_bytes(std::int64_t bytes, std::int64_t scale) {
   constexpr char const* units[] = {"B  ", "KiB", "MiB", "GiB", "TiB", "PiB"};
   std::size_t unit = 0;
@@ -24,7 +25,7 @@ namespace detail {
   std::string const digits = std::to_string(bytes);
   return std::string(digits.size() < 6 ? 6 - digits.size() : 0, ' ') + digits + " " + units[unit];
 }
-/// Ten columns, as PyTorch writes counts: thousands from 750,000 up.
+/// Formats a count in ten columns as PyTorch does: thousands from 750,000 up.
 [[nodiscard]] inline std::string table_count(std::int64_t count, std::int64_t scale) {
   constexpr char const* units[] = {" ", "K", "M"};
   std::size_t unit = 0;
@@ -34,7 +35,7 @@ namespace detail {
   return std::string(digits.size() < 7 ? 7 - digits.size() : 0, ' ') + digits + " " + units[unit] + " ";
 }
 
-/// Padded to so many characters.
+/// Pads text on the right to `width` characters.
 [[nodiscard]] inline std::string left(std::string const& text, std::size_t width) {
   std::size_t shown = 0;
   for (char const c : text) shown += continues_character(c) ? 0 : 1;
@@ -43,8 +44,8 @@ namespace detail {
 
 }  // namespace detail
 
-/// A table, 75 columns between its edges, in the layout of torch.cuda.memory_summary(). For memory with `tracked` and, for the
-/// reserved rows, a pool. @throws std::bad_alloc
+/// Returns a table, 75 columns between its edges, in the layout of torch.cuda.memory_summary(). For memory with `tracked` and,
+/// for the reserved rows, a pool. @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_summary(Resource memory) {
   std::vector<memory_stat> const stats = memory_stats(memory);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// take_snapshot: what memory holds and how it came to that, from the pool and the watched layer that are found under it.
+// take_snapshot: captures the state and history of memory from its nearest pool and watched layer.
 
 #include <algorithm>
 #include <concepts>
@@ -19,7 +19,7 @@ namespace tarn {
 
 namespace detail {
 
-/// Takes whatever a pool shows.
+/// Accepts any parts that a pool passes for inspection.
 struct any_look {
   template <class... Parts>
   void operator()(Parts&...) const noexcept {}
@@ -34,7 +34,7 @@ inline constexpr auto ask_contents = [](auto& layer) -> decltype(layer.inspect(a
 };
 inline constexpr auto ask_pool_state = [](auto& layer) -> decltype(layer.state()) { return layer.state(); };
 
-/// Where there is no pool each block is a segment of its own, and comes and goes with it.
+/// Without a pool, each block is a segment of its own, which begins and ends with it.
 inline void stand_alone(snapshot& s, watch_record const& record) {
   for (watched_block const& w : record.live) {
     snapshot_segment segment;
@@ -54,9 +54,9 @@ inline void stand_alone(snapshot& s, watch_record const& record) {
 
 }  // namespace detail
 
-/// Lets the pool keep the latest `most` changes of what it holds from the driver, 32 bytes each, so that snapshots show
-/// reserved bytes over time; 0 ends it. Without it they show what is held at the end as held from the start.
-/// Costs some 30 ns beside the driver calls that make and give back a handle. @throws std::bad_alloc, nothing has changed
+/// Makes the pool record the latest `most` changes of what it holds from the driver, 32 bytes each, so that snapshots show
+/// reserved bytes over time; 0 disables it. Without it, what is held at the end appears as held from the start. Costs some 30
+/// ns per driver call that creates or releases a handle. @throws std::bad_alloc, nothing has changed
 template <class Resource>
 void remember_growth(Resource memory, std::size_t most = 65536) {
   auto const ask = [&](auto& layer) -> decltype(layer.note_growth(most, detail::steady_now_ns)) {
@@ -66,17 +66,17 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
   nearest(memory, ask);
 }
 
-/// What `memory` holds at this moment: the nearest pool's segments and blocks; tags, places, requested bytes and history of
-/// the nearest watched layer. Either suffices. Without a watched layer blocks are live with 0 requested, and there is no
-/// history but that of remember_growth(); without a pool each live block is a segment.
+/// Returns what `memory` holds now: segments and blocks of the nearest pool; tags, places, requested bytes and history of the
+/// nearest watched layer. Either suffices. Without a watched layer, blocks are live with 0 requested, and the only history is
+/// that of remember_growth(); without a pool, each live block is a segment.
 ///
-/// Blocks always tile their segments, and segments sum to `pool.reserved`. The live blocks that have requested bytes are
-/// those of the layer's record; where other threads go on meanwhile, the record and the pool are taken again up to three
-/// times, and then a block that the layer has and the pool has given back to the driver is left out. Live blocks with 0
-/// requested are such as the layer did not see: allocated past it, or just on their way through it.
+/// Blocks always tile their segments, and segments add up to `pool.reserved`. The live blocks with requested bytes are those of
+/// the layer's record. If other threads continue meanwhile, the record and the pool are read again up to three times; after
+/// that, a block in the layer's record that the pool has already released to the driver is omitted. Live blocks with 0
+/// requested were not seen by the layer: allocated bypassing it, or still inside a call.
 ///
-/// Safe from any thread; threads that come to the pool meanwhile wait, some milliseconds at 100,000 blocks.
-/// Host cost O(ranges + history). @throws std::bad_alloc
+/// Thread-safe; threads that enter the pool meanwhile wait, some milliseconds at 100,000 blocks. Host cost O(ranges + history).
+/// @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] snapshot take_snapshot(Resource memory, std::string title = "tarn") {
   constexpr bool has_record = reachable<Resource, decltype(detail::ask_record)>;
@@ -96,7 +96,7 @@ template <class Resource>
     if constexpr (has_pool) {
       s.pool = nearest(memory, detail::ask_pool_state);
       detail::pool_contents const contents = nearest(memory, detail::ask_contents);
-      // The notes' clock when the record was copied; what came after it is told as of then.
+      // The time of the records' clock when the record was copied; later changes are reported as of this time.
       std::uint64_t const now =
           record.steady_ns != 0 ? record.steady_ns + record.now_ns : detail::steady_now_ns();
       s.segments.clear();

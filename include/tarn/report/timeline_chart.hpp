@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The page's timeline, drawn: curves, axes, the peak. However many events a column of pixels has, it shows their most.
+// Script of the page that draws the timeline: curves, axes, the peak. A column of pixels shows the maximum of its events.
 
 namespace tarn::detail {
 

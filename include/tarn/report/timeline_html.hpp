@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A snapshot as one HTML file that needs nothing else: live and reserved bytes over time with the peak and what made it
-// up, a map of the addresses, tables. It loads nothing from anywhere; its own policy (CSP) forbids it to.
+// A snapshot as one self-contained HTML file: live and reserved bytes over time, the peak and its composition, a map of the
+// addresses, tables. It loads nothing; its content security policy (CSP) forbids it.
 
 #include <cstdint>
 #include <ostream>
@@ -24,7 +24,7 @@
 
 namespace tarn {
 
-/// What the times of a snapshot count.
+/// The unit of the times in a snapshot.
 enum class time_axis : std::uint8_t {
   nanoseconds,  ///< as a watched pool records them
   calls         ///< the number of the call, as in a replayed trace
@@ -36,7 +36,7 @@ struct timeline_html_options {
 
 namespace detail {
 
-/// All that is not columns of numbers, as JSON.
+/// Returns everything except the columns of numbers, as JSON.
 [[nodiscard]] inline std::string html_info(snapshot const& s, html_data const& data, time_axis time) {
   std::string json = "{\"format\":1";
   auto const number = [&](char const* name, std::uint64_t value) {
@@ -59,7 +59,7 @@ namespace detail {
   text("title", s.title);
   text("device", std::to_string(s.device));
   text("clock", time == time_axis::calls ? "calls" : "time");
-  // Addresses and identities of streams may need more than the 53 bits that a script's number holds: they are text.
+  // Addresses and stream identities may need more than the 53 bits of a JavaScript number, so they are text.
   text("base", std::to_string(data.base()));
   text("nullStream", std::to_string(s.null_stream));
   number("shift", data.shift());
@@ -126,12 +126,12 @@ namespace detail {
 
 }  // namespace detail
 
-/// Writes a page that a browser opens from a file, without a network: some 80 KB, and 4 to 11 bytes an event.
-/// The curves go through what is live at `now_ns`: events before it are undone from there, later ones follow it.
-/// @param out  whose state tells whether all was written: look at it afterwards
-/// @throws std::bad_alloc, and what `out` throws where it is told to; part of the page has then been written
-/// Looks at `s` only. O(events + blocks), 1,000,000 events in some 0.6 s; beside the snapshot it holds a few words for
-/// each block that is live at a time and each distinct (bytes, requested, stream, tag, place).
+/// Writes a page that a browser opens from a file, without a network: some 80 KB, and 4 to 11 bytes per event. The curves pass
+/// through what is live at `now_ns`: earlier events are undone from there, later ones applied.
+/// @param out  its state shows whether everything was written: check it afterwards
+/// @throws std::bad_alloc, and what `out` throws if its exceptions are enabled; part of the page has then been written
+/// Only reads `s`. O(events + blocks), 1,000,000 events in some 0.6 s; besides the snapshot it uses a few words for each block
+/// that is live at a time and each distinct (bytes, requested, stream, tag, place).
 inline void write_timeline_html(std::ostream& out, snapshot const& s, timeline_html_options options = {}) {
   std::string head = detail::html_head;
   detail::add_html_text(head, s.title);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The page's timeline, used: zoom and pan by wheel, drag and keyboard, what the pointer is on, the switches.
+// Script of the page that handles input: zoom and pan by wheel, drag and keyboard, the item under the pointer, the switches.
 
 namespace tarn::detail {
 

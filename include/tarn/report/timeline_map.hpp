@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The page's map of the addresses: all segments one after another, broken into rows of equal bytes as text is into
-// lines; each block as long as its bytes. Only rows in sight are drawn.
+// Script of the page that draws the address map: all segments in sequence, wrapped into rows of equal bytes, as text is into
+// lines. The length of a block is proportional to its bytes. Only visible rows are drawn.
 
 namespace tarn::detail {
 

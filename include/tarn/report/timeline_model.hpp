@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The page's model: reads the numbers that html_data wrote, makes the curves, and answers what was live when.
+// Script of the page that holds the model: reads the numbers of html_data, computes the curves, and finds what was live when.
 
 namespace tarn::detail {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What was live at the moment that was chosen, the peak at first: by tag, by place, and the largest blocks.
+// Script of the page that shows what was live at the selected moment, initially the peak: by tag, by place, the largest blocks.
 
 namespace tarn::detail {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The page's elements: what is there before the script fills it. The policy in its head forbids every load.
+// The static HTML elements of the page, which the script fills. The policy in its head forbids every load.
 
 namespace tarn::detail {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The page's start: the numbers on top, light and dark, and the first drawing of everything.
+// Script of the page that starts it: the figures at the top, light and dark theme, and the first drawing.
 
 namespace tarn::detail {
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The page's style: light and dark by the system or by choice, one type scale, what the keyboard is on always visible.
+// Style sheet of the page: light and dark by system setting or choice, one type scale, the keyboard focus always visible.
 
 namespace tarn::detail {
 
-/// The dark colours: for a system that is dark, unless light is chosen, and where dark is chosen.
+/// The dark colours: used if the system is dark and light is not chosen, or if dark is chosen.
 inline constexpr char html_dark[] = R"css(
   color-scheme: dark;
   --page: #101214; --surface: #191c20; --ink: #eceff2; --soft: #a2abb5; --line: #2a2f35; --edge: #363c43;

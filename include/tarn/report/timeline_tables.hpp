@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The page's tables, sorted by any column and filtered by text.
+// Script of the page that shows the tables, sortable by any column and filtered by text.
 
 namespace tarn::detail {
 

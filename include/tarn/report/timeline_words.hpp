@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The page's words: bytes, times, addresses and names as people read them; its colours, and which tag has which.
+// Script of the page that formats bytes, times, addresses and names, and assigns colours to tags.
 
 namespace tarn::detail {
 

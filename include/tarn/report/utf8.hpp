@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Text that a reader will take: names of files and tags are any bytes, JSON and pickles must be UTF-8.
+// UTF-8 validation and repair: names of files and tags are arbitrary bytes, but JSON and pickles require UTF-8.
 
 #include <cstddef>
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace tarn::detail {
 
-/// Bytes of the well-formed character at the start of `text`, 0 where there is none (the Unicode Standard, table 3-7:
-/// nothing overlong, no surrogates, nothing above U+10FFFF).
+/// Returns the length of the well-formed character at the start of `text`, 0 if there is none (the Unicode Standard, table 3-7:
+/// no overlong forms, no surrogates, nothing above U+10FFFF).
 [[nodiscard]] constexpr std::size_t utf8_length(std::string_view text) noexcept {
   auto const at = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
   auto const follows = [&](std::size_t i, unsigned least, unsigned most) {
@@ -32,7 +32,7 @@ namespace tarn::detail {
   return 0;
 }
 
-/// The same text with U+FFFD for each byte that is part of no character.
+/// Returns the text with U+FFFD in place of each byte that belongs to no character.
 [[nodiscard]] inline std::string as_utf8(std::string_view text) {
   std::string out;
   out.reserve(text.size());

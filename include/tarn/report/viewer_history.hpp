@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A history that PyTorch's viewer can take back. The viewer draws the memory of an earlier moment by undoing events from the
-// last one on, and fails where an event does not fit: each block must lie in a segment for as long as it lives, a segment
-// that goes must be there. So the history is undone here first, and what the viewer needs besides the events is noted:
+// A history that PyTorch's viewer can undo. The viewer draws the memory at an earlier moment by undoing events from the last
+// one backwards, and fails if an event does not fit: each block must lie in a segment for its whole lifetime, and a segment
+// that is removed must exist. So the history is first undone here, and the segment changes that the viewer needs are recorded:
 //
-//   handles made and given back   the parts of them that are seen at home at that moment
-//   a view's block                its segment comes with it, and the pieces leave their homes meanwhile
-//   a block where nothing is      a segment of its own for as long as it lives (a view that has ended, memory given back
-//                                 that no note tells of): its bytes count twice where they stand at home as well
-//   what the end contradicts      left out
-//
+//   handles created and released  the parts of them at their original addresses at that moment
+//   a view's block                its segment is added with it; meanwhile its pieces leave their original addresses
+//   a block without a segment     gets one for its lifetime (a view that has ended, memory released without a record);
+//                                 its bytes count twice if they are also at their original address
+//   events that contradict the    omitted
+//   final state
 
 #include <algorithm>
 #include <cstddef>
@@ -23,25 +23,25 @@
 
 namespace tarn::detail {
 
-/// How an event is told.
+/// How an event is written.
 enum class told_as : std::uint8_t {
-  nothing,    ///< contradicted, or told as changes of segments
-  itself,     ///< an allocation, a refusal, a free that is over
-  requested,  ///< a free that another stream's work still holds up
+  nothing,    ///< omitted, or written as segment changes
+  itself,     ///< an allocation, a refused request, a completed free
+  requested,  ///< a free that still waits for another stream's work
 };
 
-/// A segment that comes or goes, beside an event.
+/// A segment that is added or removed next to an event.
 struct segment_change {
-  std::size_t event = 0;  ///< index
-  bool after = false;     ///< else before it
-  bool comes = false;     ///< else goes
+  std::size_t event = 0;  ///< index of the event
+  bool after = false;     ///< false: before the event
+  bool comes = false;     ///< true: added; false: removed
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
 };
 
 class viewer_history {
  public:
-  /// O((events + segments) log blocks); one byte an event, and what the live blocks take in a map.
+  /// O((events + segments) log blocks); one byte per event, and a map of the live blocks.
   explicit viewer_history(snapshot const& s) : snapshot_(s), told_(s.events.size(), told_as::nothing) {
     for (snapshot_segment const& segment : s.segments) begin_with(segment);
     for (std::size_t i = s.events.size(); i-- > 0;) undo(i);
@@ -49,21 +49,22 @@ class viewer_history {
   }
 
   [[nodiscard]] told_as told(std::size_t event) const noexcept { return told_[event]; }
-  /// In the order of the events.
+  /// Returns the segment changes in the order of the events.
   [[nodiscard]] std::vector<segment_change> const& changes() const noexcept { return changes_; }
-  /// True where segments are of pages, which join side by side and may be cut (PyTorch: expandable segments); else each
-  /// comes and goes whole.
+  /// Whether segments consist of pages, which join with adjacent ones and may be split (PyTorch: expandable segments);
+  /// otherwise each is added and removed as a whole.
   [[nodiscard]] bool is_expandable() const noexcept { return expandable_; }
 
  private:
   struct block {
     std::size_t bytes = 0;
-    snapshot_segment const* own = nullptr;  ///< the segment that it is alone in, and that comes with it
-    bool has_own = false;                   ///< a segment was made for it
-    bool waits = false;                     ///< it was freed, and its free is not undone yet
+    snapshot_segment const* own =
+        nullptr;           ///< the segment of which it is the only block, and that is added with it
+    bool has_own = false;  ///< a segment was created for it
+    bool waits = false;    ///< freed but awaiting a stream, and its free is not undone yet
   };
 
-  /// How many handles are looked at again after each allocation; further ones are told as there from the start.
+  /// Number of handles that are rechecked after each allocation; further ones appear as present from the start.
   static constexpr std::size_t most_late = 64;
 
   void begin_with(snapshot_segment const& segment) {
@@ -85,7 +86,7 @@ class viewer_history {
       case snapshot_event_kind::free:
         return undo_free(i, e);
       case snapshot_event_kind::reserve:
-        if (has_live(e.address, e.bytes)) {  // told too late: it came before the first block in it
+        if (has_live(e.address, e.bytes)) {  // recorded late: it precedes the first block in it
           if (late_.size() < most_late) late_.emplace_back(e.address, e.bytes);
         } else {
           take_away(i, false, e.address, e.bytes);
@@ -137,7 +138,7 @@ class viewer_history {
     auto const after = segments_.upper_bound(address);
     return after != segments_.begin() && std::prev(after)->second > address;
   }
-  /// True where a live block lies in a stretch or reaches into it.
+  /// Whether a live block overlaps a range.
   [[nodiscard]] bool has_live(std::uintptr_t address, std::size_t bytes) const {
     auto const behind = live_.lower_bound(address + bytes);
     if (behind == live_.begin()) return false;
@@ -145,7 +146,7 @@ class viewer_history {
     return first >= address || address - first < found.bytes;
   }
 
-  /// Undoes the coming of a stretch: what of it is there goes.
+  /// Undoes the addition of a range: removes those parts of it that are present.
   void take_away(std::size_t i, bool after, std::uintptr_t address, std::size_t bytes) {
     std::uintptr_t const end = address + bytes;
     if (!expandable_) {
@@ -172,7 +173,7 @@ class viewer_history {
     }
   }
 
-  /// Undoes the going of a stretch: what of it is not there comes back.
+  /// Undoes the removal of a range: adds those parts of it that are missing.
   void put_back(std::size_t i, bool after, std::uintptr_t address, std::size_t bytes) {
     std::uintptr_t const end = address + bytes;
     std::vector<std::pair<std::uintptr_t, std::uintptr_t>> gaps;
@@ -194,7 +195,7 @@ class viewer_history {
   snapshot const& snapshot_;
   std::vector<told_as> told_;
   std::vector<segment_change> changes_;
-  std::map<std::uintptr_t, std::uintptr_t> segments_;  ///< begin to end; those that touch are not joined
+  std::map<std::uintptr_t, std::uintptr_t> segments_;  ///< begin to end; adjacent ones are not joined
   std::map<std::uintptr_t, block> live_;
   std::vector<std::pair<std::uintptr_t, std::size_t>> late_;
   bool expandable_ = false;

@@ -315,7 +315,8 @@ class front {
     return mine;
   }
 
-  /// Puts a block in its magazine, if there is room and the newest block there is another one. The owner is inside.
+  /// Puts a block into its magazine, unless the magazine is full or its newest block is the same one. Called inside the owner
+  /// lock.
   TARN_ALWAYS_INLINE bool put_in(thread_cache& cache, stream_cache& mine, unsigned k, void* p) noexcept {
     magazine& m = mine.magazines[k];
     if (m.count == m.capacity) [[unlikely]] {

@@ -16,11 +16,11 @@ namespace tarn::detail {
 /// A stack of blocks of one class. It has no array until the first block is put in.
 struct magazine {
   void** blocks =
-      nullptr;  ///< blocks[-1] is null: the newest block can be read without asking whether there is one
+      nullptr;  ///< blocks[-1] is null, so that newest() needs no check for an empty magazine
   std::uint32_t count = 0;
   std::uint32_t capacity = 0;
 
-  /// The block that was put in last; null where there is none. There is an array.
+  /// The most recently added block; null if there is none. Requires an array.
   [[nodiscard]] TARN_ALWAYS_INLINE void* newest() const noexcept { return *(blocks + count - 1); }
   /// Host memory of the array, bytes.
   [[nodiscard]] std::size_t host_bytes() const noexcept {
