@@ -3,9 +3,9 @@
 // tarn/cuda_mr.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
 #include "tarn.hpp"
 // ---- tarn/cuda_mr.hpp
-// The door to CCCL's memory resources, both ways: every tarn resource is a cuda::mr resource of the toolkit's
-// generation, and from_cuda_resource() makes any of CCCL's resources a tarn resource, to be pooled, limited,
-// tracked. Opt-in: it includes <cuda/memory_resource> (0.4 to 1.2 s to compile).
+// CCCL memory resource interoperability, in both directions: every tarn resource is a cuda::mr resource of the toolkit's
+// generation, and from_cuda_resource() turns any CCCL resource into a tarn resource that can be pooled, limited and tracked.
+// Opt-in: it includes <cuda/memory_resource> (0.4 to 1.2 s to compile).
 //
 // | CCCL            | synchronous concept  | stream-ordered concept | references               |
 // |-----------------|----------------------|------------------------|--------------------------|
@@ -15,8 +15,8 @@
 
 #include <cuda/version>
 
-// Up to 3.1, parts of <cuda/memory_resource> exist only where this is defined before it is first included.
-// Nothing else looks at it, so it is taken back below.
+// Up to 3.1, parts of <cuda/memory_resource> exist only if this is defined before the first inclusion. Nothing else reads it,
+// so it is undefined again below.
 #if CCCL_VERSION < 3002000 && !defined(LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE)
 #if CCCL_VERSION < 3001000 && defined(_CUDA_MEMORY_RESOURCE)
 #error "tarn: include tarn/cuda_mr.hpp first, or define LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE"
@@ -49,22 +49,21 @@
 
 namespace tarn {
 
-// Properties: CCCL asks by argument-dependent lookup. Types outside this namespace go through
-// as_cuda_resource().
+// Properties: CCCL finds these by argument-dependent lookup. Types outside this namespace need as_cuda_resource().
 
 namespace detail {
-/// Asked of whatever type CCCL asks about, so that it must not fail on one that has no properties.
+/// CCCL evaluates this for arbitrary types, so it must be well-formed for types without properties.
 template <class Resource, class Tag>
 concept lists_property = requires {
   requires Resource::properties::template has<Tag>;
 };
 }  // namespace detail
 
-/// Says that kernels may touch the memory.
+/// Declares that kernels can access the memory.
 template <class Resource>
 requires detail::lists_property<Resource, device_accessible>
 constexpr void get_property(Resource const&, ::cuda::mr::device_accessible) noexcept {}
-/// Says that the host may touch the memory.
+/// Declares that the host can access the memory.
 template <class Resource>
 requires detail::lists_property<Resource, host_accessible>
 constexpr void get_property(Resource const&, ::cuda::mr::host_accessible) noexcept {}
@@ -83,7 +82,7 @@ template <class R>
 concept cuda_ordered = ::cuda::mr::async_resource<R>;
 #endif
 
-/// The properties that an adaptor declares of itself, where CCCL has a type for that (cuda::buffer asks it).
+/// The properties that an adaptor declares, where CCCL has a type for that (cuda::buffer uses it).
 #if CCCL_VERSION >= 3002000
 template <class Properties>
 struct cuda_queries {};
@@ -113,7 +112,7 @@ template <class Resource>
 struct cuda_resource_base {};
 #endif
 
-/// tarn's tags for what a CCCL resource says of itself. One that says nothing is taken for device memory.
+/// Maps the properties of a CCCL resource to tarn's tags. A resource without properties is taken to be device memory.
 template <class R>
 using properties_of = std::conditional_t<
     ::cuda::has_property<R, ::cuda::mr::host_accessible>,
@@ -121,7 +120,7 @@ using properties_of = std::conditional_t<
                        property_set<device_accessible, host_accessible>, property_set<host_accessible>>,
     property_set<device_accessible>>;
 
-/// True where CCCL's own error means that memory ran out; before 3.2 the error does not have its code.
+/// Whether CCCL's error means that memory ran out; before 3.2 the error does not contain the code.
 template <class Error>
 [[nodiscard]] bool means_out_of_memory(Error const& error) noexcept {
   if constexpr (requires { error.status(); }) {
@@ -133,10 +132,9 @@ template <class Error>
 
 }  // namespace detail
 
-/// A tarn resource as CCCL likes it best: with its generation's members, the properties it lists by itself
-/// (which cuda::buffer asks for), and an answer to get_memory_resource as an environment. tarn's own
-/// resources need it for cuda::buffer only; a resource of your own, outside namespace tarn, needs it to show
-/// its properties.
+/// A tarn resource with all of CCCL's interface: the members of its generation, the list of properties (which cuda::buffer
+/// needs), and get_memory_resource, so that it can be used as an environment. tarn's own resources need it for cuda::buffer
+/// only; a user-defined resource outside namespace tarn needs it to expose its properties.
 template <resource Resource>
 class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource>>,
                       public detail::cuda_queries<typename Resource::properties> {
@@ -177,7 +175,7 @@ class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource>>
   }
 #endif
 
-  /// The tarn resource behind it.
+  /// Returns the wrapped tarn resource.
   [[nodiscard]] Resource const& get_tarn_resource() const noexcept {
     return memory_;
   }
@@ -190,27 +188,25 @@ class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource>>
   Resource memory_;
 };
 
-/// Wraps a tarn resource for CCCL; see cuda_resource. Costs nothing beyond a copy of the handle.
+/// Wraps a tarn resource for CCCL; see cuda_resource. Costs one copy of the handle.
 template <resource Resource>
 [[nodiscard]] cuda_resource<Resource> as_cuda_resource(Resource memory) {
   return cuda_resource<Resource>(std::move(memory));
 }
 
-/// Where cuda_resource_source is defined. The source is a nested class so that any_resource, as a template
-/// argument, is not associated with it: its friends take whatever converts to it, and asking whether a class
-/// around it can be swapped would ask that of itself.
+/// The enclosing class of cuda_resource_source. The source is a nested class so that any_resource, as a template argument, is
+/// not an associated class: its friends accept anything that converts to it, and checking whether a class around it is
+/// swappable would then depend on itself.
 template <class CudaResource, class D>
 struct cuda_source_of {
   class source;
 };
 
-/// A CCCL resource as a tarn source. Holds it by value: pass cuda::mr::any_resource, a reference type, or one
-/// that is a handle. What is known of the memory are its properties; whose device it is, the caller says.
+/// A CCCL resource as a tarn source. Holds it by value: pass cuda::mr::any_resource, a reference type, or a handle type. Its
+/// CCCL properties describe the memory; the caller supplies the driver of its device.
 ///
-/// One that is not stream-ordered is used like cudaMalloc: deallocate waits on the host for the stream.
-/// @throws out_of_memory where CCCL's resource throws std::bad_alloc or an out-of-memory cuda_error; its
-/// other
-///         exceptions pass
+/// A resource that is not stream-ordered is used like cudaMalloc: deallocate waits on the host for the stream.
+/// @throws out_of_memory  CCCL's resource throws std::bad_alloc or an out-of-memory cuda_error; others pass through
 template <class CudaResource, stream_driver D = cuda_driver>
 requires detail::cuda_blocks<CudaResource> && std::copyable<CudaResource>
 using cuda_resource_source = typename cuda_source_of<CudaResource, D>::source;
@@ -267,7 +263,7 @@ class cuda_source_of<CudaResource, D>::source {
     return driver_.device();
   }
 
-  /// Equal: CCCL's resources are.
+  /// Two sources are equal if their CCCL resources are equal.
   friend bool operator==(source const& a, source const& b) noexcept {
     return a.memory_ == b.memory_ && a.driver_ == b.driver_;
   }
@@ -299,7 +295,7 @@ class cuda_source_of<CudaResource, D>::source {
       try {
         return call(memory_);
       } catch (out_of_memory const&) {
-        throw;  // a tarn resource inside; it has said more than is known here
+        throw;  // a tarn resource inside: its error has more information
       } catch (std::bad_alloc const&) {
       } catch (::cuda::cuda_error const& error) {
         if (!detail::means_out_of_memory(error)) throw;
@@ -312,19 +308,19 @@ class cuda_source_of<CudaResource, D>::source {
   D driver_;
 };
 
-/// Makes a CCCL resource a tarn resource, so that `from_cuda_resource(r) | pooled{} | tracked{}` works.
+/// Converts a CCCL resource to a tarn resource, so that `from_cuda_resource(r) | pooled{} | tracked{}` works.
 /// @param memory  copied: an any_resource, a resource_ref, or another handle
-/// @param driver  of the device whose memory it is; for stream order and messages
+/// @param driver  the driver of the memory's device; used for stream order and messages
 template <class CudaResource, stream_driver D>
 [[nodiscard]] auto from_cuda_resource(CudaResource memory, D driver) {
   return cuda_resource_source<CudaResource, D>(std::move(memory), std::move(driver));
 }
-/// As above, for a device.
+/// As above, with a device.
 template <class CudaResource>
 [[nodiscard]] auto from_cuda_resource(CudaResource memory, device_id device) {
   return from_cuda_resource(std::move(memory), cuda_driver(device));
 }
-/// As above, for the current device.
+/// As above, with the current device.
 template <class CudaResource>
 [[nodiscard]] auto from_cuda_resource(CudaResource memory) {
   return from_cuda_resource(std::move(memory), cuda_driver());

@@ -3,11 +3,11 @@
 // tarn/moving.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
 #include "tarn.hpp"
 // ---- tarn/moving.hpp
-// Moving memory: batches between host and device, work that fits what is free, lower precision, eviction, several
-// devices. Opt-in: it is as much to compile as the pool.
+// Moving memory: batches between host and device, work split to fit free memory, lower precision, eviction, several devices.
+// Opt-in: it takes as long to compile as the pool.
 
 // ---- tarn/core/bytes_of.hpp
-// Budgets by element type: how many bytes elements take, and how many elements bytes hold. Nothing wraps.
+// Conversions between element counts and bytes, by element type, with overflow checks.
 
 #include <concepts>
 #include <cstddef>
@@ -15,7 +15,7 @@
 namespace tarn {
 
 namespace detail {
-/// A count that a caller passed, signed or not. @throws length_error  negative
+/// Converts a count passed by a caller, signed or unsigned. @throws length_error  negative
 template <std::integral Count>
 [[nodiscard]] constexpr std::size_t checked_count(Count count) {
   if constexpr (std::signed_integral<Count>) {
@@ -25,9 +25,9 @@ template <std::integral Count>
 }
 }  // namespace detail
 
-/// Bytes of so many elements of each type, side by side and without padding: `bytes_of<float>(n)`, or of one sample with
-/// its label: `bytes_of<float, std::uint8_t>(3 * 224 * 224, 1)`. A resource rounds each block up (block_bytes()).
-/// @throws length_error  more than max_request_bytes, or a negative count; in a constant expression: does not compile
+/// Returns the total bytes of the given number of elements of each type, without padding: `bytes_of<float>(n)`, or one sample
+/// with its label: `bytes_of<float, std::uint8_t>(3 * 224 * 224, 1)`. A resource rounds each block up (block_bytes()).
+/// @throws length_error  more than max_request_bytes, or a negative count; does not compile in a constant expression
 template <class... T, std::integral... Count>
 requires(sizeof...(T) != 0 && sizeof...(T) == sizeof...(Count)) [[nodiscard]] constexpr std::size_t
     bytes_of(Count... counts) {
@@ -42,7 +42,7 @@ requires(sizeof...(T) != 0 && sizeof...(T) == sizeof...(Count)) [[nodiscard]] co
   return sum;
 }
 
-/// Whole elements that fit into `bytes`.
+/// Returns the number of whole elements that fit into `bytes`.
 template <class T>
 [[nodiscard]] constexpr std::size_t items_in(std::size_t bytes) noexcept {
   return bytes / sizeof(T);
@@ -50,8 +50,8 @@ template <class T>
 
 }  // namespace tarn
 // ---- tarn/policy/reachable_from.hpp
-// reachable_from: lets other devices at a device's pages, so that their kernels may read and write a pool's memory where
-// it is, and copies go straight.
+// reachable_from: gives other devices access to a device's pages, so that their kernels may read and write a pool's memory in
+// place, and copies between the devices are direct.
 
 #include <cstddef>
 #include <exception>
@@ -62,7 +62,7 @@ template <class T>
 
 namespace tarn {
 
-/// A device that cannot be let at another's memory: no NVLink or PCIe path between them that allows it.
+/// Thrown if a device cannot access another's memory: no NVLink or PCIe path between them allows it.
 class unreachable_device : public std::exception {
  public:
   unreachable_device(device_id memory, device_id from) noexcept : memory_(memory), from_(from) {
@@ -71,9 +71,9 @@ class unreachable_device : public std::exception {
         .add("; leave that one out of reachable_from, copies between them work without it");
   }
   [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
-  /// Whose memory it is.
+  /// The device that has the memory.
   [[nodiscard]] device_id memory() const noexcept { return memory_; }
-  /// Who cannot reach it.
+  /// The device that cannot reach it.
   [[nodiscard]] device_id from() const noexcept { return from_; }
 
  private:
@@ -85,8 +85,8 @@ class unreachable_device : public std::exception {
 template <class Upstream>
 class reachable_layer;
 
-/// Below a pool: `cuda_pages{0} | reachable_from{1, 2} | pooled{}`. One more driver call per device and mapping (some 25
-/// us), none per allocation. The pages' own device may be named and costs nothing.
+/// Below a pool: `cuda_pages{0} | reachable_from{1, 2} | pooled{}`. One more driver call per device and mapping (about 25 us),
+/// none per allocation. The pages' own device may be listed and costs nothing.
 class reachable_from {
  public:
   template <class Upstream>
@@ -103,8 +103,8 @@ class reachable_from {
   std::vector<device_id> devices_;
 };
 
-/// A page source whose mappings are shared with other devices as they are made. It passes no plain blocks on: those of
-/// cudaMalloc are not reachable in this way, so a pool over it is one that an attached memory tool does not see into.
+/// A page source whose mappings are shared with other devices when they are made. It does not pass plain blocks on:
+/// cudaMalloc's blocks cannot be shared this way, so an attached memory tool cannot watch the blocks of a pool over it.
 template <class Upstream>
 class reachable_layer {
   static_assert(page_source<Upstream>,
@@ -117,8 +117,8 @@ class reachable_layer {
   using properties = typename Upstream::properties;
 
   explicit reachable_layer(Upstream upstream) : upstream_(std::move(upstream)) {}
-  /// @throws unreachable_device  a device that cannot be let at these pages
-  /// @throws cuda_error          of kind `no_device` where there is no such device
+  /// @throws unreachable_device  a device cannot access these pages
+  /// @throws cuda_error          of kind `no_device` if there is no such device
   reachable_layer(Upstream upstream, reachable_from const& options) : upstream_(std::move(upstream)) {
     for (device_id const other : options.devices()) {
       if (other == driver().device()) continue;
@@ -150,7 +150,7 @@ class reachable_layer {
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
-  /// The devices besides the memory's own that reach it.
+  /// The devices that reach the memory, besides its own.
   [[nodiscard]] std::span<device_id const> reached_from() const noexcept { return others_; }
 
  private:
@@ -160,7 +160,7 @@ class reachable_layer {
 
 }  // namespace tarn
 // ---- tarn/raii/collect_batches.hpp
-// collect_batches: a loop over host batches of device memory, the next ones being copied back meanwhile.
+// collect_batches: a loop over host batches of device memory; the next batches are copied back meanwhile.
 
 #include <cstddef>
 #include <iterator>
@@ -169,15 +169,15 @@ class reachable_layer {
 #include <utility>
 
 // ---- tarn/raii/batch_iterator.hpp
-// The iterator of a range of batches, which goes through it once and holds nothing but the range.
+// batch_iterator: the single-pass iterator of a range of batches. It stores only a pointer to the range.
 
 #include <cstddef>
 #include <iterator>
 
 namespace tarn {
 
-/// An input iterator; the range must outlive it. A Range has `Batch now()`, `void next()` and `bool is_over() const noexcept`
-/// for it.
+/// An input iterator. The range must outlive it and provide `Batch now()`, `void next()` and
+/// `bool is_over() const noexcept`.
 template <class Range, class Batch>
 class batch_iterator {
  public:
@@ -188,7 +188,7 @@ class batch_iterator {
   batch_iterator() noexcept = default;
   explicit batch_iterator(Range& range) noexcept : range_(&range) {}
 
-  /// The batch. It is the loop body's until ++.
+  /// Returns the current batch. It is valid until ++.
   [[nodiscard]] Batch operator*() const { return range_->now(); }
   batch_iterator& operator++() {
     range_->next();
@@ -204,8 +204,7 @@ class batch_iterator {
 
 }  // namespace tarn
 // ---- tarn/raii/batch_options.hpp
-// What one asks of batches that are moved while others are worked on, and what one gets: batch_options, device_batch,
-// host_batch.
+// Options and batch types of stream_batches() and collect_batches(): batch_options, device_batch, host_batch.
 
 #include <cstddef>
 #include <cstdint>
@@ -216,19 +215,20 @@ class batch_iterator {
 namespace tarn {
 
 struct batch_options {
-  /// Most bytes of one batch; elements are never split. From 16 MiB on, what a batch costs besides its copy is below 3 %; where
-  /// threads fill slots on the host, more are slower, since the slots leave the processor's cache (bench/results/moving.jsonl).
+  /// Maximum bytes per batch; elements are never split. From 16 MiB on, the overhead of a batch besides its copy is below 3 %.
+  /// Where host threads fill the slots, larger batches are slower because the slots no longer fit the processor's cache
+  /// (bench/results/moving.jsonl).
   std::size_t batch_bytes = 16_MiB;
-  /// Slots on the device: so many batches are held at once, the one being worked on included. 1 copies and works in turn; 2
-  /// overlap; the third keeps a late host from showing. On the host as many where copies are staged; where threads
-  /// fill them one more, so that they need not wait for the copy, and one more than threads for a generator.
+  /// Number of device slots, that is, batches held at once, including the current one. 1 alternates copy and work; 2 overlap
+  /// them; the third hides delays of the host. The host uses as many slots where copies are staged, one more where threads
+  /// fill them (so that they do not wait for the copy), and one more than `threads` for a generator.
   std::size_t depth = 3;
-  /// Threads that fill slots ahead of the loop. 0: for memory and files as many as the size is worth, up to 8; a generator is
-  /// then called by the looping thread.
+  /// Threads that fill slots ahead of the loop. 0: chosen by size for memory and files, up to 8; a generator is called by the
+  /// looping thread.
   unsigned threads = 0;
 };
 
-/// Options that cannot be met, or a generator that does not keep to its slot. Nothing was moved for it.
+/// Reports options that cannot be met, or a generator that overruns its slot. No data was copied for it.
 class bad_batch : public std::exception {
  public:
   explicit bad_batch(std::string_view text) noexcept { text_.add("tarn: ").add(text); }
@@ -238,7 +238,7 @@ class bad_batch : public std::exception {
   message<192> text_;
 };
 
-/// Elements of one batch and where they stood in their source. A view: gone once the loop moves on.
+/// Elements of one batch and their position in the source. A non-owning view, valid until the loop advances.
 template <class T>
 class batch_view {
  public:
@@ -247,13 +247,13 @@ class batch_view {
       : elements_(elements), index_(index), offset_(offset) {}
 
   [[nodiscard]] T* data() const noexcept { return elements_.data(); }
-  /// Elements; never 0.
+  /// Number of elements; never 0.
   [[nodiscard]] std::size_t size() const noexcept { return elements_.size(); }
   [[nodiscard]] std::size_t bytes() const noexcept { return elements_.size_bytes(); }
   [[nodiscard]] std::span<T> span() const noexcept { return elements_; }
-  /// Batches before it.
+  /// Number of batches before this one.
   [[nodiscard]] std::size_t index() const noexcept { return index_; }
-  /// Elements before it.
+  /// Number of elements before this batch.
   [[nodiscard]] std::size_t offset() const noexcept { return offset_; }
 
  private:
@@ -262,14 +262,14 @@ class batch_view {
   std::size_t offset_;
 };
 
-/// A batch in device memory, for work on the loop's stream; that work may write to it.
+/// A batch in device memory, for work on the loop's stream. That work may write to it.
 template <class T>
 class device_batch : public batch_view<T> {
  public:
   using batch_view<T>::batch_view;
 };
 
-/// A batch in host memory, a contiguous range.
+/// A batch in host memory; a contiguous range.
 template <class T>
 class host_batch : public batch_view<T> {
  public:
@@ -281,10 +281,10 @@ class host_batch : public batch_view<T> {
 
 namespace detail {
 
-/// "Not known", for a number of elements or batches.
+/// Marks an unknown number of elements or batches.
 inline constexpr std::size_t unknown_count = static_cast<std::size_t>(-1);
 
-/// Elements of a full batch. @throws bad_batch  the options cannot be met
+/// Returns the number of elements of a full batch. @throws bad_batch  the options cannot be met
 [[nodiscard]] inline std::size_t batch_capacity(batch_options const& options, std::size_t element_bytes) {
   if (options.depth == 0) throw bad_batch("batch_options::depth is 0; ask for 1 or more, 2 to overlap");
   if (options.batch_bytes < element_bytes || options.batch_bytes > max_request_bytes) {
@@ -304,7 +304,7 @@ inline constexpr std::size_t unknown_count = static_cast<std::size_t>(-1);
 
 }  // namespace tarn
 // ---- tarn/raii/copy_lane.hpp
-// copy_lane: a stream of its own for copies, and the events by which others are ordered with it.
+// copy_lane: a separate stream for copies, and the events that order it with the user's stream.
 
 #include <cstddef>
 #include <utility>
@@ -312,13 +312,13 @@ inline constexpr std::size_t unknown_count = static_cast<std::size_t>(-1);
 
 namespace tarn::detail {
 
-/// Copies on a stream of its own and orders them with the user's stream by events, which are numbered. Waits on the host only
-/// where it says so. Destruction waits for the copies under way, so that what they touch may go. One thread at a time.
+/// Copies on its own stream and orders the copies with the user's stream by numbered events. Waits on the host only where
+/// documented. Destruction waits for the running copies, so the memory that they use may be freed. One thread at a time.
 template <stream_driver Driver>
 class copy_lane {
  public:
-  /// @param user  the stream of the other work; not being captured
-  /// @throws misuse  it is being captured; cuda_error
+  /// @param user  the stream of the other work; must not be capturing
+  /// @throws misuse  `user` is being captured; cuda_error
   copy_lane(Driver const& driver, stream_ref user, std::size_t events) : copy_lane(driver, user) {
     events_.reserve(events);
     while (events_.size() < events) {
@@ -339,27 +339,27 @@ class copy_lane {
   void copy(void* to, void const* from, std::size_t bytes) {
     require(driver_.copy(stream_, to, from, bytes));
   }
-  /// Marks the copies so far.
+  /// Records an event behind the copies so far.
   void mark(std::size_t event) { require(driver_.record_event(events_[event], stream_)); }
-  /// Marks the user's work so far.
+  /// Records an event behind the user's work so far.
   void mark_user(std::size_t event) { require(driver_.record_event(events_[event], user_)); }
-  /// Later copies wait for a mark of the user's.
+  /// Makes later copies wait for an event recorded on the user's stream.
   void wait_for(std::size_t event) { require(driver_.wait_event(stream_, events_[event])); }
-  /// The user's later work waits for a mark.
+  /// Makes the user's later work wait for an event.
   void let_user_wait(std::size_t event) { require(driver_.wait_event(user_, events_[event])); }
-  /// True where the device is past a mark.
+  /// Whether the device has passed an event.
   [[nodiscard]] bool is_past(std::size_t event) {
     status const s = driver_.query_event(events_[event]);
     if (s.kind == failure::not_ready) return false;
     require(s);
     return true;
   }
-  /// Waits on the host until the device is past a mark.
+  /// Waits on the host until the device has passed an event.
   void synchronize(std::size_t event) { require(driver_.synchronize_event(events_[event])); }
 
   /// Waits on the host for all copies.
   void finish() noexcept {
-    // One that the stream does not tell of must not see its memory go.
+    // If the stream cannot be synchronised, synchronise the device: a running copy must not lose its memory.
     if (!driver_.synchronize_stream(stream_).ok()) (void)driver_.synchronize_device();
   }
 
@@ -384,7 +384,7 @@ class copy_lane {
 
 }  // namespace tarn::detail
 // ---- tarn/raii/pinned_slots.hpp
-// pinned_slots: host memory that copies are staged in, used again and again.
+// pinned_slots: reusable host memory in which copies are staged.
 
 #include <cstddef>
 #include <span>
@@ -393,8 +393,8 @@ class copy_lane {
 
 namespace tarn::detail {
 
-/// `count` slots of so many elements each. Nothing uses them any more when they are destroyed: a pool may hand them to the
-/// host at once. Unlike pinned_buffer's, which are freed in a stream's order.
+/// `count` slots of `elements` elements each. No work may use them when they are destroyed, since a pool may reuse them on the
+/// host at once. In contrast, a pinned_buffer is freed in stream order.
 template <class T, class Pinned>
 class pinned_slots {
   static_assert(has_property<Pinned, host_accessible>,
@@ -433,13 +433,13 @@ class pinned_slots {
 
 namespace tarn {
 
-/// The range that collect_batches() returns: an input range, gone through once, by one thread. Neither copied nor moved.
+/// The range that collect_batches() returns: a single-pass input range for one thread. Neither copyable nor movable.
 template <class T, class Pinned, class Driver>
 class batch_collector {
  public:
   using value_type = T;
   using batch = host_batch<T>;
-  /// A batch is in pinned memory that is the host's until ++.
+  /// A batch is in pinned memory, which the host may use until ++.
   using iterator = batch_iterator<batch_collector, batch>;
 
   /// See collect_batches().
@@ -454,10 +454,10 @@ class batch_collector {
         lane_(driver, identified(driver, stream), depth_ + 1) {}
   batch_collector(batch_collector const&) = delete;
   batch_collector& operator=(batch_collector const&) = delete;
-  /// Waits for the copies under way. After it the device memory is no longer read.
+  /// Waits for the running copies. Afterwards the device memory is no longer read.
   ~batch_collector() = default;
 
-  /// Starts at the first call; later ones are where the loop is.
+  /// Starts the copies on the first call. A later call returns an iterator at the current batch.
   [[nodiscard]] iterator begin() {
     if (!started_) {
       started_ = true;
@@ -481,14 +481,14 @@ class batch_collector {
   }
 
   void start() {
-    lane_.mark_user(depth_);  // what is copied is what the stream has written by now
+    lane_.mark_user(depth_);  // copies what the stream has written so far
     lane_.wait_for(depth_);
     while (sent_ < depth_) send();
     lane_.synchronize(slot_of(current_));
   }
   void next() {
     ++current_;
-    if (sent_ != end_) send();  // into the slot that the host is done with
+    if (sent_ != end_) send();  // into the slot that the host no longer uses
     if (!is_over()) lane_.synchronize(slot_of(current_));
   }
   void send() {
@@ -499,24 +499,25 @@ class batch_collector {
   }
 
   std::span<T const> from_;
-  std::size_t capacity_;  ///< elements of a slot
-  std::size_t end_;       ///< batches
+  std::size_t capacity_;  ///< elements per slot
+  std::size_t end_;       ///< number of batches
   std::size_t depth_;
   detail::pinned_slots<T, Pinned> slots_;
-  detail::copy_lane<Driver> lane_;  ///< goes first, and waits: the slots are copied to
+  detail::copy_lane<Driver> lane_;  ///< destroyed first; its destructor waits for the copies into the slots
   bool started_ = false;
   std::size_t current_ = 0;
   std::size_t sent_ = 0;
 };
 
-/// Brings device memory to the host in batches: `for (auto batch : collect_batches(buffer, {.batch_bytes = 16_MiB}, stream))`. Each
-/// is a host_batch: a contiguous range of pinned memory, the body's until the loop moves on, while the next ones are
-/// copied on a stream of their own. What is copied is what `stream` has written when the loop begins; the body leaves it alone.
-/// @param from     device memory, or a device_buffer; it outlives the loop
-/// @param memory   says which device it is on
-/// @param pinned   the slots come from it: best a pool, kept over several loops
-/// Leave the loop at any time, by exceptions too: destruction waits for the copies under way, nothing leaks. The host waits for
-/// the batch that comes next. @throws as stream_batches()
+/// Copies device memory to the host in batches:
+/// `for (auto batch : collect_batches(buffer, {.batch_bytes = 16_MiB}, stream))`.
+/// Each batch is a host_batch: a contiguous range of pinned memory, valid until the loop advances. The next batches are copied
+/// meanwhile on a separate stream. They contain what `stream` has written when the loop begins; the body must not change it.
+/// @param from     device memory, or a device_buffer; must outlive the loop
+/// @param memory   identifies the device of `from`
+/// @param pinned   provides the slots; preferably a pool that is kept over several loops
+/// The loop may be left at any time, also by exceptions: destruction waits for the running copies, and nothing leaks. The host
+/// waits for the next batch. @throws as stream_batches()
 template <class T, std::size_t N, class Memory, class Pinned>
 requires resource<Memory> && resource<Pinned>
 [[nodiscard]] auto collect_batches(std::span<T, N> from, batch_options const& options, Memory const& memory,
@@ -551,7 +552,7 @@ requires resource<Pinned>
 // ---- tarn/core/element.hpp
 #ifndef TARN_SINGLE_CORE_ELEMENT_HPP
 #define TARN_SINGLE_CORE_ELEMENT_HPP
-// Elements that can be converted into each other, their names and sizes, and the conversion of one.
+// Element types that convert into each other, with their names, sizes and conversion.
 
 #include <concepts>
 #include <cstddef>
@@ -560,31 +561,31 @@ requires resource<Pinned>
 // ---- tarn/core/small_float.hpp
 #ifndef TARN_SINGLE_CORE_SMALL_FLOAT_HPP
 #define TARN_SINGLE_CORE_SMALL_FLOAT_HPP
-// float16, bfloat16, float8_e4m3, float8_e5m2: elements to store numbers in, not to calculate with.
+// float16, bfloat16, float8_e4m3, float8_e5m2: storage types for numbers, without arithmetic.
 
 #include <type_traits>
 
 // ---- tarn/core/float_format.hpp
 #ifndef TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
 #define TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
-// Formats of binary floating point and the two conversions between them, on bits alone: rounding to nearest even to a
-// narrower one, and the exact way back.
+// Binary floating-point formats and the conversions between them on bit patterns: rounding to nearest even to a narrower
+// format, and exact widening.
 
 #include <cstdint>
 #include <type_traits>
 
 namespace tarn {
 
-/// What the largest exponent of a format stands for.
+/// The meaning of a format's largest exponent.
 enum class top_exponent : std::uint8_t {
   infinity_and_nan,  ///< as in IEEE 754
-  numbers_and_nan    ///< numbers, but for the last pattern, which is NaN: the OCP formats marked FN
+  numbers_and_nan    ///< numbers, except the last pattern, which is NaN: the OCP formats marked FN
 };
 
-/// What becomes of what is too large, infinities included.
+/// The result of converting a value that is too large, infinities included.
 enum class overflow : std::uint8_t {
   to_infinity,
-  to_largest  ///< the largest number of its sign, as cuda_fp8's types do it (__NV_SATFINITE)
+  to_largest  ///< the largest number of the same sign, as cuda_fp8's types do (__NV_SATFINITE)
 };
 
 /// IEEE 754 binary32, the format of float.
@@ -625,7 +626,7 @@ struct ocp_e4m3 {
   static constexpr top_exponent top = top_exponent::numbers_and_nan;
   static constexpr overflow on_overflow = overflow::to_largest;
 };
-/// OCP E5M2: 3 significant bits, up to 57,344. It has infinities, but no conversion makes one.
+/// OCP E5M2: 3 significant bits, up to 57,344. It has infinities, but no conversion produces one.
 struct ocp_e5m2 {
   using bits_type = std::uint8_t;
   static constexpr int exponent_bits = 5;
@@ -636,7 +637,7 @@ struct ocp_e5m2 {
 
 namespace detail {
 
-/// What follows from a format.
+/// Constants derived from a format.
 template <class Format>
 struct format_of {
   using bits_type = typename Format::bits_type;
@@ -647,11 +648,11 @@ struct format_of {
   static constexpr std::uint64_t mantissa_mask = (std::uint64_t{1} << Format::mantissa_bits) - 1;
   static constexpr std::uint64_t infinity = std::uint64_t{top_field} << Format::mantissa_bits;
   static constexpr std::uint64_t largest = has_infinity ? infinity - 1 : (infinity | mantissa_mask) - 1;
-  /// The NaN that conversions make, with every bit but the sign: CUDA's.
+  /// The NaN that conversions produce, all bits set except the sign, as in CUDA.
   static constexpr std::uint64_t nan = (std::uint64_t{1} << sign_at) - 1;
 };
 
-/// The nearest pattern of To for a pattern of From, ties to the even one. Every NaN becomes To's one.
+/// Returns the pattern of To nearest to a pattern of From, ties to even. Every NaN becomes To's single NaN.
 template <class To, class From>
 [[nodiscard]] TARN_HOST_DEVICE constexpr typename To::bits_type narrowed(
     typename From::bits_type bits) noexcept {
@@ -672,17 +673,17 @@ template <class To, class From>
     return signed_as(
         static_cast<word>(To::on_overflow == overflow::to_infinity ? to::infinity : to::largest));
   }
-  // The value is mantissa * 2^(exponent - m); `steps` is how far the exponent is above To's least one.
+  // The value is mantissa * 2^(exponent - m); `steps` is the distance of the exponent from To's smallest one.
   if (field != 0) mantissa = static_cast<word>(mantissa | word{1} << m);
   int const exponent = (field != 0 ? field : 1) - from::bias;
   int const steps = exponent - (1 - to::bias);
   int shift = dropped;
   if (steps < 0)
-    shift = -steps < m + 2 - dropped ? dropped - steps : m + 2;  // beyond which all is below a half
+    shift = -steps < m + 2 - dropped ? dropped - steps : m + 2;  // larger shifts also round to zero
   auto const half = static_cast<word>(word{1} << (shift - 1));
   auto const kept = static_cast<word>(mantissa >> shift);
   auto rounded = static_cast<word>((mantissa + (half - 1) + (kept & 1U)) >> shift);
-  // A carry goes into the exponent, which is right, and so is the leading one of a normal number.
+  // A carry into the exponent is correct, and so is adding the leading one of a normal number.
   if (steps > 0) rounded = static_cast<word>(rounded + (static_cast<word>(steps) << To::mantissa_bits));
   if (rounded > static_cast<word>(to::largest)) {
     rounded = static_cast<word>(To::on_overflow == overflow::to_infinity ? to::infinity : to::largest);
@@ -690,7 +691,7 @@ template <class To, class From>
   return signed_as(rounded);
 }
 
-/// The pattern of binary32 that has exactly the value. A NaN keeps its sign and payload and is quiet.
+/// Returns the binary32 pattern with exactly this value. A NaN keeps its sign and payload and becomes quiet.
 template <class From>
 [[nodiscard]] TARN_HOST_DEVICE constexpr std::uint32_t widened(typename From::bits_type bits) noexcept {
   using from = format_of<From>;
@@ -711,7 +712,7 @@ template <class From>
     return sign | static_cast<std::uint32_t>(field + rebias) << 23 | mantissa << up;
   if (mantissa == 0) return sign;
   int exponent = rebias + 1;
-  while ((mantissa >> m) == 0) {  // at most m steps: subnormal here, normal there
+  while ((mantissa >> m) == 0) {  // at most m steps: subnormal in From, normal in binary32
     mantissa <<= 1;
     --exponent;
   }
@@ -725,11 +726,11 @@ template <class From>
 
 namespace tarn {
 
-/// A number stored in 1 or 2 bytes, on host and device; bit for bit CUDA's type of the same format (__half, __nv_bfloat16,
-/// __nv_fp8_e4m3, __nv_fp8_e5m2). Convert to float, calculate, convert back: both ways are explicit. Rounds to nearest even,
-/// from double in one step; keeps -0.0, subnormals and NaN (as one NaN per format; its sign and payload are not kept).
-/// What is too large becomes infinity in the 16-bit formats and the largest number in the 8-bit ones, infinities too.
-/// Trivially copyable; uninitialised by default, zero when value-initialised.
+/// A number stored in 1 or 2 bytes, on host and device; bit-compatible with CUDA's type of the same format (__half,
+/// __nv_bfloat16, __nv_fp8_e4m3, __nv_fp8_e5m2). Convert to float, calculate, convert back: both conversions are explicit.
+/// Rounds to nearest even, from double in one step; keeps -0.0, subnormals and NaN (one NaN per format; its sign and payload
+/// are lost). Values that are too large, including infinities, become infinity in the 16-bit formats and the largest number in
+/// the 8-bit ones. Trivially copyable; uninitialised by default, zero when value-initialised.
 template <class Format>
 class basic_float {
  public:
@@ -739,17 +740,17 @@ class basic_float {
   basic_float() = default;
   TARN_HOST_DEVICE explicit constexpr basic_float(float value) noexcept
       : bits_(detail::narrowed<Format, binary32>(__builtin_bit_cast(std::uint32_t, value))) {}
-  /// A template, so that integers go the way of float and nothing is ambiguous.
+  /// A template, so that integers convert through float without ambiguity.
   template <class Double>
   requires std::is_same_v<Double, double> TARN_HOST_DEVICE explicit constexpr basic_float(
       Double value) noexcept
       : bits_(detail::narrowed<Format, binary64>(__builtin_bit_cast(std::uint64_t, value))) {}
-  /// From another of these formats, in one rounding.
+  /// Converts from another of these formats, with one rounding.
   template <class Other>
   TARN_HOST_DEVICE explicit constexpr basic_float(basic_float<Other> other) noexcept
       : basic_float(static_cast<float>(other)) {}
 
-  /// The number with these bits.
+  /// Returns the number with this bit pattern.
   [[nodiscard]] TARN_HOST_DEVICE static constexpr basic_float from_bits(bits_type bits) noexcept {
     basic_float made{};
     made.bits_ = bits;
@@ -757,7 +758,7 @@ class basic_float {
   }
   [[nodiscard]] TARN_HOST_DEVICE constexpr bits_type bits() const noexcept { return bits_; }
 
-  /// Exact.
+  /// Exact conversion.
   [[nodiscard]] TARN_HOST_DEVICE explicit constexpr operator float() const noexcept {
     return __builtin_bit_cast(float, detail::widened<Format>(bits_));
   }
@@ -769,18 +770,18 @@ class basic_float {
   [[nodiscard]] TARN_HOST_DEVICE static constexpr basic_float largest() noexcept {
     return from_bits(static_cast<bits_type>(detail::format_of<Format>::largest));
   }
-  /// The smallest number above zero, a subnormal one.
+  /// The smallest positive number, which is subnormal.
   [[nodiscard]] TARN_HOST_DEVICE static constexpr basic_float smallest() noexcept { return from_bits(1); }
-  /// The smallest number with full precision.
+  /// The smallest positive number with full precision.
   [[nodiscard]] TARN_HOST_DEVICE static constexpr basic_float smallest_normal() noexcept {
     return from_bits(static_cast<bits_type>(1U << Format::mantissa_bits));
   }
-  /// Distance from 1 to the next number above it; rounding errs by at most half of it, relatively.
+  /// Distance from 1 to the next larger number; the relative rounding error is at most half of it.
   [[nodiscard]] TARN_HOST_DEVICE static constexpr float epsilon() noexcept {
     return 1.0F / static_cast<float>(1U << Format::mantissa_bits);
   }
 
-  /// As numbers: a NaN equals nothing, and both zeros are equal.
+  /// Compares as numbers: NaN is unequal to everything, and both zeros are equal.
   [[nodiscard]] friend TARN_HOST_DEVICE constexpr bool operator==(basic_float a, basic_float b) noexcept {
     return static_cast<float>(a) == static_cast<float>(b);
   }
@@ -814,17 +815,17 @@ inline constexpr bool is_basic_float<basic_float<Format>> = true;
 template <class T>
 concept element = std::same_as<T, double> || std::same_as<T, float> || detail::is_basic_float<T>;
 
-/// One element as another, rounded to nearest even once. double to float as the processor does it.
+/// Converts one element, rounding once to nearest even. double to float uses the processor's conversion.
 template <element To, element From>
 [[nodiscard]] TARN_HOST_DEVICE constexpr To element_cast(From value) noexcept {
   return static_cast<To>(value);
 }
 
-/// An element type as a value: for settings, tables and budgets; the largest first.
+/// An element type as a value, for settings, tables and budgets; largest first.
 enum class element_type : std::uint8_t { f64, f32, f16, bf16, f8_e4m3, f8_e5m2 };
 inline constexpr std::size_t element_type_count = 6;
 
-/// Its value for a type: `element_type_of<tarn::float16>`.
+/// The enumerator of a type: `element_type_of<tarn::float16>`.
 template <element T>
 inline constexpr element_type element_type_of = std::same_as<T, double>        ? element_type::f64
                                                 : std::same_as<T, float>       ? element_type::f32
@@ -838,22 +839,22 @@ inline constexpr element_type element_type_of = std::same_as<T, double>        ?
   constexpr std::uint8_t sizes[element_type_count] = {8, 4, 2, 2, 1, 1};
   return sizes[static_cast<std::size_t>(type)];
 }
-/// Bytes of `count` elements. @throws length_error  they do not fit in size_t
+/// Bytes of `count` elements. @throws length_error  the result does not fit in size_t
 [[nodiscard]] constexpr std::size_t bytes_of(std::size_t count, element_type type) {
   return checked_bytes(count, bytes_of(type));
 }
-/// Elements that fit into a budget.
+/// Returns the number of elements that fit into `bytes`.
 [[nodiscard]] constexpr std::size_t items_in(std::size_t bytes, element_type type) noexcept {
   return bytes / bytes_of(type);
 }
-/// The type's name; static storage.
+/// Returns the type's name; static storage.
 [[nodiscard]] constexpr char const* name_of(element_type type) noexcept {
   constexpr char const* names[element_type_count] = {"float64",  "float32",     "float16",
                                                      "bfloat16", "float8_e4m3", "float8_e5m2"};
   return names[static_cast<std::size_t>(type)];
 }
 
-/// Calls `call` with a value of the type that `type` names: from settings back into the type system.
+/// Calls `call` with a value of the type that `type` names, to get from a runtime setting to a static type.
 template <class Call>
 constexpr decltype(auto) with_element(element_type type, Call const& call) {
   switch (type) {
@@ -876,8 +877,8 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
 }  // namespace tarn
 #endif  // TARN_SINGLE_CORE_ELEMENT_HPP
 // ---- tarn/raii/convert.hpp
-// Copies that change the element type: store in lower precision, calculate in higher. On CUDA the file that converts must
-// be compiled by nvcc; on the simulated device and on plain host memory any compiler does.
+// Copies that change the element type: store in lower precision, compute in higher. On CUDA the file that converts must be
+// compiled by nvcc; for the simulated device and plain host memory any compiler works.
 
 #include <cstddef>
 #include <cstdint>
@@ -886,7 +887,7 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
 #include <utility>
 
 // ---- tarn/driver/host_convert.hpp
-// Converting elements of plain host memory: done when the call returns.
+// Synchronous element conversion in plain host memory.
 
 #include <cstddef>
 
@@ -902,19 +903,19 @@ status no_driver::convert(stream_ref, To* to, From const* from, std::size_t coun
 
 }  // namespace tarn
 // ---- tarn/raii/in_turn.hpp
-// Work on one stream that touches what belongs to others: ordered behind them, and they behind it, on the device.
+// in_turn(): orders work on one stream after the earlier work of other streams and before their later work, on the device.
 
 namespace tarn::detail {
 
-/// A stream with the driver of its device.
+/// A stream and the driver of its device.
 template <class Driver>
 struct driven_stream {
   Driver const& driver;
   stream_ref stream;
 };
 
-/// Runs `enqueue`, which puts work on `on`, behind all that the others have enqueued so far; their later work waits for
-/// it. A stream that is `on` itself costs nothing; any other two events. Where an other cannot be made to wait, the host
+/// Calls `enqueue`, which puts work on `on`, behind all work enqueued so far on the other streams; their later work waits for
+/// it. A stream equal to `on` costs nothing; any other costs two events. If one of the others cannot be made to wait, the host
 /// waits for the work instead. @throws what enqueue throws; cuda_error
 template <class Driver, class Enqueue, class... Others>
 void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, Others const&... others) {
@@ -924,21 +925,21 @@ void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, Others const&... 
     (order_streams(others.driver, others.stream, on.driver, on.stream), ...);
   } catch (...) {
     Driver const& driver = on.driver;
-    (void)driver.synchronize_stream(on.stream);  // whoever uses the memory next may not be told to wait
+    (void)driver.synchronize_stream(on.stream);  // the memory's next users may not be ordered behind the work
     throw;
   }
 }
 
 }  // namespace tarn::detail
 // ---- tarn/raii/require_apart.hpp
-// What a copy writes must lie apart from what it reads.
+// require_apart(): checks that the source and target of a copy do not overlap.
 
 #include <cstddef>
 #include <cstdint>
 
 namespace tarn::detail {
 
-/// @throws misuse  of kind `overlap`, with `what_to_do`: the two share a byte
+/// @throws misuse  of kind `overlap`, with `what_to_do`, if the ranges share a byte
 inline void require_apart(void const* from, std::size_t from_bytes, void const* to, std::size_t to_bytes,
                           char const* what_to_do) {
   auto const source = reinterpret_cast<std::uintptr_t>(from);
@@ -951,8 +952,8 @@ inline void require_apart(void const* from, std::size_t from_bytes, void const* 
 
 #if TARN_HAS_CUDA
 // ---- tarn/driver/cuda_convert.hpp
-// Converting elements on CUDA: a kernel that moves 16 bytes at a time and converts by the device's own instructions.
-// Needs nvcc; a file that no CUDA compiler compiles may include it, and is told so where it converts.
+// Element conversion on CUDA: a kernel that moves 16 bytes at a time and uses the device's conversion instructions. Needs
+// nvcc; other compilers may include this file, and report an error only where convert() is used.
 
 #include <cstddef>
 #include <cstdint>
@@ -970,7 +971,7 @@ namespace detail {
 
 template <class To, class From>
 struct cuda_conversion {
-  /// Elements that one thread takes at a time: 16 bytes of the wider type.
+  /// Elements that one thread converts at a time: 16 bytes of the wider type.
   static constexpr int together =
       16 / static_cast<int>(sizeof(To) > sizeof(From) ? sizeof(To) : sizeof(From));
 
@@ -997,12 +998,12 @@ struct cuda_conversion {
 
   static __device__ To one(From x) {
     if constexpr (sizeof(From) == sizeof(double)) {
-      return element_cast<To>(x);  // in one rounding, which two instructions are not
+      return element_cast<To>(x);  // rounds once; two instructions would round twice
     } else {
       return narrow(widen(x));
     }
   }
-  /// Two at a time where the instruction takes two.
+  /// Converts a pair, with one instruction if the types have a paired instruction.
   static __device__ void two(To* to, From const* from) {
     if constexpr (sizeof(From) == sizeof(double) || (sizeof(To) != 1 && sizeof(From) != 1)) {
       to[0] = one(from[0]);
@@ -1033,7 +1034,7 @@ struct cuda_conversion {
       element_type_of<T> == element_type::f8_e5m2 ? __NV_E5M2 : __NV_E4M3;
 };
 
-/// A word of so many bytes, which is loaded and stored as one.
+/// A word of `Bytes` bytes that is loaded and stored with one instruction.
 template <int Bytes>
 struct cuda_word;
 template <>
@@ -1053,7 +1054,7 @@ struct cuda_word<16> {
   using type = uint4;
 };
 
-/// What of a range can be taken in words: first some elements singly, then words, then the rest.
+/// A range split into words: `head` single elements, then `words` words, then single elements up to `count`.
 struct cuda_split {
   std::size_t head;
   std::size_t words;
@@ -1087,7 +1088,7 @@ __global__ void __launch_bounds__(256) cuda_convert_elements(To* to, From const*
     memcpy(&stored, out, sizeof stored);
     return stored;
   };
-  // Four loads are under way before the first result is needed: that hides the memory's latency.
+  // Four loads are in flight before the first result is needed, to hide memory latency.
   std::size_t i = first;
   for (; i + 3 * stride < split.words; i += 4 * stride) {
     from_word const a = source[i];
@@ -1102,7 +1103,7 @@ __global__ void __launch_bounds__(256) cuda_convert_elements(To* to, From const*
   for (; i < split.words; i += stride) target[i] = convert(source[i]);
 }
 
-/// Splits a range so that both sides' words are aligned; all singly where no place in it makes them so.
+/// Splits a range so that the words are aligned on both sides; without words if no offset aligns both.
 template <class To, class From>
 [[nodiscard]] cuda_split cuda_split_of(To const* to, From const* from, std::size_t count) noexcept {
   constexpr std::size_t n = static_cast<std::size_t>(cuda_conversion<To, From>::together);
@@ -1125,7 +1126,7 @@ status basic_cuda_driver<Null>::convert(stream_ref stream, To* to, From const* f
   detail::on_device const here(device_);
   if (!here.entered().ok()) return here.entered();
   detail::cuda_split split = detail::cuda_split_of(to, from, count);
-  // Each thread gets four words, more where the grid would be beyond its limit.
+  // Four words per thread, more if the grid would exceed its limit.
   constexpr std::size_t threads = 256;
   constexpr std::size_t most_blocks = std::size_t{1} << 20;
   std::size_t const units = split.words != 0 ? split.words / 4 + 1 : count;
@@ -1173,17 +1174,17 @@ namespace detail {
   throw misuse(misuse_kind::wrong_device, p, text.view());
 }
 
-/// Memory that only its own device can touch.
+/// Whether only its own device can access the memory.
 template <class Resource>
 inline constexpr bool is_devices_own =
     has_property<Resource, device_accessible> && !has_property<Resource, host_accessible>;
 
 }  // namespace detail
 
-/// Copies elements into another type in stream order, each rounded to the nearest, ties to even. The spans have the same
-/// number of elements and do not overlap: a buffer cannot be converted in place, since many threads write at once. Both are
-/// memory that the driver's device may touch (device, pinned or managed memory, not the host's own). One kernel that is
-/// bound by memory: 16 bytes at a time where both sides' alignments allow. Same type: a copy.
+/// Copies elements to another type in stream order; each is rounded to nearest, ties to even. The spans have the same number
+/// of elements and must not overlap: a buffer cannot be converted in place, since many threads write at once. Both must be
+/// memory that the driver's device can access (device, pinned or managed memory, not pageable host memory). Runs one
+/// memory-bound kernel, with 16-byte accesses where both alignments allow. With equal types it is a plain copy.
 /// @throws length_error  the sizes differ; nothing is converted
 /// @throws misuse        of kind `overlap`
 /// @throws cuda_error    the driver refused
@@ -1202,8 +1203,9 @@ void convert(Driver const& driver, std::span<From> from, std::span<To> to, strea
   }
 }
 
-/// The same between buffers on one device, on `stream` of it, which first waits, on the device, for the streams of both; these
-/// wait for the conversion, so either may be changed or destroyed at once. No events where all three are one stream.
+/// Converts between buffers on one device, on `stream` of that device. `stream` first waits, on the device, for the streams of
+/// both buffers; these wait for the conversion, so either buffer may be changed or destroyed at once. If all three are the same
+/// stream, no event is used.
 /// @throws length_error, cuda_error
 /// @throws misuse  of kind `wrong_device`
 template <element From, class FromResource, element To, class ToResource>
@@ -1219,7 +1221,7 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
   }
   if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size());
   if (from.empty()) return;
-  // The device that can touch both: a buffer of host memory may carry any device's driver.
+  // Use the device that can access both: a buffer of host memory may carry the driver of any device.
   auto const& on = detail::is_devices_own<ToResource> ? driver : theirs;
   using driver_type = typename ToResource::driver_type;
   stream = identified(on, stream);
@@ -1229,7 +1231,7 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
       detail::driven_stream<driver_type>{theirs, from.stream()},
       detail::driven_stream<driver_type>{driver, to.stream()});
 }
-/// The same on the target's own stream; on the source's where only its device can touch both.
+/// Converts on the target's stream, or on the source's if only the source's device can access both.
 template <element From, class FromResource, element To, class ToResource>
 requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void convert(device_buffer<From, FromResource> const& from, device_buffer<To, ToResource>& to) {
@@ -1237,9 +1239,9 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
   tarn::convert(from, to, apart && !detail::is_devices_own<ToResource> ? from.stream() : to.stream());
 }
 
-/// A new buffer of `memory` on `stream` with the elements of another, as To: `auto half =
-/// tarn::converted<tarn::float16>(pool, weights, stream)`. Both exist until the old one is destroyed: at the peak their
-/// bytes add up.
+/// Returns a new buffer of `memory` on `stream` that holds the elements of `from` converted to To: `auto half =
+/// tarn::converted<tarn::float16>(pool, weights, stream)`. Both buffers exist until the old one is destroyed, so the peak is
+/// the sum of their sizes.
 /// @throws length_error, out_of_memory, misuse, cuda_error; nothing is held
 template <element To, class Memory, element From, class FromResource>
 requires resource<Memory>
@@ -1250,7 +1252,7 @@ requires resource<Memory>
   tarn::convert(from, to);
   return to;
 }
-/// The same from the memory that the other buffer is of.
+/// Returns a converted buffer from the resource of `from`.
 template <element To, element From, class Resource>
 [[nodiscard]] device_buffer<To, Resource> converted(device_buffer<From, Resource> const& from,
                                                     stream_ref stream, place where = place::current()) {
@@ -1264,12 +1266,12 @@ template <element To, element From, class Resource>
 
 }  // namespace tarn
 // ---- tarn/raii/evict_scope.hpp
-// evict_scope: device buffers whose elements wait in pinned host memory for the length of a scope.
+// evict_scope: keeps the elements of device buffers in pinned host memory during a scope.
 //
 //   stream A (a buffer's own)   S (the scope's)                     the device memory
 //   work on it
 //            --- event --->     copy to the host
-//                               freed ------------------------->    another's, at once on S
+//                               freed ------------------------->    reusable at once on S
 //                               ...
 //                               allocated, copied back
 //            <-- event ---
@@ -1284,15 +1286,15 @@ template <element To, element From, class Resource>
 #include <utility>
 
 // ---- tarn/raii/retire.hpp
-// retire: gives the memory of an owner back early, in the order of the stream that used it last.
+// retire: frees the memory of an owner early, in the order of the stream that used it last.
 //
-// Three ways to tell that memory was used on another stream than its owner's:
+// Three ways to report that memory was used on a stream other than its owner's:
 //
-//                    order of the two streams          when it is free                 for
-//   set_stream(s)    made now, by an event             later, when the owner ends      s goes on owning the work
-//   record_use(p,s)  made when the owner frees         once the device is past s, for  uses on the side, e.g. of a copy
-//                                                      the owner's stream; a pool only
-//   retire(b, s)     made now, or known to be made     at once, for later work on s    s was the last to use it
+//                    order of the two streams          when the memory is free          for
+//   set_stream(s)    made now, by an event             later, when the owner ends      s continues to own the work
+//   record_use(p,s)  made when the owner frees         once the device has passed s,   additional uses, e.g. of a copy
+//                                                      for the owner's stream; pools only
+//   retire(b, s)     made now, or known to exist       at once, for later work on s    s was the last to use it
 
 #include <concepts>
 #include <cstddef>
@@ -1301,13 +1303,13 @@ template <element To, element From, class Resource>
 
 namespace tarn {
 
-/// Whether the last user already comes after what was enqueued on the owner's own stream.
+/// Whether the last user's stream is already ordered behind what was enqueued on the owner's stream.
 enum class earlier_work {
-  wait_for,       ///< make it so: one event where the streams differ
-  is_waited_for,  ///< it is so, as where the last user waited for what the owner's stream made: no driver call
+  wait_for,       ///< order it: one event if the streams differ
+  is_waited_for,  ///< already ordered, as when the last user waited for the owner's stream: no driver call
 };
 
-/// What retire() takes: device_buffer, device_ptr, pinned_buffer, and owners like them.
+/// An owner that retire() accepts: device_buffer, device_ptr, pinned_buffer, and similar types.
 template <class Owner>
 concept retirable = std::is_nothrow_move_constructible_v<Owner> && requires(Owner& owner) {
   { owner.stream() } -> std::same_as<stream_ref>;
@@ -1319,7 +1321,7 @@ concept retirable = std::is_nothrow_move_constructible_v<Owner> && requires(Owne
 
 namespace detail {
 
-/// Elements that an owner's block holds.
+/// Returns the number of elements in an owner's block.
 template <class Owner>
 [[nodiscard]] std::size_t block_elements(Owner const& owner) noexcept {
   if constexpr (requires { owner.capacity(); }) {
@@ -1329,7 +1331,7 @@ template <class Owner>
   }
 }
 
-/// Frees an owner's block in the order of `stream`, which is known to come after all that uses it.
+/// Frees an owner's block in the order of `stream`, which must be ordered behind all work that uses it.
 template <retirable Owner>
 void give_back_on(Owner& owner, stream_ref stream) noexcept {
   std::size_t const count = block_elements(owner);
@@ -1339,8 +1341,8 @@ void give_back_on(Owner& owner, stream_ref stream) noexcept {
   memory.deallocate(stream, p, count * sizeof(*p), owner.alignment());
 }
 
-/// Orders `stream` behind those of owners that own anything; one event for neighbours of one stream.
-/// @throws cuda_error  some may be ordered, which harms nothing
+/// Orders `stream` behind the streams of non-empty owners. Adjacent owners on the same stream share one event.
+/// @throws cuda_error  some may be ordered, which is harmless
 template <retirable... Owners>
 void order_behind(stream_ref stream, Owners const&... owners) {
   stream_ref last = stream;
@@ -1354,11 +1356,11 @@ void order_behind(stream_ref stream, Owners const&... owners) {
 
 }  // namespace detail
 
-/// Gives the memory of owners back now, in the order of `stream`, their last user: later work on `stream` may have it at
-/// once, other streams when ordered. The owners are empty afterwards and keep their streams; they may be used again.
-/// Never waits, over a pool; without one, sources that cannot free in stream order wait as they always do.
-/// @param stream   of the owners' device; all that uses the memory is enqueued on it, or on the owners' streams, by now
-/// @param earlier  whether `stream` must be made to wait for the owners' own streams first
+/// Frees the memory of owners now, in the order of `stream`, their last user: later work on `stream` may reuse it at once,
+/// other streams once they are ordered. The owners are then empty, keep their streams and may be reused. Over a pool it never
+/// waits; without one, sources that cannot free in stream order wait as usual.
+/// @param stream   a stream of the owners' device; all work that uses the memory is enqueued on it or on the owners' streams
+/// @param earlier  whether `stream` must first be made to wait for the owners' streams
 /// @throws cuda_error  a stream could not be made to wait: nothing was freed
 template <class... Owners>
 requires(sizeof...(Owners) != 0 && (retirable<std::remove_reference_t<Owners>> &&
@@ -1375,7 +1377,7 @@ requires(sizeof...(Owners) != 0 && (retirable<std::remove_reference_t<Owners>> &
                                     ...)) void retire(stream_ref stream, Owners&&... owners) {
   retire(stream, earlier_work::wait_for, std::forward<Owners>(owners)...);
 }
-/// The same for one owner, as one says it: `tarn::retire(std::move(weights), stream);`
+/// Retires one owner: `tarn::retire(std::move(weights), stream);`
 template <class Owner>
 requires retirable<std::remove_reference_t<Owner>>
 void retire(Owner&& owner, stream_ref stream, earlier_work earlier = earlier_work::wait_for) {
@@ -1386,33 +1388,31 @@ void retire(Owner&& owner, stream_ref stream, earlier_work earlier = earlier_wor
 
 namespace tarn {
 
-/// Elements that an evict_scope could not bring back at its end.
+/// Elements that an evict_scope could not bring back when it ended.
 struct lost_elements {
-  std::size_t index = 0;  ///< which of the scope's buffers, from 0
+  std::size_t index = 0;  ///< index of the buffer in the scope, from 0
   std::span<std::byte const>
-      bytes;  ///< the elements; valid during the call. Empty where the device failed before it had
-              ///< copied them
-  std::exception_ptr why;  ///< what bring_back() threw
+      bytes;  ///< the elements, valid during the call; empty if the device failed before copying them
+  std::exception_ptr why;  ///< the exception of bring_back()
 };
 
-/// Moves the elements of device buffers to pinned host memory, frees their device memory, and brings them back at the end.
+/// Moves the elements of device buffers to pinned host memory, frees their device memory, and restores them at the end.
 /// `tarn::evict_scope evicted{pinned, stream, optimizer_state, embeddings};`
 ///
-/// All in the order of `stream`: the constructor and bring_back() make it wait for the buffers' own streams, and those for
-/// it; the host waits for nothing. The freed memory is reusable at once by later work on `stream`. During the scope the
-/// buffers are empty (what one is given meanwhile is freed when its elements come back); they must outlive the scope at
-/// their place, as must all streams. Afterwards they are the same objects with equal elements, the same size, stream and
-/// resource, at another address: pointers and spans taken before are stale. Spare capacity is not brought back.
+/// Everything is ordered on `stream`: the constructor and bring_back() make it wait for the buffers' streams, and those for it;
+/// the host does not wait. Later work on `stream` can reuse the freed memory at once. During the scope the buffers are empty
+/// (memory assigned to one meanwhile is freed when its elements return). The buffers must outlive the scope and must not move;
+/// all streams must outlive it, too. Afterwards they are the same objects with equal elements, size, stream and resource, but
+/// at another address: earlier pointers and spans are invalid. Spare capacity is not restored.
 ///
-/// Elements are never lost silently. bring_back() throws where the device has no room, changes nothing then, and may be
-/// called again. The destructor calls it, too; if that fails, it waits for the copies and hands what is left to the handler
-/// named by when_lost(); where none is named it reports misuse (contents_lost), which ends the program unless a misuse
-/// handler returns. So call bring_back() yourself where an error can be dealt with. Once the driver has gone at the
-/// process's end nothing is done.
+/// Elements are never lost silently. bring_back() throws if the device has too little memory; it then changes nothing and may
+/// be called again. The destructor also calls it. If that fails, it waits for the copies and passes the remaining elements to
+/// the handler set by when_lost(); without a handler it reports misuse (contents_lost), which ends the program unless a misuse
+/// handler returns. Call bring_back() explicitly where an error can be handled. Once the driver is unloaded at process exit,
+/// nothing is done.
 ///
-/// Host memory: as many bytes as the buffers have elements, from `pinned`: pool it, since pinning costs 460 ms per GiB and
-/// a bare source waits for the stream when it frees; so does the scope where `pinned` is another device's. One thread at a
-/// time.
+/// Host memory: as many bytes as the buffers have elements, from `pinned`. Use a pool: pinning costs 460 ms per GiB, and a bare
+/// source waits for the stream when it frees; so does the scope if `pinned` belongs to another device. One thread at a time.
 template <class Pinned, class... Buffers>
 class evict_scope {
   static_assert(sizeof...(Buffers) != 0, "tarn: name the buffers to evict");
@@ -1425,9 +1425,9 @@ class evict_scope {
  public:
   using handler = std::function<void(lost_elements const&)>;
 
-  /// Moves the elements out. @param stream  of the buffers' device
+  /// Moves the elements to the host. @param stream  a stream of the buffers' device
   /// @throws misuse         (capture) `stream` or a buffer's own is being captured into a graph
-  /// @throws out_of_memory  the host has no room for all of them; nothing has changed
+  /// @throws out_of_memory  the host has too little memory for all of them; nothing has changed
   /// @throws cuda_error     nothing has changed
   evict_scope(Pinned pinned, stream_ref stream, Buffers&... buffers)
       : pinned_(std::move(pinned)),
@@ -1451,7 +1451,7 @@ class evict_scope {
   }
   evict_scope(evict_scope const&) = delete;
   evict_scope& operator=(evict_scope const&) = delete;
-  /// Brings back what is not back. Never throws; see above for what happens where there is no room.
+  /// Restores what is still on the host. Never throws; see above for failures.
   ~evict_scope() {
     try {
       bring_back();
@@ -1464,9 +1464,9 @@ class evict_scope {
     forget_event();
   }
 
-  /// Brings all elements back, in stream order. Does nothing once they are. Where the device has no room, the caches of the
-  /// buffers' pools are given back to the driver and it is tried once more.
-  /// @throws out_of_memory, cuda_error  nothing has changed: the elements are on the host, and it may be called again
+  /// Restores all elements, in stream order. Does nothing if they are already restored. If the device has too little memory,
+  /// the caches of the buffers' pools are trimmed and it is tried once more.
+  /// @throws out_of_memory, cuda_error  nothing has changed: the elements stay on the host, and it may be called again
   void bring_back() {
     if (evicted_bytes() == 0) return;
     refuse_capture();
@@ -1478,7 +1478,7 @@ class evict_scope {
     }
   }
 
-  /// The elements of the i-th buffer on the host, while they are there: waits for the copy. Empty once they are back.
+  /// Returns the i-th buffer's elements on the host after waiting for the copy. Empty once they are restored.
   /// @throws cuda_error
   template <std::size_t I>
   [[nodiscard]] auto host_copy() const {
@@ -1489,11 +1489,11 @@ class evict_scope {
     return std::span<element const>(s.data(), s.count);
   }
 
-  /// Names who takes the elements that the destructor cannot bring back: called once for each such buffer, after the copies
-  /// to the host are done. An exception of the handler ends the program.
+  /// Sets the handler for elements that the destructor cannot restore. It is called once for each such buffer, after the copies
+  /// to the host have completed. An exception thrown by the handler ends the program.
   void when_lost(handler h) { handler_ = std::move(h); }
 
-  /// Bytes on the host now.
+  /// Returns the bytes currently on the host.
   [[nodiscard]] std::size_t evicted_bytes() const noexcept {
     std::size_t bytes = 0;
     each([&](auto const& s) { bytes += s.host != nullptr ? s.bytes() : 0; });
@@ -1526,12 +1526,12 @@ class evict_scope {
     return detail::larger_of(default_alignment, alignof(typename Slot::element));
   }
 
-  /// The one that orders the streams: pinned memory may be any device's.
+  /// Returns the driver that orders the streams. Not pinned_.driver(): pinned memory may belong to any device.
   [[nodiscard]] auto driver() const noexcept { return std::get<0>(slots_).buffer->resource().driver(); }
   void require(status const& s) const {
     if (!s.ok()) throw cuda_error(s, driver().device().value);
   }
-  /// Streams of the buffers' device say nothing to a pool of another's.
+  /// Whether `pinned_` belongs to another device; its pool then cannot use streams of the buffers' device.
   [[nodiscard]] bool is_anothers() const noexcept { return pinned_.driver().device() != driver().device(); }
   template <class Slot>
   [[nodiscard]] void* host_memory_for(Slot const& s) {
@@ -1539,8 +1539,8 @@ class evict_scope {
     return pinned_.allocate(stream_, s.buffer->bytes(), alignment_of(s));
   }
 
-  /// A copy recorded into a graph would happen when that is launched, and not now; and a wait for a buffer's stream that is
-  /// captured makes the scope's stream part of that capture.
+  /// A copy captured into a graph would run when the graph is launched, not now; and waiting for a buffer's capturing stream
+  /// would make the scope's stream part of that capture.
   void refuse_capture() const {
     refuse_capture_of(stream_);
     each([&](auto const& s) { refuse_capture_of(s.buffer->stream()); });
@@ -1566,12 +1566,12 @@ class evict_scope {
       });
       require(driver().record_event(copied_, stream_));
     } catch (...) {
-      (void)finish();  // the buffers' next users do not know of the copies that run
+      (void)finish();  // the buffers' next users are not ordered behind the running copies
       throw;
     }
   }
 
-  /// Makes new blocks on stream_, fills them, lets the buffers' streams wait; only then are the buffers changed.
+  /// Allocates new blocks on stream_, fills them and makes the buffers' streams wait. The buffers are changed only after that.
   template <std::size_t... I>
   void bring_all(std::index_sequence<I...>) {
     std::tuple<Buffers...> back(block_for(std::get<I>(slots_))...);
@@ -1595,7 +1595,7 @@ class evict_scope {
     give(s);
   }
 
-  /// True where a pool gave anything back.
+  /// Returns whether any pool released memory.
   [[nodiscard]] bool clear_caches() {
     std::size_t given = 0;
     each([&](auto& s) {
@@ -1608,7 +1608,7 @@ class evict_scope {
     return given != 0;
   }
 
-  /// In the order of stream_, behind the copies.
+  /// Frees a slot's host memory in the order of stream_, behind the copies.
   template <class Slot>
   void give(Slot& s) noexcept {
     if (s.host == nullptr) return;
@@ -1620,8 +1620,8 @@ class evict_scope {
   void give_host_memory() noexcept {
     each([&](auto& s) { give(s); });
   }
-  /// Waits on the host for the scope's copies. A stream that is being captured must not be waited for: nothing was brought
-  /// back then, and for the copies to the host tell_lost() has waited.
+  /// Waits on the host for the scope's copies. A capturing stream must not be waited for: in that case nothing was brought
+  /// back, and tell_lost() has waited for the copies to the host.
   [[nodiscard]] bool finish() const noexcept {
     bool capturing = false;
     (void)driver().is_capturing(stream_, capturing);
@@ -1631,7 +1631,7 @@ class evict_scope {
     if (copied_ != nullptr) (void)driver().destroy_event(std::exchange(copied_, nullptr));
   }
 
-  /// In the handler of what bring_back() threw.
+  /// Reports lost elements. Called inside the catch block of what bring_back() threw.
   void tell_lost() noexcept {
     bool const copied = driver().synchronize_event(copied_).ok();
     if (!handler_) {
@@ -1653,7 +1653,7 @@ class evict_scope {
   Pinned pinned_;
   std::tuple<slot<Buffers>...> slots_;
   stream_ref stream_;
-  event_handle copied_ = nullptr;  ///< the elements are on the host
+  event_handle copied_ = nullptr;  ///< recorded when the elements are on the host
   handler handler_;
 };
 
@@ -1662,7 +1662,7 @@ evict_scope(Pinned, stream_ref, Buffers&...) -> evict_scope<Pinned, Buffers...>;
 
 }  // namespace tarn
 // ---- tarn/raii/mapped_file.hpp
-// mapped_file: a file as read-only memory.
+// mapped_file: a file mapped as read-only memory.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -1681,7 +1681,7 @@ evict_scope(Pinned, stream_ref, Buffers&...) -> evict_scope<Pinned, Buffers...>;
 
 namespace tarn {
 
-/// A file that cannot be read as asked: says which, what was tried, and errno (0 where the host did not refuse).
+/// Reports a file that cannot be read as requested: its path, the failed operation, and errno (0 if no system call failed).
 class file_error : public std::exception {
  public:
   file_error(std::string_view path, std::string_view what, int error) noexcept : error_(error) {
@@ -1696,17 +1696,17 @@ class file_error : public std::exception {
   message<384> text_;
 };
 
-/// Owns a read-only mapping of a whole file. Move-only; moved-from is empty. The host reads ahead, as for one pass from front to
-/// back. Safe to read from any thread. A file that others shorten meanwhile ends the program where its missing pages are
-/// touched (SIGBUS); read() throws instead, and is what streamed batches use.
+/// Owns a read-only mapping of a whole file. Move-only; a moved-from object is empty. The system reads ahead for one sequential
+/// pass. Any thread may read. If another process shortens the file, access to its missing pages ends the program (SIGBUS);
+/// read() throws instead, and is what streamed batches use.
 class mapped_file {
  public:
-  /// Never waits for a writer, and opens no device. @throws file_error  no such file, not readable, not a regular file, or
-  /// one of those that the system makes up as they are read (/proc), whose size is not known
+  /// Never waits for a writer and never opens a device. @throws file_error  the file does not exist, is not readable, is not a
+  /// regular file, or is generated by the system when read (/proc), so that its size is unknown
   explicit mapped_file(std::string path) : path_(std::move(path)) {
     struct ::stat facts {};
     if (::stat(path_.c_str(), &facts) == 0) require_regular(facts);
-    // Without O_NONBLOCK the opening of a FIFO that has just taken the file's place would wait for a writer.
+    // Without O_NONBLOCK, opening a FIFO that has just replaced the file would wait for a writer.
     file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (file_ < 0) throw file_error(path_, "cannot be opened for reading", errno);
     if (::fstat(file_, &facts) != 0) fail("cannot be looked at");
@@ -1719,7 +1719,7 @@ class mapped_file {
     void* const mapped = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file_, 0);
     if (mapped == MAP_FAILED) fail("cannot be mapped");
     data_ = static_cast<std::byte*>(mapped);
-    (void)::madvise(mapped, bytes_, MADV_SEQUENTIAL);  // advice: a host that cannot take it is no error
+    (void)::madvise(mapped, bytes_, MADV_SEQUENTIAL);  // only a hint: failure is not an error
     (void)::madvise(mapped, bytes_, MADV_WILLNEED);
   }
   mapped_file(mapped_file&& other) noexcept { swap(other); }
@@ -1737,14 +1737,14 @@ class mapped_file {
   }
 
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
-  /// The file's bytes, in place.
+  /// Returns the mapped bytes of the file.
   [[nodiscard]] std::span<std::byte const> span() const noexcept { return {data_, bytes_}; }
-  /// The file as elements, in place. @throws file_error  its size is no multiple of theirs
+  /// Returns the mapped file as elements. @throws file_error  the file size is not a multiple of sizeof(T)
   template <class T>
   [[nodiscard]] std::span<T const> as() const {
     return {reinterpret_cast<T const*>(data_), count_of<T>()};
   }
-  /// Elements of T in the file. @throws file_error  its size is no multiple of theirs
+  /// Returns the number of elements of T in the file. @throws file_error  the file size is not a multiple of sizeof(T)
   template <class T>
   [[nodiscard]] std::size_t count_of() const {
     static_assert(std::is_trivially_copyable_v<T>, "tarn: a file has bytes: T must be trivially copyable");
@@ -1753,9 +1753,9 @@ class mapped_file {
     return bytes_ / sizeof(T);
   }
 
-  /// Copies bytes of the file to memory by the file's own calls, not through the mapping. From any thread. Of a file in the page
-  /// cache one thread of an EPYC virtual machine read 17 GB/s so, 7 through a new mapping, whose pages come fault by fault.
-  /// @throws file_error  they cannot be read, or the file has become shorter
+  /// Copies bytes of the file to memory by pread, not through the mapping. Thread-safe. From the page cache, one thread of an
+  /// EPYC virtual machine read 17 GB/s this way and 7 GB/s through a new mapping, which faults in page by page.
+  /// @throws file_error  the bytes cannot be read, or the file has become shorter
   void read(std::size_t offset, std::span<std::byte> to) const {
     while (!to.empty()) {
       ssize_t const got = ::pread(file_, to.data(), to.size(), static_cast<off_t>(offset));
@@ -1773,7 +1773,7 @@ class mapped_file {
     errno = 0;
     fail("is no regular file; read it by a generator");
   }
-  /// Files that the system makes up have a size of 0 and contents all the same.
+  /// Rejects files with contents but a reported size of 0, which the system generates when they are read.
   void require_empty() {
     char first = 0;
     ssize_t const got = ::pread(file_, &first, 1, 0);
@@ -1797,19 +1797,19 @@ class mapped_file {
 
   std::string path_;
   int file_ = -1;
-  std::byte* data_ = nullptr;  ///< mapped for reading alone
+  std::byte* data_ = nullptr;  ///< read-only mapping
   std::size_t bytes_ = 0;
 };
 
 }  // namespace tarn
 // ---- tarn/raii/micro_batches.hpp
-// micro_batches: work split into parts that fit a budget, as gradient accumulation wants them.
+// micro_batches: splits work into parts that fit a memory budget, as gradient accumulation needs.
 
 #include <cstddef>
 #include <iterator>
 
 // ---- tarn/raii/memory_room.hpp
-// room_in(): how much a resource could hand out now, and what bounds that.
+// room_in(): how much memory a resource could allocate now, and what limits it.
 
 #include <concepts>
 #include <cstddef>
@@ -1817,14 +1817,14 @@ class mapped_file {
 
 namespace tarn {
 
-/// What a resource could hand out at one moment. Bytes; fields that are not known stay memory_report::unknown.
+/// How much memory a resource could allocate at one moment, in bytes. Unknown fields stay memory_report::unknown.
 struct memory_room {
-  std::size_t bytes = 0;                             ///< could be handed out
-  char const* bounded_by = "the device";             ///< what gives out first, static storage
-  std::size_t limit = memory_report::unknown;        ///< where that is a limit
-  std::size_t live = memory_report::unknown;         ///< handed out, as the nearest layer that knows says
-  std::size_t cached = memory_report::unknown;       ///< held by the nearest pool, not handed out
-  std::size_t device_free = memory_report::unknown;  ///< as the driver says
+  std::size_t bytes = 0;                             ///< bytes that could be allocated
+  char const* bounded_by = "the device";             ///< the tightest limit; static storage
+  std::size_t limit = memory_report::unknown;        ///< the limit, if bounded by one
+  std::size_t live = memory_report::unknown;         ///< allocated, as the nearest layer that knows reports
+  std::size_t cached = memory_report::unknown;       ///< held by the nearest pool but not allocated
+  std::size_t device_free = memory_report::unknown;  ///< as the driver reports
 };
 
 namespace detail {
@@ -1839,8 +1839,8 @@ concept caches_bytes = stands_on_another<Layer> && !routes_calls<Layer> && requi
   { layer.state() } -> std::same_as<pool_state>;
 };
 
-/// True where somebody knows: a limit, or the driver of a source of device memory or of plain host memory. What is left of
-/// pinned and managed memory no driver tells.
+/// Whether free memory is known: from a limit, or from the driver of a source of device memory or of plain host memory. No
+/// driver reports how much pinned or managed memory is left.
 template <class Layer>
 constexpr bool tells_room() noexcept {
   if constexpr (bounds_bytes<Layer>) {
@@ -1870,7 +1870,7 @@ template <class Layer>
   }
   if constexpr (caches_bytes<Layer>) {
     pool_state const s = layer.state();
-    // Over pages free pieces are put together. Over blocks they are not: of them one piece is sure.
+    // Over pages, free pieces can be combined. Over blocks they cannot, so only the largest piece is certain.
     bool const puts_together = page_source<typename Layer::upstream_type>;
     std::size_t const reusable = puts_together ? s.cached : s.largest_free_range;
     room.bytes += smaller_of(reusable, everything - room.bytes);
@@ -1893,12 +1893,12 @@ template <class Layer>
 
 }  // namespace detail
 
-/// How much `memory` could hand out now: from the source up, what the driver says is free; bounded by a `limited` layer
-/// over pages; plus what a pool has cached (over pages all of it, over blocks the largest free range, since blocks are not
-/// put together); bounded by each `limited` layer over that. What a `fallback_to` or `retry_on_oom` could add is not
-/// counted, nor what recorded uses hold back. A moment's figure: other threads and processes go on.
-/// Takes the pool's locks for a moment and asks the driver once (5 us). Never waits for a stream. Safe from any thread.
-/// @throws cuda_error  the driver did not tell
+/// Returns how much `memory` could allocate now. Computed from the source upwards: free memory as the driver reports it;
+/// bounded by a `limited` layer over pages; plus what a pool has cached (over pages all of it; over blocks the largest free
+/// range, since blocks are not combined); bounded by each `limited` layer above that. Memory that a `fallback_to` or
+/// `retry_on_oom` could add is not counted, nor is memory held back by recorded uses. A snapshot: other threads and processes
+/// continue. Takes the pool's locks briefly and queries the driver once (5 us). Never waits for a stream. Thread-safe.
+/// @throws cuda_error  the driver did not report free memory
 template <class Resource>
 [[nodiscard]] memory_room room_in(Resource const& memory) {
   using layer = std::remove_reference_t<decltype(detail::layer_of(std::declval<Resource&>()))>;
@@ -1914,53 +1914,53 @@ template <class Resource>
 
 namespace tarn {
 
-/// What happens where one item does not fit the budget.
+/// What happens if one item does not fit the budget.
 enum class too_large_item {
-  refuse,        ///< out_of_memory, before anything is done
-  one_at_a_time  ///< parts of one item each: the allocation itself may still succeed, or refuse
+  refuse,        ///< throws out_of_memory before anything is done
+  one_at_a_time  ///< parts of one item each: the allocation itself may still succeed or fail
 };
 
 struct micro_batch_options {
-  /// Of what a resource could hand out, so many thousandths are left alone: blocks are rounded up (by up to 12.5 % where
-  /// they are small), and other programs use the device. A budget given as a number is used to the last byte.
+  /// Thousandths of the available memory that are left unused: blocks are rounded up (small ones by up to 12.5 %), and other
+  /// programs use the device. A budget given as a number of bytes is used completely.
   unsigned reserve_per_mille = 50;
   too_large_item when_too_large = too_large_item::refuse;
-  std::size_t most_items = ~std::size_t{0};  ///< in a part, however much fits; 0 counts as 1
+  std::size_t most_items = ~std::size_t{0};  ///< maximum items per part, regardless of memory; 0 counts as 1
 };
 
 /// Consecutive items: [first, first + count) of `of`.
 struct micro_batch {
   std::size_t first = 0;
   std::size_t count = 0;
-  std::size_t index = 0;  ///< of the part, from 0
-  std::size_t of = 0;     ///< items in all parts together
+  std::size_t index = 0;  ///< index of the part, from 0
+  std::size_t of = 0;     ///< total items of all parts
 
-  /// The part's share of all items: scale a part's mean loss by it, and the accumulated gradients are those of the whole
-  /// batch, though the last parts are an item smaller. The weights of all parts add up to 1.
+  /// Returns the part's share of all items. Scaled by it, the mean losses of all parts accumulate to the gradients of the whole
+  /// batch, although the last parts have one item fewer. The weights of all parts add up to 1.
   [[nodiscard]] double weight() const noexcept {
     return static_cast<double>(count) / static_cast<double>(of);
   }
 };
 
-/// `n` items in the fewest parts that fit a budget, as even as possible: no two differ by more than one item. Decided once,
-/// when made: a part's count and weight stay what they were, whatever is allocated meanwhile; ask again for a fresh look.
-/// A forward range of micro_batch; a small value, holds no memory and no resource. Zero items: no part.
+/// Splits `n` items into the fewest parts that fit a budget, as evenly as possible: sizes differ by at most one item. The split
+/// is computed once, on construction, and does not follow later allocations; construct again for current figures. A forward
+/// range of micro_batch; a small value that holds no memory and no resource. Zero items give no parts.
 class micro_batches {
  public:
   class iterator;
 
   /// Splits by a number of bytes.
   /// @param n               items
-  /// @param bytes_per_item  that one item needs while its part is worked on: `bytes_of<float>(features)`; 0: all fit
-  /// @param budget          bytes that a part may need
-  /// @throws out_of_memory  one item is larger than the budget (unless one_at_a_time); nothing was done
+  /// @param bytes_per_item  needed per item while its part is processed: `bytes_of<float>(features)`; 0: all items fit
+  /// @param budget          bytes that a part may use
+  /// @throws out_of_memory  one item exceeds the budget (unless one_at_a_time); nothing was done
   micro_batches(std::size_t n, std::size_t bytes_per_item, std::size_t budget,
                 micro_batch_options const& options = {})
       : micro_batches(n, bytes_per_item, memory_room{budget, "the budget of micro_batches", budget}, 0, -1,
                       options) {}
 
-  /// Splits by what a resource could hand out now: room_in(memory) less the reserve.
-  /// @throws cuda_error  the driver did not tell what is free
+  /// Splits by what a resource could allocate now: room_in(memory) minus the reserve.
+  /// @throws cuda_error  the driver did not report free memory
   template <has_driver Resource>
   micro_batches(std::size_t n, std::size_t bytes_per_item, Resource const& memory,
                 micro_batch_options const& options = {})
@@ -1969,16 +1969,16 @@ class micro_batches {
 
   [[nodiscard]] inline iterator begin() const noexcept;
   [[nodiscard]] inline iterator end() const noexcept;
-  /// Parts.
+  /// Returns the number of parts.
   [[nodiscard]] std::size_t size() const noexcept { return parts_; }
   [[nodiscard]] bool empty() const noexcept { return parts_ == 0; }
-  /// Items of the largest part, which is the first: what buffers used by all parts must hold.
+  /// Returns the number of items in the largest part, which is the first. Buffers shared by all parts must hold this many.
   [[nodiscard]] std::size_t largest() const noexcept {
     return parts_ == 0 ? 0 : each_ + (extra_ != 0 ? 1 : 0);
   }
-  /// Bytes that a part may need, as decided.
+  /// Returns the bytes that a part may use.
   [[nodiscard]] std::size_t budget() const noexcept { return budget_; }
-  /// One part; index < size().
+  /// Returns one part; index < size().
   [[nodiscard]] micro_batch operator[](std::size_t index) const noexcept {
     std::size_t const larger = detail::smaller_of(index, extra_);
     return {index * each_ + larger, each_ + (index < extra_ ? 1 : 0), index, n_};
@@ -2020,8 +2020,8 @@ class micro_batches {
   std::size_t n_ = 0;
   std::size_t budget_ = 0;
   std::size_t parts_ = 0;
-  std::size_t each_ = 0;   ///< items of the smaller parts
-  std::size_t extra_ = 0;  ///< parts of one item more; they come first
+  std::size_t each_ = 0;   ///< items per smaller part
+  std::size_t extra_ = 0;  ///< parts with one more item; they come first
 };
 
 class micro_batches::iterator {
@@ -2029,7 +2029,7 @@ class micro_batches::iterator {
   using value_type = micro_batch;
   using reference = micro_batch;
   using difference_type = std::ptrdiff_t;
-  using iterator_category = std::input_iterator_tag;  // parts are made as they are asked for
+  using iterator_category = std::input_iterator_tag;  // dereferencing returns a value
   using iterator_concept = std::forward_iterator_tag;
 
   iterator() noexcept = default;
@@ -2049,7 +2049,7 @@ class micro_batches::iterator {
   friend class micro_batches;
   iterator(micro_batches const& whole, std::size_t at) noexcept : whole_(whole), at_(at) {}
   inline static constexpr std::size_t nowhere = 0;
-  micro_batches whole_{nowhere, nowhere, nowhere};  // by value: a range may be a temporary
+  micro_batches whole_{nowhere, nowhere, nowhere};  // a copy: the range may be a temporary
   std::size_t at_ = 0;
 };
 
@@ -2062,7 +2062,7 @@ inline micro_batches::iterator micro_batches::end() const noexcept {
 
 }  // namespace tarn
 // ---- tarn/raii/partitioned_buffer.hpp
-// partitioned_buffer<T>: one array of elements over several devices, each part on its device with a stream of its own.
+// partitioned_buffer<T>: one array divided over several devices; each part is on its device with its own stream.
 
 #include <cstddef>
 #include <span>
@@ -2071,7 +2071,7 @@ inline micro_batches::iterator micro_batches::end() const noexcept {
 #include <vector>
 
 // ---- tarn/raii/partition.hpp
-// partition: how many elements are divided into contiguous parts, evenly or by weight.
+// partition: divides elements into contiguous parts, evenly or by weight.
 
 #include <algorithm>
 #include <cmath>
@@ -2083,18 +2083,18 @@ inline micro_batches::iterator micro_batches::end() const noexcept {
 
 namespace tarn {
 
-/// A division that cannot be made. Says why.
+/// Reports a partition that cannot be made, and why.
 class bad_partition : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
 };
 
-/// Elements 0 to size() in contiguous parts, every one of them in exactly one part; parts may be empty. A value.
+/// Divides elements 0 to size() into contiguous parts. Each element is in exactly one part; parts may be empty. A value type.
 class partition {
  public:
-  /// Parts whose sizes differ by at most one step.
-  /// @param multiple_of  step: elements between two places where a part may begin (a row, a cache line)
-  /// @throws bad_partition  no parts, or no step
+  /// Divides into parts whose sizes differ by at most one step.
+  /// @param multiple_of  the step: a part begins at a multiple of this many elements (a row, a cache line)
+  /// @throws bad_partition  `parts` or `multiple_of` is 0
   [[nodiscard]] static partition even(std::size_t count, std::size_t parts, std::size_t multiple_of = 1) {
     partition made(count, parts, multiple_of);
     std::size_t const steps = steps_of(count, multiple_of);
@@ -2104,8 +2104,8 @@ class partition {
     }
     return made;
   }
-  /// Parts in proportion to weights (memory, speed), each within a step of it.
-  /// @throws bad_partition  no weights, one that is negative or not finite, none above zero, or no step
+  /// Divides in proportion to weights (memory, speed); each part is within one step of its share.
+  /// @throws bad_partition  no weights, a weight is negative or not finite, no weight is positive, or `multiple_of` is 0
   [[nodiscard]] static partition weighted(std::size_t count, std::span<double const> weights,
                                           std::size_t multiple_of = 1) {
     partition made(count, weights.size(), multiple_of);
@@ -2120,21 +2120,21 @@ class partition {
     for (std::size_t i = 1; i < weights.size(); ++i) {
       before += weights[i - 1];
       double const place = std::floor(steps * (before / total) + 0.5);
-      // Also where rounding has gone beyond the last step, or a step's number beyond what a double has exactly.
+      // Also covers rounding beyond the last step, and step counts too large for a double to represent exactly.
       made.first_[i] = place >= steps ? count : place_of(static_cast<std::size_t>(place), count, multiple_of);
     }
     return made;
   }
 
-  /// Elements in all.
+  /// Returns the total number of elements.
   [[nodiscard]] std::size_t size() const noexcept { return first_.back(); }
-  /// How many parts there are.
+  /// Returns the number of parts.
   [[nodiscard]] std::size_t parts() const noexcept { return first_.size() - 1; }
-  /// Where part i begins.
+  /// Returns the first element of part i.
   [[nodiscard]] std::size_t first(std::size_t i) const noexcept { return first_[i]; }
-  /// Elements of part i.
+  /// Returns the number of elements of part i.
   [[nodiscard]] std::size_t size(std::size_t i) const noexcept { return first_[i + 1] - first_[i]; }
-  /// The part that an element is in. @param element  below size(). O(log parts).
+  /// Returns the part that contains an element. @param element  below size(). O(log parts).
   [[nodiscard]] std::size_t part_of(std::size_t element) const noexcept {
     auto const next = std::upper_bound(first_.begin(), first_.end(), element);
     return static_cast<std::size_t>(next - first_.begin()) - 1;
@@ -2166,7 +2166,7 @@ class partition {
 
 }  // namespace tarn
 // ---- tarn/raii/peer_copy.hpp
-// Copies between buffers of two devices, whole or in pieces, whether or not one device can reach the other.
+// Copies between buffers of two devices, whole or in part, with or without peer access.
 
 #include <cstddef>
 #include <cstdint>
@@ -2189,13 +2189,13 @@ inline constexpr bool host_may_touch = has_property<Resource, host_accessible>;
 
 }  // namespace detail
 
-/// Copies elements between buffers of any devices, the same one included, on the target's stream, which first waits, on
-/// the device, for the source's; that one waits for the copy, so either buffer may be changed or destroyed at once. The
-/// host waits for nothing. Works with peer access and without: where the devices cannot reach each other, the driver goes by
-/// way of the host (and may take ten times as long); pages made `| reachable_from{...}` can be copied straight.
+/// Copies elements between buffers on any devices, including the same one, on the target's stream. That stream first waits, on
+/// the device, for the source's stream, which then waits for the copy, so either buffer may be changed or destroyed at once.
+/// The host does not wait. Peer access is not required: without it the driver copies through the host (which may take ten times
+/// as long); pages made `| reachable_from{...}` can be copied directly.
 /// @param from_first, to_first, count  elements
 /// @throws length_error  beyond the end of a buffer; nothing is copied
-/// @throws misuse        of kind `overlap`: both are one buffer, and the pieces share elements
+/// @throws misuse        of kind `overlap`: both are the same buffer and the ranges share elements
 /// @throws cuda_error
 template <class T, class FromResource, class ToResource>
 requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
@@ -2214,7 +2214,7 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
   detail::driven_stream<driver_type> const on_source{theirs, from.stream()};
   detail::driven_stream<driver_type> const on_target{driver, to.stream()};
   bool const apart = theirs.device() != driver.device();
-  // Memory of the host is copied by the device that the other side belongs to.
+  // A copy to host memory runs on the device of the other side.
   if constexpr (detail::host_may_touch<ToResource> && !detail::host_may_touch<FromResource>) {
     if (apart) {
       detail::in_turn(
@@ -2245,7 +2245,7 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
       on_source);
 }
 
-/// All elements. @throws length_error  the sizes differ; cuda_error
+/// Copies all elements. @throws length_error  the sizes differ; cuda_error
 template <class T, class FromResource, class ToResource>
 requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void peer_copy(device_buffer<T, FromResource> const& from, device_buffer<T, ToResource>& to) {
@@ -2255,7 +2255,7 @@ void peer_copy(device_buffer<T, FromResource> const& from, device_buffer<T, ToRe
 
 }  // namespace tarn
 // ---- tarn/raii/per_device.hpp
-// per_device: one pool for each device, made when it is first asked for.
+// per_device: one pool per device, created on first use.
 
 #include <atomic>
 #include <concepts>
@@ -2269,7 +2269,7 @@ namespace tarn {
 
 namespace detail {
 
-/// What is below all policies of a pool.
+/// The source below all policies of a pool.
 template <class Pool>
 struct source_under {
   using type = Pool;
@@ -2280,7 +2280,7 @@ requires requires {
 }
 struct source_under<shared<Layer>> : source_under<typename Layer::upstream_type> {};
 
-/// Makes a pool on a device's source, its policies with their defaults.
+/// Creates a pool on a device's source, with default policies.
 template <class Pool>
 struct default_pool_of {
   [[nodiscard]] Pool operator()(device_id device) const {
@@ -2290,22 +2290,23 @@ struct default_pool_of {
 
 }  // namespace detail
 
-/// A pool per device: `tarn::per_device<tarn::device_pool> pools;`, then `pools[device]` or `pools.current()`. With options,
-/// or on a machine of one's own, give it what makes a pool:
+/// One pool per device: `tarn::per_device<tarn::device_pool> pools;`, then `pools[device]` or `pools.current()`. For pools with
+/// options, or on a simulated machine, pass a callable that makes a pool:
 /// `tarn::per_device pools{[](tarn::device_id d) { return tarn::cuda_pages{d} | tarn::pooled{} | tarn::limited{8_GiB}; }};`
-/// Thread-safe; a pool that exists costs one atomic load. Pools stay until the whole is destroyed, and longer while
-/// buffers hold them; references to them do not move.
+/// Thread-safe; access to an existing pool is one atomic load. Pools live until this object is destroyed, and longer while
+/// buffers hold them; references to them stay valid.
 template <class Pool, class Make = detail::default_pool_of<Pool>>
 requires std::same_as<std::invoke_result_t<Make&, device_id>, Pool>
 class per_device {
  public:
   using pool_type = Pool;
   using driver_type = typename Pool::driver_type;
-  /// Ordinals go up to below this.
+  /// Device ordinals must be below this.
   static constexpr int most_devices = 128;
 
-  /// Makes no pool yet. @param make  called with a device, by one thread at a time. It may ask for other devices' pools; it
-  ///                                 must not wait for a thread that asks for one
+  /// Creates no pool yet.
+  /// @param make  called with a device, by one thread at a time. It may access the pools of other devices; it must not wait for
+  ///              a thread that accesses one
   explicit per_device(Make make = Make{}) : make_(std::move(make)) {}
   per_device(per_device const&) = delete;
   per_device& operator=(per_device const&) = delete;
@@ -2313,11 +2314,11 @@ class per_device {
     for (auto& slot : slots_) delete slot.load(std::memory_order_relaxed);
   }
 
-  /// The device's pool, made now if there is none. The current device stays what it is.
-  /// @throws cuda_error  of kind `no_device` where there is no such device, and whatever making a pool may throw; the next
+  /// Returns the device's pool; creates it on first use. The current device is unchanged.
+  /// @throws cuda_error  of kind `no_device` if the device does not exist, or anything that making a pool throws; the next
   ///                     call tries again
-  /// @throws misuse      of kind `wrong_device`: what was made is another device's; of kind `recursion`: making a device's
-  ///                     pool asks for that same pool
+  /// @throws misuse      of kind `wrong_device`: the pool belongs to another device; of kind `recursion`: making a device's
+  ///                     pool accesses that same pool
   [[nodiscard]] Pool& operator[](device_id device) {
     if (device.value < 0 || device.value >= most_devices) refuse(device);
     std::atomic<Pool*>& slot = slots_[device.value];
@@ -2331,7 +2332,7 @@ class per_device {
     return *made.release();
   }
 
-  /// The pool of the calling thread's current device. @throws as operator[]
+  /// Returns the pool of the calling thread's current device. @throws as operator[]
   [[nodiscard]] Pool& current() requires requires(device_id& device) { driver_type::current_device(device); }
   {
     device_id device;
@@ -2339,19 +2340,19 @@ class per_device {
     return (*this)[device];
   }
 
-  /// The device's pool, null where it has not been made.
+  /// Returns the device's pool, or null if it has not been created.
   [[nodiscard]] Pool* find(device_id device) noexcept {
     if (device.value < 0 || device.value >= most_devices) return nullptr;
     return slots_[device.value].load(std::memory_order_acquire);
   }
-  /// Calls `call(device, pool)` for each pool that has been made, by ordinal.
+  /// Calls `call(device, pool)` for each existing pool, by ordinal.
   template <class Call>
   void for_each(Call const& call) {
     for (int device = 0; device < most_devices; ++device) {
       if (Pool* const pool = find(device_id{device}); pool != nullptr) call(device_id{device}, *pool);
     }
   }
-  /// Pools made so far.
+  /// Returns the number of pools created so far.
   [[nodiscard]] std::size_t size() const noexcept {
     std::size_t made = 0;
     for (auto const& slot : slots_) made += slot.load(std::memory_order_relaxed) != nullptr ? 1 : 0;
@@ -2359,7 +2360,7 @@ class per_device {
   }
 
  private:
-  /// Marks a device whose pool this thread is making.
+  /// Marks a device whose pool the current thread is making.
   class making {
    public:
     making(bool& marked, device_id device) : marked_(marked) {
@@ -2393,7 +2394,7 @@ class per_device {
   }
 
   Make make_;
-  detail::recursive_fork_mutex mutex_;  ///< making one pool may ask for another
+  detail::recursive_fork_mutex mutex_;  ///< recursive: making one pool may access another
   bool in_making_[most_devices]{};
   std::atomic<Pool*> slots_[most_devices]{};
 };
@@ -2407,7 +2408,7 @@ namespace tarn {
 
 namespace detail {
 
-/// The device of a part current while its work is enqueued, on drivers that know a current device.
+/// Makes the device of a part current while its work is enqueued, for drivers that have a current device.
 template <class Driver>
 concept has_current_device = requires(device_id device) {
   Driver::set_current_device(device);
@@ -2426,10 +2427,10 @@ struct guard_for<Driver> {
 
 }  // namespace detail
 
-/// Owns size() elements, part i of them in a block of memory i, uninitialised. Each part's work is ordered on its own stream,
-/// parts run side by side, and nothing waits on the host unless it says so. Several parts may be on one device. Movable, not
-/// copyable. One thread at a time. Moved-from: may be assigned and destroyed only. A constructor that throws has freed the
-/// parts it had.
+/// Owns size() uninitialised elements; part i is in a block of memory i. Each part's work is ordered on its own stream; parts
+/// run concurrently, and the host waits only where documented. Several parts may be on one device. Movable, not copyable. One
+/// thread at a time. A moved-from buffer may only be assigned and destroyed. A constructor that throws frees the parts
+/// allocated so far.
 template <class T, class Resource = detail::default_device_resource>
 class partitioned_buffer {
  public:
@@ -2438,7 +2439,7 @@ class partitioned_buffer {
   using driver_type = typename Resource::driver_type;
   using part_type = device_buffer<T, Resource>;
 
-  /// What for_each_part() hands out: elements [first, first + elements.size()) of the whole.
+  /// Argument of the for_each_part() callback: elements [first, first + elements.size()) of the whole.
   struct part_ref {
     std::size_t index;
     std::size_t first;
@@ -2446,8 +2447,8 @@ class partitioned_buffer {
     stream_ref stream;
   };
 
-  /// Part i from memory i.
-  /// @throws bad_partition  not as many memories as parts
+  /// Allocates part i from memory i.
+  /// @throws bad_partition  the number of memories differs from the number of parts
   /// @throws length_error, out_of_memory, cuda_error; nothing is held
   partitioned_buffer(std::span<Resource const> memories, partition parts, place where = place::current())
       : layout_(std::move(parts)) {
@@ -2461,12 +2462,12 @@ class partitioned_buffer {
     for (std::size_t i = 0; i < memories.size(); ++i)
       parts_.emplace_back(memories[i], layout_.size(i), where);
   }
-  /// Part i on device i of `devices`, from its pool.
+  /// Allocates part i from the pool of device i of `devices`.
   template <class Make>
   partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices, partition parts,
                      place where = place::current())
       : partitioned_buffer(std::span<Resource const>(pools_of(pools, devices)), std::move(parts), where) {}
-  /// `count` elements, evenly.
+  /// Divides `count` elements evenly.
   template <class Make>
   partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices, std::size_t count,
                      place where = place::current())
@@ -2475,17 +2476,17 @@ class partitioned_buffer {
   partitioned_buffer(partitioned_buffer&&) noexcept = default;
   partitioned_buffer& operator=(partitioned_buffer&&) noexcept = default;
 
-  /// Elements in all.
+  /// Returns the total number of elements.
   [[nodiscard]] std::size_t size() const noexcept { return layout_.size(); }
   [[nodiscard]] std::size_t parts() const noexcept { return parts_.size(); }
   [[nodiscard]] partition const& layout() const noexcept { return layout_; }
-  /// Part i, a buffer on its device whose stream is stream(i). Leave its size and its stream as they are.
+  /// Returns part i, a buffer on its device with the stream stream(i). Do not change its size or its stream.
   [[nodiscard]] part_type& part(std::size_t i) noexcept { return parts_[i].elements; }
   [[nodiscard]] part_type const& part(std::size_t i) const noexcept { return parts_[i].elements; }
   [[nodiscard]] stream_ref stream(std::size_t i) const noexcept { return parts_[i].stream.ref(); }
   [[nodiscard]] device_id device(std::size_t i) const noexcept { return driver(i).device(); }
 
-  /// Calls `call(part_ref)` for each part, its device current: enqueue the part's work on its stream.
+  /// Calls `call(part_ref)` for each part with its device current; the callback enqueues the part's work on its stream.
   template <class Call>
   void for_each_part(Call const& call) {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
@@ -2494,20 +2495,21 @@ class partitioned_buffer {
     }
   }
 
-  /// Copies from size() elements of the host, each part in its stream's order: from pinned memory, to be kept until the
-  /// streams are past it, all devices copy at once; from other memory one after the other.
-  /// @throws length_error  another number of elements; nothing is copied
+  /// Copies from size() host elements, each part in its stream's order. From pinned memory, which must be kept until the
+  /// streams have completed the copies, all devices copy concurrently; from other memory they copy one after the other.
+  /// @throws length_error  the number of elements differs; nothing is copied
   /// @throws cuda_error    some parts may have been copied
   void scatter(std::span<T const> from) {
     require_size("scatter", from.size());
     for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_from(piece(from, i));
   }
-  /// Copies to size() elements of the host likewise. @throws as scatter
+  /// Copies to size() host elements in the same way. @throws as scatter
   void gather(std::span<T> to) const {
     require_size("gather", to.size());
     for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_to(piece(to, i));
   }
-  /// The same, and waits for all of it, so that the host may read; also where it throws, so that `to` may go.
+  /// Copies as gather() does, then waits for all copies, so that the host may read. It waits also if it throws, so `to` may be
+  /// freed.
   void gather_sync(std::span<T> to) const {
     try {
       gather(to);
@@ -2517,8 +2519,8 @@ class partitioned_buffer {
     }
     synchronize();
   }
-  /// Copies from another division of as many elements, piece by piece between the devices, ordered behind and before the
-  /// work on every part concerned; either may be changed or destroyed at once. @throws as scatter
+  /// Copies from another division of the same number of elements, piece by piece between the devices, ordered with the streams
+  /// of all parts involved; either buffer may be changed or destroyed at once. @throws as scatter
   template <class Other>
   requires std::is_same_v<typename Other::driver_type, driver_type>
   void copy_from(partitioned_buffer<T, Other> const& other) {
@@ -2540,19 +2542,19 @@ class partitioned_buffer {
     for (part_and_stream& p : parts_) p.elements.zero();
   }
 
-  /// Waits on the host for all parts' work. @throws cuda_error  the first of what the parts had, also for errors of earlier
-  /// kernels; all have been waited for
+  /// Waits on the host for the work of all parts. @throws cuda_error  the first error of the parts, also errors of earlier
+  /// kernels; all parts have been waited for
   void synchronize() const {
     if (failed_part const first = finish(); !first.what.ok()) throw cuda_error(first.what, first.device);
   }
-  /// Makes all parts' later work wait, on the devices, for what `stream` has now. @throws cuda_error
+  /// Makes later work of all parts wait, on the devices, for the work enqueued on `stream` so far. @throws cuda_error
   void order_behind(driver_type const& driver_of_stream, stream_ref stream) {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       detail::order_streams(driver(i), this->stream(i), driver_of_stream,
                             identified(driver_of_stream, stream));
     }
   }
-  /// Makes later work on `stream` wait, on the devices, for what all parts have now. @throws cuda_error
+  /// Makes later work on `stream` wait, on the devices, for the work enqueued by all parts so far. @throws cuda_error
   void order_before(driver_type const& driver_of_stream, stream_ref stream) const {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       detail::order_streams(driver_of_stream, identified(driver_of_stream, stream), driver(i),
@@ -2566,7 +2568,7 @@ class partitioned_buffer {
         : stream(memory.driver()),
           elements(std::move(memory), count, stream, detail::larger_of(default_alignment, alignof(T)),
                    where) {}
-    basic_stream<driver_type> stream;  // outlives the elements, which are freed on it
+    basic_stream<driver_type> stream;  // must outlive the elements, which are freed on it
     part_type elements;
   };
   struct failed_part {
@@ -2574,7 +2576,7 @@ class partitioned_buffer {
     int device = 0;
   };
 
-  /// Waits for all parts, whichever fail; the first that did.
+  /// Waits for all parts, even if some fail. Returns the first failure.
   failed_part finish() const noexcept {
     failed_part first;
     for (std::size_t i = 0; i < parts_.size(); ++i) {
@@ -2616,11 +2618,11 @@ class partitioned_buffer {
 
 }  // namespace tarn
 // ---- tarn/raii/scratch.hpp
-// scratch: a stack of temporaries on a device, with mark and rewind, as recomputation and layered work want it.
+// scratch: a stack allocator for temporaries on a device, with mark and rewind, for recomputation and layered work.
 //
 //   chunk 0                 chunk 1
-//   [ a | b |    gap     ]  [ c | d | free         ]    mark m stood after b: rewind(m) takes c and d off
-//           ^ m                     ^ top               chunk 1 stays, empty, for the next take()
+//   [ a | b |    gap     ]  [ c | d | free         ]    mark m was taken after b: rewind(m) frees c and d
+//           ^ m                     ^ top               chunk 1 is kept, empty, for the next take()
 
 #include <concepts>
 #include <cstddef>
@@ -2630,18 +2632,18 @@ class partitioned_buffer {
 
 namespace tarn {
 
-/// What take() does where the chunks are full.
+/// What take() does if the chunks are full.
 enum class scratch_growth {
-  doubling,  ///< takes another chunk, as large as all so far together, or as the request where that is larger
-  none       ///< out_of_memory: chunk_bytes are all there is
+  doubling,  ///< allocates another chunk, as large as all chunks so far or as the request, whichever is larger
+  none       ///< throws out_of_memory: chunk_bytes is the total
 };
 
 struct scratch_options {
-  std::size_t chunk_bytes = 4_MiB;  ///< of the first chunk; taken at the first take()
+  std::size_t chunk_bytes = 4_MiB;  ///< size of the first chunk, allocated at the first take()
   scratch_growth growth = scratch_growth::doubling;
 };
 
-/// A place in a scratch, to rewind to. A small value; ends when it, or one before it, is rewound to.
+/// A position in a scratch to rewind to. A small value; invalid once it, or an earlier mark, is rewound to.
 class scratch_mark {
  private:
   template <class Resource>
@@ -2651,24 +2653,24 @@ class scratch_mark {
   std::size_t depth_ = 0;
 };
 
-/// Hands out uninitialised device memory from chunks, upwards; what was handed out since a mark is taken back at once by
-/// rewinding to it. Chunks come from `memory` and stay until release() or the end: a warm take() or rewind() is a few
-/// instructions and no call of the pool.
+/// Hands out uninitialised device memory from chunks in ascending order; rewinding to a mark frees all memory handed out since.
+/// Chunks come from `memory` and are kept until release() or destruction: a warm take() or rewind() is a few instructions and
+/// does not call the pool.
 ///
-/// All of it is ordered by one stream: memory that was taken back may be handed out again at once, for later work on
-/// stream(). Work on another stream must be made to precede it (an event, or set_stream()) before the rewind.
+/// All memory is ordered by one stream: freed memory may be handed out again at once, for later work on stream(). Work on
+/// another stream must be ordered before the rewind (by an event, or set_stream()).
 ///
-/// It is no resource on purpose: an owner that frees in any order, or outlives a rewind, would be wrong without a sign.
-/// Sizes do not wrap. One thread at a time. Destruction gives the chunks back in the order of stream(), and never throws.
+/// It is deliberately not a resource: an owner that frees in arbitrary order, or outlives a rewind, would be wrong undetected.
+/// Sizes do not wrap. One thread at a time. Destruction frees the chunks in the order of stream(), and never throws.
 template <class Resource>
 class scratch {
  public:
   using resource_type = Resource;
 
-  /// Takes no memory yet. @throws cuda_error  the stream is not known to the driver
+  /// Allocates no memory yet. @throws cuda_error  the driver does not know the stream
   explicit scratch(Resource memory, scratch_options const& options = {}, stream_ref stream = {})
       : memory_(std::move(memory)), stream_(identified(memory_, stream)), options_(options) {}
-  /// A template, so that `{}` means the default options, and not 0 bytes.
+  /// A template, so that `{}` means the default options and not 0 bytes.
   template <std::integral Bytes>
   scratch(Resource memory, Bytes chunk_bytes, stream_ref stream = {})
       : scratch(std::move(memory), scratch_options{static_cast<std::size_t>(chunk_bytes)}, stream) {}
@@ -2676,11 +2678,11 @@ class scratch {
   scratch& operator=(scratch const&) = delete;
   ~scratch() { give_from(0); }
 
-  /// `count` uninitialised elements, until a mark made before is rewound to; zero give null.
-  /// @param count  elements, not bytes. Aligned to 256 bytes, or as T asks where that is more
+  /// Returns `count` uninitialised elements, valid until an earlier mark is rewound to; null for zero elements.
+  /// @param count  elements, not bytes. Aligned to 256 bytes, or to alignof(T) if that is larger
   /// @throws length_error   count * sizeof(T) overflows
-  /// @throws out_of_memory  nothing has changed. growth::none: says how large the scratch is
-  /// O(1) where a kept chunk has room (O(chunks) where one must be skipped), else one allocation.
+  /// @throws out_of_memory  nothing has changed. With growth::none the error reports the size of the scratch
+  /// O(1) if a kept chunk has room (O(chunks) if chunks must be skipped), else one allocation.
   template <class T>
   [[nodiscard]] T* take(std::size_t count) {
     static_assert(std::is_trivially_copyable_v<T>,
@@ -2690,7 +2692,7 @@ class scratch {
     return static_cast<T*>(take_bytes(checked_bytes(count, sizeof(T)), alignment));
   }
 
-  /// Notes the place that rewind() goes back to. @throws std::bad_alloc  (host) nothing has changed
+  /// Records the position that rewind() returns to. @throws std::bad_alloc  (host) nothing has changed
   [[nodiscard]] scratch_mark mark() {
     marks_.push_back(noted{next_serial_, at_, used_});
     scratch_mark m;
@@ -2699,8 +2701,8 @@ class scratch {
     m.depth_ = marks_.size() - 1;
     return m;
   }
-  /// Takes back all that was handed out since the mark, which ends, as do all marks made after it. A mark that has ended,
-  /// or is another scratch's, is told to the misuse handler; where that returns, nothing has changed. Keeps the chunks.
+  /// Frees all memory handed out since the mark and invalidates the mark and all later ones. An invalid mark, or one of another
+  /// scratch, is reported to the misuse handler; if that returns, nothing has changed. Keeps the chunks.
   void rewind(scratch_mark const& m) noexcept {
     bool const known = m.of_ == this && m.depth_ < marks_.size() && marks_[m.depth_].serial == m.serial_;
     if (!known) return tell(m);
@@ -2709,30 +2711,30 @@ class scratch {
     while (marks_.size() > m.depth_) marks_.pop_back();
   }
 
-  /// Gives the chunks back that nothing is taken from, in the order of stream(). Marks stay.
+  /// Frees the unused chunks in the order of stream(). Marks stay valid.
   void release() noexcept { give_from(used_ == 0 ? 0 : at_ + 1); }
 
-  /// Makes `stream` the scratch's: its later work waits, on the device, for what was enqueued on the old one, which must
-  /// still exist. @throws cuda_error  nothing has changed
+  /// Changes the stream. Later work on `stream` waits, on the device, for what was enqueued on the old stream, which must still
+  /// exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream) {
     stream = identified(memory_, stream);
     if (!chunks_.empty()) detail::order_streams(memory_.driver(), stream, stream_);
     stream_ = stream;
   }
 
-  /// Bytes handed out, the gaps between them included.
+  /// Returns the bytes handed out, including the gaps between them.
   [[nodiscard]] std::size_t used() const noexcept {
     std::size_t bytes = used_;
     for (std::size_t i = 0; i < at_; ++i) bytes += chunks_[i].used_when_left;
     return bytes;
   }
-  /// Bytes held from the resource.
+  /// Returns the bytes held from the resource.
   [[nodiscard]] std::size_t capacity() const noexcept {
     std::size_t bytes = 0;
     for (chunk const& c : chunks_) bytes += c.bytes;
     return bytes;
   }
-  /// Marks that have not ended.
+  /// Returns the number of valid marks.
   [[nodiscard]] std::size_t marks() const noexcept { return marks_.size(); }
   [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
@@ -2760,7 +2762,7 @@ class scratch {
     return place_in(chunks_.size() - 1, 0, bytes, alignment);
   }
 
-  /// Null where the chunk has no room above `begin`.
+  /// Returns null if the chunk has no room above `begin`.
   [[nodiscard]] void* place_in(std::size_t i, std::size_t begin, std::size_t bytes,
                                std::size_t alignment) noexcept {
     chunk const& c = chunks_[i];
@@ -2791,7 +2793,7 @@ class scratch {
       try {
         c.p = memory_.allocate(stream_, c.bytes, alignment);
       } catch (out_of_memory const&) {
-        c.bytes = bytes;  // what is needed now, then
+        c.bytes = bytes;  // retry with only the requested size
         c.p = memory_.allocate(stream_, c.bytes, alignment);
       }
     }
@@ -2831,13 +2833,13 @@ class scratch {
   stream_ref stream_;
   scratch_options options_;
   detail::sequence<chunk> chunks_;
-  detail::sequence<noted> marks_;  ///< that have not ended, oldest first
-  std::size_t at_ = 0;             ///< the chunk that take() looks at first
-  std::size_t used_ = 0;           ///< bytes of it that are handed out
+  detail::sequence<noted> marks_;  ///< valid marks, oldest first
+  std::size_t at_ = 0;             ///< the chunk that take() tries first
+  std::size_t used_ = 0;           ///< bytes handed out of that chunk
   std::uint64_t next_serial_ = 1;
 };
 
-/// Rewinds a scratch to where it was when the scope began. Scopes nest.
+/// Rewinds a scratch at scope exit to its position at scope entry. Scopes nest.
 template <class Resource>
 class rewind_scope {
  public:
@@ -2854,13 +2856,13 @@ class rewind_scope {
 
 }  // namespace tarn
 // ---- tarn/raii/stream_batches.hpp
-// stream_batches: a loop over device batches of a host source, the next ones being filled and copied meanwhile.
+// stream_batches: a loop over device batches of a host source; the next batches are filled and copied meanwhile.
 //
-//   threads   fill pinned slot i               wait for copied[i] of the slot's last batch (the looping thread does, then opens it)
-//   lane      copy pinned i -> device i        waits for released[i] of the slot's last batch, on the device; then marks copied[i]
-//   user      the body's work on device i      waits for copied[i], on the device; ++ marks released[i]
+//   threads   fill pinned slot i               wait for copied[i] of the slot's last batch (looping thread, then opens it)
+//   lane      copy pinned i -> device i        waits on the device for released[i] of the slot's last batch; records copied[i]
+//   user      the body's work on device i      waits on the device for copied[i]; ++ records released[i]
 //
-// Only the looping thread calls the driver. The other direction is collect_batches.
+// Only the looping thread calls the driver. For the other direction, see collect_batches.
 
 #include <cstddef>
 #include <iterator>
@@ -2872,16 +2874,16 @@ class rewind_scope {
 #include <vector>
 
 // ---- tarn/raii/batch_source.hpp
-// Where streamed batches come from: pageable memory, pinned memory, a file, a generator.
+// Sources of streamed batches: pageable memory, pinned memory, a file, a generator.
 //
 // | expression                  | of which | meaning                                                                       |
 // |-----------------------------|----------|-------------------------------------------------------------------------------|
 // | S::value_type               | all      | trivially copyable                                                            |
-// | S::is_staged                | all      | elements go through pinned slots; else they lie in pinned memory already      |
-// | s.size()                    | all      | elements in all, or detail::unknown_count: until a batch of none              |
-// | s.data()                    | unstaged | the first element                                                             |
-// | s.fill(to, index, offset)   | staged   | writes to.size() elements from the offset-th on; returns how many it wrote    |
-// | S::is_divisible             | staged   | any part of a batch may be filled apart from the others                       |
+// | S::is_staged                | all      | true: copied through pinned slots; false: already in pinned memory            |
+// | s.size()                    | all      | total elements; detail::unknown_count: until fill() returns 0                 |
+// | s.data()                    | unstaged | pointer to the first element                                                  |
+// | s.fill(to, index, offset)   | staged   | writes to.size() elements starting at `offset`; returns the number written    |
+// | S::is_divisible             | staged   | parts of a batch may be filled independently of each other                    |
 
 #include <concepts>
 #include <cstddef>
@@ -2894,7 +2896,7 @@ class rewind_scope {
 
 namespace tarn {
 
-/// Elements in memory of any kind, copied to pinned slots by the host.
+/// Elements in any host memory. The host copies them to pinned slots.
 template <class T>
 class pageable_source {
  public:
@@ -2912,7 +2914,7 @@ class pageable_source {
   std::span<T const> elements_;
 };
 
-/// Elements in pinned memory, copied from where they are.
+/// Elements in pinned memory, copied directly from there.
 template <class T>
 class pinned_source {
  public:
@@ -2933,7 +2935,7 @@ class file_source {
   using value_type = T;
   static constexpr bool is_staged = true;
   static constexpr bool is_divisible = true;
-  /// @throws file_error  its size is no multiple of the element's
+  /// @throws file_error  the file size is not a multiple of the element size
   explicit file_source(mapped_file const& file) : file_(&file), size_(file.count_of<T>()) {}
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   std::size_t fill(std::span<T> to, std::size_t, std::size_t offset) const {
@@ -2946,7 +2948,7 @@ class file_source {
   std::size_t size_;
 };
 
-/// Elements that a callable makes.
+/// Elements produced by a callable.
 template <class T, class Fill>
 class generated_source {
  public:
@@ -2963,26 +2965,26 @@ class generated_source {
   }
 
  private:
-  std::unique_ptr<Fill> fill_;  ///< may be called from a const source; the range never copies it
+  std::unique_ptr<Fill> fill_;  ///< callable from a const source; the range never copies it
 };
 
-/// Says that memory is pinned (pinned_buffer, cudaHostAlloc, cudaHostRegister): it is copied from without staging. Memory that
-/// is not is copied right all the same, but slowly, the driver waiting for each batch.
+/// Declares that memory is pinned (pinned_buffer, cudaHostAlloc, cudaHostRegister), so it is copied without staging. If it
+/// is not pinned, the result is still correct, but slow: the driver waits for each batch.
 template <class T, std::size_t N>
 [[nodiscard]] pinned_source<std::remove_const_t<T>> pinned(std::span<T, N> elements) noexcept {
   return pinned_source<std::remove_const_t<T>>(elements);
 }
-/// The elements of a file; it must outlive the loop. @throws file_error  its size is no multiple of the element's
+/// Elements of a file, which must outlive the loop. @throws file_error  the file size is not a multiple of the element size
 template <class T>
 [[nodiscard]] file_source<T> from_file(mapped_file const& file) {
   return file_source<T>(file);
 }
 template <class T>
-file_source<T> from_file(mapped_file const&&) = delete;  // it would be closed before the first batch
+file_source<T> from_file(mapped_file const&&) = delete;  // the file would be closed before the first batch
 
-/// Batches that `fill(std::span<T> slot, std::size_t index) -> std::size_t` makes: the elements that it filled, at most
-/// slot.size(); 0 ends. With batch_options::threads it is called by several threads at once, each with an index of its own, also
-/// with some after the one that ends; batches come in order of their index all the same.
+/// Batches produced by `fill(std::span<T> slot, std::size_t index) -> std::size_t`, which returns the number of elements that
+/// it filled, at most slot.size(); 0 ends the range. With batch_options::threads, several threads call it at once, each with
+/// its own index, also with indices after the one that ends. Batches arrive in index order.
 template <class T, class Fill>
 requires std::is_invocable_r_v<std::size_t, Fill&, std::span<T>, std::size_t>
 [[nodiscard]] generated_source<T, std::decay_t<Fill>> generate(Fill&& fill) {
@@ -3003,8 +3005,8 @@ inline constexpr bool is_pinned_buffer = false;
 template <class T, class Resource>
 inline constexpr bool is_pinned_buffer<pinned_buffer<T, Resource>> = true;
 
-/// What a user passes, as a source: itself, pinned buffers as pinned memory, other contiguous ranges as pageable memory. A
-/// range that would be gone before the loop begins is refused.
+/// Converts an argument to a source: a source is returned as is, a pinned_buffer becomes pinned memory, any other contiguous
+/// range becomes pageable memory. A range that would be destroyed before the loop begins does not compile.
 template <class S>
 [[nodiscard]] auto as_batch_source(S&& s) {
   using plain = std::remove_cvref_t<S>;
@@ -3033,7 +3035,7 @@ using batch_source_of = decltype(as_batch_source(std::declval<S>()));
 
 }  // namespace tarn
 // ---- tarn/raii/fill_threads.hpp
-// fill_threads: a few threads that fill numbered slots in order, ahead of whoever takes them.
+// fill_threads: a few threads that fill numbered slots in order, ahead of the consumer.
 
 #include <condition_variable>
 #include <cstddef>
@@ -3046,27 +3048,27 @@ using batch_source_of = decltype(as_batch_source(std::declval<S>()));
 
 namespace tarn::detail {
 
-/// Calls fill(batch, piece) once for each piece of each batch that was opened, in order of (batch, piece), by several threads
-/// at once. Batch b is in slot b % slots: whoever opens it says that the slot may be written. With no threads, the caller
-/// does it where it asks. What fill throws is kept and comes out of take(). One thread opens and takes.
+/// Calls fill(batch, piece) once for each piece of each opened batch, in order of (batch, piece), from several threads at once.
+/// Batch b uses slot b % slots; opening it permits writing to the slot. With no threads, the caller fills in is_filled() or
+/// take(). An exception thrown by fill is stored and rethrown by take(). One thread opens and takes.
 class fill_threads {
  public:
-  /// @param fill  returns the elements that it filled; called by several threads at once
+  /// @param fill  returns the number of elements that it filled; called by several threads at once
   using fill_function = std::function<std::size_t(std::size_t batch, std::size_t piece)>;
 
-  /// @throws std::system_error  the host has no thread; std::bad_alloc
+  /// @throws std::system_error  no thread can be created; std::bad_alloc
   fill_threads(unsigned threads, std::size_t pieces, std::size_t slots, fill_function fill)
       : fill_threads(pieces, slots, std::move(fill)) {
-    // Should a thread be refused, the destructor runs: the constructor delegated to is done.
+    // If a thread cannot be created, the destructor runs, since the delegated-to constructor has completed.
     threads_.reserve(threads);
     while (threads_.size() < threads) threads_.emplace_back([this] { work(); });
   }
   fill_threads(fill_threads const&) = delete;
   fill_threads& operator=(fill_threads const&) = delete;
-  /// Waits for the pieces that are being filled, not for those that nobody has begun.
+  /// Waits for the pieces being filled, not for those that have not started.
   ~fill_threads() { stop(); }
 
-  /// Lets the next batch be filled: the first, then the second... Its slot's last batch was taken.
+  /// Opens the next batch for filling, in order. The previous batch of its slot has been taken.
   void open() {
     {
       std::lock_guard const lock(mutex_);
@@ -3077,7 +3079,7 @@ class fill_threads {
   }
   [[nodiscard]] std::size_t opened() const noexcept { return opened_; }
 
-  /// True where an opened batch is filled and nothing was thrown; does not wait. Without threads fills it.
+  /// Whether an opened batch is filled without an exception. Does not wait. Without threads, fills it first.
   [[nodiscard]] bool is_filled(std::size_t batch) {
     slot const& s = slots_[batch % slots_.size()];
     if (threads_.empty()) fill_here(batch);
@@ -3085,7 +3087,7 @@ class fill_threads {
     return s.pieces_left == 0 && s.error == nullptr;
   }
 
-  /// Waits until an opened batch is filled; returns its elements. @throws what fill threw for one of its pieces
+  /// Waits until an opened batch is filled; returns its number of elements. @throws what fill threw for one of its pieces
   std::size_t take(std::size_t batch) {
     slot const& s = slots_[batch % slots_.size()];
     if (threads_.empty()) fill_here(batch);
@@ -3123,7 +3125,7 @@ class fill_threads {
       (void)fill_piece(piece / pieces_, piece % pieces_);
     }
   }
-  /// True where it was the batch's last piece.
+  /// Returns whether it was the last piece of the batch.
   bool fill_piece(std::size_t batch, std::size_t piece) {
     std::size_t elements = 0;
     std::exception_ptr error;
@@ -3152,9 +3154,9 @@ class fill_threads {
   std::size_t const pieces_;
   std::mutex mutex_;
   std::condition_variable there_is_work_, filled_;
-  std::vector<slot> slots_;  ///< under the mutex, as all that follows
-  std::size_t opened_ = 0;   ///< batches; written by the one thread that opens
-  std::size_t next_ = 0;     ///< pieces begun
+  std::vector<slot> slots_;  ///< guarded by mutex_, as are all members below
+  std::size_t opened_ = 0;   ///< batches; written only by the thread that opens
+  std::size_t next_ = 0;     ///< pieces started
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };
@@ -3163,13 +3165,13 @@ class fill_threads {
 
 namespace tarn {
 
-/// The range that stream_batches() returns: an input range, gone through once, by one thread. Neither copied nor moved.
+/// The range that stream_batches() returns: a single-pass input range for one thread. Neither copyable nor movable.
 template <class Source, class Memory, class Pinned>
 class batch_stream {
  public:
   using value_type = typename Source::value_type;
   using batch = device_batch<value_type>;
-  /// A batch is ready for work on the loop's stream until ++; what the body enqueued there before it may still use it.
+  /// A batch may be used by work on the loop's stream until ++; work that the body enqueued before may still use it afterwards.
   using iterator = batch_iterator<batch_stream, batch>;
   static_assert(has_property<Memory, device_accessible>,
                 "tarn: batches are streamed to memory that the device can touch");
@@ -3192,10 +3194,10 @@ class batch_stream {
   }
   batch_stream(batch_stream const&) = delete;
   batch_stream& operator=(batch_stream const&) = delete;
-  /// Ends filling and waits for the copies under way; the body's work goes on. After it the source is no longer read.
+  /// Stops filling and waits for the running copies; the body's work continues. Afterwards the source is no longer read.
   ~batch_stream() = default;
 
-  /// Starts at the first call; later ones are where the loop is.
+  /// Starts the loop on the first call. A later call returns an iterator at the current batch.
   [[nodiscard]] iterator begin() {
     if (!started_) {
       started_ = true;
@@ -3208,7 +3210,7 @@ class batch_stream {
  private:
   friend iterator;
 
-  /// No more than the source has, but one: a slot is never empty.
+  /// Limits a slot to the size of the source, but to at least one element.
   static std::size_t capacity_for(std::size_t size, std::size_t most) noexcept {
     return detail::smaller_of(most, detail::larger_of(size, std::size_t{1}));
   }
@@ -3216,8 +3218,8 @@ class batch_stream {
     return size == detail::unknown_count ? size : (size + capacity - 1) / capacity;
   }
 
-  /// One more than on the device where threads fill: they need not wait for the copy. Where a slot is filled by one thread, each
-  /// thread has one.
+  /// One more than the device slots if threads fill, so that they do not wait for the copy. If each slot is filled by a single
+  /// thread, each thread gets a slot.
   static std::size_t host_depth_for(std::size_t depth, std::size_t threads) noexcept {
     if (depth == 0 || threads == 0) return depth;
     if constexpr (Source::is_staged) {
@@ -3227,7 +3229,7 @@ class batch_stream {
   }
   [[nodiscard]] std::size_t slot_of(std::size_t index) const noexcept { return index % depth_; }
   [[nodiscard]] std::size_t host_slot_of(std::size_t index) const noexcept { return index % host_depth_; }
-  // Events of the lane: copied by host slot, released by slot, and one for where the user's stream was at first.
+  // Indices of the lane's events: copied per host slot, released per device slot, and one for the user's stream at the start.
   [[nodiscard]] std::size_t copied(std::size_t index) const noexcept { return host_slot_of(index); }
   [[nodiscard]] std::size_t released(std::size_t index) const noexcept {
     return host_depth_ + slot_of(index);
@@ -3241,7 +3243,7 @@ class batch_stream {
   }
 
   void start() {
-    // The slots were allocated in the stream's order: its earlier work may still use their memory.
+    // The slots were allocated in stream order, so earlier work on the stream may still use their memory.
     lane_.mark_user(beginning());
     lane_.wait_for(beginning());
     make_ready();
@@ -3252,14 +3254,14 @@ class batch_stream {
     make_ready();
   }
 
-  /// Has the current batch copied, and of the next ones what needs no waiting.
+  /// Enqueues the copy of the current batch, and of the following ones that need no waiting.
   void make_ready() {
     while (sent_ <= current_ && sent_ != end_) send();
     while (sent_ != end_ && sent_ < current_ + depth_ && is_filled()) send();
     if (!is_over()) lane_.let_user_wait(copied(current_));
   }
 
-  /// True where the next batch to send can be sent without waiting. Opens all slots that are free.
+  /// Whether the next batch can be sent without waiting. Opens all free slots.
   [[nodiscard]] bool is_filled() {
     if constexpr (Source::is_staged) {
       while (threads_->opened() != end_ && threads_->opened() < sent_ + host_depth_ &&
@@ -3271,12 +3273,12 @@ class batch_stream {
       return true;
     }
   }
-  /// True where the pinned slot of a batch is no longer copied from.
+  /// Whether no copy still reads the pinned slot of a batch.
   [[nodiscard]] bool slot_is_free(std::size_t index) {
     return index < host_depth_ || lane_.is_past(copied(index));
   }
 
-  /// Copies the next batch; the slot's last one was released. Ends the range where the source does.
+  /// Copies the next batch; the slot's last batch was released. Ends the range when the source ends.
   void send() {
     value_type const* from = nullptr;
     std::size_t size = 0;
@@ -3307,7 +3309,7 @@ class batch_stream {
 
   void stage(Pinned pinned) {
     pinned_.emplace(std::move(pinned), host_depth_, capacity_);
-    // Parts below 256 KiB cost more to hand out than to copy.
+    // Parts below 256 KiB cost more to distribute than to copy.
     constexpr std::size_t least_part = 256_KiB;
     std::size_t const parts = capacity_ * sizeof(value_type) / least_part;
     std::size_t pieces = 1;
@@ -3317,7 +3319,7 @@ class batch_stream {
         static_cast<unsigned>(threads_wanted_), pieces, host_depth_,
         [this, pieces](std::size_t index, std::size_t piece) { return fill(index, piece, pieces); });
   }
-  /// Threads that are worth it: below 64 MiB starting them takes longer than they save.
+  /// Returns the number of useful threads: below 64 MiB, starting threads takes longer than they save.
   [[nodiscard]] std::size_t threads_for(batch_options const& options) const {
     if constexpr (Source::is_staged) {
       if (options.threads != 0) return options.threads;
@@ -3327,7 +3329,7 @@ class batch_stream {
       return 0;
     }
   }
-  /// Fills one piece of a batch's pinned slot; called by the threads.
+  /// Fills one piece of a batch's pinned slot. Called by the threads.
   std::size_t fill(std::size_t index, std::size_t piece, std::size_t pieces) {
     if constexpr (Source::is_staged) {
       std::span<value_type> slot = (*pinned_)[host_slot_of(index)];
@@ -3349,40 +3351,41 @@ class batch_stream {
     std::size_t offset = 0;
   };
 
-  // Going, from the last: the threads end, the lane waits for its copies, then the slots go.
+  // Destruction order, last member first: the threads end, the lane waits for its copies, then the slots are freed.
   Source source_;
-  std::size_t capacity_;  ///< elements of a slot
-  std::size_t end_;       ///< batches, where known
+  std::size_t capacity_;  ///< elements per slot
+  std::size_t end_;       ///< number of batches, if known
   std::size_t depth_;
   std::size_t threads_wanted_;
-  std::size_t host_depth_;  ///< pinned slots, where copies are staged
+  std::size_t host_depth_;  ///< number of pinned slots, if copies are staged
   std::vector<device_buffer<value_type, Memory>> device_;
   std::optional<detail::pinned_slots<value_type, Pinned>> pinned_;
   detail::copy_lane<typename Memory::driver_type> lane_;
-  std::vector<extent> sizes_;  ///< of what each slot holds
+  std::vector<extent> sizes_;  ///< contents of each slot
   std::optional<detail::fill_threads> threads_;
   bool started_ = false;
-  std::size_t current_ = 0;  ///< index of the batch that the body has
-  std::size_t sent_ = 0;     ///< batches whose copy is enqueued
-  std::size_t offset_ = 0;   ///< elements in them
+  std::size_t current_ = 0;  ///< index of the body's current batch
+  std::size_t sent_ = 0;     ///< number of batches whose copy is enqueued
+  std::size_t offset_ = 0;   ///< number of elements in those batches
 };
 
-/// Streams a source to the device: `for (auto batch : stream_batches(source, {.batch_bytes = 16_MiB}, pool, stream))`. Each batch
-/// is a device_batch: elements in device memory, ready for work that the body enqueues on `stream`, while the next ones are
-/// filled and copied on a stream of their own. The last batch has what is left; an empty source yields none.
-/// @param source   contiguous memory (a span, a vector with a name: pageable), a pinned_buffer or pinned(span), from_file<T>(file),
-///                 generate<T>(callable); it outlives the loop
-/// @param memory   the device slots come from it, in the order of `stream`
-/// @param pinned   the slots that a source which is not pinned is staged in come from it: best a pool, kept over several loops;
-///                 by default pinned memory of the driver's own: some 450 ms per GiB at each loop, and freeing it stops the device
-/// Leave the loop at any time, by exceptions too: destruction waits on the host for the copies under way, and so for the body's
-/// work on the batches that they replace; nothing leaks. What a source or generator throws comes out of the loop in place of
-/// its batch, whichever thread met it; then the range may only be destroyed.
-/// @throws bad_batch  options that cannot be met; misuse  `stream` is being captured; out_of_memory, cuda_error,
+/// Streams a source to the device: `for (auto batch : stream_batches(source, {.batch_bytes = 16_MiB}, pool, stream))`. Each
+/// batch is a device_batch: elements in device memory, ready for work that the body enqueues on `stream`. The next batches are
+/// filled and copied meanwhile on a separate stream. The last batch has the remaining elements; an empty source yields no
+/// batch.
+/// @param source   contiguous memory (a span, a named vector: pageable), a pinned_buffer or pinned(span), from_file<T>(file),
+///                 generate<T>(callable); it must outlive the loop
+/// @param memory   provides the device slots, in the order of `stream`
+/// @param pinned   provides the slots in which a source that is not pinned is staged: best a pool, kept over several loops;
+///                 by default the driver's pinned memory: some 450 ms per GiB at each loop, and freeing it stops the device
+/// The loop may be left at any time, also by exceptions: destruction waits on the host for the running copies, and thus for the
+/// body's work on the batches that they replace; nothing leaks. An exception of a source or generator is thrown from the loop
+/// in place of its batch, whichever thread it occurred on; afterwards the range may only be destroyed.
+/// @throws bad_batch  the options cannot be met; misuse  `stream` is being captured; out_of_memory, cuda_error,
 ///                    std::system_error (no thread)
-/// The host waits for a pinned slot to be filled or copied, and for nothing else; from pinned memory it never waits. Five driver
-/// calls a batch, some 2 to 3 µs of the host, or seven where it is staged. With a pinned source the loop copies as fast as
-/// the device does; with others as fast as `threads` can fill.
+/// The host waits only for a pinned slot to be filled or copied; with a pinned source it never waits. Five driver calls per
+/// batch, some 2 to 3 µs on the host, or seven if it is staged. With a pinned source the loop copies at the speed of the
+/// device; with others as fast as `threads` can fill.
 template <class Source, class Memory, class Pinned>
 requires resource<Memory> && resource<Pinned>
 [[nodiscard]] auto stream_batches(Source&& source, batch_options const& options, Memory memory,
@@ -3403,7 +3406,7 @@ requires resource<Memory>
 
 }  // namespace tarn
 // ---- tarn/raii/with_oom_retry.hpp
-// with_oom_retry: runs work at a size, and at smaller ones while memory runs out; can look for the largest that works.
+// with_oom_retry: runs work at a given size and at smaller ones while memory runs out; optionally finds the largest size.
 
 #include <cstddef>
 #include <new>
@@ -3412,33 +3415,33 @@ requires resource<Memory>
 
 namespace tarn {
 
-/// Which sizes are tried once one works.
+/// Which sizes are tried after one works.
 enum class oom_search {
-  downward,  ///< none: the first size that works is the answer
+  downward,  ///< none: the first size that works is the result
   upward     ///< larger ones, to find the largest that works
 };
 
-/// Which exceptions mean that memory ran out. Types decide, never texts.
+/// Which exceptions mean that memory ran out. Decided by type, never by text.
 enum class oom_errors {
-  tarns_own,     ///< tarn::out_of_memory: of a resource of tarn's, also through Thrust and containers
-  any_bad_alloc  ///< each std::bad_alloc: also what Thrust and the host's operator new throw of their own
+  tarns_own,     ///< tarn::out_of_memory: from tarn's resources, also through Thrust and containers
+  any_bad_alloc  ///< every std::bad_alloc: also those of Thrust itself and of the host's operator new
 };
 
-/// The sizes known to work and not to. Keep one beside a loop that calls with_oom_retry again and again: what failed once
-/// is not tried again. Assign {} when memory has become free.
+/// The sizes known to work and to fail. Keep one object beside a loop that calls with_oom_retry repeatedly: a size that failed
+/// once is not tried again. Assign {} when memory has become free.
 struct oom_sizes {
   std::size_t good = 0;               ///< the largest that worked; 0: none yet
-  std::size_t bad = ~std::size_t{0};  ///< the smallest that did not; all ones: none yet
+  std::size_t bad = ~std::size_t{0};  ///< the smallest that failed; all ones: none yet
 };
 
 struct oom_retry_options {
   std::size_t least = 1;  ///< the smallest size to try; a start below it is tried all the same
   oom_search search = oom_search::downward;
   std::size_t most =
-      ~std::size_t{0};        ///< upward: the largest size to try, also where a larger one is remembered
-  std::size_t tolerance = 1;  ///< upward: ends when a size at most so much larger has failed; 0 counts as 1
+      ~std::size_t{0};        ///< upward: the largest size to try, even if `remember` knows a larger one
+  std::size_t tolerance = 1;  ///< upward: stops when a size larger by at most this has failed; 0 counts as 1
   oom_errors errors = oom_errors::tarns_own;
-  oom_sizes* remember = nullptr;  ///< read before, written after each call of f; must outlive the call
+  oom_sizes* remember = nullptr;  ///< read before and updated after each call of f; must outlive the call
 };
 
 /// What f returned, and for which size.
@@ -3456,7 +3459,7 @@ struct oom_retry_result<void> {
 
 namespace detail {
 
-/// One with_oom_retry: its books and its tries.
+/// One call of with_oom_retry: its state and its attempts.
 template <class F, class Clear>
 class oom_retry {
  public:
@@ -3477,7 +3480,7 @@ class oom_retry {
     if (options_.search == oom_search::downward) return descend(start, keep);
     auto const drop = [this](std::size_t size) { return call_dropping(size); };
     std::size_t good = 0;
-    if (is_found(start)) {  // if it works it is the answer, and its value is kept
+    if (is_found(start)) {  // if it works, it is the result, and its value is kept
       result first = descend(start, keep);
       if (is_found(first.size)) return first;
       good = first.size;
@@ -3495,10 +3498,10 @@ class oom_retry {
  private:
   [[nodiscard]] std::size_t least() const noexcept { return larger_of(options_.least, std::size_t{1}); }
 
-  /// The size to begin with: `start`, unless what is remembered knows better. A search upward stays within options.most.
+  /// Returns the initial size: `start`, unless remembered results suggest another. A search upward stays within options.most.
   [[nodiscard]] std::size_t first_size(std::size_t start) noexcept {
     bool const upward = options_.search == oom_search::upward;
-    if (known_.good >= known_.bad) known_.good = 0;  // contradictory: the smaller claim holds
+    if (known_.good >= known_.bad) known_.good = 0;  // contradictory: keep the failure
     if (upward) start = smaller_of(start, options_.most);
     if ((known_.bad != no_size && start >= known_.bad) || (upward && start < known_.good))
       start = known_.good;
@@ -3506,7 +3509,7 @@ class oom_retry {
     return upward ? smaller_of(start, options_.most) : start;
   }
 
-  /// True where a size that works need not be exceeded.
+  /// Whether no size above `good`, which works, needs to be tried.
   [[nodiscard]] bool is_found(std::size_t good) const noexcept {
     return good >= options_.most || known_.bad - good <= larger_of(options_.tolerance, std::size_t{1});
   }
@@ -3523,7 +3526,7 @@ class oom_retry {
       return r;
     }
   }
-  /// What f returns is gone when this returns: it holds no memory while a larger size is tried.
+  /// The result of f is destroyed before this returns, so it holds no memory while a larger size is tried.
   std::size_t call_dropping(std::size_t size) {
     ++attempts_;
     (void)f_(size);
@@ -3531,7 +3534,7 @@ class oom_retry {
     return size;
   }
 
-  /// Halves the size until a call succeeds. @throws the last error where nothing smaller is left
+  /// Halves the size until a call succeeds. @throws the last error if no smaller size is left
   template <class Call>
   auto descend(std::size_t size, Call const& call) -> decltype(call(size)) {
     for (bool cleared = false;; cleared = true) {
@@ -3545,8 +3548,8 @@ class oom_retry {
       }
     }
   }
-  /// The size to try next; inside the handler, where f's own state is gone and what it had lies in the cache. The same size
-  /// once, where clearing gave anything back: what was cached before the first try is gone now, too.
+  /// Returns the next size to try. Called in the handler, where f's objects are destroyed and their memory is in the cache.
+  /// Returns the same size once if clearing released memory, since memory cached before the first try is then free, too.
   [[nodiscard]] std::size_t after_failure(std::size_t size, bool cleared) {
     note_bad(size);
     std::size_t const given = clear_();
@@ -3555,7 +3558,7 @@ class oom_retry {
     return larger_of(size / 2, least());
   }
 
-  /// Doubles, then bisects between what works and what does not. Each try begins with an empty cache.
+  /// Doubles the size, then bisects between a size that works and one that fails. Each try starts with an empty cache.
   /// @returns the largest size that worked
   template <class Call>
   std::size_t ascend(std::size_t good, Call const& call) {
@@ -3583,7 +3586,7 @@ class oom_retry {
 
   void note_good(std::size_t size) noexcept {
     known_.good = larger_of(known_.good, size);
-    if (known_.bad <= known_.good) known_.bad = no_size;  // it works by now
+    if (known_.bad <= known_.good) known_.bad = no_size;  // it works now
   }
   void note_bad(std::size_t size) noexcept {
     known_.bad = smaller_of(known_.bad, size);
@@ -3599,7 +3602,7 @@ class oom_retry {
   std::size_t attempts_ = 0;
 };
 
-/// Gives back what the nearest pool has cached; nothing where there is none.
+/// Trims the cache of the nearest pool; returns 0 if there is none.
 template <class Resource>
 [[nodiscard]] std::size_t clear_cache_of(Resource& memory) {
   auto const trim = [](auto& layer) -> decltype(layer.trim(std::size_t{})) {
@@ -3614,16 +3617,16 @@ template <class Resource>
 
 }  // namespace detail
 
-/// Calls f(start). Where that throws out_of_memory, gives the cache of `memory`'s pool back to the driver and tries the same
-/// size once more if that freed anything, then half of it, and so on down to options.least. With oom_search::upward it then
-/// doubles while that works, and bisects, for the largest size that works.
-/// @param memory   its nearest pool's cache is cleared before each further try; without a pool nothing is
-/// @param f        is called with a size, often more than once: what it changed before it threw it must undo, as unwinding
-///                 does for owners. Memory that outlives its failed call makes the next try fail as well
-/// @returns f's value (if any), the size, and the number of calls. With upward, values of tries are dropped before the next,
+/// Calls f(start). If that throws out_of_memory, trims the cache of `memory`'s pool and, if that freed anything, tries the same
+/// size once more, then half of it, and so on down to options.least. With oom_search::upward it then doubles the size while
+/// that works, and bisects to find the largest size that works.
+/// @param memory   the cache of its nearest pool is cleared before each further try; without a pool nothing is cleared
+/// @param f        called with a size, often more than once. It must undo what it changed before it threw, as unwinding does
+///                 for owners. Memory that outlives its failed call makes the next try fail as well
+/// @returns f's value (if any), the size, and the number of calls. With upward, each try's value is destroyed before the next,
 ///          and f is called once more with the size found, unless it returns void
-/// @throws what f threw last where nothing smaller is left; whatever else f throws, at once; cuda_error from clearing
-/// Which exceptions count is decided by type (options.errors), never by text. Not for two threads with one `remember`.
+/// @throws the last exception of f if no smaller size is left; any other exception of f, at once; cuda_error from clearing
+/// Which exceptions count is decided by type (options.errors), never by text. Two threads must not share one `remember`.
 template <has_driver Resource, class F>
 requires std::is_invocable_v<F&, std::size_t>
 auto with_oom_retry(Resource memory, std::size_t start, F&& f, oom_retry_options const& options = {}) {
@@ -3631,7 +3634,7 @@ auto with_oom_retry(Resource memory, std::size_t start, F&& f, oom_retry_options
   return detail::oom_retry<std::remove_reference_t<F>, decltype(clear)>(f, clear, options).run(start);
 }
 
-/// The same where there is no pool whose cache could be cleared.
+/// Retries without a pool whose cache could be cleared.
 template <class F>
 requires std::is_invocable_v<F&, std::size_t>
 auto with_oom_retry(std::size_t start, F&& f, oom_retry_options const& options = {}) {
@@ -3643,8 +3646,7 @@ auto with_oom_retry(std::size_t start, F&& f, oom_retry_options const& options =
 // ---- tarn/source/registered_host.hpp
 #ifndef TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
 #define TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
-// registered_host: pinned memory made of the host's own pages: mapped, touched by several threads, then registered with
-// the driver.
+// registered_host: pinned memory made of the host's own pages, which several threads touch before the driver registers them.
 
 #include <concepts>
 #include <cstddef>
@@ -3654,7 +3656,7 @@ auto with_oom_retry(std::size_t start, F&& f, oom_retry_options const& options =
 // ---- tarn/source/host_pages.hpp
 #ifndef TARN_SINGLE_SOURCE_HOST_PAGES_HPP
 #define TARN_SINGLE_SOURCE_HOST_PAGES_HPP
-// host_pages: the host's own memory by the page: mapped, placed and touched. System calls only, no libnuma.
+// host_pages: the host's own memory in pages: mapped, bound to a NUMA node and touched. System calls only, no libnuma.
 
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -3673,18 +3675,18 @@ namespace tarn::detail {
 inline constexpr std::size_t usual_page = 4_KiB;
 inline constexpr std::size_t huge_page = 2_MiB;
 
-/// A stretch of private memory, whole pages. Says what failed by a status, for a source to act upon.
+/// A stretch of private memory in whole pages. Reports failures as a status, for a source to act on.
 struct host_pages {
   std::size_t bytes = 0;
   std::size_t alignment = usual_page;  ///< of the first page; a power of two
 
   /// Below this, bytes, one thread touches the pages: starting another costs as much as clearing 1 MiB.
   static constexpr std::size_t worth_threads = 64_MiB;
-  /// Highest NUMA node that can be named.
+  /// Number of NUMA nodes that can be named.
   static constexpr int most_nodes = 1024;
 
   [[nodiscard]] status map(void*& p) const noexcept {
-    // The host aligns to its page only: more is mapped, and what is before and behind given back.
+    // The host aligns only to its page: map more, and unmap the surplus before and after.
     std::size_t const spare = alignment > usual_page ? alignment : 0;
     void* const all =
         ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -3697,7 +3699,7 @@ struct host_pages {
     p = reinterpret_cast<void*>(aligned);
     return {};
   }
-  /// From the pages that the administrator reserved; they are aligned to themselves.
+  /// Maps pages that the administrator reserved; they are aligned to their own size.
   [[nodiscard]] status map_reserved_huge(void*& p) const noexcept {
     constexpr int of_2_mib = 21 << MAP_HUGE_SHIFT;
     void* const all = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
@@ -3706,10 +3708,10 @@ struct host_pages {
     p = all;
     return {};
   }
-  /// Asks for huge pages; a host without them gives usual ones.
+  /// Requests huge pages; a host without them provides usual ones.
   void advise_huge(void* p) const noexcept { (void)::madvise(p, bytes, MADV_HUGEPAGE); }
 
-  /// Has the pages come from one NUMA node only; before they are touched.
+  /// Binds the pages to one NUMA node; call it before they are touched.
   [[nodiscard]] status bind(void* p, int node) const noexcept {
     constexpr char const* call = "mbind (no such NUMA node, or not allowed here: leave numa_node out)";
     constexpr int word = 8 * sizeof(unsigned long);
@@ -3717,12 +3719,12 @@ struct host_pages {
     unsigned long nodes[most_nodes / word]{};
     nodes[node / word] = 1UL << (node % word);
     constexpr int bind_policy = 2;  // MPOL_BIND of <linux/mempolicy.h>
-    // The kernel reads one bit less than it is told.
+    // The kernel reads one bit less than the given number.
     if (::syscall(SYS_mbind, p, bytes, bind_policy, nodes, most_nodes + 1UL, 0U) == 0) return {};
     return {failure::unsupported, errno, name_of_error(errno), call};
   }
 
-  /// Has the host make every page now. @param threads  0: one for each processor, up to 16
+  /// Makes the host provide every page now. @param threads  0: one per processor, up to 16
   [[nodiscard]] status touch(void* p, unsigned threads) const noexcept {
     auto* const first = static_cast<std::byte*>(p);
     std::atomic<int> error{0};
@@ -3731,7 +3733,7 @@ struct host_pages {
     };
     if (threads == 0) threads = smaller_of(larger_of(std::thread::hardware_concurrency(), 1U), 16U);
     if (bytes < worth_threads) threads = 1;
-    // Whole huge pages each, so that no two threads wait for the same one to be cleared.
+    // Whole huge pages for each thread, so that no two threads wait for the same one to be cleared.
     std::size_t const share = align_up((bytes + threads - 1) / threads, huge_page);
     std::vector<std::thread> others;
     std::size_t from = share;
@@ -3739,7 +3741,7 @@ struct host_pages {
       others.reserve(threads);
       for (; from < bytes; from += share) others.emplace_back(part, from, smaller_of(from + share, bytes));
     } catch (...) {
-      part(from, bytes);  // no further thread: this one does it
+      part(from, bytes);  // no further thread could start: this one touches the rest
     }
     part(0, smaller_of(share, bytes));
     for (std::thread& t : others) t.join();
@@ -3751,10 +3753,10 @@ struct host_pages {
   void unmap(void* p) const noexcept { (void)::munmap(p, bytes); }
 
  private:
-  /// 0, or errno. A page that the host cannot make would end a program that writes to it (SIGBUS, where reserved pages of a
-  /// node run out); where it is asked for them, it says so, from Linux 5.14 on.
+  /// Returns 0 or errno. Writing to a page that the host cannot provide would end the program (SIGBUS, when the reserved pages
+  /// of a node run out); madvise reports it as an error instead, from Linux 5.14 on.
   [[nodiscard]] static int populate(std::byte* p, std::size_t length) noexcept {
-    constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which older headers do not know
+    constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which older headers lack
     int result = 0;
     do {
       result = ::madvise(p, length, populate_write);
@@ -3785,17 +3787,17 @@ struct host_pages {
 
 namespace tarn {
 
-/// What the pages of registered memory are.
+/// The pages of registered memory.
 enum class host_page_size : std::uint8_t {
-  usual,  ///< the host's own, 4 KiB
-  huge,   ///< 2 MiB where the host has them (transparent huge pages), usual ones elsewhere
-  reserved_huge  ///< 2 MiB from those that the administrator reserved (vm.nr_hugepages), refused where there are none
+  usual,         ///< the host's own, 4 KiB
+  huge,          ///< 2 MiB if the host has them (transparent huge pages), usual ones otherwise
+  reserved_huge  ///< 2 MiB from those that the administrator reserved (vm.nr_hugepages); refused if there are none
 };
 
 struct registered_options {
   host_page_size pages = host_page_size::huge;
-  /// NUMA node to take the pages from, and no other; any_node leaves the choice to the host. The node that the device hangs
-  /// on (nvidia-smi topo -m) copies fastest.
+  /// NUMA node that all pages come from; any_node leaves the choice to the host. The node that the device is attached to
+  /// (nvidia-smi topo -m) copies fastest.
   int numa_node = any_node;
   /// Threads that touch the pages of blocks of 64 MiB and more; 0: as many as there are processors, up to 16.
   unsigned threads = 0;
@@ -3827,7 +3829,7 @@ struct registered_calls {
     }
     return s;
   }
-  /// Memory that the driver would not let go of stays mapped: a device may still reach it.
+  /// Memory that the driver failed to unregister stays mapped: a device may still access it.
   template <registering_driver D>
   status give(D const& driver, void* p, std::size_t bytes, std::size_t) const noexcept {
     status const s = driver.unregister_host(p);
@@ -3848,9 +3850,9 @@ struct registered_calls {
 };
 
 /// Pinned host memory, portable, in whole pages: with huge ones every block is a multiple of 2 MiB, so pool it. Takes 168 ms
-/// per GiB with huge pages where pinned_host takes 430 to 490: the pages are cleared by several threads, and fewer of
-/// them are to be pinned. Aligned to the page. Out of memory is told as out_of_memory; a node that is missing or not
-/// allowed as cuda_error of kind `unsupported`. Linux.
+/// per GiB with huge pages, where pinned_host takes 430 to 490: several threads clear the pages, and fewer pages have to be
+/// pinned. Aligned to the page. Exhausted memory is reported as out_of_memory; a node that is missing or not allowed as
+/// cuda_error of kind `unsupported`. Linux.
 template <registering_driver D>
 class basic_registered : public block_source<D, registered_calls> {
  public:
@@ -3861,7 +3863,7 @@ class basic_registered : public block_source<D, registered_calls> {
   explicit basic_registered(device_id device,
                             registered_options options = {}) requires std::constructible_from<D, device_id>
       : base(D(device), registered_calls{options}) {}
-  /// On the driver's default device, or on a driver of one's own making.
+  /// On the driver's default device, or on a given driver.
   explicit basic_registered(registered_options options) requires std::default_initializable<D>
       : base(D{}, registered_calls{options}) {}
   explicit basic_registered(D driver, registered_options options = {}) noexcept

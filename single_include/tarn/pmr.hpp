@@ -3,7 +3,7 @@
 // tarn/pmr.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
 #include "tarn.hpp"
 // ---- tarn/pmr.hpp
-// The door to std::pmr, both ways.
+// std::pmr interoperability, in both directions.
 
 #if defined(__GNUC__) && !defined(__GXX_RTTI) || defined(_MSC_VER) && !defined(_CPPRTTI)
 #error "tarn/pmr.hpp: compares memory resources by their type; compile without -fno-rtti"
@@ -16,9 +16,8 @@
 
 namespace tarn {
 
-/// A std::pmr::memory_resource over a tarn resource that the host can touch. Synchronous, as pmr is. Holds
-/// the resource; containers hold a pointer to the adaptor, which must outlive them. Equal where the resources
-/// are equal.
+/// A std::pmr::memory_resource over a host-accessible tarn resource. Synchronous, as pmr is. Holds the resource. Containers
+/// hold a pointer to the adaptor, which must outlive them. Two adaptors are equal if their resources are equal.
 template <class Resource>
 class pmr_adaptor final : public std::pmr::memory_resource {
  public:
@@ -32,7 +31,7 @@ class pmr_adaptor final : public std::pmr::memory_resource {
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
 
  private:
-  // pmr asks for distinct pointers even for zero bytes.
+  // pmr requires distinct pointers even for zero bytes.
   static constexpr std::size_t at_least_one(std::size_t bytes) noexcept { return bytes == 0 ? 1 : bytes; }
 
   void* do_allocate(std::size_t bytes, std::size_t alignment) override {
@@ -49,7 +48,7 @@ class pmr_adaptor final : public std::pmr::memory_resource {
   Resource memory_;
 };
 
-/// A tarn resource over a std::pmr::memory_resource, which must outlive it: host memory, without streams.
+/// A tarn resource over a std::pmr::memory_resource, which must outlive it. Host memory, without streams.
 class pmr_source {
  public:
   using driver_type = no_driver;
@@ -94,7 +93,7 @@ class pmr_source {
   no_driver driver_;
 };
 
-/// Spelled as the other way is.
+/// Creates a pmr_source; counterpart of the adaptor above.
 [[nodiscard]] inline pmr_source from_pmr(std::pmr::memory_resource* upstream) noexcept {
   return pmr_source(upstream);
 }

@@ -3,15 +3,14 @@
 // tarn/sim.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
 #include "tarn.hpp"
 // ---- tarn/sim.hpp
-// The simulated device, for tests and for machines without a GPU: opt-in, since it is much to compile.
+// The simulated device, for tests and for machines without a GPU. Opt-in, since it takes long to compile.
 
 // ---- tarn/source/sim_sources.hpp
-// The sources on the simulated device: the same code as on CUDA, on a driver in plain C++. Apart from the
-// sources themselves, since the simulated device is much to compile.
+// The sources on the simulated device: the same code as on CUDA, on a driver in plain C++. They are in a header of their own,
+// since the simulated device is slow to compile.
 
 // ---- tarn/driver/sim_driver.hpp
-// The driver of one simulated device: the whole contract in plain C++, deterministic, with CUDA's rules and
-// error numbers.
+// The driver of one simulated device: the whole contract in plain C++, deterministic, with CUDA's rules and error numbers.
 
 #include <cstddef>
 #include <memory>
@@ -20,13 +19,13 @@
 #include <utility>
 
 // ---- tarn/driver/sim_account.hpp
-// What the simulated management library (NVML's stand-in) says of a device: whose its memory is.
+// The simulated NVML: a device's memory by process.
 
 #include <cstddef>
 
 // ---- tarn/driver/sim_memory.hpp
-// The simulated GPU's memory: capacity to the byte, blocks, and pages under the rules of CUDA's virtual
-// memory management. Knows no time and no streams.
+// The simulated GPU's memory: capacity to the byte, blocks, and pages under the rules of CUDA's virtual memory management.
+// Independent of time and streams.
 
 #include <cstddef>
 #include <cstdint>
@@ -37,8 +36,8 @@
 #include <vector>
 
 // ---- tarn/driver/sim_backing.hpp
-// Where the simulated GPU's addresses and bytes come from: invented addresses that are never touched, or
-// reserved address space of this process with real pages put behind it on demand.
+// Address space and memory of the simulated GPU: invented addresses that must not be accessed, or reserved address space of
+// this process that is backed by real pages on demand.
 
 #include <cstddef>
 #include <cstdint>
@@ -56,12 +55,12 @@
 
 namespace tarn {
 
-/// What is behind simulated device memory.
+/// The backing of simulated device memory.
 enum class sim_backing : std::uint8_t {
-  /// Nothing: addresses that no one may dereference. 140 GiB and more cost nothing on any machine.
+  /// None: addresses that must not be dereferenced. 140 GiB and more cost nothing on any machine.
   address_only,
-  /// Memory of this host, committed when first touched. On Linux pages alias as on a GPU (one handle mapped
-  /// at two addresses is one memory) and unmapped addresses fault; elsewhere there are blocks only.
+  /// Memory of this host, committed on first access. On Linux, pages alias as on a GPU (a handle mapped at two addresses is the
+  /// same memory) and unmapped addresses fault; other systems have blocks only.
   host_backed
 };
 
@@ -73,11 +72,11 @@ inline constexpr bool sim_can_map = true;
 inline constexpr bool sim_can_map = false;
 #endif
 
-/// Free ranges of numbers (addresses, file offsets): best fit, coalescing. O(log n), except that a range may
-/// be passed over for its alignment.
+/// Free ranges of integers (addresses, file offsets): best fit, coalescing. O(log n), plus the ranges skipped because of
+/// alignment.
 class sim_ranges {
  public:
-  /// Takes `bytes` at a multiple of `alignment`; false where nothing fits.
+  /// Takes `bytes` at a multiple of `alignment`; returns false if no range fits.
   bool take(std::size_t bytes, std::size_t alignment, std::uintptr_t& begin) {
     for (auto it = by_size_.lower_bound({bytes, 0}); it != by_size_.end(); ++it) {
       auto const [size, start] = *it;
@@ -93,7 +92,7 @@ class sim_ranges {
     return false;
   }
 
-  /// Gives a range back, or adds a new one.
+  /// Frees a range, or adds a new one.
   void give(std::uintptr_t begin, std::size_t bytes) {
     auto next = by_begin_.lower_bound(begin);
     if (next != by_begin_.begin()) {
@@ -121,9 +120,9 @@ class sim_ranges {
   std::set<std::pair<std::size_t, std::uintptr_t>> by_size_;
 };
 
-/// The invented addresses of the process, shared by all simulated machines so that no two use one address at
-/// a time: 37 TiB where no 64-bit system places programs, stacks or mmap, nor sanitizers their shadows (so
-/// that touching one faults under them too). Never destroyed.
+/// The process's invented addresses, shared by all simulated machines so that no two use an address at the same time: 37 TiB
+/// in which no 64-bit system places programs, stacks or mmap, nor sanitizers their shadow memory (so an access faults under
+/// them, too). Never destroyed.
 struct sim_invented_space {
   fork_mutex mutex;
   sim_ranges free;
@@ -137,7 +136,7 @@ struct sim_invented_space {
   }
 };
 
-/// Address space of one kind, grown in chunks and given back when destroyed.
+/// Address space of one kind, grown in chunks and released on destruction.
 class sim_addresses {
  public:
   explicit sim_addresses(sim_backing backing) noexcept : backing_(backing) {}
@@ -147,7 +146,7 @@ class sim_addresses {
     for (auto const& [begin, bytes] : chunks_) give_back_chunk(begin, bytes);
   }
 
-  /// Takes addresses with nothing behind them; false where the process has no more.
+  /// Takes addresses without backing; returns false if the process has no more.
   bool take(std::size_t bytes, std::size_t alignment, std::uintptr_t& begin) {
     if (bytes > max_span || alignment > max_span) return false;
     if (!is_mapped()) return take_block(bytes, alignment, begin);
@@ -164,7 +163,7 @@ class sim_addresses {
     }
   }
 
-  /// Puts private zeroed memory behind addresses; false where the process has none.
+  /// Backs addresses with private zeroed memory; returns false if the process has none.
   bool commit([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes) noexcept {
 #if defined(__linux__)
     if (backing_ == sim_backing::host_backed) {
@@ -173,7 +172,7 @@ class sim_addresses {
 #endif
     return true;
   }
-  /// Puts `bytes` of a file behind addresses, shared with every other place that shows them.
+  /// Maps `bytes` of a file at addresses, shared with every other mapping of the same bytes.
   bool show([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes,
             [[maybe_unused]] int file, [[maybe_unused]] std::uintptr_t offset) noexcept {
 #if defined(__linux__)
@@ -183,7 +182,7 @@ class sim_addresses {
 #endif
     return true;
   }
-  /// Takes away what is behind addresses: touching them faults.
+  /// Removes the backing of addresses: an access faults.
   void decommit([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::size_t bytes) noexcept {
 #if defined(__linux__)
     if (backing_ == sim_backing::host_backed) {
@@ -196,7 +195,7 @@ class sim_addresses {
   static constexpr std::size_t smallest_chunk = 64_GiB;
   static constexpr std::size_t max_span = 32_TiB;
 
-  /// False where addresses are blocks of the heap, made whole and given back whole.
+  /// Returns false if addresses are heap blocks, allocated and freed whole.
   [[nodiscard]] bool is_mapped() const noexcept {
     return sim_can_map || backing_ == sim_backing::address_only;
   }
@@ -249,8 +248,8 @@ class sim_addresses {
   std::vector<std::pair<std::uintptr_t, std::size_t>> chunks_;
 };
 
-/// The bytes of page handles: one sparse file in memory that can be shown at several addresses. With
-/// address_only backing it only counts.
+/// The memory of page handles: one sparse memory file that can be mapped at several addresses. With address_only backing it
+/// only counts.
 class sim_file {
  public:
   explicit sim_file(sim_backing backing) noexcept : backing_(backing) {}
@@ -262,7 +261,7 @@ class sim_file {
 #endif
   }
 
-  /// Makes room; false where the host cannot.
+  /// Allocates space; returns false if the host has none.
   bool take(std::size_t bytes, std::uintptr_t& offset) {
     if (free_.take(bytes, 1, offset)) return true;
 #if defined(__linux__)
@@ -275,7 +274,7 @@ class sim_file {
     end_ += bytes;
     return true;
   }
-  /// Gives room back, and the host's memory with it.
+  /// Frees space, and the host memory behind it.
   void give(std::uintptr_t offset, std::size_t bytes) {
 #if defined(__linux__)
     if (file_ >= 0) {
@@ -300,9 +299,9 @@ class sim_file {
 
 }  // namespace tarn
 // ---- tarn/driver/sim_memory_tool.hpp
-// A tool attached to the simulated GPU, as compute-sanitizer is to a real one: it is told of heaps and of the regions
-// handed out of them, and reports work that touches a heap's other bytes. In a program that AddressSanitizer watches it
-// poisons those bytes where they are the host's, so that the host's own accesses are reported, too.
+// A simulated memory tool, which plays the role of compute-sanitizer. It is notified of heaps and of the regions allocated
+// from them, and reports work that accesses other bytes of a heap. Under AddressSanitizer it poisons those bytes if they are
+// host memory, so that accesses by the host are reported, too.
 
 #include <cstddef>
 #include <cstdint>
@@ -317,20 +316,20 @@ class sim_file {
 
 namespace tarn {
 
-/// Whether a tool watches a simulated machine's memory.
+/// Whether a tool tracks a simulated machine's memory.
 enum class sim_tool : std::uint8_t { absent, attached };
 
-/// What the tool has been told.
+/// The notifications that the tool has received.
 struct sim_tool_counts {
   std::uint64_t calls = 0;
-  std::size_t heaps = 0;         ///< registered now
-  std::size_t regions = 0;       ///< registered now
-  std::size_t region_bytes = 0;  ///< in them
+  std::size_t heaps = 0;         ///< currently registered
+  std::size_t regions = 0;       ///< currently registered
+  std::size_t region_bytes = 0;  ///< in the registered regions
 };
 
 namespace detail {
 
-/// Callers hold the machine's lock. Regions of a heap that is gone are gone.
+/// Callers hold the machine's lock. Unregistering a heap removes its regions.
 class sim_memory_tool {
  public:
   enum class bytes_are : std::uint8_t { invented, of_the_host };
@@ -338,15 +337,15 @@ class sim_memory_tool {
   explicit sim_memory_tool(bytes_are kind) noexcept : kind_(kind) {}
   sim_memory_tool(sim_memory_tool const&) = delete;
   sim_memory_tool& operator=(sim_memory_tool const&) = delete;
-  /// The addresses may become anything else's: nothing of them stays poisoned.
+  /// Unpoisons all heaps: their addresses may be reused for anything.
   ~sim_memory_tool() {
     for (auto const& [begin, bytes] : heaps_) allow(begin, bytes);
   }
 
-  /// What a heap lies in; compute-sanitizer 2025.3.1 takes cudaMalloc's blocks and parts of them alone.
+  /// The memory that a heap lies in; compute-sanitizer 2025.3.1 accepts only cudaMalloc blocks and parts of them.
   enum class heap_in : std::uint8_t { device_block, other_memory };
 
-  /// The heap's start is its name. Null where it is refused.
+  /// Registers a heap, identified by its start address. Returns null if it is rejected.
   void* register_heap(void const* p, std::size_t bytes, heap_in where) {
     ++calls_;
     if (where == heap_in::other_memory) {
@@ -392,7 +391,7 @@ class sim_memory_tool {
     regions_.erase(it);
   }
 
-  /// Reports the first byte that work touches in a heap and outside every region.
+  /// Reports the first byte of an access that lies in a heap but in no region.
   void check(void const* p, std::size_t bytes, char const* what) {
     std::uintptr_t at = address(p);
     std::uintptr_t const end = at + bytes;
@@ -420,7 +419,7 @@ class sim_memory_tool {
   [[nodiscard]] std::vector<std::string> const& findings() const noexcept { return findings_; }
   [[nodiscard]] std::size_t heaps() const noexcept { return heaps_.size(); }
   [[nodiscard]] std::size_t regions() const noexcept { return regions_.size(); }
-  /// Bytes that may be touched in heaps.
+  /// Bytes in heaps that may be accessed.
   [[nodiscard]] std::size_t region_bytes() const noexcept {
     std::size_t sum = 0;
     for (auto const& [begin, bytes] : regions_) sum += bytes;
@@ -432,7 +431,7 @@ class sim_memory_tool {
   using stretches = std::map<std::uintptr_t, std::size_t>;
 
   static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
-  /// The first stretch that has a byte of [begin, begin + bytes).
+  /// Returns the first range that overlaps [begin, begin + bytes).
   static stretches::iterator first_in(stretches& all, std::uintptr_t begin, std::size_t bytes) {
     auto it = all.upper_bound(begin);
     if (it != all.begin()) {
@@ -473,11 +472,11 @@ class sim_memory_tool {
 
 }  // namespace tarn
 // ---- tarn/driver/sim_status.hpp
-// Error numbers of the simulated GPU and how the driver contract tells them.
+// Error numbers of the simulated GPU and their conversion to a status.
 
 namespace tarn::detail {
 
-/// Error numbers of the simulated GPU: those of cudaError_t.
+/// Error numbers of the simulated GPU, with the values of cudaError_t.
 enum class sim_code : int {
   ok = 0,
   invalid_value = 1,
@@ -501,7 +500,7 @@ enum class sim_code : int {
   captured_event = 907
 };
 
-/// A code as the driver contract tells it.
+/// Converts a code to a status of the driver contract.
 [[nodiscard]] constexpr status sim_status(sim_code code, char const* call) noexcept {
   auto const make = [&](failure kind, char const* name) {
     return status{kind, static_cast<int>(code), name, call};
@@ -557,21 +556,21 @@ namespace tarn {
 
 namespace detail {
 
-/// What a block is; each kind is freed by its own call.
+/// The kind of a block; each kind has its own free call.
 enum class sim_kind : std::uint8_t { device, async, pinned, managed, registered };
 
 }  // namespace detail
 
-/// What a simulated device holds, bytes and counts.
+/// Memory use of a simulated device, bytes and counts.
 struct sim_usage {
   std::size_t capacity = 0;     ///< of the device
   std::size_t taken = 0;        ///< by others: the context, other processes
-  std::size_t used = 0;         ///< of the device by this machine's callers: pages and device blocks
-  std::size_t peak_used = 0;    ///< the most `used` has been
+  std::size_t used = 0;         ///< allocated through this machine: pages and device blocks
+  std::size_t peak_used = 0;    ///< high-water mark of `used`
   std::size_t page_bytes = 0;   ///< part of `used` in page handles
   std::size_t block_bytes = 0;  ///< part of `used` in blocks, cached async blocks included
-  std::size_t handles = 0;      ///< page handles not destroyed, or destroyed and still mapped
-  std::size_t blocks = 0;       ///< device and async blocks handed out
+  std::size_t handles = 0;      ///< page handles not destroyed, or destroyed but still mapped
+  std::size_t blocks = 0;       ///< allocated device and async blocks
   [[nodiscard]] std::size_t free() const noexcept {
     return used + taken >= capacity ? 0 : capacity - taken - used;
   }
@@ -582,11 +581,11 @@ namespace detail {
 /// All memory of a simulated machine. Callers hold the machine's lock.
 class sim_memory {
  public:
-  /// A stretch of one physical piece of memory: `key` numbers its bytes, never reused.
+  /// Part of one physical allocation: `key` numbers its bytes and is never reused.
   struct piece {
     std::uint64_t key;
     std::size_t bytes;
-    std::uintptr_t mapping = 0;  ///< where the mapping begins through which it was reached; 0: none
+    std::uintptr_t mapping = 0;  ///< start of the mapping it was reached through; 0: none
   };
 
   sim_memory(int devices, std::size_t capacity, std::size_t taken, std::size_t host_capacity,
@@ -611,7 +610,7 @@ class sim_memory {
   [[nodiscard]] std::size_t host_blocks() const noexcept { return host_blocks_; }
   [[nodiscard]] std::size_t granularity() const noexcept { return granularity_; }
 
-  /// The tool that watches from now on; null where none was attached.
+  /// Attaches the memory tool. tool() is null without one.
   void attach_tool() {
     tool_ = std::make_unique<sim_memory_tool>(backing_ == sim_backing::host_backed
                                                   ? sim_memory_tool::bytes_are::of_the_host
@@ -619,7 +618,7 @@ class sim_memory {
   }
   [[nodiscard]] sim_memory_tool* tool() const noexcept { return tool_.get(); }
 
-  /// Remembers from now on what physical memory goes away, until drain_gone().
+  /// Records freed physical memory from now on, for drain_gone().
   void watch_gone() noexcept { watched_ = true; }
   template <class Visit>
   void drain_gone(Visit const& visit) {
@@ -663,7 +662,7 @@ class sim_memory {
     return sim_code::ok;
   }
 
-  /// As cuMemRelease: memory that is still mapped stays until its last unmap.
+  /// As cuMemRelease: memory that is still mapped is freed at its last unmap.
   sim_code destroy(page_handle handle) {
     auto const it = physical_.find(handle);
     if (it == physical_.end() || it->second.destroyed) return sim_code::invalid_value;
@@ -707,8 +706,8 @@ class sim_memory {
     return sim_code::ok;
   }
 
-  /// Makes a block. Device blocks of a page and more start where a page does, as on a GPU; smaller ones are
-  /// aligned to 256 bytes and never to more, which is all that cudaMalloc promises.
+  /// Allocates a block. Device blocks of at least a page start at a page boundary, as on a GPU; smaller ones are aligned to
+  /// 256 bytes and never to more, which is all that cudaMalloc guarantees.
   sim_code allocate(int device, std::size_t bytes, sim_kind kind, void*& p) {
     p = nullptr;
     if (bytes == 0) return sim_code::ok;
@@ -766,7 +765,7 @@ class sim_memory {
     return sim_code::ok;
   }
 
-  /// Takes host memory that is there already into the books, as pinned: whole pages that no block has.
+  /// Registers existing host memory as pinned: whole pages that overlap no block.
   sim_code adopt(int device, void* p, std::size_t bytes) {
     std::uintptr_t const begin = address(p);
     if (bytes == 0 || begin == 0 || begin % page_bytes != 0) return sim_code::invalid_value;
@@ -792,7 +791,7 @@ class sim_memory {
     return sim_code::ok;
   }
 
-  /// Bytes asked for the block that starts at `p`, if it is one of that kind.
+  /// Returns the requested bytes of the block that starts at `p`, if it is of that kind.
   [[nodiscard]] bool find_block(void const* p, sim_kind kind, std::size_t& bytes) const noexcept {
     auto const it = blocks_.find(address(p));
     if (it == blocks_.end() || it->second.kind != kind) return false;
@@ -800,38 +799,38 @@ class sim_memory {
     return true;
   }
 
-  /// True where all of it lies in one block of that kind.
+  /// Returns true if the whole range lies in one block of that kind.
   [[nodiscard]] bool in_block(void const* p, std::size_t bytes, sim_kind kind) const noexcept {
     auto const it = block_of(address(p));
     return it != blocks_.end() && it->second.kind == kind &&
            bytes <= it->second.bytes - (address(p) - it->first);
   }
 
-  /// True where the first byte is the machine's: mapped, reserved or in a block.
+  /// Returns true if the first byte belongs to the machine: mapped, reserved or in a block.
   [[nodiscard]] bool knows(void const* p) const noexcept {
     std::uintptr_t const a = address(p);
     if (block_of(a) != blocks_.end()) return true;
     auto const it = ranges_.upper_bound(a);
     return it != ranges_.begin() && std::prev(it)->first + std::prev(it)->second.bytes > a;
   }
-  /// True where the whole range may be touched by device work.
+  /// Returns true if device work may access the whole range.
   [[nodiscard]] bool accessible(void const* p, std::size_t bytes) const {
     return each_piece(p, bytes, [](piece) {});
   }
-  /// True where there are real bytes: all but device memory that is only addresses. The host's own memory,
-  /// which the machine does not know, counts.
+  /// Returns true if real memory backs the address: false only for device memory that is just addresses. Host memory unknown to
+  /// the machine is real.
   [[nodiscard]] bool is_real(void const* p) const noexcept {
     if (backing_ == sim_backing::host_backed || !knows(p)) return true;
     auto const it = block_of(address(p));
     return it != blocks_.end() && on_host(it->second.kind);
   }
 
-  /// True for pinned, registered and managed memory.
+  /// Returns true for pinned, registered and managed memory.
   [[nodiscard]] bool is_on_host(void const* p) const noexcept {
     auto const it = block_of(address(p));
     return it != blocks_.end() && on_host(it->second.kind);
   }
-  /// As cuMemSetAccess for another device: whole mappings without a gap.
+  /// As cuMemSetAccess for another device: requires whole mappings without a gap.
   sim_code share(void* p, std::size_t bytes, int device) {
     std::uintptr_t const begin = address(p);
     auto const first = maps_.find(begin);
@@ -843,7 +842,7 @@ class sim_memory {
     return sim_code::ok;
   }
 
-  /// The device whose memory it is; -1 where it is none's: the host's, or only an address.
+  /// Returns the device that owns the memory; -1 for host memory and for addresses without memory.
   [[nodiscard]] int device_of(void const* p) const noexcept {
     if (auto const it = block_of(address(p)); it != blocks_.end()) {
       return on_host(it->second.kind) ? -1 : it->second.device;
@@ -851,7 +850,7 @@ class sim_memory {
     auto const it = map_of(address(p));
     return it == maps_.end() ? -1 : physical_.find(it->second.handle)->second.device;
   }
-  /// True where work of `device` may touch the memory at `p`: pages are mapped for their own device, and those that they
+  /// Returns true if work of `device` may access the memory at `p`: pages are accessible to their own device and those they
   /// were shared with.
   [[nodiscard]] bool is_reachable(void const* p, int device) const noexcept {
     auto const it = map_of(address(p));
@@ -861,13 +860,13 @@ class sim_memory {
     }
     return false;
   }
-  /// Bytes behind a page handle; 0 if there is none.
+  /// Returns the bytes of a page handle; 0 if it does not exist.
   [[nodiscard]] std::size_t page_bytes_of(page_handle handle) const noexcept {
     auto const it = physical_.find(handle);
     return it == physical_.end() ? 0 : it->second.bytes;
   }
 
-  /// Visits the physical pieces behind a range in order; false where part of it has nothing behind.
+  /// Visits the physical pieces behind a range in order; returns false if part of it has no backing.
   template <class Visit>
   bool each_piece(void const* p, std::size_t bytes, Visit const& visit) const {
     std::uintptr_t at = address(p);
@@ -893,9 +892,9 @@ class sim_memory {
   }
 
  private:
-  /// Blocks are charged in steps of this, bytes; cudaMalloc's smallest step.
+  /// Blocks are charged in multiples of this, bytes; the smallest allocation unit of cudaMalloc.
   static constexpr std::size_t block_granularity = 512;
-  /// Steps in which blocks take address space, bytes: a host page.
+  /// Blocks take address space in multiples of this, bytes: a host page.
   static constexpr std::size_t page_bytes = 4_KiB;
 
   struct range {
@@ -905,7 +904,7 @@ class sim_memory {
   struct mapping {
     std::size_t bytes;
     page_handle handle;
-    std::vector<int> others{};  ///< devices that may touch it besides its own
+    std::vector<int> others{};  ///< other devices with access
   };
   struct page_piece {
     std::size_t bytes;
@@ -988,32 +987,32 @@ class sim_memory {
   std::uint64_t next_key_ = 1;
   bool watched_ = false;
   std::vector<piece> gone_;
-  std::unique_ptr<sim_memory_tool> tool_;  ///< goes before the addresses do
+  std::unique_ptr<sim_memory_tool> tool_;  ///< must be destroyed before the address spaces
 };
 
 }  // namespace detail
 
 }  // namespace tarn
 // ---- tarn/driver/sim_options.hpp
-// What a simulated machine is like, and what it counts.
+// Options of a simulated machine, and its counters.
 
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/driver/sim_cost.hpp
-// What the simulated GPU charges, in nanoseconds of virtual time. Measured on one H200 (bench/results)
-// unless a line says otherwise.
+// The costs of simulated GPU calls, in nanoseconds of virtual time. Measured on one H200 (bench/results) unless noted
+// otherwise.
 
 #include <cstddef>
 #include <cstdint>
 
 namespace tarn {
 
-/// A span of virtual time, nanoseconds.
+/// A duration in virtual time, nanoseconds.
 using sim_nanoseconds = std::uint64_t;
 
-/// A cost that grows with the size: straight lines between measured points, level below the first, at the
-/// last slope beyond the last.
+/// A cost that depends on size: linear between measured points, constant below the first, with the last slope beyond the
+/// last.
 struct sim_cost_curve {
   struct point {
     std::size_t bytes;
@@ -1034,32 +1033,32 @@ struct sim_cost_curve {
   }
 };
 
-/// The price list. Change a field to model another machine; sim_costs::nothing() makes every call free, so
-/// that time moves only when a test moves it.
+/// The costs of all calls. Change a field to model another machine; sim_costs::nothing() makes every call free, so that only
+/// the test advances time.
 struct sim_costs {
-  // Streams and events. Event costs are of one thread; eight threads at once pay 2,453 ns per record.
+  // Streams and events. Event costs are for one thread; eight concurrent threads pay 2,453 ns per record.
   sim_nanoseconds look = 30;           ///< cudaStreamGetId, cudaStreamIsCapturing; estimated
   sim_nanoseconds create_event = 115;  ///< create and destroy together: 230
   sim_nanoseconds destroy_event = 115;
   sim_nanoseconds record_event = 249;
   sim_nanoseconds query_event = 263;
   sim_nanoseconds wait_event = 231;
-  sim_nanoseconds synchronize = 1'000;    ///< beyond the waiting itself; estimated
-  sim_nanoseconds create_stream = 5'000;  ///< estimated, as the next
+  sim_nanoseconds synchronize = 1'000;    ///< excluding the wait itself; estimated
+  sim_nanoseconds create_stream = 5'000;  ///< estimated, as is the next
   sim_nanoseconds destroy_stream = 5'000;
-  sim_nanoseconds launch = 3'900;       ///< host time of an empty kernel's launch
+  sim_nanoseconds launch = 3'900;       ///< host time to launch an empty kernel
   sim_nanoseconds copy = 2'000;         ///< host time to enqueue a copy or fill; estimated
-  sim_nanoseconds memory_info = 5'000;  ///< estimated, as the next
+  sim_nanoseconds memory_info = 5'000;  ///< estimated, as is the next
   sim_nanoseconds memory_account = 20'000'000;
 
-  // Pages, per handle. Mapping is cuMemMap and cuMemSetAccess together.
+  // Pages, per handle. Mapping includes both cuMemMap and cuMemSetAccess.
   sim_nanoseconds page_granularity = 100;  ///< estimated
   sim_cost_curve reserve_range{{{2_MiB, 5'000}, {1_GiB, 10'000}, {140_GiB, 40'000}, {1_TiB, 77'000}}};
   sim_nanoseconds release_range = 5'000;  ///< estimated
   sim_cost_curve create_pages{{{2_MiB, 9'800}, {20_MiB, 10'400}, {200_MiB, 13'000}, {1_GiB, 17'000}}};
   sim_cost_curve destroy_pages{{{2_MiB, 15'000}, {20_MiB, 16'000}, {200_MiB, 76'000}, {1_GiB, 338'000}}};
   sim_cost_curve map_pages{{{2_MiB, 25'600}, {20_MiB, 26'700}, {200_MiB, 34'700}, {1_GiB, 61'800}}};
-  sim_nanoseconds share_pages = 25'000;  ///< a cuMemSetAccess more; estimated
+  sim_nanoseconds share_pages = 25'000;  ///< one more cuMemSetAccess; estimated
   sim_cost_curve unmap_pages{{{2_MiB, 16'500}, {20_MiB, 16'500}, {200_MiB, 20'000}, {1_GiB, 29'000}}};
 
   // Blocks.
@@ -1071,25 +1070,24 @@ struct sim_costs {
   sim_cost_curve malloc_pinned{
       {{4_KiB, 2'000}, {1_MiB, 449'000}, {1_GiB, 460'000'000}, {8_GiB, 3'680'000'000}}};
   sim_cost_curve free_pinned{{{4_KiB, 1'000}, {1_MiB, 113'000}, {1_GiB, 116'000'000}, {8_GiB, 928'000'000}}};
-  /// What is left of registered_host's 168 ms per GiB once the host has touched the pages; estimated, as the next.
+  /// The rest of registered_host's 168 ms per GiB once the host has touched the pages; estimated, as is the next.
   sim_cost_curve register_host{{{4_KiB, 2'000}, {1_MiB, 60'000}, {1_GiB, 60'000'000}, {8_GiB, 480'000'000}}};
   sim_cost_curve unregister_host{
       {{4_KiB, 1'000}, {1_MiB, 30'000}, {1_GiB, 30'000'000}, {8_GiB, 240'000'000}}};
-  sim_nanoseconds malloc_managed = 60'000;  ///< estimated from cudaMalloc, as the next
+  sim_nanoseconds malloc_managed = 60'000;  ///< estimated from cudaMalloc, as is the next
   sim_nanoseconds free_managed = 40'000;
 
-  // What the device does, bytes per nanosecond (GB/s); 0 takes no time.
-  // Both from the data sheet's 4.8 TB/s of HBM3e: a copy reads and writes each byte, a fill writes it.
+  // Device work, bytes per nanosecond (GB/s); 0 takes no time.
+  // The first two are from the data sheet's 4.8 TB/s of HBM3e: a copy reads and writes each byte, a fill writes it.
   double on_device_rate = 2'000;
   double fill_rate = 4'000;
   double pinned_rate = 53;  ///< host to device or back, chunks of 4 MiB
   double peer_rate =
-      450;  ///< between devices that reach each other: one direction of NVLink 4, by its data sheet
-  double staged_rate =
-      25;  ///< between devices that do not, by way of the host: half of pinned_rate; estimated
+      450;  ///< between devices with peer access: one direction of NVLink 4, from its data sheet
+  double staged_rate = 25;  ///< between devices without it, through the host: half of pinned_rate; estimated
   double pageable_rate = 8.4;
 
-  /// Every call is free and all device work but kernels takes no time.
+  /// Every call is free, and device work other than kernels takes no time.
   [[nodiscard]] static constexpr sim_costs nothing() noexcept {
     constexpr sim_cost_curve level{{{1, 0}, {2, 0}, {3, 0}, {4, 0}}};
     sim_costs c;
@@ -1107,7 +1105,7 @@ struct sim_costs {
 };
 
 namespace detail {
-/// Nanoseconds that `bytes` take at a rate in bytes per nanosecond; a rate of 0 takes none.
+/// Returns the nanoseconds to transfer `bytes` at a rate in bytes per nanosecond; 0 for a rate of 0.
 [[nodiscard]] constexpr sim_nanoseconds sim_transfer(std::size_t bytes, double rate) noexcept {
   return rate <= 0 ? 0 : static_cast<sim_nanoseconds>(static_cast<double>(bytes) / rate);
 }
@@ -1117,40 +1115,40 @@ namespace detail {
 
 namespace tarn {
 
-/// Whether simulated devices have virtual memory management; some virtual GPUs have none.
+/// Whether simulated devices support virtual memory management; some virtual GPUs do not.
 enum class sim_paging : std::uint8_t { available, missing };
 
-/// Whether simulated devices can be let at each other's pages, as over NVLink. Copies between them need it not.
+/// Whether simulated devices can access each other's pages, as over NVLink. Copies between them do not need it.
 enum class sim_peers : std::uint8_t { reachable, apart };
 
-/// Whether the order checker watches (sim_order.hpp). It costs time and memory per access.
+/// Whether the order checker is active (sim_order.hpp). It costs time and memory per access.
 enum class sim_checks : std::uint8_t {
   off,
-  stream_order,  ///< host threads count as one timeline: what one has waited for, all have
-  each_thread    ///< and threads too must be ordered, by publish() and observe()
+  stream_order,  ///< host threads share one timeline: a wait by one counts for all
+  each_thread    ///< threads must also be ordered, by publish() and observe()
 };
 
-/// What the simulated management library tells.
+/// What the simulated management library reports.
 enum class sim_accounting : std::uint8_t {
   told,
-  hidden,  ///< sums, but no processes: as in a container that has process numbers of its own
-  missing  ///< there is none
+  hidden,  ///< sums, but no processes, as in a container with its own process ids
+  missing  ///< there is no library
 };
 
 /// What a child of fork() can do with a simulated machine.
 enum class sim_fork : std::uint8_t {
-  refused,  ///< nothing, as with CUDA: each call fails, and the bytes of pages stay its parent's
-  works  ///< all, with a machine of its own; needs sim_backing::address_only, as pages with bytes are shared
+  refused,  ///< nothing, as with CUDA: each call fails, and page contents remain the parent's
+  works     ///< everything, with its own machine; needs sim_backing::address_only, as backed pages are shared
 };
 
-/// What a simulated machine is like. The default is one H200 whose memory is this host's, as far as touched.
+/// The configuration of a simulated machine. The default is one H200, backed by host memory as it is touched.
 struct sim_options {
   int devices = 1;
   std::size_t capacity = 140_GiB;  ///< of each device, bytes
-  std::size_t taken = 1_GiB;       ///< of it not free from the start: the context, other processes
-  std::size_t context = 0;  ///< of `taken`: this process's context and modules, as memory_account() tells
-  std::size_t other_processes = 0;  ///< of `taken`, likewise; what take_memory() takes later is theirs, too
-  std::size_t set_aside = 0;        ///< of `taken`, by driver and firmware; what is left of it is nobody's
+  std::size_t taken = 1_GiB;       ///< of it, in use from the start: the context, other processes
+  std::size_t context = 0;  ///< part of `taken`: this process's context and modules, for memory_account()
+  std::size_t other_processes = 0;  ///< part of `taken`; so is what take_memory() takes later
+  std::size_t set_aside = 0;        ///< part of `taken`, by driver and firmware; the rest is unowned
   sim_accounting accounting = sim_accounting::told;
   std::size_t host_capacity = 64_GiB;  ///< for pinned and managed memory together
   std::size_t granularity = 2_MiB;     ///< of pages
@@ -1159,21 +1157,21 @@ struct sim_options {
   sim_peers peers = sim_peers::reachable;
   sim_checks checks = sim_checks::off;
   sim_fork forked = sim_fork::refused;
-  sim_tool tool = sim_tool::absent;  ///< attached: what a pool hands out is watched, at the price of speed
+  sim_tool tool = sim_tool::absent;  ///< attached: a pool's allocations are tracked, which costs time
   sim_costs costs{};
-  std::uint64_t seed = 0;            ///< of another schedule; 0: work takes exactly the time asked
+  std::uint64_t seed = 0;            ///< selects a schedule; 0: work takes exactly the requested time
   sim_nanoseconds jitter = 100'000;  ///< with a seed, work may take up to this much longer
-  /// With a seed: of a thousand streams so many are slow, and each piece of their work takes up to `slowness` longer. With a
-  /// second and more they seem never to end, until somebody waits.
+  /// With a seed: out of a thousand streams this many are slow, and each of their operations takes up to `slowness` longer.
+  /// With a slowness of a second and more they appear never to end until a thread waits.
   unsigned slow_streams = 0;
   sim_nanoseconds slowness = 1'000'000'000;
-  sim_nanoseconds late_events = 0;  ///< with a seed, an event's mark may be reached up to this much later
+  sim_nanoseconds late_events = 0;  ///< with a seed, an event may be reached up to this much later
 };
 
-/// How often each driver call was made, and what that cost in virtual time.
+/// Counts of each driver call, and their cost in virtual time.
 struct sim_calls {
   std::uint64_t counts[driver_call_count]{};
-  std::uint64_t driver_ns = 0;  ///< modelled nanoseconds inside the driver, waiting not included
+  std::uint64_t driver_ns = 0;  ///< modelled nanoseconds inside the driver, excluding waits
 
   [[nodiscard]] std::uint64_t operator[](driver_call call) const noexcept {
     return counts[static_cast<std::size_t>(call)];
@@ -1182,9 +1180,9 @@ struct sim_calls {
   [[nodiscard]] std::uint64_t total() const noexcept {
     return sum([](driver_call) { return true; });
   }
-  /// Calls that make, map or give back memory.
+  /// Calls that allocate, map or free memory.
   [[nodiscard]] std::uint64_t memory() const noexcept { return sum(changes_memory); }
-  /// Calls that order or move something: all but those that only look at a stream.
+  /// Calls that order or move something: all but those that only inspect a stream.
   [[nodiscard]] std::uint64_t acting() const noexcept {
     return sum([](driver_call call) { return !only_looks(call); });
   }
@@ -1200,12 +1198,12 @@ struct sim_calls {
   }
 };
 
-/// What is not yet given back; all zero means that nothing leaks.
+/// Objects not yet released; all zero if nothing leaked.
 struct sim_leaks {
   std::size_t ranges = 0;   ///< reserved address ranges
   std::size_t maps = 0;     ///< mapped pages
   std::size_t handles = 0;  ///< page handles
-  std::size_t blocks = 0;   ///< of all kinds; blocks cached by cudaMallocAsync are no leak
+  std::size_t blocks = 0;   ///< of all kinds, except blocks cached by cudaMallocAsync
   std::size_t streams = 0;
   std::size_t events = 0;
   [[nodiscard]] std::size_t total() const noexcept {
@@ -1217,7 +1215,7 @@ struct sim_leaks {
 
 namespace tarn::detail {
 
-/// Never more than the device has: who is named first in the options has his part first.
+/// The parts never exceed the memory taken: options named first are served first.
 [[nodiscard]] inline device_account sim_account(sim_options const& options, sim_usage const& usage) noexcept {
   std::size_t left = usage.taken;
   auto const part = [&](std::size_t wanted) {
@@ -1244,7 +1242,7 @@ namespace tarn::detail {
 
 }  // namespace tarn::detail
 // ---- tarn/driver/sim_convert.hpp
-// A conversion of elements as simulated work: a kernel whose reads and writes the order checker sees.
+// Element conversion as simulated work: a kernel whose reads and writes the order checker records.
 
 #include <atomic>
 #include <cstddef>
@@ -1253,7 +1251,7 @@ namespace tarn::detail {
 // ---- tarn/core/element.hpp
 #ifndef TARN_SINGLE_CORE_ELEMENT_HPP
 #define TARN_SINGLE_CORE_ELEMENT_HPP
-// Elements that can be converted into each other, their names and sizes, and the conversion of one.
+// Element types that convert into each other, with their names, sizes and conversion.
 
 #include <concepts>
 #include <cstddef>
@@ -1262,31 +1260,31 @@ namespace tarn::detail {
 // ---- tarn/core/small_float.hpp
 #ifndef TARN_SINGLE_CORE_SMALL_FLOAT_HPP
 #define TARN_SINGLE_CORE_SMALL_FLOAT_HPP
-// float16, bfloat16, float8_e4m3, float8_e5m2: elements to store numbers in, not to calculate with.
+// float16, bfloat16, float8_e4m3, float8_e5m2: storage types for numbers, without arithmetic.
 
 #include <type_traits>
 
 // ---- tarn/core/float_format.hpp
 #ifndef TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
 #define TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
-// Formats of binary floating point and the two conversions between them, on bits alone: rounding to nearest even to a
-// narrower one, and the exact way back.
+// Binary floating-point formats and the conversions between them on bit patterns: rounding to nearest even to a narrower
+// format, and exact widening.
 
 #include <cstdint>
 #include <type_traits>
 
 namespace tarn {
 
-/// What the largest exponent of a format stands for.
+/// The meaning of a format's largest exponent.
 enum class top_exponent : std::uint8_t {
   infinity_and_nan,  ///< as in IEEE 754
-  numbers_and_nan    ///< numbers, but for the last pattern, which is NaN: the OCP formats marked FN
+  numbers_and_nan    ///< numbers, except the last pattern, which is NaN: the OCP formats marked FN
 };
 
-/// What becomes of what is too large, infinities included.
+/// The result of converting a value that is too large, infinities included.
 enum class overflow : std::uint8_t {
   to_infinity,
-  to_largest  ///< the largest number of its sign, as cuda_fp8's types do it (__NV_SATFINITE)
+  to_largest  ///< the largest number of the same sign, as cuda_fp8's types do (__NV_SATFINITE)
 };
 
 /// IEEE 754 binary32, the format of float.
@@ -1327,7 +1325,7 @@ struct ocp_e4m3 {
   static constexpr top_exponent top = top_exponent::numbers_and_nan;
   static constexpr overflow on_overflow = overflow::to_largest;
 };
-/// OCP E5M2: 3 significant bits, up to 57,344. It has infinities, but no conversion makes one.
+/// OCP E5M2: 3 significant bits, up to 57,344. It has infinities, but no conversion produces one.
 struct ocp_e5m2 {
   using bits_type = std::uint8_t;
   static constexpr int exponent_bits = 5;
@@ -1338,7 +1336,7 @@ struct ocp_e5m2 {
 
 namespace detail {
 
-/// What follows from a format.
+/// Constants derived from a format.
 template <class Format>
 struct format_of {
   using bits_type = typename Format::bits_type;
@@ -1349,11 +1347,11 @@ struct format_of {
   static constexpr std::uint64_t mantissa_mask = (std::uint64_t{1} << Format::mantissa_bits) - 1;
   static constexpr std::uint64_t infinity = std::uint64_t{top_field} << Format::mantissa_bits;
   static constexpr std::uint64_t largest = has_infinity ? infinity - 1 : (infinity | mantissa_mask) - 1;
-  /// The NaN that conversions make, with every bit but the sign: CUDA's.
+  /// The NaN that conversions produce, all bits set except the sign, as in CUDA.
   static constexpr std::uint64_t nan = (std::uint64_t{1} << sign_at) - 1;
 };
 
-/// The nearest pattern of To for a pattern of From, ties to the even one. Every NaN becomes To's one.
+/// Returns the pattern of To nearest to a pattern of From, ties to even. Every NaN becomes To's single NaN.
 template <class To, class From>
 [[nodiscard]] TARN_HOST_DEVICE constexpr typename To::bits_type narrowed(
     typename From::bits_type bits) noexcept {
@@ -1374,17 +1372,17 @@ template <class To, class From>
     return signed_as(
         static_cast<word>(To::on_overflow == overflow::to_infinity ? to::infinity : to::largest));
   }
-  // The value is mantissa * 2^(exponent - m); `steps` is how far the exponent is above To's least one.
+  // The value is mantissa * 2^(exponent - m); `steps` is the distance of the exponent from To's smallest one.
   if (field != 0) mantissa = static_cast<word>(mantissa | word{1} << m);
   int const exponent = (field != 0 ? field : 1) - from::bias;
   int const steps = exponent - (1 - to::bias);
   int shift = dropped;
   if (steps < 0)
-    shift = -steps < m + 2 - dropped ? dropped - steps : m + 2;  // beyond which all is below a half
+    shift = -steps < m + 2 - dropped ? dropped - steps : m + 2;  // larger shifts also round to zero
   auto const half = static_cast<word>(word{1} << (shift - 1));
   auto const kept = static_cast<word>(mantissa >> shift);
   auto rounded = static_cast<word>((mantissa + (half - 1) + (kept & 1U)) >> shift);
-  // A carry goes into the exponent, which is right, and so is the leading one of a normal number.
+  // A carry into the exponent is correct, and so is adding the leading one of a normal number.
   if (steps > 0) rounded = static_cast<word>(rounded + (static_cast<word>(steps) << To::mantissa_bits));
   if (rounded > static_cast<word>(to::largest)) {
     rounded = static_cast<word>(To::on_overflow == overflow::to_infinity ? to::infinity : to::largest);
@@ -1392,7 +1390,7 @@ template <class To, class From>
   return signed_as(rounded);
 }
 
-/// The pattern of binary32 that has exactly the value. A NaN keeps its sign and payload and is quiet.
+/// Returns the binary32 pattern with exactly this value. A NaN keeps its sign and payload and becomes quiet.
 template <class From>
 [[nodiscard]] TARN_HOST_DEVICE constexpr std::uint32_t widened(typename From::bits_type bits) noexcept {
   using from = format_of<From>;
@@ -1413,7 +1411,7 @@ template <class From>
     return sign | static_cast<std::uint32_t>(field + rebias) << 23 | mantissa << up;
   if (mantissa == 0) return sign;
   int exponent = rebias + 1;
-  while ((mantissa >> m) == 0) {  // at most m steps: subnormal here, normal there
+  while ((mantissa >> m) == 0) {  // at most m steps: subnormal in From, normal in binary32
     mantissa <<= 1;
     --exponent;
   }
@@ -1427,11 +1425,11 @@ template <class From>
 
 namespace tarn {
 
-/// A number stored in 1 or 2 bytes, on host and device; bit for bit CUDA's type of the same format (__half, __nv_bfloat16,
-/// __nv_fp8_e4m3, __nv_fp8_e5m2). Convert to float, calculate, convert back: both ways are explicit. Rounds to nearest even,
-/// from double in one step; keeps -0.0, subnormals and NaN (as one NaN per format; its sign and payload are not kept).
-/// What is too large becomes infinity in the 16-bit formats and the largest number in the 8-bit ones, infinities too.
-/// Trivially copyable; uninitialised by default, zero when value-initialised.
+/// A number stored in 1 or 2 bytes, on host and device; bit-compatible with CUDA's type of the same format (__half,
+/// __nv_bfloat16, __nv_fp8_e4m3, __nv_fp8_e5m2). Convert to float, calculate, convert back: both conversions are explicit.
+/// Rounds to nearest even, from double in one step; keeps -0.0, subnormals and NaN (one NaN per format; its sign and payload
+/// are lost). Values that are too large, including infinities, become infinity in the 16-bit formats and the largest number in
+/// the 8-bit ones. Trivially copyable; uninitialised by default, zero when value-initialised.
 template <class Format>
 class basic_float {
  public:
@@ -1441,17 +1439,17 @@ class basic_float {
   basic_float() = default;
   TARN_HOST_DEVICE explicit constexpr basic_float(float value) noexcept
       : bits_(detail::narrowed<Format, binary32>(__builtin_bit_cast(std::uint32_t, value))) {}
-  /// A template, so that integers go the way of float and nothing is ambiguous.
+  /// A template, so that integers convert through float without ambiguity.
   template <class Double>
   requires std::is_same_v<Double, double> TARN_HOST_DEVICE explicit constexpr basic_float(
       Double value) noexcept
       : bits_(detail::narrowed<Format, binary64>(__builtin_bit_cast(std::uint64_t, value))) {}
-  /// From another of these formats, in one rounding.
+  /// Converts from another of these formats, with one rounding.
   template <class Other>
   TARN_HOST_DEVICE explicit constexpr basic_float(basic_float<Other> other) noexcept
       : basic_float(static_cast<float>(other)) {}
 
-  /// The number with these bits.
+  /// Returns the number with this bit pattern.
   [[nodiscard]] TARN_HOST_DEVICE static constexpr basic_float from_bits(bits_type bits) noexcept {
     basic_float made{};
     made.bits_ = bits;
@@ -1459,7 +1457,7 @@ class basic_float {
   }
   [[nodiscard]] TARN_HOST_DEVICE constexpr bits_type bits() const noexcept { return bits_; }
 
-  /// Exact.
+  /// Exact conversion.
   [[nodiscard]] TARN_HOST_DEVICE explicit constexpr operator float() const noexcept {
     return __builtin_bit_cast(float, detail::widened<Format>(bits_));
   }
@@ -1471,18 +1469,18 @@ class basic_float {
   [[nodiscard]] TARN_HOST_DEVICE static constexpr basic_float largest() noexcept {
     return from_bits(static_cast<bits_type>(detail::format_of<Format>::largest));
   }
-  /// The smallest number above zero, a subnormal one.
+  /// The smallest positive number, which is subnormal.
   [[nodiscard]] TARN_HOST_DEVICE static constexpr basic_float smallest() noexcept { return from_bits(1); }
-  /// The smallest number with full precision.
+  /// The smallest positive number with full precision.
   [[nodiscard]] TARN_HOST_DEVICE static constexpr basic_float smallest_normal() noexcept {
     return from_bits(static_cast<bits_type>(1U << Format::mantissa_bits));
   }
-  /// Distance from 1 to the next number above it; rounding errs by at most half of it, relatively.
+  /// Distance from 1 to the next larger number; the relative rounding error is at most half of it.
   [[nodiscard]] TARN_HOST_DEVICE static constexpr float epsilon() noexcept {
     return 1.0F / static_cast<float>(1U << Format::mantissa_bits);
   }
 
-  /// As numbers: a NaN equals nothing, and both zeros are equal.
+  /// Compares as numbers: NaN is unequal to everything, and both zeros are equal.
   [[nodiscard]] friend TARN_HOST_DEVICE constexpr bool operator==(basic_float a, basic_float b) noexcept {
     return static_cast<float>(a) == static_cast<float>(b);
   }
@@ -1516,17 +1514,17 @@ inline constexpr bool is_basic_float<basic_float<Format>> = true;
 template <class T>
 concept element = std::same_as<T, double> || std::same_as<T, float> || detail::is_basic_float<T>;
 
-/// One element as another, rounded to nearest even once. double to float as the processor does it.
+/// Converts one element, rounding once to nearest even. double to float uses the processor's conversion.
 template <element To, element From>
 [[nodiscard]] TARN_HOST_DEVICE constexpr To element_cast(From value) noexcept {
   return static_cast<To>(value);
 }
 
-/// An element type as a value: for settings, tables and budgets; the largest first.
+/// An element type as a value, for settings, tables and budgets; largest first.
 enum class element_type : std::uint8_t { f64, f32, f16, bf16, f8_e4m3, f8_e5m2 };
 inline constexpr std::size_t element_type_count = 6;
 
-/// Its value for a type: `element_type_of<tarn::float16>`.
+/// The enumerator of a type: `element_type_of<tarn::float16>`.
 template <element T>
 inline constexpr element_type element_type_of = std::same_as<T, double>        ? element_type::f64
                                                 : std::same_as<T, float>       ? element_type::f32
@@ -1540,22 +1538,22 @@ inline constexpr element_type element_type_of = std::same_as<T, double>        ?
   constexpr std::uint8_t sizes[element_type_count] = {8, 4, 2, 2, 1, 1};
   return sizes[static_cast<std::size_t>(type)];
 }
-/// Bytes of `count` elements. @throws length_error  they do not fit in size_t
+/// Bytes of `count` elements. @throws length_error  the result does not fit in size_t
 [[nodiscard]] constexpr std::size_t bytes_of(std::size_t count, element_type type) {
   return checked_bytes(count, bytes_of(type));
 }
-/// Elements that fit into a budget.
+/// Returns the number of elements that fit into `bytes`.
 [[nodiscard]] constexpr std::size_t items_in(std::size_t bytes, element_type type) noexcept {
   return bytes / bytes_of(type);
 }
-/// The type's name; static storage.
+/// Returns the type's name; static storage.
 [[nodiscard]] constexpr char const* name_of(element_type type) noexcept {
   constexpr char const* names[element_type_count] = {"float64",  "float32",     "float16",
                                                      "bfloat16", "float8_e4m3", "float8_e5m2"};
   return names[static_cast<std::size_t>(type)];
 }
 
-/// Calls `call` with a value of the type that `type` names: from settings back into the type system.
+/// Calls `call` with a value of the type that `type` names, to get from a runtime setting to a static type.
 template <class Call>
 constexpr decltype(auto) with_element(element_type type, Call const& call) {
   switch (type) {
@@ -1578,7 +1576,7 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
 }  // namespace tarn
 #endif  // TARN_SINGLE_CORE_ELEMENT_HPP
 // ---- tarn/driver/sim_work.hpp
-// What simulated streams do: kernels, copies and fills, each with the bytes that it touches.
+// Operations of simulated streams: kernels, copies and fills, with the bytes that each accesses.
 
 #include <atomic>
 #include <cstddef>
@@ -1588,11 +1586,11 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
 #include <vector>
 
 // ---- tarn/driver/sim_order.hpp
-// The order checker of the simulated GPU: happens-before by vector clocks over streams and host threads.
-// It reports any two conflicting accesses to the same bytes by different owners that nothing orders.
+// The order checker of the simulated GPU: happens-before by vector clocks over streams and host threads. It reports any two
+// conflicting accesses to the same bytes by different owners that are not ordered.
 //
-// Every stream and every host timeline is an agent with a clock: entry i says how many of agent i's
-// operations are known to be over. Knowledge flows so:
+// Every stream and every host timeline is an agent with a clock: entry i is the number of agent i's operations that are known
+// to be complete. Knowledge propagates as follows:
 //
 //   host enqueues on S      S learns what the host knows
 //   record(E, S)            E learns what S knows          wait(S, E)            S learns what E knows
@@ -1600,12 +1598,12 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
 //
 //   publish(token)          the token learns               observe(token)        the host learns
 //
-// Host threads are one timeline, in the order of their driver calls, unless sim_checks::each_thread asks for
-// one timeline per thread; then knowledge passes between threads only by publish and observe.
+// Host threads are one timeline, in the order of their driver calls, unless sim_checks::each_thread requests one timeline per
+// thread; then knowledge passes between threads only by publish and observe.
 //
-// Two accesses are ordered if the later one's clock covers the earlier one's tick. Accesses by one owner are
-// the owner's business; when bytes change hands (freed, then allocated), the next owner's accesses must cover
-// all of the previous owners'. Bytes are physical: a page that is mapped elsewhere carries its past with it.
+// Two accesses are ordered if the later one's clock covers the earlier one's tick. Accesses by the same owner are not checked;
+// when bytes change owners (freed, then allocated), the next owner's accesses must cover all accesses of previous owners.
+// Bytes are physical: a page that is remapped keeps its history.
 
 #include <cstddef>
 #include <cstdint>
@@ -1620,7 +1618,7 @@ namespace tarn {
 /// Whether simulated work reads or writes.
 enum class sim_use : std::uint8_t { reads, writes };
 
-/// Bytes that simulated work touches.
+/// Bytes that simulated work accesses.
 struct sim_access {
   void const* p = nullptr;
   std::size_t bytes = 0;
@@ -1635,10 +1633,10 @@ struct sim_access {
 
 namespace detail {
 
-/// Who acts: an index into every clock.
+/// An agent: an index into every clock.
 using sim_agent = std::size_t;
 
-/// How much of each agent's past is known.
+/// A vector clock: how much of each agent's past is known.
 class sim_clock {
  public:
   [[nodiscard]] std::uint64_t at(sim_agent agent) const noexcept {
@@ -1656,7 +1654,7 @@ class sim_clock {
   }
   [[nodiscard]] bool is_empty() const noexcept { return ticks_.empty(); }
   void clear() noexcept { ticks_.clear(); }
-  /// The first agent whose tick here is beyond what `known` has; false where all is known.
+  /// Finds the first agent whose tick here exceeds that in `known`; returns false if all ticks are known.
   [[nodiscard]] bool exceeds(sim_clock const& known, sim_agent& who) const noexcept {
     for (std::size_t i = 0; i < ticks_.size(); ++i) {
       if (ticks_[i] > known.at(i)) {
@@ -1674,13 +1672,13 @@ class sim_clock {
 /// The checker. Callers hold the machine's lock.
 class sim_order {
  public:
-  /// Adds an agent that knows nothing. `name` is for findings.
+  /// Adds an agent that knows nothing. `kind` and `number` name it in findings.
   sim_agent add_agent(char const* kind, std::uint64_t number) {
     agents_.push_back({{}, 0, std::string(kind) + ' ' + std::to_string(number), 0, false});
     return agents_.size() - 1;
   }
 
-  /// The agent of that name, for what a destroyed stream did last; `nobody` where there never was one.
+  /// Returns the latest agent of that name, for the last uses of a destroyed stream; `none` if there was none.
   [[nodiscard]] sim_agent agent_of(char const* kind, std::uint64_t number) const {
     std::string const name = std::string(kind) + ' ' + std::to_string(number);
     for (sim_agent a = agents_.size(); a-- > 0;) {
@@ -1692,21 +1690,21 @@ class sim_order {
   [[nodiscard]] sim_clock const& clock(sim_agent agent) const noexcept { return agents_[agent].clock; }
   void learn(sim_agent agent, sim_clock const& what) { agents_[agent].clock.join(what); }
 
-  /// An event was recorded that covers what the agent did so far.
+  /// Records that an event covers what the agent did so far.
   void marked(sim_agent agent) {
     agents_[agent].marked = agents_[agent].ticks;
     agents_[agent].has_mark = true;
   }
 
-  /// One more operation of an agent; its own clock covers it from now on.
+  /// Counts one more operation of an agent; its own clock covers it from now on.
   void tick(sim_agent agent) { agents_[agent].clock.raise(agent, ++agents_[agent].ticks); }
 
-  /// True where everything that `first` has done is known to `second`.
+  /// Returns true if everything that `first` has done is known to `second`.
   [[nodiscard]] bool is_ordered(sim_agent first, sim_agent second) const noexcept {
     return agents_[second].clock.at(first) >= agents_[first].ticks;
   }
 
-  /// Bytes get a new owner, whose accesses must cover all earlier ones.
+  /// Gives bytes a new owner, whose accesses must cover all earlier ones.
   void allocated(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on) {
     ++owners_;
     bool free = true;
@@ -1729,7 +1727,7 @@ class sim_order {
     if (!free) add_finding("bytes given out twice", {p, bytes, sim_use::writes}, before, on, none);
   }
 
-  /// Bytes lose their owner: until the next one, nothing may touch them.
+  /// Takes bytes from their owner: nothing may access them until they have the next one.
   void freed(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on) {
     bool held = true;
     segment before;
@@ -1746,7 +1744,7 @@ class sim_order {
     if (!held) add_finding("freed bytes that have no owner", {p, bytes, sim_use::writes}, before, on, none);
   }
 
-  /// Checks and notes one access of work on `agent`.
+  /// Checks and records one access by work on `agent`.
   void access(sim_memory const& memory, sim_access const& a, sim_agent agent) {
     sim_clock const& known = agents_[agent].clock;
     std::uint64_t const now = agents_[agent].ticks;
@@ -1773,15 +1771,15 @@ class sim_order {
     });
   }
 
-  /// Checks that the host may take a mapping away: all work that reached memory through it is known to be over. Work on the
-  /// same memory through another mapping does not matter.
+  /// Checks that the host may unmap a range: all work that accessed memory through this mapping must be known to be complete.
+  /// Work through other mappings of the same memory does not matter.
   void taken_away(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent host,
                   char const* how) {
     auto const it = through_.find(reinterpret_cast<std::uintptr_t>(p));
     if (it == through_.end()) return;
     sim_agent other = none;
     if (it->second.exceeds(agents_[host].clock, other)) {
-      segment used;  // one that this agent used: its history tells most
+      segment used;  // a segment that this agent used: its history is the most useful
       each(memory, p, bytes, [&](segment& s) {
         if (last_of(s, other) >= it->second.at(other)) used = s;
       });
@@ -1790,14 +1788,14 @@ class sim_order {
     through_.erase(it);
   }
 
-  /// Notes that a stream was used under a handle that was another stream's when the caller learned it.
+  /// Reports the use of a stream under a handle that belonged to another stream when the caller obtained it.
   void stale_handle(char const* call, std::uint64_t meant, sim_agent is_now) {
     if (findings_.size() >= most_findings) return;
     findings_.push_back(
         detail::joined({call, " with the handle of destroyed stream ", std::to_string(meant), ": it is ",
                         name_of_agent(is_now), " now. Ask identify() before using a remembered handle."}));
   }
-  /// Notes that a stream was used though it is destroyed: CUDA may crash.
+  /// Reports the use of a destroyed stream: CUDA may crash.
   void dead_handle(char const* call, std::uint64_t meant) {
     if (findings_.size() >= most_findings) return;
     findings_.push_back(
@@ -1805,7 +1803,7 @@ class sim_order {
                         ", which is destroyed: CUDA may crash. Mark the stream's work while it lives."}));
   }
 
-  /// Forgets physical bytes that are gone.
+  /// Removes the history of freed physical bytes.
   void forget(std::uint64_t key, std::size_t bytes) {
     split(key);
     split(key + bytes);
@@ -1817,9 +1815,9 @@ class sim_order {
 
  private:
   static constexpr sim_agent none = static_cast<sim_agent>(-1);
-  /// Findings beyond this many are not kept; the first ones matter.
+  /// Maximum number of findings kept; the first ones matter.
   static constexpr std::size_t most_findings = 1'000;
-  /// Owners before the last one that a finding tells of.
+  /// Number of previous owners that a finding lists.
   static constexpr std::size_t most_previous = 3;
 
   struct acting {
@@ -1829,28 +1827,28 @@ class sim_order {
     std::uint64_t marked = 0;  ///< operations that its last event covers
     bool has_mark = false;
   };
-  /// One time that a block was given out.
+  /// One allocation of a block.
   struct owner {
     std::uint64_t number = 0;
     void const* p = nullptr;
     std::size_t bytes = 0;
     sim_agent allocated_on = none;
     sim_agent freed_on = none;
-    std::uint64_t allocated_at = 0;  ///< after so many operations of that agent
+    std::uint64_t allocated_at = 0;  ///< number of that agent's operations at the time
     std::uint64_t freed_at = 0;
   };
-  /// Bytes with one history.
+  /// Bytes with the same history.
   struct segment {
     std::size_t bytes = 0;
     bool held = false;   ///< has an owner now
-    bool noted = false;  ///< owners are told at all; bytes never noted are not judged as freed
+    bool noted = false;  ///< allocated() or freed() was called; other bytes are never reported as freed
     owner current;
-    owner previous[most_previous];            ///< the latest first
-    sim_clock reads, writes;                  ///< by the owner of now
-    sim_clock earlier_reads, earlier_writes;  ///< by all before
+    owner previous[most_previous];            ///< latest first
+    sim_clock reads, writes;                  ///< by the current owner
+    sim_clock earlier_reads, earlier_writes;  ///< by all previous owners
   };
 
-  /// Makes `key` a border between segments.
+  /// Makes `key` a boundary between segments.
   void split(std::uint64_t key) {
     auto it = segments_.lower_bound(key);
     if (it == segments_.begin() || (it != segments_.end() && it->first == key)) return;
@@ -1863,7 +1861,7 @@ class sim_order {
     segments_.emplace(key, std::move(rest));
   }
 
-  /// Visits the segments behind a range, split to fit it, made where there are none.
+  /// Visits the segments behind a range, split to fit it; creates missing ones.
   template <class Visit>
   void each(sim_memory const& memory, void const* p, std::size_t bytes, Visit const& visit) {
     if (bytes == 0) return;
@@ -1902,7 +1900,7 @@ class sim_order {
                                : detail::joined({", freed on ", name_of_agent(o.freed_on),
                                                  " after its operation ", std::to_string(o.freed_at), ")"});
   }
-  /// The last operation of an agent that touched a segment.
+  /// Returns the last operation of an agent that accessed a segment.
   [[nodiscard]] static std::uint64_t last_of(segment const& s, sim_agent who) {
     std::uint64_t last = 0;
     for (sim_clock const* c : {&s.reads, &s.writes, &s.earlier_reads, &s.earlier_writes}) {
@@ -1910,7 +1908,7 @@ class sim_order {
     }
     return last;
   }
-  /// Says which event was missing: after which operation, what is known instead, and whether one was recorded at all.
+  /// Describes the missing event: after which operation, what is known instead, and whether an event was recorded at all.
   void add_missing(std::string& text, segment const& s, sim_agent by, sim_agent other) const {
     std::uint64_t const last = last_of(s, other);
     acting const& them = agents_[other];
@@ -1953,7 +1951,7 @@ class sim_order {
 
   std::vector<acting> agents_;
   std::map<std::uint64_t, segment> segments_;
-  std::unordered_map<std::uintptr_t, sim_clock> through_;  ///< what used each mapping, by where that begins
+  std::unordered_map<std::uintptr_t, sim_clock> through_;  ///< what used each mapping, by its start
   std::uint64_t owners_ = 0;
   std::vector<std::string> findings_;
 };
@@ -1964,31 +1962,31 @@ class sim_order {
 
 namespace tarn::detail {
 
-/// What an operation does when its time has come. Shared by the replays of a graph.
+/// The effect of an operation when it becomes due. Shared by the replays of a graph.
 struct sim_work {
   virtual ~sim_work() = default;
-  /// Whether what it touches is there.
+  /// Checks that the accessed memory exists.
   virtual sim_code check(sim_memory& memory) noexcept = 0;
-  /// Then does it.
+  /// Performs the operation, after check() succeeded.
   virtual void act() noexcept = 0;
-  /// What it touches, for the order checker.
+  /// The accesses, for the order checker.
   [[nodiscard]] virtual std::vector<sim_access> const& accesses() const noexcept = 0;
 };
 
-/// True while the calling thread runs a simulated kernel: there the driver may not be called. Atomic only because the
-/// kernel is another thread to ThreadSanitizer.
+/// True while the calling thread runs a simulated kernel, where driver calls are not permitted. Atomic only because
+/// ThreadSanitizer treats the kernel as another thread.
 inline thread_local std::atomic<bool> sim_inside_work{false};
 
-/// The tool, where there is one, sees what work touches.
+/// Passes an access to the tool, if there is one.
 inline void show_tool(sim_memory const& memory, sim_access const& a) noexcept {
   if (memory.tool() == nullptr) return;
   try {
     memory.tool()->check(a.p, a.bytes, a.use == sim_use::reads ? "read" : "write");
-  } catch (...) {  // without host memory for its finding a tool stays silent
+  } catch (...) {  // without host memory for its finding the tool reports nothing
   }
 }
 
-/// A kernel: bytes it says it touches, and what it does on the host's side of the simulation.
+/// A kernel: the bytes that it declares to access, and its effect on the host.
 template <class F>
 struct sim_kernel final : sim_work {
   sim_kernel(std::initializer_list<sim_access> what, F f) : touched(what), body(std::move(f)) {}
@@ -2005,7 +2003,7 @@ struct sim_kernel final : sim_work {
   F body;
 };
 
-/// A copy, or a fill where there is no source.
+/// A copy, or a fill if there is no source.
 struct sim_transfer_work final : sim_work {
   sim_code check(sim_memory& memory) noexcept override {
     for (sim_access const& a : touched) {
@@ -2030,7 +2028,7 @@ struct sim_transfer_work final : sim_work {
   void const* from = nullptr;
   int byte = 0;
   std::size_t bytes = 0;
-  std::atomic<bool> real{true};  ///< atomic as sim_inside_work is
+  std::atomic<bool> real{true};  ///< atomic for the same reason as sim_inside_work
 };
 
 }  // namespace tarn::detail
@@ -2069,14 +2067,13 @@ class sim_conversion final : public sim_work {
   From const* from_;
   std::size_t count_;
   int device_;
-  std::atomic<bool> real_{true};  ///< atomic as sim_inside_work is
+  std::atomic<bool> real_{true};  ///< atomic for the same reason as sim_inside_work
 };
 
 }  // namespace tarn::detail
 // ---- tarn/driver/sim_machine.hpp
-// A simulated host with GPUs: its options, what a test may do to it (launch work, move time, take memory
-// away, capture) and what it tells (calls, usage, findings). Drivers for its devices come from
-// driver/sim_driver.
+// A simulated host with GPUs. Holds the options, the controls for tests (launch work, advance time, take memory away,
+// capture) and the results (calls, usage, findings). driver/sim_driver provides drivers for its devices.
 
 #include <cstdint>
 #include <cstdlib>
@@ -2090,8 +2087,8 @@ class sim_conversion final : public sim_work {
 #include <vector>
 
 // ---- tarn/driver/sim_async.hpp
-// cudaMallocAsync as the simulated GPU has it: freed blocks are kept and given again in stream order, and go
-// back to the device at the next synchronisation (release threshold 0, CUDA's default).
+// The simulated cudaMallocAsync. Freed blocks are cached and reused in stream order, and return to the device at the next
+// synchronisation (release threshold 0, CUDA's default).
 
 #include <cstddef>
 #include <iterator>
@@ -2101,8 +2098,8 @@ class sim_conversion final : public sim_work {
 #include <vector>
 
 // ---- tarn/driver/sim_streams.hpp
-// The simulated GPU's streams: queues on virtual time, events, default streams, capture. Deterministic: when
-// an operation is enqueued its end is known, and it takes effect when the host's clock reaches that end.
+// The simulated GPU's streams: queues in virtual time, events, default streams, capture. Deterministic: the end of an
+// operation is known when it is enqueued, and the operation takes effect when the host's clock reaches that end.
 
 #include <atomic>
 #include <cstddef>
@@ -2114,12 +2111,12 @@ class sim_conversion final : public sim_work {
 #include <vector>
 
 // ---- tarn/driver/sim_tsan.hpp
-// The simulated GPU as ThreadSanitizer sees it: each stream is a thread of its own, and what orders streams and the host
-// on a GPU, and only that, orders them here. Without ThreadSanitizer these are empty types.
+// The simulated GPU under ThreadSanitizer: each stream is a separate thread, and only what orders streams and the host on a
+// GPU orders them here. Without ThreadSanitizer these are empty types.
 //
-//   the host enqueues work    the work comes after what this thread has done, and after the stream's past
-//   record(E, S)              E keeps the stream's past          wait(S, E)              S's past grows by E's
-//   synchronize(S or E)       this thread comes after it         query(E) = done         likewise
+//   the host enqueues work    the work is ordered after this thread's past and the stream's past
+//   record(E, S)              E keeps the stream's past          wait(S, E)              E's past is added to S's
+//   synchronize(S or E)       this thread is ordered after it    query(E) = done         likewise
 
 #include <cstddef>
 #include <cstdint>
@@ -2140,7 +2137,7 @@ namespace tarn::detail {
 
 #if TARN_TSAN
 
-/// A stream's own context. The machine's lock orders nothing in it: a real driver's locks are none of the program's.
+/// A stream's own context. The machine's lock creates no order in it: a real driver's locks are invisible to the program.
 class sim_fiber {
  public:
   sim_fiber() : handle_(__tsan_create_fiber(0)) {}
@@ -2153,8 +2150,8 @@ class sim_fiber {
   void* handle_;
 };
 
-/// Does one thing as another thread that comes after some moments and makes one. Not instrumented itself: what it reads is
-/// the host's, and no order between the two is to be invented for that.
+/// Runs an action as another thread that is ordered after some moments and releases one. Not instrumented itself: it reads
+/// host data, and must not create an order between the two.
 __attribute__((no_sanitize("thread"))) TARN_NOINLINE inline void run_in_fiber(void* fiber, void* const* after,
                                                                               std::size_t count, void* makes,
                                                                               void (*act)(void*),
@@ -2167,19 +2164,19 @@ __attribute__((no_sanitize("thread"))) TARN_NOINLINE inline void run_in_fiber(vo
   __tsan_switch_to_fiber(host, __tsan_switch_to_fiber_no_sync);
 }
 
-/// The beginning and the end of one piece of work, by their addresses.
+/// The start and the end of one operation, identified by their addresses.
 struct sim_moment {
   char begun = 0;
   char over = 0;
 };
 
-/// The latest work of each stream that something comes after.
+/// The latest operation of each stream that something is ordered after.
 class sim_past {
  public:
   void join(sim_past const& other) {
     for (auto const& [stream, moment] : other.latest_) add(stream, moment);
   }
-  /// The calling thread comes after all of it.
+  /// Orders the calling thread after all of it.
   void observe() const {
     for (auto const& [stream, moment] : latest_) __tsan_acquire(&moment.second->over);
   }
@@ -2195,7 +2192,7 @@ class sim_past {
   std::map<stream_id, numbered> latest_;
 };
 
-/// What a stream's work is run in; made with the stream's first work.
+/// The fiber that runs a stream's work; created with the stream's first work.
 class sim_context {
  public:
   [[nodiscard]] std::shared_ptr<sim_fiber> const& fiber() {
@@ -2207,11 +2204,11 @@ class sim_context {
   std::shared_ptr<sim_fiber> fiber_;
 };
 
-/// One piece of enqueued work. It is destroyed as the stream that ran it, since that has looked at what it holds.
+/// One enqueued operation. The stream that ran it also destroys it, since the stream has accessed its contents.
 template <class Work>
 class sim_ordered_work {
  public:
-  /// `past` is the stream's and comes to include this work.
+  /// Adds this work to `past`, which belongs to the stream.
   sim_ordered_work(std::shared_ptr<Work> work, sim_context& context, sim_past& past, stream_id stream,
                    std::uint64_t number)
       : fiber_(context.fiber()),
@@ -2221,7 +2218,7 @@ class sim_ordered_work {
     __tsan_release(&moment_->begun);
     past.add(stream, {number, moment_});
   }
-  /// The host looks at the work, which is the stream's to destroy; no order between the two is to be invented for that.
+  /// Lets the host inspect the work, which the stream destroys, without creating an order between the two.
   template <class Look>
   [[nodiscard]] auto look(Look const& f) const noexcept {
     AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
@@ -2279,22 +2276,22 @@ namespace tarn {
 
 namespace detail {
 
-/// Operations recorded from a stream instead of run.
+/// Operations that were recorded from a stream instead of run.
 struct sim_capture {
   struct node {
     std::shared_ptr<sim_work> work;
     sim_nanoseconds duration;
   };
   std::vector<node> nodes;
-  stream_id origin = 0;  ///< where it began, and must end
+  stream_id origin = 0;  ///< the stream where it began and must end
   bool invalid = false;
   bool open = true;
 };
 
-/// Whether host threads know all that another knew at its last driver call, or only what they were told.
+/// Whether a host thread knows all that other threads knew at their last driver call, or only what was published to it.
 enum class sim_hosts : std::uint8_t { one_timeline, each_thread };
 
-/// When device work ends beyond the time that it was said to take: another schedule for each seed. See sim_options.
+/// How far device work runs beyond its nominal duration: a different schedule for each seed. See sim_options.
 struct sim_schedule {
   std::uint64_t seed = 0;
   sim_nanoseconds jitter = 0;
@@ -2311,17 +2308,17 @@ struct sim_stream {
   sim_blocking blocking = sim_blocking::independent;
   bool legacy = false;
   bool is_default = false;   ///< legacy or per-thread
-  bool slow = false;         ///< as the schedule has it
-  sim_nanoseconds tail = 0;  ///< when all work so far is over
+  bool slow = false;         ///< as drawn from the schedule
+  sim_nanoseconds tail = 0;  ///< when all work so far has completed
   std::shared_ptr<sim_capture> capture;
   sim_agent agent = 0;
-  [[no_unique_address]] sim_past past;  ///< what work enqueued now comes after
+  [[no_unique_address]] sim_past past;  ///< work that new work is ordered after
   [[no_unique_address]] sim_context context;
 };
 
 struct sim_event {
   int device = 0;
-  sim_nanoseconds time = 0;  ///< when the mark is reached; 0: never recorded
+  sim_nanoseconds time = 0;  ///< when the event is reached; 0: never recorded
   std::shared_ptr<sim_capture> capture;
   sim_clock clock;
   [[no_unique_address]] sim_past past;
@@ -2341,7 +2338,7 @@ class sim_streams {
     if (order_ != nullptr && hosts_ == sim_hosts::one_timeline) host_ = order_->add_agent("host", 0);
     for (int d = 0; d < devices; ++d) {
       sim_stream& legacy = devices_[static_cast<std::size_t>(d)].legacy;
-      // Fixed identities below any other, from 1: 0 means unknown.
+      // Fixed identities below all others, from 1: 0 means unknown.
       legacy = make_stream(d, sim_blocking::with_legacy, first_legacy_id + static_cast<stream_id>(d));
       legacy.legacy = legacy.is_default = true;
     }
@@ -2349,7 +2346,7 @@ class sim_streams {
 
   [[nodiscard]] sim_nanoseconds now() const noexcept { return now_.load(std::memory_order_relaxed); }
 
-  /// Moves the host's clock and runs what has become due.
+  /// Advances the host's clock and runs operations that have become due.
   void advance(sim_nanoseconds by) { advance_to(now() + by); }
   void advance_to(sim_nanoseconds time) {
     if (time > now()) now_.store(time, std::memory_order_relaxed);
@@ -2361,14 +2358,14 @@ class sim_streams {
     }
   }
 
-  /// The error that a device has run into; every call on it tells so from then on.
+  /// The error state of a device; once set, every call on the device returns it.
   [[nodiscard]] sim_code& fault(int device) noexcept {
     return devices_[static_cast<std::size_t>(device)].fault;
   }
 
-  /// The stream behind a handle; default handles mean the given device's. Null where there is none. A
-  /// per-thread default stream of another thread cannot be reached by its handle: the legacy one, which is
-  /// ordered with it, stands in (as in cuda_driver).
+  /// Returns the stream of a handle; default handles mean the given device's. Null if there is none. A per-thread default
+  /// stream of another thread cannot be reached by its handle: the legacy default stream, which is ordered with it, is returned
+  /// instead (as in cuda_driver).
   sim_stream* find(stream_ref stream, int device) {
     auto const handle = reinterpret_cast<std::uintptr_t>(stream.handle());
     auto& d = devices_[static_cast<std::size_t>(device)];
@@ -2382,14 +2379,14 @@ class sim_streams {
     return it == streams_.end() ? nullptr : &it->second;
   }
 
-  /// Handles are reused, the latest freed first, as drivers do; identities never.
+  /// Handles are reused, the latest freed first, as drivers do; identities are never reused.
   void create_stream(int device, sim_blocking blocking, stream_ref& stream) {
     stream_id const id = next_id_++;
     std::uintptr_t const handle = take_handle(free_streams_, next_stream_, stream_handles);
     streams_.emplace(handle, make_stream(device, blocking, id));
     stream = stream_ref::from(reinterpret_cast<void*>(handle), id);
   }
-  /// Work on it goes on; default streams stay.
+  /// Work already enqueued continues; default streams are not destroyed.
   sim_code destroy_stream(stream_ref stream) {
     if (reinterpret_cast<std::uintptr_t>(stream.handle()) <= per_thread_handle) return sim_code::ok;
     auto const it = streams_.find(reinterpret_cast<std::uintptr_t>(stream.handle()));
@@ -2436,8 +2433,8 @@ class sim_streams {
     return sim_code::ok;
   }
 
-  /// Marks all work of the event's device, as cuCtxRecordEvent; refused while anything is captured there (which the real
-  /// call ends, too).
+  /// Marks all work of the event's device, as cuCtxRecordEvent does; fails while any stream there is captured (the real call
+  /// also ends the capture).
   sim_code record_all(sim_event& event) {
     bool capturing = false;
     each_stream(event.device, [&](sim_stream const& s) { capturing = capturing || s.capture != nullptr; });
@@ -2465,7 +2462,7 @@ class sim_streams {
         event.capture->invalid = true;
         return sim_code::capture_implicit;
       }
-      stream.capture = event.capture;  // a fork: the waiting stream is captured too
+      stream.capture = event.capture;  // a fork: the waiting stream is captured, too
       ++captured_;
       return sim_code::ok;
     }
@@ -2532,17 +2529,17 @@ class sim_streams {
     join_device(device);
     return sim_code::ok;
   }
-  /// Waits for a device without the rules of capture: what cudaFree does besides freeing.
+  /// Waits for a device without checking for captures: what cudaFree does besides freeing.
   void join_device(int device) {
     auto& d = devices_[static_cast<std::size_t>(device)];
     if (order_ != nullptr) order_->learn(host(), d.clock);
     advance_to(d.tail);
     d.past.observe();
-    d.past = {};  // whoever waits again comes after this thread's next call
+    d.past = {};  // a later waiter is ordered after this thread's next call
   }
 
-  /// Puts work on a stream: it starts when the stream is free and lasts `duration`.
-  /// @param meant  whether the caller means to be captured, or is a driver call that got there by accident
+  /// Enqueues work: it starts when the stream is free and lasts `duration`.
+  /// @param who  user: the work belongs in a capture; driver: being captured is an accident and is counted
   enum class caller : std::uint8_t { user, driver };
   sim_code enqueue(sim_stream& stream, sim_nanoseconds duration, std::shared_ptr<sim_work> work, caller who) {
     if (sim_code const refused = check_capture(stream); refused != sim_code::ok) return refused;
@@ -2590,7 +2587,7 @@ class sim_streams {
     graph = done;
     return sim_code::ok;
   }
-  /// True also for the legacy stream while one that it would join is captured: work on it would spoil that.
+  /// Also true for the legacy stream while a stream that it synchronises with is captured: work on it would invalidate that.
   [[nodiscard]] bool is_capturing(sim_stream const& stream) {
     bool capturing = stream.capture != nullptr;
     if (stream.legacy && open_captures_ != 0) {
@@ -2607,7 +2604,7 @@ class sim_streams {
   [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
   [[nodiscard]] std::size_t pending() const noexcept { return pending_.size(); }
 
-  /// The calling thread as the order checker knows it.
+  /// The calling thread's agent in the order checker.
   [[nodiscard]] sim_agent host() {
     if (hosts_ == sim_hosts::one_timeline) return host_;
     auto const thread = thread_number();
@@ -2615,23 +2612,23 @@ class sim_streams {
     if (it == threads_.end()) it = threads_.emplace(thread, order_->add_agent("thread", thread)).first;
     return it->second;
   }
-  /// Knowledge passes from the thread that publishes a token to those that observe it later.
+  /// Passes knowledge from the thread that publishes a token to threads that observe it later.
   void publish(void const* token) { tokens_[token].join(order_->clock(host())); }
   void observe(void const* token) {
     if (auto const it = tokens_.find(token); it != tokens_.end()) order_->learn(host(), it->second);
   }
 
-  /// True where work enqueued on `second` now would come after all work so far on `first`.
+  /// Returns true if work enqueued on `second` now would be ordered after all work so far on `first`.
   [[nodiscard]] bool is_ordered(sim_stream& first, sim_stream& second) {
     (void)start_on(second);
     return order_->is_ordered(first.agent, second.agent);
   }
 
-  /// When work enqueued on a stream now could start, which is when all before it is over.
+  /// Returns when work enqueued on a stream now could start: when all earlier work has completed.
   sim_nanoseconds end_of(sim_stream& stream) { return start_on(stream); }
 
  private:
-  /// What the host knows flows to a stream that it is about to use.
+  /// Passes the host's knowledge to a stream that it is about to use.
   void host_reaches(sim_stream& stream) {
     if (order_ == nullptr) return;
     order_->learn(stream.agent, order_->clock(host()));
@@ -2646,7 +2643,7 @@ class sim_streams {
   struct device_state {
     sim_stream legacy;
     std::unordered_map<std::uint64_t, sim_stream> per_thread;
-    sim_nanoseconds tail = 0;           ///< of all streams, destroyed ones too
+    sim_nanoseconds tail = 0;           ///< of all streams, including destroyed ones
     sim_nanoseconds blocking_tail = 0;  ///< of those that the legacy stream waits for
     sim_clock clock;                    ///< of all streams
     sim_clock blocking_clock;
@@ -2708,8 +2705,8 @@ class sim_streams {
     return spoiled ? sim_code::capture_implicit : sim_code::ok;
   }
 
-  /// When the stream could start something enqueued now. The host's knowledge flows to the stream, and so
-  /// does that of the streams which the rules of the legacy default stream make it wait for.
+  /// Returns when the stream could start work enqueued now. Passes to it the knowledge of the host, and of the streams that the
+  /// rules of the legacy default stream make it wait for.
   sim_nanoseconds start_on(sim_stream& stream) {
     auto const& d = devices_[static_cast<std::size_t>(stream.device)];
     sim_nanoseconds start = stream.tail < now() ? now() : stream.tail;
@@ -2751,7 +2748,7 @@ class sim_streams {
     if (stream.blocking == sim_blocking::with_legacy) d.blocking_clock.join(order_->clock(stream.agent));
   }
 
-  /// What work touches is looked up as the host; what it does is its stream's doing.
+  /// The host looks up what the work accesses; the stream performs the work.
   sim_code run(operation& o) {
     sim_code const allowed = o.work.look([&](sim_work& work) { return work.check(memory_); });
     if (allowed != sim_code::ok) return allowed;
@@ -2765,7 +2762,7 @@ class sim_streams {
   sim_nanoseconds delay(sim_stream const& stream) noexcept {
     return draw(schedule_.jitter) + (stream.slow ? draw(schedule_.slowness) : 0);
   }
-  /// Less than `most`, from the seed (splitmix64).
+  /// Returns a number below `most`, drawn from the seed (splitmix64).
   sim_nanoseconds draw(sim_nanoseconds most) noexcept {
     if (schedule_.seed == 0 || most == 0) return 0;
     std::uint64_t z = (schedule_.seed += 0x9E3779B97F4A7C15);
@@ -2774,7 +2771,7 @@ class sim_streams {
     return (z ^ (z >> 31)) % most;
   }
 
-  /// Machines are numbered so that the handles of one mean nothing to another.
+  /// Numbers the machines, so that handles of one machine are invalid on another.
   inline static std::atomic<std::uintptr_t> next_machine{0};
 
   sim_memory& memory_;
@@ -2789,8 +2786,7 @@ class sim_streams {
   std::uint64_t next_operation_ = 0;
   std::atomic<sim_nanoseconds> now_{1};  // never 0, which marks an event as unrecorded
   std::size_t captured_ = 0;
-  std::size_t open_captures_ =
-      0;  ///< begun and not ended: with none no stream need be looked at, of which there may be many
+  std::size_t open_captures_ = 0;  ///< begun and not ended; while 0, no stream has to be searched
   sim_schedule schedule_;
   sim_order* order_;
   sim_hosts hosts_;
@@ -2805,11 +2801,11 @@ class sim_streams {
 
 namespace tarn::detail {
 
-/// How a block was served, which decides its cost.
+/// Whether a block came from the cache, which determines its cost.
 enum class sim_warmth : std::uint8_t { warm, cold };
 
-/// The pool of one device. A freed block fits requests of its own size: at once on the stream that freed it,
-/// on others once the free is over. Callers hold the machine's lock.
+/// The pool of one device. A freed block serves requests of its own size: at once on the stream that freed it, on other
+/// streams once the free has completed. Callers hold the machine's lock.
 class sim_async {
  public:
   sim_async(int device, sim_memory& memory, sim_order* order) noexcept
@@ -2842,7 +2838,7 @@ class sim_async {
     return outcome;
   }
 
-  /// @param end  when the work before the free on its stream is over
+  /// @param end  when the work before the free on its stream completes
   sim_code free(void* p, sim_stream const& stream, sim_nanoseconds end) {
     if (p == nullptr) return sim_code::ok;
     auto const it = live_.find(p);
@@ -2854,7 +2850,7 @@ class sim_async {
     return sim_code::ok;
   }
 
-  /// Gives cached blocks whose free is over back to the device.
+  /// Returns cached blocks whose free has completed to the device.
   void trim(sim_nanoseconds now) {
     for (auto it = cached_.begin(); it != cached_.end();) {
       if (it->second.freed_at <= now) {
@@ -2866,7 +2862,7 @@ class sim_async {
     }
   }
 
-  /// Blocks kept for reuse.
+  /// Number of cached blocks.
   [[nodiscard]] std::size_t cached() const noexcept { return cached_.size(); }
 
  private:
@@ -2891,7 +2887,7 @@ class sim_driver;
 
 namespace detail {
 
-/// Everything of a machine, behind one lock.
+/// The whole state of a machine, behind one lock.
 struct sim_state {
   explicit sim_state(sim_options const& o)
       : options(o),
@@ -2907,13 +2903,13 @@ struct sim_state {
   sim_state(sim_state const&) = delete;
   sim_state& operator=(sim_state const&) = delete;
 
-  /// Counts a call, charges its cost and runs what became due; then the call itself may act.
+  /// Counts a call, charges its cost and runs work that became due; the call itself runs afterwards.
   void charge(driver_call call, sim_nanoseconds cost) {
     ++calls.counts[static_cast<std::size_t>(call)];
     charge_more(cost);
     memory.drain_gone([&](sim_memory::piece p) { order->forget(p.key, p.bytes); });
   }
-  /// Charges what is known only once the call has looked.
+  /// Charges a cost that is known only during the call.
   void charge_more(sim_nanoseconds cost) {
     calls.driver_ns += cost;
     streams.advance(cost);
@@ -2927,7 +2923,7 @@ struct sim_state {
   sim_streams streams;
   std::vector<sim_async> async;
   sim_calls calls;
-  bool forked = false;  ///< this is a child's copy, which is not to be used
+  bool forked = false;  ///< this is a forked child's copy, which must not be used
 
  private:
   at_fork member_{this, [](void*) noexcept { return true; },
@@ -2942,7 +2938,7 @@ struct sim_state {
 
 }  // namespace detail
 
-/// Work recorded from a captured stream; launch it as often as needed.
+/// Work recorded from a captured stream; launch it any number of times.
 class sim_graph {
  public:
   [[nodiscard]] bool is_empty() const noexcept { return !capture_ || capture_->nodes.empty(); }
@@ -2953,19 +2949,18 @@ class sim_graph {
   std::shared_ptr<detail::sim_capture const> capture_;
 };
 
-/// A simulated host with devices. A cheap handle: copies are the same machine, which lives as long as any
-/// handle or driver of it. Every call is safe from any thread; results are reproducible where one thread
-/// drives. Time is virtual: it moves by what each driver call costs, by advance(), and to the end of the
-/// work that a synchronisation waits for.
+/// A simulated host with devices. A cheap handle: copies are the same machine, which lives as long as any handle or driver of
+/// it. Thread-safe; results are reproducible if one thread drives. Time is virtual: it advances by the cost of each driver
+/// call, by advance(), and to the end of the work that a synchronisation waits for.
 class sim_machine {
  public:
-  /// One device, as the default options say.
+  /// Constructs a machine with the default options: one device.
   sim_machine() : sim_machine(sim_options{}) {}
   explicit sim_machine(sim_options const& options) : state_(std::make_shared<detail::sim_state>(options)) {}
 
-  /// The machine behind `sim_driver{}`: one for the process, made at first use with the default options,
-  /// never destroyed, so that objects with static storage may use it to the end. TARN_SIM_TOOL=attached in the
-  /// environment attaches the tool that watches memory.
+  /// Returns the machine behind `sim_driver{}`: one per process, created at first use with the default options and never
+  /// destroyed, so that objects with static storage may use it until exit. TARN_SIM_TOOL=attached in the environment attaches
+  /// the memory tool.
   [[nodiscard]] static sim_machine const& standard() {
     static sim_machine const* const machine = [] {
       sim_options options;
@@ -2976,29 +2971,27 @@ class sim_machine {
     return *machine;
   }
 
-  /// The driver of one device. A device that the machine lacks answers every call with no_device.
+  /// Returns the driver of one device. Every call on a device that the machine lacks returns no_device.
   [[nodiscard]] sim_driver driver(device_id device = {}) const noexcept;
   [[nodiscard]] sim_options const& options() const noexcept { return state_->options; }
 
   // Time.
 
-  /// Virtual time, nanoseconds. May be asked inside simulated work too.
+  /// Virtual time, nanoseconds. May also be called inside simulated work.
   [[nodiscard]] sim_nanoseconds now() const noexcept { return state_->streams.now(); }
-  /// Lets time pass on the host; device work that ends meanwhile takes effect.
+  /// Advances the host's time; device work that ends in that time takes effect.
   void advance(sim_nanoseconds by) const {
     std::lock_guard const lock(state_->mutex);
     state_->streams.advance(by);
   }
 
-  // Work. A default stream is device 0's here; sim_driver::launch has its own device's.
+  // Work. A default stream is device 0's here; sim_driver::launch uses its own device's.
 
   /// Launches simulated work that lasts `duration`.
-  /// @param touched  bytes that it reads and writes; an address with nothing behind it when the work ends is
-  /// an
-  ///                 illegal access and breaks the device for good, as on a GPU
-  /// @param body     runs on the host when the work ends, in some thread that drives the machine; it may
-  /// touch
-  ///                 host-backed memory but call no driver, and must not throw
+  /// @param touched  bytes that it reads and writes; an address without backing when the work ends is an illegal access and
+  ///                 breaks the device for good, as on a GPU
+  /// @param body     runs on the host when the work ends, on a thread that drives the machine; may access host-backed
+  ///                 memory but must not call a driver or throw
   template <class F>
   requires std::is_invocable_v<F&> status launch(stream_ref stream, sim_nanoseconds duration,
                                                  std::initializer_list<sim_access> touched, F body)
@@ -3012,7 +3005,7 @@ class sim_machine {
                 std::initializer_list<sim_access> touched = {}) const {
     return launch(stream, duration, touched, [] {});
   }
-  /// Launches what a capture recorded, one piece after the other.
+  /// Launches what a capture recorded, one operation after the other.
   status launch(stream_ref stream, sim_graph const& graph) const {
     std::lock_guard const lock(state_->mutex);
     state_->streams.advance(state_->options.costs.launch);
@@ -3027,7 +3020,7 @@ class sim_machine {
     return {};
   }
 
-  /// Makes a stream that waits for the legacy default stream and is waited for by it, as cudaStreamCreate.
+  /// Creates a stream that synchronises with the legacy default stream, as cudaStreamCreate does.
   status create_blocking_stream(device_id device, stream_ref& stream) const {
     std::lock_guard const lock(state_->mutex);
     if (!has(device)) return detail::sim_status(detail::sim_code::invalid_device, "create_stream");
@@ -3035,7 +3028,7 @@ class sim_machine {
     return {};
   }
 
-  // Capture, in relaxed mode: what the capturing thread does elsewhere is not watched.
+  // Capture, in relaxed mode: other calls of the capturing thread are not restricted.
 
   status begin_capture(stream_ref stream) const {
     std::lock_guard const lock(state_->mutex);
@@ -3043,7 +3036,7 @@ class sim_machine {
     auto const outcome = s == nullptr ? detail::sim_code::invalid_handle : state_->streams.begin_capture(*s);
     return detail::sim_status(outcome, "begin_capture");
   }
-  /// Ends the capture; an error where something spoiled it.
+  /// Ends the capture; returns an error if it was invalidated.
   status end_capture(stream_ref stream, sim_graph& graph) const {
     std::lock_guard const lock(state_->mutex);
     auto* const s = state_->streams.find(stream, 0);
@@ -3051,7 +3044,7 @@ class sim_machine {
         s == nullptr ? detail::sim_code::invalid_handle : state_->streams.end_capture(*s, graph.capture_);
     return detail::sim_status(outcome, "end_capture");
   }
-  /// Driver calls that were recorded into a graph: for an allocator each is an accident.
+  /// Number of driver calls recorded into graphs; for an allocator each one is an error.
   [[nodiscard]] std::size_t captured_calls() const {
     std::lock_guard const lock(state_->mutex);
     return state_->streams.captured();
@@ -3059,7 +3052,7 @@ class sim_machine {
 
   // Memory.
 
-  /// Says how much of the device others hold, from now on; more than is free makes all further calls fail.
+  /// Sets how much of the device others hold; if it exceeds the free memory, all further allocations fail.
   void take_memory(device_id device, std::size_t bytes) const {
     std::lock_guard const lock(state_->mutex);
     if (has(device)) state_->memory.usage(device.value).taken = bytes;
@@ -3072,19 +3065,19 @@ class sim_machine {
     std::lock_guard const lock(state_->mutex);
     return has(device) ? state_->memory.usage(device.value) : sim_usage{};
   }
-  // What goes wrong on real machines.
+  // Failures of real machines.
 
-  /// Breaks a device as a kernel's illegal access does: every call on it fails until repair().
+  /// Breaks a device like a kernel's illegal access: every call on it fails until repair().
   void break_device(device_id device) const {
     std::lock_guard const lock(state_->mutex);
     if (has(device)) state_->streams.fault(device.value) = detail::sim_code::illegal_address;
   }
-  /// As the driver at process exit: every call on any device fails with `unloading` until repair().
+  /// Simulates the driver at process exit: every call on any device fails with `unloading` until repair().
   void unload() const {
     std::lock_guard const lock(state_->mutex);
     for (int d = 0; d < state_->options.devices; ++d) state_->streams.fault(d) = detail::sim_code::unloading;
   }
-  /// Undoes break_device(), unload() and illegal accesses; memory and streams are as they were.
+  /// Undoes break_device(), unload() and illegal accesses; memory and streams are unchanged.
   void repair() const {
     std::lock_guard const lock(state_->mutex);
     for (int d = 0; d < state_->options.devices; ++d) state_->streams.fault(d) = detail::sim_code::ok;
@@ -3096,7 +3089,7 @@ class sim_machine {
     auto& u = state_->memory.usage(device.value);
     u.peak_used = u.used;
   }
-  /// True where simulated work may touch all of the range.
+  /// Returns true if simulated work may access the whole range.
   [[nodiscard]] bool is_accessible(void const* p, std::size_t bytes) const {
     std::lock_guard const lock(state_->mutex);
     return state_->memory.accessible(p, bytes);
@@ -3128,7 +3121,7 @@ class sim_machine {
     std::lock_guard const lock(state_->mutex);
     state_->calls = {};
   }
-  /// Work enqueued that has not ended.
+  /// Number of enqueued operations that have not ended.
   [[nodiscard]] std::size_t pending() const {
     std::lock_guard const lock(state_->mutex);
     return state_->streams.pending();
@@ -3136,19 +3129,19 @@ class sim_machine {
 
   // The order checker; without sim_checks::stream_order these do nothing.
 
-  /// Says that bytes have a new owner, which first uses them on `stream`.
+  /// Records that bytes have a new owner, which first uses them on `stream`.
   void allocated(void const* p, std::size_t bytes, stream_ref stream) const {
     note(stream, [&](detail::sim_order& order, detail::sim_agent on) {
       order.allocated(state_->memory, p, bytes, on);
     });
   }
-  /// Says that the owner is done with bytes in the order of `stream`.
+  /// Records that the owner has finished with bytes in the order of `stream`.
   void freed(void const* p, std::size_t bytes, stream_ref stream) const {
     note(stream,
          [&](detail::sim_order& order, detail::sim_agent on) { order.freed(state_->memory, p, bytes, on); });
   }
-  /// Under sim_checks::each_thread: what the calling thread knows is known to whoever observes the token
-  /// later, as a mutex released and acquired does.
+  /// Under sim_checks::each_thread: passes the calling thread's knowledge to threads that observe the token later, like the
+  /// release and acquire of a mutex.
   void publish(void const* token) const {
     std::lock_guard const lock(state_->mutex);
     if (state_->order) state_->streams.publish(token);
@@ -3157,22 +3150,22 @@ class sim_machine {
     std::lock_guard const lock(state_->mutex);
     if (state_->order) state_->streams.observe(token);
   }
-  /// True where the next work on `second` comes after all that was enqueued on `first`. Needs the checker.
+  /// Returns true if the next work on `second` is ordered after all work enqueued on `first`. Needs the checker.
   [[nodiscard]] bool is_ordered(stream_ref first, stream_ref second) const {
     std::lock_guard const lock(state_->mutex);
     auto* const a = state_->streams.find(first, 0);
     auto* const b = state_->streams.find(second, 0);
     return state_->order && a != nullptr && b != nullptr && state_->streams.is_ordered(*a, *b);
   }
-  /// What the checker found so far, in order; empty means sound.
+  /// Findings of the checker so far, in order; empty if there are none.
   [[nodiscard]] std::vector<std::string> findings() const {
     std::lock_guard const lock(state_->mutex);
     return state_->order ? state_->order->findings() : std::vector<std::string>{};
   }
 
-  // The tool that watches memory; without sim_tool::attached there is nothing to tell.
+  // The memory tool; without sim_tool::attached these return nothing.
 
-  /// What the tool reported so far, in order.
+  /// Findings of the tool so far, in order.
   [[nodiscard]] std::vector<std::string> tool_findings() const {
     std::lock_guard const lock(state_->mutex);
     auto const* const tool = state_->memory.tool();
@@ -3210,7 +3203,7 @@ class sim_machine {
   void note(stream_ref stream, F const& f) const {
     std::lock_guard const lock(state_->mutex);
     if (!state_->order) return;
-    // Memory changes hands though the stream was destroyed, or its handle is another's by now.
+    // Memory changes owners even if the stream was destroyed or its handle was reused.
     auto* const s = state_->streams.find(stream, 0);
     bool const known =
         s != nullptr && (stream.id() == stream_ref::unknown_id || stream.id() == s->id || s->is_default);
@@ -3224,13 +3217,13 @@ class sim_machine {
 
 namespace tarn {
 
-/// A device of a simulated machine; by default device 0 of the process-wide one. A cheap handle that keeps
-/// its machine alive. As the contract asks: no call throws, every call is safe from any thread. Beyond the
-/// contract: a call inside simulated work is refused (not permitted), misuse is told by CUDA's error numbers,
-/// and after an illegal access every call on the device fails, as on a GPU.
+/// A device of a simulated machine; by default device 0 of the process-wide one. A cheap handle that keeps its machine alive.
+/// As the contract requires, no call throws and every call is thread-safe. Beyond the contract: a call inside simulated work
+/// fails (not permitted), misuse is reported with CUDA's error numbers, and after an illegal access every call on the device
+/// fails, as on a GPU.
 class sim_driver {
  public:
-  /// The tool attached to the machine, as the pool tells it of its blocks; false where there is none.
+  /// The tool attached to the machine, which the pool notifies of its blocks; converts to false if there is none.
   class memory_tool_ref {
    public:
     constexpr memory_tool_ref() noexcept = default;
@@ -3265,14 +3258,14 @@ class sim_driver {
       std::lock_guard const lock(state_->mutex);
       try {
         f(*state_->memory.tool());
-      } catch (std::bad_alloc const&) {  // the tool has no memory: it knows less
+      } catch (std::bad_alloc const&) {  // without host memory the tool misses this notification
       }
     }
-    detail::sim_state* state_ = nullptr;  ///< lives as long as the driver that it came from
+    detail::sim_state* state_ = nullptr;  ///< valid as long as the driver that returned this
   };
 
   sim_driver() : sim_driver(device_id{}) {}
-  /// A device of the process-wide machine, which has device 0 only.
+  /// Uses a device of the process-wide machine, which has only device 0.
   explicit sim_driver(device_id device) : machine_(sim_machine::standard()), device_(device) {}
   sim_driver(sim_machine machine, device_id device) noexcept
       : machine_(std::move(machine)), device_(device) {}
@@ -3283,7 +3276,7 @@ class sim_driver {
     return o.forked == sim_fork::works && o.backing == sim_backing::address_only;
   }
 
-  /// The calling thread's current device, for device_guard. A note only: no simulated call depends on it.
+  /// Returns the calling thread's current device, for device_guard. Informational: no simulated call depends on it.
   static status current_device(device_id& device) noexcept {
     device = current();
     return {};
@@ -3295,7 +3288,7 @@ class sim_driver {
   }
   [[nodiscard]] sim_machine const& machine() const noexcept { return machine_; }
 
-  /// An identity that the reference already knows is passed on, as cuda_driver does.
+  /// Returns an identity that the stream_ref already holds, as cuda_driver does.
   status identify(stream_ref stream, stream_id& id) const noexcept {
     if (stream.id() != stream_ref::unknown_id) {
       return call(driver_call::identify, costs().look, [&](state&) {
@@ -3368,12 +3361,12 @@ class sim_driver {
                 [&](state& m) { return m.streams.destroy_stream(stream); });
   }
 
-  /// Copies when the stream gets there. As in CUDA, a copy from or to pageable host memory (any that the
-  /// machine does not know) is over when the call returns.
+  /// Copies when the stream reaches the operation. As in CUDA, a copy from or to pageable host memory (any memory unknown to
+  /// the machine) has completed when the call returns.
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
     return copy(stream, to, device_, from, bytes);
   }
-  /// The same from another device's memory, which need not be reachable from this one.
+  /// Copies from another device's memory, without peer access.
   status copy_from_device(stream_ref stream, void* to, device_id other, void const* from,
                           std::size_t bytes) const noexcept {
     return copy(stream, to, other, from, bytes);
@@ -3390,8 +3383,8 @@ class sim_driver {
       return transfer(m, s, std::move(work), detail::sim_transfer(bytes, costs().fill_rate));
     });
   }
-  /// Converts when the stream gets there, at the rate of a copy of as many bytes. It is a kernel of this device: memory
-  /// that it may not touch is an illegal access, and breaks the device.
+  /// Converts when the stream reaches the operation, at the rate of a copy of the same size. It is a kernel of this device: an
+  /// access to memory that the device cannot reach is an illegal access and breaks the device.
   template <element To, element From>
   status convert(stream_ref stream, To* to, From const* from, std::size_t count) const noexcept {
     return on_stream(driver_call::convert, costs().launch, stream, [&](state& m, detail::sim_stream& s) {
@@ -3411,7 +3404,7 @@ class sim_driver {
       return code::ok;
     });
   }
-  /// As NVML would tell of this device, by the options that say whose `taken` is.
+  /// Reports what NVML would, from the options that attribute `taken`.
   status memory_account(device_account& account) const noexcept {
     return call(driver_call::memory_account, costs().memory_account, [&](state& m) {
       if (m.options.accounting == sim_accounting::missing) return code::not_supported;
@@ -3479,7 +3472,7 @@ class sim_driver {
       return m.memory.allocate(device_.value, bytes, detail::sim_kind::device, p);
     });
   }
-  /// As cudaFree, waits for the device.
+  /// Waits for the device, as cudaFree does.
   status free_device(void* p) const noexcept {
     return call(driver_call::free_device, 0, [&](state& m) {
       if (p == nullptr) return code::ok;
@@ -3517,12 +3510,12 @@ class sim_driver {
       return m.memory.allocate(device_.value, bytes, detail::sim_kind::pinned, p);
     });
   }
-  /// As cudaFreeHost, waits for the device.
+  /// Waits for the device, as cudaFreeHost does.
   status free_pinned(void* p) const noexcept {
     return free_host(driver_call::free_pinned, p, detail::sim_kind::pinned);
   }
-  /// Copies know the memory as pinned from now on. Giving it back waits for nobody, as CUDA's call promises nothing:
-  /// work that still touches it then is an illegal access.
+  /// Copies treat the memory as pinned from now on. Unregistering does not wait, since CUDA documents no wait: work that
+  /// accesses the memory afterwards is an illegal access.
   status register_host(void* p, std::size_t bytes) const noexcept {
     return call(driver_call::register_host, costs().register_host.at(bytes),
                 [&](state& m) { return m.memory.adopt(device_.value, p, bytes); });
@@ -3542,12 +3535,12 @@ class sim_driver {
       return m.memory.allocate(device_.value, bytes, detail::sim_kind::managed, p);
     });
   }
-  /// As cudaFree, waits for the device.
+  /// Waits for the device, as cudaFree does.
   status free_managed(void* p) const noexcept {
     return free_host(driver_call::free_managed, p, detail::sim_kind::managed);
   }
 
-  /// As sim_machine::launch, with this device's default streams.
+  /// Launches as sim_machine::launch does, with this device's default streams.
   template <class F>
   requires std::is_invocable_v<F&> status launch(stream_ref stream, sim_nanoseconds duration,
                                                  std::initializer_list<sim_access> touched, F body)
@@ -3565,7 +3558,7 @@ class sim_driver {
   }
 
  protected:
-  /// Marks the whole device's work; see sim_marking_driver.
+  /// Marks all work of the device; see sim_marking_driver.
   status record_all_work(event_handle event) const noexcept {
     return on_event(driver_call::record_event, costs().record_event, event,
                     [](state& m, detail::sim_event& e) { return m.streams.record_all(e); });
@@ -3597,7 +3590,7 @@ class sim_driver {
       return synchronized(m, m.streams.synchronize(s));
     });
   }
-  /// Of a copy that needs no pageable memory.
+  /// Returns the rate of a copy that involves no pageable memory.
   [[nodiscard]] double rate_between(state const& m, void const* to, void const* from) const noexcept {
     if (m.memory.is_on_host(to) || m.memory.is_on_host(from)) return costs().pinned_rate;
     if (m.memory.device_of(to) == m.memory.device_of(from)) return costs().on_device_rate;
@@ -3610,8 +3603,8 @@ class sim_driver {
 
   [[nodiscard]] sim_costs const& costs() const noexcept { return machine_.options().costs; }
 
-  /// The frame of every call: refused inside simulated work and on a device that is missing or broken;
-  /// counted, charged, and told by name.
+  /// Wraps every call: fails inside simulated work and on a missing or broken device; counts the call, charges its cost and
+  /// names it in the status.
   template <class F>
   status call(driver_call which, sim_nanoseconds cost, F const& act) const noexcept {
     char const* const name = name_of(which);
@@ -3668,7 +3661,7 @@ class sim_driver {
     });
   }
 
-  /// Whoever waits finds out what went wrong meanwhile; cudaMallocAsync's pool gives back what it may.
+  /// After a wait: the pool of cudaMallocAsync releases what it may, and errors that occurred meanwhile are returned.
   code synchronized(state& m, code outcome) const {
     if (outcome != code::ok) return outcome;
     m.trim_async(device_.value);
@@ -3697,8 +3690,8 @@ inline sim_driver sim_machine::driver(device_id device) const noexcept {
   return {*this, device};
 }
 
-/// The same driver of CUDA 12.5 and later, which can mark a device's work without naming a stream: then the pool asks no
-/// handle that may be a destroyed stream's (pool/order/mark_work.hpp).
+/// The same driver as of CUDA 12.5 and later, which can mark a device's work without naming a stream: the pool then passes no
+/// handle that may belong to a destroyed stream (pool/order/mark_work.hpp).
 class sim_marking_driver : public sim_driver {
  public:
   using sim_driver::sim_driver;
@@ -3715,8 +3708,7 @@ static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driv
 // ---- tarn/source/registered_host.hpp
 #ifndef TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
 #define TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
-// registered_host: pinned memory made of the host's own pages: mapped, touched by several threads, then registered with
-// the driver.
+// registered_host: pinned memory made of the host's own pages, which several threads touch before the driver registers them.
 
 #include <concepts>
 #include <cstddef>
@@ -3726,7 +3718,7 @@ static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driv
 // ---- tarn/source/host_pages.hpp
 #ifndef TARN_SINGLE_SOURCE_HOST_PAGES_HPP
 #define TARN_SINGLE_SOURCE_HOST_PAGES_HPP
-// host_pages: the host's own memory by the page: mapped, placed and touched. System calls only, no libnuma.
+// host_pages: the host's own memory in pages: mapped, bound to a NUMA node and touched. System calls only, no libnuma.
 
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -3745,18 +3737,18 @@ namespace tarn::detail {
 inline constexpr std::size_t usual_page = 4_KiB;
 inline constexpr std::size_t huge_page = 2_MiB;
 
-/// A stretch of private memory, whole pages. Says what failed by a status, for a source to act upon.
+/// A stretch of private memory in whole pages. Reports failures as a status, for a source to act on.
 struct host_pages {
   std::size_t bytes = 0;
   std::size_t alignment = usual_page;  ///< of the first page; a power of two
 
   /// Below this, bytes, one thread touches the pages: starting another costs as much as clearing 1 MiB.
   static constexpr std::size_t worth_threads = 64_MiB;
-  /// Highest NUMA node that can be named.
+  /// Number of NUMA nodes that can be named.
   static constexpr int most_nodes = 1024;
 
   [[nodiscard]] status map(void*& p) const noexcept {
-    // The host aligns to its page only: more is mapped, and what is before and behind given back.
+    // The host aligns only to its page: map more, and unmap the surplus before and after.
     std::size_t const spare = alignment > usual_page ? alignment : 0;
     void* const all =
         ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -3769,7 +3761,7 @@ struct host_pages {
     p = reinterpret_cast<void*>(aligned);
     return {};
   }
-  /// From the pages that the administrator reserved; they are aligned to themselves.
+  /// Maps pages that the administrator reserved; they are aligned to their own size.
   [[nodiscard]] status map_reserved_huge(void*& p) const noexcept {
     constexpr int of_2_mib = 21 << MAP_HUGE_SHIFT;
     void* const all = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
@@ -3778,10 +3770,10 @@ struct host_pages {
     p = all;
     return {};
   }
-  /// Asks for huge pages; a host without them gives usual ones.
+  /// Requests huge pages; a host without them provides usual ones.
   void advise_huge(void* p) const noexcept { (void)::madvise(p, bytes, MADV_HUGEPAGE); }
 
-  /// Has the pages come from one NUMA node only; before they are touched.
+  /// Binds the pages to one NUMA node; call it before they are touched.
   [[nodiscard]] status bind(void* p, int node) const noexcept {
     constexpr char const* call = "mbind (no such NUMA node, or not allowed here: leave numa_node out)";
     constexpr int word = 8 * sizeof(unsigned long);
@@ -3789,12 +3781,12 @@ struct host_pages {
     unsigned long nodes[most_nodes / word]{};
     nodes[node / word] = 1UL << (node % word);
     constexpr int bind_policy = 2;  // MPOL_BIND of <linux/mempolicy.h>
-    // The kernel reads one bit less than it is told.
+    // The kernel reads one bit less than the given number.
     if (::syscall(SYS_mbind, p, bytes, bind_policy, nodes, most_nodes + 1UL, 0U) == 0) return {};
     return {failure::unsupported, errno, name_of_error(errno), call};
   }
 
-  /// Has the host make every page now. @param threads  0: one for each processor, up to 16
+  /// Makes the host provide every page now. @param threads  0: one per processor, up to 16
   [[nodiscard]] status touch(void* p, unsigned threads) const noexcept {
     auto* const first = static_cast<std::byte*>(p);
     std::atomic<int> error{0};
@@ -3803,7 +3795,7 @@ struct host_pages {
     };
     if (threads == 0) threads = smaller_of(larger_of(std::thread::hardware_concurrency(), 1U), 16U);
     if (bytes < worth_threads) threads = 1;
-    // Whole huge pages each, so that no two threads wait for the same one to be cleared.
+    // Whole huge pages for each thread, so that no two threads wait for the same one to be cleared.
     std::size_t const share = align_up((bytes + threads - 1) / threads, huge_page);
     std::vector<std::thread> others;
     std::size_t from = share;
@@ -3811,7 +3803,7 @@ struct host_pages {
       others.reserve(threads);
       for (; from < bytes; from += share) others.emplace_back(part, from, smaller_of(from + share, bytes));
     } catch (...) {
-      part(from, bytes);  // no further thread: this one does it
+      part(from, bytes);  // no further thread could start: this one touches the rest
     }
     part(0, smaller_of(share, bytes));
     for (std::thread& t : others) t.join();
@@ -3823,10 +3815,10 @@ struct host_pages {
   void unmap(void* p) const noexcept { (void)::munmap(p, bytes); }
 
  private:
-  /// 0, or errno. A page that the host cannot make would end a program that writes to it (SIGBUS, where reserved pages of a
-  /// node run out); where it is asked for them, it says so, from Linux 5.14 on.
+  /// Returns 0 or errno. Writing to a page that the host cannot provide would end the program (SIGBUS, when the reserved pages
+  /// of a node run out); madvise reports it as an error instead, from Linux 5.14 on.
   [[nodiscard]] static int populate(std::byte* p, std::size_t length) noexcept {
-    constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which older headers do not know
+    constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which older headers lack
     int result = 0;
     do {
       result = ::madvise(p, length, populate_write);
@@ -3857,17 +3849,17 @@ struct host_pages {
 
 namespace tarn {
 
-/// What the pages of registered memory are.
+/// The pages of registered memory.
 enum class host_page_size : std::uint8_t {
-  usual,  ///< the host's own, 4 KiB
-  huge,   ///< 2 MiB where the host has them (transparent huge pages), usual ones elsewhere
-  reserved_huge  ///< 2 MiB from those that the administrator reserved (vm.nr_hugepages), refused where there are none
+  usual,         ///< the host's own, 4 KiB
+  huge,          ///< 2 MiB if the host has them (transparent huge pages), usual ones otherwise
+  reserved_huge  ///< 2 MiB from those that the administrator reserved (vm.nr_hugepages); refused if there are none
 };
 
 struct registered_options {
   host_page_size pages = host_page_size::huge;
-  /// NUMA node to take the pages from, and no other; any_node leaves the choice to the host. The node that the device hangs
-  /// on (nvidia-smi topo -m) copies fastest.
+  /// NUMA node that all pages come from; any_node leaves the choice to the host. The node that the device is attached to
+  /// (nvidia-smi topo -m) copies fastest.
   int numa_node = any_node;
   /// Threads that touch the pages of blocks of 64 MiB and more; 0: as many as there are processors, up to 16.
   unsigned threads = 0;
@@ -3899,7 +3891,7 @@ struct registered_calls {
     }
     return s;
   }
-  /// Memory that the driver would not let go of stays mapped: a device may still reach it.
+  /// Memory that the driver failed to unregister stays mapped: a device may still access it.
   template <registering_driver D>
   status give(D const& driver, void* p, std::size_t bytes, std::size_t) const noexcept {
     status const s = driver.unregister_host(p);
@@ -3920,9 +3912,9 @@ struct registered_calls {
 };
 
 /// Pinned host memory, portable, in whole pages: with huge ones every block is a multiple of 2 MiB, so pool it. Takes 168 ms
-/// per GiB with huge pages where pinned_host takes 430 to 490: the pages are cleared by several threads, and fewer of
-/// them are to be pinned. Aligned to the page. Out of memory is told as out_of_memory; a node that is missing or not
-/// allowed as cuda_error of kind `unsupported`. Linux.
+/// per GiB with huge pages, where pinned_host takes 430 to 490: several threads clear the pages, and fewer pages have to be
+/// pinned. Aligned to the page. Exhausted memory is reported as out_of_memory; a node that is missing or not allowed as
+/// cuda_error of kind `unsupported`. Linux.
 template <registering_driver D>
 class basic_registered : public block_source<D, registered_calls> {
  public:
@@ -3933,7 +3925,7 @@ class basic_registered : public block_source<D, registered_calls> {
   explicit basic_registered(device_id device,
                             registered_options options = {}) requires std::constructible_from<D, device_id>
       : base(D(device), registered_calls{options}) {}
-  /// On the driver's default device, or on a driver of one's own making.
+  /// On the driver's default device, or on a given driver.
   explicit basic_registered(registered_options options) requires std::default_initializable<D>
       : base(D{}, registered_calls{options}) {}
   explicit basic_registered(D driver, registered_options options = {}) noexcept
@@ -3965,8 +3957,8 @@ static_assert(resource<sim_malloc> && resource<sim_async> && resource<sim_pinned
 
 namespace tarn {
 
-/// device_pool on the simulated device: `tarn::sim_pool pool;` simulates an H200,
-/// `sim_pool{sim_pages{machine.driver(0)}}` a machine of your own.
+/// device_pool on the simulated device: `tarn::sim_pool pool;` simulates an H200, `sim_pool{sim_pages{machine.driver(0)}}` a
+/// user-defined machine.
 using sim_pool = pool_over<sim_pages>;
 
 }  // namespace tarn

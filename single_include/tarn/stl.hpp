@@ -3,7 +3,7 @@
 // tarn/stl.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
 #include "tarn.hpp"
 // ---- tarn/stl.hpp
-// The door to the standard containers: tarn::allocator for memory that the host can touch.
+// Standard container interoperability: tarn::allocator for host-accessible memory.
 
 #include <concepts>
 #include <cstddef>
@@ -12,11 +12,10 @@
 
 namespace tarn {
 
-/// A standard allocator over pinned, managed or host memory, pooled or not: `std::vector<float,
-/// allocator<float, R>>`. Containers are synchronous, so it uses allocate_sync and deallocate_sync: finish
-/// copies to or from a container's memory before it is changed or destroyed. Holds its resource. Copies,
-/// moves and swaps of containers take the allocator along. Aligned as T is; a pool aligns to 256 bytes anyway.
-/// As thread-safe as the resource.
+/// A standard allocator over pinned, managed or host memory, pooled or not: `std::vector<float, allocator<float, R>>`.
+/// Containers are synchronous, so it uses allocate_sync and deallocate_sync: complete copies to or from a container's memory
+/// before the container is changed or destroyed. Holds its resource. Propagates on copy, move and swap of containers. Aligned
+/// to alignof(T); a pool aligns to 256 bytes in any case. As thread-safe as the resource.
 template <class T, class Resource>
 class allocator {
  public:
@@ -39,7 +38,7 @@ class allocator {
   allocator(Resource memory) noexcept : memory_(std::move(memory)) {}  // NOLINT: as std::pmr converts
   template <class U>
   allocator(allocator<U, Resource> const& other) noexcept : memory_(other.resource()) {}  // NOLINT: rebinding
-  // Copied even where it could be moved: a moved-from container goes on with its allocator.
+  // Copied even where a move is possible: a moved-from container still uses its allocator.
   allocator(allocator const&) = default;
   allocator& operator=(allocator const&) = default;
 

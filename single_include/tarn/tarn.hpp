@@ -4,29 +4,34 @@
 // ---- tarn/tarn.hpp
 // tarn: GPU memory for C++. The folders, lowest first; each includes only itself and those above it in this list:
 //
-//   core/    the vocabulary: bytes, streams, errors, the concepts, and shared<>, the handle of everything composed
-//   driver/  each call that the device understands, its cost and its failure; the real one, none, and (tarn/sim.hpp) a simulated one
-//   source/  where memory comes from: pages, cudaMalloc, cudaMallocAsync, pinned, managed and host memory
-//   pool/    the caching pool, read from pool.hpp on:
-//     front/       what each thread keeps: magazines of free blocks
-//     heap.hpp     what the pool keeps, with its locks
-//     arena/       ranges, runs, size classes and streams: records only, no driver call
-//     order/       which memory the device is past, and blocks that several streams use
-//     ladder.hpp   what is tried when neither has a block
-//     growth/      handles, views and segments, from the source
-//     inspection/  what tools and snapshots are shown
+//   core/    basic types: bytes, streams, errors, the concepts, and shared<>, the handle of every composed resource
+//   driver/  the device calls, their costs and errors; the CUDA driver, no driver, and (tarn/sim.hpp) a simulated one
+//   source/  sources of memory: pages, cudaMalloc, cudaMallocAsync, pinned, managed and host memory
+//   pool/    the caching pool; start reading at pool.hpp:
+//     front/       per-thread magazines of free blocks
+//     heap.hpp     the shared state of the pool and its locks
+//     arena/       ranges, runs, size classes and streams: metadata only, no driver calls
+//     order/       which memory the device has finished with, and blocks that several streams use
+//     ladder.hpp   the steps tried when neither front nor heap has a block
+//     growth/      handles, views and segments, taken from the source
+//     inspection/  what tools and snapshots can read
 //   policy/  layers that bound, count, record, retry, check, fence and poison, composed by | and stack<>
-//   raii/    owners of memory, and scopes that watch, clear and bound it
-//   report/  the numbers, as PyTorch's users know them
+//   raii/    owners of memory, and scopes that measure, clear and bound it
+//   report/  statistics, snapshots and tables, named as in PyTorch
 //
-// The doors let others in and are included on their own: tarn/thrust.hpp, tarn/stl.hpp, tarn/pmr.hpp, tarn/cuda_mr.hpp.
+// The interoperability headers are included separately: tarn/thrust.hpp, tarn/stl.hpp, tarn/pmr.hpp, tarn/cuda_mr.hpp.
 
 // ---- tarn/core/config.hpp
-// Compiler and platform facts; the only file of tarn with compiler #ifs outside the drivers and doors.
+// Compiler and platform detection; the only file with compiler #ifs outside the drivers and interop headers.
+
+#if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
+#error "tarn needs C++20: compile with -std=c++20"
+#include <tarn-needs-C++20>  // ends the compilation: what follows would only be errors that mislead
+#endif
 
 #if !defined(TARN_NO_CUDA) && defined(__has_include)
 #if __has_include(<cuda_runtime_api.h>)
-/// 1 where CUDA's runtime header is on the include path (define TARN_NO_CUDA to ignore it).
+/// 1 if CUDA's runtime header is on the include path (define TARN_NO_CUDA to ignore it).
 #define TARN_HAS_CUDA 1
 #endif
 #endif
@@ -60,8 +65,9 @@
 #define TARN_ASAN 0
 #endif
 
-/// 1: a pool checks that nothing it looked up under its lock is used after the lock was released (pool/arena/looked_up.hpp), and
-/// stops the program where it is. For tests of tarn itself and of own sources; the same value in every translation unit.
+/// 1: a pool checks that nothing it looked up under its lock is used after the lock was released
+/// (pool/arena/looked_up.hpp), and aborts on the spot if it is. For tests of tarn and of user-defined sources; use the same
+/// value in every translation unit.
 #ifndef TARN_CHECK_LOCKS
 #define TARN_CHECK_LOCKS 0
 #endif
@@ -77,7 +83,7 @@
 #define TARN_NOINLINE
 #endif
 
-// Functions that kernels call as well.
+// Functions that kernels call, too.
 #if defined(__CUDACC__)
 #define TARN_HOST_DEVICE __host__ __device__
 #else
@@ -86,7 +92,7 @@
 
 namespace tarn {
 
-/// Bytes that one core owns at a time; data of different threads is kept this far apart.
+/// Size of a cache line, bytes; data of different threads is kept this far apart.
 inline constexpr unsigned cache_line_bytes = 64;
 
 namespace detail {
@@ -95,7 +101,7 @@ inline constexpr bool check_locks = TARN_CHECK_LOCKS != 0;
 
 }  // namespace tarn
 // ---- tarn/version.hpp
-// The version, for programs and for CMake, which reads it from here.
+// The version, for programs and for CMake, which reads this file.
 
 #define TARN_VERSION_MAJOR 0
 #define TARN_VERSION_MINOR 1
@@ -109,7 +115,7 @@ inline constexpr bool check_locks = TARN_CHECK_LOCKS != 0;
 #include <limits>
 
 // ---- tarn/core/error.hpp
-// The typed errors of tarn. Numbers are fields; texts are built without allocating.
+// The exception types and status codes of tarn. Numbers are fields; texts are built without allocating.
 
 #include <cstddef>
 #include <cstdint>
@@ -119,7 +125,7 @@ inline constexpr bool check_locks = TARN_CHECK_LOCKS != 0;
 #include <string_view>
 
 // ---- tarn/core/message.hpp
-// A fixed-size text that is built without allocating: errors are told also when memory is out.
+// A fixed-size text buffer that never allocates, so that errors can be reported when memory has run out.
 
 #include <cstddef>
 #include <cstdint>
@@ -129,8 +135,8 @@ namespace tarn {
 
 namespace detail {
 
-// One copy of each, whatever the capacity: every message<N> would be compiled anew in every file. They write
-// behind the first `size` characters, keep one for the end, and return the new size.
+// Not templates on the capacity: every message<N> would compile them again in every file. They append after the first `size`
+// characters, reserve one for the terminator, and return the new size.
 
 constexpr std::size_t append(char* to, std::size_t size, std::size_t capacity, char const* text,
                              std::size_t length) noexcept {
@@ -178,7 +184,7 @@ constexpr std::size_t append_bytes(char* to, std::size_t size, std::size_t capac
 
 }  // namespace detail
 
-/// Bounded text; what does not fit is cut, never overrun.
+/// Text of bounded size; text that does not fit is truncated.
 template <std::size_t Capacity>
 class message {
  public:
@@ -199,7 +205,7 @@ class message {
     size_ = detail::append_hex(text_, size_, Capacity, value);
     return *this;
   }
-  /// Writes bytes as people read them: "96 B", "1.5 KiB", "512 MiB"; at most one decimal, cut, not rounded.
+  /// Appends a byte count in human-readable form: "96 B", "1.5 KiB", "512 MiB"; at most one decimal, truncated.
   constexpr message& add_bytes(std::uint64_t bytes) noexcept {
     size_ = detail::append_bytes(text_, size_, Capacity, bytes);
     return *this;
@@ -216,8 +222,8 @@ class message {
 
 }  // namespace tarn
 // ---- tarn/core/place.hpp
-// A place in the source. std::source_location where the compiler has it lacks clang 14, which tarn supports;
-// the builtins behind it are everywhere.
+// A source location. std::source_location is not available with clang 14, which tarn supports; the builtins behind it are
+// available everywhere.
 
 #include <cstdint>
 
@@ -225,18 +231,17 @@ namespace tarn {
 
 class tag;
 
-/// File, line and function of a call; static storage. Make it a default argument: `place where =
-/// place::current()`.
+/// File, line and function of a call; static storage. Use it as a default argument: `place where = place::current()`.
 struct place {
   char const* file = "";
   int line = 0;
-  std::uint32_t tag_id = 0;  ///< of the tag that the call was given, see core/tag; 0: none
+  std::uint32_t tag_id = 0;  ///< tag passed to the call, see core/tag; 0: none
   char const* function = "";
 
   constexpr place() noexcept = default;
   constexpr place(char const* in, int at, char const* of) noexcept : file(in), line(at), function(of) {}
-  /// The place of the call that a tag is given to, with the tag: who takes a place takes a name for its memory as
-  /// well, `make_device_buffer<float>(memory, n, stream, tarn::tag("weights"))`. Defined in core/tag.
+  /// The place of the call, with the tag that was passed in its stead: every function that takes a place accepts a tag, too,
+  /// `make_device_buffer<float>(memory, n, stream, tarn::tag("weights"))`. Defined in core/tag.
   place(tag const& name, char const* in = __builtin_FILE(), int at = __builtin_LINE(),
         char const* of = __builtin_FUNCTION()) noexcept;
 
@@ -251,35 +256,35 @@ struct place {
 
 namespace tarn {
 
-/// What kind of failure a driver call had; the part of an error code that tarn acts upon.
+/// The kind of a driver call's failure; the part of an error code that tarn acts on.
 enum class failure : std::uint8_t {
   none,           ///< the call succeeded
-  not_ready,      ///< an event or stream has work left; no error
+  not_ready,      ///< an event or stream has pending work; not an error
   out_of_memory,  ///< the device or the host has no memory left
   unloading,      ///< the driver is shutting down: the process is exiting
   unsupported,    ///< this device or driver version lacks the call
   no_device,      ///< there is no device, or no driver
-  forked,         ///< this process was forked: what the driver knows is its parent's
-  other           ///< everything else: often sticky, an earlier kernel failed
+  forked,         ///< this process was forked: the driver's state belongs to the parent
+  other           ///< everything else; often sticky, from an earlier failed kernel
 };
 
-/// Outcome of one driver call. Cheap, never allocates, never throws.
+/// Result of one driver call. Cheap, never allocates, never throws.
 struct [[nodiscard]] status {
   failure kind = failure::none;
   int code = 0;           ///< the driver's own number (cudaError_t, CUresult), 0 on success
-  char const* name = "";  ///< the driver's own spelling, static storage
+  char const* name = "";  ///< the driver's own name for the code, static storage
   char const* call = "";  ///< the call that was made, static storage
 
   [[nodiscard]] constexpr bool ok() const noexcept { return kind == failure::none; }
 };
 
-/// A count times a size does not fit.
+/// A count times a size overflows.
 class length_error : public std::length_error {
  public:
   using std::length_error::length_error;
 };
 
-/// An alignment that is no power of two, or larger than the resource can honour.
+/// An alignment that is not a power of two, or larger than the resource supports.
 class bad_alignment : public std::exception {
  public:
   bad_alignment(std::size_t alignment, std::size_t limit) noexcept : alignment_(alignment), limit_(limit) {
@@ -296,7 +301,7 @@ class bad_alignment : public std::exception {
   message<128> text_;
 };
 
-/// A driver call failed. Has the code, its name, the call and the place.
+/// A driver call failed. Holds the code, its name, the call and the place.
 class cuda_error : public std::exception {
  public:
   explicit cuda_error(status what_happened, int device = -1, place where = place::current()) noexcept
@@ -347,30 +352,30 @@ class cuda_error : public std::exception {
   message<384> text_;
 };
 
-/// What one name holds, see core/tag.
+/// The live bytes of one tag, see core/tag.
 struct bytes_of_tag {
   char const* name = nullptr;  ///< static storage; null: none
   std::size_t bytes = 0;
 };
 
-/// What was known when memory ran out; bytes. Fields that a resource cannot know stay `unknown`.
+/// The memory state at the time of the failure; bytes. Fields that a resource cannot know stay `unknown`.
 struct memory_report {
   static constexpr std::size_t unknown = static_cast<std::size_t>(-1);
   std::size_t asked = 0;                     ///< bytes of the request
   std::size_t alignment = 0;                 ///< alignment of the request
   int device = -1;                           ///< device ordinal, -1 for the host
   std::uint64_t stream = 0;                  ///< stream identity as the driver numbers it
-  std::size_t live = unknown;                ///< handed out
-  std::size_t cached = unknown;              ///< held from the driver, not handed out
-  std::size_t reserved = unknown;            ///< held from the driver
-  std::size_t largest_free_range = unknown;  ///< the largest request that would be served from the cache
-  std::size_t device_free = unknown;         ///< what the driver says is free
+  std::size_t live = unknown;                ///< allocated to callers
+  std::size_t cached = unknown;              ///< reserved from the driver, not allocated to callers
+  std::size_t reserved = unknown;            ///< reserved from the driver
+  std::size_t largest_free_range = unknown;  ///< the largest request that the cache could serve
+  std::size_t device_free = unknown;         ///< free memory as reported by the driver
   std::size_t limit = unknown;               ///< the limit that refused, if one did
-  char const* refused_by = "the device";     ///< who refused, static storage: "limited", "the device", ...
-  bytes_of_tag biggest_tags[3];              ///< live, the most first, where a `watched` layer knows
+  char const* refused_by = "the device";     ///< which layer refused: "limited", "the device", ...; static
+  bytes_of_tag biggest_tags[3];              ///< largest live tags first, if a `watched` layer exists
 };
 
-/// Memory ran out. Says who refused, the state, and what to try. Nothing has changed.
+/// Memory ran out. Reports which layer refused, the state, and what to try. Nothing has changed.
 class out_of_memory : public std::bad_alloc {
  public:
   explicit out_of_memory(memory_report const& report) noexcept : report_(report) {
@@ -413,7 +418,7 @@ class out_of_memory : public std::bad_alloc {
  private:
   static constexpr std::size_t max_sensible = std::size_t{1} << 46;  // 64 TiB, above any device of 2026
 
-  /// The first field that is known starts the sentence that `before` bytes precede.
+  /// Appends one field if it is known; the first one, at text size `before`, starts the sentence.
   void field(std::size_t before, char const* label, std::size_t value) noexcept {
     if (value == memory_report::unknown) return;
     if (text_.size() == before) {
@@ -427,24 +432,24 @@ class out_of_memory : public std::bad_alloc {
   message<768> text_;
 };
 
-/// How memory was misused, where a checked build notices.
+/// The kind of memory misuse that a checked build detects.
 enum class misuse_kind : std::uint8_t {
   foreign_pointer,  ///< not from this resource
   double_free,      ///< freed before
   wrong_size,       ///< bytes at deallocation differ from those at allocation
   wrong_alignment,  ///< likewise the alignment
-  wrong_device,     ///< the pointer is another device's
+  wrong_device,     ///< the pointer belongs to another device
   overrun,          ///< written past an end
   use_after_free,   ///< written after it was freed
   leak,             ///< live at destruction
-  overlap,          ///< two ranges that must be apart
+  overlap,          ///< two ranges that must not overlap
   capture,          ///< not allowed while the stream is being captured into a graph
-  contents_lost,    ///< a scope could not put back what it had moved away, and nobody was named to take it
-  wrong_thread,     ///< a scope of one thread ended on another
-  recursion         ///< making a thing asked for that same thing
+  contents_lost,    ///< a scope could not move contents back, and no handler was set to take them
+  wrong_thread,     ///< a scope ended on another thread than it began on
+  recursion         ///< constructing an object requested that same object
 };
 
-/// A defined misuse. Thrown where throwing is allowed; deallocation reports it to the misuse handler instead.
+/// Misuse of the library with defined behaviour. Thrown where possible; deallocation reports it to the misuse handler instead.
 class misuse : public std::exception {
  public:
   misuse(misuse_kind kind, void const* pointer, std::string_view text) noexcept
@@ -481,20 +486,20 @@ constexpr std::size_t operator""_TiB(unsigned long long n) {
 }
 }  // namespace literals
 
-/// Alignment of every device pointer unless more is asked, bytes: what cudaMalloc promises
+/// Alignment of every device pointer unless the caller requests more, bytes: the guarantee of cudaMalloc
 /// (CUDA C++ Programming Guide, "Device Memory Accesses": at least 256).
 inline constexpr std::size_t default_alignment = 256;
 
-/// Largest alignment a resource must honour, bytes; sources of whole pages honour more.
+/// Largest alignment that every resource must support, bytes; sources of whole pages support more.
 inline constexpr std::size_t max_alignment = 2_MiB;
 
-/// True for 1, 2, 4, ...
+/// Returns true if the alignment is a power of two.
 [[nodiscard]] constexpr bool is_alignment(std::size_t alignment) noexcept {
   return alignment != 0 &&
          (alignment & (alignment - 1)) == 0;  // std::has_single_bit calls a function on plain x86-64
 }
 
-/// Rounds up to a multiple of a power of two. The caller has checked that it fits.
+/// Rounds up to a multiple of a power of two. The caller must ensure that the result fits.
 [[nodiscard]] constexpr std::size_t align_up(std::size_t bytes, std::size_t alignment) noexcept {
   return (bytes + (alignment - 1)) & ~(alignment - 1);
 }
@@ -504,15 +509,15 @@ inline constexpr std::size_t max_alignment = 2_MiB;
   return bytes & ~(alignment - 1);
 }
 
-/// True where the address is a multiple of the alignment.
+/// Returns true if the address is a multiple of the alignment.
 [[nodiscard]] inline bool is_aligned(void const* p, std::size_t alignment) noexcept {
   return (reinterpret_cast<std::uintptr_t>(p) & (alignment - 1)) == 0;
 }
 
-/// The most a single request may ask, bytes: room is left for rounding up without wrapping.
+/// Largest size of a single request, bytes: leaves room to round up without wrapping.
 inline constexpr std::size_t max_request_bytes = std::numeric_limits<std::size_t>::max() / 4;
 
-/// Bytes of `count` elements of `element_bytes` each.
+/// Returns the bytes of `count` elements of `element_bytes` each.
 /// @throws length_error  the product does not fit in size_t
 [[nodiscard]] constexpr std::size_t checked_bytes(std::size_t count, std::size_t element_bytes) {
   if (element_bytes != 0 && count > max_request_bytes / element_bytes) {
@@ -521,19 +526,19 @@ inline constexpr std::size_t max_request_bytes = std::numeric_limits<std::size_t
   return count * element_bytes;
 }
 
-/// Checks an alignment that a caller passed.
-/// @throws bad_alignment  not a power of two, or above `limit`
+/// Checks an alignment passed by a caller.
+/// @throws bad_alignment  not a power of two, or larger than `limit`
 constexpr void require_alignment(std::size_t alignment, std::size_t limit = max_alignment) {
   if (!is_alignment(alignment) || alignment > limit) throw bad_alignment(alignment, limit);
 }
 
 }  // namespace tarn
 // ---- tarn/core/device.hpp
-// Which device.
+// The device ordinal as a type.
 
 namespace tarn {
 
-/// A device by its ordinal, as cudaSetDevice counts them.
+/// A device by its ordinal, as cudaSetDevice numbers them.
 struct device_id {
   int value = 0;
   constexpr device_id() noexcept = default;
@@ -543,17 +548,17 @@ struct device_id {
 
 }  // namespace tarn
 // ---- tarn/core/extremes.hpp
-// The smaller and the larger of two sizes or counts, without <algorithm>, which costs a compiler 40 ms.
+// smaller_of and larger_of for sizes and counts, without <algorithm>, which costs a compiler 40 ms.
 
 namespace tarn::detail {
 
-/// The larger one; the first if they are equal. Both are read by value: sizes and counts.
+/// Returns the larger value; the first if they are equal. Takes both by value: meant for sizes and counts.
 template <class T>
 [[nodiscard]] constexpr T larger_of(T a, T b) noexcept {
   return a < b ? b : a;
 }
 
-/// The smaller one; the first if they are equal.
+/// Returns the smaller value; the first if they are equal.
 template <class T>
 [[nodiscard]] constexpr T smaller_of(T a, T b) noexcept {
   return b < a ? b : a;
@@ -561,84 +566,99 @@ template <class T>
 
 }  // namespace tarn::detail
 // ---- tarn/core/property.hpp
-// Who may touch the memory: empty tags that a resource lists in its type.
+// Memory accessibility: empty tags that a resource lists in its type.
 
 #include <type_traits>
 
 namespace tarn {
 
-/// Kernels may read and write it.
+/// Kernels may read and write the memory.
 struct device_accessible {};
-/// The host may read and write it.
+/// The host may read and write the memory.
 struct host_accessible {};
 
-/// A list of tags; a resource has `using properties = property_set<device_accessible>;`.
+/// A list of tags; a resource declares `using properties = property_set<device_accessible>;`.
 template <class... Tags>
 struct property_set {
   template <class Tag>
   static constexpr bool has = (std::is_same_v<Tag, Tags> || ...);
 };
 
-/// True where the resource's memory carries the tag.
+/// True if the resource's memory has the tag.
 template <class Resource, class Tag>
 inline constexpr bool has_property = Resource::properties::template has<Tag>;
 
 }  // namespace tarn
 // ---- tarn/core/resource.hpp
-// The concepts: what a resource, a page source and a policy must offer.
+// Concepts for resources, page sources and memory sources.
 //
 // | expression                                | returns   | throws                       | meaning                                           |
 // |-------------------------------------------|-----------|------------------------------|---------------------------------------------------|
 // | r.allocate(stream, bytes, alignment)      | void*     | out_of_memory, bad_alignment | usable by work on `stream` from now on            |
-// | r.deallocate(stream, p, bytes, alignment) | void      | never                        | reusable once work before it on `stream` is done  |
+// | r.deallocate(stream, p, bytes, alignment) | void      | never                        | reusable after earlier work on `stream` is done   |
 // | r.allocate_sync(bytes, alignment)         | void*     | as allocate                  | usable at once on every stream and the host       |
-// | r.deallocate_sync(p, bytes, alignment)    | void      | never                        | nothing uses it any more, on any stream           |
+// | r.deallocate_sync(p, bytes, alignment)    | void      | never                        | no stream may still use it                        |
 // | a == b                                    | bool      | never                        | memory of one may be freed through the other      |
-// | R::properties                             | type      |                              | a property_set: who may touch the memory          |
+// | R::properties                             | type      |                              | a property_set: what may access the memory        |
 // | r.device()                                | device_id | never                        | where the memory is                               |
 // | r.driver()                                | driver    | never                        | the driver that orders its streams                |
 //
-// Zero bytes: allocate returns null; deallocate of null does nothing. Resources are cheap handles: a copy is
-// the same resource, and the last copy releases it.
+// Zero bytes: allocate returns null; deallocate of null does nothing. Resources are cheap handles: a copy refers to the same
+// resource, and the last copy releases it.
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/core/stream.hpp
-// A stream by reference: the handle that the driver knows and, where known, the stream's identity.
+// A non-owning reference to a stream: the driver's handle and, if known, the stream's identity.
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 
 struct CUstream_st;
 
 namespace tarn {
 
-/// Identity of a stream. Handles are reused after cudaStreamDestroy, identities are not (cudaStreamGetId).
+namespace detail {
+/// A type with a get() that returns a cudaStream_t, other than tarn's own owners.
+template <class Stream, class Ref>
+concept hands_out_stream = requires(Stream const& s) {
+  { s.get() } -> std::convertible_to<CUstream_st*>;
+}
+&&!requires(Stream const& s) {
+  { s.ref() } -> std::same_as<Ref>;
+};
+}  // namespace detail
+
+/// Identity of a stream. Handles are reused after cudaStreamDestroy; identities are not (cudaStreamGetId).
 using stream_id = std::uint64_t;
 
-/// Names a stream; does not own it. Copy freely.
+/// Refers to a stream without owning it. Copy freely.
 ///
-/// A bare handle converts implicitly (`cudaStream_t`, `cuda::stream_ref`, a simulated stream) and the pool
-/// asks the driver for its identity at each call; `tarn::identified(resource, stream)` asks once and keeps
-/// it. A default stream_ref is the default stream.
+/// A bare handle converts implicitly (`cudaStream_t`, `cuda::stream_ref`, a simulated stream), and the pool queries the
+/// driver for its identity at each call; `tarn::identified(resource, stream)` queries once and keeps the result. A
+/// default-constructed stream_ref is the default stream.
 class stream_ref {
  public:
-  /// "The pool must ask the driver."
+  /// The identity is not known; the pool must query the driver.
   static constexpr stream_id unknown_id = 0;
 
   constexpr stream_ref() noexcept = default;
-  constexpr stream_ref(CUstream_st* handle) noexcept : handle_(handle) {}  // NOLINT: cudaStream_t is a stream
-  stream_ref(int) = delete;  ///< so that allocate(0, 256) means bytes
-  /// From anything that hands out a cudaStream_t by get(): cuda::stream_ref, RMM's view through value().
+  /// From a cudaStream_t or nullptr. A template, so that an owner that converts to both is not ambiguous.
+  template <class Handle>
+  requires std::same_as<Handle, CUstream_st*> || std::same_as<Handle, std::nullptr_t>
+  constexpr stream_ref(Handle handle) noexcept : handle_(handle) {}  // NOLINT: cudaStream_t is a stream
+  /// Deleted, so that the 0 in allocate(0, 256) means bytes.
+  stream_ref(int) = delete;
+  /// From any type whose get() returns a cudaStream_t: cuda::stream_ref, or RMM's view through value(). tarn's own stream owners
+  /// convert by themselves and keep the identity.
   template <class Stream>
-  requires requires(Stream const& s) {
-    { s.get() } -> std::convertible_to<CUstream_st*>;
-  }
+  requires detail::hands_out_stream<Stream, stream_ref>
   constexpr stream_ref(Stream const& stream) noexcept : handle_(stream.get()) {}  // NOLINT
 
-  /// From a driver's own handle, with the identity if the caller knows it.
+  /// Constructs from a driver's own handle, with the identity if the caller knows it.
   [[nodiscard]] static constexpr stream_ref from(void* handle, stream_id id = unknown_id) noexcept {
     stream_ref s;
     s.handle_ = handle;
@@ -648,12 +668,12 @@ class stream_ref {
 
   /// The driver's handle; null is the default stream.
   [[nodiscard]] constexpr void* handle() const noexcept { return handle_; }
-  /// The handle as CUDA spells it.
+  /// The handle as a cudaStream_t.
   [[nodiscard]] CUstream_st* get() const noexcept { return static_cast<CUstream_st*>(handle_); }
   /// The identity, or `unknown_id`.
   [[nodiscard]] constexpr stream_id id() const noexcept { return id_; }
 
-  /// The same handle names the same stream unless one of them was destroyed; identities, where known, decide.
+  /// Compares identities if both are known, else handles. Equal handles name the same stream unless one was destroyed.
   friend constexpr bool operator==(stream_ref a, stream_ref b) noexcept {
     if (a.id_ != unknown_id && b.id_ != unknown_id) return a.id_ == b.id_;
     return a.handle_ == b.handle_;
@@ -703,20 +723,20 @@ template <class R>
 concept resource = std::copyable<R> && std::equality_comparable<R> && has_allocate<R> && has_deallocate<R> &&
     has_allocate_sync<R> && has_deallocate_sync<R> && has_properties<R> && has_driver<R>;
 
-/// One piece of physical memory, as the driver numbers it (CUmemGenericAllocationHandle).
+/// One allocation of physical memory, by the driver's handle (CUmemGenericAllocationHandle).
 using page_handle = std::uint64_t;
 
-/// Where pages come from: address ranges and physical handles, mapped one into the other.
+/// A source of pages: address ranges, physical handles, and mappings of handles into ranges.
 ///
 /// | expression            | throws                    | meaning                                                   |
 /// |-----------------------|---------------------------|-----------------------------------------------------------|
 /// | s.granularity()       | never                     | bytes; every size and offset below is a multiple of it    |
-/// | s.reserve(bytes)      | out_of_memory, cuda_error | address range, nothing behind it                          |
-/// | s.unreserve(p, bytes) | never                     | gives the whole range of one reserve() back               |
+/// | s.reserve(bytes)      | out_of_memory, cuda_error | an address range with no memory mapped                    |
+/// | s.unreserve(p, bytes) | never                     | releases the whole range of one reserve()                 |
 /// | s.create(bytes)       | out_of_memory, cuda_error | one handle of physical memory                             |
-/// | s.destroy(h, bytes)   | never                     | gives it back; it is no longer mapped anywhere            |
-/// | s.map(p, bytes, h)    | out_of_memory, cuda_error | the whole handle appears at p, readable and writable      |
-/// | s.unmap(p, bytes)     | never                     | exactly one map() undone; no work may still use the range |
+/// | s.destroy(h, bytes)   | never                     | releases the handle; it must not be mapped anywhere       |
+/// | s.map(p, bytes, h)    | out_of_memory, cuda_error | maps the whole handle at p, readable and writable         |
+/// | s.unmap(p, bytes)     | never                     | undoes exactly one map(); no work may still use the range |
 template <class S>
 concept page_source = std::copyable<S> && std::equality_comparable<S> && has_properties<S> && has_driver<S> &&
     requires(S& s, std::size_t bytes, void* p, page_handle h) {
@@ -733,14 +753,14 @@ concept page_source = std::copyable<S> && std::equality_comparable<S> && has_pro
   noexcept;
 };
 
-/// A source whose own memory no tool can watch in pieces (pages, memory that the driver orders by streams), and which
-/// has blocks that one can. A layer over such a source passes them on, and counts them as it counts everything; a pool
-/// over one that does not is not seen into.
+/// A source whose own memory tools cannot track block by block (pages, memory that the driver orders by streams), but which
+/// also offers plain blocks that tools can track. A layer over such a source forwards them and counts them like any other
+/// memory; a tool cannot see inside a pool over a layer that does not.
 ///
 /// | expression                   | throws                    | meaning                                            |
 /// |------------------------------|---------------------------|----------------------------------------------------|
-/// | s.allocate_plain(bytes)      | out_of_memory, cuda_error | a block of cudaMalloc's, usable at once everywhere |
-/// | s.deallocate_plain(p, bytes) | never                     | gives it back; nothing uses it any more            |
+/// | s.allocate_plain(bytes)      | out_of_memory, cuda_error | a cudaMalloc block, usable at once everywhere      |
+/// | s.deallocate_plain(p, bytes) | never                     | releases it; no work may still use it              |
 template <class S>
 concept has_plain_blocks = requires(S& s, std::size_t bytes, void* p) {
   { s.allocate_plain(bytes) } -> std::same_as<void*>;
@@ -748,11 +768,11 @@ concept has_plain_blocks = requires(S& s, std::size_t bytes, void* p) {
   noexcept;
 };
 
-/// What a pool can stand on: whole blocks or pages.
+/// A valid upstream of a pool: a resource of whole blocks, or a page source.
 template <class S>
 concept memory_source = resource<S> || page_source<S>;
 
-/// Says at the seam which clause a type misses, one line per clause.
+/// Reports which clauses a type lacks, one static_assert per clause.
 template <class R>
 constexpr bool check_memory_source() {
   if constexpr (!memory_source<R>) {
@@ -781,55 +801,54 @@ constexpr bool check_memory_source() {
 
 }  // namespace tarn
 // ---- tarn/driver/driver.hpp
-// The driver contract: each call, its cost and its failure. Two models ship: cuda_driver and sim_driver;
-// no_driver stands in where there are no streams (plain host memory).
+// The driver contract: each call with its cost and its failures. Two models ship: cuda_driver and sim_driver; no_driver
+// stands in where there are no streams (plain host memory).
 //
-// A driver is a small copyable value for one device. Every call is const, noexcept and safe from any thread,
-// works whatever device is current, leaves the current device as it was, and returns a status; results go to
-// the last parameter. No call throws, none allocates on the caller's behalf except where it says so. Costs
-// are of one H200 (bench/results). `stream` handles are the driver's own; a null handle is the default
-// stream.
+// A driver is a small copyable value for one device. Every call is const, noexcept and thread-safe, works with any current
+// device, leaves the current device unchanged, and returns a status; the result is stored in the last parameter. No call
+// throws, and none allocates for the caller unless stated. Costs are from one H200 (bench/results). `stream` handles are the
+// driver's own; a null handle is the default stream.
 //
 // | call                                                         | cost             | meaning                                                             |
 // |--------------------------------------------------------------|------------------|---------------------------------------------------------------------|
 // | device()                                                     | 0                | the device's ordinal                                                |
-// | survives_fork(), optional                                    | 0                | whether a forked child may use the driver; without it, no           |
-// | identify(stream, id&)                                        | ~30 ns           | the identity behind a handle; default streams have fixed ones, the per-thread default one per thread |
-// | is_capturing(stream, bool&)                                  | ~30 ns           | true while a graph is captured from it                              |
+// | survives_fork(), optional                                    | 0                | whether a forked child may use the driver; false if absent          |
+// | identify(stream, id&)                                        | ~30 ns           | the identity of a stream; fixed for default streams, one per thread for the per-thread default stream |
+// | is_capturing(stream, bool&)                                  | ~30 ns           | true while the stream is captured into a graph                      |
 // | create_event(event&), destroy_event(event)                   | 230 ns           | without timing                                                      |
-// | record_event(event, stream)                                  | 250 ns           | marks the work so far                                               |
-// | query_event(event)                                           | 260 ns           | ok: done; not_ready: not yet; never touches an event of a capture   |
-// | wait_event(stream, event)                                    | 230 ns           | later work on stream waits for the mark                             |
+// | record_event(event, stream)                                  | 250 ns           | marks all work on stream so far                                     |
+// | query_event(event)                                           | 260 ns           | ok: reached; not_ready: not yet; never for an event of a capture    |
+// | wait_event(stream, event)                                    | 230 ns           | later work on stream waits for the event                            |
 // | synchronize_event(event), _stream(stream), _device()         | blocks           | waits on the host                                                   |
 // | create_stream(stream&), destroy_stream(stream)               | 5 us             | non-blocking with respect to the legacy default stream              |
-// | copy(stream, to, from, bytes)                                | 2 us             | any direction, asynchronous to the host where the memory allows     |
-// | copy_from_device(stream, to, device, from, bytes), optional  | 2 us             | the same from another device's memory, whoever may access it        |
+// | copy(stream, to, from, bytes)                                | 2 us             | any direction, asynchronous to the host if the memory allows        |
+// | copy_from_device(stream, to, device, from, bytes), optional  | 2 us             | the same from another device's memory, without peer access          |
 // | fill(stream, to, byte, bytes)                                | 2 us             | sets bytes                                                          |
 // | convert(stream, to, from, count), optional                   | 4 us             | a kernel that converts elements (core/element) in device memory     |
-// | can_share(device, bool&), optional                           | once             | whether that device's work can be let at this one's pages           |
+// | can_share(device, bool&), optional                           | once             | whether that device can access this device's pages                  |
 // | memory_info(free&, total&)                                   | 5 us             | of the whole device, as cudaMemGetInfo                              |
 // | page_granularity(bytes&)                                     | once             | unsupported: no virtual memory management here                      |
-// | reserve_range(bytes, alignment, p&), release_range(p, bytes) | 5-77 us          | address space                                                       |
+// | reserve_range(bytes, alignment, p&), release_range(p, bytes) | 5-77 us          | address ranges                                                      |
 // | create_pages(bytes, handle&), destroy_pages(handle)          | 10 us, 15-338 us | physical memory                                                     |
-// | map_pages(p, bytes, handle), unmap_pages(p, bytes)           | 26 us, 17 us     | map and grant access; exactly one map is undone                     |
-// | share_pages(p, bytes, device), optional                      | 25 us            | lets that device's work, too, at what is mapped there               |
+// | map_pages(p, bytes, handle), unmap_pages(p, bytes)           | 26 us, 17 us     | map and grant access; undo exactly one map                          |
+// | share_pages(p, bytes, device), optional                      | 25 us            | grants that device access to the mapping, too                       |
 // | malloc_device(bytes, p&), free_device(p)                     | 58 us, 40 us     | cudaMalloc                                                          |
 // | malloc_async(bytes, stream, p&), free_async(p, stream)       | 0.7 us warm      | cudaMallocAsync                                                     |
 // | malloc_pinned(bytes, p&), free_pinned(p)                     | 460 ms/GiB       | cudaHostAlloc, portable                                             |
 // | malloc_managed(bytes, p&), free_managed(p)                   |                  | cudaMallocManaged                                                   |
-// | register_host(p, bytes), unregister_host(p), optional        | see registered_host | pins memory that the host has already, whole pages, portable      |
-// | memory_tool(), optional                                      | once             | what watches pieces of memory, false without one: see describing_driver |
-// | memory_account(account&), optional                           | 10-100 ms        | whose the device's memory is, as nvidia-smi shows it: see accounting_driver |
+// | register_host(p, bytes), unregister_host(p), optional        | see registered_host | pins existing host memory, whole pages, portable                 |
+// | memory_tool(), optional                                      | once             | the attached memory tool, false if none: see describing_driver      |
+// | memory_account(account&), optional                           | 10-100 ms        | the device's memory by process, as nvidia-smi shows it: see accounting_driver |
 
 #include <concepts>
 #include <cstddef>
 
 namespace tarn {
 
-/// An event as its driver knows it.
+/// An event handle of the driver.
 using event_handle = void*;
 
-/// What stream order needs; every driver has it.
+/// Requirements of stream ordering; every driver meets them.
 template <class D>
 concept stream_driver = std::copyable<D> && std::equality_comparable<D> &&
     requires(D const& d, stream_ref stream, stream_ref& new_stream, stream_id& id, bool& yes,
@@ -869,7 +888,7 @@ concept stream_driver = std::copyable<D> && std::equality_comparable<D> &&
   noexcept->std::same_as<status>;
 };
 
-/// True where a child of fork() may use what the driver gave its parent.
+/// Returns true if a child of fork() may use what the driver allocated in the parent.
 template <class D>
 [[nodiscard]] constexpr bool survives_fork(D const& driver) noexcept {
   if constexpr (requires { driver.survives_fork(); }) {
@@ -879,7 +898,7 @@ template <class D>
   }
 }
 
-/// What a page source needs.
+/// Requirements of a page source.
 template <class D>
 concept page_driver = stream_driver<D> && requires(D const& d, std::size_t bytes, std::size_t& out, void* p,
                                                    void*& new_p, page_handle h, page_handle& new_h) {
@@ -899,7 +918,7 @@ concept page_driver = stream_driver<D> && requires(D const& d, std::size_t bytes
   noexcept->std::same_as<status>;
 };
 
-/// What the block sources need.
+/// Requirements of the block sources.
 template <class D>
 concept block_driver = stream_driver<D> &&
     requires(D const& d, std::size_t bytes, void* p, void*& new_p, stream_ref stream) {
@@ -921,7 +940,7 @@ concept block_driver = stream_driver<D> &&
   noexcept->std::same_as<status>;
 };
 
-/// What pins memory that the host has already.
+/// A driver that can pin existing host memory.
 template <class D>
 concept registering_driver = stream_driver<D> && requires(D const& d, void* p, std::size_t bytes) {
   { d.register_host(p, bytes) }
@@ -930,9 +949,9 @@ concept registering_driver = stream_driver<D> && requires(D const& d, void* p, s
   noexcept->std::same_as<status>;
 };
 
-/// What lets a pool tell an attached tool (compute-sanitizer, the simulated one) which of its bytes are handed out.
-/// A heap may be touched only where a region covers it; a null heap is one that the tool does not watch. Effects are
-/// immediate, whatever the streams do. The reference is a value that lives no longer than its driver.
+/// A driver through which a pool notifies an attached tool (compute-sanitizer, the simulated one) of its allocated blocks.
+/// A heap may be accessed only inside a registered region; a null heap is not tracked. Calls take effect immediately,
+/// regardless of stream order. memory_tool() returns a value that must not outlive its driver.
 template <class D>
 concept describing_driver = stream_driver<D> && requires(D const& d, void* p, std::size_t bytes) {
   static_cast<bool>(d.memory_tool());
@@ -946,21 +965,19 @@ concept describing_driver = stream_driver<D> && requires(D const& d, void* p, st
   noexcept;
 };
 
-/// Whose a device's memory is, bytes, as far as the driver's management library tells; the rest stays `unknown`.
+/// A device's memory by process, bytes, as far as the driver's management library reports it; other fields stay `unknown`.
 struct device_account {
   static constexpr std::size_t unknown = static_cast<std::size_t>(-1);
-  std::size_t total =
-      unknown;                 ///< of the device, or of this process's part of it, what is set aside included
-  std::size_t free = unknown;  ///< told without a context, unlike memory_info()'s
-  std::size_t set_aside = unknown;  ///< of it by the driver and the firmware, for themselves and for ECC
-  std::size_t this_process =
-      unknown;  ///< what nvidia-smi shows for it: context, modules, all that it allocated
-  std::size_t other_processes = unknown;  ///< the same of all others together
-  char const* source = "";                ///< who says so; static storage
-  char const* gap = "";  ///< why processes are unknown; static storage, empty where they are known
+  std::size_t total = unknown;      ///< of the device, or of this process's partition, including `set_aside`
+  std::size_t free = unknown;       ///< reported without a context, unlike memory_info()'s
+  std::size_t set_aside = unknown;  ///< part of `total` reserved by driver and firmware, ECC included
+  std::size_t this_process = unknown;     ///< as nvidia-smi shows it: context, modules, all allocations
+  std::size_t other_processes = unknown;  ///< the same, summed over all other processes
+  char const* source = "";                ///< the library that reported this; static storage
+  char const* gap = "";  ///< why the processes are unknown; static storage, empty if they are known
 };
 
-/// What can tell more of a device than memory_info(): for reports, too slow for anything else. Asking sets up no context.
+/// A driver that reports more than memory_info() does: for reports, too slow for other uses. The call creates no context.
 template <class D>
 concept accounting_driver = stream_driver<D> && requires(D const& d, device_account& account) {
   { d.memory_account(account) }
@@ -969,8 +986,8 @@ concept accounting_driver = stream_driver<D> && requires(D const& d, device_acco
 
 }  // namespace tarn
 // ---- tarn/driver/stream_life.hpp
-// Whether a stream that memory is freed on still exists. An owner may outlive its stream, and CUDA may crash when it is
-// called with the handle of a destroyed one.
+// Checks whether a stream still exists. An owner may outlive its stream, and CUDA may crash when it is called with the handle
+// of a destroyed one.
 
 #include <atomic>
 #include <cstddef>
@@ -981,12 +998,12 @@ namespace tarn::detail {
 /// What is known of a stream when a call names it.
 enum class stream_life : std::uint8_t {
   alive,
-  gone,    ///< destroyed; the handle may be another stream's
-  unknown  ///< the driver cannot be asked without the risk of a crash
+  gone,    ///< destroyed; the handle may belong to another stream
+  unknown  ///< the driver cannot be queried without the risk of a crash
 };
 
-/// The identities of streams that create_stream() made and that are not destroyed. Lock-free, without allocation: it may be
-/// used at process exit and after fork(). A stream that finds no place is unknown, which costs time only.
+/// The identities of streams that create_stream() created and that still exist. Lock-free and without allocation, so that it
+/// can be used at process exit and after fork(). A stream that finds no free place is unknown, which only costs time.
 class made_streams {
  public:
   void add(stream_id id) noexcept {
@@ -1010,28 +1027,28 @@ class made_streams {
 
  private:
   static constexpr std::size_t places_in_bucket = 8;  // a cache line
-  static constexpr std::size_t buckets = 512;         // 4096 streams, 32 KiB that are touched only where used
+  static constexpr std::size_t buckets = 512;         // 4096 streams, 32 KiB, committed only where used
   struct bucket {
     std::atomic<stream_id> places[places_in_bucket];
   };
-  /// Identities are handed out one after the other.
+  /// Identities are assigned consecutively, so the remainder spreads them.
   bucket& bucket_of(stream_id id) noexcept { return all_[id % buckets]; }
 
   bucket all_[buckets]{};
 };
 
-/// The null, the legacy and the per-thread default stream: CUDA's handles 0, 1 and 2, which are never destroyed.
+/// Returns true for the null, the legacy and the per-thread default stream: CUDA's handles 0, 1 and 2, never destroyed.
 [[nodiscard]] inline bool is_default_stream(stream_ref stream) noexcept {
   return reinterpret_cast<std::uintptr_t>(stream.handle()) <= 2;
 }
 
-/// True where the whole device's work can be marked without naming a stream.
+/// True if the driver can mark the whole device's work without naming a stream.
 template <class Driver>
 inline constexpr bool marks_all_work = requires(Driver const& driver, event_handle event) {
   driver.record_all(event);
 };
 
-/// A bare handle is its caller's word that the stream exists, as far as the driver can tell. At most one driver call.
+/// Trusts the caller that a bare handle names an existing stream, unless the driver reports otherwise. At most one driver call.
 template <stream_driver Driver>
 [[nodiscard]] stream_life life_of(Driver const& driver, stream_ref stream) noexcept {
   if (is_default_stream(stream)) return stream_life::alive;
@@ -1049,7 +1066,7 @@ template <stream_driver Driver>
   }
 }
 
-/// An event that marks all work given to the device so far, for a stream that may be destroyed.
+/// An event that marks all work submitted to the device so far, for a stream that may be destroyed.
 template <stream_driver Driver>
 class device_mark {
  public:
@@ -1065,12 +1082,12 @@ class device_mark {
     if (event_ != nullptr) (void)driver_.destroy_event(event_);
   }
 
-  /// Waits on the host for the mark, or for the device where it could not be set.
+  /// Waits on the host for the mark, or for the device if it could not be set.
   status wait() const noexcept {
     if (state_.ok() && driver_.synchronize_event(event_).ok()) return {};
     return driver_.synchronize_device();
   }
-  /// Makes later work of `stream` wait for the mark; waits on the host where that is refused.
+  /// Makes later work of `stream` wait for the mark; waits on the host if that fails.
   status order(stream_ref stream) const noexcept {
     if (state_.ok() && driver_.wait_event(stream, event_).ok()) return {};
     return driver_.synchronize_device();
@@ -1082,18 +1099,18 @@ class device_mark {
   status state_{failure::unsupported};
 };
 
-/// Waits on the host for the work on a stream that is not known to exist.
+/// Waits on the host for the work on a stream that may be destroyed.
 template <stream_driver Driver>
 status wait_for_lost(Driver const& driver) noexcept {
   return device_mark<Driver>(driver).wait();
 }
-/// Makes later work of `later` come after the work on a stream that is not known to exist.
+/// Orders later work of `later` after the work on a stream that may be destroyed.
 template <stream_driver Driver>
 status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
   return device_mark<Driver>(driver).order(later);
 }
 
-/// A stream for a short look at memory, which waits for no other stream; the default one where none can be made.
+/// A temporary stream that waits for no other stream; the default stream if none can be created.
 template <stream_driver Driver>
 class own_stream {
  public:
@@ -1114,8 +1131,8 @@ class own_stream {
   bool made_;
 };
 
-/// The stream to look at memory on that is freed on `stream`: that one, or, once the work of a stream that is not known to
-/// exist is over, the default one.
+/// Returns a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be destroyed, the default
+/// stream after waiting for the work on it.
 template <stream_driver Driver>
 [[nodiscard]] stream_ref usable_stream(Driver const& driver, stream_ref stream) noexcept {
   if (life_of(driver, stream) == stream_life::alive) return stream;
@@ -1125,18 +1142,17 @@ template <stream_driver Driver>
 
 }  // namespace tarn::detail
 // ---- tarn/driver/thread_number.hpp
-// A number for the calling thread that no other thread of the process ever gets: what names its default
-// stream.
+// Process-wide unique thread numbers, which identify per-thread default streams.
 
 #include <atomic>
 #include <cstdint>
 
 namespace tarn::detail {
 
-/// Source of thread numbers; constant-initialised, so that it exists before any thread asks.
+/// Source of thread numbers; constant-initialised, so that it exists before any thread uses it.
 inline std::atomic<std::uint64_t> next_thread_number{1};
 
-/// The calling thread's number, from 1. Unlike a thread's id it is not reused after the thread ends.
+/// Returns the calling thread's number, from 1. Unlike a thread id it is not reused after the thread ends.
 [[nodiscard]] inline std::uint64_t thread_number() noexcept {
   thread_local std::uint64_t const number = next_thread_number.fetch_add(1, std::memory_order_relaxed);
   return number;
@@ -1147,12 +1163,12 @@ inline std::atomic<std::uint64_t> next_thread_number{1};
 // cuda_async: device memory from CUDA's own stream-ordered pool (cudaMallocAsync).
 
 // ---- tarn/source/block_source.hpp
-// block_source<Driver, Calls>: what all sources of whole blocks share: checks, alignment, errors, and each
-// call as every generation of the ecosystem spells it. `Calls` is the kind of memory: a struct with
+// block_source<Driver, Calls>: the common part of all sources of whole blocks: checks, alignment, errors, and each call under
+// every name that CCCL versions use. `Calls` is the kind of memory: a struct with
 //   using properties = property_set<...>;
 //   static status take(D const&, size_t bytes, size_t alignment, void*& p) noexcept;   usable at once
 //   static status give(D const&, void* p, size_t bytes, size_t alignment) noexcept;    no longer used
-// and, where the driver itself orders memory by streams, the same two with a stream:
+// and, if the driver itself orders the memory by streams, the same two with a stream:
 //   static status take(D const&, stream_ref, size_t bytes, size_t alignment, void*& p) noexcept;
 //   static status give(D const&, stream_ref, void* p, size_t bytes, size_t alignment) noexcept;
 //   static status give_lost(D const&, void* p, size_t bytes, size_t alignment) noexcept;   the stream may be destroyed
@@ -1163,20 +1179,20 @@ inline std::atomic<std::uint64_t> next_thread_number{1};
 #include <utility>
 
 // ---- tarn/source/plain_block.hpp
-// Plain blocks: cudaMalloc's, from a source whose memory is of another kind. A tool that watches pieces of memory takes
-// no other: compute-sanitizer 2025.3.1 refuses, with an error, heaps over mapped pages and cudaMallocAsync's memory.
+// Blocks from cudaMalloc, for sources whose memory is of another kind. A tool that watches suballocated memory accepts no
+// other: compute-sanitizer 2025.3.1 refuses, with an error, heaps over mapped pages and cudaMallocAsync's memory.
 
 #include <cstddef>
 
 // ---- tarn/source/refusal.hpp
-// How a source says no: a failed driver call becomes the error that a caller can act upon.
+// Turns a failed driver call of a source into the error that a caller can act on.
 
 #include <cstddef>
 
 namespace tarn::detail {
 
 /// Throws for a driver call that failed.
-/// @throws out_of_memory  the driver had none left; says which call refused and what is free on the device
+/// @throws out_of_memory  the driver had no memory left; reports which call refused and what is free on the device
 /// @throws cuda_error     anything else
 template <class D>
 [[noreturn]] TARN_NOINLINE void refuse(D const& driver, status const& failed, stream_ref stream,
@@ -1195,7 +1211,7 @@ template <class D>
   throw out_of_memory(report);
 }
 
-/// A request so large that it is not worth asking: rounding it up could wrap.
+/// The status of a request too large to try: rounding it up could overflow.
 [[nodiscard]] inline status too_large() noexcept {
   return {failure::out_of_memory, 0, "larger than any device", "the address space"};
 }
@@ -1204,7 +1220,7 @@ template <class D>
 
 namespace tarn::detail {
 
-/// A driver that has them.
+/// A driver that provides them.
 template <class D>
 concept plain_block_driver = stream_driver<D> &&
     requires(D const& driver, std::size_t bytes, void* p, void*& new_p) {
@@ -1243,11 +1259,11 @@ concept stream_ordered_calls = requires(Calls const& calls, D const& driver, str
 
 /// A source of whole blocks, one driver call each. A small value: copies are the same source.
 ///
-/// Memory that the driver does not order by streams is usable on every stream once allocate returns, and
-/// deallocate first waits on the host for the work on its stream. Put a pool on top to pay that rarely.
-/// The stream of a deallocation may be destroyed where its identity is known, as owners know it. On CUDA a stream that
-/// tarn did not make then counts as lost: the device's work is marked in its place, which a capture in progress may not
-/// survive. Give such a stream as a bare handle while it exists.
+/// Memory that the driver does not order by streams is usable on every stream once allocate returns, and deallocate first waits
+/// on the host for the work on its stream. Put a pool on top so that this happens rarely.
+/// The stream of a deallocation may be destroyed if its identity is known, as it is to owners. On CUDA, a stream with a known
+/// identity that tarn did not create then counts as lost: the device's work is marked instead, which may invalidate a capture
+/// in progress. Pass such a stream as a bare handle while it exists.
 /// Safe from any thread; keeps no state.
 template <stream_driver D, class Calls>
 class block_source {
@@ -1260,17 +1276,17 @@ class block_source {
   = default;
   /// On one device.
   explicit block_source(device_id device) requires std::constructible_from<D, device_id> : driver_(device) {}
-  /// On a driver of one's own making.
+  /// On a given driver.
   explicit block_source(D driver) noexcept : driver_(std::move(driver)) {}
   /// With options, for kinds that have some.
   block_source(D driver, Calls calls) noexcept : driver_(std::move(driver)), calls_(std::move(calls)) {}
 
-  // As tarn and CCCL 3.1 and later spell them.
+  // The names of tarn, and of CCCL 3.1 and later.
 
-  /// Allocates for work on `stream`. Zero bytes give null.
-  /// @param alignment  up to default_alignment always; above that if the driver's own blocks have it (a whole
-  ///                   2 MiB page is tried before it is refused), since a device block has no room to hide an
-  ///                   offset
+  /// Allocates for work on `stream`. Zero bytes return null.
+  /// @param alignment  up to default_alignment always; above that only if the driver's own blocks have it (a whole 2 MiB page
+  /// is
+  ///                   tried before the request is refused), since a device block has no room to hide an offset
   /// @throws out_of_memory, bad_alignment, cuda_error; nothing has changed
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
                                std::size_t alignment = default_alignment) {
@@ -1287,9 +1303,9 @@ class block_source {
       return take_now(stream, bytes, alignment);
     }
   }
-  /// Gives a block back once the work before it on `stream` is done. Null does nothing; at process exit, when
-  /// the driver is gone, so does any other pointer. While `stream` is being captured into a graph nothing is
-  /// waited for, since that would end the capture: the graph must not use the block.
+  /// Frees a block once the earlier work on `stream` is done. Does nothing for null, nor at process exit after the driver has
+  /// unloaded. While `stream` is being captured into a graph it does not wait, since that would end the capture: the graph must
+  /// not use the block.
   void deallocate(stream_ref stream, void* p, std::size_t bytes,
                   std::size_t alignment = default_alignment) noexcept {
     if (p == nullptr) return;
@@ -1308,24 +1324,24 @@ class block_source {
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
     return take_now(stream_ref{}, bytes, alignment);
   }
-  /// Gives back memory that no stream uses any more.
+  /// Frees memory that no stream uses any more.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
     if (p != nullptr) (void)calls_.give(driver_, p, bytes, alignment);
   }
 
-  /// A block that the driver does not order: for a pool that a tool watches, in place of allocate_sync().
+  /// Allocates a block that the driver does not order: for a pool that a tool watches, in place of allocate_sync().
   /// @throws out_of_memory, cuda_error; nothing has changed
   [[nodiscard]] void* allocate_plain(std::size_t bytes) requires(
       detail::stream_ordered_calls<Calls, D>&& detail::plain_block_driver<D>) {
     return detail::take_plain_block(driver_, bytes);
   }
-  /// Gives it back; no work uses it any more.
+  /// Frees such a block; no work uses it any more.
   void deallocate_plain(void* p, std::size_t) noexcept
       requires(detail::stream_ordered_calls<Calls, D>&& detail::plain_block_driver<D>) {
     detail::give_plain_block(driver_, p);
   }
 
-  // As CCCL 3.0 (CUDA 13.0) spells them. Templates, so that a braced {} never means bytes.
+  // The names of CCCL 3.0 (CUDA 13.0). Templates, so that a braced {} never means bytes.
 
   template <std::integral Bytes>
   [[nodiscard]] void* allocate(Bytes bytes, std::size_t alignment = default_alignment) {
@@ -1349,9 +1365,9 @@ class block_source {
   [[nodiscard]] D const& driver() const noexcept { return driver_; }
   [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
 
-  /// Equal: the same kind of memory, with the same options, on an equal driver, so either frees what the other allocated.
+  /// Equal if the kind of memory, the options and the driver are equal, so either frees what the other allocated.
   friend bool operator==(block_source const& a, block_source const& b) noexcept {
-    if constexpr (requires { a.calls_.options; }) {  // not std::equality_comparable, which is much to compile
+    if constexpr (requires { a.calls_.options; }) {  // not std::equality_comparable, which is slow to compile
       if (!(a.calls_.options == b.calls_.options)) return false;
     }
     return a.driver_ == b.driver_;
@@ -1373,7 +1389,7 @@ class block_source {
     void* p = nullptr;
     status taken = bytes <= max_request_bytes ? take(bytes, p) : detail::too_large();
     if (taken.ok() && !is_aligned(p, alignment)) {
-      // Blocks below the driver's page share one with others; whole pages start where a page does.
+      // Blocks smaller than the driver's page share one with others; whole pages start on a page boundary.
       (void)give(p, bytes);
       std::size_t const pages = align_up(bytes, max_alignment);
       taken = take(pages, p);
@@ -1386,7 +1402,7 @@ class block_source {
     return p;
   }
 
-  /// Waits for the work on the stream; false where the driver is gone and there is nothing left to free.
+  /// Waits for the work on the stream; returns false if the driver has unloaded and there is nothing left to free.
   [[nodiscard]] bool wait_for(stream_ref stream) noexcept {
     if (detail::life_of(driver_, stream) != detail::stream_life::alive) {
       return detail::wait_for_lost(driver_).kind != failure::unloading;
@@ -1403,7 +1419,7 @@ class block_source {
 }  // namespace tarn
 #if TARN_HAS_CUDA
 // ---- tarn/driver/cuda_driver.hpp
-// The real driver: CUDA's runtime, and virtual memory management from the driver library behind it.
+// The CUDA driver: the runtime API, plus virtual memory management from the driver API.
 
 #include <cuda_runtime_api.h>
 
@@ -1412,9 +1428,9 @@ class block_source {
 #include <cstring>
 
 // ---- tarn/driver/cuda_entry_points.hpp
-// The few calls that only CUDA's driver library has (virtual memory management, contexts), or that it answers sooner
-// than the runtime (identities of streams), found through the runtime: nothing links to libcuda, and a program starts
-// where no driver is installed.
+// Entry points of the CUDA driver library, found through the runtime. They are the calls that only the driver library has
+// (virtual memory management, contexts), or that it answers faster than the runtime (stream identities). Nothing links to
+// libcuda, and a program starts without an installed driver.
 
 #include <cuda.h>
 
@@ -1422,14 +1438,14 @@ class block_source {
 #include <type_traits>
 
 // ---- tarn/driver/cuda_status.hpp
-// What CUDA's error codes mean to tarn. The runtime and the driver number their errors alike (since
-// CUDA 10.1), so one table serves both.
+// Maps CUDA's error codes to tarn's failure kinds. The runtime and the driver use the same numbers (since CUDA 10.1), so one
+// table serves both.
 
 #include <cuda_runtime_api.h>
 
 namespace tarn::detail {
 
-/// The kind of a code. Whatever is not named here is `other`.
+/// Returns the kind of a code; `other` for codes not listed.
 [[nodiscard]] constexpr failure cuda_failure(int code) noexcept {
   switch (code) {
     case cudaSuccess:
@@ -1438,8 +1454,8 @@ namespace tarn::detail {
       return failure::not_ready;
     case cudaErrorMemoryAllocation:
       return failure::out_of_memory;
-    case cudaErrorCudartUnloading:  // also CUDA_ERROR_DEINITIALIZED; not cudaErrorContextIsDestroyed, which
-      return failure::unloading;    // a destroyed stream may answer with while all else lives
+    case cudaErrorCudartUnloading:  // also CUDA_ERROR_DEINITIALIZED, but not
+      return failure::unloading;    // cudaErrorContextIsDestroyed, which a destroyed stream may return
     case cudaErrorNotSupported:
     case cudaErrorCallRequiresNewerDriver:
       return failure::unsupported;
@@ -1456,16 +1472,16 @@ namespace tarn::detail {
   }
 }
 
-/// Out of line: only failures come here.
+/// Out of line: called on failure only.
 [[nodiscard]] TARN_NOINLINE inline status cuda_failed(cudaError_t code, char const* call) noexcept {
   failure const kind = cuda_failure(static_cast<int>(code));
-  // The runtime keeps the last error for the next one who asks. What tarn answers itself (by a retry, another
-  // source, a typed error) must not surface in a caller's later check; errors of kernels stay to be seen.
+  // The runtime keeps the last error for the next query. Errors that tarn handles itself (by a retry, another source, a typed
+  // error) must not show up in a caller's later check; kernel errors must.
   if (kind != failure::other && kind != failure::unloading) (void)cudaGetLastError();
   return {kind, static_cast<int>(code), cudaGetErrorName(code), call};
 }
 
-/// Outcome of one runtime call.
+/// Converts the result of a runtime call.
 [[nodiscard]] inline status cuda_status(cudaError_t code, char const* call) noexcept {
   if (code == cudaSuccess) return {failure::none, 0, "", call};
   return cuda_failed(code, call);
@@ -1475,11 +1491,11 @@ namespace tarn::detail {
 
 namespace tarn::detail {
 
-/// The entry points and how finding them went. A call that this driver lacks is null; if `found` is a
-/// failure, all of them are.
+/// The entry points and the result of looking them up. A call that this driver lacks is null; if `found` is a failure, all
+/// of them are.
 ///
-/// The types are written out, not taken from cuda.h's declarations: each is the signature of the version that
-/// it is asked by, whatever later toolkits declare under the same name.
+/// The types are written out, not taken from the declarations in cuda.h: each is the signature of the version that is
+/// requested, whatever later toolkits declare under the same name.
 struct cuda_entry_points {
   using address = CUdeviceptr;
   using handle = CUmemGenericAllocationHandle;
@@ -1491,8 +1507,8 @@ struct cuda_entry_points {
   CUresult(CUDAAPI* primary_context_retain)(CUcontext*, CUdevice) = nullptr;
   CUresult(CUDAAPI* primary_context_release)(CUdevice) = nullptr;
   CUresult(CUDAAPI* context_record_event)(CUcontext, CUevent) = nullptr;  ///< since CUDA 12.5
-  CUresult(CUDAAPI* device_get_uuid)(CUuuid*, CUdevice) = nullptr;        ///< since 11.4: of the MIG instance
-  CUresult(CUDAAPI* stream_get_id)(CUstream, flag_bits*) = nullptr;       ///< since CUDA 12.0
+  CUresult(CUDAAPI* device_get_uuid)(CUuuid*, CUdevice) = nullptr;   ///< since 11.4: UUID of the MIG instance
+  CUresult(CUDAAPI* stream_get_id)(CUstream, flag_bits*) = nullptr;  ///< since CUDA 12.0
   CUresult(CUDAAPI* context_push)(CUcontext) = nullptr;
   CUresult(CUDAAPI* context_pop)(CUcontext*) = nullptr;
 
@@ -1507,19 +1523,19 @@ struct cuda_entry_points {
 
   status found;
 
-  /// True where this driver can manage virtual memory at all; a device may still not.
+  /// Returns true if this driver supports virtual memory management; a device may still lack it.
   [[nodiscard]] bool has_pages() const noexcept {
     return get_granularity != nullptr && reserve != nullptr && unreserve != nullptr && create != nullptr &&
            release != nullptr && map != nullptr && unmap != nullptr && set_access != nullptr &&
            device_get_attribute != nullptr;
   }
-  /// True where another device's context can be made current for the length of a call.
+  /// Returns true if another device's context can be made current for the duration of a call.
   [[nodiscard]] bool has_contexts() const noexcept {
     return primary_context_retain != nullptr && context_push != nullptr && context_pop != nullptr;
   }
 };
 
-/// Finds one symbol in the signature that CUDA `version` (1000 * major + 10 * minor) introduced.
+/// Looks up one symbol with the signature that CUDA `version` (1000 * major + 10 * minor) introduced.
 template <class Function>
 void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsigned version,
                       status& found) noexcept {
@@ -1549,7 +1565,7 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   find_entry_point(e.map, "cuMemMap", 10020, e.found);
   find_entry_point(e.unmap, "cuMemUnmap", 10020, e.found);
   find_entry_point(e.set_access, "cuMemSetAccess", 10020, e.found);
-  status newer = e.found;  // an older driver lacks it, and only it
+  status newer = e.found;  // sorted by version: an older driver lacks only the later ones
   find_entry_point(e.primary_context_release, "cuDevicePrimaryCtxRelease", 11000, newer);
   find_entry_point(e.device_get_uuid, "cuDeviceGetUuid", 11040, newer);
   find_entry_point(e.stream_get_id, "cuStreamGetId", 12000, newer);
@@ -1558,14 +1574,14 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   return e;
 }
 
-/// The table of this process, found at the first call. Has no destructor, so it serves until the very end.
+/// Returns the process's table, filled at the first call. Trivially destructible, so it stays valid until process exit.
 [[nodiscard]] inline cuda_entry_points const& cuda_driver_calls() noexcept {
   static_assert(std::is_trivially_destructible_v<cuda_entry_points>);
   static cuda_entry_points const entry_points = find_cuda_entry_points();
   return entry_points;
 }
 
-/// Outcome of one call of the driver library. It leaves the runtime's last error alone.
+/// Converts the result of a driver API call. Does not change the runtime's last error.
 [[nodiscard]] inline status cuda_status(CUresult code, char const* call) noexcept {
   if (code == CUDA_SUCCESS) return {failure::none, 0, "", call};
   char const* name = nullptr;
@@ -1575,7 +1591,7 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
           name != nullptr ? name : "an unknown CUresult", call};
 }
 
-/// Why an entry point is null: there is no driver, or it is too old for the call.
+/// Returns why an entry point is null: no driver is installed, or it is too old for the call.
 [[nodiscard]] inline status cuda_lacks(char const* call) noexcept {
   status found = cuda_driver_calls().found;
   if (!found.ok()) return found;
@@ -1584,24 +1600,23 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
 
 }  // namespace tarn::detail
 // ---- tarn/driver/cuda_memory_tool.hpp
-// A tool that watches one device's memory, told with that device current: compute-sanitizer takes a heap only then.
+// Memory tool notifications for one device, sent with that device current, because compute-sanitizer requires it for heaps.
 
 #include <cstddef>
 
 // ---- tarn/driver/cuda_scope.hpp
-// What a CUDA call needs around it and must leave as it was: the right device current, and no graph capture
-// spoiled.
+// RAII scopes around CUDA calls: the right device is current, and captures on other threads stay valid.
 
 #include <atomic>
 
 namespace tarn::detail {
 
-/// The primary context of a device, to be used until this ends. No handle is remembered: cudaDeviceReset destroys the
-/// context, and CUDA promises nothing of the handle then. Asking again costs two short calls, where the current device is
-/// another one only.
+/// Retains a device's primary context until destruction. Handles are not cached: cudaDeviceReset destroys the context, and
+/// CUDA does not say what happens to the handle then. Retaining again costs two short calls, and only if another device is
+/// current.
 ///
-/// The first one for each device is never released, so that the context is not made anew for each call. A reset does not
-/// release what is retained (cuDevicePrimaryCtxReset).
+/// The first retain of each device is never released, so that the context is not recreated for each call. A reset does not
+/// release retains (cuDevicePrimaryCtxReset).
 class primary_context {
  public:
   primary_context() noexcept = default;
@@ -1632,14 +1647,14 @@ class primary_context {
   bool releases_ = false;
 };
 
-/// Makes a device current for one call, if it is not, and leaves everything as it was.
+/// Makes a device current for one call if it is not, and restores the previous state.
 ///
-/// It pushes the device's primary context rather than calling cudaSetDevice twice: setting back to a device
-/// that the program has never used would create a context there, some 500 MiB, for nothing.
+/// Pushes the device's primary context rather than calling cudaSetDevice twice: switching back to a device that the program
+/// has never used would create a context there, about 500 MiB, for nothing.
 class on_device {
  public:
   explicit on_device(int device) noexcept { enter(device); }
-  /// Only what goes to a default stream depends on the current device: other streams know their own.
+  /// Only calls on default streams depend on the current device; other streams belong to theirs.
   on_device(int device, cudaStream_t stream) noexcept {
     if (stream == cudaStreamLegacy || stream == cudaStreamPerThread) enter(device);
   }
@@ -1651,7 +1666,7 @@ class on_device {
   on_device(on_device const&) = delete;
   on_device& operator=(on_device const&) = delete;
 
-  /// A failure if the device could not be made current; then the call must not be made.
+  /// A failure if the device could not be made current; the call must then be skipped.
   [[nodiscard]] status const& entered() const noexcept { return entered_; }
 
  private:
@@ -1676,9 +1691,8 @@ class on_device {
   bool pushed_ = false;
 };
 
-/// Lets this thread make, for one call, what a capture in global mode on another thread forbids: event
-/// queries, waits on the host, cudaMalloc. Without it such a call fails and ends the other thread's capture.
-/// The call itself has nothing to do with any captured stream. ~20 ns.
+/// Permits, for one call of this thread, what a global-mode capture on another thread forbids: event queries, host waits,
+/// cudaMalloc. Without it such a call fails and invalidates that capture. The call must not involve a captured stream. ~20 ns.
 class beside_capture {
  public:
   beside_capture() noexcept { swapped_ = cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess; }
@@ -1695,11 +1709,11 @@ class beside_capture {
 
 }  // namespace tarn::detail
 // ---- tarn/driver/nvtx_memory.hpp
-// What a tool such as compute-sanitizer is told of memory that is handed out in pieces: NVTX's memory extension.
+// NVTX's memory extension, which notifies tools such as compute-sanitizer of sub-allocations.
 
 #if TARN_HAS_CUDA && defined(__has_include)
 #if __has_include(<nvtx3/nvToolsExtMem.h>)
-// Some releases of NVTX name a variable `module`, of which nvcc warns (3189) in each program that includes them.
+// Some releases of NVTX name a variable `module`, for which nvcc emits warning 3189 in every program that includes them.
 #ifdef __NVCC_DIAG_PRAGMA_SUPPORT__
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 3189
@@ -1721,15 +1735,15 @@ class beside_capture {
 
 namespace tarn {
 
-/// A tool that wants to know of sub-allocations; false where none is attached. A value, the same for the whole process.
+/// A tool that tracks sub-allocations; converts to false if none is attached. A value type, the same throughout the process.
 ///
-/// A heap is a stretch of the device's memory that is handed out in pieces: none of its bytes may be touched until a
-/// region covers them. What is registered holds from the call on, whatever the streams do: wait for them first.
+/// A heap is a range of device memory that is sub-allocated: its bytes may be accessed only inside a registered region.
+/// Registrations take effect immediately, regardless of stream order: synchronise first.
 class nvtx_memory {
  public:
   constexpr nvtx_memory() noexcept = default;
 
-  /// Looks for the tool once and remembers; CUDA is initialised. Where none is attached no call of NVTX is ever made.
+  /// Looks for the tool once and caches the result; CUDA must be initialised. Without a tool, no NVTX call is ever made.
   [[nodiscard]] static nvtx_memory attached() noexcept {
     static nvtx_memory const found = find();
     return found;
@@ -1737,9 +1751,9 @@ class nvtx_memory {
   explicit operator bool() const noexcept { return domain_ != nullptr || present_; }
 
 #if TARN_HAS_NVTX_MEMORY
-  /// Null where the tool takes no such memory: then all of it may be touched, and the program has an error to its name.
-  /// compute-sanitizer 2025.3.1 takes cudaMalloc's blocks and parts of them; no mapped pages, none of cudaMallocAsync's
-  /// memory.
+  /// Returns null if the tool rejects the memory: all of it may then be accessed, and the tool reports an error.
+  /// compute-sanitizer 2025.3.1 accepts blocks of cudaMalloc and parts of them, but neither mapped pages nor memory of
+  /// cudaMallocAsync.
   [[nodiscard]] void* register_heap(void const* p, std::size_t bytes) const noexcept {
     nvtxMemVirtualRangeDesc_t const range{bytes, p};
     nvtxMemHeapDesc_t heap{};
@@ -1752,11 +1766,11 @@ class nvtx_memory {
     nvtxMemHeapHandle_t const made = nvtxMemHeapRegister(domain(), &heap);
     return is_real(made) ? made : nullptr;
   }
-  /// All of it may not be touched any more; give the memory back next.
+  /// Removes the heap. None of it may be accessed any more; free the memory next.
   void unregister_heap(void* heap) const noexcept {
     nvtxMemHeapUnregister(domain(), static_cast<nvtxMemHeapHandle_t>(heap));
   }
-  /// As if just registered: no region is left.
+  /// Removes all regions; the heap is as newly registered.
   void reset_heap(void* heap) const noexcept {
     nvtxMemHeapReset(domain(), static_cast<nvtxMemHeapHandle_t>(heap));
   }
@@ -1789,17 +1803,17 @@ class nvtx_memory {
   constexpr nvtx_memory(void* domain, bool present) noexcept : domain_(domain), present_(present) {}
 
   static nvtx_memory find() noexcept {
-    // A tool names its library here (NVTX loads no other); without one even asking would cost a look at the file system.
+    // A tool names its library here (NVTX loads no other); without one, even the check would cost a file system lookup.
     if (std::getenv("NVTX_INJECTION64_PATH") == nullptr) return {};
     nvtxDomainHandle_t const domain = nvtxDomainCreateA("tarn");
-    // Asked by a call that changes nothing: profilers answer ranges and marks, but not this.
+    // Probes with a call that has no effect: profilers implement ranges and marks, but not this call.
     nvtxMemPermissionsHandle_t const made =
         nvtxMemPermissionsCreate(domain, NVTX_MEM_PERMISSIONS_CREATE_FLAGS_NONE);
     if (!is_real(made)) return {};
     nvtxMemPermissionsDestroy(domain, made);
     return {domain, true};
   }
-  /// Without a tool handles are null, or all ones: the headers say both, in macros that C++ cannot compile.
+  /// Without a tool, handles are null or all ones: the NVTX headers document both, in macros that do not compile as C++.
   [[nodiscard]] static bool is_real(void const* handle) noexcept {
     auto const bits = reinterpret_cast<std::uintptr_t>(handle);
     return bits != 0 && bits != ~std::uintptr_t{0};
@@ -1823,14 +1837,14 @@ class nvtx_memory {
 #endif
 
   void* domain_ = nullptr;
-  bool present_ = false;  ///< a tool may know no domains and give none
+  bool present_ = false;  ///< a tool without domains returns a null domain
 };
 
 }  // namespace tarn
 
 namespace tarn {
 
-/// nvtx_memory of one device; false where no tool is attached. A value.
+/// nvtx_memory for one device; converts to false if no tool is attached. A value type.
 class cuda_memory_tool {
  public:
   constexpr cuda_memory_tool() noexcept = default;
@@ -1861,8 +1875,8 @@ class cuda_memory_tool {
 
 }  // namespace tarn
 // ---- tarn/driver/nvml.hpp
-// NVML, NVIDIA's management library, which knows whose a device's memory is: loaded at run time where there is one,
-// never linked. The few calls that are needed are declared here, from the documented ABI. Names nothing of CUDA.
+// NVML, NVIDIA's management library, which reports a device's memory by process. It is loaded at run time if present, never
+// linked. The few calls needed are declared here, from the documented ABI. Uses no CUDA names.
 
 #if defined(__linux__)
 #include <dlfcn.h>
@@ -1877,13 +1891,13 @@ class cuda_memory_tool {
 
 namespace tarn::detail {
 
-/// nvmlMemory_t. `total` includes what driver and firmware set aside.
+/// nvmlMemory_t. `total` includes memory reserved by driver and firmware.
 struct nvml_memory {
   unsigned long long total, free, used;
 };
-/// nvmlMemory_v2_t, which tells what is set aside.
+/// nvmlMemory_v2_t, which reports that reserved memory separately.
 struct nvml_memory_v2 {
-  unsigned version;  ///< goes in: size and number of the structure
+  unsigned version;  ///< input: size and version of the structure
   unsigned long long total, reserved, free, used;
 };
 /// nvmlProcessInfo_v2_t, the element of versions 2 and 3 of the process lists.
@@ -1894,7 +1908,7 @@ struct nvml_process {
 };
 static_assert(sizeof(nvml_memory) == 24 && sizeof(nvml_memory_v2) == 40 && sizeof(nvml_process) == 24);
 
-/// The calls of one library; null where it lacks one. Any of them may be called from any thread.
+/// The calls of one loaded library; null if it lacks one. All of them are thread-safe.
 struct nvml_calls {
   using device = void*;
   using list_call = int (*)(device, unsigned* count, nvml_process*);
@@ -1907,14 +1921,14 @@ struct nvml_calls {
   int (*memory_v2)(device, nvml_memory_v2*) = nullptr;
   list_call compute_processes = nullptr;
   list_call graphics_processes = nullptr;
-  list_call mps_processes = nullptr;  ///< compute, too, by way of the multi-process service
+  list_call mps_processes = nullptr;  ///< compute processes that run under the multi-process service
 
   [[nodiscard]] bool is_there() const noexcept { return init != nullptr && shutdown != nullptr; }
 };
 
 inline constexpr int nvml_insufficient_size = 7;
 
-/// As nvml.h spells the codes that one may meet here.
+/// Returns nvml.h's name for the codes expected here.
 [[nodiscard]] constexpr char const* nvml_name(int code) noexcept {
   switch (code) {
     case 1:
@@ -1947,7 +1961,7 @@ inline constexpr int nvml_insufficient_size = 7;
   return {failure::unsupported, code, nvml_name(code), call};
 }
 
-/// Loads a library for good; nothing is there where it cannot be loaded.
+/// Loads a library and never unloads it; all calls are null if it cannot be loaded.
 [[nodiscard]] inline nvml_calls find_nvml([[maybe_unused]] char const* library) noexcept {
   nvml_calls found;
 #if defined(__linux__)
@@ -1965,7 +1979,8 @@ inline constexpr int nvml_insufficient_size = 7;
   find(found.mig_mode, "nvmlDeviceGetMigMode");
   find(found.memory, "nvmlDeviceGetMemoryInfo");
   find(found.memory_v2, "nvmlDeviceGetMemoryInfo_v2");
-  // _v2 first: _v3 is the same but in drivers 535.43 to 535.86, whose elements have 32 bytes (nvitop, pull requests 79 to 94).
+  // _v2 first: _v3 is the same except in drivers 535.43 to 535.86, whose elements have 32 bytes
+  // (nvitop, pull requests 79 to 94).
   find(found.compute_processes, "nvmlDeviceGetComputeRunningProcesses_v2",
        "nvmlDeviceGetComputeRunningProcesses_v3");
   find(found.graphics_processes, "nvmlDeviceGetGraphicsRunningProcesses_v2",
@@ -1975,20 +1990,20 @@ inline constexpr int nvml_insufficient_size = 7;
 #endif
   return found;
 }
-/// The library of this process, looked for at the first call.
+/// Returns the process's library, loaded at the first call.
 [[nodiscard]] inline nvml_calls const& nvml() noexcept {
   static nvml_calls const found = find_nvml("libnvidia-ml.so.1");
   return found;
 }
 
-/// How CUDA names a device to others, and whose account is wanted.
+/// CUDA's identifiers of a device, and the process to report on.
 struct nvml_question {
-  unsigned char uuid[16]{};  ///< of the MIG instance where the device is one; all zero: not known
+  unsigned char uuid[16]{};  ///< of the MIG instance if the device is one; all zero: not known
   char pci_bus_id[32]{};     ///< empty: not known
-  unsigned pid = 0;          ///< of this process
+  unsigned pid = 0;          ///< this process
 };
 
-/// "GPU-" or "MIG-" and the number, as NVML spells it.
+/// Formats a UUID with its prefix "GPU-" or "MIG-", as NVML expects it.
 [[nodiscard]] inline message<48> nvml_uuid(std::string_view prefix,
                                            unsigned char const (&uuid)[16]) noexcept {
   message<48> text;
@@ -2001,7 +2016,7 @@ struct nvml_question {
   return text;
 }
 
-/// Which of NVML's devices it is. A whole card must not stand for one of its MIG instances.
+/// Finds NVML's handle of the device. Fails rather than report a whole card in place of its MIG instance.
 [[nodiscard]] inline status find_nvml_device(nvml_calls const& calls, nvml_question const& asked,
                                              nvml_calls::device& device, device_account& account) noexcept {
   unsigned char any = 0;
@@ -2026,10 +2041,10 @@ struct nvml_question {
   return in_parts ? nvml_failed(6, "nvmlDeviceGetHandleByUUID of a MIG instance") : status{};
 }
 
-/// What NVML says of a process whose memory it does not tell.
+/// NVML's value for a process whose memory use is not available.
 inline constexpr unsigned long long nvml_not_available = ~0ULL;
 
-/// Adds one of the lists; a process that does both compute and graphics is in two of them and counts once.
+/// Adds one of the process lists; a process that does both compute and graphics is in two lists and counts once.
 /// @return NVML's code
 [[nodiscard]] inline int add_nvml_processes(nvml_calls::list_call list, nvml_calls::device device,
                                             std::vector<nvml_process>& all) {
@@ -2038,7 +2053,7 @@ inline constexpr unsigned long long nvml_not_available = ~0ULL;
   for (int attempt = 0;; ++attempt) {
     auto count = static_cast<unsigned>(here.size());
     int const code = list(device, &count, here.data());
-    if (code == nvml_insufficient_size && attempt < 8) {  // more processes start between the calls
+    if (code == nvml_insufficient_size && attempt < 8) {  // processes may start between the calls
       here.resize(larger_of<std::size_t>(here.size() * 2, count));
       continue;
     }
@@ -2064,7 +2079,7 @@ inline constexpr unsigned long long nvml_not_available = ~0ULL;
   return 0;
 }
 
-/// Sums up the processes, or says why they are not known.
+/// Sums up the processes, or sets the reason why they are unknown.
 inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned pid,
                                  device_account& account) noexcept {
   std::size_t mine = 0;
@@ -2082,7 +2097,7 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
       sum += static_cast<std::size_t>(p.used);
     }
   }
-  if (!listed) {  // whoever asks has a context, so is in the list, under a number that it does not know
+  if (!listed) {  // this process has a context, so it is listed under a process id that it does not know
     account.gap = "NVML's list lacks this process: in a container process numbers are not the host's";
     return;
   }
@@ -2095,8 +2110,9 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
   }
 }
 
-/// Asks one library about one device; the process has a CUDA context there. Starts and ends NVML: 10 to 100 ms.
-/// @return unsupported: no NVML, or it does not know the device; then nothing is told
+/// Queries one library about one device on which this process has a CUDA context. Initialises and shuts down NVML: 10 to
+/// 100 ms.
+/// @return unsupported: NVML is missing or does not know the device; `account` is unchanged
 [[nodiscard]] inline status nvml_account(nvml_calls const& calls, nvml_question const& asked,
                                          device_account& account) noexcept {
   if (!calls.is_there()) {
@@ -2126,7 +2142,7 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
     if (add_nvml_processes(calls.compute_processes, device, all) != 0) {
       told.gap = "NVML does not list the processes of this device";
     } else {
-      (void)add_nvml_processes(calls.graphics_processes, device, all);  // not on every device
+      (void)add_nvml_processes(calls.graphics_processes, device, all);  // not available on every device
       (void)add_nvml_processes(calls.mps_processes, device, all);
       count_nvml_processes(all, asked.pid, told);
     }
@@ -2137,7 +2153,7 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
   return {};
 }
 
-/// This process's number, as its own system gives it.
+/// This process's id, in its own pid namespace.
 [[nodiscard]] inline unsigned this_process() noexcept {
 #if defined(__linux__)
   return static_cast<unsigned>(::getpid());
@@ -2150,28 +2166,27 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
 
 namespace tarn {
 
-/// Which stream a null handle names.
+/// The stream that a null handle refers to.
 enum class null_stream : std::uint8_t {
-  legacy,     ///< the device's one default stream, which waits for all blocking streams
-  per_thread  ///< a default stream for each thread (nvcc --default-stream per-thread)
+  legacy,     ///< the device's default stream, which synchronises with all blocking streams
+  per_thread  ///< one default stream per thread (nvcc --default-stream per-thread)
 };
 
-/// CUDA behind the driver contract, for one device. As small as an int; copies are equal.
+/// CUDA behind the driver contract, for one device. The size of an int; copies are equal.
 ///
-/// It never passes a null handle on: a null stream is resolved here, by `Null`, so that translation units
-/// built with and without --default-stream per-thread get different types and agree on what each one does.
+/// It never passes a null handle on: a null stream is resolved here, by `Null`, so that translation units built with and
+/// without --default-stream per-thread use different types and agree on the meaning of each.
 ///
-/// A per-thread default stream has one handle in all threads. If a stream_ref carries the identity of another
-/// thread's (the pool remembers it from a free over there), no handle reaches that stream; the call then goes
-/// to the legacy default stream, which waits for every blocking stream and is waited for by them: the order
-/// asked for, and more.
+/// A per-thread default stream has the same handle in all threads. If a stream_ref carries the identity of another thread's
+/// default stream (which the pool recorded at a free on that thread), no handle refers to it. The call then uses the legacy
+/// default stream, which synchronises with every blocking stream: the requested order holds, and more.
 ///
-/// No call but record_all() spoils a graph capture that goes on elsewhere. Errors that tarn answers itself do not stay in
-/// cudaGetLastError. After the runtime is unloaded at process exit each call returns `unloading`.
+/// No call except record_all() invalidates a graph capture on another stream. Errors that tarn handles itself do not stay in
+/// cudaGetLastError. After the runtime is unloaded at process exit, each call returns `unloading`.
 template <null_stream Null>
 class basic_cuda_driver {
  public:
-  /// The calling thread's current device; device 0 if that cannot be asked (then the first call says why).
+  /// Uses the calling thread's current device; device 0 if the query fails (the first call then reports the failure).
   basic_cuda_driver() noexcept {
     if (!detail::cuda_status(cudaGetDevice(&device_), "cudaGetDevice").ok()) device_ = 0;
   }
@@ -2179,10 +2194,10 @@ class basic_cuda_driver {
 
   [[nodiscard]] device_id device() const noexcept { return device_id{device_}; }
 
-  /// A context belongs to the process that made it.
+  /// A context belongs to the process that created it.
   [[nodiscard]] static constexpr bool survives_fork() noexcept { return false; }
 
-  /// The calling thread's current device, for device_guard.
+  /// Returns the calling thread's current device, for device_guard.
   static status current_device(device_id& device) noexcept {
     return detail::cuda_status(cudaGetDevice(&device.value), "cudaGetDevice");
   }
@@ -2192,8 +2207,7 @@ class basic_cuda_driver {
 
   // Streams and events.
 
-  /// Default streams have identities that no other stream, device or thread ever has; they cost no driver
-  /// call.
+  /// Default streams have identities that no other stream, device or thread ever has; they need no driver call.
   status identify(stream_ref stream, stream_id& id) const noexcept {
     cudaStream_t const handle = resolve(stream);
     if (stream.id() != stream_ref::unknown_id) {
@@ -2203,14 +2217,14 @@ class basic_cuda_driver {
     } else if (handle == cudaStreamPerThread) {
       id = per_thread_id();
     } else {
-      // Each use of a bare handle asks. The driver answers in 13 ns, through the runtime in 36 (CUDA 13.0, H200).
+      // Runs at each use of a bare handle. The driver API takes 13 ns, the runtime 36 ns (CUDA 13.0, H200).
       unsigned long long number = 0;
       auto const ask = detail::cuda_driver_calls().stream_get_id;
       status const s = ask != nullptr
                            ? detail::cuda_status(ask(handle, &number), "cuStreamGetId")
                            : detail::cuda_status(cudaStreamGetId(handle, &number), "cudaStreamGetId");
       if (!s.ok()) {
-        (void)cudaGetLastError();  // asking whether a stream still lives is no mistake of the caller's
+        (void)cudaGetLastError();  // checking whether a stream still exists is not a caller's error
         return s;
       }
       id = number;
@@ -2218,8 +2232,8 @@ class basic_cuda_driver {
     return {};
   }
 
-  /// Also true where the capture has been invalidated but not ended, and for the legacy default stream while
-  /// a blocking stream is captured: nothing can be put on it then without spoiling that capture.
+  /// Also true if the capture was invalidated but not ended, and for the legacy default stream while a blocking stream is
+  /// captured: any work on it would then invalidate that capture.
   status is_capturing(stream_ref stream, bool& yes) const noexcept {
     cudaStream_t const handle = reach(stream);
     detail::on_device const here(device_, handle);
@@ -2227,7 +2241,7 @@ class basic_cuda_driver {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     cudaError_t const code = cudaStreamIsCapturing(handle, &capture);
     if (code == cudaErrorStreamCaptureImplicit) {
-      (void)cudaGetLastError();  // an answer, not an error
+      (void)cudaGetLastError();  // a result, not an error
       yes = true;
       return {};
     }
@@ -2240,7 +2254,7 @@ class basic_cuda_driver {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
     cudaEvent_t made = nullptr;
-    // Without timing: half the price, and timing would make the stream wait for the host's clock.
+    // Without timing: half the cost, and no wait of the stream for a timestamp.
     status const s = detail::cuda_status(cudaEventCreateWithFlags(&made, cudaEventDisableTiming),
                                          "cudaEventCreateWithFlags");
     if (s.ok()) event = made;
@@ -2255,8 +2269,8 @@ class basic_cuda_driver {
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaEventRecord(native(event), handle), "cudaEventRecord");
   }
-  /// Marks all the work that the device has been given so far, on every stream, destroyed ones included: no stream's
-  /// handle is touched. Refused while any stream is captured, and `unsupported` before CUDA 12.5.
+  /// Marks all work submitted to the device so far, on every stream, including destroyed ones; uses no stream handle. Fails
+  /// while any stream is captured; `unsupported` before CUDA 12.5.
   status record_all(event_handle event) const noexcept {
     auto const& calls = detail::cuda_driver_calls();
     if (calls.context_record_event == nullptr || calls.primary_context_release == nullptr) {
@@ -2285,7 +2299,7 @@ class basic_cuda_driver {
     detail::beside_capture const permission;
     return detail::cuda_status(cudaEventSynchronize(native(event)), "cudaEventSynchronize");
   }
-  /// Do not ask it of a stream that is being captured: that ends the capture.
+  /// Must not be called for a stream that is being captured: that ends the capture.
   status synchronize_stream(stream_ref stream) const noexcept {
     cudaStream_t const handle = reach(stream);
     detail::on_device const here(device_, handle);
@@ -2299,7 +2313,7 @@ class basic_cuda_driver {
     detail::beside_capture const permission;
     return detail::cuda_status(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
-  /// The new stream's reference knows its identity.
+  /// The new stream_ref holds the stream's identity.
   status create_stream(stream_ref& stream) const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
@@ -2317,7 +2331,7 @@ class basic_cuda_driver {
     }
     return s;
   }
-  /// Default streams stay.
+  /// Does nothing for default streams.
   status destroy_stream(stream_ref stream) const noexcept {
     cudaStream_t const handle = resolve(stream);
     if (is_default(handle)) return {};
@@ -2326,22 +2340,22 @@ class basic_cuda_driver {
     return detail::cuda_status(cudaStreamDestroy(handle), "cudaStreamDestroy");
   }
 
-  /// True where create_stream() made the stream, whichever driver's, and it is not destroyed: its handle may be used. Of
-  /// other streams nothing is known, since CUDA crashes when it is asked about one that is destroyed.
+  /// Returns true if create_stream() of any driver created the stream and it is not destroyed: its handle may be used. Nothing
+  /// is known of other streams, since CUDA may crash on the handle of a destroyed one.
   [[nodiscard]] bool has_made(stream_ref stream) const noexcept { return streams_made().has(stream.id()); }
 
   // Copies.
 
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
-    // Memory that is not of cudaMalloc is copied only where its device is current.
+    // Memory that did not come from cudaMalloc can only be copied with its device current.
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, reach(stream)),
                                "cudaMemcpyAsync");
   }
-  /// Copies device memory of another device to this one's; the stream is this one's. Unlike copy() it needs no access
-  /// from one device to the other's memory: pages that are mapped for their own device alone may be copied.
+  /// Copies from another device's memory to this device's, on a stream of this device. Unlike copy() it needs no peer access:
+  /// pages mapped for their own device only may be copied.
   status copy_from_device(stream_ref stream, void* to, device_id other, void const* from,
                           std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
@@ -2356,7 +2370,7 @@ class basic_cuda_driver {
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaMemsetAsync(to, byte, bytes, reach(stream)), "cudaMemsetAsync");
   }
-  /// Converts elements on the device. Defined in driver/cuda_convert.hpp, where nvcc compiles it.
+  /// Converts elements on the device. Defined in driver/cuda_convert.hpp, compiled by nvcc.
   template <class To, class From>
   status convert(stream_ref stream, To* to, From const* from, std::size_t count) const noexcept;
 
@@ -2366,8 +2380,8 @@ class basic_cuda_driver {
     detail::beside_capture const permission;
     return detail::cuda_status(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
   }
-  /// As NVML tells, which is loaded for it; a program that asks links to the system's libdl where that is a library of
-  /// its own (glibc before 2.34). unsupported: there is no NVML here, or it does not know the device.
+  /// Reports NVML's figures. Loads NVML at run time; a program that calls this links libdl if that is a separate library (glibc
+  /// before 2.34). unsupported: NVML is missing or does not know the device.
   status memory_account(device_account& account) const noexcept {
     detail::nvml_question asked;
     asked.pid = detail::this_process();
@@ -2383,7 +2397,7 @@ class basic_cuda_driver {
     return detail::nvml_account(detail::nvml(), asked, account);
   }
 
-  /// Sets up the device's primary context first: a tool announces itself when CUDA starts.
+  /// Initialises the device's primary context first: a tool attaches when CUDA starts.
   [[nodiscard]] cuda_memory_tool memory_tool() const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return {};
@@ -2392,11 +2406,11 @@ class basic_cuda_driver {
     return {nvtx_memory::attached(), device_};
   }
 
-  // Pages. These calls name their device and work whatever context is current.
+  // Pages. These calls name their device and work with any current context.
 
-  /// Bytes; the recommended granularity, 2 MiB on every device so far. Also sets up the device's primary
-  /// context, without which mapped memory could not be used. unsupported: this device (many virtual GPUs,
-  /// WDDM before 2020) or driver has no virtual memory management.
+  /// Returns the recommended granularity in bytes, 2 MiB on every device so far. Also initialises the device's primary
+  /// context, without which mapped memory could not be used. unsupported: this device (many virtual GPUs, WDDM before 2020)
+  /// or driver has no virtual memory management.
   status page_granularity(std::size_t& bytes) const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
@@ -2446,8 +2460,8 @@ class basic_cuda_driver {
     if (!calls.has_pages()) return detail::cuda_lacks("cuMemRelease");
     return detail::cuda_status(calls.release(handle), "cuMemRelease");
   }
-  /// Maps the whole handle (cuMemMap's offset must be 0) and lets this device read and write it. If access is
-  /// refused, nothing is mapped.
+  /// Maps the whole handle (cuMemMap's offset must be 0) and grants this device read and write access. If granting access
+  /// fails, nothing is mapped.
   status map_pages(void* p, std::size_t bytes, page_handle handle) const noexcept {
     auto const& calls = detail::cuda_driver_calls();
     if (!calls.has_pages()) return detail::cuda_lacks("cuMemMap");
@@ -2463,8 +2477,8 @@ class basic_cuda_driver {
     if (!calls.has_pages()) return detail::cuda_lacks("cuMemUnmap");
     return detail::cuda_status(calls.unmap(address_of(p), bytes), "cuMemUnmap");
   }
-  /// Whether work of another device can be let at this one's pages, over NVLink or PCIe. Where it can, the other device's
-  /// primary context is set up, as without it what is mapped could not be used there.
+  /// Reports whether another device can access this device's pages, over NVLink or PCIe. If so, initialises the other device's
+  /// primary context, without which it could not use the mapping.
   status can_share(device_id other, bool& yes) const noexcept {
     if (other.value == device_) {
       yes = true;
@@ -2482,8 +2496,8 @@ class basic_cuda_driver {
     if (s.ok()) yes = can != 0;
     return s;
   }
-  /// Lets another device's work read and write what is mapped at [p, p + bytes), until it is unmapped. This device's own
-  /// access stays.
+  /// Grants another device read and write access to the mapping at [p, p + bytes), until it is unmapped. This device keeps its
+  /// access.
   status share_pages(void* p, std::size_t bytes, device_id other) const noexcept {
     auto const& calls = detail::cuda_driver_calls();
     if (!calls.has_pages()) return detail::cuda_lacks("cuMemSetAccess");
@@ -2499,14 +2513,14 @@ class basic_cuda_driver {
     detail::beside_capture const permission;
     return detail::cuda_status(cudaMalloc(&p, bytes), "cudaMalloc");
   }
-  /// On the memory's device, as all that frees: else a thread that never used CUDA would start device 0's context.
+  /// Makes the memory's device current, like every free: otherwise a thread new to CUDA would initialise device 0's context.
   status free_device(void* p) const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaFree(p), "cudaFree");
   }
-  /// On a stream that is being captured it becomes a node of the graph, and the memory is the graph's.
+  /// On a stream that is being captured this becomes a graph node, and the graph owns the memory.
   status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept {
     cudaStream_t const handle = reach(stream);
     detail::on_device const here(device_, handle);
@@ -2519,8 +2533,8 @@ class basic_cuda_driver {
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaFreeAsync(p, handle), "cudaFreeAsync");
   }
-  /// Bytes that the device's default memory pool, behind malloc_async, keeps over a synchronisation instead
-  /// of giving them back. The pool is the whole process's: so is the setting. CUDA starts with 0.
+  /// Sets the bytes that the device's default memory pool, used by malloc_async, keeps at a synchronisation instead of
+  /// releasing them. The pool and its setting are process-wide. CUDA's default is 0.
   status set_release_threshold(std::size_t bytes) const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
@@ -2532,9 +2546,9 @@ class basic_cuda_driver {
     return detail::cuda_status(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold),
                                "cudaMemPoolSetAttribute");
   }
-  /// Portable: pinned for every device's context, not only for this one's.
+  /// Portable: pinned for the contexts of all devices.
   status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
-    detail::on_device const here(device_);  // else it would set up a context on whatever device is current
+    detail::on_device const here(device_);  // without it, a context would be created on the current device
     if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaHostAlloc(&p, bytes, cudaHostAllocPortable), "cudaHostAlloc");
@@ -2546,7 +2560,7 @@ class basic_cuda_driver {
     detail::beside_capture const permission;
     return detail::cuda_status(cudaFreeHost(p), "cudaFreeHost");
   }
-  /// Pins host memory that is there already, for every device's context.
+  /// Pins existing host memory, for the contexts of all devices.
   status register_host(void* p, std::size_t bytes) const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
@@ -2573,7 +2587,7 @@ class basic_cuda_driver {
     return detail::cuda_status(cudaFree(p), "cudaFree");
   }
 
-  /// Equal: the same device.
+  /// Drivers are equal if they are of the same device.
   friend constexpr bool operator==(basic_cuda_driver a, basic_cuda_driver b) noexcept {
     return a.device_ == b.device_;
   }
@@ -2584,11 +2598,11 @@ class basic_cuda_driver {
     return all;
   }
 
-  // Identities of default streams. cudaStreamGetId counts up from 1 and never gets to the upper half:
+  // Identities of default streams. cudaStreamGetId counts up from 1 and never reaches the upper half:
   //   bits 63..62   10 legacy, 11 per-thread
   //   bits 61..54   device
-  //   bits 53..0    the thread's number, counted from a start that differs between copies of the counter (shared objects
-  //                 built with hidden visibility have their own): no thread gets another's before 2^54 threads
+  //   bits 53..0    the thread's number plus an offset that depends on the counter's address: shared objects built with hidden
+  //                 visibility have their own counter, and no two threads collide before 2^54 threads
   [[nodiscard]] stream_id legacy_id() const noexcept { return stream_id{2} << 62 | device_bits(); }
   [[nodiscard]] stream_id per_thread_id() const noexcept {
     auto const counter =
@@ -2601,12 +2615,12 @@ class basic_cuda_driver {
     return stream_id{static_cast<unsigned>(device_) & 0xffU} << 54;
   }
 
-  /// The stream that the handle names.
+  /// Replaces a null handle.
   [[nodiscard]] static cudaStream_t resolve(stream_ref stream) noexcept {
     if (stream.handle() != nullptr) return static_cast<cudaStream_t>(stream.handle());
     return Null == null_stream::legacy ? cudaStreamLegacy : cudaStreamPerThread;
   }
-  /// The stream to put work on so that it is ordered with the stream meant; see the class.
+  /// Returns the stream to submit work to so that it is ordered with `stream`; see the class.
   [[nodiscard]] cudaStream_t reach(stream_ref stream) const noexcept {
     cudaStream_t const handle = resolve(stream);
     if (handle == cudaStreamPerThread && stream.id() != stream_ref::unknown_id &&
@@ -2631,8 +2645,8 @@ class basic_cuda_driver {
     location.id = device;
     return location;
   }
-  /// Plain device memory; no handle type, so that it cannot be exported. Network cards may reach it where the
-  /// device allows that: it is decided here, at creation, or never.
+  /// Plain device memory without a handle type, so not exportable. Accessible to network cards if the device supports it: that
+  /// can only be set at creation.
   [[nodiscard]] CUmemAllocationProp page_properties() const noexcept {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -2652,8 +2666,7 @@ class basic_cuda_driver {
   int device_ = 0;
 };
 
-/// The driver for null streams as this translation unit is compiled: legacy, or one per thread if nvcc was
-/// told
+/// The driver for this translation unit's null streams: legacy, or per-thread if nvcc compiles with
 /// --default-stream per-thread (or CUDA_API_PER_THREAD_DEFAULT_STREAM is defined).
 #if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
 using cuda_driver = basic_cuda_driver<null_stream::per_thread>;
@@ -2682,15 +2695,15 @@ struct async_calls {
   static status give(D const& driver, stream_ref stream, void* p, std::size_t, std::size_t) noexcept {
     return driver.free_async(p, stream);
   }
-  /// Behind all of the device's work, on a stream of its own.
+  /// Ordered after all of the device's work, on a stream of its own.
   template <block_driver D>
   static status give_lost(D const& driver, void* p, std::size_t, std::size_t) noexcept {
     return give_on_own_stream(driver, p,
                               [&](stream_ref own) { return detail::order_behind_lost(driver, own); });
   }
 
-  // Without a stream of the caller's: a short-lived one, which waits for nobody and which nobody waits for.
-  // The default stream would wait for the kernels of every blocking stream.
+  // Calls without a stream use a short-lived one, which waits for no stream and for which no stream waits. The default stream
+  // would wait for the kernels of every blocking stream.
 
   template <block_driver D>
   static status take(D const& driver, std::size_t bytes, std::size_t, void*& p) noexcept {
@@ -2715,7 +2728,7 @@ struct async_calls {
   static status give_on_own_stream(D const& driver, void* p, Order const& order) noexcept {
     stream_ref stream;
     bool const own = driver.create_stream(stream).ok();
-    if (!own) stream = {};  // rather a wait on the device than a leak
+    if (!own) stream = {};  // a wait on the device is better than a leak
     (void)order(stream);
     status const s = driver.free_async(p, stream);
     if (own) (void)driver.destroy_stream(stream);
@@ -2723,16 +2736,15 @@ struct async_calls {
   }
 };
 
-/// Stream-ordered device memory by the driver's own pool: 0.7 µs warm on an H200, more with threads: one lock
-/// inside. Without a stream (allocate_sync, deallocate_sync) each call makes and drops a stream, ~10 µs. The
-/// pool behind it is the process's default pool of the device, shared with everyone who calls
-/// cudaMallocAsync.
+/// Stream-ordered device memory from the driver's own pool: 0.7 µs warm on an H200, more with several threads, since the pool
+/// has one lock. Without a stream (allocate_sync, deallocate_sync) each call creates and destroys a stream, ~10 µs. The
+/// underlying pool is the process's default pool of the device, shared with every caller of cudaMallocAsync.
 template <block_driver D>
 using basic_async = block_source<D, async_calls>;
 
-/// Sets how many bytes CUDA's pool keeps over a synchronisation; it starts with 0, giving all back each time.
-/// The pool is shared by the whole process, and so is this setting.
-/// @throws cuda_error  the device has no memory pools, or no driver is there
+/// Sets how many bytes CUDA's pool keeps at a synchronisation; the initial value is 0, which gives everything back each time.
+/// The whole process shares the pool and this setting.
+/// @throws cuda_error  the device has no memory pools, or there is no driver
 template <block_driver D>
 requires requires(D const& driver) {
   driver.set_release_threshold(std::size_t{});
@@ -2749,7 +2761,7 @@ static_assert(resource<cuda_async>);
 
 }  // namespace tarn
 // ---- tarn/source/cuda_malloc.hpp
-// cuda_malloc: device memory by cudaMalloc, block by block.
+// cuda_malloc: device memory from cudaMalloc, one call per block.
 
 #if TARN_HAS_CUDA
 #endif
@@ -2761,7 +2773,7 @@ struct malloc_calls {
   using properties = property_set<device_accessible>;
   template <block_driver D>
   static status take(D const& driver, std::size_t bytes, std::size_t, void*& p) noexcept {
-    return driver.malloc_device(bytes, p);  // aligned to 256 at least; block_source checks for more
+    return driver.malloc_device(bytes, p);  // aligned to at least 256; block_source checks for more
   }
   template <block_driver D>
   static status give(D const& driver, void* p, std::size_t, std::size_t) noexcept {
@@ -2769,8 +2781,8 @@ struct malloc_calls {
   }
 };
 
-/// Device memory; 58 µs to allocate and 40 µs to free on an H200, and a free waits for its stream (in
-/// practice for the whole device). Aligned to 256 bytes; blocks of 2 MiB and more to 2 MiB.
+/// Device memory; 58 µs to allocate and 40 µs to free on an H200, and a free waits for its stream (in practice for the whole
+/// device). Aligned to 256 bytes; blocks of 2 MiB and more to 2 MiB.
 template <block_driver D>
 using basic_malloc = block_source<D, malloc_calls>;
 
@@ -2781,8 +2793,7 @@ static_assert(resource<cuda_malloc>);
 
 }  // namespace tarn
 // ---- tarn/source/cuda_pages.hpp
-// cuda_pages: device memory as pages: address ranges reserved first, physical memory mapped where it is
-// needed.
+// cuda_pages: device memory as pages: address ranges are reserved first, physical memory is mapped on demand.
 
 #include <concepts>
 #include <cstddef>
@@ -2793,11 +2804,11 @@ static_assert(resource<cuda_malloc>);
 
 namespace tarn {
 
-/// A page source on a driver's virtual memory management. A small value: copies are the same source. Safe
-/// from any thread as long as two threads do not map or unmap the same range.
+/// A page source on a driver's virtual memory management. A small value: copies are the same source. Safe from any thread as
+/// long as two threads do not map or unmap the same range.
 ///
-/// Costs on an H200, per handle and whatever its size: create 10 µs, map 26 µs, unmap 17 µs, destroy 15 µs
-/// (338 µs for 1 GiB). None of them waits for running kernels.
+/// Costs on an H200, per handle of any size: create 10 µs, map 26 µs, unmap 17 µs, destroy 15 µs (338 µs for 1 GiB). None of
+/// them waits for running kernels.
 template <page_driver D>
 class basic_pages {
  public:
@@ -2805,13 +2816,13 @@ class basic_pages {
   using properties = property_set<device_accessible>;
 
   /// On the driver's default device; for CUDA the calling thread's current one.
-  /// @throws cuda_error  of kind `unsupported` where the device has no virtual memory management: use
-  ///                     `cuda_malloc{} | pooled{}`; of kind `no_device` where there is no device
+  /// @throws cuda_error  of kind `unsupported` if the device has no virtual memory management: use `cuda_malloc{} | pooled{}`;
+  ///                     of kind `no_device` if there is no device
   basic_pages() requires std::default_initializable<D> : basic_pages(D{}) {}
   /// On one device. @throws as above
   explicit basic_pages(device_id device) requires std::constructible_from<D, device_id>
       : basic_pages(D(device)) {}
-  /// On a driver of one's own making. @throws as above
+  /// On a given driver. @throws as above
   explicit basic_pages(D driver, place where = place::current()) : driver_(std::move(driver)) {
     status s = driver_.page_granularity(granularity_);
     if (s.kind == failure::unsupported) {
@@ -2823,8 +2834,8 @@ class basic_pages {
   /// Bytes; every size and offset below is a multiple of it.
   [[nodiscard]] std::size_t granularity() const noexcept { return granularity_; }
 
-  /// Reserves addresses with nothing behind them, aligned to the granularity.
-  /// @throws out_of_memory  the address space has no such gap
+  /// Reserves unmapped addresses, aligned to the granularity.
+  /// @throws out_of_memory  the address space has no gap of that size
   /// @throws cuda_error
   [[nodiscard]] void* reserve(std::size_t bytes) {
     void* p = nullptr;
@@ -2833,10 +2844,10 @@ class basic_pages {
     if (!s.ok()) detail::refuse(driver_, s, stream_ref{}, bytes, granularity_);
     return p;
   }
-  /// Gives the whole range of one reserve() back; nothing is mapped in it any more.
+  /// Releases the whole range of one reserve(); nothing is mapped in it any more.
   void unreserve(void* p, std::size_t bytes) noexcept { (void)driver_.release_range(p, bytes); }
 
-  /// Makes one handle of physical memory. The one call here that takes memory from the device.
+  /// Creates one handle of physical memory. The only call here that takes memory from the device.
   /// @throws out_of_memory, cuda_error; nothing has changed
   [[nodiscard]] page_handle create(std::size_t bytes) {
     page_handle handle{};
@@ -2844,11 +2855,11 @@ class basic_pages {
     if (!s.ok()) detail::refuse(driver_, s, stream_ref{}, bytes, granularity_);
     return handle;
   }
-  /// Gives a handle back; it is no longer mapped anywhere.
+  /// Destroys a handle, which is no longer mapped anywhere.
   void destroy(page_handle handle, std::size_t) noexcept { (void)driver_.destroy_pages(handle); }
 
-  /// Makes the whole handle appear at `p`, readable and writable by the device.
-  /// @throws out_of_memory  for want of page tables
+  /// Maps the whole handle at `p`, readable and writable by the device.
+  /// @throws out_of_memory  no memory for page tables
   /// @throws cuda_error     nothing is mapped
   void map(void* p, std::size_t bytes, page_handle handle) {
     status const s = driver_.map_pages(p, bytes, handle);
@@ -2857,12 +2868,12 @@ class basic_pages {
   /// Undoes exactly one map(). The handle keeps its contents; no work may still use the range.
   void unmap(void* p, std::size_t bytes) noexcept { (void)driver_.unmap_pages(p, bytes); }
 
-  /// One block that is no page: for a pool that a tool watches, in place of create() and map().
+  /// Allocates one block that is not a page: for a pool that a tool watches, in place of create() and map().
   /// @throws out_of_memory, cuda_error; nothing has changed
   [[nodiscard]] void* allocate_plain(std::size_t bytes) requires detail::plain_block_driver<D> {
     return detail::take_plain_block(driver_, bytes);
   }
-  /// Gives it back; no work uses it any more.
+  /// Frees such a block; no work uses it any more.
   void deallocate_plain(void* p, std::size_t) noexcept requires detail::plain_block_driver<D> {
     detail::give_plain_block(driver_, p);
   }
@@ -2870,7 +2881,7 @@ class basic_pages {
   [[nodiscard]] D const& driver() const noexcept { return driver_; }
   [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
 
-  /// Equal: the same device, so handles of one may be mapped by the other.
+  /// Equal if on the same device, so handles of one may be mapped by the other.
   friend bool operator==(basic_pages const& a, basic_pages const& b) noexcept {
     return a.driver_ == b.driver_;
   }
@@ -2887,13 +2898,13 @@ static_assert(page_source<cuda_pages>);
 
 }  // namespace tarn
 // ---- tarn/source/host_memory.hpp
-// host_memory: plain host memory from operator new, so that pools and policies run without any device.
+// host_memory: plain host memory from operator new, so that pools and policies run without a device.
 
 #include <cstddef>
 #include <new>
 
 // ---- tarn/driver/no_driver.hpp
-// The driver of plain host memory: no device, no streams; all work is done when the call returns.
+// The driver for plain host memory: no device, no streams; all work completes before the call returns.
 
 #include <atomic>
 #include <cstdint>
@@ -2904,14 +2915,14 @@ static_assert(page_source<cuda_pages>);
 #endif
 
 // ---- tarn/driver/driver_call.hpp
-// The calls of the driver contract as values, to count them and to make them fail.
+// An enumeration of the driver contract's calls, for counting and fault injection.
 
 #include <cstddef>
 #include <cstdint>
 
 namespace tarn {
 
-/// One call of the driver contract (driver/driver.hpp); device() is no call, it only reads.
+/// A call of the driver contract (driver/driver.hpp); device() is not included, it only reads a member.
 enum class driver_call : std::uint8_t {
   identify,
   is_capturing,
@@ -2951,15 +2962,15 @@ enum class driver_call : std::uint8_t {
   unregister_host
 };
 
-/// How many there are.
+/// Number of calls.
 inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver_call::unregister_host) + 1;
 
-/// The call at an index below driver_call_count, for loops over all of them.
+/// Returns the call at an index below driver_call_count, for loops over all of them.
 [[nodiscard]] constexpr driver_call driver_call_at(std::size_t index) noexcept {
   return static_cast<driver_call>(index);
 }
 
-/// The call's name in the contract; static storage.
+/// Returns the call's name in the contract; static storage.
 [[nodiscard]] constexpr char const* name_of(driver_call call) noexcept {
   constexpr char const* names[] = {"identify",
                                    "is_capturing",
@@ -3001,17 +3012,17 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
   return names[static_cast<std::size_t>(call)];
 }
 
-/// True for the two that only look at a stream (about 30 ns): they neither order nor change anything.
+/// Returns true for the two calls that only inspect a stream (about 30 ns); they neither order nor change anything.
 [[nodiscard]] constexpr bool only_looks(driver_call call) noexcept {
   return call == driver_call::identify || call == driver_call::is_capturing;
 }
 
-/// True for calls that make, map or give back memory or address space.
+/// Returns true for calls that allocate, map or free memory or address space.
 [[nodiscard]] constexpr bool changes_memory(driver_call call) noexcept {
   return call >= driver_call::reserve_range;
 }
 
-/// True for calls that can fail for want of memory.
+/// Returns true for calls that can fail because memory ran out.
 [[nodiscard]] constexpr bool can_exhaust(driver_call call) noexcept {
   switch (call) {
     case driver_call::reserve_range:
@@ -3032,23 +3043,23 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
 namespace tarn {
 
 namespace detail {
-/// Source of handles for streams and events, which here are names only; constant-initialised.
+/// Source of handles for streams and events, which are only names here; constant-initialised.
 inline std::atomic<std::uintptr_t> next_host_handle{16};
 }  // namespace detail
 
-/// Plain host memory behind the driver contract. Streams and events are names: whatever is asked of them has
-/// happened already, so waits return at once and queries say done. Pages are unsupported; blocks of every
-/// kind are aligned host memory. Safe from any thread; the only state is the process's heap.
+/// Plain host memory behind the driver contract. Streams and events are only names: all work has already completed, so waits
+/// return at once and queries return ok. Pages are unsupported; blocks of every kind are aligned host memory. Thread-safe; the
+/// only state is the process's heap.
 class no_driver {
  public:
   constexpr no_driver() noexcept = default;
-  /// Takes a device for symmetry with the other drivers; there is only the host.
+  /// Takes a device for symmetry with the other drivers; the host is the only one.
   constexpr explicit no_driver(device_id) noexcept {}
 
   /// The host: ordinal -1.
   [[nodiscard]] device_id device() const noexcept { return device_id{-1}; }
 
-  /// Host memory is copied with the process.
+  /// fork() copies host memory with the process.
   [[nodiscard]] static constexpr bool survives_fork() noexcept { return true; }
 
   status identify(stream_ref stream, stream_id& id) const noexcept {
@@ -3097,11 +3108,11 @@ class no_driver {
     std::memset(to, byte, bytes);
     return {};
   }
-  /// Defined in driver/host_convert.hpp, so that only who converts compiles it.
+  /// Defined in driver/host_convert.hpp, so that only users of convert() compile it.
   template <class To, class From>
   status convert(stream_ref, To* to, From const* from, std::size_t count) const noexcept;
 
-  /// The host's memory; unsupported where the system does not tell.
+  /// Reports the host's memory; unsupported if the system does not provide it.
   status memory_info([[maybe_unused]] std::size_t& free, [[maybe_unused]] std::size_t& total) const noexcept {
 #if defined(__linux__)
     long const page = ::sysconf(_SC_PAGESIZE);
@@ -3163,7 +3174,7 @@ class no_driver {
     return drop(p);
   }
 
-  /// Nothing is pinned: there is no device to pin it for.
+  /// Does not pin: there is no device to pin for.
   status register_host(void* p, std::size_t) const noexcept {
     return p != nullptr ? status{} : invalid(driver_call::register_host);
   }
@@ -3176,11 +3187,11 @@ class no_driver {
   }
 
  private:
-  /// Keeps a thread's default stream apart from every handle: no user address has this bit.
+  /// Distinguishes a thread's default stream from every handle: no user address has this bit.
   static constexpr stream_id per_thread_bit = stream_id{1} << 63;
 
-  /// More than any process can address, bytes: refused here, so that no allocator (a sanitizer's, say) takes
-  /// it for an error in the program.
+  /// More than any process can address, bytes. Larger requests fail here, so that no allocator (such as a sanitizer's) reports
+  /// them as a program error.
   static constexpr std::size_t most_host_bytes = 128_TiB;
 
   static void* new_handle() noexcept {
@@ -3220,8 +3231,8 @@ namespace tarn {
 struct host_calls {
   using properties = property_set<host_accessible>;
 
-  /// More than a process can address: malloc's 47 bits. Refused before asking, since sanitizers end the
-  /// program for it.
+  /// More than a process can address: malloc's 47 bits. Refused without a call, since sanitizers abort the program on such a
+  /// request.
   static constexpr std::size_t address_space = 128_TiB;
 
   static status take(no_driver const&, std::size_t bytes, std::size_t alignment, void*& p) noexcept {
@@ -3235,15 +3246,15 @@ struct host_calls {
   }
 };
 
-/// Pageable host memory with any alignment up to max_alignment. It has no streams: what is asked of one has
-/// happened already. If a device copies from or to it, wait for the copy before freeing.
+/// Pageable host memory with any alignment up to max_alignment. It has no streams: all work counts as already done. If a device
+/// copies from or to it, wait for the copy before freeing.
 using host_memory = block_source<no_driver, host_calls>;
 
 static_assert(resource<host_memory>);
 
 }  // namespace tarn
 // ---- tarn/source/managed.hpp
-// managed: memory that moves between host and devices where it is touched.
+// managed: memory that migrates between host and devices on access.
 
 #if TARN_HAS_CUDA
 #endif
@@ -3263,9 +3274,8 @@ struct managed_calls {
   }
 };
 
-/// Managed memory, attached to all streams. May exceed the device's memory: what is refused is what neither
-/// host nor device can back. Where the device cannot fault pages in, the host must not touch it while kernels
-/// run.
+/// Managed memory, attached to all streams. May exceed the device's memory: a request is refused only if neither host nor
+/// device can back it. If the device cannot fault pages in, the host must not touch it while kernels run.
 template <block_driver D>
 using basic_managed = block_source<D, managed_calls>;
 
@@ -3296,12 +3306,12 @@ struct pinned_calls {
   }
 };
 
-/// Pinned host memory, portable: pinned for every device. About 460 ms per GiB to allocate, so pool it. It
-/// cannot be swapped out: take no more than the machine can spare. Aligned to the host's page, 4 KiB.
+/// Pinned host memory, portable: pinned for every device. About 460 ms per GiB to allocate, so pool it. It cannot be swapped
+/// out: take no more than the machine can spare. Aligned to the host's page, 4 KiB.
 ///
-/// In a pool over it, allocate(stream) gives memory for work of that stream: copies enqueued before may still use it. Memory
-/// that the host itself is going to write must come from allocate_sync(), which hands out nothing that any stream still
-/// uses; pinned_buffer and the streamed batches ask so.
+/// In a pool over it, allocate(stream) returns memory for work of that stream: copies enqueued earlier may still use it. Memory
+/// that the host itself will write must come from allocate_sync(), which returns nothing that a stream still uses;
+/// pinned_buffer and the streamed batches do so.
 template <block_driver D>
 using basic_pinned = block_source<D, pinned_calls>;
 
@@ -3313,7 +3323,7 @@ static_assert(resource<pinned_host>);
 }  // namespace tarn
 
 // ---- tarn/policy/checked.hpp
-// checked: every misuse that a program can make of a block, told with the block's history.
+// checked: reports every misuse of a block, with the block's history.
 
 #include <atomic>
 #include <concepts>
@@ -3323,21 +3333,21 @@ static_assert(resource<pinned_host>);
 #include <utility>
 
 // ---- tarn/core/at_fork.hpp
-// fork() while other threads are inside a pool or a policy. Their locks would stay taken in the child for good, over data
-// that is half changed. So the thread that forks first takes every lock, as glibc does for malloc, and releases them on both
-// sides:
+// Keeps locks usable across fork() while other threads are inside a pool or a policy. Without it, locks held by other threads
+// would stay locked forever in the child, and the data they guard would be half changed. The forking thread therefore takes
+// every lock first, as glibc does for malloc, and releases them in the parent and in the child:
 //
-//   thread that forks                           another thread
-//   fork()                                      inside: leaves
-//     take the locks one after the other
-//     one is taken? release all, try again      comes: finds a lock taken and waits, or makes way for a moment
-//     -- the process is copied: no lock is held by another thread --
-//   parent: release all                         goes on
+//   forking thread                              another thread
+//   fork()                                      holds a lock, releases it
+//     take the locks one by one
+//     one is held? release all, try again       arrives: finds a lock held and waits, or backs off briefly
+//     -- the process is copied: no other thread holds a lock --
+//   parent: release all                         continues
 //   child: release all                          does not exist
 //
-// Nothing waits for a lock while it holds another one, so no order of the locks can deadlock. A lock that the forking
-// thread holds itself (it forks in a handler) stays taken on both sides. A lock that cannot be had for `patience` (its owner
-// waits for this thread) is given up: the child gets it as new, and what it guards is not to be used there.
+// No thread waits for a lock while it holds another one, so no lock order can deadlock. A lock that the forking thread itself
+// holds (it forks in a handler) stays locked on both sides. A lock that cannot be taken within `patience` (its owner waits for
+// this thread) is given up: it is constructed anew in the child, which must not use the data it guards.
 
 #include <atomic>
 #include <cstddef>
@@ -3352,12 +3362,12 @@ static_assert(resource<pinned_host>);
 #endif
 
 // ---- tarn/core/spin_lock.hpp
-// The smallest lock, for what takes a few nanoseconds.
+// A minimal lock for critical sections of a few nanoseconds.
 
 #include <atomic>
 
 // ---- tarn/core/wait.hpp
-// Waiting for another thread that will be done in a moment.
+// Waits briefly for another thread.
 
 #if defined(__linux__)
 #include <sched.h>  // <thread> costs as much to include as all of core/
@@ -3367,7 +3377,7 @@ static_assert(resource<pinned_host>);
 
 namespace tarn::detail {
 
-/// Spins for a while, then lets others run: who is waited for may not be running.
+/// Spins for a while, then yields: the thread that is waited for may not be running.
 inline void wait_a_moment(unsigned tries) noexcept {
   if (tries >= 64) {
 #if defined(__linux__)
@@ -3399,7 +3409,7 @@ class spin_lock {
     for (unsigned tries = 0; !try_lock(); ++tries) wait_a_moment(tries);
   }
   TARN_ALWAYS_INLINE void unlock() noexcept { taken_.store(false, std::memory_order_release); }
-  /// May have changed already.
+  /// A snapshot; may already be out of date.
   [[nodiscard]] bool is_taken() const noexcept { return taken_.load(std::memory_order_relaxed); }
 
  private:
@@ -3408,25 +3418,25 @@ class spin_lock {
 
 }  // namespace tarn::detail
 // ---- tarn/core/thread_tag.hpp
-// What tells the threads that run now apart.
+// Identifiers for threads: an address among running threads, and a number that is never reused.
 
 #include <atomic>
 #include <cstdint>
 
 namespace tarn::detail {
 
-/// Where a thread keeps its number; 0 until the thread needs one.
+/// Storage of a thread's number; 0 until the thread needs one.
 [[nodiscard]] inline std::uint64_t& thread_number_place() noexcept {
   static thread_local constinit std::uint64_t number = 0;
   return number;
 }
 
-/// An address that differs between threads; a later thread may get it again.
+/// Returns an address unique among running threads; a later thread may get the same one.
 inline void const* this_thread_tag() noexcept {
   return &thread_number_place();
 }
 
-/// A number of this thread alone, which no later thread gets again; never 0. Given out at the first call.
+/// Returns a number unique to this thread and never reused; never 0. Assigned at the first call.
 [[nodiscard]] inline std::uint64_t this_thread_number() noexcept {
   static constinit std::atomic<std::uint64_t> last{0};
   std::uint64_t& number = thread_number_place();
@@ -3434,16 +3444,18 @@ inline void const* this_thread_tag() noexcept {
   return number;
 }
 
-/// The number of the thread with this tag, which is running and does not take a number meanwhile; 0 where it has none.
+/// Returns the number of the thread with this tag, 0 if it has none. The thread must be running and not obtain a number
+/// concurrently.
 [[nodiscard]] inline std::uint64_t thread_number_of(void const* tag) noexcept {
   return *static_cast<std::uint64_t const*>(tag);
 }
 
-/// How many places thread_place() knows.
+/// Number of values that thread_place() returns.
 inline constexpr unsigned thread_places = 32;
 
-/// A place below thread_places for a thread's tag; several threads may share one. Threads' own memory lies at equal
-/// distances of whole pages: multiplied by the golden ratio (Knuth, TAOCP 3, 6.4) the page numbers' high bits differ.
+/// Maps a thread's tag to a place below thread_places; several threads may share one. Threads' own memory lies at equal
+/// distances of whole pages: after multiplication by the golden ratio (Knuth, TAOCP 3, 6.4) the high bits of the page numbers
+/// differ.
 [[nodiscard]] TARN_ALWAYS_INLINE unsigned thread_place(void const* tag) noexcept {
   auto const page = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(tag) >> 12);
   return static_cast<unsigned>((page * 0x9E3779B97F4A7C15U) >> 59);
@@ -3456,13 +3468,13 @@ namespace tarn::detail {
 enum class fork_side : std::uint8_t {
   parent,
   child,
-  child_without  ///< in the child, and the lock could not be had
+  child_without  ///< in the child, and the lock could not be taken
 };
 
-/// Something to take before a fork and to release after it, on both sides. The process's hook is set with the first one.
+/// A lock to take before a fork and to release after it, on both sides. The first one installs the process's fork hook.
 class at_fork {
  public:
-  using take_function = bool (*)(void* self) noexcept;  ///< false: not now; must not wait for long
+  using take_function = bool (*)(void* self) noexcept;  ///< false: could not take it; must not wait for long
   using release_function = void (*)(void* self, fork_side side) noexcept;
 
   at_fork(void* self, take_function take, release_function release) noexcept
@@ -3473,11 +3485,11 @@ class at_fork {
   at_fork& operator=(at_fork const&) = delete;
   ~at_fork() { mine_->remove(*this); }
 
-  /// True while some thread tries to fork: others make way.
+  /// Returns true while a thread is about to fork; other threads should back off.
   [[nodiscard]] static bool is_near() noexcept { return registry.forking.load(std::memory_order_relaxed); }
 
  private:
-  /// Of this module; plain data, constant-initialised, never destroyed.
+  /// The list of this module's members: plain data, constant-initialised, never destroyed.
   struct members {
     spin_lock lock;
     at_fork* first = nullptr;
@@ -3501,8 +3513,8 @@ class at_fork {
       (m.next_ != nullptr ? m.next_->previous_ : last) = m.previous_;
       lock.unlock();
     }
-    /// Takes all in the order in which they were made, this lock included. With `last_try` it goes on past those that it
-    /// does not get.
+    /// Takes the list's own lock, then all members in order of construction. Returns false, with nothing taken, if one of
+    /// them could not be taken. With `last_try` it skips those members instead.
     [[nodiscard]] bool take_all(bool const last_try) noexcept {
       lock.lock();
       for (at_fork* m = first; m != nullptr; m = m->next_) {
@@ -3515,7 +3527,7 @@ class at_fork {
       }
       return true;
     }
-    /// The last one first: what is taken last stands on what is taken before.
+    /// Releases in reverse order: a later member may depend on an earlier one.
     void release_all(fork_side const side) noexcept {
       for (at_fork* m = last; m != nullptr; m = m->previous_) {
         if (m->taken_) {
@@ -3555,7 +3567,7 @@ class at_fork {
 
   static members registry;
 
-  members* mine_ = &registry;  ///< where it was made: code of another module may end it
+  members* mine_ = &registry;  ///< of the constructing module; another one may destroy this
   void* self_;
   take_function take_;
   release_function release_;
@@ -3565,7 +3577,7 @@ class at_fork {
 };
 inline constinit at_fork::members at_fork::registry{};
 
-/// A std::mutex that is free in a forked child, unless the forking thread holds it itself.
+/// A std::mutex that is unlocked in a forked child, unless the forking thread itself held it.
 class fork_mutex {
  public:
   fork_mutex() noexcept = default;
@@ -3588,14 +3600,14 @@ class fork_mutex {
     mutex_.unlock();
   }
 
-  /// True where the calling thread holds it.
+  /// Returns true if the calling thread holds the mutex.
   [[nodiscard]] bool is_mine() const noexcept {
     return owner_.load(std::memory_order_relaxed) == this_thread_tag();
   }
 
  private:
-  /// Others come first for a moment, so that a lock which is taken all the time is found free. Not for longer: this thread
-  /// may hold what the thread that forks needs.
+  /// Backs off briefly, so that the forking thread can take a lock that is contended all the time. The wait is bounded: this
+  /// thread may hold a lock that the forking thread needs.
   TARN_NOINLINE static void make_way() noexcept {
 #if defined(__unix__) || defined(__APPLE__)
     for (int tries = 0; tries < 20 && at_fork::is_near(); ++tries) {
@@ -3614,19 +3626,19 @@ class fork_mutex {
     auto& m = *static_cast<fork_mutex*>(self);
     if (side == fork_side::child_without) {
       m.owner_.store(nullptr, std::memory_order_relaxed);
-      (void)::new (static_cast<void*>(&m.mutex_)) std::mutex;  // its owner does not exist here
+      (void)::new (static_cast<void*>(&m.mutex_)) std::mutex;  // the owner does not exist in the child
     } else if (!m.forker_has_it_) {
       m.unlock();
     }
   }
 
   std::mutex mutex_;
-  std::atomic<void const*> owner_{nullptr};  ///< the thread inside, for that thread to know
-  bool forker_has_it_ = false;               ///< it was inside before it forked
+  std::atomic<void const*> owner_{nullptr};  ///< the owner thread; only that thread relies on it
+  bool forker_has_it_ = false;               ///< the forking thread held it before the fork
   at_fork member_{this, &take, &release};
 };
 
-/// A fork_mutex that the thread which holds it may take again.
+/// A fork_mutex that its owner thread may lock again.
 class recursive_fork_mutex {
  public:
   void lock() {
@@ -3642,15 +3654,15 @@ class recursive_fork_mutex {
     if (--depth_ == 0) mutex_.unlock();
   }
 
-  /// True where the calling thread holds it.
+  /// Returns true if the calling thread holds the mutex.
   [[nodiscard]] bool is_mine() const noexcept { return mutex_.is_mine(); }
 
  private:
   fork_mutex mutex_;
-  std::size_t depth_ = 0;  ///< of the thread that holds it
+  std::size_t depth_ = 0;  ///< lock count of the owner thread
 };
 
-/// Takes a lock that is held for nanoseconds only, while nothing is waited for.
+/// Takes a lock at fork that is only ever held for nanoseconds and never while its owner waits.
 template <class Lock>
 class held_at_fork {
  public:
@@ -3668,20 +3680,19 @@ class held_at_fork {
 
 }  // namespace tarn::detail
 // ---- tarn/core/call_place.hpp
-// Who called: the place in the user's source that an allocation is made for, past all policies and owners between. Only
-// stacks with a layer that records places (policy/checked, watched) ever look at it; for others these are empty types.
+// The place in the user's source that an allocation is attributed to, across all policies and owners in between. Only stacks
+// with a layer that records places (policy/checked, watched) use it; for all others it is an empty type.
 
 #include <cstdint>
 #include <type_traits>
 
 // ---- tarn/core/scope_chain.hpp
-// scope_chain: the scopes of one kind that live on a thread, where a scope sets something of its thread. A scope that puts
-// back the value from before would be wrong where scopes do not end in the reverse order of their beginning; one that leaves
-// a chain is not.
+// scope_chain: the live scopes of one kind on a thread, for scopes that set a per-thread value. Restoring the previous value
+// would be wrong when scopes do not end in reverse order; removing a scope from a chain is correct in any order.
 
 // ---- tarn/core/misuse.hpp
-// Where misuse is told when nothing can be thrown: deallocation is noexcept, so it hands a tarn::misuse to
-// one handler.
+// The process-wide handler for misuse that cannot be thrown. Deallocation is noexcept, so it passes a tarn::misuse to the
+// handler.
 
 #include <atomic>
 #include <cstdio>
@@ -3689,11 +3700,10 @@ class held_at_fork {
 
 namespace tarn {
 
-/// Told of a misuse; returns to leave the block alone (leaked, never handed out twice) and go on.
+/// Called on misuse. If it returns, the block is leaked (never allocated again) and the program continues.
 using misuse_handler = void (*)(misuse const&);
 
-/// Prints the message to standard error and aborts: memory that was freed wrongly may already be somebody
-/// else's.
+/// Prints the message to standard error and aborts: memory that was freed wrongly may already have another owner.
 inline void abort_on_misuse(misuse const& what) {
   std::fprintf(stderr, "%s\n", what.what());
   std::abort();
@@ -3703,13 +3713,12 @@ namespace detail {
 inline std::atomic<misuse_handler> current_misuse_handler{&abort_on_misuse};
 }
 
-/// Sets the process-wide handler; null restores abort_on_misuse. Returns the one before. Safe from any
-/// thread.
+/// Sets the process-wide handler; null restores abort_on_misuse. Returns the previous handler. Thread-safe.
 inline misuse_handler set_misuse_handler(misuse_handler handler) noexcept {
   return detail::current_misuse_handler.exchange(handler != nullptr ? handler : &abort_on_misuse);
 }
 
-/// Tells the handler. An exception from the handler ends the program, as from any noexcept function.
+/// Calls the handler. An exception from the handler terminates the program, as in any noexcept function.
 inline void report_misuse(misuse const& what) noexcept {
   detail::current_misuse_handler.load()(what);
 }
@@ -3718,21 +3727,21 @@ inline void report_misuse(misuse const& what) noexcept {
 
 namespace tarn::detail {
 
-/// The live scopes of the calling thread, innermost first. Scope has a member `Scope* outer_`, null before begin(), and
-/// makes the chain its friend. begin() and end() are O(1) for scopes that end in reverse order, and O(scopes) otherwise.
+/// The live scopes of the calling thread, innermost first. Scope must have a member `Scope* outer_`, null before begin(), and
+/// declare the chain a friend. begin() and end() are O(1) for scopes that end in reverse order, and O(scopes) otherwise.
 template <class Scope>
 class scope_chain {
  public:
-  /// Null where no scope lives.
+  /// Returns null if there is no live scope.
   [[nodiscard]] static Scope* innermost() noexcept { return last_begun; }
 
   static void begin(Scope& scope) noexcept {
     scope.outer_ = last_begun;
     last_begun = &scope;
   }
-  /// Takes a scope out. A scope of another thread cannot be: that is reported as misuse.
+  /// Removes a scope. A scope of another thread cannot be removed: that is reported as misuse.
   /// @param what  the kind of scope, for the message
-  /// @returns the next scope further in, null for the innermost one
+  /// @returns the next inner scope, null for the innermost one
   TARN_ALWAYS_INLINE static Scope* end(Scope& scope, char const* what) noexcept {
     if (last_begun != &scope) [[unlikely]]
       return end_out_of_order(scope, what);
@@ -3760,10 +3769,9 @@ class scope_chain {
 
 namespace tarn {
 
-/// Names the place for what is called in its scope, unless a caller further out has named one. Declare one to have all
-/// that follows in the scope, owners included, told under its line: `tarn::call_place const here;`. A tag that comes
-/// with a place further in is kept all the same, unless the outer one has a tag. Scopes may end in any order, each on the
-/// thread that began it.
+/// Sets the place for all calls in its scope, unless an enclosing scope has set one. Declare one to attribute every allocation
+/// that follows in the scope, including those of owners, to its line: `tarn::call_place const here;`. A tag given with an
+/// inner place is kept unless an outer one has a tag. Scopes may end in any order, each on the thread that began it.
 class call_place {
  public:
   explicit call_place(place where = place::current()) noexcept : where_(where) { chain::begin(*this); }
@@ -3771,7 +3779,7 @@ class call_place {
   call_place& operator=(call_place const&) = delete;
   ~call_place() { (void)chain::end(*this, "call_place"); }
 
-  /// The outermost place named, or `otherwise`, with the tag of the outermost one that has a tag. O(places named).
+  /// Returns the outermost place, or `otherwise` if there is none, with the outermost tag. O(scopes).
   [[nodiscard]] static place current(place otherwise = {}) noexcept {
     call_place const* const p = chain::innermost();
     if (p == nullptr) return otherwise;
@@ -3779,7 +3787,7 @@ class call_place {
       return p->of_several();
     return p->where_;
   }
-  /// The number of the tag of current(); 0: none.
+  /// Returns the tag number of current(); 0: none.
   [[nodiscard]] static std::uint32_t current_tag_id() noexcept {
     call_place const* const p = chain::innermost();
     if (p == nullptr) return 0;
@@ -3808,22 +3816,20 @@ class call_place {
   call_place* outer_ = nullptr;
 };
 
-/// call_place where nobody records: nothing.
+/// Replaces call_place where no layer records places; does nothing.
 struct no_call_place {
   explicit constexpr no_call_place(place) noexcept {}
 };
 
 }  // namespace tarn
 // ---- tarn/policy/block_bytes.hpp
-// How many bytes a request really occupies: what the nearest pool below rounds it to, else the request
-// itself.
+// The bytes that a request occupies: what the nearest pool below rounds it to, otherwise the request itself.
 
 #include <cstddef>
 
 // ---- tarn/core/shared.hpp
-// shared<Layer>: the handle that every pool and policy is used through. It counts references, spells each
-// call the way each generation of the ecosystem spells it, and lets through to the layer below whatever a
-// layer does not define.
+// shared<Layer>: the reference-counted handle for every pool and policy. It provides the call names of each generation of
+// CUDA libraries, and forwards calls that a layer does not define to the layer below.
 
 #include <atomic>
 #include <concepts>
@@ -3838,10 +3844,10 @@ namespace tarn {
 template <class Layer>
 class shared;
 
-/// Declared by a layer that sends calls to more than one resource below it, and lists all of them:
-/// `using routes = tarn::routes_to<Upstream, Other>;`. A call that such a layer does not define is not looked for below it,
-/// since one of several would answer for all. The layer defines each call of detail::routed_calls that a resource below
-/// it offers; otherwise it does not compile.
+/// Declared by a layer that routes calls to several resources below it, with all of them:
+/// `using routes = tarn::routes_to<Upstream, Other>;`. A call that such a layer does not define is not forwarded, since one of
+/// the resources would answer for all. The layer must define each call of detail::routed_calls that a resource below it
+/// offers; otherwise it does not compile.
 template <class... Resources>
 struct routes_to {};
 
@@ -3859,13 +3865,13 @@ concept stands_on_another = requires(Layer& layer) {
   layer.upstream();
 };
 
-/// A layer with more than one resource below it.
+/// A layer with several resources below it.
 template <class Layer>
 concept routes_calls = requires {
   typename Layer::routes;
 };
 
-/// The layer behind a handle; a source, which is a plain value, is its own.
+/// Returns the layer behind a handle; a source is a plain value and is its own layer.
 template <class Resource>
 constexpr auto& layer_of(Resource& resource) noexcept {
   if constexpr (is_shared<std::remove_const_t<Resource>>) {
@@ -3875,7 +3881,7 @@ constexpr auto& layer_of(Resource& resource) noexcept {
   }
 }
 
-/// Offers `call` each layer from the top down; true where one accepts it.
+/// Tries `call` with each layer from the top down; returns true if one accepts it.
 template <class Layer, class Call>
 constexpr bool can_reach() noexcept {
   if constexpr (std::invocable<Call, Layer&>) {
@@ -3901,7 +3907,7 @@ template <class... Resources>
 constexpr bool any_records_places(routes_to<Resources...>) noexcept {
   return (records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resources&>()))>>() || ...);
 }
-/// True where this layer or one below it records the places of calls.
+/// Returns true if this layer or one below it records the places of calls.
 template <class Layer>
 constexpr bool records_places() noexcept {
   if constexpr (requires { requires Layer::records_places; }) {
@@ -3914,13 +3920,13 @@ constexpr bool records_places() noexcept {
     return false;
   }
 }
-/// What an owner declares before it calls its resource: names the place of the user's call, where somebody records it.
+/// Declared by an owner before it calls its resource: sets the place of the user's call, if a layer records it.
 template <class Resource>
 using place_of_call = std::conditional_t<
     records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>>(), call_place,
     no_call_place>;
 
-/// First elements of an argument pack, as a tuple of references: all but the last.
+/// Constructs the upstream from all arguments but the last.
 template <class Upstream, class Tuple, std::size_t... I>
 Upstream make_upstream(Tuple&& arguments, std::index_sequence<I...>) {
   return Upstream(std::get<I>(std::forward<Tuple>(arguments))...);
@@ -3928,14 +3934,14 @@ Upstream make_upstream(Tuple&& arguments, std::index_sequence<I...>) {
 
 }  // namespace detail
 
-/// True where `call` accepts the resource's layer or one below it.
+/// True if `call` accepts the resource's layer or one below it.
 template <class Resource, class Call>
 inline constexpr bool reachable =
     detail::can_reach<std::remove_reference_t<decltype(detail::layer_of(std::declval<Resource&>()))>, Call>();
 
 namespace detail {
 
-/// What can be asked of a pool through the layers above it, and of all resources below a layer that routes.
+/// Calls that reach a pool through the layers above it, and all resources below a routing layer.
 struct routed_calls {
   struct record_use {
     template <class L>
@@ -4000,13 +4006,13 @@ struct routed_calls {
   };
 };
 
-/// True where a resource below a layer that routes offers a call which the layer does not define.
+/// Returns true if a resource below a routing layer offers a call that the layer does not define.
 template <class Layer, class Call, class... Resources>
 constexpr bool lacks_route(routes_to<Resources...>) noexcept {
   return (reachable<Resources, Call> || ...) && !std::invocable<Call, Layer&>;
 }
 
-/// Says at the seam which call a layer does not route, one line per call.
+/// Reports which calls a routing layer does not define, one static_assert per call.
 template <class Layer>
 constexpr bool check_routes() {
   if constexpr (routes_calls<Layer>) {
@@ -4057,8 +4063,8 @@ constexpr bool check_routes() {
 
 }  // namespace detail
 
-/// Calls the nearest layer, from the top down, that accepts the call: how one finds the pool under a stack of
-/// policies. Give the lambda a trailing return type, so that "accepts" can be asked: `nearest(memory,
+/// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of policies. Give the
+/// lambda a trailing return type, so that acceptance can be tested: `nearest(memory,
 /// [](auto& layer) -> decltype(layer.trim(0)) { return layer.trim(0); })`.
 template <class Resource, class Call>
 requires reachable<Resource, Call>
@@ -4066,9 +4072,9 @@ decltype(auto) nearest(Resource& resource, Call const& call) {
   return detail::reach(detail::layer_of(resource), call);
 }
 
-/// A shared handle to one layer and all below it. Copies are the same resource; the last copy destroys the
-/// layer, so a resource outlives its first name while an owner still holds a copy. Copying is one atomic
-/// increment; calls are one indirection. Moved-from handles may be assigned and destroyed only.
+/// A shared handle to one layer and all layers below it. Copies refer to the same resource; the last copy destroys the layer,
+/// so a resource lives as long as any owner holds a copy. Copying is one atomic increment; a call is one indirection. A
+/// moved-from handle may only be assigned or destroyed.
 template <class Layer>
 class shared {
  public:
@@ -4077,17 +4083,17 @@ class shared {
   using properties = typename Layer::properties;
   static_assert(detail::check_routes<Layer>());
 
-  /// Builds the layer and those below from their defaults.
+  /// Default-constructs the layer and those below it.
   shared() requires std::default_initializable<Layer> : block_(new block()) {}
 
-  /// Builds the layer from arguments of its own.
+  /// Constructs the layer from its own constructor arguments.
   template <class... Arguments>
   requires(sizeof...(Arguments) > 0 &&
            std::constructible_from<Layer, Arguments...>) explicit shared(std::in_place_t,
                                                                          Arguments&&... arguments)
       : block_(new block(std::forward<Arguments>(arguments)...)) {}
 
-  /// Builds a stack from its parts, source first: stack<cuda_pages, pooled, limited>{cuda_pages{0}, pooled{},
+  /// Constructs a stack from its parts, source first: stack<cuda_pages, pooled, limited>{cuda_pages{0}, pooled{},
   /// limited{1_GiB}}.
   template <class First, class... Rest>
   requires(detail::stands_on_another<Layer> && !detail::is_shared<std::remove_cvref_t<First>> &&
@@ -4120,7 +4126,7 @@ class shared {
     if (block_ != nullptr && block_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete block_;
   }
 
-  /// True where this layer, or all of what is below it, allocates blocks; false over a bare page source.
+  /// Returns true if this layer, or everything below it, allocates blocks; false over a bare page source.
   static constexpr bool allocates() noexcept {
     if constexpr (has_allocate<Layer>) {
       return true;
@@ -4131,10 +4137,10 @@ class shared {
     }
   }
 
-  // The stream-ordered calls, as tarn and CCCL 3.1 and later spell them. In line, so that the caller's place costs nothing
-  // where no layer records it.
+  // The stream-ordered calls, as tarn and CCCL 3.1 and later name them. Inline, so that the caller's place costs nothing if no
+  // layer records it.
 
-  /// Allocates for work on `stream`. Zero bytes give null.
+  /// Allocates for work on `stream`. Returns null for zero bytes.
   /// @param bytes      any size; the block may be larger
   /// @param alignment  a power of two up to max_alignment
   /// @throws out_of_memory, bad_alignment; nothing has changed
@@ -4148,8 +4154,8 @@ class shared {
       return block_->layer.upstream().allocate(stream, bytes, alignment);
     }
   }
-  /// Gives a block back; it may be reused by work on `stream` at once, by other streams when ordered. Null
-  /// does nothing.
+  /// Frees a block; work on `stream` may reuse it at once, other streams once they are ordered after it. Does nothing for
+  /// null.
   TARN_ALWAYS_INLINE void deallocate(stream_ref stream, void* p, std::size_t bytes,
                                      std::size_t alignment = default_alignment,
                                      place where = place::current()) noexcept requires(allocates()) {
@@ -4163,7 +4169,7 @@ class shared {
       block_->layer.upstream().deallocate(stream, p, bytes, alignment);
     }
   }
-  /// Allocates memory usable at once by every stream.
+  /// Allocates memory that every stream may use at once.
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_sync(std::size_t bytes,
                                                        std::size_t alignment = default_alignment,
                                                        place where = place::current()) requires(allocates()) {
@@ -4177,7 +4183,7 @@ class shared {
       return block_->layer.upstream().allocate_sync(bytes, alignment);
     }
   }
-  /// Gives back memory that no stream uses any more.
+  /// Frees memory that no stream uses any more.
   TARN_ALWAYS_INLINE void deallocate_sync(void* p, std::size_t bytes,
                                           std::size_t alignment = default_alignment,
                                           place where = place::current()) noexcept requires(allocates()) {
@@ -4192,7 +4198,7 @@ class shared {
     }
   }
 
-  // The same four as CCCL 3.0 (CUDA 13.0) spells them. Templates, so that a braced {} never means bytes.
+  // The same four calls as CCCL 3.0 (CUDA 13.0) names them. Templates, so that a braced {} never converts to bytes.
 
   template <std::integral Bytes>
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(Bytes bytes, std::size_t alignment = default_alignment,
@@ -4221,41 +4227,40 @@ class shared {
     deallocate(stream, p, bytes, default_alignment, where);
   }
 
-  /// Equal: memory of one may be freed through the other.
+  /// Equal handles: memory of one may be freed through the other.
   friend bool operator==(shared const& a, shared const& b) noexcept { return a.block_ == b.block_; }
 
-  /// The driver that orders this memory's streams.
+  /// Returns the driver that orders the streams of this memory.
   [[nodiscard]] driver_type const& driver() const noexcept {
     return nearest(*this, [](auto& l) -> decltype((l.driver())) { return l.driver(); });
   }
-  /// The device whose memory it is.
+  /// Returns the device that the memory belongs to.
   [[nodiscard]] device_id device() const noexcept { return driver().device(); }
 
-  // What only a pool offers, reached from any policy above it. Documented at the pool.
+  // Calls that only a pool offers, reachable through any policy above it. Documented at the pool.
 
-  /// Gives cached memory back to the driver until at most `keep_bytes` are reserved; returns the bytes given
-  /// back.
+  /// Returns cached memory to the driver until at most `keep_bytes` are reserved; returns the bytes released.
   std::size_t trim(std::size_t keep_bytes = 0) {
     return nearest(*this, [&](auto& l) -> decltype(l.trim(keep_bytes)) { return l.trim(keep_bytes); });
   }
-  /// Gives all cached memory back to the driver, as torch.cuda.empty_cache does.
+  /// Returns all cached memory to the driver, as torch.cuda.empty_cache does.
   void empty_cache() { (void)trim(0); }
-  /// True where `p` is the start of, or inside, memory that the pool reserved.
+  /// Returns true if `p` points into memory that the pool reserved.
   [[nodiscard]] bool owns(void const* p) const noexcept {
     return nearest(*this, [&](auto& l) -> decltype(l.owns(p)) { return l.owns(p); });
   }
-  /// The largest request that would be served without asking the driver, bytes.
+  /// Returns the size of the largest request that can be served without calling the driver, bytes.
   [[nodiscard]] std::size_t largest_free_range() const {
     return nearest(*this, [](auto& l) -> decltype(l.largest_free_range()) { return l.largest_free_range(); });
   }
-  /// Says that work on `stream`, other than the one to be named at deallocation, uses the block up to now.
+  /// Records that work on `stream`, a stream other than the one passed at deallocation, uses the block up to now.
   void record_use(void* p, std::size_t bytes, stream_ref stream) {
     nearest(*this, [&](auto& l) -> decltype(l.record_use(p, bytes, stream)) {
       return l.record_use(p, bytes, stream);
     });
   }
 
-  // Pages, where this layer is a policy over a page source.
+  // Page calls, if this layer is a policy over a page source.
 
   [[nodiscard]] std::size_t granularity() const noexcept requires requires(Layer& l) { l.granularity(); }
   { return block_->layer.granularity(); }
@@ -4276,7 +4281,7 @@ class shared {
   void unmap(void* p, std::size_t bytes) noexcept requires requires(Layer& l) { l.unmap(p, bytes); }
   { block_->layer.unmap(p, bytes); }
 
-  // Plain blocks, where this layer passes them on.
+  // Plain blocks, if this layer forwards them.
 
   [[nodiscard]] void* allocate_plain(std::size_t bytes) requires has_plain_blocks<Layer> {
     return block_->layer.allocate_plain(bytes);
@@ -4285,7 +4290,7 @@ class shared {
     block_->layer.deallocate_plain(p, bytes);
   }
 
-  /// The layer itself, for what only it offers.
+  /// Returns the layer itself, for calls that only it offers.
   [[nodiscard]] Layer& layer() const noexcept { return block_->layer; }
   Layer* operator->() const noexcept { return &block_->layer; }
 
@@ -4318,9 +4323,9 @@ template <class Upstream>
 
 }  // namespace tarn::detail
 // ---- tarn/policy/block_history.hpp
-// What is known of each block: who allocated it, who freed it, and what became of it.
+// The history of each block: where it was allocated and freed, and its present state.
 //
-//   live -> quarantined -> gone -> forgotten, or live again where the address comes back
+//   live -> quarantined -> gone -> forgotten, or live again if the address is reused
 
 #include <cstddef>
 #include <cstdint>
@@ -4328,16 +4333,16 @@ template <class Upstream>
 #include <string_view>
 
 // ---- tarn/core/address_map.hpp
-// Address to value: an open-addressing hash table with linear probing and no tombstones. A value that equals
-// Value{} stands for "not there".
+// A hash map from addresses to values: open addressing, linear probing, no tombstones. A value equal to Value{} marks
+// an empty slot.
 
 #include <cstddef>
 #include <cstdint>
 #include <new>
 
 // ---- tarn/core/sequence.hpp
-// sequence<T>: a growing array for the books of a pool. Of std::vector what is used here: each std::vector<X>
-// costs a compiler 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
+// sequence<T>: a growable array with the few operations of std::vector that tarn needs. Each std::vector<X> costs a compiler
+// 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
 
 #include <cstddef>
 #include <new>
@@ -4346,7 +4351,7 @@ template <class Upstream>
 
 namespace tarn::detail {
 
-/// Elements side by side, in order of insertion. Growing moves them; nothing else does. Move-only.
+/// Contiguous elements in order of insertion. Growth moves them. Move-only.
 template <class T>
 class sequence {
  public:
@@ -4363,7 +4368,7 @@ class sequence {
     ::operator delete(items_);
   }
 
-  /// Makes sure that `count` elements fit without allocating. @throws std::bad_alloc, nothing has changed
+  /// Reserves room for `count` elements in total. @throws std::bad_alloc, nothing has changed
   void reserve(std::size_t count) {
     if (count <= capacity_) return;
     if (count > most_elements) throw std::bad_alloc();
@@ -4379,14 +4384,14 @@ class sequence {
     items_ = larger;
     capacity_ = most;
   }
-  /// Adds value-initialised elements up to `count`; there are at most that many. @throws std::bad_alloc,
+  /// Appends value-initialised elements until size() is `count`, which must be at least size(). @throws std::bad_alloc,
   /// nothing has changed
   void resize(std::size_t count) {
     reserve(count);
     while (size_ < count) ::new (static_cast<void*>(items_ + size_++)) T{};
   }
-  /// Adds a copy of `value`, which is not an element of this sequence, or moves it there.
-  /// @throws std::bad_alloc  where no room was made; nothing has changed, `value` included
+  /// Appends `value` by copy or move. `value` must not be an element of this sequence.
+  /// @throws std::bad_alloc  no room was reserved; nothing has changed, including `value`
   template <class Value = T>
   void push_back(Value&& value) {
     if (size_ == capacity_) reserve(size_ + 1);
@@ -4394,11 +4399,11 @@ class sequence {
     ++size_;
   }
   void pop_back() noexcept { items_[--size_].~T(); }
-  /// Destroys the elements; keeps their room.
+  /// Destroys the elements; keeps the capacity.
   void clear() noexcept {
     while (size_ != 0) pop_back();
   }
-  /// Removes one element by putting the last one in its place. O(1).
+  /// Removes one element by moving the last one into its place. O(1).
   void erase_unordered(std::size_t index) noexcept {
     if (index + 1 != size_) items_[index] = static_cast<T&&>(items_[size_ - 1]);
     pop_back();
@@ -4426,7 +4431,7 @@ class sequence {
  private:
   static constexpr std::size_t element_bytes =
       sizeof(T);  // NOLINT(bugprone-sizeof-expression): T may be a pointer
-  /// Twice as many bytes are still a number.
+  /// Doubling the bytes must not overflow.
   static constexpr std::size_t most_elements = ~std::size_t{0} / 2 / element_bytes;
 
   T* items_ = nullptr;
@@ -4441,8 +4446,7 @@ namespace tarn::detail {
 template <class Value>
 class address_map {
  public:
-  /// Makes sure that `count` entries can be added without allocating. @throws std::bad_alloc, nothing has
-  /// changed
+  /// Reserves room so that `count` entries can be added without allocating. @throws std::bad_alloc, nothing has changed
   void make_room(std::size_t count) {
     if (count > ~std::size_t{0} / 8 - size_) throw std::bad_alloc();
     if ((size_ + count) * 2 <= entries_.size()) return;
@@ -4458,7 +4462,7 @@ class address_map {
     shift_ = larger.shift_;
   }
 
-  /// Adds a key, or gives it another value, which is not Value{}. Room has been made. O(1).
+  /// Inserts a key or replaces its value, which must not be Value{}. make_room() must have been called. O(1).
   void insert(std::uintptr_t key, Value value) noexcept {
     std::size_t i = home(key);
     while (!is_vacant(i) && entries_[i].key != key) i = after(i);
@@ -4466,7 +4470,7 @@ class address_map {
     entries_[i] = {key, value};
   }
 
-  /// The value, Value{} if the key is not there. O(1).
+  /// Returns the value of the key, or Value{} if it is absent. O(1).
   [[nodiscard]] Value find(std::uintptr_t key) const noexcept {
     if (size_ == 0) return Value{};
     for (std::size_t i = home(key); !is_vacant(i); i = after(i)) {
@@ -4475,7 +4479,7 @@ class address_map {
     return Value{};
   }
 
-  /// Removes the key and returns its value, Value{} if it is not there. O(1).
+  /// Removes the key and returns its value, or Value{} if it is absent. O(1).
   Value erase(std::uintptr_t key) noexcept {
     if (size_ == 0) return Value{};
     std::size_t i = home(key);
@@ -4484,7 +4488,7 @@ class address_map {
       i = after(i);
     }
     Value const value = entries_[i].value;
-    // Pull later entries of the probe sequence back, so that no search stops too early.
+    // Move later entries of the probe sequence back, so that no lookup stops too early.
     for (std::size_t j = after(i); !is_vacant(j); j = after(j)) {
       std::size_t const wanted = home(entries_[j].key);
       bool const may_move = i <= j ? (wanted <= i || wanted > j) : (wanted <= i && wanted > j);
@@ -4498,7 +4502,7 @@ class address_map {
     return value;
   }
 
-  /// Calls `call(key, value)` for each entry, in no order; the call must not change the table. O(capacity).
+  /// Calls `call(key, value)` for each entry, in unspecified order; `call` must not change the map. O(capacity).
   template <class Call>
   void for_each(Call const& call) const {
     for (entry const& e : entries_) {
@@ -4515,8 +4519,8 @@ class address_map {
     Value value{};
   };
   [[nodiscard]] bool is_vacant(std::size_t i) const noexcept { return entries_[i].value == Value{}; }
-  /// The upper bits of a product with 2^64 over the golden ratio: near and far keys spread alike (Knuth, The
-  /// Art of Computer Programming, volume 3, 6.4).
+  /// The first slot of a key's probe sequence: the upper bits of its product with 2^64 / golden ratio, which spreads close and
+  /// distant keys equally well (Knuth, The Art of Computer Programming, volume 3, 6.4).
   [[nodiscard]] std::size_t home(std::uintptr_t key) const noexcept {
     return static_cast<std::size_t>((std::uint64_t{key} * 0x9E3779B97F4A7C15U) >> shift_);
   }
@@ -4524,7 +4528,7 @@ class address_map {
 
   sequence<entry> entries_;
   std::size_t size_ = 0;
-  unsigned shift_ = 64;  ///< 64 less the bits of the capacity
+  unsigned shift_ = 64;  ///< 64 minus log2(capacity)
 };
 
 }  // namespace tarn::detail
@@ -4534,7 +4538,7 @@ namespace tarn::detail {
 /// One call that concerned a block.
 struct block_event {
   place where;
-  std::uint64_t call = 0;  ///< in the count of its resource's calls, from 1; 0: it has not happened
+  std::uint64_t call = 0;  ///< in the count of its resource's calls, from 1; 0 if it has not happened
   stream_id stream = 0;
   std::uint64_t thread = 0;
 };
@@ -4555,13 +4559,13 @@ struct block_record {
   bool used_elsewhere = false;  ///< record_use() named another stream
 };
 
-/// Records by address. Takes memory only in make_room(), so that nothing can fail at deallocation. The caller locks.
+/// Records by address. Allocates only in make_room(), so that nothing can fail at deallocation. The caller locks.
 class block_history {
  public:
-  /// How many blocks are remembered after they are gone.
+  /// Sets how many blocks are remembered after they are gone.
   void remember(std::size_t blocks) noexcept { most_gone_ = blocks; }
 
-  /// Room for one block, begun or given up. @throws std::bad_alloc, nothing has changed
+  /// Makes room for one block, until begin() or give_up_room(). @throws std::bad_alloc, nothing has changed
   void make_room() {
     index_.make_room(promised_ + 1);
     records_.reserve(records_.size() + promised_ + 1);
@@ -4582,7 +4586,7 @@ class block_history {
     known->state = block_state::live;
     ++live_;
   }
-  /// The user's hands are off it.
+  /// The user has freed the block.
   void end(block_record& b, block_event const& freed) noexcept {
     b.state = block_state::freed;
     b.freed = freed;
@@ -4593,7 +4597,7 @@ class block_history {
     append(waiting_, b);
     waiting_bytes_ += b.bytes;
   }
-  /// The memory goes back; only what is known of it stays, for a while.
+  /// The memory goes back to the upstream; the record stays for a while.
   void leave(block_record& b) noexcept {
     if (b.state == block_state::quarantined) {
       waiting_bytes_ -= b.bytes;
@@ -4618,7 +4622,7 @@ class block_history {
     std::uint32_t const i = index_.find(key(p));
     return i != 0 ? &records_[i - 1] : nullptr;
   }
-  /// The block that has been in quarantine for longest; there is one.
+  /// The block that has been in quarantine longest. Requires that there is one.
   [[nodiscard]] block_record const& oldest() const noexcept { return records_[waiting_.first - 1]; }
   [[nodiscard]] std::size_t quarantined() const noexcept { return waiting_.count; }
   [[nodiscard]] std::size_t quarantined_bytes() const noexcept { return waiting_bytes_; }
@@ -4683,7 +4687,7 @@ class block_history {
 /// As long as the texts of tarn::misuse.
 using history_text = message<480>;
 
-/// "solver.cpp:42 (step), call 7, stream 3, thread 1". Of paths and names only a part: the text is bounded.
+/// "solver.cpp:42 (step), call 7, stream 3, thread 1". Paths and names are shortened: the text is bounded.
 inline void add_event(history_text& text, block_event const& e) noexcept {
   std::string_view file = e.where.file;
   if (file.empty()) {
@@ -4698,7 +4702,7 @@ inline void add_event(history_text& text, block_event const& e) noexcept {
   text.add(", thread ").add_number(e.thread);
 }
 
-/// What happened to a block, and all that is known of it.
+/// The event and the recorded history of a block.
 [[nodiscard]] inline history_text history_of(block_record const& b, std::string_view what,
                                              std::uint64_t number) noexcept {
   history_text text;
@@ -4715,7 +4719,7 @@ inline void add_event(history_text& text, block_event const& e) noexcept {
   return text;
 }
 
-/// The checked resources of the process, so that one can tell whose a pointer is that is not its own.
+/// The checked resources of the process, to find the owner of a foreign pointer.
 class checked_resources {
  public:
   struct member {
@@ -4735,7 +4739,7 @@ class checked_resources {
     while (*at != &m) at = &(*at)->next;
     *at = m.next;
   }
-  /// A live block of another resource.
+  /// Finds a live block of another resource.
   static bool find(member const& asking, void const* p, block_record& out) noexcept {
     std::lock_guard const guard(mutex());
     for (member* m = first(); m != nullptr; m = m->next) {
@@ -4745,7 +4749,7 @@ class checked_resources {
   }
 
  private:
-  /// Resources with static storage leave after it: on Linux the end of a mutex does nothing.
+  /// Resources with static storage may be removed after its destruction: on Linux the destructor of a mutex does nothing.
   static fork_mutex& mutex() noexcept {
     static fork_mutex m;
     return m;
@@ -4758,11 +4762,10 @@ class checked_resources {
 
 }  // namespace tarn::detail
 // ---- tarn/policy/compose.hpp
-// Composition: `source | policy | policy` and `stack<source, policy, policy>` are the same type, and position
-// is meaning. A policy is a small value (its options) with `template <class Upstream> using layer = ...;`;
-// the layer is constructed from (Upstream, policy) and defines only the calls it changes: shared<> lets the
-// rest through. A layer that has a second resource to send calls to declares both, see tarn::routes_to; then it must
-// define every call of a pool that one of them offers.
+// Composition: `source | policy | policy` and `stack<source, policy, policy>` are the same type, and position is meaning. A
+// policy is a small value (its options) with `template <class Upstream> using layer = ...;`. The layer is constructed from
+// (Upstream, policy) and defines only the calls it changes: shared<> passes the rest on. A layer that also sends calls to a
+// second resource declares both, see tarn::routes_to; it must then define every pool call that one of them provides.
 
 #include <concepts>
 #include <type_traits>
@@ -4771,7 +4774,7 @@ class checked_resources {
 namespace tarn {
 
 namespace detail {
-/// Any resource, for asking whether a type is a policy at all.
+/// Any resource, to test whether a type is a policy at all.
 template <class P, class Upstream>
 concept makes_layer = requires {
   typename P::template layer<Upstream>;
@@ -4785,13 +4788,13 @@ concept policy_over = memory_source<Upstream> && detail::makes_layer<P, Upstream
 
 namespace detail {
 
-/// True where a policy is made with the type of a resource, which its layers then send calls to.
+/// Whether a policy has the type of a resource as template argument, to which its layers send calls.
 template <class Policy>
 inline constexpr bool holds_resource = false;
 template <template <class...> class Policy, class... Arguments>
 inline constexpr bool holds_resource<Policy<Arguments...>> = (memory_source<Arguments> || ...);
 
-/// Says at the seam that a layer with a second resource must list its routes.
+/// Asserts at the composition that a layer with a second resource lists its routes.
 template <class Policy, class Upstream>
 constexpr bool check_routing_policy() {
   static_assert(
@@ -4812,7 +4815,7 @@ struct stack_of<Source, First, Rest...> {
 };
 }  // namespace detail
 
-/// The type of `Source | Policies...`; default-constructible where its parts are.
+/// The type of `Source | Policies...`; default-constructible if its parts are.
 template <class Source, class... Policies>
 using stack = typename detail::stack_of<Source, Policies...>::type;
 
@@ -4829,25 +4832,24 @@ requires detail::makes_layer<std::remove_cvref_t<Policy>, std::remove_cvref_t<Up
 
 }  // namespace tarn
 // ---- tarn/policy/fences.hpp
-// Where the guard bytes of a block are, how they are drawn and how they are verified.
+// The guard bytes of a block: where they are, how they are written and how they are verified.
 //
-//   whole |--- fence ---|--- the block as asked ---|--- fence ---|
+//   whole |--- fence ---|----- requested bytes ----|--- fence ---|
 //                       p                          p + bytes
 
 #include <cstddef>
 
 // ---- tarn/policy/fill_pattern.hpp
-// The bytes that the debugging policies write, and how they write and read device memory.
+// The byte patterns that the debugging policies write, and functions to write and compare them in device memory.
 
 #include <cstddef>
 #include <cstring>
 
 namespace tarn {
 
-/// Each is unlikely as data, odd as a pointer, and a NaN or huge as a float; seen in a debugger it names what
-/// happened.
+/// Each is unlikely as data, odd as a pointer, and a NaN or huge as a float; in a debugger it identifies what happened.
 namespace pattern {
-inline constexpr unsigned char fence = 0xFD;          ///< around a block: never yours
+inline constexpr unsigned char fence = 0xFD;          ///< around a block: never the user's
 inline constexpr unsigned char uninitialised = 0xCD;  ///< handed out, not yet written ("clean")
 inline constexpr unsigned char freed = 0xDD;          ///< given back ("dead")
 }  // namespace pattern
@@ -4861,8 +4863,8 @@ status fill_bytes(Driver const& driver, stream_ref stream, void* p, unsigned cha
   return driver.fill(stream, p, byte, bytes);
 }
 
-/// Waits for the stream and finds the first byte that differs; `bytes` if none does, or where it cannot be read. Host
-/// cost: a copy of it all, up to 1 MiB at a time.
+/// Waits for the stream and finds the first byte that differs; `bytes` if none does, or if it cannot be read. Host cost: a copy
+/// of all bytes, up to 1 MiB at a time.
 template <class Driver>
 std::size_t first_difference(Driver const& driver, stream_ref stream, void const* p, unsigned char byte,
                              std::size_t bytes) noexcept {
@@ -4875,7 +4877,7 @@ std::size_t first_difference(Driver const& driver, stream_ref stream, void const
       large.resize(smaller_of(bytes, std::size_t{1} << 20));
       window = large.begin();
       width = large.size();
-    } catch (...) {  // the small one does, if slowly
+    } catch (...) {  // the small window is slower, but works
     }
   }
   for (std::size_t at = 0; at < bytes; at += width) {
@@ -4895,15 +4897,15 @@ std::size_t first_difference(Driver const& driver, stream_ref stream, void const
 
 namespace tarn::detail {
 
-/// Where a block's fences were written over; zero where they were not.
+/// Where a block's fences were overwritten; zero if they were not.
 struct breach {
   void const* p = nullptr;
-  std::size_t before = 0;  ///< distance of the first byte from the block's start
-  std::size_t after = 0;   ///< offset of the first byte from the block's start
+  std::size_t before = 0;  ///< distance of the first overwritten byte from the block's start
+  std::size_t after = 0;   ///< offset of the first overwritten byte from the block's start
   explicit operator bool() const noexcept { return before != 0 || after != 0; }
 };
 
-/// Fences of one least width, wider where an alignment asks for it: the block itself stays aligned.
+/// Fences of a minimum width, wider if an alignment requires it, so that the block itself stays aligned.
 class fences {
  public:
   explicit fences(std::size_t least) noexcept : least_(larger_of(least, std::size_t{1})) {}
@@ -4931,7 +4933,7 @@ class fences {
                       width(alignment));
   }
 
-  /// Waits for the stream and looks at both fences.
+  /// Waits for the stream and compares both fences.
   template <class Driver>
   [[nodiscard]] breach verify(Driver const& driver, stream_ref stream, void* p, std::size_t bytes,
                               std::size_t alignment) const noexcept {
@@ -4946,7 +4948,7 @@ class fences {
   std::size_t least_;
 };
 
-/// A refusal names what the caller asked, not what the fences added.
+/// Makes a refusal report the bytes that the caller requested, without the fences.
 template <class Allocate>
 void* asking_for(std::size_t bytes, Allocate const& allocate) {
   try {
@@ -4960,13 +4962,13 @@ void* asking_for(std::size_t bytes, Allocate const& allocate) {
 
 }  // namespace tarn::detail
 // ---- tarn/policy/recorded_use.hpp
-// record_use() on its way through a policy that hands out other pointers than it gets, or touches freed blocks.
+// Forwards record_use() through a policy that returns other pointers than its upstream, or that touches freed blocks.
 
 #include <cstddef>
 
 namespace tarn::detail {
 
-/// The call, for whichever layer takes it.
+/// The call, for the nearest layer that accepts it.
 struct record_use_call {
   void* p;
   std::size_t bytes;
@@ -4977,7 +4979,7 @@ struct record_use_call {
   }
 };
 
-/// A pool is somewhere below.
+/// Whether there is a pool somewhere below.
 template <class Upstream>
 concept takes_uses = reachable<Upstream, record_use_call>;
 
@@ -4988,37 +4990,37 @@ namespace tarn {
 template <class Upstream>
 class checked_layer;
 
-/// Tells double frees, foreign pointers, wrong sizes, alignments and devices, writes past either end and after the free,
-/// and leaks. For debugging: `cuda_pages{} | pooled{} | checked{}`.
+/// Reports double frees, foreign pointers, wrong sizes, alignments and devices, writes past either end and after the free, and
+/// leaks. For debugging: `cuda_pages{} | pooled{} | checked{}`.
 struct checked {
   std::size_t fence_bytes = 256;           ///< on each side of a block, at least
-  std::size_t quarantine_bytes = 64_MiB;   ///< of freed blocks kept from reuse, so that late writes show
-  std::size_t quarantine_blocks = 4096;    ///< and how many of them at most
-  std::size_t remembered_blocks = 16'384;  ///< whose history is kept after that, for second frees
+  std::size_t quarantine_bytes = 64_MiB;   ///< of freed blocks kept from reuse, to detect late writes
+  std::size_t quarantine_blocks = 4096;    ///< maximum number of those blocks
+  std::size_t remembered_blocks = 16'384;  ///< blocks remembered after that, to detect second frees
 
   template <class Upstream>
   using layer = checked_layer<Upstream>;
 };
 
-/// What is found goes to the misuse handler, with where, when (a count of this resource's calls), on which stream and by
-/// which thread the block was allocated and freed. A block that is freed wrongly is not passed on.
+/// Findings go to the misuse handler, with where, when (a count of this resource's calls), on which stream and by which thread
+/// the block was allocated and freed. A block that is freed wrongly is not passed on.
 ///
-/// Blocks get fences and the pattern of the uninitialised at allocation, in stream order. A deallocation waits on the host
-/// for its stream, verifies the fences, poisons the block and puts it into the quarantine; leaving that, oldest first, the
-/// poison is verified. Blocks with a use recorded on another stream (record_use) wait for the whole device.
+/// At allocation a block gets fences and the uninitialised pattern, in stream order. A deallocation waits on the host for its
+/// stream, verifies the fences, poisons the block and quarantines it; when it leaves the quarantine, oldest first, the poison
+/// is verified. Blocks with a use recorded on another stream (record_use) wait for the whole device.
 ///
-/// While a graph is captured from the stream of a call, nothing is written, waited for or verified for that call: a block
-/// allocated so has no fences, a block freed so has no quarantine. Its pointer, size and history are checked all the same.
+/// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
+/// then has no fences, a block freed then is not quarantined. Its pointer, size and history are still checked.
 ///
 /// Cost of a pair: three fills, two copies of a fence, a copy of the block, two waits. Thread-safe; no lock is held while
-/// the device is waited for or the handler runs, but while check_all() reads one block.
+/// waiting for the device or while the handler runs, except while check_all() reads one block.
 template <class Upstream>
 class checked_layer {
  public:
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
-  /// Handles and owners name the place of a call to this layer, however many policies lie between.
+  /// Makes handles and owners record the place of a call for this layer, however many policies lie between.
   static constexpr bool records_places = true;
 
   checked_layer() requires std::default_initializable<Upstream> : checked_layer(Upstream{}) {}
@@ -5030,7 +5032,7 @@ class checked_layer {
   }
   checked_layer(checked_layer const&) = delete;
   checked_layer& operator=(checked_layer const&) = delete;
-  /// Verifies the quarantine, then tells of each block that is live still.
+  /// Verifies the quarantine, then reports each block that is still live.
   ~checked_layer() {
     detail::checked_resources::remove(member_);
     end_quarantine(0, 0);
@@ -5075,13 +5077,13 @@ class checked_layer {
     end_quarantine(options_.quarantine_bytes, options_.quarantine_blocks);
   }
 
-  /// Work on `stream` uses the block as well: its deallocation will wait for the whole device.
+  /// Records that work on `stream` uses the block as well: its deallocation will wait for the whole device.
   void record_use(void* p, std::size_t bytes, stream_ref stream) {
     std::size_t alignment = 0;
     {
       std::lock_guard const guard(mutex_);
       detail::block_record* const b = history_.find(p);
-      if (b == nullptr || b->state != detail::block_state::live) return;  // deallocation will tell
+      if (b == nullptr || b->state != detail::block_state::live) return;  // deallocation will report it
       b->used_elsewhere = true;
       alignment = b->alignment;
     }
@@ -5091,9 +5093,9 @@ class checked_layer {
     }
   }
 
-  /// Verifies the fences of every live block and the poison of every freed one in quarantine, as they are at the call, tells
-  /// of what was written over and returns how many blocks that is. A block that is freed or leaves the quarantine meanwhile
-  /// is verified there. Waits for the device; not while a graph is captured. @throws std::bad_alloc
+  /// Verifies the fences of every block that is live at the call and the poison of every quarantined one; reports those that
+  /// were overwritten and returns their number. A block that is freed or leaves the quarantine meanwhile is verified at that
+  /// point. Waits for the device, except while a graph is captured. @throws std::bad_alloc
   std::size_t check_all() {
     detail::sequence<detail::block_record> all;
     {
@@ -5103,7 +5105,7 @@ class checked_layer {
         if (live || b.state == detail::block_state::quarantined) all.push_back(b);
       });
     }
-    // A record begins once its fences are queued: after this they are drawn. A block that comes later is not looked at.
+    // A record begins once its fences are queued, so after this wait they are written. Blocks allocated later are not checked.
     (void)driver().synchronize_device();
     detail::own_stream const reading(driver());
     std::size_t found = 0;
@@ -5127,14 +5129,14 @@ class checked_layer {
     return found;
   }
 
-  /// Blocks that are handed out.
+  /// Number of blocks that are handed out.
   [[nodiscard]] std::size_t live_blocks() const noexcept {
     std::lock_guard const guard(mutex_);
     return history_.live();
   }
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
-  /// What a block occupies, fences included.
+  /// The bytes that a block occupies, including fences.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
     return bytes == 0 ? 0
                       : detail::block_bytes_of(upstream_, fences_.whole_bytes(bytes, alignment), alignment);
@@ -5185,14 +5187,14 @@ class checked_layer {
       throw;
     }
     b.p = fences_.block_in(whole_block, alignment);
-    // A fence that is not there would be told of as written over.
+    // A fence that was not written would be reported as overwritten.
     b.fenced = !is_capturing(stream) && fences_.draw(driver(), stream, b.p, bytes, alignment).ok();
     if (b.fenced) (void)detail::fill_bytes(driver(), stream, b.p, pattern::uninitialised, bytes);
     std::lock_guard const guard(mutex_);
     history_.begin(b);
     return b.p;
   }
-  /// Memory in quarantine is no reason to refuse.
+  /// Allocates; if that fails, empties the quarantine and retries.
   template <class Allocate>
   void* allocate_with_patience(std::size_t whole, Allocate const& allocate) {
     try {
@@ -5205,7 +5207,7 @@ class checked_layer {
 
   // ---- deallocation
 
-  /// Takes a live block out of the user's hands; tells, and returns none, where it is not theirs to free.
+  /// Takes a live block back from the user; if it may not be freed so, reports that and returns an empty record.
   detail::block_record take_back(void* p, std::size_t bytes, std::size_t alignment,
                                  detail::block_event const& freed) noexcept {
     detail::block_record b;
@@ -5239,7 +5241,7 @@ class checked_layer {
     return detail::first_difference(driver(), stream, b.p, pattern::freed, b.bytes);
   }
 
-  /// Poisons a block and keeps it. Its stream is waited for, so that whoever verifies it need not know that stream.
+  /// Poisons a block and keeps it. Waits for its stream, so that the later verification does not need that stream.
   bool quarantine(detail::block_record const& b, stream_ref stream) noexcept {
     if (b.bytes > options_.quarantine_bytes || options_.quarantine_blocks == 0) return false;
     if (!detail::fill_bytes(driver(), stream, b.p, pattern::freed, b.bytes).ok()) return false;
@@ -5248,8 +5250,8 @@ class checked_layer {
     if (detail::block_record* const known = history_.find(b.p)) history_.quarantine(*known);
     return true;
   }
-  /// Lets the oldest blocks go until at most so many are left; true where one went. Nothing on the device is entitled to
-  /// touch them, so the verification and what follows need no stream's order.
+  /// Releases the oldest blocks until at most the given bytes and blocks are left; returns whether one was released. No work on
+  /// the device may touch them, so the verification and what follows need no stream order.
   bool end_quarantine(std::size_t bytes, std::size_t blocks) noexcept {
     bool any = false;
     for (;; any = true) {
@@ -5267,7 +5269,7 @@ class checked_layer {
     }
   }
 
-  // ---- telling
+  // ---- reports
 
   static void tell_breach(detail::block_record const& b, detail::breach const& breach) noexcept {
     if (breach.before != 0) {
@@ -5358,23 +5360,25 @@ class checked_layer {
 
 }  // namespace tarn
 // ---- tarn/policy/device_pool.hpp
-// device_pool: the stack that most programs want. Pages of the device, pooled, with exact numbers.
+// device_pool: the stack that most programs need: pages of the device, pooled, with exact statistics.
 
 // ---- tarn/policy/pooled.hpp
-// pooled: the policy that puts a caching pool on a source. `pooled | limited` bounds live bytes, `limited |
-// pooled` bounds reserved bytes.
+// pooled: the policy that puts a caching pool on a source. `pooled | limited` bounds live bytes, `limited | pooled` bounds
+// reserved bytes.
 
 #include <concepts>
 #include <cstddef>
 #include <utility>
 
 // ---- tarn/pool/pool.hpp
-// The pool. allocate() takes a block from the calling thread's cache (front.hpp), else from the heap (heap.hpp), else it
-// climbs the ladder (ladder.hpp), whose last rungs are the driver. deallocate() puts the block into the thread's cache, else
-// gives it to the heap; a block with recorded uses waits for them first (waiting_blocks.hpp).
+// The pool: stream-ordered allocation from cached memory. allocate() takes a block from the calling thread's cache
+// (front.hpp), then from the heap (heap.hpp), then climbs the ladder (ladder.hpp), whose last rungs call the driver.
+// deallocate() puts the block into the thread's cache or returns it to the heap; a block with recorded uses waits for them
+// first (waiting_blocks.hpp).
 //
-// What is bounded by what: magazines by 104 MiB a stream and thread, and emptied before a pool that is not small grows; reserved
-// memory by the live peak plus pool_options::slack_per_mille while whole free handles suffice; host memory by 64 bytes a range.
+// Bounds: the magazines of one stream on one thread hold at most 104 MiB and are emptied before a pool that is no longer small
+// grows. Reserved memory stays within the live peak plus pool_options::slack_per_mille while whole free handles suffice. Host
+// memory is 64 bytes per range.
 
 #include <cstddef>
 #include <cstdint>
@@ -5382,12 +5386,12 @@ class checked_layer {
 #include <utility>
 
 // ---- tarn/pool/front/front.hpp
-// What the threads keep: each has, for each stream that it uses, magazines of free blocks and one large block
-// (magazine.hpp). A warm call is served here, without a lock or a driver call. The caches are made here on first use and
-// are given back to the heap when the thread or the pool ends, or when another thread needs the memory.
+// The front of a pool: caches of free blocks, one per thread, that serve warm calls without a lock or a driver call. For each
+// stream that it uses, a thread has magazines of free blocks and one large block (magazine.hpp). A cache is made on first use
+// and returned to the heap when the thread or the pool ends, or when another thread needs the memory.
 //
-// A thread enters its own cache by an owner_lock, which costs it two plain stores; other threads stop it by a barrier
-// (owner_lock.hpp). The list of caches is under the growth lock.
+// A thread enters its own cache through an owner_lock, which costs it two plain stores; other threads stop it with a barrier
+// (owner_lock.hpp). The growth lock protects the list of caches.
 
 #include <atomic>
 #include <cstddef>
@@ -5396,24 +5400,24 @@ class checked_layer {
 #include <utility>
 
 // ---- tarn/core/counted.hpp
-// counted<T>: one heap object with several owners, on any threads; the last one deletes it. Of
-// std::shared_ptr what the books of a pool need, without <memory> (see owned).
+// counted<T>: a heap object with several owners, on any threads; the last owner deletes it. It replaces std::shared_ptr
+// without including <memory> (see owned).
 
 #include <atomic>
 #include <cstdint>
 
 namespace tarn::detail {
 
-/// Copies are owners of the same object. Never null, never moved from: a copy is one atomic increment.
+/// Copies own the same object. Never null and never moved from: a copy is one atomic increment.
 template <class T>
 class counted {
  public:
-  /// Makes the object from its defaults. @throws std::bad_alloc
+  /// Value-initialises the object. @throws std::bad_alloc
   counted() : block_(new block) {}
   counted(counted const& other) noexcept : block_(other.block_) {
     block_->owners.fetch_add(1, std::memory_order_relaxed);
   }
-  /// Of itself, too: the new owner is counted before the old one is released.
+  /// Safe for self-assignment: counts the new owner before releasing the old one.
   counted& operator=(counted const& other) noexcept {  // NOLINT(bugprone-unhandled-self-assignment)
     block* const old = block_;
     other.block_->owners.fetch_add(1, std::memory_order_relaxed);
@@ -5432,7 +5436,7 @@ class counted {
     T value;
   };
   static void release(block* b) noexcept {
-    // What each owner did to the object happens before its end.
+    // acq_rel: each owner's accesses happen before the deletion.
     if (b->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) delete b;
   }
   block* block_;
@@ -5440,17 +5444,17 @@ class counted {
 
 }  // namespace tarn::detail
 // ---- tarn/core/owned.hpp
-// owned<T>: one heap object with one owner. Of std::unique_ptr what the books of a pool need, without
-// <memory>, which costs a compiler as much as <memory_resource>, <mutex> and <map> together.
+// owned<T>: a heap object with one owner. It replaces std::unique_ptr without including <memory>, which costs a compiler as
+// much as <memory_resource>, <mutex> and <map> together.
 
 namespace tarn::detail {
 
-/// Deletes its object when it goes. Move-only; moved-from is null. Never throws.
+/// Deletes its object on destruction. Move-only; null when moved from. Never throws.
 template <class T>
 class owned {
  public:
   owned() noexcept = default;
-  /// Takes an object made by new.
+  /// Takes ownership of an object created by new.
   explicit owned(T* made) noexcept : p_(made) {}
   owned(owned&& other) noexcept : p_(other.p_) { other.p_ = nullptr; }
   owned& operator=(owned&& other) noexcept {
@@ -5472,14 +5476,14 @@ class owned {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/block_request.hpp
-// A request that no magazine could serve, as the heap and the ladder see it.
+// A request that no magazine could serve, in the form that the heap and the ladder use.
 
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/pool/arena/range.hpp
-// A range: a piece of address space that is live, free, a view or a hole. Ranges tile what the pool reserved;
-// their nodes live on the host, because the host cannot write links into device memory.
+// A range: a piece of address space that is live, free, a view or a hole. Ranges tile the reserved address space; their nodes
+// are in host memory, because the host cannot write links into device memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -5487,8 +5491,8 @@ class owned {
 #include <cstdlib>
 
 // ---- tarn/pool/arena/size_class.hpp
-// Size classes: which blocks are interchangeable. The first question of every allocation and the reason a
-// sized deallocation needs no lookup.
+// Size classes: which blocks are interchangeable. Every allocation computes its class first, and a sized deallocation needs no
+// lookup because of it.
 
 #include <array>
 #include <bit>
@@ -5500,21 +5504,20 @@ namespace tarn::detail {
 /// Every range starts and ends on a multiple of this, bytes (PyTorch rounds to the same).
 inline constexpr std::size_t range_grain = 512;
 
-/// Blocks up to here, bytes, are cut from runs: they are most calls (56-94 % in the recorded traces) and,
-/// together, at most 0.1 % of the live bytes, so a partly filled run costs nothing that shows.
+/// Blocks up to this size, bytes, are cut from runs. They are most calls (56-94 % in the recorded traces) and together at most
+/// 0.1 % of the live bytes, so a partly filled run has no visible cost.
 inline constexpr std::size_t run_limit = 32_KiB;
 
-/// Blocks up to here, bytes, have a size class and thus a magazine; larger ones keep their exact size. In the
-/// recorded traces blocks up to 1 MiB are at most 2.2 % of the peak, so rounding them by at most 6.25 % costs
-/// at most 0.07 %.
+/// Blocks up to this size, bytes, have a size class and thus a magazine; larger ones keep their exact size. In the recorded
+/// traces blocks up to 1 MiB are at most 2.2 % of the peak, so rounding them by at most 6.25 % costs at most 0.07 %.
 inline constexpr std::size_t class_limit = 1_MiB;
 
-/// Steps of 256 B to 2 KiB, then 8 steps a doubling to 32 KiB, then 16 to 1 MiB.
+/// Steps of 256 B to 2 KiB, then 8 steps per doubling to 32 KiB, then 16 to 1 MiB.
 inline constexpr unsigned run_class_count = 40;
 inline constexpr unsigned class_count = 120;
 
-/// The class of a request of 1 to class_limit bytes. A few instructions, no table; as a call they would be 7 more on the
-/// way to a magazine.
+/// The class of a request of 1 to class_limit bytes. A few instructions and no table; inlined, since a call would add 7 more to
+/// the path to a magazine.
 [[nodiscard]] TARN_ALWAYS_INLINE constexpr unsigned class_of(std::size_t bytes) noexcept {
   std::size_t const last = bytes - 1;
   if (last < 2048) return static_cast<unsigned>(last >> 8);
@@ -5544,13 +5547,13 @@ inline constexpr auto class_bytes_table = [] {
   return class_bytes_table[size_class];
 }
 
-/// True where a request has a size class; others keep their exact size.
+/// Whether a request has a size class; others keep their exact size.
 [[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class(std::size_t bytes, std::size_t alignment) noexcept {
   return alignment <= default_alignment && bytes <= class_limit;
 }
 
-/// Bytes that a request occupies: its class, or its size rounded to the grain. Pure: allocation and sized
-/// deallocation agree without looking anything up.
+/// Bytes that a request occupies: its class, or its size rounded to the grain. Pure, so that allocation and sized deallocation
+/// agree without a lookup.
 [[nodiscard]] TARN_ALWAYS_INLINE constexpr std::size_t rounded_bytes(std::size_t bytes,
                                                                      std::size_t alignment) noexcept {
   if (bytes == 0) return 0;
@@ -5558,8 +5561,8 @@ inline constexpr auto class_bytes_table = [] {
   return align_up(bytes, range_grain);
 }
 
-/// Handles are made of this on today's devices, bytes. Blocks of a multiple of it, as weights and their gradients
-/// often are, start on one where they can: then what is free beside them is whole granules.
+/// Handle granularity of current devices, bytes. Blocks of a multiple of it, such as weights and their gradients, start on a
+/// multiple if possible: then the free memory next to them is whole granules.
 inline constexpr std::size_t usual_granule = 2_MiB;
 
 static_assert(class_of(1) == 0 && class_of(2048) == 7 && class_of(2049) == 8);
@@ -5577,13 +5580,13 @@ inline constexpr domain_ref neutral = 0;
 
 enum class range_state : std::uint8_t {
   unused,  ///< a spare node
-  live,    ///< handed out, or cut into a run
+  live,    ///< handed out, or divided into a run
   free,    ///< mapped and reusable by its domain
-  view,    ///< a second place of handles that live elsewhere
-  hole     ///< address space with nothing behind it
+  view,    ///< addresses where handles are mapped a second time
+  hole     ///< address space with nothing mapped
 };
 
-/// Blocks above class_limit live apart from the others, so that small ones do not pin large handles.
+/// Blocks above class_limit are kept apart from smaller ones, so that small ones do not pin large handles.
 enum class zone : std::uint8_t { small, large };
 inline constexpr zone all_zones[] = {zone::large, zone::small};
 inline constexpr std::size_t zone_count = 2;
@@ -5601,28 +5604,27 @@ struct range {
   range_ref next = 0;
   range_ref bin_previous = 0;  ///< neighbours in the index's bin
   range_ref bin_next = 0;
-  range_ref chain = 0;  ///< of a live block in pieces: the next piece
-  /// Of the first piece of a live block: the view it is seen through. Of a free range in an index: what arena counts as
-  /// split, in range_grain. Otherwise 0.
+  range_ref chain = 0;  ///< next piece of a live block in pieces
+  /// In the first piece of a live block: the view it is mapped in. In an indexed free range: the bytes that the arena counts as
+  /// split, in units of range_grain. Otherwise 0.
   std::uint32_t view_or_split = 0;
-  std::uint32_t segment = 0;  ///< which upstream block, for pools over blocks
+  std::uint32_t segment = 0;  ///< index of the upstream block, for pools over blocks
   domain_ref domain = neutral;
-  std::uint16_t generation = 0;  ///< of a live one: its domain's when it was taken
+  std::uint16_t generation = 0;  ///< of a live range: the generation of its domain when it was taken
   range_state state = range_state::unused;
   zone where = zone::small;
-  bool at_end = false;  ///< where it is in an index: it may be extended, see range_index
+  bool at_end = false;  ///< in an index: a hole follows, so it may be extended, see range_index
 
   [[nodiscard]] std::uintptr_t end() const noexcept { return address + bytes; }
 };
 static_assert(sizeof(range) == 64, "host memory is documented as 64 bytes a range");
 
-/// All nodes. Grows only where a caller has asked for room beforehand, so that releasing never allocates.
+/// All nodes. Grows only if a caller made room beforehand, so that releasing never allocates.
 class range_table {
  public:
   range_table() { nodes_.resize(1); }
 
-  /// Makes sure that `count` nodes can be taken without allocating. @throws std::bad_alloc, nothing has
-  /// changed
+  /// Ensures that `count` nodes can be taken without allocating. @throws std::bad_alloc, nothing has changed
   void make_room(std::size_t count) {
     if (spare_count_ >= count) return;
     std::size_t const first = nodes_.size();
@@ -5631,7 +5633,7 @@ class range_table {
     for (std::size_t i = nodes_.size(); i-- > first;) put_back(static_cast<range_ref>(i));
   }
 
-  /// A fresh node; room has been made.
+  /// Takes a new node. Requires make_room().
   [[nodiscard]] range_ref take() noexcept {
     if constexpr (check_locks) {
       if (spare_count_ == 0)
@@ -5671,16 +5673,15 @@ class range_table {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/arena/run.hpp
-// Runs: a range cut into equal small blocks, with a bitmap on the host. A block's run is found by the 64 KiB
-// frame it lies in, so runs start on a frame and are made of whole frames.
+// Runs: ranges divided into equal small blocks, each with a bitmap on the host. A block's run is found by the 64 KiB frame that
+// contains it, so runs start on a frame and consist of whole frames.
 
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/pool/arena/block_table.hpp
-// Address to node: ranges are found by their start, runs by the 64 KiB frame that a block lies in, domains by
-// their stream.
+// A hash table from a key to a node: ranges by start address, runs by the 64 KiB frame of a block, domains by stream.
 
 #include <cstdint>
 
@@ -5695,8 +5696,7 @@ namespace tarn::detail {
 
 inline constexpr std::size_t frame_bytes = 64_KiB;
 
-/// Bytes of a run: one frame while that holds 16 blocks or more, else four. A partly filled run wastes at
-/// most that.
+/// Bytes of a run: one frame if that holds 16 blocks or more, otherwise four. A partly filled run wastes at most that.
 [[nodiscard]] constexpr std::size_t run_bytes(unsigned size_class) noexcept {
   return class_bytes(size_class) <= 4_KiB ? frame_bytes : 4 * frame_bytes;
 }
@@ -5710,16 +5710,16 @@ using run_ref = std::uint32_t;  ///< index of a run; 0 is none
 
 struct run {
   std::uintptr_t address = 0;
-  std::uint64_t free_bits[4]{};  ///< one bit a block, set where it is free
+  std::uint64_t free_bits[4]{};  ///< one bit per block, set if it is free
   std::uint32_t free_count = 0;
   run_ref previous = 0;  ///< neighbours in the list of partly free runs of the same class and domain
   run_ref next = 0;
   range_ref body = 0;
   domain_ref domain = neutral;
-  std::uint16_t generation = 0;  ///< its domain's; where that has another by now, the run is neutral
+  std::uint16_t generation = 0;  ///< of its domain; if the domain's differs now, the run is neutral
   std::uint16_t size_class = 0;
 
-  /// Takes a free block; there is one.
+  /// Takes a free block. Requires that there is one.
   [[nodiscard]] void* take() noexcept {
     unsigned word = 0;
     while (free_bits[word] == 0) ++word;
@@ -5729,7 +5729,7 @@ struct run {
     return reinterpret_cast<void*>(address + (word * 64 + bit) * class_bytes(size_class));
   }
 
-  /// Puts a block back. False: `p` is no block of this run, or is free already.
+  /// Puts a block back. Returns false if `p` is not a block of this run, or is already free.
   [[nodiscard]] bool put_back(void const* p) noexcept {
     std::size_t const offset = reinterpret_cast<std::uintptr_t>(p) - address;
     std::size_t const bytes = class_bytes(size_class);
@@ -5743,12 +5743,12 @@ struct run {
   }
 };
 
-/// All runs of a pool, and the way from a block to its run.
+/// All runs of a pool, and the lookup from a block to its run.
 class run_table {
  public:
   run_table() { runs_.resize(1); }
 
-  /// Room for one more run of the largest kind. @throws std::bad_alloc, nothing has changed
+  /// Makes room for one more run of the largest kind. @throws std::bad_alloc, nothing has changed
   void make_room() {
     frames_.make_room(4);
     if (first_spare_ == 0) {
@@ -5761,7 +5761,7 @@ class run_table {
     }
   }
 
-  /// A run over a range; all its blocks are free. Room has been made.
+  /// Adds a run over a range; all its blocks are free. Requires make_room().
   [[nodiscard]] run_ref add(range_ref body, std::uintptr_t address, unsigned size_class,
                             domain_ref domain) noexcept {
     run_ref const r = first_spare_;
@@ -5805,7 +5805,7 @@ class run_table {
   run_ref first_spare_ = 0;
 };
 
-/// The partly free runs of one class and domain; the one used last comes first.
+/// The partly free runs of one class and domain; the most recently used one first.
 struct run_list {
   run_ref head = 0;
 
@@ -5833,14 +5833,14 @@ namespace tarn::detail {
 struct block_request {
   stream_id id;
   stream_ref stream;
-  std::size_t asked;      ///< bytes that the caller asked for
-  std::size_t alignment;  ///< that the caller asked for
-  std::size_t block;      ///< bytes that are taken: `asked` and, under a tool, a guard, rounded
-  unsigned size_class;    ///< class_count: none
-  bool in_run;            ///< served from a run of its class, else by a range
+  std::size_t asked;      ///< bytes requested by the caller
+  std::size_t alignment;  ///< requested by the caller
+  std::size_t block;      ///< bytes taken: `asked`, plus a guard under a tool, rounded
+  unsigned size_class;    ///< class_count if none
+  bool in_run;            ///< served from a run of its class, otherwise from a range
   zone where;
 
-  /// @param bytes  `asked`, and the guard
+  /// @param bytes  `asked` plus the guard
   block_request(stream_id i, stream_ref s, std::size_t asked_for, std::size_t bytes,
                 std::size_t aligned) noexcept
       : id(i),
@@ -5853,7 +5853,7 @@ struct block_request {
         where(zone_of(block)) {}
 };
 
-/// Blocks of one size: one for the caller, and more of its class for the thread's magazine.
+/// Blocks of one size: one for the caller, and others of its class for the thread's magazine.
 struct block_batch {
   static constexpr std::uint32_t most = 64;
   void* blocks[most];
@@ -5863,9 +5863,8 @@ struct block_batch {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/front/magazine.hpp
-// Magazines: bounded arrays of free blocks, one per size class, for one stream on one thread. A hit takes no
-// lock and makes no driver call. (Bonwick and Adams, "Magazines and Vmem", USENIX 2001, for the name and the
-// idea.)
+// Bounded arrays of free blocks, one per size class, for one stream on one thread. A hit takes no lock and makes no driver
+// call. (Name and idea: Bonwick and Adams, "Magazines and Vmem", USENIX 2001.)
 
 #include <cstddef>
 #include <cstdint>
@@ -5876,11 +5875,11 @@ namespace tarn::detail {
 /// A stack of blocks of one class. It has no array until the first block is put in.
 struct magazine {
   void** blocks =
-      nullptr;  ///< blocks[-1] is null: the newest block can be read without asking whether there is one
+      nullptr;  ///< blocks[-1] is null, so that newest() needs no check for an empty magazine
   std::uint32_t count = 0;
   std::uint32_t capacity = 0;
 
-  /// The block that was put in last; null where there is none. There is an array.
+  /// The most recently added block; null if there is none. Requires an array.
   [[nodiscard]] TARN_ALWAYS_INLINE void* newest() const noexcept { return *(blocks + count - 1); }
   /// Host memory of the array, bytes.
   [[nodiscard]] std::size_t host_bytes() const noexcept {
@@ -5889,29 +5888,30 @@ struct magazine {
 };
 
 /// How many blocks of a class a magazine holds: 1 MiB worth, at least 2 and at most 64. A program that replaces blocks at
-/// random then misses once in 20,000 pairs (64 blocks live, up to 256 KiB); with 256 KiB worth once in 120. All magazines
-/// of one stream on one thread together hold at most 104 MiB; before the pool outgrows a small size they come home.
+/// random then misses once in 20,000 pairs (64 blocks live, up to 256 KiB); with 256 KiB worth, once in 120. All magazines of
+/// one stream on one thread together hold at most 104 MiB; they are returned to the heap before the pool outgrows a small size.
 [[nodiscard]] constexpr std::uint32_t magazine_capacity(unsigned size_class) noexcept {
   std::size_t const fit = 1_MiB / class_bytes(size_class);
   return static_cast<std::uint32_t>(fit < 2 ? 2 : (fit > 64 ? 64 : fit));
 }
 
-/// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates
-/// at the boundary does not come back every time.
+/// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates at the boundary
+/// does not reach the arena every time.
 [[nodiscard]] constexpr std::uint32_t magazine_batch(unsigned size_class) noexcept {
   return magazine_capacity(size_class) / 2;
 }
 
-/// What one thread caches of one stream.
+/// The blocks of one stream that one thread caches.
 struct stream_cache {
   stream_id id = 0;
   stream_ref stream;
-  std::uint64_t used = 0;  ///< the thread's count of changes of stream when this one was used last
-  /// The last freed block above class_limit. One only: it serves a loop that frees and asks for the same size
-  /// again, and any other request sends it home first, so that large ranges coalesce as if it were not here.
+  std::uint64_t used = 0;  ///< the thread's count of stream changes when this one was last used
+  /// The last freed block above class_limit. Only one: it serves a loop that frees and allocates the same size again. Any other
+  /// request returns it to the heap first, so that large ranges coalesce as if it were not cached.
   void* large_block = nullptr;
   std::size_t large_bytes = 0;
-  /// The last one that was allocated. Only this one is kept when it is freed: what lives longer is no temporary.
+  /// The most recently allocated large block. Only this one is cached when it is freed: a longer-lived block is not a
+  /// temporary.
   void const* newest_large = nullptr;
   magazine magazines[class_count];
 
@@ -5937,7 +5937,7 @@ struct stream_cache {
     return sum;
   }
 
-  /// Gives a class its array. False where the host has no memory: then the block goes without a magazine.
+  /// Makes the array of a class. Returns false if the host has no memory: the block then goes without a magazine.
   [[nodiscard]] bool open(unsigned size_class) noexcept {
     magazine& m = magazines[size_class];
     std::uint32_t const capacity = magazine_capacity(size_class);
@@ -5952,8 +5952,7 @@ struct stream_cache {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/front/thread_cache.hpp
-// Thread caches: how a thread finds its magazines, and how they come home when the thread or the pool ends
-// first.
+// The thread cache: how a thread finds its magazines, and how they return to the heap when the thread or the pool ends.
 
 #include <atomic>
 #include <cstddef>
@@ -5962,19 +5961,18 @@ struct stream_cache {
 #include <utility>
 
 // ---- tarn/pool/front/owner_lock.hpp
-// A lock that costs its owner two plain stores. One thread owns the data and comes often; visitors come
-// rarely (to flush it) and pay for both: they make every core pass a barrier (Linux membarrier), so that the
-// owner need not.
+// A lock that costs its owner thread two plain stores. The owner enters often; visitors enter rarely (to flush the data) and
+// pay for both sides: they make every core execute a barrier (Linux membarrier), so that the owner does not have to.
 //
 //   owner                         visitor (one at a time)
-//   busy = 1                      wanted = 1 (at every lock it is to visit)
-//   (compiler barrier)            membarrier: all cores have passed a full barrier
+//   busy = 1                      wanted = 1 (at every lock it will visit)
+//   (compiler barrier)            membarrier: all cores have executed a full barrier
 //   if wanted: step back          while busy: wait
 //   ... data ...                  ... data ...
 //   busy = 0 (release)            wanted = 0 (release)
 //
-// Either the owner's store of busy came before the barrier, and the visitor sees it, or its load of wanted
-// comes after, and the owner sees that. Without membarrier the owner executes the fence itself.
+// If the owner's store to busy precedes the barrier, the visitor reads it; otherwise the owner's load of wanted follows the
+// barrier and reads the visitor's store. Without membarrier the owner executes the fence itself.
 
 #include <atomic>
 #include <cstdint>
@@ -5986,8 +5984,8 @@ struct stream_cache {
 
 namespace tarn::detail {
 
-/// True if the kernel runs barriers on other cores for us. Asked once per process: before main, because a process that
-/// has threads already waits for all of them to pass the scheduler, 17 ms on a machine of 16 cores with CUDA running.
+/// Whether the kernel can execute barriers on other cores. Queried once per process, before main: in a process that already has
+/// threads, registering waits for all of them to pass the scheduler, 17 ms on a machine of 16 cores with CUDA running.
 inline bool has_remote_barrier() noexcept {
 #if defined(__linux__) && defined(__NR_membarrier) && !TARN_TSAN
   static bool const registered = syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0) == 0;
@@ -5999,7 +5997,7 @@ inline bool has_remote_barrier() noexcept {
 
 [[maybe_unused]] inline bool const asked_before_main = has_remote_barrier();
 
-/// Makes every thread of the process pass a full barrier before it returns.
+/// Makes every thread of the process execute a full barrier before it returns.
 inline void remote_barrier() noexcept {
 #if defined(__linux__) && defined(__NR_membarrier)
   if (has_remote_barrier()) {
@@ -6021,7 +6019,7 @@ class owner_lock {
  public:
   owner_lock() noexcept : light_(has_remote_barrier()) {}
 
-  /// The owner begins. False: a visitor is inside or waiting; the owner has stepped back and may try again.
+  /// Enters as the owner. Returns false if a visitor is inside or waiting; the owner has stepped back and may try again.
   [[nodiscard]] TARN_ALWAYS_INLINE bool try_enter() noexcept {
     busy_.store(1, std::memory_order_relaxed);
     if (light_) [[likely]] {
@@ -6034,24 +6032,24 @@ class owner_lock {
     busy_.store(0, std::memory_order_release);
     return false;
   }
-  /// The owner begins, and waits for a visitor to leave.
+  /// Enters as the owner, and waits for a visitor to leave.
   TARN_ALWAYS_INLINE void enter() noexcept {
     if (!try_enter()) [[unlikely]]
       wait_to_enter();
   }
   TARN_ALWAYS_INLINE void leave() noexcept { busy_.store(0, std::memory_order_release); }
 
-  /// A visitor says that it comes; one remote_barrier() then does for all locks that it announced itself at. Visitors
-  /// exclude one another by a lock of their own.
+  /// Announces a visitor; one remote_barrier() then covers all locks where it announced itself. Visitors exclude one another
+  /// with a lock of their own.
   void announce() noexcept { wanted_.exchange(1, std::memory_order_seq_cst); }
   [[nodiscard]] bool is_announced() const noexcept { return wanted_.load(std::memory_order_relaxed) != 0; }
-  /// It enters, once the owner is out.
+  /// Enters as the visitor, once the owner has left.
   void visit() noexcept {
     for (unsigned tries = 0; busy_.load(std::memory_order_seq_cst) != 0; ++tries) wait_a_moment(tries);
   }
   void end_visit() noexcept { wanted_.store(0, std::memory_order_release); }
-  /// In a forked child, after a visit that began before the fork: the owner may have been about to step back, and does not
-  /// exist here.
+  /// Ends, in a forked child, a visit that began before the fork. The owner may have been about to step back, and does not
+  /// exist in the child.
   void end_visit_in_child() noexcept {
     busy_.store(0, std::memory_order_relaxed);
     end_visit();
@@ -6071,23 +6069,23 @@ class owner_lock {
 
 namespace tarn::detail {
 
-/// Of how many streams a thread keeps magazines; those of the stream not used for longest make room. More than
-/// programs use at a time, and few enough to look through: 64 compares where another stream follows.
+/// Number of streams per thread with magazines; the least recently used one is evicted. It is more than programs use at a time
+/// and small enough to search: 64 compares when the stream changes.
 inline constexpr std::size_t cached_streams = 64;
 
-/// What one thread caches of one pool. The pool owns it; the thread uses it under `lock`.
+/// The blocks that one thread caches of one pool. The pool owns it; the thread uses it under `lock`.
 struct alignas(cache_line_bytes) thread_cache {
   owner_lock lock;
-  stream_cache* last = nullptr;  ///< the stream used last: nearly always the next one too
-  /// Written by the owner, read by anyone: bytes and blocks this thread handed out less those it took back.
+  stream_cache* last = nullptr;  ///< the stream used last: nearly always the next one, too
+  /// Written by the owner thread, read by any: bytes and blocks that this thread allocated less those it freed.
   std::atomic<std::int64_t> live_bytes{0};
   std::atomic<std::int64_t> live_blocks{0};
-  /// Bytes in the magazines; lets others see without a visit whether one would be worth it.
+  /// Bytes in the magazines; other threads read it to decide whether to visit.
   std::atomic<std::size_t> held_bytes{0};
   std::atomic<std::size_t> host_bytes{0};  ///< host memory of the magazines
   sequence<owned<stream_cache>> streams;
 
-  /// The cache of a stream, or null. The owner is inside.
+  /// The cache of a stream, or null. Called inside the owner lock.
   [[nodiscard]] TARN_ALWAYS_INLINE stream_cache* find(stream_id id) noexcept {
     if (last != nullptr && last->id == id) [[likely]]
       return last;
@@ -6104,9 +6102,8 @@ struct alignas(cache_line_bytes) thread_cache {
     host_bytes.store(host_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
   }
 
-  /// Makes the cache of a stream that has none. Where there are too many, the one not used for longest is put
-  /// in `oldest`, and its blocks are the caller's to bring home. The owner is inside. @throws std::bad_alloc,
-  /// nothing has changed
+  /// Makes the cache of a stream that has none. If there are too many, moves the least recently used one to `oldest`, and the
+  /// caller must return its blocks to the heap. Called inside the owner lock. @throws std::bad_alloc, nothing has changed
   stream_cache* make(stream_id id, stream_ref stream, owned<stream_cache>& oldest) {
     owned<stream_cache> made(new stream_cache(id, stream));
     streams.reserve(streams.size() + 1);
@@ -6146,29 +6143,28 @@ struct alignas(cache_line_bytes) thread_cache {
 /// Source of pool numbers; constant-initialised.
 inline constinit std::atomic<std::uint32_t> next_pool_number{0};
 
-/// Ties a pool to the threads that cache for it. Outlives both: each side leaves under the mutex.
+/// Links a pool to the threads that cache for it. Outlives both: each side unlinks under the mutex.
 struct pool_link {
   fork_mutex mutex;
-  std::atomic<void*> pool{nullptr};  ///< null once the pool is gone; changed under the mutex
+  std::atomic<void*> pool{nullptr};  ///< null once the pool has ended; changed under the mutex
   void (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
-  /// Where threads look for their cache first. Pools that are made one after the other get different places.
+  /// The first table place where threads look for their cache. Pools made one after another get different places.
   std::uint32_t const number = next_pool_number.fetch_add(1, std::memory_order_relaxed);
 };
 
 struct local_cache {
-  pool_link const* link = nullptr;  ///< null: a vacant place
+  pool_link const* link = nullptr;  ///< null if the place is vacant
   thread_cache* cache = nullptr;
 };
 inline constexpr local_cache no_local_cache{};
 
-/// The thread's caches by pool: a hash table with linear probing, at most a quarter full, whose memory thread_exit owns.
-/// Plain data: it needs no construction and no guard. Before the first pool and after the thread's end it is one vacant
-/// place.
+/// The thread's caches by pool: a hash table with linear probing, at most a quarter full, whose memory thread_exit owns. Plain
+/// data: it needs no construction and no guard. Before the first pool and after the thread's end it is one vacant place.
 struct local_cache_table {
   local_cache const* places = &no_local_cache;
-  std::uint32_t mask = 0;  ///< the number of places less one
+  std::uint32_t mask = 0;  ///< number of places minus one
 
-  /// Null where the thread has no cache of that pool. One compare where no other pool of the thread has its place.
+  /// Null if the thread has no cache of that pool. One compare if no other pool of the thread has the same first place.
   [[nodiscard]] TARN_ALWAYS_INLINE thread_cache* find(pool_link const* link,
                                                       std::uint32_t number) const noexcept {
     local_cache const& first = places[number & mask];
@@ -6187,7 +6183,7 @@ struct local_cache_table {
 };
 inline thread_local constinit local_cache_table local_caches{};
 
-/// Gives the caches of an ending thread back to the pools that still live.
+/// Returns the caches of an ending thread to the pools that still exist.
 class thread_exit {
  public:
   struct entry {
@@ -6207,7 +6203,7 @@ class thread_exit {
     }
   }
 
-  /// Remembers a cache; forgets those of pools that are gone. Amortised O(1). @throws std::bad_alloc, nothing has changed
+  /// Adds a cache and drops those of ended pools. Amortised O(1). @throws std::bad_alloc, nothing has changed
   void add(counted<pool_link> const& link, thread_cache* cache) {
     entries_.reserve(entries_.size() + 1);
     if ((entries_.size() + 1) * places_each > places_.size()) lay_out_again();
@@ -6215,7 +6211,7 @@ class thread_exit {
     place(places_, entries_.back());
   }
 
-  /// True once this thread's caches were given back: what runs after (static destructors) goes without.
+  /// True once this thread's caches were given back: later code (static destructors) runs without caches.
   static inline thread_local constinit bool over = false;
 
   static thread_exit& of_this_thread() {
@@ -6227,13 +6223,13 @@ class thread_exit {
   static constexpr std::size_t places_each = 4;
   static constexpr std::size_t least_places = 16;
 
-  /// A pool may end while this is called. Not under its link's mutex: an ending thread holds that while it takes the pool's
-  /// growth lock, and this thread may hold the growth lock of a pool over pools.
+  /// Whether the pool has ended; it may end during this call. Does not take the link's mutex: an ending thread holds it while
+  /// it takes the pool's growth lock, and this thread may hold the growth lock of a pool over pools.
   [[nodiscard]] static bool is_gone(entry const& e) noexcept {
     return e.link->pool.load(std::memory_order_acquire) == nullptr;
   }
 
-  /// Makes a table with room for as many pools again, without those that are gone.
+  /// Makes a table with room for twice as many pools, without the ended ones.
   void lay_out_again() {
     sequence<entry> left;
     left.reserve(entries_.size() + 1);
@@ -6245,7 +6241,7 @@ class thread_exit {
     sequence<local_cache> places;
     places.resize(count);
     for (entry const& e : left) place(places, e);
-    // The table forgets a link before `left` releases it: its memory may be another pool's link next.
+    // Replace the table before `left` releases its links: the memory of a released link may become another pool's link.
     local_caches = {places.begin(), static_cast<std::uint32_t>(count - 1)};
     places_.swap(places);
     entries_.swap(left);
@@ -6259,33 +6255,31 @@ class thread_exit {
   }
 
   sequence<entry> entries_;
-  sequence<local_cache> places_;  ///< what local_caches shows
+  sequence<local_cache> places_;  ///< the memory of local_caches
 };
 
 }  // namespace tarn::detail
 // ---- tarn/pool/misuse_notes.hpp
-// Misuse that is noticed under the hot lock, kept until the call ends and its locks are released: the misuse handler may use
-// the pool.
+// Misuse detected under the hot lock, kept until the call has released its locks, since the misuse handler may use the pool.
 
 #include <atomic>
 #include <cstdint>
 
 // ---- tarn/pool/arena/arena.hpp
-// The arena: every range the pool holds, who may take it, and how ranges are split and coalesced. Pure
-// bookkeeping: it never calls the driver, so it is safe under the hot lock, and it knows no source, so one
-// test drives it all.
+// The arena: every range the pool holds, its owner, and how ranges are split and coalesced. Pure bookkeeping: it never calls
+// the driver, so it is safe under the hot lock, and it does not depend on a source, so one test covers all of it.
 
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/core/counter.hpp
-// Counters as PyTorch keeps them: what is now, the most there was, and everything that ever came and went.
+// Statistics in the form that PyTorch uses: current, peak, and total increases and decreases.
 
 #include <cstdint>
 
 namespace tarn {
 
-/// One statistic. Not synchronised: its owner holds a lock.
+/// One statistic. Not synchronised: the owner holds a lock.
 struct stat {
   std::int64_t current = 0;
   std::int64_t peak = 0;       ///< since the last reset_peak()
@@ -6301,7 +6295,7 @@ struct stat {
     current -= amount;
     freed += amount;
   }
-  /// Many changes at once, which have not passed the peak; `came` is the sum of the increases.
+  /// Applies many changes at once, none of which exceeded the peak; `came` is the sum of the increases.
   constexpr void add(std::int64_t change, std::int64_t came) noexcept {
     current += change;
     allocated += came;
@@ -6313,8 +6307,8 @@ struct stat {
 
 }  // namespace tarn
 // ---- tarn/pool/arena/address_index.hpp
-// Address to the range that covers it, whatever the range's size, in O(1): for each granule the last range that
-// starts in it, and two levels of bitmaps to find the nearest such granule below.
+// An index from an address to the range that covers it, in O(1) for ranges of any size. It stores for each granule the last
+// range that starts in it, and two levels of bitmaps to find the nearest lower granule with one.
 
 #include <bit>
 #include <cstddef>
@@ -6331,12 +6325,12 @@ class address_index {
   address_index& operator=(address_index const&) = delete;
   ~address_index() { close(); }
 
-  /// Covers [base, base + bytes); until then every call does nothing. Four bytes a granule, touched only where
-  /// ranges start. What it covered before is forgotten. @throws std::bad_alloc
+  /// Covers [base, base + bytes); before this, every call does nothing. Four bytes per granule, touched only where ranges
+  /// start. Forgets what it covered before. @throws std::bad_alloc
   void open(std::uintptr_t base, std::size_t bytes, std::size_t granularity) {
     close();
     std::size_t const granules = bytes / granularity;
-    // calloc, so that the tables of a huge range cost host memory only where they are used.
+    // calloc, so that the tables of a huge range use host memory only where they are touched.
     last_ = static_cast<range_ref*>(std::calloc(granules, sizeof(range_ref)));
     starts_ = static_cast<std::uint64_t*>(std::calloc(granules / 64 + 1, sizeof(std::uint64_t)));
     words_ = static_cast<std::uint64_t*>(std::calloc(granules / 4096 + 1, sizeof(std::uint64_t)));
@@ -6346,7 +6340,7 @@ class address_index {
     shift_ = static_cast<unsigned>(std::countr_zero(granularity));
   }
 
-  /// A range begins; its neighbours are linked already.
+  /// Adds a range; its neighbours are already linked.
   void note(range_table const& table, range_ref r) noexcept {
     std::uintptr_t const address = table[r].address;
     if (!covers(address)) return;
@@ -6357,7 +6351,7 @@ class address_index {
     words_[g / 4096] |= std::uint64_t{1} << (g / 64 % 64);
   }
 
-  /// A range ends to be one of its own; its neighbours are linked still.
+  /// Removes a range; its neighbours are still linked.
   void drop(range_table const& table, range_ref r) noexcept {
     if (!covers(table[r].address)) return;
     std::size_t const g = granule_of(table[r].address);
@@ -6372,7 +6366,7 @@ class address_index {
     if (starts_[g / 64] == 0) words_[g / 4096] &= ~(std::uint64_t{1} << (g / 64 % 64));
   }
 
-  /// The range that covers `address`, which is covered by one.
+  /// The range that covers `address`. Requires that one does.
   [[nodiscard]] range_ref find(range_table const& table, std::uintptr_t address) const noexcept {
     range_ref r = last_[granule_with_start(granule_of(address))];
     while (table[r].address > address) r = table[r].previous;
@@ -6396,7 +6390,7 @@ class address_index {
     return (address - base_) >> shift_;
   }
 
-  /// The granule itself or the nearest below in which a range starts; there is one.
+  /// The granule itself or the nearest lower one in which a range starts. Requires that there is one.
   [[nodiscard]] std::size_t granule_with_start(std::size_t g) const noexcept {
     if (std::uint64_t const here = up_to(starts_[g / 64], g % 64); here != 0)
       return g / 64 * 64 + highest(here);
@@ -6421,8 +6415,8 @@ class address_index {
   }
 
   range_ref* last_ = nullptr;
-  std::uint64_t* starts_ = nullptr;  ///< one bit a granule: a range starts in it
-  std::uint64_t* words_ = nullptr;   ///< one bit a word of `starts_` that is not 0
+  std::uint64_t* starts_ = nullptr;  ///< one bit per granule: a range starts in it
+  std::uint64_t* words_ = nullptr;   ///< one bit per word of `starts_` that is not 0
   std::uintptr_t base_ = 0;
   std::size_t bytes_ = 0;
   unsigned shift_ = 0;
@@ -6430,9 +6424,9 @@ class address_index {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/arena/page_map.hpp
-// The page map: which physical handle stands behind which address. Every handle has a home, a place in one long
-// line of addresses where it stays mapped from its creation to its end; all books of free and live bytes are
-// kept in home addresses. (Elsewhere handles are seen through views: view.hpp.)
+// The page map: the physical handle behind each address. Every handle is first mapped at its home address, within one long
+// virtual range, and stays mapped there until it is destroyed. All records of free and live bytes use home addresses. (Views
+// map handles at further addresses: view.hpp.)
 
 #include <bit>
 #include <cstddef>
@@ -6444,11 +6438,11 @@ namespace tarn::detail {
 
 using handle_ref = std::uint32_t;  ///< index of a handle; 0 is none
 
-/// One piece of physical memory.
+/// One physical handle.
 struct physical {
   page_handle id = 0;
-  std::size_t bytes = 0;    ///< 0: an unused entry
-  std::uintptr_t home = 0;  ///< of an unused entry: the next one
+  std::size_t bytes = 0;    ///< 0 if the entry is unused
+  std::uintptr_t home = 0;  ///< in an unused entry: the index of the next one
 };
 
 class page_map {
@@ -6458,7 +6452,7 @@ class page_map {
   page_map& operator=(page_map const&) = delete;
   ~page_map() { std::free(table_); }
 
-  /// Homes lie in [base, base + home_bytes); views follow up to base + bytes. @throws std::bad_alloc
+  /// Home addresses lie in [base, base + home_bytes); views follow up to base + bytes. @throws std::bad_alloc
   void open(std::uintptr_t base, std::size_t home_bytes, std::size_t bytes, std::size_t granularity) {
     handles_.resize(1);
     table_ = static_cast<handle_ref*>(std::calloc(home_bytes / granularity, sizeof(handle_ref)));
@@ -6471,7 +6465,7 @@ class page_map {
   }
   [[nodiscard]] bool is_open() const noexcept { return table_ != nullptr; }
 
-  /// The handle whose home covers an address, 0 if none.
+  /// The handle at a home address, 0 if none.
   [[nodiscard]] handle_ref at(std::uintptr_t address) const noexcept {
     return table_[(address - base_) >> shift_];
   }
@@ -6482,10 +6476,10 @@ class page_map {
     return handles_[h].home + handles_[h].bytes;
   }
 
-  /// Room to add `count` handles. @throws std::bad_alloc
+  /// Makes room to add `count` handles. @throws std::bad_alloc
   void make_room(std::size_t count) { handles_.reserve(handles_.size() + count); }
 
-  /// Adds a handle that is mapped at its home. Room has been made.
+  /// Adds a handle that is mapped at its home address. Requires make_room().
   handle_ref add(page_handle id, std::size_t bytes, std::uintptr_t home) noexcept {
     handle_ref h = first_unused_;
     if (h != 0) {
@@ -6521,7 +6515,7 @@ class page_map {
     for (std::size_t g = 0; g < handles_[h].bytes >> shift_; ++g) table_[first + g] = value;
   }
 
-  handle_ref* table_ = nullptr;  ///< one entry a granule of the homes
+  handle_ref* table_ = nullptr;  ///< one entry per granule of the home addresses
   sequence<physical> handles_;
   std::uintptr_t base_ = 0;
   std::size_t home_bytes_ = 0;
@@ -6534,17 +6528,17 @@ class page_map {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/arena/stream_order.hpp
-// Stream order: which stream may reuse what without asking. Each stream has a domain: the free memory that
-// its own later work may take at once, with no driver call. Frees carry the domain's epoch; one event,
-// recorded only when another stream is short of memory, covers every epoch up to now.
+// Stream order: which stream may reuse which memory without synchronisation. Each stream has a domain: the free memory that its
+// own later work may take at once, with no driver call. Frees carry the domain's epoch; one event, recorded only when another
+// stream is short of memory, covers every epoch up to now.
 //
-//   stream A              pool                          stream B
+//   stream A              pool                             stream B
 //   kernel uses p
 //   deallocate(A, p) ---> p is free in A's domain, epoch 7
-//                         A asks: p at once, no driver call
-//                         B asks and has nothing left:
+//                         A allocates: p at once, no driver call
+//                         B allocates and has no free memory left:
 //                           record event on A   (epoch 7 is covered, frees from now on are epoch 8)
-//                           done already?  -> p is neutral: anybody's
+//                           already complete?  -> p is neutral: every stream may take it
 //                           else B waits for the event (on the device) -> p joins B's domain
 //
 
@@ -6553,11 +6547,10 @@ class page_map {
 #include <new>
 
 // ---- tarn/pool/arena/range_index.hpp
-// Free ranges by size: two levels of bitmaps over bins, after TLSF (Masmano, Ripoll, Crespo, Real, ECRTS
-// 2004), with a short search inside a bin so that the fit is nearly the best. O(1) at any number of ranges.
-// A range before a hole is taken only where no other fits, whatever its size (wilderness preservation: Korn and Vo,
-// 1985): it can grow, and a second pass over the same requests, which finds it grown, then places every block as the
-// first pass did.
+// Free ranges by size, found in O(1) for any number of ranges. Two levels of bitmaps over bins, after TLSF (Masmano, Ripoll,
+// Crespo, Real, ECRTS 2004), with a short search inside a bin so that the fit is close to the best.
+// A range before a hole is taken only if no other range fits, whatever its size (wilderness preservation: Korn and Vo, 1985):
+// it can grow, and a second pass over the same requests, which finds it grown, then places every block as the first pass did.
 
 #include <bit>
 #include <cstddef>
@@ -6567,10 +6560,10 @@ namespace tarn::detail {
 
 class range_index {
  public:
-  /// Bins a doubling: 16 make neighbours in a bin differ by at most 6.25 %.
+  /// Bins per doubling: with 16, ranges in one bin differ by at most 6.25 %.
   static constexpr unsigned bins_per_doubling = 16;
   static constexpr unsigned levels = 36;  ///< up to 512 B << 40: beyond any address space
-  /// How many ranges of a bin are looked at for the best fit.
+  /// How many ranges of a bin are searched for the best fit.
   static constexpr std::size_t search_limit = 24;
 
   void insert(range_table& table, range_ref r) noexcept {
@@ -6610,8 +6603,8 @@ class range_index {
     --count_;
   }
 
-  /// The smallest range found that holds `bytes` at `alignment`; 0 if none. Ties go to the lower address. Of a bin `limit`
-  /// ranges are looked at: one that fits may be missed among more of nearly its size.
+  /// The smallest range found that holds `bytes` at `alignment`; 0 if none. Ties go to the lower address. Searches `limit`
+  /// ranges of a bin: a fitting range may be missed among more of similar size.
   [[nodiscard]] range_ref find(range_table const& table, std::size_t bytes, std::size_t alignment,
                                std::size_t limit = search_limit) const noexcept {
     unsigned bin = bin_of(bytes);
@@ -6622,8 +6615,8 @@ class range_index {
     return ends_ != 0 ? best_of(table, ends_, bytes, alignment, limit) : 0;
   }
 
-  /// Calls f(range_ref) for each range of at least `bytes`, smaller bins first, those before a hole last; f must not
-  /// change the index.
+  /// Calls f(range_ref) for each range of at least `bytes`, smaller bins first, ranges before a hole last; f must not change
+  /// the index.
   template <class F>
   void for_each(range_table const& table, std::size_t bytes, F&& f) const {
     for (unsigned bin = next_bin(bin_of(bytes)); bin < bin_count; bin = next_bin(bin + 1)) {
@@ -6642,7 +6635,7 @@ class range_index {
     return bin < bin_count ? heads_[bin] : ends_;
   }
 
-  /// The largest range's bytes. O(ranges of the largest bin and before a hole).
+  /// Bytes of the largest range. O(ranges of the largest bin and before a hole).
   [[nodiscard]] std::size_t largest(range_table const& table) const noexcept {
     std::size_t most = 0;
     auto const look = [&](range_ref r) {
@@ -6660,7 +6653,7 @@ class range_index {
   [[nodiscard]] std::size_t count() const noexcept { return count_; }
 
  private:
-  /// The smallest of a list's first ranges that holds the request; 0 if none.
+  /// The smallest of a list's first `limit` ranges that holds the request; 0 if none.
   static range_ref best_of(range_table const& table, range_ref r, std::size_t bytes, std::size_t alignment,
                            std::size_t limit) noexcept {
     range_ref best = 0;
@@ -6678,7 +6671,7 @@ class range_index {
 
   static constexpr unsigned bin_count = levels * bins_per_doubling;
 
-  /// Below 16 grains one bin a grain; above, the top four bits after the leading one.
+  /// Below 16 grains, one bin per grain; above, the bin is the four bits after the leading one.
   static unsigned bin_of(std::size_t bytes) noexcept {
     std::size_t const grains = bytes / range_grain;
     if (grains < bins_per_doubling) return static_cast<unsigned>(grains);
@@ -6714,27 +6707,27 @@ class range_index {
 
 namespace tarn::detail {
 
-/// The identity that stands for "no stream": memory that nothing on the device uses (allocate_sync).
+/// The identity of "no stream": memory that nothing on the device uses (allocate_sync).
 inline constexpr stream_id neutral_id = ~stream_id{0};
 
 struct stream_domain {
   stream_id id = 0;
   stream_ref stream;
-  bool climbing = false;       ///< its stream asks for memory at this moment, see ladder
+  bool climbing = false;       ///< its stream is climbing the ladder, see ladder
   bool gone = false;           ///< its stream was destroyed; nothing may be recorded on it
-  bool used = false;           ///< a thread asked for it since the last sweep, see stream_table
-  bool runs_marked = false;    ///< `freed` covers what is free in its runs, which carries no marks of its own
-  std::uint64_t epoch = 1;     ///< what memory freed now is marked with
+  bool used = false;           ///< looked up by a thread since the last sweep, see stream_table
+  bool runs_marked = false;    ///< `freed` covers what is free in its runs, which carry no marks of their own
+  std::uint64_t epoch = 1;     ///< the mark of memory freed now
   std::uint64_t freed = 0;     ///< newest mark on memory that is free or stale here
   std::uint64_t recorded = 0;  ///< marks up to here are covered by `event`
-  std::uint64_t completed = 0;  ///< marks up to here are done on the device
+  std::uint64_t completed = 0;  ///< marks up to here are complete on the device
   event_handle event = nullptr;
   domain_ref next_free = neutral;  ///< of a free place
-  std::uint16_t generation = 0;    ///< how many streams had this place before
+  std::uint16_t generation = 0;    ///< number of streams that had this place before
   range_index index[zone_count];
   run_list runs[run_class_count];
-  /// Blocks freed on this stream that were cut from another domain's run: this stream reuses them, and they
-  /// go home when the device is past `foreign_epoch`.
+  /// Blocks freed on this stream that were cut from another domain's run. This stream reuses them; they return to their runs
+  /// when the device has completed `foreign_epoch`.
   sequence<void*> foreign[run_class_count];
   std::size_t foreign_count = 0;
   std::uint64_t foreign_epoch = 0;
@@ -6744,7 +6737,7 @@ struct stream_domain {
     return index[static_cast<std::size_t>(where)];
   }
   [[nodiscard]] std::size_t free_bytes() const noexcept { return index[0].bytes() + index[1].bytes(); }
-  /// True where there is something that another stream could have once it is ordered.
+  /// Whether it holds memory that another stream could take once it is ordered.
   [[nodiscard]] bool has_free() const noexcept { return free_bytes() != 0 || foreign_count != 0; }
   [[nodiscard]] bool holds_no_run() const noexcept {
     for (run_list const& list : runs) {
@@ -6752,27 +6745,27 @@ struct stream_domain {
     }
     return true;
   }
-  /// True where the device is past all that was freed here.
+  /// Whether the device has completed the uses of all that was freed here.
   [[nodiscard]] bool is_completed() const noexcept { return freed <= completed; }
-  /// True where nothing is left of it: its stream gets a new domain where it comes back. Work that is not known to be done
-  /// counts: views may be marked with it, and the next stream in its place would vouch for it.
+  /// Whether nothing is left of it; its stream gets a new domain if it is used again. Work not known to be complete counts as
+  /// left: views may be marked with it, and completed marks of the next stream in its place would be mistaken for its own.
   [[nodiscard]] bool is_empty() const noexcept {
     return !climbing && id != 0 && id != neutral_id && is_completed() && !has_free() && holds_no_run();
   }
-  /// True where its stream was destroyed and nothing is left of it.
+  /// Whether its stream was destroyed and nothing is left of it.
   [[nodiscard]] bool is_over() const noexcept { return gone && is_empty(); }
-  /// Notes a free and returns its mark.
+  /// Marks a free and returns the mark.
   std::uint64_t mark() noexcept { return freed = epoch; }
 };
 
-/// The domains of a pool by stream identity. Under the arena's lock; a domain is forgotten only under the growth lock too,
-/// so that a thread which climbs may keep its index while the arena's lock is released.
+/// The domains of a pool by stream identity. Protected by the arena's lock; a domain is forgotten only under the growth lock,
+/// too, so that a climbing thread may keep its index while the arena's lock is released.
 ///
-/// Nothing reports that a thread has ended, and with it its default stream. So where there are many domains the pool sweeps
-/// them (sweep() in reclaim.hpp): one that no thread has asked for since the last sweep, and whose work is done, is forgotten. Its
-/// stream, if it lives, gets a new one when it comes back. A sweep comes after as many new
-/// streams as the last one asked the driver about in vain, and an eighth of those left: its cost for each new stream is
-/// constant, and the domains are bounded by the streams that are used between two sweeps or hold something.
+/// The end of a thread, and of its default stream, is not reported. Therefore the pool sweeps the domains when there are many
+/// (sweep() in reclaim.hpp): it forgets a domain that no thread has looked up since the last sweep and whose work is complete.
+/// If its stream still exists, it gets a new domain on its next use. The next sweep comes after as many new streams as the last
+/// one queried the driver about without success, or an eighth of those left if that is more. Its cost per new stream is thus
+/// constant, and the number of domains is bounded by the streams that are used between two sweeps or that hold something.
 class stream_table {
  public:
   /// No sweep before this many new streams.
@@ -6783,8 +6776,8 @@ class stream_table {
     domains_[neutral]->id = neutral_id;
   }
 
-  /// The domain of a stream, made on first use. A handle that comes back under a higher identity (they are counted up)
-  /// tells that its former stream was destroyed; a thread may still bring home what it cached of that one. O(1).
+  /// The domain of a stream, made on first use. A handle that returns with a higher identity (they are counted up) means that
+  /// its former stream was destroyed; a thread may still return blocks that it cached for that stream. O(1).
   /// @throws std::bad_alloc, nothing has changed
   [[nodiscard]] TARN_ALWAYS_INLINE domain_ref get(stream_id id, stream_ref stream) {
     domain_ref& recent = recent_[id % recent_count];
@@ -6794,13 +6787,14 @@ class stream_table {
     return recent;
   }
 
-  /// The domain of a stream, or `neutral` where it has none; never allocates.
+  /// The domain of a stream, or `neutral` if it has none; never allocates.
   [[nodiscard]] domain_ref find(stream_id id) const noexcept {
     return static_cast<domain_ref>(by_id_.find(id));
   }
 
-  /// Lets go of an empty domain; its place is used again. Epochs go on counting, so that no old mark is mistaken for a new
-  /// one. Runs that are all handed out keep its index and generation: they are neutral from now on. The growth lock is held.
+  /// Forgets an empty domain; its place is reused. Epochs continue counting, so that an old mark is never mistaken for a new
+  /// one. Runs that are wholly handed out keep its index and generation: they are neutral from now on. The caller holds the
+  /// growth lock.
   void forget(domain_ref d) noexcept {
     stream_domain& domain = *domains_[d];
     (void)by_id_.erase(domain.id);
@@ -6815,9 +6809,9 @@ class stream_table {
     --in_use_;
   }
 
-  /// True where the domains should be swept. May be asked without a lock.
+  /// Whether the domains should be swept. Needs no lock.
   [[nodiscard]] bool is_crowded() const noexcept { return crowded_.load(std::memory_order_relaxed); }
-  /// A sweep has looked at all domains, and asked the driver about so many in vain.
+  /// Ends a sweep over all domains, which queried the driver about `in_vain` of them without success.
   void swept(std::size_t in_vain) noexcept {
     sweep_at_ = in_use_ + larger_of(sweep_from, larger_of(in_vain, in_use_ / 8));
     crowded_.store(false, std::memory_order_relaxed);
@@ -6827,7 +6821,7 @@ class stream_table {
   [[nodiscard]] stream_domain const& operator[](domain_ref d) const noexcept { return *domains_[d]; }
   /// One more than the largest index; places may be free (identity 0).
   [[nodiscard]] domain_ref size() const noexcept { return static_cast<domain_ref>(domains_.size()); }
-  /// Streams that have a domain now.
+  /// Number of streams that have a domain now.
   [[nodiscard]] std::size_t in_use() const noexcept { return in_use_; }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     return domains_.size() * sizeof(stream_domain) + domains_.capacity() * sizeof(owned<stream_domain>) +
@@ -6841,7 +6835,7 @@ class stream_table {
   static std::uintptr_t key_of(stream_ref stream) noexcept {
     return reinterpret_cast<std::uintptr_t>(stream.handle());
   }
-  /// The domain of the newest stream seen under a handle; `neutral` where there is none.
+  /// The domain of the newest stream seen under a handle; `neutral` if there is none.
   [[nodiscard]] domain_ref newest_of_handle(stream_ref stream) const noexcept {
     return is_default_stream(stream) ? neutral : static_cast<domain_ref>(by_handle_.find(key_of(stream)));
   }
@@ -6876,13 +6870,13 @@ class stream_table {
   }
 
   sequence<owned<stream_domain>> domains_;
-  block_table by_id_;      ///< the neutral domain is not in it
+  block_table by_id_;      ///< does not contain the neutral domain
   block_table by_handle_;  ///< of streams that are created and destroyed: the newest of each handle
   domain_ref first_free_ = neutral;
   std::size_t in_use_ = 0;
   std::size_t sweep_at_ = sweep_from;
   std::atomic<bool> crowded_{false};
-  /// Where the domain of an identity was last: identities are handed out one after the other. Wrong ones are seen.
+  /// The last place of an identity's domain; identities are consecutive. A wrong entry is detected by its identity.
   domain_ref recent_[recent_count] = {};
 };
 
@@ -6890,21 +6884,21 @@ class stream_table {
 
 namespace tarn::detail {
 
-/// Outcome of giving a block back; where it is not `done`, nothing has changed.
+/// Result of returning a block; unless it is `done`, nothing has changed.
 enum class release_result : std::uint8_t {
   done,
-  foreign,      ///< no block of this pool starts there
-  wrong_size,   ///< it has another size
-  twice,        ///< it is free already
-  needs_finish  ///< the host has no memory to note the stream: finish the stream, then release as neutral
+  foreign,      ///< no block of this pool starts at the address
+  wrong_size,   ///< the block has another size
+  twice,        ///< the block is already free
+  needs_finish  ///< no host memory to record the stream: finish the stream, then release as neutral
 };
 
-/// Who is in a view, and who left it last: it may be unmapped when that is done on the device.
+/// The live blocks of a view and the last stream that used it: the view may be unmapped when that use is complete.
 struct tenancy {
-  std::uint32_t blocks = 0;  ///< that are live
+  std::uint32_t blocks = 0;  ///< live blocks
   domain_ref domain = neutral;
   std::uint64_t epoch = 0;
-  bool several = false;  ///< more than one domain since it was known to be done
+  bool several = false;  ///< more than one domain since all work was last known to be complete
 
   void leave(domain_ref giver, std::uint64_t mark) noexcept {
     --blocks;
@@ -6914,8 +6908,8 @@ struct tenancy {
   }
 };
 
-/// Free ranges that cannot be given back to the driver by themselves, since they lie in handles or segments that are used
-/// in part. Each statistic: all, small zone, large zone.
+/// Free ranges that cannot be given back to the driver on their own, since they lie in partly used handles or segments. Each
+/// array: all, small zone, large zone.
 struct split_statistics {
   stat blocks[3];
   stat bytes[3];
@@ -6928,26 +6922,25 @@ class arena {
   address_index starts;  ///< the range that covers a home address, for pools over pages
   run_table runs;
   stream_table streams;
-  sequence<tenancy> tenancies;  ///< of each view
-  /// Blocks of whole granules lie on bounds of handles, so that freeing one frees whole handles, to be seen elsewhere.
+  sequence<tenancy> tenancies;  ///< one per view
+  /// Aligns blocks of whole granules to handle boundaries, so that freeing one frees whole handles, which may be remapped.
   bool keeps_handles_whole = false;
-  /// How many free ranges of nearly one size a request looks at; the ladder lifts it before it refuses one.
+  /// How many free ranges of similar size a request searches; the ladder lifts it before it throws out_of_memory.
   std::size_t search_limit = range_index::search_limit;
-  /// The handles behind the ranges, for pools over pages; null where each segment comes and goes whole.
+  /// The handles behind the ranges, for pools over pages; null if segments are created and given back whole.
   page_map const* pages = nullptr;
   split_statistics splits;     ///< as of the last count_splits()
   std::size_t live_bytes = 0;  ///< in live ranges, runs included
   std::size_t live_peak = 0;
 
-  /// Room for one allocation's bookkeeping. @throws std::bad_alloc, nothing has changed
+  /// Makes room for the metadata of one allocation. @throws std::bad_alloc, nothing has changed
   void make_room() {
     ranges.make_room(4);
     blocks.make_room(1);
     runs.make_room();
   }
 
-  /// Takes a block from the stream's own domain, else from the neutral one. Null if neither has it. Room was
-  /// made.
+  /// Takes a block from the stream's own domain, then from the neutral one. Null if neither has it. Requires make_room().
   [[nodiscard]] void* take(domain_ref taker, zone where, std::size_t bytes, std::size_t alignment) noexcept {
     range_ref const r = take_range(taker, where, bytes, alignment);
     if (r == 0) return nullptr;
@@ -6955,7 +6948,7 @@ class arena {
     return reinterpret_cast<void*>(ranges[r].address);
   }
 
-  /// Gives a block back on a stream's domain. O(1), never allocates.
+  /// Returns a block to a stream's domain. O(1), never allocates.
   release_result release(domain_ref giver, void* p, std::size_t bytes) noexcept {
     auto const address = reinterpret_cast<std::uintptr_t>(p);
     range_ref r = blocks.find(address);
@@ -6977,8 +6970,7 @@ class arena {
     return release_result::done;
   }
 
-  /// Takes up to `wanted` blocks of a class: returned ones first, then from runs, then from a new run. Room
-  /// was made.
+  /// Takes up to `wanted` blocks of a class: foreign blocks first, then from runs, then from a new run. Requires make_room().
   [[nodiscard]] std::uint32_t take_small(domain_ref taker, unsigned size_class, void** out,
                                          std::uint32_t wanted) noexcept {
     std::uint32_t taken = 0;
@@ -6999,7 +6991,7 @@ class arena {
     return taken;
   }
 
-  /// Makes one block of pieces that are live already, seen at `address` through a view. Room was made.
+  /// Joins live pieces into one block, mapped at `address` in a view. Requires make_room().
   void join_pieces(range_ref const* pieces, std::size_t count, domain_ref taker, std::uintptr_t address,
                    std::uint32_t view) noexcept {
     for (std::size_t i = 0; i < count; ++i) {
@@ -7015,7 +7007,7 @@ class arena {
     blocks.insert(address, pieces[0]);
   }
 
-  /// Takes [address, address + bytes) out of the free range `r` that holds it. Room for two nodes was made.
+  /// Takes [address, address + bytes) out of the free range `r` that contains it. Requires room for two nodes.
   range_ref carve(range_ref r, std::uintptr_t address, std::size_t bytes) noexcept {
     take_out(r);
     if (std::size_t const skipped = address - ranges[r].address; skipped != 0) {
@@ -7028,7 +7020,7 @@ class arena {
     return r;
   }
 
-  /// Gives a block of a run back on a stream's domain; an empty run's range is freed.
+  /// Returns a block of a run to a stream's domain; the range of an empty run is freed.
   release_result release_small(domain_ref giver, unsigned size_class, void* p) noexcept {
     run_ref const r = runs.find(p);
     if (r == 0) return release_result::foreign;
@@ -7048,7 +7040,7 @@ class arena {
     return put_into_run(r, p);
   }
 
-  /// Sends the returned blocks of a domain home, once the device is past them.
+  /// Returns the foreign blocks of a domain to their runs, once the device has completed their uses.
   void send_foreign_home(domain_ref d) noexcept {
     stream_domain& domain = streams[d];
     for (auto& list : domain.foreign) {
@@ -7060,7 +7052,7 @@ class arena {
     domain.foreign_count = 0;
   }
 
-  /// Makes the partly free runs of a domain neutral. The device is past all that was freed in them.
+  /// Makes the partly free runs of a domain neutral. The device has completed the uses of all that was freed in them.
   void neutralise_runs(domain_ref d) noexcept {
     for (run_list& list : streams[d].runs) {
       while (run_ref const r = list.head) {
@@ -7091,8 +7083,7 @@ class arena {
     }
   }
 
-  /// Makes a node that is in no index free in a domain, coalescing with free neighbours of the same domain
-  /// and zone.
+  /// Makes a node that is in no index free in a domain, and coalesces it with free neighbours of the same domain and zone.
   range_ref make_free(range_ref r, domain_ref domain, std::uint64_t epoch) noexcept {
     ranges[r].state = range_state::free;
     ranges[r].domain = domain;
@@ -7107,8 +7098,7 @@ class arena {
     return r;
   }
 
-  /// Cuts a node in two at `bytes`; returns the second part, which is like the first and in no index. Room
-  /// was made.
+  /// Splits a node at `bytes`; returns the second part, which copies the first and is in no index. Requires make_room().
   range_ref split(range_ref r, std::size_t bytes) noexcept {
     range_ref const tail = ranges.take();
     range& first = ranges[r];
@@ -7126,7 +7116,7 @@ class arena {
     return tail;
   }
 
-  /// Joins two neighbours that are in no index; the second's node is gone.
+  /// Merges two neighbours that are in no index; the second's node is released.
   void merge(range_ref first, range_ref second) noexcept {
     starts.drop(ranges, second);
     ranges[first].bytes += ranges[second].bytes;
@@ -7142,7 +7132,8 @@ class arena {
     ranges[r].state = range_state::live;
   }
 
-  /// Counts how the split ranges have changed since the last call, as one step: what came and went in between is not seen.
+  /// Counts the change of the split ranges since the last call as one step; changes that cancelled out in between are not
+  /// counted.
   void count_splits() noexcept {
     auto const small = static_cast<std::size_t>(zone::small);
     auto const large = static_cast<std::size_t>(zone::large);
@@ -7176,7 +7167,7 @@ class arena {
     if (to < s.current) s.decrease(s.current - to);
   }
 
-  /// Puts a free range in its domain's index.
+  /// Puts a free range into its domain's index.
   void put_in(range_ref r) noexcept {
     range& node = ranges[r];
     streams[node.domain].ranges(node.where).insert(ranges, r);
@@ -7237,7 +7228,7 @@ class arena {
     return taken;
   }
 
-  /// A run whose domain was forgotten while all of it was handed out is neutral.
+  /// Makes a run neutral if its domain was forgotten while all its blocks were handed out.
   void let_go_of_forgotten(run& r) const noexcept {
     if (r.generation == streams[r.domain].generation) [[likely]]
       return;
@@ -7269,41 +7260,41 @@ class arena {
     return first.state == range_state::free && second.state == range_state::free &&
            first.domain == second.domain && first.where == second.where;
   }
-  /// Joins the indexed neighbour `second` to `first`, which is in no index.
+  /// Merges the indexed neighbour `second` into `first`, which is in no index.
   void absorb(range_ref first, range_ref second) noexcept {
     take_out(second);
     merge(first, second);
   }
 
-  std::int64_t split_blocks_[zone_count] = {};  ///< now
+  std::int64_t split_blocks_[zone_count] = {};  ///< current values
   std::int64_t split_bytes_[zone_count] = {};
 };
 
 }  // namespace tarn::detail
 // ---- tarn/pool/arena/hot_lock.hpp
-// Who holds the arena's lock, and who may release it. Functions say so in their parameters:
+// A scoped holder of the arena's lock, and a parameter type for functions that may release it.
 //
 //   f(hot_lock const& held)   runs under the lock and keeps it
-//   f(may_release hot)        may release it in between: what its caller looked up before is void afterwards
+//   f(may_release hot)        may release it in between, which invalidates what its caller looked up before
 //
 
 // ---- tarn/pool/arena/hot_mutex.hpp
-// The arena's lock. Held for tens of nanoseconds, far less than putting a thread to sleep and waking it costs: who finds
-// it taken spins for about a microsecond before it sleeps. One word, one atomic operation each way, in line: half of what
-// std::mutex costs where nobody waits. (Drepper, "Futexes are tricky", 2011, mutex 2.)
+// The arena's mutex, which spins for about a microsecond before it sleeps. It is held for tens of nanoseconds, far less than
+// putting a thread to sleep and waking it costs. One word and one inlined atomic operation each way: half the cost of
+// std::mutex without contention. (Drepper, "Futexes are tricky", 2011, mutex 2.)
 
 #include <atomic>
 #include <cstdint>
 
 namespace tarn::detail {
 
-/// What a mutex records of its holds where TARN_CHECK_LOCKS is 1. Written by the holder.
+/// What a mutex records of its holds if TARN_CHECK_LOCKS is 1. Written by the holder.
 template <bool Checked>
 class hold_record {
  public:
   void begin() noexcept { ++number_; }
   void release(place where) noexcept { released_at_ = where; }
-  /// The number of the present hold: no two holds have the same.
+  /// The number of the current hold; unique for each hold.
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
   /// Where the lock was last released in the middle of a hot_lock's scope.
   [[nodiscard]] place released_at() const noexcept { return released_at_; }
@@ -7343,7 +7334,7 @@ class hot_mutex {
  private:
   static constexpr std::uint32_t open = 0;
   static constexpr std::uint32_t taken = 1;
-  static constexpr std::uint32_t awaited = 2;  ///< taken, and somebody may sleep
+  static constexpr std::uint32_t awaited = 2;  ///< taken, and a thread may be sleeping
   static constexpr unsigned most_spins = 40;
 
   TARN_NOINLINE void wait() noexcept {
@@ -7388,8 +7379,8 @@ class hot_lock {
   hot_mutex& mutex_;
 };
 
-/// A parameter of functions that may release the lock. Callers write `may_release(held)`: everything they looked up before
-/// such a call is void after it.
+/// A parameter of functions that may release the lock. Callers write `may_release(held)`; such a call invalidates everything
+/// they looked up before it.
 class may_release {
  public:
   explicit may_release(hot_lock& held) noexcept : held_(&held) {}
@@ -7401,7 +7392,7 @@ class may_release {
   hot_lock* held_;
 };
 
-/// Releases the lock for its scope, for driver calls and other locks; holds it again afterwards, also after an exception.
+/// Releases the lock for its scope, for driver calls and other locks; takes it again at the end, also after an exception.
 class [[nodiscard]] unlocked {
  public:
   explicit unlocked(may_release hot, place where = place::current()) noexcept : lock_(*hot.held_) {
@@ -7421,7 +7412,7 @@ namespace tarn::detail {
 
 class misuse_notes {
  public:
-  /// Keeps a note; of more than `most` at once the first are kept.
+  /// Adds a note; if there are more than `most` at once, the first ones are kept.
   void add(hot_lock const&, release_result what, void const* p) noexcept {
     unsigned const count = count_.load(std::memory_order_relaxed);
     if (count == most) return;
@@ -7475,7 +7466,7 @@ class misuse_notes {
   std::atomic<unsigned> count_{0};
 };
 
-/// Reports the notes when a call ends. Declared before the locks of its function.
+/// Reports the notes when a call ends. Declared before the locks of its function, so that it runs after their release.
 class misuse_report {
  public:
   misuse_report(misuse_notes& notes, hot_mutex& mutex) noexcept : notes_(notes), mutex_(mutex) {}
@@ -7492,13 +7483,12 @@ class misuse_report {
 
 namespace tarn::detail {
 
-/// Blocks and bytes.
 struct live_count {
   std::int64_t bytes = 0;
   std::int64_t blocks = 0;
 };
 
-/// What the threads keep in their magazines.
+/// The cached blocks of all threads.
 struct idle_blocks {
   std::size_t bytes = 0;
   std::size_t threads = 1;
@@ -7508,7 +7498,7 @@ struct idle_blocks {
 enum class kept : std::uint8_t {
   no,
   yes,
-  twice  ///< it is in the cache already
+  twice  ///< it is already in the cache
 };
 
 template <class Heap>
@@ -7523,7 +7513,7 @@ class front {
   front(front const&) = delete;
   front& operator=(front const&) = delete;
 
-  /// From now on ending threads leave their caches where they are. The pool is ending.
+  /// Makes threads that end from now on leave their caches in place. Called when the pool ends.
   void detach() noexcept {
     std::lock_guard const guard(link_->mutex);
     link_->pool = nullptr;
@@ -7531,7 +7521,7 @@ class front {
 
   // ---- warm calls
 
-  /// A cached block of the calling thread and the stream; null where there is none.
+  /// Takes a block that the calling thread cached for the stream; null if there is none.
   [[nodiscard]] TARN_ALWAYS_INLINE void* take(stream_id id, std::size_t bytes) noexcept {
     thread_cache* const cache = local();
     if (cache == nullptr || !cache->lock.try_enter()) [[unlikely]]
@@ -7559,7 +7549,7 @@ class front {
     return p;
   }
 
-  /// Keeps a freed block in the calling thread's cache. False where there is no room for it, or no cache.
+  /// Keeps a freed block in the calling thread's cache. Returns false if there is no room for it, or no cache.
   [[nodiscard]] TARN_ALWAYS_INLINE bool put(stream_id id, void* p, std::size_t bytes) noexcept {
     thread_cache* const cache = local();
     if (cache == nullptr || !cache->lock.try_enter()) [[unlikely]]
@@ -7584,26 +7574,26 @@ class front {
 
   // ---- calls that reach the heap
 
-  /// The calling thread's cache and, in it, that of a stream; null where there is none.
+  /// The calling thread's cache and, within it, the cache of a stream; null if there is none.
   struct place {
     thread_cache* cache = nullptr;
     stream_cache* mine = nullptr;
   };
 
-  /// Finds or makes the caches of a stream. Without them: once the thread is ending, without host memory, under a tool,
-  /// or while another thread holds the growth lock; then a later call makes them.
+  /// Finds or makes the caches of a stream. There are none if the thread is ending, host memory is exhausted, or a tool
+  /// watches, or while another thread holds the growth lock; in the last case a later call makes them.
   [[nodiscard]] place open(stream_id id, stream_ref stream) noexcept {
     place at;
     at.cache = local_or_new();
     if (at.cache != nullptr) at.mine = stream_cache_of(*at.cache, id, stream);
     return at;
   }
-  /// Finds them again: the thread may have used other streams meanwhile, in a handler of the upstream.
+  /// Finds them again: a handler of the upstream may have made the thread use other streams meanwhile.
   void find_again(place& at, stream_id id, stream_ref stream) noexcept {
     if (at.cache != nullptr) at.mine = stream_cache_of(*at.cache, id, stream);
   }
 
-  /// Takes the cached large block out, to be given back.
+  /// Takes the cached large block out of the cache, to be returned to the heap.
   [[nodiscard]] TARN_ALWAYS_INLINE void* take_large(place const& at, std::size_t& bytes) noexcept {
     at.cache->lock.enter();
     void* const p = std::exchange(at.mine->large_block, nullptr);
@@ -7613,8 +7603,8 @@ class front {
     return p;
   }
 
-  /// Counts the first block of a batch as the caller's and keeps the others, as far as there is room; `batch.count` is what is
-  /// left.
+  /// Counts the first block of a batch as the caller's and caches the others as far as there is room; `batch.count` is then the
+  /// number of blocks left.
   void keep_rest(place const& at, block_request const& r, block_batch& batch) noexcept {
     if (at.cache == nullptr) return;
     at.cache->lock.enter();
@@ -7626,8 +7616,8 @@ class front {
     at.cache->lock.leave();
   }
 
-  /// Keeps a freed block, and makes room for it: what must leave is in `displaced`, each of `displaced_bytes`. There is a
-  /// cache of the stream.
+  /// Keeps a freed block and makes room for it: evicted blocks go into `displaced`, each of `displaced_bytes`. Requires a cache
+  /// of the stream.
   [[nodiscard]] kept put_and_displace(place const& at, block_request const& r, void* p,
                                       block_batch& displaced, std::size_t& displaced_bytes) noexcept {
     thread_cache& cache = *at.cache;
@@ -7667,15 +7657,15 @@ class front {
     return result;
   }
 
-  // ---- all threads; the growth lock is held
+  // ---- all threads; the caller holds the growth lock
 
-  /// What the magazines keep.
+  /// The blocks in the magazines.
   [[nodiscard]] idle_blocks idle() const noexcept {
     idle_blocks sum{0, caches_.size() != 0 ? caches_.size() : 1};
     for (auto const& cache : caches_) sum.bytes += cache->held_bytes.load(std::memory_order_relaxed);
     return sum;
   }
-  /// Blocks that callers have, as far as threads' caches count them.
+  /// Blocks that callers hold, as counted by threads' caches.
   [[nodiscard]] live_count live() const noexcept {
     live_count sum = retired_live_;
     for (auto const& cache : caches_) {
@@ -7691,13 +7681,13 @@ class front {
     return sum;
   }
 
-  /// Gives the blocks of all threads' caches back to the heap.
+  /// Returns the blocks of all threads' caches to the heap.
   void flush_all() noexcept {
     thread_cache* const own = local();
     bool any = false;
     for (auto const& cache : caches_) {
       if (cache->held_bytes.load(std::memory_order_relaxed) == 0) continue;
-      if (cache.get() == own) {  // its owner needs no barrier
+      if (cache.get() == own) {  // the cache's owner thread needs no barrier
         own->lock.enter();
         give_back(*own);
         own->lock.leave();
@@ -7727,12 +7717,12 @@ class front {
     renew_remote_barrier();
     for (auto const& cache : caches_) cache->lock.end_visit_in_child();
   }
-  /// Lets every owner find its cache closed, without waiting until it has left.
+  /// Closes every cache to its owner, without waiting until the owner has left.
   void announce() noexcept {
     for (auto const& cache : caches_) cache->lock.announce();
   }
 
-  /// Calls f(stream_cache) for each. The threads are kept out.
+  /// Calls f(stream_cache) for each cache. The caller keeps the threads out.
   template <class F>
   void for_each(F const& f) const {
     for (auto const& cache : caches_) {
@@ -7755,7 +7745,7 @@ class front {
       thread_exit& hook = thread_exit::of_this_thread();
       owned made(new thread_cache);
       thread_cache* const cache = made.get();
-      // Not waited for: its holder may wait for work that this thread goes on to launch after a deallocation.
+      // Do not wait for the lock: its holder may be waiting for work that this thread launches after a deallocation.
       std::unique_lock const cold(heap_.cold, std::try_to_lock);
       if (!cold.owns_lock()) return nullptr;
       caches_.reserve(caches_.size() + 1);
@@ -7767,8 +7757,8 @@ class front {
     }
   }
 
-  /// The cache of a stream, made on first use; null without host memory. A thread that comes with stream after stream gives
-  /// the magazines of the oldest back.
+  /// The cache of a stream, made on first use; null without host memory. If the thread uses too many streams, returns the
+  /// magazines of the least recently used one to the heap.
   stream_cache* stream_cache_of(thread_cache& cache, stream_id id, stream_ref stream) noexcept {
     owned<stream_cache> oldest;
     cache.lock.enter();
@@ -7785,7 +7775,8 @@ class front {
     return mine;
   }
 
-  /// Puts a block in its magazine, if there is room and the newest block there is another one. The owner is inside.
+  /// Puts a block into its magazine, unless the magazine is full or its newest block is the same one. Called inside the owner
+  /// lock.
   TARN_ALWAYS_INLINE bool put_in(thread_cache& cache, stream_cache& mine, unsigned k, void* p) noexcept {
     magazine& m = mine.magazines[k];
     if (m.count == m.capacity) [[unlikely]] {
@@ -7799,7 +7790,7 @@ class front {
     return true;
   }
 
-  /// Takes the cache of an ending thread back. The link's mutex is held.
+  /// Takes back the cache of an ending thread. The caller holds the link's mutex.
   void retire(thread_cache* cache) noexcept {
     if (heap_.is_lost()) return;
     misuse_report const last(heap_.notes, heap_.hot);
@@ -7816,13 +7807,13 @@ class front {
     }
   }
 
-  /// After announce() and a barrier.
+  /// Empties a cache. Called after announce() and a barrier.
   void empty(thread_cache& cache) noexcept {
     cache.lock.visit();
     give_back(cache);
     cache.lock.end_visit();
   }
-  /// Empties all magazines of a thread. The caller is inside.
+  /// Empties all magazines of a thread. Called inside the owner lock.
   void give_back(thread_cache& cache) noexcept {
     for (auto const& mine : cache.streams) give_back(*mine);
     cache.held_bytes.store(0, std::memory_order_relaxed);
@@ -7841,22 +7832,22 @@ class front {
   counted<pool_link> link_;
   std::uint32_t const number_ = link_->number;
   sequence<owned<thread_cache>> caches_;
-  live_count retired_live_;  ///< of threads that ended
+  live_count retired_live_;  ///< of threads that have ended
 };
 
 }  // namespace tarn::detail
 // ---- tarn/pool/heap.hpp
-// What a pool keeps, with its locks: the arena and what grows it. Blocks are taken from it by heap::take() and come back by
-// heap::give_back(); where neither the stream's own memory nor the neutral one has a fitting range, the ladder decides what to do
-// (ladder.hpp).
+// The shared part of a pool, with its locks: the arena and the object that grows it. heap::take() takes blocks and
+// heap::give_back() returns them. If neither the stream's own memory nor the neutral memory has a fitting range, the ladder
+// decides what to do (ladder.hpp).
 //
-// Two locks, in the order of taking:
+// Two locks, in this order:
 //
 //   cold   the growth lock. One thread at a time climbs the ladder, grows and shrinks. The upstream is called under it, and a
-//          handler of the upstream (retry_on_oom) may call the pool: the thread that holds it may take it again.
-//   hot    the arena's. Held for tens of nanoseconds, never across a driver call.
+//          handler of the upstream (retry_on_oom) may call the pool, so the owner thread may take it again.
+//   hot    the arena's lock. Held for tens of nanoseconds, never across a driver call.
 //
-// No deallocation waits for `cold`: its holder may wait for the device.
+// No deallocation waits for `cold`: its owner may be waiting for the device.
 
 #include <atomic>
 #include <cstddef>
@@ -7866,9 +7857,9 @@ class front {
 #include <utility>
 
 // ---- tarn/pool/arena/looked_up.hpp
-// A value that was looked up under the hot lock. It is void once the lock was released: another thread may have taken the
-// range, filled the view or ended the stream it names. Where TARN_CHECK_LOCKS is 1, each use compares the hold of the lookup
-// with the present one and stops the program where they differ; elsewhere it is the value alone.
+// A value that was looked up under the hot lock, and is invalid once the lock was released. Another thread may then have taken
+// the range, filled the view or ended the stream that it names. If TARN_CHECK_LOCKS is 1, each use compares the hold of the
+// lookup with the current one and aborts if they differ; otherwise the object is the value alone.
 
 #include <cstdint>
 #include <cstdio>
@@ -7883,7 +7874,7 @@ class lookup_record {
  public:
   lookup_record(hot_lock const& held, place where) noexcept : hold_(held.hold().number()), where_(where) {}
 
-  /// Stops the program where the lock was released since. @param use  the place that uses the value
+  /// Aborts if the lock was released since the lookup. @param use  the place that uses the value
   void check(hot_lock const& held, place use) const noexcept {
     if (held.hold().number() == hold_) [[likely]]
       return;
@@ -7914,7 +7905,7 @@ class looked_up {
   looked_up(hot_lock const& held, T value, place where = place::current())
       : value_(std::move(value)), record_(held, where) {}
 
-  /// The value, under the same hold of the lock. Free where TARN_CHECK_LOCKS is 0.
+  /// The value, under the same hold of the lock. No cost if TARN_CHECK_LOCKS is 0.
   [[nodiscard]] T const& get(hot_lock const& held, place use = place::current()) const noexcept {
     record_.check(held, use);
     return value_;
@@ -7927,13 +7918,13 @@ class looked_up {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/growth/page_growth.hpp
-// Growth by pages, over one virtual range. Free memory is where it lies (at home); where no unbroken range of it is
-// large enough, this is asked, cheapest first:
+// Growth by pages, over one virtual range. Free memory is used at its home address; if no contiguous range of it is large
+// enough, these are tried, cheapest first:
 //
-//   1 a view that was used before and whose handles are free again       no driver call
-//   2 new handles at home, while reserved memory may grow with live memory   36 us each
-//   3 a view of free handles: an old one's end prolonged, or a new one      27 us a handle
-//   4 new handles beyond that, for what is lacking
+//   1 a view that was used before and whose handles are free again                     no driver call
+//   2 new handles at home addresses, while reserved memory may grow with live memory   36 us each
+//   3 a view of free handles: an existing one extended, or a new one                   27 us a handle
+//   4 new handles beyond that, for the missing bytes
 //
 
 #include <bit>
@@ -7942,14 +7933,14 @@ class looked_up {
 #include <exception>
 
 // ---- tarn/pool/growth/growth.hpp
-// What the ladder asks of a growth and what every growth counts, whether it grows by pages or by segments.
+// The request that the ladder passes to a growth, and the counters of every growth, by pages or by segments.
 
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/pool/growth/growth_notes.hpp
-// Growth notes: which handle or segment a pool made or gave back, and when; the latest ones, once somebody asks for them.
+// A ring of the latest growth records: which handle or segment a pool created or gave back, and when. Off by default.
 
 #include <cstddef>
 #include <cstdint>
@@ -7959,18 +7950,18 @@ namespace tarn::detail {
 enum class growth_change : std::uint8_t { made, given_back };
 
 struct growth_note {
-  std::uint64_t time = 0;  ///< as the clock told
+  std::uint64_t time = 0;  ///< from the clock
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   growth_change what = growth_change::made;
 };
 
-/// Under the growth lock. Until it is opened a note is one look at a null pointer, beside driver calls of microseconds.
+/// Under the growth lock. Until open(), a record costs one null pointer check, next to driver calls of microseconds.
 class growth_notes {
  public:
   using clock_type = std::uint64_t (*)() noexcept;
 
-  /// Keeps the latest `most` notes from now on, 32 bytes each, all taken now; those kept before are forgotten. 0: none.
+  /// Keeps the latest `most` records from now on, 32 bytes each, all allocated now; drops earlier records. 0 stops recording.
   /// @throws std::bad_alloc  nothing has changed
   void open(std::size_t most, clock_type clock) {
     sequence<growth_note> ring;
@@ -7986,7 +7977,7 @@ class growth_notes {
     ring_[count_++ % ring_.size()] = {clock_(), address, bytes, what};
   }
 
-  /// How many are kept, and one of them, the oldest first.
+  /// The number of records kept, and one of them, the oldest first.
   [[nodiscard]] std::size_t size() const noexcept { return count_ < ring_.size() ? count_ : ring_.size(); }
   [[nodiscard]] growth_note const& operator[](std::size_t i) const noexcept {
     return ring_[(count_ - size() + i) % ring_.size()];
@@ -7995,7 +7986,7 @@ class growth_notes {
 
  private:
   sequence<growth_note> ring_;
-  std::size_t count_ = 0;  ///< ever added
+  std::size_t count_ = 0;  ///< added since open()
   clock_type clock_ = nullptr;
 };
 
@@ -8003,18 +7994,18 @@ class growth_notes {
 
 namespace tarn::detail {
 
-/// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle serves elsewhere only
-/// where it is free, so what is lost grows with the handle's size beside the pool's; driver calls fall with it. These
-/// bounds keep utilisation at 0.95 or more on all recorded traces and the first pass below the driver time of PyTorch's
-/// expandable segments. bench/results/frontier.txt has the rest: 8 MiB waste half as much for up to 12 times the driver's
-/// time. A pool that is small so far begins with small handles, which fit anywhere later.
+/// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle can be remapped only if it is free,
+/// so waste grows with the handle's size relative to the pool's, while driver calls become fewer. These bounds keep utilisation
+/// at 0.95 or more on all recorded traces, and the first pass below the driver time of PyTorch's expandable segments.
+/// bench/results/frontier.txt has the alternatives: 8 MiB wastes half as much for up to 12 times the driver time. A pool that
+/// is still small starts with small handles, which fit anywhere later.
 [[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
   return smaller_of(larger_of(align_down(peak / 32, usual_granule), std::size_t{20_MiB}),
                     std::size_t{96_MiB});
 }
 
-/// Requests below this share a handle of this size, bytes: of 2 MiB up to a peak of 16 GiB, so that the freed half of a
-/// checkerboard of 2 MiB blocks is whole handles. Larger ones save no driver time on the recorded traces.
+/// Requests below this size share a handle of this size, bytes: 2 MiB up to a peak of 16 GiB, so that the freed half of a
+/// checkerboard of 2 MiB blocks consists of whole handles. Larger ones save no driver time on the recorded traces.
 [[nodiscard]] constexpr std::size_t shared_handle(std::size_t peak) noexcept {
   return smaller_of(larger_of(std::bit_floor(peak / 4096 + 1), std::size_t{2_MiB}), std::size_t{16_MiB});
 }
@@ -8027,19 +8018,18 @@ struct growth_request {
   std::size_t asked = 0;  ///< bytes and alignment of the caller's request, for the error
   std::size_t asked_alignment = 0;
   std::size_t may_create = 0;          ///< bytes that may be created before free handles are remapped instead
-  std::size_t largest_handle = 2_MiB;  ///< of handles that are created
-  std::size_t least_growth = 2_MiB;  ///< small requests share a handle of this size, where it may be created
-  bool may_exceed = true;            ///< where remapping does not suffice, create more all the same
-  bool may_remap = true;             ///< false: handles are seen at home only
-  bool extend = true;                ///< a free range with a hole after it may be extended
+  std::size_t largest_handle = 2_MiB;  ///< upper bound for handles that are created
+  std::size_t least_growth = 2_MiB;    ///< small requests share a handle of this size, if it may be created
+  bool may_exceed = true;              ///< if remapping does not suffice, create more anyway
+  bool may_remap = true;               ///< false: handles are mapped only at their home addresses
+  bool extend = true;                  ///< whether a free range followed by a hole may be extended
 };
 
-/// Under the growth lock; read without it for statistics, hence plain loads of one writer's values are
-/// enough.
+/// Written under the growth lock and read without it for statistics; there is one writer, so plain loads are enough.
 struct growth_counters {
   std::size_t reserved = 0;
   std::size_t reserved_peak = 0;
-  std::size_t reserved_total = 0;  ///< ever taken from the driver
+  std::size_t reserved_total = 0;  ///< taken from the driver since the start
   std::size_t released_total = 0;
   std::uint64_t creates = 0;
   std::uint64_t destroys = 0;
@@ -8070,31 +8060,31 @@ struct growth_counters {
   }
 };
 
-/// One piece of what a growth holds, for who looks on: a handle at home, or a segment.
+/// One piece of the memory that a growth holds, for inspection: a handle at its home address, or a segment.
 struct held_memory {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
-  zone where = zone::small;  ///< that it was taken for
-  bool is_handle = false;    ///< else a segment, which neither joins another nor is seen elsewhere
+  zone where = zone::small;  ///< the zone it was taken for
+  bool is_handle = false;    ///< otherwise a segment, which is never joined to another or remapped
 };
 
 }  // namespace tarn::detail
 // ---- tarn/pool/growth/page_choice.hpp
-// Which free memory a block is put together from, where no unbroken free range is large enough. Pure: it looks at
-// the arena and the page map and changes neither.
+// The choice of free pieces for a block, if no contiguous free range is large enough. Pure: it reads the arena and the page map
+// and changes neither.
 
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/core/sort.hpp
-// sort: heap sort, in place, without <algorithm>, which costs a compiler 40 ms.
+// In-place heap sort without <algorithm>, which costs a compiler 40 ms.
 
 #include <cstddef>
 
 namespace tarn::detail {
 
-/// Orders `items[0, count)` by `before(a, b)`. Elements of which neither comes before the other end in any
-/// order: let `before` tell all apart. O(count log count), never allocates.
+/// Sorts `items[0, count)` by `before(a, b)`. Not stable: for a deterministic order `before` must distinguish all elements.
+/// O(count log count), never allocates.
 template <class T, class Before>
 void sort(T* items, std::size_t count, Before const& before) {
   auto const sink = [&](std::size_t at, std::size_t end) {
@@ -8117,17 +8107,16 @@ void sort(T* items, std::size_t count, Before const& before) {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/growth/view.hpp
-// A view: a stretch of addresses through which handles that are not neighbours at home are seen side by side.
-// A block that finds no unbroken free range is put together from free pieces: the free end of one handle, any
-// number of wholly free ones, the free start of another. A handle is mapped whole: cuMemMap refuses an offset, and a part
-// (801, driver 580).
+// A view: a second mapping that places handles next to each other that are not neighbours at their home addresses. A block
+// without a sufficient contiguous free range is assembled from free pieces: the free end of one handle, any number of wholly
+// free handles, the free start of another. A handle is mapped whole: cuMemMap refuses an offset, and a part (801, driver 580).
 //
 //   home    | live  free1 | ... |  free2  | ... |  free3  | ... | free4  live |
 //   view                  [live free1][ free2 ][ free3 ][free4 live]
 //   block                       '----------------------------'
 //
-// Views are kept after their block is freed: the same request later finds its view and costs no driver call, and a
-// larger one may prolong it.
+// Views are kept after their block is freed: a later request of the same size reuses the view without a driver call, and a
+// larger one may extend it.
 
 #include <cstddef>
 #include <cstdint>
@@ -8136,19 +8125,19 @@ namespace tarn::detail {
 
 /// One handle of a view.
 struct view_slot {
-  handle_ref handle = 0;  ///< 0: unmapped since, for its handle was given back
+  handle_ref handle = 0;  ///< 0 if it was unmapped because its handle was given back
   std::size_t bytes = 0;
 };
 
 struct view {
-  range_ref region = 0;  ///< the node of its addresses, some with nothing behind them yet; 0: an unused entry
+  range_ref region = 0;  ///< node of its addresses, some not mapped yet; 0 in an unused entry
   std::uintptr_t address = 0;
   std::size_t bytes = 0;  ///< of its handles
   sequence<view_slot> slots;
-  std::size_t last_offset = 0;  ///< of the block that lived here last
+  std::size_t last_offset = 0;  ///< of the last block in this view
   std::size_t last_bytes = 0;
 
-  /// How many handles lie at or behind an offset.
+  /// Number of handles at or after an offset.
   [[nodiscard]] std::size_t handles_from(std::size_t offset) const noexcept {
     std::size_t count = 0;
     for (std::size_t end = bytes; count < slots.size() && end > offset; ++count)
@@ -8163,11 +8152,11 @@ struct view {
   }
 };
 
-/// How many views are kept before the least recently used idle ones are unmapped; beyond twice as many the host waits for
-/// the work in them. The recorded traces need at most 150; each costs 100 bytes of host memory and 24 a handle.
+/// How many views are kept before the least recently used idle ones are unmapped; at twice as many the host waits for the work
+/// in them. The recorded traces need at most 150; each view costs 100 bytes of host memory plus 24 per handle.
 inline constexpr std::size_t most_views = 512;
 
-/// How many views are looked into for one request, the most recent ones first where they were used for another size.
+/// How many views one request searches, the most recent ones first; reuse() does not count views last used for the same size.
 inline constexpr std::size_t view_search_limit = 64;
 
 }  // namespace tarn::detail
@@ -8181,17 +8170,17 @@ struct piece {
   handle_ref handle = 0;
 };
 
-/// The pieces of one block, in order, and what they lack of it.
+/// The pieces of one block, in order, and the bytes still missing.
 struct choice {
   sequence<piece> pieces;
   std::size_t lack = 0;
-  std::size_t left_over = 0;  ///< free bytes beside the block in handles that it takes a part of
+  std::size_t left_over = 0;  ///< free bytes that stay unused in handles of which the block takes a part
 };
 
-/// Free ends and starts of handles below this are not worth a handle's mapping, bytes.
+/// Free ends and starts of handles below this size are not worth mapping a handle, bytes.
 inline constexpr std::size_t least_piece = 64_KiB;
 
-/// Calls f(piece, free_at_start, free_at_end) for each handle's free part that its domain may use.
+/// Calls f(piece, free_at_start, free_at_end) for each handle's free part that the domain may use.
 template <class F>
 void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone where, std::size_t least, F&& f) {
   a.streams[d].ranges(where).for_each(a.ranges, least, [&](range_ref r) {
@@ -8205,11 +8194,11 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
   });
 }
 
-/// Puts a block together: the largest wholly free handles that fit, then for the rest the smallest free end or
-/// start of a handle that does, or one of each, or the start of a wholly free handle. Few pieces, each mapped for
-/// 27 us; handles stay whole where they can. O(free ranges + handles), plus sorting.
-/// @param after  the view that they are to follow: then none begins within a handle, and none of its handles is taken,
-///               which may be seen once in a view
+/// Assembles a block: the largest wholly free handles that fit, then for the rest the smallest sufficient free end or start of
+/// a handle, or one of each, or the start of a wholly free handle. Prefers few pieces, since each costs 27 us to map, and keeps
+/// handles whole where possible. O(free ranges + handles), plus sorting.
+/// @param after  the view that the pieces will follow: then no piece begins within a handle, and none of the view's handles is
+///               taken, since a view maps a handle at most once
 /// @throws std::bad_alloc
 inline choice choose_pieces(arena const& a, page_map const& map, growth_request const& request,
                             std::size_t bytes, view const* after = nullptr) {
@@ -8247,7 +8236,7 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
 
   choice c;
   std::size_t rest = bytes;
-  c.pieces.push_back(piece{});  // the head's place
+  c.pieces.push_back(piece{});  // reserved for the head
   piece smallest_above;
   for (piece const& p : whole) {
     if (p.bytes <= rest) {
@@ -8276,7 +8265,7 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
     consider(ends, end_best, end_most);
     consider(starts, start_best, start_most);
     piece const end_alone = end_most;
-    // A handle is seen once: of one that is free at both ends the next best stands in for one of them.
+    // A handle is mapped once: if it is free at both ends, the next best piece replaces it at one of them.
     if (end_most.bytes != 0 && end_most.handle == start_most.handle) {
       piece const end_next = most_but_of(ends, start_most.handle);
       piece const start_next = most_but_of(starts, end_most.handle);
@@ -8288,7 +8277,7 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
     }
     bool const by_end = end_best.bytes != 0 && (start_best.bytes == 0 || end_best.bytes <= start_best.bytes);
     piece const& best = by_end ? end_best : start_best;
-    // Smallest above may have been taken as the rest shrank only if it fitted; it did not, so it is free.
+    // smallest_above did not fit the rest when it was looked at, so it was not taken and is free.
     bool const whole_does = smallest_above.bytes >= rest && smallest_above.bytes != 0;
     if (best.bytes != 0 && (!whole_does || best.bytes / 4 <= smallest_above.bytes)) {
       (by_end ? head : tail) = best;
@@ -8320,7 +8309,7 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
   return c;
 }
 
-/// The smallest wholly free handle of at least `bytes` that a domain may use; none where there is none.
+/// The smallest wholly free handle of at least `bytes` that a domain may use; bytes 0 if there is none.
 inline piece choose_whole_handle(arena const& a, page_map const& map, domain_ref taker, std::size_t bytes) {
   piece best;
   auto const look = [&](domain_ref d) {
@@ -8335,13 +8324,13 @@ inline piece choose_whole_handle(arena const& a, page_map const& map, domain_ref
   return best;
 }
 
-/// A stretch of a view whose bytes are all free for the taker.
+/// A contiguous part of a view whose bytes are all free for the taker.
 struct free_stretch {
   std::size_t offset = 0;  ///< in the view
-  std::size_t bytes = 0;   ///< 0: none
+  std::size_t bytes = 0;   ///< 0 if none
 };
 
-/// Calls f(begin, end) for each unbroken stretch of a view that is free for a domain, until it returns true.
+/// Calls f(begin, end) for each contiguous part of a view that is free for a domain, until it returns true.
 /// O(ranges within the view's handles)
 template <class F>
 void for_each_stretch(arena const& a, page_map const& map, view const& v, domain_ref taker, F&& f) {
@@ -8370,8 +8359,8 @@ void for_each_stretch(arena const& a, page_map const& map, view const& v, domain
   (void)f(begin, end);
 }
 
-/// The smallest free stretch of a view that holds the request, or the place of the last block where that is free
-/// and as large.
+/// The smallest free stretch of a view that holds the request, or the place of the last block if that is free and has the same
+/// size.
 inline free_stretch find_stretch(arena const& a, page_map const& map, view const& v,
                                  growth_request const& request) {
   free_stretch best;
@@ -8389,7 +8378,7 @@ inline free_stretch find_stretch(arena const& a, page_map const& map, view const
   return best;
 }
 
-/// What is free at the end of a view, from where the request may begin.
+/// The free stretch at the end of a view, from where the request may begin.
 inline free_stretch find_free_end(arena const& a, page_map const& map, view const& v,
                                   growth_request const& request) {
   free_stretch last{v.bytes, 0};
@@ -8401,7 +8390,7 @@ inline free_stretch find_free_end(arena const& a, page_map const& map, view cons
   return last;
 }
 
-/// The pieces behind part of a view, in order. @throws std::bad_alloc
+/// The pieces behind a part of a view, in order. @throws std::bad_alloc
 inline choice pieces_of(page_map const& map, view const& v, std::size_t offset, std::size_t bytes) {
   choice c;
   std::size_t at = 0;
@@ -8416,15 +8405,15 @@ inline choice pieces_of(page_map const& map, view const& v, std::size_t offset, 
 
 }  // namespace tarn::detail
 // ---- tarn/pool/growth/page_views.hpp
-// Views over free handles: a view that exists is used again, a view whose end is free is prolonged, a new one is made,
-// and old ones are unmapped.
+// The views of a pool over free handles: an existing view is reused, or extended if its end is free; new views are mapped, and
+// old ones unmapped.
 
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/pool/growth/address_space.hpp
-// The pool's one virtual range, divided: a quarter for the homes of each zone's handles, the rest for views. Keeps the
-// holes, which are addresses with nothing behind them. Pure bookkeeping.
+// The division of the pool's one virtual range: a quarter for the home addresses of each zone's handles, the rest for views.
+// Keeps the holes, which are addresses with nothing mapped. Pure bookkeeping.
 
 #include <cstddef>
 #include <cstdint>
@@ -8436,7 +8425,7 @@ inline constexpr std::size_t reservation_factor = 16;
 
 class address_space {
  public:
-  /// Everything is a hole at first. Room for zone_count + 1 ranges was made.
+  /// Starts with one hole per part. Requires room for zone_count + 1 ranges.
   void open(arena& a, std::uintptr_t base, std::size_t bytes) noexcept {
     base_ = base;
     part_ = bytes / 4;
@@ -8444,12 +8433,12 @@ class address_space {
     add_hole(a, views_, base + bytes / 2, bytes / 2);
   }
 
-  /// The zone whose home an address lies in.
+  /// The zone of a home address.
   [[nodiscard]] zone zone_at(std::uintptr_t home) const noexcept {
     return static_cast<zone>((home - base_) / part_);
   }
 
-  /// A hole of at least `bytes`, 0 if there is none; nothing changes. O(1)
+  /// A hole of at least `bytes`, 0 if there is none; changes nothing. O(1)
   [[nodiscard]] range_ref find_home(arena& a, zone where, std::size_t bytes, std::size_t grain) noexcept {
     return homes_[static_cast<std::size_t>(where)].find(a.ranges, bytes, grain);
   }
@@ -8457,7 +8446,7 @@ class address_space {
     return views_.find(a.ranges, bytes, grain);
   }
 
-  /// Takes the first `bytes` of a hole. Room for one range was made.
+  /// Takes the first `bytes` of a hole. Requires room for one range.
   void take(arena& a, range_ref hole, std::size_t bytes) noexcept {
     range_index& index = index_of(a.ranges[hole].address);
     index.erase(a.ranges, hole);
@@ -8465,7 +8454,7 @@ class address_space {
     a.ranges[hole].state = range_state::live;
   }
 
-  /// A range is a hole again; it joins the holes beside it.
+  /// Turns a range back into a hole, and coalesces it with neighbouring holes.
   void give_back(arena& a, range_ref r) noexcept {
     range_index& index = index_of(a.ranges[r].address);
     a.ranges[r].state = range_state::hole;
@@ -8493,7 +8482,7 @@ class address_space {
     a.starts.note(a.ranges, r);
     index.insert(a.ranges, r);
   }
-  /// By address, not by zone: a handle that changed its zone stays where it is.
+  /// By address, not by zone: a handle that changed its zone keeps its home address.
   [[nodiscard]] range_index& index_of(std::uintptr_t address) noexcept {
     std::size_t const part = (address - base_) / part_;
     return part < zone_count ? homes_[part] : views_;
@@ -8507,16 +8496,15 @@ class address_space {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/order/ordering.hpp
-// The driver's half of stream order: records, asks and waits, never under the hot lock and never on a stream
-// that is being captured. Only the ladder comes here; a pool whose streams do not run short makes none of
-// these calls.
+// The driver calls of stream order: record, query and wait, never under the hot lock and never on a capturing stream. Used
+// only by the ladder, sweeps, trim() and ~pool(): a pool whose streams do not run short of memory makes none of these calls.
 
 #include <cstdint>
 
 // ---- tarn/pool/order/mark_work.hpp
-// Marking a stream's work by an event, without knowing whether the stream still lives. CUDA crashes when it is asked
-// about a destroyed stream's handle (cudaStreamGetId and its kind end in a segmentation fault), so where the driver can
-// mark the whole device's work, that is done: it covers more than is needed, and touches no stream's handle.
+// Marks a stream's work with an event, without knowing whether the stream still exists. CUDA crashes if it is queried about a
+// destroyed stream's handle (cudaStreamGetId and similar calls end in a segmentation fault). If the driver can mark the whole
+// device's work, that is used instead: it covers more than needed, and uses no stream's handle.
 
 #include <cstdint>
 
@@ -8525,16 +8513,16 @@ namespace tarn::detail {
 enum class mark_result : std::uint8_t {
   marked,   ///< the event covers the stream's work so far
   refused,  ///< not now: a graph is being captured, or the driver failed
-  gone      ///< the stream was destroyed, or there is no telling: only waiting for the whole device helps
+  gone      ///< the stream was destroyed, or may be: only waiting for the whole device helps
 };
 
-/// True where a call was refused because a graph is being captured: CUDA's numbers, which every driver uses.
+/// Whether a call was refused because a graph is being captured: CUDA's error codes, which every driver uses.
 [[nodiscard]] constexpr bool is_of_capture(status const& s) noexcept {
   return s.code >= 900 && s.code <= 907;
 }
 
-/// `stream` carries its identity. At most three driver calls.
-/// @param captured  set to whether it was refused because of a capture
+/// Marks the work of `stream`, which carries its identity. At most three driver calls.
+/// @param captured  set to whether the mark was refused because of a capture
 template <stream_driver Driver>
 mark_result mark_work(Driver const& driver, event_handle event, stream_ref stream, bool& captured) noexcept {
   bool capturing = false;
@@ -8566,11 +8554,11 @@ mark_result mark_work(Driver const& driver, event_handle event, stream_ref strea
 
 namespace tarn::detail {
 
-/// How far the device is with what a domain freed.
+/// The device's progress on what a domain freed.
 enum class progress : std::uint8_t {
-  completed,  ///< done: the memory is anybody's
-  running,    ///< not yet; an event covers it
-  unknown     ///< cannot be asked now: the stream is being captured, or the driver refused
+  completed,  ///< complete: every stream may take the memory
+  running,    ///< not complete; an event covers it
+  unknown     ///< cannot be queried now: the stream is being captured, or the driver refused
 };
 
 template <stream_driver Driver>
@@ -8578,11 +8566,11 @@ class ordering {
  public:
   explicit ordering(Driver const& driver) : driver_(driver) {}
 
-  /// Covers all that `d` has freed by an event and asks how far the device is. At most three driver calls,
-  /// none if nothing was freed since the last completed mark.
+  /// Covers all that `d` has freed with an event and queries it. At most three driver calls, none if nothing was freed since
+  /// the last completed mark.
   ///
-  /// `domain` is used across releases of the lock. It stays the same stream's: domains are forgotten only under the growth
-  /// lock, which the caller holds. The mark is drawn and the event recorded in one turn, so that frees in between have a later mark.
+  /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock, which the caller
+  /// holds. The mark is taken before the event is recorded, so frees in between get a later mark.
   progress settle(arena& a, may_release hot, domain_ref d) {
     stream_domain& domain = a.streams[d];
     if (d == neutral || domain.freed <= domain.completed) return progress::completed;
@@ -8593,7 +8581,7 @@ class ordering {
       mark_result result = mark_result::gone;
       {
         unlocked const open(hot);
-        // Waiting for the device would spoil what is captured on any stream; an event is refused then.
+        // Waiting for the device would invalidate a capture on any stream; recording an event is merely refused then.
         if (!known_gone || marks_all_work<Driver>) {
           result = ensure_event(domain) ? mark_work(driver_, domain.event, stream) : mark_result::refused;
         }
@@ -8617,7 +8605,7 @@ class ordering {
     return domain.freed <= domain.completed ? progress::completed : progress::running;
   }
 
-  /// Waits on the host until the device is past all that `d` freed. False where that cannot be known.
+  /// Waits on the host until the device has completed all that `d` freed. Returns false if that cannot be determined.
   bool finish(arena& a, may_release hot, domain_ref d) {
     progress const now = settle(a, hot, d);
     if (now != progress::running) return now == progress::completed;
@@ -8633,8 +8621,8 @@ class ordering {
     return done;
   }
 
-  /// True where nothing may be recorded or waited for on behalf of a stream, since a graph is captured from it: marking
-  /// other streams' work would spoil the capture.
+  /// Whether nothing may be recorded or waited for on behalf of a stream, since it is capturing a graph: marking other streams'
+  /// work would invalidate the capture.
   [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
     bool capturing = true;
     return !driver_.is_capturing(stream, capturing).ok() || capturing;
@@ -8655,7 +8643,7 @@ class ordering {
     return done;
   }
 
-  /// Frees the events. The pool is ending and has finished every domain.
+  /// Destroys the events. The pool is ending and has finished every domain.
   void close(arena& a) noexcept {
     for (domain_ref d = 0; d < a.streams.size(); ++d) {
       if (a.streams[d].event != nullptr) (void)driver_.destroy_event(a.streams[d].event);
@@ -8673,8 +8661,7 @@ class ordering {
     return domain.event != nullptr || driver_.create_event(domain.event).ok();
   }
 
-  /// Nothing can be recorded on a destroyed stream, and its last work may still run: the whole device is
-  /// waited for.
+  /// Waits for the whole device: nothing can be recorded on a destroyed stream, and its last work may still run.
   progress wait_for_gone(may_release hot, stream_domain& domain, std::uint64_t mark) {
     bool done = false;
     {
@@ -8697,9 +8684,9 @@ class ordering {
 
 namespace tarn::detail {
 
-/// A view is prolonged where that maps at least this many handles fewer than a new one, and leaves at most this part of
-/// the request more beside it: for less, the pieces that fit best are worth more. Measured on the recorded traces from 1 to
-/// 12 handles, from a 16th to a 64th: all others lose up to 0.02 of utilisation on one of them or another.
+/// A view is extended if that maps at least this many handles fewer than a new one, and leaves at most this part of the request
+/// more unused next to it; for less, the best fitting pieces are worth more. Measured on the recorded traces from 1 to 12
+/// handles, and from a 16th to a 64th: all other values lose up to 0.02 of utilisation on one of them or another.
 inline constexpr std::size_t least_saving = 6;
 inline constexpr std::size_t left_over_part = 32;
 
@@ -8719,8 +8706,8 @@ class page_views {
     views_.resize(1);
   }
 
-  /// Serves the request from a view that exists, without a driver call; null where none is free. Both locks are
-  /// held. @throws std::bad_alloc, nothing has changed
+  /// Serves the request from an existing view, without a driver call; null if none is free. The caller holds both locks.
+  /// @throws std::bad_alloc, nothing has changed
   [[nodiscard]] void* reuse(arena& a, hot_lock const& held, growth_request const& request) {
     if (request.where == zone::small || !request.may_remap || in_use_ == 0) return nullptr;
     std::uint32_t best = 0;
@@ -8743,18 +8730,17 @@ class page_views {
     return settle(a, carved, best, where.offset, request);
   }
 
-  /// True where a new view should wait until idle ones were unmapped.
+  /// Whether idle views should be unmapped before a new one is made.
   [[nodiscard]] bool is_full() const noexcept { return in_use_ >= most_views; }
 
-  /// Unmaps the older half of the idle views. Waits on the host for their work where twice as many views are kept as should
-  /// be.
+  /// Unmaps the older half of the idle views. Waits on the host for their work if there are at least twice most_views.
   void drop_idle(arena& a, may_release hot, ordering<driver_type>& order, domain_ref taker) {
     drop_views(a, hot, order, taker, in_use_ >= 2 * most_views ? patience::wait : patience::none,
                by_use_.size() / 2);
   }
 
-  /// Makes one block of pieces: at the end of a view that holds most of them, or in a new view. Null: no address was left,
-  /// and old views have been unmapped; choose again.
+  /// Joins pieces into one block: at the end of a view that holds most of them, or in a new view. Null if no address was left;
+  /// old views have then been unmapped, and the caller must choose again.
   /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
   [[nodiscard]] void* build(arena& a, may_release hot, ordering<driver_type>& order,
                             looked_up<choice> const& c, growth_request const& request) {
@@ -8784,9 +8770,9 @@ class page_views {
   }
 
  private:
-  /// A view, the free bytes at its end, and what is to follow them.
+  /// A view, the free bytes at its end, and the pieces that will follow them.
   struct prolongation {
-    std::uint32_t view = 0;  ///< 0: none
+    std::uint32_t view = 0;  ///< 0 if none
     free_stretch at{};
     choice added{};
   };
@@ -8794,7 +8780,7 @@ class page_views {
   /// Whether the host waits for work that may still use a view.
   enum class patience : std::uint8_t { none, wait };
 
-  /// Takes pieces out of the free ranges that hold them: from then on they are the caller's, whatever other threads do.
+  /// Takes pieces out of the free ranges that hold them, so that other threads cannot take them.
   /// @throws std::bad_alloc, nothing has changed
   static void carve(arena& a, hot_lock const& held, looked_up<choice> const& chosen,
                     sequence<range_ref>& carved) {
@@ -8821,7 +8807,7 @@ class page_views {
     for (range_ref const r : carved) a.make_free(r, a.ranges[r].domain, a.ranges[r].epoch);
   }
 
-  /// The view that leaves fewest pieces to map beside what a new view would take.
+  /// The view whose extension maps the fewest pieces, compared with the pieces of a new view.
   /// @throws std::bad_alloc
   [[nodiscard]] prolongation find_prolongation(arena const& a, choice const& fresh,
                                                growth_request const& request) const {
@@ -8846,18 +8832,18 @@ class page_views {
     return best;
   }
 
-  /// The free pieces at the end of a view and those that are to follow them.
+  /// The free pieces at the end of a view and those that will follow them.
   [[nodiscard]] choice prolonged(view const& v, prolongation const& p) const {
     choice all = pieces_of(map_, v, p.at.offset, p.at.bytes);
     for (piece const& added : p.added.pieces) all.pieces.push_back(added);
     return all;
   }
 
-  /// Maps handles behind the last one of a view. Where that fails, those that are mapped stay: they are part of it.
+  /// Maps handles after the last one of a view. If that fails, the mapped ones stay part of the view.
   void* prolong(arena& a, may_release hot, looked_up<prolongation> const& found,
                 growth_request const& request) {
     prolongation const& p = found.get(hot.held());
-    view& v = views_[p.view];  // under the growth lock, as all views
+    view& v = views_[p.view];  // protected by the growth lock, as all views are
     looked_up<choice> const all(hot.held(), prolonged(v, p));
     v.slots.reserve(v.slots.size() + p.added.pieces.size());
     sequence<range_ref> carved;
@@ -8877,7 +8863,7 @@ class page_views {
     return settle(a, carved, p.view, p.at.offset, request);
   }
 
-  /// Maps the pieces' handles side by side at a new place, twice as long, for what may follow them one day.
+  /// Maps the pieces' handles next to each other in a new region of twice their size, so that the view can be extended later.
   void* make(arena& a, may_release hot, ordering<driver_type>& order, looked_up<choice> const& chosen,
              growth_request const& request) {
     choice const& c = chosen.get(hot.held());
@@ -8950,7 +8936,7 @@ class page_views {
     return static_cast<std::uint32_t>(views_.size() - 1);
   }
 
-  /// The block begins to live in its view. @throws std::bad_alloc, what was carved is free again
+  /// Makes the block live in its view. @throws std::bad_alloc, the carved pieces are free again
   void* settle(arena& a, sequence<range_ref> const& carved, std::uint32_t i, std::size_t offset,
                growth_request const& request) {
     try {
@@ -8970,8 +8956,8 @@ class page_views {
     return reinterpret_cast<void*>(v.address + offset);
   }
 
-  /// Unmaps views without live blocks whose last work is done, all but the `kept` used last. Each view is judged when it is
-  /// its turn: unmapping one releases the lock, and blocks in others are freed and streams get work meanwhile.
+  /// Unmaps views without live blocks whose last work is complete, except for the `kept` most recently used ones. Checks each
+  /// view immediately before unmapping it: unmapping releases the lock, so other views may change meanwhile.
   void drop_views(arena& a, may_release hot, ordering<driver_type>& order, domain_ref taker,
                   patience const chosen, std::size_t kept) {
     bool captured = false;
@@ -8992,7 +8978,7 @@ class page_views {
     }
   }
 
-  /// Whether a view has no live block and the device is past all work on those that it had.
+  /// Whether a view has no live block and the device has completed all work on its former blocks.
   static bool is_idle(arena const& a, tenancy const& t) noexcept {
     if (t.blocks != 0) return false;
     bool const done = t.domain == neutral || t.epoch <= a.streams[t.domain].completed;
@@ -9041,7 +9027,7 @@ class page_views {
   growth_counters& counters_;
   page_map& map_;
   address_space& space_;
-  sequence<view> views_;            ///< entry 0 is none
+  sequence<view> views_;            ///< entry 0 is unused
   sequence<std::uint32_t> by_use_;  ///< the most recently used one first
   std::size_t in_use_ = 0;
 };
@@ -9067,16 +9053,16 @@ class page_growth {
   [[nodiscard]] std::size_t device_bytes() const noexcept { return map_.bytes() / reservation_factor; }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return map_.host_bytes() + views_.host_bytes(); }
 
-  /// Serves the request: `block` is set where it was put together from pieces; otherwise there is a free range of at
-  /// least `request.bytes` in the taker's domain. False: what is free does not suffice and nothing may be created.
+  /// Serves the request: sets `block` if it was assembled from pieces; otherwise leaves a free range of at least
+  /// `request.bytes` in the taker's domain. Returns false if free memory does not suffice and nothing may be created.
   /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
   bool grow(arena& a, may_release hot, ordering<driver_type>& order, growth_request const& request,
             void*& block) {
     open(a, hot);
-    // No place would ever be found: creating handles first would take the whole device for a moment.
+    // No address would be found, and creating handles first would briefly take the whole device.
     if (request.bytes > map_.bytes()) return false;
     std::size_t const grain = map_.granularity();
-    // A second turn follows where idle views had to be unmapped, which releases the lock: all is looked up again.
+    // Repeated if idle views had to be unmapped, which releases the lock: everything is looked up again.
     for (bool has_dropped = false;; has_dropped = true) {
       looked_up<extension> const e(hot.held(), request.extend ? extendable(a, request) : extension{});
       std::size_t const extended = e.get(hot.held()).bytes;
@@ -9104,8 +9090,8 @@ class page_growth {
     }
   }
 
-  /// Gives wholly free handles back to the driver, those whose work is done, the largest first, until at most `keep`
-  /// bytes are reserved. Returns the bytes given back. O(handles + slots of views + free ranges).
+  /// Gives wholly free handles whose work is complete back to the driver, the largest first, until at most `keep` bytes are
+  /// reserved. Returns the bytes given back. O(handles + slots of views + free ranges).
   std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
     if (!map_.is_open() || counters_.reserved <= keep) return given;
@@ -9169,7 +9155,7 @@ class page_growth {
     bool mapped = false;
   };
 
-  /// The wholly free handles whose work is done, the largest first.
+  /// The wholly free handles whose work is complete, the largest first.
   [[nodiscard]] sequence<piece> free_handles(arena const& a) const {
     sequence<piece> whole;
     for (domain_ref d = 0; d < a.streams.size(); ++d) {
@@ -9192,7 +9178,7 @@ class page_growth {
     return {held, choose_pieces(a, map_, request, request.bytes)};
   }
 
-  /// Reserves the one virtual range on first use.
+  /// Reserves the virtual range on first use.
   void open(arena& a, may_release hot) {
     if (map_.is_open()) return;
     void* base = nullptr;
@@ -9200,7 +9186,7 @@ class page_growth {
     std::size_t grain = 0;
     {
       unlocked const released(hot);
-      // Blocks may ask for an alignment up to this: finer pages would put them and their views off it.
+      // Callers may request an alignment up to this: with finer pages, blocks and views would not be aligned to it.
       grain = larger_of(source_.granularity(), usual_granule);
       std::size_t available = 0;
       std::size_t total = 0;
@@ -9231,7 +9217,7 @@ class page_growth {
     a.pages = &map_;
   }
 
-  /// The free range, with a hole after it, that lacks least of the request.
+  /// The free range before a hole that lacks the fewest bytes of the request.
   extension extendable(arena& a, growth_request const& request) const {
     extension best;
     auto const look = [&](domain_ref d) {
@@ -9251,7 +9237,7 @@ class page_growth {
     return best;
   }
 
-  /// Makes new handles for `need` bytes, after the free range of `e` or at a new place. False: no address is left.
+  /// Creates handles for `need` bytes, after the free range of `e` or at a new address. Returns false if no address is left.
   bool create(arena& a, may_release hot, growth_request const& request, looked_up<extension> const& found,
               std::size_t need) {
     extension const e = found.get(hot.held());
@@ -9339,8 +9325,8 @@ class page_growth {
     }
   }
 
-  /// A request this large is refused before its first handle is made where the device has not so much free:
-  /// otherwise it would take the whole device for a moment. Asking costs 5-100 us.
+  /// A request this large is refused before its first handle is created if the device does not have that much free memory:
+  /// otherwise it would briefly take the whole device. The query costs 5-100 us.
   static constexpr std::size_t ask_first_limit = 1_GiB;
   void refuse_what_is_not_free(std::size_t total) {
     std::size_t available = 0;
@@ -9350,7 +9336,7 @@ class page_growth {
     refuse(source_.driver(), none, stream_ref{}, total, map_.granularity());
   }
 
-  /// Lets the small zone have a wholly free handle of the large one.
+  /// Moves a wholly free handle of the large zone to the small zone.
   bool change_zone(arena& a, growth_request const& request) {
     piece const p = choose_whole_handle(a, map_, request.taker, align_up(request.bytes, map_.granularity()));
     if (p.bytes == 0) return false;
@@ -9366,7 +9352,7 @@ class page_growth {
     ++counters_.unmaps;
   }
 
-  /// Gives a handle back that no view has.
+  /// Destroys a handle that is in no view.
   void destroy(handle_ref h) noexcept {
     unmap(map_[h].home, map_[h].bytes);
     source_.destroy(map_[h].id, map_[h].bytes);
@@ -9379,14 +9365,13 @@ class page_growth {
   page_map map_;
   address_space space_;
   page_views<Source> views_;
-  void* reserved_ = nullptr;  ///< what the source reserved: a granule more than the map covers
+  void* reserved_ = nullptr;  ///< the source's reservation: one granule more than the map covers
 };
 
 }  // namespace tarn::detail
 // ---- tarn/pool/growth/segment_growth.hpp
-// Growth by segments: whole blocks of an upstream resource, where there are no pages to map (cudaMalloc,
-// pinned memory, another pool). A segment cannot be moved or extended; wholly free ones are given back when
-// memory is short.
+// Growth by segments: whole blocks of an upstream resource that has no pages to map (cudaMalloc, pinned memory, another pool).
+// A segment cannot be moved or extended; wholly free ones are given back when memory is short.
 
 #include <cstddef>
 #include <cstdint>
@@ -9397,7 +9382,7 @@ namespace tarn::detail {
 /// Segments are multiples of this, bytes: what cudaMalloc rounds to anyway on a device with 2 MiB pages.
 inline constexpr std::size_t segment_grain = 2_MiB;
 
-/// What has segments to give.
+/// A source that can provide segments.
 template <class S>
 concept segment_source = has_allocate_sync<S> && has_deallocate_sync<S> && has_driver<S>;
 
@@ -9413,19 +9398,18 @@ class segment_growth {
   [[nodiscard]] Source& source() noexcept { return source_; }
   [[nodiscard]] Source const& source() const noexcept { return source_; }
 
-  /// Nothing is known of the upstream.
+  /// The upstream's memory is unknown.
   [[nodiscard]] static constexpr std::size_t device_bytes() noexcept { return 0; }
-  /// Segments are seen at one place only.
+  /// Segments have only one mapping.
   [[nodiscard]] static void* reuse(arena&, growth_request const&) noexcept { return nullptr; }
 
-  /// Makes a free range of at least `request.bytes`. False where nothing may be created. The hot lock is held
-  /// on entry and return, and let go around the upstream's call. @throws what the upstream throws; nothing
-  /// has changed
+  /// Makes a free range of at least `request.bytes`. Returns false if nothing may be created. The hot lock is held on entry and
+  /// return, and released around the upstream's call. @throws what the upstream throws; nothing has changed
   bool grow(arena& a, may_release hot, ordering<driver_type>&, growth_request const& request, void*&) {
     if (request.may_create == 0 && !request.may_exceed) return false;
     segments_.reserve(segments_.size() + 1);
     a.ranges.make_room(1);
-    // The node is taken now: other threads may use up the room while the lock is released.
+    // Take the node now: other threads may use up the room while the lock is released.
     range_ref const r = a.ranges.take();
     std::size_t const exact = request.bytes + (request.alignment > range_grain ? request.alignment : 0);
     std::size_t bytes = align_up(exact, segment_grain);
@@ -9434,8 +9418,8 @@ class segment_growth {
       unlocked const open(hot);
       try {
         base = source_.allocate_sync(bytes, default_alignment);
-        // Blocks of whole segment grains start on a range grain nearly everywhere. Room for the other case is asked for only
-        // then: always asked for, it would make every block of 2 MiB a segment of 4.
+        // Blocks of whole segment grains nearly always start on a range grain. Request room for the other case only when it
+        // occurs: requesting it always would make every block of 2 MiB a segment of 4 MiB.
         if (!is_aligned(base, range_grain) && bytes < exact + range_grain) {
           source_.deallocate_sync(base, bytes, default_alignment);
           bytes = align_up(exact + range_grain, segment_grain);
@@ -9462,8 +9446,8 @@ class segment_growth {
     return true;
   }
 
-  /// Gives wholly free segments back, whose work is done, until at most `keep` bytes are reserved; returns
-  /// the bytes.
+  /// Gives wholly free segments whose work is complete back, until at most `keep` bytes are reserved; returns the bytes given
+  /// back.
   std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
     while (counters_.reserved > keep) {
@@ -9491,7 +9475,7 @@ class segment_growth {
     }
   }
 
-  /// True where `address` lies in a segment. O(segments).
+  /// Whether `address` lies in a segment. O(segments).
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
     for (segment const& s : segments_) {
       auto const base = reinterpret_cast<std::uintptr_t>(s.base);
@@ -9518,7 +9502,7 @@ class segment_growth {
     zone where = zone::small;
   };
 
-  /// A wholly free segment whose work is done; 0 if there is none.
+  /// A wholly free segment whose work is complete; 0 if there is none.
   [[nodiscard]] static range_ref free_segment(arena const& a) noexcept {
     range_ref whole = 0;
     for (domain_ref d = 0; d < a.streams.size() && whole == 0; ++d) {
@@ -9533,7 +9517,7 @@ class segment_growth {
     return whole;
   }
 
-  /// An unused entry; room was made.
+  /// An unused entry. Requires room for one.
   std::size_t free_index() noexcept {
     for (std::size_t i = 0; i < segments_.size(); ++i) {
       if (segments_[i].base == nullptr) return i;
@@ -9549,15 +9533,15 @@ class segment_growth {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/growth/watched_growth.hpp
-// Growth over a page source that a tool may watch: by pages, or, where a tool is found, by segments of plain blocks,
-// since compute-sanitizer 2025.3.1 refuses heaps over mapped pages and counts each refusal as the program's error.
+// Growth over a page source that a tool may watch. It grows by pages, or by segments of plain blocks if a tool is found, since
+// compute-sanitizer 2025.3.1 refuses heaps over mapped pages and counts each refusal as an error of the program.
 
 #include <cstddef>
 #include <cstdint>
 
 namespace tarn::detail {
 
-/// Pages, and blocks in their place from a tool's arrival on, which is before the first growth or never.
+/// Provides pages, and blocks in their place once a tool is found, which is before the first growth or never.
 template <class S>
 concept watched_pages = page_source<S> && segment_source<S> && requires(S const& s) {
   { s.watched() }
@@ -9611,24 +9595,23 @@ class watched_growth {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/inspection/described_source.hpp
-// described_source: a pool's source, which tells a tool of each segment while the pool has it.
+// A pool's source that reports each segment to a tool while the pool holds it.
 
 #include <cstddef>
 #include <type_traits>
 #include <utility>
 
 // ---- tarn/pool/inspection/description.hpp
-// What a pool tells a tool that watches memory (compute-sanitizer, the simulated one): which bytes are handed out.
+// What a pool reports to a tool that watches memory (compute-sanitizer, the simulated one): which bytes are handed out.
 //
-// Without a tool this is one byte, looked at where the arena is asked. With one the pool changes: it stands on whole
-// blocks of the driver's, also in place of pages and of cudaMallocAsync's memory, which tools refuse; no magazines;
-// every block is followed by `guard_bytes` that belong to nobody; a block that is freed is waited for on its stream,
-// ceases to be a region, and is kept from reuse for a while. So an access past the requested size, before it, or after
-// the free is outside every region:
+// Without a tool this costs one byte, read when a call reaches the arena. With a tool the pool behaves differently: it uses
+// whole blocks of the driver, also in place of pages and of cudaMallocAsync's memory, which tools refuse; it has no magazines;
+// an unowned guard of `guard_bytes` follows every block; a freed block is waited for on its stream, stops being a region, and
+// is quarantined for a while. So an access past the requested size, before it, or after the free is outside every region:
 //
 //   heap     |--------------------------- one segment -------------------------|
 //   regions   [ asked ]          [ asked ]                    [ asked ]
-//   nobody's           guard,slack        guard,slack, freed           guard,...
+//   unowned            guard,slack        guard,slack, freed           guard,...
 
 #include <atomic>
 #include <cstddef>
@@ -9639,26 +9622,26 @@ class watched_growth {
 
 namespace tarn::detail {
 
-/// Bytes after each block that nobody may touch; those before it are the guard of the block before. NVIDIA's guide asks
-/// for no distance; an overrun by one thread block of words is still told from the next block.
+/// Unowned bytes after each block; those before a block are the guard of the previous block. NVIDIA's guide requires no
+/// distance; with this one, an overrun by one thread block of words does not reach the next block.
 inline constexpr std::size_t guard_bytes = 256;
 
-/// Freed blocks that wait before they are reused: at most so many, and so many bytes. Where the driver has no more memory
-/// they all come home.
+/// Bounds of the quarantine, in blocks and in bytes. If the driver has no more memory, all quarantined blocks return to the
+/// heap.
 inline constexpr std::size_t quarantine_blocks = 1024;
 inline constexpr std::size_t quarantine_bytes = 256_MiB;
 
-/// A freed block on its way home.
+/// A freed block that has not yet returned to the heap.
 struct freed_block {
   void* p = nullptr;
-  std::size_t bytes = 0;  ///< with the guard
+  std::size_t bytes = 0;  ///< including the guard
   std::size_t alignment = 0;
   stream_id id = 0;
   stream_ref stream;
 };
 
-/// True where the source at the bottom has blocks of which each may be a heap; false above another pool, which
-/// describes its own, and over what a tool refuses.
+/// Whether the blocks of the lowest source may each be a heap. False above another pool, which describes its own blocks, and
+/// over memory that a tool refuses.
 template <class Layer>
 constexpr bool gives_heaps() noexcept {
   if constexpr (requires { requires Layer::hands_out_pieces; }) {
@@ -9670,7 +9653,7 @@ constexpr bool gives_heaps() noexcept {
   }
 }
 
-/// Memory that a tool can watch: a device's own, of a driver that knows tools, in blocks that may be heaps.
+/// Memory that a tool can watch: device-only memory, of a driver that supports tools, in blocks that may be heaps.
 template <class Source>
 inline constexpr bool is_describable =
     describing_driver<typename Source::driver_type>&& has_property<Source, device_accessible> &&
@@ -9678,7 +9661,7 @@ inline constexpr bool is_describable =
     (has_plain_blocks<Source> ||
      gives_heaps<std::remove_reference_t<decltype(layer_of(std::declval<Source&>()))>>());
 
-/// Safe from any thread; its one lock is a leaf. The host's want of memory costs reports, nothing else.
+/// Safe from any thread; no other lock is taken under its lock. If host memory runs out, only reports are lost.
 template <describing_driver Driver>
 class description {
  public:
@@ -9688,7 +9671,7 @@ class description {
 
   [[nodiscard]] bool active() const noexcept { return state_.load(std::memory_order_acquire) == state::told; }
 
-  /// Looks for a tool, once, before the first heap. Later than construction, since that must not start CUDA.
+  /// Looks for a tool, once, before the first heap. Not in the constructor, since that must not start CUDA.
   bool decide() noexcept {
     if (state_.load(std::memory_order_acquire) == state::undecided) [[unlikely]]
       look();
@@ -9706,7 +9689,7 @@ class description {
       tool_.unregister_heap(handle);
     }
   }
-  /// Before the memory goes.
+  /// Called before the memory is given back.
   void heap_ends(void* p) noexcept {
     if (!active()) return;
     std::lock_guard const guard(mutex_);
@@ -9718,14 +9701,14 @@ class description {
       return;
     }
   }
-  /// The driver is gone, and a tool with it: nothing is told any more.
+  /// Stops all reports: the driver has unloaded, and a tool with it.
   void abandon() noexcept {
     std::lock_guard const guard(mutex_);
     heaps_.clear();
     left_.clear();
   }
 
-  /// Room for one block. @throws std::bad_alloc, nothing has changed
+  /// Makes room for one block. @throws std::bad_alloc, nothing has changed
   void make_room() {
     std::lock_guard const guard(mutex_);
     live_.make_room(1 + promised_);
@@ -9735,7 +9718,7 @@ class description {
     std::lock_guard const guard(mutex_);
     --promised_;
   }
-  /// A block is handed out; room was made.
+  /// Reports a block that is handed out. Requires make_room().
   void block_begins(void* p, std::size_t bytes) noexcept {
     std::lock_guard const guard(mutex_);
     --promised_;
@@ -9743,8 +9726,8 @@ class description {
     forget_left(address(p), bytes);
     if (heap const* const h = heap_of(address(p)); h != nullptr) tool_.register_region(h->handle, p, bytes);
   }
-  /// A block comes back: its bytes as asked, 0 if it is none; where they are `bytes` it is live no longer, though still a
-  /// region.
+  /// Takes a block back: returns its requested bytes, 0 if there is none. If they equal `bytes`, the block is no longer live,
+  /// but still a region.
   std::size_t take_back(void* p, std::size_t bytes) noexcept {
     std::lock_guard const guard(mutex_);
     std::size_t const asked = live_.find(address(p));
@@ -9752,18 +9735,18 @@ class description {
     return asked;
   }
 
-  /// Ends the region of a block once work on the stream before it is done.
+  /// Ends the region of a block once earlier work on the stream is complete.
   void region_ends(void* p, std::size_t bytes, stream_ref stream) noexcept {
     wait_for(p, bytes, stream);
     region_ends(p);
   }
-  /// The same, where the stream was waited for; it may be destroyed by now.
+  /// As above, if the stream was already waited for; it may be destroyed by now.
   void region_ends(void* p) noexcept {
     std::lock_guard const guard(mutex_);
     if (!is_left(address(p))) end_region(address(p));
   }
-  /// Waits for the stream of a block that is held back; not where the block is not live or was of another size, which is
-  /// told later.
+  /// Waits for the stream of a block that is held back; does nothing if the block is not live or has another size, which is
+  /// reported later.
   void wait_if_live(void* p, std::size_t bytes, stream_ref stream) noexcept {
     {
       std::lock_guard const guard(mutex_);
@@ -9772,8 +9755,8 @@ class description {
     wait_for(p, bytes, stream);
   }
 
-  /// Keeps a freed block from reuse. False where there is no room for it: take some out, oldest first, and ask again; or
-  /// where there never will be, `fits()`.
+  /// Quarantines a freed block. Returns false if there is no room: take some out, oldest first, and retry. If `fits()` is
+  /// false, there never will be room.
   [[nodiscard]] bool keep(freed_block const& b) noexcept {
     std::lock_guard const guard(mutex_);
     if (kept_ == ring_.size() || kept_bytes_ + b.bytes > quarantine_bytes) return false;
@@ -9815,9 +9798,9 @@ class description {
 
   static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
 
-  /// Waits for what the stream does with a live block. While a graph is captured from it that cannot be, and the graph may
-  /// still run: the region is left until its bytes are handed out again.
-  /// Nothing is asked of a stream that may be destroyed: the whole device's work is waited for.
+  /// Waits for the stream's work on a live block. During a capture of the stream that is impossible, and the graph may still
+  /// run: the region then stays until its bytes are handed out again. If the stream may be destroyed, its handle is not
+  /// queried: waits for the whole device's work.
   void wait_for(void* p, std::size_t bytes, stream_ref stream) noexcept {
     if (life_of(driver_, stream) != stream_life::alive) {
       (void)wait_for_lost(driver_);
@@ -9849,7 +9832,7 @@ class description {
     state_.store(static_cast<bool>(tool_) ? state::told : state::untold, std::memory_order_release);
   }
 
-  /// The segment that a block lies in; null where the tool did not take it. O(segments).
+  /// The segment that contains a block; null if the tool refused it. O(segments).
   [[nodiscard]] heap const* heap_of(std::uintptr_t at) const noexcept {
     for (heap const& h : heaps_) {
       if (at >= h.begin && at - h.begin < h.bytes) return &h;
@@ -9880,7 +9863,7 @@ class description {
   fork_mutex mutex_;
   decltype(driver_.memory_tool()) tool_;
   sequence<heap> heaps_;
-  address_map<std::size_t> live_;  ///< bytes asked of each block handed out
+  address_map<std::size_t> live_;  ///< requested bytes of each block handed out
   std::size_t promised_ = 0;       ///< blocks that room was made for and that are not handed out yet
   sequence<stretch> left_;
   sequence<freed_block> ring_;  ///< the quarantine, oldest at first_
@@ -9889,7 +9872,7 @@ class description {
   std::size_t kept_bytes_ = 0;
 };
 
-/// For memory that no tool can watch: nothing, at no cost.
+/// For memory that no tool can watch: does nothing, at no cost.
 struct no_description {
   template <class Driver>
   explicit constexpr no_description(Driver const&) noexcept {}
@@ -9897,7 +9880,7 @@ struct no_description {
   [[nodiscard]] static constexpr bool decide() noexcept { return false; }
 };
 
-/// Room for a block's description: used, or given up again.
+/// Room for a block's description: used, or given up in the destructor.
 template <class Told>
 class room_to_describe {
  public:
@@ -9930,7 +9913,7 @@ class room_to_describe {
 
 namespace tarn::detail {
 
-/// The source itself, but for what a tool must know. Lives no longer than the description.
+/// The source, plus reports to a tool. Must not outlive the description.
 template <class Source>
 class described_source {
  public:
@@ -9941,12 +9924,12 @@ class described_source {
       : source_(std::move(source)), told_(&told) {}
 
   [[nodiscard]] Source& source() noexcept { return source_; }
-  /// True once a tool is found, which is before the first growth or never.
+  /// Whether a tool was found, which happens before the first growth or never.
   [[nodiscard]] bool watched() const noexcept { return told_->active(); }
   [[nodiscard]] driver_type const& driver() const noexcept { return source_.driver(); }
   [[nodiscard]] device_id device() const { return source_.device(); }
 
-  // Pages: nothing is told of them, since no tool takes them as heaps.
+  // Pages are not reported, since no tool accepts them as heaps.
 
   [[nodiscard]] std::size_t granularity() const noexcept requires page_source<Source> {
     return source_.granularity();
@@ -9979,7 +9962,7 @@ class described_source {
     if constexpr (has_allocate_sync<Source>) {
       return source_.allocate_sync(bytes, alignment);
     } else {
-      return nullptr;  // pages have blocks only where a tool watches
+      return nullptr;  // pages have plain blocks only while a tool watches
     }
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
@@ -10015,7 +9998,7 @@ class described_source {
   description<driver_type>* told_;
 };
 
-/// How a pool over `Source` is described, and the source it then stands on.
+/// The description of a pool over `Source`, and the source that the pool then uses.
 template <class Source, bool = is_describable<Source>>
 struct description_of {
   using type = no_description;
@@ -10033,48 +10016,47 @@ struct description_of<Source, true> {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/options.hpp
-// What a user may choose of a pool; the defaults serve all traces.
+// User options of a pool; the defaults suit all recorded traces.
 
 #include <cstddef>
 
 namespace tarn {
 
-/// May free physical handles be seen side by side at a second place?
+/// Whether free physical handles may be remapped next to each other at a second address.
 enum class remapping {
-  when_tight,  ///< yes, before reserved memory outgrows the live peak (needs a page source)
-  off          ///< no: every handle is seen where it was first mapped
+  when_tight,  ///< yes, before reserved memory exceeds the live peak (needs a page source)
+  off          ///< no: every handle stays where it was first mapped
 };
 
 struct pool_options {
   remapping remap = remapping::when_tight;
-  /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are
-  /// remapped.
+  /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are remapped.
   unsigned slack_per_mille = 9;
-  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0: from the live peak, see pool/growth/growth.hpp. Smaller
-  /// ones waste less and cost more driver calls.
+  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak, see
+  /// pool/growth/growth.hpp. Smaller handles waste less memory and cost more driver calls.
   std::size_t largest_handle = 0;
 };
 
 }  // namespace tarn
 // ---- tarn/pool/order/reclaim.hpp
-// Free memory of one stream made available to others: by finding out that the device is past it, by waiting on the host, or by
-// making another stream wait on the device. Streams that are done are forgotten.
+// Reclaiming free memory of one stream for others. The device is found to have completed the work on it, the host waits for
+// it, or another stream is made to wait on the device. Streams whose work is complete are forgotten.
 //
 // All functions run under the growth lock and the hot lock, and release the hot lock around driver calls. Under the growth lock
-// a domain stays the same stream's.
+// a domain keeps its stream.
 
 #include <cstddef>
 #include <cstdint>
 
 namespace tarn::detail {
 
-/// Which streams a sweep may ask the driver about.
+/// Which streams a sweep may query the driver about.
 enum class sweep_of : std::uint8_t {
   all_streams,
-  default_streams  ///< those whose mark spoils no capture: the calling thread may be capturing a graph
+  default_streams  ///< marking them invalidates no capture: the calling thread may be capturing a graph
 };
 
-/// True where a stream other than `taker` has free memory.
+/// Whether a stream other than `taker` has free memory.
 [[nodiscard]] inline bool others_have_free(arena const& space, domain_ref taker) noexcept {
   for (domain_ref d = 1; d < space.streams.size(); ++d) {
     if (d != taker && space.streams[d].has_free()) return true;
@@ -10082,7 +10064,7 @@ enum class sweep_of : std::uint8_t {
   return false;
 }
 
-/// True where work may still run on what a stream freed.
+/// Whether work may still run on memory that a stream freed.
 [[nodiscard]] inline bool has_unfinished(arena const& space) noexcept {
   for (domain_ref d = 1; d < space.streams.size(); ++d) {
     stream_domain const& domain = space.streams[d];
@@ -10091,8 +10073,8 @@ enum class sweep_of : std::uint8_t {
   return false;
 }
 
-/// Makes what a stream freed neutral as far as the device is past it. What a stream never freed is neutral, too: its share of
-/// handles that were made for it (marked 0).
+/// Makes what a stream freed neutral as far as the device has completed it. Memory that a stream never freed becomes neutral,
+/// too: its share of handles that were created for it (marked 0).
 inline void neutralise(arena& space, domain_ref d) {
   stream_domain& domain = space.streams[d];
   if (domain.foreign_count != 0 && domain.foreign_epoch <= domain.completed) space.send_foreign_home(d);
@@ -10100,7 +10082,7 @@ inline void neutralise(arena& space, domain_ref d) {
   if (domain.is_over()) space.streams.forget(d);
 }
 
-/// Makes frees that the device is past neutral. Never waits.
+/// Makes frees neutral that the device has completed. Never waits.
 template <stream_driver Driver>
 void collect_finished(arena& space, ordering<Driver>& order, may_release hot, domain_ref except) {
   for (domain_ref d = 1; d < space.streams.size(); ++d) {
@@ -10110,8 +10092,8 @@ void collect_finished(arena& space, ordering<Driver>& order, may_release hot, do
   }
 }
 
-/// Waits on the host for everything that was freed. Blocks that return to their run may leave it empty in the domain of a stream
-/// that was finished before: hence a second pass.
+/// Waits on the host for everything that was freed. A block that returns to its run may empty that run in the domain of a
+/// stream that was finished earlier, hence the second pass.
 template <stream_driver Driver>
 void finish_all(arena& space, ordering<Driver>& order, may_release hot) {
   bool has_returned = true;
@@ -10127,8 +10109,8 @@ void finish_all(arena& space, ordering<Driver>& order, may_release hot) {
 }
 
 /// Makes the taker's stream wait, on the device, for other streams' frees, and moves them to its domain. For memory that every
-/// stream may use the host waits instead.
-/// `covered` is read before order() releases the lock and used after it: what is freed meanwhile, by this stream or by one that
+/// stream may use, the host waits instead.
+/// `covered` is read before order() releases the lock and used after it: memory freed meanwhile, by this stream or by one that
 /// was given its place, has a later mark and stays.
 template <stream_driver Driver>
 void steal(arena& space, ordering<Driver>& order, may_release hot, domain_ref taker) {
@@ -10145,7 +10127,7 @@ void steal(arena& space, ordering<Driver>& order, may_release hot, domain_ref ta
   }
 }
 
-/// Forgets the streams that no thread has used since the last sweep and whose work is done; what they have is neutral then.
+/// Forgets the streams that no thread has used since the last sweep and whose work is complete; their memory becomes neutral.
 /// Waits only for destroyed streams whose work cannot be marked.
 template <stream_driver Driver>
 void sweep(arena& space, ordering<Driver>& order, may_release hot, sweep_of which) {
@@ -10157,7 +10139,7 @@ void sweep(arena& space, ordering<Driver>& order, may_release hot, sweep_of whic
       continue;
     }
     if (domain.id == 0 || domain.climbing) continue;
-    // A destroyed stream with nothing to wait for is asked nothing.
+    // A destroyed stream with nothing to wait for needs no query.
     bool const is_left_over = domain.gone && domain.is_completed() && domain.holds_no_run();
     if (which == sweep_of::default_streams && !is_default_stream(domain.stream) && !is_left_over) continue;
     if (!domain.runs_marked && !domain.holds_no_run()) {
@@ -10165,7 +10147,7 @@ void sweep(arena& space, ordering<Driver>& order, may_release hot, sweep_of whic
       domain.runs_marked = true;
     }
     bool const done = order.settle(space, hot, d) == progress::completed;
-    if (!done || domain.used) {  // its stream may have come back while the lock was released
+    if (!done || domain.used) {  // the stream may have been used again while the lock was released
       ++in_vain;
       continue;
     }
@@ -10179,22 +10161,22 @@ void sweep(arena& space, ordering<Driver>& order, may_release hot, sweep_of whic
 
 }  // namespace tarn::detail
 // ---- tarn/pool/pool_state.hpp
-// What a pool knows of itself at one moment, for reports and tests. Bytes unless said.
+// The statistics of a pool at one moment, for reports and tests. In bytes unless noted.
 
 #include <cstddef>
 #include <cstdint>
 
 namespace tarn {
 
-/// Free ranges that cannot be given back to the driver by themselves: the parts of free ranges that lie in handles, or in a
-/// segment, which they do not fill. Counted at the end of each call that reaches the pool's shared part. What threads keep
-/// in their magazines and the free blocks of a run are not among them.
+/// Free ranges that cannot be given back to the driver on their own: the parts of free ranges that lie in handles, or in a
+/// segment, that they do not fill. Counted at the end of each call that reaches the pool's shared part. Blocks in threads'
+/// magazines and free blocks of a run are excluded.
 struct split_ranges {
   stat blocks;  ///< free ranges with such a part
   stat bytes;   ///< in those parts
 };
 
-/// What the totals of a pool were at the last reset_totals().
+/// The totals of a pool at the last reset_totals().
 struct pool_totals {
   std::uint64_t reserved = 0;
   std::uint64_t released = 0;
@@ -10204,8 +10186,8 @@ struct pool_totals {
   std::uint64_t host_waits = 0;
 };
 
-/// One of PyTorch's two pools: what was taken for blocks up to 1 MiB, or for larger ones. A wholly free handle of one
-/// may serve the other, too.
+/// One of PyTorch's two pools: memory taken for blocks up to 1 MiB, or for larger ones. A wholly free handle of one may also
+/// serve the other.
 struct pool_part {
   stat reserved;                         ///< bytes held from the driver
   stat handles;                          ///< physical handles, or segments, held
@@ -10215,35 +10197,35 @@ struct pool_part {
 };
 
 struct pool_state {
-  std::size_t live = 0;                ///< handed out, rounded to blocks; `pending` is part of it
-  std::size_t live_blocks = 0;         ///< how many blocks that is
-  std::size_t reserved = 0;            ///< held from the driver
-  std::size_t reserved_peak = 0;       ///< since the last reset_peaks()
-  std::size_t cached = 0;              ///< reserved, not handed out
-  std::size_t pending = 0;             ///< freed, but awaiting another stream that used it (record_use)
-  std::size_t pending_blocks = 0;      ///< how many blocks that is
-  std::size_t largest_free_range = 0;  ///< the largest block that needs no driver call, magazines not counted
-  std::size_t free_blocks = 0;         ///< free ranges
-  std::size_t inactive_split_bytes = 0;  ///< bytes in them, whole free handles and segments included
-  split_ranges split;                    ///< those of them that cannot be given back by themselves
-  std::uint64_t reserved_total = 0;      ///< ever taken from the driver
-  std::uint64_t released_total = 0;      ///< ever given back
+  std::size_t live = 0;                  ///< handed out, rounded to block sizes; includes `pending`
+  std::size_t live_blocks = 0;           ///< number of those blocks
+  std::size_t reserved = 0;              ///< held from the driver
+  std::size_t reserved_peak = 0;         ///< since the last reset_peaks()
+  std::size_t cached = 0;                ///< reserved, not handed out
+  std::size_t pending = 0;               ///< freed, but waiting for another stream that used it (record_use)
+  std::size_t pending_blocks = 0;        ///< number of those blocks
+  std::size_t largest_free_range = 0;    ///< largest block without a driver call, magazines excluded
+  std::size_t free_blocks = 0;           ///< free ranges
+  std::size_t inactive_split_bytes = 0;  ///< bytes in them, including whole free handles and segments
+  split_ranges split;                    ///< the part of them that cannot be given back on its own
+  std::uint64_t reserved_total = 0;      ///< taken from the driver since the start
+  std::uint64_t released_total = 0;      ///< given back since the start
   std::uint64_t handles = 0;             ///< physical handles, or segments, held
   std::uint64_t handles_peak = 0;
-  std::uint64_t creates = 0;  ///< handles or segments made
+  std::uint64_t creates = 0;  ///< handles or segments created
   std::uint64_t destroys = 0;
   std::uint64_t maps = 0;
   std::uint64_t unmaps = 0;
-  std::uint64_t remaps = 0;         ///< maps of handles that served elsewhere before
+  std::uint64_t remaps = 0;         ///< maps of handles that were used at another address before
   std::uint64_t alloc_retries = 0;  ///< times the driver refused and the cache was searched again
   std::uint64_t ooms = 0;           ///< out_of_memory thrown
   std::uint64_t host_waits = 0;     ///< times the host waited for a stream
-  std::uint64_t device_waits = 0;   ///< times a stream was made to wait for another
-  /// Host memory of the bookkeeping, bytes. For a live block of up to 2 KiB some 3, up to 1 MiB some 65 to 105, for a larger
-  /// one up to 260, its share of the free ranges among them; for a GiB of large blocks 13 to 22 KiB. Steady at constant
-  /// live size, however many calls (tests/pool/growth.cpp).
+  std::uint64_t device_waits = 0;   ///< times a stream was made to wait for another stream
+  /// Host memory of the metadata, bytes. About 3 for a live block of up to 2 KiB, 65 to 105 for one up to 1 MiB, up to 260 for
+  /// a larger one, including its share of the free ranges; 13 to 22 KiB for a GiB of large blocks. Constant at constant live
+  /// size, however many calls are made (tests/pool/growth.cpp).
   std::size_t host_bytes = 0;
-  pool_part small;  ///< of what is above: for blocks up to 1 MiB
+  pool_part small;  ///< the part of the above for blocks up to 1 MiB
   pool_part large;  ///< for larger blocks
   pool_totals totals_reset;
 };
@@ -10286,7 +10268,7 @@ class heap {
   heap(heap const&) = delete;
   heap& operator=(heap const&) = delete;
 
-  // State. What is not said to be under `hot` is under `cold`.
+  // State. Members are protected by `cold` unless marked otherwise.
   pool_options const options;
   mutable hot_mutex hot;
   mutable recursive_fork_mutex cold;
@@ -10309,8 +10291,8 @@ class heap {
 
   // ---- taking
 
-  /// Takes a block, or up to `batch.wanted` of a class that has runs, from the taker's own memory, else from what is neutral.
-  /// False where neither has one. Room was made. O(1).
+  /// Takes a block, or up to `batch.wanted` blocks of a class that has runs, from the taker's own memory, then from neutral
+  /// memory. Returns false if neither has one. Requires arena::make_room(). O(1).
   bool take(hot_lock const&, domain_ref taker, block_request const& r, block_batch& batch) noexcept {
     if (r.in_run) {
       batch.count = space_.take_small(taker, r.size_class, batch.blocks, batch.wanted);
@@ -10322,7 +10304,7 @@ class heap {
 
   // ---- giving back: never throws, never waits for `cold`
 
-  /// Gives blocks of a class back.
+  /// Returns blocks of a size class to the arena.
   void give_back(stream_id id, stream_ref stream, unsigned k, void* const* blocks,
                  std::uint32_t count) noexcept {
     hot_lock held(hot);
@@ -10337,7 +10319,7 @@ class heap {
                            : space_.release(giver.get(held), blocks[i], class_bytes(k));
       if (result == release_result::needs_finish) {
         bool const finished = wait_for_device(may_release(held));
-        giver = domain_of(may_release(held), id, stream);  // it may be another stream's by now
+        giver = domain_of(may_release(held), id, stream);  // its place may belong to another stream now
         if (!finished) {
           count_uncached(held, static_cast<std::int64_t>(class_bytes(k)), 1);
           continue;
@@ -10348,13 +10330,13 @@ class heap {
     }
     space_.count_splits();
   }
-  /// Gives blocks of `bytes` each back, as the request for one of them was served.
+  /// Returns blocks of `bytes` each to the arena, in the way the request for one of them was served.
   void give_back(block_request const& r, void* const* blocks, std::uint32_t count,
                  std::size_t bytes) noexcept {
     if (r.size_class != class_count) return give_back(r.id, r.stream, r.size_class, blocks, count);
     for (std::uint32_t i = 0; i < count; ++i) give_back_range(r.id, r.stream, blocks[i], bytes);
   }
-  /// Gives a block that has no class back. @param block  its rounded bytes
+  /// Returns a block without a size class to the arena. @param block  its rounded bytes
   void give_back_range(stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
     hot_lock held(hot);
     return_range(may_release(held), id, stream, p, block);
@@ -10381,7 +10363,7 @@ class heap {
     uncached_live_bytes += bytes;
     uncached_live_blocks += blocks;
   }
-  /// A request was served. @param uncached  whether no thread cache counts the block; a guard is not counted
+  /// Counts a served request. @param uncached  whether no thread cache counts the block; a guard is not counted
   void count_taken(hot_lock const& held, block_request const& r, bool uncached) noexcept {
     if (uncached) count_uncached(held, static_cast<std::int64_t>(rounded_bytes(r.asked, r.alignment)), 1);
     space_.count_splits();
@@ -10394,7 +10376,7 @@ class heap {
     hot_lock const held(hot);
     note_misuse(held, release_result::twice, p, r.block);
   }
-  /// Notes a misuse, and that what was counted as freed was not.
+  /// Records a misuse, and counts the block as live again since it was not freed.
   void note_misuse(hot_lock const& held, release_result what, void const* p, std::size_t block) noexcept {
     count_uncached(held, static_cast<std::int64_t>(block), 1);
     notes.add(held, what, p);
@@ -10415,10 +10397,10 @@ class heap {
     return id;
   }
 
-  /// True where streams should be swept. May be asked without a lock.
+  /// Returns whether streams should be swept. Needs no lock.
   [[nodiscard]] bool is_crowded() const noexcept { return space_.streams.is_crowded(); }
-  /// Forgets streams that are done with the pool, ended threads' default streams among them. Where another thread climbs,
-  /// a later call does it.
+  /// Forgets streams that no longer use the pool, including default streams of ended threads. If another thread is climbing, a
+  /// later call does it.
   TARN_NOINLINE void sweep_streams(sweep_of which) noexcept {
     if (!cold.try_lock()) return;
     std::lock_guard const guard(cold, std::adopt_lock);
@@ -10428,7 +10410,7 @@ class heap {
 
   // ---- under the growth lock
 
-  /// Gives free memory back to the source until at most `keep_bytes` are reserved, once the host has waited for the streams
+  /// Gives free memory back to the source until at most `keep_bytes` are reserved, after the host has waited for the streams
   /// that freed it. Returns the bytes given back.
   std::size_t shrink(std::size_t keep_bytes) {
     hot_lock held(hot);
@@ -10437,8 +10419,8 @@ class heap {
     space_.count_splits();
     return given;
   }
-  /// Waits for all work on the pool's memory, as far as the driver can say.
-  /// @param asks_for_device  whether blocks await uses that can only be waited for with the whole device
+  /// Waits for all work on the pool's memory, as far as the driver can report it.
+  /// @param asks_for_device  whether blocks wait for uses that only a device synchronisation covers
   void finish(bool asks_for_device) noexcept {
     hot_lock held(hot);
     finish_all(space_, order, may_release(held));
@@ -10454,11 +10436,11 @@ class heap {
 
   // ---- fork
 
-  /// True in a forked child that cannot use what the driver gave its parent. The thread caches are closed, so that every call
-  /// reaches a place where this is asked.
+  /// Returns true in a forked child that cannot use its parent's driver resources. Its thread caches are closed, so every call
+  /// reaches a check of this.
   [[nodiscard]] bool is_lost() const noexcept { return lost_.load(std::memory_order_relaxed); }
   void set_lost(bool lost) noexcept { lost_.store(lost, std::memory_order_relaxed); }
-  /// In a forked child whose lock was held by a thread that does not exist there.
+  /// Used in a forked child if the lock's owner thread does not exist there.
   void renew_hot_lock() noexcept { (void)::new (static_cast<void*>(&hot)) hot_mutex; }
 
   [[noreturn]] void refuse_forked() const {
@@ -10478,11 +10460,11 @@ class heap {
 
  private:
   using looked_up_domain = looked_up<domain_ref>;
-  /// Where the host has no memory to note a free and the device cannot be waited for, the block stays live until the pool
-  /// ends: no thread may have it while work may still use it.
+  /// If the host has no memory to record a free and the device cannot be waited for, the block stays live until the pool ends:
+  /// no thread may reuse it while work may still use it.
   static constexpr domain_ref no_domain = static_cast<domain_ref>(-1);
 
-  /// The domain that a free belongs to. Where the host has no memory to make one, its work is waited for instead.
+  /// The domain that a free belongs to. If the host has no memory to make one, waits for the stream's work instead.
   looked_up_domain domain_of(may_release held, stream_id id, stream_ref stream) noexcept {
     domain_ref found = no_domain;
     try {
@@ -10492,7 +10474,7 @@ class heap {
     }
     return {held.held(), found};
   }
-  /// A stream whose blocks come back late may be destroyed, and its handle must not be used.
+  /// Waits for the device, not the stream: the stream of a late free may be destroyed, and its handle must not be used.
   bool wait_for_device(may_release held) noexcept {
     unlocked const open(held);
     return driver().synchronize_device().ok();
@@ -10502,13 +10484,13 @@ class heap {
   std::atomic<bool> lost_{false};
 
  public:
-  typename described::type description;  ///< last: away from what a warm call looks at
+  typename described::type description;  ///< last: away from the members that a warm call reads
 };
 
 }  // namespace tarn::detail
 // ---- tarn/pool/inspection/described_blocks.hpp
-// Blocks that are freed while a tool watches memory: they are taken out of the tool's regions and kept from reuse for a while
-// (description.hpp). Without a tool nothing here is called.
+// Deallocation while a tool watches memory: freed blocks are removed from the tool's regions and quarantined for a while
+// (description.hpp). Not called without a tool.
 
 #include <cstddef>
 #include <cstdint>
@@ -10536,7 +10518,7 @@ TARN_NOINLINE void take_back_described([[maybe_unused]] Heap& heap, [[maybe_unus
         return heap.note_misuse(held, asked == 0 ? release_result::foreign : release_result::wrong_size, p,
                                 block);
     }
-    // What was held back has been waited for, and its stream may be destroyed.
+    // A held-back block was waited for, and its stream may be destroyed.
     if (id == neutral_id || when == reuse::at_once) {
       description.region_ends(p);
     } else {
@@ -10561,44 +10543,44 @@ void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/ladder.hpp
-// The ladder: what is tried, in which order, when neither a stream's own memory nor the neutral one has a fitting range.
+// The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a fitting range.
 //
-//   0 small pools   grow at once: below roomy_limit speed is worth more than memory
-//   1 magazines     all threads' cached blocks return to the heap, where they are worth it
-//   2 finished      frees of other streams that the device is past become neutral
-//   3 stealing      the stream waits, on the device, for another stream's frees, and takes them over; neutral ranges join its
-//                   own, so that neighbours coalesce
-//   4 growth        a view of free handles is used again, new handles are created, or a new view is made
-//   5 exhaustion    the driver refused: the host waits for all streams and recorded uses, whatever is free is put together,
+//   0 small pools   grow at once: below roomy_limit speed matters more than memory
+//   1 magazines     return all threads' cached blocks to the heap, if there are enough of them
+//   2 finished      make frees of other streams that the device has completed neutral
+//   3 stealing      make the stream wait, on the device, for another stream's frees, and take them over; add neutral ranges to
+//                   its own, so that neighbours coalesce
+//   4 growth        reuse a view of free handles, create new handles, or make a new view
+//   5 exhaustion    the driver refused: the host waits for all streams and recorded uses, free memory is remapped together,
 //                   free handles and segments are given back
 //   6 out_of_memory
 //
-// One thread climbs at a time (the growth lock); the hot lock is released around every driver call, and what was looked up
-// before is void then.
+// One thread climbs at a time (the growth lock). The hot lock is released around every driver call, which invalidates
+// everything looked up before.
 
 #include <cstddef>
 #include <cstdint>
 
 namespace tarn::detail {
 
-/// Up to this many bytes a thread a pool over pages grows before it takes other threads' cached blocks or other streams'
-/// memory: two blocks of each class, so that a thread which replaces blocks at random always finds one. Of the device's
-/// memory at most one part in roomy_part: 2 GiB on a device of 128 GiB.
+/// Up to this many bytes per thread, a pool over pages grows before it takes other threads' cached blocks or other streams'
+/// memory. It is two blocks of each class, so that a thread that replaces blocks at random always finds one. Limited to one
+/// part in roomy_part of the device's memory: 2 GiB on a device of 128 GiB.
 inline constexpr std::size_t roomy_limit = 128_MiB;
 inline constexpr std::size_t roomy_part = 64;
-/// For small blocks each time by this part of what it holds.
+/// Growth for small blocks is this fraction of the reserved bytes.
 inline constexpr std::size_t roomy_step = 8;
 
-/// Where several threads keep less than this part of what is reserved, they are not stopped to take it back.
+/// If several threads cache less than this fraction of the reserved bytes, they are not stopped to take it back.
 inline constexpr std::size_t idle_part = 32;
 
-/// One climb. Both locks are held from its construction to its end; the hot lock is released in between.
+/// One climb. Both locks are held when it starts and when it ends; the hot lock is released in between.
 template <class Heap, class Front, class Waiting>
 class ladder {
  public:
   using source_type = typename Heap::source_type;
 
-  /// @param batch  gets the block, and more of its class
+  /// @param batch  receives the block, and others of its class
   ladder(Heap& heap, Front& front, Waiting& waiting, may_release hot, block_request const& wanted,
          block_batch& batch)
       : heap_(heap), front_(front), waiting_(waiting), hot_(hot), wanted_(wanted), batch_(batch) {
@@ -10610,7 +10592,7 @@ class ladder {
     request_.asked_alignment = wanted.alignment;
   }
 
-  /// Climbs until there is a block.
+  /// Climbs until a block is found.
   /// @throws out_of_memory  every rung failed; nothing has changed
   void climb() {
     kept_domain const kept(space().streams[request_.taker]);
@@ -10654,8 +10636,8 @@ class ladder {
   }
 
  private:
-  /// Keeps a stream's domain while the hot lock is released: blocks of a destroyed stream that return under the same handle make
-  /// the living one look gone. Begins and ends under the hot lock.
+  /// Keeps a stream's domain while the hot lock is released. Without it, blocks of a destroyed stream that are returned under
+  /// the same handle would make the living stream look destroyed. Constructed and destroyed under the hot lock.
   class kept_domain {
    public:
     explicit kept_domain(stream_domain& domain) noexcept : domain_(domain) { domain_.climbing = true; }
@@ -10674,7 +10656,7 @@ class ladder {
     return heap_.take(hot_.held(), request_.taker, wanted_, batch_);
   }
 
-  /// True where a growth put a block together, or made memory that now serves the request.
+  /// Returns true if a growth assembled a block, or created memory that now serves the request.
   /// @throws what the source throws, nothing has changed
   bool grow() {
     void* block = nullptr;
@@ -10685,7 +10667,7 @@ class ladder {
     return true;
   }
 
-  /// Rung 0. False where the pool is no longer small, or what it has bounds it.
+  /// Rung 0. Returns false if the pool is no longer small, or the source refuses.
   bool grow_roomy(std::size_t threads) {
     std::size_t const reserved = heap_.counters.reserved;
     std::size_t const limit = smaller_of(roomy_limit * threads, heap_.growth.device_bytes() / roomy_part);
@@ -10693,7 +10675,7 @@ class ladder {
     growth_request const usual = request_;
     request_.may_create = limit - reserved;
     request_.may_exceed = false;
-    // Many threads that begin together wait for each other here: a few handles, not hundreds.
+    // Many threads that start together wait for each other here: create a few handles, not hundreds.
     if (request_.where == zone::small)
       request_.least_growth =
           larger_of(request_.least_growth, align_down(reserved / roomy_step, usual_granule));
@@ -10715,12 +10697,12 @@ class ladder {
       steal(space(), heap_.order, hot_, taker);
       if (take()) return true;
     }
-    // What is neutral and what is the stream's own may lie side by side: as one range it may do.
+    // Neutral ranges and the stream's own may be neighbours: coalesced, one may fit.
     if (taker != neutral) space().hand_over(neutral, taker, ~std::uint64_t{0});
     return take();
   }
 
-  /// Rung 5: all that is free once the host has waited.
+  /// Rung 5: everything that is free after the host has waited.
   bool take_what_is_waited_for(bool has_flushed) {
     {
       unlocked const open(hot_);
@@ -10729,19 +10711,19 @@ class ladder {
       waiting_.release(true);
     }
     if (!is_captured()) finish_all(space(), heap_.order, hot_);
-    // Looks at every free range, which is O(ranges of the request's size).
+    // Searches every free range, which is O(ranges of the request's size).
     space().make_room();
     space().search_limit = ~std::size_t{0};
     bool const found = heap_.take(hot_.held(), request_.taker, wanted_, batch_);
     space().search_limit = range_index::search_limit;
     return found;
   }
-  /// Rung 5: a view of free handles, without new ones.
+  /// Rung 5: a view of free handles, without creating any.
   bool put_together() {
     request_.may_create = 0;
     request_.may_exceed = false;
     if (!request_.may_remap)
-      return false;  // then a growth asks the driver: only once handles were given back
+      return false;  // without remapping, a growth calls the driver: only after handles were given back
     for (bool const extend : {true, false}) {
       request_.extend = extend;
       if (grow()) return true;
@@ -10749,8 +10731,8 @@ class ladder {
     return false;
   }
 
-  /// Whether a graph is captured from the taker's stream at this moment: then nothing may be recorded or waited for on its
-  /// behalf. Asked anew before each rung that needs it; the user's threads may begin a capture in between.
+  /// Returns whether the taker's stream is capturing a graph now: then nothing may be recorded on it or waited for on its
+  /// behalf. Asked again before each rung that needs it, since a user's thread may begin a capture in between.
   [[nodiscard]] bool is_captured() {
     if (request_.taker == neutral) return false;
     stream_ref const stream = space().streams[request_.taker].stream;
@@ -10758,7 +10740,7 @@ class ladder {
     return heap_.order.is_capturing(stream);
   }
 
-  /// How much may be created before free handles are remapped: up to a little more than live memory has needed so far.
+  /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
   void set_budget() noexcept {
     pool_options const& options = heap_.options;
     std::size_t const live = larger_of(space().live_peak, space().live_bytes + request_.bytes);
@@ -10771,7 +10753,7 @@ class ladder {
                                 : usual_granule;
     request_.may_remap = options.remap == remapping::when_tight;
     if (!request_.may_remap) {
-      // What a growth leaves over absorbs the small differences between one pass over the same work and the next.
+      // The remainder of a growth absorbs small differences between passes over the same work.
       request_.least_growth = larger_of(request_.least_growth, align_up(live / 128, usual_granule));
       request_.may_create = max_request_bytes;
       return;
@@ -10807,8 +10789,8 @@ class ladder {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/pool_parts.hpp
-// The parts of a pool, how fork() finds them, and what reports and tools read of them. What allocate() and deallocate() do with
-// them is in pool.hpp.
+// The parts of a pool, their handling of fork(), and their state for reports and tools. pool.hpp implements allocate() and
+// deallocate() on them.
 
 #include <cstddef>
 #include <cstdint>
@@ -10816,8 +10798,7 @@ class ladder {
 #include <utility>
 
 // ---- tarn/core/waiting_block.hpp
-// Blocks that were freed and that a pool holds back until other streams have finished with them: how many there are, and
-// who is notified when that changes.
+// Counts freed blocks that a pool holds back until other streams have finished with them, and notifies observers of changes.
 
 #include <cstddef>
 #include <cstdint>
@@ -10827,25 +10808,25 @@ namespace tarn::detail {
 
 struct waiting_amount {
   std::int64_t blocks = 0;
-  std::int64_t bytes = 0;      ///< as the pool rounds them
-  std::int64_t requested = 0;  ///< as the pool was asked
+  std::int64_t bytes = 0;      ///< as rounded by the pool
+  std::int64_t requested = 0;  ///< as requested by the caller
 };
 
-/// Is notified of each change, by the amounts that are added. May observe several pools.
+/// Receives each change as the amounts added. May observe several pools.
 class waiting_observer {
  public:
   virtual void waiting_changed(waiting_amount const& small, waiting_amount const& large) noexcept = 0;
   virtual ~waiting_observer() = default;
 };
 
-/// Counts at the moments when a block begins and stops to wait. Thread-safe.
+/// Counts blocks when they start and stop waiting. Thread-safe.
 class waiting_count {
  public:
   waiting_count() noexcept = default;
   waiting_count(waiting_count const&) = delete;
   waiting_count& operator=(waiting_count const&) = delete;
 
-  /// @param sign  1 where the block begins to wait, -1 where it stops
+  /// @param sign  1 if the block starts waiting, -1 if it stops
   void change(bool is_small, std::size_t bytes, std::size_t requested, std::int64_t sign) noexcept {
     waiting_amount const by{sign, sign * static_cast<std::int64_t>(bytes),
                             sign * static_cast<std::int64_t>(requested)};
@@ -10858,7 +10839,7 @@ class waiting_count {
       o->waiting_changed(is_small ? by : waiting_amount{}, is_small ? waiting_amount{} : by);
   }
 
-  /// Adds an observer, which is notified of what waits already. It stays where it is until it is removed.
+  /// Adds an observer and notifies it of the blocks that already wait. It must not move until it is detached.
   /// @throws std::bad_alloc, nothing has changed
   void attach(waiting_observer& observer) {
     std::lock_guard const guard(lock_);
@@ -10885,7 +10866,7 @@ class waiting_count {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/pool_statistics.hpp
-// The numbers of a pool: read, and started again. The growth lock is held.
+// Reads and resets the statistics of a pool. The caller holds the growth lock.
 
 #include <cstddef>
 #include <cstdint>
@@ -10946,7 +10927,7 @@ template <class Heap, class Front, class Waiting>
   s.live_blocks = live.blocks > 0 ? static_cast<std::size_t>(live.blocks) : 0;
   s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
   s.largest_free_range = space.largest_free();
-  space.count_splits();  // what a call that threw has changed
+  space.count_splits();  // includes the changes of a call that threw
   add_free_ranges(s, space);
   s.alloc_retries = heap.alloc_retries;
   s.ooms = heap.ooms;
@@ -10995,26 +10976,26 @@ void reset_totals(Heap& heap) noexcept {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/waiting_blocks.hpp
-// Blocks that were freed and await streams which record_use() named, or a stream that the driver does not know. They count as
-// live until the device is past those uses (record_use.hpp); then they return to the heap.
+// Freed blocks that wait for streams named by record_use(), or for a stream that the driver does not know. They count as live
+// until the device has completed those uses (record_use.hpp); then they return to the heap.
 
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/pool/order/record_use.hpp
-// Blocks used on more streams than the one they are freed on: noted by record_use(), held back at
-// deallocation until the device is past those uses. Costs one relaxed load a deallocation while nothing is
-// noted, two more while other blocks are.
+// Blocks used on more streams than the one they are freed on. record_use() records the uses, and a freed block is held back
+// until the device has completed them. Costs one relaxed load per deallocation while nothing is recorded, two more while other
+// blocks are.
 //
-//   record_use(p, B)     p is noted, with a use on B's lane
-//   deallocate(A, p)     an event is recorded on B; the use joins B's lane: first | ... | last
-//   allocate(), a miss   the first event of each lane is queried; once it is done, p is freed on A
+//   record_use(p, B)     p is recorded, with a use on B's lane
+//   deallocate(A, p)     an event is recorded on B; the use is appended to B's lane: first | ... | last
+//   allocate(), a miss   the first event of each lane is queried; once it is complete, p is freed on A
 //
-// A lane's uses are in the order of their events, so one query that fails is enough for a lane. Where many wait, several
+// A lane's uses are in the order of their events, so one failed query ends the search of a lane. If many uses wait, several
 // share the event that was recorded after all of them.
 //
-// The driver is never called under the mutex. A call in progress keeps what it works on: a deallocation keeps the block by
-// a count, a query keeps the event by `asked`, a group that is marked again is in no list meanwhile.
+// The driver is never called under the mutex. A call in progress keeps what it works on: a deallocation keeps the block by a
+// count, a query keeps the event by `asked`, and a group that is marked again is in no list meanwhile.
 
 #include <atomic>
 #include <cstddef>
@@ -11023,15 +11004,15 @@ void reset_totals(Heap& heap) noexcept {
 #include <utility>
 
 // ---- tarn/pool/order/noted_blocks.hpp
-// Noted blocks: a hash table from address to block, with a filter that any thread reads without the lock. Freeing a block
-// that is not in the table costs two loads.
+// A hash table from address to noted block, with a filter that any thread reads without the lock. Freeing a block that is not
+// in the table costs two loads.
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/pool/order/slots.hpp
-// Slots: elements by number that never move and are used again.
+// An array of numbered slots that never move and are reused.
 
 #include <cstddef>
 #include <cstdint>
@@ -11041,18 +11022,18 @@ namespace tarn::detail {
 /// The number of a slot; 0 is none.
 using slot_number = std::uint32_t;
 
-/// Grows by chunks, so that an element keeps its address and growth copies none. `T` has a member `next`, which links the
-/// free slots.
+/// Grows by chunks, so that an element keeps its address and growth copies none. `T` has a member `next`, which links the free
+/// slots.
 template <class T>
 class slots {
  public:
-  /// Makes sure that one more slot can be taken without allocating. @throws std::bad_alloc, nothing has changed
+  /// Ensures that one more slot can be taken without allocating. @throws std::bad_alloc, nothing has changed
   void make_room() {
     if (free_ != 0 || used_ < chunks_.size() * chunk_slots) return;
     chunks_.reserve(chunks_.size() + 1);
     chunks_.push_back(owned(new chunk));
   }
-  /// Takes a slot that holds T{}. Room was made.
+  /// Takes a slot that holds T{}. Requires make_room().
   [[nodiscard]] slot_number take() noexcept {
     if (free_ == 0) return static_cast<slot_number>(++used_);
     slot_number const s = free_;
@@ -11060,7 +11041,7 @@ class slots {
     (*this)[s] = T{};
     return s;
   }
-  /// Gives a slot back; it holds T{} but for `next`.
+  /// Frees a slot; it holds T{} except for `next`.
   void give(slot_number s) noexcept {
     (*this)[s] = T{};
     (*this)[s].next = free_;
@@ -11094,16 +11075,16 @@ class slots {
 
 namespace tarn::detail {
 
-/// `Block` has the members `p`, its key, and `next`, which links the blocks of a bucket. All but may_hold() is called under
-/// the owner's lock.
+/// `Block` has the members `p`, its key, and `next`, which links the blocks of a bucket. All functions but may_hold() are
+/// called under the owner's lock.
 template <class Block>
 class noted_blocks {
  public:
   explicit noted_blocks(slots<Block>& blocks) noexcept : blocks_(blocks) {}
 
-  /// False: `p` is not in the table. May be true for a block that is not there: for one in 64 when the table is full.
-  /// Needs no lock: the thread that frees a block knows that its uses were noted, so it reads the table that the block was
-  /// put in, or a newer one, which has the block too.
+  /// Returns false if `p` is not in the table. May return true for a block that is not there: for one in 64 when the table is
+  /// full. Needs no lock: a thread that frees a block has been ordered after the recording of its uses, so it reads the table
+  /// that the block was added to, or a newer one, which contains the block, too.
   [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept {
     table const* const t = current_.load(std::memory_order_acquire);
     if (t == nullptr) return false;
@@ -11111,7 +11092,7 @@ class noted_blocks {
     return (t->buckets[h >> t->shift].marks.load(std::memory_order_relaxed) & mark_of(h, *t)) != 0;
   }
 
-  /// Makes sure that one more block can be added. Amortised O(1). @throws std::bad_alloc, nothing has changed
+  /// Makes room to add one more block. Amortised O(1). @throws std::bad_alloc, nothing has changed
   void make_room() {
     std::size_t const buckets = tables_.empty() ? 0 : tables_.back()->count;
     if (size_ < buckets) return;
@@ -11127,7 +11108,7 @@ class noted_blocks {
     tables_.push_back(static_cast<owned<table>&&>(larger));
     current_.store(tables_.back().get(), std::memory_order_release);
   }
-  /// Adds a block that is not there. Room was made.
+  /// Adds a block that is not there. Requires make_room().
   void insert(slot_number b) noexcept {
     link(*tables_.back(), b);
     ++size_;
@@ -11139,7 +11120,7 @@ class noted_blocks {
     while (b != 0 && blocks_[b].p != p) b = blocks_[b].next;
     return b;
   }
-  /// Takes a block out; 0 if it is not there.
+  /// Removes a block and returns it; 0 if it is not there.
   slot_number take(void const* p) noexcept {
     if (size_ == 0) return 0;
     table& t = *tables_.back();
@@ -11166,7 +11147,7 @@ class noted_blocks {
 
  private:
   struct bucket {
-    std::atomic<std::uint64_t> marks{0};  ///< a bit for each block of the bucket
+    std::atomic<std::uint64_t> marks{0};  ///< one bit per block of the bucket
     slot_number first = 0;
   };
   struct table {
@@ -11178,16 +11159,16 @@ class noted_blocks {
     ~table() { delete[] buckets; }
 
     std::size_t count;
-    unsigned shift = 64;  ///< 64 less the bits of the count
+    unsigned shift = 64;  ///< 64 minus log2 of the count
     bucket* buckets;
   };
   static constexpr std::size_t first_buckets = 64;
 
-  /// As address_map: the upper bits of a product with 2^64 over the golden ratio.
+  /// As in address_map: the upper bits of a product with 2^64 over the golden ratio.
   [[nodiscard]] static std::uint64_t hash(void const* p) noexcept {
     return std::uint64_t{reinterpret_cast<std::uintptr_t>(p)} * 0x9E3779B97F4A7C15U;
   }
-  /// The six bits of the hash that follow those of the bucket.
+  /// The six bits of the hash after those of the bucket.
   [[nodiscard]] static std::uint64_t mark_of(std::uint64_t h, table const& t) noexcept {
     return std::uint64_t{1} << ((h >> (t.shift - 6)) & 63);
   }
@@ -11202,7 +11183,7 @@ class noted_blocks {
   slots<Block>& blocks_;
   std::size_t size_ = 0;
   std::atomic<table const*> current_{nullptr};
-  sequence<owned<table>> tables_;  ///< the last is current; a thread may still read a former one
+  sequence<owned<table>> tables_;  ///< the last one is current; a thread may still be reading an earlier one
 };
 
 }  // namespace tarn::detail
@@ -11225,13 +11206,13 @@ class recorded_uses {
   recorded_uses& operator=(recorded_uses const&) = delete;
 
   [[nodiscard]] bool any() const noexcept { return noted_count_.load(std::memory_order_relaxed) != 0; }
-  /// False where `p` has no recorded use. Takes no lock.
+  /// Returns false if `p` has no recorded use. Takes no lock.
   [[nodiscard]] bool may_hold(void const* p) const noexcept { return noted_.may_hold(p); }
   [[nodiscard]] bool any_waiting() const noexcept {
     return waiting_count_.load(std::memory_order_relaxed) != 0;
   }
 
-  /// Notes a use, and makes room for all that deallocation needs. Amortised O(1); O(streams that the block is used on).
+  /// Records a use, and makes room for all that deallocation needs. Amortised O(1); O(streams that the block is used on).
   /// @throws std::bad_alloc, cuda_error: nothing has changed
   void note(void* p, stream_ref stream) {
     stream_id id = stream.id();
@@ -11259,18 +11240,18 @@ class recorded_uses {
     add_use(b, l, id);
   }
 
-  /// At deallocation: true where the block has been held back, false where nothing was noted and it may be
-  /// freed now. Records one event on each stream noted. Waits for the device only where a stream was destroyed and the
-  /// driver cannot mark its work.
+  /// Called at deallocation: returns true if the block is held back, false if it has no recorded use and may be freed now.
+  /// Records one event on each recorded stream. Waits for the device only if a stream was destroyed and the driver cannot mark
+  /// its work.
   bool hold_back(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
     lock held(mutex_);
     slot_number const b = take_noted(p);
     return b != 0 && hold(held, b, {p, bytes, alignment, stream});
   }
 
-  /// The same for a block freed on a stream that the driver does not know, destroyed perhaps: held back until that
-  /// stream's work is done, then free for every stream. Where the host has no memory to note that and the device cannot be
-  /// waited for, the block stays live until the pool ends.
+  /// As hold_back(), for a block freed on a stream that the driver does not know, perhaps a destroyed one: holds it back until
+  /// that stream's work is complete; the block is then free for every stream. If the host has no memory to record that and the
+  /// device cannot be waited for, the block stays live until the pool ends.
   bool hold_back_for_all(void* p, std::size_t bytes, std::size_t alignment, stream_ref unknown) noexcept {
     lock held(mutex_);
     slot_number l = 0;
@@ -11288,21 +11269,21 @@ class recorded_uses {
     return hold(held, b, {p, bytes, alignment, stream_ref::from(nullptr, neutral_id)});
   }
 
-  /// Finds out which uses are over; `wait` makes the host wait for all that were marked before. One thread at a time. At
-  /// most two queries a lane, and one for each event that is done.
+  /// Finds out which uses are complete; `wait` makes the host wait for all that were marked before the call. One thread at a
+  /// time. At most two queries per lane, plus one for each completed event.
   void settle(bool const wait) noexcept {
     lock held(mutex_);
     for (slot_number l = 1; l <= lanes_.last(); ++l) {
       if (lanes_[l].users == 0) continue;
       mark_again(held, l);
-      // Deallocations go on meanwhile: their marks are not looked at, so that this ends.
+      // Deallocations continue meanwhile: ignore their marks, so that this loop ends.
       std::uint64_t const now = ++clock_;
       while (lanes_[l].first != 0 && uses_[lanes_[l].first].ticket < now && ask_first(held, l, wait)) {
       }
     }
   }
 
-  /// Takes out one block whose uses settle() has found to be over. False if there is none. Amortised O(1).
+  /// Takes out one block whose uses settle() found complete. Returns false if there is none. Amortised O(1).
   bool take_ready(waiting& out) noexcept {
     std::lock_guard const guard(mutex_);
     while (over_ != 0) {
@@ -11324,9 +11305,9 @@ class recorded_uses {
     return false;
   }
 
-  /// True where work may still run on blocks held back and the device can be asked: while a stream that is to be marked is
-  /// captured it cannot, and the question would only end the capture. As settle() found it: a stream's handle is not asked,
-  /// since it may be destroyed.
+  /// Whether work may still run on held-back blocks and the host may synchronise the device. It may not while a stream to be
+  /// marked is capturing, since that would only end the capture. Uses what settle() found: a stream's handle is not queried,
+  /// since the stream may be destroyed.
   [[nodiscard]] bool asks_for_device() const noexcept {
     std::lock_guard const guard(mutex_);
     for (slot_number l = 1; l <= lanes_.last(); ++l) {
@@ -11335,7 +11316,7 @@ class recorded_uses {
     return any_waiting();
   }
 
-  /// Frees the events of blocks that could not be waited for. The pool is ending, and their memory with it.
+  /// Destroys the events of blocks that could not be waited for. The pool is ending, and their memory with it.
   void close() noexcept {
     lock held(mutex_);
     for (slot_number l = 1; l <= lanes_.last(); ++l) {
@@ -11366,46 +11347,46 @@ class recorded_uses {
  private:
   using lock = std::unique_lock<fork_mutex>;
 
-  /// A block from its first recorded use until it is freed. `p` is its key while it is noted.
+  /// A block from its first recorded use until it is freed. `p` is its key while it has recorded uses.
   struct block {
     void* p = nullptr;
     slot_number next = 0;
     slot_number uses = 0;       ///< until it is held back: linked by `next`
-    std::uint32_t pending = 0;  ///< uses that are not over, and one for a deallocation in progress
+    std::uint32_t pending = 0;  ///< incomplete uses, plus one for a deallocation in progress
     bool is_waiting = false;
     waiting freed;
   };
-  /// A use; from its deallocation on one of a group that one event covers. The first of a group stands for it.
+  /// A use; after its deallocation, part of a group that one event covers. The first use represents the group.
   struct use {
     slot_number block = 0;
     slot_number lane = 0;
-    slot_number next = 0;     ///< of the block, of the group's members, or the next group
-    slot_number members = 0;  ///< of the group, less the first
+    slot_number next = 0;     ///< next use of the block, next member of the group, or next group
+    slot_number members = 0;  ///< of the group, without the first
     slot_number last_member = 0;
-    std::uint32_t count = 1;  ///< uses of the group
+    std::uint32_t count = 1;  ///< number of uses in the group
     stream_id stream = 0;
-    std::uint64_t ticket = 0;  ///< taken before the event was recorded, which covers uses up to this ticket
+    std::uint64_t ticket = 0;  ///< taken before the event was recorded; it covers uses up to this
     event_handle event = nullptr;
   };
-  /// The uses of a stream; of all but the default streams, where the driver marks the whole device's work.
+  /// The uses of one stream, or of all but the default streams if the driver marks the whole device's work.
   struct lane {
     stream_id key = 0;
     stream_ref stream;
     slot_number next = 0;
-    slot_number first = 0;  ///< groups that are marked, linked by `next`
+    slot_number first = 0;  ///< marked groups, linked by `next`
     slot_number last = 0;
     slot_number unmarked = 0;  ///< one group of those that could not be marked when they were freed
-    std::uint32_t users = 0;   ///< uses, in whatever state
-    std::uint32_t marked = 0;  ///< uses in groups that are marked
-    bool asked = false;        ///< the first event is with the driver
+    std::uint32_t users = 0;   ///< uses, in any state
+    std::uint32_t marked = 0;  ///< uses in marked groups
+    bool asked = false;        ///< the first event is being queried
     bool gone = false;         ///< its stream was destroyed: the handle is not passed on
-    bool captured = false;     ///< why the last mark was refused
+    bool captured = false;     ///< whether a capture caused the last refusal of a mark
   };
 
-  /// A group has at most this part of the uses that wait on its lane: a use waits for an event recorded a little later
-  /// than its own would be. 32 uses have 32 events; each doubling adds 11.
+  /// A group has at most this part of the uses that wait on its lane: a use waits for an event recorded slightly later than its
+  /// own would be. 32 uses have 32 events; each doubling adds 11.
   static constexpr std::uint32_t group_part = 16;
-  /// Events kept for the next marks.
+  /// Number of events kept for later marks.
   static constexpr std::size_t most_idle = 64;
 
   // ---- under the mutex
@@ -11459,12 +11440,13 @@ class recorded_uses {
     uses_[g].members = added;
     uses_[g].count += uses_[added].count;
   }
-  /// A group was marked by `event`, recorded after `ticket` was taken. Returns an event that is no longer needed, or null.
+  /// Appends a group marked by `event`, which was recorded after `ticket` was taken. Returns an event that is no longer needed,
+  /// or null.
   event_handle append(slot_number g, std::uint64_t ticket, event_handle event) noexcept {
     lane& in = lanes_[uses_[g].lane];
     in.marked += uses_[g].count;
     slot_number const last = in.last;
-    // Another thread's deallocation may have taken its ticket after this one and have come here before it.
+    // Another thread's deallocation may have taken its ticket after this one and appended its group before it.
     bool const covers_last = last != 0 && uses_[last].ticket <= ticket && !(in.asked && last == in.first);
     if (covers_last && (uses_[last].count + uses_[g].count) * group_part <= in.marked) {
       join(last, g);
@@ -11477,7 +11459,7 @@ class recorded_uses {
     in.last = g;
     return nullptr;
   }
-  /// take_ready() frees what the group's uses held back.
+  /// Queues a group whose uses are complete for take_ready().
   void is_over(slot_number g) noexcept {
     uses_[g].next = over_;
     over_ = g;
@@ -11485,9 +11467,9 @@ class recorded_uses {
 
   // ---- under the mutex, which is released around driver calls
 
-  /// Marks the uses of a block that is freed. False where none is left to wait for.
+  /// Marks the uses of a freed block. Returns false if there is none left to wait for.
   bool hold(lock& held, slot_number b, waiting const& freed) noexcept {
-    block& of = blocks_[b];  // stays where it is, and is kept by `pending`
+    block& of = blocks_[b];  // its address is stable, and `pending` keeps it
     std::uint64_t const ticket = ++clock_;
     of.pending = 1;
     slot_number kept = 0;
@@ -11520,9 +11502,9 @@ class recorded_uses {
     return false;
   }
 
-  /// Marks a group, which is in no list, by an event. What cannot be marked now, since a graph is being captured or the
-  /// driver refused, is set aside: waiting for the device would spoil the capture, and freeing the block would be wrong.
-  /// True where its uses are over; the group is still in no list then.
+  /// Marks a group, which is in no list, with an event. A group that cannot be marked now, since a graph is being captured or
+  /// the driver refused, is set aside: waiting for the device would invalidate the capture, and freeing the block would be
+  /// wrong. Returns true if its uses are complete; the group is then still in no list.
   bool mark(lock& held, slot_number g, std::uint64_t ticket) noexcept {
     slot_number const l = uses_[g].lane;
     stream_ref const stream = lanes_[l].stream;
@@ -11551,13 +11533,13 @@ class recorded_uses {
     if (event != nullptr) destroy(held, event);
     return over;
   }
-  /// Tries once more for all uses of a lane that could not be marked: one event covers them all.
+  /// Retries all uses of a lane that could not be marked: one event covers them all.
   void mark_again(lock& held, slot_number l) noexcept {
     slot_number const g = std::exchange(lanes_[l].unmarked, 0);
     if (g != 0 && mark(held, g, ++clock_)) is_over(g);
   }
 
-  /// True where the first group of a lane is over.
+  /// Returns whether the first group of a lane is complete.
   bool ask_first(lock& held, slot_number l, bool const wait) noexcept {
     slot_number const g = lanes_[l].first;
     event_handle const event = uses_[g].event;
@@ -11566,7 +11548,7 @@ class recorded_uses {
     bool done = driver_.query_event(event).ok();
     if (!done && wait) done = driver_.synchronize_event(event).ok() || driver_.synchronize_device().ok();
     held.lock();
-    lane& in = lanes_[l];  // has users still: only this thread takes groups out
+    lane& in = lanes_[l];  // still has users: only this thread takes groups out
     in.asked = false;
     if (!done) return false;
     in.first = uses_[g].next;
@@ -11596,7 +11578,7 @@ class recorded_uses {
   slots<lane> lanes_;
   block_table by_stream_;
   noted_blocks<block> noted_{blocks_};
-  slot_number over_ = 0;  ///< groups whose uses are over
+  slot_number over_ = 0;  ///< groups whose uses are complete
   std::uint64_t clock_ = 0;
   event_handle idle_[most_idle] = {};
   std::size_t idle_count_ = 0;
@@ -11621,28 +11603,29 @@ class waiting_blocks {
   /// See recorded_uses::note().
   void note(void* p, stream_ref stream) { uses_.note(p, stream); }
 
-  /// False where `p` has no recorded use. Takes no lock: one relaxed load while nothing is recorded.
+  /// Returns false if `p` has no recorded use. Takes no lock: one relaxed load while nothing is recorded.
   [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept {
     return uses_.any() && uses_.may_hold(p);
   }
 
-  /// Called as a block is freed: true where it awaits recorded uses. The stream is known by its identity from now on: when the
-  /// block returns to the heap the stream may be destroyed, its handle another's, and the calling thread another.
+  /// Called when a block is freed: returns true if it waits for recorded uses. From here on the stream is known by its
+  /// identity: when the block returns to the heap, the stream may be destroyed, its handle reused, and the calling thread a
+  /// different one.
   TARN_NOINLINE bool hold_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                std::size_t alignment) noexcept {
     if (heap_.is_lost()) return true;
     if constexpr (Heap::describes) {
       if (heap_.description.active() && id != neutral_id) heap_.description.wait_if_live(p, bytes, stream);
     }
-    // Counted first: once it is held back another thread may free it.
+    // Count first: once the block is held back, another thread may free it.
     count(bytes, alignment, 1);
     bool const held = uses_.hold_back(p, bytes, alignment, stream_ref::from(stream.handle(), id));
     if (!held) count(bytes, alignment, -1);
     return held;
   }
 
-  /// The same for a block freed on a stream that was destroyed: nothing can be ordered after it, so it awaits all work. False
-  /// where that was waited for now.
+  /// As hold_back(), for a block freed on a destroyed stream: nothing can be ordered after that stream, so the block waits for
+  /// all work. Returns false if the host waited for that work now.
   bool hold_back_for_all(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     count(bytes, alignment, 1);
     if (uses_.hold_back_for_all(p, bytes, alignment, stream)) return true;
@@ -11650,7 +11633,8 @@ class waiting_blocks {
     return false;
   }
 
-  /// Returns blocks whose uses are over to the heap. `wait` makes the host wait for the uses. The growth lock is held.
+  /// Returns blocks whose uses are complete to the heap. `wait` makes the host wait for the uses. The caller holds the growth
+  /// lock.
   void release(bool const wait) noexcept {
     if (!uses_.any_waiting()) return;
     uses_.settle(wait);
@@ -11705,13 +11689,13 @@ class pool_parts {
   pool_parts(pool_parts const&) = delete;
   pool_parts& operator=(pool_parts const&) = delete;
 
-  /// True where `p` lies in what the pool reserved. Takes the growth lock.
+  /// Returns whether `p` lies in memory that the pool reserved. Takes the growth lock.
   [[nodiscard]] bool owns(void const* p) const noexcept {
     std::lock_guard const cold(heap_.cold);
     return heap_.growth.contains(reinterpret_cast<std::uintptr_t>(p));
   }
 
-  /// The largest block that the heap would hand out without a driver call, bytes.
+  /// The largest block that the heap can hand out without a driver call, bytes.
   [[nodiscard]] std::size_t largest_free_range() const {
     hot_lock const held(heap_.hot);
     return heap_.space(held).largest_free();
@@ -11722,45 +11706,45 @@ class pool_parts {
     return rounded_bytes(bytes, alignment);
   }
 
-  /// All numbers at one moment; exact while no other thread is inside. O(free ranges + threads).
+  /// All statistics at one moment; exact while no other thread is in a call. O(free ranges + threads).
   [[nodiscard]] pool_state state() const {
     std::lock_guard const cold(heap_.cold);
     return detail::read_state(heap_, front_, waiting_);
   }
 
-  /// Lets the peaks start again from now.
+  /// Restarts the peaks from the current values.
   void reset_peaks() noexcept {
     std::lock_guard const cold(heap_.cold);
     detail::reset_peaks(heap_);
   }
 
-  /// Lets the totals start again from zero: those of `small`, `large` and `split`; the others go on, and `totals_reset` holds
-  /// what they were.
+  /// Restarts the totals of `small`, `large` and `split` from zero. The other totals continue; `totals_reset` holds their
+  /// values at this call.
   void reset_totals() noexcept {
     std::lock_guard const cold(heap_.cold);
     detail::reset_totals(heap_);
   }
 
-  /// Notifies `observer` when a freed block begins or stops to wait for other streams, until end_observation().
+  /// Notifies `observer` when a freed block starts or stops waiting for other streams, until end_observation().
   /// @throws std::bad_alloc, nothing has changed
   void observe_waiting(waiting_observer& observer) { waiting_.attach(observer); }
   void end_observation(waiting_observer& observer) noexcept { waiting_.detach(observer); }
 
-  /// Keeps the latest `most` notes of handles and segments made and given back from now on; 0 ends it. `clock` is asked for
-  /// the time of each. @throws std::bad_alloc, nothing has changed
+  /// Keeps the latest `most` records of handles and segments created and given back from now on; 0 stops recording. `clock`
+  /// supplies the time of each record. @throws std::bad_alloc, nothing has changed
   void note_growth(std::size_t most, growth_notes::clock_type clock) {
     std::lock_guard const cold(heap_.cold);
     heap_.counters.notes.open(most, clock);
   }
 
-  /// The same where no notes are kept yet. @throws std::bad_alloc
+  /// Starts recording as above unless it is already on. @throws std::bad_alloc
   void note_growth_from_now(std::size_t most, growth_notes::clock_type clock) {
     std::lock_guard const cold(heap_.cold);
     if (!heap_.counters.notes.is_open()) heap_.counters.notes.open(most, clock);
   }
 
-  /// Calls `look(heap, front, waiting blocks)` while nothing grows and no thread cache comes or goes: for pool/inspection/inspection.hpp,
-  /// which takes the other locks in their order.
+  /// Calls `look(heap, front, waiting blocks)` while nothing grows and no thread cache is created or destroyed. For
+  /// pool/inspection/inspection.hpp, which takes the other locks in their order.
   template <class Look>
   void inspect(Look&& look) {
     std::lock_guard const cold(heap_.cold);
@@ -11783,7 +11767,7 @@ class pool_parts {
   front_type front_{heap_};
 
  private:
-  /// Keeps every thread out. The locks that were made before this pool's at_fork are taken.
+  /// Keeps every thread out. The caller has taken the locks that were made before this pool's at_fork.
   [[nodiscard]] bool prepare_fork() noexcept {
     if (heap_.is_lost()) return true;
     if (!heap_.cold.is_mine()) return false;
@@ -11819,12 +11803,13 @@ class pool_parts {
 
 namespace tarn {
 
-/// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source | pooled{}`. Safe from
-/// any number of threads. A warm call takes no lock and makes no driver call.
+/// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source | pooled{}`. Any number
+/// of threads may call it concurrently. A warm call takes no lock and makes no driver call.
 ///
-/// fork() is safe with any number of threads inside. In the child a pool of host memory goes on with a copy of all blocks; what
-/// other threads were doing at that moment stays undone. A pool over a driver that does not survive it, such as CUDA, refuses
-/// there: allocation throws cuda_error of kind `forked`, everything else does nothing, and nothing is freed.
+/// fork() is safe while any number of threads use the pool. In the child, a pool of host memory continues with a copy of all
+/// blocks; calls that other threads had in progress are never completed. A pool over a driver that does not survive fork(),
+/// such as CUDA, refuses in the child: allocation throws cuda_error of kind `forked`, other calls do nothing, and nothing is
+/// freed.
 template <memory_source Upstream>
 class pool : public detail::pool_parts<Upstream> {
   using parts = detail::pool_parts<Upstream>;
@@ -11833,14 +11818,14 @@ class pool : public detail::pool_parts<Upstream> {
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
-  /// What it hands out are pieces of its blocks: a tool takes none of them as a heap.
+  /// The pool returns pieces of its blocks, so a tool must not treat any of them as a heap.
   static constexpr bool hands_out_pieces = true;
 
   explicit pool(Upstream upstream, pool_options const& options = {}) : parts(std::move(upstream), options) {}
   pool(pool const&) = delete;
   pool& operator=(pool const&) = delete;
 
-  /// Waits for the streams that freed memory here, then gives everything back. After the driver is gone: nothing.
+  /// Waits for the streams that freed memory here, then gives everything back. Does nothing after the driver has unloaded.
   ~pool() {
     misuse_report const last = report_misuse_at_end();
     front_.detach();
@@ -11857,18 +11842,19 @@ class pool : public detail::pool_parts<Upstream> {
   }
 
   /// Allocates for work on `stream`.
-  /// @param bytes      zero gives null; blocks up to 1 MiB are rounded to a size class, others to 512
+  /// @param bytes      zero returns null; blocks up to 1 MiB are rounded to a size class, others to 512 bytes
   /// @param alignment  a power of two up to 2 MiB; above 256 the block has no magazine
-  /// Reuses what was freed on the same stream at once; other streams' memory once ordered (see pool/arena/stream_order.hpp).
+  /// Reuses memory freed on the same stream at once, and memory of other streams once it is ordered (see
+  /// pool/arena/stream_order.hpp).
   /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc (host): nothing has changed
-  /// O(1) from a magazine or the heap, with no driver call unless the ladder is climbed.
+  /// O(1) from a magazine or the heap; calls the driver only when it climbs the ladder.
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
     return allocate_on(heap_.identity(stream), stream, bytes, alignment);
   }
 
-  /// Gives a block back; work on `stream` enqueued before this may still use it. `bytes` and `alignment` are those of the
-  /// allocation. Never throws; misuse is reported to the misuse handler where it is noticed.
+  /// Frees a block; work enqueued on `stream` before this call may still use it. `bytes` and `alignment` are those of the
+  /// allocation. Never throws; detected misuse is reported to the misuse handler.
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
     stream_id id = stream.id();
@@ -11879,13 +11865,13 @@ class pool : public detail::pool_parts<Upstream> {
     deallocate_on(id, stream, p, bytes, alignment);
   }
 
-  /// Allocates memory that every stream may use at once. Waits for other streams' frees where only they would do.
+  /// Allocates memory that every stream may use at once. Waits for other streams' frees if nothing else serves the request.
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
     return allocate_on(detail::neutral_id, {}, bytes, alignment);
   }
 
-  /// Gives back memory that no stream uses any more; every stream may have it at once.
+  /// Frees memory that no stream uses any more; every stream may reuse it at once.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
     if (waiting_.may_hold(p) && waiting_.hold_back(detail::neutral_id, {}, p, bytes, alignment)) [[unlikely]]
@@ -11893,15 +11879,15 @@ class pool : public detail::pool_parts<Upstream> {
     deallocate_on(detail::neutral_id, {}, p, bytes, alignment);
   }
 
-  /// Records that work on `stream`, enqueued up to the block's deallocation, uses it, though it is freed on another. The block
-  /// is held back until that work is done; other blocks are not. Host cost O(1) amortised; 140 bytes of host memory for each of
-  /// the most uses recorded at one time. @throws std::bad_alloc, cuda_error, nothing has changed
+  /// Records that work on `stream`, enqueued before the block is deallocated, uses the block although it is freed on another
+  /// stream. The freed block is held back until that work is done; other blocks are not. Amortised host cost O(1); host memory
+  /// 140 bytes times the peak number of recorded uses. @throws std::bad_alloc, cuda_error, nothing has changed
   void record_use(void* p, std::size_t, stream_ref stream) {
     if (p != nullptr && !heap_.is_lost()) waiting_.note(p, stream);
   }
 
   /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams that freed it; other
-  /// threads go on meanwhile. Returns the bytes given back. O(handles + slots of views + free ranges).
+  /// threads continue meanwhile. Returns the bytes given back. O(handles + slots of views + free ranges).
   std::size_t trim(std::size_t keep_bytes) {
     misuse_report const last = report_misuse_at_end();
     std::lock_guard const cold(heap_.cold);
@@ -11959,7 +11945,7 @@ class pool : public detail::pool_parts<Upstream> {
 
   bool take_from_heap(typename front_type::place const& place, detail::block_request const& request,
                       detail::block_batch& batch) {
-    // The cached large block returns first, since it may coalesce with its neighbours.
+    // Return the cached large block first: it may coalesce with its neighbours.
     std::size_t cached_bytes = 0;
     void* const cached = place.mine != nullptr && request.where != detail::zone::small
                              ? front_.take_large(place, cached_bytes)
@@ -11976,7 +11962,7 @@ class pool : public detail::pool_parts<Upstream> {
 
   TARN_NOINLINE void climb(typename front_type::place const& place, detail::block_request const& request,
                            detail::block_batch& batch) {
-    if (heap_.cold.is_mine()) [[unlikely]]  // it cannot grow while it grows
+    if (heap_.cold.is_mine()) [[unlikely]]  // a growth cannot start another one
       heap_.refuse(request.id, request.asked, request.alignment,
                    "the pool, since it is asked by a handler of its own growth");
     std::lock_guard const cold(heap_.cold);
@@ -12000,7 +11986,7 @@ class pool : public detail::pool_parts<Upstream> {
     if (heap_.is_lost()) [[unlikely]]
       return;
     misuse_report const last = report_misuse_at_end();
-    // The stream may be destroyed, so it cannot be asked whether it is captured.
+    // The stream may have been destroyed, so the driver cannot be asked whether it is capturing.
     if (heap_.is_crowded()) [[unlikely]]
       heap_.sweep_streams(detail::sweep_of::default_streams);
     if (heap_.description.active()) [[unlikely]]
@@ -12021,15 +12007,15 @@ class pool : public detail::pool_parts<Upstream> {
     heap_.give_back(request, &p, 1, request.block);
   }
 
-  /// The stream was destroyed: the block awaits all work, or that is waited for now.
+  /// Frees a block whose stream was destroyed: the block waits for all work, or the host waits for it now.
   TARN_NOINLINE void deallocate_unknown(stream_ref stream, void* p, std::size_t bytes,
                                         std::size_t alignment) noexcept {
     if (heap_.is_lost() || waiting_.hold_back_for_all(stream, p, bytes, alignment)) return;
     deallocate_sync(p, bytes, alignment);
   }
 
-  /// Returns to the heap what threads and the quarantine keep and, once the host has waited for their uses, waiting blocks.
-  /// The growth lock is held.
+  /// Returns to the heap the blocks in thread caches and in quarantine, and the waiting blocks after the host has waited for
+  /// their uses. The caller holds the growth lock.
   void collect() noexcept {
     front_.flush_all();
     end_quarantine(heap_);
@@ -12044,15 +12030,15 @@ namespace tarn {
 template <class Upstream>
 class pooled_layer;
 
-/// A caching, stream-ordered pool over pages or blocks; see pool/pool.hpp. The defaults serve every workload.
+/// A caching, stream-ordered pool over pages or blocks; see pool/pool.hpp. The defaults suit all recorded workloads.
 struct pooled {
-  /// May free handles be seen side by side at a second place? `off`: a second pass over the same work makes no driver
-  /// call, at the price of reserved memory.
+  /// Whether free handles may be remapped next to each other at a second address. With `off`, a second pass over the same work
+  /// makes no driver call, at the cost of more reserved memory.
   remapping remap = remapping::when_tight;
-  /// How far reserved memory may exceed the live peak, in thousandths, before free handles are put together.
+  /// How far reserved memory may exceed the live peak, in thousandths, before free handles are remapped.
   unsigned slack_per_mille = pool_options{}.slack_per_mille;
-  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0: from the live peak. Smaller ones waste less and
-  /// cost more driver calls: bench/results/frontier.txt.
+  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak. Smaller ones waste less
+  /// and cost more driver calls: bench/results/frontier.txt.
   std::size_t largest_handle = 0;
 
   template <class Upstream>
@@ -12070,8 +12056,7 @@ class pooled_layer : public pool<Upstream> {
 
 }  // namespace tarn
 // ---- tarn/policy/tracked.hpp
-// tracked: exact numbers of what was handed out, as PyTorch defines them, and high-water scopes that do not
-// disturb each other.
+// tracked: exact statistics of the blocks that were handed out, as PyTorch defines them, and independent high-water scopes.
 
 #include <concepts>
 #include <cstddef>
@@ -12079,9 +12064,9 @@ class pooled_layer : public pool<Upstream> {
 #include <utility>
 
 // ---- tarn/policy/tracked_numbers.hpp
-// The numbers of `tracked`: current, peak and totals of one order of all threads' calls, and high-water marks. One thread
-// counts under a lock that it finds free. Where several come at once, who holds the lock counts for who waits
-// (combining_lock), and then each gets a share of the room below the peaks, to count in by itself (tracked_share).
+// The counters of `tracked`: current, peak and totals in one order of all threads' calls, and high-water marks. Without
+// contention, a thread counts under a lock. Under contention, the lock's owner counts for the waiting threads (combining_lock);
+// then each thread gets a share of the room below the peaks, in which it counts on its own (tracked_share).
 
 #include <array>
 #include <atomic>
@@ -12093,9 +12078,9 @@ class pooled_layer : public pool<Upstream> {
 #include <utility>
 
 // ---- tarn/core/combining_lock.hpp
-// A lock around small updates. Who finds it taken writes down what to do; who holds it does that too, before it leaves:
-// what is guarded stays in one processor's cache. (Flat combining: Hendler, Incze, Shavit, Tzafrir, SPAA 2010.) Every
-// update is done when its call returns.
+// A lock around small updates that lets its holder apply the updates of waiting threads. A thread that finds the lock held
+// publishes its update; the holder applies it before unlocking, so the guarded data stays in one processor's cache. (Flat
+// combining: Hendler, Incze, Shavit, Tzafrir, SPAA 2010.) Every update has been applied when its call returns.
 
 #include <atomic>
 #include <bit>
@@ -12111,8 +12096,8 @@ class combining_lock {
   combining_lock(combining_lock const&) = delete;
   combining_lock& operator=(combining_lock const&) = delete;
 
-  /// Applies `update`, here or on the thread that holds the lock, one at a time, in an order that every thread's own calls
-  /// keep. Uncontended: one exchange. True where the lock was taken at first.
+  /// Applies `update`, on this thread or on the lock's holder, one at a time; updates of one thread keep their order.
+  /// Uncontended: one exchange. Returns true if the lock was held at first.
   template <class Apply>
   TARN_ALWAYS_INLINE bool run(Update const& update, Apply const& apply) noexcept {
     if (lock_.try_lock()) [[likely]] {
@@ -12124,9 +12109,9 @@ class combining_lock {
     return true;
   }
 
-  /// Plain locking, for what is no update.
+  /// Locks without an update.
   void lock() noexcept { lock_.lock(); }
-  /// Does not do what others have written down: they find the lock free.
+  /// Unlocks without applying published updates; their threads find the lock free and apply them.
   void unlock() noexcept { lock_.unlock(); }
 
  private:
@@ -12138,7 +12123,7 @@ class combining_lock {
   static constexpr unsigned slot_count = thread_places;
   static constexpr unsigned tries_apart = 8;
 
-  /// Does what is written down, then unlocks.
+  /// Applies published updates, then unlocks.
   template <class Apply>
   TARN_ALWAYS_INLINE void leave(Apply const& apply) noexcept {
     if (asked_.load(std::memory_order_relaxed) != 0) [[unlikely]]
@@ -12170,9 +12155,9 @@ class combining_lock {
     s.at.store(step::asked, std::memory_order_relaxed);
     asked_.fetch_or(std::uint32_t{1} << mine, std::memory_order_release);
     for (unsigned tries = 0; s.at.load(std::memory_order_acquire) != step::done; ++tries) {
-      // Seldom, so that the lock stays with who works under it.
+      // Try rarely, so that the lock stays with the thread that works under it.
       if (tries % tries_apart == 0 && !lock_.is_taken() && lock_.try_lock()) {
-        leave(apply);  // what this thread asked for is among what is done now, unless it has been
+        leave(apply);  // applies this thread's update unless the holder already has
       } else {
         wait_a_moment(tries);
       }
@@ -12180,7 +12165,7 @@ class combining_lock {
     s.at.store(step::free, std::memory_order_release);
   }
 
-  /// A slot of the caller's own for one update; slot_count where all are taken.
+  /// Takes a free slot for one update; returns slot_count if all are taken.
   unsigned take_slot() noexcept {
     unsigned const first = thread_place(this_thread_tag());
     for (unsigned i = 0; i < slot_count; ++i) {
@@ -12201,10 +12186,10 @@ class combining_lock {
 
 }  // namespace tarn::detail
 // ---- tarn/policy/tracked_share.hpp
-// What one thread may count by itself. Where several threads call at once, each is given a share of the room that is left
-// below the peaks. While it stays within its share no peak can change, whatever the others do within theirs, so nobody
-// needs to know of it until somebody asks: every number stays exact. (Shares of what is left below a limit: O'Neil, "The
-// escrow transactional method", TODS 1986.)
+// The part of the counters that one thread updates on its own. Under contention, each thread gets a share of the room below the
+// peaks. While it stays within its share no peak can change, whatever the others do within theirs, so its counts need not be
+// published until they are read: every number stays exact. (Shares of the room below a limit: O'Neil, "The escrow transactional
+// method", TODS 1986.)
 
 #include <array>
 #include <cstddef>
@@ -12217,7 +12202,7 @@ enum class block_group : std::uint8_t { all, small, large };
 
 namespace detail {
 
-/// What one call changes.
+/// The change that one call makes.
 struct tracked_update {
   std::int64_t rounded = 0;  ///< bytes; negative for a free
   std::int64_t requested = 0;
@@ -12235,7 +12220,8 @@ using tracked_amounts = std::array<std::array<std::int64_t, 3>, 3>;
 
 class alignas(cache_line_bytes) tracked_share {
  public:
-  /// Counts a call here. False: there is no share now, or not enough of it; it is to be counted by all.
+  /// Counts a call here. Returns false if there is no open share, or not enough room in it; the call must then be counted
+  /// globally.
   [[nodiscard]] TARN_ALWAYS_INLINE bool count(tracked_update const& u) noexcept {
     if (!lock_.try_lock()) return false;
     bool const done = is_open_ && (u.rounded < 0 || has_room(u));
@@ -12253,14 +12239,14 @@ class alignas(cache_line_bytes) tracked_share {
     return done;
   }
 
-  /// Gives this share's thread room for itself.
+  /// Opens this share with `room`.
   void open(tracked_amounts const& room) noexcept {
     lock_.lock();
     given_ = room_ = room;
     is_open_ = true;
     lock_.unlock();
   }
-  /// Takes the room back and tells what was counted: f(kind, group, change, came) for each. Returns the number of calls.
+  /// Closes the share and reports its counts: f(kind, group, change, came) for each. Returns the number of calls.
   template <class F>
   std::uint64_t close(F const& f) noexcept {
     lock_.lock();
@@ -12276,7 +12262,7 @@ class alignas(cache_line_bytes) tracked_share {
     return calls;
   }
 
-  /// For fork(): nobody counts here meanwhile.
+  /// For fork(): no thread counts here meanwhile.
   void lock() noexcept { lock_.lock(); }
   void unlock() noexcept { lock_.unlock(); }
 
@@ -12293,7 +12279,7 @@ class alignas(cache_line_bytes) tracked_share {
   bool is_open_ = false;
   std::uint64_t calls_ = 0;  ///< counted here since it was opened
   tracked_amounts room_{};   ///< by how much each number may still grow here
-  tracked_amounts given_{};  ///< what room_ was when it was opened
+  tracked_amounts given_{};  ///< room_ when the share was opened
   tracked_amounts came_{};   ///< all increases
 };
 
@@ -12302,27 +12288,27 @@ class alignas(cache_line_bytes) tracked_share {
 
 namespace tarn {
 
-/// Statistics of what was handed out; each indexed by block_group.
+/// Statistics of the blocks that were handed out; each array is indexed by block_group.
 struct tracked_statistics {
   std::array<stat, 3> allocations;      ///< blocks
   std::array<stat, 3> allocated_bytes;  ///< as the pool rounds them
-  std::array<stat, 3> requested_bytes;  ///< as asked
+  std::array<stat, 3> requested_bytes;  ///< as requested
   std::uint64_t ooms = 0;               ///< requests refused
-  /// The same with the blocks that were freed and that the pool holds back for the work of other streams. Such a block
-  /// counts with the bytes that the pool was asked for.
+  /// The same, including freed blocks that the pool holds back for the work of other streams. Such a block counts with the
+  /// bytes requested from the pool.
   std::array<stat, 3> active;
   std::array<stat, 3> active_bytes;
   std::array<stat, 3> active_requested_bytes;
 };
 
-/// Whose calls a high-water mark sees.
+/// Which threads' calls a high-water mark counts.
 enum class peak_of { all_threads, this_thread };
 
 /// A high-water mark over a scope; linked into its tracked_layer while it lives.
 struct high_water_mark {
   std::int64_t start = 0;        ///< allocated bytes when it began (0 for one thread's)
-  std::int64_t current = 0;      ///< now
-  std::int64_t peak = 0;         ///< the most since it began
+  std::int64_t current = 0;      ///< current value
+  std::int64_t peak = 0;         ///< the maximum since it began
   std::int64_t allocations = 0;  ///< blocks handed out since it began
   peak_of whose = peak_of::all_threads;
   std::uint64_t thread = 0;  ///< number of the thread whose calls count, for peak_of::this_thread
@@ -12331,8 +12317,8 @@ struct high_water_mark {
 
 namespace detail {
 
-/// Exact under any number of threads: nothing is counted late or twice for who asks. O(1); asking is O(threads that count
-/// at once, at most 32).
+/// Exact with any number of threads: a reader sees no call counted late or twice. Counting is O(1); reading is O(threads that
+/// count on their own, at most 32).
 class tracked_numbers {
  public:
   tracked_numbers() noexcept = default;
@@ -12354,9 +12340,9 @@ class tracked_numbers {
     if (waited) [[unlikely]]
       ask(u.thread);
   }
-  /// How many threads count by themselves now.
+  /// Number of threads that count on their own now.
   [[nodiscard]] int sharing() const noexcept { return std::popcount(open_.load(std::memory_order_relaxed)); }
-  /// Says that a thread would rather count by itself. It has a share once another does, too.
+  /// Requests a share for a thread. Shares are opened once at least two threads have requested one.
   void ask(void const* thread) noexcept {
     std::uint32_t const mine = std::uint32_t{1} << thread_place(thread);
     if ((asked_.load(std::memory_order_relaxed) & mine) == 0)
@@ -12394,7 +12380,7 @@ class tracked_numbers {
     statistics_.ooms = 0;
   }
 
-  /// Counts blocks that begin to wait after their deallocation, or, with negative amounts, stop to.
+  /// Counts blocks that start to wait after their deallocation, or, with negative amounts, stop waiting.
   void count_waiting(waiting_amount const& small, waiting_amount const& large) noexcept {
     std::lock_guard const guard(lock_);
     call_in();
@@ -12442,11 +12428,11 @@ class tracked_numbers {
 
  private:
   static constexpr unsigned share_count = thread_places;
-  /// Fewer calls than this for each share, and handing shares out cost more than it saved.
+  /// With fewer calls than this per share, opening shares costs more than it saves.
   static constexpr std::uint64_t least_calls = 4;
   static constexpr std::uint32_t longest_pause = 4096;
 
-  /// In line where the lock is found free: a call would cost as much again.
+  /// Inlined for the case that the lock is free: a call would double the cost.
   struct applier {
     tracked_numbers& numbers;
     TARN_ALWAYS_INLINE void operator()(tracked_update const& u) const noexcept { numbers.apply(u); }
@@ -12458,9 +12444,9 @@ class tracked_numbers {
                        : statistics_.requested_bytes[group];
   }
 
-  /// The lock is held.
+  /// The caller holds the lock.
   TARN_ALWAYS_INLINE void apply(tracked_update const& u) noexcept {
-    bool const several = asked_.load(std::memory_order_relaxed) != 0;  // else no share is out
+    bool const several = asked_.load(std::memory_order_relaxed) != 0;  // otherwise no share is open
     if (several && out_ != 0 && u.rounded > 0 && !fits(u)) [[unlikely]]
       call_in();
     auto const g = static_cast<std::size_t>(u.group);
@@ -12485,7 +12471,7 @@ class tracked_numbers {
       hand_out();
   }
 
-  /// A number with what waits. What passes its peak while nothing waits passes the peak of `number`, too.
+  /// A number including waiting blocks. If it passes its peak while nothing waits, it passes the peak of `number`, too.
   [[nodiscard]] stat active(std::size_t k, std::size_t g) noexcept {
     stat s = number(k, g);
     s.current += waiting_[k][g];
@@ -12506,13 +12492,13 @@ class tracked_numbers {
     }
     watched_ = waits || marks_ != nullptr;
   }
-  /// How far a number may grow before it, or it with what waits, passes its peak.
+  /// How far a number may grow before it, or its sum with the waiting blocks, passes its peak.
   [[nodiscard]] std::int64_t room(std::size_t k, std::size_t g) noexcept {
     stat const& s = number(k, g);
     return smaller_of(s.peak, larger_of(s.peak, active_peak_[k][g]) - waiting_[k][g]) - s.current;
   }
 
-  /// True where a block can come without a new peak, even if all shares are used up.
+  /// Whether a block can be added without a new peak, even if all shares are used up.
   [[nodiscard]] bool fits(tracked_update const& u) noexcept {
     auto const change = u.by_kind();
     for (std::size_t k = 0; k < 3; ++k) {
@@ -12526,7 +12512,7 @@ class tracked_numbers {
     return true;
   }
 
-  /// Gives each thread that asked an equal share of the room below every peak, and keeps one.
+  /// Gives each requesting thread an equal share of the room below every peak, and keeps one.
   TARN_NOINLINE void hand_out() noexcept {
     if (pause_ != 0) {
       --pause_;
@@ -12542,7 +12528,7 @@ class tracked_numbers {
       for (std::size_t g = 0; g < 3; ++g) share[k][g] = room(k, g) / (takers + 1);
     }
     for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
-      if (m->whose == peak_of::this_thread) return;  // a share does not tell its threads apart
+      if (m->whose == peak_of::this_thread) return;  // a share does not distinguish its threads
       share[1][0] = smaller_of(share[1][0], (m->peak - m->current) / (takers + 1));
     }
     for (std::size_t k = 0; k < 3; ++k) {
@@ -12553,7 +12539,7 @@ class tracked_numbers {
     open_.store(asked, std::memory_order_release);
   }
 
-  /// Takes all shares back. The lock is held.
+  /// Takes all shares back. The caller holds the lock.
   TARN_NOINLINE void call_in() noexcept {
     if (out_ == 0) return;
     open_.store(0, std::memory_order_relaxed);
@@ -12599,21 +12585,21 @@ class tracked_numbers {
     }
   }
 
-  tracked_share* shares_ = nullptr;      ///< made under the lock when two threads came at once; stays
-  std::atomic<std::uint32_t> open_{0};   ///< whose share is open; a hint
-  std::atomic<std::uint32_t> asked_{0};  ///< who found the lock taken, whoever has a share among them
+  tracked_share* shares_ = nullptr;      ///< made under the lock at the first contention; kept
+  std::atomic<std::uint32_t> open_{0};   ///< threads whose share is open; a hint
+  std::atomic<std::uint32_t> asked_{0};  ///< threads that found the lock taken or have a share
   combining_lock<tracked_update> lock_;
   // Under the lock:
   tracked_statistics statistics_;
   high_water_mark* marks_ = nullptr;
   bool watched_ = false;       ///< there is a mark, or a block waits
-  tracked_amounts waiting_{};  ///< of the blocks that wait
+  tracked_amounts waiting_{};  ///< of the waiting blocks
   tracked_amounts
-      active_peak_{};           ///< the most of a number and what waits, at the moments when something waited
-  tracked_amounts not_over_{};  ///< what began to wait since the totals were reset, less what stopped
-  std::uint32_t out_ = 0;       ///< whose share is open
-  tracked_amounts lent_{};      ///< all their room
-  std::uint32_t pause_ = 0;     ///< calls to count before shares are handed out again
+      active_peak_{};  ///< the maximum of a number plus waiting blocks, at the moments when something waited
+  tracked_amounts not_over_{};  ///< what started to wait since the totals were reset, less what stopped
+  std::uint32_t out_ = 0;       ///< threads whose share is open
+  tracked_amounts lent_{};      ///< the room of all open shares
+  std::uint32_t pause_ = 0;     ///< calls to count before shares are opened again
   std::uint32_t last_pause_ = 0;
   at_fork member_{this,
                   [](void* self) noexcept {
@@ -12637,17 +12623,16 @@ namespace tarn {
 template <class Upstream>
 class tracked_layer;
 
-/// Counts allocations, allocated (rounded) and requested bytes, for all blocks and apart for small and large
-/// ones.
+/// Counts allocations, allocated (rounded) and requested bytes, for all blocks and separately for small and large ones.
 struct tracked {
   template <class Upstream>
   using layer = tracked_layer<Upstream>;
 };
 
-/// Exact under any number of threads: current and peak are those of one order of events. A block is counted from before it is
-/// handed out until it is given back, so an address that another thread gets at once is never counted twice. Of several
-/// layers over one pool each sees as active all blocks that wait in the pool. A block that begins to wait stops to be
-/// allocated first, within its deallocation: to another thread it may look as if it were neither for that moment.
+/// Exact with any number of threads: current and peak values are those of one order of events. A block is counted before its
+/// address is returned and uncounted before it is freed, so an address that another thread gets at once is never counted twice.
+/// Of several layers over one pool, each counts as active all blocks that wait in the pool. A block that starts waiting first
+/// stops being allocated, within its deallocation: for that moment, another thread may see it as neither.
 template <class Upstream>
 class tracked_layer {
  public:
@@ -12655,7 +12640,7 @@ class tracked_layer {
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
 
-  /// Blocks up to here are small, bytes (PyTorch: kSmallSize).
+  /// Blocks up to this size are small, bytes (PyTorch: kSmallSize).
   static constexpr std::size_t small_limit = 1_MiB;
 
   tracked_layer() requires std::default_initializable<Upstream> : tracked_layer(Upstream{}) {}
@@ -12688,22 +12673,22 @@ class tracked_layer {
 
   /// All counters at one moment.
   [[nodiscard]] tracked_statistics statistics() const noexcept { return numbers_.statistics(); }
-  /// Lets every peak start again from now; high-water marks of scopes are not touched.
+  /// Restarts every peak from the current values; high-water marks of scopes are unaffected.
   void reset_peak_statistics() noexcept { numbers_.reset_peaks(); }
   /// Sets the totals (allocated, freed) and the count of refusals to zero.
   void reset_accumulated_statistics() noexcept { numbers_.reset_totals(); }
 
-  /// Starts a high-water mark; it must stay where it is until remove(). O(1).
+  /// Starts a high-water mark; it must stay in place until remove(). O(1).
   void add(high_water_mark& mark, peak_of whose) noexcept { numbers_.add(mark, whose); }
   /// Ends a high-water mark. O(marks).
   void remove(high_water_mark& mark) noexcept { numbers_.remove(mark); }
-  /// The mark as it stands.
+  /// The current values of the mark.
   [[nodiscard]] high_water_mark read(high_water_mark const& mark) const noexcept {
     return numbers_.read(mark);
   }
 
  private:
-  /// Counts what the pool below holds back for the work of other streams.
+  /// Counts the blocks that the pool below holds back for the work of other streams.
   class observer final : public detail::waiting_observer {
    public:
     explicit observer(detail::tracked_numbers& numbers) noexcept : numbers_(numbers) {}
@@ -12770,15 +12755,15 @@ using pool_over = stack<Source, pooled, tracked>;
 /// A pool of the current device's memory: `tarn::device_pool pool;`, or of another: `device_pool
 /// pool{cuda_pages{1}};`.
 ///
-/// Of double frees it reports to the misuse handler, at once or when the thread's cached blocks return to the pool, those of
-/// blocks that have not been handed out again meanwhile. It cannot see a use after the free, an overrun, or a second free of a
-/// block that has a new owner: add `| checked{}` to find these, too.
+/// It reports a double free to the misuse handler if the block has not been handed out again meanwhile: at once, or when the
+/// thread's cached blocks return to the pool. It cannot detect a use after the free, an overrun, or a second free of a block that
+/// has a new owner; `| checked{}` detects these, too.
 using device_pool = pool_over<cuda_pages>;
 #endif
 
 }  // namespace tarn
 // ---- tarn/policy/fallback_to.hpp
-// fallback_to: another resource for what the first one cannot serve, such as managed or host memory.
+// fallback_to: a second resource for what the first one cannot serve, such as managed or host memory.
 
 #include <atomic>
 #include <cstddef>
@@ -12791,11 +12776,11 @@ namespace tarn {
 template <class Upstream, class Other>
 class fallback_layer;
 
-/// Asks `other` when the upstream throws out_of_memory. Its memory must be usable where the upstream's is.
+/// Allocates from `other` when the upstream throws out_of_memory. Its memory must be usable wherever the upstream's is.
 ///
-/// What a pool offers reaches both resources: record_use() and owns() the one that the block belongs to; trim(), state(),
-/// reset_peaks(), reset_totals(), note_growth() and inspect() both. What other layers offer (limits, exact numbers, records) is found only
-/// over this layer, where it covers the blocks of both.
+/// Pool calls reach both resources: record_use() and owns() the one that the block belongs to; trim(), state(), reset_peaks(),
+/// reset_totals(), note_growth() and inspect() both. The features of other layers (limits, exact statistics, records) work only
+/// over this layer, where they cover the blocks of both.
 template <class Other>
 struct fallback_to {
   Other other;
@@ -12808,11 +12793,11 @@ struct fallback_to {
 
 namespace detail {
 
-/// True where one of two resources, or a layer below it, accepts a call.
+/// Whether one of two resources, or a layer below it, accepts a call.
 template <class First, class Second, class Call>
 concept either_reaches = reachable<First, Call> || reachable<Second, Call>;
 
-/// Two pools as one. Peaks are the sum of both peaks, which is a bound: they may have been at different times.
+/// Two pools as one. Peaks are the sum of both peaks, which is an upper bound: they may have occurred at different times.
 [[nodiscard]] inline pool_state sum_of_states(pool_state const& a, pool_state const& b) noexcept {
   auto const joined_stat = [](stat const& x, stat const& y) {
     return stat{x.current + y.current, x.peak + y.peak, x.allocated + y.allocated, x.freed + y.freed};
@@ -12864,8 +12849,8 @@ concept either_reaches = reachable<First, Call> || reachable<Second, Call>;
 
 }  // namespace detail
 
-/// Each block goes back to where it came from: those of the fallback are remembered out of band. While none
-/// is live, a deallocation costs one relaxed load more. Thread-safe.
+/// Each block returns to the resource that it came from: the addresses of fallback blocks are kept out of band. While none is
+/// live, a deallocation costs one more relaxed load. Thread-safe.
 template <class Upstream, class Other>
 class fallback_layer {
  public:
@@ -12915,10 +12900,11 @@ class fallback_layer {
     }
   }
 
-  // What a pool offers, of both.
+  // Pool calls, for both resources.
 
-  /// Reaches the resource that the block belongs to. Where that one has no pool, the block's deallocation waits for the
-  /// whole device. @throws std::bad_alloc, cuda_error: nothing has changed
+  /// Reaches the resource that the block belongs to. If that one has no pool, the block's deallocation waits for the whole
+  /// device.
+  /// @throws std::bad_alloc, cuda_error: nothing has changed
   void record_use(void* p, std::size_t bytes,
                   stream_ref stream) requires(detail::takes_uses<Upstream> || detail::takes_uses<Other>) {
     if (p == nullptr) return;
@@ -12929,7 +12915,8 @@ class fallback_layer {
       record_in(upstream_, use);
     }
   }
-  /// Gives cached memory back until both together hold at most `keep_bytes`, the fallback's first; returns the bytes.
+  /// Gives cached memory back until both together hold at most `keep_bytes`, the fallback's first; returns the bytes given
+  /// back.
   std::size_t trim(
       std::size_t keep_bytes) requires detail::either_reaches<Upstream, Other, detail::routed_calls::trim> {
     std::size_t const first = reserved_in(upstream_);
@@ -12937,7 +12924,7 @@ class fallback_layer {
     std::size_t const second = reserved_in(other_);
     return given + trim_one(upstream_, keep_bytes > second ? keep_bytes - second : 0);
   }
-  /// True where `p` lies in what either pool reserved.
+  /// Whether `p` lies in memory that either pool reserved.
   [[nodiscard]] bool owns(
       void const* p) requires detail::either_reaches<Upstream, Other, detail::routed_calls::owns> {
     auto const ask = [p](auto& l) -> decltype(static_cast<bool>(l.owns(p))) { return l.owns(p); };
@@ -12951,13 +12938,13 @@ class fallback_layer {
     };
     return of_each(ask, [](std::size_t a, std::size_t b) { return detail::larger_of(a, b); });
   }
-  /// What a request occupies in either resource, the larger one where they round differently: it is asked before it is
-  /// known which of them serves, and limits must hold for both.
+  /// The bytes that a request occupies in either resource, the larger value if they round differently: it is needed before it
+  /// is known which of them serves, and limits must hold for both.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
     return detail::larger_of(detail::block_bytes_of(upstream_, bytes, alignment),
                              detail::block_bytes_of(other_, bytes, alignment));
   }
-  /// The sum of both; each at one moment. Peaks are a bound, see detail::sum_of_states().
+  /// The sum of both, each read at one moment. Peaks are an upper bound, see detail::sum_of_states().
   [[nodiscard]] pool_state state() requires
       detail::either_reaches<Upstream, Other, detail::routed_calls::state> {
     auto const ask = [](auto& l) -> decltype(pool_state(l.state())) { return l.state(); };
@@ -12969,7 +12956,7 @@ class fallback_layer {
   void reset_totals() requires detail::either_reaches<Upstream, Other, detail::routed_calls::reset_totals> {
     to_each([](auto& l) -> decltype(static_cast<void>(l.reset_totals())) { l.reset_totals(); });
   }
-  /// Notifies of what waits in both. @throws std::bad_alloc, nothing has changed
+  /// Notifies of waiting blocks in both. @throws std::bad_alloc, nothing has changed
   void observe_waiting(detail::waiting_observer& observer) requires
       detail::either_reaches<Upstream, Other, detail::routed_calls::observe_waiting> {
     try {
@@ -13003,7 +12990,7 @@ class fallback_layer {
       l.note_growth_from_now(most, clock);
     });
   }
-  /// Looks into one pool, then into the other; see pool::inspect().
+  /// Inspects one pool, then the other; see pool::inspect().
   template <class Look>
   void inspect(Look&& look) requires detail::either_reaches<Upstream, Other, detail::routed_calls::inspect> {
     to_each([&](auto& l) -> decltype(static_cast<void>(l.inspect(look))) { l.inspect(look); });
@@ -13011,13 +12998,13 @@ class fallback_layer {
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
-  /// Blocks that the fallback serves now.
+  /// Number of live blocks that came from the fallback.
   [[nodiscard]] std::size_t fallback_blocks() const noexcept {
     return count_.load(std::memory_order_relaxed);
   }
 
  private:
-  /// Asks each resource that can answer, and joins the answers.
+  /// Calls each resource that accepts the call, and joins the results.
   template <class Ask, class Join>
   auto of_each(Ask const& ask, Join const& join) {
     if constexpr (!reachable<Upstream, Ask>) {
@@ -13069,7 +13056,7 @@ class fallback_layer {
       used_count_.store(used_.size(), std::memory_order_relaxed);
     }
   }
-  /// Waits for the device where record_use() named a block that no pool holds back.
+  /// Waits for the device if record_use() named a block that no pool holds back.
   void wait_for_uses(void* p) noexcept {
     if (used_count_.load(std::memory_order_relaxed) == 0) return;
     {
@@ -13080,7 +13067,7 @@ class fallback_layer {
     (void)driver().synchronize_device();
   }
 
-  // ---- whose a block is
+  // ---- owner of a block
 
   [[nodiscard]] bool is_of_other(void* p) noexcept {
     if (count_.load(std::memory_order_relaxed) == 0) return false;
@@ -13121,7 +13108,7 @@ class fallback_layer {
 
 }  // namespace tarn
 // ---- tarn/policy/fenced.hpp
-// fenced: guard bytes before and after every block, so that a write past either end is found.
+// fenced: guard bytes before and after every block, which detect writes past either end.
 
 #include <concepts>
 #include <cstddef>
@@ -13142,13 +13129,12 @@ struct fenced {
   using layer = fenced_layer<Upstream>;
 };
 
-/// Fences are written in stream order at allocation and verified at deallocation and by check_all().
-/// Verifying waits for the stream on the host. It also notices pointers that are not live here, and wrong
-/// sizes. What is found goes to the misuse handler; a block that is not live is not passed on. Alignment is
-/// kept. Thread-safe: one mutex, not held while the device is waited for.
+/// Fences are written in stream order at allocation and verified at deallocation and by check_all(). Verifying waits for the
+/// stream on the host. It also detects pointers that are not live here, and wrong sizes. Findings go to the misuse handler; a
+/// block that is not live is not passed on. Alignment is kept. Thread-safe: one mutex, not held while waiting for the device.
 ///
-/// While a graph is captured from the stream of a call, nothing is written, waited for or verified for that call: a block
-/// allocated so has no fences.
+/// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
+/// then has no fences.
 template <class Upstream>
 class fenced_layer {
  public:
@@ -13193,21 +13179,22 @@ class fenced_layer {
                               alignment);
   }
 
-  /// The pool knows the block with its fences.
+  /// Passes on the block with its fences, as the pool knows it.
   void record_use(void* p, std::size_t bytes, stream_ref stream) requires detail::takes_uses<Upstream> {
     std::size_t alignment = 0;
     {
       std::lock_guard const guard(mutex_);
       alignment = blocks_.find(key_of(p)).alignment;
     }
-    if (alignment == 0) return;  // deallocation will tell
+    if (alignment == 0) return;  // deallocation will report it
     nearest(upstream_, detail::record_use_call{fences_.whole_of(p, alignment),
                                                fences_.whole_bytes(bytes, alignment), stream});
   }
 
-  /// Verifies the fences of every block that was live at the call and is still live, tells of those that were broken and
-  /// returns how many. Waits for the device, not while a graph is captured. Another thread's call waits at most for the
-  /// verification of one block. @throws std::bad_alloc
+  /// Verifies the fences of every block that was live at the call and is still live, reports broken ones and returns their
+  /// number. Waits for the device, except while a graph is captured. Another thread's call waits at most for the verification
+  /// of one block.
+  /// @throws std::bad_alloc
   std::size_t check_all() {
     struct candidate {
       std::uintptr_t p = 0;
@@ -13219,7 +13206,7 @@ class fenced_layer {
       all.reserve(blocks_.size());
       blocks_.for_each([&](std::uintptr_t p, block const& b) { all.push_back({p, b}); });
     }
-    // A block is noted once its fences are queued: after this they are drawn. One that comes later is no candidate.
+    // A block is recorded once its fences are queued, so after this wait they are written. Later blocks are not candidates.
     (void)driver().synchronize_device();
     detail::own_stream const reading(driver());
     std::size_t broken = 0;
@@ -13240,7 +13227,7 @@ class fenced_layer {
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
-  /// What a block occupies, fences included.
+  /// The bytes that a block occupies, including fences.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
     return bytes == 0 ? 0
                       : detail::block_bytes_of(upstream_, fences_.whole_bytes(bytes, alignment), alignment);
@@ -13250,8 +13237,8 @@ class fenced_layer {
   struct block {
     std::size_t bytes = 0;
     std::size_t alignment = 0;
-    std::uint64_t number = 0;  ///< in the order of allocation: an address may come back
-    bool fenced = false;       ///< not where a graph was captured
+    std::uint64_t number = 0;  ///< in the order of allocation: an address may be reused
+    bool fenced = false;       ///< false if allocated during a capture
     friend bool operator==(block const&, block const&) = default;
   };
   [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
@@ -13276,7 +13263,7 @@ class fenced_layer {
     {
       std::lock_guard const guard(mutex_);
       --promised_;
-      // Noted after its fences are queued: check_all() would report a fence that is not there.
+      // Recorded after its fences are queued: otherwise check_all() would report a fence that is not yet there.
       if (s.ok()) blocks_.insert(key_of(p), {bytes, alignment, ++numbered_, fenced});
     }
     if (!s.ok()) {
@@ -13286,7 +13273,7 @@ class fenced_layer {
     return p;
   }
 
-  /// Verifies and forgets a block; false where it must not be passed on. The handler is called without the mutex: it
+  /// Verifies and forgets a block; returns false if it must not be passed on. The handler is called without the mutex, since it
   /// may use this very resource.
   bool retire(void* p, stream_ref stream, std::size_t bytes, std::size_t alignment) noexcept {
     block b{};
@@ -13338,7 +13325,7 @@ class fenced_layer {
 
 }  // namespace tarn
 // ---- tarn/policy/limited.hpp
-// limited: a bound on bytes. Position is meaning: over a pool it bounds live bytes, under it reserved bytes.
+// limited: a bound on bytes. Its position decides which: over a pool it bounds live bytes, under it reserved bytes.
 
 #include <atomic>
 #include <cstddef>
@@ -13350,7 +13337,7 @@ namespace tarn {
 template <class Upstream>
 class limited_layer;
 
-/// Refuses what would exceed `limit` bytes. Over a pool blocks count as the pool rounds them.
+/// Refuses allocations that would exceed `limit` bytes. Over a pool, blocks count as the pool rounds them.
 struct limited {
   std::size_t limit = 0;
 
@@ -13360,19 +13347,19 @@ struct limited {
 
 namespace detail {
 
-/// A further bound on a budget, for as long as its owner wants it; linked into the budget, so it must stay in place.
+/// An additional, temporary bound on a budget; linked into the budget, so it must stay in place.
 struct budget_bound {
-  std::size_t bytes = 0;  ///< that may be used at most
+  std::size_t bytes = 0;  ///< upper bound for the used bytes
   budget_bound* next = nullptr;
 };
 
-/// A budget that races cannot exceed. What is in force is the smallest of the limit and all bounds, so bounds may begin
-/// and end in any order, on any threads. take() and give() are lock-free; changes of the limit take a lock.
+/// A budget that cannot be exceeded by races. The smallest of the limit and all bounds is in force, so bounds may begin and end
+/// in any order, on any threads. take() and give() are lock-free; changes of the limit take a lock.
 class byte_budget {
  public:
   explicit byte_budget(std::size_t limit) noexcept : limit_(limit), own_limit_(limit) {}
 
-  /// False where the bytes do not fit; nothing has changed.
+  /// Returns false if the bytes do not fit; nothing has changed.
   [[nodiscard]] bool take(std::size_t bytes) noexcept {
     std::size_t used = used_.load(std::memory_order_relaxed);
     do {
@@ -13384,16 +13371,16 @@ class byte_budget {
   void give(std::size_t bytes) noexcept { used_.fetch_sub(bytes, std::memory_order_relaxed); }
 
   [[nodiscard]] std::size_t used() const noexcept { return used_.load(std::memory_order_relaxed); }
-  /// What is in force.
+  /// The limit in force.
   [[nodiscard]] std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
-  /// Sets the limit, and returns the one before; bounds stay.
+  /// Sets the limit, and returns the previous one; bounds stay.
   std::size_t set_limit(std::size_t limit) noexcept {
     std::lock_guard const guard(lock_);
     std::size_t const before = std::exchange(own_limit_, limit);
     put_in_force();
     return before;
   }
-  /// Lets at most `more` bytes be used beside those used now, until remove(bound).
+  /// Allows at most `more` bytes beyond those used now, until remove(bound).
   void add(budget_bound& bound, std::size_t more) noexcept {
     std::lock_guard const guard(lock_);
     std::size_t const now = used();
@@ -13427,7 +13414,7 @@ class byte_budget {
   budget_bound* bounds_ = nullptr;
 };
 
-/// What both kinds of limit share: the budget, and the refusal.
+/// The common part of both kinds of limit: the budget, and the refusal.
 template <class Upstream>
 class limited_base {
  public:
@@ -13444,7 +13431,7 @@ class limited_base {
 
   /// Bytes that count against the limit now.
   [[nodiscard]] std::size_t used() const noexcept { return budget_.used(); }
-  /// The limit in force: the layer's own, or that of a live budget_scope where it is smaller.
+  /// The limit in force: the layer's own, or that of a live budget_scope if it is smaller.
   [[nodiscard]] std::size_t limit() const noexcept { return budget_.limit(); }
   /// The upstream's plain blocks count against the same limit. @throws out_of_memory, as the layer's other calls
   [[nodiscard]] void* allocate_plain(std::size_t bytes) requires has_plain_blocks<Upstream> {
@@ -13456,16 +13443,16 @@ class limited_base {
     budget_.give(bytes);
   }
 
-  /// Changes the layer's own limit and returns the one before; below used() it refuses all until enough is freed. Live
-  /// budget_scopes go on bounding. Thread-safe.
+  /// Changes the layer's own limit and returns the previous one; if it is below used(), allocations are refused until enough is
+  /// freed. Live budget_scopes stay in force. Thread-safe.
   std::size_t set_limit(std::size_t bytes) noexcept { return budget_.set_limit(bytes); }
-  /// Begins a further bound, of `more` bytes above used(); it must stay where it is until remove(). For budget_scope.
+  /// Begins an additional bound, of `more` bytes above used(); it must stay in place until remove(). For budget_scope.
   void add(detail::budget_bound& bound, std::size_t more) noexcept { budget_.add(bound, more); }
   /// Ends a bound; in any order, from any thread. O(bounds).
   void remove(detail::budget_bound& bound) noexcept { budget_.remove(bound); }
 
  protected:
-  /// Runs `allocate` within the budget: a refusal or an upstream failure costs nothing.
+  /// Runs `allocate` within the budget: a refusal or an upstream failure uses none of it.
   template <class Allocate>
   auto within_budget(std::size_t counted, std::size_t asked, std::size_t alignment, stream_ref stream,
                      Allocate const& allocate) {
@@ -13494,7 +13481,7 @@ class limited_base {
 
 }  // namespace detail
 
-/// The limit over a resource: bounds live bytes. Two relaxed atomic operations a pair.
+/// The limit over a resource: bounds live bytes. Two relaxed atomic operations per allocation and free.
 template <class Upstream>
 class limited_layer : public detail::limited_base<Upstream> {
   using base = detail::limited_base<Upstream>;
@@ -13526,8 +13513,7 @@ class limited_layer : public detail::limited_base<Upstream> {
   }
 };
 
-/// The limit over a page source: bounds physical bytes. It is a page source itself, so a pool can stand on
-/// it.
+/// The limit over a page source: bounds physical bytes. It is a page source itself, so a pool can use it.
 template <page_source Upstream>
 class limited_layer<Upstream> : public detail::limited_base<Upstream> {
   using base = detail::limited_base<Upstream>;
@@ -13553,8 +13539,7 @@ class limited_layer<Upstream> : public detail::limited_base<Upstream> {
 
 }  // namespace tarn
 // ---- tarn/policy/poisoned.hpp
-// poisoned: fills memory when it is handed out and when it comes back, so that reading it too early or too
-// late shows.
+// poisoned: fills memory at allocation and deallocation, so that reading it too early or too late becomes visible.
 
 #include <atomic>
 #include <concepts>
@@ -13574,9 +13559,9 @@ struct poisoned {
   using layer = poisoned_layer<Upstream>;
 };
 
-/// Costs one fill of the whole block in stream order (about 2 us and its bandwidth) a call. Never
-/// synchronises, but for the _sync calls, which wait for their fill, and where the stream of a deallocation may be
-/// destroyed and its work cannot be ordered on the device. Fills nothing while a graph is captured from the stream.
+/// Costs one fill of the whole block per call, in stream order (about 2 us, plus its bytes at memory bandwidth). Never
+/// synchronises, except for the _sync calls, which wait for their fill, and if the stream of a deallocation may be destroyed
+/// and its work cannot be ordered on the device. Fills nothing while the stream is capturing a graph.
 template <class Upstream>
 class poisoned_layer {
  public:
@@ -13603,7 +13588,7 @@ class poisoned_layer {
         on = stream_ref{};
         ordered = detail::order_behind_lost(driver(), on).ok();
       }
-      // Freed in the order of the fill, so that nobody gets the block before it.
+      // Freed on the stream of the fill, so that no other caller gets the block before the fill.
       if (ordered && !is_capturing(on) && detail::fill_bytes(driver(), on, p, pattern::freed, bytes).ok())
         stream = on;
     }
@@ -13613,7 +13598,7 @@ class poisoned_layer {
     void* const p = upstream_.allocate_sync(bytes, alignment);
     if (p == nullptr || is_capturing(stream_ref{})) return p;
     if (status const s = fill_and_wait(p, pattern::uninitialised, bytes); !s.ok()) {
-      // The fill may still run, and would write over what the caller writes: the block goes back behind it.
+      // The fill may still run, and would overwrite what the caller writes: free the block after the fill, in stream order.
       upstream_.deallocate(stream_ref{}, p, bytes, alignment);
       throw cuda_error(s, driver().device().value);
     }
@@ -13628,15 +13613,24 @@ class poisoned_layer {
     }
   }
 
-  /// Such a block is not poisoned when it is freed: the other stream may be at work in it. @throws std::bad_alloc
+  /// Such a block is not poisoned when it is freed: the other stream may still use it. @throws std::bad_alloc
   void record_use(void* p, std::size_t bytes, stream_ref stream) requires detail::takes_uses<Upstream> {
-    {
+    bool added = false;
+    if (p != nullptr) {
       std::lock_guard const guard(mutex_);
-      used_elsewhere_.make_room(1);
-      used_elsewhere_.insert(reinterpret_cast<std::uintptr_t>(p), true);
+      added = !used_elsewhere_.find(reinterpret_cast<std::uintptr_t>(p));
+      if (added) {
+        used_elsewhere_.make_room(1);
+        used_elsewhere_.insert(reinterpret_cast<std::uintptr_t>(p), true);
+      }
       count_.store(used_elsewhere_.size(), std::memory_order_relaxed);
     }
-    nearest(upstream_, detail::record_use_call{p, bytes, stream});
+    try {
+      nearest(upstream_, detail::record_use_call{p, bytes, stream});
+    } catch (...) {
+      if (added) (void)is_used_elsewhere(p);
+      throw;
+    }
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
@@ -13651,7 +13645,7 @@ class poisoned_layer {
     (void)detail::fill_bytes(driver(), stream_ref{}, p, byte, bytes);
     return driver().synchronize_stream(stream_ref{});
   }
-  /// True once where record_use() named the block.
+  /// Returns true, once, if record_use() named the block.
   bool is_used_elsewhere(void* p) noexcept {
     if (count_.load(std::memory_order_relaxed) == 0) return false;
     std::lock_guard const guard(mutex_);
@@ -13668,8 +13662,7 @@ class poisoned_layer {
 
 }  // namespace tarn
 // ---- tarn/policy/recorded.hpp
-// recorded: writes every call as a trace that tarn_replay reads, so that a program can be measured against
-// any pool.
+// recorded: writes every call as a trace for tarn_replay, so that a program can be measured against any pool.
 
 #include <cerrno>
 #include <cstddef>
@@ -13680,7 +13673,7 @@ class poisoned_layer {
 #include <utility>
 
 // ---- tarn/policy/trace_format.hpp
-// The trace format: one line an event, readable by people and by tarn_replay.
+// The trace format: one line per event, readable by people and by tarn_replay.
 //
 //   a <id> <bytes> <stream>   allocate: requested bytes; stream is a small number, 0 the first one seen
 //   f <id>                    free
@@ -13695,7 +13688,7 @@ class poisoned_layer {
 
 namespace tarn {
 
-/// A line that is no event. Says which line and why.
+/// A line that is not an event. Reports the line number and the reason.
 class trace_error : public std::exception {
  public:
   trace_error(std::uint64_t line, std::string_view reason) noexcept : line_(line) {
@@ -13709,7 +13702,7 @@ class trace_error : public std::exception {
   message<256> text_;
 };
 
-/// Streams that a trace may tell apart, the default one included. `recorded` writes no more, and tarn_replay reads no more.
+/// Streams that a trace can distinguish, including the default one. The limit of `recorded` and of tarn_replay.
 inline constexpr std::uint32_t most_trace_streams = 65535;
 
 enum class trace_event_kind : std::uint8_t { comment, allocate, free };
@@ -13723,7 +13716,7 @@ struct trace_event {
 
 /// Reads one line, without its line feed. Blank lines are comments.
 /// @param number  of the line, for the error
-/// @throws trace_error  anything else, numbers that do not fit and words too many included. O(length)
+/// @throws trace_error  anything else, including numbers that do not fit and extra words. O(length)
 [[nodiscard]] inline trace_event parse_trace_line(std::string_view line, std::uint64_t number) {
   while (!line.empty() && (line.back() == '\r' || line.back() == ' ' || line.back() == '\t'))
     line.remove_suffix(1);
@@ -13766,7 +13759,7 @@ struct trace_event {
   return event;
 }
 
-/// Writes one event as a line, line feed included.
+/// Formats one event as a line, including the line feed.
 [[nodiscard]] inline message<72> format_trace_line(trace_event const& event) noexcept {
   message<72> line;
   if (event.kind == trace_event_kind::allocate) {
@@ -13788,7 +13781,7 @@ namespace tarn {
 template <class Upstream>
 class recorded_layer;
 
-/// Records to a file of that name (made anew), or to an open file, which stays the caller's to close.
+/// Records to a newly created file of that name, or to an open file, which the caller closes.
 struct recorded {
   char const* path = nullptr;
   std::FILE* file = nullptr;
@@ -13800,11 +13793,11 @@ struct recorded {
   using layer = recorded_layer<Upstream>;
 };
 
-/// Writes `a id bytes stream` with requested bytes and `f id`, in an order that happened: an address freed
-/// and handed out again is never seen twice at once. One mutex around the note, none around the upstream.
-/// Costs a hash look-up and a buffered write a call; writing errors are told once on standard error and end
-/// the recording, never the program. Up to 65,533 streams beside the default one are told apart; further ones share one
-/// number, so that every trace can be replayed.
+/// Writes `a id bytes stream` with requested bytes and `f id`, in an order that happened: an address that is freed and handed
+/// out again is never live twice in the trace. One mutex around the record, none around the upstream. Costs a hash lookup and a
+/// buffered write per call; write errors are reported once on standard error and end the recording, never the program. Up to
+/// 65,533 streams besides the default one have numbers of their own; further ones share one number, so that every trace can be
+/// replayed.
 template <class Upstream>
 class recorded_layer {
  public:
@@ -13812,7 +13805,7 @@ class recorded_layer {
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
 
-  /// @throws std::system_error  the file cannot be made
+  /// @throws std::system_error  the file cannot be created
   recorded_layer(Upstream upstream, recorded const& options)
       : upstream_(std::move(upstream)), file_(options.file), owned_(options.file == nullptr) {
     if (owned_) file_ = options.path != nullptr ? std::fopen(options.path, "w") : nullptr;
@@ -13852,7 +13845,7 @@ class recorded_layer {
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
-  /// Writes what is buffered; false where that failed, now or before.
+  /// Writes what is buffered; returns false if that failed, now or before.
   bool flush() noexcept {
     std::lock_guard const guard(mutex_);
     if (file_ != nullptr && std::fflush(file_) != 0) complain();
@@ -13862,7 +13855,7 @@ class recorded_layer {
  private:
   static constexpr std::uint64_t default_key = 0;
 
-  /// The stream's identity, or its handle where the driver does not tell.
+  /// The stream's identity, or its handle if the driver does not report one.
   [[nodiscard]] std::uint64_t key_of(stream_ref stream) const noexcept {
     stream_id id = stream.id();
     if (stream.handle() == nullptr && id == stream_ref::unknown_id) return default_key;
@@ -13890,11 +13883,11 @@ class recorded_layer {
   void note_free(void* p) noexcept {
     std::lock_guard const guard(mutex_);
     std::uint64_t const id = live_.erase(reinterpret_cast<std::uintptr_t>(p));
-    if (id == 0) return;  // the layers below tell of misuse
+    if (id == 0) return;  // the layers below report misuse
     put(format_trace_line({trace_event_kind::free, id, 0, 0}).view());
   }
-  /// Streams are numbered in the order in which they are first seen, from 1 on. The last number of the format stands for
-  /// all streams that come after it: a program may make more streams than can be replayed. @throws std::bad_alloc
+  /// Streams are numbered from 1 in the order of their first call. The last number of the format stands for all later streams:
+  /// a program may create more streams than can be replayed. @throws std::bad_alloc
   [[nodiscard]] std::uint32_t number_of(std::uint64_t key) {
     if (key == default_key) return 0;
     if (std::uint32_t const known = streams_.find(key); known != 0) return known;
@@ -13921,15 +13914,15 @@ class recorded_layer {
   detail::fork_mutex mutex_;
   std::FILE* file_;
   bool owned_;
-  bool streams_are_shared_ = false;  ///< the trace says so, once
+  bool streams_are_shared_ = false;  ///< written to the trace once
   std::uint64_t next_id_ = 1;
   detail::address_map<std::uint64_t> live_;     ///< the id of each live block
-  detail::address_map<std::uint32_t> streams_;  ///< the number of each stream but the default one
+  detail::address_map<std::uint32_t> streams_;  ///< the number of each stream except the default one
 };
 
 }  // namespace tarn
 // ---- tarn/policy/retry_on_oom.hpp
-// retry_on_oom: a user's handler gets the chance to free memory before out_of_memory reaches the caller.
+// retry_on_oom: a user's handler that may free memory before out_of_memory reaches the caller.
 
 #include <concepts>
 #include <cstddef>
@@ -13940,14 +13933,14 @@ namespace tarn {
 template <class Upstream, class Handler>
 class retry_layer;
 
-/// Calls `handler(error, attempt)`, attempt counting from 1, when the upstream throws out_of_memory. True:
-/// something was freed, ask again. False: let the error through. What the handler throws reaches the caller.
-/// The handler may be called from several threads at once, and may itself free through the same memory.
+/// Calls `handler(error, attempt)`, with attempt counting from 1, when the upstream throws out_of_memory. If it returns true,
+/// something was freed and the request is retried; if false, the error is passed on. Exceptions of the handler reach the
+/// caller. The handler may be called from several threads at once, and may itself free through the same memory.
 ///
 /// Under a pool (`source | retry_on_oom{f} | pooled{}`) the handler runs inside the pool's growth. It may use that pool:
-/// empty_cache() gives back what is wholly free, owns(), state() and deallocate() work; allocate() is served from the
-/// cache, or refused with out_of_memory, since the pool cannot grow meanwhile. Other threads that need the pool to grow
-/// wait for the handler, so it must not wait for them.
+/// empty_cache() gives back what is wholly free; owns(), state() and deallocate() work; allocate() is served from the cache, or
+/// refused with out_of_memory, since the pool cannot grow meanwhile. Other threads that need the pool to grow wait for the
+/// handler, so it must not wait for them.
 template <class Handler>
 requires std::predicate<Handler&, out_of_memory const&, unsigned>
 struct retry_on_oom {
@@ -13971,7 +13964,7 @@ class retry_layer {
   retry_layer(retry_layer const&) = delete;
   retry_layer& operator=(retry_layer const&) = delete;
 
-  /// @throws out_of_memory  the handler declined; other exceptions pass untouched
+  /// @throws out_of_memory  the handler declined; other exceptions are passed on unchanged
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     return retry([&] { return upstream_.allocate(stream, bytes, alignment); });
   }
@@ -14007,16 +14000,16 @@ class retry_layer {
 }  // namespace tarn
 
 // ---- tarn/raii/budget_scope.hpp
-// budget_scope: a limit for a scope.
+// budget_scope: limits how much memory may grow during a scope.
 
 #include <cstddef>
 #include <utility>
 
 namespace tarn {
 
-/// Lets memory that has a `limited` layer grow by at most `bytes` during a scope; never raises the limit
-/// there was. Other threads are bound likewise while it lives. Scopes nest and overlap freely, on any threads: the
-/// smallest bound of all that live holds, and each ends with its scope.
+/// Limits memory that has a `limited` layer to grow by at most `bytes` during a scope. It never raises an existing limit.
+/// The bound applies to all threads. Scopes nest and overlap freely on any threads: the smallest live bound holds, and each
+/// ends with its scope.
 template <class Resource>
 class budget_scope {
  public:
@@ -14025,12 +14018,12 @@ class budget_scope {
   }
   budget_scope(budget_scope const&) = delete;
   budget_scope& operator=(budget_scope const&) = delete;
-  /// Takes this scope's bound away; no other's.
+  /// Removes the bound of this scope only.
   ~budget_scope() {
     ask([&](auto& layer) -> decltype(layer.remove(bound_)) { return layer.remove(bound_); });
   }
 
-  /// What may still be allocated, bytes.
+  /// Returns the bytes that may still be allocated.
   [[nodiscard]] std::size_t remaining() const noexcept {
     std::size_t const limit = ask([](auto& layer) -> decltype(layer.limit()) { return layer.limit(); });
     std::size_t const used = ask([](auto& layer) -> decltype(layer.used()) { return layer.used(); });
@@ -14050,7 +14043,7 @@ class budget_scope {
 
 }  // namespace tarn
 // ---- tarn/raii/cache_guard.hpp
-// cache_guard: clears a pool's cache around a scope.
+// cache_guard: clears a pool's cache when a scope begins and ends.
 
 #include <atomic>
 #include <cstddef>
@@ -14059,18 +14052,18 @@ class budget_scope {
 
 namespace tarn {
 
-/// When and how far a cache_guard clears. `every_nth` needs a counter that outlives the guards.
+/// When and how far a cache_guard clears the cache. `every_nth` needs a counter that outlives the guards.
 struct cache_guard_options {
-  std::size_t keep_bytes = 0;  ///< reserved bytes that may stay
+  std::size_t keep_bytes = 0;  ///< reserved bytes to keep
   std::size_t only_if_free_below =
-      ~std::size_t{0};          ///< clear only while the device has less than this free, bytes
-  std::uint32_t every_nth = 1;  ///< clear in one of so many scopes
-  std::atomic<std::uint32_t>* counter = nullptr;  ///< of the scopes so far; null: every scope
+      ~std::size_t{0};          ///< clears only while the device has less free memory than this, bytes
+  std::uint32_t every_nth = 1;  ///< clears in one of this many scopes
+  std::atomic<std::uint32_t>* counter = nullptr;  ///< counts the scopes so far; null: every scope
 };
 
-/// Gives cached memory back on entry and on exit of a scope, as a pair of torch.cuda.empty_cache calls: so
-/// that another library has the memory inside, and what the scope cached does not stay. Live memory is never
-/// touched. Each clearing costs what trim() costs; an error in the destructor's is dropped.
+/// Returns cached memory to the driver on entry and exit of a scope, as a pair of torch.cuda.empty_cache calls does, so that
+/// another library can use the memory inside and the scope leaves nothing cached. Live memory is not touched. Each clearing
+/// costs one trim(). An error in the destructor is ignored.
 template <class Pool>
 class cache_guard {
  public:
@@ -14090,7 +14083,7 @@ class cache_guard {
     }
   }
 
-  /// Bytes given back so far by this guard.
+  /// Returns the bytes that this guard has released so far.
   [[nodiscard]] std::size_t released_bytes() const noexcept { return released_; }
 
  private:
@@ -14112,7 +14105,7 @@ class cache_guard {
 
 }  // namespace tarn
 // ---- tarn/raii/copy.hpp
-// Typed copies in stream order, between host and device in any direction.
+// Typed stream-ordered copies between host and device, in any direction.
 
 #include <cstdint>
 #include <span>
@@ -14120,9 +14113,9 @@ class cache_guard {
 
 namespace tarn {
 
-/// Copies elements in stream order. The spans have the same number of elements and do not overlap.
-/// Asynchronous where both sides are device memory or pinned; otherwise the driver may wait. Keep pinned host
-/// memory alive until the stream is past the copy.
+/// Copies elements in stream order. The spans have the same number of elements and must not overlap.
+/// Asynchronous if both sides are device or pinned memory; otherwise the driver may wait. Keep pinned host memory alive until
+/// the stream has completed the copy.
 /// @throws length_error  the sizes differ; nothing is copied
 /// @throws cuda_error    the driver refused
 template <stream_driver Driver, class From, class To>
@@ -14141,7 +14134,7 @@ void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_r
   if (!s.ok()) throw cuda_error(s, driver.device().value);
 }
 
-/// The same, and waits on the host until it is done.
+/// Copies as copy() does, then waits on the host for the stream.
 template <stream_driver Driver, class From, class To>
 requires std::is_same_v<std::remove_const_t<From>, To>
 void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream) {
@@ -14151,7 +14144,7 @@ void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, str
 
 }  // namespace tarn
 // ---- tarn/raii/device_buffer.hpp
-// device_buffer<T>: an owned, sized, uninitialised array in stream order.
+// device_buffer<T>: an owning, sized, uninitialised array in device memory with stream-ordered operations.
 
 #include <cstddef>
 #include <span>
@@ -14159,7 +14152,7 @@ void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, str
 #include <utility>
 
 // ---- tarn/raii/stream.hpp
-// Streams: one that is owned, and the identity of one that is not.
+// Streams: an owning stream, and the identity of a stream that is not owned.
 
 #include <utility>
 
@@ -14168,9 +14161,9 @@ void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, str
 
 namespace tarn {
 
-/// Asks the driver once who a stream is, so that a pool need not ask at every call (about 30 ns each).
-/// Ask again if the stream is destroyed and its handle comes back.
-/// @throws cuda_error  the stream is not known to the driver
+/// Queries the driver once for a stream's identity, so that a pool need not query it at every call (about 30 ns each).
+/// Query again if the stream is destroyed and its handle is reused.
+/// @throws cuda_error  the driver does not know the stream
 template <stream_driver Driver>
 [[nodiscard]] stream_ref identified(Driver const& driver, stream_ref stream) {
   if (stream.id() != stream_ref::unknown_id) return stream;
@@ -14183,8 +14176,8 @@ template <has_driver Resource>
   return identified(memory.driver(), stream);
 }
 
-/// Owns a stream that does not synchronise with the legacy default stream. Its identity is asked once.
-/// Destruction does not wait: the driver lets the stream's work finish.
+/// Owns a stream that does not synchronise with the legacy default stream. Its identity is queried once. Destruction does not
+/// wait: the driver completes the stream's work.
 template <stream_driver Driver>
 class basic_stream {
  public:
@@ -14215,6 +14208,9 @@ class basic_stream {
 
   [[nodiscard]] stream_ref ref() const noexcept { return stream_; }
   operator stream_ref() const noexcept { return stream_; }  // NOLINT: an owned stream is a stream
+  /// The handle as a cudaStream_t; it also converts to one, for kernel launches and libraries.
+  [[nodiscard]] CUstream_st* get() const noexcept { return stream_.get(); }
+  operator CUstream_st*() const noexcept { return get(); }  // NOLINT: as cudaStream_t is passed everywhere
   [[nodiscard]] Driver const& driver() const noexcept { return driver_; }
 
   /// Waits on the host for the stream's work. @throws cuda_error  also for errors of earlier kernels
@@ -14229,13 +14225,13 @@ class basic_stream {
 };
 
 #if TARN_HAS_CUDA
-/// `tarn::owned_stream stream;`: a stream of the current device.
-using owned_stream = basic_stream<cuda_driver>;
+/// An owning stream of the current device: `tarn::stream stream;`.
+using stream = basic_stream<cuda_driver>;
 #endif
 
 namespace detail {
 
-/// As identified(), for where nothing can be thrown: a stream that the driver does not know stays as it is.
+/// As identified(), where exceptions are not possible: returns a stream that the driver does not know unchanged.
 template <has_driver Resource>
 [[nodiscard]] stream_ref identified_if_known(Resource const& memory, stream_ref stream) noexcept {
   if (stream.id() != stream_ref::unknown_id) return stream;
@@ -14243,8 +14239,8 @@ template <has_driver Resource>
   return memory.driver().identify(stream, id).ok() ? stream_ref::from(stream.handle(), id) : stream;
 }
 
-/// Orders later work on `after` behind earlier work on `before`, on the device; both streams exist. Each comes
-/// with its device's driver: an event is recorded only on the device it was made for, but any may wait for it.
+/// Orders later work on `after` behind earlier work on `before`, on the device. Both streams must exist. Each is passed with
+/// the driver of its device: an event is recorded only on the device it was created for, but any device may wait for it.
 /// @throws cuda_error
 template <stream_driver Driver>
 void order_streams(Driver const& driver_of_after, stream_ref after, Driver const& driver_of_before,
@@ -14259,7 +14255,7 @@ void order_streams(Driver const& driver_of_after, stream_ref after, Driver const
   }
   if (!s.ok()) throw cuda_error(s, driver_of_after.device().value);
 }
-/// The same on one device.
+/// Orders two streams of one device.
 template <stream_driver Driver>
 void order_streams(Driver const& driver, stream_ref after, stream_ref before) {
   order_streams(driver, after, driver, before);
@@ -14274,18 +14270,18 @@ namespace detail {
 #if TARN_HAS_CUDA
 using default_device_resource = device_pool;
 #else
-struct name_a_resource;  // without CUDA there is no default: say device_buffer<T, sim_pool> or use
+struct name_a_resource;  // without CUDA there is no default: use device_buffer<T, sim_pool> or
                          // make_device_buffer
 using default_device_resource = name_a_resource;
 #endif
 }  // namespace detail
 
 /// Owns `size()` elements of device memory. Elements are never constructed: T is trivially copyable.
-/// Every operation is ordered on stream(); nothing synchronises the host unless it says so. A buffer that
-/// work on another stream uses must be told by set_stream() or by the resource's record_use(). One thread at
-/// a time per buffer. Holds its resource, so a pool outlives its name. Moved-from: empty, same resource and
-/// stream, ready for use. Destruction never throws, works whatever device is current and after the stream is
-/// destroyed, and does nothing once the driver is gone. All else needs the stream to exist.
+/// Every operation is ordered on stream(); none synchronises the host unless documented. Report use on another stream by
+/// set_stream() or by the resource's record_use(). One thread at a time per buffer. Holds its resource, so the pool stays alive
+/// as long as the buffer. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never
+/// throws, works with any current device and after the stream is destroyed, and does nothing once the driver is unloaded. All
+/// other operations need the stream to exist.
 template <class T, class Resource = detail::default_device_resource>
 class device_buffer {
   static_assert(std::is_trivially_copyable_v<T>,
@@ -14296,14 +14292,14 @@ class device_buffer {
   using size_type = std::size_t;
   using resource_type = Resource;
 
-  /// Empty. @param alignment  of the data, bytes; kept by copies and moves
+  /// Constructs an empty buffer. @param alignment  of the data, bytes; kept by copies and moves
   explicit device_buffer(Resource memory, stream_ref stream = {}, std::size_t alignment = least_alignment())
       : memory_(std::move(memory)),
         stream_(identified(memory_, stream)),
         alignment_(detail::larger_of(alignment, least_alignment())) {
     require_alignment(alignment);
   }
-  /// `count` uninitialised elements.
+  /// Allocates `count` uninitialised elements.
   /// @throws length_error   count * sizeof(T) overflows
   /// @throws out_of_memory  nothing is held
   device_buffer(Resource memory, std::size_t count, stream_ref stream,
@@ -14313,19 +14309,19 @@ class device_buffer {
     data_ = take(count);
     size_ = capacity_ = count;
   }
-  /// The same with a name, `device_buffer<float> weights(pool, n, stream, tarn::tag("weights"));` (core/tag). It is the
-  /// block's: what a later resize() takes is named there.
+  /// Allocates with a name: `device_buffer<float> weights(pool, n, stream, tarn::tag("weights"));` (core/tag). The name belongs
+  /// to the block: a new block taken by a later resize() gets the name given there.
   device_buffer(Resource memory, std::size_t count, stream_ref stream, place where)
       : device_buffer(std::move(memory), count, stream, least_alignment(), where) {}
-  /// A copy of host (or device) elements, in stream order.
+  /// Constructs a copy of host or device elements, in stream order.
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream,
                 std::size_t alignment = least_alignment(), place where = place::current())
       : device_buffer(std::move(memory), from.size(), stream, alignment, where) {
-    copy_from(from);  // should it throw, the destructor runs: the constructor delegated to is done
+    copy_from(from);  // if it throws, the destructor runs, since the delegated-to constructor has completed
   }
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream, place where)
       : device_buffer(std::move(memory), from, stream, least_alignment(), where) {}
-  /// A copy on `stream`, which first waits, on the device, for the other buffer's stream; that one waits for
+  /// Constructs a copy on `stream`, which first waits, on the device, for the other buffer's stream. That stream then waits for
   /// the copy, so the other buffer may be changed or destroyed at once.
   device_buffer(device_buffer const& other, stream_ref stream, place where = place::current())
       : device_buffer(other.memory_, other.size_, stream, other.alignment_, where) {
@@ -14340,7 +14336,7 @@ class device_buffer {
         data_(std::exchange(other.data_, nullptr)),
         size_(std::exchange(other.size_, 0)),
         capacity_(std::exchange(other.capacity_, 0)) {}
-  /// Copies elements, alignment, stream and resource; strong guarantee.
+  /// Copies elements, alignment, stream and resource. Strong guarantee.
   device_buffer& operator=(device_buffer const& other) {
     if (this != &other) {
       device_buffer copied(other);
@@ -14348,7 +14344,7 @@ class device_buffer {
     }
     return *this;
   }
-  /// Steals; the old block is freed on its own stream. Self-move changes nothing.
+  /// Takes over the other's block; the old block is freed on its own stream. Self-move changes nothing.
   device_buffer& operator=(device_buffer&& other) noexcept {
     if (this != &other) {
       device_buffer stolen(std::move(other));
@@ -14360,23 +14356,22 @@ class device_buffer {
 
   [[nodiscard]] T* data() noexcept { return data_; }
   [[nodiscard]] T const* data() const noexcept { return data_; }
-  /// Elements.
+  /// Returns the number of elements.
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return size_ * sizeof(T); }
-  /// Elements that fit without a new block.
+  /// Returns the number of elements that fit without a new block.
   [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
   [[nodiscard]] std::size_t alignment() const noexcept { return alignment_; }
   [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
-  /// The elements, as device pointers; the host must not read through it unless the memory is
-  /// host-accessible.
+  /// Returns the elements as device pointers. The host must not access them unless the memory is host-accessible.
   [[nodiscard]] std::span<T> span() noexcept { return {data_, size_}; }
   [[nodiscard]] std::span<T const> span() const noexcept { return {data_, size_}; }
 
   /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer.
   /// @param count   elements, not bytes
-  /// @param stream  orders the copy, the release of the old block, and what follows
+  /// @param stream  orders the copy, the release of the old block, and later work
   /// @throws length_error, out_of_memory, cuda_error  nothing has changed
   void resize(std::size_t count, stream_ref stream, place where = place::current()) {
     [[maybe_unused]] detail::place_of_call<Resource> const here(where);
@@ -14389,7 +14384,7 @@ class device_buffer {
   }
   void resize(std::size_t count, place where = place::current()) { resize(count, stream_, where); }
 
-  /// Makes room for `count` elements; size() stays. Strong guarantee, as resize().
+  /// Reserves capacity for `count` elements; size() is unchanged. Strong guarantee, as resize().
   void reserve(std::size_t count, stream_ref stream, place where = place::current()) {
     [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     if (count > capacity_) {
@@ -14400,7 +14395,7 @@ class device_buffer {
   }
   void reserve(std::size_t count, place where = place::current()) { reserve(count, stream_, where); }
 
-  /// Gives unused capacity back by moving to a block of size() elements. Strong guarantee.
+  /// Releases unused capacity by moving to a block of size() elements. Strong guarantee.
   void shrink_to_fit(stream_ref stream, place where = place::current()) {
     [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     if (size_ < capacity_) {
@@ -14411,8 +14406,8 @@ class device_buffer {
   }
   void shrink_to_fit(place where = place::current()) { shrink_to_fit(stream_, where); }
 
-  /// Makes `stream` the buffer's: its later work waits, on the device, for what was enqueued on the old one.
-  /// Both exist. @throws cuda_error  nothing has changed
+  /// Changes the buffer's stream. Later work on `stream` waits, on the device, for what was enqueued on the old stream. Both
+  /// streams must exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream) {
     stream = identified(memory_, stream);
     if (data_ != nullptr) detail::order_streams(driver(), stream, stream_);
@@ -14421,13 +14416,13 @@ class device_buffer {
 
   /// Copies from a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_from(std::span<T const> from) { tarn::copy(driver(), from, span(), stream_); }
-  /// Copies from a buffer of the same size, of any resource or device, on stream(), which first waits, on the
-  /// device, for the other's stream; that one waits for the copy, so the other buffer may be changed or
-  /// destroyed at once. @throws length_error, cuda_error
+  /// Copies from a buffer of the same size, of any resource or device, on stream(), which first waits, on the device, for the
+  /// other buffer's stream. That stream then waits for the copy, so the other buffer may be changed or destroyed at once.
+  /// @throws length_error, cuda_error
   template <class Other>
   requires std::is_same_v<typename Other::driver_type, typename Resource::driver_type>
   void copy_from(device_buffer<T, Other> const& other) {
-    if (size_ == 0 || other.size() != size_) return copy_from(other.span());  // which says so
+    if (size_ == 0 || other.size() != size_) return copy_from(other.span());  // throws if the sizes differ
     auto const& theirs = other.resource().driver();
     if (must_be_sent(other)) {
       in_turn(theirs, other.stream(), driver(), stream_,
@@ -14440,7 +14435,7 @@ class device_buffer {
   }
   /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_to(std::span<T> to) const { tarn::copy(driver(), span(), to, stream_); }
-  /// The same, and waits, so that the host may read.
+  /// Copies as copy_to() does, then waits on the host, so that the host may read.
   void copy_to_sync(std::span<T> to) const { tarn::copy_sync(driver(), span(), to, stream_); }
   /// Sets every byte, in stream order. @throws cuda_error
   void fill(std::byte value) {
@@ -14451,11 +14446,11 @@ class device_buffer {
   /// Sets every byte to 0, in stream order. @throws cuda_error
   void zero() { fill(std::byte{}); }
 
-  /// Frees the elements; the buffer is empty and ready for use.
+  /// Frees the elements; the buffer is empty and may be reused.
   void clear() noexcept { give(); }
 
-  /// Gives up ownership: the caller deallocates through resource(), at alignment(), the bytes of as many
-  /// elements as capacity() said before.
+  /// Releases ownership. The caller deallocates through resource(), at alignment(), as many bytes as capacity() elements
+  /// had before the call.
   [[nodiscard]] T* release() noexcept {
     size_ = capacity_ = 0;
     return std::exchange(data_, nullptr);
@@ -14486,7 +14481,7 @@ class device_buffer {
     data_ = nullptr;
     size_ = capacity_ = 0;
   }
-  /// True where the memories are of two devices, which not every copy can cross, and the copy is made.
+  /// Copies between the device memories of two devices by copy_from_device, if the driver has it. Returns whether it copied.
   template <class Other>
   bool copied_between_devices(device_buffer<T, Other> const& other) {
     if constexpr (has_property<Resource, device_accessible> && !has_property<Resource, host_accessible> &&
@@ -14500,13 +14495,13 @@ class device_buffer {
     }
     return false;
   }
-  /// True where the other memory can be read by its own device alone, which is another.
+  /// Whether only its own device can read the other memory, and this is a different device.
   template <class Other>
   [[nodiscard]] bool must_be_sent(device_buffer<T, Other> const& other) const {
     return has_property<Resource, host_accessible> && !has_property<Other, host_accessible> &&
            other.resource().driver().device() != driver().device();
   }
-  /// Makes a copy on one stream behind what another has enqueued so far, which then waits for it.
+  /// Copies on stream `on` behind all work enqueued on `stream` so far; `stream` then waits for the copy.
   template <class Driver, class Copy>
   static void in_turn(Driver const& copying, stream_ref on, Driver const& waiting, stream_ref stream,
                       Copy const& copy) {
@@ -14515,7 +14510,7 @@ class device_buffer {
     try {
       detail::order_streams(waiting, stream, copying, on);
     } catch (...) {
-      (void)copying.synchronize_stream(on);  // the buffers' next users may not be told to wait
+      (void)copying.synchronize_stream(on);  // the buffers' next users may not be ordered behind the copy
       throw;
     }
   }
@@ -14539,7 +14534,7 @@ class device_buffer {
   std::size_t capacity_ = 0;
 };
 
-/// `count` uninitialised elements of T from a resource, in stream order.
+/// Allocates `count` uninitialised elements of T from a resource, in stream order.
 /// @throws length_error, out_of_memory
 template <class T, class Resource>
 requires tarn::resource<Resource>
@@ -14549,8 +14544,8 @@ requires tarn::resource<Resource>
   return device_buffer<T, Resource>(std::move(memory), count, stream,
                                     detail::larger_of(default_alignment, alignof(T)), where);
 }
-/// A copy of host elements. Pageable host memory may be reused at once; pinned memory after the stream is
-/// past the copy.
+/// Constructs a buffer with a copy of host elements. Pageable host memory may be reused at once, pinned memory once the stream
+/// has completed the copy.
 template <class T, class Resource>
 requires tarn::resource<Resource>
 [[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::span<T const> from,
@@ -14562,21 +14557,21 @@ requires tarn::resource<Resource>
 
 }  // namespace tarn
 // ---- tarn/raii/device_guard.hpp
-// device_guard: the current device of a scope.
+// device_guard: sets the current device for a scope.
 
 #if TARN_HAS_CUDA
 #endif
 
 namespace tarn {
 
-/// Makes a device the calling thread's current one and restores the one before. For the caller's own kernel
-/// launches: tarn itself works whatever device is current. A device that is current already costs one
-/// look-up. Guards of a thread may end in any order: while any lives, the innermost one's device is current; after the last,
-/// the device from before the first. Each ends on the thread that began it.
+/// Makes a device the calling thread's current one and restores the previous one at the end. For the caller's own kernel
+/// launches: tarn itself works with any current device. If the device is already current, the cost is one query. Guards of a
+/// thread may end in any order: while any is alive, the device of the innermost one is current; after the last, the device from
+/// before the first. Each guard must end on the thread that created it.
 template <stream_driver Driver>
 class basic_device_guard {
  public:
-  /// @throws cuda_error  there is no such device; nothing has changed
+  /// @throws cuda_error  the device does not exist; nothing has changed
   explicit basic_device_guard(device_id device) : device_(device) {
     if (status const s = Driver::current_device(before_); !s.ok()) throw cuda_error(s, device.value);
     if (device != before_) {
@@ -14596,7 +14591,7 @@ class basic_device_guard {
     }
   }
 
-  /// The device that will be current again.
+  /// Returns the device that will be restored.
   [[nodiscard]] device_id before() const noexcept { return before_; }
 
  private:
@@ -14614,8 +14609,8 @@ using device_guard = basic_device_guard<cuda_driver>;
 
 }  // namespace tarn
 // ---- tarn/raii/device_ptr.hpp
-// device_ptr<T> and device_ptr<T[]>: unique ownership of one object or an array, with what unique_ptr's users
-// expect.
+// device_ptr<T> and device_ptr<T[]>: unique ownership of one object or array in device memory, with the interface of
+// unique_ptr.
 
 #include <cstddef>
 #include <type_traits>
@@ -14623,11 +14618,11 @@ using device_guard = basic_device_guard<cuda_driver>;
 
 namespace tarn {
 
-/// Owns device memory for one T, or for an array as device_ptr<T[]>, freed on stream(). Uninitialised: T is
-/// trivially copyable. Move-only; moved-from is null, keeps its resource and may be used again. Work on other
-/// streams than stream() must be told by set_stream() or by the resource's record_use(). Not for two threads
-/// at once. Destruction never throws, works whatever device is current and after the stream is destroyed, and
-/// does nothing once the driver is gone. There is no null without a resource, hence no default constructor.
+/// Owns device memory for one T, or for an array as device_ptr<T[]>, freed on stream(). The memory is uninitialised: T is
+/// trivially copyable. Move-only. A moved-from pointer is null, keeps its resource and may be reused. Report use on streams
+/// other than stream() by set_stream() or by the resource's record_use(). Not thread-safe. Destruction never throws, works with
+/// any current device and after the stream is destroyed, and does nothing once the driver is unloaded. There is no default
+/// constructor, since a null pointer needs a resource, too.
 template <class T, class Resource = detail::default_device_resource>
 class device_ptr {
   static constexpr bool is_array = std::is_unbounded_array_v<T>;
@@ -14640,10 +14635,10 @@ class device_ptr {
                 "tarn: device_ptr<T> never constructs elements: T must be trivially copyable");
   static_assert(!std::is_bounded_array_v<T>, "tarn: say device_ptr<T[]> and give the count to make_device");
 
-  /// Null.
+  /// Constructs a null pointer.
   explicit device_ptr(Resource memory, stream_ref stream = {}) noexcept
       : memory_(std::move(memory)), stream_(detail::identified_if_known(memory_, stream)) {}
-  /// Takes over `count` elements at `p`, allocated by `memory` with alignment(). Null with any count is null.
+  /// Takes over `count` elements at `p`, allocated by `memory` with alignment(). If `p` is null, `count` is ignored.
   device_ptr(Resource memory, pointer p, std::size_t count, stream_ref stream) noexcept
       : memory_(std::move(memory)),
         stream_(detail::identified_if_known(memory_, stream)),
@@ -14669,16 +14664,16 @@ class device_ptr {
 
   [[nodiscard]] pointer get() const noexcept { return p_; }
   [[nodiscard]] explicit operator bool() const noexcept { return p_ != nullptr; }
-  /// Elements owned: 1 or 0 for device_ptr<T>.
+  /// Returns the number of owned elements: 1 or 0 for device_ptr<T>.
   [[nodiscard]] std::size_t size() const noexcept { return count_; }
   [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
-  /// What the memory is aligned to, bytes.
+  /// Returns the alignment of the memory, bytes.
   [[nodiscard]] static constexpr std::size_t alignment() noexcept {
     return alignof(element_type) > default_alignment ? alignof(element_type) : default_alignment;
   }
 
-  /// The object itself, where the host may touch it.
+  /// Returns the object itself, if the host can access it.
   [[nodiscard]] element_type& operator*() const noexcept
       requires(!is_array && has_property<Resource, host_accessible>) {
     return *p_;
@@ -14692,23 +14687,22 @@ class device_ptr {
     return p_[i];
   }
 
-  /// Makes `stream` the one that frees; its later work waits, on the device, for what was enqueued on the old
-  /// one, which must still exist. @throws cuda_error  nothing has changed
+  /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for what was enqueued on the old
+  /// stream, which must still exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream) {
     stream = identified(memory_, stream);
     if (p_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_);
     stream_ = stream;
   }
 
-  /// Gives up ownership: the caller deallocates, at alignment(), the bytes of as many elements as size() said
-  /// before.
+  /// Releases ownership. The caller deallocates, at alignment(), as many bytes as size() elements had before the call.
   [[nodiscard]] pointer release() noexcept {
     count_ = 0;
     return std::exchange(p_, nullptr);
   }
-  /// Frees what is owned.
+  /// Frees the owned memory.
   void reset(std::nullptr_t = nullptr) noexcept { replace(nullptr, 0); }
-  /// Frees what is owned, then owns `p`, allocated by resource() with alignment().
+  /// Frees the owned memory, then takes over `p`, allocated by resource() with alignment().
   void reset(pointer p) noexcept requires(!is_array) { replace(p, 1); }
   void reset(pointer p, std::size_t count) noexcept requires(is_array) { replace(p, count); }
   void swap(device_ptr& other) noexcept {
@@ -14735,7 +14729,7 @@ class device_ptr {
   std::size_t count_ = 0;
 };
 
-/// One uninitialised T. @throws out_of_memory
+/// Allocates one uninitialised T. @throws out_of_memory
 template <class T, class Resource>
 requires(tarn::resource<Resource> && !std::is_array_v<T>)
     [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream,
@@ -14745,8 +14739,7 @@ requires(tarn::resource<Resource> && !std::is_array_v<T>)
   void* const p = memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment());
   return device_ptr<T, Resource>(std::move(memory), static_cast<T*>(p), 1, stream);
 }
-/// `count` uninitialised elements: make_device<T[]>(memory, count, stream). @throws length_error,
-/// out_of_memory
+/// Allocates `count` uninitialised elements: make_device<T[]>(memory, count, stream). @throws length_error, out_of_memory
 template <class T, class Resource>
 requires(tarn::resource<Resource>&& std::is_unbounded_array_v<T>)
     [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream,
@@ -14761,7 +14754,7 @@ requires(tarn::resource<Resource>&& std::is_unbounded_array_v<T>)
 
 }  // namespace tarn
 // ---- tarn/raii/peak_scope.hpp
-// peak_scope: the high-water mark of a scope.
+// peak_scope: measures the high-water mark of memory during a scope.
 
 #include <cstddef>
 #include <cstdint>
@@ -14769,11 +14762,10 @@ requires(tarn::resource<Resource>&& std::is_unbounded_array_v<T>)
 
 namespace tarn {
 
-/// Watches memory that has a `tracked` layer, from construction to destruction. Scopes nest and overlap
-/// freely: each has its own mark, and none disturbs another or the pool's own peak. Exact, bytes as the pool
-/// rounds them. peak_of::this_thread sees the calls of the constructing thread alone, counted from zero;
-/// memory that another thread frees does not lower it. Thread-safe. Each live scope adds a few instructions
-/// to every call.
+/// Observes memory that has a `tracked` layer, from construction to destruction. Scopes nest and overlap freely: each has its
+/// own mark and does not affect other scopes or the pool's peak. Exact; bytes as the pool rounds them. With
+/// peak_of::this_thread only calls of the constructing thread count, starting from zero; memory freed by another thread does
+/// not lower it. Thread-safe. Each live scope adds a few instructions to every call.
 template <class Resource>
 class peak_scope {
  public:
@@ -14786,22 +14778,22 @@ class peak_scope {
     with_layer([&](auto& layer) -> decltype(layer.remove(mark_)) { return layer.remove(mark_); });
   }
 
-  /// The most bytes that were allocated at once during the scope, what was there before included: the figure
-  /// that max_memory_allocated() gives after a reset.
+  /// Returns the most bytes allocated at once during the scope, including those allocated before it: what
+  /// max_memory_allocated() returns after a reset.
   [[nodiscard]] std::size_t peak_bytes() const noexcept { return positive(read().peak); }
-  /// How far the scope went above where it began, bytes: what it needed itself.
+  /// Returns how far the scope rose above its start, bytes: what the scope itself needed.
   [[nodiscard]] std::size_t peak_above_start() const noexcept {
     high_water_mark const m = read();
     return positive(m.peak - m.start);
   }
-  /// Allocated now, bytes.
+  /// Returns the bytes allocated now.
   [[nodiscard]] std::size_t current_bytes() const noexcept { return positive(read().current); }
-  /// Allocated now less allocated at the start; negative where more was freed.
+  /// Returns the bytes allocated now minus those at the start; negative if more was freed.
   [[nodiscard]] std::int64_t net_bytes() const noexcept {
     high_water_mark const m = read();
     return m.current - m.start;
   }
-  /// Blocks handed out during the scope.
+  /// Returns the number of blocks allocated during the scope.
   [[nodiscard]] std::size_t count() const noexcept { return positive(read().allocations); }
 
  private:
@@ -14821,7 +14813,7 @@ class peak_scope {
 
 }  // namespace tarn
 // ---- tarn/raii/pinned_buffer.hpp
-// pinned_buffer<T>: an owned contiguous range of host memory that devices copy from and to at full speed.
+// pinned_buffer<T>: an owning contiguous range of host memory that devices copy from and to at full speed.
 
 #include <cstddef>
 #include <cstring>
@@ -14832,13 +14824,13 @@ class peak_scope {
 
 namespace tarn {
 
-/// What the elements of a new range hold.
+/// The initial contents of new elements.
 enum class elements { value_initialised, uninitialised };
 
 namespace detail {
-void elements_without_a_default_constructor_can_only_be_uninitialised();  // not defined: its name is the error
+void elements_without_a_default_constructor_can_only_be_uninitialised();  // not defined: its name is the error message
 
-/// `elements` for a type without a default constructor: elements::uninitialised, or it does not compile.
+/// Parameter for a type without a default constructor: anything but elements::uninitialised does not compile.
 struct can_only_be_uninitialised {
   consteval can_only_be_uninitialised(elements what) {  // NOLINT: stands for the enumerator
     if (what != elements::uninitialised) elements_without_a_default_constructor_can_only_be_uninitialised();
@@ -14848,18 +14840,17 @@ struct can_only_be_uninitialised {
 #if TARN_HAS_CUDA
 using default_pinned_resource = pinned_host;
 #else
-struct name_a_pinned_resource;  // without CUDA there is no default: say pinned_buffer<T, sim_pinned_host>
+struct name_a_pinned_resource;  // without CUDA there is no default: use pinned_buffer<T, sim_pinned_host>
 using default_pinned_resource = name_a_pinned_resource;
 #endif
 }  // namespace detail
 
-/// Owns `size()` elements of page-locked host memory: a contiguous range with iterators, usable as std::span
-/// and with std::ranges. Freed on stream(): a copy still running there keeps its memory, since a pool hands it
-/// out again only behind that work, and a bare pinned source waits for the stream. So name the stream that the
-/// copies run on, here or by set_stream(); tell a pool of further ones by record_use(). The host itself waits for
-/// nothing: synchronise before it reads what a device writes. Holds its resource. Moved-from: empty, same
-/// resource and stream, ready for use. Destruction never throws, and does nothing once the driver is gone. Not
-/// for two threads at once.
+/// Owns `size()` elements of page-locked host memory: a contiguous range with iterators, usable as std::span and with
+/// std::ranges. Freed on stream(): a running copy on that stream keeps its memory, since a pool reuses it only behind that
+/// work, and a bare pinned source waits for the stream. Set the stream that the copies run on, here or by set_stream(); report
+/// further streams to a pool by record_use(). The host does not wait for anything: synchronise before it reads what a device
+/// writes. Holds its resource. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction
+/// never throws, and does nothing once the driver is unloaded. Not thread-safe.
 template <class T, class Resource = detail::default_pinned_resource>
 class pinned_buffer {
   static_assert(std::is_trivially_copyable_v<T>,
@@ -14875,14 +14866,14 @@ class pinned_buffer {
   using const_iterator = T const*;
   using resource_type = Resource;
 
-  /// Empty.
+  /// Constructs an empty buffer.
   explicit pinned_buffer(Resource memory, stream_ref stream = {})
       : memory_(std::move(memory)), stream_(identified(memory_, stream)) {
     static_assert(has_property<Resource, host_accessible>,
                   "tarn: pinned_buffer needs memory that the host can touch; use pinned_host, managed or a "
                   "pool over them");
   }
-  /// `count` elements, usable by the host at once. @throws length_error, out_of_memory
+  /// Allocates `count` elements, which the host may use at once. @throws length_error, out_of_memory
   pinned_buffer(Resource memory, std::size_t count, elements what = elements::value_initialised,
                 stream_ref stream = {},
                 place where = place::current()) requires std::is_default_constructible_v<T>
@@ -14891,14 +14882,14 @@ class pinned_buffer {
     take_uninitialised(count);
     if (what == elements::value_initialised) value_initialise(data_, size_);
   }
-  /// The same for a T without a default constructor: its elements stay uninitialised until they are written.
+  /// Allocates for a T without a default constructor: the elements stay uninitialised until they are written.
   pinned_buffer(Resource memory, std::size_t count, detail::can_only_be_uninitialised, stream_ref stream = {},
                 place where = place::current()) requires(!std::is_default_constructible_v<T>)
       : pinned_buffer(std::move(memory), stream) {
     [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     take_uninitialised(count);
   }
-  /// A copy of host elements.
+  /// Constructs a copy of host elements.
   pinned_buffer(Resource memory, std::span<T const> from, stream_ref stream = {},
                 place where = place::current())
       : pinned_buffer(std::move(memory), stream) {
@@ -14914,7 +14905,7 @@ class pinned_buffer {
         data_(std::exchange(other.data_, nullptr)),
         size_(std::exchange(other.size_, 0)),
         capacity_(std::exchange(other.capacity_, 0)) {}
-  /// Copies elements, stream and resource; strong guarantee.
+  /// Copies elements, stream and resource. Strong guarantee.
   pinned_buffer& operator=(pinned_buffer const& other) {
     if (this != &other) {
       pinned_buffer copied(other);
@@ -14922,7 +14913,7 @@ class pinned_buffer {
     }
     return *this;
   }
-  /// Steals; the old block is freed on its own stream. Self-move changes nothing.
+  /// Takes over the other's block; the old block is freed on its own stream. Self-move changes nothing.
   pinned_buffer& operator=(pinned_buffer&& other) noexcept {
     if (this != &other) {
       pinned_buffer stolen(std::move(other));
@@ -14936,7 +14927,7 @@ class pinned_buffer {
   [[nodiscard]] T const* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return size_ * sizeof(T); }
-  /// Elements that fit without a new block.
+  /// Returns the number of elements that fit without a new block.
   [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
   [[nodiscard]] iterator begin() noexcept { return data_; }
@@ -14947,12 +14938,12 @@ class pinned_buffer {
   [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return data_[i]; }
   [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
-  /// What the memory is aligned to, bytes.
+  /// Returns the alignment of the memory, bytes.
   [[nodiscard]] static constexpr std::size_t alignment() noexcept {
     return detail::larger_of(default_alignment, alignof(T));
   }
 
-  /// Makes `stream` the one that frees; its later work waits, on the device, for the copies on the old one,
+  /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for the copies on the old stream,
   /// which must still exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream) {
     stream = identified(memory_, stream);
@@ -14960,8 +14951,8 @@ class pinned_buffer {
     stream_ = stream;
   }
 
-  /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy
-  /// may be running. @throws length_error, out_of_memory  nothing has changed
+  /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy may be running.
+  /// @throws length_error, out_of_memory  nothing has changed
   void resize(std::size_t count, elements what = elements::value_initialised,
               place where = place::current()) requires std::is_default_constructible_v<T> {
     [[maybe_unused]] detail::place_of_call<Resource> const here(where);
@@ -14969,27 +14960,26 @@ class pinned_buffer {
     if (what == elements::value_initialised && count > size_) value_initialise(data_ + size_, count - size_);
     size_ = count;
   }
-  /// The same for a T without a default constructor.
+  /// Changes the number of elements of a T without a default constructor.
   void resize(std::size_t count, detail::can_only_be_uninitialised,
               place where = place::current()) requires(!std::is_default_constructible_v<T>) {
     [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     if (count > capacity_) relocate(count);
     size_ = count;
   }
-  /// Gives unused capacity back by moving to a block of size() elements. No copy may be running. Strong
-  /// guarantee.
+  /// Releases unused capacity by moving to a block of size() elements. No copy may be running. Strong guarantee.
   void shrink_to_fit(place where = place::current()) {
     [[maybe_unused]] detail::place_of_call<Resource> const here(where);
     if (size_ < capacity_) relocate(size_);
   }
-  /// Frees the elements; the buffer is empty and ready for use.
+  /// Frees the elements; the buffer is empty and may be reused.
   void clear() noexcept {
     if (data_ != nullptr) memory_.deallocate(stream_, data_, capacity_ * sizeof(T), alignment());
     data_ = nullptr;
     size_ = capacity_ = 0;
   }
-  /// Gives up ownership: the caller deallocates through resource(), at alignment(), the bytes of as many
-  /// elements as capacity() said before.
+  /// Releases ownership. The caller deallocates through resource(), at alignment(), as many bytes as capacity() elements had
+  /// before the call.
   [[nodiscard]] T* release() noexcept {
     size_ = capacity_ = 0;
     return std::exchange(data_, nullptr);
@@ -15006,7 +14996,7 @@ class pinned_buffer {
 
  private:
   [[nodiscard]] T* take(std::size_t count) {
-    // The host writes at once, without asking the stream: the memory must be free of earlier work.
+    // The host writes at once, not in stream order, so no earlier work may still use the memory.
     return static_cast<T*>(memory_.allocate_sync(checked_bytes(count, sizeof(T)), alignment()));
   }
   void take_uninitialised(std::size_t count) {
@@ -15017,7 +15007,7 @@ class pinned_buffer {
   static void value_initialise(T* to, std::size_t count) requires std::is_default_constructible_v<T> {
     for (std::size_t i = 0; i < count; ++i) ::new (static_cast<void*>(to + i)) T();
   }
-  /// Elements are trivially copyable: copying makes them, and cannot fail.
+  /// Copies elements. T is trivially copyable, so copying also creates the objects and cannot fail.
   static void copy_elements(T const* from, std::size_t count, T* to) noexcept {
     if (count != 0) std::memcpy(static_cast<void*>(to), from, count * sizeof(T));
   }
@@ -15041,8 +15031,7 @@ class pinned_buffer {
 }  // namespace tarn
 
 // ---- tarn/report/stats.hpp
-// The numbers, under the names that PyTorch's users know. They look; they change nothing but peaks when
-// asked.
+// Memory statistics under the names of PyTorch. Reading them changes nothing; the reset functions change peaks and totals.
 
 #include <array>
 #include <cstddef>
@@ -15078,8 +15067,8 @@ pool_state state_of(Resource& memory) {
 
 }  // namespace detail
 
-/// Bytes handed out now, as the pool rounds them. Exact. Where more bytes were freed than allocated, which only a double free
-/// or a free to the wrong resource can do, it reports misuse and returns 0.
+/// Returns the bytes allocated now, as the pool rounds them. Exact. If more bytes were freed than allocated, which only a double
+/// free or a free to the wrong resource can cause, it reports misuse and returns 0.
 template <class Resource>
 [[nodiscard]] std::size_t memory_allocated(Resource memory) {
   std::int64_t const bytes = detail::statistics_of(memory).allocated_bytes[0].current;
@@ -15092,30 +15081,30 @@ template <class Resource>
   }
   return static_cast<std::size_t>(bytes);
 }
-/// The most of memory_allocated() since the start or the last reset_peak_memory_stats(). Exact.
+/// Returns the maximum of memory_allocated() since the start or the last reset_peak_memory_stats(). Exact.
 template <class Resource>
 [[nodiscard]] std::size_t max_memory_allocated(Resource memory) {
   return static_cast<std::size_t>(detail::statistics_of(memory).allocated_bytes[0].peak);
 }
-/// Bytes that the pool holds from the driver now.
+/// Returns the bytes that the pool holds from the driver now.
 template <class Resource>
 [[nodiscard]] std::size_t memory_reserved(Resource memory) {
   return detail::state_of(memory).reserved;
 }
-/// The most of memory_reserved() since the start or the last reset_peak_memory_stats().
+/// Returns the maximum of memory_reserved() since the start or the last reset_peak_memory_stats().
 template <class Resource>
 [[nodiscard]] std::size_t max_memory_reserved(Resource memory) {
   return detail::state_of(memory).reserved_peak;
 }
 
-/// Lets every peak start again from the current value. peak_scopes keep theirs.
+/// Resets every peak to the current value. Peaks of peak_scopes are unaffected.
 template <class Resource>
 void reset_peak_memory_stats(Resource memory) {
   nearest(memory, [](auto& l) -> decltype(l.reset_peak_statistics()) { return l.reset_peak_statistics(); });
   auto const reset_pool = [](auto& l) -> decltype(l.reset_peaks()) { return l.reset_peaks(); };
   if constexpr (reachable<Resource, decltype(reset_pool)>) nearest(memory, reset_pool);
 }
-/// Sets the totals ("allocated", "freed") and the counts of calls and refusals to zero.
+/// Resets the totals ("allocated", "freed") and the counts of calls and refused requests to zero.
 template <class Resource>
 void reset_accumulated_memory_stats(Resource memory) {
   nearest(memory, [](auto& l) -> decltype(l.reset_accumulated_statistics()) {
@@ -15125,7 +15114,7 @@ void reset_accumulated_memory_stats(Resource memory) {
   if constexpr (reachable<Resource, decltype(reset_pool)>) nearest(memory, reset_pool);
 }
 
-/// Bytes free on the whole device, and its total, as the driver says.
+/// Free and total bytes of the whole device, as the driver reports.
 struct memory_info {
   std::size_t free = 0;
   std::size_t total = 0;
@@ -15142,24 +15131,23 @@ template <has_driver Resource>
 /// One statistic under PyTorch's key: "allocated_bytes.all.current", "num_ooms", ...
 using memory_stat = std::pair<std::string, std::int64_t>;
 
-/// All statistics under the keys of torch.cuda.memory_stats(), sorted as it sorts them:
-///   allocation, allocated_bytes    blocks that are handed out, as the pool rounds them
-///   active, active_bytes           these, and blocks that were freed but wait for a use noted by record_use() or for the work
-///                                  of a stream that was destroyed
-///   requested_bytes                bytes asked for active blocks
+/// Returns all statistics under the keys of torch.cuda.memory_stats(), in the same sort order:
+///   allocation, allocated_bytes    allocated blocks, as the pool rounds them
+///   active, active_bytes           these, and freed blocks that wait for a use noted by record_use() or for the work
+///                                  of a destroyed stream
+///   requested_bytes                bytes requested for active blocks
 ///   reserved_bytes, segment        bytes held from the driver; physical handles, or segments of a pool over blocks. A handle
-///                                  belongs to the pool that it was made for, though it may serve both in turn.
-///   inactive_split                 free ranges of the pool that lie partly in a handle, or in a segment, which they do not
-///                                  fill, so that it cannot be given back; inactive_split_bytes: their bytes in those.
-///                                  (PyTorch leaves expandable segments out.) Blocks kept in a thread's magazines and free
-///                                  blocks of a run (up to 32 KiB) are not counted. Peak and totals are of the moments when
-///                                  a call that reached the pool's shared part ended.
+///                                  belongs to the small or the large pool it was created for, though it may serve both.
+///   inactive_split                 free ranges that lie partly in a handle or a segment without filling it, so that it cannot
+///                                  be released; inactive_split_bytes: their bytes in those. (PyTorch omits expandable
+///                                  segments.) Blocks in a thread's magazines and free blocks of a run (up to 32 KiB) are not
+///                                  counted. Peak and totals are taken when a call that reached the pool's shared part ends.
 ///   num_alloc_retries              times that the driver refused and the cache was searched again
 ///   num_sync_all_streams           times that the host waited for a stream
 ///   oversize_*, max_split_size     0 and -1: blocks of every size may be split
-/// A block is in small_pool up to 1 MiB, as asked; where a layer below `tracked` adds bytes (fences), a waiting block counts
-/// with them. Exact while no other thread is inside; under threads each number is of one order of events. Takes the pool's
-/// locks for a moment. @throws std::bad_alloc
+/// A block is in small_pool up to 1 MiB, as requested; if a layer below `tracked` adds bytes (fences), a waiting block counts
+/// with them. Exact while no other thread is inside a call; under concurrency each number belongs to one order of events. Takes
+/// the pool's locks briefly. @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::vector<memory_stat> memory_stats(Resource memory) {
   tracked_statistics const t = detail::statistics_of(memory);
@@ -15212,7 +15200,7 @@ template <class Resource>
 
 }  // namespace tarn
 // ---- tarn/report/summary.hpp
-// memory_summary: the table that torch.cuda.memory_summary() prints, for a tarn pool.
+// memory_summary: the table of torch.cuda.memory_summary() for a tarn pool.
 
 #include <cstddef>
 #include <cstdint>
@@ -15220,25 +15208,25 @@ template <class Resource>
 #include <vector>
 
 // ---- tarn/core/cut_text.hpp
-// Text that is cut to a number of bytes, not within a character of UTF-8.
+// Truncates text to a number of bytes without splitting a UTF-8 character.
 
 #include <cstddef>
 #include <string_view>
 
 namespace tarn::detail {
 
-/// True within a character: behind its first byte.
+/// Returns true for a UTF-8 continuation byte.
 [[nodiscard]] constexpr bool continues_character(char c) noexcept {
   return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U;
 }
 
-/// At most so many bytes from the front. O(1).
+/// Returns at most `most` bytes from the front. O(1).
 [[nodiscard]] constexpr std::string_view first_of_text(std::string_view text, std::size_t most) noexcept {
   if (text.size() <= most) return text;
   while (most > 0 && continues_character(text[most])) --most;
   return text.substr(0, most);
 }
-/// At most so many bytes from the end. O(1).
+/// Returns at most `most` bytes from the end. O(1).
 [[nodiscard]] constexpr std::string_view last_of_text(std::string_view text, std::size_t most) noexcept {
   if (text.size() <= most) return text;
   std::size_t begin = text.size() - most;
@@ -15248,7 +15236,7 @@ namespace tarn::detail {
 
 }  // namespace tarn::detail
 // ---- tarn/core/joined.hpp
-// A text made of several.
+// Concatenates strings.
 
 #include <cstddef>
 #include <initializer_list>
@@ -15257,8 +15245,8 @@ namespace tarn::detail {
 
 namespace tarn::detail {
 
-/// The parts, one after the other, in one allocation. Use it in place of `"text" + std::string(...)`: g++ 12 inlines that
-/// operator and then warns in the user's program (-Wrestrict), at -O2 and above. @throws std::bad_alloc
+/// Returns the concatenation of the parts, with one allocation. Use it in place of `"text" + std::string(...)`: g++ 12 inlines
+/// that operator and then warns in the user's program (-Wrestrict), at -O2 and above. @throws std::bad_alloc
 [[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> parts) {
   std::size_t size = 0;
   for (std::string_view const part : parts) size += part.size();
@@ -15274,7 +15262,8 @@ namespace tarn {
 
 namespace detail {
 
-/// Ten columns, as PyTorch writes sizes: the unit is that of `scale`, left for the next from 768 KiB up; cut, not rounded.
+/// Formats a size in ten columns as PyTorch does: the unit is that of `scale`, the next one from 768 KiB up; truncated, not
+/// rounded.
 [[nodiscard]] inline std::string table_bytes(std::int64_t bytes, std::int64_t scale) {
   constexpr char const* units[] = {"B  ", "KiB", "MiB", "GiB", "TiB", "PiB"};
   std::size_t unit = 0;
@@ -15283,7 +15272,7 @@ namespace detail {
   std::string const digits = std::to_string(bytes);
   return std::string(digits.size() < 6 ? 6 - digits.size() : 0, ' ') + digits + " " + units[unit];
 }
-/// Ten columns, as PyTorch writes counts: thousands from 750,000 up.
+/// Formats a count in ten columns as PyTorch does: thousands from 750,000 up.
 [[nodiscard]] inline std::string table_count(std::int64_t count, std::int64_t scale) {
   constexpr char const* units[] = {" ", "K", "M"};
   std::size_t unit = 0;
@@ -15293,7 +15282,7 @@ namespace detail {
   return std::string(digits.size() < 7 ? 7 - digits.size() : 0, ' ') + digits + " " + units[unit] + " ";
 }
 
-/// Padded to so many characters.
+/// Pads text on the right to `width` characters.
 [[nodiscard]] inline std::string left(std::string const& text, std::size_t width) {
   std::size_t shown = 0;
   for (char const c : text) shown += continues_character(c) ? 0 : 1;
@@ -15302,8 +15291,8 @@ namespace detail {
 
 }  // namespace detail
 
-/// A table, 75 columns between its edges, in the layout of torch.cuda.memory_summary(). For memory with `tracked` and, for the
-/// reserved rows, a pool. @throws std::bad_alloc
+/// Returns a table, 75 columns between its edges, in the layout of torch.cuda.memory_summary(). For memory with `tracked` and,
+/// for the reserved rows, a pool. @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_summary(Resource memory) {
   std::vector<memory_stat> const stats = memory_stats(memory);

@@ -3,9 +3,9 @@
 // tarn/thrust.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
 #include "tarn.hpp"
 // ---- tarn/thrust.hpp
-// The door to Thrust: an allocator for thrust::device_vector, and execution policies whose temporaries come from a
-// pool. Works with each of Thrust's device systems (CUDA, C++, OpenMP, TBB), with CCCL 3.0 and newer and with Thrust
-// 1.17; the host-side systems need memory that the host can touch.
+// Thrust interoperability: an allocator for thrust::device_vector, and execution policies whose temporaries come from a pool.
+// Works with each of Thrust's device systems (CUDA, C++, OpenMP, TBB), with CCCL 3.0 and newer and with Thrust 1.17; the host
+// systems need host-accessible memory.
 
 #include <thrust/detail/config.h>
 #include <thrust/device_ptr.h>
@@ -18,14 +18,14 @@
 #include <type_traits>
 #include <utility>
 
-// Before a declaration: that it calls the host's functions is meant, in every instantiation.
+// Placed before a function template that calls host functions: suppresses nvcc's check in every instantiation.
 #if defined(__NVCC__)
 #define TARN_CALLS_HOST _Pragma("nv_exec_check_disable")
 #else
 #define TARN_CALLS_HOST
 #endif
 
-// The same for what the compiler writes.
+// The same for functions that the compiler generates.
 #if defined(__NVCC__)
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 20011
@@ -33,10 +33,10 @@
 
 namespace tarn {
 
-/// An allocator for thrust::device_vector<T, thrust_allocator<T, Resource>>. Copies, moves and swaps of vectors take it
-/// along. device_vector's own work (filling, copying) runs on the default stream, so blocks are allocated and freed
-/// there unless a stream is given; give one only if you order the vector's work on it yourself.
-/// Holds its resource. As thread-safe as the resource.
+/// An allocator for thrust::device_vector<T, thrust_allocator<T, Resource>>. Propagates on copy, move and swap of vectors.
+/// device_vector's own work (filling, copying) runs on the default stream, so blocks are allocated and freed there unless a
+/// stream is given; give one only if you order the vector's work on it yourself. Holds its resource. As thread-safe as the
+/// resource.
 template <class T, class Resource>
 class thrust_allocator {
  public:
@@ -56,7 +56,7 @@ class thrust_allocator {
     using other = thrust_allocator<U, Resource>;
   };
 
-  // Thrust calls these from functions for host and device, though only ever on the host; hence the mark.
+  // Thrust calls these from host/device functions, though only on the host; hence the annotation.
   TARN_CALLS_HOST
   TARN_HOST_DEVICE thrust_allocator(Resource memory,
                                     stream_ref stream = {})  // NOLINT: a resource is an allocator
@@ -101,8 +101,8 @@ class thrust_allocator {
   stream_ref stream_;
 };
 
-/// The same, with elements that are not initialised: what `vector(n)` and `resize(n)` add is left as it is. (Thrust still
-/// launches an empty kernel for them; device_buffer does not.)
+/// Like thrust_allocator, but elements are not initialised: those added by `vector(n)` and `resize(n)` keep the contents of the
+/// memory. (Thrust still launches an empty kernel for them; device_buffer does not.)
 template <class T, class Resource>
 class uninitialised_thrust_allocator : public thrust_allocator<T, Resource> {
  public:
@@ -117,14 +117,14 @@ class uninitialised_thrust_allocator : public thrust_allocator<T, Resource> {
 
 namespace detail {
 
-/// What Thrust asks for temporary storage: bytes, in the order of a stream.
+/// The allocator that Thrust uses for temporary storage: bytes, in stream order.
 template <class Resource>
 class thrust_temporaries {
  public:
   using value_type = char;
 
   thrust_temporaries(Resource memory, stream_ref stream) : memory_(std::move(memory)), stream_(stream) {}
-  // Thrust copies its policies, and these with them, in functions for host and device.
+  // Thrust copies its policies, and with them these objects, in host/device functions.
   TARN_CALLS_HOST
   TARN_HOST_DEVICE thrust_temporaries(thrust_temporaries const& other)
       : memory_(other.memory_), stream_(other.stream_) {}
@@ -148,7 +148,7 @@ class thrust_temporaries {
 
 enum class waits { yes, no };
 
-/// Thrust's own policy with an allocator in it; it copies an allocator that is passed as an rvalue.
+/// Thrust's own policy with an allocator; Thrust copies an allocator that is passed as an rvalue.
 template <waits Waits, class Resource>
 auto thrust_policy(Resource const& memory, stream_ref stream) {
   using temporaries = thrust_temporaries<Resource>;
@@ -174,26 +174,26 @@ class pool_policy : public detail::thrust_policy_of<Waits, Resource> {
   using base = detail::thrust_policy_of<Waits, Resource>;
 
  public:
-  // Not `stream`, a member that Thrust's CUDA policy has.
+  // Not named `stream`, since Thrust's CUDA policy has a member of that name.
   explicit pool_policy(Resource memory, stream_ref s = {})
       : base(detail::thrust_policy<Waits>(memory, s)), memory_(std::move(memory)) {}
 
-  /// The same on a stream: kernels and temporaries are ordered on it. Host-side systems run at once.
+  /// Returns the policy on a stream: kernels and temporaries are ordered on it. Host systems run synchronously.
   [[nodiscard]] pool_policy on(stream_ref s) const { return pool_policy(memory_, s); }
 
  private:
   Resource memory_;
 };
 
-/// `thrust::sort(tarn::par(pool).on(stream), first, last)`: temporaries come from the pool, in the stream's order. The
-/// policy holds the pool. Algorithms synchronise as Thrust's `par` does. O(1).
+/// `thrust::sort(tarn::par(pool).on(stream), first, last)`: temporaries come from the pool, in stream order. The policy
+/// holds the pool. Algorithms synchronise as with Thrust's `par`. O(1).
 template <class Resource>
 requires resource<Resource>
 [[nodiscard]] auto par(Resource memory) {
   return pool_policy<detail::waits::yes, Resource>(std::move(memory));
 }
-/// The same without the synchronisation that the algorithm's meaning does not need (Thrust's `par_nosync`); host-side
-/// systems have none to leave out.
+/// As par(), without the synchronisation that the algorithm's semantics do not need (Thrust's `par_nosync`). No difference for
+/// host systems.
 template <class Resource>
 requires resource<Resource>
 [[nodiscard]] auto par_nosync(Resource memory) {

@@ -3,8 +3,8 @@
 // tarn/watching.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
 #include "tarn.hpp"
 // ---- tarn/watching.hpp
-// Watching memory: who holds what, under which name, since which line; where a device's memory went; snapshots as pages
-// and files. Opt-in: programs that do not look need not compile it. Call stacks are one more: tarn/policy/backtrace.hpp.
+// Memory diagnostics: live bytes by tag and by source line, where a device's memory went, snapshots as pages and files. Opt-in:
+// programs that do not use them need not compile them. Call stacks are separate: tarn/policy/backtrace.hpp.
 
 // ---- tarn/policy/log_line.hpp
 // A logged call as a line of comma-separated values, built without allocating.
@@ -13,7 +13,7 @@
 #include <string_view>
 
 // ---- tarn/policy/logged.hpp
-// logged: hands each call to a hook, for whatever logging a program has.
+// logged: passes each call to a hook, for any logging that a program uses.
 
 #include <concepts>
 #include <cstddef>
@@ -21,7 +21,7 @@
 #include <utility>
 
 // ---- tarn/core/tag.hpp
-// Names for memory: a tag is a number for a name that the process keeps, so it is cheap to hand on and to compare.
+// Names for memory: a tag is a number that stands for a name kept for the life of the process, cheap to copy and compare.
 
 #include <atomic>
 #include <cstddef>
@@ -33,22 +33,22 @@ namespace tarn {
 
 namespace detail {
 
-/// The names, each once, kept until the process ends. No heap, no construction: 66 KiB of zeros until a name is
-/// written.
+/// The table of names, each stored once until the process ends. Uses no heap and no constructor: 66 KiB of zeros until a name
+/// is added.
 class tag_names {
  public:
-  /// Tags there can be; the first stands for none, the last for all that came too late.
+  /// Maximum number of tags; the first means none, the last stands for all names added after the table is full.
   static constexpr std::uint32_t most = 1024;
-  /// Bytes of a name, at most.
+  /// Maximum bytes of a name.
   static constexpr std::size_t longest = 63;
 
-  /// The number of a name; wait-free where it is known.
+  /// Returns the number of a name and adds it if it is new; wait-free for a known name.
   [[nodiscard]] std::uint32_t number_of(std::string_view name) noexcept {
     name = detail::first_of_text(name.substr(0, name.find('\0')), longest);
     if (name.empty()) return 0;
     std::uint32_t at = home(name);
     if (std::uint32_t const known = find(name, at); known != 0) return known;
-    static held_at_fork<spin_lock> const member{lock_};  // the names of a process are one object
+    static held_at_fork<spin_lock> const member{lock_};  // all threads share one table
     std::lock_guard const guard(lock_);
     if (std::uint32_t const known = find(name, at); known != 0) return known;
     if (count_ == most - 2) return most - 1;
@@ -71,7 +71,7 @@ class tag_names {
     for (char const c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;
     return (hash ^ hash >> 16) % slot_count;
   }
-  /// From slot `at` on, which becomes the name's, or the one where it belongs. 0: not there.
+  /// Searches from slot `at`, which is set to the name's slot, or to the slot where it would be inserted. Returns 0 if absent.
   [[nodiscard]] std::uint32_t find(std::string_view name, std::uint32_t& at) const noexcept {
     for (;; at = (at + 1) % slot_count) {
       std::uint32_t const number = slots_[at].load(std::memory_order_acquire);
@@ -88,16 +88,15 @@ inline constinit tag_names known_tags{};
 
 }  // namespace detail
 
-/// A name for memory: "weights", "activations". Equal names are equal tags, in the whole process, for as long as it
-/// runs. Names longer than 63 bytes are cut there, and at a zero; after 1,022 names all further ones are the one tag
-/// "other tags". Making one costs a hash of the name, and nothing can fail; copying and comparing one is as for a number. Safe from
-/// any thread.
+/// A name for memory: "weights", "activations". Equal names are equal tags throughout the process, for its whole life. Names
+/// are truncated at 63 bytes and at a zero; after 1,022 names, all further ones share the tag "other tags". Constructing one
+/// costs a hash of the name and cannot fail; copying and comparing cost as much as for a number. Thread-safe.
 class tag {
  public:
-  /// None: "untagged".
+  /// No tag: "untagged".
   constexpr tag() noexcept = default;
   explicit tag(std::string_view name) noexcept : id_(detail::known_tags.number_of(name)) {}
-  /// The tag of that number, as id() gave it.
+  /// Returns the tag with a number returned by id().
   [[nodiscard]] static tag from_id(std::uint32_t id) noexcept {
     tag t;
     t.id_ = id < detail::tag_names::most ? id : detail::tag_names::most - 1;
@@ -109,8 +108,8 @@ class tag {
   [[nodiscard]] char const* name() const noexcept { return detail::known_tags.name_of(id_); }
   friend constexpr bool operator==(tag, tag) noexcept = default;
 
-  /// What an allocation made here on this thread would be named: by the call itself, else by the handle it goes through
-  /// (policy/tagged), else by the innermost tag_scope.
+  /// Returns the tag of an allocation made here on this thread: the call's own, else that of its handle (policy/tagged), else
+  /// that of the innermost tag_scope.
   [[nodiscard]] static tag current() noexcept {
     std::uint32_t const of_call = call_place::current_tag_id();
     return of_call != 0 ? from_id(of_call) : of_scope();
@@ -125,8 +124,8 @@ class tag {
 inline place::place(tag const& name, char const* in, int at, char const* of) noexcept
     : file(in), line(at), tag_id(name.id()), function(of) {}
 
-/// Names all that this thread allocates in a scope: `tarn::tag_scope const here{"activations"};`. Scopes nest, the
-/// inner one wins, and they may end in any order, each on the thread that began it. Two writes of a thread's own word.
+/// Tags everything that this thread allocates in a scope: `tarn::tag_scope const here{"activations"};`. Scopes nest; the
+/// innermost one applies. They may end in any order, each on the thread that began it. Costs two writes of a thread-local word.
 class [[nodiscard]] tag_scope {
  public:
   explicit tag_scope(tag name) noexcept : name_(name) { chain::begin(*this); }
@@ -162,29 +161,29 @@ enum class call_outcome : std::uint8_t {
   failed    ///< another exception
 };
 
-/// One call, as it is handed to the hook.
+/// One call, as passed to the hook.
 struct call_record {
   logged_call call = logged_call::allocate;
   call_outcome outcome = call_outcome::pending;
-  void* address = nullptr;  ///< null of an allocation that is pending or came to nothing
-  std::size_t bytes = 0;    ///< as asked
+  void* address = nullptr;  ///< null for an allocation that is pending, failed or empty
+  std::size_t bytes = 0;    ///< as requested
   std::size_t alignment = 0;
-  stream_ref stream;  ///< as given; of the synchronous calls the default one
+  stream_ref stream;  ///< as given; the default stream for synchronous calls
   tag name;           ///< of an allocation
   place where;        ///< in the user's source
 };
 
-/// Which moments of a call are told.
+/// Which moments of a call are logged.
 enum class log_moments {
-  /// An allocation when its outcome is known, a deallocation (pending) before it is made: what is told of an address is
-  /// in an order that happened.
+  /// An allocation when its outcome is known, a deallocation (pending) before it is made: the records of an address are in an
+  /// order that happened.
   once,
   /// Each call before it is made and after.
   both
 };
 
 namespace detail {
-/// A function of C and what it is to be given.
+/// A C function and its context argument.
 struct log_function {
   void (*function)(void* context, call_record const& call) = nullptr;
   void* context = nullptr;
@@ -195,8 +194,8 @@ struct log_function {
 template <class Upstream, class Hook>
 class logged_layer;
 
-/// `pool | tarn::logged{[](tarn::call_record const& c) { ... }}`, or `logged{function, context}` with a plain function.
-/// Costs what the hook costs; a stack without it has none of it.
+/// `pool | tarn::logged{[](tarn::call_record const& c) { ... }}`, or `logged{function, context}` with a plain function. Costs
+/// what the hook costs; a stack without this policy has no cost.
 template <class Hook = detail::log_function>
 requires std::invocable<Hook&, call_record const&>
 struct logged {
@@ -214,17 +213,17 @@ struct logged {
 logged(void (*)(void*, call_record const&), void*)->logged<detail::log_function>;
 logged(void (*)(void*, call_record const&), void*, log_moments)->logged<detail::log_function>;
 
-/// The hook may be called from several threads at once, and must not allocate or free through this memory. It may
-/// throw: out of an allocation its exception reaches the caller, the block given back, nothing changed; where the
-/// allocation has failed the upstream's own exception is the one that is passed on; out of a deallocation, which never
-/// throws, it is dropped.
+/// The hook may be called from several threads at once, and must not allocate or free through this memory. It may throw. From a
+/// successful allocation its exception reaches the caller, after the block was given back: nothing has changed. From a failed
+/// allocation the upstream's own exception is passed on instead. From a deallocation, which never throws, the hook's exception
+/// is dropped.
 template <class Upstream, class Hook>
 class logged_layer {
  public:
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
-  /// Handles and owners name the place of a call to this layer, however many policies lie between.
+  /// Makes handles and owners record the place of a call for this layer, however many policies lie between.
   static constexpr bool records_places = true;
 
   logged_layer(Upstream upstream, logged<Hook> options)
@@ -275,7 +274,7 @@ class logged_layer {
     try {
       hook_(std::as_const(call));
     } catch (...) {
-      undo(call.address);  // of null it does nothing
+      undo(call.address);  // does nothing for null
       throw;
     }
     return call.address;
@@ -319,7 +318,7 @@ namespace detail {
   constexpr std::string_view names[] = {"pending", "done", "refused", "failed"};
   return names[static_cast<std::size_t>(outcome)];
 }
-/// In quotes where it has what separates (RFC 4180); control characters as blanks.
+/// Adds a value, in quotes if it contains a separator (RFC 4180), with control characters as blanks.
 template <std::size_t N>
 void add_value(message<N>& line, std::string_view text) noexcept {
   bool const quoted = text.find_first_of(",\"\r\n") != std::string_view::npos;
@@ -333,9 +332,9 @@ void add_value(message<N>& line, std::string_view text) noexcept {
 
 }  // namespace detail
 
-/// "allocate,done,0x7f..,1000,256,0x0,weights,train.cpp,42,step", without a line end, in the columns of
-/// log_line_header. The stream is its handle. Of the file the last 63 bytes, of the function the first 63, in whole
-/// characters, so that a line is never cut.
+/// "allocate,done,0x7f..,1000,256,0x0,weights,train.cpp,42,step", without a line end, in the columns of log_line_header. The
+/// stream is its handle. The file is cut to its last 63 bytes and the function to its first 63, in whole characters, so that a
+/// line is never cut.
 [[nodiscard]] inline message<640> format_log_line(call_record const& call) noexcept {
   constexpr std::size_t most = 63;
   message<640> line;
@@ -353,15 +352,15 @@ void add_value(message<N>& line, std::string_view text) noexcept {
 
 }  // namespace tarn
 // ---- tarn/policy/nvtx_ranged.hpp
-// nvtx_ranged: a profiler's range around each call, so that Nsight Systems shows a pool's calls among the kernels.
+// nvtx_ranged: a profiler range around each call, so that Nsight Systems shows a pool's calls next to the kernels.
 
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
 // ---- tarn/driver/nvtx_ranges.hpp
-// Ranges and names for profilers such as Nsight Systems, through NVTX: empty without CUDA's headers, a test of a
-// pointer without a profiler.
+// Ranges and names for profilers such as Nsight Systems, through NVTX. Empty without CUDA's headers; without a profiler, each
+// call costs one pointer test.
 
 #include <atomic>
 #include <cstdint>
@@ -381,7 +380,7 @@ namespace tarn {
 
 namespace detail {
 #if TARN_HAS_NVTX_RANGES
-/// tarn's domain, made at first use and kept; null without a profiler.
+/// Returns tarn's domain, created at first use and kept; null without a profiler.
 [[nodiscard]] inline nvtxDomainHandle_t nvtx_domain() noexcept {
   static nvtxDomainHandle_t const made = nvtxDomainCreateA("tarn");
   return made;
@@ -389,7 +388,7 @@ namespace detail {
 #endif
 }  // namespace detail
 
-/// A text that ranges show, made known to the profiler once. Copy freely; never throws.
+/// The text of a range, registered with the profiler once. Copy freely; never throws.
 class nvtx_text {
  public:
 #if TARN_HAS_NVTX_RANGES
@@ -406,12 +405,12 @@ class nvtx_text {
 #endif
 };
 
-/// A range of this thread in the domain "tarn", from construction to destruction, with a number that the profiler shows
-/// beside it. Ranges of a thread nest.
+/// A range on this thread in the domain "tarn", from construction to destruction, with a number that the profiler displays.
+/// Ranges of a thread nest.
 class [[nodiscard]] nvtx_range {
  public:
   /// @param bytes     the payload
-  /// @param category  of new_nvtx_category(); 0: none
+  /// @param category  from new_nvtx_category(); 0: none
 #if TARN_HAS_NVTX_RANGES
   nvtx_range(nvtx_text text, std::uint64_t bytes, std::uint32_t category = 0) noexcept {
     nvtxEventAttributes_t const a = attributes(text, bytes, category);
@@ -423,12 +422,12 @@ class [[nodiscard]] nvtx_range {
 #else
   nvtx_range([[maybe_unused]] nvtx_text text, [[maybe_unused]] std::uint64_t bytes,
              [[maybe_unused]] std::uint32_t category = 0) noexcept {}
-  ~nvtx_range() {}  // NOLINT: as the other one, so that none is an unused variable
+  ~nvtx_range() {}  // NOLINT: user-provided like the other one, so that a range is not an unused variable
 #endif
   nvtx_range(nvtx_range const&) = delete;
   nvtx_range& operator=(nvtx_range const&) = delete;
 
-  /// A moment instead of a range.
+  /// Marks a moment instead of a range.
   static void mark([[maybe_unused]] nvtx_text text, [[maybe_unused]] std::uint64_t bytes,
                    [[maybe_unused]] std::uint32_t category = 0) noexcept {
 #if TARN_HAS_NVTX_RANGES
@@ -458,7 +457,7 @@ namespace detail {
 inline constinit std::atomic<std::uint32_t> nvtx_categories{0};
 }
 
-/// A category of ranges of that name in the domain "tarn": a number that no other has, from 1.
+/// Creates a named category in the domain "tarn"; returns its unique number, from 1.
 [[nodiscard]] inline std::uint32_t new_nvtx_category([[maybe_unused]] char const* name) noexcept {
   std::uint32_t const made = detail::nvtx_categories.fetch_add(1, std::memory_order_relaxed) + 1;
 #if TARN_HAS_NVTX_RANGES
@@ -467,8 +466,7 @@ inline constinit std::atomic<std::uint32_t> nvtx_categories{0};
   return made;
 }
 
-/// Names a CUDA stream for the profiler: its row is called so. For streams of CUDA alone: a simulated one is none that
-/// a profiler knows.
+/// Names a CUDA stream's row in the profiler. For CUDA streams only: a profiler does not know simulated streams.
 inline void name_stream([[maybe_unused]] stream_ref stream, [[maybe_unused]] char const* name) noexcept {
 #if TARN_HAS_NVTX_RANGES
   nvtxNameCudaStreamA(stream.get(), name);
@@ -482,12 +480,11 @@ namespace tarn {
 template <class Upstream>
 class nvtx_ranged_layer;
 
-/// `cuda_pages{} | pooled{} | nvtx_ranged{"weights"}`: ranges "weights: allocate" and "weights: deallocate" in the
-/// domain "tarn", the bytes as payload, "weights" as category. Position is meaning: over the pool they show the
-/// program's calls, under it what reaches the driver. Nothing without a profiler but a test of a pointer per call;
-/// nothing at all without CUDA.
+/// `cuda_pages{} | pooled{} | nvtx_ranged{"weights"}`: ranges "weights: allocate" and "weights: deallocate" in the domain
+/// "tarn", with the bytes as payload and "weights" as category. Over the pool they show the program's calls, under it the calls
+/// that reach the driver. Without a profiler the cost is one pointer test per call; without CUDA there is none.
 struct nvtx_ranged {
-  char const* name = "pool";  ///< read when the layer is made; of long names the first 63 bytes
+  char const* name = "pool";  ///< read when the layer is made; long names are cut to the first 63 bytes
 
   nvtx_ranged() noexcept = default;
   explicit nvtx_ranged(char const* n) noexcept : name(n) {}
@@ -561,7 +558,7 @@ class nvtx_ranged_layer {
 
 }  // namespace tarn
 // ---- tarn/policy/tagged.hpp
-// tagged: a handle on the same memory that names all that goes through it.
+// tagged: a handle on the same memory that gives a tag to all allocations through it.
 
 #include <cstddef>
 #include <string_view>
@@ -572,9 +569,8 @@ namespace tarn {
 template <class Upstream>
 class tagged_layer;
 
-/// `auto weights_memory = memory | tarn::tagged{"weights"};` over memory that is `watched`. A call that has a tag of
-/// its own keeps it; tags of scopes give way. What is allocated through it may be freed through any handle on the same
-/// memory.
+/// `auto weights_memory = memory | tarn::tagged{"weights"};` over memory that is `watched`. A call with a tag of its own keeps
+/// it; this tag takes precedence over those of scopes. A block may be freed through any handle on the same memory.
 struct tagged {
   tag name;
 
@@ -585,7 +581,7 @@ struct tagged {
   using layer = tagged_layer<Upstream>;
 };
 
-/// Two writes of a thread's own word per allocation.
+/// Costs two writes of a thread-local word per allocation.
 template <class Upstream>
 class tagged_layer {
  public:
@@ -622,7 +618,7 @@ class tagged_layer {
 
 }  // namespace tarn
 // ---- tarn/policy/watched.hpp
-// watched: who holds what, since when, from which line and under which name.
+// watched: records every live block with its size, time, source line and tag.
 
 #include <algorithm>
 #include <concepts>
@@ -634,7 +630,7 @@ class tagged_layer {
 #include <vector>
 
 // ---- tarn/core/clock.hpp
-// The host's clocks, in nanoseconds: one that never goes back, and one that knows the date.
+// Host clocks in nanoseconds: a monotonic clock and a calendar clock.
 
 #include <chrono>
 #include <cstdint>
@@ -646,7 +642,7 @@ template <class Clock>
   return static_cast<std::uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count());
 }
-/// Since some moment; never goes back.
+/// Nanoseconds since an arbitrary moment; monotonic.
 [[nodiscard]] inline std::uint64_t steady_now_ns() noexcept {
   return now_ns<std::chrono::steady_clock>();
 }
@@ -656,13 +652,13 @@ template <class Clock>
 
 }  // namespace tarn::detail
 // ---- tarn/policy/call_stack.hpp
-// Call stacks as a hook: who walks the stack and who names a frame is the program's choice; glibc's are in
-// policy/backtrace.
+// Call stacks as a hook: the program chooses how to walk the stack and how to name a frame. policy/backtrace.hpp provides
+// glibc's.
 
 #include <cstddef>
 
 // ---- tarn/policy/watch_record.hpp
-// What a `watched` layer has seen, copied out of it at one moment: plain data that reports are made of.
+// A copy of what a `watched` layer recorded, at one moment: plain data for reports.
 
 #include <cstddef>
 #include <cstdint>
@@ -681,11 +677,11 @@ struct watched_frame {
 /// A block that is handed out.
 struct watched_block {
   std::uintptr_t address = 0;
-  std::size_t requested = 0;  ///< bytes that the caller asked for
+  std::size_t requested = 0;  ///< bytes requested by the caller
   std::size_t bytes = 0;      ///< bytes that it occupies
   stream_id stream = 0;       ///< of the allocation
   std::uint32_t tag = 0;      ///< index into watch_record::tags; 0 is "untagged"
-  std::uint32_t place = 0;    ///< index into watch_record::places; 0 is not known
+  std::uint32_t place = 0;    ///< index into watch_record::places; 0 if unknown
   std::uint64_t time_ns = 0;  ///< since watch_record::started_ns
 };
 
@@ -694,16 +690,16 @@ enum class watched_event_kind : std::uint8_t { allocate, free, refused };
 /// One call, in the order in which the calls took effect.
 struct watched_event {
   watched_event_kind kind = watched_event_kind::allocate;
-  std::uintptr_t address = 0;  ///< none of a refusal
-  std::size_t requested = 0;   ///< bytes; of a refusal what was asked
-  std::size_t bytes = 0;       ///< bytes that it occupies; 0 of a refusal
+  std::uintptr_t address = 0;  ///< 0 for a refusal
+  std::size_t requested = 0;   ///< bytes; for a refusal, those requested
+  std::size_t bytes = 0;       ///< bytes that it occupies; 0 for a refusal
   stream_id stream = 0;        ///< of this call
   std::uint32_t tag = 0;
   std::uint32_t place = 0;
   std::uint64_t time_ns = 0;
 };
 
-/// One tag's numbers. Bytes as the blocks occupy them.
+/// The amounts of one tag. Bytes as the blocks occupy them.
 struct watched_tag {
   std::string name;
   std::size_t bytes = 0;
@@ -716,7 +712,7 @@ struct watched_tag {
 struct watch_record {
   std::uint64_t started_ns = 0;  ///< when the layer was made, since 1970
   std::uint64_t now_ns = 0;      ///< when this was copied, since started_ns
-  std::uint64_t steady_ns = 0;   ///< what the steady clock read at started_ns; 0 with a clock of one's own
+  std::uint64_t steady_ns = 0;   ///< the steady clock at started_ns; 0 with a user's clock
   std::vector<watched_block> live;
   std::vector<watched_event> events;               ///< the latest ones, oldest first
   std::uint64_t forgotten_events = 0;              ///< older ones that the ring no longer holds
@@ -728,22 +724,21 @@ struct watch_record {
 
 namespace tarn {
 
-/// How call stacks are taken and, much later, read. Both are called from any thread and must not allocate from the
-/// memory that is watched. An exception of `capture` ends the program; one of `name` comes out of record().
+/// How call stacks are captured and, much later, named. Both functions are called from any thread and must not allocate from
+/// the memory that is watched. An exception from `capture` ends the program; one from `name` propagates from record().
 struct stack_hooks {
-  /// Writes the return addresses of the calling thread, innermost first; returns how many, at most `most`. Null: no
-  /// stacks.
+  /// Writes the return addresses of the calling thread, innermost first; returns their number, at most `most`. Null: no stacks.
   std::size_t (*capture)(void** frames, std::size_t most) = nullptr;
-  /// Fills what is known of one address. Called when a record is made, and never before. Null: the address as a number.
+  /// Fills in what is known of one address. Called only when a record is made. Null: the address as a number.
   void (*name)(void* frame, watched_frame& out) = nullptr;
 };
 
-/// Frames kept of a stack, the innermost ones.
+/// Number of innermost frames that are kept of a stack.
 inline constexpr std::size_t stack_depth = 32;
 
 }  // namespace tarn
 // ---- tarn/policy/watch_log.hpp
-// The books of `watched`: live blocks, the latest events, what each tag holds.
+// The records of `watched`: live blocks, the latest events, and the bytes of each tag.
 
 #include <cstddef>
 #include <cstdint>
@@ -751,14 +746,14 @@ inline constexpr std::size_t stack_depth = 32;
 #include <new>
 
 // ---- tarn/policy/watch_places.hpp
-// The places that calls came from, each kept once and then known by a number.
+// The places that calls came from, each stored once and identified by a number.
 
 #include <cstddef>
 #include <cstdint>
 
 namespace tarn::detail {
 
-/// Where a call came from: the place that was named and, where stacks are taken, the stack.
+/// Where a call came from: the recorded place and, if stacks are captured, the stack.
 struct call_origin {
   place where;
   void* frames[stack_depth];
@@ -774,7 +769,7 @@ class watch_places {
     std::size_t depth = 0;
   };
 
-  /// The number of an origin, from 1; 0 where nothing is known of it, or `most` are known already. O(1) and the depth.
+  /// The number of an origin, from 1; 0 if nothing is known of it, or if `most` are stored already. O(1) plus the depth.
   /// @throws std::bad_alloc  nothing has changed
   std::uint32_t number_of(call_origin const& o, std::size_t most) {
     if (o.where.line == 0 && o.depth == 0) return 0;
@@ -817,7 +812,7 @@ class watch_places {
     for (std::size_t i = 0; i < o.depth; ++i) mix(o.frames[i]);
     return hash;
   }
-  /// Texts are static: equal pointers are equal texts. A place may be told twice where a compiler kept its text twice.
+  /// Texts are static: equal pointers are equal texts. A place is stored twice if a compiler emitted its text twice.
   [[nodiscard]] bool is_same(known_place const& known, call_origin const& o) const noexcept {
     if (known.where.file != o.where.file || known.where.line != o.where.line ||
         known.where.function != o.where.function || known.depth != o.depth) {
@@ -838,7 +833,7 @@ class watch_places {
 
 namespace tarn::detail {
 
-/// What one tag holds, bytes as blocks occupy them.
+/// The amounts of one tag; bytes as blocks occupy them.
 struct tag_account {
   std::size_t bytes = 0;
   std::size_t peak_bytes = 0;
@@ -847,10 +842,10 @@ struct tag_account {
   std::uint64_t allocations = 0;
 };
 
-/// One order of all threads' calls, under one lock that is held for tens of nanoseconds and never around a call of the
-/// layer below. Where threads meet, one of them notes what the others have to tell: the books stay in its processor's cache.
-/// Host memory: 48 bytes and an index of 32 to 64 per live block (room is kept for the most there were), 56 per event of
-/// the ring, 40 per tag, 48 per place and 8 per frame of its stack.
+/// One order of all threads' calls, under one lock that is held for tens of nanoseconds and never around a call of the layer
+/// below. Under contention one thread makes the records of the others, too, so that they stay in its processor's cache. Host
+/// memory: 48 bytes and an index of 32 to 64 per live block (room is kept for the peak number), 56 per event of the ring, 40
+/// per tag, 48 per place and 8 per frame of its stack.
 class watch_log {
  public:
   /// @throws std::bad_alloc
@@ -858,7 +853,8 @@ class watch_log {
     ring_.resize(history);
   }
 
-  /// A block was handed out. Its place and numbers are in `b`, its tag a tag's id, its place still to be found.
+  /// Records a block that was handed out. `b` holds its address, its numbers and its tag id; the place is looked up from
+  /// `origin`.
   /// @throws std::bad_alloc  nothing has changed
   void note_allocation(watched_block const& b, call_origin const& origin) {
     bool refused = false;
@@ -872,7 +868,7 @@ class watch_log {
     if (refused) throw std::bad_alloc();
   }
 
-  /// A block is about to go back. What is not known here is left to the layers below.
+  /// Records that a block is about to be freed. An unknown block is left to the layers below.
   void note_free(std::uintptr_t address, stream_id stream, call_origin const& origin,
                  std::uint64_t time_ns) noexcept {
     one_by_one([&]() noexcept {
@@ -889,7 +885,7 @@ class watch_log {
     });
   }
 
-  /// A request was refused. Tells who holds the most.
+  /// Records a refused request, and returns the tags that hold the most.
   void note_refusal(watched_event e, call_origin const& origin, bytes_of_tag (&biggest)[3]) noexcept {
     std::lock_guard const guard(lock_);
     try {
@@ -899,7 +895,7 @@ class watch_log {
     e.time_ns = in_order(e.time_ns);
     note(e);
     for (bytes_of_tag& t : biggest) t = {};
-    if (accounts_.size() < 2) return;  // no name was ever used
+    if (accounts_.size() < 2) return;  // no tag was ever used
     for (std::size_t id = 0; id < accounts_.size(); ++id) {
       bytes_of_tag t{known_tags.name_of(static_cast<std::uint32_t>(id)), accounts_[id].bytes};
       for (bytes_of_tag& place : biggest) {
@@ -908,7 +904,7 @@ class watch_log {
     }
   }
 
-  /// How much there is to copy.
+  /// The numbers of elements to copy.
   struct sizes {
     std::size_t live = 0;
     std::size_t events = 0;
@@ -920,7 +916,7 @@ class watch_log {
     std::lock_guard const guard(lock_);
     return counted();
   }
-  /// Calls `take(*this)` under the lock if no more is there than `room`; false where more came meanwhile. `take` must
+  /// Calls `take(*this)` under the lock if all of it fits `room`; returns false if more was added meanwhile. `take` must
   /// neither throw nor call the memory that is watched.
   template <class Take>
   [[nodiscard]] bool copy(sizes const& room, Take const& take) noexcept {
@@ -954,7 +950,7 @@ class watch_log {
   [[nodiscard]] watch_places const& places() const noexcept { return places_; }
   [[nodiscard]] std::uint64_t last_ns() const noexcept { return last_ns_; }
 
-  /// What the books take of host memory now.
+  /// Current host memory of the records.
   [[nodiscard]] std::size_t host_bytes() noexcept {
     std::lock_guard const guard(lock_);
     return blocks_.capacity() * sizeof(watched_block) + index_.host_bytes() +
@@ -962,14 +958,14 @@ class watch_log {
            places_.host_bytes();
   }
 
-  /// Peaks of the tags start again from now.
+  /// Restarts the peaks of the tags from their current values.
   void reset_peaks() noexcept {
     std::lock_guard const guard(lock_);
     for (tag_account& a : accounts_) a.peak_bytes = a.bytes;
   }
 
  private:
-  /// What a thread has to note: a callable on its stack, which waits.
+  /// A thread's pending record: a callable on its stack, while the thread waits.
   struct change {
     void (*make)(void*) noexcept = nullptr;
     void* of = nullptr;
@@ -986,7 +982,7 @@ class watch_log {
     while (accounts_.size() <= b.tag) accounts_.push_back(tag_account{});
     index_.make_room(1);
     if (vacant_ == 0) blocks_.reserve(blocks_.size() + 1);
-    // Handed out again without having come back this way: it came back below.
+    // Handed out again without a free through this layer: it was freed below.
     if (std::uint32_t const known = index_.erase(b.address); known != 0)
       end(known, b.stream, b.place, b.time_ns);
     b.time_ns = in_order(b.time_ns);
@@ -1006,7 +1002,7 @@ class watch_log {
     return {index_.size(), static_cast<std::size_t>(held), accounts_.size(), places_.places().size(),
             places_.frames().size()};
   }
-  /// Clocks are read before the lock is taken: of two calls the one that comes second may have looked first.
+  /// Clocks are read before the lock is taken, so a later call may have the earlier time.
   [[nodiscard]] std::uint64_t in_order(std::uint64_t time_ns) noexcept {
     return last_ns_ = larger_of(last_ns_, time_ns);
   }
@@ -1017,7 +1013,7 @@ class watch_log {
     }
     ++noted_;
   }
-  /// Keeps a block; room has been made. Its number, from 1.
+  /// Stores a block, for which room has been made. Returns its number, from 1.
   std::uint32_t keep(watched_block const& b) noexcept {
     if (vacant_ == 0) {
       blocks_.push_back(b);
@@ -1036,7 +1032,7 @@ class watch_log {
     --a.blocks;
     note({watched_event_kind::free, b.address, b.requested, b.bytes, stream, b.tag, from, in_order(time_ns)});
     b.address = 0;
-    b.place = vacant_;  // the vacant ones are a list
+    b.place = vacant_;  // vacant entries form a list
     vacant_ = number;
   }
 
@@ -1045,10 +1041,10 @@ class watch_log {
   std::size_t const most_places_;
   sequence<watched_block> blocks_;
   address_map<std::uint32_t> index_;  ///< address to number in blocks_
-  sequence<tag_account> accounts_;    ///< by a tag's id
+  sequence<tag_account> accounts_;    ///< by tag id
   watch_places places_;
   sequence<watched_event> ring_;
-  std::size_t next_ = 0;     ///< where the next event goes
+  std::size_t next_ = 0;     ///< index of the next event
   std::uint64_t noted_ = 0;  ///< events so far
   std::uint64_t last_ns_ = 0;
   held_at_fork<combining_lock<change>> member_{lock_};
@@ -1061,36 +1057,35 @@ namespace tarn {
 template <class Upstream>
 class watched_layer;
 
-/// `cuda_pages{} | pooled{} | watched{.history = 100'000}`: keeps each live block with its line, tag, stream and time,
-/// and the latest calls.
+/// `cuda_pages{} | pooled{} | watched{.history = 100'000}`: records each live block with its line, tag, stream and time, and
+/// the latest calls.
 struct watched {
-  /// Events kept; the oldest give way. Where any are, the pool below keeps what it took from the driver as well, see
-  /// remember_growth(), unless the clock is one's own.
+  /// Number of events kept; the oldest are overwritten. If it is not 0, the pool below also records what it takes from the
+  /// driver, see remember_growth(), unless a user's clock is set.
   std::size_t history = 0;
   stack_hooks
-      stacks{};  ///< takes call stacks as well: `.stacks = tarn::backtrace_stacks()` (policy/backtrace)
-  /// Nanoseconds since 1970 that never go back, from any thread; null: the system's clock at the start, steady from
-  /// then on.
+      stacks{};  ///< also captures call stacks: `.stacks = tarn::backtrace_stacks()` (policy/backtrace)
+  /// Nanoseconds since 1970 that never go back, from any thread; null: the system's clock at the start, steady from then on.
   std::uint64_t (*clock)() = nullptr;
-  std::size_t places = 65'536;  ///< different lines, or stacks, told apart; further ones have no place
+  std::size_t places = 65'536;  ///< distinct lines, or stacks, that are stored; further ones have no place
 
   template <class Upstream>
   using layer = watched_layer<Upstream>;
 };
 
-/// Thread-safe. Events are in an order that happened: a block is noted after it was handed out and before it goes back,
-/// so an address is never live twice. One short lock for the books, none around the layer below. What the books need of
-/// host memory is taken at allocation (see detail::watch_log for how much); where it is refused the block goes back,
-/// nothing has changed. A pair costs some 150 ns more, two readings of the clock among them; of 16 threads that do nothing
-/// else 12 µs, since they meet at the books (bench/results/watched_cuda.jsonl). A stack costs microseconds. out_of_memory
-/// that passes through says which tags hold the most.
+/// Thread-safe. Events are in an order that happened: a block is recorded after it was handed out and before it is freed, so an
+/// address is never live twice. One short lock for the records, none around the layer below. Host memory for the records is
+/// taken at allocation (see detail::watch_log for how much); if there is none, the block is freed again and nothing has
+/// changed. An allocation and its free cost about 150 ns more, including two readings of the clock; with 16 threads that do
+/// nothing else, 12 µs, since they contend for the records (bench/results/watched_cuda.jsonl). A stack costs microseconds. An
+/// out_of_memory that passes through lists the tags that hold the most.
 template <class Upstream>
 class watched_layer {
  public:
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
-  /// Handles and owners name the place of a call to this layer, however many policies lie between.
+  /// Makes handles and owners record the place of a call for this layer, however many policies lie between.
   static constexpr bool records_places = true;
 
   static_assert(resource<Upstream>,
@@ -1104,15 +1099,15 @@ class watched_layer {
     started_ns_ = options_.clock != nullptr ? options_.clock() : detail::now_since_1970_ns();
     if (options_.stacks.capture != nullptr) {
       void* frame = nullptr;
-      (void)options_.stacks.capture(&frame, 1);  // what it loads at its first call, it loads now
+      (void)options_.stacks.capture(&frame, 1);  // load now what the first call loads
     }
     note_growth();
   }
   watched_layer(watched_layer const&) = delete;
   watched_layer& operator=(watched_layer const&) = delete;
 
-  /// @throws out_of_memory  refused below; its report names the biggest tags
-  /// @throws std::bad_alloc  no host memory for the books
+  /// @throws out_of_memory  refused below; its report lists the biggest tags
+  /// @throws std::bad_alloc  no host memory for the records
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     stream = with_id(stream);
     return note(
@@ -1137,31 +1132,30 @@ class watched_layer {
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
-  /// All of it at one moment, live blocks by address. Other threads' calls wait while it is copied, not while memory
-  /// for the copy is found nor while stacks are named. @throws std::bad_alloc
+  /// All records at one moment, live blocks by address. Other threads' calls wait while they are copied, not while memory for
+  /// the copy is allocated nor while frames are named. @throws std::bad_alloc
   [[nodiscard]] watch_record record() const;
-  /// The tags that were ever allocated under, "untagged" first; the bytes of record(), sooner. @throws std::bad_alloc
+  /// The tags that were ever used in an allocation, "untagged" first; the bytes of record(), but faster. @throws std::bad_alloc
   [[nodiscard]] std::vector<watched_tag> tags() const;
-  /// Host memory that the books hold, bytes: the ring, and 80 to 160 for each of the most blocks that were live at
-  /// once.
+  /// Host memory of the records, bytes: the ring, and 80 to 160 times the peak number of live blocks.
   [[nodiscard]] std::size_t host_bytes() const noexcept { return log_.host_bytes(); }
-  /// Lets every tag's peak start again from now.
+  /// Restarts every tag's peak from its current value.
   void reset_tag_peaks() noexcept { log_.reset_peaks(); }
 
  private:
-  /// Changes of what the pool holds are rare: thousands in a run that calls it millions of times. 32 bytes each.
+  /// Changes of the pool's reserved memory are rare: thousands in a run with millions of calls. 32 bytes each.
   static constexpr std::size_t growth_history = 16'384;
 
-  /// A tag's numbers as records have them.
+  /// A tag's amounts, in the form of a record.
   static watched_tag told(std::uint32_t id, detail::tag_account const& a) {
     return {tag::from_id(id).name(), a.bytes, a.peak_bytes, a.requested, a.blocks, a.allocations};
   }
-  /// Since the start.
+  /// Nanoseconds since the start.
   [[nodiscard]] std::uint64_t now() const noexcept {
     return options_.clock != nullptr ? options_.clock() - started_ns_
                                      : detail::steady_now_ns() - steady_start_;
   }
-  /// Lets the pool below remember, on the same clock, what it takes from the driver, so that a history has both.
+  /// Makes the pool below record, on the same clock, what it takes from the driver, so that a history has both.
   void note_growth() {
     auto const ask =
         [&](auto& layer) -> decltype(layer.note_growth_from_now(growth_history, detail::steady_now_ns)) {
@@ -1171,7 +1165,7 @@ class watched_layer {
       if (options_.history != 0 && options_.clock == nullptr) nearest(upstream_, ask);
     }
   }
-  /// With its identity, so that the pool need not ask again.
+  /// The stream with its identity, so that the pool need not query it again.
   [[nodiscard]] stream_ref with_id(stream_ref stream) const noexcept {
     if (stream.id() != stream_ref::unknown_id) return stream;
     stream_id id = stream_ref::unknown_id;
@@ -1179,7 +1173,7 @@ class watched_layer {
     return stream_ref::from(stream.handle(), id);
   }
   [[nodiscard]] detail::call_origin origin() const noexcept {
-    detail::call_origin o;  // the frames stay unset where none are taken
+    detail::call_origin o;  // the frames stay unset if none are captured
     o.where = call_place::current();
     if (options_.stacks.capture != nullptr) [[unlikely]]
       o.depth = options_.stacks.capture(o.frames, stack_depth);
@@ -1262,7 +1256,7 @@ watch_record watched_layer<Upstream>::record() const {
   r.steady_ns = options_.clock == nullptr ? steady_start_ : 0;
   r.now_ns = std::max(r.now_ns, now());
   std::sort(r.live.begin(), r.live.end(), [](auto const& a, auto const& b) { return a.address < b.address; });
-  // Tags are the process's; the record has those that it names.
+  // Tags are process-wide; the record contains those that it refers to.
   std::vector<std::uint32_t> number(detail::tag_names::most, 0);
   r.tags.push_back({"untagged", 0, 0, 0, 0, 0});
   auto const number_of = [&](std::uint32_t id) {
@@ -1280,7 +1274,7 @@ watch_record watched_layer<Upstream>::record() const {
   for (watched_block& b : r.live) b.tag = number_of(b.tag);
   for (watched_event& e : r.events) e.tag = number_of(e.tag);
   r.places.resize(places.size() + 1);
-  frame_names known;  // stacks share most of their frames, and to name one costs microseconds
+  frame_names known;  // stacks share most of their frames, and naming one costs microseconds
   for (std::size_t i = 0; i < places.size(); ++i) {
     name_frames(r.places[i + 1], places[i].where, frames.data() + places[i].first_frame, places[i].depth,
                 known);
@@ -1330,7 +1324,7 @@ void watched_layer<Upstream>::name_frames(std::vector<watched_frame>& out, place
 
 }  // namespace tarn
 // ---- tarn/raii/line_profile.hpp
-// The line profile: what each marked line of the source does to memory, as memory_profiler tells it of Python's lines.
+// The line profile: what each marked source line does to memory, as memory_profiler does for Python.
 
 #include <cstddef>
 #include <cstdint>
@@ -1339,21 +1333,21 @@ void watched_layer<Upstream>::name_frames(std::vector<watched_frame>& out, place
 
 namespace tarn {
 
-/// What one line did, bytes as the pool rounds them.
+/// The memory use of one line; bytes as the pool rounds them.
 struct profiled_line {
   place where;
   std::uint64_t calls = 0;
-  std::int64_t change = 0;   ///< of live bytes, over all calls; negative: more was freed
-  std::size_t peak = 0;      ///< the most above the start of a call, of all calls
-  std::uint64_t blocks = 0;  ///< handed out in all calls
+  std::int64_t change = 0;   ///< change of live bytes over all calls; negative: more was freed
+  std::size_t peak = 0;      ///< highest use above the start of a call, over all calls
+  std::uint64_t blocks = 0;  ///< blocks allocated in all calls
 };
 
 namespace detail {
 
-/// The lines of the process. Made at first use and never destroyed: lines may run as the process ends.
+/// The profiled lines of the process. Created at first use and never destroyed: lines may run during process exit.
 class line_registry {
  public:
-  /// Lines told apart; further ones are counted in dropped().
+  /// Maximum number of distinct lines; calls of further ones are counted in dropped().
   static constexpr std::size_t most = 4096;
 
   [[nodiscard]] static line_registry& of_process() {
@@ -1361,7 +1355,7 @@ class line_registry {
     return *made;
   }
 
-  /// Adds one call of a line. O(lines). Where host memory is refused the call is dropped.
+  /// Adds one call of a line. O(lines). If host memory cannot be allocated, the call is counted as dropped.
   void add(profiled_line const& call) noexcept {
     std::lock_guard const guard(mutex_);
     for (profiled_line& l : lines_) {
@@ -1382,7 +1376,7 @@ class line_registry {
     }
     ++dropped_;
   }
-  /// Calls f with each line. @throws what f does
+  /// Calls f with each line. @throws what f throws
   template <class F>
   void for_each(F const& f) {
     std::lock_guard const guard(mutex_);
@@ -1406,10 +1400,10 @@ class line_registry {
 
 }  // namespace detail
 
-/// Adds what happens to memory during a scope to the line that declares it. The memory has a `tracked` layer, as every
-/// device_pool has. By default it sees the calls of its own thread: memory that another thread frees does not count.
-/// Scopes nest; an outer one includes what inner ones do. A mark while it lives (see peak_scope), one lock at its end.
-/// Never throws but where the first one finds no memory for the table.
+/// Adds the memory use of a scope to the line that declares it. The memory has a `tracked` layer, as every device_pool does. By
+/// default only calls of the current thread count: memory freed by another thread does not. Scopes nest; an outer one includes
+/// the inner ones. Costs a high-water mark while alive (see peak_scope) and one lock at the end. Throws only if the first scope
+/// cannot allocate the table.
 template <class Resource>
 class [[nodiscard]] line_profile_scope {
  public:
@@ -1429,25 +1423,25 @@ class [[nodiscard]] line_profile_scope {
   place where_;
 };
 
-/// Forgets all lines.
+/// Clears the profile.
 inline void reset_line_profile() {
   detail::line_registry::of_process().reset();
 }
 
 }  // namespace tarn
 
-/// Profiles what follows on the line, to the end of the enclosing block: `{ TARN_PROFILE_LINE(memory); step(); }`.
+/// Profiles from this line to the end of the enclosing block: `{ TARN_PROFILE_LINE(memory); step(); }`.
 #define TARN_PROFILE_LINE(memory)                                                     \
   ::tarn::line_profile_scope const TARN_PROFILE_NAME(tarn_profiled_line_, __LINE__) { \
     memory                                                                            \
   }
-/// Profiles one expression and is its value: `auto w = TARN_PROFILE_EXPRESSION(memory,
+/// Profiles one expression and returns its value: `auto w = TARN_PROFILE_EXPRESSION(memory,
 /// make_device_buffer<float>(memory, n, s));`.
 #define TARN_PROFILE_EXPRESSION(memory, ...) ((void)::tarn::line_profile_scope{memory}, __VA_ARGS__)
 #define TARN_PROFILE_NAME(prefix, line) TARN_PROFILE_NAME_OF(prefix, line)
 #define TARN_PROFILE_NAME_OF(prefix, line) prefix##line
 // ---- tarn/report/by_tag.hpp
-// memory_by_tag: who holds how much, under the names that were given.
+// memory_by_tag: memory use per tag.
 
 #include <algorithm>
 #include <cstddef>
@@ -1458,8 +1452,8 @@ inline void reset_line_profile() {
 
 namespace tarn {
 
-/// The numbers of each tag that memory was allocated under, "untagged" among them, the most bytes first, then by name.
-/// For memory with a `watched` layer. Takes its lock for a moment. @throws std::bad_alloc
+/// Returns the statistics of each tag under which memory was allocated, including "untagged", sorted by bytes (descending),
+/// then by name. For memory with a `watched` layer. Takes its lock briefly. @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::vector<watched_tag> memory_by_tag(Resource memory) {
   auto const ask = [](auto& layer) -> decltype(layer.tags()) { return layer.tags(); };
@@ -1473,8 +1467,8 @@ template <class Resource>
   return tags;
 }
 
-/// memory_by_tag() as a table of 75 columns between its edges, the sum last; peaks are each tag's own, at different
-/// times.
+/// Returns memory_by_tag() as a table, 75 columns between its edges, with the sum last. Peaks are per tag and occur at
+/// different times.
 /// @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_by_tag_summary(Resource memory) {
@@ -1506,7 +1500,7 @@ template <class Resource>
 
 }  // namespace tarn
 // ---- tarn/report/explain_memory.hpp
-// explain_memory: where did it go? Why nvidia-smi shows 1,072 MiB for a model of 0.0004 MiB.
+// explain_memory: accounts for a device's memory, for example why nvidia-smi shows 1,072 MiB for a model of 0.0004 MiB.
 
 #include <cstddef>
 #include <optional>
@@ -1518,7 +1512,7 @@ template <class Resource>
 #if TARN_HAS_CUDA
 #endif
 // ---- tarn/report/memory_explanation.hpp
-// Whose the memory of a device is, as numbers and as a table: parts, and a residual that makes their sum exact.
+// memory_explanation: the parts of a device's memory as numbers and as a table, with a residual that makes their sum exact.
 
 #include <cstddef>
 #include <cstdint>
@@ -1529,65 +1523,66 @@ template <class Resource>
 
 namespace tarn {
 
-/// What one pool holds, bytes; each figure is the pool's own. live + awaiting + cached is reserved.
+/// The memory of one pool, bytes, as the pool reports it. live + awaiting + cached is reserved.
 struct pool_share {
-  std::string name;          ///< "pool 1", ...: change it as you like before you print
+  std::string name;          ///< "pool 1", ...: may be changed before printing
   std::size_t reserved = 0;  ///< held from the driver
-  std::size_t live = 0;      ///< handed out, as the pool rounds
+  std::size_t live = 0;      ///< allocated, as the pool rounds
   std::optional<std::size_t>
-      requested;  ///< of live: as asked; known where `tracked` counts what the pool hands out
-  std::optional<std::size_t> rounding;  ///< of live: what blocks are larger than asked
-  std::size_t untracked = 0;            ///< of live: handed out past `tracked`
-  std::size_t awaiting = 0;             ///< freed, but another stream that used it (record_use) is not done
-  std::size_t cached = 0;               ///< free for reuse
+      requested;  ///< part of live: requested; known if `tracked` counts the pool's allocations
+  std::optional<std::size_t> rounding;  ///< part of live: difference between block sizes and requests
+  std::size_t untracked = 0;            ///< part of live: allocated bypassing `tracked`
+  std::size_t awaiting = 0;  ///< freed, but another stream that used it (record_use) has not finished
+  std::size_t cached = 0;    ///< free for reuse
 };
 
-/// One line of the table.
+/// One row of the table.
 struct memory_row {
-  int depth = 0;  ///< 0: the total; 1: its parts, which sum up to it; 2: those of this process; 3: of a pool
+  int depth =
+      0;  ///< 0: the total; 1: its parts, which add up to it; 2: parts of this process; 3: parts of a pool
   std::string name;
   std::optional<std::int64_t> bytes;  ///< none: unknown
-  std::string how;                    ///< where the figure is from, if it is no plain count
+  std::string how;                    ///< source of the figure, unless it is a plain count
 };
 
-/// Whose a device's memory is, bytes. Unknown is std::nullopt, never 0. Exact by construction:
-///   other_processes + process() + set_aside + free + residual() == total, unknown ones taken as 0, and
-///   context + other_allocations (or outside_pools, where they are not told apart) + the pools == process().
+/// The parts of a device's memory, bytes. Unknown is std::nullopt, never 0. Exact by construction:
+///   other_processes + process() + set_aside + free + residual() == total, with unknown parts as 0, and
+///   context + other_allocations (or outside_pools, if they are not known separately) + the pools == process().
 struct memory_explanation {
   int device = 0;
-  std::string source;                          ///< who told, or why nobody could
-  std::size_t total = 0;                       ///< of the device, or of the part of it that is this process's
-  std::size_t free = 0;                        ///< as the driver says, for every process
-  std::optional<std::size_t> set_aside;        ///< by driver and firmware, for themselves and for ECC
-  std::optional<std::size_t> other_processes;  ///< all of them together
+  std::string source;                    ///< which library reported, or why none could
+  std::size_t total = 0;                 ///< of the device, or of the partition that this process uses
+  std::size_t free = 0;                  ///< as the driver reports, for all processes
+  std::optional<std::size_t> set_aside;  ///< reserved by driver and firmware, for themselves and for ECC
+  std::optional<std::size_t> other_processes;  ///< sum over all other processes
   std::optional<std::size_t> this_process;     ///< as nvidia-smi shows it
-  std::optional<std::size_t> outside_pools;    ///< of this process: context, modules, other allocations
-  std::optional<std::size_t> context;          ///< of outside_pools: as measured by measure_context()
+  std::optional<std::size_t> outside_pools;    ///< part of this process: context, modules, other allocations
+  std::optional<std::size_t> context;          ///< part of outside_pools: as measured by measure_context()
   std::string context_how;                     ///< how it was measured
   std::optional<std::size_t>
-      other_allocations;               ///< of outside_pools: the rest, with modules that were loaded later
+      other_allocations;               ///< part of outside_pools: the rest, including modules loaded later
   std::vector<pool_share> pools;       ///< in the device's memory
-  std::vector<pool_share> host_pools;  ///< in host or managed memory: beside the sum
-  std::string gap;                     ///< why processes are unknown; empty where they are known
+  std::vector<pool_share> host_pools;  ///< in host or managed memory: not part of the sum
+  std::string gap;                     ///< why processes are unknown; empty if they are known
 
-  /// All that the pools hold from the driver.
+  /// Returns the bytes that all pools hold from the driver.
   [[nodiscard]] std::size_t reserved() const noexcept {
     std::size_t sum = 0;
     for (pool_share const& p : pools) sum += p.reserved;
     return sum;
   }
-  /// What counts as this process's in the sum: what is known to be outside the pools, and the pools.
+  /// Returns the bytes that count as this process's in the sum: those known to be outside the pools, plus the pools.
   [[nodiscard]] std::size_t process() const noexcept {
     return outside_pools.value_or(context.value_or(0)) + reserved();
   }
-  /// total less every part that is known. Negative where figures overlap: of different moments, or of a driver that
+  /// Returns the total minus all known parts. Negative if figures overlap: taken at different moments, or by a driver that
   /// shares memory between processes.
   [[nodiscard]] std::int64_t residual() const noexcept {
     return number(total) - number(other_processes.value_or(0)) - number(process()) -
            number(set_aside.value_or(0)) - number(free);
   }
 
-  /// The lines of the table, the total first. @throws std::bad_alloc
+  /// Returns the rows of the table, the total first. @throws std::bad_alloc
   [[nodiscard]] std::vector<memory_row> rows() const {
     std::vector<memory_row> out;
     auto const add = [&](int depth, std::string name, std::optional<std::size_t> bytes,
@@ -1621,7 +1616,7 @@ struct memory_explanation {
     return out;
   }
 
-  /// The table, for people; each row in bytes and in MiB. @throws std::bad_alloc
+  /// Returns the table as text, each row in bytes and in MiB. @throws std::bad_alloc
   [[nodiscard]] std::string text() const {
     std::string out = line(detail::joined({"device ", std::to_string(device)}), "bytes", "MiB", "");
     for (memory_row const& row : rows()) {
@@ -1636,7 +1631,7 @@ struct memory_explanation {
   [[nodiscard]] static std::int64_t number(std::size_t bytes) noexcept {
     return static_cast<std::int64_t>(bytes);
   }
-  /// What the residual may be: whatever is unknown, and what nobody tells.
+  /// Returns what the residual may contain: the unknown parts, and what no interface reports.
   [[nodiscard]] std::string missing() const {
     std::string out;
     if (!other_processes) out += "other processes, ";
@@ -1660,8 +1655,8 @@ struct memory_explanation {
     add(depth + 1, "cached", p.cached);
   }
   [[nodiscard]] static std::string in_mib(std::int64_t bytes) {
-    // Four decimals, so that a model of 440 bytes shows as 0.0004. By hand, since printf follows the locale; rounded to
-    // nearest, halves to even, as printf does.
+    // Four decimals, so that a model of 440 bytes shows as 0.0004. Not printf, which depends on the locale; rounded to nearest,
+    // ties to even, as printf does.
     auto const magnitude =
         bytes < 0 ? 0 - static_cast<std::uint64_t>(bytes) : static_cast<std::uint64_t>(bytes);
     constexpr std::uint64_t mib = std::uint64_t{1} << 20;
@@ -1689,15 +1684,15 @@ struct memory_explanation {
 
 namespace tarn {
 
-/// What a process's context and the modules loaded so far take of a device, bytes; none where nobody tells.
+/// Device memory taken by a process's context and the modules loaded so far, bytes; empty if unknown.
 struct context_cost {
   std::optional<std::size_t> bytes;
-  char const* how = "as given";  ///< how they were measured; static storage
+  char const* how = "as given";  ///< how it was measured; static storage
 };
 
 namespace detail {
 
-/// True for what explain_memory() takes the memory of: a stack with a pool, or with `tracked` at least.
+/// Whether explain_memory() accepts it as memory: a stack with a pool, or at least with `tracked`.
 template <class T>
 inline constexpr bool is_memory = has_driver<T>&& has_properties<T>;
 template <class T>
@@ -1707,7 +1702,7 @@ requires is_memory<T>
 inline constexpr bool is_in_device_memory<T> =
     has_property<T, device_accessible> && !has_property<T, host_accessible>;
 
-/// A table entry, and which layer it is about: the same pool, named twice, counts once.
+/// A table entry and its layer: the same pool, passed twice, counts once.
 struct found_share {
   pool_share share;
   void const* layer = nullptr;
@@ -1727,7 +1722,7 @@ found_share share_of(Memory memory) {
         [](auto& l) -> decltype(static_cast<void>(l.state()), static_cast<void const*>(&l)) { return &l; });
     p.reserved = s.reserved;
     std::size_t const held = smaller_of(s.live, s.reserved);
-    p.awaiting = smaller_of(s.pending, held);  // to the pool a block that is held back is live still
+    p.awaiting = smaller_of(s.pending, held);  // to the pool, a block that is held back is still live
     p.live = held - p.awaiting;
     p.cached = p.reserved - held;
   }
@@ -1742,7 +1737,7 @@ found_share share_of(Memory memory) {
           });
       p.reserved = p.live = allocated;
     }
-    // `tracked` may count memory of another source as well (fallback_to): then it does not tell this pool's rounding.
+    // `tracked` may also count memory of another source (fallback_to); then it does not show this pool's rounding.
     if (allocated <= p.live) {
       p.requested = requested;
       p.rounding = allocated - requested;
@@ -1752,7 +1747,7 @@ found_share share_of(Memory memory) {
   return found;
 }
 
-/// The driver that a subject names or stands on.
+/// Returns the driver that a subject is or stands on.
 template <class Subject>
 decltype(auto) driver_of(Subject const& subject) {
   if constexpr (is_memory<Subject>) {
@@ -1762,7 +1757,7 @@ decltype(auto) driver_of(Subject const& subject) {
   }
 }
 
-/// The first subject that names a device: a driver, or memory.
+/// Returns the first subject that identifies a device: a driver, or memory.
 template <class First, class... Rest>
 decltype(auto) device_among(First const& first, Rest const&... rest) {
   if constexpr (is_memory<First> || stream_driver<First>) {
@@ -1791,7 +1786,7 @@ device_account account_of(Driver const& driver, std::string& why) {
   return bytes == device_account::unknown ? std::nullopt : std::optional<std::size_t>(bytes);
 }
 
-/// A device by its number is CUDA's.
+/// A device_id denotes a CUDA device.
 template <class Subject>
 decltype(auto) as_subject(Subject const& subject) {
 #if TARN_HAS_CUDA
@@ -1842,7 +1837,7 @@ memory_explanation explain(Subjects const&... subjects) {
   std::string why;
   device_account account = account_of(driver, why);
   bool const knows_more = account.source[0] != '\0';
-  // A management library that tells of less than the driver has means something else (a part of it, or host memory).
+  // A management library that reports less total memory than the driver means something else (a part of it, or host memory).
   bool const fits = account.total == device_account::unknown || account.total >= e.total;
   if (!fits) account = {};
   e.source = knows_more && fits ? std::string("told by the driver and by ") + account.source
@@ -1866,7 +1861,7 @@ memory_explanation explain(Subjects const&... subjects) {
   return e;
 }
 
-/// Less than any context takes, bytes (they begin at some 100 MiB): a smaller change is other processes' doing.
+/// Less than any context uses, bytes (contexts start at some 100 MiB): a smaller change is due to other processes.
 inline constexpr std::size_t least_context = std::size_t{32} << 20;
 
 template <class... Subjects>
@@ -1874,7 +1869,7 @@ context_cost measure(Subjects const&... subjects) {
   auto const& driver = device_among(subjects...);
   std::string why;
   std::size_t const before = account_of(driver, why).free;
-  memory_explanation const e = explain(subjects...);  // sets the context up
+  memory_explanation const e = explain(subjects...);  // creates the context
   if (e.outside_pools) return {e.outside_pools, "measured before anything was allocated"};
   std::size_t const after = account_of(driver, why).free;
   bool const both = before != device_account::unknown && after != device_account::unknown;
@@ -1884,18 +1879,18 @@ context_cost measure(Subjects const&... subjects) {
 
 }  // namespace detail
 
-/// Whose a device's memory is. Takes, in any order, any number of pools (or other memory with `tracked`) of one device,
-/// pools of host memory, a driver (or a device_id, on CUDA) where there is no pool yet, and what measure_context()
-/// gave. A pool that is named twice counts once; of a pool over another pool name the lower one alone.
+/// Accounts for a device's memory. Takes, in any order, any number of pools (or other memory with `tracked`) of one device,
+/// pools of host memory, a driver (or a device_id, on CUDA) if there is no pool yet, and the result of measure_context(). A
+/// pool passed twice counts once; of a pool over another pool pass only the lower one.
 ///
 ///   std::cout << tarn::explain_memory(pool).text();
 ///
-/// The pools' figures are exact; the driver's and NVML's are of a moment later: let nobody allocate meanwhile where the
-/// residual is to mean something. Where NVML is missing or does not see the processes, parts are unknown, and said to
-/// be. Sets up the device's context if there is none. Cost: NVML is started and ended, 10 to 100 ms; nothing waits for
-/// the device. Safe from any thread.
-/// @throws cuda_error  the driver does not even tell what is free
-/// @throws misuse      a pool is of another device: call it once for each
+/// The pools' figures are exact; those of the driver and NVML are taken a moment later: the residual is meaningful only if
+/// nothing is allocated meanwhile. If NVML is missing or does not see the processes, parts are unknown and reported as such.
+/// Creates the device's context if there is none. Cost: NVML is initialised and shut down, 10 to 100 ms; it does not wait for
+/// the device. Thread-safe.
+/// @throws cuda_error  the driver does not report free memory
+/// @throws misuse      a pool belongs to another device: call it once per device
 template <class... Subjects>
 [[nodiscard]] memory_explanation explain_memory(Subjects const&... subjects) {
   static_assert(sizeof...(Subjects) != 0,
@@ -1904,13 +1899,13 @@ template <class... Subjects>
   return detail::explain(detail::as_subject(subjects)...);
 }
 
-/// What this process's context and its modules take of the device; takes what explain_memory() takes. Call it where
-/// the program begins, before anything but those pools has been allocated, and hand it to explain_memory(), which then
-/// tells other allocations apart. Modules are loaded when they are first used: later ones count as other allocations.
+/// Measures the device memory of this process's context and modules; takes the arguments of explain_memory(). Call it at
+/// program start, before anything but those pools has allocated, and pass the result to explain_memory(), which then reports
+/// other allocations separately. Modules are loaded on first use: later ones count as other allocations.
 ///
-/// It is what the management library says of the process, less what the pools hold; or, where that does not see the
-/// process (in a container), what is free no more once the context is set up: then it must be the first call of the
-/// program on the device, and what others take in that fraction of a second counts as the context's. Else unknown.
+/// The result is what the management library reports for the process minus what the pools hold. If the library does not see the
+/// process (in a container), it is the decrease of free memory while the context is created: then this must be the program's
+/// first call on the device, and what other processes allocate in that fraction of a second is included. Otherwise unknown.
 /// Cost and errors as explain_memory(), twice.
 template <class... Subjects>
 [[nodiscard]] context_cost measure_context(Subjects const&... subjects) {
@@ -1919,7 +1914,7 @@ template <class... Subjects>
 
 }  // namespace tarn
 // ---- tarn/report/line_profile.hpp
-// line_profile_table: the marked lines as a table, in the order of the source, as line profilers print them.
+// line_profile_table: the profiled lines as a table in source order, as line profilers print them.
 
 #include <algorithm>
 #include <cstdint>
@@ -1932,10 +1927,11 @@ template <class... Subjects>
 
 namespace tarn {
 
-/// Whether the lines' text is read from the source files, where they can be read.
+/// Whether the table shows the text of the lines, read from the source files if they are readable.
 enum class source_text { shown, left_out };
 
-/// What each marked line did since the start or the last reset_line_profile(), by file and line. @throws std::bad_alloc
+/// Returns the memory use of each profiled line since program start or the last reset_line_profile(), by file and line.
+/// @throws std::bad_alloc
 [[nodiscard]] inline std::vector<profiled_line> line_profile() {
   std::vector<profiled_line> lines;
   detail::line_registry::of_process().for_each([&](profiled_line const& l) { lines.push_back(l); });
@@ -1943,7 +1939,7 @@ enum class source_text { shown, left_out };
     int const order = std::strcmp(a.where.file, b.where.file);
     return order != 0 ? order < 0 : a.where.line < b.where.line;
   });
-  // A line of a header, or of a template, is kept once for each of its functions.
+  // A line of a header, or of a template, is stored once per function.
   std::vector<profiled_line> merged;
   for (profiled_line const& l : lines) {
     if (!merged.empty() && merged.back().where.line == l.where.line &&
@@ -1962,7 +1958,7 @@ enum class source_text { shown, left_out };
 
 namespace detail {
 
-/// "+1.5 MiB", "-20 B", "0 B".
+/// Formats signed bytes: "+1.5 MiB", "-20 B", "0 B".
 [[nodiscard]] inline std::string signed_bytes(std::int64_t bytes) {
   message<32> text;
   auto const size = static_cast<std::uint64_t>(bytes < 0 ? -bytes : bytes);
@@ -1973,10 +1969,10 @@ namespace detail {
   return std::string(text.size() < width ? width - text.size() : 0, ' ') + std::string(text);
 }
 
-/// Lines of source files, each file read once.
+/// Lines of source files; each file is read once.
 class source_lines {
  public:
-  /// Without the blanks before it; empty where it cannot be read.
+  /// Returns a line without leading blanks; empty if it cannot be read.
   [[nodiscard]] std::string of(place const& where) {
     auto const [known, is_new] = files_.try_emplace(where.file);
     if (is_new) {
@@ -1996,8 +1992,8 @@ class source_lines {
 
 }  // namespace detail
 
-/// The table: a heading for each file, then line, calls, change of live bytes over all calls, the most above the start
-/// in any call, and the line itself, or its function. @throws std::bad_alloc
+/// Returns the profile as a table: a heading per file, then per line its number, calls, change of live bytes over all calls,
+/// the highest use above the start of a call, and the source text or the function. @throws std::bad_alloc
 [[nodiscard]] inline std::string line_profile_table(source_text source = source_text::shown) {
   detail::source_lines sources;
   std::string out;
@@ -2012,7 +2008,7 @@ class source_lines {
     out += detail::right(detail::signed_bytes(l.change), 13);
     out += detail::right(detail::signed_bytes(static_cast<std::int64_t>(l.peak)), 13);
     std::string text = source == source_text::shown ? sources.of(l.where) : std::string();
-    // A mark on a line of its own says less than whose it is.
+    // A macro alone on its line is less informative than the function.
     if (text.starts_with("TARN_PROFILE_LINE(") && text.find(';') + 1 == text.size()) text.clear();
     if (text.empty()) text = detail::joined({"in ", l.where.function});
     out += detail::joined({"  ", text, "\n"});
@@ -2025,7 +2021,7 @@ class source_lines {
 
 }  // namespace tarn
 // ---- tarn/report/save_snapshot.hpp
-// save_snapshot: a snapshot in a file whose name says the format.
+// save_snapshot: writes a snapshot to a file whose extension selects the format.
 
 #include <cerrno>
 #include <cstdio>
@@ -2036,8 +2032,8 @@ class source_lines {
 #include <system_error>
 
 // ---- tarn/report/perfetto.hpp
-// A snapshot's history in Chrome's trace format: opens in ui.perfetto.dev and chrome://tracing. Counters of live and reserved
-// bytes and of each tag's, the larger blocks as slices from their allocation to their free, refusals as marks.
+// A snapshot's history in Chrome's trace format, for ui.perfetto.dev and chrome://tracing. Contains counters of live and
+// reserved bytes and of each tag, larger blocks as slices from allocation to free, and refused requests as markers.
 
 #include <cstddef>
 #include <cstdint>
@@ -2048,8 +2044,8 @@ class source_lines {
 #include <vector>
 
 // ---- tarn/report/json_text.hpp
-// JSON to a stream, piece by piece: commas, quotes and escapes are right whatever the names hold. Needs no memory but the
-// escaped text at hand.
+// json_text: an incremental JSON writer that places commas, quotes and escapes correctly for any text. Allocates only for the
+// current escaped text.
 
 #include <charconv>
 #include <cstddef>
@@ -2060,7 +2056,7 @@ class source_lines {
 #include <type_traits>
 
 // ---- tarn/report/utf8.hpp
-// Text that a reader will take: names of files and tags are any bytes, JSON and pickles must be UTF-8.
+// UTF-8 validation and repair: names of files and tags are arbitrary bytes, but JSON and pickles require UTF-8.
 
 #include <cstddef>
 #include <string>
@@ -2068,8 +2064,8 @@ class source_lines {
 
 namespace tarn::detail {
 
-/// Bytes of the well-formed character at the start of `text`, 0 where there is none (the Unicode Standard, table 3-7:
-/// nothing overlong, no surrogates, nothing above U+10FFFF).
+/// Returns the length of the well-formed character at the start of `text`, 0 if there is none (the Unicode Standard, table 3-7:
+/// no overlong forms, no surrogates, nothing above U+10FFFF).
 [[nodiscard]] constexpr std::size_t utf8_length(std::string_view text) noexcept {
   auto const at = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
   auto const follows = [&](std::size_t i, unsigned least, unsigned most) {
@@ -2092,7 +2088,7 @@ namespace tarn::detail {
   return 0;
 }
 
-/// The same text with U+FFFD for each byte that is part of no character.
+/// Returns the text with U+FFFD in place of each byte that belongs to no character.
 [[nodiscard]] inline std::string as_utf8(std::string_view text) {
   std::string out;
   out.reserve(text.size());
@@ -2119,7 +2115,7 @@ class json_text {
   json_text& begin_array() { return open('['); }
   json_text& end_array() { return close(']'); }
 
-  /// In an object, before its value. A name of the writer's own.
+  /// Writes the name of an object member, before its value. The name is a constant of the writer.
   json_text& key(std::string_view name) {
     separate();
     quote(name);
@@ -2143,7 +2139,7 @@ class json_text {
     text_ += value ? "true" : "false";
     return *this;
   }
-  /// "0x2000000": a JavaScript number has 53 bits, an address 64.
+  /// Writes an address as text ("0x2000000"): a JavaScript number has 53 bits, an address 64.
   json_text& address(std::uintptr_t value) {
     separate();
     text_ += "\"0x";
@@ -2151,7 +2147,7 @@ class json_text {
     text_ += '"';
     return *this;
   }
-  /// Nanoseconds as microseconds with three decimals.
+  /// Writes nanoseconds as microseconds with three decimals.
   json_text& microseconds(std::uint64_t nanoseconds) {
     separate();
     put(nanoseconds / 1000, 10);
@@ -2166,13 +2162,13 @@ class json_text {
   requires std::is_integral_v<Number> json_text& field(std::string_view name, Number value) {
     return key(name).number(value);
   }
-  /// Starts a new line, for people.
+  /// Starts a new line, for readability.
   json_text& line() {
     starts_line_ = true;
     return *this;
   }
 
-  /// Passes on what is buffered; the writer's last step.
+  /// Writes the buffered text; call it last.
   void flush() {
     out_.write(text_.data(), static_cast<std::streamsize>(text_.size()));
     text_.clear();
@@ -2239,8 +2235,8 @@ class json_text {
 
 }  // namespace tarn::detail
 // ---- tarn/report/snapshot.hpp
-// A snapshot: what a pool holds at one moment and how it came to that, as plain data. Writers turn it into files:
-// pickle (PyTorch's memory_viz), timeline_html, perfetto, snapshot_json.
+// A snapshot: the state of a pool at one moment and its history, as plain data. Writers turn it into files: pickle (PyTorch's
+// memory_viz), timeline_html, perfetto, snapshot_json.
 
 #include <cstddef>
 #include <cstdint>
@@ -2250,7 +2246,7 @@ class json_text {
 namespace tarn {
 
 enum class block_use : std::uint8_t {
-  live,      ///< handed out (PyTorch: active_allocated)
+  live,      ///< allocated (PyTorch: active_allocated)
   awaiting,  ///< freed, but another stream that used it has not finished (active_pending_free)
   cached     ///< free for reuse (inactive)
 };
@@ -2258,48 +2254,47 @@ enum class block_use : std::uint8_t {
 struct snapshot_block {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
-  /// Of a live block that a watched layer saw, and of an awaiting one (what the pool was asked for where the history does not
-  /// show its allocation); otherwise 0.
+  /// Set for a live block that a watched layer saw, and for an awaiting one (the size requested from the pool if the history
+  /// lacks its allocation); otherwise 0.
   std::size_t requested = 0;
   block_use use = block_use::cached;
-  stream_id stream =
-      0;  ///< of the allocation; of a cached block: whose work may have used it last; 0: nobody's
+  stream_id stream = 0;       ///< of the allocation; of a cached block: the last possible user; 0: unowned
   std::uint32_t tag = 0;      ///< index into snapshot::tags
   std::uint32_t place = 0;    ///< index into snapshot::places
   std::uint64_t time_ns = 0;  ///< of the allocation, since snapshot::started_ns
 };
 
 enum class segment_kind : std::uint8_t {
-  pages,  ///< consecutive physical handles, at their home addresses
-  view,  ///< one live block put together of handles from several places; these are not listed at home meanwhile
+  pages,  ///< consecutive physical handles, at their original addresses
+  view,  ///< one live block remapped from handles of several places; these are not listed at their original addresses
   upstream  ///< one block of the resource below a pool that has no pages
 };
 
-/// A part of a view's block, where it is at home.
+/// A part of a view's block, at its original address.
 struct snapshot_piece {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
 };
 
-/// A stretch of addresses with memory behind it; its blocks tile it. The bytes of all segments are the pool's reserved bytes.
+/// An address range backed by memory; its blocks tile it. The bytes of all segments add up to the pool's reserved bytes.
 struct snapshot_segment {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   segment_kind kind = segment_kind::pages;
-  bool small = false;                  ///< taken for blocks of up to 1 MiB
-  std::uint32_t handles = 1;           ///< physical handles behind it, wholly or in part
-  stream_id stream = 0;                ///< of most of its bytes
+  bool small = false;                  ///< for blocks of up to 1 MiB
+  std::uint32_t handles = 1;           ///< physical handles that back it, wholly or in part
+  stream_id stream = 0;                ///< stream of most of its bytes
   std::vector<snapshot_block> blocks;  ///< by address
-  std::vector<snapshot_piece> pieces;  ///< of a view: what stands behind it, in its order
+  std::vector<snapshot_piece> pieces;  ///< of a view: its original ranges, in order
 };
 
-/// What the pool took from the driver and gave back, with the calls in one order.
+/// Calls, and what the pool reserved from and released to the driver, in one order.
 enum class snapshot_event_kind : std::uint8_t { allocate, free, refused, reserve, release };
 
 struct snapshot_event {
   snapshot_event_kind kind = snapshot_event_kind::allocate;
   std::uintptr_t address = 0;
-  std::size_t bytes = 0;      ///< that the block or handle occupies; of a refusal what was asked
+  std::size_t bytes = 0;      ///< size of the block or handle; of a refused request its size
   std::size_t requested = 0;  ///< of allocate, free and refused
   stream_id stream = 0;
   std::uint32_t tag = 0;
@@ -2312,11 +2307,11 @@ struct snapshot {
   int device = 0;
   std::uint64_t started_ns = 0;  ///< since 1970
   std::uint64_t now_ns = 0;      ///< since started_ns
-  stream_id null_stream = 0;     ///< the default stream's identity, 0 where the driver does not tell
+  stream_id null_stream = 0;     ///< identity of the default stream, 0 if the driver does not report it
   pool_state pool;
   std::vector<snapshot_segment> segments;          ///< by address
   std::vector<snapshot_event> events;              ///< oldest first
-  std::uint64_t forgotten_events = 0;              ///< before the first of `events`
+  std::uint64_t forgotten_events = 0;              ///< number of events before the first of `events`
   std::vector<watched_tag> tags;                   ///< tags[0] is "untagged"
   std::vector<std::vector<watched_frame>> places;  ///< innermost frame first; places[0] is empty
 };
@@ -2326,7 +2321,7 @@ struct snapshot {
 namespace tarn {
 
 struct perfetto_options {
-  /// Blocks of fewer bytes are counted only: a slice is 300 bytes of the file, and viewers take some 100,000 of them.
+  /// Smaller blocks are only counted: a slice takes 300 bytes of the file, and viewers handle some 100,000 of them.
   std::size_t least_slice_bytes = 1_MiB;
 };
 
@@ -2367,7 +2362,7 @@ class perfetto_writer {
     std::uint64_t number = 0;  ///< identity of its slice
   };
 
-  /// What was live and reserved before the first event: the end, undone.
+  /// Computes the live and reserved bytes before the first event by undoing the events from the end.
   void begin_at_start() {
     for (snapshot_segment const& s : snapshot_.segments) {
       reserved_ += static_cast<std::int64_t>(s.bytes);
@@ -2489,16 +2484,17 @@ class perfetto_writer {
 
 }  // namespace detail
 
-/// Writes a snapshot's history in Chrome's JSON trace format, times in microseconds since the snapshot's start. Errors are the
-/// stream's. Some 80 bytes of the file a counter's step; two steps an allocation or free where there are tags, else one.
+/// Writes a snapshot's history in Chrome's JSON trace format; times are microseconds since the snapshot's start. Errors are
+/// reported by the stream's state. Some 80 bytes of the file per counter step; two steps per allocation or free with tags, else
+/// one.
 inline void write_perfetto(std::ostream& out, snapshot const& s, perfetto_options const& options = {}) {
   detail::perfetto_writer(out, s, options).write();
 }
 
 }  // namespace tarn
 // ---- tarn/report/pickle.hpp
-// A snapshot as PyTorch's tools read it: drop the file on pytorch.org/memory_viz, or `python _memory_viz.py stats|trace|
-// segments|memory|segment_plot|trace_plot x.pickle` (torch/cuda/_memory_viz.py).
+// A snapshot in the format of PyTorch's tools: drop the file on pytorch.org/memory_viz, or run `python _memory_viz.py
+// stats|trace|segments|memory|segment_plot|trace_plot x.pickle` (torch/cuda/_memory_viz.py).
 
 #include <cstddef>
 #include <cstdint>
@@ -2507,8 +2503,8 @@ inline void write_perfetto(std::ostream& out, snapshot const& s, perfetto_option
 #include <utility>
 
 // ---- tarn/report/pickle_text.hpp
-// A pickle of protocol 4, written piece by piece: dictionaries, lists, texts, integers, pairs, and what was written before
-// once more. Only what PyTorch's viewer unpickles, in batches of at most 1,000 (it passes a batch as arguments of one call).
+// An incremental writer of pickles of protocol 4: dictionaries, lists, strings, integers, pairs, and references to earlier
+// values. Only what PyTorch's viewer unpickles, in batches of at most 1,000 (it passes a batch as the arguments of one call).
 
 #include <cstddef>
 #include <cstdint>
@@ -2520,7 +2516,7 @@ inline void write_perfetto(std::ostream& out, snapshot const& s, perfetto_option
 
 namespace tarn::detail {
 
-/// Names what was written, to be written once more.
+/// Identifies a written value, to be referenced later.
 using pickle_ref = std::uint32_t;
 
 class pickle_text {
@@ -2535,7 +2531,7 @@ class pickle_text {
     put("](");
     counts_.push_back(0);
   }
-  /// Before each item of a list.
+  /// Call before each item of a list.
   void item() {
     if (counts_.back()++ == most_in_batch) {
       put("e(");
@@ -2547,7 +2543,7 @@ class pickle_text {
     counts_.pop_back();
   }
 
-  /// A key of a dictionary, or a word that comes often; written in full once. `word` has static storage.
+  /// Writes a dictionary key or a frequent word; in full only the first time. `word` has static storage.
   void word(char const* word) {
     for (auto const& [known, ref] : words_) {
       if (known == word) return again(ref);
@@ -2581,10 +2577,10 @@ class pickle_text {
     }
   }
   void boolean(bool value) { put(value ? "\x88" : "\x89"); }
-  /// Of the two values that were written last.
+  /// Makes a pair of the last two values written.
   void end_pair() { put("\x86"); }
 
-  /// Names the value that was written last.
+  /// Returns a reference to the last value written.
   [[nodiscard]] pickle_ref remember() {
     put("\x94");
     return next_ref_++;
@@ -2620,23 +2616,23 @@ class pickle_text {
 
   std::ostream& out_;
   std::string buffer_;
-  std::vector<std::size_t> counts_;  ///< items in the batch of each open list
+  std::vector<std::size_t> counts_;  ///< number of items in the current batch of each open list
   std::vector<std::pair<char const*, pickle_ref>> words_;
   pickle_ref next_ref_ = 0;
 };
 
 }  // namespace tarn::detail
 // ---- tarn/report/viewer_history.hpp
-// A history that PyTorch's viewer can take back. The viewer draws the memory of an earlier moment by undoing events from the
-// last one on, and fails where an event does not fit: each block must lie in a segment for as long as it lives, a segment
-// that goes must be there. So the history is undone here first, and what the viewer needs besides the events is noted:
+// A history that PyTorch's viewer can undo. The viewer draws the memory at an earlier moment by undoing events from the last
+// one backwards, and fails if an event does not fit: each block must lie in a segment for its whole lifetime, and a segment
+// that is removed must exist. So the history is first undone here, and the segment changes that the viewer needs are recorded:
 //
-//   handles made and given back   the parts of them that are seen at home at that moment
-//   a view's block                its segment comes with it, and the pieces leave their homes meanwhile
-//   a block where nothing is      a segment of its own for as long as it lives (a view that has ended, memory given back
-//                                 that no note tells of): its bytes count twice where they stand at home as well
-//   what the end contradicts      left out
-//
+//   handles created and released  the parts of them at their original addresses at that moment
+//   a view's block                its segment is added with it; meanwhile its pieces leave their original addresses
+//   a block without a segment     gets one for its lifetime (a view that has ended, memory released without a record);
+//                                 its bytes count twice if they are also at their original address
+//   events that contradict the    omitted
+//   final state
 
 #include <algorithm>
 #include <cstddef>
@@ -2648,25 +2644,25 @@ class pickle_text {
 
 namespace tarn::detail {
 
-/// How an event is told.
+/// How an event is written.
 enum class told_as : std::uint8_t {
-  nothing,    ///< contradicted, or told as changes of segments
-  itself,     ///< an allocation, a refusal, a free that is over
-  requested,  ///< a free that another stream's work still holds up
+  nothing,    ///< omitted, or written as segment changes
+  itself,     ///< an allocation, a refused request, a completed free
+  requested,  ///< a free that still waits for another stream's work
 };
 
-/// A segment that comes or goes, beside an event.
+/// A segment that is added or removed next to an event.
 struct segment_change {
-  std::size_t event = 0;  ///< index
-  bool after = false;     ///< else before it
-  bool comes = false;     ///< else goes
+  std::size_t event = 0;  ///< index of the event
+  bool after = false;     ///< false: before the event
+  bool comes = false;     ///< true: added; false: removed
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
 };
 
 class viewer_history {
  public:
-  /// O((events + segments) log blocks); one byte an event, and what the live blocks take in a map.
+  /// O((events + segments) log blocks); one byte per event, and a map of the live blocks.
   explicit viewer_history(snapshot const& s) : snapshot_(s), told_(s.events.size(), told_as::nothing) {
     for (snapshot_segment const& segment : s.segments) begin_with(segment);
     for (std::size_t i = s.events.size(); i-- > 0;) undo(i);
@@ -2674,21 +2670,22 @@ class viewer_history {
   }
 
   [[nodiscard]] told_as told(std::size_t event) const noexcept { return told_[event]; }
-  /// In the order of the events.
+  /// Returns the segment changes in the order of the events.
   [[nodiscard]] std::vector<segment_change> const& changes() const noexcept { return changes_; }
-  /// True where segments are of pages, which join side by side and may be cut (PyTorch: expandable segments); else each
-  /// comes and goes whole.
+  /// Whether segments consist of pages, which join with adjacent ones and may be split (PyTorch: expandable segments);
+  /// otherwise each is added and removed as a whole.
   [[nodiscard]] bool is_expandable() const noexcept { return expandable_; }
 
  private:
   struct block {
     std::size_t bytes = 0;
-    snapshot_segment const* own = nullptr;  ///< the segment that it is alone in, and that comes with it
-    bool has_own = false;                   ///< a segment was made for it
-    bool waits = false;                     ///< it was freed, and its free is not undone yet
+    snapshot_segment const* own =
+        nullptr;           ///< the segment of which it is the only block, and that is added with it
+    bool has_own = false;  ///< a segment was created for it
+    bool waits = false;    ///< freed but awaiting a stream, and its free is not undone yet
   };
 
-  /// How many handles are looked at again after each allocation; further ones are told as there from the start.
+  /// Number of handles that are rechecked after each allocation; further ones appear as present from the start.
   static constexpr std::size_t most_late = 64;
 
   void begin_with(snapshot_segment const& segment) {
@@ -2710,7 +2707,7 @@ class viewer_history {
       case snapshot_event_kind::free:
         return undo_free(i, e);
       case snapshot_event_kind::reserve:
-        if (has_live(e.address, e.bytes)) {  // told too late: it came before the first block in it
+        if (has_live(e.address, e.bytes)) {  // recorded late: it precedes the first block in it
           if (late_.size() < most_late) late_.emplace_back(e.address, e.bytes);
         } else {
           take_away(i, false, e.address, e.bytes);
@@ -2762,7 +2759,7 @@ class viewer_history {
     auto const after = segments_.upper_bound(address);
     return after != segments_.begin() && std::prev(after)->second > address;
   }
-  /// True where a live block lies in a stretch or reaches into it.
+  /// Whether a live block overlaps a range.
   [[nodiscard]] bool has_live(std::uintptr_t address, std::size_t bytes) const {
     auto const behind = live_.lower_bound(address + bytes);
     if (behind == live_.begin()) return false;
@@ -2770,7 +2767,7 @@ class viewer_history {
     return first >= address || address - first < found.bytes;
   }
 
-  /// Undoes the coming of a stretch: what of it is there goes.
+  /// Undoes the addition of a range: removes those parts of it that are present.
   void take_away(std::size_t i, bool after, std::uintptr_t address, std::size_t bytes) {
     std::uintptr_t const end = address + bytes;
     if (!expandable_) {
@@ -2797,7 +2794,7 @@ class viewer_history {
     }
   }
 
-  /// Undoes the going of a stretch: what of it is not there comes back.
+  /// Undoes the removal of a range: adds those parts of it that are missing.
   void put_back(std::size_t i, bool after, std::uintptr_t address, std::size_t bytes) {
     std::uintptr_t const end = address + bytes;
     std::vector<std::pair<std::uintptr_t, std::uintptr_t>> gaps;
@@ -2819,7 +2816,7 @@ class viewer_history {
   snapshot const& snapshot_;
   std::vector<told_as> told_;
   std::vector<segment_change> changes_;
-  std::map<std::uintptr_t, std::uintptr_t> segments_;  ///< begin to end; those that touch are not joined
+  std::map<std::uintptr_t, std::uintptr_t> segments_;  ///< begin to end; adjacent ones are not joined
   std::map<std::uintptr_t, block> live_;
   std::vector<std::pair<std::uintptr_t, std::size_t>> late_;
   bool expandable_ = false;
@@ -2880,7 +2877,8 @@ class snapshot_pickler {
     pickle_.word(value);
   }
 
-  /// A place's frames, innermost first, and the tag as the outermost: so it groups a flame graph, and every view shows it.
+  /// Writes the frames of a place, innermost first, with the tag as the outermost: flame graphs group by it, and every view
+  /// shows it.
   void frames(std::uint32_t tag, std::uint32_t place) {
     pickle_.word("frames");
     auto const known = frames_.find({tag, place});
@@ -2936,14 +2934,14 @@ class snapshot_pickler {
     pickle_.end_list();
     pickle_.end_dict();
   }
-  /// The default pool: others would be told apart by the viewer as those of graphs.
+  /// Writes the default pool's id: the viewer would show others as pools of CUDA graphs.
   void pool_id(char const* key) {
     pickle_.word(key);
     pickle_.number(0);
     pickle_.number(0);
     pickle_.end_pair();
   }
-  /// PyTorch knows what was asked of each block; where tarn does not, it is all of it.
+  /// Returns the requested bytes of a block, which PyTorch always has; where tarn does not know them, the whole block.
   static std::size_t requested_of(snapshot_block const& b) noexcept {
     return b.requested != 0 || b.use == block_use::cached ? b.requested : b.bytes;
   }
@@ -2991,7 +2989,7 @@ class snapshot_pickler {
     pickle_.item();
     pickle_.begin_dict();
     field("action", action);
-    // What the device had free at a refusal is not recorded; the viewers want a number.
+    // The free memory of the device at a refusal is not recorded; the viewers need a number.
     field(e.kind == snapshot_event_kind::refused ? "device_free" : "addr",
           e.kind == snapshot_event_kind::refused ? 0 : e.address);
     field("size", e.requested != 0 ? e.requested : e.bytes);
@@ -3010,18 +3008,19 @@ class snapshot_pickler {
 
 }  // namespace detail
 
-/// Writes a snapshot as a pickle of protocol 4. Errors are the stream's. `size` of an event is the bytes requested, as in
-/// PyTorch; times are microseconds since 1970; the default stream is 0; the tag is the outermost frame, "tag:0:NAME".
-/// Handles are segment_map and segment_unmap as those of PyTorch's expandable segments; over blocks segment_alloc and
-/// segment_free. What the history has no segment for gets one, what its end contradicts is left out: viewer_history.hpp.
-/// Host memory: one byte an event, 50 a live block, 64 KiB. Some 60 bytes an event in the file.
+/// Writes a snapshot as a pickle of protocol 4. Errors are reported by the stream's state. `size` of an event is the requested
+/// bytes, as in PyTorch; times are microseconds since 1970; the default stream is 0; the tag is the outermost frame,
+/// "tag:0:NAME". Handles are written as segment_map and segment_unmap, as PyTorch's expandable segments; over blocks
+/// segment_alloc and segment_free. An event without a segment in the history gets one; an event that contradicts the final
+/// state is omitted: see viewer_history.hpp. Host memory: one byte per event, 50 per live block, 64 KiB. Some 60 bytes of the
+/// file per event.
 inline void write_pickle(std::ostream& out, snapshot const& s) {
   detail::snapshot_pickler(out, s).write();
 }
 
 }  // namespace tarn
 // ---- tarn/report/snapshot_json.hpp
-// A snapshot as JSON, for programs of one's own.
+// A snapshot as JSON, for other programs.
 //
 //   {"format": "tarn snapshot", "version": 1, "title", "device", "started_ns", "now_ns", "null_stream", "forgotten_events",
 //    "pool":     {"live", "live_blocks", "reserved", "reserved_peak", "cached", "pending", "largest_free_range", "free_blocks",
@@ -3036,8 +3035,8 @@ inline void write_pickle(std::ostream& out, snapshot const& s) {
 //                  "address", "bytes", "requested", "stream", "tag", "place", "time_ns"}]}
 //
 // Bytes, counts, streams and times are numbers; a time is nanoseconds since started_ns, which is nanoseconds since 1970.
-// Addresses are texts ("0x7f0000000000"): many readers keep 53 bits of a number. `tag` and `place` are indices. Text is
-// UTF-8; bytes that are none become U+FFFD. One segment's block and one event is a line.
+// Addresses are strings ("0x7f0000000000"), since many readers keep 53 bits of a number. `tag` and `place` are indices. Text is
+// UTF-8; invalid bytes become U+FFFD. Each block of a segment and each event is one line.
 
 #include <ostream>
 
@@ -3128,7 +3127,8 @@ inline void write_segment(json_text& json, snapshot_segment const& s) {
 
 }  // namespace detail
 
-/// Writes a snapshot as JSON. Errors are the stream's. Host memory: 64 KiB, whatever the snapshot. Some 150 bytes an event.
+/// Writes a snapshot as JSON. Errors are reported by the stream's state. Host memory: 64 KiB for any snapshot. Some 150 bytes
+/// per event.
 inline void write_json(std::ostream& out, snapshot const& s) {
   detail::json_text json(out);
   json.begin_object().field("format", "tarn snapshot").field("version", 1).field("title", s.title);
@@ -3151,7 +3151,7 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 
 }  // namespace tarn
 // ---- tarn/report/take_snapshot.hpp
-// take_snapshot: what memory holds and how it came to that, from the pool and the watched layer that are found under it.
+// take_snapshot: captures the state and history of memory from its nearest pool and watched layer.
 
 #include <algorithm>
 #include <concepts>
@@ -3162,9 +3162,9 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 #include <vector>
 
 // ---- tarn/report/lay_over.hpp
-// Laying what a watched layer has seen over what the pool holds: names, places and requested bytes for its blocks, and one
-// history of calls, handles and segments. What the two disagree on, since time went on between them, is resolved so that
-// blocks tile their segments.
+// lay_over(): merges the records of a watched layer into the blocks of a pool: tags, places and requested bytes, and one
+// history of calls, handles and segments. The two are taken at different moments; differences are resolved so that blocks tile
+// their segments.
 
 #include <algorithm>
 #include <cstddef>
@@ -3175,11 +3175,10 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 #include <vector>
 
 // ---- tarn/pool/inspection/inspection.hpp
-// Inspection: what a pool holds at one moment, as stretches of memory that blocks tile. Put together from copied facts,
-// without a lock.
+// A snapshot of the memory that a pool holds, as stretches that blocks tile. Assembled from copied facts, without a lock.
 //
-//   home   | block | free | piece of a view | run: slots | kept by a thread |   one stretch up to the piece, one after it
-//   view   | block, at the address that its user has |                          one stretch
+//   home   | block | free | piece of a view | run: slots | cached by a thread |   one stretch up to the piece, one after it
+//   view   | block, at the address that its user has |                            one stretch
 //
 
 #include <algorithm>
@@ -3190,8 +3189,8 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 #include <vector>
 
 // ---- tarn/pool/inspection/pool_facts.hpp
-// Pool facts: what a pool's books say at one moment, copied while every thread is kept out of its magazines and, for the
-// arena's, the hot lock is held.
+// A copy of a pool's records at one moment. Every thread is kept out of its magazines during the copy, and the hot lock is held
+// for the arena's part.
 
 #include <cstddef>
 #include <cstdint>
@@ -3209,8 +3208,8 @@ struct held_block {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   held_use use = held_use::cached;
-  stream_id stream = 0;       ///< 0: nobody's
-  std::size_t requested = 0;  ///< of an awaiting block: what the pool was asked for
+  stream_id stream = 0;       ///< 0 if unowned
+  std::size_t requested = 0;  ///< of an awaiting block: the bytes requested from the pool
 };
 
 struct held_piece {
@@ -3218,7 +3217,7 @@ struct held_piece {
   std::size_t bytes = 0;
 };
 
-/// Keeps every thread out of its cache. The growth lock is held; the hot lock is taken after this, never before.
+/// Keeps every thread out of its cache. The caller holds the growth lock; the hot lock is taken after this, never before.
 template <class Front>
 class stopped_threads {
  public:
@@ -3231,7 +3230,7 @@ class stopped_threads {
   Front& front_;
 };
 
-/// The facts, copied.
+/// The copied facts.
 struct pool_facts {
   struct used_view {
     std::uintptr_t address = 0;  ///< of the block, as its user has it
@@ -3249,12 +3248,12 @@ struct pool_facts {
   std::vector<held_piece> pieces;
   std::vector<held_memory> held;
   std::vector<held_block>
-      cached;  ///< that look live to the arena: in magazines, freed into another's run, in quarantine
+      cached;  ///< live to the arena: in magazines, freed into another domain's run, or in quarantine
   std::vector<held_block> awaiting;
   std::vector<growth_note> notes;
   std::size_t reserved = 0;
 
-  /// Copies them from a pool that shows its inside. @throws std::bad_alloc
+  /// Copies them from a pool. @throws std::bad_alloc
   template <class Heap, class Front, class Waiting>
   void copy(Heap& heap, Front& front, Waiting const& waiting) {
     heap.growth.for_each_held([&](held_memory const& h) { held.push_back(h); });
@@ -3272,7 +3271,7 @@ struct pool_facts {
       });
     }
     front.for_each([&](stream_cache const& mine) { copy_magazines(mine); });
-    // Room is made outside the hot lock, as often as others use it up meanwhile.
+    // Make room outside the hot lock, repeatedly if other threads use it up meanwhile.
     for (;;) {
       std::size_t const most_ranges = count(heap, [](arena const& space) { return space.ranges.size(); });
       std::size_t const most_runs = count(heap, [](arena const& space) { return space.runs.size(); });
@@ -3293,13 +3292,13 @@ struct pool_facts {
     }
   }
 
-  /// The stream that a live block was taken for; 0 where it was forgotten since.
+  /// The stream that a live block was taken for; 0 if it has been forgotten.
   template <class Taken>
   [[nodiscard]] stream_id stream_of(Taken const& taken) const noexcept {
     return taken.generation == generations[taken.domain] ? domains[taken.domain] : 0;
   }
 
-  /// A stream's identity as users know it: nobody's is 0.
+  /// A stream's identity as users know it: 0 if unowned.
   [[nodiscard]] static stream_id public_id(stream_id id) noexcept { return id == neutral_id ? 0 : id; }
 
  private:
@@ -3325,7 +3324,7 @@ struct pool_facts {
     }
   }
 
-  /// Under the hot lock; there is room for all but the pieces of views, which are few.
+  /// Under the hot lock; there is room for everything but the pieces of views, which are few.
   void copy_arena(arena& space) {
     for (range_ref r = 1; r < space.ranges.size(); ++r) {
       range const& node = space.ranges[r];
@@ -3358,18 +3357,18 @@ namespace tarn::detail {
 
 enum class stretch_kind : std::uint8_t { home, view, segment };
 
-/// Memory side by side, tiled by its blocks.
+/// Contiguous memory, tiled by its blocks.
 struct held_stretch {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   stretch_kind kind = stretch_kind::home;
   zone where = zone::small;
-  std::uint32_t handles = 0;  ///< that lie in it, wholly or in part
+  std::uint32_t handles = 0;  ///< number of handles that lie in it, wholly or in part
   std::vector<held_block> blocks;
-  std::vector<held_piece> pieces;  ///< of a view: where its bytes are at home
+  std::vector<held_piece> pieces;  ///< of a view: the home addresses of its bytes
 };
 
-/// Puts copied facts together. `done(held_stretch&&)` is called for each stretch, by address.
+/// Assembles copied facts into stretches, sorted by address.
 class pool_tiling {
  public:
   explicit pool_tiling(pool_facts& facts) : facts_(facts) {
@@ -3402,7 +3401,7 @@ class pool_tiling {
     return first.is_handle && next.is_handle && next.address == end && next.where == first.where;
   }
 
-  /// The ranges from `r` on that lie before `end`, cut where pieces of views are.
+  /// Adds the ranges from `r` on that lie before `end`, split at pieces of views.
   void add_home(std::vector<held_stretch>& all, std::size_t& r, held_memory const& memory,
                 std::uintptr_t end) {
     held_stretch s;
@@ -3436,7 +3435,7 @@ class pool_tiling {
     finish();
   }
 
-  /// What no range covers: the unaligned ends of a segment.
+  /// Adds what no range covers: the unaligned ends of a segment.
   static void fill(held_stretch& s, std::uintptr_t& at, std::uintptr_t end) {
     if (at >= end) return;
     s.blocks.push_back({at, end - at, held_use::cached, 0, 0});
@@ -3454,7 +3453,7 @@ class pool_tiling {
     s.blocks.push_back(taken(node.address, node.bytes, facts_.stream_of(node)));
   }
 
-  /// A run's blocks; those that are free side by side are one.
+  /// Adds a run's blocks; adjacent free ones are merged.
   void add_run(held_stretch& s, run const& r, std::size_t bytes) {
     std::size_t const step = class_bytes(r.size_class);
     stream_id const stream = facts_.stream_of(r);
@@ -3480,7 +3479,7 @@ class pool_tiling {
     add_free(r.address + slots * step, bytes - slots * step);
   }
 
-  /// What is live to the arena, as it truly is.
+  /// The actual use of a block that is live to the arena.
   [[nodiscard]] held_block taken(std::uintptr_t address, std::size_t bytes, stream_id stream) const {
     for (auto const* list : {&facts_.cached, &facts_.awaiting}) {
       auto const found =
@@ -3507,7 +3506,7 @@ class pool_tiling {
     return s;
   }
 
-  /// How many handles or segments lie in a stretch of home addresses, wholly or in part.
+  /// Number of handles or segments that lie in a stretch of home addresses, wholly or in part.
   [[nodiscard]] std::uint32_t handles_in(std::uintptr_t address, std::size_t bytes) const {
     auto const before = [](std::uintptr_t at, held_memory const& h) { return at < h.address; };
     auto const first = std::upper_bound(facts_.held.begin(), facts_.held.end(), address, before) - 1;
@@ -3519,20 +3518,20 @@ class pool_tiling {
   std::vector<std::uintptr_t> pieces_;
 };
 
-/// What a pool holds.
+/// The memory that a pool holds.
 struct pool_contents {
   std::vector<held_stretch> stretches;  ///< by address; their bytes sum to `reserved`
   std::vector<held_memory> held;        ///< handles and segments, by address
-  std::vector<growth_note> notes;       ///< where they are kept, the oldest first
+  std::vector<growth_note> notes;       ///< if they are recorded, the oldest first
   std::size_t reserved = 0;
 };
 
-/// Looks into a pool. Threads that come to it meanwhile wait: for the copying of 64 bytes a range and 80 a run, some
-/// milliseconds at 100,000 blocks. A block that another thread just takes from the arena for its magazine looks live.
+/// Inspects a pool. Threads that call it meanwhile wait while 64 bytes per range and 80 per run are copied, some milliseconds
+/// at 100,000 blocks. A block that another thread is just moving from the arena to its magazine appears live.
 /// @throws std::bad_alloc
 template <class Pool>
 [[nodiscard]] pool_contents contents_of(Pool& pool) {
-  std::vector<pool_facts> of_each;  // a layer that routes shows several pools, one after the other
+  std::vector<pool_facts> of_each;  // a layer that routes inspects several pools, one after another
   pool.inspect(
       [&](auto& heap, auto& front, auto& waiting) { of_each.emplace_back().copy(heap, front, waiting); });
   pool_contents contents;
@@ -3587,7 +3586,7 @@ namespace tarn::detail {
   return s;
 }
 
-/// The stream of most of a segment's bytes; of several the lowest.
+/// Returns the stream that holds most of a segment's bytes; on a tie the lowest.
 [[nodiscard]] inline stream_id stream_of(snapshot_segment const& s) {
   std::map<stream_id, std::size_t> bytes;
   for (snapshot_block const& b : s.blocks) bytes[b.stream] += b.bytes;
@@ -3601,7 +3600,7 @@ namespace tarn::detail {
           w.place,   w.time_ns};
 }
 
-/// Cuts one block of the pool where blocks that the layer has seen begin and end in it. There is at least one.
+/// Splits one block of the pool at the bounds of the layer's blocks inside it. There is at least one.
 inline void cut_block(snapshot_block const& whole, std::vector<watched_block>::const_iterator first,
                       std::vector<watched_block>::const_iterator last, std::vector<snapshot_block>& out) {
   std::uintptr_t at = whole.address;
@@ -3617,7 +3616,7 @@ inline void cut_block(snapshot_block const& whole, std::vector<watched_block>::c
   for (; first != last; ++first) {
     add_rest(first->address);
     std::uintptr_t const limit = std::next(first) != last ? std::next(first)->address : end;
-    // The pool's rounding is the truth where its block is live: what follows up to its end is nobody else's.
+    // A live block of the pool determines the rounding: the rest up to its end belongs to the last block.
     bool const takes_rest = whole.use == block_use::live && limit == end;
     snapshot_block seen = block_of(*first);
     seen.bytes =
@@ -3629,9 +3628,9 @@ inline void cut_block(snapshot_block const& whole, std::vector<watched_block>::c
   add_rest(end);
 }
 
-/// Gives the pool's blocks what the layer knows of them. `live` is sorted by address. What the layer has and the pool holds
-/// no memory for is left out; what the pool has handed out and the layer has not seen stays live, with 0 requested.
-/// @returns true where every block of the layer is live in the pool
+/// Adds the layer's data to the pool's blocks. `live` is sorted by address. Blocks of the layer for which the pool holds no
+/// memory are omitted; blocks that the pool has allocated and the layer has not seen stay live, with 0 requested.
+/// @returns true if every block of the layer is live in the pool
 inline bool lay_over(std::vector<snapshot_segment>& segments, std::vector<watched_block> const& live) {
   bool agreed = true;
   auto next = live.begin();
@@ -3659,7 +3658,7 @@ inline bool lay_over(std::vector<snapshot_segment>& segments, std::vector<watche
   return agreed && next == live.end();
 }
 
-/// What blocks that await another stream were, as far as the history tells.
+/// Adds tags and places to blocks that await another stream, as far as the history contains them.
 inline void name_awaiting(std::vector<snapshot_segment>& segments, std::vector<watched_event> const& events) {
   std::unordered_map<std::uintptr_t, snapshot_block*> waiting;
   for (snapshot_segment& s : segments) {
@@ -3679,10 +3678,10 @@ inline void name_awaiting(std::vector<snapshot_segment>& segments, std::vector<w
   }
 }
 
-/// What the pool took and gave back, by time. What it holds and no note tells of is taken at time 0, as is what a note says
-/// was given back and none says was taken: at each moment the sum is what was reserved then, from the first note on.
-/// @param now    the notes' clock now
-/// @param now_ns the snapshot's
+/// Returns what the pool reserved and released, by time. Memory that it holds without a recorded reserve, or released without
+/// one, is reported as reserved at time 0: at each moment from the first record on, the sum is what was reserved then.
+/// @param now    the current time of the records' clock
+/// @param now_ns the current time of the snapshot
 [[nodiscard]] inline std::vector<snapshot_event> growth_events(pool_contents const& contents,
                                                                std::uint64_t now, std::uint64_t now_ns) {
   std::unordered_map<std::uintptr_t, std::size_t> held;
@@ -3725,7 +3724,7 @@ inline void name_awaiting(std::vector<snapshot_segment>& segments, std::vector<w
   return {kind, w.address, bytes, w.requested, w.stream, w.tag, w.place, w.time_ns};
 }
 
-/// One history: the calls in their order, what the pool took and gave back between them by time.
+/// Merges the two histories: calls in their order, the pool's reserves and releases between them by time.
 [[nodiscard]] inline std::vector<snapshot_event> one_history(std::vector<watched_event> const& calls,
                                                              std::vector<snapshot_event> const& growth) {
   std::vector<snapshot_event> events;
@@ -3745,7 +3744,7 @@ namespace tarn {
 
 namespace detail {
 
-/// Takes whatever a pool shows.
+/// Accepts any parts that a pool passes for inspection.
 struct any_look {
   template <class... Parts>
   void operator()(Parts&...) const noexcept {}
@@ -3760,7 +3759,7 @@ inline constexpr auto ask_contents = [](auto& layer) -> decltype(layer.inspect(a
 };
 inline constexpr auto ask_pool_state = [](auto& layer) -> decltype(layer.state()) { return layer.state(); };
 
-/// Where there is no pool each block is a segment of its own, and comes and goes with it.
+/// Without a pool, each block is a segment of its own, which begins and ends with it.
 inline void stand_alone(snapshot& s, watch_record const& record) {
   for (watched_block const& w : record.live) {
     snapshot_segment segment;
@@ -3780,9 +3779,9 @@ inline void stand_alone(snapshot& s, watch_record const& record) {
 
 }  // namespace detail
 
-/// Lets the pool keep the latest `most` changes of what it holds from the driver, 32 bytes each, so that snapshots show
-/// reserved bytes over time; 0 ends it. Without it they show what is held at the end as held from the start.
-/// Costs some 30 ns beside the driver calls that make and give back a handle. @throws std::bad_alloc, nothing has changed
+/// Makes the pool record the latest `most` changes of what it holds from the driver, 32 bytes each, so that snapshots show
+/// reserved bytes over time; 0 disables it. Without it, what is held at the end appears as held from the start. Costs some 30
+/// ns per driver call that creates or releases a handle. @throws std::bad_alloc, nothing has changed
 template <class Resource>
 void remember_growth(Resource memory, std::size_t most = 65536) {
   auto const ask = [&](auto& layer) -> decltype(layer.note_growth(most, detail::steady_now_ns)) {
@@ -3792,17 +3791,17 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
   nearest(memory, ask);
 }
 
-/// What `memory` holds at this moment: the nearest pool's segments and blocks; tags, places, requested bytes and history of
-/// the nearest watched layer. Either suffices. Without a watched layer blocks are live with 0 requested, and there is no
-/// history but that of remember_growth(); without a pool each live block is a segment.
+/// Returns what `memory` holds now: segments and blocks of the nearest pool; tags, places, requested bytes and history of the
+/// nearest watched layer. Either suffices. Without a watched layer, blocks are live with 0 requested, and the only history is
+/// that of remember_growth(); without a pool, each live block is a segment.
 ///
-/// Blocks always tile their segments, and segments sum to `pool.reserved`. The live blocks that have requested bytes are
-/// those of the layer's record; where other threads go on meanwhile, the record and the pool are taken again up to three
-/// times, and then a block that the layer has and the pool has given back to the driver is left out. Live blocks with 0
-/// requested are such as the layer did not see: allocated past it, or just on their way through it.
+/// Blocks always tile their segments, and segments add up to `pool.reserved`. The live blocks with requested bytes are those of
+/// the layer's record. If other threads continue meanwhile, the record and the pool are read again up to three times; after
+/// that, a block in the layer's record that the pool has already released to the driver is omitted. Live blocks with 0
+/// requested were not seen by the layer: allocated bypassing it, or still inside a call.
 ///
-/// Safe from any thread; threads that come to the pool meanwhile wait, some milliseconds at 100,000 blocks.
-/// Host cost O(ranges + history). @throws std::bad_alloc
+/// Thread-safe; threads that enter the pool meanwhile wait, some milliseconds at 100,000 blocks. Host cost O(ranges + history).
+/// @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] snapshot take_snapshot(Resource memory, std::string title = "tarn") {
   constexpr bool has_record = reachable<Resource, decltype(detail::ask_record)>;
@@ -3822,7 +3821,7 @@ template <class Resource>
     if constexpr (has_pool) {
       s.pool = nearest(memory, detail::ask_pool_state);
       detail::pool_contents const contents = nearest(memory, detail::ask_contents);
-      // The notes' clock when the record was copied; what came after it is told as of then.
+      // The time of the records' clock when the record was copied; later changes are reported as of this time.
       std::uint64_t const now =
           record.steady_ns != 0 ? record.steady_ns + record.now_ns : detail::steady_now_ns();
       s.segments.clear();
@@ -3861,7 +3860,7 @@ namespace detail {
 
 using snapshot_writer = void (*)(std::ostream&, snapshot const&);
 
-/// @throws std::invalid_argument  no format of that name
+/// @throws std::invalid_argument  the extension is unknown
 [[nodiscard]] inline snapshot_writer writer_for(std::string_view path) {
   if (path.ends_with(".pickle") || path.ends_with(".pkl")) return write_pickle;
   if (path.ends_with(".trace.json"))
@@ -3875,11 +3874,11 @@ using snapshot_writer = void (*)(std::ostream&, snapshot const&);
 
 }  // namespace detail
 
-/// Writes a snapshot to a file, whose extension is the format: `.pickle` or `.pkl` for PyTorch's memory_viz, `.trace.json` for
-/// Perfetto and Chrome, `.json` for programs of one's own. A file that is there is replaced.
-/// @throws std::invalid_argument  another extension; nothing was touched
-/// @throws std::system_error      the file cannot be made, or not written to its end; then it is removed
-/// @throws std::bad_alloc         likewise removed
+/// Writes a snapshot to a file in the format of its extension: `.pickle` or `.pkl` for PyTorch's memory_viz, `.trace.json` for
+/// Perfetto and Chrome, `.json` for other programs. An existing file is replaced.
+/// @throws std::invalid_argument  another extension; nothing was changed
+/// @throws std::system_error      the file cannot be created or not completely written; then it is removed
+/// @throws std::bad_alloc         the file is removed, too
 inline void save_snapshot(snapshot const& s, std::string const& path) {
   auto const write = detail::writer_for(path);
   errno = 0;
@@ -3903,17 +3902,17 @@ inline void save_snapshot(snapshot const& s, std::string const& path) {
   }
 }
 
-/// take_snapshot() of `memory`, written by save_snapshot().
+/// Saves take_snapshot() of `memory` by save_snapshot().
 template <has_driver Resource>
 void save_snapshot(Resource memory, std::string const& path) {
-  (void)detail::writer_for(path);  // a wrong name is told before anybody is made to wait
+  (void)detail::writer_for(path);  // report a wrong name before the snapshot blocks other threads
   save_snapshot(take_snapshot(memory), path);
 }
 
 }  // namespace tarn
 // ---- tarn/report/timeline_html.hpp
-// A snapshot as one HTML file that needs nothing else: live and reserved bytes over time with the peak and what made it
-// up, a map of the addresses, tables. It loads nothing from anywhere; its own policy (CSP) forbids it to.
+// A snapshot as one self-contained HTML file: live and reserved bytes over time, the peak and its composition, a map of the
+// addresses, tables. It loads nothing; its content security policy (CSP) forbids it.
 
 #include <cstdint>
 #include <ostream>
@@ -3921,15 +3920,15 @@ void save_snapshot(Resource memory, std::string const& path) {
 #include <string_view>
 
 // ---- tarn/report/html_data.hpp
-// A snapshot's events and blocks as the numbers that the page reads (timeline_data.hpp has the reader).
+// html_data: the events and blocks of a snapshot as numbers for the HTML page (the reader is in timeline_model.hpp).
 //
-//   shapes   what repeats from block to block, each once: bytes, requested, stream, tag, place
-//   events   a head, what << 3 | code, then: of an allocation (what: its shape) the step of the address and of the
-//            time; of the free of an allocation that is listed (what: how many events before) the step of the time
-//   blocks   of a segment: step of the address, bytes, kind, handles, stream, blocks; of each block a head,
-//            shape << 3 | gap << 2 | use, where there is a gap before it the step over that, and the step of the time
+//   shapes   combinations shared by many blocks, each written once: bytes, requested, stream, tag, place
+//   events   a head, what << 3 | code, then: for an allocation (what: its shape) the address and time differences; for the free
+//            of a listed allocation (what: the number of events since) the time difference
+//   blocks   per segment: address difference, bytes, kind, handles, stream, number of blocks; per block a head,
+//            shape << 3 | gap << 2 | use, the size of the gap before it, if any, and the time difference
 //
-// Addresses are counted from the lowest, in units of what all are aligned to; 0 is none.
+// Addresses are relative to the lowest one, in units of their common alignment; 0 means none.
 
 #include <algorithm>
 #include <bit>
@@ -3941,8 +3940,8 @@ void save_snapshot(Resource memory, std::string const& path) {
 #include <vector>
 
 // ---- tarn/report/html_numbers.hpp
-// Numbers as a page carries them: bytes of seven bits each, least first, the top bit saying that more follow (LEB128);
-// the bytes in base64, whose letters are plain text to HTML. An event takes 4 to 8 characters where JSON takes 100.
+// Encodes numbers for the page: LEB128 (seven bits per byte, low bits first, the top bit set if more bytes follow) in base64,
+// which is plain text in HTML. An event takes 4 to 8 characters; as JSON it would take 100.
 
 #include <cstddef>
 #include <cstdint>
@@ -3951,7 +3950,7 @@ void save_snapshot(Resource memory, std::string const& path) {
 
 namespace tarn::detail {
 
-/// Writes numbers to a stream as they come; keeps 4 KiB. Call finish() last.
+/// Writes numbers to a stream incrementally with a 4 KiB buffer. Call finish() last.
 class html_numbers {
  public:
   explicit html_numbers(std::ostream& out) noexcept : out_(out) {}
@@ -3962,7 +3961,7 @@ class html_numbers {
     for (; number > 127; number >>= 7U) add_byte(static_cast<std::uint8_t>(number | 128U));
     add_byte(static_cast<std::uint8_t>(number));
   }
-  /// The way from one number to another, either direction: small where they are near (zigzag).
+  /// Writes the signed difference of two numbers in zigzag encoding: small if they are close.
   void add_step(std::uint64_t from, std::uint64_t to) {
     add(to >= from ? (to - from) << 1U : ((from - to) << 1U) - 1);
   }
@@ -4004,7 +4003,7 @@ class html_numbers {
 
 namespace tarn::detail {
 
-/// What many blocks have in common.
+/// The properties that many blocks have in common.
 struct html_shape {
   std::uint64_t bytes = 0;
   std::uint64_t requested = 0;
@@ -4026,7 +4025,7 @@ struct html_shape_hash {
   }
 };
 
-/// Writes the parts of one snapshot, events and blocks first: they find the shapes and streams.
+/// Writes the parts of one snapshot. Write events and blocks first: they collect the shapes and streams.
 class html_data {
  public:
   explicit html_data(snapshot const& of) : of_(of) {
@@ -4037,12 +4036,12 @@ class html_data {
     shift_ = bits == 0 ? 0 : static_cast<unsigned>(std::countr_zero(bits));
   }
 
-  /// How an event is told in its head, three bits.
+  /// The kind of an event in its head, three bits.
   enum class code : std::uint8_t { allocate, free, free_elsewhere, free_unlisted, refused, reserve, release };
 
   void write_events(std::ostream& out) {
     html_numbers numbers(out);
-    std::unordered_map<std::uintptr_t, std::size_t> live;  // address to the event that allocated it
+    std::unordered_map<std::uintptr_t, std::size_t> live;  // address to index of the allocating event
     std::uint64_t address = 0;
     std::uint64_t time = 0;
     for (std::size_t i = 0; i < of_.events.size(); ++i) {
@@ -4143,7 +4142,7 @@ class html_data {
   }
   std::uint32_t shape_index(std::uint64_t bytes, std::uint64_t requested, stream_id stream, std::uint32_t tag,
                             std::uint32_t place) {
-    // An index that names nothing must not make the page fail: it is the one for "not known".
+    // An out-of-range index must not break the page: it becomes 0, "unknown".
     html_shape const shape{bytes, requested, stream_index(stream), tag < of_.tags.size() ? tag : 0,
                            place < of_.places.size() ? place : 0};
     auto const [at, added] = shape_at_.try_emplace(shape, static_cast<std::uint32_t>(shapes_.size()));
@@ -4162,7 +4161,7 @@ class html_data {
 
 }  // namespace tarn::detail
 // ---- tarn/report/script_text.hpp
-// Text of unknown origin (tags, files, titles) written into a page so that it stays text.
+// Escapes untrusted text (tags, files, titles) for a page, so that it stays text.
 
 #include <cstddef>
 #include <string>
@@ -4170,8 +4169,8 @@ class html_data {
 
 namespace tarn::detail {
 
-/// Appends a JSON string, quotes included, that may stand inside a script element: `<`, `>` and `&` are escaped, so
-/// that no text can end the element or begin a comment. What is no UTF-8 becomes U+FFFD. @throws std::bad_alloc
+/// Appends a JSON string, including quotes, that is safe inside a script element: `<`, `>` and `&` are escaped, so that no text
+/// can end the element or begin a comment. Invalid UTF-8 becomes U+FFFD. @throws std::bad_alloc
 inline void add_script_string(std::string& to, std::string_view text) {
   constexpr char digits[] = "0123456789abcdef";
   to += '"';
@@ -4198,7 +4197,7 @@ inline void add_script_string(std::string& to, std::string_view text) {
   to += '"';
 }
 
-/// Appends text for an HTML element that holds text only, as a title. @throws std::bad_alloc
+/// Appends text for an HTML element that contains only text, such as a title. @throws std::bad_alloc
 inline void add_html_text(std::string& to, std::string_view text) {
   for (; !text.empty(); text.remove_prefix(utf8_length(text) == 0 ? 1 : utf8_length(text))) {
     char const first = text.front();
@@ -4219,7 +4218,7 @@ inline void add_html_text(std::string& to, std::string_view text) {
 
 }  // namespace tarn::detail
 // ---- tarn/report/timeline_chart.hpp
-// The page's timeline, drawn: curves, axes, the peak. However many events a column of pixels has, it shows their most.
+// Script of the page that draws the timeline: curves, axes, the peak. A column of pixels shows the maximum of its events.
 
 namespace tarn::detail {
 
@@ -4527,7 +4526,7 @@ const redrawChart = afterFrame(drawChart);
 
 }  // namespace tarn::detail
 // ---- tarn/report/timeline_input.hpp
-// The page's timeline, used: zoom and pan by wheel, drag and keyboard, what the pointer is on, the switches.
+// Script of the page that handles input: zoom and pan by wheel, drag and keyboard, the item under the pointer, the switches.
 
 namespace tarn::detail {
 
@@ -4766,8 +4765,8 @@ byId('to-peak').addEventListener('click', () => pickMoment(model.peak));
 
 }  // namespace tarn::detail
 // ---- tarn/report/timeline_map.hpp
-// The page's map of the addresses: all segments one after another, broken into rows of equal bytes as text is into
-// lines; each block as long as its bytes. Only rows in sight are drawn.
+// Script of the page that draws the address map: all segments in sequence, wrapped into rows of equal bytes, as text is into
+// lines. The length of a block is proportional to its bytes. Only visible rows are drawn.
 
 namespace tarn::detail {
 
@@ -5038,7 +5037,7 @@ switches(['color-use', 'color-size', 'color-stream', 'color-tag'], (id) => {
 
 }  // namespace tarn::detail
 // ---- tarn/report/timeline_model.hpp
-// The page's model: reads the numbers that html_data wrote, makes the curves, and answers what was live when.
+// Script of the page that holds the model: reads the numbers of html_data, computes the curves, and finds what was live when.
 
 namespace tarn::detail {
 
@@ -5319,7 +5318,7 @@ class Extremes {
 
 }  // namespace tarn::detail
 // ---- tarn/report/timeline_moment.hpp
-// What was live at the moment that was chosen, the peak at first: by tag, by place, and the largest blocks.
+// Script of the page that shows what was live at the selected moment, initially the peak: by tag, by place, the largest blocks.
 
 namespace tarn::detail {
 
@@ -5397,7 +5396,7 @@ const placeTitle = (place) =>
 
 }  // namespace tarn::detail
 // ---- tarn/report/timeline_page.hpp
-// The page's elements: what is there before the script fills it. The policy in its head forbids every load.
+// The static HTML elements of the page, which the script fills. The policy in its head forbids every load.
 
 namespace tarn::detail {
 
@@ -5547,7 +5546,7 @@ inline constexpr char html_body[] = R"html(</head>
 
 }  // namespace tarn::detail
 // ---- tarn/report/timeline_start.hpp
-// The page's start: the numbers on top, light and dark, and the first drawing of everything.
+// Script of the page that starts it: the figures at the top, light and dark theme, and the first drawing.
 
 namespace tarn::detail {
 
@@ -5668,11 +5667,11 @@ document.documentElement.dataset.ready = performance.now().toFixed(0);
 
 }  // namespace tarn::detail
 // ---- tarn/report/timeline_style.hpp
-// The page's style: light and dark by the system or by choice, one type scale, what the keyboard is on always visible.
+// Style sheet of the page: light and dark by system setting or choice, one type scale, the keyboard focus always visible.
 
 namespace tarn::detail {
 
-/// The dark colours: for a system that is dark, unless light is chosen, and where dark is chosen.
+/// The dark colours: used if the system is dark and light is not chosen, or if dark is chosen.
 inline constexpr char html_dark[] = R"css(
   color-scheme: dark;
   --page: #101214; --surface: #191c20; --ink: #eceff2; --soft: #a2abb5; --line: #2a2f35; --edge: #363c43;
@@ -5829,7 +5828,7 @@ th.number .arrow { order: -1; }
 
 }  // namespace tarn::detail
 // ---- tarn/report/timeline_tables.hpp
-// The page's tables, sorted by any column and filtered by text.
+// Script of the page that shows the tables, sortable by any column and filtered by text.
 
 namespace tarn::detail {
 
@@ -6004,7 +6003,7 @@ tabs.forEach((tab, i) => {
 
 }  // namespace tarn::detail
 // ---- tarn/report/timeline_words.hpp
-// The page's words: bytes, times, addresses and names as people read them; its colours, and which tag has which.
+// Script of the page that formats bytes, times, addresses and names, and assigns colours to tags.
 
 namespace tarn::detail {
 
@@ -6129,7 +6128,7 @@ const slotColor = (slot) => slot < palette ? colors.series[slot] : colors.other;
 
 namespace tarn {
 
-/// What the times of a snapshot count.
+/// The unit of the times in a snapshot.
 enum class time_axis : std::uint8_t {
   nanoseconds,  ///< as a watched pool records them
   calls         ///< the number of the call, as in a replayed trace
@@ -6141,7 +6140,7 @@ struct timeline_html_options {
 
 namespace detail {
 
-/// All that is not columns of numbers, as JSON.
+/// Returns everything except the columns of numbers, as JSON.
 [[nodiscard]] inline std::string html_info(snapshot const& s, html_data const& data, time_axis time) {
   std::string json = "{\"format\":1";
   auto const number = [&](char const* name, std::uint64_t value) {
@@ -6164,7 +6163,7 @@ namespace detail {
   text("title", s.title);
   text("device", std::to_string(s.device));
   text("clock", time == time_axis::calls ? "calls" : "time");
-  // Addresses and identities of streams may need more than the 53 bits that a script's number holds: they are text.
+  // Addresses and stream identities may need more than the 53 bits of a JavaScript number, so they are text.
   text("base", std::to_string(data.base()));
   text("nullStream", std::to_string(s.null_stream));
   number("shift", data.shift());
@@ -6231,12 +6230,12 @@ namespace detail {
 
 }  // namespace detail
 
-/// Writes a page that a browser opens from a file, without a network: some 80 KB, and 4 to 11 bytes an event.
-/// The curves go through what is live at `now_ns`: events before it are undone from there, later ones follow it.
-/// @param out  whose state tells whether all was written: look at it afterwards
-/// @throws std::bad_alloc, and what `out` throws where it is told to; part of the page has then been written
-/// Looks at `s` only. O(events + blocks), 1,000,000 events in some 0.6 s; beside the snapshot it holds a few words for
-/// each block that is live at a time and each distinct (bytes, requested, stream, tag, place).
+/// Writes a page that a browser opens from a file, without a network: some 80 KB, and 4 to 11 bytes per event. The curves pass
+/// through what is live at `now_ns`: earlier events are undone from there, later ones applied.
+/// @param out  its state shows whether everything was written: check it afterwards
+/// @throws std::bad_alloc, and what `out` throws if its exceptions are enabled; part of the page has then been written
+/// Only reads `s`. O(events + blocks), 1,000,000 events in some 0.6 s; besides the snapshot it uses a few words for each block
+/// that is live at a time and each distinct (bytes, requested, stream, tag, place).
 inline void write_timeline_html(std::ostream& out, snapshot const& s, timeline_html_options options = {}) {
   std::string head = detail::html_head;
   detail::add_html_text(head, s.title);

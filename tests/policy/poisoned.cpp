@@ -3,6 +3,7 @@
 
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
+#include "tarn/driver/fault.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/source/host_memory.hpp"
 #include "tarn/source/sim_sources.hpp"
@@ -66,4 +67,21 @@ TEST_CASE("what another stream still uses is not poisoned under it", "[policy][p
   void* const q = memory.allocate(stream, 100);  // once only
   memory.deallocate(stream, q, 100);
   CHECK(holds(memory, stream, q, pattern::freed, 100));
+}
+
+TEST_CASE("poisoned forgets a use that the pool refused to record, and a null pointer",
+          "[policy][poisoned]") {
+  sim_machine const machine;
+  fault_plan const plan;
+  faulty<sim_driver> const driver(machine.driver(), plan);
+  test_stream const stream(machine.driver());
+  auto memory = basic_pages<faulty<sim_driver>>(driver) | pooled{} | poisoned{};
+  auto* const p = static_cast<unsigned char*>(memory.allocate(stream, 100));
+  stream_ref const unidentified = stream_ref::from(stream_ref(stream).handle());
+  plan.fail(driver_call::identify, 1, fault{});
+  CHECK_THROWS_AS(memory.record_use(p, 100, unidentified), cuda_error);
+  CHECK_NOTHROW(memory.record_use(nullptr, 0, stream));
+  memory.deallocate(stream, p, 100);
+  REQUIRE(machine.driver().synchronize_stream(stream).ok());
+  CHECK(p[0] == pattern::freed);
 }

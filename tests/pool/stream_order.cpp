@@ -29,7 +29,9 @@ stream_ref per_thread(std::uint64_t n) {
 template <class Pool>
 std::size_t places_of(Pool& pool) {
   std::size_t places = 0;
-  pool->inspect([&](auto& ladder, auto&, auto&, auto&) { places = ladder.space.streams.size(); });
+  pool->inspect([&](auto& heap, auto&, auto&) {
+    places = heap.space(tarn::detail::hot_lock(heap.hot)).streams.size();
+  });
   return places;
 }
 
@@ -135,7 +137,9 @@ TEST_CASE("streams in use keep their domains, however many they are", "[pool][st
   std::size_t in_use = 0;
   for (int i = 0; i < 10; ++i) {
     round();
-    memory->inspect([&](auto& ladder, auto&, auto&, auto&) { in_use = ladder.space.streams.in_use(); });
+    memory->inspect([&](auto& heap, auto&, auto&) {
+      in_use = heap.space(tarn::detail::hot_lock(heap.hot)).streams.in_use();
+    });
     CHECK(in_use == streams.size());
   }
 }

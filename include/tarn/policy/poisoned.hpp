@@ -84,13 +84,22 @@ class poisoned_layer {
 
   /// Such a block is not poisoned when it is freed: the other stream may still use it. @throws std::bad_alloc
   void record_use(void* p, std::size_t bytes, stream_ref stream) requires detail::takes_uses<Upstream> {
-    {
+    bool added = false;
+    if (p != nullptr) {
       std::lock_guard const guard(mutex_);
-      used_elsewhere_.make_room(1);
-      used_elsewhere_.insert(reinterpret_cast<std::uintptr_t>(p), true);
+      added = !used_elsewhere_.find(reinterpret_cast<std::uintptr_t>(p));
+      if (added) {
+        used_elsewhere_.make_room(1);
+        used_elsewhere_.insert(reinterpret_cast<std::uintptr_t>(p), true);
+      }
       count_.store(used_elsewhere_.size(), std::memory_order_relaxed);
     }
-    nearest(upstream_, detail::record_use_call{p, bytes, stream});
+    try {
+      nearest(upstream_, detail::record_use_call{p, bytes, stream});
+    } catch (...) {
+      if (added) (void)is_used_elsewhere(p);
+      throw;
+    }
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
