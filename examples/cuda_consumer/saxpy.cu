@@ -23,7 +23,8 @@ int main() {
     y.copy_from(host);
     saxpy<<<(n + 255) / 256, 256, 0, stream>>>(n, 3.0F, x.data(), y.data());
     y.copy_to_sync(host);
-    std::printf("y[0] = %g, %zu bytes allocated\n", static_cast<double>(host[0]), tarn::memory_allocated(pool));
+    std::printf("y[0] = %g, %zu bytes allocated\n", static_cast<double>(host[0]),
+                tarn::memory_allocated(pool));
     return host[0] == 8.0F && host[n - 1] == 8.0F ? 0 : 1;
   } catch (tarn::out_of_memory const& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -15,8 +15,7 @@ namespace tarn::detail {
 
 /// A stack of blocks of one class. It has no array until the first block is put in.
 struct magazine {
-  void** blocks =
-      nullptr;  ///< blocks[-1] is null, so that newest() needs no check for an empty magazine
+  void** blocks = nullptr;  ///< blocks[-1] is null, so that newest() needs no check for an empty magazine
   std::uint32_t count = 0;
   std::uint32_t capacity = 0;
 
