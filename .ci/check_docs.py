@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles every ```cpp block of the Markdown files. A block with a main() is a program; any other is the body of a
-function in which `pool`, `stream`, `n` and a simulated device stand ready. Blocks marked ```cpp cuda need nvcc."""
+"""Compiles every ```cpp block of the Markdown files. A block with a main() is a program: it is run on the simulated device, and
+must print the block without a language that follows it. With nvcc it is compiled as CUDA, too. Any other block is the body of a
+function with `n`, `stream` and `device`. Blocks marked ```cpp cuda need nvcc."""
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 
 root = pathlib.Path(__file__).resolve().parent.parent
 prelude = """#include <tarn/tarn.hpp>
@@ -19,27 +21,58 @@ prelude = """#include <tarn/tarn.hpp>
 #include <vector>
 using namespace tarn::literals;
 """
-body = """namespace tarn { using device_pool = sim_pool; using cuda_pages = sim_pages; using pinned_host = sim_pinned_host; }
+simulated = """#include <tarn/sim.hpp>
+#include <tarn/tarn.hpp>
+namespace tarn { using device_pool = sim_pool; using cuda_pages = sim_pages; using pinned_host = sim_pinned_host; using stream = basic_stream<sim_driver>; }
+"""
+body = simulated + """
 [[maybe_unused]] static void block([[maybe_unused]] std::size_t n, [[maybe_unused]] tarn::stream_ref stream, [[maybe_unused]] tarn::device_id device) {
 """
+host = [os.environ.get("CXX", "g++"), "-std=c++20", "-DTARN_NO_CUDA", "-DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP",
+        "-I", str(root / "include")]
+nvcc = shutil.which("nvcc")
+
+
+def run(command, source=None):
+    return subprocess.run(command, input=source, text=True, capture_output=True)
+
+
+def as_cuda(source):
+    return run([nvcc, "-std=c++20", "-x", "cu", "-I", str(root / "include"), "-c", "-o", "/dev/null", "-"], source)
+
+
+def program(code, output):
+    """What is wrong with a program: compiled and run on the simulated device, and compiled as CUDA. None if nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = run([*host, "-x", "c++", "-", "-o", f"{folder}/program", "-pthread", "-ldl"], simulated + code)
+        if made.returncode:
+            return "this does not compile:\n" + made.stderr[:2000]
+        ran = run([f"{folder}/program"])
+        if ran.returncode or ran.stdout != output:
+            return f"this printed, with status {ran.returncode}:\n{ran.stdout}{ran.stderr}instead of:\n{output}"
+    if nvcc and (compiled := as_cuda(code)).returncode:
+        return "this does not compile as CUDA:\n" + compiled.stderr[:2000]
+    return None
+
+
 bad = count = 0
-for page in sorted([root / "README.md", *root.glob("*/README.md")]):
-    for tag, code in re.findall(r"^```cpp *(\w*)\n(.*?)^```", page.read_text(), re.M | re.S):
+block = re.compile(r"^```cpp *(\w*)\n(.*?)^```\n(?:\n```\n(.*?)^```$)?", re.M | re.S)
+for page in sorted([*root.glob("*.md"), *root.glob("*/README.md")]):
+    for tag, code, output in block.findall(page.read_text()):
         count += 1
-        whole = "int main" in code
-        flags = ["-std=c++20", "-fsyntax-only", "-I", str(root / "include"), "-x", "c++", "-"]
-        compiler = [os.environ.get("CXX", "g++"), "-DTARN_NO_CUDA", "-DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP"]
-        if tag == "cuda":
-            if not shutil.which("nvcc"):
+        if "int main" in code:
+            wrong = program(code, output)
+        elif tag == "cuda":
+            if not nvcc:
                 print(f"{page.name}: skipped a block that needs nvcc")
                 continue
-            source = code if whole else prelude.replace("#include <tarn/sim.hpp>\n", "") + "void block(std::size_t n, cudaStream_t stream) {\n" + code + "}\n"
-            run = subprocess.run(["nvcc", "-std=c++20", "-x", "cu", "-I", str(root / "include"), "-c", "-o", "/dev/null", "-"], input=source, text=True, capture_output=True)
+            done = as_cuda(prelude.replace("#include <tarn/sim.hpp>\n", "") + "void block(std::size_t n, cudaStream_t stream) {\n" + code + "}\n")
+            wrong = done.stderr[:2000] if done.returncode else None
         else:
-            source = code if whole else prelude + body + code + "}\n"
-            run = subprocess.run([*compiler, *flags], input=source, text=True, capture_output=True)
-        if run.returncode:
+            done = run([*host, "-fsyntax-only", "-x", "c++", "-"], prelude + body + code + "}\n")
+            wrong = done.stderr[:2000] if done.returncode else None
+        if wrong:
             bad += 1
-            print(f"{page.relative_to(root)}: this does not compile:\n{code}\n{run.stderr[:2000]}")
-print(f"{count - bad} of {count} blocks compile")
+            print(f"{page.relative_to(root)}: {wrong}\n{code}")
+print(f"{count - bad} of {count} blocks compile, and programs print what the page says")
 sys.exit(bool(bad))
