@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles every ```cpp block of the Markdown files. A block with a main() is a program: it is run on the simulated device, and
 must print the block without a language that follows it. With nvcc it is compiled as CUDA, too. Any other block is the body of a
-function with `n`, `stream` and `device`. Blocks marked ```cpp cuda need nvcc."""
+function with `n`, `stream`, `device` and `pool`; one that is followed by output is run. Blocks marked ```cpp cuda need nvcc."""
 import os
 import pathlib
 import re
@@ -15,6 +15,8 @@ root = pathlib.Path(__file__).resolve().parent.parent
 prelude = """#include <tarn/tarn.hpp>
 #include <tarn/sim.hpp>
 #include <tarn/thrust.hpp>
+#include <tarn/moving.hpp>
+#include <tarn/watching.hpp>
 #include <thrust/device_vector.h>
 #include <thrust/sort.h>
 #include <iostream>
@@ -26,7 +28,7 @@ simulated = """#include <tarn/sim.hpp>
 namespace tarn { using device_pool = sim_pool; using cuda_pages = sim_pages; using pinned_host = sim_pinned_host; using stream = basic_stream<sim_driver>; }
 """
 body = simulated + """
-[[maybe_unused]] static void block([[maybe_unused]] std::size_t n, [[maybe_unused]] tarn::stream_ref stream, [[maybe_unused]] tarn::device_id device) {
+[[maybe_unused]] static void block([[maybe_unused]] std::size_t n, [[maybe_unused]] tarn::stream_ref stream, [[maybe_unused]] tarn::device_id device, [[maybe_unused]] tarn::device_pool pool) {
 """
 host = [os.environ.get("CXX", "g++"), "-std=c++20", "-DTARN_NO_CUDA", "-DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP",
         "-I", str(root / "include")]
@@ -50,11 +52,17 @@ def program(code, output):
         ran = run([f"{folder}/program"])
         if ran.returncode or ran.stdout != output:
             return f"this printed, with status {ran.returncode}:\n{ran.stdout}{ran.stderr}instead of:\n{output}"
-    if nvcc and (compiled := as_cuda(code)).returncode:
+    if nvcc and "sim_" not in code and (compiled := as_cuda(code.replace("#include <tarn/sim.hpp>\n", ""))).returncode:
         return "this does not compile as CUDA:\n" + compiled.stderr[:2000]
     return None
 
 
+ready = """#include <cstdio>
+int main() {
+  [[maybe_unused]] std::size_t n = 1 << 20;
+  tarn::device_pool pool;
+  tarn::stream stream;
+"""
 bad = count = 0
 block = re.compile(r"^```cpp *(\w*)\n(.*?)^```\n(?:\n```\n(.*?)^```$)?", re.M | re.S)
 for page in sorted([*root.glob("*.md"), *root.glob("*/README.md")]):
@@ -62,6 +70,8 @@ for page in sorted([*root.glob("*.md"), *root.glob("*/README.md")]):
         count += 1
         if "int main" in code:
             wrong = program(code, output)
+        elif output:
+            wrong = program(prelude + ready + code + "}\n", output)
         elif tag == "cuda":
             if not nvcc:
                 print(f"{page.name}: skipped a block that needs nvcc")
