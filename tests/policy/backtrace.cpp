@@ -12,14 +12,14 @@ using namespace tarn;
 #if TARN_HAS_BACKTRACE
 #include <search.h>
 
-TEST_CASE("a stack goes from the allocation outwards, through other libraries, with their names",
+TEST_CASE("backtrace_stacks names the frames from the allocation outwards, through other libraries",
           "[policy][backtrace]") {
   static void* allocated = nullptr;
   static auto memory = host_memory{} | watched{.stacks = backtrace_stacks()};
   int const number = 1;
   std::size_t count = 1;
-  // Called back from the C library, whose functions have names. Sanitizers do not replace lfind(); they do replace qsort()
-  // and bsearch(), and g++'s libasan keeps no name for its own.
+  // Called back from the C library, whose functions have names. Sanitizers do not replace lfind(). They replace qsort() and
+  // bsearch(), and the replacements in g++'s libasan have no names.
   (void)::lfind(&number, &number, &count, sizeof number, [](void const*, void const*) {
     if (allocated == nullptr) allocated = memory.allocate({}, 100);
     return 0;
@@ -30,7 +30,7 @@ TEST_CASE("a stack goes from the allocation outwards, through other libraries, w
   CHECK(frames.size() <= stack_depth + 1);
   std::size_t library = 0;
   std::size_t ours = 0;
-  for (std::size_t i = 1; i < frames.size(); ++i) {  // the first is the place that was named
+  for (std::size_t i = 1; i < frames.size(); ++i) {  // the first is the call site
     if (library == 0 && frames[i].function == "lfind") library = i;
     if (library == 0) ++ours;
     CHECK_FALSE(frames[i].function.empty());
@@ -38,18 +38,18 @@ TEST_CASE("a stack goes from the allocation outwards, through other libraries, w
   }
   CHECK(library != 0);
   CHECK(ours >= 2);
-  CHECK(frames.size() > library + 1);  // and on to who called it
+  CHECK(frames.size() > library + 1);  // and the frames of its callers
   memory.deallocate({}, allocated, 100);
 }
 
-TEST_CASE("an address of no file is told as a number", "[policy][backtrace]") {
+TEST_CASE("backtrace_stacks names an address outside every file by its number", "[policy][backtrace]") {
   watched_frame f;
   backtrace_stacks().name(reinterpret_cast<void*>(std::uintptr_t{16}), f);
   CHECK(f.function == "0x10");
   CHECK(f.file.empty());
 }
 #else
-TEST_CASE("without glibc there are no stacks", "[policy][backtrace]") {
+TEST_CASE("backtrace_stacks captures nothing without glibc", "[policy][backtrace]") {
   CHECK(backtrace_stacks().capture == nullptr);
 }
 #endif

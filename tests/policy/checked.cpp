@@ -20,7 +20,7 @@ using tarn_test::holds;
 using tarn_test::test_stream;
 
 namespace {
-/// Collects what is told for the length of a test.
+/// Collects the reported misuses for the duration of a test.
 struct told {
   struct one {
     misuse_kind kind;
@@ -37,7 +37,7 @@ struct told {
   told(told const&) = delete;
   told& operator=(told const&) = delete;
 
-  /// The text of what was told since the last call; it is one misuse of that kind.
+  /// The message of the only misuse reported since the last call; checks its kind.
   static std::string one_of(misuse_kind kind) {
     REQUIRE(all().size() == 1);
     CHECK(all()[0].kind == kind);
@@ -57,7 +57,7 @@ std::string line(int number) {
 }
 }  // namespace
 
-TEST_CASE("checked keeps the contract of resources and finds nothing in it", "[policy][checked]") {
+TEST_CASE("checked meets the resource contract and reports nothing in it", "[policy][checked]") {
   told const t;
   SECTION("over host memory") {
     tarn_test::resource_contract([] { return host_memory{} | checked{}; });
@@ -71,7 +71,8 @@ TEST_CASE("checked keeps the contract of resources and finds nothing in it", "[p
   CHECK(told::all().empty());
 }
 
-TEST_CASE("a second free names where the block was allocated and freed before", "[policy][checked]") {
+TEST_CASE("checked reports a double free with the places of the allocation and the first free",
+          "[policy][checked]") {
   told const t;
   sim_machine const machine;
   test_stream const stream(machine.driver());
@@ -89,7 +90,7 @@ TEST_CASE("a second free names where the block was allocated and freed before", 
   has(text, "; this free: " + line(again));
   has(text, "call 1, stream " + std::to_string(stream_ref(stream).id()));
   has(text, "of 1000 bytes");
-  // It is known as well when the block has left the quarantine.
+  // It is also recognized after the block has left the quarantine.
   auto second = sim_pages(machine.driver()) | pooled{} | checked{.quarantine_blocks = 1};
   void* const q = second.allocate(stream, 1000);
   second.deallocate(stream, q, 1000);
@@ -98,7 +99,7 @@ TEST_CASE("a second free names where the block was allocated and freed before", 
   CHECK(has(told::one_of(misuse_kind::double_free), "freed again, in call 5"));
 }
 
-TEST_CASE("a free with another size or alignment, of a foreign or inner pointer is told and not passed on",
+TEST_CASE("checked reports and drops a free with a wrong size or alignment, or of a foreign or inner pointer",
           "[policy][checked]") {
   told const t;
   auto memory = host_memory{} | limited{1_MiB} | checked{};
@@ -112,7 +113,7 @@ TEST_CASE("a free with another size or alignment, of a foreign or inner pointer 
   memory.deallocate({}, p + 256, 744);
   CHECK(has(told::one_of(misuse_kind::foreign_pointer), "not its start, at offset 256"));
   int local = 0;
-  int* volatile stranger = &local;  // volatile: a compiler that sees through it warns
+  int* volatile stranger = &local;  // volatile: otherwise the compiler warns
   memory.deallocate({}, stranger, 4);
   CHECK(has(told::one_of(misuse_kind::foreign_pointer), "never handed out here"));
   CHECK(limit.used() == used);
@@ -121,7 +122,7 @@ TEST_CASE("a free with another size or alignment, of a foreign or inner pointer 
 }
 
 TEST_CASE(
-    "a block freed to another device's resource, or to another one of its own, is told with its history",
+    "checked reports with its history a block freed to a resource of another device, or to another resource",
     "[policy][checked]") {
   told const t;
   sim_options options;
@@ -141,7 +142,7 @@ TEST_CASE(
   CHECK(told::all().empty());
 }
 
-TEST_CASE("a write past either end is told at the free and on demand, after the work of the stream",
+TEST_CASE("checked reports a write past either end at the free and in check_all, after the stream's work",
           "[policy][checked]") {
   std::ptrdiff_t const where = GENERATE(-1, -256, 1000, 1255);
   told const t;
@@ -160,7 +161,7 @@ TEST_CASE("a write past either end is told at the free and on demand, after the 
   has(told::one_of(misuse_kind::overrun), said);
 }
 
-TEST_CASE("a write after the free is told on demand and when the block leaves the quarantine",
+TEST_CASE("checked reports a write after the free in check_all and when the block leaves the quarantine",
           "[policy][checked]") {
   std::size_t const bytes = GENERATE(std::size_t{100}, std::size_t{100'000}, 3_MiB);
   told const t;
@@ -172,7 +173,7 @@ TEST_CASE("a write after the free is told on demand and when the block leaves th
     auto* const p = static_cast<unsigned char*>(memory.allocate(stream, bytes));
     memory.deallocate(stream, p, bytes);
     CHECK(memory->check_all() == 0);
-    p[bytes - 1] = 1;  // by the host, by whichever stream
+    p[bytes - 1] = 1;  // a write by the host
     CHECK(memory->check_all() == 1);
     has(told::one_of(misuse_kind::use_after_free),
         "written after it was freed, at offset " + std::to_string(bytes - 1));
@@ -184,10 +185,11 @@ TEST_CASE("a write after the free is told on demand and when the block leaves th
     memory.deallocate(stream, q, bytes);
     q[0] = 1;
   }
-  has(told::one_of(misuse_kind::use_after_free), "at offset 0");  // the last chance is destruction
+  has(told::one_of(misuse_kind::use_after_free), "at offset 0");  // reported at destruction
 }
 
-TEST_CASE("work that the stream does before the free may be as late as it likes", "[policy][checked]") {
+TEST_CASE("checked reports nothing for work enqueued before the free, however late it runs",
+          "[policy][checked]") {
   told const t;
   sim_machine const machine;
   test_stream const stream(machine.driver());
@@ -202,7 +204,7 @@ TEST_CASE("work that the stream does before the free may be as late as it likes"
   CHECK(told::all().empty());
 }
 
-TEST_CASE("what was never freed is told at destruction with its place", "[policy][checked]") {
+TEST_CASE("checked reports leaks with their places at its destruction", "[policy][checked]") {
   told const t;
   sim_machine const machine;
   int allocated = 0;
@@ -210,7 +212,7 @@ TEST_CASE("what was never freed is told at destruction with its place", "[policy
     auto memory = sim_pages(machine.driver()) | pooled{} | checked{} | tracked{};
     memory.deallocate({}, memory.allocate({}, 10), 10);
     allocated = __LINE__ + 1;
-    (void)memory.allocate({}, 2000);  // through another policy: still this line
+    (void)memory.allocate({}, 2000);  // through another policy: the place is still this line
     (void)memory.allocate_sync(3000);
     (void)make_device<int>(memory, stream_ref{}).release();
   }
@@ -221,7 +223,8 @@ TEST_CASE("what was never freed is told at destruction with its place", "[policy
   has(told::all()[2].text, "of 4 bytes never freed, leaks in all: 3; allocated: " + line(allocated + 2));
 }
 
-TEST_CASE("an owner's memory is told under the line that made the owner", "[policy][checked]") {
+TEST_CASE("checked reports the memory of a pinned_buffer with the line that made the buffer",
+          "[policy][checked]") {
   told const t;
   sim_machine const machine;
   auto memory = sim_pinned_host(machine.driver()) | checked{};
@@ -232,7 +235,8 @@ TEST_CASE("an owner's memory is told under the line that made the owner", "[poli
   has(told::one_of(misuse_kind::overrun), "allocated: " + line(made));
 }
 
-TEST_CASE("a buffer's memory is told under the line that made it, or made it grow", "[policy][checked]") {
+TEST_CASE("checked reports the memory of a device_buffer with the line that made or grew it",
+          "[policy][checked]") {
   told const t;
   sim_machine const machine;
   int made = 0;
@@ -264,7 +268,7 @@ TEST_CASE("a buffer's memory is told under the line that made it, or made it gro
   }
 }
 
-TEST_CASE("of blocks freed long ago the latest are remembered", "[policy][checked]") {
+TEST_CASE("checked remembers the latest remembered_blocks freed blocks", "[policy][checked]") {
   told const t;
   sim_machine const machine;
   auto memory =
@@ -276,15 +280,16 @@ TEST_CASE("of blocks freed long ago the latest are remembered", "[policy][checke
   has(told::one_of(misuse_kind::double_free), "freed again");
   memory.deallocate({}, blocks.front(), 1000);
   has(told::one_of(misuse_kind::foreign_pointer), "never handed out here");
-  for (void*& p : blocks) p = memory.allocate({}, 1000);  // those that were forgotten among them
+  for (void*& p : blocks) p = memory.allocate({}, 1000);  // includes forgotten blocks
   std::size_t const told_so_far = told::all().size();
   for (void* const p : blocks) memory.deallocate({}, p, 1000);
   REQUIRE(told::all().size() == told_so_far);
 }
 
-TEST_CASE("what is allocated past every handle is told without a place", "[policy][checked]") {
+TEST_CASE("checked_layer reports a leak without a place if it was not allocated through a handle",
+          "[policy][checked]") {
   told const t;
-  sim_machine const machine;  // takes back what is leaked on purpose
+  sim_machine const machine;  // releases what is leaked on purpose
   {
     auto memory = sim_pages(machine.driver()) | pooled{};
     checked_layer<decltype(memory)> told_of(std::move(memory));
@@ -293,7 +298,8 @@ TEST_CASE("what is allocated past every handle is told without a place", "[polic
   has(told::one_of(misuse_kind::leak), "at a place not named");
 }
 
-TEST_CASE("a named place covers what is called below it, the outermost first", "[policy][checked]") {
+TEST_CASE("call_place sets the place of the calls below it, and the outermost one wins",
+          "[policy][checked]") {
   told const t;
   auto memory = host_memory{} | checked{};
   void* p = nullptr;
@@ -310,7 +316,7 @@ TEST_CASE("a named place covers what is called below it, the outermost first", "
   memory.deallocate({}, p, 100);
 }
 
-TEST_CASE("while a graph is captured nothing is written, waited for or verified", "[policy][checked]") {
+TEST_CASE("checked writes, waits for and verifies nothing while a graph is captured", "[policy][checked]") {
   told const t;
   sim_machine const machine;
   test_stream const stream(machine.driver());
@@ -327,13 +333,13 @@ TEST_CASE("while a graph is captured nothing is written, waited for or verified"
   CHECK(machine.captured_calls() == 0);
   CHECK(graph.size() == 1);
   (void)told::one_of(misuse_kind::double_free);
-  void* const q = memory.allocate(stream, 1000);  // and afterwards all is as ever
+  void* const q = memory.allocate(stream, 1000);  // after the capture it works as before
   memory.deallocate(stream, q, 1000);
   CHECK(memory->check_all() == 0);
   CHECK(told::all().empty());
 }
 
-TEST_CASE("quarantine is bounded and gives way before memory is refused", "[policy][checked]") {
+TEST_CASE("checked bounds its quarantine and releases it before memory is refused", "[policy][checked]") {
   told const t;
   sim_machine const machine;
   test_stream const stream(machine.driver());
@@ -348,12 +354,12 @@ TEST_CASE("quarantine is bounded and gives way before memory is refused", "[poli
     (void)memory.allocate(stream, 1_GiB);
     FAIL("more than the limit");
   } catch (out_of_memory const& error) {
-    CHECK(error.report().asked == 1_GiB);  // not with the fences
+    CHECK(error.report().asked == 1_GiB);  // without the fences
   }
   CHECK(told::all().empty());
 }
 
-TEST_CASE("the misuse handler may use the checked memory that it is told of", "[policy][checked]") {
+TEST_CASE("checked allows the misuse handler to use the memory that reports to it", "[policy][checked]") {
   static stack<host_memory, checked>* used = nullptr;
   static int calls = 0;
   stack<host_memory, checked> memory;
@@ -372,7 +378,7 @@ TEST_CASE("the misuse handler may use the checked memory that it is told of", "[
   (void)set_misuse_handler(before);
 }
 
-TEST_CASE("threads may share a checked pool", "[policy][checked][threads]") {
+TEST_CASE("checked reports nothing when threads share a pool", "[policy][checked][threads]") {
   told const t;
   sim_machine const machine;
   auto memory = sim_pages(machine.driver()) | pooled{} | checked{.quarantine_blocks = 16};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Composition, and the small pieces that only make sense composed: pooled, device_pool, block_bytes.
+// Composition, and the parts that only make sense composed: pooled, device_pool, block_bytes.
 
 #include "tarn/policy/compose.hpp"
 
@@ -21,7 +21,7 @@ static_assert(std::same_as<decltype(sim_pages{} | pooled{} | tracked{}), pool_ov
 static_assert(page_source<decltype(sim_pages{} | limited{1_GiB})>);
 static_assert(!page_source<pool_over<sim_pages>>);
 
-TEST_CASE("a pipe and a stack are the same type", "[policy][compose]") {
+TEST_CASE("stack and operator| compose the same type", "[policy][compose]") {
   auto memory = host_memory{} | pooled{} | limited{1_MiB} | tracked{};
   STATIC_REQUIRE(std::is_same_v<decltype(memory), stack<host_memory, pooled, limited, tracked>>);
   STATIC_REQUIRE(std::is_same_v<stack<host_memory>, host_memory>);
@@ -29,7 +29,7 @@ TEST_CASE("a pipe and a stack are the same type", "[policy][compose]") {
   CHECK(same->upstream()->limit() == 1_MiB);
 }
 
-TEST_CASE("a stack whose parts have defaults needs none of them spelled", "[policy][compose]") {
+TEST_CASE("stack is default constructible if all its parts are", "[policy][compose]") {
   STATIC_REQUIRE(std::is_default_constructible_v<stack<host_memory, pooled, tracked>>);
   STATIC_REQUIRE(!std::is_default_constructible_v<stack<host_memory, limited>>);
   stack<host_memory, pooled, tracked> memory;
@@ -38,7 +38,8 @@ TEST_CASE("a stack whose parts have defaults needs none of them spelled", "[poli
   memory.deallocate({}, p, 100);
 }
 
-TEST_CASE("what the pool offers is reached through the policies above it", "[policy][compose]") {
+TEST_CASE("owns, record_use, trim and largest_free_range reach the pool through the policies above it",
+          "[policy][compose]") {
   auto memory = sim_pages{} | pooled{} | limited{1_GiB} | tracked{} | fenced{};
   void* const p = memory.allocate({}, 10_MiB);
   CHECK(memory.owns(p));
@@ -48,13 +49,13 @@ TEST_CASE("what the pool offers is reached through the policies above it", "[pol
   CHECK(memory.largest_free_range() == 0);
 }
 
-TEST_CASE("properties go up with the memory", "[policy][compose]") {
+TEST_CASE("has_property of a stack is that of its source", "[policy][compose]") {
   STATIC_REQUIRE(has_property<stack<host_memory, pooled, tracked>, host_accessible>);
   STATIC_REQUIRE(!has_property<stack<host_memory, pooled>, device_accessible>);
   STATIC_REQUIRE(has_property<stack<sim_pages, pooled>, device_accessible>);
 }
 
-TEST_CASE("a handle keeps its stack alive, below and above", "[policy][compose]") {
+TEST_CASE("stack handles keep the layers below them alive", "[policy][compose]") {
   sim_machine const machine;
   auto pool = std::make_unique<stack<sim_pages, pooled>>(sim_pages(machine.driver()));
   auto limit = *pool | limited{1_GiB};
@@ -62,11 +63,12 @@ TEST_CASE("a handle keeps its stack alive, below and above", "[policy][compose]"
   pool.reset();
   CHECK(machine.leaks().handles > 0);
   limit.deallocate({}, p, 5_MiB);
-  limit = limit;  // NOLINT: self-assignment is the question
+  limit = limit;  // NOLINT: self-assignment is tested
   CHECK(limit->used() == 0);
 }
 
-TEST_CASE("a block occupies what the nearest layer says, or what was asked", "[policy][block_bytes]") {
+TEST_CASE("block_bytes_of asks the nearest layer and falls back to the requested bytes",
+          "[policy][block_bytes]") {
   host_memory host;
   CHECK(detail::block_bytes_of(host, 1000, 256) == 1000);
   auto pool = host_memory{} | pooled{};
@@ -78,7 +80,7 @@ TEST_CASE("a block occupies what the nearest layer says, or what was asked", "[p
   CHECK(detail::block_bytes_of(fence, 100, 1) == 228);
 }
 
-TEST_CASE("pooled says how handles may move", "[policy][pooled]") {
+TEST_CASE("pooled with remapping::off remaps no handle in a stack", "[policy][pooled]") {
   sim_machine const machine;
   auto still = sim_pages(machine.driver()) | pooled{remapping::off};
   void* blocks[16];
@@ -89,7 +91,7 @@ TEST_CASE("pooled says how handles may move", "[policy][pooled]") {
   CHECK(still->state().remaps == 0);
 }
 
-TEST_CASE("pool_over is a tracked pool", "[policy][device_pool]") {
+TEST_CASE("pool_over composes pooled and tracked", "[policy][device_pool]") {
   STATIC_REQUIRE(std::is_same_v<pool_over<sim_pages>, stack<sim_pages, pooled, tracked>>);
   pool_over<sim_pages> memory;
   void* const p = memory.allocate({}, 100);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// policy/checked on CUDA: what kernels do wrong is told, what they do right is not.
+// policy/checked on CUDA: errors of kernels are reported, correct work is not.
 
 #include <string>
 #include <vector>
@@ -38,18 +38,17 @@ struct told {
 }  // namespace cuda_checked_test
 using namespace cuda_checked_test;
 
-TEST_CASE("checked memory of CUDA keeps the contract of resources and finds nothing in it",
-          "[policy][cuda]") {
+TEST_CASE("checked on CUDA meets the resource contract and reports nothing in it", "[policy][cuda]") {
   if (!has_cuda_devices()) return;
   told const t;
   tarn_test::resource_contract([] { return cuda_pages{} | pooled{} | checked{}; });
   CHECK(told::kinds().empty());
 }
 
-TEST_CASE("kernels that write past an end or after the free are told of", "[policy][cuda]") {
+TEST_CASE("checked on CUDA reports kernels that write past an end or after the free", "[policy][cuda]") {
   if (!has_cuda_devices()) return;
   told const t;
-  // Written on purpose where a sanitizer looks: fences and quarantine are live blocks of the pool below.
+  // The intended writes pass a sanitizer: fences and quarantine are live blocks of the pool below.
   basic_stream<cuda_driver> const a{cuda_driver{}};
   basic_stream<cuda_driver> const b{cuda_driver{}};
   {
@@ -75,13 +74,13 @@ TEST_CASE("kernels that write past an end or after the free are told of", "[poli
     (void)memory.allocate(a, 10);
     told::kinds().clear();
   }
-  REQUIRE(told::kinds().size() == 2);  // q left the quarantine with its late write
+  REQUIRE(told::kinds().size() == 2);  // q left the quarantine and its late write was found
   CHECK(told::kinds()[0] == misuse_kind::use_after_free);
   CHECK(told::kinds()[1] == misuse_kind::leak);
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("checked memory leaves a graph as it was captured", "[policy][cuda]") {
+TEST_CASE("checked on CUDA adds no node to a captured graph", "[policy][cuda]") {
   if (!has_cuda_devices()) return;
   told const t;
   basic_stream<cuda_driver> const a{cuda_driver{}};

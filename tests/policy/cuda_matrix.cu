@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The promises of the policy matrix on a GPU: each policy over a pool of pages, and some sources.
+// The checks of the policy matrix on a GPU: each policy over a pool of pages, and some sources.
 #include <cuda_runtime.h>
 
 #include <functional>
@@ -80,7 +80,7 @@ class cuda_device final : public test_device {
     note(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
   }
   void wait() override { note(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
-  /// Of a stream that is neither its own nor a default one the driver cannot be asked whether it is captured.
+  /// The driver cannot query the capture state of a stream that it did not create and that is not a default stream.
   bool begin_capture(tarn::stream_ref stream) override {
     return !foreign_streams_ &&
            cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal) == cudaSuccess;
@@ -125,7 +125,7 @@ std::vector<stack_under_test> cuda_stacks() {
 
 }  // namespace
 
-TEST_CASE("every promise of the policy matrix holds on CUDA", "[policy][matrix][cuda]") {
+TEST_CASE("policy_matrix promises hold on CUDA", "[policy][matrix][cuda]") {
   if (!tarn_test::has_cuda_devices()) return;
   for (stack_under_test const& stack : cuda_stacks()) {
     for (unsigned const mode : {0U, 2U}) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// policy/watched, tagged, logged, nvtx_ranged and the line profile on CUDA: the promises of the simulated tests, on a
-// device.
+// policy/watched, tagged, logged, nvtx_ranged and the line profile on CUDA: what the simulated tests check, on a device.
 
 #include <string>
 #include <vector>
@@ -22,7 +21,7 @@ using namespace tarn;
 using tarn_test::has_cuda_devices;
 using tarn_test::keep_busy;
 
-TEST_CASE("watched, logged and ranged memory of CUDA keeps the contract of resources", "[policy][cuda]") {
+TEST_CASE("watched, logged, nvtx_ranged and tagged on CUDA meet the resource contract", "[policy][cuda]") {
   if (!has_cuda_devices()) return;
   tarn_test::resource_contract(
       [] {
@@ -32,7 +31,8 @@ TEST_CASE("watched, logged and ranged memory of CUDA keeps the contract of resou
       tarn_test::last_error_is_clean{});
 }
 
-TEST_CASE("blocks of CUDA are known with their stream, line and tag while kernels run", "[policy][cuda]") {
+TEST_CASE("watched on CUDA records the stream, line and tag of each block while kernels run",
+          "[policy][cuda]") {
   if (!has_cuda_devices()) return;
   basic_stream<cuda_driver> const a{cuda_driver{}};
   basic_stream<cuda_driver> const b{cuda_driver{}};
@@ -63,7 +63,7 @@ TEST_CASE("blocks of CUDA are known with their stream, line and tag while kernel
   CHECK(tags[1].peak_bytes == 1_MiB);
 }
 
-TEST_CASE("CUDA's out_of_memory says which tags hold the most", "[policy][cuda]") {
+TEST_CASE("watched on CUDA adds the largest tags to out_of_memory", "[policy][cuda]") {
   if (!has_cuda_devices()) return;
   auto memory = cuda_pages{} | pooled{} | watched{};
   auto const weights = make_device_buffer<char>(memory, 8_MiB, stream_ref{}, tag("weights that stay"));
@@ -77,7 +77,7 @@ TEST_CASE("CUDA's out_of_memory says which tags hold the most", "[policy][cuda]"
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("a line of a CUDA program is told its change and peak", "[raii][cuda]") {
+TEST_CASE("line_profile on CUDA reports the change and peak of a line", "[raii][cuda]") {
   if (!has_cuda_devices()) return;
   reset_line_profile();
   device_pool pool;

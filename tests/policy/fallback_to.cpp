@@ -11,11 +11,11 @@
 
 using namespace tarn;
 
-TEST_CASE("fallback_to keeps the contract of resources", "[policy][fallback_to]") {
+TEST_CASE("fallback_to meets the resource contract", "[policy][fallback_to]") {
   tarn_test::resource_contract([] { return host_memory{} | limited{100'000} | fallback_to(host_memory{}); });
 }
 
-TEST_CASE("each block goes back to where it came from", "[policy][fallback_to]") {
+TEST_CASE("fallback_to returns each block to the resource it came from", "[policy][fallback_to]") {
   auto first = host_memory{} | limited{1000};
   auto second = host_memory{} | limited{5000};
   auto memory = first | fallback_to(second);
@@ -33,12 +33,12 @@ TEST_CASE("each block goes back to where it came from", "[policy][fallback_to]")
   memory.deallocate_sync(r, 900);
   CHECK(second->used() == 0);
   CHECK(memory->fallback_blocks() == 0);
-  void* const s = memory.allocate({}, 900);  // the first is asked first again
+  void* const s = memory.allocate({}, 900);  // the first resource is tried first again
   CHECK(first->used() == 900);
   memory.deallocate({}, s, 900);
 }
 
-TEST_CASE("where both refuse the fallback's error is told", "[policy][fallback_to]") {
+TEST_CASE("fallback_to throws the fallback's error when both refuse", "[policy][fallback_to]") {
   auto memory = host_memory{} | limited{1000} | fallback_to(host_memory{} | limited{2000});
   try {
     (void)memory.allocate({}, 3000);
@@ -49,7 +49,7 @@ TEST_CASE("where both refuse the fallback's error is told", "[policy][fallback_t
   CHECK(memory->fallback_blocks() == 0);
 }
 
-TEST_CASE("other errors than want of memory do not fall back", "[policy][fallback_to]") {
+TEST_CASE("fallback_to does not fall back on errors other than out_of_memory", "[policy][fallback_to]") {
   fault_plan const plan;
   sim_machine const machine;
   using source = basic_malloc<faulty<sim_driver>>;
@@ -62,7 +62,7 @@ TEST_CASE("other errors than want of memory do not fall back", "[policy][fallbac
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("record_use reaches the pool that the block belongs to", "[policy][fallback_to]") {
+TEST_CASE("fallback_to forwards record_use to the pool that owns the block", "[policy][fallback_to]") {
   sim_machine const machine;
   auto first = sim_pages{machine.driver()} | limited{4_MiB} | pooled{};
   auto second = sim_malloc{machine.driver()} | pooled{};
@@ -86,7 +86,7 @@ TEST_CASE("record_use reaches the pool that the block belongs to", "[policy][fal
   CHECK(first->state().reserved + second->state().reserved == 0);
 }
 
-TEST_CASE("record_use of a block that no pool holds back makes its deallocation wait",
+TEST_CASE("fallback_to waits in deallocate after record_use of a block that no pool holds back",
           "[policy][fallback_to]") {
   sim_machine const machine;
   auto memory =

@@ -15,7 +15,7 @@
 using namespace tarn;
 
 namespace {
-/// Collects what is told for the length of a test.
+/// Collects the reported misuses for the duration of a test.
 struct told {
   static std::vector<misuse_kind>& kinds() {
     static std::vector<misuse_kind> all;
@@ -31,14 +31,15 @@ struct told {
 };
 }  // namespace
 
-TEST_CASE("fenced keeps the contract of resources", "[policy][fenced]") {
+TEST_CASE("fenced meets the resource contract", "[policy][fenced]") {
   tarn_test::resource_contract([] { return host_memory{} | fenced{}; });
 }
-TEST_CASE("fenced over a pool of pages keeps the contract of resources", "[policy][fenced]") {
+TEST_CASE("fenced over a pool of pages meets the resource contract", "[policy][fenced]") {
   tarn_test::resource_contract([] { return sim_pages{} | pooled{} | fenced{}; });
 }
 
-TEST_CASE("a byte past either end is noticed at deallocation and by check_all", "[policy][fenced]") {
+TEST_CASE("fenced reports a byte written past either end at deallocation and in check_all",
+          "[policy][fenced]") {
   std::size_t const bytes = GENERATE(std::size_t{1}, std::size_t{255}, std::size_t{256}, std::size_t{10'000});
   std::size_t const alignment = GENERATE(std::size_t{1}, std::size_t{256}, std::size_t{4096});
   told const t;
@@ -58,13 +59,12 @@ TEST_CASE("a byte past either end is noticed at deallocation and by check_all", 
   }
 }
 
-TEST_CASE("a foreign pointer, a second free and a wrong size are told and not passed on",
-          "[policy][fenced]") {
+TEST_CASE("fenced reports and drops a foreign pointer, a second free and a wrong size", "[policy][fenced]") {
   told const t;
   auto memory = host_memory{} | limited{1_MiB} | fenced{};
   auto& limit = memory->upstream().layer();
   int local = 0;
-  int* volatile stranger = &local;  // volatile: a compiler that sees through it warns
+  int* volatile stranger = &local;  // volatile: otherwise the compiler warns
   memory.deallocate({}, stranger, 4);
   CHECK(told::kinds() == std::vector{misuse_kind::foreign_pointer});
   void* const p = memory.allocate({}, 1000);
@@ -82,7 +82,7 @@ TEST_CASE("a foreign pointer, a second free and a wrong size are told and not pa
   CHECK(limit.used() == 0);
 }
 
-TEST_CASE("fences count as part of the block", "[policy][fenced]") {
+TEST_CASE("fenced counts its fences as part of the block", "[policy][fenced]") {
   auto memory = host_memory{} | fenced{64} | tracked{};
   void* const p = memory.allocate({}, 1000, 1);
   CHECK(memory->statistics().allocated_bytes[0].current == 1000 + 128);
@@ -91,7 +91,7 @@ TEST_CASE("fences count as part of the block", "[policy][fenced]") {
   CHECK(memory->statistics().allocated_bytes[0].current == 0);
 }
 
-TEST_CASE("fences on a device are written in stream order", "[policy][fenced]") {
+TEST_CASE("fenced checks fences on a device in stream order", "[policy][fenced]") {
   told const t;
   sim_machine const machine;
   tarn_test::test_stream const stream(machine.driver());
@@ -103,7 +103,7 @@ TEST_CASE("fences on a device are written in stream order", "[policy][fenced]") 
 }
 
 namespace {
-/// What the handler of the next test frees, and where.
+/// The pointer that the handler of the next test frees, and its memory.
 struct freed_by_handler {
   static inline stack<host_memory, fenced>* memory = nullptr;
   static inline void* p = nullptr;
@@ -111,7 +111,7 @@ struct freed_by_handler {
 };
 }  // namespace
 
-TEST_CASE("the misuse handler may use the memory that it is told of", "[policy][fenced]") {
+TEST_CASE("fenced allows the misuse handler to use the memory that reports to it", "[policy][fenced]") {
   stack<host_memory, fenced> memory;
   freed_by_handler::memory = &memory;
   freed_by_handler::told = 0;
@@ -131,7 +131,7 @@ TEST_CASE("the misuse handler may use the memory that it is told of", "[policy][
   broken[50] = 0;
   broken[-1] = 0;
   next();
-  CHECK(memory->check_all() == 1);  // told of both ends
+  CHECK(memory->check_all() == 1);  // both ends are reported
   next();
   memory.deallocate({}, broken, 50);
   CHECK(freed_by_handler::told == 6);
@@ -139,7 +139,7 @@ TEST_CASE("the misuse handler may use the memory that it is told of", "[policy][
   (void)set_misuse_handler(before);
 }
 
-TEST_CASE("a use on another stream is recorded for the block that the pool knows", "[policy][fenced]") {
+TEST_CASE("fenced forwards record_use with the address of the pool's block", "[policy][fenced]") {
   sim_machine const machine;
   tarn_test::test_stream const stream(machine.driver());
   tarn_test::test_stream const other(machine.driver());
@@ -148,5 +148,5 @@ TEST_CASE("a use on another stream is recorded for the block that the pool knows
   REQUIRE(machine.launch(other, 50'000'000, {sim_reads(p, 1000)}).ok());
   memory.record_use(p, 1000, other);
   memory.deallocate(stream, p, 1000, 512);
-  CHECK(memory->upstream()->state().pending > 0);  // held back until the other stream is past it
+  CHECK(memory->upstream()->state().pending > 0);  // held back until the other stream has passed the use
 }

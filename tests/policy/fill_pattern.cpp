@@ -8,7 +8,7 @@
 
 using namespace tarn;
 
-TEST_CASE("the first byte that differs is found wherever it is", "[policy][fill_pattern]") {
+TEST_CASE("first_difference returns the offset of the first different byte", "[policy][fill_pattern]") {
   no_driver const driver;
   std::vector<unsigned char> bytes(2000);
   CHECK(detail::fill_bytes(driver, {}, bytes.data(), pattern::fence, bytes.size()).ok());
@@ -22,7 +22,7 @@ TEST_CASE("the first byte that differs is found wherever it is", "[policy][fill_
   }
 }
 
-TEST_CASE("the patterns differ", "[policy][fill_pattern]") {
+TEST_CASE("pattern values are all different", "[policy][fill_pattern]") {
   CHECK(pattern::fence != pattern::freed);
   CHECK(pattern::fence != pattern::uninitialised);
   CHECK(pattern::freed != pattern::uninitialised);

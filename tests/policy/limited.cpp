@@ -15,27 +15,27 @@
 
 using namespace tarn;
 
-TEST_CASE("limited keeps the contract of resources", "[policy][limited]") {
+TEST_CASE("limited meets the resource contract", "[policy][limited]") {
   tarn_test::resource_contract([] { return host_memory{} | limited{2_GiB}; });
 }
-TEST_CASE("limited over a pool keeps the contract of resources", "[policy][limited]") {
+TEST_CASE("limited over a pool meets the resource contract", "[policy][limited]") {
   tarn_test::resource_contract([] { return host_memory{} | pooled{} | limited{2_GiB}; });
 }
 
-TEST_CASE("a refusal of any kind costs no budget", "[policy][limited]") {
+TEST_CASE("limited does not count a refused allocation", "[policy][limited]") {
   auto memory = host_memory{} | limited{1_MiB};
   REQUIRE_THROWS_AS(memory.allocate({}, 2_MiB, 256), out_of_memory);
   REQUIRE_THROWS_AS(memory.allocate_sync(1_MiB + 1, 256), out_of_memory);
   REQUIRE_THROWS_AS(memory.allocate({}, 100, 3), bad_alignment);
   CHECK(memory->used() == 0);
-  void* const p = memory.allocate({}, 1_MiB, 256);  // the whole budget is still there
+  void* const p = memory.allocate({}, 1_MiB, 256);  // the whole budget is still free
   CHECK(memory->used() == 1_MiB);
   CHECK_THROWS_AS(memory.allocate({}, 1, 256), out_of_memory);
   memory.deallocate({}, p, 1_MiB, 256);
   CHECK(memory->used() == 0);
 }
 
-TEST_CASE("an upstream that fails costs no budget", "[policy][limited]") {
+TEST_CASE("limited does not count an allocation that failed upstream", "[policy][limited]") {
   sim_machine const machine;
   fault_plan const plan;
   auto memory = basic_malloc<faulty<sim_driver>>(faulty<sim_driver>(machine.driver(), plan)) | limited{1_MiB};
@@ -47,7 +47,7 @@ TEST_CASE("an upstream that fails costs no budget", "[policy][limited]") {
   CHECK(memory->used() == 0);
 }
 
-TEST_CASE("nothing asked and nothing given back costs no budget", "[policy][limited]") {
+TEST_CASE("limited does not count zero-byte allocations and null deallocations", "[policy][limited]") {
   auto memory = host_memory{} | pooled{} | limited{1_MiB};
   for (int i = 0; i < 10; ++i) CHECK(memory.allocate({}, 0) == nullptr);
   CHECK(memory.allocate_sync(0) == nullptr);
@@ -56,7 +56,7 @@ TEST_CASE("nothing asked and nothing given back costs no budget", "[policy][limi
   CHECK(memory->used() == 0);
 }
 
-TEST_CASE("over a pool the budget counts blocks as the pool rounds them", "[policy][limited]") {
+TEST_CASE("limited over a pool counts blocks with their rounded size", "[policy][limited]") {
   auto memory = host_memory{} | pooled{} | limited{1024};
   void* const p = memory.allocate({}, 1);
   CHECK(memory->used() == 256);
@@ -68,7 +68,7 @@ TEST_CASE("over a pool the budget counts blocks as the pool rounds them", "[poli
   CHECK(memory->used() == 0);
 }
 
-TEST_CASE("the refusal names the limit and what is live", "[policy][limited]") {
+TEST_CASE("limited reports the limit and the live bytes in out_of_memory", "[policy][limited]") {
   auto memory = host_memory{} | limited{3_MiB};
   void* const p = memory.allocate({}, 2_MiB);
   try {
@@ -85,7 +85,7 @@ TEST_CASE("the refusal names the limit and what is live", "[policy][limited]") {
   memory.deallocate({}, p, 2_MiB);
 }
 
-TEST_CASE("a limit may be changed, below what is used too", "[policy][limited]") {
+TEST_CASE("limited::set_limit accepts a limit below the used bytes", "[policy][limited]") {
   auto memory = host_memory{} | limited{2_MiB};
   void* const p = memory.allocate({}, 1_MiB);
   CHECK(memory->set_limit(1000) == 2_MiB);
@@ -97,20 +97,20 @@ TEST_CASE("a limit may be changed, below what is used too", "[policy][limited]")
   memory.deallocate({}, q, 1000);
 }
 
-TEST_CASE("limited pages bound what is reserved, not what is live", "[policy][limited]") {
+TEST_CASE("limited below a pool bounds reserved bytes, not live bytes", "[policy][limited]") {
   sim_machine const machine;
   auto memory = sim_pages(machine.driver()) | limited{8_MiB} | pooled{};
   void* const p = memory.allocate({}, 6_MiB);
   memory.deallocate({}, p, 6_MiB);
   auto& limit = memory->upstream().layer();
-  CHECK(limit.used() >= 6_MiB);  // cached memory counts
+  CHECK(limit.used() >= 6_MiB);  // includes cached memory
   CHECK(limit.used() == machine.usage().used);
   CHECK_THROWS_AS(memory.allocate({}, 9_MiB), out_of_memory);
   memory.empty_cache();
   CHECK(limit.used() == 0);
 }
 
-TEST_CASE("races never exceed the limit", "[policy][limited][threads]") {
+TEST_CASE("limited is never exceeded by concurrent allocations", "[policy][limited][threads]") {
   auto memory = host_memory{} | limited{100'000};
   std::atomic<std::size_t> live{0};
   std::atomic<int> exceeded{0}, served{0};

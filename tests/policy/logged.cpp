@@ -19,11 +19,11 @@
 
 using namespace tarn;
 
-TEST_CASE("logged keeps the contract of resources", "[policy][logged]") {
+TEST_CASE("logged meets the resource contract", "[policy][logged]") {
   tarn_test::resource_contract([] { return host_memory{} | logged{[](call_record const&) {}}; });
 }
 
-TEST_CASE("a hook is told each call once, with all that is known of it", "[policy][logged]") {
+TEST_CASE("logged passes each call once to its hook, with all its fields", "[policy][logged]") {
   sim_machine const machine;
   basic_stream<sim_driver> const a(machine.driver());
   std::vector<call_record> calls;
@@ -62,7 +62,7 @@ TEST_CASE("a hook is told each call once, with all that is known of it", "[polic
   CHECK(calls[5].outcome == call_outcome::failed);
 }
 
-TEST_CASE("both moments of each call are told on request", "[policy][logged]") {
+TEST_CASE("logged with log_moments::both calls its hook before and after each call", "[policy][logged]") {
   std::vector<call_record> calls;
   auto memory = host_memory{} | logged{[&](call_record const& c) { calls.push_back(c); }, log_moments::both};
   void* const p = memory.allocate({}, 100);
@@ -77,7 +77,7 @@ TEST_CASE("both moments of each call are told on request", "[policy][logged]") {
   CHECK(calls[3].call == logged_call::deallocate);
 }
 
-TEST_CASE("a plain function is a hook, with a context of its own", "[policy][logged]") {
+TEST_CASE("logged accepts a plain function with a context as its hook", "[policy][logged]") {
   int count = 0;
   auto memory = host_memory{} |
                 logged{+[](void* context, call_record const&) { ++*static_cast<int*>(context); }, &count};
@@ -85,7 +85,7 @@ TEST_CASE("a plain function is a hook, with a context of its own", "[policy][log
   CHECK(count == 2);
 }
 
-TEST_CASE("what a hook throws reaches who allocates and leaks nothing, and never leaves a deallocation",
+TEST_CASE("logged lets a hook's exception leave allocate without a leak, and never leave deallocate",
           "[policy][logged]") {
   struct stop : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -99,7 +99,7 @@ TEST_CASE("what a hook throws reaches who allocates and leaks nothing, and never
   CHECK(memory_allocated(below) == 0);
   CHECK_THROWS_AS(memory.allocate({}, 0), stop);
   CHECK_THROWS_AS(memory.allocate({}, 2_MiB),
-                  out_of_memory);  // why it failed goes before what the hook says of it
+                  out_of_memory);  // the allocation's error takes precedence over the hook's
   void* const s = memory.allocate_sync(10);
   throws_in = logged_call::allocate_sync;
   CHECK_THROWS_AS(memory.allocate_sync(1000), stop);
@@ -113,7 +113,8 @@ TEST_CASE("what a hook throws reaches who allocates and leaks nothing, and never
   CHECK(memory_allocated(below) == 0);
 }
 
-TEST_CASE("a call is a line of comma-separated values, quoted where it has to be", "[policy][log_line]") {
+TEST_CASE("format_log_line writes comma-separated values and quotes them where necessary",
+          "[policy][log_line]") {
   call_record c;
   c.outcome = call_outcome::done;
   c.address = reinterpret_cast<void*>(std::uintptr_t{0xabc00});
@@ -144,7 +145,7 @@ TEST_CASE("a call is a line of comma-separated values, quoted where it has to be
   std::string const cut(format_log_line(c).view());
   CHECK(cut.find("," + std::string(59, 'f') + ".cpp,1,step<" + std::string(58, 'T')) != std::string::npos);
   CHECK(cut.back() == 'T');
-  // The longest line there can be is whole: it ends as it should.
+  // The longest possible line is not truncated.
   std::string const quotes(200, '"');
   c.name = tag(quotes);
   c.bytes = c.alignment = ~std::size_t{0};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The policy matrix as unit tests: tests/policy_matrix. What is found is printed with the stack and the promise; the
-// program tarn_policy_matrix repeats it: `tarn_policy_matrix --only "pages | pooled | fenced"`.
+// The policy matrix (tests/policy_matrix) as unit tests. A finding is printed with its stack and promise; the program
+// tarn_policy_matrix reproduces it: `tarn_policy_matrix --only "pages | pooled | fenced"`.
 #include "catch.hpp"
 #include "policy_matrix/all_stacks.hpp"
 
@@ -15,13 +15,13 @@ void require_nothing(report const& out) {
 }
 }  // namespace
 
-TEST_CASE("every promise holds over every policy, every source and every pair of policies",
+TEST_CASE("policy_matrix promises hold on every policy, every source and every pair of policies",
           "[policy][matrix]") {
   unsigned pairs = 0;
   for (stack_under_test const& stack : all_stacks()) {
     bool const is_pair = stack.policies > 1;
     for (unsigned mode = 0; mode < device_modes; ++mode) {
-      // A pair of policies is tried on one kind of device, each third pair on the next one.
+      // Each pair of policies runs on one kind of device; successive pairs take the kinds in turn.
       if (is_pair && mode != pairs % device_modes) continue;
       for (promise const& p : promises()) {
         report out;
@@ -33,7 +33,8 @@ TEST_CASE("every promise holds over every policy, every source and every pair of
   }
 }
 
-TEST_CASE("random programs keep the numbers and the contents of every stack", "[policy][matrix]") {
+TEST_CASE("run_random of the policy_matrix keeps the counts and the contents of every stack",
+          "[policy][matrix]") {
   std::uint64_t seed = 0;
   for (stack_under_test const& stack : all_stacks()) {
     ++seed;
@@ -43,7 +44,8 @@ TEST_CASE("random programs keep the numbers and the contents of every stack", "[
   }
 }
 
-TEST_CASE("a thread that ends leaves bounded host memory over each stack", "[policy][matrix]") {
+TEST_CASE("promise_of_ending_threads: a thread that ends leaves bounded host memory on each stack",
+          "[policy][matrix]") {
   for (stack_under_test const& stack : all_stacks()) {
     if (stack.policies > 1) continue;
     report out;

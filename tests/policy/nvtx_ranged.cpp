@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a profiler sees of it is tested by tests/driver/nvtx.
+// tests/driver/nvtx tests the ranges that a profiler receives.
 #include "tarn/policy/nvtx_ranged.hpp"
 
 #include "catch.hpp"
@@ -10,7 +10,7 @@
 
 using namespace tarn;
 
-TEST_CASE("nvtx_ranged keeps the contract of resources where nobody profiles", "[policy][nvtx_ranged]") {
+TEST_CASE("nvtx_ranged meets the resource contract without a profiler", "[policy][nvtx_ranged]") {
   tarn_test::resource_contract([] { return sim_pages{} | pooled{} | nvtx_ranged{"contract"}; });
   auto memory = sim_pages{} | pooled{} | limited{1_MiB} | nvtx_ranged{};
   CHECK_THROWS_AS(memory.allocate({}, 2_MiB), out_of_memory);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pool over pinned memory (source/pinned_host, source/registered_host): how much it takes, in what order it reuses, what it
-// counts and what it asks of the driver.
+// A pool over pinned memory (source/pinned_host, source/registered_host): how much it reserves, its order of reuse, its
+// statistics and its driver calls.
 
 #include <algorithm>
 #include <cstring>
@@ -35,7 +35,8 @@ void reserves_what_it_needs() {
 
 }  // namespace
 
-TEST_CASE("a pinned block of 2 KiB and more is at most an eighth larger than asked", "[pool][pinned_host]") {
+TEST_CASE("pooled over sim_pinned_host rounds a block of at least 2 KiB up by at most an eighth",
+          "[pool][pinned_host]") {
   auto memory = sim_pinned_host{sim_machine{}.driver()} | pooled{};
   auto const excess = [&](std::size_t bytes) {
     std::size_t const block = memory->block_bytes(bytes, default_alignment);
@@ -45,21 +46,21 @@ TEST_CASE("a pinned block of 2 KiB and more is at most an eighth larger than ask
   double worst = 0;
   for (std::size_t bytes = 2048; bytes <= 2_MiB; ++bytes) worst = std::max(worst, excess(bytes));
   CHECK(worst <= 0.125);
-  CHECK(worst > 0.12);  // the bound is what it is, not far below
+  CHECK(worst > 0.12);  // the bound is tight
   CHECK(excess(33_KiB) <= 0.0625);
   CHECK(excess(129_MiB + 512_KiB) == 0);
   CHECK(excess(1_MiB + 1) < 0.0005);
 }
 
-TEST_CASE("a pool over pinned memory reserves a block's size in whole 2 MiB, never the next power of two",
+TEST_CASE("pooled over pinned memory reserves whole multiples of 2 MiB, not the next power of two",
           "[pool][pinned_host]") {
   reserves_what_it_needs<sim_pinned_host>();
   reserves_what_it_needs<sim_registered_host>();
 }
 
-TEST_CASE("a pool over blocks that start off the grain still has room for what was asked",
+TEST_CASE("pooled over blocks that are aligned to 256 bytes only has room for the requested bytes",
           "[pool][segment_growth]") {
-  // Its blocks are aligned to 256 bytes and no more, as cudaMalloc promises.
+  // Its blocks are aligned to 256 bytes only, as cudaMalloc guarantees.
   struct shifted_calls {
     using properties = property_set<device_accessible, host_accessible>;
     static status take(sim_driver const& driver, std::size_t bytes, std::size_t, void*& p) noexcept {
@@ -91,17 +92,17 @@ TEST_CASE("a pool over blocks that start off the grain still has room for what w
   CHECK(machine.leaks().blocks == 0);
 }
 
-TEST_CASE("host memory that a stream's copy still uses goes to work of that stream, not to the host",
+TEST_CASE("pooled over sim_pinned_host reuses memory under a pending copy for that stream, not for the host",
           "[pool][pinned_host][stream]") {
   one_stream s;
   auto memory = sim_pinned_host{s.machine.driver()} | pooled{};
   void* const p = memory.allocate_sync(1_MiB);
   REQUIRE(s.machine.launch(s.a, 1'000'000'000, {sim_reads(p, 1_MiB)}).ok());
   memory.deallocate(s.a, p, 1_MiB);
-  void* const host = memory.allocate_sync(1_MiB);  // the host writes at once
+  void* const host = memory.allocate_sync(1_MiB);  // the host may write at once
   CHECK(host != p);
-  CHECK(s.machine.pending() == 1);                 // nobody waited
-  void* const same = memory.allocate(s.a, 1_MiB);  // comes after the copy
+  CHECK(s.machine.pending() == 1);                 // no wait
+  void* const same = memory.allocate(s.a, 1_MiB);  // ordered after the copy
   CHECK(same == p);
   memory.deallocate(s.a, same, 1_MiB);
   void* const late = memory.allocate_sync(1_MiB);
@@ -109,7 +110,7 @@ TEST_CASE("host memory that a stream's copy still uses goes to work of that stre
   for (void* q : {host, late}) memory.deallocate_sync(q, 1_MiB);
 }
 
-TEST_CASE("the peak of a pinned pool is exact", "[pool][pinned_host][tracked]") {
+TEST_CASE("tracked over a pinned pool reports an exact peak", "[pool][pinned_host][tracked]") {
   sim_machine const machine;
   auto memory = sim_pinned_host{machine.driver()} | pooled{} | tracked{};
   void* const a = memory.allocate_sync(129_MiB + 512_KiB);
@@ -124,7 +125,7 @@ TEST_CASE("the peak of a pinned pool is exact", "[pool][pinned_host][tracked]") 
   memory.deallocate_sync(c, 2_MiB);
 }
 
-TEST_CASE("a warm pinned pool asks nothing of the driver", "[pool][pinned_host]") {
+TEST_CASE("pooled over sim_pinned_host makes no driver call once it is warm", "[pool][pinned_host]") {
   one_stream s;
   auto memory = sim_pinned_host{s.machine.driver()} | pooled{} | tracked{};
   auto const round = [&] {
@@ -142,7 +143,7 @@ TEST_CASE("a warm pinned pool asks nothing of the driver", "[pool][pinned_host]"
   CHECK(s.machine.calls().total() == 0);
 }
 
-TEST_CASE("memory that comes back by a stream and goes to the host costs an event, and no memory",
+TEST_CASE("pooled over sim_pinned_host lets the host reuse stream memory by events, not by new memory",
           "[pool][pinned_host]") {
   one_stream s;
   auto memory = sim_pinned_host{s.machine.driver()} | pooled{};

@@ -12,11 +12,11 @@ using namespace tarn;
 using tarn_test::holds;
 using tarn_test::test_stream;
 
-TEST_CASE("poisoned keeps the contract of resources", "[policy][poisoned]") {
+TEST_CASE("poisoned meets the resource contract", "[policy][poisoned]") {
   tarn_test::resource_contract([] { return host_memory{} | poisoned{}; });
 }
 
-TEST_CASE("a fresh block holds the pattern of the uninitialised, a freed one that of the freed",
+TEST_CASE("poisoned fills a new block with pattern::uninitialised and a freed one with pattern::freed",
           "[policy][poisoned]") {
   sim_machine const machine;
   test_stream const stream(machine.driver());
@@ -27,7 +27,7 @@ TEST_CASE("a fresh block holds the pattern of the uninitialised, a freed one tha
     memory.deallocate(stream, p, bytes);
     CHECK(holds(memory, stream, p, pattern::freed, bytes));
     void* const q = memory.allocate_sync(bytes);
-    auto const* const seen = static_cast<unsigned char const*>(q);  // at once: no wait needed
+    auto const* const seen = static_cast<unsigned char const*>(q);  // readable at once, without a wait
     CHECK(seen[0] == pattern::uninitialised);
     CHECK(seen[bytes - 1] == pattern::uninitialised);
     memory.deallocate_sync(q, bytes);
@@ -36,12 +36,13 @@ TEST_CASE("a fresh block holds the pattern of the uninitialised, a freed one tha
   }
 }
 
-TEST_CASE("poison comes after the work of the stream, and only within the block", "[policy][poisoned]") {
+TEST_CASE("poisoned fills a block after the work of the stream, and nothing outside the block",
+          "[policy][poisoned]") {
   sim_machine const machine;
   test_stream const stream(machine.driver());
   auto memory = sim_pages(machine.driver()) | pooled{} | poisoned{};
   auto* const p = static_cast<unsigned char*>(memory.allocate(stream, 100));
-  p[100] = 7;  // the rest of the 256 is not the block's
+  p[100] = 7;  // the rest of the 256 bytes is not part of the block
   REQUIRE(machine.launch(stream, 1'000'000, [p] { p[0] = 1; }).ok());
   memory.deallocate(stream, p, 100);
   REQUIRE(machine.driver().synchronize_stream(stream).ok());
@@ -50,7 +51,7 @@ TEST_CASE("poison comes after the work of the stream, and only within the block"
   CHECK(p[100] == 7);
 }
 
-TEST_CASE("what another stream still uses is not poisoned under it", "[policy][poisoned]") {
+TEST_CASE("poisoned does not overwrite a block that another stream still uses", "[policy][poisoned]") {
   sim_machine const machine;
   test_stream const stream(machine.driver());
   test_stream const other(machine.driver());
@@ -64,12 +65,12 @@ TEST_CASE("what another stream still uses is not poisoned under it", "[policy][p
   memory.deallocate(stream, p, 100);
   REQUIRE(machine.driver().synchronize_device().ok());
   CHECK(seen == 7);
-  void* const q = memory.allocate(stream, 100);  // once only
+  void* const q = memory.allocate(stream, 100);  // the recorded use is cleared
   memory.deallocate(stream, q, 100);
   CHECK(holds(memory, stream, q, pattern::freed, 100));
 }
 
-TEST_CASE("poisoned forgets a use that the pool refused to record, and a null pointer",
+TEST_CASE("poisoned forgets a use that the pool refused to record, and ignores a null pointer",
           "[policy][poisoned]") {
   sim_machine const machine;
   fault_plan const plan;

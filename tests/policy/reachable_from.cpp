@@ -23,7 +23,7 @@ sim_machine machine_of(int devices, sim_peers peers = sim_peers::reachable) {
   o.peers = peers;
   return sim_machine(o);
 }
-/// True where the device's own work may touch the address.
+/// Whether the device's work may access the address.
 bool may_touch(sim_machine const& machine, int device, void const* p) {
   sim_driver const driver = machine.driver(device_id{device});
   char host = 0;
@@ -34,7 +34,8 @@ using faulty_driver = faulty<sim_driver>;
 
 }  // namespace
 
-TEST_CASE("a pool's memory is reached from the devices named, wherever it lies", "[policy][reachable_from]") {
+TEST_CASE("reachable_from makes all pool memory accessible from the named devices only",
+          "[policy][reachable_from]") {
   sim_machine const machine = machine_of(4);
   {
     auto pool = sim_pages{machine.driver(device_id{1})} | limited{64_MiB} | reachable_from{0, 1, 3} |
@@ -53,7 +54,7 @@ TEST_CASE("a pool's memory is reached from the devices named, wherever it lies",
     CHECK(std::vector<device_id>(layer.reached_from().begin(), layer.reached_from().end()) ==
           std::vector<device_id>{0, 3});
     CHECK(pool.device() == device_id{1});
-    // Twice the shares of the maps, and none where no page is mapped.
+    // Two shares for each map, and none when no page is mapped.
     auto const calls = machine.calls();
     CHECK(calls[driver_call::share_pages] == 2 * calls[driver_call::map_pages]);
     machine.reset_calls();
@@ -63,7 +64,7 @@ TEST_CASE("a pool's memory is reached from the devices named, wherever it lies",
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("a device that cannot reach the memory, or is not there, is told before anything is allocated",
+TEST_CASE("reachable_from throws before any allocation if a device cannot reach the memory or is missing",
           "[policy][reachable_from]") {
   sim_machine const machine = machine_of(2, sim_peers::apart);
   sim_pages const pages{machine.driver(device_id{1})};
@@ -92,7 +93,7 @@ TEST_CASE("a device that cannot reach the memory, or is not there, is told befor
   by_default.deallocate(stream_ref{}, by_default.allocate(stream_ref{}, 100), 100);
 }
 
-TEST_CASE("pages that cannot be shared are not mapped either", "[policy][reachable_from]") {
+TEST_CASE("reachable_from leaves no page mapped that could not be shared", "[policy][reachable_from]") {
   for (std::uint64_t which = 1; which <= 2; ++which) {
     sim_machine const machine = machine_of(3);
     fault_plan const plan;

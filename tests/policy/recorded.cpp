@@ -41,12 +41,12 @@ struct scratch {
 };
 }  // namespace
 
-TEST_CASE("recorded keeps the contract of resources", "[policy][recorded]") {
+TEST_CASE("recorded meets the resource contract", "[policy][recorded]") {
   scratch const s;
   tarn_test::resource_contract([&] { return host_memory{} | recorded(s.file); });
 }
 
-TEST_CASE("requested bytes, streams and frees are written in their order", "[policy][recorded]") {
+TEST_CASE("recorded writes requested bytes, streams and frees in order", "[policy][recorded]") {
   scratch const s;
   sim_machine const machine;
   tarn_test::test_stream const a(machine.driver()), b(machine.driver());
@@ -81,7 +81,7 @@ TEST_CASE("requested bytes, streams and frees are written in their order", "[pol
   CHECK(e[7].id == e[4].id);
 }
 
-TEST_CASE("the null stream and the legacy handle are one stream in the trace", "[policy][recorded]") {
+TEST_CASE("recorded treats the null stream and the legacy handle as one stream", "[policy][recorded]") {
   scratch const s;
   sim_machine const machine;
   {
@@ -95,7 +95,8 @@ TEST_CASE("the null stream and the legacy handle are one stream in the trace", "
   CHECK(e[2].stream == 0);
 }
 
-TEST_CASE("a trace of threads is one that could have happened", "[policy][recorded][threads]") {
+TEST_CASE("recorded writes a consistent order of events from several threads",
+          "[policy][recorded][threads]") {
   scratch const s;
   {
     auto memory = host_memory{} | pooled{} | recorded(s.file);
@@ -120,11 +121,11 @@ TEST_CASE("a trace of threads is one that could have happened", "[policy][record
   CHECK(wrong == 0);
 }
 
-TEST_CASE("a trace that cannot be written is refused at once", "[policy][recorded]") {
+TEST_CASE("recorded throws if its file cannot be opened", "[policy][recorded]") {
   CHECK_THROWS_AS(host_memory{} | recorded("/nowhere/at/all/trace.txt"), std::system_error);
 }
 
-TEST_CASE("a recording's text is the trace format, its legend first", "[policy][recorded][trace_format]") {
+TEST_CASE("recorded writes the trace format with its legend first", "[policy][recorded][trace_format]") {
   std::FILE* const file = std::tmpfile();
   REQUIRE(file != nullptr);
   {
@@ -145,23 +146,23 @@ TEST_CASE("a recording's text is the trace format, its legend first", "[policy][
   CHECK(text == "# a <id> <bytes> <stream> | f <id>\na 1 1000 0\na 2 5 1\nf 1\nf 2\n");
 }
 
-TEST_CASE("a recording that cannot be written ends, and the program goes on", "[policy][recorded]") {
+TEST_CASE("recorded stops recording when a write fails and keeps serving", "[policy][recorded]") {
   std::FILE* const probe = std::fopen("/dev/full", "w");
   if (probe == nullptr) return;  // not Linux
   std::fclose(probe);
   bool const flushed = GENERATE(true, false);
   auto memory = host_memory{} | recorded("/dev/full");
-  // More than is buffered, so that writing fails on its own.
+  // More than the buffer holds, so that a write fails before flush().
   for (int i = 0; i < (flushed ? 1 : 2000); ++i) {
     void* const p = memory.allocate({}, 100);
     REQUIRE(p != nullptr);
     memory.deallocate({}, p, 100);
   }
   CHECK_FALSE(memory->flush());
-  CHECK_FALSE(memory->flush());  // what is lost stays lost: a trace with a gap would be another program's
+  CHECK_FALSE(memory->flush());  // still fails: a trace with a gap would be of another program
 }
 
-TEST_CASE("a stream that the driver does not know any more is told apart by its handle",
+TEST_CASE("recorded distinguishes a stream that the driver no longer knows by its handle",
           "[policy][recorded]") {
   scratch const s;
   sim_machine const machine;
@@ -185,7 +186,7 @@ TEST_CASE("a stream that the driver does not know any more is told apart by its 
 TEST_CASE("recorded survives a final flush that fails", "[policy][recorded]") {
   std::FILE* const borrowed = std::fopen("/dev/full", "w");
   if (borrowed == nullptr) return;  // not Linux
-  // Little enough to be written by the destructor alone.
+  // Little enough that only the destructor writes it.
   for (bool const owned : {true, false}) {
     auto memory = owned ? host_memory{} | recorded("/dev/full") : host_memory{} | recorded(borrowed);
     memory.deallocate({}, memory.allocate({}, 100), 100);
@@ -204,7 +205,7 @@ TEST_CASE("recorded gives streams beyond the format's last number that number", 
       memory.deallocate(on, memory.allocate(on, 10), 10);
     };
     for (std::uint32_t i = 1; i <= streams; ++i) use(i);
-    use(1);  // those that came in time keep their number
+    use(1);  // the first streams keep their numbers
     CHECK(memory->flush());
   }
   std::vector<std::uint32_t> numbers;

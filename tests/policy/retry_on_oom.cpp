@@ -13,13 +13,14 @@
 
 using namespace tarn;
 
-TEST_CASE("retry_on_oom keeps the contract of resources", "[policy][retry_on_oom]") {
+TEST_CASE("retry_on_oom meets the resource contract", "[policy][retry_on_oom]") {
   tarn_test::resource_contract([] {
     return host_memory{} | retry_on_oom([](out_of_memory const&, unsigned attempt) { return attempt < 3; });
   });
 }
 
-TEST_CASE("the handler is asked until it declines, attempts counted from one", "[policy][retry_on_oom]") {
+TEST_CASE("retry_on_oom calls its handler until it declines, with attempts counted from one",
+          "[policy][retry_on_oom]") {
   std::vector<unsigned> attempts;
   auto memory =
       host_memory{} | limited{1000} | retry_on_oom([&](out_of_memory const& error, unsigned attempt) {
@@ -34,7 +35,7 @@ TEST_CASE("the handler is asked until it declines, attempts counted from one", "
   CHECK(attempts.size() == 4);
 }
 
-TEST_CASE("what the handler frees, also through the same memory, serves the request",
+TEST_CASE("retry_on_oom serves the request from what its handler frees, also through the same memory",
           "[policy][retry_on_oom]") {
   auto limit = host_memory{} | pooled{} | limited{1_MiB};
   void* spare = limit.allocate({}, 1_MiB);
@@ -50,7 +51,7 @@ TEST_CASE("what the handler frees, also through the same memory, serves the requ
   memory.deallocate({}, p, 512_KiB);
 }
 
-TEST_CASE("other exceptions pass, the handler's own too", "[policy][retry_on_oom]") {
+TEST_CASE("retry_on_oom passes other exceptions on, including the handler's own", "[policy][retry_on_oom]") {
   fault_plan const plan;
   sim_machine const machine;
   int asked = 0;

@@ -12,11 +12,11 @@
 
 using namespace tarn;
 
-TEST_CASE("tagged keeps the contract of resources", "[policy][tagged]") {
+TEST_CASE("tagged meets the resource contract", "[policy][tagged]") {
   tarn_test::resource_contract([] { return host_memory{} | watched{} | tagged{"contract"}; });
 }
 
-TEST_CASE("all that goes through a tagged handle has its name, unless the call has one", "[policy][tagged]") {
+TEST_CASE("tagged names every allocation through its handle unless the call has a name", "[policy][tagged]") {
   auto memory = host_memory{} | pooled{} | watched{};
   auto weights_memory = memory | tagged{"handle's"};
   CHECK(weights_memory->name() == tag("handle's"));
@@ -34,11 +34,11 @@ TEST_CASE("all that goes through a tagged handle has its name, unless the call h
   CHECK(requested("handle's") == 500);
   CHECK(requested("call's") == 200);
   CHECK(requested("scope's") == 300);
-  memory.deallocate_sync(d, 400);  // another handle on the same memory
+  memory.deallocate_sync(d, 400);  // through another handle on the same memory
   CHECK(requested("handle's") == 100);
 }
 
-TEST_CASE("names cost nothing and change nothing where nobody watches", "[policy][tagged]") {
+TEST_CASE("tagged has no effect without a watched layer", "[policy][tagged]") {
   auto memory = host_memory{} | pooled{} | tagged{"unseen"};
   static_assert(std::is_same_v<detail::place_of_call<decltype(memory)>, no_call_place>);
   auto buffer = make_device_buffer<int>(memory, 10, stream_ref{}, tag("unseen as well"));

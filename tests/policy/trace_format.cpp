@@ -8,7 +8,7 @@
 
 using namespace tarn;
 
-TEST_CASE("what is written is read back the same", "[policy][trace_format]") {
+TEST_CASE("parse_trace_line reads back what format_trace_line wrote", "[policy][trace_format]") {
   constexpr auto most = std::numeric_limits<std::uint64_t>::max();
   for (trace_event const& e : {trace_event{trace_event_kind::allocate, 1, 2, 3},
                                trace_event{trace_event_kind::allocate, most, most, 0xffffffffU},
@@ -26,7 +26,7 @@ TEST_CASE("what is written is read back the same", "[policy][trace_format]") {
   }
 }
 
-TEST_CASE("comments, blanks and carriage returns are let through", "[policy][trace_format]") {
+TEST_CASE("parse_trace_line accepts comments, blanks and carriage returns", "[policy][trace_format]") {
   for (char const* line : {"", " ", "\t", "#", "# a 1 2 3", "  # x", "\r", "\r\t", " \r \r"}) {
     CHECK(parse_trace_line(line, 1).kind == trace_event_kind::comment);
   }
@@ -38,7 +38,8 @@ TEST_CASE("comments, blanks and carriage returns are let through", "[policy][tra
   CHECK(parse_trace_line("f 1\r ", 1).id == 1);  // as tarn_replay reads it
 }
 
-TEST_CASE("a line that is no event is refused with its number", "[policy][trace_format]") {
+TEST_CASE("parse_trace_line throws with the line number for a line that is no event",
+          "[policy][trace_format]") {
   for (char const* line :
        {"a", "a 1", "a 1 2", "a 1 2 3 4", "f", "f 1 2", "f -1", "f x", "f 1x", "x 1", "a1 2 3", "af 1",
         "a 1 2 -3", "a 1 2 4294967296", "f 18446744073709551616", "a 1 2.5 3", "f 0x10", "1 2 3"}) {
@@ -53,7 +54,7 @@ TEST_CASE("a line that is no event is refused with its number", "[policy][trace_
   }
 }
 
-TEST_CASE("a comment is written as one", "[policy][trace_format]") {
+TEST_CASE("format_trace_line writes a comment as one", "[policy][trace_format]") {
   auto const line = format_trace_line({});
   CHECK(line.view() == "#\n");
   CHECK(parse_trace_line("#", 1).kind == trace_event_kind::comment);

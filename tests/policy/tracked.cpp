@@ -37,9 +37,9 @@ tracked_update go(std::int64_t bytes, block_group group = block_group::small,
   return {-bytes, -bytes, thread, group};
 }
 
-/// The names of four threads; each has a share of its own.
+/// The tags of four threads; each has a share of its own.
 void const* named(std::uintptr_t n) {
-  return reinterpret_cast<void const*>((n + 1) * 4096);  // NOLINT: never looked at
+  return reinterpret_cast<void const*>((n + 1) * 4096);  // NOLINT: never dereferenced
 }
 constexpr std::uintptr_t names = 4;
 void share_out(tracked_numbers& numbers) {
@@ -50,7 +50,7 @@ void share_out(tracked_numbers& numbers) {
     numbers.count(go(1));
   }
 }
-/// Rises by `bytes` in small blocks, each name in turn; or falls.
+/// Allocates (or, if negative, frees) `bytes` in small blocks, each thread in turn.
 void move(tracked_numbers& numbers, std::int64_t bytes) {
   std::uintptr_t n = 0;
   for (; bytes > 0; bytes -= 1000) numbers.count(come(1000, block_group::small, named(n++ % names)));
@@ -58,11 +58,11 @@ void move(tracked_numbers& numbers, std::int64_t bytes) {
 }
 }  // namespace
 
-TEST_CASE("tracked keeps the contract of resources", "[policy][tracked]") {
+TEST_CASE("tracked meets the resource contract", "[policy][tracked]") {
   tarn_test::resource_contract([] { return host_memory{} | tracked{}; });
 }
 
-TEST_CASE("counters are exact, for all blocks and by size", "[policy][tracked]") {
+TEST_CASE("tracked counts exactly, for all blocks and by size group", "[policy][tracked]") {
   auto memory = host_memory{} | pooled{} | tracked{};
   void* const p = memory.allocate({}, 1);
   void* const q = memory.allocate_sync(1_MiB + 1);
@@ -91,8 +91,7 @@ TEST_CASE("counters are exact, for all blocks and by size", "[policy][tracked]")
   CHECK(memory->statistics().allocated_bytes[0].current == 0);
 }
 
-TEST_CASE("nothing is counted for zero bytes, null or a refusal; refusals are counted apart",
-          "[policy][tracked]") {
+TEST_CASE("tracked counts nothing for zero bytes and null, and a refusal only in ooms", "[policy][tracked]") {
   auto memory = host_memory{} | limited{1000} | tracked{};
   CHECK(memory.allocate({}, 0) == nullptr);
   memory.deallocate({}, nullptr, 100);
@@ -108,7 +107,7 @@ TEST_CASE("nothing is counted for zero bytes, null or a refusal; refusals are co
   CHECK(memory->statistics().ooms == 0);
 }
 
-TEST_CASE("marks see what happens while they are there, nested ones too", "[policy][tracked]") {
+TEST_CASE("high_water_mark covers the calls between add and remove, also when nested", "[policy][tracked]") {
   auto memory = host_memory{} | tracked{};
   void* const before = memory.allocate({}, 1000);
   high_water_mark outer, inner;
@@ -132,7 +131,8 @@ TEST_CASE("marks see what happens while they are there, nested ones too", "[poli
   memory.deallocate({}, r, 100);
 }
 
-TEST_CASE("a mark of one thread does not see another's blocks", "[policy][tracked][threads]") {
+TEST_CASE("high_water_mark of this_thread does not count another thread's blocks",
+          "[policy][tracked][threads]") {
   auto memory = host_memory{} | tracked{};
   high_water_mark mine, all;
   memory->add(mine, peak_of::this_thread);
@@ -144,7 +144,7 @@ TEST_CASE("a mark of one thread does not see another's blocks", "[policy][tracke
   memory->remove(mine);
 }
 
-TEST_CASE("a mark of a thread that ended does not see a later thread with the same tag",
+TEST_CASE("high_water_mark of an ended thread does not count a later thread with the same tag",
           "[policy][tracked][threads]") {
   auto memory = host_memory{} | tracked{};
   high_water_mark ended;
@@ -172,7 +172,7 @@ TEST_CASE("a mark of a thread that ended does not see a later thread with the sa
   memory->remove(ended);
 }
 
-TEST_CASE("scopes of threads nest and end in any order", "[policy][tracked][threads]") {
+TEST_CASE("high_water_mark scopes of threads nest and end in any order", "[policy][tracked][threads]") {
   auto memory = host_memory{} | tracked{};
   high_water_mark outer, inner, other;
   memory->add(outer, peak_of::this_thread);
@@ -182,13 +182,13 @@ TEST_CASE("scopes of threads nest and end in any order", "[policy][tracked][thre
     memory->add(other, peak_of::this_thread);
     memory.deallocate({}, memory.allocate({}, 7000), 7000);
   }).join();
-  memory->reset_peak_statistics();  // touches no mark
+  memory->reset_peak_statistics();  // changes no mark
   memory->remove(outer);            // before the inner one
   void* const q = memory.allocate({}, 500);
   CHECK(memory->read(outer).peak == 1000);
   CHECK(memory->read(inner).peak == 1500);
   CHECK(memory->read(other).peak == 7000);
-  memory->remove(other);  // by another thread than its own
+  memory->remove(other);  // on another thread than it was added
   memory->remove(inner);
   memory.deallocate({}, p, 1000);
   memory.deallocate({}, q, 500);
@@ -201,7 +201,8 @@ detail::waiting_amount waits(std::int64_t bytes) {
 }
 }  // namespace
 
-TEST_CASE("active counts what waits and keeps its peak until a reset", "[policy][tracked]") {
+TEST_CASE("tracked_statistics::active_bytes includes pending blocks and keeps its peak until a reset",
+          "[policy][tracked]") {
   tracked_numbers numbers;
   numbers.count(come(600));
   numbers.count(come(500));
@@ -223,7 +224,7 @@ TEST_CASE("active counts what waits and keeps its peak until a reset", "[policy]
   CHECK(s.active_bytes[0].current == 1000);
   CHECK(s.active_bytes[0].peak == 1500);
   CHECK(s.active[0].freed == 1);
-  numbers.count(come(450));  // nothing waits: below the peak of what was active
+  numbers.count(come(450));  // nothing is pending: below the peak of active bytes
   CHECK(numbers.statistics().active_bytes[0].peak == 1500);
   numbers.count(come(300));
   CHECK(numbers.statistics().active_bytes[0].peak == 1750);
@@ -239,7 +240,8 @@ TEST_CASE("active counts what waits and keeps its peak until a reset", "[policy]
   CHECK(s.allocated_bytes[0].freed == 0);
 }
 
-TEST_CASE("the peak of active is exact though threads count by themselves below it", "[policy][tracked]") {
+TEST_CASE("tracked_statistics::active_bytes has an exact peak while threads count in shares below it",
+          "[policy][tracked]") {
   constexpr std::int64_t peak = 1'000'000;
   constexpr std::int64_t waiting = 300'000;
   for (std::int64_t const top : {peak - waiting - 1000, peak - waiting, peak - waiting + 1000, peak}) {
@@ -258,7 +260,7 @@ TEST_CASE("the peak of active is exact though threads count by themselves below 
   }
 }
 
-TEST_CASE("counters are exact under threads", "[policy][tracked][threads]") {
+TEST_CASE("tracked counts exactly with several threads", "[policy][tracked][threads]") {
   auto memory = host_memory{} | pooled{} | tracked{};
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -276,7 +278,8 @@ TEST_CASE("counters are exact under threads", "[policy][tracked][threads]") {
   CHECK(s.allocations[0].peak >= 1);
 }
 
-TEST_CASE("a share counts what there is room for, and tells it all", "[policy][tracked]") {
+TEST_CASE("tracked_share::count accepts what it has room for, and close reports all of it",
+          "[policy][tracked]") {
   tracked_share share;
   CHECK_FALSE(share.count(go(1)));  // not open
   tracked_amounts room{};
@@ -284,10 +287,10 @@ TEST_CASE("a share counts what there is room for, and tells it all", "[policy][t
   room[1] = room[2] = {1000, 1000, 500};
   share.open(room);
   CHECK(share.count(come(600)));
-  CHECK_FALSE(share.count(come(401)));                      // of all bytes
-  CHECK_FALSE(share.count(come(501, block_group::large)));  // of the large ones'
+  CHECK_FALSE(share.count(come(401)));                      // no room in all bytes
+  CHECK_FALSE(share.count(come(501, block_group::large)));  // no room in large bytes
   CHECK(share.count(come(400, block_group::large)));
-  CHECK_FALSE(share.count(come(0 + 1)));  // of all blocks
+  CHECK_FALSE(share.count(come(0 + 1)));  // no room in all blocks
   CHECK(share.count(go(600)));
   CHECK(share.count(come(100)));
   tracked_amounts change{}, came{};
@@ -302,7 +305,8 @@ TEST_CASE("a share counts what there is room for, and tells it all", "[policy][t
   CHECK_FALSE(share.count(go(100)));  // closed
 }
 
-TEST_CASE("a peak is exact though threads count by themselves below it", "[policy][tracked][threads]") {
+TEST_CASE("tracked_numbers reports an exact peak while threads count in shares below it",
+          "[policy][tracked][threads]") {
   constexpr unsigned count = 8;
   constexpr std::int64_t block = 2500;
   constexpr std::int64_t peak = 4096 * block;
@@ -313,7 +317,7 @@ TEST_CASE("a peak is exact though threads count by themselves below it", "[polic
     numbers.add(mark, peak_of::all_threads);
     for (int i = 0; i < 4096; ++i) numbers.count(come(block));
     for (int i = 0; i < 4096; ++i) numbers.count(go(block));
-    // All come and go until several count by themselves, then rise together to `top`, then fall.
+    // All allocate and free until several count in shares, then rise together to `top`, then fall.
     std::int64_t const top = peak + more;
     std::atomic<bool> enough = false;
     std::atomic<std::int64_t> blocks = 4096;
@@ -360,7 +364,7 @@ TEST_CASE("a peak is exact though threads count by themselves below it", "[polic
   if (std::thread::hardware_concurrency() > 1) CHECK(ever_shared);
 }
 
-TEST_CASE("shares together never pass a peak unseen", "[policy][tracked]") {
+TEST_CASE("tracked_numbers detects a peak that several shares reach together", "[policy][tracked]") {
   constexpr std::int64_t peak = 1'000'000;
   for (std::int64_t const top : {peak - 1000, peak, peak + 1000, 2 * peak}) {
     tracked_numbers numbers;
@@ -375,7 +379,8 @@ TEST_CASE("shares together never pass a peak unseen", "[policy][tracked]") {
   }
 }
 
-TEST_CASE("small and large blocks keep peaks of their own under shares", "[policy][tracked]") {
+TEST_CASE("tracked_numbers keeps separate peaks for small and large blocks with shares",
+          "[policy][tracked]") {
   constexpr std::int64_t peak = 1'000'000;
   tracked_numbers numbers;
   move(numbers, peak);
@@ -393,7 +398,7 @@ TEST_CASE("small and large blocks keep peaks of their own under shares", "[polic
   CHECK(s.allocated_bytes[0].peak == 100 * peak);
 }
 
-TEST_CASE("while a mark sees one thread alone nobody counts by itself", "[policy][tracked]") {
+TEST_CASE("tracked_numbers opens no share while a mark of this_thread exists", "[policy][tracked]") {
   tracked_numbers numbers;
   move(numbers, 1'000'000);
   move(numbers, -1'000'000);
@@ -415,7 +420,7 @@ TEST_CASE("while a mark sees one thread alone nobody counts by itself", "[policy
   CHECK(numbers.sharing() >= 4);
 }
 
-TEST_CASE("a mark sees a peak of its own that shares had a part in", "[policy][tracked]") {
+TEST_CASE("high_water_mark reports its own peak with blocks counted in shares", "[policy][tracked]") {
   constexpr std::int64_t peak = 1'000'000;
   tracked_numbers numbers;
   move(numbers, 10 * peak);
@@ -425,7 +430,7 @@ TEST_CASE("a mark sees a peak of its own that shares had a part in", "[policy][t
   move(numbers, peak);
   move(numbers, -peak);
   share_out(numbers);
-  // Less than the shares have room for, then a block that is counted by all.
+  // Less than the shares have room for, then a block that is counted globally.
   move(numbers, peak / 2);
   CHECK(numbers.sharing() == 4);
   void const* const fifth = named(40);
@@ -442,9 +447,10 @@ TEST_CASE("a mark sees a peak of its own that shares had a part in", "[policy][t
   numbers.remove(mark);
 }
 
-TEST_CASE("whoever asks is told everything that has been counted", "[policy][tracked][threads]") {
+TEST_CASE("tracked_numbers::statistics includes everything that was counted before",
+          "[policy][tracked][threads]") {
   tracked_numbers numbers;
-  for (int i = 0; i < 100; ++i) numbers.count(come(1000));  // room
+  for (int i = 0; i < 100; ++i) numbers.count(come(1000));  // makes room for shares
   for (int i = 0; i < 100; ++i) numbers.count(go(1000));
   std::atomic<bool> enough = false;
   std::vector<std::thread> threads;
@@ -472,7 +478,7 @@ TEST_CASE("whoever asks is told everything that has been counted", "[policy][tra
   }
   for (auto& thread : threads) thread.join();
   tracked_statistics const s = numbers.statistics();
-  CHECK(s.allocations[0].allocated > 400'000);  // none saw too little
+  CHECK(s.allocations[0].allocated > 400'000);  // no thread saw too little
   CHECK(s.allocations[0].current == 0);
   CHECK(s.allocated_bytes[at(block_group::large)].current == 0);
   CHECK(s.allocated_bytes[at(block_group::large)].peak <= 8'000'000);

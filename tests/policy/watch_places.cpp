@@ -14,7 +14,7 @@ namespace {
 
 constexpr char const* file = "some file";
 
-/// What watch_places makes of a line and frames; the last frame may be chosen so that two origins get one key.
+/// The key that watch_places computes from a line and frames; lets a test choose a last frame that makes two keys collide.
 std::uint64_t mixed(int line, std::vector<std::uintptr_t> const& frames) {
   auto hash = static_cast<std::uint64_t>(line);
   auto const mix = [&hash](std::uintptr_t bits) {
@@ -37,7 +37,8 @@ void* at(std::uintptr_t bits) {
 
 }  // namespace
 
-TEST_CASE("origins whose keys collide are told apart, by line and by each frame", "[policy][watched]") {
+TEST_CASE("watch_places distinguishes origins with equal keys by line and by each frame",
+          "[policy][watched]") {
   watch_places places;
   std::vector<void*> const a{at(0x1000), at(0x2000)};
   std::vector<void*> const b{at(0x3000), at(mixed(7, {0x1000}) ^ mixed(7, {0x3000}) ^ 0x2000)};
@@ -54,12 +55,13 @@ TEST_CASE("origins whose keys collide are told apart, by line and by each frame"
   CHECK(places.frames().size() == 6);
 }
 
-TEST_CASE("no more places are kept than asked, and known ones are found then too", "[policy][watched]") {
+TEST_CASE("watch_places::number_of adds no place beyond the limit and still finds known ones",
+          "[policy][watched]") {
   watch_places places;
   std::vector<void*> const none;
   CHECK(places.number_of(origin(1, none), 2) == 1);
   CHECK(places.number_of(origin(2, none), 2) == 2);
   CHECK(places.number_of(origin(3, none), 2) == 0);
   CHECK(places.number_of(origin(2, none), 2) == 2);
-  CHECK(places.number_of(origin(0, none), 2) == 0);  // nothing is known of it
+  CHECK(places.number_of(origin(0, none), 2) == 0);  // an unknown origin
 }

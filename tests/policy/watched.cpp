@@ -25,7 +25,7 @@ using namespace tarn;
 
 namespace {
 
-/// Ten more at each look.
+/// A clock that advances by 10 at each call.
 std::uint64_t ticking() {
   static std::atomic<std::uint64_t> now{1'000'000};
   return now += 10;
@@ -42,12 +42,12 @@ std::string_view file_name(std::string_view path) {
 
 }  // namespace
 
-TEST_CASE("watched keeps the contract of resources", "[policy][watched]") {
+TEST_CASE("watched meets the resource contract", "[policy][watched]") {
   tarn_test::resource_contract([] { return host_memory{} | watched{.history = 8}; });
   tarn_test::resource_contract([] { return sim_pages{} | pooled{} | watched{}; });
 }
 
-TEST_CASE("a live block is known with its sizes, stream, line and time", "[policy][watched]") {
+TEST_CASE("watched records the sizes, stream, line and time of a live block", "[policy][watched]") {
   sim_machine const machine;
   basic_stream<sim_driver> const a(machine.driver());
   auto memory = sim_pages(machine.driver()) | pooled{} | watched{.clock = &ticking};
@@ -87,7 +87,7 @@ TEST_CASE("a live block is known with its sizes, stream, line and time", "[polic
   CHECK(r.forgotten_events == 4);
 }
 
-TEST_CASE("without a clock of one's own times are nanoseconds since the start, and the start since 1970",
+TEST_CASE("watched by default counts nanoseconds since its start, and the start since 1970",
           "[policy][watched]") {
   auto memory = host_memory{} | watched{};
   void* const p = memory.allocate({}, 10);
@@ -102,7 +102,7 @@ TEST_CASE("without a clock of one's own times are nanoseconds since the start, a
   memory.deallocate({}, p, 10);
 }
 
-TEST_CASE("times never go back within a record, whoever looked at the clock first", "[policy][watched]") {
+TEST_CASE("watched never records decreasing times, even if its clock goes back", "[policy][watched]") {
   static std::uint64_t at = 0;
   at = 100;
   auto memory = host_memory{} | watched{.history = 4, .clock = [] { return at; }};
@@ -118,8 +118,7 @@ TEST_CASE("times never go back within a record, whoever looked at the clock firs
   CHECK(r.now_ns == 50);
 }
 
-TEST_CASE("owners hand their caller's line down to a watched layer through policies between",
-          "[policy][watched]") {
+TEST_CASE("watched records the line of a buffer's caller through the policies between", "[policy][watched]") {
   auto memory = sim_pages{} | pooled{} | watched{.history = 16} | limited{1_GiB} | tracked{};
   auto buffer = make_device_buffer<float>(memory, 1000, stream_ref{});
   int const line = __LINE__ - 1;
@@ -133,10 +132,11 @@ TEST_CASE("owners hand their caller's line down to a watched layer through polic
   };
   CHECK(line_of(0) == line);
   CHECK(line_of(1) == line + 2);
-  CHECK(line_of(2) == line + 2);  // the old block goes within resize()
+  CHECK(line_of(2) == line + 2);  // resize() frees the old block
 }
 
-TEST_CASE("the ring keeps the latest events, oldest first, and counts the others", "[policy][watched]") {
+TEST_CASE("watched keeps the latest events, oldest first, and counts the forgotten ones",
+          "[policy][watched]") {
   sim_machine const machine;
   basic_stream<sim_driver> const a(machine.driver());
   basic_stream<sim_driver> const b(machine.driver());
@@ -163,7 +163,8 @@ TEST_CASE("the ring keeps the latest events, oldest first, and counts the others
   CHECK(r.events[2].time_ns <= r.now_ns);
 }
 
-TEST_CASE("a refusal is an event, and its error says which tags hold the most", "[policy][watched]") {
+TEST_CASE("watched records a refusal as an event and adds the largest tags to its error",
+          "[policy][watched]") {
   auto memory = host_memory{} | limited{10_MiB} | watched{.history = 8};
   tag const weights("weights of the refused");
   void* const p = memory.allocate({}, 4_MiB, 256, weights);
@@ -196,7 +197,7 @@ TEST_CASE("a refusal is an event, and its error says which tags hold the most", 
   memory.deallocate({}, q, 1_MiB);
 }
 
-TEST_CASE("where no name was ever used an error is as it was without watching", "[policy][watched]") {
+TEST_CASE("watched does not change the text of an error if no tag was ever used", "[policy][watched]") {
   auto const text_of = [](auto memory) -> std::string {
     void* const p = memory.allocate({}, 1_MiB);
     std::string text;
@@ -211,11 +212,11 @@ TEST_CASE("where no name was ever used an error is as it was without watching", 
   std::string const plain = text_of(host_memory{} | limited{5_MiB});
   std::string const seen = text_of(host_memory{} | limited{5_MiB} | watched{});
   REQUIRE(plain.find("refused") != std::string::npos);
-  // Before that the stream's identity stands, which a watched layer has asked for.
+  // The text before it has the stream's id, which the watched layer has queried.
   CHECK(plain.substr(plain.find("refused")) == seen.substr(seen.find("refused")));
 }
 
-TEST_CASE("the text of an error stays bounded with the longest names", "[policy][watched]") {
+TEST_CASE("watched bounds the text of an error with the longest tags", "[policy][watched]") {
   auto memory = host_memory{} | limited{10_MiB} | watched{};
   std::vector<void*> blocks;
   for (char const c : {'x', 'y', 'z'})
@@ -227,12 +228,12 @@ TEST_CASE("the text of an error stays bounded with the longest names", "[policy]
     std::string const text = e.what();
     CHECK(text.find(std::string(63, 'x') + " 1 MiB") != std::string::npos);
     CHECK(text.find(std::string(64, 'x')) == std::string::npos);
-    CHECK(text.find("check the size for overflow.") != std::string::npos);  // the end is there
+    CHECK(text.find("check the size for overflow.") != std::string::npos);  // the end is not cut off
   }
   for (void* p : blocks) memory.deallocate({}, p, 1_MiB);
 }
 
-TEST_CASE("bytes, peaks and blocks are counted for each tag", "[policy][watched]") {
+TEST_CASE("watched counts bytes, peaks and blocks for each tag", "[policy][watched]") {
   auto memory = sim_pages{} | pooled{} | watched{};
   tag const one("counted one");
   tag const two("counted two");
@@ -271,7 +272,7 @@ TEST_CASE("bytes, peaks and blocks are counted for each tag", "[policy][watched]
   }
 }
 
-TEST_CASE("an address that comes back another way than it went is not live twice", "[policy][watched]") {
+TEST_CASE("watched does not list an address twice that was freed without it", "[policy][watched]") {
   auto pool = host_memory{} | pooled{};
   auto memory = pool | watched{.history = 8};
   void* const p = memory.allocate({}, 1000, 256, tag("around"));
@@ -285,13 +286,14 @@ TEST_CASE("an address that comes back another way than it went is not live twice
   REQUIRE(r.events.size() == 3);
   CHECK(r.events[1].kind == watched_event_kind::free);
   memory.deallocate({}, q, 1000);
-  // And one that was never seen passes through.
+  // A pointer that was never seen passes through.
   void* const other = pool.allocate({}, 50);
   memory.deallocate({}, other, 50);
   CHECK(record_of(memory).events.size() == 4);
 }
 
-TEST_CASE("a block is noted after it was handed out and before it goes back", "[policy][watched]") {
+TEST_CASE("watched adds a block after its allocation and removes it before its deallocation",
+          "[policy][watched]") {
   std::function<void()> look = [] {};
   std::vector<std::size_t> live;
   auto memory = host_memory{} | logged{[&](call_record const&) { look(); }} | watched{};
@@ -301,7 +303,8 @@ TEST_CASE("a block is noted after it was handed out and before it goes back", "[
   CHECK(live == std::vector<std::size_t>{0, 0, 0, 0});
 }
 
-TEST_CASE("calls of threads are noted in an order that happened", "[policy][watched][threads]") {
+TEST_CASE("watched records the calls of several threads in a consistent order",
+          "[policy][watched][threads]") {
   auto memory = host_memory{} | pooled{} | watched{.history = 20'000};
   std::vector<std::thread> threads;
   std::atomic<bool> stop{false};
@@ -341,7 +344,8 @@ TEST_CASE("calls of threads are noted in an order that happened", "[policy][watc
   for (auto const& [t, events] : of_tag) CHECK(events == 2000);
 }
 
-TEST_CASE("stacks are taken with each call and named only for a record", "[policy][watched][call_stack]") {
+TEST_CASE("watched captures a stack at each call and names frames only in record",
+          "[policy][watched][call_stack]") {
   static std::atomic<int> captured{0};
   static std::atomic<int> named{0};
   stack_hooks const hooks{[](void** frames, std::size_t most) {
@@ -362,24 +366,24 @@ TEST_CASE("stacks are taken with each call and named only for a record", "[polic
     p = memory.allocate({}, 100);
     if (i == 0) memory.deallocate({}, p, 100);
   }
-  CHECK(captured == 4);  // one when the layer was made
+  CHECK(captured == 4);  // one at the construction of the layer
   CHECK(named == 0);
   watch_record const r = record_of(memory);
-  CHECK(r.places.size() == 3);  // two lines, each known once
+  CHECK(r.places.size() == 3);  // two lines, each stored once
   auto const& frames = r.places.at(r.live.at(0).place);
   REQUIRE(frames.size() == 3);
   CHECK(file_name(frames[0].file) == "watched.cpp");
   CHECK(frames[1].function == "inner");
   CHECK(frames[2].function == "outer");
   memory.deallocate({}, p, 100);
-  // Without names an address stands for itself.
+  // Without a name hook the address is the name.
   auto bare = host_memory{} | watched{.stacks = {hooks.capture, nullptr}};
   void* const q = bare.allocate({}, 100);
   CHECK(record_of(bare).places.at(1).at(1).function == "0x1000");
   bare.deallocate({}, q, 100);
 }
 
-TEST_CASE("no more places are kept than was asked for", "[policy][watched][watch_places]") {
+TEST_CASE("watched keeps no more places than its option allows", "[policy][watched][watch_places]") {
   auto memory = host_memory{} | watched{.places = 1};
   void* const p = memory.allocate({}, 10);
   void* const q = memory.allocate({}, 10);
@@ -390,7 +394,7 @@ TEST_CASE("no more places are kept than was asked for", "[policy][watched][watch
   memory.deallocate({}, q, 10);
 }
 
-TEST_CASE("a watched layer over many blocks finds each again", "[policy][watched][watch_log]") {
+TEST_CASE("watched finds each of many live blocks", "[policy][watched][watch_log]") {
   auto memory = host_memory{} | pooled{} | watched{};
   std::vector<void*> blocks;
   for (std::size_t i = 0; i < 3000; ++i) blocks.push_back(memory.allocate({}, 100 + i));
@@ -412,7 +416,7 @@ TEST_CASE("a watched layer over many blocks finds each again", "[policy][watched
   CHECK(record_of(memory).live.empty());
 }
 
-TEST_CASE("the books take as much host memory as the most live blocks need, however many came and went",
+TEST_CASE("watched bounds its host memory by the peak number of live blocks",
           "[policy][watched][watch_log]") {
   auto memory = host_memory{} | pooled{} | watched{.history = 100};
   std::size_t const empty = memory->host_bytes();
@@ -421,7 +425,7 @@ TEST_CASE("the books take as much host memory as the most live blocks need, howe
   for (int i = 0; i < 1000; ++i) blocks.push_back(memory.allocate({}, 300));
   std::size_t const full = memory->host_bytes();
   CHECK(full > empty + 1000 * 80);
-  CHECK(full < empty + 1000 * 160 + 4096);  // and what places and tags take
+  CHECK(full < empty + 1000 * 160 + 4096);  // plus places and tags
   for (int i = 0; i < 5; ++i) {
     for (void* p : blocks) memory.deallocate({}, p, 300);
     for (void*& p : blocks) p = memory.allocate({}, 300);

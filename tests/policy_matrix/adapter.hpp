@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A stack behind the virtual calls of the checks, and how stacks are composed of the list.
+// Adapts a stack to the virtual interface of the checks, and composes stacks from the lists of policies.
 
 #include <concepts>
 #include <memory>
@@ -15,7 +15,7 @@
 
 namespace policy_matrix {
 
-/// The calls that are looked for below the top layer.
+/// Calls that `tarn::nearest` searches for below the top layer.
 namespace ask {
 struct use_call {
   void* p = nullptr;
@@ -191,7 +191,7 @@ class adapter final : public test_memory {
   std::unique_ptr<M> memory_;
 };
 
-/// Puts the policies on memory, from the first to the last.
+/// Applies the policies to memory, from the first to the last.
 template <class D, class M>
 auto put_on(surroundings<D>&, M memory) {
   return memory;
@@ -205,7 +205,7 @@ auto put_on(surroundings<D>& s, M memory) {
     return put_on<Rest...>(s, std::move(next));
   }
 }
-/// The seam at which bytes are noted, as one of the policies.
+/// The layer that reports allocations to the device, as a policy.
 struct noted : with::policy {
   static constexpr char const* name = "";
   template <class D>
@@ -219,7 +219,7 @@ auto composed(surroundings<D>& s) {
   return put_on<Policies...>(s, Source::make(s));
 }
 
-/// True where a policy is on top, but for the seam.
+/// Whether a policy is the last one, not counting `noted`.
 template <class Policy, class... Policies>
 constexpr bool is_last() {
   bool last = false;
@@ -227,7 +227,7 @@ constexpr bool is_last() {
   return last;
 }
 
-/// Where a list of stacks is collected: Device has the driver's type, and makes devices and their drivers.
+/// Adds one stack to a list. Device defines driver_type, and is constructed from a mode.
 template <class Device, template <class> class Source, class... Policies>
 void add_stack(std::vector<stack_under_test>& all) {
   using D = typename Device::driver_type;
@@ -243,9 +243,9 @@ void add_stack(std::vector<stack_under_test>& all) {
   t.pool_over_pool = pool_on_top && (std::size_t{Policies::has_pool} + ... + 0) > 1;
   t.writes_below_pool = pool_on_top && (Policies::writes || ...);
   if (!t.has_pool)
-    t.can.owns = t.can.state = t.can.inspect = false;  // then a fallback's pool has a part of the blocks
+    t.can.owns = t.can.state = t.can.inspect = false;  // a fallback's pool holds only some of the blocks
   t.keeps_freed = (Policies::keeps_freed || ...);
-  // Below a quarantine freed blocks are live, and below a pool blocks are segments.
+  // Below a quarantine, freed blocks count as live; below a pool, blocks are segments.
   if (pool_on_top || is_last<with::checked, Policies...>()) {
     t.can.statistics = t.can.limit = t.can.record = false;
   }
@@ -262,7 +262,7 @@ void add_stack(std::vector<stack_under_test>& all) {
   all.push_back(std::move(t));
 }
 
-/// One stack for each policy of a list: the source, `Before`, the policy, `After`.
+/// Adds one stack for each policy of a list: the source, optionally a pool, the policy, `After`.
 template <class Device, template <class> class Source, class... After>
 struct for_each_policy {
   template <class... Policies>
@@ -278,7 +278,7 @@ struct for_each_policy {
     (add_stack<Device, Source, noted, Policies, After...>(all), ...);
   }
 };
-/// Every pair whose first policy is one of the first list, over a pool.
+/// Adds a stack over a pool for every pair of a policy of the first list and one of the second.
 template <class Device, template <class> class Source, class... Firsts, class Seconds>
 void add_pairs(std::vector<stack_under_test>& all, list<Firsts...>, Seconds seconds) {
   auto const with_first = [&]<class First, class... Others>(First, list<Others...>) {

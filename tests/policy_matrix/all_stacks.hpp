@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Every stack of every file. With TARN_MATRIX_SHORT those of stacks_short.cpp only, which compile sooner.
+// Every stack of every file. With TARN_MATRIX_SHORT only those of stacks_short.cpp, which compile faster.
 
 #include <iterator>
 #include <utility>

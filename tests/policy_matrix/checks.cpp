@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checks. Each is a correct program: whatever is found is the library's fault.
+// The checks. Each is a correct program, so every finding is a bug of the library.
 #include "checks.hpp"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 using namespace tarn::literals;
 using tarn::stream_ref;
 
-/// What is told of misuse goes to the report: every program here is correct.
+/// Reported misuses. They are added to the report as findings, since every program here is correct.
 std::vector<std::string>& misuses() {
   static std::vector<std::string> all;
   return all;
@@ -52,7 +52,7 @@ struct block {
   std::size_t alignment = tarn::default_alignment;
 };
 
-/// Null where memory ran out.
+/// Returns null if memory ran out.
 void* try_allocate(test_memory& memory, stream_ref stream, std::size_t bytes,
                    std::size_t alignment = tarn::default_alignment,
                    tarn::place where = tarn::place::current()) {
@@ -62,7 +62,7 @@ void* try_allocate(test_memory& memory, stream_ref stream, std::size_t bytes,
     return nullptr;
   }
 }
-/// Blocks until memory runs out, so that a fallback serves, too.
+/// Allocates blocks until memory runs out, so that a fallback serves too.
 std::vector<block> fill_up(test_memory& memory, stream_ref stream, std::size_t bytes, std::size_t most = 64) {
   std::vector<block> all;
   while (all.size() < most) {
@@ -77,7 +77,7 @@ void free_all(test_memory& memory, stream_ref stream, std::vector<block>& all) {
   all.clear();
 }
 
-/// What a stack counts now, as far as it counts.
+/// The current counts of a stack, as far as it has any.
 struct counts {
   exact_numbers exact;
   std::size_t used = 0;
@@ -187,16 +187,16 @@ void exceptions(stack_under_test const& stack, test_device& device, test_memory&
   device.end_stream(s);
 }
 
-/// A block with a use on another stream goes to nobody while that use may run.
+/// A block with a recorded use on another stream is not reused while that use may run.
 void recorded_uses(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
   if (!stack.can.record_use) return;
   for (std::size_t const bytes : {std::size_t{1000}, std::size_t{3_MiB}}) {
     stream_ref const a = device.new_stream();
     stream_ref const b = device.new_stream();
     auto all = fill_up(memory, a, bytes == 1000 ? 3_MiB : bytes);
-    for (bool const last : {false, true}) {  // where memory ran out the last one is of a fallback
+    for (bool const last : {false, true}) {  // if memory ran out, the last one is from a fallback
       if (all.empty()) break;
-      if (bytes == 1000) {  // beside large ones, so that it comes from where they come from
+      if (bytes == 1000) {  // allocated beside large ones, so that it has the same source
         if (!last) free_all(memory, a, all);
         void* const p = try_allocate(memory, a, bytes);
         if (p == nullptr) continue;
@@ -224,7 +224,7 @@ void recorded_uses(stack_under_test const& stack, test_device& device, test_memo
         memory.deallocate(a, q, x.bytes, 256);
       }
     }
-    // The stream of the use may be destroyed before the block is freed, and so may the one that frees.
+    // The stream of the use may be destroyed before the block is freed.
     if (void* const p = try_allocate(memory, a, bytes)) {
       device.order(a, b);
       device.write(b, p, bytes, 0xB2, 50'000);
@@ -249,7 +249,7 @@ void recorded_uses(stack_under_test const& stack, test_device& device, test_memo
     out.check(memory.state().pending == 0, "a recorded use is pending after all was waited for");
 }
 
-/// A block whose stream is destroyed is freed as any other, also where another stream has got the handle.
+/// A block whose stream is destroyed is freed as any other, also if another stream has the same handle.
 void destroyed_streams(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
   for (bool const handle_is_reused : {false, true}) {
     for (std::size_t const bytes : {std::size_t{1000}, std::size_t{100'000}, std::size_t{3_MiB}}) {
@@ -324,7 +324,7 @@ void ownership(stack_under_test const& stack, test_device& device, test_memory& 
   device.end_stream(s);
 }
 
-/// A capture of which the memory is not told is not spoiled, and has no work of the library's.
+/// A capture that the memory is not notified of stays valid and contains no work of the library.
 void capture(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
   for (std::size_t const bytes : {std::size_t{1000}, std::size_t{3_MiB}}) {
     stream_ref const s = device.new_stream();
@@ -396,7 +396,7 @@ void statistics(stack_under_test const& stack, test_device& device, test_memory&
   device.end_stream(s);
 }
 
-/// check_all() accuses nothing of what is right: fences still queued, blocks that come while it waits.
+/// check_all() reports no correct block: with fences still queued, or allocated while it waits.
 void check_all(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
   if (!stack.can.check_all) return;
   stream_ref const busy = device.new_stream();
@@ -407,7 +407,7 @@ void check_all(stack_under_test const& stack, test_device& device, test_memory& 
   void* const queued = memory.allocate(busy, 1000, 256, tarn::place::current());
   out.check(memory.check_all() == 0, "check_all() reports fences that are still queued");
   device.write(busy, ground, 5000, 2, 100'000);
-  // While it waits another thread allocates, frees, and overwrites what it freed under a new owner.
+  // While it waits, another thread allocates, frees, and writes to the freed memory as a new block.
   void* late = nullptr;
   void* victim = memory.allocate(other, 700, 256, tarn::place::current());
   std::vector<block> next;
@@ -440,7 +440,7 @@ void check_all(stack_under_test const& stack, test_device& device, test_memory& 
   device.end_stream(other);
 }
 
-/// A watched layer names the caller's line, however many layers lie between.
+/// A watched layer records the caller's line, however many layers are between.
 void places(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
   if (!stack.can.record) return;
   stream_ref const s = device.new_stream();
@@ -459,7 +459,7 @@ void places(stack_under_test const& stack, test_device& device, test_memory& mem
   device.end_stream(s);
 }
 
-/// A handler of retry_on_oom may use the memory that it is called for, also under a pool.
+/// A handler of retry_on_oom may use the memory that called it, also below a pool.
 void handlers(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
   if (!stack.has_retry) return;
   stream_ref const s = device.new_stream();
@@ -475,7 +475,7 @@ void handlers(stack_under_test const& stack, test_device& device, test_memory& m
       memory.deallocate(s, all.front().p, all.front().bytes, 256);
       all.erase(all.begin());
     }
-    // Served from the cache, or refused: the pool cannot grow meanwhile.
+    // Served from the cache or refused: the pool cannot grow during the handler.
     if (void* const p = called < 3 ? try_allocate(memory, s, 100) : nullptr)
       memory.deallocate(s, p, 100, 256);
   });
@@ -491,7 +491,7 @@ void handlers(stack_under_test const& stack, test_device& device, test_memory& m
   device.end_stream(s);
 }
 
-/// Each thread's per-thread default stream is another stream.
+/// Each thread has its own per-thread default stream.
 void ending_threads(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
   auto const own = stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{2}));
   auto const turn = [&] {
@@ -569,7 +569,7 @@ void run(promise const& p, stack_under_test const& stack, unsigned mode, report&
 
 namespace {
 
-/// A random correct program. The numbers that a stack keeps are compared with the model after each step.
+/// A random correct program. The counts of a stack are compared with the model after each step.
 class random_program {
  public:
   random_program(stack_under_test const& stack, test_device& device, test_memory& memory, report& out,
@@ -661,7 +661,7 @@ class random_program {
     auto const here = tarn::place::current();
     b.p = try_allocate(memory_, b.stream, b.bytes, b.alignment, here);
     b.line = here.line;
-    if (b.p == nullptr) {  // as a program does that runs out: it frees the half of what it has
+    if (b.p == nullptr) {  // out of memory: frees half of its blocks, as a program would
       std::size_t const half = live_.size() / 2;
       while (live_.size() > half) give_back(below(live_.size()));
       return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The checks: what the documentation promises of every stack, compiled once.
+// Checks of what the documentation promises for every stack, compiled once.
 
 #include <cstdint>
 #include <string_view>
@@ -16,18 +16,18 @@ struct promise {
   void (*check)(stack_under_test const& stack, test_device& device, test_memory& memory, report& out);
 };
 
-/// All promises but that of ending threads.
+/// All promises except promise_of_ending_threads().
 [[nodiscard]] std::vector<promise> const& promises();
 /// A thread that ends leaves bounded host memory.
 [[nodiscard]] promise const& promise_of_ending_threads();
 
-/// Runs one promise on a fresh device and fresh memory, and looks whether anything is left over.
+/// Runs one promise on a new device and new memory, and checks for leaks.
 void run(promise const& p, stack_under_test const& stack, unsigned mode, report& out);
-/// A random correct program against a model of what is live.
+/// Runs a random correct program against a model of the live blocks.
 void run_random(stack_under_test const& stack, unsigned mode, std::uint64_t seed, unsigned steps,
                 report& out);
 
-/// The stacks of one file each.
+/// Each returns the stacks of one file.
 [[nodiscard]] std::vector<stack_under_test> stacks_of_sources();
 [[nodiscard]] std::vector<stack_under_test> stacks_of_policies();
 [[nodiscard]] std::vector<stack_under_test> stacks_below_pools();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The policy matrix as a program: every promise on every stack, then random programs, until something is found.
+// The policy matrix as a program: runs every promise on every stack, then random programs, until there is a finding.
 //
 //   tarn_policy_matrix [--only TEXT] [--seeds FIRST..LAST] [--steps N] [--threads] [--list]
 //
-// It prints what tests/simulation prints: "FOUND with seed ...", a finding, and a line for programs to read. Exit status 0:
-// nothing found, 1: found, 2: wrong arguments.
+// It prints in the format of tests/simulation: "FOUND with seed ...", the finding, and a machine-readable line. Exit
+// status 0: no finding, 1: a finding, 2: wrong arguments.
 #include <unistd.h>
 
 #include <chrono>
@@ -22,7 +22,7 @@ namespace {
 
 char current[512] = "";
 
-/// A call that does not return, or a crash, is a finding of the step that it happens in.
+/// Reports a hang or a crash as a finding of the current step.
 void ended_by(int signal) {
   char text[700];
   int const n = std::snprintf(text, sizeof text, "FOUND with seed 0, profile promises, at step 0:\n%s: %s\n",

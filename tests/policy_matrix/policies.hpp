@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The list: every policy, with options under which a correct program never meets a limit, and every source. A new policy
-// joins in one line of block_policies (or page_policies); architecture/check.py compares the list with include/tarn.
+// The lists of all policies, with options under which a correct program never reaches a limit, and of all sources. Add a
+// new policy to block_policies or page_policies; architecture/check.py compares the lists with include/tarn.
 
 #include <cstddef>
 #include <cstdio>
@@ -37,13 +37,13 @@ namespace policy_matrix {
 
 using namespace tarn::literals;
 
-/// What the policies of one stack need, and what they leave behind. It outlives the memory.
+/// The inputs and the records of the policies of one stack. Outlives the memory.
 template <class D>
 struct surroundings {
   D driver;
   test_device* device = nullptr;
-  bool pool_on_top = false;    ///< then bytes are noted there, and not where a fallback has its own pool
-  std::FILE* trace = nullptr;  ///< of `recorded`
+  bool pool_on_top = false;    ///< the device is notified above that pool, not above a fallback's own pool
+  std::FILE* trace = nullptr;  ///< the file of `recorded`
   std::function<void()> on_out_of_memory;
   long logged_allocations = 0;
   long logged_deallocations = 0;
@@ -54,7 +54,7 @@ struct surroundings {
   ~surroundings() {
     if (trace != nullptr) std::fclose(trace);
   }
-  /// After the memory has ended and everything was freed.
+  /// Checks the records after everything was freed and the memory was destroyed.
   void verify(report& out) {
     out.check(logged_allocations == logged_deallocations,
               "a logged layer was called for " + std::to_string(logged_allocations) + " allocations and " +
@@ -73,8 +73,8 @@ struct surroundings {
   }
 };
 
-/// Notes at the seam of pool or source which bytes change hands, for the simulated device's order checker. It stands below
-/// the policies, since some of them write to what is being freed.
+/// Reports allocations and deallocations of the pool or source to the order checker of the simulated device. It is below
+/// the policies, since some of them write to blocks that are being freed.
 struct noting {
   test_device* device = nullptr;
   template <class Upstream>
@@ -114,14 +114,14 @@ struct noting {
   using layer = layer_type<Upstream>;
 };
 
-/// Each policy as the matrix uses it.
+/// Each policy with the options that the matrix uses.
 namespace with {
 
 struct policy {
   static constexpr bool keeps_freed = false;
   static constexpr bool has_retry = false;
-  static constexpr bool has_pool = false;  ///< of its own
-  static constexpr bool writes = false;    ///< to blocks that are being freed
+  static constexpr bool has_pool = false;  ///< contains a pool
+  static constexpr bool writes = false;    ///< writes to blocks that are being freed
 };
 struct limited : policy {
   static constexpr char const* name = "limited";
@@ -202,7 +202,7 @@ struct nvtx_ranged : policy {
     return tarn::nvtx_ranged{"matrix"};
   }
 };
-/// To another pool, of memory that the first one's device does not lack.
+/// Falls back to a pool of managed memory.
 struct fallback_to : policy {
   static constexpr char const* name = "fallback_to";
   static constexpr bool has_pool = true;
@@ -246,11 +246,11 @@ struct reachable_from : policy {
 template <class...>
 struct list {};
 
-/// Every policy over blocks; pairs are made of these. `pooled` has places of its own in the stacks.
+/// Every policy over blocks; pairs combine these. The stacks add `pooled` themselves.
 using block_policies =
     list<with::limited, with::tracked, with::fenced, with::poisoned, with::checked, with::recorded,
          with::logged, with::watched, with::tagged, with::nvtx_ranged, with::fallback_to, with::retry_on_oom>;
-/// Part number Part of so many parts of a list, so that pairs can be compiled in several files.
+/// Part number Part of Parts parts of a list, so that pairs can be compiled in several files.
 template <unsigned Part, unsigned Parts, unsigned At, class Done, class Rest>
 struct part_of_list {
   using type = Done;
@@ -263,7 +263,7 @@ struct part_of_list<Part, Parts, At, list<Done...>, list<First, Rest...>>
 template <unsigned Part, unsigned Parts, class All>
 using part_of = typename part_of_list<Part, Parts, 0, list<>, All>::type;
 
-/// Every policy that may stand below a pool of pages.
+/// Every policy that may be below a pool of pages.
 using page_policies = list<with::limited, with::reachable_from>;
 
 /// Every source.
@@ -306,7 +306,7 @@ struct managed {
   static constexpr bool driver_orders = false;
   static auto make(surroundings<D>& s) { return tarn::basic_managed<D>(s.driver); }
 };
-/// Only over no_driver.
+/// Only for no_driver.
 template <class D>
 struct host {
   static constexpr char const* name = "host";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The simulated device and plain host memory, as the checks see them.
+// The simulated device and plain host memory as test devices.
 
 #include <cstddef>
 #include <cstring>
@@ -22,8 +22,8 @@
 
 namespace policy_matrix {
 
-/// The simulated driver as CUDA's is: it can mark the whole device's work, or, as an older one, says that it cannot; and it
-/// knows which of the streams that it made exist, but nothing of others.
+/// The simulated driver with CUDA's behaviour: it can record the work of the whole device, or reports, as an older driver,
+/// that it cannot. It knows which of the streams that it created exist, but not whether others do.
 class matrix_driver : public tarn::sim_driver {
  public:
   struct hooks {
@@ -103,7 +103,7 @@ class sim_device final : public test_device {
   }
   void wait(tarn::stream_ref stream) override { (void)machine_.driver().synchronize_stream(stream); }
   void wait() override { (void)machine_.driver().synchronize_device(); }
-  /// Of a stream that is neither its own nor a default one the driver cannot be asked whether it is captured.
+  /// The driver cannot query the capture state of a stream that it did not create and that is not a default stream.
   bool begin_capture(tarn::stream_ref stream) override {
     if (foreign_streams_) return false;
     captured_before_ = machine_.captured_calls();
@@ -140,7 +140,7 @@ class sim_device final : public test_device {
     machine_.freed(p, bytes, stream);
   }
 
-  /// All of a small block, both ends of a large one.
+  /// Fills all of a small block and both ends of a large one.
   static void stamp(void* p, std::size_t bytes, unsigned char byte) {
     std::size_t const part = bytes < 512 ? bytes : 256;
     std::memset(p, byte, part);
@@ -172,7 +172,7 @@ class sim_device final : public test_device {
   std::size_t captured_before_ = 0;
 };
 
-/// Host memory without any device: streams are names, and work is done at once.
+/// Host memory without a device: streams are only ids, and work is done at once.
 class host_device final : public test_device {
  public:
   using driver_type = tarn::no_driver;
@@ -204,6 +204,6 @@ class host_device final : public test_device {
 
 }  // namespace policy_matrix
 
-// The pools that most stacks stand on are instantiated once, in stacks_of_sources.cpp.
+// The pools of most stacks are instantiated once, in stacks_of_sources.cpp.
 extern template class tarn::pool<tarn::basic_pages<policy_matrix::matrix_driver>>;
 extern template class tarn::pool<tarn::basic_managed<policy_matrix::matrix_driver>>;

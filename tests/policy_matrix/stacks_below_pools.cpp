@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every policy below a pool: over blocks, or over pages where the policy is for pages.
+// Every policy below a pool: over blocks, or over pages if the policy supports pages.
 #include "adapter.hpp"
 #include "checks.hpp"
 #include "sim_device.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pairs of policies over a pool, part 1: those whose lower policy has a place in the list that is 1 modulo pair_parts.
+// Pairs of policies over a pool, part 1: the index of the lower policy in the list is 1 modulo pair_parts.
 #include "adapter.hpp"
 #include "checks.hpp"
 #include "sim_device.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pairs of policies over a pool, part 3: those whose lower policy has a place in the list that is 3 modulo pair_parts.
+// Pairs of policies over a pool, part 3: the index of the lower policy in the list is 3 modulo pair_parts.
 #include "adapter.hpp"
 #include "checks.hpp"
 #include "sim_device.hpp"

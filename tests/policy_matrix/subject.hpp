@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the checks see of a stack of policies and of the device below it: virtual calls, so that the checks are compiled
-// once, whatever the number of stacks.
+// The interface of the checks to a stack of policies and its device. The calls are virtual, so that the checks are compiled
+// once for all stacks.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace policy_matrix {
 
-/// Collects what is wrong, each with the check and the stack.
+/// Collects findings, each with the check and the stack.
 class report {
  public:
   void begin(std::string where) { where_ = std::move(where); }
@@ -34,42 +34,42 @@ class report {
   std::vector<std::string> found_;
 };
 
-/// A device, its streams, and work that writes bytes. All streams are used by one thread unless a check says otherwise.
+/// A device, its streams, and work that writes bytes. One thread uses all streams unless a check states otherwise.
 struct test_device {
   virtual ~test_device() = default;
-  /// A stream with its identity, as owners keep it.
+  /// A stream with its id, as owners keep it.
   [[nodiscard]] virtual tarn::stream_ref new_stream() = 0;
   virtual void end_stream(tarn::stream_ref stream) = 0;
-  /// Later work of `second` waits for `first`.
+  /// Makes later work of `second` wait for `first`.
   virtual void order(tarn::stream_ref first, tarn::stream_ref second) = 0;
-  /// Work of so many microseconds, at whose end all bytes are written.
+  /// Enqueues work of so many microseconds that writes all bytes at its end.
   virtual void write(tarn::stream_ref stream, void* p, std::size_t bytes, unsigned char byte,
                      unsigned microseconds) = 0;
-  /// True where the first and the last bytes have the value. Waits for nothing.
+  /// Whether the first and the last bytes have the value. Does not wait.
   [[nodiscard]] virtual bool holds(void const* p, std::size_t bytes, unsigned char byte) = 0;
   virtual void wait(tarn::stream_ref stream) = 0;
   virtual void wait() = 0;
-  /// False where there is no capture.
+  /// Returns false if the stream cannot be captured.
   [[nodiscard]] virtual bool begin_capture(tarn::stream_ref stream) = 0;
-  /// True where the capture was not spoiled and has no work of the library's.
+  /// Whether the capture is valid and contains no work of the library.
   [[nodiscard]] virtual bool end_capture(tarn::stream_ref stream, bool may_have_nodes) = 0;
-  /// Calls `f` in the next wait for the whole device, from another thread; false where that cannot be done.
-  /// An empty one takes back the one before.
+  /// Calls `f` from another thread in the next wait for the whole device; returns false if that is not supported.
+  /// An empty function cancels the previous one.
   [[nodiscard]] virtual bool in_next_device_wait(std::function<void()> f) = 0;
-  /// What the device found wrong since the last call.
+  /// Errors that the device found since the last call.
   [[nodiscard]] virtual std::vector<std::string> findings() = 0;
-  /// Blocks and handles held from the driver.
+  /// Number of blocks and handles allocated from the driver.
   [[nodiscard]] virtual std::size_t held() = 0;
-  /// Blocks, handles, streams and events not given back.
+  /// Number of blocks, handles, streams and events not released.
   [[nodiscard]] virtual std::size_t left_over() = 0;
-  /// True where a check can use up the memory, so that fallbacks and handlers have their turn.
+  /// Whether a check can exhaust the memory, so that fallbacks and handlers are used.
   [[nodiscard]] virtual bool runs_out() const = 0;
-  // What the layer above the pool notes: bytes change hands.
+  // Called by the layer above the pool at each allocation and deallocation.
   virtual void allocated(void*, std::size_t, tarn::stream_ref) {}
   virtual void freed(void*, std::size_t, tarn::stream_ref) {}
 };
 
-/// What a stack offers, at compile time.
+/// The optional calls that a stack supports.
 struct offers {
   bool record_use = false;
   bool trim = false;
@@ -78,7 +78,7 @@ struct offers {
   bool statistics = false;
   bool limit = false;
   bool check_all = false;
-  bool record = false;  ///< a watched layer is reached
+  bool record = false;  ///< a watched layer is reachable
   bool inspect = false;
 };
 
@@ -103,7 +103,7 @@ struct test_memory {
   virtual void deallocate(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) = 0;
   [[nodiscard]] virtual void* allocate_sync(std::size_t bytes, std::size_t alignment) = 0;
   virtual void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) = 0;
-  // Only what the stack offers may be called.
+  // The calls below are valid only if the stack offers them.
   virtual void record_use(void* p, std::size_t bytes, tarn::stream_ref stream) = 0;
   virtual std::size_t trim(std::size_t keep) = 0;
   [[nodiscard]] virtual bool owns(void const* p) = 0;
@@ -114,11 +114,11 @@ struct test_memory {
   virtual std::size_t set_limit(std::size_t bytes) = 0;
   [[nodiscard]] virtual std::size_t check_all() = 0;
   [[nodiscard]] virtual std::vector<seen_block> record() = 0;
-  /// Bytes of all stretches that inspection shows.
+  /// Sum of the bytes of all stretches in the inspection.
   [[nodiscard]] virtual std::size_t inspected_bytes() = 0;
-  /// What a request occupies, by the layer that a layer on top would ask.
+  /// Bytes that a request occupies, from the nearest layer that defines block_bytes().
   [[nodiscard]] virtual std::size_t block_bytes(std::size_t bytes, std::size_t alignment) = 0;
-  /// What a handler of retry_on_oom in the stack does before it declines.
+  /// Sets what a handler of retry_on_oom in the stack calls before it retries.
   virtual void on_out_of_memory(std::function<void()> f) = 0;
 };
 
@@ -128,18 +128,18 @@ struct stack_under_test {
   offers can;
   unsigned policies = 0;  ///< besides `pooled`
   bool has_pool = false;
-  bool pool_over_pool = false;     ///< what the upper one gives back the lower one keeps
-  bool writes_below_pool = false;  ///< to segments whose bytes are nobody's at the seam above
-  bool keeps_freed = false;        ///< a quarantine holds back what was freed
+  bool pool_over_pool = false;     ///< the lower pool keeps what the upper one releases
+  bool writes_below_pool = false;  ///< writes to segments whose bytes are not allocated above the pool
+  bool keeps_freed = false;        ///< a quarantine holds freed blocks back
   bool has_retry = false;
   bool driver_orders = false;  ///< bare memory of cudaMallocAsync, which a capture may record
   std::unique_ptr<test_device> (*make_device)(unsigned mode) = nullptr;
-  /// The memory. `out` is told, when it ends, what its own records say.
+  /// Creates the memory. At its destruction it adds the findings of its own records to `out`.
   std::unique_ptr<test_memory> (*make)(test_device& device, report& out) = nullptr;
 };
 
-/// What make_device() knows: a driver that can mark the whole device's work; an older one that cannot; the first one, with
-/// streams of which it does not know whether they exist, as CUDA of those that a program makes itself.
+/// Modes of make_device(): 0: the driver can record the work of the whole device; 1: an older driver that cannot; 2: as 0,
+/// with streams whose existence the driver does not know, as CUDA streams that a program creates itself.
 inline constexpr unsigned device_modes = 3;
 inline constexpr char const* mode_names[device_modes] = {", ", ", older driver, ", ", foreign streams, "};
 

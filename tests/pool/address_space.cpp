@@ -12,7 +12,7 @@ using namespace tarn::detail;
 
 namespace {
 
-/// 512 MiB of addresses: 128 MiB for the homes of each zone, 256 MiB for views.
+/// 512 MiB of addresses: 128 MiB of home addresses for each zone, 256 MiB for views.
 struct divided {
   static constexpr std::uintptr_t base = std::uintptr_t{1} << 40;
   static constexpr std::size_t bytes = 512_MiB;
@@ -23,7 +23,7 @@ struct divided {
     a.ranges.make_room(64);
     space.open(a, base, bytes);
   }
-  /// The address of a place of `n` bytes in a zone, taken.
+  /// Takes a home range of `n` bytes in a zone; 0 if there is none.
   range_ref home(zone where, std::size_t n) {
     range_ref const r = space.find_home(a, where, n, 2_MiB);
     if (r != 0) space.take(a, r, n);
@@ -33,7 +33,7 @@ struct divided {
 
 }  // namespace
 
-TEST_CASE("each zone's homes and the views have addresses of their own", "[pool][address_space]") {
+TEST_CASE("address_space keeps the home ranges of each zone and the views apart", "[pool][address_space]") {
   divided d;
   for (zone const where : all_zones) {
     range_ref const r = d.home(where, 4_MiB);
@@ -46,7 +46,7 @@ TEST_CASE("each zone's homes and the views have addresses of their own", "[pool]
   CHECK(d.a.ranges[v].address >= divided::base + divided::bytes / 2);
 }
 
-TEST_CASE("what is taken is given to nobody else until it comes back, and holes join",
+TEST_CASE("address_space::give_back makes a range available again and coalesces holes",
           "[pool][address_space]") {
   divided d;
   zone const where = zone::large;
@@ -64,7 +64,8 @@ TEST_CASE("what is taken is given to nobody else until it comes back, and holes 
   CHECK(d.a.ranges[all].address == divided::base + 128_MiB * static_cast<std::size_t>(where));
 }
 
-TEST_CASE("a home that changed its zone goes back to where it lies", "[pool][address_space]") {
+TEST_CASE("address_space::give_back returns a range to the zone of its address, not its current zone",
+          "[pool][address_space]") {
   divided d;
   range_ref const r = d.home(zone::large, 128_MiB);
   d.a.ranges[r].where = zone::small;

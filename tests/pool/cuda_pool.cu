@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pool on CUDA: the contract of resources, stream order under real kernels, moved handles, captures, threads.
+// The pool on CUDA: the resource contract, stream order under real kernels, remapped handles, captures, threads.
 
 #include <cstdint>
 #include <random>
@@ -50,7 +50,7 @@ static unsigned differences(stream_ref stream, void* p, std::size_t bytes, std::
   return found;
 }
 
-/// A pool with static storage: destroyed after main(), when CUDA may be gone.
+/// A pool with static storage: destroyed after main(), when CUDA may have unloaded.
 static device_pool* keep_until_exit() {
   static device_pool pool;
   return &pool;
@@ -59,25 +59,26 @@ static device_pool* keep_until_exit() {
 }  // namespace cuda_pool_test
 using namespace cuda_pool_test;
 
-TEST_CASE("a pool over CUDA's pages keeps the contract of resources", "[pool][cuda]") {
+TEST_CASE("device_pool over cuda_pages meets the resource contract", "[pool][cuda]") {
   if (!has_cuda_devices()) return;
   tarn_test::resource_contract([] { return device_pool{}; }, last_error_is_clean{});
 }
-TEST_CASE("a pool over cudaMalloc keeps the contract of resources", "[pool][cuda]") {
+TEST_CASE("pooled over cuda_malloc meets the resource contract", "[pool][cuda]") {
   if (!has_cuda_devices()) return;
   tarn_test::resource_contract([] { return cuda_malloc{} | pooled{}; }, last_error_is_clean{});
 }
-TEST_CASE("a pool over cudaMallocAsync keeps the contract of resources", "[pool][cuda]") {
+TEST_CASE("pooled over cuda_async meets the resource contract", "[pool][cuda]") {
   if (!has_cuda_devices()) return;
   tarn_test::resource_contract([] { return cuda_async{} | pooled{}; }, last_error_is_clean{});
 }
-TEST_CASE("a pool over pinned memory of CUDA keeps the contract of resources", "[pool][cuda]") {
+TEST_CASE("pooled over a limited CUDA pinned_host meets the resource contract", "[pool][cuda]") {
   if (!has_cuda_devices()) return;
   tarn_test::resource_contract([] { return pinned_host{} | limited{3_GiB} | pooled{}; },
                                last_error_is_clean{});
 }
 
-TEST_CASE("memory freed on a busy stream is not overwritten by another stream", "[pool][cuda]") {
+TEST_CASE("pooled on CUDA does not let another stream overwrite memory freed on a busy stream",
+          "[pool][cuda]") {
   if (!has_cuda_devices()) return;
   stream_pair s;
   auto pool = cuda_pages{} | limited{512_MiB} | pooled{};
@@ -89,7 +90,7 @@ TEST_CASE("memory freed on a busy stream is not overwritten by another stream", 
     REQUIRE(keep_busy(s.a, 20));
     cudaMemcpyAsync(result.data(), p, bytes, cudaMemcpyDeviceToDevice, s.a.ref().get());
     pool.deallocate(s.a, p, bytes);
-    void* const q = pool.allocate(s.b, bytes);  // only the same memory is within the limit
+    void* const q = pool.allocate(s.b, bytes);  // the limit leaves only the same memory
     write(s.b, q, bytes, 9);
     pool.deallocate(s.b, q, bytes);
     CHECK(differences(s.a, result.data(), bytes, 7) == 0);
@@ -98,7 +99,7 @@ TEST_CASE("memory freed on a busy stream is not overwritten by another stream", 
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("live blocks keep their bytes while free handles move around them", "[pool][cuda]") {
+TEST_CASE("pooled on CUDA keeps the bytes of live blocks while it remaps free handles", "[pool][cuda]") {
   if (!has_cuda_devices()) return;
   stream_pair s;
   auto pool = cuda_pages{} | limited{2_GiB} | pooled{};
@@ -134,14 +135,14 @@ TEST_CASE("live blocks keep their bytes while free handles move around them", "[
     CHECK(differences(s.a, b.p, b.bytes, b.value) == 0);
     pool.deallocate(s.a, b.p, b.bytes);
   }
-  // With a tool attached a pool stands on cudaMalloc's blocks, which cannot be remapped.
+  // With a tool attached, the pool uses cudaMalloc blocks, which cannot be remapped.
   CHECK((pool->state().remaps > 0 || static_cast<bool>(cuda_driver{}.memory_tool())));
   pool.empty_cache();
   CHECK(pool->state().reserved == 0);
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("freed checkerboard memory serves one block of its size under a cap", "[pool][cuda]") {
+TEST_CASE("pooled on CUDA serves one large block from a freed checkerboard under a limit", "[pool][cuda]") {
   if (!has_cuda_devices()) return;
   stream_pair s;
   auto pool = cuda_pages{} | limited{8_GiB} | pooled{};
@@ -159,7 +160,7 @@ TEST_CASE("freed checkerboard memory serves one block of its size under a cap", 
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("allocating inside a capture does not spoil it", "[pool][cuda]") {
+TEST_CASE("pooled on CUDA allocates during a capture without invalidating it", "[pool][cuda]") {
   if (!has_cuda_devices()) return;
   stream_pair s;
   auto pool = cuda_pages{} | pooled{};
@@ -178,7 +179,7 @@ TEST_CASE("allocating inside a capture does not spoil it", "[pool][cuda]") {
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("a recorded use holds its block back during a capture", "[pool][cuda]") {
+TEST_CASE("record_use on CUDA holds the block back during a capture", "[pool][cuda]") {
   if (!has_cuda_devices()) return;
   device_pool pool;
   stream_pair s;
@@ -193,7 +194,7 @@ TEST_CASE("a recorded use holds its block back during a capture", "[pool][cuda]"
   void* const q = pool.allocate(s.a, bytes);
   CHECK(q != p);
   cudaGraph_t graph = nullptr;
-  // Marking all work ends a capture on any stream of the device: README, Limits.
+  // Recording all work invalidates a capture on any stream of the device; see README, Limits.
   WARN("the capture ended with " << cudaGetErrorName(cudaStreamEndCapture(captured.ref().get(), &graph)));
   if (graph != nullptr) cudaGraphDestroy(graph);
   (void)cudaGetLastError();
@@ -205,7 +206,7 @@ TEST_CASE("a recorded use holds its block back during a capture", "[pool][cuda]"
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("blocks of a destroyed stream stay usable, and its handle's next owner inherits nothing",
+TEST_CASE("pooled on CUDA reuses blocks of a destroyed stream, also when its handle is reused",
           "[pool][cuda]") {
   if (!has_cuda_devices()) return;
   auto pool = cuda_pages{} | limited{256_MiB} | pooled{};
@@ -225,7 +226,7 @@ TEST_CASE("blocks of a destroyed stream stay usable, and its handle's next owner
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("threads on their own streams share a pool", "[pool][cuda][threads]") {
+TEST_CASE("device_pool serves threads that each use their own stream", "[pool][cuda][threads]") {
   if (!has_cuda_devices()) return;
   device_pool pool;
   std::vector<std::thread> threads;
@@ -252,7 +253,8 @@ TEST_CASE("threads on their own streams share a pool", "[pool][cuda][threads]") 
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("a pool with static storage ends quietly after CUDA", "[pool][cuda]") {
+TEST_CASE("device_pool with static storage is destroyed without an error after CUDA has unloaded",
+          "[pool][cuda]") {
   if (!has_cuda_devices()) return;
   device_pool& pool = *keep_until_exit();
   void* const p = pool.allocate(stream_ref{}, 1_MiB);
@@ -260,7 +262,7 @@ TEST_CASE("a pool with static storage ends quietly after CUDA", "[pool][cuda]") 
   SUCCEED("the exit status tells");
 }
 
-TEST_CASE("buffers copy across streams in order", "[raii][cuda]") {
+TEST_CASE("device_buffer on CUDA copies across streams in order", "[raii][cuda]") {
   if (!has_cuda_devices()) return;
   stream_pair s;
   device_pool pool;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pools on two devices at a time: whose memory is whose, whatever device is current, from one thread and from many.
+// Pools on two devices at once: each pool uses its own device's memory, whichever device is current, from one thread and
+// from many.
 
 #include <cstdint>
 #include <random>
@@ -26,7 +27,7 @@ int current() {
   return cudaGetDevice(&device) == cudaSuccess ? device : -1;
 }
 
-/// A pool of each device's, and a stream.
+/// A pool and a stream on each device.
 struct two_pools {
   device_pool pool[2] = {device_pool{cuda_pages{device_id{0}}}, device_pool{cuda_pages{device_id{1}}}};
   basic_stream<cuda_driver> stream[2] = {basic_stream<cuda_driver>{cuda_driver{device_id{0}}},
@@ -35,7 +36,7 @@ struct two_pools {
 
 }  // namespace
 
-TEST_CASE("each pool's memory is its own device's, whatever device is current", "[pool][cuda]") {
+TEST_CASE("device_pool allocates on its own device, whichever device is current", "[pool][cuda]") {
   if (!has_cuda_devices(2)) return;
   two_pools two;
   for (int const now : {0, 1}) {
@@ -63,7 +64,7 @@ TEST_CASE("each pool's memory is its own device's, whatever device is current", 
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("the default stream of each device is another, though the handle is one", "[pool][cuda]") {
+TEST_CASE("device_pool treats the default streams of two devices as different streams", "[pool][cuda]") {
   if (!has_cuda_devices(2)) return;
   REQUIRE(cudaSetDevice(0) == cudaSuccess);
   two_pools two;
@@ -80,7 +81,7 @@ TEST_CASE("the default stream of each device is another, though the handle is on
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("a device that is full takes nothing from the other", "[pool][cuda]") {
+TEST_CASE("pooled on a device at its limit takes no memory from a pool on another device", "[pool][cuda]") {
   if (!has_cuda_devices(2)) return;
   auto small = cuda_pages{device_id{1}} | limited{64_MiB} | pooled{};
   device_pool other{cuda_pages{device_id{0}}};
@@ -96,7 +97,8 @@ TEST_CASE("a device that is full takes nothing from the other", "[pool][cuda]") 
   CHECK(mem_get_info(small).total > 0);
 }
 
-TEST_CASE("threads that change devices keep two pools apart", "[pool][cuda][threads]") {
+TEST_CASE("device_pool on two devices serves threads that change the current device",
+          "[pool][cuda][threads]") {
   if (!has_cuda_devices(2)) return;
   two_pools two;
   std::vector<std::thread> threads;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a pool tells an attached tool: proven with the simulated one, which reports as compute-sanitizer does.
+// What a pool reports to an attached memory tool. The simulated tool behaves as compute-sanitizer does.
 #include "tarn/pool/inspection/description.hpp"
 
 #include <random>
@@ -26,12 +26,12 @@ sim_machine watched_machine() {
   sim_options options;
   options.tool = sim_tool::attached;
   options.capacity = 4_GiB;
-  // Only what simulated work says that it touches counts here; AddressSanitizer has cases of its own.
+  // Only the declared accesses of simulated work count here; AddressSanitizer has tests of its own.
   options.backing = sim_backing::address_only;
   return sim_machine(options);
 }
 
-/// What the tool reports of work that touches these bytes on a stream of its own.
+/// The number of tool findings for work that writes these bytes on a stream of its own.
 std::size_t reports_of(sim_machine const& machine, void* p, std::ptrdiff_t offset, std::size_t bytes) {
   std::size_t const before = machine.tool_findings().size();
   test_stream const stream(machine.driver());
@@ -40,7 +40,7 @@ std::size_t reports_of(sim_machine const& machine, void* p, std::ptrdiff_t offse
   return machine.tool_findings().size() - before;
 }
 
-/// Each kind of pool that a device's memory can have.
+/// Runs the check on each kind of pool over device memory.
 template <class Check>
 void over_each_source(Check const& check) {
   SECTION("over pages") {
@@ -66,14 +66,14 @@ void over_each_source(Check const& check) {
 }
 }  // namespace
 
-TEST_CASE("an attached tool reports an access past the requested size and before the block",
+TEST_CASE("pooled lets a memory tool report an access past the requested size and before the block",
           "[pool][description]") {
   std::size_t const bytes =
       GENERATE(std::size_t{1}, std::size_t{100}, std::size_t{256}, 4_KiB, std::size_t{100'000}, 1_MiB, 5_MiB);
   over_each_source([&](sim_machine const& machine, auto const& make) {
     auto pool = make();
     test_stream const stream(machine.driver());
-    // A neighbour before and after: an overrun that lands in a live block would go unseen.
+    // A neighbour before and after: an overrun into a live block must be found too.
     void* const before = pool.allocate(stream, bytes);
     void* const p = pool.allocate(stream, bytes);
     void* const after = pool.allocate(stream, bytes);
@@ -88,8 +88,7 @@ TEST_CASE("an attached tool reports an access past the requested size and before
   });
 }
 
-TEST_CASE("an attached tool reports an access after the free, also on another stream",
-          "[pool][description]") {
+TEST_CASE("pooled lets a memory tool report an access after the free, on any stream", "[pool][description]") {
   std::size_t const bytes = GENERATE(std::size_t{100}, std::size_t{70'000}, 3_MiB);
   over_each_source([&](sim_machine const& machine, auto const& make) {
     auto pool = make();
@@ -98,11 +97,11 @@ TEST_CASE("an attached tool reports an access after the free, also on another st
     void* const p = pool.allocate(stream, bytes);
     pool.deallocate(stream, p, bytes);
     CHECK(reports_of(machine, p, 0, 4) == 1);
-    // Freed memory is kept from reuse while there is other memory: it stays a mistake to touch it.
+    // Freed memory is not reused while other memory is free: an access to it is still reported.
     void* const q = pool.allocate(stream, bytes);
     CHECK(q != p);
     CHECK(reports_of(machine, p, 0, 4) == 1);
-    // Work of another stream that outlasts the free, which nothing orders before it.
+    // Unordered work of another stream that is still running after the free.
     std::size_t const before = machine.tool_findings().size();
     REQUIRE(machine.launch(other, 50'000'000, {sim_reads(q, 4)}).ok());
     pool.deallocate(stream, q, bytes);
@@ -111,7 +110,8 @@ TEST_CASE("an attached tool reports an access after the free, also on another st
   });
 }
 
-TEST_CASE("what a stream does before the free is no mistake, however late it runs", "[pool][description]") {
+TEST_CASE("pooled with a memory tool reports no error for work enqueued before the free",
+          "[pool][description]") {
   over_each_source([&](sim_machine const& machine, auto const& make) {
     auto pool = make();
     test_stream const stream(machine.driver());
@@ -129,7 +129,7 @@ TEST_CASE("what a stream does before the free is no mistake, however late it run
   });
 }
 
-TEST_CASE("a block that waits for other streams is described without its own, which may be destroyed",
+TEST_CASE("pooled with a memory tool never uses the destroyed stream of a pending block",
           "[pool][description]") {
   bool const captured = GENERATE(false, true);
   sim_options options;
@@ -140,7 +140,7 @@ TEST_CASE("a block that waits for other streams is described without its own, wh
   sim_machine const machine(options);
   {
     auto pool = sim_pages(machine.driver()) | pooled{};
-    void* neighbour = nullptr;  // keeps the device's memory
+    void* neighbour = nullptr;  // keeps the device memory reserved
     sim_graph graph;
     {
       test_stream const stream(machine.driver());
@@ -156,7 +156,7 @@ TEST_CASE("a block that waits for other streams is described without its own, wh
     }
     pool.empty_cache();
     CHECK(machine.captured_calls() == 0);
-    if (captured) {  // what the graph writes may be written until it is handed out again
+    if (captured) {  // the graph may write the freed block until it is allocated again
       test_stream const later(machine.driver());
       REQUIRE(machine.launch(later, graph).ok());
       CHECK(machine.driver().synchronize_stream(later).ok());
@@ -168,7 +168,7 @@ TEST_CASE("a block that waits for other streams is described without its own, wh
   CHECK(machine.tool_counts().regions == 0);
 }
 
-TEST_CASE("a watched block that is freed after its stream was destroyed names the stream to no driver call",
+TEST_CASE("pooled with a memory tool passes no destroyed stream to the driver when a block is freed",
           "[pool][description]") {
   sim_options options;
   options.tool = sim_tool::attached;
@@ -202,7 +202,7 @@ TEST_CASE("a watched block that is freed after its stream was destroyed names th
 }
 
 TEST_CASE(
-    "a random program of several streams is described without a mistake, and in the end nothing is left",
+    "pooled describes a random program on several streams to a memory tool without findings or leftovers",
     "[pool][description]") {
   unsigned const seed = GENERATE(1U, 2U, 3U);
   INFO("seed " << seed);
@@ -255,7 +255,7 @@ TEST_CASE(
   });
 }
 
-TEST_CASE("a watched pool takes whole blocks in place of pages, and tells the truth about them",
+TEST_CASE("pooled with a memory tool uses blocks instead of pages and reports exact state",
           "[pool][description]") {
   sim_machine const machine = watched_machine();
   auto pages = sim_pages(machine.driver()) | limited{200_MiB};
@@ -286,7 +286,8 @@ TEST_CASE("a watched pool takes whole blocks in place of pages, and tells the tr
   pool.deallocate(stream, again, 3_MiB);
 }
 
-TEST_CASE("a limit below a watched pool refuses as it does without a tool", "[pool][description]") {
+TEST_CASE("limited below a pool with a memory tool refuses as it does without a tool",
+          "[pool][description]") {
   sim_machine const machine = watched_machine();
   auto const check = [&](auto source) {
     auto limit = source | limited{20_MiB};
@@ -324,7 +325,8 @@ TEST_CASE("a limit below a watched pool refuses as it does without a tool", "[po
   }
 }
 
-TEST_CASE("a watched pool over a full device says what the device has left", "[pool][description]") {
+TEST_CASE("pooled with a memory tool reports the free device memory when the device is full",
+          "[pool][description]") {
   sim_machine const machine = watched_machine();
   auto pool = sim_pages(machine.driver()) | pooled{};
   void* const p = pool.allocate({}, 2_GiB);
@@ -337,12 +339,12 @@ TEST_CASE("a watched pool over a full device says what the device has left", "[p
     CHECK(error.report().asked == 2_GiB);
   }
   pool.deallocate({}, p, 2_GiB);
-  void* const q = pool.allocate({}, 2_GiB);  // what was freed is not lost
+  void* const q = pool.allocate({}, 2_GiB);  // freed memory can be allocated again
   pool.deallocate({}, q, 2_GiB);
   CHECK(machine.tool_findings().empty());
 }
 
-TEST_CASE("of pools over pools the lowest is described, and nothing wrongly", "[pool][description]") {
+TEST_CASE("pooled over pooled describes only the lowest pool to a memory tool", "[pool][description]") {
   over_each_source([](sim_machine const& machine, auto const& make) {
     {
       auto lower = make();
@@ -358,7 +360,7 @@ TEST_CASE("of pools over pools the lowest is described, and nothing wrongly", "[
   });
 }
 
-TEST_CASE("over layers that pass no plain blocks on a pool is not described, and nothing is refused",
+TEST_CASE("pooled over tracked sim_async is not described to a memory tool and still allocates",
           "[pool][description]") {
   sim_machine const machine = watched_machine();
   {
@@ -372,7 +374,8 @@ TEST_CASE("over layers that pass no plain blocks on a pool is not described, and
   CHECK(machine.tool_counts().calls == 0);
 }
 
-TEST_CASE("the simulated tool refuses heaps as compute-sanitizer does", "[pool][description]") {
+TEST_CASE("register_heap of the simulated tool refuses the heaps that compute-sanitizer refuses",
+          "[pool][description]") {
   sim_machine const machine = watched_machine();
   sim_driver const driver = machine.driver();
   sim_pages pages(driver);
@@ -387,7 +390,7 @@ TEST_CASE("the simulated tool refuses heaps as compute-sanitizer does", "[pool][
   char* const whole = static_cast<char*>(blocks.allocate_sync(4_KiB));
   CHECK(driver.memory_tool().register_heap(whole, 4_KiB + 1) == nullptr);
   CHECK(machine.tool_findings().size() == 3);
-  void* const heap = driver.memory_tool().register_heap(whole + 1_KiB, 1_KiB);  // a part will do
+  void* const heap = driver.memory_tool().register_heap(whole + 1_KiB, 1_KiB);  // a part is accepted
   CHECK(heap != nullptr);
   driver.memory_tool().unregister_heap(heap);
   CHECK(machine.tool_findings().size() == 3);
@@ -398,7 +401,7 @@ TEST_CASE("the simulated tool refuses heaps as compute-sanitizer does", "[pool][
   pages.unreserve(range, 2_MiB);
 }
 
-TEST_CASE("memory freed while a graph is captured may be touched until it is handed out again",
+TEST_CASE("pooled with a memory tool lets a graph access memory freed during its capture until it is reused",
           "[pool][description]") {
   sim_machine const machine = watched_machine();
   auto pool = sim_pages(machine.driver()) | limited{4_MiB} | pooled{};
@@ -415,13 +418,13 @@ TEST_CASE("memory freed while a graph is captured may be touched until it is han
   CHECK(machine.tool_findings().empty());
   std::vector<void*> more;
   while (more.empty() || more.back() != p)
-    more.push_back(pool.allocate(stream, 1000));  // until p's turn comes
+    more.push_back(pool.allocate(stream, 1000));  // until p is handed out again
   for (void* const q : more) pool.deallocate(stream, q, 1000);
   CHECK(machine.tool_findings().empty());
   CHECK(machine.tool_counts().regions == 0);
 }
 
-TEST_CASE("a second free and a wrong size are told at once where a tool watches", "[pool][description]") {
+TEST_CASE("pooled with a memory tool reports a second free and a wrong size at once", "[pool][description]") {
   static std::vector<misuse_kind> told;
   told.clear();
   misuse_handler const before = set_misuse_handler([](misuse const& m) { told.push_back(m.kind()); });
@@ -439,8 +442,7 @@ TEST_CASE("a second free and a wrong size are told at once where a tool watches"
   (void)set_misuse_handler(before);
 }
 
-TEST_CASE("a watched pool keeps the contract of resources, its limits and its numbers",
-          "[pool][description]") {
+TEST_CASE("pooled and tracked with a memory tool meet the resource contract", "[pool][description]") {
   tarn_test::resource_contract([] {
     static sim_machine const machine = [] {
       sim_options options;
@@ -452,7 +454,8 @@ TEST_CASE("a watched pool keeps the contract of resources, its limits and its nu
   });
 }
 
-TEST_CASE("quarantine is given up before memory is refused", "[pool][description]") {
+TEST_CASE("pooled with a memory tool releases its quarantine before it refuses memory",
+          "[pool][description]") {
   sim_machine const machine = watched_machine();
   auto pool = sim_pages(machine.driver()) | limited{64_MiB} | pooled{};
   test_stream const stream(machine.driver());
@@ -464,7 +467,7 @@ TEST_CASE("quarantine is given up before memory is refused", "[pool][description
   CHECK(pool->state().live == 0);
 }
 
-TEST_CASE("threads that share a watched pool are described without a mistake",
+TEST_CASE("pooled with a memory tool describes the blocks of several threads without findings",
           "[pool][description][threads]") {
   sim_machine const machine = watched_machine();
   auto pool = sim_pages(machine.driver()) | pooled{};
@@ -486,7 +489,8 @@ TEST_CASE("threads that share a watched pool are described without a mistake",
   CHECK(machine.tool_counts().regions == 0);
 }
 
-TEST_CASE("without a tool nothing is told and nothing changes", "[pool][description]") {
+TEST_CASE("pooled without a memory tool uses magazines and pages and does not synchronize",
+          "[pool][description]") {
   sim_machine const machine;
   auto pool = sim_pages(machine.driver()) | pooled{};
   test_stream const stream(machine.driver());
@@ -497,7 +501,7 @@ TEST_CASE("without a tool nothing is told and nothing changes", "[pool][descript
   pool.deallocate(stream, p, 256);
   CHECK(machine.calls()[driver_call::synchronize_stream] == 0);
   static_assert(!detail::is_describable<host_memory> && !detail::is_describable<sim_pinned_host>);
-  CHECK(machine.usage().block_bytes == 0);  // pages, as ever
+  CHECK(machine.usage().block_bytes == 0);  // pages, not blocks
   static_assert(detail::is_describable<sim_pages> && detail::is_describable<sim_async> &&
                 detail::is_describable<basic_malloc<faulty<sim_driver>>>);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Growth by pages (page_growth) and by blocks (segment_growth), and the way back.
+// Growth by pages (page_growth) and by blocks (segment_growth), and the release of both.
 
 #include <cmath>
 #include <random>
@@ -21,12 +21,12 @@ struct one_stream {
 };
 }  // namespace
 
-TEST_CASE("trim gives free handles back and leaves live data alone", "[pool][page_growth][pool_state]") {
+TEST_CASE("trim releases free handles and keeps live data", "[pool][page_growth][pool_state]") {
   one_stream s;
   auto memory = sim_pages{s.driver} | pooled{};
   std::vector<void*> live;
   for (int i = 0; i < 100; ++i) live.push_back(memory.allocate(s.a, 9_MiB));
-  // Of each four neighbours three go: some handle of at most 20 MiB lies within them.
+  // Three of each four neighbours are freed: a handle of at most 20 MiB lies within them.
   auto const stays = [](std::size_t i) { return i % 4 == 0; };
   std::size_t kept = 0;
   for (std::size_t i = 0; i < live.size(); ++i) {
@@ -46,7 +46,7 @@ TEST_CASE("trim gives free handles back and leaves live data alone", "[pool][pag
   CHECK(memory->state().live_blocks == 0);
 }
 
-TEST_CASE("everything freed can be allocated as one block", "[pool][page_growth]") {
+TEST_CASE("pooled under a limit serves everything that was freed as one block", "[pool][page_growth]") {
   one_stream s;
   auto memory = sim_pages{s.driver} | limited{1_GiB} | pooled{};
   std::vector<void*> blocks;
@@ -57,7 +57,8 @@ TEST_CASE("everything freed can be allocated as one block", "[pool][page_growth]
   memory.deallocate(s.a, all, 1000_MiB);
 }
 
-TEST_CASE("a freed checkerboard of whole handles serves one large block under a cap", "[pool][page_growth]") {
+TEST_CASE("pooled serves one large block from a freed checkerboard of whole handles under a limit",
+          "[pool][page_growth]") {
   one_stream s;
   auto memory = sim_pages{s.driver} | limited{8_GiB} | pooled{};
   std::vector<void*> blocks;
@@ -68,11 +69,11 @@ TEST_CASE("a freed checkerboard of whole handles serves one large block under a 
   for (std::size_t i = 1; i < blocks.size(); i += 2) memory.deallocate(s.a, blocks[i], 2_MiB);
 }
 
-TEST_CASE("what the device cannot hold is refused before anything is taken from it",
+TEST_CASE("pooled refuses a request larger than the device before it creates any pages",
           "[pool][page_growth][!mayfail]") {
   sim_options options{.backing = sim_backing::address_only};
   options.capacity = 2_GiB;
-  options.taken = 512_MiB;  // by others
+  options.taken = 512_MiB;  // by other processes
   sim_machine const machine{options};
   auto memory = sim_pages{machine.driver(0)} | pooled{};
   void* const live = memory.allocate({}, 256_MiB);
@@ -90,12 +91,12 @@ TEST_CASE("what the device cannot hold is refused before anything is taken from 
     CHECK(after.reserved <= before.reserved);
     CHECK(after.reserved_peak == before.reserved_peak);
   }
-  void* const most = memory.allocate({}, 1200_MiB);  // what is free there, and what is cached here
+  void* const most = memory.allocate({}, 1200_MiB);  // free device memory and cached memory together
   memory.deallocate({}, most, 1200_MiB);
   memory.deallocate({}, live, 256_MiB);
 }
 
-TEST_CASE("after out of memory smaller requests are still served", "[pool][ladder]") {
+TEST_CASE("pooled serves smaller requests after out_of_memory", "[pool][ladder]") {
   one_stream s;
   auto memory = sim_pages{s.driver} | limited{100_MiB} | pooled{};
   void* const p = memory.allocate(s.a, 60_MiB);
@@ -113,7 +114,7 @@ TEST_CASE("after out of memory smaller requests are still served", "[pool][ladde
   CHECK(memory->state().ooms == 1);
 }
 
-TEST_CASE("pages of any granularity serve blocks of any alignment", "[pool][page_growth]") {
+TEST_CASE("pooled serves blocks of any alignment from pages of any granularity", "[pool][page_growth]") {
   sim_options o{.capacity = 8_GiB, .granularity = 2_MiB, .backing = sim_backing::address_only};
   o.granularity = GENERATE(64_KiB, 2_MiB, 4_MiB, 32_MiB);
   sim_machine const machine(o);
@@ -142,7 +143,7 @@ TEST_CASE("pages of any granularity serve blocks of any alignment", "[pool][page
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("without remapping no handle moves", "[pool][options]") {
+TEST_CASE("pooled with remapping::off never remaps a handle", "[pool][options]") {
   one_stream s;
   auto memory = sim_pages{s.driver} | pooled{.remap = remapping::off};
   std::mt19937 random(4);
@@ -163,7 +164,8 @@ TEST_CASE("without remapping no handle moves", "[pool][options]") {
   CHECK(memory->state().remaps == 0);
 }
 
-TEST_CASE("without remapping, free handles go back before a request is refused", "[pool][options][ladder]") {
+TEST_CASE("pooled with remapping::off releases free handles before it refuses a request",
+          "[pool][options][ladder]") {
   one_stream s;
   auto memory =
       sim_pages{s.driver} | limited{64_MiB} | pooled{.remap = remapping::off, .largest_handle = 2_MiB};
@@ -183,7 +185,7 @@ TEST_CASE("without remapping, free handles go back before a request is refused",
   for (std::size_t i = 1; i < blocks.size(); i += 2) memory.deallocate(s.a, blocks[i], 2_MiB);
 }
 
-TEST_CASE("a pool over blocks gives wholly free segments back", "[pool][segment_growth]") {
+TEST_CASE("trim of a pool over blocks releases segments that are wholly free", "[pool][segment_growth]") {
   one_stream s;
   auto memory = sim_malloc{s.driver} | pooled{};
   std::vector<void*> blocks;
@@ -199,7 +201,7 @@ TEST_CASE("a pool over blocks gives wholly free segments back", "[pool][segment_
   CHECK(s.machine.usage(device_id{0}).used == 0);
 }
 
-TEST_CASE("nothing is refused that one free range could serve, however many are nearly as large",
+TEST_CASE("pooled finds the one free range that fits among many that are slightly too small",
           "[pool][ladder][range_index]") {
   one_stream s;
   auto memory = sim_malloc{s.driver} | limited{512_MiB} | pooled{};
@@ -223,7 +225,8 @@ TEST_CASE("nothing is refused that one free range could serve, however many are 
   for (void* q : apart) memory.deallocate(s.a, q, 2_MiB);
 }
 
-TEST_CASE("a pool over blocks owns them to their last byte and not beyond", "[pool][segment_growth]") {
+TEST_CASE("owns of a pool over blocks covers a segment to its last byte and not beyond",
+          "[pool][segment_growth]") {
   one_stream s;
   auto memory = sim_malloc{s.driver} | pooled{};
   auto* const p = static_cast<char*>(memory.allocate(s.a, 3_MiB));
@@ -237,7 +240,8 @@ TEST_CASE("a pool over blocks owns them to their last byte and not beyond", "[po
   memory.deallocate(s.a, p, 3_MiB);
 }
 
-TEST_CASE("a small pool grows rather than wait for another stream or stop another thread", "[pool][ladder]") {
+TEST_CASE("pooled grows while it is small instead of taking memory freed on another stream",
+          "[pool][ladder]") {
   one_stream s;
   REQUIRE(s.driver.create_stream(s.a).ok());
   stream_ref b;
@@ -248,14 +252,15 @@ TEST_CASE("a small pool grows rather than wait for another stream or stop anothe
   memory.deallocate(b, memory.allocate(b, 3_MiB), 3_MiB);
   CHECK(s.machine.calls()[driver_call::record_event] == 0);
   CHECK(s.machine.calls()[driver_call::create_pages] == 1);
-  // A pool that is not small takes what the other stream freed.
+  // A pool that is not small reuses what the other stream freed.
   memory.deallocate(s.a, memory.allocate(s.a, 100_MiB), 100_MiB);
   s.machine.reset_calls();
   memory.deallocate(b, memory.allocate(b, 90_MiB), 90_MiB);
   CHECK(s.machine.calls()[driver_call::create_pages] == 0);
 }
 
-TEST_CASE("a small pool under a limit lives from what it has", "[pool][ladder]") {
+TEST_CASE("pooled under a limit reuses memory freed on another stream even while it is small",
+          "[pool][ladder]") {
   one_stream s;
   REQUIRE(s.driver.create_stream(s.a).ok());
   stream_ref b;
@@ -268,7 +273,8 @@ TEST_CASE("a small pool under a limit lives from what it has", "[pool][ladder]")
   memory.deallocate(b, p, 3_MiB);
 }
 
-TEST_CASE("what was made for one stream and never used serves another", "[pool][ladder][streams]") {
+TEST_CASE("pooled lets one stream use the unused part of a handle created for another",
+          "[pool][ladder][streams]") {
   one_stream s;
   REQUIRE(s.driver.create_stream(s.a).ok());
   stream_ref b;
@@ -276,13 +282,14 @@ TEST_CASE("what was made for one stream and never used serves another", "[pool][
   auto memory = sim_pages{s.driver} | limited{4_MiB} | pooled{};
   std::vector<void*> blocks;
   for (int i = 0; i < 32; ++i) blocks.push_back(memory.allocate(s.a, 64_KiB));
-  void* const p = memory.allocate(b, 64_KiB);  // makes the second handle
+  void* const p = memory.allocate(b, 64_KiB);  // creates the second handle
   for (int i = 0; i < 31; ++i) REQUIRE_NOTHROW(blocks.push_back(memory.allocate(s.a, 64_KiB)));
   memory.deallocate(b, p, 64_KiB);
   for (void* q : blocks) memory.deallocate(s.a, q, 64_KiB);
 }
 
-TEST_CASE("small blocks freed on another stream keep nothing back from trimming", "[pool][ladder][streams]") {
+TEST_CASE("empty_cache releases the memory of small blocks that were freed on another stream",
+          "[pool][ladder][streams]") {
   one_stream s;
   REQUIRE(s.driver.create_stream(s.a).ok());
   stream_ref b;
@@ -294,7 +301,8 @@ TEST_CASE("small blocks freed on another stream keep nothing back from trimming"
   CHECK(memory->state().reserved == 0);
 }
 
-TEST_CASE("the bookkeeping stays as small as it says, however many calls", "[pool][pool_state]") {
+TEST_CASE("pool_state::host_bytes stays bounded per live block, however many calls are made",
+          "[pool][pool_state]") {
   struct load {
     std::size_t blocks, least, most, bytes_a_block;
   };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a pool shows of itself: inspection, pool_facts, growth_notes.
+// What a pool exposes to tools: inspection, pool_facts, growth_notes.
 
 #include <algorithm>
 #include <atomic>
@@ -34,7 +34,7 @@ struct sums {
   std::map<std::uintptr_t, std::size_t> live_blocks;
 };
 
-/// Blocks tile stretches, stretches lie apart; and what they sum to.
+/// Checks that blocks tile their stretches and stretches do not overlap; returns the sums.
 sums sums_of(detail::pool_contents const& contents) {
   sums s;
   std::uintptr_t end = 0;
@@ -62,8 +62,7 @@ sums sums_of(detail::pool_contents const& contents) {
 
 }  // namespace
 
-TEST_CASE("the latest notes are kept, the oldest first, and none until they are asked for",
-          "[pool][growth_notes]") {
+TEST_CASE("growth_notes keeps the latest notes, oldest first, and none before open", "[pool][growth_notes]") {
   detail::growth_notes notes;
   notes.add(detail::growth_change::made, 1, 10);
   CHECK(notes.size() == 0);
@@ -84,7 +83,7 @@ TEST_CASE("the latest notes are kept, the oldest first, and none until they are 
   CHECK(notes.size() == 0);
 }
 
-TEST_CASE("a pool shows each block that is handed out, wherever it lies", "[pool][inspection]") {
+TEST_CASE("contents_of a pool lists each live block with its address and size", "[pool][inspection]") {
   auto const try_on = [](auto memory, auto const& machine) {
     (void)machine;
     std::mt19937 random(5);
@@ -92,7 +91,7 @@ TEST_CASE("a pool shows each block that is handed out, wherever it lies", "[pool
     std::size_t views = 0;
     for (int step = 0; step < 30000; ++step) {
       if (live.size() < 150 && random() % 2 == 0) {
-        // In statements of their own: compilers, and sanitizers, differ in the order in which operands are computed.
+        // Separate statements: compilers and sanitizers differ in the order in which operands are evaluated.
         std::size_t const most = std::size_t{1} << (4 + random() % 20);
         std::size_t const bytes = 1 + random() % most;
         try {
@@ -104,7 +103,7 @@ TEST_CASE("a pool shows each block that is handed out, wherever it lies", "[pool
         memory.deallocate({}, reinterpret_cast<void*>(b->first), b->second);
         live.erase(b);
       }
-      if (step % 100 != 0) continue;  // some 30 of 300 looks find a view
+      if (step % 100 != 0) continue;  // about 30 of 300 inspections find a view
       auto const contents = detail::contents_of(memory.layer());
       sums const s = sums_of(contents);
       for (auto const& stretch : contents.stretches) views += stretch.kind == detail::stretch_kind::view;
@@ -134,7 +133,7 @@ TEST_CASE("a pool shows each block that is handed out, wherever it lies", "[pool
   }
 }
 
-TEST_CASE("looking into a pool disturbs nothing: no driver call, magazines as they were",
+TEST_CASE("contents_of a pool makes no driver call and leaves the magazines as they are",
           "[pool][inspection]") {
   sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
   auto memory = sim_pages{machine.driver(0)} | pooled{};
@@ -146,13 +145,13 @@ TEST_CASE("looking into a pool disturbs nothing: no driver call, magazines as th
   CHECK(sums_of(detail::contents_of(memory.layer())).live == 0);
   CHECK(machine.calls().memory() == calls);
   pool_state const after = memory->state();
-  CHECK(after.inactive_split_bytes == before.inactive_split_bytes);  // emptied magazines would show here
+  CHECK(after.inactive_split_bytes == before.inactive_split_bytes);  // differs if magazines were emptied
   CHECK(after.free_blocks == before.free_blocks);
   CHECK(memory.allocate({}, 5000) == blocks.back());
   memory.deallocate({}, blocks.back(), 5000);
 }
 
-TEST_CASE("threads that come while a pool is looked into wait, and go on", "[pool][inspection][threads]") {
+TEST_CASE("contents_of a pool blocks concurrent threads only while it runs", "[pool][inspection][threads]") {
   sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
   auto memory = sim_pages{machine.driver(0)} | pooled{};
   std::atomic<bool> over{false};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What was looked up under the hot lock is void once the lock was released: interleavings forced inside driver calls, and the
-// check that finds such a use.
+// A value looked up under the hot lock is void once the lock was released: interleavings forced inside driver calls, and the
+// check that finds a use of such a value.
 
 #include "tarn/pool/arena/looked_up.hpp"
 
@@ -46,8 +46,8 @@ struct hooked_driver : sim_driver {
   }
 };
 
-/// A pool with 512 views in use, the most that are kept, over a checkerboard of 2 MiB handles; and a second thread that runs
-/// a given function once inside a driver call of the first, with its thread cache made before: it needs no growth lock.
+/// A pool with 512 views in use, the maximum that is kept, over a checkerboard of 2 MiB handles. A second thread runs a
+/// given function once inside a driver call of the first; its thread cache exists already, so it needs no growth lock.
 struct full_pool {
   sim_machine machine{sim_options{.capacity = 16_GiB, .taken = 0}};
   sim_driver device = machine.driver(device_id{0});
@@ -92,7 +92,7 @@ struct full_pool {
 
 }  // namespace
 
-TEST_CASE("pieces that another thread took while views were dropped are not used",
+TEST_CASE("pooled does not use free pieces that another thread took while views were dropped",
           "[pool][looked_up][threads]") {
   full_pool pool;
   REQUIRE(pool.memory->state().remaps >= 1024);
@@ -108,7 +108,7 @@ TEST_CASE("pieces that another thread took while views were dropped are not used
   for (unsigned char* const p : theirs) CHECK(p[0] == 0xAA);
 }
 
-TEST_CASE("a view whose block is freed while another view is dropped stays mapped under its work",
+TEST_CASE("pooled keeps a view mapped under its work when its block is freed while another view is dropped",
           "[pool][looked_up][threads]") {
   full_pool pool;
   bool ran = false;
@@ -118,7 +118,7 @@ TEST_CASE("a view whose block is freed while another view is dropped stays mappe
     ran = pool.machine.launch(pool.stream, 1'000'000'000, {sim_writes(pool.viewed[1], 4_MiB)}).ok();
     pool.memory.deallocate(pool.stream, pool.viewed[1], 4_MiB);
   });
-  (void)pool.memory.allocate(pool.stream, 6_MiB);  // no view holds it: the idle one is unmapped
+  (void)pool.memory.allocate(pool.stream, 6_MiB);  // no view is large enough: the idle one is unmapped
   REQUIRE(ran);
   CHECK(pool.machine.is_accessible(pool.viewed[1], 4_MiB));
   CHECK(pool.device.synchronize_device().ok());
@@ -127,7 +127,7 @@ TEST_CASE("a view whose block is freed while another view is dropped stays mappe
 #if TARN_CHECK_LOCKS
 namespace {
 
-/// What a child process that runs `work` prints to standard error, and whether it was aborted.
+/// Runs `work` in a child process; returns its standard error and whether it was aborted.
 std::pair<std::string, bool> in_child(void (*work)()) {
   int ends[2];
   REQUIRE(pipe(ends) == 0);
@@ -135,7 +135,7 @@ std::pair<std::string, bool> in_child(void (*work)()) {
   REQUIRE(child >= 0);
   if (child == 0) {
     (void)dup2(ends[1], STDERR_FILENO);
-    (void)signal(SIGABRT, SIG_DFL);  // not Catch2's
+    (void)signal(SIGABRT, SIG_DFL);  // not Catch2's handler
     work();
     _exit(0);
   }
@@ -152,7 +152,8 @@ std::pair<std::string, bool> in_child(void (*work)()) {
 
 }  // namespace
 
-TEST_CASE("looked_up::get stops the program after a release and names both places", "[pool][looked_up]") {
+TEST_CASE("looked_up::get aborts after the lock was released and names all three places",
+          "[pool][looked_up]") {
   auto const [text, aborted] = in_child([] {
     detail::hot_mutex mutex;
     detail::hot_lock held(mutex);
@@ -167,7 +168,7 @@ TEST_CASE("looked_up::get stops the program after a release and names both place
   CHECK(text.find("use.cpp:33") != std::string::npos);
 }
 
-TEST_CASE("range_table::take stops the program where no room was made", "[pool][looked_up]") {
+TEST_CASE("range_table::take aborts when make_room was not called", "[pool][looked_up]") {
   auto const [text, aborted] = in_child([] {
     detail::range_table ranges;
     ranges.make_room(1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stream order as the pool keeps it: who waits for whom, and who need not. The simulated machine's order
-// checker is the judge.
+// Stream order in the pool: which stream waits for which, and which does not have to. The order checker of the simulated
+// machine verifies it.
 
 #include "tarn/pool/order/ordering.hpp"
 
@@ -32,7 +32,7 @@ sim_options checked(std::size_t capacity = 64_MiB) {
   return o;
 }
 
-/// A pool on a checked machine that tells the checker what it hands out and takes back.
+/// A pool on a checked machine; reports each allocation and deallocation to the checker.
 struct watched {
   explicit watched(std::size_t capacity = 64_MiB) : machine(checked(capacity)) {}
 
@@ -56,14 +56,14 @@ struct watched {
 
 }  // namespace
 
-TEST_CASE("memory freed on one stream reaches another only after the first one's work", "[pool][streams]") {
+TEST_CASE("pooled orders memory freed on one stream before its use on another", "[pool][streams]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.get(a, 40_MiB);
   t.use(a, p, 40_MiB, second);  // the delay kernel
   t.give(a, p, 40_MiB);
   auto const start = t.machine.now();
-  void* const q = t.get(b, 40_MiB);             // there is no other memory
+  void* const q = t.get(b, 40_MiB);             // no other memory is free
   CHECK(t.machine.now() - start < second / 2);  // the host did not wait
   t.use(b, q, 40_MiB);
   REQUIRE(t.machine.driver().synchronize_stream(b).ok());
@@ -73,7 +73,8 @@ TEST_CASE("memory freed on one stream reaches another only after the first one's
   t.give(b, q, 40_MiB);
 }
 
-TEST_CASE("a stream does not wait for another's memory while there is other memory", "[pool][streams]") {
+TEST_CASE("pooled does not make a stream wait for another stream's memory while other memory is free",
+          "[pool][streams]") {
   watched t(256_MiB);
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const mine = t.get(b, 4_MiB);
@@ -89,7 +90,7 @@ TEST_CASE("a stream does not wait for another's memory while there is other memo
   CHECK(t.found() == 0);
 }
 
-TEST_CASE("work that is over costs other streams no wait", "[pool][streams]") {
+TEST_CASE("pooled makes no stream wait for work that is complete", "[pool][streams]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.get(a, 40_MiB);
@@ -103,7 +104,8 @@ TEST_CASE("work that is over costs other streams no wait", "[pool][streams]") {
   CHECK(t.found() == 0);
 }
 
-TEST_CASE("allocated on A, freed on B, allocated on A: A waits for B", "[pool][streams]") {
+TEST_CASE("deallocate on another stream orders reuse of the block after that stream's work",
+          "[pool][streams]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   for (std::size_t const bytes : {std::size_t{1000}, 100'000_KiB / 100, 40_MiB}) {
@@ -119,7 +121,7 @@ TEST_CASE("allocated on A, freed on B, allocated on A: A waits for B", "[pool][s
   }
 }
 
-TEST_CASE("allocate_sync hands out memory that nothing on the device still uses", "[pool][streams]") {
+TEST_CASE("allocate_sync returns memory that no work on the device still uses", "[pool][streams]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.get(a, 40_MiB);
@@ -140,7 +142,7 @@ TEST_CASE("allocate_sync hands out memory that nothing on the device still uses"
   t.give(a, r, 40_MiB);
 }
 
-TEST_CASE("memory of a destroyed stream stays usable, and its last work is waited for", "[pool][streams]") {
+TEST_CASE("pooled reuses the memory of a destroyed stream after its last work", "[pool][streams]") {
   bool const identified = GENERATE(false, true);
   watched t;
   test_stream const b(t.machine.driver());
@@ -161,7 +163,7 @@ TEST_CASE("memory of a destroyed stream stays usable, and its last work is waite
   }
 }
 
-TEST_CASE("a block freed after its stream was destroyed is not lost", "[pool][streams]") {
+TEST_CASE("deallocate on a destroyed stream returns the block to the pool", "[pool][streams]") {
   watched t;
   test_stream const b(t.machine.driver());
   stream_ref a;
@@ -177,8 +179,7 @@ TEST_CASE("a block freed after its stream was destroyed is not lost", "[pool][st
   t.memory.deallocate(b, q, 60_MiB);
 }
 
-TEST_CASE("a block freed under the handle of a destroyed stream waits for that stream's work",
-          "[pool][streams]") {
+TEST_CASE("deallocate on a destroyed stream orders reuse after that stream's work", "[pool][streams]") {
   watched t;
   test_stream const b(t.machine.driver());
   stream_ref a;
@@ -197,11 +198,11 @@ TEST_CASE("a block freed under the handle of a destroyed stream waits for that s
   t.give(b, q, 60_MiB);
 }
 
-TEST_CASE("small blocks freed on another stream go home only after its work", "[pool][streams]") {
+TEST_CASE("pooled reuses small blocks freed on another stream only after its work", "[pool][streams]") {
   watched t(8_MiB);
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   std::size_t const bytes = 32_KiB;
-  // The stream has finished work before: that must not be taken for what comes now.
+  // The stream has completed work before; the pool must not mistake it for the work below.
   void* const early = t.get(a, bytes);
   t.use(b, early, bytes);
   t.give(b, early, bytes);
@@ -226,7 +227,7 @@ TEST_CASE("small blocks freed on another stream go home only after its work", "[
   t.give(a, q, bytes);
 }
 
-TEST_CASE("a stream under a reused handle inherits nothing", "[pool][streams]") {
+TEST_CASE("pooled does not treat a stream with a reused handle as the destroyed one", "[pool][streams]") {
   watched t;
   test_stream const other(t.machine.driver());
   stream_ref a;
@@ -251,7 +252,7 @@ TEST_CASE("a stream under a reused handle inherits nothing", "[pool][streams]") 
   REQUIRE(t.machine.driver().destroy_stream(again).ok());
 }
 
-TEST_CASE("streams that come and go without a free leave no books behind", "[pool][streams]") {
+TEST_CASE("pooled keeps no bookkeeping for destroyed streams that freed nothing", "[pool][streams]") {
   sim_options o = checked();
   o.checks = sim_checks::off;
   sim_machine const machine(o);
@@ -265,7 +266,8 @@ TEST_CASE("streams that come and go without a free leave no books behind", "[poo
   CHECK(memory->state().host_bytes <= after_some);
 }
 
-TEST_CASE("a captured stream is neither recorded on nor made to wait", "[pool][streams][capture]") {
+TEST_CASE("pooled neither records an event on a captured stream nor makes it wait",
+          "[pool][streams][capture]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.get(a, 40_MiB);
@@ -284,7 +286,7 @@ TEST_CASE("a captured stream is neither recorded on nor made to wait", "[pool][s
   CHECK(graph.is_empty());
 }
 
-TEST_CASE("while a graph is captured no block in use is given back to its source",
+TEST_CASE("pooled returns no block in use to its upstream while a graph is captured",
           "[pool][streams][capture]") {
   sim_machine const machine(checked());
   auto memory = sim_malloc(machine.driver()) | limited{16_MiB} | pooled{};
@@ -298,13 +300,12 @@ TEST_CASE("while a graph is captured no block in use is given back to its source
   CHECK(machine.captured_calls() == 0);
   sim_graph graph;
   CHECK(machine.end_capture(b, graph).ok());
-  void* const q = memory.allocate(b, 10_MiB);  // afterwards it waits, and then there is room
+  void* const q = memory.allocate(b, 10_MiB);  // after the capture it waits, and then there is room
   memory.deallocate(b, q, 10_MiB);
   CHECK(machine.findings().empty());
 }
 
-TEST_CASE("frees on a captured stream are not handed to others by an event in the graph",
-          "[pool][streams][capture]") {
+TEST_CASE("deallocate on a captured stream records no event in the graph", "[pool][streams][capture]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.get(a, 40_MiB);
@@ -318,13 +319,13 @@ TEST_CASE("frees on a captured stream are not handed to others by an event in th
   CHECK(t.machine.captured_calls() == 0);
   sim_graph graph;
   CHECK(t.machine.end_capture(a, graph).ok());
-  void* const r = t.memory.allocate(b, 40_MiB);  // afterwards it can be had
+  void* const r = t.memory.allocate(b, 40_MiB);  // available after the capture
   CHECK(r != nullptr);
   t.memory.deallocate(b, r, 40_MiB);
 }
 
 namespace {
-/// Can mark all work at once, as CUDA can since 12.5: refused while anything is captured.
+/// Can record all work at once, as CUDA can since 12.5; refused while any stream is captured.
 struct marking_driver : sim_driver {
   using sim_driver::sim_driver;
   explicit marking_driver(sim_driver const& d, bool const& is_captured)
@@ -338,7 +339,7 @@ struct marking_driver : sim_driver {
 };
 }  // namespace
 
-TEST_CASE("memory of a destroyed stream is not waited for at the cost of another stream's capture",
+TEST_CASE("pooled does not invalidate a capture to reuse the memory of a destroyed stream",
           "[pool][streams][capture]") {
   sim_machine const machine(checked());
   bool captured = false;
@@ -348,7 +349,7 @@ TEST_CASE("memory of a destroyed stream is not waited for at the cost of another
   REQUIRE(machine.driver().create_stream(a).ok());
   memory.deallocate(a, memory.allocate(a, 20_MiB), 20_MiB);
   REQUIRE(machine.driver().destroy_stream(a).ok());
-  test_stream const again(machine.driver());  // its handle tells that the first one is gone
+  test_stream const again(machine.driver());  // its handle shows that the first stream was destroyed
   REQUIRE(machine.begin_capture(b).ok());
   captured = true;
   try {
@@ -362,9 +363,9 @@ TEST_CASE("memory of a destroyed stream is not waited for at the cost of another
 }
 
 TEST_CASE(
-    "a use on a stream that is captured when the block is freed holds it back, and the capture is not spoilt",
+    "record_use on a stream that is captured at the free holds the block back and keeps the capture valid",
     "[pool][streams][record_use][capture]") {
-  // Captured is the stream of the use, or another one, where the driver marks all streams' work at once.
+  // The stream of the use is captured; or another one, where the driver records the work of all streams at once.
   sim_machine const machine(checked());
   bool captured = false;
   auto memory = basic_pages<marking_driver>(marking_driver(machine.driver(), captured)) | pooled{};
@@ -384,7 +385,7 @@ TEST_CASE(
     CHECK(pool->state().pending == 4_KiB);
     void* const q = pool.allocate(a, 4_KiB);
     CHECK(q != p);
-    CHECK(pool.trim() == 0);  // looks again, in vain
+    CHECK(pool.trim() == 0);  // checks again; the use is still pending
     sim_graph graph;
     CHECK(device.end_capture(marks_all ? c : b, graph).ok());
     CHECK(graph.is_empty());
@@ -403,7 +404,7 @@ TEST_CASE(
   CHECK(device.findings().empty());
 }
 
-TEST_CASE("a pool that ends while a recorded use cannot be marked leaves no event behind",
+TEST_CASE("pooled leaks no event when it is destroyed while record_use is pending during a capture",
           "[pool][streams][record_use][capture]") {
   sim_machine const machine(checked());
   test_stream const a(machine.driver()), b(machine.driver()), c(machine.driver());
@@ -422,7 +423,7 @@ TEST_CASE("a pool that ends while a recorded use cannot be marked leaves no even
   CHECK(machine.usage().used == 0);
 }
 
-TEST_CASE("a use that was recorded holds the block back until it is done", "[pool][streams][record_use]") {
+TEST_CASE("record_use holds the block back until the use is complete", "[pool][streams][record_use]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   for (std::size_t const bytes : {4_KiB, 40_MiB}) {
@@ -431,7 +432,7 @@ TEST_CASE("a use that was recorded holds the block back until it is done", "[poo
     REQUIRE(t.machine.driver().synchronize_stream(a).ok());
     t.use(b, p, bytes, second);
     t.memory.record_use(p, bytes, b);
-    t.memory.record_use(p, bytes, b);  // twice is once
+    t.memory.record_use(p, bytes, b);  // a second call changes nothing
     t.machine.freed(p, bytes, b);      // its last use
     t.memory.deallocate(a, p, bytes);
     CHECK(t.memory->state().pending == bytes);
@@ -442,7 +443,7 @@ TEST_CASE("a use that was recorded holds the block back until it is done", "[poo
       t.memory.deallocate(a, q, bytes);
     }
     t.machine.advance(2 * second);
-    q = t.get(a, 60_MiB);  // needs everything
+    q = t.get(a, 60_MiB);  // needs all memory
     t.use(a, q, 60_MiB);
     CHECK(t.memory->state().pending == 0);
     for (auto const& finding : t.machine.findings()) UNSCOPED_INFO(finding);
@@ -452,7 +453,7 @@ TEST_CASE("a use that was recorded holds the block back until it is done", "[poo
   }
 }
 
-TEST_CASE("while there is memory nobody waits for a recorded use", "[pool][streams][record_use]") {
+TEST_CASE("pooled waits for no recorded use while other memory is free", "[pool][streams][record_use]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.get(a, 4_MiB);
@@ -461,14 +462,14 @@ TEST_CASE("while there is memory nobody waits for a recorded use", "[pool][strea
   t.machine.freed(p, 4_MiB, b);
   t.memory.deallocate(a, p, 4_MiB);
   auto const start = t.machine.now();
-  void* const q = t.get(a, 20_MiB);  // more than there is yet
+  void* const q = t.get(a, 20_MiB);  // more than is reserved
   CHECK(t.machine.now() - start < second / 2);
   CHECK(t.memory->state().pending == 4_MiB);
   CHECK(t.memory->state().host_waits == 0);
   t.give(a, q, 20_MiB);
 }
 
-TEST_CASE("out of memory waits for recorded uses before it gives up", "[pool][streams][record_use]") {
+TEST_CASE("allocate waits for recorded uses before it throws out_of_memory", "[pool][streams][record_use]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.memory.allocate(a, 40_MiB);
@@ -484,8 +485,7 @@ TEST_CASE("out of memory waits for recorded uses before it gives up", "[pool][st
   }
 }
 
-TEST_CASE("a use whose event cannot be waited for is waited for all the same",
-          "[pool][streams][record_use]") {
+TEST_CASE("pooled waits for a recorded use even if synchronize_event fails", "[pool][streams][record_use]") {
   sim_machine const machine(checked());
   fault_plan const plan;
   auto memory = basic_pages<faulty<sim_driver>>(faulty<sim_driver>(machine.driver(), plan)) | pooled{};
@@ -501,7 +501,7 @@ TEST_CASE("a use whose event cannot be waited for is waited for all the same",
   memory.deallocate(a, q, 60_MiB);
 }
 
-TEST_CASE("a use that cannot be marked during a capture holds the block back, and spoils no capture",
+TEST_CASE("record_use holds the block back when the event cannot be recorded during a capture",
           "[pool][streams][capture][record_use]") {
   sim_machine const machine(checked());
   bool captured = false;
@@ -526,7 +526,7 @@ TEST_CASE("a use that cannot be marked during a capture holds the block back, an
   CHECK(machine.findings().empty());
 }
 
-TEST_CASE("a free on a destroyed stream spoils no capture", "[pool][streams][capture]") {
+TEST_CASE("deallocate on a destroyed stream does not invalidate a capture", "[pool][streams][capture]") {
   sim_machine const machine(checked());
   bool captured = false;
   auto memory = basic_pages<marking_driver>(marking_driver(machine.driver(), captured)) | pooled{};
@@ -548,7 +548,7 @@ TEST_CASE("a free on a destroyed stream spoils no capture", "[pool][streams][cap
   CHECK(machine.findings().empty());
 }
 
-TEST_CASE("a pool that ends waits for work that the driver would not mark", "[pool][streams]") {
+TEST_CASE("pooled waits at its destruction for work whose event could not be recorded", "[pool][streams]") {
   sim_machine const machine(checked());
   fault_plan const plan;
   test_stream const a(machine.driver());
@@ -564,7 +564,7 @@ TEST_CASE("a pool that ends waits for work that the driver would not mark", "[po
   CHECK(machine.leaks().handles == 0);
 }
 
-TEST_CASE("what awaits a recorded use is counted as the pool rounds it", "[pool][record_use]") {
+TEST_CASE("pool_state::pending counts the rounded size of a block", "[pool][record_use]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.memory.allocate(a, 1000);
@@ -575,7 +575,8 @@ TEST_CASE("what awaits a recorded use is counted as the pool rounds it", "[pool]
   CHECK(t.memory->state().pending == t.memory->state().live);
 }
 
-TEST_CASE("a block freed without a stream is held back by its recorded uses", "[pool][streams][record_use]") {
+TEST_CASE("deallocate_sync holds a block back until its recorded uses are complete",
+          "[pool][streams][record_use]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.memory.allocate_sync(4_KiB);
@@ -594,8 +595,7 @@ TEST_CASE("a block freed without a stream is held back by its recorded uses", "[
   CHECK(t.found() == 0);
 }
 
-TEST_CASE("what a range that grows at its end leaves before the block waits for its work",
-          "[pool][streams]") {
+TEST_CASE("pooled orders the front of a grown range after the work on it", "[pool][streams]") {
   sim_machine const machine(checked());
   test_stream const a(machine.driver()), b(machine.driver());
   auto memory = sim_pages(machine.driver()) | pooled{.remap = remapping::off};
@@ -625,7 +625,7 @@ TEST_CASE("what a range that grows at its end leaves before the block waits for 
   memory.deallocate(a, first, before);
 }
 
-TEST_CASE("a recorded use on the freeing stream holds nothing back", "[pool][streams][record_use]") {
+TEST_CASE("record_use on the freeing stream does not hold the block back", "[pool][streams][record_use]") {
   watched t;
   test_stream const a(t.machine.driver());
   void* const p = t.memory.allocate(a, 4_KiB);
@@ -635,12 +635,12 @@ TEST_CASE("a recorded use on the freeing stream holds nothing back", "[pool][str
   CHECK(t.memory->state().live == 0);
 }
 
-TEST_CASE("a use on a stream that is captured by the time of the free is waited for, and the capture goes on",
+TEST_CASE("allocate waits after a capture for a recorded use on a stream that was captured at the free",
           "[pool][streams][record_use][capture]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   bool const by_legacy =
-      GENERATE(false, true);  // the legacy stream may not be marked while a blocking one is captured
+      GENERATE(false, true);  // the legacy stream takes no event while a blocking one is captured
   stream_ref captured = b;
   if (by_legacy) REQUIRE(t.machine.create_blocking_stream(0, captured).ok());
   stream_ref const used_on = by_legacy ? stream_ref{} : stream_ref(b);
@@ -650,7 +650,7 @@ TEST_CASE("a use on a stream that is captured by the time of the free is waited 
   REQUIRE(t.machine.begin_capture(captured).ok());
   t.give(a, p, 40_MiB);
   CHECK(t.memory->state().pending == 40_MiB);
-  CHECK_THROWS_AS(t.memory.allocate(a, 60_MiB), out_of_memory);  // nobody can tell yet when the use is over
+  CHECK_THROWS_AS(t.memory.allocate(a, 60_MiB), out_of_memory);  // the end of the use is not known yet
   sim_graph graph;
   CHECK(t.machine.end_capture(captured, graph).ok());
   CHECK(graph.is_empty());
@@ -663,7 +663,7 @@ TEST_CASE("a use on a stream that is captured by the time of the free is waited 
   if (by_legacy) REQUIRE(t.machine.driver().destroy_stream(captured).ok());
 }
 
-TEST_CASE("a block held back waits for the stream that freed it, though that is destroyed meanwhile",
+TEST_CASE("record_use keeps the order after the freeing stream even if that stream is destroyed meanwhile",
           "[pool][streams][record_use]") {
   watched t;
   test_stream const b(t.machine.driver()), c(t.machine.driver());
@@ -675,7 +675,7 @@ TEST_CASE("a block held back waits for the stream that freed it, though that is 
   t.use(b, p, 40_MiB);
   t.use(a, p, 40_MiB, second);
   t.give(a, p, 40_MiB);
-  t.machine.advance(second / 100);  // the use is over, the freeing stream's work is not
+  t.machine.advance(second / 100);  // the use is complete, the freeing stream's work is not
   REQUIRE(t.machine.driver().destroy_stream(made).ok());
   bool const reused = GENERATE(false, true);
   stream_ref again;
@@ -688,7 +688,7 @@ TEST_CASE("a block held back waits for the stream that freed it, though that is 
   if (reused) REQUIRE(t.machine.driver().destroy_stream(again).ok());
 }
 
-TEST_CASE("a pool that ends waits for recorded uses and for its streams", "[pool][streams]") {
+TEST_CASE("pooled waits at its destruction for recorded uses and for its streams", "[pool][streams]") {
   sim_machine const machine(checked());
   test_stream const a(machine.driver()), b(machine.driver());
   {
@@ -707,7 +707,7 @@ TEST_CASE("a pool that ends waits for recorded uses and for its streams", "[pool
   CHECK(machine.leaks().handles == 0);
 }
 
-TEST_CASE("a random program on many streams is never handed memory that is in use",
+TEST_CASE("allocate in a random program on many streams never returns memory that is in use",
           "[pool][streams][random]") {
   for (unsigned seed = 1; seed <= 6; ++seed) {
     INFO("seed " << seed);
@@ -744,7 +744,7 @@ TEST_CASE("a random program on many streams is never handed memory that is in us
         (void)t.memory.trim(random() % 96_MiB);
       } else if (what == 98) {
         t.machine.advance(random() % 100'000);
-      } else {  // a stream goes, another comes, perhaps under its handle
+      } else {  // one stream is destroyed and another created, possibly with the same handle
         for (std::size_t i = blocks.size(); i-- > 0;) {
           if (!(blocks[i].on == on)) continue;
           t.give(on, blocks[i].p, blocks[i].bytes);

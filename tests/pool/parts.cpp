@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The small parts: size_class, range, range_index, block_table, run, magazine, page_map, address_index,
+// The parts of the pool: size_class, range, range_index, block_table, run, magazine, page_map, address_index,
 // owner_lock, hot_lock, stream_order, arena, growth.
 
 #include <iterator>
@@ -26,7 +26,7 @@
 using namespace tarn;
 using namespace tarn::detail;
 
-TEST_CASE("a size class holds its sizes and wastes at most an eighth", "[pool][size_class]") {
+TEST_CASE("class_of returns a size class that fits and wastes at most an eighth", "[pool][size_class]") {
   std::size_t wrong = 0;
   for (std::size_t bytes = 1; bytes <= class_limit; bytes += bytes < 70000 ? 1 : 97) {
     std::size_t const block = class_bytes(class_of(bytes));
@@ -41,7 +41,7 @@ TEST_CASE("a size class holds its sizes and wastes at most an eighth", "[pool][s
   CHECK(rounded_bytes(100, 4096) == 512);
 }
 
-TEST_CASE("the table finds what was put in, through growth and removal", "[pool][block_table]") {
+TEST_CASE("block_table::find returns what was inserted, through growth and removal", "[pool][block_table]") {
   block_table table;
   std::map<std::uintptr_t, std::uint32_t> reference;
   std::mt19937 random(1);
@@ -65,7 +65,7 @@ TEST_CASE("the table finds what was put in, through growth and removal", "[pool]
   }
 }
 
-TEST_CASE("the index finds a range that fits, if there is one, and nearly the best",
+TEST_CASE("range_index::find returns a range that fits and is at most an eighth larger than the best one",
           "[pool][range_index][range]") {
   range_table table;
   range_index index;
@@ -99,7 +99,8 @@ TEST_CASE("the index finds a range that fits, if there is one, and nearly the be
   CHECK(index.find(table, 512, 256) == 0);
 }
 
-TEST_CASE("a run hands each block out once and refuses what is not its own", "[pool][run]") {
+TEST_CASE("run_table hands each block out once, and put_back rejects what is not a live block",
+          "[pool][run]") {
   run_table runs;
   runs.make_room();
   unsigned const k = class_of(3000);
@@ -117,13 +118,13 @@ TEST_CASE("a run hands each block out once and refuses what is not its own", "[p
   CHECK_FALSE(runs[r].put_back(first));
   CHECK_FALSE(runs[r].put_back(static_cast<char*>(first) + 1));
   auto* const second = static_cast<char*>(std::next(seen.begin())->first);
-  CHECK_FALSE(runs[r].put_back(second + 256));  // within a block that is out
+  CHECK_FALSE(runs[r].put_back(second + 256));  // inside a live block
   CHECK(runs[r].put_back(second));
   runs.remove(r);
   CHECK(runs.find(first) == 0);
 }
 
-TEST_CASE("a magazine is bounded and moves half of itself", "[pool][magazine]") {
+TEST_CASE("magazine_capacity is bounded and magazine_batch is at most half of it", "[pool][magazine]") {
   for (unsigned k = 0; k < class_count; ++k) {
     CHECK(magazine_capacity(k) >= 2);
     CHECK(magazine_capacity(k) <= 64);
@@ -134,7 +135,7 @@ TEST_CASE("a magazine is bounded and moves half of itself", "[pool][magazine]") 
   CHECK(cache.magazines[3].capacity == magazine_capacity(3));
 }
 
-TEST_CASE("a range before a hole is taken last, whatever its size", "[pool][range_index][range]") {
+TEST_CASE("range_index::find prefers other ranges to a range before a hole", "[pool][range_index][range]") {
   range_table table;
   range_index index;
   table.make_room(4);
@@ -157,14 +158,14 @@ TEST_CASE("a range before a hole is taken last, whatever its size", "[pool][rang
   index.erase(table, large);
   CHECK(index.find(table, 64_KiB, 256) == last);
   CHECK(index.largest(table) == 64_KiB);
-  // What follows it may change while it is there.
+  // The range after it may change state while it is in the index.
   table[hole].state = range_state::live;
   index.erase(table, last);
   CHECK(index.any() == 0);
   CHECK(index.bytes() == 0);
 }
 
-TEST_CASE("one thread at a time holds the hot lock", "[pool][hot_lock][threads]") {
+TEST_CASE("hot_lock is held by one thread at a time", "[pool][hot_lock][threads]") {
   hot_mutex mutex;
   long count = 0;
   std::vector<std::thread> threads;
@@ -180,7 +181,7 @@ TEST_CASE("one thread at a time holds the hot lock", "[pool][hot_lock][threads]"
   CHECK(count == 20000);
 }
 
-TEST_CASE("owner and visitors exclude each other", "[pool][owner_lock][threads]") {
+TEST_CASE("owner_lock excludes the owner and visitors from each other", "[pool][owner_lock][threads]") {
   owner_lock lock;
   long count = 0;
   std::thread owner([&] {
@@ -201,7 +202,7 @@ TEST_CASE("owner and visitors exclude each other", "[pool][owner_lock][threads]"
   CHECK(count == 20300);
 }
 
-TEST_CASE("the page map finds the handle behind every home address", "[pool][page_map]") {
+TEST_CASE("page_map::at returns the handle of each home address", "[pool][page_map]") {
   page_map map;
   map.open(0x40000000, 64 * 2_MiB, 128 * 2_MiB, 2_MiB);
   map.make_room(2);
@@ -219,10 +220,10 @@ TEST_CASE("the page map finds the handle behind every home address", "[pool][pag
   CHECK_FALSE(map.contains(0x40000000 + 256_MiB));
 }
 
-TEST_CASE("the range that covers an address is found, however ranges are split and joined",
+TEST_CASE("address_index::find returns the range that covers an address after splits and merges",
           "[pool][address_index]") {
   constexpr std::uintptr_t base = 0x7f0000000000;
-  constexpr std::size_t bytes = 40000 * 2_MiB;  // several words of the upper bitmap
+  constexpr std::size_t bytes = 40000 * 2_MiB;  // spans several words of the upper bitmap
   arena space;
   space.ranges.make_room(1);
   space.starts.open(base, bytes, 2_MiB);
@@ -238,7 +239,7 @@ TEST_CASE("the range that covers an address is found, however ranges are split a
     REQUIRE(space.starts.find(space.ranges, address) == holder->second);
     if (random() % 2 == 0 && address != holder->first) {
       space.ranges.make_room(1);
-      // Often close to an edge, so that several ranges start in one granule.
+      // Often close to the start, so that several ranges start in one granule.
       std::uintptr_t at = random() % 2 == 0 ? address : holder->first + 512 * (1 + random() % 64);
       if (at >= space.ranges[holder->second].end()) at = address;
       model[at] = space.split(holder->second, at - holder->first);
@@ -250,7 +251,7 @@ TEST_CASE("the range that covers an address is found, however ranges are split a
   CHECK(model.size() > 10);
 }
 
-TEST_CASE("an address index may be opened again, where what was to follow failed", "[pool][address_index]") {
+TEST_CASE("address_index::open replaces an earlier range", "[pool][address_index]") {
   address_index index;
   index.open(0x10000000, 64 * 2_MiB, 2_MiB);
   index.open(0x70000000, 64 * 2_MiB, 2_MiB);
@@ -258,7 +259,7 @@ TEST_CASE("an address index may be opened again, where what was to follow failed
   CHECK_FALSE(index.covers(0x10000000));
 }
 
-TEST_CASE("a handle that comes back under another identity tells that its stream is gone",
+TEST_CASE("stream_table marks a stream as gone when its handle returns with another id",
           "[pool][stream_order]") {
   stream_table streams;
   int handle = 0;
@@ -272,7 +273,7 @@ TEST_CASE("a handle that comes back under another identity tells that its stream
   streams.forget(old);
   CHECK(streams.find(5) == neutral);
   CHECK(streams.get(7, stream_ref::from(&streams)) == old);
-  // Of what never freed nothing is left: it may be forgotten, and the next stream has its place.
+  // A stream that freed nothing may be forgotten; the next stream takes its slot.
   int other = 0;
   domain_ref const brief = streams.get(10, stream_ref::from(&other));
   CHECK_FALSE(streams[brief].is_over());
@@ -281,21 +282,22 @@ TEST_CASE("a handle that comes back under another identity tells that its stream
   streams.forget(brief);
   CHECK(streams.find(10) == neutral);
   CHECK(streams.find(11) == living);
-  // What a thread brings home late for the former one does not make the living one a destroyed one.
+  // A late free on the old stream does not mark the new one as destroyed.
   CHECK(streams.get(10, stream_ref::from(&other)) == brief);
   CHECK(streams[brief].gone);
   CHECK_FALSE(streams[living].gone);
-  // Not while a thread asks for memory with it.
+  // Not over while a thread allocates on it.
   streams[brief].climbing = true;
   CHECK_FALSE(streams[brief].is_over());
-  // A default stream's handle means another stream in each thread.
+  // The handle of a per-thread default stream denotes a different stream in each thread.
   auto* const per_thread = reinterpret_cast<void*>(2);
   domain_ref const mine = streams.get(8, stream_ref::from(per_thread));
   (void)streams.get(9, stream_ref::from(per_thread));
   CHECK_FALSE(streams[mine].gone);
 }
 
-TEST_CASE("the arena splits, coalesces and keeps streams apart", "[pool][arena][growth]") {
+TEST_CASE("arena::take and arena::release split and coalesce ranges and keep streams apart",
+          "[pool][arena][growth]") {
   arena space;
   space.make_room();
   range_ref const r = space.ranges.take();
@@ -312,12 +314,12 @@ TEST_CASE("the arena splits, coalesces and keeps streams apart", "[pool][arena][
   };
   void* const x = take(a, 2_MiB);
   void* const y = take(a, 3_MiB);
-  CHECK(take(b, 1_MiB) == nullptr);  // what is free is a's
+  CHECK(take(b, 1_MiB) == nullptr);  // the free memory belongs to a
   CHECK(space.live_bytes == 5_MiB);
   CHECK(space.release(a, x, 1_MiB) == release_result::wrong_size);
   CHECK(space.release(b, x, 2_MiB) == release_result::done);
   CHECK(space.release(b, x, 2_MiB) == release_result::foreign);
-  CHECK(take(b, 2_MiB) == x);  // freed on b: b's at once
+  CHECK(take(b, 2_MiB) == x);  // freed on b: available to b at once
   CHECK(space.release(a, x, 2_MiB) == release_result::done);
   CHECK(space.release(a, y, 3_MiB) == release_result::done);
   CHECK(space.largest_free() == 8_MiB);
@@ -330,7 +332,7 @@ TEST_CASE("the arena splits, coalesces and keeps streams apart", "[pool][arena][
 }
 
 namespace {
-/// An arena with one free range of a domain.
+/// An arena with one free range in one domain.
 struct one_range {
   arena space;
   domain_ref a = space.streams.get(1, stream_ref::from(this));
@@ -345,7 +347,7 @@ struct one_range {
 };
 }  // namespace
 
-TEST_CASE("ranges that coalesce are as new as the newer of them", "[pool][arena][stream_order]") {
+TEST_CASE("arena::release gives a coalesced range the newer epoch", "[pool][arena][stream_order]") {
   for (bool const lower_first : {true, false}) {
     one_range t(4_MiB, zone::large);
     arena& space = t.space;
@@ -357,14 +359,14 @@ TEST_CASE("ranges that coalesce are as new as the newer of them", "[pool][arena]
     CHECK(space.release(t.a, lower_first ? lower : upper, 2_MiB) == release_result::done);
     space.streams[t.a].epoch = old + 1;
     CHECK(space.release(t.a, lower_first ? upper : lower, 2_MiB) == release_result::done);
-    space.hand_over(t.a, neutral, old);  // the device is past the older of the two
+    space.hand_over(t.a, neutral, old);  // the device has passed the older epoch only
     CHECK(space.streams[neutral].free_bytes() == 0);
     space.hand_over(t.a, neutral, old + 1);
     CHECK(space.streams[neutral].free_bytes() == 4_MiB);
   }
 }
 
-TEST_CASE("a block freed into a run that was full is handed out again", "[pool][arena][run]") {
+TEST_CASE("arena::release_small makes a block of a full run available again", "[pool][arena][run]") {
   unsigned const k = class_of(4_KiB);
   one_range t(run_bytes(k), zone::small);
   arena& space = t.space;

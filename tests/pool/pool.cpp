@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pool as its users see it: the contract of resources on every kind of source, reuse, trimming, growth
+// The public interface of the pool: the resource contract on every kind of source, reuse, trimming, growth
 // under a limit, driver failures, and a random program against a model. Stream order is tested in
 // ordering.cpp, threads in thread_cache.cpp.
 
@@ -34,7 +34,7 @@ struct block {
   std::size_t alignment = default_alignment;
 };
 
-/// A machine that has exactly `capacity` bytes to give.
+/// Options of a machine with exactly `capacity` bytes free.
 sim_options small_machine(std::size_t capacity) {
   sim_options o;
   o.capacity = capacity;
@@ -62,7 +62,7 @@ void free_all(Memory& memory, stream_ref stream, std::vector<block>& blocks) {
   blocks.clear();
 }
 
-/// Calls that give something back: one that fails without doing its work leaks, whatever the caller does.
+/// Whether the call releases something. If it fails without doing its work it leaks, whatever the caller does.
 bool gives_back(driver_call call) {
   switch (call) {
     case driver_call::destroy_event:
@@ -82,29 +82,29 @@ bool gives_back(driver_call call) {
 
 }  // namespace
 
-TEST_CASE("a pool over pages keeps the contract of resources", "[pool]") {
+TEST_CASE("pooled over sim_pages meets the resource contract", "[pool]") {
   resource_contract([] { return sim_pages{} | pooled{}; });
 }
-TEST_CASE("a pool over pages that never move keeps the contract of resources", "[pool]") {
+TEST_CASE("pooled with remapping::off meets the resource contract", "[pool]") {
   resource_contract([] { return sim_pages{} | pooled{remapping::off}; });
 }
-TEST_CASE("a pool over cudaMalloc blocks keeps the contract of resources", "[pool]") {
+TEST_CASE("pooled over sim_malloc meets the resource contract", "[pool]") {
   resource_contract([] { return sim_malloc{} | pooled{}; });
 }
-TEST_CASE("a pool over pinned memory keeps the contract of resources", "[pool]") {
+TEST_CASE("pooled over sim_pinned_host meets the resource contract", "[pool]") {
   resource_contract([] { return sim_pinned_host{} | pooled{}; });
 }
-TEST_CASE("a pool over host memory keeps the contract of resources", "[pool]") {
+TEST_CASE("pooled over host_memory meets the resource contract", "[pool]") {
   resource_contract([] { return host_memory{} | pooled{}; });
 }
-TEST_CASE("a pool over a pool keeps the contract of resources", "[pool]") {
+TEST_CASE("pooled over pooled meets the resource contract", "[pool]") {
   resource_contract([] { return sim_pages{} | pooled{} | pooled{}; });
 }
-TEST_CASE("a pool over limited pages keeps the contract of resources", "[pool]") {
+TEST_CASE("pooled over limited sim_pages meets the resource contract", "[pool]") {
   resource_contract([] { return sim_pages{} | limited{3_GiB} | pooled{}; });
 }
 
-TEST_CASE("a pool that was never used takes nothing from the device", "[pool]") {
+TEST_CASE("pooled takes nothing from the device before its first allocation", "[pool]") {
   sim_machine const machine;
   {
     auto memory = sim_pages(machine.driver()) | pooled{};
@@ -115,7 +115,7 @@ TEST_CASE("a pool that was never used takes nothing from the device", "[pool]") 
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("all memory and every event go back when the pool ends, live blocks freed or not", "[pool]") {
+TEST_CASE("pooled releases all memory and events at its destruction, also with live blocks", "[pool]") {
   bool const freed = GENERATE(true, false);
   sim_machine const machine;
   test_stream const a(machine.driver()), b(machine.driver());
@@ -135,7 +135,7 @@ TEST_CASE("all memory and every event go back when the pool ends, live blocks fr
   CHECK(machine.usage().used == 0);
 }
 
-TEST_CASE("an upstream resource gets every block back when the pool ends", "[pool]") {
+TEST_CASE("pooled returns every block to its upstream at its destruction", "[pool]") {
   sim_machine const machine;
   {
     auto memory = sim_malloc(machine.driver()) | limited{1_GiB} | pooled{};
@@ -148,7 +148,7 @@ TEST_CASE("an upstream resource gets every block back when the pool ends", "[poo
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("a block freed comes back on the same stream without a driver call", "[pool]") {
+TEST_CASE("allocate returns a block freed on the same stream without a driver call", "[pool]") {
   sim_machine const machine;
   test_stream const stream(machine.driver());
   stream_id id = 0;
@@ -168,7 +168,7 @@ TEST_CASE("a block freed comes back on the same stream without a driver call", "
   }
 }
 
-TEST_CASE("a larger pass made once is served from the cache the second time, and settles", "[pool]") {
+TEST_CASE("pooled serves a repeated allocation pattern from its cache", "[pool]") {
   sim_machine const machine;
   auto memory = sim_pages(machine.driver()) | pooled{.remap = remapping::off};
   std::vector<block> blocks;
@@ -182,13 +182,13 @@ TEST_CASE("a larger pass made once is served from the cache the second time, and
     return machine.calls().memory();
   };
   std::uint64_t const cold = pass();
-  // Magazines keep some blocks where they were, so that the others may need a little more than the first time.
+  // Magazines keep some blocks in place, so the others may need slightly more memory than the first time.
   CHECK(pass() * 50 <= cold);
   for (int i = 0; i < 6; ++i) (void)pass();
   for (int i = 0; i < 4; ++i) CHECK(pass() == 0);
 }
 
-TEST_CASE("everything freed can be had again as one block", "[pool]") {
+TEST_CASE("allocate serves everything that was freed as one block", "[pool]") {
   sim_machine const machine(small_machine(256_MiB));
   auto memory = sim_pages(machine.driver()) | pooled{};
   for (std::size_t const bytes : {2_MiB, 5_MiB, 3_MiB + 512, std::size_t{300'000}}) {
@@ -201,13 +201,13 @@ TEST_CASE("everything freed can be had again as one block", "[pool]") {
   }
 }
 
-TEST_CASE("free handles between live ones are moved to serve a larger block", "[pool][remap]") {
+TEST_CASE("pooled remaps free handles between live ones to serve a larger block", "[pool][remap]") {
   sim_machine const machine(small_machine(64_MiB));
   auto memory = sim_pages(machine.driver()) | pooled{};
   auto blocks = fill_up(memory, {}, 2_MiB);
   REQUIRE(blocks.size() == 32);
   for (std::size_t i = 0; i < blocks.size(); i += 2) memory.deallocate({}, blocks[i].p, 2_MiB);
-  // Half is free, no two neighbours are: only moving makes one block of it.
+  // Half is free, but no two neighbours are: only remapping makes one block of it.
   void* const half = memory.allocate({}, 32_MiB);
   CHECK(machine.is_accessible(half, 32_MiB));
   CHECK(memory->state().reserved == 64_MiB);
@@ -219,7 +219,7 @@ TEST_CASE("free handles between live ones are moved to serve a larger block", "[
   CHECK(memory->state().live == 0);
 }
 
-TEST_CASE("trimming gives memory back and leaves live data intact", "[pool]") {
+TEST_CASE("trim releases memory and keeps live data intact", "[pool]") {
   sim_machine const machine;
   auto memory = sim_pages(machine.driver()) | pooled{};
   std::vector<block> kept, dropped;
@@ -248,12 +248,12 @@ TEST_CASE("trimming gives memory back and leaves live data intact", "[pool]") {
   memory.empty_cache();
   CHECK(memory->state().reserved == 0);
   CHECK(machine.usage().used == 0);
-  void* const p = memory.allocate({}, 1_MiB);  // and works on
+  void* const p = memory.allocate({}, 1_MiB);  // the pool still works
   CHECK(p != nullptr);
   memory.deallocate({}, p, 1_MiB);
 }
 
-TEST_CASE("trimming keeps what it was told to keep", "[pool]") {
+TEST_CASE("trim keeps the number of bytes it is given", "[pool]") {
   sim_machine const machine;
   auto memory = sim_pages(machine.driver()) | pooled{};
   std::vector<block> blocks;
@@ -267,7 +267,8 @@ TEST_CASE("trimming keeps what it was told to keep", "[pool]") {
   CHECK(memory->state().reserved > 0);
 }
 
-TEST_CASE("a pool under a limit grows to it, refuses, and still serves what is smaller", "[pool][limited]") {
+TEST_CASE("pooled under limited grows to the limit, refuses, and still serves smaller requests",
+          "[pool][limited]") {
   auto const run = [](auto memory) {
     auto blocks = fill_up(memory, {}, 5_MiB);
     CHECK(blocks.size() >= 10);
@@ -289,7 +290,7 @@ TEST_CASE("a pool under a limit grows to it, refuses, and still serves what is s
   }
 }
 
-TEST_CASE("90 % of the device can be had", "[pool]") {
+TEST_CASE("pooled allocates 90 % of the device as one block", "[pool]") {
   sim_machine const machine(small_machine(80_GiB));
   auto memory = sim_pages(machine.driver()) | pooled{};
   void* const p = memory.allocate({}, 72_GiB);
@@ -297,7 +298,8 @@ TEST_CASE("90 % of the device can be had", "[pool]") {
   memory.deallocate({}, p, 72_GiB);
 }
 
-TEST_CASE("a refusal tells who, how much and what is cached, and changes nothing", "[pool]") {
+TEST_CASE("out_of_memory of a pool reports the requested, live and reserved bytes, and nothing changes",
+          "[pool]") {
   sim_machine const machine(small_machine(64_MiB));
   auto memory = sim_pages(machine.driver()) | pooled{};
   void* const p = memory.allocate({}, 40_MiB);
@@ -314,14 +316,15 @@ TEST_CASE("a refusal tells who, how much and what is cached, and changes nothing
     (void)memory.allocate({}, 32_MiB + 1);
     FAIL("must not succeed");
   } catch (out_of_memory const& error) {
-    CHECK(error.asked() == 32_MiB + 1);  // what was asked, not what it was rounded to
+    CHECK(error.asked() == 32_MiB + 1);  // the requested size, not the rounded one
   }
   CHECK(memory->state().live == live);
   CHECK(memory->state().ooms == 2);
   memory.deallocate({}, p, 40_MiB);
 }
 
-TEST_CASE("memory that others take away is no more than a refusal", "[pool]") {
+TEST_CASE("allocate throws out_of_memory while other processes use the device and recovers afterwards",
+          "[pool]") {
   sim_machine const machine(small_machine(64_MiB));
   auto memory = sim_pages(machine.driver()) | pooled{};
   void* const p = memory.allocate({}, 8_MiB);
@@ -334,7 +337,7 @@ TEST_CASE("memory that others take away is no more than a refusal", "[pool]") {
   memory.deallocate({}, q, 16_MiB);
 }
 
-TEST_CASE("a pool knows what it owns", "[pool]") {
+TEST_CASE("owns of a pool is true for its own addresses only", "[pool]") {
   auto memory = sim_pages(sim_machine().driver()) | pooled{};
   int local = 0;
   CHECK(!memory.owns(&local));
@@ -346,14 +349,14 @@ TEST_CASE("a pool knows what it owns", "[pool]") {
   memory.deallocate({}, p, 10'000);
 }
 
-TEST_CASE("the largest free range is handed out without asking the driver", "[pool]") {
+TEST_CASE("largest_free_range bytes are allocated without a memory call to the driver", "[pool]") {
   sim_machine const machine;
   auto memory = sim_pages(machine.driver()) | pooled{};
   void* const p = memory.allocate({}, 48_MiB);
   CHECK(memory.largest_free_range() < 48_MiB);
   void* const q = memory.allocate({}, 2_MiB);
   memory.deallocate({}, p, 48_MiB);
-  memory.deallocate({}, q, 2_MiB);  // sends the block before it home
+  memory.deallocate({}, q, 2_MiB);  // returns the block before it to the arena
   std::size_t const largest = memory.largest_free_range();
   REQUIRE(largest >= 48_MiB);
   machine.reset_calls();
@@ -362,7 +365,7 @@ TEST_CASE("the largest free range is handed out without asking the driver", "[po
   memory.deallocate({}, r, largest);
 }
 
-TEST_CASE("state counts what is live, by block", "[pool]") {
+TEST_CASE("pool_state::live counts the rounded bytes of live blocks", "[pool]") {
   auto memory = sim_pages(sim_machine().driver()) | pooled{};
   CHECK(memory->state().live == 0);
   std::vector<block> blocks;
@@ -384,7 +387,7 @@ TEST_CASE("state counts what is live, by block", "[pool]") {
   CHECK(memory->state().live_blocks == 0);
 }
 
-TEST_CASE("peaks start again where they are told to", "[pool]") {
+TEST_CASE("reset_peaks restarts the peaks of pool_state", "[pool]") {
   auto memory = sim_pages(sim_machine().driver()) | pooled{};
   void* const p = memory.allocate({}, 100_MiB);
   memory.deallocate({}, p, 100_MiB);
@@ -395,13 +398,14 @@ TEST_CASE("peaks start again where they are told to", "[pool]") {
   CHECK(memory->state().handles_peak == 0);
 }
 
-TEST_CASE("a block freed twice is told to the misuse handler and not handed out twice", "[pool][misuse]") {
+TEST_CASE("deallocate of a pool reports a double free and the block is not handed out twice",
+          "[pool][misuse]") {
   static std::vector<misuse_kind> seen;
   seen.clear();
   auto const before = set_misuse_handler([](misuse const& m) { seen.push_back(m.kind()); });
   {
     auto memory = sim_pages(sim_machine().driver()) | pooled{};
-    void* const p = memory.allocate({}, 10_MiB, 4_KiB);  // above 256: no magazine, so noticed at once
+    void* const p = memory.allocate({}, 10_MiB, 4_KiB);  // above 256: no magazine, so detected at once
     memory.deallocate({}, p, 10_MiB, 4_KiB);
     memory.deallocate({}, p, 10_MiB, 4_KiB);
     CHECK(seen.size() == 1);
@@ -426,13 +430,12 @@ TEST_CASE("a block freed twice is told to the misuse handler and not handed out 
     CHECK(first != second);
     memory.deallocate({}, first, 10_MiB);
     memory.deallocate({}, second, 10_MiB);
-    CHECK(memory->state().live_blocks == 1);  // r
+    CHECK(memory->state().live_blocks == 1);  // r is still live
   }
   (void)set_misuse_handler(before);
 }
 
-TEST_CASE("a small block that is freed twice in a row is reported at once and not handed out twice",
-          "[pool][misuse]") {
+TEST_CASE("deallocate of a pool reports two successive frees of a small block at once", "[pool][misuse]") {
   static std::vector<misuse> seen;
   seen.clear();
   auto const before = set_misuse_handler([](misuse const& m) { seen.push_back(m); });
@@ -477,14 +480,14 @@ TEST_CASE("memory_allocated reports a double free instead of a number below zero
 }
 
 namespace {
-/// What the handler of the next test asks.
+/// The pool that the handler of the next test uses, and its call count.
 struct asked_by_handler {
   static inline stack<sim_pages, pooled>* memory = nullptr;
   static inline int told = 0;
 };
 }  // namespace
 
-TEST_CASE("the misuse handler may use the pool that it is told of", "[pool][misuse]") {
+TEST_CASE("set_misuse_handler allows a handler to use the pool that reports to it", "[pool][misuse]") {
   sim_machine const machine;
   {
     auto memory = sim_pages(machine.driver()) | pooled{};
@@ -499,8 +502,8 @@ TEST_CASE("the misuse handler may use the pool that it is told of", "[pool][misu
       pool.deallocate({}, pool.allocate({}, 3_MiB), 3_MiB);
       pool.deallocate({}, pool.allocate({}, 100), 100);
     });
-    // A magazine takes a block again behind another one; the pool notices when the magazine is emptied: by trimming, for
-    // another request, with a thread.
+    // A magazine accepts a block twice if another one lies between. The pool detects it when the magazine is emptied: by
+    // trimming, for another request, or when a thread ends.
     auto const twice = [&] {
       void* const p = memory.allocate({}, 1000);
       void* const other = memory.allocate({}, 1000);
@@ -508,7 +511,7 @@ TEST_CASE("the misuse handler may use the pool that it is told of", "[pool][misu
       memory.deallocate({}, other, 1000);
       memory.deallocate({}, p, 1000);
     };
-    void* const beside = memory.allocate({}, 1000);  // keeps what small blocks are cut from
+    void* const beside = memory.allocate({}, 1000);  // keeps the run of small blocks alive
     twice();
     memory.trim(0);
     CHECK(asked_by_handler::told == 1);
@@ -522,7 +525,7 @@ TEST_CASE("the misuse handler may use the pool that it is told of", "[pool][misu
   }
 }
 
-TEST_CASE("a driver call that fails, whichever it is, leaks nothing and spoils nothing", "[pool][fault]") {
+TEST_CASE("pooled leaks nothing and keeps working after any failed driver call", "[pool][fault]") {
   using bad_driver = faulty<sim_driver>;
   auto const run = [](auto make_source, driver_call call, std::uint64_t nth) {
     sim_options o = small_machine(96_MiB);
@@ -562,7 +565,7 @@ TEST_CASE("a driver call that fails, whichever it is, leaks nothing and spoils n
       failed = plan.failed();
       plan.disarm();
       free_all(memory, a, blocks);
-      void* const again = memory.allocate(a, 64_MiB);  // the fault is over: the pool works on
+      void* const again = memory.allocate(a, 64_MiB);  // the fault is over: the pool works again
       CHECK(again != nullptr);
       memory.deallocate(a, again, 64_MiB);
     }
@@ -594,7 +597,7 @@ TEST_CASE("a driver call that fails, whichever it is, leaks nothing and spoils n
   }
 }
 
-TEST_CASE("a random program sees no overlap, no misalignment and exact counts", "[pool][random]") {
+TEST_CASE("pooled in a random program returns disjoint aligned blocks and exact counts", "[pool][random]") {
   auto const run = [](auto make, unsigned seed) {
     sim_machine const machine(small_machine(512_MiB));
     auto memory = make(machine.driver());

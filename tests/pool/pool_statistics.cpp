@@ -6,7 +6,7 @@
 using namespace tarn;
 using namespace tarn::detail;
 
-TEST_CASE("add_growth reports each zone's bytes and handles, and what was given back", "[pool]") {
+TEST_CASE("add_growth reports the bytes and handles of each zone, and the released bytes", "[pool]") {
   growth_counters counters;
   ++counters.creates;
   counters.hold(0, 4_MiB, zone::small);

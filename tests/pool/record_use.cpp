@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recorded uses: what they cost others, when the driver is called, which blocks an event covers. Who waits for what is in
-// ordering.cpp.
+// Recorded uses: their cost for other threads, when the driver is called, which blocks an event covers. Stream order is
+// tested in ordering.cpp.
 
 #include "tarn/pool/order/record_use.hpp"
 
@@ -34,8 +34,7 @@ sim_options checked(std::size_t capacity = 64_MiB) {
   return o;
 }
 
-/// Stops the next call that passes until the test lets it go on, as a stream that waits for a value which another host
-/// thread is to write.
+/// Blocks the next call of pass() until open(), as a stream does that waits for a value which another host thread writes.
 class gate {
  public:
   void close() {
@@ -73,7 +72,7 @@ class gate {
   bool timed_out_ = false;
 };
 
-/// Passes a gate before it creates, queries or waits for an event, whichever is chosen.
+/// Passes a gate before the chosen call: create, query or synchronize an event.
 struct gated_driver : sim_driver {
   gated_driver(sim_driver const& d, std::shared_ptr<gate> g, driver_call what)
       : sim_driver(d), at(std::move(g)), gated(what) {}
@@ -93,7 +92,7 @@ struct gated_driver : sim_driver {
   driver_call gated;
 };
 
-/// What noted_blocks asks of a block.
+/// The block type that noted_blocks requires.
 struct keyed_block {
   void* p = nullptr;
   detail::slot_number next = 0;
@@ -101,9 +100,9 @@ struct keyed_block {
 
 }  // namespace
 
-TEST_CASE("deallocate() returns while another thread waits for a recorded use",
+TEST_CASE("deallocate returns while another thread waits for a recorded use",
           "[pool][streams][record_use][threads]") {
-  // The stream of the use may wait for what this thread does after its deallocate().
+  // The stream of the use may wait for work that this thread does after its deallocate().
   sim_machine const machine(checked());
   auto const at = std::make_shared<gate>();
   driver_call const blocked = GENERATE(driver_call::query_event, driver_call::synchronize_event);
@@ -120,7 +119,7 @@ TEST_CASE("deallocate() returns while another thread waits for a recorded use",
   at->close();
   std::thread waits([&] {
     if (blocked == driver_call::query_event) {
-      memory.deallocate(a, memory.allocate(a, 20_MiB), 20_MiB);  // a miss: asks which uses are over
+      memory.deallocate(a, memory.allocate(a, 20_MiB), 20_MiB);  // a miss: queries which uses are complete
     } else {
       (void)memory.trim();
     }
@@ -129,7 +128,7 @@ TEST_CASE("deallocate() returns while another thread waits for a recorded use",
   memory.record_use(s, 40_MiB, b);
   memory.deallocate(a, q, 4_KiB);
   memory.deallocate(a, s, 40_MiB);
-  // A thread that is new to the pool.
+  // A thread that has no thread cache yet.
   std::thread([&] { memory.deallocate(a, r, 4_KiB); }).join();
   at->open();
   waits.join();
@@ -140,7 +139,7 @@ TEST_CASE("deallocate() returns while another thread waits for a recorded use",
   CHECK(machine.findings().empty());
 }
 
-TEST_CASE("a deallocate() whose event is being recorded does not hold others up",
+TEST_CASE("deallocate does not block other threads while it records an event",
           "[pool][streams][record_use][threads]") {
   sim_machine const machine(checked());
   auto const at = std::make_shared<gate>();
@@ -166,7 +165,7 @@ TEST_CASE("a deallocate() whose event is being recorded does not hold others up"
   CHECK(machine.findings().empty());
 }
 
-TEST_CASE("a pool that ends does not ask the driver about a destroyed stream of a recorded use",
+TEST_CASE("pooled passes no destroyed stream of a recorded use to the driver at its destruction",
           "[pool][streams][record_use][capture]") {
   sim_machine const machine(checked());
   test_stream const a(machine.driver()), c(machine.driver());
@@ -178,7 +177,7 @@ TEST_CASE("a pool that ends does not ask the driver about a destroyed stream of 
     void* const p = memory.allocate(a, 4_KiB);
     memory.record_use(p, 4_KiB, b);
     REQUIRE(machine.begin_capture(c).ok());
-    memory.deallocate(a, p, 4_KiB);  // all work cannot be marked while a graph is captured
+    memory.deallocate(a, p, 4_KiB);  // all work cannot be recorded while a graph is captured
     CHECK(memory->state().pending == 4_KiB);
     REQUIRE(machine.driver().destroy_stream(b).ok());
   }
@@ -187,7 +186,8 @@ TEST_CASE("a pool that ends does not ask the driver about a destroyed stream of 
   CHECK(machine.findings().empty());
 }
 
-TEST_CASE("allocate() queries few events, however many recorded uses wait", "[pool][streams][record_use]") {
+TEST_CASE("allocate queries few events, however many recorded uses are pending",
+          "[pool][streams][record_use]") {
   sim_machine const machine(checked(512_MiB));
   auto memory = sim_pages(machine.driver()) | pooled{};
   test_stream const a(machine.driver()), slow(machine.driver()), quick(machine.driver());
@@ -203,7 +203,7 @@ TEST_CASE("allocate() queries few events, however many recorded uses wait", "[po
   auto const before = queries();
   CHECK(memory->state().pending >= uses * 4_KiB);
   void* const q = memory.allocate(a, 30_MiB);
-  CHECK(queries() - before <= uses + 4);  // one for each that is over, one for each stream
+  CHECK(queries() - before <= uses + 4);  // one for each complete use, one for each stream
   CHECK(memory->state().pending == uses * 4_KiB);
   auto const next = queries();
   void* const r = memory.allocate(a, 30_MiB);
@@ -212,7 +212,8 @@ TEST_CASE("allocate() queries few events, however many recorded uses wait", "[po
   memory.deallocate(a, r, 30_MiB);
 }
 
-TEST_CASE("many recorded uses share few events, and each is waited for", "[pool][streams][record_use]") {
+TEST_CASE("record_use shares few events among many uses and waits for each use",
+          "[pool][streams][record_use]") {
   sim_machine machine(checked(256_MiB));
   auto memory = sim_pages(machine.driver()) | pooled{};
   test_stream const a(machine.driver()), b(machine.driver());
@@ -230,7 +231,7 @@ TEST_CASE("many recorded uses share few events, and each is waited for", "[pool]
     memory.deallocate(a, p, 64_KiB);
   }
   CHECK(machine.calls()[driver_call::create_event] - created < 200);
-  // Step by step: what is free again may be written.
+  // Step by step: memory that is free again may be written.
   for (std::size_t step = 0; step < 20; ++step) {
     machine.advance(second / 10);
     std::size_t const before = memory->state().pending;
@@ -248,16 +249,16 @@ TEST_CASE("many recorded uses share few events, and each is waited for", "[pool]
   CHECK(memory->state().live == 0);
 }
 
-TEST_CASE("an event recorded before a later block was freed does not cover that block",
+TEST_CASE("record_use does not let an event cover a block that was freed after the event was recorded",
           "[pool][streams][record_use][threads]") {
-  // The first thread's mark is under way while the second frees a block that was used after that mark.
+  // The first thread has recorded its event but not noted it; the second frees a block that was used after that event.
   sim_machine machine(checked());
   auto const at = std::make_shared<gate>();
   struct late_driver : sim_driver {
     late_driver(sim_driver const& d, std::shared_ptr<gate> g) : sim_driver(d), at(std::move(g)) {}
     status record_event(event_handle event, stream_ref stream) const noexcept {
       status const s = sim_driver::record_event(event, stream);
-      at->pass();  // recorded, and not yet noted
+      at->pass();  // recorded but not noted yet
       return s;
     }
     std::shared_ptr<gate> at;
@@ -280,13 +281,13 @@ TEST_CASE("an event recorded before a later block was freed does not cover that 
   first.join();
   machine.advance(2 * second);
   memory.deallocate(a, memory.allocate(a, 20_MiB), 20_MiB);
-  CHECK(memory->state().pending >= 4_KiB);  // the late one
+  CHECK(memory->state().pending >= 4_KiB);  // the late block
   (void)memory.trim();
   CHECK(memory->state().pending == 0);
   CHECK(machine.now() >= 10 * second);
 }
 
-TEST_CASE("a block freed under the handle of a destroyed stream leaves no recorded use behind",
+TEST_CASE("record_use leaves no pending use after a free on a destroyed stream",
           "[pool][streams][record_use]") {
   sim_machine const machine(checked());
   auto memory = basic_pages<sim_marking_driver>(sim_marking_driver(machine.driver())) | pooled{};
@@ -306,7 +307,7 @@ TEST_CASE("a block freed under the handle of a destroyed stream leaves no record
 }
 
 TEST_CASE(
-    "recorded uses that could not be marked while a graph was captured are marked by one event afterwards",
+    "record_use covers with one event after a capture all uses it could not mark during the capture itself",
     "[pool][streams][record_use][capture]") {
   sim_machine machine(checked());
   auto memory = sim_pages(machine.driver()) | pooled{};
@@ -320,7 +321,7 @@ TEST_CASE(
   REQUIRE(machine.begin_capture(b).ok());
   for (void* const p : blocks) memory.deallocate(a, p, 4_KiB);
   CHECK(memory->state().pending == 20_KiB);
-  memory.deallocate(a, memory.allocate(a, 10_MiB), 10_MiB);  // tries again, in vain
+  memory.deallocate(a, memory.allocate(a, 10_MiB), 10_MiB);  // tries again without success
   CHECK(memory->state().pending == 20_KiB);
   sim_graph graph;
   CHECK(machine.end_capture(b, graph).ok());
@@ -335,7 +336,7 @@ TEST_CASE(
   CHECK(memory->state().live == 0);
 }
 
-TEST_CASE("threads that free blocks with recorded uses meet a thread that trims",
+TEST_CASE("trim runs concurrently with threads that free blocks with recorded uses",
           "[pool][streams][record_use][threads]") {
   sim_machine machine(checked(256_MiB));
   auto memory = sim_pages(machine.driver()) | pooled{};
@@ -378,7 +379,7 @@ TEST_CASE("threads that free blocks with recorded uses meet a thread that trims"
   CHECK(machine.findings().empty());
 }
 
-TEST_CASE("noted_blocks finds each block that is in it, and passes nearly all others by",
+TEST_CASE("noted_blocks finds each block in it and may_hold rejects nearly all others",
           "[pool][record_use]") {
   detail::slots<keyed_block> blocks;
   detail::noted_blocks<keyed_block> noted(blocks);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The domains of streams that come and go: default streams of threads that end among them. None is kept for good, none is
-// forgotten while its work runs.
+// The domains of short-lived streams, including the default streams of threads that end. No domain is kept forever, and none
+// is forgotten while its work runs.
 
 #include "tarn/pool/arena/stream_order.hpp"
 
@@ -21,7 +21,7 @@ namespace {
 
 constexpr sim_nanoseconds second = 1'000'000'000;
 
-/// The default stream of thread number `n`, as another thread knows it.
+/// The default stream of thread number `n`, as seen by another thread.
 stream_ref per_thread(std::uint64_t n) {
   return stream_ref::from(reinterpret_cast<void*>(2), (stream_id{1} << 62) + n);
 }
@@ -46,8 +46,7 @@ sim_options checked(std::size_t capacity) {
 
 }  // namespace
 
-TEST_CASE("a pool forgets the default streams of a million threads that come and go",
-          "[pool][stream_order]") {
+TEST_CASE("pooled forgets the default streams of a million threads that have ended", "[pool][stream_order]") {
   auto memory = host_memory{} | pooled{};
   std::size_t early = 0;
   for (std::uint64_t n = 1; n <= 1'000'000; ++n) {
@@ -56,11 +55,11 @@ TEST_CASE("a pool forgets the default streams of a million threads that come and
     if (n == 10'000) early = memory->state().host_bytes;
   }
   CHECK(memory->state().host_bytes <= early + early / 4);
-  CHECK(places_of(memory) < 512);  // which bounds every scan over them
+  CHECK(places_of(memory) < 512);  // bounds every scan over the domains
   CHECK(memory->state().live == 0);
 }
 
-TEST_CASE("a pool forgets the default streams of 70,000 threads that only free", "[pool][stream_order]") {
+TEST_CASE("pooled forgets the default streams of 70,000 threads that only free", "[pool][stream_order]") {
   sim_machine const machine(checked(4_GiB));
   auto memory = sim_pages(machine.driver()) | pooled{};
   test_stream const own(machine.driver());
@@ -73,14 +72,15 @@ TEST_CASE("a pool forgets the default streams of 70,000 threads that only free",
   CHECK(machine.findings().empty());
 }
 
-TEST_CASE("a pool forgets the default streams of threads whose blocks live on", "[pool][stream_order]") {
+TEST_CASE("pooled forgets the default streams of ended threads whose blocks are live",
+          "[pool][stream_order]") {
   sim_machine const machine(checked(4_GiB));
   auto memory = sim_pages(machine.driver()) | pooled{};
   test_stream const own(machine.driver());
   std::vector<void*> blocks(20'000);
   for (std::size_t n = 0; n < blocks.size(); ++n) blocks[n] = memory.allocate(per_thread(n), 1000);
   CHECK(places_of(memory) < 512);
-  // What is left of their runs serves other threads: each alone would keep 64 KiB.
+  // The rest of their runs serves other threads; otherwise each thread would keep 64 KiB.
   CHECK(memory->state().reserved <= 256_MiB);
   for (void* const p : blocks) memory.deallocate(own, p, 1000);
   CHECK(memory->state().live == 0);
@@ -89,7 +89,7 @@ TEST_CASE("a pool forgets the default streams of threads whose blocks live on", 
   CHECK(machine.findings().empty());
 }
 
-TEST_CASE("a thread's default stream stays known after the thread until its work is done",
+TEST_CASE("pooled keeps the default stream of an ended thread until its work is complete",
           "[pool][stream_order]") {
   sim_machine const machine(checked(512_MiB));
   auto memory = sim_pages(machine.driver()) | pooled{};
@@ -123,14 +123,14 @@ TEST_CASE("a thread's default stream stays known after the thread until its work
   CHECK(machine.findings().empty());
 }
 
-TEST_CASE("streams in use keep their domains, however many they are", "[pool][stream_order]") {
+TEST_CASE("pooled keeps the domains of all streams in use, however many", "[pool][stream_order]") {
   sim_machine const machine(checked(4_GiB));
   auto memory = sim_pages(machine.driver()) | pooled{};
   std::vector<stream_ref> streams(300);
   for (stream_ref& s : streams) REQUIRE(machine.driver().create_stream(s).ok());
   auto const round = [&] {
     for (stream_ref const s : streams) {
-      void* const p = memory.allocate(s, 3_MiB, 512);  // has no magazine
+      void* const p = memory.allocate(s, 3_MiB, 512);  // not served from a magazine
       memory.deallocate(s, p, 3_MiB, 512);
     }
   };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads and the pool: mixed work, producers and consumers, threads that end before and after the pool.
+// Threads and the pool: mixed work, producers and consumers, threads that end before or after the pool.
 
 #include "tarn/pool/front/thread_cache.hpp"
 
@@ -33,7 +33,7 @@ sim_options plain(std::size_t capacity) {
   return o;
 }
 
-/// Which bytes are handed out, by 256: a table that notices at once when two threads hold the same.
+/// The owner of each 256 bytes handed out; detects at once when two threads hold the same bytes.
 class ownership {
  public:
   bool take(void const* p, std::size_t bytes, std::uint32_t who) { return change(p, bytes, 0, who); }
@@ -57,7 +57,7 @@ class ownership {
 
 }  // namespace
 
-TEST_CASE("many threads on their own and on shared streams never hold the same bytes", "[pool][threads]") {
+TEST_CASE("pooled never gives two threads the same bytes, on own or shared streams", "[pool][threads]") {
   bool const shared_stream = GENERATE(false, true);
   unsigned const thread_count = GENERATE(4U, 16U);
   sim_machine const machine(plain(256_MiB));
@@ -104,14 +104,14 @@ TEST_CASE("many threads on their own and on shared streams never hold the same b
   CHECK(memory->state().reserved == 0);
 }
 
-TEST_CASE("sixteen threads at once hand each other blocks, note uses, look and trim, and all is counted",
+TEST_CASE("pooled counts exactly while 16 threads exchange blocks, record uses, read state and trim",
           "[pool][threads]") {
   constexpr unsigned thread_count = 16;
   sim_machine const machine(plain(512_MiB));
   auto memory = sim_pages(machine.driver()) | pooled{} | tracked{};
   ownership owners;
   std::atomic<int> wrong{0};
-  std::barrier at_once(thread_count);  // nobody begins, and nobody ends, before all sixteen run
+  std::barrier at_once(thread_count);  // no thread begins or ends before all 16 run
   struct block {
     void* p;
     std::size_t bytes;
@@ -166,7 +166,7 @@ TEST_CASE("sixteen threads at once hand each other blocks, note uses, look and t
   CHECK(memory->statistics().requested_bytes[0].current == 0);
 }
 
-TEST_CASE("what producers allocate consumers may free, on the same, another or the default stream",
+TEST_CASE("deallocate by a consumer thread works on the same, another or the default stream",
           "[pool][threads]") {
   int const streams = GENERATE(0, 1, 2);  // the same, another, the default
   sim_machine const machine(plain(512_MiB));
@@ -213,10 +213,10 @@ TEST_CASE("what producers allocate consumers may free, on the same, another or t
   auto const s = memory->state();
   CHECK(s.live == 0);
   CHECK(s.live_blocks == 0);
-  CHECK(s.reserved < 300_MiB);  // what the consumer freed came back to the producer
+  CHECK(s.reserved < 300_MiB);  // the producer reuses what the consumer freed
 }
 
-TEST_CASE("a thread that ends returns what it cached", "[pool][threads]") {
+TEST_CASE("thread_cache of an ended thread returns its blocks to the pool", "[pool][threads]") {
   sim_machine const machine(plain(64_MiB));
   auto memory = sim_pages(machine.driver()) | pooled{};
   test_stream const stream(machine.driver());
@@ -236,7 +236,8 @@ TEST_CASE("a thread that ends returns what it cached", "[pool][threads]") {
   memory.deallocate(stream, whole, 62_MiB);
 }
 
-TEST_CASE("what a living thread caches can be had by another that runs short", "[pool][threads]") {
+TEST_CASE("thread_cache of a live thread is reclaimed when another thread runs out of memory",
+          "[pool][threads]") {
   sim_machine const machine(plain(64_MiB));
   auto memory = sim_pages(machine.driver()) | pooled{};
   std::vector<void*> blocks;
@@ -254,7 +255,7 @@ TEST_CASE("what a living thread caches can be had by another that runs short", "
   CHECK(served);
 }
 
-TEST_CASE("a thread may outlive the pools it used", "[pool][threads]") {
+TEST_CASE("thread_cache allows a thread to outlive the pools it used", "[pool][threads]") {
   sim_machine const machine;
   std::mutex mutex;
   std::condition_variable changed;
@@ -279,8 +280,8 @@ TEST_CASE("a thread may outlive the pools it used", "[pool][threads]") {
   user.join();
 }
 
-TEST_CASE("one thread may use many pools in turn", "[pool][threads]") {
-  sim_machine const machine(plain(1_GiB));  // a sanitizer leaves little address space for so many ranges
+TEST_CASE("thread_cache allows one thread to use many pools in turn", "[pool][threads]") {
+  sim_machine const machine(plain(1_GiB));  // sanitizers leave little address space for so many ranges
   std::vector<stack<sim_pages, pooled>> pools;
   for (int i = 0; i < 40; ++i) pools.emplace_back(sim_pages(machine.driver()));
   for (int round = 0; round < 3; ++round) {
@@ -296,7 +297,7 @@ TEST_CASE("one thread may use many pools in turn", "[pool][threads]") {
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("a pool may end while other threads begin and end", "[pool][threads]") {
+TEST_CASE("pooled may be released by its creator while other threads begin and end", "[pool][threads]") {
   sim_machine const machine(plain(1_GiB));
   for (int round = 0; round < 20; ++round) {
     auto memory = std::make_unique<stack<sim_pages, pooled>>(sim_pages(machine.driver()));
@@ -313,7 +314,7 @@ TEST_CASE("a pool may end while other threads begin and end", "[pool][threads]")
   }
 }
 
-TEST_CASE("threads begin and end on a pool over a pool", "[pool][threads]") {
+TEST_CASE("pooled over pooled serves threads that begin and end", "[pool][threads]") {
   sim_machine const machine(plain(1_GiB));
   auto memory = sim_malloc(machine.driver()) | pooled{} | pooled{};
   std::vector<std::thread> threads;
@@ -331,7 +332,7 @@ TEST_CASE("threads begin and end on a pool over a pool", "[pool][threads]") {
   CHECK(memory->state().live == 0);
 }
 
-TEST_CASE("a thread that uses stream after stream keeps the caches of few", "[pool]") {
+TEST_CASE("thread_cache keeps the magazines of few streams when a thread uses many in turn", "[pool]") {
   sim_machine const machine(plain(256_MiB));
   auto memory = sim_pages(machine.driver()) | pooled{};
   std::size_t after_some = 0;
@@ -351,7 +352,7 @@ TEST_CASE("a thread that uses stream after stream keeps the caches of few", "[po
   CHECK(memory->state().reserved == 0);
 }
 
-TEST_CASE("what a thread cached of a stream it no longer uses goes to the pool", "[pool]") {
+TEST_CASE("thread_cache returns the blocks of streams it no longer uses to the pool", "[pool]") {
   sim_machine const machine(plain(256_MiB));
   auto memory = sim_pages(machine.driver()) | pooled{};
   std::vector<std::unique_ptr<test_stream<sim_driver>>> streams;
@@ -364,12 +365,12 @@ TEST_CASE("what a thread cached of a stream it no longer uses goes to the pool",
   for (std::size_t i = 0; i < blocks.size(); ++i) memory.deallocate(*streams[i], blocks[i], 1_MiB);
   auto const s = memory->state();
   CHECK(s.live == 0);
-  // 64 magazines hold a block each; the pool sees the others.
+  // 64 magazines hold one block each; the others are in the pool.
   CHECK(s.inactive_split_bytes >= 136_MiB);
   CHECK(s.inactive_split_bytes < 200_MiB);
-  // Streams that had nothing but live blocks were forgotten; those that get memory back are known again.
+  // Streams that had only live blocks were forgotten; those whose blocks are freed get a domain again.
   CHECK(s.host_bytes < before.host_bytes + 64 * 8_KiB + streams.size() * sizeof(detail::stream_domain));
-  // The stream used first finds its memory again, and the one used last still has its magazine.
+  // The stream used first reuses its memory, and the one used last still has its magazine.
   CHECK(memory.allocate(*streams.back(), 1_MiB) == blocks.back());
   void* const first = memory.allocate(*streams.front(), 1_MiB);
   CHECK(memory->state().reserved == before.reserved);
@@ -378,7 +379,7 @@ TEST_CASE("what a thread cached of a stream it no longer uses goes to the pool",
   memory.deallocate(*streams.back(), blocks.back(), 1_MiB);
 }
 
-TEST_CASE("a thread finds its cache of each of a thousand pools, and none of a pool that ended",
+TEST_CASE("local_caches.find returns a thread's cache of each of 1000 pools and none of a destroyed pool",
           "[pool][threads]") {
   using detail::local_caches;
   std::thread([] {
@@ -396,13 +397,13 @@ TEST_CASE("a thread finds its cache of each of a thousand pools, and none of a p
     auto const find = [](live_pool const& p) { return local_caches.find(p.link.get(), p.link->number); };
     int wrong = 0;
     for (int i = 0; i < 4000; ++i) {
-      if (i % 3 == 2) {  // ends, and its link's memory may be the next pool's
+      if (i % 3 == 2) {  // destroyed; the next pool's link may reuse the memory of its link
         pools.front().link->pool = nullptr;
         ended.push_back(pools.front().link.get());
         pools.pop_front();
       }
       live_pool& made = pools.emplace_back();
-      wrong += find(made) == nullptr ? 0 : 1;  // also where its link lies where an ended pool's was
+      wrong += find(made) == nullptr ? 0 : 1;  // also if the link has the address of a destroyed pool's link
       exit.add(made.link, &made.cache);
       if (i % 100 == 0) {
         for (live_pool& p : pools) wrong += find(p) == &p.cache ? 0 : 1;
@@ -411,12 +412,12 @@ TEST_CASE("a thread finds its cache of each of a thousand pools, and none of a p
     CHECK(wrong == 0);
     CHECK(pools.size() > 1000);
     for (live_pool& p : pools) CHECK(find(p) == &p.cache);
-    // Pools used by one thread whose numbers lie far apart, as where each object has several.
+    // One thread's pools have numbers far apart, as if each object had several pools.
     CHECK(local_caches.mask < 16 * pools.size());
   }).join();
 }
 
-TEST_CASE("pools that come and go take no more places in a thread's table", "[pool][threads]") {
+TEST_CASE("local_caches does not grow with the number of destroyed pools", "[pool][threads]") {
   auto kept = host_memory{} | pooled{};
   for (int i = 0; i < 5000; ++i) {
     auto memory = host_memory{} | pooled{};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Views: blocks put together from free pieces, with real bytes behind them.
+// Views: blocks that are mapped from free pieces, tested on host-backed memory.
 
 #include <algorithm>
 #include <cstdint>
@@ -26,7 +26,7 @@ struct backed_machine {
 
 }  // namespace
 
-TEST_CASE("a block of pieces is one unbroken block to who uses it", "[pool][view]") {
+TEST_CASE("pooled maps free pieces into one contiguous view", "[pool][view]") {
   backed_machine m;
   auto memory = sim_pages{m.driver} | limited{64_MiB} | pooled{};
   std::vector<unsigned char*> small;
@@ -49,7 +49,7 @@ TEST_CASE("a block of pieces is one unbroken block to who uses it", "[pool][view
   for (std::size_t i = 1; i < small.size(); i += 2) memory.deallocate(m.stream, small[i], 2_MiB);
 }
 
-TEST_CASE("the same shortage a second time costs no driver call", "[pool][view]") {
+TEST_CASE("pooled reuses a view without a driver call when the same shortage recurs", "[pool][view]") {
   backed_machine m;
   auto memory = sim_pages{m.driver} | limited{64_MiB} | pooled{};
   std::uint64_t calls[3];
@@ -69,12 +69,12 @@ TEST_CASE("the same shortage a second time costs no driver call", "[pool][view]"
 
 namespace {
 
-/// Every other one of `count` blocks of 2 MiB stays, each with its number in it; what is free lies in handles apart.
+/// Keeps every other of `count` blocks of 2 MiB, filled with its number; the free handles are not adjacent.
 struct checkerboard {
   backed_machine m;
   stack<sim_pages, limited, pooled> memory;
   std::vector<unsigned char*> kept;
-  std::vector<unsigned char*> freed;  ///< where the free handles are, in the order of their addresses
+  std::vector<unsigned char*> freed;  ///< addresses of the free handles, sorted
 
   checkerboard(int count, std::size_t cap) : memory(sim_pages{m.driver} | limited{cap} | pooled{}) {
     for (int i = 0; i < count; ++i) {
@@ -95,7 +95,7 @@ struct checkerboard {
   }
   void free(void* p, std::size_t bytes) { memory.deallocate(m.stream, p, bytes); }
 
-  /// Whether every byte written to a block can be read again, and no other block has changed.
+  /// Whether bytes written to a block at each 4 KiB can be read back, and no kept block has changed.
   bool holds(unsigned char* p, std::size_t bytes) const {
     for (std::size_t at = 0; at < bytes; at += 4096) p[at] = static_cast<unsigned char>(at / 4096 * 7);
     for (std::size_t at = 0; at < bytes; at += 4096) {
@@ -112,7 +112,7 @@ struct checkerboard {
 
 }  // namespace
 
-TEST_CASE("a larger request maps only what its predecessor's view lacks", "[pool][view]") {
+TEST_CASE("pooled extends an idle view for a larger request and maps only what it lacks", "[pool][view]") {
   checkerboard board(24, 64_MiB);
   board.free(board.allocate(20_MiB), 20_MiB);
   std::uint64_t const before = board.memory->state().remaps;
@@ -123,7 +123,7 @@ TEST_CASE("a larger request maps only what its predecessor's view lacks", "[pool
   board.free(larger, 24_MiB);
 }
 
-TEST_CASE("a view whose end is in use is not prolonged", "[pool][view]") {
+TEST_CASE("pooled does not extend a view whose last handle is in use", "[pool][view]") {
   checkerboard board(24, 64_MiB);
   board.free(board.allocate(20_MiB), 20_MiB);
   std::vector<unsigned char*> all;
@@ -143,9 +143,9 @@ TEST_CASE("a view whose end is in use is not prolonged", "[pool][view]") {
   board.free(last_of_view, 2_MiB);
 }
 
-TEST_CASE("a view is prolonged by handles that are free at their start", "[pool][view]") {
+TEST_CASE("pooled extends a view by handles that are free at their start", "[pool][view]") {
   checkerboard board(24, 64_MiB);
-  unsigned char* const ends_free = board.allocate(3_MiB);  // 1 MiB of its last handle is left
+  unsigned char* const ends_free = board.allocate(3_MiB);  // 1 MiB of its last handle stays free
   std::memset(ends_free, 0xEE, 3_MiB);
   board.free(board.allocate(20_MiB), 20_MiB);
   unsigned char* const larger = board.allocate(21_MiB);
@@ -157,7 +157,7 @@ TEST_CASE("a view is prolonged by handles that are free at their start", "[pool]
   board.free(ends_free, 3_MiB);
 }
 
-TEST_CASE("a view grows no further than its place", "[pool][view]") {
+TEST_CASE("pooled extends a view no further than its address range", "[pool][view]") {
   checkerboard board(60, 128_MiB);
   board.free(board.allocate(20_MiB), 20_MiB);
   unsigned char* const larger = board.allocate(48_MiB);
@@ -169,7 +169,7 @@ TEST_CASE("a view grows no further than its place", "[pool][view]") {
   board.free(other, 8_MiB);
 }
 
-TEST_CASE("a view that could not be prolonged whole serves with what it has", "[pool][view]") {
+TEST_CASE("pooled keeps the mapped part of a view whose extension failed", "[pool][view]") {
   sim_machine machine{sim_options{.capacity = 2_GiB, .taken = 0}};
   fault_plan plan;
   faulty<sim_driver> const driver{machine.driver(0), plan};
@@ -188,7 +188,8 @@ TEST_CASE("a view that could not be prolonged whole serves with what it has", "[
   for (std::size_t i = 1; i < small.size(); i += 2) memory.deallocate(stream_ref{}, small[i], 2_MiB);
 }
 
-TEST_CASE("small blocks may have a wholly free handle of large ones under a cap", "[pool][view]") {
+TEST_CASE("pooled under a limit serves small blocks from a wholly free handle of large blocks",
+          "[pool][view]") {
   backed_machine m;
   auto memory = sim_pages{m.driver} | limited{32_MiB} | pooled{};
   std::vector<void*> large;
@@ -200,12 +201,12 @@ TEST_CASE("small blocks may have a wholly free handle of large ones under a cap"
   for (int i = 0; i < 8; ++i) {
     if (i != 3) memory.deallocate(m.stream, large[static_cast<std::size_t>(i)], 4_MiB);
   }
-  // All of it can serve large blocks again.
+  // All memory can serve large blocks again.
   void* const all = memory.allocate(m.stream, 32_MiB);
   memory.deallocate(m.stream, all, 32_MiB);
 }
 
-TEST_CASE("giving handles back leaves the views of living blocks intact", "[pool][view]") {
+TEST_CASE("trim releases handles and keeps the views of live blocks intact", "[pool][view]") {
   backed_machine m;
   auto memory = sim_pages{m.driver} | limited{64_MiB} | pooled{};
   std::vector<void*> small;
@@ -228,7 +229,7 @@ TEST_CASE("giving handles back leaves the views of living blocks intact", "[pool
   CHECK(m.machine.usage(device_id{0}).used == 0);
 }
 
-TEST_CASE("a handle that is free at both ends lends one of them", "[pool][view]") {
+TEST_CASE("pooled maps a view from a handle that is free at both ends", "[pool][view]") {
   backed_machine m;
   auto memory = sim_pages{m.driver} | limited{48_MiB} | pooled{.largest_handle = 16_MiB};
   void* handles[3];
@@ -245,7 +246,7 @@ TEST_CASE("a handle that is free at both ends lends one of them", "[pool][view]"
   for (std::size_t const i : {1u, 3u, 5u}) memory.deallocate(m.stream, blocks[i], sizes[i]);
 }
 
-TEST_CASE("old views are unmapped, where several streams used them, too", "[pool][view]") {
+TEST_CASE("pooled unmaps old views, also those that several streams used", "[pool][view]") {
   sim_machine machine{sim_options{.backing = sim_backing::address_only}};  // addresses do not run out
   sim_driver const driver = machine.driver(0);
   stream_ref streams[2];
@@ -280,7 +281,8 @@ TEST_CASE("old views are unmapped, where several streams used them, too", "[pool
   (void)driver.destroy_stream(streams[1]);
 }
 
-TEST_CASE("bytes survive a random program that is always short of memory", "[pool][view][random]") {
+TEST_CASE("pooled keeps the bytes of live blocks in a random program that is always short of memory",
+          "[pool][view][random]") {
   backed_machine m;
   stream_ref other;
   REQUIRE(m.driver.create_stream(other).ok());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sources on CUDA: the same contract as on the simulated device.
+// The sources on CUDA, with the same contract as on the simulated device.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +23,7 @@ using tarn_test::last_error_is_clean;
 
 namespace cuda_sources_test {
 
-/// Lives from before main() until after CUDA has unloaded. What goes wrong there changes the exit status.
+/// Lives from before main() until after CUDA has unloaded. An error there changes the exit status.
 struct until_the_end {
   cuda_malloc device{device_id{0}};
   cuda_async ordered{device_id{0}};
@@ -49,7 +49,7 @@ static until_the_end at_exit;
 
 }  // namespace cuda_sources_test
 
-TEST_CASE("giving back after CUDA has unloaded does nothing, quietly", "[source][cuda]") {
+TEST_CASE("deallocate of a CUDA source does nothing after CUDA has unloaded", "[source][cuda]") {
   if (!has_cuda_devices()) return;
   auto& at_exit = cuda_sources_test::at_exit;
   at_exit.blocks[1] = at_exit.ordered.allocate({}, 64);
@@ -58,13 +58,13 @@ TEST_CASE("giving back after CUDA has unloaded does nothing, quietly", "[source]
   SUCCEED("the rest happens after main(): the exit status tells");
 }
 
-TEMPLATE_TEST_CASE("sources of blocks keep the contract of resources on CUDA", "[source][cuda]", cuda_malloc,
-                   cuda_async, pinned_host, managed) {
+TEMPLATE_TEST_CASE("cuda_malloc, cuda_async, pinned_host and managed meet the resource contract",
+                   "[source][cuda]", cuda_malloc, cuda_async, pinned_host, managed) {
   if (!has_cuda_devices()) return;
   tarn_test::resource_contract([] { return TestType{}; }, last_error_is_clean{});
 }
 
-TEST_CASE("cuda_pages keeps the contract of page sources", "[source][cuda_pages][cuda]") {
+TEST_CASE("cuda_pages meets the page source contract", "[source][cuda_pages][cuda]") {
   if (!has_cuda_devices()) return;
   try {
     (void)cuda_pages{};
@@ -76,7 +76,7 @@ TEST_CASE("cuda_pages keeps the contract of page sources", "[source][cuda_pages]
   tarn_test::page_source_contract([] { return cuda_pages{}; }, last_error_is_clean{});
 }
 
-TEST_CASE("without a device a source says so", "[source]") {
+TEST_CASE("cuda_pages and cuda_malloc throw no_device without a device", "[source]") {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) return;  // the other tests run
   (void)cudaGetLastError();
@@ -92,8 +92,8 @@ TEST_CASE("without a device a source says so", "[source]") {
   }
 }
 
-TEMPLATE_TEST_CASE("memory that CUDA does not order is freed only when its stream is done", "[source][cuda]",
-                   cuda_malloc, pinned_host, managed) {
+TEMPLATE_TEST_CASE("deallocate of cuda_malloc, pinned_host and managed waits for the stream",
+                   "[source][cuda]", cuda_malloc, pinned_host, managed) {
   if (!has_cuda_devices()) return;
   TestType memory;
   tarn_test::test_stream stream(memory.driver());
@@ -104,7 +104,7 @@ TEMPLATE_TEST_CASE("memory that CUDA does not order is freed only when its strea
   CHECK(cudaStreamQuery(on.get()) == cudaSuccess);
 }
 
-TEST_CASE("cuda_async does not wait for the host's sake", "[source][cuda_async][cuda]") {
+TEST_CASE("cuda_async does not wait for a busy stream", "[source][cuda_async][cuda]") {
   if (!has_cuda_devices()) return;
   cuda_async memory;
   tarn_test::test_stream stream(memory.driver());
@@ -121,7 +121,7 @@ TEST_CASE("cuda_async does not wait for the host's sake", "[source][cuda_async][
   CHECK(memory.driver().synchronize_stream(on).ok());
 }
 
-TEST_CASE("the release threshold of CUDA's pool can be set", "[source][cuda_async][cuda]") {
+TEST_CASE("set_release_threshold sets the threshold of CUDA's default pool", "[source][cuda_async][cuda]") {
   if (!has_cuda_devices()) return;
   cuda_async memory;
   set_release_threshold(memory, 64_MiB);
@@ -133,7 +133,8 @@ TEST_CASE("the release threshold of CUDA's pool can be set", "[source][cuda_asyn
   set_release_threshold(memory, 0);
 }
 
-TEMPLATE_TEST_CASE("pinned and managed memory is the host's too", "[source][cuda]", pinned_host, managed) {
+TEMPLATE_TEST_CASE("pinned_host and managed memory is accessible from host and device", "[source][cuda]",
+                   pinned_host, managed) {
   if (!has_cuda_devices()) return;
   TestType memory;
   auto* const p = static_cast<unsigned char*>(memory.allocate({}, 1_MiB));
@@ -145,7 +146,7 @@ TEMPLATE_TEST_CASE("pinned and managed memory is the host's too", "[source][cuda
   memory.deallocate({}, p, 1_MiB);
 }
 
-TEMPLATE_TEST_CASE("allocating and giving back on a captured stream does not spoil the capture",
+TEMPLATE_TEST_CASE("allocate and deallocate of CUDA sources on a captured stream keep the capture valid",
                    "[source][cuda]", cuda_malloc, cuda_async, pinned_host, managed) {
   if (!has_cuda_devices()) return;
   TestType memory;
@@ -160,7 +161,7 @@ TEMPLATE_TEST_CASE("allocating and giving back on a captured stream does not spo
   if (graph != nullptr) CHECK(cudaGraphDestroy(graph) == cudaSuccess);
 }
 
-TEST_CASE("memory of another device than the current one", "[source][cuda]") {
+TEST_CASE("cuda_malloc allocates on its own device when another is current", "[source][cuda]") {
   if (!has_cuda_devices(2)) return;
   REQUIRE(cudaSetDevice(0) == cudaSuccess);
   cuda_malloc memory{device_id{1}};

@@ -6,7 +6,7 @@
 
 using namespace tarn;
 
-TEST_CASE("host_memory keeps the contract of resources", "[source][host_memory]") {
+TEST_CASE("host_memory meets the resource contract", "[source][host_memory]") {
   tarn_test::resource_contract([] { return host_memory{}; });
 }
 
@@ -19,14 +19,14 @@ TEST_CASE("host_memory honours every alignment up to the largest", "[source][hos
   }
 }
 
-TEST_CASE("host_memory is the host's alone", "[source][host_memory]") {
+TEST_CASE("host_memory is accessible from the host only", "[source][host_memory]") {
   STATIC_REQUIRE(has_property<host_memory, host_accessible>);
   STATIC_REQUIRE(!has_property<host_memory, device_accessible>);
   CHECK(host_memory{}.device() == device_id{-1});
   CHECK(host_memory{} == host_memory{});
 }
 
-TEST_CASE("a refusal by the host names the call and not a device", "[source][host_memory]") {
+TEST_CASE("host_memory reports the call and no device in out_of_memory", "[source][host_memory]") {
   try {
     (void)host_memory{}.allocate_sync(1_TiB * 1024);
     FAIL("must not succeed");

@@ -20,7 +20,7 @@ using namespace tarn;
 
 namespace {
 
-/// What the kernel tells of the mapping behind an address; bytes.
+/// What the kernel reports about the mapping of an address; sizes in bytes.
 struct mapping_facts {
   bool advised_huge = false;
   std::size_t resident = 0;
@@ -51,7 +51,7 @@ bool is_mapped(void const* p) {
 
 }  // namespace
 
-TEST_CASE("registered memory keeps the contract of resources", "[source][registered_host]") {
+TEST_CASE("registered_host meets the resource contract", "[source][registered_host]") {
   sim_options options;
   options.host_capacity = 4_GiB;
   sim_machine const machine(options);
@@ -62,18 +62,18 @@ TEST_CASE("registered memory keeps the contract of resources", "[source][registe
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("registered memory is touched, pinned for copies, and unmapped when it is given back",
+TEST_CASE("registered_host touches and pins its memory and unmaps it at deallocation",
           "[source][registered_host]") {
   for (unsigned const threads : {1U, 3U}) {
     for (host_page_size const pages : {host_page_size::usual, host_page_size::huge}) {
       sim_machine const machine;
       sim_registered_host memory(machine.driver(), {.pages = pages, .threads = threads});
-      std::size_t const bytes = 65_MiB + 1;  // enough for several threads, and no whole page
+      std::size_t const bytes = 65_MiB + 1;  // enough for several threads, and not a whole number of pages
       void* const p = memory.allocate_sync(bytes);
       std::size_t const page = pages == host_page_size::huge ? 2_MiB : 4_KiB;
       CHECK(is_aligned(p, page));
       mapping_facts const facts = facts_of(p);
-      CHECK(facts.resident >= bytes);  // all of it, before anybody has written
+      CHECK(facts.resident >= bytes);  // all of it, before the first write
       CHECK(facts.advised_huge == (pages == host_page_size::huge));
       std::memset(p, 7, bytes);
 
@@ -94,7 +94,7 @@ TEST_CASE("registered memory is touched, pinned for copies, and unmapped when it
   }
 }
 
-TEST_CASE("registered memory honours alignments above its page", "[source][registered_host]") {
+TEST_CASE("registered_host honours alignments above its page size", "[source][registered_host]") {
   sim_machine const machine;
   sim_registered_host memory(machine.driver(), {.pages = host_page_size::usual});
   for (std::size_t alignment = 4_KiB; alignment <= 2_MiB; alignment *= 2) {
@@ -105,7 +105,7 @@ TEST_CASE("registered memory honours alignments above its page", "[source][regis
   }
 }
 
-TEST_CASE("a NUMA node that is not there is refused with what to do", "[source][registered_host]") {
+TEST_CASE("registered_host refuses a missing numa_node and says what to do", "[source][registered_host]") {
   sim_machine const machine;
   for (int const node : {1023, 1'000'000, -7}) {
     sim_registered_host memory(machine.driver(), {.numa_node = node});
@@ -126,7 +126,7 @@ TEST_CASE("a NUMA node that is not there is refused with what to do", "[source][
   }
 }
 
-TEST_CASE("huge pages that nobody reserved are refused", "[source][registered_host]") {
+TEST_CASE("registered_host refuses reserved_huge pages if none are reserved", "[source][registered_host]") {
   std::ifstream settings("/proc/sys/vm/nr_hugepages");
   unsigned long reserved = 0;
   settings >> reserved;
@@ -147,7 +147,8 @@ TEST_CASE("huge pages that nobody reserved are refused", "[source][registered_ho
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("a page that the host cannot make is refused, not met by a signal", "[source][registered_host]") {
+TEST_CASE("host_pages::touch returns out_of_memory instead of a signal if a page is missing",
+          "[source][registered_host]") {
   unsigned const threads = GENERATE(1U, 4U);
   tarn::detail::host_pages const pages = {.bytes = 80_MiB, .alignment = 2_MiB};
   void* p = nullptr;
@@ -157,7 +158,7 @@ TEST_CASE("a page that the host cannot make is refused, not met by a signal", "[
     WARN("skipped: a host before Linux 5.14 does not tell");
   } else {
     CHECK(pages.touch(p, threads).ok());
-    // As good as one that is not there: nobody can write to it.
+    // An unmapped page cannot be written, like a page that the host cannot provide.
     REQUIRE(::munmap(static_cast<char*>(p) + 50_MiB, 4_KiB) == 0);
     status const s = pages.touch(p, threads);
     CHECK(s.kind == failure::out_of_memory);
@@ -166,7 +167,8 @@ TEST_CASE("a page that the host cannot make is refused, not met by a signal", "[
   pages.unmap(p);
 }
 
-TEST_CASE("memory that the driver would not register is unmapped and refused", "[source][registered_host]") {
+TEST_CASE("registered_host unmaps and refuses memory that the driver does not register",
+          "[source][registered_host]") {
   sim_options options;
   options.host_capacity = 16_MiB;
   sim_machine const machine(options);
@@ -187,7 +189,7 @@ TEST_CASE("memory that the driver would not register is unmapped and refused", "
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("sources of registered memory are equal where each may free the other's blocks",
+TEST_CASE("registered_host sources compare equal if each may free the other's blocks",
           "[source][registered_host]") {
   sim_machine const machine;
   sim_registered_host const huge(machine.driver());
@@ -196,7 +198,7 @@ TEST_CASE("sources of registered memory are equal where each may free the other'
   CHECK_FALSE(huge == sim_registered_host(sim_machine{}.driver()));
 }
 
-TEST_CASE("the simulated device registers whole host pages once, and tells who did not",
+TEST_CASE("register_host of sim_driver accepts whole host pages once and returns CUDA's error codes",
           "[driver][registered_host]") {
   sim_machine const machine;
   sim_driver const driver = machine.driver();

@@ -13,7 +13,7 @@ using namespace tarn_test;
 
 namespace {
 
-/// A machine small enough that running out of memory is quick.
+/// A machine with little memory, so that it runs out quickly.
 sim_machine small_machine(sim_options options = {}) {
   options.capacity = 4_GiB;
   options.host_capacity = 4_GiB;
@@ -27,20 +27,20 @@ Source on(sim_machine const& machine) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("sources of blocks keep the contract of resources", "[source]", sim_malloc, sim_async,
-                   sim_pinned_host, sim_managed) {
+TEMPLATE_TEST_CASE("sim_malloc, sim_async, sim_pinned_host and sim_managed meet the resource contract",
+                   "[source]", sim_malloc, sim_async, sim_pinned_host, sim_managed) {
   sim_machine const machine = small_machine();
   resource_contract([&] { return on<TestType>(machine); });
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("sim_pages keeps the contract of page sources", "[source][cuda_pages]") {
+TEST_CASE("sim_pages meets the page source contract", "[source][cuda_pages]") {
   sim_machine const machine = small_machine();
   page_source_contract([&] { return on<sim_pages>(machine); });
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("an owner of pages gives them back exactly once", "[source][page_handle]") {
+TEST_CASE("unique_pages destroys its page_handle exactly once", "[source][page_handle]") {
   sim_machine const machine = small_machine();
   auto pages = on<sim_pages>(machine);
   {
@@ -48,7 +48,7 @@ TEST_CASE("an owner of pages gives them back exactly once", "[source][page_handl
     unique_pages b = std::move(a);
     unique_pages c(pages, 2_MiB);
     c = std::move(b);
-    CHECK(machine.calls()[driver_call::destroy_pages] == 1);  // what c had
+    CHECK(machine.calls()[driver_call::destroy_pages] == 1);  // the former pages of c
     c.reset();
     CHECK(machine.calls()[driver_call::destroy_pages] == 2);
     c.reset();
@@ -58,7 +58,8 @@ TEST_CASE("an owner of pages gives them back exactly once", "[source][page_handl
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("a request that could wrap does not reach the driver", "[source][errors]") {
+TEST_CASE("sim_malloc and sim_pages refuse more than max_request_bytes without a driver call",
+          "[source][errors]") {
   sim_machine const machine = small_machine();
   auto memory = on<sim_malloc>(machine);
   auto pages = on<sim_pages>(machine);
@@ -68,7 +69,7 @@ TEST_CASE("a request that could wrap does not reach the driver", "[source][error
   CHECK(machine.calls().memory() == 0);
 }
 
-TEST_CASE("pages without virtual memory management are refused with what to use instead",
+TEST_CASE("sim_pages without virtual memory management throws and names the alternative",
           "[source][cuda_pages]") {
   sim_options options;
   options.paging = sim_paging::missing;
@@ -83,7 +84,7 @@ TEST_CASE("pages without virtual memory management are refused with what to use 
   CHECK_NOTHROW(on<sim_malloc>(machine).deallocate_sync(on<sim_malloc>(machine).allocate_sync(64), 64));
 }
 
-TEST_CASE("a missing device is refused by its number", "[source]") {
+TEST_CASE("sim_malloc and sim_pages report the number of a missing device", "[source]") {
   sim_machine const machine = small_machine();
   sim_malloc memory(machine.driver(device_id{7}));
   try {
@@ -96,8 +97,8 @@ TEST_CASE("a missing device is refused by its number", "[source]") {
   CHECK_THROWS_AS(sim_pages(machine.driver(device_id{7})), cuda_error);
 }
 
-TEMPLATE_TEST_CASE("memory that the driver does not order is freed only when its stream is done", "[source]",
-                   sim_malloc, sim_pinned_host, sim_managed) {
+TEMPLATE_TEST_CASE("deallocate of sim_malloc, sim_pinned_host and sim_managed waits for the stream",
+                   "[source]", sim_malloc, sim_pinned_host, sim_managed) {
   sim_options options;
   options.checks = sim_checks::stream_order;
   sim_machine const machine = small_machine(options);
@@ -110,11 +111,11 @@ TEMPLATE_TEST_CASE("memory that the driver does not order is freed only when its
   machine.reset_calls();
   memory.deallocate(stream, p, 1_MiB);
   CHECK(machine.pending() == 0);
-  CHECK(machine.calls()[driver_call::synchronize_stream] == 1);  // not left to cudaFree's habits
+  CHECK(machine.calls()[driver_call::synchronize_stream] == 1);  // an explicit wait, not left to cudaFree
   CHECK(machine.findings().empty());
 }
 
-TEST_CASE("sim_async waits for nobody", "[source][cuda_async]") {
+TEST_CASE("sim_async does not wait for a busy stream", "[source][cuda_async]") {
   sim_machine const machine = small_machine();
   auto memory = on<sim_async>(machine);
   test_stream stream(memory.driver());
@@ -130,8 +131,8 @@ TEST_CASE("sim_async waits for nobody", "[source][cuda_async]") {
   CHECK(machine.calls()[driver_call::synchronize_device] == 0);
 }
 
-TEMPLATE_TEST_CASE("giving back while a graph is captured does not spoil the capture", "[source]", sim_malloc,
-                   sim_pinned_host, sim_managed) {
+TEMPLATE_TEST_CASE("deallocate of a simulated source during a capture keeps the capture valid", "[source]",
+                   sim_malloc, sim_pinned_host, sim_managed) {
   sim_machine const machine = small_machine();
   auto memory = on<TestType>(machine);
   test_stream stream(memory.driver());
@@ -147,8 +148,8 @@ TEMPLATE_TEST_CASE("giving back while a graph is captured does not spoil the cap
   CHECK(machine.captured_calls() == 0);
 }
 
-TEMPLATE_TEST_CASE("after the driver has unloaded giving back does nothing, quietly", "[source]", sim_malloc,
-                   sim_async, sim_pinned_host, sim_managed) {
+TEMPLATE_TEST_CASE("deallocate of a simulated source does nothing after the driver has unloaded", "[source]",
+                   sim_malloc, sim_async, sim_pinned_host, sim_managed) {
   sim_machine const machine = small_machine();
   auto memory = on<TestType>(machine);
   void* const p = memory.allocate({}, 1000);
@@ -164,7 +165,8 @@ TEMPLATE_TEST_CASE("after the driver has unloaded giving back does nothing, quie
   CHECK(machine.leaks().blocks == 0);
 }
 
-TEST_CASE("running out says what was asked, of whom, and what is free", "[source][errors]") {
+TEST_CASE("out_of_memory of sim_malloc reports the request, the call and the free bytes",
+          "[source][errors]") {
   sim_machine const machine = small_machine();
   auto memory = on<sim_malloc>(machine);
   try {
@@ -179,8 +181,8 @@ TEST_CASE("running out says what was asked, of whom, and what is free", "[source
   }
 }
 
-TEMPLATE_TEST_CASE("a refused allocation takes nothing from the device", "[source][errors]", sim_malloc,
-                   sim_async) {
+TEMPLATE_TEST_CASE("sim_malloc and sim_async keep nothing from a refused allocation", "[source][errors]",
+                   sim_malloc, sim_async) {
   sim_machine const machine = small_machine();
   auto memory = on<TestType>(machine);
   void* const half = memory.allocate({}, 2_GiB);
@@ -192,7 +194,7 @@ TEMPLATE_TEST_CASE("a refused allocation takes nothing from the device", "[sourc
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("an alignment above 256 costs a device block a whole page", "[source][cuda_malloc]") {
+TEST_CASE("sim_malloc uses a whole page for an alignment above 256", "[source][cuda_malloc]") {
   sim_machine const machine = small_machine();
   auto memory = on<sim_malloc>(machine);
   void* const p = memory.allocate({}, 100, 4_KiB);
@@ -202,10 +204,10 @@ TEST_CASE("an alignment above 256 costs a device block a whole page", "[source][
   CHECK(machine.usage().used == 0);
 }
 
-TEMPLATE_TEST_CASE("an alignment that the driver's blocks do not have is refused, and nothing is kept",
+TEMPLATE_TEST_CASE("sim_malloc and sim_async refuse an unsupported alignment and keep nothing",
                    "[source][errors]", sim_malloc, sim_async) {
   sim_options options;
-  options.granularity = 4_MiB;  // so that 2 MiB are no whole page
+  options.granularity = 4_MiB;  // so that 2 MiB is not a whole page
   sim_machine const machine = small_machine(options);
   auto memory = on<TestType>(machine);
   CHECK_THROWS_AS(memory.allocate({}, 100, 4_KiB), bad_alignment);
@@ -213,7 +215,7 @@ TEMPLATE_TEST_CASE("an alignment that the driver's blocks do not have is refused
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("sources on different devices are not equal", "[source]") {
+TEST_CASE("operator== of simulated sources is false on different devices", "[source]") {
   sim_options options;
   options.devices = 2;
   sim_machine const machine = small_machine(options);
