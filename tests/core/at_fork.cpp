@@ -17,7 +17,7 @@ using namespace tarn;
 
 namespace {
 
-/// The status of a child that runs `act`, which says whether all is well.
+/// Runs `act` in a child. Returns the child's exit status: 0 if `act` returned true.
 template <class Act>
 int child_of(Act const& act) {
   pid_t const pid = ::fork();
@@ -32,7 +32,7 @@ int child_of(Act const& act) {
 
 }  // namespace
 
-TEST_CASE("a fork_mutex that other threads take all the time is free in each child, and guards whole data",
+TEST_CASE("fork_mutex under contention is free in each child, and its data is consistent after a fork",
           "[core][at_fork]") {
   detail::fork_mutex mutex;
   int a = 0, b = 0;
@@ -57,7 +57,7 @@ TEST_CASE("a fork_mutex that other threads take all the time is free in each chi
   CHECK(bad == 0);
 }
 
-TEST_CASE("a fork_mutex that the forking thread holds stays its own on both sides", "[core][at_fork]") {
+TEST_CASE("fork_mutex held by the forking thread stays held by it in parent and child", "[core][at_fork]") {
   detail::fork_mutex mutex;
   std::unique_lock held(mutex);
   CHECK(mutex.is_mine());
@@ -75,7 +75,7 @@ TEST_CASE("a fork_mutex that the forking thread holds stays its own on both side
   CHECK_FALSE(mutex.is_mine());
 }
 
-TEST_CASE("at_fork takes in order, releases in reverse, says on which side, and leaves with its object",
+TEST_CASE("at_fork runs hooks in order before and in reverse after, with the side, until it is destroyed",
           "[core][at_fork]") {
   struct note {
     std::string text;

@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t all = std::numeric_limits<std::size_t>::max();
 }
 
-TEST_CASE("bytes of elements are counted by their types, at compile time too", "[core][bytes_of]") {
+TEST_CASE("bytes_of and items_in count by element type, also at compile time", "[core][bytes_of]") {
   static_assert(bytes_of<float>(10) == 40);
   static_assert(bytes_of<float, std::uint8_t>(std::size_t{3 * 224 * 224}, 1) == 602'113);
   static_assert(bytes_of<double, float, char>(0, 0, 0) == 0);
@@ -22,7 +22,7 @@ TEST_CASE("bytes of elements are counted by their types, at compile time too", "
   CHECK(items_in<std::uint16_t>(bytes_of<std::uint16_t>(12'345)) == 12'345);
 }
 
-TEST_CASE("bytes of elements that do not fit are an error, not a small number", "[core][bytes_of]") {
+TEST_CASE("bytes_of throws length_error if the bytes overflow", "[core][bytes_of]") {
   CHECK_THROWS_AS(bytes_of<float>(all), length_error);
   CHECK_THROWS_AS(bytes_of<double>(all / 8 + 1), length_error);
   CHECK_THROWS_AS(bytes_of<float>(max_request_bytes / 4 + 1), length_error);
@@ -30,8 +30,7 @@ TEST_CASE("bytes of elements that do not fit are an error, not a small number", 
   CHECK_THROWS_AS(bytes_of<float>(-1), length_error);
 }
 
-TEST_CASE("a sum of element types that does not fit is an error, though each of them does",
-          "[core][bytes_of]") {
+TEST_CASE("bytes_of throws length_error if the sum overflows, though each term fits", "[core][bytes_of]") {
   CHECK(bytes_of<char, char>(max_request_bytes - 1, 1) == max_request_bytes);
   CHECK_THROWS_AS((bytes_of<char, char>(max_request_bytes, 1)), length_error);
   CHECK_THROWS_AS(

@@ -5,7 +5,7 @@
 
 #include "catch.hpp"
 
-TEST_CASE("one clock never goes back, the other knows the date, both in nanoseconds", "[core][clock]") {
+TEST_CASE("steady_now_ns never decreases, and now_since_1970_ns is the date", "[core][clock]") {
   std::uint64_t before = tarn::detail::steady_now_ns();
   for (int i = 0; i < 1000; ++i) {
     std::uint64_t const now = tarn::detail::steady_now_ns();

@@ -18,9 +18,9 @@ struct numbered {
 };
 }  // namespace
 
-TEST_CASE("every update is applied once, each thread's in its order, and is done when the call returns",
+TEST_CASE("combining_lock applies each update once, in each thread's order, before run returns",
           "[core][combining_lock][threads]") {
-  constexpr unsigned thread_count = 40;  // more than there are slots
+  constexpr unsigned thread_count = 40;  // more threads than slots
   constexpr long updates = 500;
   combining_lock<numbered> lock;
   std::vector<long> last(thread_count, 0);
@@ -31,7 +31,7 @@ TEST_CASE("every update is applied once, each thread's in its order, and is done
     wrong += u.number == last[u.thread] + 1 ? 0 : 1;
     last[u.thread] = u.number;
     ++applied;
-    if (u.number % 8 == 0) std::this_thread::yield();  // others come meanwhile
+    if (u.number % 8 == 0) std::this_thread::yield();  // lets other threads queue updates meanwhile
   };
   std::vector<std::thread> threads;
   for (unsigned t = 0; t < thread_count; ++t) {
@@ -50,7 +50,8 @@ TEST_CASE("every update is applied once, each thread's in its order, and is done
   for (long const l : late) CHECK(l == 0);
 }
 
-TEST_CASE("what is asked while the lock is held is done by who holds it", "[core][combining_lock][threads]") {
+TEST_CASE("combining_lock runs queued updates on the thread that holds the lock",
+          "[core][combining_lock][threads]") {
   combining_lock<numbered> lock;
   std::thread other;
   std::thread::id done_by[2];

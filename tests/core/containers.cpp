@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What keeps the books of a pool: sequence, address_map, owned, counted, sort, extremes.
+// The containers of a pool's metadata: sequence, address_map, owned, counted, sort, extremes.
 
 #include <algorithm>
 #include <functional>
@@ -23,7 +23,7 @@ using namespace tarn::detail;
 
 namespace {
 
-/// Counts those alive.
+/// Counts live objects.
 struct witness {
   inline static int alive = 0;
   int value = 0;
@@ -39,7 +39,7 @@ struct witness {
 
 }  // namespace
 
-TEST_CASE("a sequence keeps its elements and their order while it grows", "[core][sequence]") {
+TEST_CASE("sequence keeps its elements and their order while it grows", "[core][sequence]") {
   sequence<std::string> texts;
   std::vector<std::string> reference;
   CHECK(texts.empty());
@@ -62,7 +62,7 @@ TEST_CASE("a sequence keeps its elements and their order while it grows", "[core
   CHECK(moved.empty());
 }
 
-TEST_CASE("a sequence with room adds without allocating", "[core][sequence]") {
+TEST_CASE("sequence push_back within capacity does not allocate", "[core][sequence]") {
   sequence<int> numbers;
   numbers.reserve(100);
   int const* const place = numbers.begin();
@@ -76,7 +76,7 @@ TEST_CASE("a sequence with room adds without allocating", "[core][sequence]") {
   CHECK(numbers.empty());
 }
 
-TEST_CASE("a sequence destroys each element once", "[core][sequence]") {
+TEST_CASE("sequence destroys each element once", "[core][sequence]") {
   {
     sequence<witness> all;
     for (int i = 0; i < 10; ++i) all.push_back(witness(i));
@@ -98,7 +98,7 @@ TEST_CASE("a sequence destroys each element once", "[core][sequence]") {
   CHECK(witness::alive == 0);
 }
 
-TEST_CASE("a map finds what was put in, whatever the keys", "[core][address_map]") {
+TEST_CASE("address_map finds inserted entries for any distance of keys", "[core][address_map]") {
   struct block {
     std::size_t bytes = 0;
     std::size_t alignment = 0;
@@ -130,7 +130,7 @@ TEST_CASE("a map finds what was put in, whatever the keys", "[core][address_map]
   CHECK(seen == reference);
 }
 
-TEST_CASE("room that was made lasts for as many entries", "[core][address_map]") {
+TEST_CASE("address_map make_room reserves memory for that many entries", "[core][address_map]") {
   address_map<bool> map;
   map.make_room(1000);
   std::size_t const bytes = map.host_bytes();
@@ -139,7 +139,7 @@ TEST_CASE("room that was made lasts for as many entries", "[core][address_map]")
   CHECK(map.size() == 1000);
 }
 
-TEST_CASE("an owner deletes its object, once", "[core][owned]") {
+TEST_CASE("owned deletes its object once", "[core][owned]") {
   {
     owned<witness> none;
     CHECK(none.get() == nullptr);
@@ -160,7 +160,7 @@ TEST_CASE("an owner deletes its object, once", "[core][owned]") {
   CHECK(witness::alive == 0);
 }
 
-TEST_CASE("the last owner, on whichever thread, deletes what is counted", "[core][counted]") {
+TEST_CASE("counted deletes its object with the last owner, on any thread", "[core][counted]") {
   {
     counted<witness> first;
     counted<witness> second(first);
@@ -188,7 +188,7 @@ TEST_CASE("the last owner, on whichever thread, deletes what is counted", "[core
   CHECK(witness::alive == 0);
 }
 
-TEST_CASE("sorting orders any number of elements", "[core][sort]") {
+TEST_CASE("sort orders any number of elements", "[core][sort]") {
   std::mt19937 random(4);
   for (std::size_t count = 0; count < 200; ++count) {
     std::vector<unsigned> numbers(count);
@@ -200,14 +200,13 @@ TEST_CASE("sorting orders any number of elements", "[core][sort]") {
   }
 }
 
-TEST_CASE("of two equal or unequal values the extremes are told", "[core][extremes]") {
+TEST_CASE("smaller_of and larger_of return either argument when they are equal", "[core][extremes]") {
   static_assert(larger_of(1, 2) == 2 && larger_of(2, 1) == 2 && larger_of(3, 3) == 3);
   static_assert(smaller_of(1, 2) == 1 && smaller_of(2, 1) == 1 && smaller_of(3, 3) == 3);
   CHECK(larger_of(std::size_t{0}, ~std::size_t{0}) == ~std::size_t{0});
 }
 
-TEST_CASE("a sequence refuses more elements than have a number of bytes, and keeps its own",
-          "[core][sequence]") {
+TEST_CASE("sequence throws bad_alloc if the bytes overflow, and keeps its elements", "[core][sequence]") {
   sequence<std::uint64_t> numbers;
   numbers.push_back(7);
   std::size_t const too_many[] = {~std::size_t{0}, ~std::size_t{0} / 8 + 1, ~std::size_t{0} / 8 + 2,
@@ -220,7 +219,7 @@ TEST_CASE("a sequence refuses more elements than have a number of bytes, and kee
   }
 }
 
-TEST_CASE("an address_map refuses room for more entries than can be counted", "[core][address_map]") {
+TEST_CASE("address_map make_room throws bad_alloc if the entries overflow", "[core][address_map]") {
   address_map<std::uint64_t> map;
   map.make_room(1);
   map.insert(5, 6);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The storage formats are CUDA's own, bit for bit: on the device, for every pattern of each and for every float there is.
+// Storage formats match CUDA's bit for bit on the device: every pattern of each format, and every float.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -81,7 +81,7 @@ struct native<float8_e5m2> {
   }
 };
 
-/// Numbers bit for bit; a NaN is a NaN.
+/// Compares numbers bit for bit; all NaNs are equal.
 __host__ __device__ inline bool same_value(float a, float b) {
   return (a != a && b != b) || __builtin_bit_cast(unsigned, a) == __builtin_bit_cast(unsigned, b);
 }
@@ -116,8 +116,9 @@ __global__ void compare(disagreements* found, unsigned long long float_step, uns
   for (unsigned long long i = first; i < doubles; i += stride) {
     unsigned long long bits = i * 0x9E3779B97F4A7C15ULL;  // spread over all exponents
     if (i % 2 == 0)
-      bits = (bits & 0x800F'FFFF'FFFF'FFFFULL) | (1023ULL - 30 + bits % 61) << 52;  // where formats are
-    if (i % 3 == 0) bits &= ~0ULL << 39;                                            // halves among them
+      bits = (bits & 0x800F'FFFF'FFFF'FFFFULL) | (1023ULL - 30 + bits % 61)
+                                                     << 52;  // in the range of the formats
+    if (i % 3 == 0) bits &= ~0ULL << 39;                     // some are halfway cases
     if (!rounding_agrees<T>(__builtin_bit_cast(double, bits))) atomicAdd(&found->doubles, 1ULL);
   }
 }
@@ -146,7 +147,7 @@ void agrees_on_the_host() {
 
 }  // namespace
 
-TEST_CASE("a storage format is CUDA's own on the device, for every pattern and every float",
+TEST_CASE("float16, bfloat16 and float8 match CUDA on the device for every pattern and every float",
           "[core][small_float][cuda]") {
   if (!has_cuda_devices()) return;
   agrees_on_the_device<float16>();
@@ -155,7 +156,7 @@ TEST_CASE("a storage format is CUDA's own on the device, for every pattern and e
   agrees_on_the_device<float8_e5m2>();
 }
 
-TEST_CASE("a storage format is CUDA's own on the host, without a device", "[core][small_float]") {
+TEST_CASE("float16, bfloat16 and float8 match CUDA on the host without a device", "[core][small_float]") {
   agrees_on_the_host<float16>();
   agrees_on_the_host<bfloat16>();
   agrees_on_the_host<float8_e4m3>();

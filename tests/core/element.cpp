@@ -12,7 +12,8 @@ using namespace tarn;
 static_assert(element<float> && element<double> && element<float8_e5m2> && !element<int> &&
               !element<float const>);
 
-TEST_CASE("an element type as a value says what the type says", "[core][element]") {
+TEST_CASE("with_element, element_type_of, bytes_of and name_of agree for each element_type",
+          "[core][element]") {
   for (std::size_t i = 0; i < element_type_count; ++i) {
     auto const type = static_cast<element_type>(i);
     with_element(type, [&](auto value) {
@@ -25,7 +26,7 @@ TEST_CASE("an element type as a value says what the type says", "[core][element]
   CHECK(std::strcmp(name_of(element_type::bf16), "bfloat16") == 0);
 }
 
-TEST_CASE("a budget counts elements by their type", "[core][element]") {
+TEST_CASE("bytes_of and items_in count by element_type", "[core][element]") {
   CHECK(bytes_of(1000, element_type::f32) == 4000);
   CHECK(bytes_of(1000, element_type::f8_e4m3) == 1000);
   CHECK(items_in(4001, element_type::f16) == 2000);
@@ -33,7 +34,7 @@ TEST_CASE("a budget counts elements by their type", "[core][element]") {
   CHECK_THROWS_AS(bytes_of(std::numeric_limits<std::size_t>::max() / 2, element_type::f32), length_error);
 }
 
-TEST_CASE("an element is cast between any two types in one rounding", "[core][element]") {
+TEST_CASE("element_cast rounds once between any two types", "[core][element]") {
   CHECK(element_cast<float16>(1.0 + 0x1p-11 + 0x1p-40).bits() == 0x3c01);
   CHECK(element_cast<float>(0.1) == 0.1F);
   CHECK(element_cast<double>(float8_e4m3(0.5F)) == 0.5);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where misuse is told: to a handler of the program's, or by the end of the program.
+// Where misuse is reported: to the program's handler, or by termination.
 
 #include "tarn/core/misuse.hpp"
 
@@ -20,26 +20,26 @@ namespace {
 std::string told;
 }
 
-TEST_CASE("a misuse handler is told the whole message, and the one before can be restored",
+TEST_CASE("set_misuse_handler receives the whole message and returns the previous handler",
           "[core][misuse]") {
   misuse_handler const before = set_misuse_handler([](misuse const& what) { told = what.what(); });
   int const here = 0;
   report_misuse(misuse(misuse_kind::double_free, &here, "freed twice"));
   CHECK(told == "tarn: freed twice");
   CHECK(set_misuse_handler(before) != before);
-  CHECK(set_misuse_handler(nullptr) == before);  // null restores the one that ends the program
+  CHECK(set_misuse_handler(nullptr) == before);  // null restores the handler that terminates
   CHECK(set_misuse_handler(before) == &abort_on_misuse);
 }
 
 #if defined(__unix__)
-TEST_CASE("without a handler a misuse is printed and ends the program", "[core][misuse]") {
+TEST_CASE("report_misuse without a handler prints the message and aborts", "[core][misuse]") {
   std::array<int, 2> ends{};
   REQUIRE(pipe(ends.data()) == 0);
   pid_t const child = fork();
   REQUIRE(child >= 0);
   if (child == 0) {
     (void)dup2(ends[1], 2);
-    std::signal(SIGABRT, SIG_DFL);  // not Catch2's, which would report in the parent's name
+    std::signal(SIGABRT, SIG_DFL);  // Catch2's handler would report in the parent's name
     set_misuse_handler(nullptr);
     report_misuse(misuse(misuse_kind::foreign_pointer, nullptr, "not yours"));
     _exit(0);

@@ -9,7 +9,7 @@
 
 using namespace tarn;
 
-TEST_CASE("copies are the same resource and outlive the first name", "[core][shared]") {
+TEST_CASE("copies of a stack are the same resource and outlive the original", "[core][shared]") {
   auto first = std::make_unique<stack<host_memory, pooled>>();
   auto copy = *first;
   void* const p = first->allocate(stream_ref{}, 100);
@@ -21,7 +21,7 @@ TEST_CASE("copies are the same resource and outlive the first name", "[core][sha
   CHECK_FALSE(copy == other);
 }
 
-TEST_CASE("every spelling reaches the same memory", "[core][shared]") {
+TEST_CASE("allocate, allocate_sync and allocate_async reach the same memory", "[core][shared]") {
   auto memory = host_memory{} | pooled{};
   void* const a = memory.allocate(512, 256);
   memory.deallocate(a, 512, 256);
@@ -30,12 +30,12 @@ TEST_CASE("every spelling reaches the same memory", "[core][shared]") {
   memory.deallocate_sync(b, 512);
   void* const c = memory.allocate_async(512, 256, stream_ref{});
   memory.deallocate_async(c, 512, 256, stream_ref{});
-  void* const d = memory.allocate({}, 512);  // braces are a stream, not bytes
+  void* const d = memory.allocate({}, 512);  // {} is a stream, not bytes
   memory.deallocate({}, d, 512);
   CHECK(memory->state().live == 0);
 }
 
-TEST_CASE("a call falls through to the layer that has it", "[core][shared]") {
+TEST_CASE("stack forwards a call to the layer that implements it", "[core][shared]") {
   auto memory = host_memory{} | pooled{} | limited{1_GiB};
   void* const p = memory.allocate({}, 3_MiB);
   CHECK(memory.owns(p));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The storage formats against a slow reference that knows only what a format's numbers are: a table of all of them, and the
-// nearest one by distance.
+// Compares the storage formats with a slow reference that is built only from the formats' definitions: a table of all
+// numbers, and the nearest one by distance.
 
 #include "tarn/core/small_float.hpp"
 
@@ -17,7 +17,7 @@ using namespace tarn;
 
 namespace {
 
-/// What a format is, as its specification says it and not as the header has it.
+/// A format as its specification defines it, independent of the header.
 struct specification {
   int exponent_bits, mantissa_bits, bias;
   bool has_infinity, saturates;
@@ -42,7 +42,7 @@ specification specification_of<float8_e5m2>() {
   return {5, 2, 15, true, true, 0x7f};
 }
 
-/// The value of a magnitude's pattern by the definition of the format.
+/// The value of a magnitude's bit pattern by the definition of the format.
 double value_of(specification const& s, unsigned bits) {
   unsigned const top = (1U << s.exponent_bits) - 1;
   unsigned const field = bits >> s.mantissa_bits & top;
@@ -53,7 +53,7 @@ double value_of(specification const& s, unsigned bits) {
   return std::ldexp((1U << s.mantissa_bits) + mantissa, static_cast<int>(field) - s.bias - s.mantissa_bits);
 }
 
-/// All finite magnitudes in order; the index is the pattern.
+/// All finite magnitudes in order; the index is the bit pattern.
 template <class T>
 std::vector<double> const& magnitudes() {
   static std::vector<double> const all = [] {
@@ -65,7 +65,7 @@ std::vector<double> const& magnitudes() {
   return all;
 }
 
-/// The pattern of the nearest number, the even one of two. long double has 11 bits to spare for the differences.
+/// The pattern of the nearest number; ties go to even. long double has 11 more bits for the differences.
 template <class T>
 unsigned nearest(double x) {
   specification const s = specification_of<T>();
@@ -76,7 +76,7 @@ unsigned nearest(double x) {
   double const magnitude = std::fabs(x);
   unsigned const too_large = s.saturates ? last : last + 1;
   if (std::isinf(magnitude)) return sign | too_large;
-  // std::lower_bound, which libstdc++'s debug mode has look at all of them each time.
+  // std::lower_bound by hand: in debug mode, libstdc++'s checks all elements at each call.
   unsigned above = 0;
   for (unsigned left = last + 1; left != 0;) {
     unsigned const half = left / 2;
@@ -86,7 +86,7 @@ unsigned nearest(double x) {
   }
   if (above <= last && all[above] == magnitude) return sign | above;
   unsigned const below = above - 1;
-  // Beyond the largest number the next one is where it would be, were there one more exponent.
+  // The next number beyond the largest, as if there were one more exponent.
   long double const next = above <= last ? all[above] : 2.0L * all[last] - all[last - 1];
   long double const down = static_cast<long double>(magnitude) - all[below];
   long double const up = next - static_cast<long double>(magnitude);
@@ -157,7 +157,7 @@ void rounding() {
   for (int i = 0; i < 200'000; ++i) {
     agrees<T>(double{std::bit_cast<float>(static_cast<std::uint32_t>(random()))}, wrong);
     agrees<T>(std::bit_cast<double>(random()), wrong);
-    // Where the format's own numbers are.
+    // In the range of the format's numbers.
     agrees<T>(std::ldexp(std::bit_cast<double>((random() >> 12) | 0x3ff0'0000'0000'0000U),
                          static_cast<int>(random() % 50) - 30),
               wrong);
@@ -175,7 +175,7 @@ static_assert(at_compile_time);
 
 }  // namespace
 
-TEST_CASE("every pattern of a storage format is its number, and comes back as it was",
+TEST_CASE("float16, bfloat16 and float8 convert every pattern to its number and back",
           "[core][small_float]") {
   all_patterns<float16>();
   all_patterns<bfloat16>();
@@ -183,20 +183,20 @@ TEST_CASE("every pattern of a storage format is its number, and comes back as it
   all_patterns<float8_e5m2>();
 }
 
-TEST_CASE("every number is rounded to the nearest, halfway ones to the even", "[core][small_float]") {
+TEST_CASE("float16, bfloat16 and float8 round to nearest, ties to even", "[core][small_float]") {
   rounding<float16>();
   rounding<bfloat16>();
   rounding<float8_e4m3>();
   rounding<float8_e5m2>();
 }
 
-TEST_CASE("a double is rounded once, not by way of float", "[core][small_float]") {
-  double const just_above_half = 1.0 + 0x1p-11 + 0x1p-40;  // as float it is halfway, and would go down
+TEST_CASE("float16 rounds a double once, not through float", "[core][small_float]") {
+  double const just_above_half = 1.0 + 0x1p-11 + 0x1p-40;  // as a float it is halfway and would round down
   CHECK(float16(just_above_half).bits() == 0x3c01);
   CHECK(float16(static_cast<float>(just_above_half)).bits() == 0x3c00);
 }
 
-TEST_CASE("stored numbers compare as numbers", "[core][small_float]") {
+TEST_CASE("float16, bfloat16 and float8 compare as numbers", "[core][small_float]") {
   CHECK(float16(0.0F) == float16(-0.0F));
   CHECK_FALSE(float16(std::nanf("")) == float16(std::nanf("")));
   CHECK(float8_e4m3(3) == float8_e4m3(3.1F));
@@ -205,12 +205,14 @@ TEST_CASE("stored numbers compare as numbers", "[core][small_float]") {
   CHECK(float8_e4m3(float16::from_bits(0xfc00)).bits() == 0xfe);
 }
 
-TEST_CASE("a stored NaN becomes a quiet one with its sign and payload", "[core][small_float]") {
+TEST_CASE("float16 and float8_e5m2 convert a NaN to a quiet NaN with its sign and payload",
+          "[core][small_float]") {
   CHECK(std::bit_cast<std::uint32_t>(static_cast<float>(float16::from_bits(0xfc01))) == 0xffc0'2000);
   CHECK(std::bit_cast<std::uint32_t>(static_cast<float>(float8_e5m2::from_bits(0x7d))) == 0x7fe0'0000);
 }
 
-TEST_CASE("a format says how far and how fine it reaches", "[core][small_float]") {
+TEST_CASE("largest, smallest, smallest_normal and epsilon give the limits of each storage format",
+          "[core][small_float]") {
   CHECK(static_cast<float>(float16::largest()) == 65504.0F);
   CHECK(static_cast<float>(bfloat16::largest()) == 0x1.fep127F);
   CHECK(static_cast<float>(float8_e5m2::largest()) == 57344.0F);
@@ -221,7 +223,7 @@ TEST_CASE("a format says how far and how fine it reaches", "[core][small_float]"
 }
 
 #if defined(__FLT16_MANT_DIG__) && defined(__GNUC__) && !defined(__clang__)
-TEST_CASE("float16 is the compiler's own half", "[core][small_float]") {
+TEST_CASE("float16 rounds as the compiler's _Float16", "[core][small_float]") {
   std::mt19937 random(3);
   unsigned wrong = 0;
   for (int i = 0; i < 1'000'000; ++i) {

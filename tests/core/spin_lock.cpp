@@ -10,7 +10,7 @@
 
 using namespace tarn::detail;
 
-TEST_CASE("one thread at a time is behind a spin lock", "[core][spin_lock][threads]") {
+TEST_CASE("spin_lock admits one thread at a time", "[core][spin_lock][threads]") {
   spin_lock lock;
   int inside = 0;
   long total = 0;
@@ -31,7 +31,7 @@ TEST_CASE("one thread at a time is behind a spin lock", "[core][spin_lock][threa
   CHECK(crowded == 0);
 }
 
-TEST_CASE("a spin lock that is taken is not taken again", "[core][spin_lock]") {
+TEST_CASE("spin_lock try_lock fails while the lock is taken", "[core][spin_lock]") {
   spin_lock lock;
   CHECK(!lock.is_taken());
   REQUIRE(lock.try_lock());

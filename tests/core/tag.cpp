@@ -23,7 +23,7 @@ place place_of(place where = place::current()) {
 }
 }  // namespace
 
-TEST_CASE("equal names are equal tags, and a tag keeps its name", "[core][tag]") {
+TEST_CASE("tag compares by name and copies its name", "[core][tag]") {
   std::string text = "a name that changes later";
   tag const first(text);
   text[0] = 'x';
@@ -35,23 +35,22 @@ TEST_CASE("equal names are equal tags, and a tag keeps its name", "[core][tag]")
   CHECK(std::string(tag{}.name()) == "untagged");
 }
 
-TEST_CASE("a name ends at a zero, and a number that is no tag's is one of those that came too late",
-          "[core][tag]") {
+TEST_CASE("tag names end at a zero byte, and from_id of an unknown id is other tags", "[core][tag]") {
   using namespace std::string_view_literals;
   CHECK(tag("ends\0here"sv) == tag("ends"));
   CHECK(tag("\0nothing"sv) == tag());
   CHECK(std::string(tag::from_id(5000).name()) == "other tags");
 }
 
-TEST_CASE("a long name is cut, never within a character", "[core][tag]") {
+TEST_CASE("tag cuts a long name between characters", "[core][tag]") {
   CHECK(std::string(tag(std::string(100, 'n')).name()) == std::string(63, 'n'));
   CHECK(tag(std::string(64, 'n')) == tag(std::string(99, 'n')));
-  std::string const umlauts = std::string(62, 'u') + "\xc3\xbc";  // the 63rd and 64th byte are one character
+  std::string const umlauts = std::string(62, 'u') + "\xc3\xbc";  // bytes 63 and 64 are one character
   CHECK(std::string(tag(umlauts).name()) == std::string(62, 'u'));
   CHECK(std::string(tag(std::string(61, 'u') + "\xc3\xbc").name()) == std::string(61, 'u') + "\xc3\xbc");
 }
 
-TEST_CASE("the inner scope's tag wins, and the outer one is back after it", "[core][tag]") {
+TEST_CASE("tag_scope nests: the inner tag is current, and the outer one is restored", "[core][tag]") {
   CHECK(tag::current() == tag{});
   {
     tag_scope const outer{"outer scope"};
@@ -59,14 +58,14 @@ TEST_CASE("the inner scope's tag wins, and the outer one is back after it", "[co
     {
       tag_scope const inner{tag("inner scope")};
       CHECK(tag::current() == tag("inner scope"));
-      std::thread([] { CHECK(tag::current() == tag{}); }).join();  // a scope is its thread's own
+      std::thread([] { CHECK(tag::current() == tag{}); }).join();  // a scope belongs to its thread
     }
     CHECK(tag::current() == tag("outer scope"));
   }
   CHECK(tag::current() == tag{});
 }
 
-TEST_CASE("a tag given where a place is asked for brings the place of the call", "[core][tag][place]") {
+TEST_CASE("place_of a tag records the place of the call", "[core][tag][place]") {
   tag const weights("weights");
   place const given = place_of(weights);
   int const line = __LINE__ - 1;
@@ -77,7 +76,7 @@ TEST_CASE("a tag given where a place is asked for brings the place of the call",
   CHECK(place_of().tag_id == 0);
 }
 
-TEST_CASE("the tag of a call goes before that of a scope, whoever named the place",
+TEST_CASE("tag of a call_place overrides that of a tag_scope, also in a nested call_place",
           "[core][tag][call_place]") {
   tag_scope const scope{"of the scope"};
   {
@@ -99,7 +98,7 @@ TEST_CASE("the tag of a call goes before that of a scope, whoever named the plac
   CHECK(tag::current() == tag("of the scope"));
 }
 
-TEST_CASE("threads that make the same names at once agree on them", "[core][tag][threads]") {
+TEST_CASE("tag of the same name is the same on all threads", "[core][tag][threads]") {
   std::vector<std::vector<tag>> made(4);
   std::vector<std::thread> threads;
   for (std::size_t t = 0; t < 4; ++t) {
@@ -115,8 +114,8 @@ TEST_CASE("threads that make the same names at once agree on them", "[core][tag]
   }
 }
 
-TEST_CASE("names that come when all places are taken are one tag", "[core][tag]") {
-  auto const names = std::make_unique<detail::tag_names>();  // not the process's
+TEST_CASE("tag_names gives all names beyond its capacity one tag", "[core][tag]") {
+  auto const names = std::make_unique<detail::tag_names>();  // separate from the process's names
   std::uint32_t last = 0;
   for (int i = 0; i < 1022; ++i) {
     std::uint32_t const id = names->number_of("name " + std::to_string(i));
@@ -132,7 +131,7 @@ TEST_CASE("names that come when all places are taken are one tag", "[core][tag]"
 
 namespace {
 
-/// Calls f with each order of three.
+/// Calls f with each permutation of three.
 template <class F>
 void in_every_order(F const& f) {
   std::array<std::size_t, 3> order{0, 1, 2};
@@ -143,7 +142,7 @@ void in_every_order(F const& f) {
 
 }  // namespace
 
-TEST_CASE("tag_scopes end in every order, and the innermost of those left wins", "[core][tag]") {
+TEST_CASE("tag_scope objects end in any order, and the innermost that is left is current", "[core][tag]") {
   tag_scope const around{"around"};
   tag const names[] = {tag("first"), tag("second"), tag("third")};
   in_every_order([&](auto const& order) {
@@ -161,7 +160,7 @@ TEST_CASE("tag_scopes end in every order, and the innermost of those left wins",
   });
 }
 
-TEST_CASE("call_places end in every order, and the outermost of those left is the place",
+TEST_CASE("call_place objects end in any order, and the outermost that is left is current",
           "[core][tag][call_place]") {
   int const before = call_place::current().line;
   CHECK(before == 0);
@@ -177,7 +176,7 @@ TEST_CASE("call_places end in every order, and the outermost of those left is th
   });
 }
 
-TEST_CASE("the end of a call_place takes no other's tag", "[core][tag][call_place]") {
+TEST_CASE("call_place removes only its own tag at its end", "[core][tag][call_place]") {
   std::optional<call_place> outer(std::in_place), inner(std::in_place, place(tag("further in")));
   outer.reset();
   CHECK(tag::current() == tag("further in"));
@@ -189,7 +188,7 @@ TEST_CASE("the end of a call_place takes no other's tag", "[core][tag][call_plac
   CHECK(tag::current() == tag());
 }
 
-TEST_CASE("scopes of two threads that overlap leave each thread its own tag and place",
+TEST_CASE("tag_scope and call_place on two threads do not affect each other",
           "[core][tag][call_place][threads]") {
   std::atomic<int> step{0};
   auto const await = [&](int wanted) {
@@ -226,7 +225,7 @@ namespace {
 std::optional<misuse_kind> reported;
 }
 
-TEST_CASE("a tag_scope that ends on another thread is reported", "[core][tag][scope_chain]") {
+TEST_CASE("tag_scope reports misuse if it ends on another thread", "[core][tag][scope_chain]") {
   auto const before = set_misuse_handler([](misuse const& what) {
     if (std::string_view(what.what()).find("tag_scope ended on a thread") != std::string_view::npos)
       reported = what.kind();

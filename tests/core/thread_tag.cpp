@@ -12,7 +12,7 @@
 using namespace tarn;
 using namespace tarn::detail;
 
-TEST_CASE("threads that run at once have tags of their own, always the same", "[core][thread_tag]") {
+TEST_CASE("this_thread_tag differs between running threads and is constant in each", "[core][thread_tag]") {
   void const* const mine = this_thread_tag();
   CHECK(mine == this_thread_tag());
   void const* theirs = mine;
@@ -25,13 +25,13 @@ TEST_CASE("threads that run at once have tags of their own, always the same", "[
   CHECK(steady);
 }
 
-TEST_CASE("this_thread_number is never given to a later thread", "[core][thread_tag]") {
+TEST_CASE("this_thread_number is never reused by a later thread", "[core][thread_tag]") {
   std::uint64_t const mine = this_thread_number();
   CHECK(mine != 0);
   CHECK(this_thread_number() == mine);
   CHECK(thread_number_of(this_thread_tag()) == mine);
   std::set<std::uint64_t> numbers{mine};
-  for (int i = 0; i < 8; ++i) {  // one after the other: their tags are often the same address
+  for (int i = 0; i < 8; ++i) {  // consecutive threads often have the same tag address
     std::thread([&] {
       CHECK(thread_number_of(this_thread_tag()) == 0);
       numbers.insert(this_thread_number());
@@ -40,7 +40,7 @@ TEST_CASE("this_thread_number is never given to a later thread", "[core][thread_
   CHECK(numbers.size() == 9);
 }
 
-TEST_CASE("threads whose stacks lie at equal distances have places of their own", "[core][thread_tag]") {
+TEST_CASE("thread_place gives threads with equally spaced stacks different places", "[core][thread_tag]") {
   // Stacks of 2, 8 and 64 MiB, with and without a guard page between them.
   for (std::uintptr_t const distance : {2_MiB, 2_MiB + 4096, 8_MiB, 8_MiB + 4096, 64_MiB, 64_MiB + 4096}) {
     std::set<unsigned> places;

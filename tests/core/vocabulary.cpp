@@ -21,7 +21,7 @@
 
 using namespace tarn;
 
-TEST_CASE("sizes that would wrap are refused", "[core][bytes]") {
+TEST_CASE("checked_bytes throws length_error if the bytes overflow", "[core][bytes]") {
   CHECK(checked_bytes(10, 4) == 40);
   CHECK(checked_bytes(0, 4) == 0);
   CHECK_THROWS_AS(checked_bytes(~std::size_t{0} / 2, 4), length_error);
@@ -29,7 +29,7 @@ TEST_CASE("sizes that would wrap are refused", "[core][bytes]") {
   CHECK(checked_bytes(max_request_bytes / 8, 8) == max_request_bytes / 8 * 8);
 }
 
-TEST_CASE("rounding keeps multiples and reaches the next one", "[core][bytes]") {
+TEST_CASE("align_up and align_down keep multiples and round others", "[core][bytes]") {
   CHECK(align_up(512, 512) == 512);
   CHECK(align_up(513, 512) == 1024);
   CHECK(align_down(1023, 512) == 512);
@@ -38,7 +38,7 @@ TEST_CASE("rounding keeps multiples and reaches the next one", "[core][bytes]") 
   CHECK(1_GiB == 1024 * 1_MiB);
 }
 
-TEST_CASE("an alignment is a power of two within the limit", "[core][bytes][error]") {
+TEST_CASE("require_alignment accepts powers of two up to max_alignment", "[core][bytes][error]") {
   CHECK_NOTHROW(require_alignment(1));
   CHECK_NOTHROW(require_alignment(max_alignment));
   CHECK_THROWS_AS(require_alignment(0), bad_alignment);
@@ -52,7 +52,7 @@ TEST_CASE("an alignment is a power of two within the limit", "[core][bytes][erro
   }
 }
 
-TEST_CASE("texts are cut, never overrun", "[core][message]") {
+TEST_CASE("message truncates text at its capacity", "[core][message]") {
   message<8> m;
   m.add("0123456789");
   CHECK(m.view() == "0123456");
@@ -70,7 +70,7 @@ TEST_CASE("texts are cut, never overrun", "[core][message]") {
   CHECK(n.view() == "0 -5 0xab0 1.5 KiB 96 B");
 }
 
-TEST_CASE("out_of_memory says who refused, the state, and what to do", "[core][error]") {
+TEST_CASE("out_of_memory reports who refused, the state, and what to do", "[core][error]") {
   memory_report r;
   r.asked = 512_MiB;
   r.device = 0;
@@ -87,7 +87,7 @@ TEST_CASE("out_of_memory says who refused, the state, and what to do", "[core][e
   CHECK(std::string(base.what()) == text);
 }
 
-TEST_CASE("a driver's error has code, name, call and place", "[core][error][place]") {
+TEST_CASE("cuda_error reports code, name, call, device and place", "[core][error][place]") {
   cuda_error const e({failure::other, 700, "cudaErrorIllegalAddress", "cuMemMap"}, 3);
   std::string const text = e.what();
   for (char const* part : {"cuMemMap", "cudaErrorIllegalAddress", "700", "device 3", "vocabulary.cpp"}) {
@@ -97,7 +97,7 @@ TEST_CASE("a driver's error has code, name, call and place", "[core][error][plac
   CHECK(place::current().line == __LINE__);
 }
 
-TEST_CASE("a driver error of any kind says what to do", "[core][error]") {
+TEST_CASE("cuda_error of any kind says what to do", "[core][error]") {
   for (failure const kind : {failure::not_ready, failure::out_of_memory, failure::unloading,
                              failure::unsupported, failure::no_device, failure::other}) {
     cuda_error const e({kind, 2, "cudaErrorOfSomeKind", "cudaEventCreate"}, 0);
@@ -106,7 +106,7 @@ TEST_CASE("a driver error of any kind says what to do", "[core][error]") {
   }
 }
 
-TEST_CASE("misuse reaches the handler of the user", "[core][misuse]") {
+TEST_CASE("report_misuse calls the user's handler", "[core][misuse]") {
   static int told = 0;
   auto const before =
       set_misuse_handler([](misuse const& m) { told += m.kind() == misuse_kind::double_free ? 1 : 0; });
@@ -115,7 +115,7 @@ TEST_CASE("misuse reaches the handler of the user", "[core][misuse]") {
   CHECK(set_misuse_handler(before) != before);
 }
 
-TEST_CASE("a stream is its identity where that is known, else its handle", "[core][stream][device]") {
+TEST_CASE("stream_ref compares by identity if known, otherwise by handle", "[core][stream][device]") {
   int a = 0;
   int b = 0;
   CHECK(stream_ref{} == stream_ref::from(nullptr));
@@ -127,7 +127,8 @@ TEST_CASE("a stream is its identity where that is known, else its handle", "[cor
   CHECK(device_id{2} == device_id(2));
 }
 
-TEST_CASE("properties and concepts tell resources apart", "[core][property][resource][config]") {
+TEST_CASE("has_property, resource and page_source distinguish resources",
+          "[core][property][resource][config]") {
   static_assert(has_property<host_memory, host_accessible>);
   static_assert(!has_property<host_memory, device_accessible>);
   static_assert(resource<host_memory> && !page_source<host_memory> && memory_source<host_memory>);
@@ -135,7 +136,7 @@ TEST_CASE("properties and concepts tell resources apart", "[core][property][reso
   CHECK(cache_line_bytes == 64);
 }
 
-TEST_CASE("a statistic keeps its peak through decreases and resets", "[core][counter]") {
+TEST_CASE("stat keeps its peak through decreases and resets", "[core][counter]") {
   stat s;
   s.increase(10);
   s.decrease(4);

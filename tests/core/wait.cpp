@@ -9,7 +9,7 @@
 
 using namespace tarn::detail;
 
-TEST_CASE("who waits lets the thread it waits for run", "[core][wait]") {
+TEST_CASE("wait_a_moment lets the other thread run", "[core][wait]") {
   std::atomic<int> turn{0};
   std::thread other([&] {
     for (int i = 0; i < 1000; ++i) {

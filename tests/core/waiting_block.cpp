@@ -16,7 +16,8 @@ struct observer final : waiting_observer {
 };
 }  // namespace
 
-TEST_CASE("waiting_count notifies every observer, of what waits already too", "[core][waiting_block]") {
+TEST_CASE("waiting_count notifies every observer, and a new one of the blocks already waiting",
+          "[core][waiting_block]") {
   waiting_count count;
   observer first, second;
   count.attach(first);

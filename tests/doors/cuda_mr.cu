@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn's resources against the toolkit's own concepts, in whichever generation the toolkit has.
+// tarn's resources against the concepts of CCCL, in the generation that the toolkit has.
 
 #include "tarn/cuda_mr.hpp"
 #if __has_include(<cuda/buffer>)
@@ -22,13 +22,13 @@
 #include "tarn/source/managed.hpp"
 #include "tarn/source/pinned_host.hpp"
 
-namespace cuda_mr_test {  // named: nvcc takes unused friends in an unnamed one for a mistake
+namespace cuda_mr_test {  // not unnamed: nvcc would reject unused friends there
 
 using tarn::default_alignment;
 using device_tag = cuda::mr::device_accessible;
 using host_tag = cuda::mr::host_accessible;
 
-// The two generations name the same two ideas differently.
+// The two generations have different names for the same two concepts.
 #if CCCL_VERSION >= 3001000
 template <class R, class... Tags>
 inline constexpr bool allocates_blocks = cuda::mr::synchronous_resource_with<R, Tags...>;
@@ -44,7 +44,7 @@ inline constexpr bool allocates_in_stream_order = cuda::mr::async_resource_with<
 template <class R, class... Tags>
 inline constexpr bool is_cuda_resource = allocates_blocks<R, Tags...>&& allocates_in_stream_order<R, Tags...>;
 
-/// The least a policy can be: lets everything through.
+/// A minimal policy: forwards everything.
 template <class Upstream>
 class transparent_layer {
  public:
@@ -76,20 +76,20 @@ static_assert(is_cuda_resource<tarn::host_memory, host_tag>);
 static_assert(!cuda::has_property<tarn::cuda_malloc, host_tag>);
 static_assert(!cuda::has_property<tarn::host_memory, device_tag>);
 
-// Stacks: whatever stands on a resource is one.
+// Stacks: every layer over a resource is a resource.
 static_assert(is_cuda_resource<tarn::stack<tarn::cuda_malloc, transparent>, device_tag>);
 static_assert(
     is_cuda_resource<tarn::stack<tarn::pinned_host, transparent, transparent>, device_tag, host_tag>);
 static_assert(!cuda::has_property<tarn::stack<tarn::cuda_malloc, transparent>, host_tag>);
 
-// The adaptors, both ways.
+// The adaptors in both directions.
 static_assert(is_cuda_resource<tarn::cuda_resource<tarn::cuda_malloc>, device_tag>);
 static_assert(tarn::resource<tarn::cuda_resource_source<tarn::cuda_resource<tarn::cuda_malloc>>>);
 static_assert(tarn::has_property<tarn::cuda_resource_source<tarn::cuda_resource<tarn::pinned_host>>,
                                  tarn::host_accessible>);
 
-/// A resource as CCCL's users write it: host memory that counts, not stream-ordered, that fails with
-/// bad_alloc.
+/// A resource as CCCL's users write it: counting host memory, not stream-ordered, that throws bad_alloc
+/// on failure.
 struct counting_resource {
   std::size_t* live;
   std::size_t limit;
@@ -130,7 +130,7 @@ static_assert(tarn::resource<counting_source>);
 static_assert(tarn::has_property<counting_source, tarn::host_accessible>);
 static_assert(!tarn::has_property<counting_source, tarn::device_accessible>);
 
-/// A tarn resource of a user's own, in the user's own namespace.
+/// A user's own tarn resource in the user's namespace.
 struct foreign : tarn::host_memory {
   using tarn::host_memory::host_memory;
 };
@@ -139,7 +139,8 @@ struct foreign : tarn::host_memory {
 
 using namespace cuda_mr_test;
 
-TEST_CASE("a resource of CCCL's becomes a tarn resource that can be stacked", "[doors][cuda_mr]") {
+TEST_CASE("from_cuda_resource makes a CCCL resource a tarn resource that can be stacked",
+          "[doors][cuda_mr]") {
   std::size_t live = 0;
   auto memory = tarn::from_cuda_resource(counting_resource{&live, 1000}, tarn::no_driver{}) | transparent{};
   void* const p = memory.allocate({}, 600);
@@ -151,7 +152,7 @@ TEST_CASE("a resource of CCCL's becomes a tarn resource that can be stacked", "[
   memory.deallocate({}, nullptr, 0);
 }
 
-TEST_CASE("a bad_alloc of CCCL's resource becomes out_of_memory with a report", "[doors][cuda_mr]") {
+TEST_CASE("cuda_resource_source converts bad_alloc to out_of_memory with a report", "[doors][cuda_mr]") {
   std::size_t live = 0;
   counting_source memory(counting_resource{&live, 1000}, {});
   try {
@@ -164,7 +165,7 @@ TEST_CASE("a bad_alloc of CCCL's resource becomes out_of_memory with a report", 
   CHECK_THROWS_AS(memory.allocate_sync(8, 3), tarn::bad_alignment);
 }
 
-TEST_CASE("a tarn resource works through CCCL's spelling", "[doors][cuda_mr]") {
+TEST_CASE("as_cuda_resource gives a tarn resource CCCL's member functions", "[doors][cuda_mr]") {
   auto memory = tarn::as_cuda_resource(tarn::host_memory{});
   auto const same = memory;
   CHECK(memory == same);
@@ -179,7 +180,7 @@ TEST_CASE("a tarn resource works through CCCL's spelling", "[doors][cuda_mr]") {
 #endif
 }
 
-TEST_CASE("CCCL's references hold a tarn resource", "[doors][cuda_mr]") {
+TEST_CASE("resource_ref of CCCL holds a tarn resource", "[doors][cuda_mr]") {
   tarn::host_memory memory;
 #if CCCL_VERSION >= 3001000
   cuda::mr::resource_ref<host_tag> reference(memory);
@@ -198,15 +199,15 @@ TEST_CASE("CCCL's references hold a tarn resource", "[doors][cuda_mr]") {
   CHECK(q != nullptr);
 }
 
-TEST_CASE("a resource in a user's namespace shows its properties through as_cuda_resource",
-          "[doors][cuda_mr]") {
+TEST_CASE("as_cuda_resource exposes the properties of a resource in a user's namespace", "[doors][cuda_mr]") {
   auto memory = tarn::as_cuda_resource(foreign{});
   STATIC_REQUIRE(is_cuda_resource<decltype(memory), host_tag>);
   STATIC_REQUIRE(!cuda::has_property<decltype(memory), device_tag>);
 }
 
 #if CCCL_VERSION >= 3002000
-TEST_CASE("any_resource owns a tarn resource, and pools of it go on top again", "[doors][cuda_mr]") {
+TEST_CASE("any_resource owns a tarn resource, and from_cuda_resource can be stacked on it",
+          "[doors][cuda_mr]") {
   cuda::mr::any_resource<host_tag> any{tarn::host_memory{}};
   auto memory = tarn::from_cuda_resource(any, tarn::no_driver{}) | transparent{};
   void* const p = memory.allocate({}, 100, 256);
@@ -216,7 +217,7 @@ TEST_CASE("any_resource owns a tarn resource, and pools of it go on top again", 
                                 cuda::mr::properties_list<device_tag, host_tag>>);
 }
 
-TEST_CASE("cuda::buffer lives in tarn's memory", "[doors][cuda_mr][cuda]") {
+TEST_CASE("cuda::buffer allocates from a tarn resource", "[doors][cuda_mr][cuda]") {
   if (!tarn_test::has_cuda_devices()) return;
   tarn::cuda_malloc memory;
   tarn::stream_ref stream;
@@ -232,7 +233,8 @@ TEST_CASE("cuda::buffer lives in tarn's memory", "[doors][cuda_mr][cuda]") {
 }
 #endif
 
-TEST_CASE("CCCL allocates device memory from tarn in stream order", "[doors][cuda_mr][cuda]") {
+TEST_CASE("resource_ref of CCCL allocates device memory from tarn in stream order",
+          "[doors][cuda_mr][cuda]") {
   if (!tarn_test::has_cuda_devices()) return;
   tarn::cuda_async source;
   tarn::stream_ref stream;

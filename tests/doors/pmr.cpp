@@ -16,7 +16,7 @@
 
 using namespace tarn;
 
-TEST_CASE("pmr containers live in a pool", "[doors][pmr]") {
+TEST_CASE("pmr_adaptor lets pmr containers allocate from a pool", "[doors][pmr]") {
   auto memory = host_memory{} | pooled{};
   pmr_adaptor adaptor(memory);
   pmr_adaptor same(memory);
@@ -35,11 +35,12 @@ TEST_CASE("pmr containers live in a pool", "[doors][pmr]") {
   CHECK(memory->state().live == 0);
 }
 
-TEST_CASE("a pmr resource is a resource", "[doors][pmr]") {
+TEST_CASE("from_pmr satisfies the resource contract", "[doors][pmr]") {
   tarn_test::resource_contract([] { return from_pmr(std::pmr::new_delete_resource()) | limited{3_GiB}; });
 }
 
-TEST_CASE("the adaptor gives back each block as it took it, and refuses as bad_alloc", "[doors][pmr]") {
+TEST_CASE("pmr_adaptor deallocates each block with its original size and alignment, and throws bad_alloc",
+          "[doors][pmr]") {
   tarn_test::kept_memory memory;
   pmr_adaptor adaptor(memory);
   static_assert(!std::is_copy_constructible_v<decltype(adaptor)>);  // containers hold its address
@@ -55,7 +56,8 @@ TEST_CASE("the adaptor gives back each block as it took it, and refuses as bad_a
   CHECK(memory.balanced());
 }
 
-TEST_CASE("a pool over pmr memory gives all of it back, and tells who refused", "[doors][pmr]") {
+TEST_CASE("from_pmr under a pool gets all memory back, and out_of_memory names memory_resource",
+          "[doors][pmr]") {
   tarn_test::kept_memory memory;
   {
     pmr_adaptor adaptor(memory);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include <iterator>  // first: with _GLIBCXX_DEBUG, libstdc++ 12's <string> reads what only this declares
+#include <iterator>  // must be first: with _GLIBCXX_DEBUG, <string> of libstdc++ 12 uses declarations of this header
 
 #include "tarn/stl.hpp"
 
@@ -23,7 +23,7 @@
 using namespace tarn;
 
 namespace {
-/// A resource without state, as a program may write one.
+/// A stateless resource, as a program may define it.
 struct empty_resource {
   using driver_type = no_driver;
   using properties = property_set<host_accessible>;
@@ -43,7 +43,7 @@ struct empty_resource {
 };
 }  // namespace
 
-TEST_CASE("standard containers live in a pool and take it along", "[doors][stl]") {
+TEST_CASE("allocator lets standard containers use a pool and propagates with them", "[doors][stl]") {
   using pool_type = stack<host_memory, pooled, tracked>;
   pool_type one;
   pool_type two;
@@ -72,7 +72,7 @@ TEST_CASE("standard containers live in a pool and take it along", "[doors][stl]"
   CHECK(memory_allocated(one) + memory_allocated(two) == 0);
 }
 
-TEST_CASE("an allocator's traits are what its resource allows", "[doors][stl]") {
+TEST_CASE("allocator traits follow its resource", "[doors][stl]") {
   using pool_type = stack<host_memory, pooled>;
   using traits = std::allocator_traits<allocator<int, pool_type>>;
   static_assert(traits::propagate_on_container_copy_assignment::value);
@@ -94,7 +94,7 @@ TEST_CASE("an allocator's traits are what its resource allows", "[doors][stl]") 
   CHECK(allocator<int, empty_resource>() == allocator<int, empty_resource>());
 }
 
-TEST_CASE("a moved-from container keeps its allocator and goes on", "[doors][stl]") {
+TEST_CASE("allocator stays with a moved-from container, which remains usable", "[doors][stl]") {
   stack<host_memory, pooled, tracked> pool;
   using alloc = allocator<int, decltype(pool)>;
   {
@@ -114,7 +114,8 @@ TEST_CASE("a moved-from container keeps its allocator and goes on", "[doors][stl
   CHECK(memory_allocated(pool) == 0);
 }
 
-TEST_CASE("a container gives back each block as it took it, aligned as its elements are", "[doors][stl]") {
+TEST_CASE("allocator deallocates each block with its original size and its element's alignment",
+          "[doors][stl]") {
   struct alignas(512) wide {
     char bytes[512];
   };
@@ -127,13 +128,13 @@ TEST_CASE("a container gives back each block as it took it, aligned as its eleme
     std::list<char, allocator<char, tarn_test::kept_memory>> l({'a', 'b'}, memory);
     std::size_t narrow = 0;
     for (auto const& [p, block] : memory.kept().live) narrow += block.alignment == alignof(void*) ? 1 : 0;
-    CHECK(narrow >= 2);  // a list's node needs no more
+    CHECK(narrow >= 2);  // a list node needs no more
   }
   CHECK(memory.balanced());
   CHECK(memory.kept().freed_sync == memory.kept().allocations);
 }
 
-TEST_CASE("a container whose growth is refused is as it was", "[doors][stl]") {
+TEST_CASE("allocator leaves a container unchanged if its growth is refused", "[doors][stl]") {
   tarn_test::fail_each_step(
       [](tarn_test::kept_memory const& m) {
         return std::vector<int, allocator<int, tarn_test::kept_memory>>({1, 2, 3}, m);

@@ -6,9 +6,9 @@
 #include "tarn/sim.hpp"
 #include "tarn/source/host_memory.hpp"
 
-TEST_CASE("Thrust works out of a pool of the simulated device", "[doors][thrust]") {
+TEST_CASE("thrust_allocator and par work with a pool of the simulated device", "[doors][thrust]") {
   tarn_test::thrust_contract(tarn::sim_pool{}, tarn::stream_ref{});
 }
-TEST_CASE("Thrust works out of a pool of host memory", "[doors][thrust]") {
+TEST_CASE("thrust_allocator and par work with a pool of host memory", "[doors][thrust]") {
   tarn_test::thrust_contract(tarn::host_memory{} | tarn::pooled{} | tarn::tracked{}, tarn::stream_ref{});
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What Thrust's users rely on, for any pool and device system.
+// The contract of Thrust's users, for any pool and device system.
 
 #include <thrust/copy.h>
 #include <thrust/device_vector.h>

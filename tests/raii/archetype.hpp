@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A resource that keeps the books, for tests of owners: what is live, whether each block came back as it went
-// out, and on which stream. Any of its allocations, and any driver call, can be made to fail, each in turn.
+// A memory resource for tests of owners. It records what is live, whether each block is deallocated with its original
+// size and alignment, and on which stream. Each of its allocations and driver calls can be made to fail in turn.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace tarn_test {
 
-/// Host memory on a driver that can be made to fail. Copies share their books; the books outlive all copies.
+/// Host memory on a driver that can be made to fail. Copies share one set of records, which outlives all copies.
 class kept_memory {
  public:
   using driver_type = tarn::faulty<tarn::no_driver>;
@@ -31,7 +31,7 @@ class kept_memory {
   struct books {
     std::map<void*, block> live;
     std::size_t allocations = 0;
-    std::size_t wrong = 0;  ///< deallocations of what was not live, or of another size or alignment
+    std::size_t wrong = 0;  ///< deallocations of a block that was not live, or with another size or alignment
     tarn::stream_ref freed_on;
     std::size_t freed_sync = 0;
   };
@@ -54,7 +54,7 @@ class kept_memory {
   [[nodiscard]] driver_type const& driver() const noexcept { return driver_; }
   [[nodiscard]] tarn::device_id device() const noexcept { return driver_.device(); }
   [[nodiscard]] books const& kept() const noexcept { return *books_; }
-  /// True where nothing is live and everything came back as it went out.
+  /// True if nothing is live and every deallocation matched its allocation.
   [[nodiscard]] bool balanced() const noexcept { return books_->live.empty() && books_->wrong == 0; }
   friend bool operator==(kept_memory const& a, kept_memory const& b) noexcept { return a.books_ == b.books_; }
 
@@ -62,7 +62,7 @@ class kept_memory {
   void* take(std::size_t bytes, std::size_t alignment) {
     tarn::require_alignment(alignment);
     if (bytes == 0) return nullptr;
-    // An allocation is one step of the plan, like every driver call.
+    // An allocation is one step of the fault plan, like every driver call.
     bool const refused = driver_.plan().next(tarn::driver_call::malloc_device).kind != tarn::failure::none;
     void* const p = refused || bytes > tarn::max_request_bytes
                         ? nullptr
@@ -92,15 +92,15 @@ class kept_memory {
 
 static_assert(tarn::resource<kept_memory>);
 
-/// A stream that the owner has not asked the driver about.
+/// A stream whose identity the owner has not queried from the driver.
 [[nodiscard]] inline tarn::stream_ref bare_stream(std::uintptr_t n) {
   return tarn::stream_ref::from(reinterpret_cast<void*>(n * 4096));
 }
 
-/// Makes each step of `act` (allocations and driver calls) fail in turn, until nothing is left to fail.
-/// @param make       makes what is acted on, from a fresh resource
+/// Makes each step of `act` (an allocation or a driver call) fail in turn, until no step is left to fail.
+/// @param make       makes the subject from a fresh resource
 /// @param act        the operation
-/// @param unchanged  checks what a failed operation left behind
+/// @param unchanged  checks the state that a failed operation left
 template <class Make, class Act, class Unchanged>
 void fail_each_step(Make const& make, Act const& act, Unchanged const& unchanged) {
   std::uint64_t step = 0;
@@ -131,7 +131,7 @@ void fail_each_step(Make const& make, Act const& act, Unchanged const& unchanged
     }
     CHECK(memory.balanced());
   }
-  CHECK(refusals != 0);  // else nothing was tried
+  CHECK(refusals != 0);  // otherwise no step was made to fail
 }
 
 }  // namespace tarn_test

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What loops over batches promise on every device: a bench has driver(), memory(), pinned() and keep_busy(stream).
+// The contract of loops over batches on every device. A bench has driver(), memory(), pinned() and keep_busy(stream).
 
 #include <unistd.h>
 
@@ -34,7 +34,7 @@ inline numbers counted(std::size_t n, std::uint32_t from = 1) {
   return all;
 }
 
-/// A file of its own, removed with it.
+/// A temporary file. The destructor removes it.
 class scratch_file {
  public:
   explicit scratch_file(std::span<std::uint32_t const> contents) {
@@ -56,8 +56,8 @@ class scratch_file {
   std::string path_;
 };
 
-/// Runs a loop whose body copies each batch behind the last one on the device, after work that lasts; returns what has
-/// arrived there. Checks what batches say of themselves.
+/// Runs a loop whose body copies each batch to the end of the previous ones on the device, after long-running work.
+/// Returns what the device received. Checks index(), offset() and size() of each batch.
 template <class Bench, class Source>
 numbers arrived(Bench& bench, tarn::basic_stream<typename Bench::driver_type> const& stream, Source&& source,
                 tarn::batch_options const& options, std::size_t expected) {
@@ -84,7 +84,7 @@ numbers arrived(Bench& bench, tarn::basic_stream<typename Bench::driver_type> co
   return back;
 }
 
-/// Every kind of source, for sizes around those of a batch.
+/// Tests every kind of source, with sizes around the size of a batch.
 template <class Bench>
 void sources_arrive_whole(Bench& bench, std::size_t batch_elements, unsigned threads) {
   using namespace tarn;
@@ -104,7 +104,7 @@ void sources_arrive_whole(Bench& bench, std::size_t batch_elements, unsigned thr
       mapped_file const mapped(file.path());
       CHECK(arrived(bench, stream, from_file<std::uint32_t>(mapped), options, n) == all);
       CHECK(arrived(bench, stream, mapped.as<std::uint32_t>(), options, n) == all);
-      // Batches of many sizes, an empty one at the end.
+      // Batches of several sizes; the last one is empty.
       std::size_t const short_by = n % 3;
       CHECK(arrived(bench, stream,
                     generate<std::uint32_t>([&](std::span<std::uint32_t> slot, std::size_t index) {
@@ -120,7 +120,7 @@ void sources_arrive_whole(Bench& bench, std::size_t batch_elements, unsigned thr
   }
 }
 
-/// The other direction, whole and left early.
+/// Tests collect_batches, both to the end and with an early exit.
 template <class Bench>
 void device_memory_comes_back(Bench& bench, std::size_t batch_elements) {
   using namespace tarn;
@@ -131,7 +131,7 @@ void device_memory_comes_back(Bench& bench, std::size_t batch_elements) {
       CAPTURE(depth, n);
       numbers const all = counted(n);
       auto device = make_device_buffer<std::uint32_t>(bench.memory(), n, stream);
-      // Written by a copy that nobody waits for, behind work that lasts: it must be there before the first batch is copied.
+      // Written by an asynchronous copy behind long-running work. It must complete before the first batch is copied.
       pinned_buffer<std::uint32_t, typename Bench::pinned_type> const there(bench.pinned(), all, stream);
       device.zero();
       REQUIRE(bench.keep_busy(stream));
@@ -155,7 +155,7 @@ void device_memory_comes_back(Bench& bench, std::size_t batch_elements) {
   }
 }
 
-/// Loops that end early, one way or the other; the same memory is used by the next one at once.
+/// Tests loops that end early by break or exception. The next loop uses the same memory immediately.
 template <class Bench>
 void leaving_early_is_safe(Bench& bench, std::size_t batch_elements) {
   using namespace tarn;

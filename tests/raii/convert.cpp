@@ -32,7 +32,7 @@ std::vector<float> tenths(std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) v[i] = static_cast<float>(i) / 10;
   return v;
 }
-/// What tenths are as T, and back.
+/// tenths(), rounded to T and converted back to float.
 template <class T>
 std::vector<float> tenths_as(std::size_t n) {
   std::vector<float> v = tenths(n);
@@ -52,7 +52,7 @@ auto tenths_in(Memory memory, std::size_t n, stream_ref stream) {
   return make_device_buffer<float>(memory, std::span<float const>(tenths(n)), stream);
 }
 
-/// A machine on which streams end late, each in its own way.
+/// A machine on which streams and events complete late, depending on the seed.
 sim_machine adversarial(std::uint64_t seed, int devices = 1) {
   sim_options o;
   o.devices = devices;
@@ -66,14 +66,14 @@ sim_machine adversarial(std::uint64_t seed, int devices = 1) {
 
 }  // namespace
 
-TEST_CASE("every element type becomes every other as on the host, on the simulated device",
+TEST_CASE("convert between all pairs of element types gives the host's results on the simulated device",
           "[raii][convert]") {
   sim_machine const machine;
   basic_stream const stream{machine.driver()};
   tarn_test::every_pair_converts(sim_pool{sim_pages{machine.driver()}}, stream, 4000);
 }
 
-TEST_CASE("plain host memory is converted at once", "[raii][convert]") {
+TEST_CASE("convert of host_memory runs synchronously", "[raii][convert]") {
   auto const pool = host_memory{} | pooled{};
   auto const full = tenths_in(pool, 1000, stream_ref{});
   auto const half = converted<float16>(full);
@@ -84,14 +84,15 @@ TEST_CASE("plain host memory is converted at once", "[raii][convert]") {
   CHECK(no_driver{}.convert(stream_ref{}, static_cast<float16*>(nullptr), &one, 0).ok());
 }
 
-TEST_CASE("a conversion writes its target and nothing beside it, at any alignment", "[raii][convert]") {
+TEST_CASE("convert writes only its target, at any alignment", "[raii][convert]") {
   sim_machine const machine;
   basic_stream const stream{machine.driver()};
   sim_pool const pool{sim_pages{machine.driver()}};
   tarn_test::every_alignment_converts<float16, float>(pool, stream);
 }
 
-TEST_CASE("a buffer is stored in half its bytes, and comes back rounded once", "[raii][convert]") {
+TEST_CASE("converted to float16 halves the bytes of a buffer and rounds each element once",
+          "[raii][convert]") {
   sim_machine const machine;
   basic_stream const stream{machine.driver()};
   sim_pool pool{sim_pages{machine.driver()}};
@@ -107,7 +108,7 @@ TEST_CASE("a buffer is stored in half its bytes, and comes back rounded once", "
   CHECK((as_floats(same) == tenths(10'000)));
 }
 
-TEST_CASE("a conversion comes after both buffers' work and before what follows on either, on any schedule",
+TEST_CASE("convert is ordered after earlier and before later work of both buffers on any schedule",
           "[raii][convert][stream]") {
   for (std::uint64_t seed = 1; seed <= 24; ++seed) {
     INFO("seed " << seed);
@@ -130,10 +131,10 @@ TEST_CASE("a conversion comes after both buffers' work and before what follows o
       REQUIRE(machine.launch(c, seed % 5 == 0 ? second : 10).ok());
       tarn::convert(*from, *to, c);
       auto const copied = *to;  // on b, after the conversion
-      from->zero();             // on a, after it as well
+      from->zero();             // on a, also after the conversion
       to->zero();
       CHECK((as_floats(copied) == right));
-      // The memory goes to others while the conversion may still run.
+      // The memory is reused while the conversion may still run.
       from->copy_from(std::span<float const>(pinned));
       auto const again = converted<bfloat16>(pool, *from, c);
       from.reset();
@@ -147,7 +148,7 @@ TEST_CASE("a conversion comes after both buffers' work and before what follows o
   }
 }
 
-TEST_CASE("on one stream a conversion is one call of the driver", "[raii][convert][stream]") {
+TEST_CASE("convert on one stream is one driver call", "[raii][convert][stream]") {
   sim_machine const machine;
   basic_stream const a{machine.driver()};
   sim_pool pool{sim_pages{machine.driver()}};
@@ -157,7 +158,7 @@ TEST_CASE("on one stream a conversion is one call of the driver", "[raii][conver
   tarn::convert(from, to, a);
   CHECK(machine.calls()[driver_call::convert] == 1);
   CHECK(machine.calls().acting() == 1);
-  // And nothing at all for nothing.
+  // Zero elements need no call.
   auto const none = make_device_buffer<float>(pool, 0, a);
   auto nothing = make_device_buffer<float16>(pool, 0, a);
   machine.reset_calls();
@@ -166,7 +167,7 @@ TEST_CASE("on one stream a conversion is one call of the driver", "[raii][conver
   CHECK(machine.calls().acting() == 0);
 }
 
-TEST_CASE("a conversion takes the time of a copy of as many bytes", "[raii][convert]") {
+TEST_CASE("convert takes the time of a copy of as many bytes", "[raii][convert]") {
   sim_options options;
   options.backing = sim_backing::address_only;
   sim_machine const machine{options};
@@ -183,7 +184,7 @@ TEST_CASE("a conversion takes the time of a copy of as many bytes", "[raii][conv
   CHECK(took < 1'300'000);
 }
 
-TEST_CASE("what cannot be converted is refused by type, and nothing is touched", "[raii][convert]") {
+TEST_CASE("convert refuses invalid arguments with a typed error and changes nothing", "[raii][convert]") {
   sim_options options;
   options.devices = 2;
   sim_machine const machine{options};
@@ -199,7 +200,7 @@ TEST_CASE("what cannot be converted is refused by type, and nothing is touched",
     CHECK(std::string_view(error.what()).find("10 elements to 11") != std::string_view::npos);
   }
   CHECK_THROWS_AS(tarn::convert(pool.driver(), from.span(), to.span(), a), length_error);
-  // In place: many threads would read what others have written.
+  // In place: threads would read what other threads have written.
   auto* const bytes = reinterpret_cast<float16*>(const_cast<float*>(from.data()));
   for (std::size_t const at : {std::size_t{0}, std::size_t{10}, std::size_t{19}}) {
     try {
@@ -224,13 +225,13 @@ TEST_CASE("what cannot be converted is refused by type, and nothing is touched",
   CHECK(as_floats(to) == std::vector<float>(11, 0.0F));
 }
 
-TEST_CASE("pinned memory is converted across the bus, by the device that can touch both", "[raii][convert]") {
+TEST_CASE("convert of pinned memory runs on the device that can access both buffers", "[raii][convert]") {
   sim_options options;
   options.devices = 2;
   sim_machine const machine{options};
   sim_driver const one = machine.driver(device_id{1});
   basic_stream const a{one};
-  // The host's memory carries device 0's driver; only device 1 may touch its own pages.
+  // The pinned memory has device 0's driver. Only device 1 can access its own pages.
   auto const host = tenths_in(sim_pinned_host{machine.driver()}, 100, stream_ref{});
   auto device = make_device_buffer<float16>(sim_pool{sim_pages{one}}, 100, a);
   tarn::convert(host, device);
@@ -241,7 +242,8 @@ TEST_CASE("pinned memory is converted across the bus, by the device that can tou
 }
 
 TEST_CASE(
-    "to the memory of the host a conversion runs where its source is, before what follows on either stream",
+    "convert into pinned memory runs on the device of its source and is ordered before later work on both "
+    "streams",
     "[raii][convert][stream]") {
   for (std::uint64_t seed = 1; seed <= 6; ++seed) {
     sim_machine const machine = adversarial(seed, 2);
@@ -263,7 +265,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a conversion on a device that may not touch the memory breaks it, as a kernel does",
+TEST_CASE("convert on a device that cannot access the memory breaks the device, as a kernel would",
           "[raii][convert]") {
   sim_options options;
   options.devices = 2;
@@ -280,7 +282,7 @@ TEST_CASE("a conversion on a device that may not touch the memory breaks it, as 
   machine.repair();
 }
 
-TEST_CASE("whatever fails in a conversion, nothing is left behind", "[raii][convert]") {
+TEST_CASE("convert and converted leak nothing, whichever step fails", "[raii][convert]") {
   fail_each_step([](kept_memory const& m) { return tenths_in(m, 10, bare_stream(1)); },
                  [](auto& from) {
                    auto const half = converted<float16>(from.resource(), from, bare_stream(2));
@@ -297,12 +299,12 @@ TEST_CASE("whatever fails in a conversion, nothing is left behind", "[raii][conv
       [](auto const& both) { CHECK(as_floats(both.first) == tenths(10)); });
 }
 
-TEST_CASE("where a buffer cannot be made to wait for a conversion, the host does", "[raii][convert]") {
+TEST_CASE("convert synchronizes the host if a buffer's stream cannot be made to wait", "[raii][convert]") {
   kept_memory const memory;
   auto const from = tenths_in(memory, 10, bare_stream(1));
   auto to = make_device_buffer<float16>(memory, 10, bare_stream(2));
   auto const& plan = memory.driver().plan();
-  for (std::uint64_t const which : {3U, 4U}) {  // two waits before it, two after
+  for (std::uint64_t const which : {3U, 4U}) {  // two waits before the conversion, two after it
     plan.reset();
     plan.fail(driver_call::wait_event, which);
     CHECK_THROWS_AS(tarn::convert(from, to, bare_stream(3)), cuda_error);

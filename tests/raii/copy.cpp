@@ -14,7 +14,7 @@
 
 using namespace tarn;
 
-TEST_CASE("elements travel from host to device, on the device, and back", "[raii][copy]") {
+TEST_CASE("copy moves elements from host to device, between device buffers, and back", "[raii][copy]") {
   sim_driver const driver;
   basic_stream const stream{driver};
   auto a = make_device_buffer<int>(sim_malloc{}, 3, stream);
@@ -27,7 +27,7 @@ TEST_CASE("elements travel from host to device, on the device, and back", "[raii
   CHECK(to == from);
 }
 
-TEST_CASE("spans of different sizes are not copied, and the error says both", "[raii][copy]") {
+TEST_CASE("copy refuses spans of different sizes, and the error names both sizes", "[raii][copy]") {
   sim_driver const driver;
   std::vector<int> ten(10, 1);
   std::vector<int> eleven(11, 2);
@@ -42,14 +42,14 @@ TEST_CASE("spans of different sizes are not copied, and the error says both", "[
   CHECK_THROWS_AS(tarn::copy_sync(driver, std::span(eleven), std::span(ten), stream_ref{}), length_error);
 }
 
-TEST_CASE("nothing is copied without a driver call", "[raii][copy]") {
+TEST_CASE("copy of zero elements makes no driver call", "[raii][copy]") {
   sim_machine const machine;
   machine.reset_calls();
   tarn::copy(machine.driver(), std::span<int const>(), std::span<int>(), stream_ref{});
   CHECK(machine.calls().total() == 0);
 }
 
-TEST_CASE("a copy that the driver refuses is told with its call", "[raii][copy]") {
+TEST_CASE("copy reports a driver failure with the name of the call", "[raii][copy]") {
   sim_machine const machine;
   auto a = make_device_buffer<int>(sim_malloc(machine.driver()), 3, stream_ref{});
   std::vector<int> host(3);
@@ -64,7 +64,7 @@ TEST_CASE("a copy that the driver refuses is told with its call", "[raii][copy]"
   machine.repair();
 }
 
-TEST_CASE("a copy from pinned memory does not wait; copy_sync does", "[raii][copy][pinned_buffer]") {
+TEST_CASE("copy from pinned memory returns at once, and copy_sync waits", "[raii][copy][pinned_buffer]") {
   sim_machine const machine;
   basic_stream const stream{machine.driver()};
   pinned_buffer<int, sim_pinned_host> host(sim_pinned_host(machine.driver()), 1000,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several GPUs: pools of each, copies between them, memory that one reaches on another, buffers over all of them.
+// Tests on several GPUs: one pool per device, peer copies, peer access, partitioned buffers.
 
 #include <cstdint>
 #include <vector>
@@ -27,7 +27,7 @@ bool reach_each_other() {
          cuda_driver{device_id{1}}.can_share(device_id{0}, back).ok() && yes && back;
 }
 
-/// A kernel of one device that changes another's memory where it is.
+/// A kernel of one device that modifies another device's memory in place.
 __global__ void add_one(std::uint32_t* words, std::size_t count) {
   std::size_t const i = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i < count) ++words[i];
@@ -35,7 +35,7 @@ __global__ void add_one(std::uint32_t* words, std::size_t count) {
 
 }  // namespace
 
-TEST_CASE("each GPU has its pool, made when it is first asked for", "[raii][per_device][cuda]") {
+TEST_CASE("per_device makes the pool of each GPU at its first use", "[raii][per_device][cuda]") {
   if (!has_cuda_devices()) return;
   per_device<device_pool> pools;
   CHECK(&pools.current() == &pools[device_id{0}]);
@@ -49,7 +49,7 @@ TEST_CASE("each GPU has its pool, made when it is first asked for", "[raii][per_
   CHECK(pools.size() == 2);
 }
 
-TEST_CASE("a negative device is told as one that is not there", "[raii][per_device][cuda]") {
+TEST_CASE("cuda_driver reports a negative device as no_device", "[raii][per_device][cuda]") {
   if (!has_cuda_devices()) return;
   void* p = nullptr;
   CHECK(cuda_driver{device_id{-1}}.malloc_device(64, p).kind == failure::no_device);
@@ -57,7 +57,8 @@ TEST_CASE("a negative device is told as one that is not there", "[raii][per_devi
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("pieces travel between GPUs in order, with peer access and without", "[raii][peer_copy][cuda]") {
+TEST_CASE("peer copies of pieces between GPUs are ordered, with and without peer access",
+          "[raii][peer_copy][cuda]") {
   if (!has_cuda_devices(2)) return;
   device_pool const zero{cuda_pages{device_id{0}}};
   device_pool const one{cuda_pages{device_id{1}}};
@@ -79,7 +80,7 @@ TEST_CASE("pieces travel between GPUs in order, with peer access and without", "
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("a kernel of one GPU works on memory that another made reachable",
+TEST_CASE("reachable_from lets a kernel of one GPU modify another GPU's memory",
           "[policy][reachable_from][cuda]") {
   if (!has_cuda_devices(2)) return;
   if (!reach_each_other()) {
@@ -107,7 +108,8 @@ TEST_CASE("a kernel of one GPU works on memory that another made reachable",
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("parts go out, come back and are divided anew on GPUs", "[raii][partitioned_buffer][cuda]") {
+TEST_CASE("partitioned_buffer scatters, gathers and repartitions on GPUs",
+          "[raii][partitioned_buffer][cuda]") {
   if (!has_cuda_devices()) return;
   int count = 0;
   REQUIRE(cudaGetDeviceCount(&count) == cudaSuccess);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions on CUDA: the promises of raii/convert.cpp, with CUDA's instructions.
+// Conversions on CUDA: the contract of raii/convert.cpp, with CUDA's instructions.
 
 #include <cstdint>
 #include <optional>
@@ -15,15 +15,15 @@ using namespace tarn;
 using tarn_test::has_cuda_devices;
 using tarn_test::keep_busy;
 
-TEST_CASE("every element type becomes every other as on the host, on the device", "[raii][convert][cuda]") {
+TEST_CASE("convert between all pairs of element types gives the host's results on CUDA",
+          "[raii][convert][cuda]") {
   if (!has_cuda_devices()) return;
   tarn::stream const stream;
   tarn_test::every_pair_converts(device_pool{}, stream, 100'000);
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("a conversion on the device writes its target and nothing beside it, at any alignment",
-          "[raii][convert][cuda]") {
+TEST_CASE("convert writes only its target at any alignment on CUDA", "[raii][convert][cuda]") {
   if (!has_cuda_devices()) return;
   tarn::stream const stream;
   device_pool const pool;
@@ -34,7 +34,7 @@ TEST_CASE("a conversion on the device writes its target and nothing beside it, a
   tarn_test::every_alignment_converts<float8_e5m2, double>(pool, stream);
 }
 
-TEST_CASE("a conversion of hundreds of MiB is complete", "[raii][convert][cuda]") {
+TEST_CASE("convert of hundreds of MiB converts every element on CUDA", "[raii][convert][cuda]") {
   if (!has_cuda_devices()) return;
   tarn::stream const stream;
   device_pool pool;
@@ -51,7 +51,7 @@ TEST_CASE("a conversion of hundreds of MiB is complete", "[raii][convert][cuda]"
   CHECK(wrong == 0);
 }
 
-TEST_CASE("a conversion on a busy stream comes after both buffers' work and before what follows",
+TEST_CASE("convert on a busy CUDA stream is ordered after earlier and before later work of both buffers",
           "[raii][convert][stream][cuda]") {
   if (!has_cuda_devices()) return;
   tarn::stream const a;
@@ -82,7 +82,7 @@ TEST_CASE("a conversion on a busy stream comes after both buffers' work and befo
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("a captured conversion runs with its graph", "[raii][convert][cuda]") {
+TEST_CASE("convert in a captured CUDA stream runs with its graph", "[raii][convert][cuda]") {
   if (!has_cuda_devices()) return;
   tarn::stream const stream;
   device_pool pool;
@@ -107,7 +107,7 @@ TEST_CASE("a captured conversion runs with its graph", "[raii][convert][cuda]") 
   CHECK(cudaGraphDestroy(graph) == cudaSuccess);
 }
 
-TEST_CASE("a conversion into a buffer of another device is refused, with either device current",
+TEST_CASE("convert refuses a buffer of another CUDA device, whichever device is current",
           "[raii][convert][cuda]") {
   if (!has_cuda_devices(2)) return;
   device_pool one{cuda_pages{device_id{1}}};
@@ -115,7 +115,7 @@ TEST_CASE("a conversion into a buffer of another device is refused, with either 
   auto const from = make_device_buffer<float>(device_pool{cuda_pages{device_id{0}}}, 100, stream_ref{});
   auto to = make_device_buffer<float16>(one, 100, b);
   CHECK_THROWS_AS(convert(from, to), misuse);
-  // Device 1's, with device 0 current.
+  // Belongs to device 1; device 0 is current.
   auto near = make_device_buffer<float>(one, 100, b);
   near.zero();
   convert(near, to);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// retire(), evict_scope and scratch on CUDA: the promises of the simulated device, with kernels that keep the streams busy.
+// retire(), evict_scope and scratch on CUDA: the contract of the simulated device, with kernels that keep streams busy.
 
 #include <algorithm>
 #include <cstdint>
@@ -24,7 +24,7 @@ struct busy {
 }  // namespace cuda_early_release_test
 using cuda_early_release_test::busy;
 
-TEST_CASE("memory is retired behind its last user on CUDA", "[raii][retire][cuda]") {
+TEST_CASE("retire on CUDA orders the release after the last user", "[raii][retire][cuda]") {
   if (!has_cuda_devices()) return;
   SECTION("pages") {
     tarn_test::retire_contract(device_pool{}, pinned_host{} | pooled{}, busy{});
@@ -38,7 +38,7 @@ TEST_CASE("memory is retired behind its last user on CUDA", "[raii][retire][cuda
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("evicted buffers come back with their elements on CUDA", "[raii][evict_scope][cuda]") {
+TEST_CASE("evict_scope on CUDA restores the elements of its buffers", "[raii][evict_scope][cuda]") {
   if (!has_cuda_devices()) return;
   SECTION("pages") {
     tarn_test::evict_contract(device_pool{}, pinned_host{} | pooled{}, busy{});
@@ -52,14 +52,14 @@ TEST_CASE("evicted buffers come back with their elements on CUDA", "[raii][evict
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("temporaries of a scratch are ordered by its stream on CUDA", "[raii][scratch][cuda]") {
+TEST_CASE("scratch on CUDA orders its temporaries by its stream", "[raii][scratch][cuda]") {
   if (!has_cuda_devices()) return;
   tarn_test::scratch_contract(device_pool{}, busy{});
   tarn_test::scratch_contract(cuda_async{}, busy{});
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("an evict_scope refuses a stream that CUDA captures, and does not spoil the capture",
+TEST_CASE("evict_scope refuses a stream that CUDA captures, and keeps the capture valid",
           "[raii][evict_scope][cuda]") {
   if (!has_cuda_devices()) return;
   device_pool memory;
@@ -77,7 +77,7 @@ TEST_CASE("an evict_scope refuses a stream that CUDA captures, and does not spoi
   CHECK(buffer.size() == 1000);
 }
 
-TEST_CASE("on CUDA a device without room keeps the elements on the host until there is",
+TEST_CASE("evict_scope on CUDA keeps the elements on the host until the device has room",
           "[raii][evict_scope][cuda]") {
   if (!has_cuda_devices()) return;
   auto const memory = cuda_pages{} | limited{256_MiB} | pooled{};
@@ -99,14 +99,14 @@ TEST_CASE("on CUDA a device without room keeps the elements on the host until th
   CHECK((tarn_test::elements_of<int>(buffer) == words));
 }
 
-TEST_CASE("micro batches of what is free on CUDA can be allocated", "[raii][micro_batches][cuda]") {
+TEST_CASE("micro_batches sized by free CUDA memory can be allocated", "[raii][micro_batches][cuda]") {
   if (!has_cuda_devices()) return;
   device_pool memory;
   tarn::stream const stream;
   memory_room const room = room_in(memory);
   CHECK(room.bytes > 0);
   CHECK(room.device_free == room.bytes);
-  // A device's worth of work, three times: each part fits what was free, less the reserve.
+  // Three times the free memory in total. Each part fits what was free, less the reserve.
   std::size_t const each = 16_MiB;
   micro_batches const parts(3 * (room.bytes / each) + 1, each, memory);
   CHECK(parts.size() >= 3);
@@ -114,7 +114,7 @@ TEST_CASE("micro batches of what is free on CUDA can be allocated", "[raii][micr
     CHECK_NOTHROW(make_device_buffer<std::byte>(memory, part.count * each, stream).clear());
 }
 
-TEST_CASE("work that runs out of CUDA's memory is tried again once another pool's cache is cleared",
+TEST_CASE("with_oom_retry retries after another CUDA pool's cache is cleared",
           "[raii][with_oom_retry][cuda]") {
   if (!has_cuda_devices()) return;
   auto const memory = cuda_pages{} | pooled{};

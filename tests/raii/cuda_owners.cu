@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owners and guards on CUDA where there are two devices: copies from one to the other, and who is current.
+// Owners and guards on two CUDA devices: copies between the devices, and the current device.
 
 #include <cstdint>
 #include <numeric>
@@ -23,7 +23,7 @@ elements counted(std::size_t n) {
   return e;
 }
 
-/// Copies to and fro between a memory of device 0 and one of device 1, with the source's stream busy.
+/// Copies back and forth between a memory of device 0 and one of device 1, with the source's stream busy.
 template <class Near, class Far>
 void travels(Near near, Far far) {
   basic_stream<cuda_driver> const a{cuda_driver{device_id{0}}};
@@ -39,7 +39,7 @@ void travels(Near near, Far far) {
       REQUIRE(keep_busy(a, 30));
     }
     to.copy_from(from);
-    from.zero();  // comes after the copy, though it is on the other device's stream
+    from.zero();  // ordered after the copy, which is on the other device's stream
     elements back(original.size());
     to.copy_to_sync(back);
     CHECK(back == original);
@@ -54,11 +54,13 @@ void travels(Near near, Far far) {
 
 }  // namespace
 
-TEST_CASE("buffers of pools on two devices are copied in order", "[raii][device_buffer][cuda]") {
+TEST_CASE("device_buffer copies between pools on two CUDA devices are ordered",
+          "[raii][device_buffer][cuda]") {
   if (!has_cuda_devices(2)) return;
   travels(device_pool{cuda_pages{device_id{0}}}, device_pool{cuda_pages{device_id{1}}});
 }
-TEST_CASE("buffers of other sources on two devices are copied in order", "[raii][device_buffer][cuda]") {
+TEST_CASE("device_buffer copies between other sources on two CUDA devices are ordered",
+          "[raii][device_buffer][cuda]") {
   if (!has_cuda_devices(2)) return;
   SECTION("cudaMalloc") {
     travels(cuda_malloc{device_id{0}}, cuda_malloc{device_id{1}});
@@ -80,7 +82,7 @@ TEST_CASE("buffers of other sources on two devices are copied in order", "[raii]
   }
 }
 
-TEST_CASE("a device guard changes CUDA's current device and restores it", "[raii][device_guard][cuda]") {
+TEST_CASE("device_guard changes CUDA's current device and restores it", "[raii][device_guard][cuda]") {
   if (!has_cuda_devices(2)) return;
   auto const current = [] {
     int device = -1;

@@ -40,7 +40,7 @@ std::vector<int> contents(Buffer const& b) {
 
 using kept_buffer = device_buffer<int, kept_memory>;
 
-/// Ten counted elements in a block of ten, on stream 1; and what a failed operation must leave of them.
+/// Ten counted elements with capacity ten on stream 1, and the check that a failed operation left them unchanged.
 kept_buffer ten(kept_memory const& memory) {
   return make_device_buffer<int>(memory, counted(10), bare_stream(1));
 }
@@ -59,7 +59,7 @@ sim_options checked(int devices = 1) {
 
 }  // namespace
 
-TEST_CASE("a buffer keeps its elements through copy, move, growth and shrinking",
+TEST_CASE("device_buffer keeps its elements through copy, move, growth and shrinking",
           "[raii][device_buffer][copy]") {
   sim_pool pool;
   basic_stream stream{sim_driver{}};
@@ -82,7 +82,7 @@ TEST_CASE("a buffer keeps its elements through copy, move, growth and shrinking"
     auto c = std::move(a);
     CHECK(a.empty());  // NOLINT: moved-from is empty
     CHECK(a.data() == nullptr);
-    a.resize(3, stream);  // and ready for use
+    a.resize(3, stream);  // a moved-from buffer is usable
     CHECK(a.size() == 3);
     auto& self = c;
     c = std::move(self);
@@ -104,11 +104,11 @@ TEST_CASE("a buffer keeps its elements through copy, move, growth and shrinking"
   CHECK(memory_allocated(pool) == 0);
 }
 
-TEST_CASE("every block of a buffer comes back once, as it went out", "[raii][device_buffer]") {
+TEST_CASE("device_buffer deallocates every block once, with its original size", "[raii][device_buffer]") {
   kept_memory memory;
   {
     auto a = ten(memory);
-    a.resize(3);  // a block of ten comes back as ten
+    a.resize(3);  // the block is still deallocated with capacity ten
     auto b = a;
     b.resize(20);
     b = a;
@@ -130,7 +130,7 @@ TEST_CASE("every block of a buffer comes back once, as it went out", "[raii][dev
   CHECK(memory.balanced());
 }
 
-TEST_CASE("a buffer keeps its alignment, and zero elements own nothing", "[raii][device_buffer]") {
+TEST_CASE("device_buffer keeps its alignment, and owns no block for zero elements", "[raii][device_buffer]") {
   kept_memory memory;
   {
     kept_buffer a(memory, 100, stream_ref{}, 4096);
@@ -161,7 +161,7 @@ TEST_CASE("a buffer keeps its alignment, and zero elements own nothing", "[raii]
   CHECK(memory.balanced());
 }
 
-TEST_CASE("a count that overflows is an error, not a small buffer", "[raii][device_buffer]") {
+TEST_CASE("device_buffer throws if the number of bytes overflows", "[raii][device_buffer]") {
   kept_memory memory;
   {
     auto a = ten(memory);
@@ -176,7 +176,7 @@ TEST_CASE("a count that overflows is an error, not a small buffer", "[raii][devi
   CHECK(memory.balanced());
 }
 
-TEST_CASE("a refused growth changes nothing", "[raii][device_buffer]") {
+TEST_CASE("device_buffer is unchanged if growth is refused", "[raii][device_buffer]") {
   auto memory = sim_pages{} | pooled{} | limited{1_MiB} | tracked{};
   {
     auto a = make_device_buffer<char>(memory, 600_KiB, stream_ref{});
@@ -189,7 +189,7 @@ TEST_CASE("a refused growth changes nothing", "[raii][device_buffer]") {
   CHECK(memory_allocated(memory) == 0);
 }
 
-TEST_CASE("whatever fails in making a buffer, nothing is left behind", "[raii][device_buffer]") {
+TEST_CASE("make_device_buffer leaks nothing, whichever step fails", "[raii][device_buffer]") {
   fail_each_step([](kept_memory const& m) { return m; }, [](kept_memory& m) { (void)ten(m); },
                  [](kept_memory const&) {});
   fail_each_step(
@@ -198,7 +198,7 @@ TEST_CASE("whatever fails in making a buffer, nothing is left behind", "[raii][d
       ten, [](kept_buffer& b) { kept_buffer const copied(b, bare_stream(2)); }, is_still_ten);
 }
 
-TEST_CASE("whatever fails in changing a buffer, it is as it was", "[raii][device_buffer]") {
+TEST_CASE("device_buffer is unchanged, whichever step of an operation fails", "[raii][device_buffer]") {
   fail_each_step(
       ten, [](kept_buffer& b) { b.resize(20); }, is_still_ten);
   fail_each_step(
@@ -230,7 +230,7 @@ TEST_CASE("whatever fails in changing a buffer, it is as it was", "[raii][device
       [](auto& two) { two.first = two.second; }, [](auto const& two) { is_still_ten(two.first); });
 }
 
-TEST_CASE("where the other buffer cannot be made to wait for a copy, the host does",
+TEST_CASE("device_buffer synchronizes the host if the source's stream cannot be made to wait for a copy",
           "[raii][device_buffer]") {
   kept_memory memory;
   auto const a = ten(memory);
@@ -241,8 +241,8 @@ TEST_CASE("where the other buffer cannot be made to wait for a copy, the host do
   CHECK(plan.calls(driver_call::synchronize_stream) == 1);
 }
 
-#ifndef _GLIBCXX_DEBUG  // which ends a program that makes such a span
-TEST_CASE("a copy from null throws and frees", "[raii][device_buffer]") {
+#ifndef _GLIBCXX_DEBUG  // libstdc++'s debug mode aborts on such a span
+TEST_CASE("make_device_buffer from a null span throws and frees its block", "[raii][device_buffer]") {
   kept_memory memory;
   std::span<int const> const nowhere(static_cast<int const*>(nullptr), 5);
   CHECK_THROWS_AS(make_device_buffer<int>(memory, nowhere, stream_ref{}), cuda_error);
@@ -253,7 +253,8 @@ TEST_CASE("a copy from null throws and frees", "[raii][device_buffer]") {
 }
 #endif
 
-TEST_CASE("a buffer refuses elements that do not fit it", "[raii][device_buffer][copy]") {
+TEST_CASE("device_buffer refuses to copy from or to a different number of elements",
+          "[raii][device_buffer][copy]") {
   sim_pool pool;
   auto a = make_device_buffer<int>(pool, 10, stream_ref{});
   auto const b = make_device_buffer<int>(pool, 11, stream_ref{});
@@ -264,7 +265,7 @@ TEST_CASE("a buffer refuses elements that do not fit it", "[raii][device_buffer]
   CHECK_THROWS_AS(a.copy_from(b), length_error);
 }
 
-TEST_CASE("negative zero and payloads of NaN survive the way", "[raii][device_buffer][copy]") {
+TEST_CASE("device_buffer keeps negative zero and NaN payloads", "[raii][device_buffer][copy]") {
   sim_pool pool;
   std::vector<double> const from{-0.0, __builtin_nan("0x123"), 1e-310};
   std::vector<double> to(3);
@@ -274,7 +275,8 @@ TEST_CASE("negative zero and payloads of NaN survive the way", "[raii][device_bu
   CHECK(std::memcmp(to.data(), from.data(), 3 * sizeof(double)) == 0);
 }
 
-TEST_CASE("a copy on another stream waits for the first and is waited for", "[raii][device_buffer][stream]") {
+TEST_CASE("device_buffer copied on another stream is ordered on both streams",
+          "[raii][device_buffer][stream]") {
   sim_machine const machine{checked()};
   sim_pool pool{sim_pages{machine.driver()}};
   basic_stream const a{machine.driver()};
@@ -287,13 +289,13 @@ TEST_CASE("a copy on another stream waits for the first and is waited for", "[ra
   first.fill(std::byte{2});
   other.copy_from(first);
   first.zero();
-  CHECK(machine.now() - start < second / 2);  // none of it waited on the host
+  CHECK(machine.now() - start < second / 2);  // the host did not wait
   CHECK(contents(other) == std::vector<int>(100, 0x02020202));
   CHECK(contents(first) == std::vector<int>(100, 0));
   CHECK(machine.findings().empty());
 }
 
-TEST_CASE("a copied buffer may be freed at once, though the copy runs on another stream",
+TEST_CASE("device_buffer can be freed directly after it is copied on another stream",
           "[raii][device_buffer][stream]") {
   sim_machine const machine{checked()};
   sim_pool pool{sim_pages{machine.driver()}};
@@ -309,7 +311,7 @@ TEST_CASE("a copied buffer may be freed at once, though the copy runs on another
   CHECK(machine.findings().empty());
 }
 
-TEST_CASE("a resize on another stream waits for the old one, and frees behind the copy",
+TEST_CASE("device_buffer resize on another stream waits for the old stream, and frees after the copy",
           "[raii][device_buffer][stream]") {
   sim_machine const machine{checked()};
   sim_pool pool{sim_pages{machine.driver()}};
@@ -331,7 +333,8 @@ TEST_CASE("a resize on another stream waits for the old one, and frees behind th
   CHECK(machine.findings().empty());
 }
 
-TEST_CASE("a copy between devices is ordered on both", "[raii][device_buffer][stream]") {
+TEST_CASE("device_buffer copies between devices are ordered on both devices",
+          "[raii][device_buffer][stream]") {
   sim_machine const machine{checked(2)};
   sim_driver const zero = machine.driver(device_id{0});
   sim_driver const one = machine.driver(device_id{1});
@@ -345,7 +348,7 @@ TEST_CASE("a copy between devices is ordered on both", "[raii][device_buffer][st
   from.zero();
   CHECK(contents(to) == std::vector<int>(100, 0x04040404));
   CHECK(machine.findings().empty());
-  // Pages can be read by their own device alone, so it is that one which copies them to the host's memory.
+  // Only its own device can read the pages, so that device copies them to pinned memory.
   auto host = make_device_buffer<int>(sim_pinned_host{one}, 100, b);
   from.fill(std::byte{5});
   host.copy_from(from);
@@ -353,7 +356,7 @@ TEST_CASE("a copy between devices is ordered on both", "[raii][device_buffer][st
   CHECK(contents(host) == std::vector<int>(100, 0x05050505));
   CHECK_FALSE(one.copy(b, host.data(), from.data(), 400).ok());
   CHECK(machine.findings().empty());
-  // The default streams of two devices share a handle, but are two.
+  // The default streams of two devices have the same handle but are different streams.
   auto left = make_device_buffer<int>(sim_malloc{zero}, counted(10), stream_ref{});
   auto right = make_device_buffer<int>(sim_malloc{one}, 10, stream_ref{});
   CHECK_FALSE(left.stream() == right.stream());
@@ -361,7 +364,7 @@ TEST_CASE("a copy between devices is ordered on both", "[raii][device_buffer][st
   CHECK(contents(right) == counted(10));
 }
 
-TEST_CASE("on one stream a buffer orders nothing by events", "[raii][device_buffer][stream]") {
+TEST_CASE("device_buffer uses no events on a single stream", "[raii][device_buffer][stream]") {
   sim_machine const machine;
   sim_pool pool{sim_pages{machine.driver()}};
   basic_stream const a{machine.driver()};
@@ -376,7 +379,7 @@ TEST_CASE("on one stream a buffer orders nothing by events", "[raii][device_buff
   CHECK(machine.calls()[driver_call::synchronize_stream] == 0);
 }
 
-TEST_CASE("a buffer frees on its stream, and knows it after it is destroyed",
+TEST_CASE("device_buffer frees on its stream, also if the stream was destroyed",
           "[raii][device_buffer][stream]") {
   kept_memory memory;
   { auto const b = ten(memory); }
@@ -384,12 +387,12 @@ TEST_CASE("a buffer frees on its stream, and knows it after it is destroyed",
   {
     auto b = ten(memory);
     b.resize(100, bare_stream(2));
-    CHECK(memory.kept().freed_on == bare_stream(2));  // the old block, behind the copy
+    CHECK(memory.kept().freed_on == bare_stream(2));  // the old block is freed after the copy
     CHECK(memory.kept().freed_on.id() != stream_ref::unknown_id);
     b.set_stream(bare_stream(3));
   }
   CHECK(memory.kept().freed_on == bare_stream(3));
-  CHECK(memory.kept().freed_on.id() != stream_ref::unknown_id);  // so that nobody asks a handle that is gone
+  CHECK(memory.kept().freed_on.id() != stream_ref::unknown_id);  // a destroyed handle must not be queried
   sim_machine const machine;
   {
     sim_pool pool{sim_pages{machine.driver()}};
@@ -403,7 +406,7 @@ TEST_CASE("a buffer frees on its stream, and knows it after it is destroyed",
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("a pool lives as long as a buffer of it", "[raii][device_buffer]") {
+TEST_CASE("device_buffer keeps its pool alive", "[raii][device_buffer]") {
   sim_machine const machine;
   {
     std::optional pool(sim_pool{sim_pages{machine.driver()}});
@@ -415,7 +418,8 @@ TEST_CASE("a pool lives as long as a buffer of it", "[raii][device_buffer]") {
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("a buffer ends quietly after the driver is gone", "[raii][device_buffer]") {
+TEST_CASE("device_buffer is destroyed without a report after the driver has unloaded",
+          "[raii][device_buffer]") {
   sim_machine const machine;
   {
     auto const pooled_one = make_device_buffer<int>(sim_pool{sim_pages{machine.driver()}}, 10, stream_ref{});
@@ -427,7 +431,7 @@ TEST_CASE("a buffer ends quietly after the driver is gone", "[raii][device_buffe
   machine.repair();
 }
 
-TEST_CASE("buffers move without throwing, and their resource can be deduced", "[raii][device_buffer]") {
+TEST_CASE("device_buffer moves without throwing, and its resource can be deduced", "[raii][device_buffer]") {
   static_assert(std::is_nothrow_move_constructible_v<kept_buffer>);
   static_assert(std::is_nothrow_move_assignable_v<kept_buffer>);
   static_assert(std::is_nothrow_swappable_v<kept_buffer>);
@@ -438,7 +442,7 @@ TEST_CASE("buffers move without throwing, and their resource can be deduced", "[
   CHECK(contents(deduced) == host);
 }
 
-TEST_CASE("room that is there already is made on another stream without a new block",
+TEST_CASE("device_buffer reserve within capacity changes the stream without a new block",
           "[raii][device_buffer][stream]") {
   sim_machine const machine{checked(1)};
   basic_stream const a{machine.driver()};
@@ -453,7 +457,7 @@ TEST_CASE("room that is there already is made on another stream without a new bl
   CHECK(contents(buffer) == counted(100));
 }
 
-TEST_CASE("where a buffer on the host cannot be made to wait for another device's copy, the host does",
+TEST_CASE("device_buffer in pinned memory synchronizes the host if it cannot wait for another device's copy",
           "[raii][device_buffer][stream]") {
   sim_machine const machine{checked(2)};
   fault_plan const plan;

@@ -24,7 +24,7 @@ device_id current() {
 }
 }  // namespace
 
-TEST_CASE("a device guard restores the device of before", "[raii][device_guard]") {
+TEST_CASE("device_guard restores the previous device", "[raii][device_guard]") {
   static_assert(!std::is_copy_constructible_v<guard> && !std::is_move_constructible_v<guard>);
   {
     guard const outer{device_id{1}};
@@ -40,7 +40,7 @@ TEST_CASE("a device guard restores the device of before", "[raii][device_guard]"
   CHECK(current() == device_id{0});
 }
 
-TEST_CASE("a device guard restores while an exception passes", "[raii][device_guard]") {
+TEST_CASE("device_guard restores the device during stack unwinding", "[raii][device_guard]") {
   try {
     guard const g{device_id{3}};
     throw 0;
@@ -49,13 +49,13 @@ TEST_CASE("a device guard restores while an exception passes", "[raii][device_gu
   CHECK(current() == device_id{0});
 }
 
-TEST_CASE("a device that is not there is refused and changes nothing", "[raii][device_guard]") {
+TEST_CASE("device_guard refuses a device that does not exist and changes nothing", "[raii][device_guard]") {
   guard const g{device_id{1}};
   CHECK_THROWS_AS(guard{device_id{-1}}, cuda_error);
   CHECK(current() == device_id{1});
 }
 
-TEST_CASE("device guards end in every order, and the device from before the first is current again",
+TEST_CASE("device_guard objects end in any order and restore the device from before the first",
           "[raii][device_guard]") {
   for (auto const& devices :
        {std::array{1, 2, 3}, std::array{1, 1, 2}, std::array{0, 1, 1}, std::array{2, 0, 2}}) {
@@ -75,7 +75,7 @@ TEST_CASE("device guards end in every order, and the device from before the firs
   }
 }
 
-TEST_CASE("device guards of two threads that overlap restore each thread's own device",
+TEST_CASE("device_guard objects on two threads restore each thread's own device",
           "[raii][device_guard][threads]") {
   std::atomic<int> step{0};
   auto const await = [&](int wanted) {

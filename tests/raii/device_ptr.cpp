@@ -29,7 +29,7 @@ concept resets_without_a_count = requires(P& p, typename P::pointer q) {
 };
 }  // namespace
 
-TEST_CASE("device_ptr owns as unique_ptr does", "[raii][device_ptr]") {
+TEST_CASE("device_ptr has the ownership semantics of unique_ptr", "[raii][device_ptr]") {
   sim_pool pool;
   {
     auto one = make_device<double>(pool, stream_ref{});
@@ -58,7 +58,7 @@ TEST_CASE("device_ptr owns as unique_ptr does", "[raii][device_ptr]") {
   CHECK(memory_allocated(pool) == 0);
 }
 
-TEST_CASE("every block of a device_ptr comes back once, as it went out", "[raii][device_ptr]") {
+TEST_CASE("device_ptr deallocates every block once, with its original size", "[raii][device_ptr]") {
   kept_memory memory;
   struct alignas(1024) wide {
     char bytes[1024];
@@ -80,12 +80,12 @@ TEST_CASE("every block of a device_ptr comes back once, as it went out", "[raii]
     auto zero = make_device<int[]>(memory, 0, stream_ref{});
     CHECK(zero == nullptr);
     CHECK(zero.size() == 0);
-    static_cast<void>(w = make_device<wide[]>(memory, 2, stream_ref{}));  // null may be owned again
+    static_cast<void>(w = make_device<wide[]>(memory, 2, stream_ref{}));  // an empty owner can own again
   }
   CHECK(memory.balanced());
 }
 
-TEST_CASE("an array is not taken over without its count", "[raii][device_ptr]") {
+TEST_CASE("device_ptr cannot adopt an array without its count", "[raii][device_ptr]") {
   static_assert(resets_without_a_count<device_ptr<int, kept_memory>>);
   static_assert(!resets_without_a_count<device_ptr<int[], kept_memory>>);
   kept_memory memory;
@@ -99,7 +99,7 @@ TEST_CASE("an array is not taken over without its count", "[raii][device_ptr]") 
   CHECK(memory.balanced());
 }
 
-TEST_CASE("only memory that the host may touch can be read through a device_ptr", "[raii][device_ptr]") {
+TEST_CASE("device_ptr can be dereferenced only for host-accessible memory", "[raii][device_ptr]") {
   static_assert(!can_be_read<device_ptr<int, sim_pool>>);
   static_assert(!can_be_indexed<device_ptr<int[], sim_pool>>);
   static_assert(can_be_read<device_ptr<int, kept_memory>>);
@@ -111,8 +111,7 @@ TEST_CASE("only memory that the host may touch can be read through a device_ptr"
   CHECK(many[1] == 3);
 }
 
-TEST_CASE("a device_ptr frees on its stream, and knows it after it is destroyed",
-          "[raii][device_ptr][stream]") {
+TEST_CASE("device_ptr frees on its stream and keeps its identity", "[raii][device_ptr][stream]") {
   kept_memory memory;
   { auto const p = make_device<int>(memory, bare_stream(1)); }
   CHECK(memory.kept().freed_on == bare_stream(1));
@@ -123,7 +122,7 @@ TEST_CASE("a device_ptr frees on its stream, and knows it after it is destroyed"
     CHECK(p.stream() == bare_stream(2));
   }
   CHECK(memory.kept().freed_on == bare_stream(2));
-  CHECK(memory.kept().freed_on.id() != stream_ref::unknown_id);  // so that nobody asks a handle that is gone
+  CHECK(memory.kept().freed_on.id() != stream_ref::unknown_id);  // a destroyed handle must not be queried
   {
     device_ptr<int, kept_memory> q(memory, static_cast<int*>(memory.allocate({}, 4, 256)), 1, bare_stream(3));
   }
@@ -136,7 +135,7 @@ TEST_CASE("a device_ptr frees on its stream, and knows it after it is destroyed"
   CHECK(memory.balanced());
 }
 
-TEST_CASE("a device_ptr's new stream waits for the old one", "[raii][device_ptr][stream]") {
+TEST_CASE("device_ptr set_stream makes the new stream wait for the old one", "[raii][device_ptr][stream]") {
   sim_options options;
   options.checks = sim_checks::stream_order;
   sim_machine const machine{options};
@@ -152,7 +151,7 @@ TEST_CASE("a device_ptr's new stream waits for the old one", "[raii][device_ptr]
   CHECK(machine.findings().empty());
 }
 
-TEST_CASE("a device_ptr that cannot be made or moved to a stream leaks and changes nothing",
+TEST_CASE("device_ptr leaks and changes nothing if it cannot be made or moved to a stream",
           "[raii][device_ptr]") {
   tarn_test::fail_each_step([](kept_memory const& m) { return m; },
                             [](kept_memory& m) { (void)make_device<int[]>(m, 10, bare_stream(1)); },
@@ -162,7 +161,7 @@ TEST_CASE("a device_ptr that cannot be made or moved to a stream leaks and chang
                             [](auto const& p) { CHECK((p && p.stream() == bare_stream(1))); });
 }
 
-TEST_CASE("a device_ptr ends quietly after the driver is gone", "[raii][device_ptr]") {
+TEST_CASE("device_ptr is destroyed without a report after the driver has unloaded", "[raii][device_ptr]") {
   sim_machine const machine;
   {
     auto const pooled_one = make_device<int>(sim_pool{sim_pages{machine.driver()}}, stream_ref{});

@@ -23,7 +23,7 @@ namespace {
 
 using faulty_driver = faulty<sim_driver>;
 
-/// A small machine whose calls can be made to fail, two buffers on two streams, and what they hold.
+/// A small machine whose calls can be made to fail, with two buffers on two streams and their expected contents.
 struct small_world {
   using memory_type = decltype(basic_pages<faulty_driver>(std::declval<faulty_driver>()) | pooled{} |
                                tracked{});
@@ -62,7 +62,7 @@ struct small_world {
     return first.stream() == stream_ref(a) && second.stream() == stream_ref(b) &&
            elements_of<int>(first) == words && elements_of<short>(second) == halves;
   }
-  /// So that nothing fits beside what is there.
+  /// Takes all remaining device memory.
   void fill_device() { machine.take_memory(device_id{}, 1_TiB); }
 };
 
@@ -73,7 +73,7 @@ std::vector<int> copied(std::span<std::byte const> bytes) {
 
 thread_local int told_misuse = 0;
 thread_local misuse_kind told_kind{};
-/// Counts what the misuse handler is told.
+/// Counts the calls of the misuse handler.
 struct misuse_watch {
   misuse_watch() {
     told_misuse = 0;
@@ -88,8 +88,7 @@ struct misuse_watch {
 
 }  // namespace
 
-TEST_CASE("evicted buffers come back with their elements, under any schedule",
-          "[raii][evict_scope][stream]") {
+TEST_CASE("evict_scope restores the elements of its buffers on any schedule", "[raii][evict_scope][stream]") {
   for (unsigned const seed : {0U, 1U, 2U, 3U, 4U, 5U}) {
     watched_machine const t(seed);
     auto const memory = t.pool();
@@ -100,8 +99,7 @@ TEST_CASE("evicted buffers come back with their elements, under any schedule",
   }
 }
 
-TEST_CASE("evicting frees the device memory for the scope, and the host waits for none of it",
-          "[raii][evict_scope]") {
+TEST_CASE("evict_scope frees the device memory for the scope without a host wait", "[raii][evict_scope]") {
   watched_machine const t(0, 64_MiB);
   auto const memory = t.pool();
   basic_stream const a(t.machine.driver());
@@ -129,9 +127,10 @@ TEST_CASE("evicting frees the device memory for the scope, and the host waits fo
   CHECK(t.machine.findings().empty());
 }
 
-TEST_CASE("a host without room for the second buffer leaves both where they were", "[raii][evict_scope]") {
+TEST_CASE("evict_scope leaves both buffers in place if the host has no room for the second",
+          "[raii][evict_scope]") {
   sim_options options = small_world::tight();
-  options.host_capacity = 4_MiB;  // the first needs 3.1
+  options.host_capacity = 4_MiB;  // the first buffer needs 3.1 MiB
   small_world t{sim_machine{options}};
   auto const* const place = t.first.data();
   CHECK_THROWS_AS((evict_scope{t.pinned, t.s, t.first, t.second}), out_of_memory);
@@ -141,7 +140,7 @@ TEST_CASE("a host without room for the second buffer leaves both where they were
   CHECK(t.machine.findings().empty());
 }
 
-TEST_CASE("what a buffer is given during the scope is freed when its elements come back",
+TEST_CASE("evict_scope frees what a buffer was given during the scope when it restores the elements",
           "[raii][evict_scope]") {
   small_world t{sim_machine{small_world::tight()}};
   auto const live = memory_allocated(t.memory);
@@ -154,7 +153,7 @@ TEST_CASE("what a buffer is given during the scope is freed when its elements co
   CHECK(memory_allocated(t.memory) <= live);
 }
 
-TEST_CASE("bringing back onto a full device is an error that loses nothing, and may be tried again",
+TEST_CASE("evict_scope bring_back onto a full device throws, loses nothing and can be retried",
           "[raii][evict_scope]") {
   small_world t{sim_machine{small_world::tight()}};
   {
@@ -169,13 +168,13 @@ TEST_CASE("bringing back onto a full device is an error that loses nothing, and 
     t.machine.take_memory(device_id{}, 0);
     evicted.bring_back();
     CHECK(evicted.evicted_bytes() == 0);
-    evicted.bring_back();  // nothing is left to do
+    evicted.bring_back();  // does nothing the second time
   }
   CHECK(t.intact());
   CHECK(memory_allocated(t.pinned) == 0);
 }
 
-TEST_CASE("for the way back the cache of another buffer's pool is cleared", "[raii][evict_scope]") {
+TEST_CASE("evict_scope bring_back clears the cache of another buffer's pool", "[raii][evict_scope]") {
   sim_machine const machine{small_world::tight()};
   sim_pool const one{sim_pages{machine.driver()}};
   sim_pool const two{sim_pages{machine.driver()}};
@@ -191,7 +190,8 @@ TEST_CASE("for the way back the cache of another buffer's pool is cleared", "[ra
   CHECK((elements_of<int>(first) == words));
 }
 
-TEST_CASE("elements that cannot come back at the scope's end are handed over", "[raii][evict_scope]") {
+TEST_CASE("evict_scope passes elements that it cannot restore to the when_lost handler",
+          "[raii][evict_scope]") {
   misuse_watch const misuses;
   small_world t{sim_machine{small_world::tight()}};
   std::vector<std::size_t> told;
@@ -222,7 +222,8 @@ TEST_CASE("elements that cannot come back at the scope's end are handed over", "
   CHECK(memory_allocated(t.pinned) == 0);
 }
 
-TEST_CASE("elements are handed over only once they have been copied", "[raii][evict_scope][stream]") {
+TEST_CASE("evict_scope calls the when_lost handler only after the copies have completed",
+          "[raii][evict_scope][stream]") {
   small_world t{sim_machine{small_world::tight()}};
   std::vector<int> saved;
   REQUIRE(t.machine.launch(t.s, 1'000'000'000).ok());
@@ -235,7 +236,7 @@ TEST_CASE("elements are handed over only once they have been copied", "[raii][ev
   CHECK((saved == t.words));
 }
 
-TEST_CASE("host memory that the copies back still read is not handed out to the host",
+TEST_CASE("evict_scope does not give host memory back for host use while copies still read it",
           "[raii][evict_scope][stream]") {
   watched_machine const t(0);
   auto const pinned = sim_pinned_host{t.machine.driver()} | limited{8_MiB} | pooled{};
@@ -244,16 +245,16 @@ TEST_CASE("host memory that the copies back still read is not handed out to the 
   auto buffer = make_device_buffer<int>(t.pool(), words, s);
   {
     evict_scope const evicted{pinned, s, buffer};
-    s.synchronize();  // the copies to the host are done, those back are not
+    s.synchronize();  // the copies to the host are done, the copies back are not
     t.busy()(s);
   }
   pinned_buffer<int, std::remove_const_t<decltype(pinned)>> later(pinned,
-                                                                  words.size());  // there is no other room
+                                                                  words.size());  // there is no other memory
   std::ranges::fill(later, 3);
   CHECK((elements_of<int>(buffer) == words));
 }
 
-TEST_CASE("where a copy fails, nobody gets the memory that the copies before it still read",
+TEST_CASE("evict_scope synchronizes after a failed copy, so that memory still being read is not reused",
           "[raii][evict_scope][stream]") {
   small_world t{sim_machine{small_world::tight()}};
   REQUIRE(t.machine.launch(t.s, 1'000'000'000).ok());
@@ -264,7 +265,8 @@ TEST_CASE("where a copy fails, nobody gets the memory that the copies before it 
   CHECK(t.machine.pending() == 0);
 }
 
-TEST_CASE("elements that nobody takes are a misuse that is told, never silence", "[raii][evict_scope]") {
+TEST_CASE("evict_scope reports lost elements as misuse if there is no when_lost handler",
+          "[raii][evict_scope]") {
   misuse_watch const misuses;
   small_world t{sim_machine{small_world::tight()}};
   {
@@ -277,7 +279,7 @@ TEST_CASE("elements that nobody takes are a misuse that is told, never silence",
   CHECK(t.first.empty());
 }
 
-TEST_CASE("where the device failed before it had copied, the handler is told so by an empty span",
+TEST_CASE("evict_scope passes an empty span to when_lost if the device failed before the copy",
           "[raii][evict_scope]") {
   small_world t{sim_machine{small_world::tight()}};
   std::optional<bool> empty;
@@ -290,7 +292,7 @@ TEST_CASE("where the device failed before it had copied, the handler is told so 
   CHECK(empty == true);
 }
 
-TEST_CASE("an evict_scope ends quietly after the driver is gone", "[raii][evict_scope]") {
+TEST_CASE("evict_scope is destroyed without a report after the driver has unloaded", "[raii][evict_scope]") {
   misuse_watch const misuses;
   sim_machine const machine{small_world::tight()};
   {
@@ -304,7 +306,7 @@ TEST_CASE("an evict_scope ends quietly after the driver is gone", "[raii][evict_
   CHECK(told_misuse == 0);
 }
 
-TEST_CASE("a stream that is being captured evicts nothing", "[raii][evict_scope]") {
+TEST_CASE("evict_scope refuses a stream that is being captured", "[raii][evict_scope]") {
   small_world t{sim_machine{small_world::tight()}};
   REQUIRE(t.machine.begin_capture(t.s).ok());
   CHECK_THROWS_AS((evict_scope{t.pinned, t.s, t.first}), misuse);
@@ -321,7 +323,7 @@ TEST_CASE("a stream that is being captured evicts nothing", "[raii][evict_scope]
   CHECK(t.intact());
 }
 
-TEST_CASE("a buffer whose own stream is being captured is not evicted, nor brought back",
+TEST_CASE("evict_scope neither evicts nor restores a buffer whose own stream is being captured",
           "[raii][evict_scope]") {
   small_world t{sim_machine{small_world::tight()}};
   sim_graph graph;
@@ -339,7 +341,7 @@ TEST_CASE("a buffer whose own stream is being captured is not evicted, nor broug
 }
 
 TEST_CASE(
-    "a scope that ends while its stream is captured hands the elements over and leaves the capture alone",
+    "evict_scope that ends while its stream is captured calls when_lost and leaves the active capture valid",
     "[raii][evict_scope]") {
   small_world t{sim_machine{small_world::tight()}};
   std::vector<int> saved;
@@ -354,7 +356,7 @@ TEST_CASE(
   CHECK((saved == t.words));
 }
 
-TEST_CASE("pinned memory may be another device's", "[raii][evict_scope][stream]") {
+TEST_CASE("evict_scope accepts pinned memory of another device", "[raii][evict_scope][stream]") {
   sim_options o = small_world::tight();
   o.devices = 2;
   sim_machine const machine{o};
@@ -369,14 +371,14 @@ TEST_CASE("pinned memory may be another device's", "[raii][evict_scope][stream]"
   CHECK((std::vector<int>(seen.begin(), seen.end()) == words));
   REQUIRE(machine.driver(device_id{1}).launch(stream_ref{}, 1'000'000'000, {}, [] {}).ok());
   evicted.bring_back();
-  // What the scope had is the host's again only behind the copy back.
+  // The host can reuse the scope's memory only after the copy back.
   auto* const again = static_cast<int*>(pinned.allocate_sync(words.size() * sizeof(int)));
   std::fill(again, again + words.size(), -1);
   CHECK((elements_of<int>(buffer) == words));
   pinned.deallocate_sync(again, words.size() * sizeof(int));
 }
 
-TEST_CASE("an exception in the scope brings the buffers back on its way", "[raii][evict_scope]") {
+TEST_CASE("evict_scope restores its buffers during stack unwinding", "[raii][evict_scope]") {
   small_world t{sim_machine{small_world::tight()}};
   try {
     evict_scope const evicted{t.pinned, t.s, t.first, t.second};
@@ -389,11 +391,11 @@ TEST_CASE("an exception in the scope brings the buffers back on its way", "[raii
 
 namespace {
 
-/// One scope in which something fails. Whatever it is, the elements are where they were, or back, or handed over.
+/// One scope with an injected failure. The elements must be in place, restored or passed to when_lost.
 struct failing_scope {
-  bool struck = false;  ///< something was made to fail
+  bool struck = false;  ///< a call was made to fail
   bool threw = false;
-  std::size_t left = 0;  ///< what the machine has at the end
+  std::size_t left = 0;  ///< number of leaks at the end
 
   template <class Arm>
   failing_scope(Arm const& arm, fault_span span) {
@@ -409,7 +411,7 @@ struct failing_scope {
         evict_scope evicted{t.pinned, t.s, t.first, t.second};
         evicted.when_lost([&](lost_elements const& lost) {
           told.push_back(lost.index);
-          // A device that fails for good does not tell whether it has copied.
+          // A device that fails permanently does not report whether the copy completed.
           if (span == fault_span::once && lost.index == 0) told_words = copied(lost.bytes) == t.words;
         });
         auto const other = make_device_buffer<int>(t.memory, 800'000, t.s);
@@ -429,7 +431,7 @@ struct failing_scope {
         CHECK((threw && t.first.empty() && t.second.empty()));
         CHECK(told == std::vector<std::size_t>{0, 1});
       }
-      // All goes on, once it is well again.
+      // Everything works once the driver has recovered.
       t.first = device_buffer<int, small_world::memory_type>(t.memory, std::span<int const>(t.words), t.a);
       CHECK((elements_of<int>(t.first) == t.words));
       CHECK(memory_allocated(t.pinned) == 0);
@@ -442,8 +444,7 @@ struct failing_scope {
 
 }  // namespace
 
-TEST_CASE("whichever driver call of an evict_scope fails, no element is lost",
-          "[raii][evict_scope][faults]") {
+TEST_CASE("evict_scope loses no element, whichever driver call fails", "[raii][evict_scope][faults]") {
   int threw = 0;
   for (failure const kind : {failure::none, failure::out_of_memory, failure::other}) {
     for (std::uint64_t nth = 1;; ++nth) {
@@ -451,7 +452,7 @@ TEST_CASE("whichever driver call of an evict_scope fails, no element is lost",
       REQUIRE(nth < 200);
       failing_scope const run([&](fault_plan const& plan) { plan.fail(nth, {kind}); }, fault_span::once);
       threw += run.threw ? 1 : 0;
-      CHECK(run.left <= 3);  // what was to be given back by that very call
+      CHECK(run.left <= 3);  // what that call would have freed
       if (run.struck) continue;
       CHECK(run.left == 0);
       break;
@@ -460,7 +461,7 @@ TEST_CASE("whichever driver call of an evict_scope fails, no element is lost",
   CHECK(threw > 30);
 }
 
-TEST_CASE("a driver that fails an evict_scope for good loses none that was not handed over",
+TEST_CASE("evict_scope passes every element that it loses to when_lost if the driver fails permanently",
           "[raii][evict_scope][faults]") {
   for (std::uint64_t nth = 1;; ++nth) {
     INFO("call " << nth);
@@ -474,7 +475,7 @@ TEST_CASE("a driver that fails an evict_scope for good loses none that was not h
   }
 }
 
-TEST_CASE("a driver call of an evict_scope that does its work and fails loses nothing",
+TEST_CASE("evict_scope loses nothing if a driver call does its work and then fails",
           "[raii][evict_scope][faults]") {
   for (driver_call const call : {driver_call::copy, driver_call::record_event, driver_call::wait_event,
                                  driver_call::destroy_event, driver_call::is_capturing}) {

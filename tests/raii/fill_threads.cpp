@@ -10,7 +10,7 @@
 
 using tarn::detail::fill_threads;
 
-TEST_CASE("every piece of every opened batch is filled once", "[raii][fill_threads][threads]") {
+TEST_CASE("fill_threads fills every piece of every opened batch once", "[raii][fill_threads][threads]") {
   for (unsigned const threads : {0U, 1U, 3U}) {
     constexpr std::size_t pieces = 4;
     std::vector<std::atomic<int>> filled(100 * pieces);
@@ -28,7 +28,7 @@ TEST_CASE("every piece of every opened batch is filled once", "[raii][fill_threa
   }
 }
 
-TEST_CASE("batches are filled ahead of the one that is taken, and no further than they were opened",
+TEST_CASE("fill_threads fills opened batches ahead of the one that is taken, and no others",
           "[raii][fill_threads][threads]") {
   std::atomic<std::size_t> begun{0};
   fill_threads crew(2, 1, 4, [&](std::size_t, std::size_t) {
@@ -36,13 +36,13 @@ TEST_CASE("batches are filled ahead of the one that is taken, and no further tha
     return std::size_t{1};
   });
   for (int i = 0; i < 3; ++i) crew.open();
-  while (!crew.is_filled(2)) std::this_thread::yield();  // nobody has taken the first
+  while (!crew.is_filled(2)) std::this_thread::yield();  // the first is not taken yet
   (void)crew.take(0);
   std::this_thread::yield();
   CHECK(begun == 3);
 }
 
-TEST_CASE("what a fill throws comes out where its batch is taken, and nowhere else",
+TEST_CASE("fill_threads rethrows a fill's exception only in take of the same batch",
           "[raii][fill_threads][threads]") {
   for (unsigned const threads : {0U, 2U}) {
     fill_threads crew(threads, 2, 3, [&](std::size_t batch, std::size_t piece) -> std::size_t {
@@ -57,7 +57,8 @@ TEST_CASE("what a fill throws comes out where its batch is taken, and nowhere el
   }
 }
 
-TEST_CASE("threads that fill end with their owner, whatever is opened", "[raii][fill_threads][threads]") {
+TEST_CASE("fill_threads joins its threads on destruction with batches still open",
+          "[raii][fill_threads][threads]") {
   std::atomic<int> inside{0};
   for (int i = 0; i < 20; ++i) {
     fill_threads crew(3, 2, 4, [&](std::size_t, std::size_t) {

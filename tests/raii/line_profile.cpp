@@ -25,7 +25,7 @@ profiled_line line_at(int line) {
 }
 }  // namespace
 
-TEST_CASE("a marked line is told its calls, its change and its peak above the start",
+TEST_CASE("TARN_PROFILE_LINE records a line's calls, change and peak above the start",
           "[raii][line_profile]") {
   reset_line_profile();
   sim_pool pool;
@@ -51,7 +51,7 @@ TEST_CASE("a marked line is told its calls, its change and its peak above the st
   CHECK(line_profile().empty());
 }
 
-TEST_CASE("a profiled expression is its value", "[raii][line_profile]") {
+TEST_CASE("TARN_PROFILE_EXPRESSION returns the value of its expression", "[raii][line_profile]") {
   reset_line_profile();
   sim_pool pool;
   buffer const made = TARN_PROFILE_EXPRESSION(pool, make_device_buffer<std::byte>(pool, 2_MiB, stream_ref{}));
@@ -61,7 +61,7 @@ TEST_CASE("a profiled expression is its value", "[raii][line_profile]") {
   CHECK(line_at(line).change == static_cast<std::int64_t>(2_MiB));
 }
 
-TEST_CASE("profiled scopes nest, and see their own thread alone", "[raii][line_profile][threads]") {
+TEST_CASE("line_profile_scope nests and counts only its own thread", "[raii][line_profile][threads]") {
   reset_line_profile();
   sim_pool pool;
   int outer_line = 0;
@@ -96,7 +96,7 @@ TEST_CASE("profiled scopes nest, and see their own thread alone", "[raii][line_p
   CHECK(line_at(shared_line).change == 0);
 }
 
-TEST_CASE("no more lines are kept than there is room for, and the others are counted",
+TEST_CASE("line_registry keeps a fixed number of lines and counts the calls that it drops",
           "[raii][line_profile]") {
   detail::line_registry lines;
   for (int i = 0; i < 4100; ++i) {
@@ -114,7 +114,7 @@ TEST_CASE("no more lines are kept than there is room for, and the others are cou
   CHECK(lines.dropped() == 0);
 }
 
-TEST_CASE("a table says how many calls it does not show", "[raii][line_profile]") {
+TEST_CASE("line_profile_table reports the number of calls that it does not show", "[raii][line_profile]") {
   reset_line_profile();
   for (int i = 0; i < 4098; ++i)
     detail::line_registry::of_process().add({.where = {"some file", i + 1, "some function"}, .calls = 1});

@@ -38,7 +38,7 @@ bool says(auto const& act, std::string_view path, std::string_view what) {
 
 }  // namespace
 
-TEST_CASE("a mapped file is its bytes, and its elements", "[raii][mapped_file]") {
+TEST_CASE("mapped_file gives the bytes of a file, and its elements", "[raii][mapped_file]") {
   auto const all = counted(5000);
   scratch_file const file(all);
   mapped_file const mapped(file.path());
@@ -50,14 +50,14 @@ TEST_CASE("a mapped file is its bytes, and its elements", "[raii][mapped_file]")
   CHECK((two[0] == 11 && two[1] == 12));
 }
 
-TEST_CASE("an empty file has no elements", "[raii][mapped_file]") {
+TEST_CASE("mapped_file of an empty file has no elements", "[raii][mapped_file]") {
   scratch_file const file({});
   mapped_file const mapped(file.path());
   CHECK(mapped.bytes() == 0);
   CHECK(mapped.as<double>().empty());
 }
 
-TEST_CASE("a mapped file is given up once, by the one that has it last", "[raii][mapped_file]") {
+TEST_CASE("mapped_file moves its mapping, and the last owner unmaps it", "[raii][mapped_file]") {
   scratch_file const one(counted(10));
   scratch_file const other(counted(20));
   mapped_file a(one.path());
@@ -70,7 +70,8 @@ TEST_CASE("a mapped file is given up once, by the one that has it last", "[raii]
   CHECK(c.as<std::uint32_t>()[19] == 20);
 }
 
-TEST_CASE("a file that cannot be read as asked is refused by name and reason", "[raii][mapped_file]") {
+TEST_CASE("mapped_file refuses an unreadable file and reports its name and the reason",
+          "[raii][mapped_file]") {
   CHECK(says([] { mapped_file const none("/tmp/tarn_no_such_file"); }, "/tmp/tarn_no_such_file",
              "opened for reading (errno 2)"));
   CHECK(says([] { mapped_file const folder("/tmp"); }, "/tmp", "no regular file"));
@@ -82,7 +83,7 @@ TEST_CASE("a file that cannot be read as asked is refused by name and reason", "
   CHECK(says([&] { mapped.read(8, beyond); }, file.path(), "become shorter"));
 }
 
-TEST_CASE("a file that becomes shorter during a loop over it ends the loop by an error",
+TEST_CASE("stream_batches over a mapped_file throws if the file is truncated during the loop",
           "[raii][mapped_file]") {
   sim_machine const machine;
   auto memory = sim_malloc{machine.driver()};
@@ -106,19 +107,19 @@ TEST_CASE("a file that becomes shorter during a loop over it ends the loop by an
 }
 
 namespace {
-/// Ends the program where an act that must not wait does, instead of hanging for good.
+/// Ends the program if an act that must not block does block.
 struct patience {
   patience() { ::alarm(10); }
   ~patience() { ::alarm(0); }
 };
 }  // namespace
 
-TEST_CASE("mapped_file refuses a FIFO at once, whoever opens it", "[raii][mapped_file]") {
+TEST_CASE("mapped_file refuses a FIFO at once, with and without a writer", "[raii][mapped_file]") {
   patience const limit;
   std::string const path = "/tmp/tarn_fifo_" + std::to_string(::getpid());
   REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
   CHECK(says([&] { mapped_file const fifo(path); }, path, "no regular file"));
-  int const kept_open = ::open(path.c_str(), O_RDWR | O_NONBLOCK);  // with a writer there, too
+  int const kept_open = ::open(path.c_str(), O_RDWR | O_NONBLOCK);  // now the FIFO has a writer
   CHECK(says([&] { mapped_file const fifo(path); }, path, "no regular file"));
   ::close(kept_open);
   CHECK(::unlink(path.c_str()) == 0);
@@ -139,13 +140,12 @@ TEST_CASE("mapped_file refuses devices, folders, sockets and files without a siz
   CHECK(says([&] { mapped_file const special(socket_path); }, socket_path, "no regular file"));
   ::close(socket);
   ::unlink(socket_path.c_str());
-  // Made up as it is read: its size is 0, its contents are not.
+  // A generated file: its size is 0, but it has contents.
   CHECK(says([] { mapped_file const made_up("/proc/self/status"); }, "/proc/self/status",
              "its size is not known"));
 }
 
-TEST_CASE("mapped_file reads through symbolic links, and refuses what they do not lead to",
-          "[raii][mapped_file]") {
+TEST_CASE("mapped_file follows symbolic links and refuses dangling ones", "[raii][mapped_file]") {
   scratch_file const file(counted(5));
   std::string const link = file.path() + "_link";
   REQUIRE(::symlink(file.path().c_str(), link.c_str()) == 0);

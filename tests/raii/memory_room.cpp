@@ -27,7 +27,7 @@ auto block(Memory memory, std::size_t bytes) {
 }
 }  // namespace
 
-TEST_CASE("the room of a source is what the driver says is free", "[raii][memory_room]") {
+TEST_CASE("room_in of a source is the driver's free memory", "[raii][memory_room]") {
   sim_machine const machine{small()};
   sim_malloc const memory{machine.driver()};
   CHECK(room_in(memory).bytes == 60_MiB);
@@ -40,7 +40,7 @@ TEST_CASE("the room of a source is what the driver says is free", "[raii][memory
   CHECK(std::string_view(room_in(host_memory{}).bounded_by) == "the host");
 }
 
-TEST_CASE("the room of a pool is what is free and what is cached", "[raii][memory_room]") {
+TEST_CASE("room_in of a pool is the free memory plus the cached memory", "[raii][memory_room]") {
   sim_machine const machine{small()};
   sim_pool const memory{sim_pages{machine.driver()}};
   auto held = block(memory, 20_MiB);
@@ -50,11 +50,11 @@ TEST_CASE("the room of a pool is what is free and what is cached", "[raii][memor
   CHECK(room.device_free == 10_MiB);
   CHECK(room.live == 20_MiB);
   CHECK(room.bytes == 40_MiB);
-  auto const rest = block(memory, room.bytes);  // which it truly has
+  auto const rest = block(memory, room.bytes);  // the pool can allocate all of it
   CHECK(room_in(memory).bytes == 0);
 }
 
-TEST_CASE("of a pool over blocks the largest free range is room, since blocks are not put together",
+TEST_CASE("room_in of a pool over blocks counts the largest free range, because blocks are not coalesced",
           "[raii][memory_room]") {
   sim_machine const machine{small()};
   auto const memory = sim_malloc{machine.driver()} | pooled{};
@@ -67,11 +67,11 @@ TEST_CASE("of a pool over blocks the largest free range is room, since blocks ar
   CHECK(room.bytes == room.device_free + memory.largest_free_range());
 }
 
-TEST_CASE("whichever limit is nearer to its end bounds the room", "[raii][memory_room]") {
+TEST_CASE("room_in is bounded by the tightest limit", "[raii][memory_room]") {
   sim_machine const machine{small()};
   auto const reserved = sim_pages{machine.driver()} | limited{32_MiB} | pooled{};
   block(reserved, 10_MiB).clear();
-  CHECK(room_in(reserved).bytes == 32_MiB);  // cached memory may be handed out again
+  CHECK(room_in(reserved).bytes == 32_MiB);  // cached memory can be reused
   CHECK(std::string_view(room_in(reserved).bounded_by) == "limited");
   auto const live = sim_pages{machine.driver()} | pooled{} | limited{8_MiB} | tracked{};
   auto const held = block(live, 3_MiB);
@@ -86,7 +86,7 @@ TEST_CASE("whichever limit is nearer to its end bounds the room", "[raii][memory
   CHECK(room_in(loose).limit == 32_MiB);
 }
 
-TEST_CASE("a limit that is exceeded leaves no room, and one over pinned memory is all that bounds it",
+TEST_CASE("room_in is zero above an exceeded limit, and over pinned memory only the limit bounds it",
           "[raii][memory_room]") {
   sim_machine const machine{small()};
   auto const memory = sim_pinned_host{machine.driver()} | pooled{} | limited{8_MiB};
@@ -98,14 +98,14 @@ TEST_CASE("a limit that is exceeded leaves no room, and one over pinned memory i
   static_assert(detail::tells_room<sim_malloc>() && detail::tells_room<host_memory>());
 }
 
-TEST_CASE("a fallback is no room", "[raii][memory_room]") {
+TEST_CASE("room_in does not count the memory of fallback_to", "[raii][memory_room]") {
   sim_machine const machine{small()};
   auto const memory =
       sim_pages{machine.driver()} | limited{6_MiB} | pooled{} | fallback_to{sim_managed{machine.driver()}};
   CHECK(room_in(memory).bytes == 6_MiB);
 }
 
-TEST_CASE("a driver that does not tell what is free is an error", "[raii][memory_room]") {
+TEST_CASE("room_in throws cuda_error if the driver cannot report the free memory", "[raii][memory_room]") {
   sim_machine const machine{small()};
   fault_plan const plan;
   basic_malloc<faulty<sim_driver>> const memory{faulty<sim_driver>(machine.driver(), plan)};

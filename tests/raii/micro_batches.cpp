@@ -20,7 +20,7 @@ using namespace tarn;
 namespace {
 constexpr std::size_t all = std::numeric_limits<std::size_t>::max();
 
-/// Each item in one part, in order; parts fit, and differ by one item at most.
+/// Checks that each item is in one part, in order, that parts fit, and that their sizes differ by at most one item.
 void check_parts(micro_batches const& parts, std::size_t n, std::size_t most) {
   std::size_t next = 0, index = 0, smallest = all, largest = 0;
   double weight = 0;
@@ -40,11 +40,11 @@ void check_parts(micro_batches const& parts, std::size_t n, std::size_t most) {
   REQUIRE(largest - smallest <= 1);
   REQUIRE(largest == parts.largest());
   REQUIRE(weight == Approx(1.0));
-  REQUIRE(parts.size() == n / most + (n % most != 0));  // the fewest there can be
+  REQUIRE(parts.size() == n / most + (n % most != 0));  // the minimum number of parts
 }
 }  // namespace
 
-TEST_CASE("micro batches are the fewest even parts that fit the budget", "[raii][micro_batches]") {
+TEST_CASE("micro_batches makes the fewest even parts that fit the budget", "[raii][micro_batches]") {
   check_parts(micro_batches(10, 100, 399), 10, 3);
   check_parts(micro_batches(1, 1, 1), 1, 1);
   check_parts(micro_batches(1'000, 7, all), 1'000, 1'000);
@@ -58,7 +58,7 @@ TEST_CASE("micro batches are the fewest even parts that fit the budget", "[raii]
   }
 }
 
-TEST_CASE("micro batches do not wrap, however large the numbers", "[raii][micro_batches]") {
+TEST_CASE("micro_batches does not overflow with large numbers", "[raii][micro_batches]") {
   micro_batches const halves(all, all / 2, all - 1);
   CHECK(halves.size() == all / 2 + 1);
   CHECK(halves.largest() == 2);
@@ -70,7 +70,8 @@ TEST_CASE("micro batches do not wrap, however large the numbers", "[raii][micro_
   CHECK(micro_batches(all, 0, std::size_t{0}).size() == 1);
 }
 
-TEST_CASE("zero items make no part, and items of zero bytes one", "[raii][micro_batches]") {
+TEST_CASE("micro_batches makes no part of zero items, and one part of items of zero bytes",
+          "[raii][micro_batches]") {
   micro_batches const none(0, 100, std::size_t{1});
   CHECK(none.empty());
   CHECK(none.largest() == 0);
@@ -78,7 +79,7 @@ TEST_CASE("zero items make no part, and items of zero bytes one", "[raii][micro_
   check_parts(micro_batches(50, 0, std::size_t{0}), 50, 50);
 }
 
-TEST_CASE("an item larger than the budget is out of memory before anything is done",
+TEST_CASE("micro_batches throws out_of_memory at once if an item is larger than the budget",
           "[raii][micro_batches]") {
   try {
     (void)micro_batches(10, 401, 400);
@@ -93,13 +94,13 @@ TEST_CASE("an item larger than the budget is out of memory before anything is do
   check_parts(micro_batches(10, 401, 400, singly), 10, 1);
 }
 
-TEST_CASE("a part holds no more items than are wanted in one", "[raii][micro_batches]") {
+TEST_CASE("micro_batches puts at most most_items items into a part", "[raii][micro_batches]") {
   check_parts(micro_batches(100, 1, 1'000, {.most_items = 32}), 100, 32);
   check_parts(micro_batches(100, 1, 8, {.most_items = 32}), 100, 8);
   check_parts(micro_batches(5, 1, 8, {.most_items = 0}), 5, 1);
 }
 
-TEST_CASE("parts split by a pool can be allocated one after the other", "[raii][micro_batches]") {
+TEST_CASE("micro_batches of a pool can be allocated one after the other", "[raii][micro_batches]") {
   sim_options options;
   options.capacity = 100_MiB;
   options.taken = 0;
@@ -108,17 +109,18 @@ TEST_CASE("parts split by a pool can be allocated one after the other", "[raii][
   sim_pool const memory{sim_pages{machine.driver()}};
   auto const weights = make_device_buffer<std::byte>(memory, 40_MiB, stream_ref{});
   micro_batches const parts(1'000, 1_MiB, memory);
-  CHECK(parts.budget() == 57_MiB);  // of the 60 that are free
+  CHECK(parts.budget() == 57_MiB);  // of 60 MiB free
   check_parts(parts, 1'000, 57);
   for (auto part : parts) {
     auto const work = make_device_buffer<std::byte>(memory, part.count * 1_MiB, stream_ref{});
-    CHECK(parts.size() == 18);  // decided once, though less is free now
+    CHECK(parts.size() == 18);  // fixed at construction, though less is free now
   }
   micro_batches const again(1'000, 1_MiB, memory, {.reserve_per_mille = 0});
-  CHECK(again.budget() == 60_MiB);  // all that was cached counts
+  CHECK(again.budget() == 60_MiB);  // all cached memory counts
 }
 
-TEST_CASE("whichever limit binds is the budget, and is named by the refusal", "[raii][micro_batches]") {
+TEST_CASE("micro_batches takes the tightest limit as the budget, and out_of_memory reports it",
+          "[raii][micro_batches]") {
   auto memory = sim_pages{} | pooled{} | limited{100_MiB};
   micro_batch_options const whole{.reserve_per_mille = 0};
   CHECK(micro_batches(100, 10_MiB, memory, whole).largest() == 10);
@@ -144,7 +146,7 @@ TEST_CASE("whichever limit binds is the budget, and is named by the refusal", "[
             .budget() == 0);
 }
 
-TEST_CASE("micro batches are a forward range whose iterators outlive it", "[raii][micro_batches]") {
+TEST_CASE("micro_batches is a forward range, and its iterators outlive it", "[raii][micro_batches]") {
   static_assert(std::forward_iterator<micro_batches::iterator>);
   static_assert(std::ranges::forward_range<micro_batches const>);
   auto it = micro_batches(4, 1, 2).begin();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owners with a tag: device_buffer, device_ptr, pinned_buffer over a watched pool.
+// Owners with a tag: device_buffer, device_ptr and pinned_buffer over a watched pool.
 
 #include <string>
 
@@ -25,7 +25,7 @@ std::size_t requested(Memory& memory, std::string const& name) {
 
 }  // namespace
 
-TEST_CASE("owners take a tag wherever they take a place", "[raii][tag]") {
+TEST_CASE("device_buffer and device_ptr accept a tag wherever they accept a place", "[raii][tag]") {
   sim_machine const machine;
   auto memory = sim_pages(machine.driver()) | pooled{} | watched{};
   stream_ref const s;
@@ -46,7 +46,7 @@ TEST_CASE("owners take a tag wherever they take a place", "[raii][tag]") {
   CHECK(requested(memory, "several") == 240);
   int const line = __LINE__;
   a.resize(1000, s, tag("grown"));
-  b.reserve(50);  // is told under no name
+  b.reserve(50);  // reported as untagged
   CHECK(requested(memory, "grown") == 4000);
   CHECK(requested(memory, "made") == 0);
   CHECK(requested(memory, "untagged") == 200);
@@ -55,10 +55,10 @@ TEST_CASE("owners take a tag wherever they take a place", "[raii][tag]") {
   for (watched_block const& block : r.live) {
     if (block.requested == 4000) found += r.places.at(block.place).at(0).line == line + 1 ? 1 : 0;
   }
-  CHECK(found == 1);  // a tag brings the place of the call
+  CHECK(found == 1);  // a tag records the place of the call
 }
 
-TEST_CASE("pinned owners take a tag and name the lines that resize them", "[raii][tag]") {
+TEST_CASE("pinned_buffer accepts a tag and records the lines that resize it", "[raii][tag]") {
   sim_machine const machine;
   auto memory = sim_pinned_host(machine.driver()) | pooled{} | watched{};
   pinned_buffer<char, decltype(memory)> p(memory, 100, elements::uninitialised, {}, tag("staging"));

@@ -15,7 +15,7 @@ using namespace tarn;
 
 namespace {
 
-/// Parts that are contiguous, begin at steps, and cover all.
+/// True if the parts are contiguous, begin at multiples of step and cover everything.
 bool is_sound(partition const& p, std::size_t count, std::size_t parts, std::size_t step) {
   bool sound = p.size() == count && p.parts() == parts && p.first(0) == 0;
   std::size_t at = 0;
@@ -30,7 +30,7 @@ constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
 
 }  // namespace
 
-TEST_CASE("an even partition has parts that differ by at most one step", "[raii][partition]") {
+TEST_CASE("partition::even makes parts that differ by at most one step", "[raii][partition]") {
   unsigned wrong = 0;
   for (std::size_t parts = 1; parts < 9; ++parts) {
     for (std::size_t step : {1U, 2U, 7U, 64U}) {
@@ -53,7 +53,7 @@ TEST_CASE("an even partition has parts that differ by at most one step", "[raii]
   CHECK(is_sound(partition::even(most, 3, most), most, 3, most));
 }
 
-TEST_CASE("a weighted partition gives each part its share, to within a step", "[raii][partition]") {
+TEST_CASE("partition::weighted gives each part its share within a step", "[raii][partition]") {
   std::mt19937 random(11);
   unsigned wrong = 0;
   for (int round = 0; round < 2000; ++round) {
@@ -80,7 +80,7 @@ TEST_CASE("a weighted partition gives each part its share, to within a step", "[
   CHECK(partition::weighted(most, first_only).size(0) == most);
 }
 
-TEST_CASE("each element is in the part that says so", "[raii][partition]") {
+TEST_CASE("partition part_of returns the part that contains the element", "[raii][partition]") {
   std::vector<double> const weights{0, 2, 0, 0, 5, 1, 0};
   auto const p = partition::weighted(97, weights);
   for (std::size_t i = 0; i < p.size(); ++i) {
@@ -92,7 +92,7 @@ TEST_CASE("each element is in the part that says so", "[raii][partition]") {
   CHECK_FALSE(p == partition::even(97, 7));
 }
 
-TEST_CASE("what is no partition is refused, and says why", "[raii][partition]") {
+TEST_CASE("partition refuses invalid arguments with a message", "[raii][partition]") {
   CHECK_THROWS_AS(partition::even(10, 0), bad_partition);
   CHECK_THROWS_AS(partition::even(10, ~std::size_t{0}), bad_partition);
   CHECK_THROWS_AS(partition::even(10, 2, 0), bad_partition);

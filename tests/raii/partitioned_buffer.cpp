@@ -47,7 +47,7 @@ auto noted_pools(sim_machine const& machine) {
 
 }  // namespace
 
-TEST_CASE("parts go out, come back and are divided anew on one to four devices, on any schedule",
+TEST_CASE("partitioned_buffer scatters, gathers and repartitions on one to four devices on any schedule",
           "[raii][partitioned_buffer][stream]") {
   for (int devices = 1; devices <= 4; ++devices) {
     for (std::uint64_t seed = 1; seed <= 5; ++seed) {
@@ -67,7 +67,8 @@ TEST_CASE("parts go out, come back and are divided anew on one to four devices, 
   }
 }
 
-TEST_CASE("several parts may be on one device, and parts may be empty", "[raii][partitioned_buffer]") {
+TEST_CASE("partitioned_buffer allows several parts on one device and empty parts",
+          "[raii][partitioned_buffer]") {
   sim_machine const machine = machine_of(2);
   per_device pools{noted_pools(machine)};
   std::vector<device_id> const devices{1, 0, 1, 1, 0};
@@ -86,7 +87,7 @@ TEST_CASE("several parts may be on one device, and parts may be empty", "[raii][
   CHECK(none.size() == 0);
 }
 
-TEST_CASE("from pinned memory all parts are copied side by side, and the host waits for none",
+TEST_CASE("partitioned_buffer copies all parts from pinned memory concurrently without a host wait",
           "[raii][partitioned_buffer]") {
   sim_machine const machine = machine_of(3);
   per_device pools{noted_pools(machine)};
@@ -107,7 +108,8 @@ TEST_CASE("from pinned memory all parts are copied side by side, and the host wa
   CHECK(static_cast<double>(machine.now() - before) > 2 * one_part);
 }
 
-TEST_CASE("a refusal on one device frees the parts on the others", "[raii][partitioned_buffer]") {
+TEST_CASE("partitioned_buffer frees all parts if one device refuses its allocation",
+          "[raii][partitioned_buffer]") {
   sim_machine const machine = machine_of(3);
   {
     per_device pools{[machine](device_id device) {
@@ -133,7 +135,8 @@ TEST_CASE("a refusal on one device frees the parts on the others", "[raii][parti
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("another number of elements is refused, and nothing is copied", "[raii][partitioned_buffer]") {
+TEST_CASE("partitioned_buffer refuses a different number of elements and copies nothing",
+          "[raii][partitioned_buffer]") {
   sim_machine const machine = machine_of(2);
   per_device pools{noted_pools(machine)};
   using buffer = partitioned_buffer<word, decltype(pools)::pool_type>;
@@ -149,7 +152,8 @@ TEST_CASE("another number of elements is refused, and nothing is copied", "[raii
   CHECK(ten == counted_words(10));
 }
 
-TEST_CASE("a stream outside is ordered before and behind all parts", "[raii][partitioned_buffer][stream]") {
+TEST_CASE("partitioned_buffer order_behind and order_before order an external stream with all parts",
+          "[raii][partitioned_buffer][stream]") {
   for (std::uint64_t seed = 1; seed <= 6; ++seed) {
     sim_machine const machine = machine_of(3, seed);
     per_device pools{noted_pools(machine)};
@@ -172,7 +176,7 @@ TEST_CASE("a stream outside is ordered before and behind all parts", "[raii][par
   }
 }
 
-TEST_CASE("a part's device is current while its work is enqueued", "[raii][partitioned_buffer]") {
+TEST_CASE("partitioned_buffer for_each_part makes the part's device current", "[raii][partitioned_buffer]") {
   sim_machine const machine = machine_of(3);
   per_device pools{noted_pools(machine)};
   partitioned_buffer<word, decltype(pools)::pool_type> buffer(pools, first_devices(3), 10);
@@ -190,7 +194,7 @@ TEST_CASE("a part's device is current while its work is enqueued", "[raii][parti
   CHECK(current() == device_id{0});
 }
 
-TEST_CASE("a partitioned buffer moves, and is not copied by accident", "[raii][partitioned_buffer]") {
+TEST_CASE("partitioned_buffer moves and is not copyable", "[raii][partitioned_buffer]") {
   sim_machine const machine = machine_of(2);
   per_device pools{noted_pools(machine)};
   using buffer = partitioned_buffer<word, decltype(pools)::pool_type>;
@@ -205,7 +209,8 @@ TEST_CASE("a partitioned buffer moves, and is not copied by accident", "[raii][p
   CHECK(seen == counted_words(10));
 }
 
-TEST_CASE("what a gathering writes to is left alone once it has thrown", "[raii][partitioned_buffer]") {
+TEST_CASE("partitioned_buffer gather_sync does not write to its target after it has thrown",
+          "[raii][partitioned_buffer]") {
   using faulty_driver = faulty<sim_driver>;
   driver_call const failing = GENERATE(driver_call::copy, driver_call::synchronize_stream);
   sim_machine const machine = machine_of(3);
@@ -225,13 +230,14 @@ TEST_CASE("what a gathering writes to is left alone once it has thrown", "[raii]
   CHECK_THROWS_AS(whole.gather_sync(std::span(seen, 300)), cuda_error);
   plan.disarm();
   words const original = counted_words(300);
-  std::size_t const first = failing == driver_call::copy ? 0 : 100;  // whose stream did not tell
+  std::size_t const first =
+      failing == driver_call::copy ? 0 : 100;  // not the part whose stream failed to synchronize
   std::size_t const last = failing == driver_call::copy ? 200 : 300;
   for (std::size_t i = first; i < last; ++i) CHECK(seen[i] == original[i]);
   pinned.deallocate_sync(seen, 300 * sizeof(word));
 }
 
-TEST_CASE("whatever fails on the way, a partitioned buffer leaks nothing", "[raii][partitioned_buffer]") {
+TEST_CASE("partitioned_buffer leaks nothing, whichever step fails", "[raii][partitioned_buffer]") {
   using faulty_driver = faulty<sim_driver>;
   bool struck = true;
   int refusals = 0;

@@ -31,7 +31,7 @@ sim_machine adversarial(std::uint64_t seed, sim_peers peers) {
 
 }  // namespace
 
-TEST_CASE("pieces travel between devices in order, with peer access and without, on any schedule",
+TEST_CASE("peer_copy is ordered on both devices, with and without peer access, on any schedule",
           "[raii][peer_copy][stream]") {
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     sim_peers const peers = seed % 2 == 0 ? sim_peers::reachable : sim_peers::apart;
@@ -60,7 +60,8 @@ TEST_CASE("pieces travel between devices in order, with peer access and without,
   }
 }
 
-TEST_CASE("a piece beyond a buffer's end is refused, and says which buffer", "[raii][peer_copy]") {
+TEST_CASE("peer_copy refuses a range beyond a buffer's end, and the error names the buffer",
+          "[raii][peer_copy]") {
   auto const from = make_device_buffer<int>(sim_malloc{}, 10, stream_ref{});
   auto to = make_device_buffer<int>(sim_malloc{}, 5, stream_ref{});
   to.zero();
@@ -79,7 +80,7 @@ TEST_CASE("a piece beyond a buffer's end is refused, and says which buffer", "[r
   peer_copy(from, 10, to, 5, 0);
 }
 
-TEST_CASE("a copy within one buffer is refused where it would read what it writes", "[raii][peer_copy]") {
+TEST_CASE("peer_copy within one buffer refuses overlapping ranges", "[raii][peer_copy]") {
   tarn_test::words const original = tarn_test::counted_words(100);
   auto buffer =
       make_device_buffer<std::uint32_t>(sim_malloc{}, std::span<std::uint32_t const>(original), stream_ref{});
@@ -97,8 +98,7 @@ TEST_CASE("a copy within one buffer is refused where it would read what it write
   CHECK(tarn_test::words_of(buffer)[99] == original[49]);
 }
 
-TEST_CASE("a copy between devices that fails leaves the source as it was and nothing behind",
-          "[raii][peer_copy]") {
+TEST_CASE("peer_copy that fails leaves the source unchanged and leaks nothing", "[raii][peer_copy]") {
   using faulty_driver = faulty<sim_driver>;
   bool struck = true;
   for (std::uint64_t step = 1; struck; ++step) {
@@ -129,6 +129,6 @@ TEST_CASE("a copy between devices that fails leaves the source as it was and not
       CHECK(tarn_test::words_of(from) == original);
     }
     CHECK(machine.findings().empty());
-    CHECK(machine.leaks().total() == machine.leaks().events);  // but an event whose destruction was refused
+    CHECK(machine.leaks().total() == machine.leaks().events);  // except an event whose destruction failed
   }
 }

@@ -32,7 +32,7 @@ auto pools_on(sim_machine const& machine) {
 
 }  // namespace
 
-TEST_CASE("each device has one pool, made when it is first asked for", "[raii][per_device]") {
+TEST_CASE("per_device makes one pool per device at its first use", "[raii][per_device]") {
   sim_machine const machine = machine_of(3);
   {
     per_device pools{pools_on(machine)};
@@ -57,14 +57,14 @@ TEST_CASE("each device has one pool, made when it is first asked for", "[raii][p
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("by default a pool has its policies' defaults, on the device asked for", "[raii][per_device]") {
+TEST_CASE("per_device makes pools with default policies on the requested device", "[raii][per_device]") {
   per_device<sim_pool> pools;
   CHECK(pools[device_id{0}].device() == device_id{0});
-  per_device<sim_malloc> sources;  // a source alone is a pool of no policies
+  per_device<sim_malloc> sources;  // a bare source is a pool without policies
   CHECK(sources[device_id{0}].device() == device_id{0});
 }
 
-TEST_CASE("the current pool follows the thread's current device", "[raii][per_device]") {
+TEST_CASE("per_device current follows the thread's current device", "[raii][per_device]") {
   sim_machine const machine = machine_of(2);
   per_device pools{pools_on(machine)};
   CHECK(pools.current().device() == device_id{0});
@@ -76,7 +76,8 @@ TEST_CASE("the current pool follows the thread's current device", "[raii][per_de
   CHECK(pools.current().device() == device_id{0});
 }
 
-TEST_CASE("a device that is not there is told by its number, and others go on", "[raii][per_device]") {
+TEST_CASE("per_device reports the number of a device that does not exist and still serves the others",
+          "[raii][per_device]") {
   sim_machine const machine = machine_of(2);
   per_device pools{pools_on(machine)};
   for (int const wrong : {2, -1, 127, 128, 1 << 30}) {
@@ -95,7 +96,7 @@ TEST_CASE("a device that is not there is told by its number, and others go on", 
   CHECK(pools[device_id{1}].device() == device_id{1});
 }
 
-TEST_CASE("a pool that cannot be made is tried again, and one of another device is refused",
+TEST_CASE("per_device retries a pool whose construction failed, and refuses a pool of another device",
           "[raii][per_device]") {
   sim_machine const machine = machine_of(2);
   int tries = 0;
@@ -115,13 +116,14 @@ TEST_CASE("a pool that cannot be made is tried again, and one of another device 
   CHECK(pools[device_id{1}].device() == device_id{1});
 }
 
-TEST_CASE("threads that ask at once get the same pool, made once", "[raii][per_device][threads]") {
-  // Addresses alone: ThreadSanitizer has no room for four devices' ranges.
+TEST_CASE("per_device makes a pool once when several threads request it at once",
+          "[raii][per_device][threads]") {
+  // Address-only backing: ThreadSanitizer has no room for the ranges of four devices.
   sim_machine const machine{sim_options{.devices = 4, .backing = sim_backing::address_only}};
   std::atomic<int> made{0};
   per_device pools{[&](device_id device) {
     ++made;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // so that others ask meanwhile
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // so that others request it too
     return sim_pages{machine.driver(device)} | pooled{} | limited{1_GiB};
   }};
   std::vector<std::thread> threads;
@@ -145,10 +147,11 @@ TEST_CASE("threads that ask at once get the same pool, made once", "[raii][per_d
   CHECK(wrong == 0);
 }
 
-TEST_CASE("making a device's pool may ask for other devices' pools", "[raii][per_device][threads]") {
+TEST_CASE("per_device allows the construction of a pool to request the pools of other devices",
+          "[raii][per_device][threads]") {
   sim_machine const machine{sim_options{.devices = 3, .backing = sim_backing::address_only}};
   int made = 0;
-  std::atomic<int> wrong{0};  // Catch2's checks are for one thread
+  std::atomic<int> wrong{0};  // Catch2's assertions are not thread-safe
   std::function<sim_pool*(device_id)> pool_of;
   per_device pools{[&](device_id device) {
     ++made;
@@ -167,13 +170,13 @@ TEST_CASE("making a device's pool may ask for other devices' pools", "[raii][per
   CHECK(made == 3);
 }
 
-TEST_CASE("making a device's pool by asking for that same pool is refused, and can be tried again",
+TEST_CASE("per_device refuses a pool whose construction requests itself, and can be retried",
           "[raii][per_device]") {
   sim_machine const machine = machine_of(2);
   bool in_circles = true;
   std::function<void(device_id)> ask;
   per_device pools{[&](device_id device) {
-    if (in_circles) ask(device_id{1 - device.value});  // 0 asks for 1, and 1 for 0
+    if (in_circles) ask(device_id{1 - device.value});  // device 0 requests 1, and 1 requests 0
     return sim_pool{sim_pages{machine.driver(device)}};
   }};
   ask = [&](device_id device) { (void)pools[device]; };

@@ -40,7 +40,7 @@ void is_still_ten(kept_pinned const& b) {
 
 }  // namespace
 
-TEST_CASE("a pinned buffer is a contiguous range", "[raii][pinned_buffer]") {
+TEST_CASE("pinned_buffer is a contiguous range", "[raii][pinned_buffer]") {
   auto memory = sim_pinned_host{} | pooled{} | tracked{};
   using buffer = pinned_buffer<int, decltype(memory)>;
   static_assert(std::contiguous_iterator<buffer::iterator>);
@@ -59,7 +59,7 @@ TEST_CASE("a pinned buffer is a contiguous range", "[raii][pinned_buffer]") {
     CHECK(std::ranges::equal(a, b));
     auto c = std::move(b);
     CHECK(b.empty());  // NOLINT: moved-from is empty
-    b.resize(2);       // and ready for use
+    b.resize(2);       // a moved-from buffer is usable
     CHECK(b[1] == 0);
     auto& self = c;
     c = std::move(self);
@@ -74,7 +74,7 @@ TEST_CASE("a pinned buffer is a contiguous range", "[raii][pinned_buffer]") {
   CHECK(memory_allocated(memory) == 0);
 }
 
-TEST_CASE("a smaller pinned buffer stays in place; new elements are zero unless said otherwise",
+TEST_CASE("pinned_buffer shrinks in place and value-initializes new elements by default",
           "[raii][pinned_buffer]") {
   kept_memory memory;
   {
@@ -102,7 +102,7 @@ TEST_CASE("a smaller pinned buffer stays in place; new elements are zero unless 
   CHECK(memory.balanced());
 }
 
-TEST_CASE("whatever fails in a pinned buffer, it is as it was", "[raii][pinned_buffer]") {
+TEST_CASE("pinned_buffer is unchanged, whichever step of an operation fails", "[raii][pinned_buffer]") {
   fail_each_step([](kept_memory const& m) { return m; }, [](kept_memory& m) { (void)ten(m); },
                  [](kept_memory const&) {});
   fail_each_step(
@@ -123,7 +123,7 @@ TEST_CASE("whatever fails in a pinned buffer, it is as it was", "[raii][pinned_b
       [](kept_pinned const& b) { CHECK((b.size() == 10 && b.capacity() == 20)); });
 }
 
-TEST_CASE("a count of pinned elements that overflows is an error", "[raii][pinned_buffer]") {
+TEST_CASE("pinned_buffer throws if the number of bytes overflows", "[raii][pinned_buffer]") {
   kept_memory memory;
   {
     auto b = ten(memory);
@@ -134,7 +134,7 @@ TEST_CASE("a count of pinned elements that overflows is an error", "[raii][pinne
   CHECK(memory.balanced());
 }
 
-TEST_CASE("pinned memory under a running copy is not handed out to the host",
+TEST_CASE("pinned_buffer memory is not reused by the host while a copy still runs",
           "[raii][pinned_buffer][stream]") {
   constexpr sim_nanoseconds second = 1'000'000'000;
   sim_machine const machine;
@@ -148,14 +148,15 @@ TEST_CASE("pinned memory under a running copy is not handed out to the host",
     REQUIRE(machine.launch(stream, second).ok());
     device.copy_from(host);
   }
-  buffer next(memory, 1000);  // the host writes it at once
+  buffer next(memory, 1000);  // the host writes to it immediately
   std::ranges::fill(next, 8);
   std::vector<int> seen(1000);
   device.copy_to_sync(seen);
   CHECK(seen == std::vector<int>(1000, 7));
 }
 
-TEST_CASE("a bare pinned buffer waits for its stream before it is freed", "[raii][pinned_buffer][stream]") {
+TEST_CASE("pinned_buffer without a pool waits for its stream before it is freed",
+          "[raii][pinned_buffer][stream]") {
   constexpr sim_nanoseconds second = 1'000'000'000;
   sim_machine const machine;
   basic_stream const stream{machine.driver()};
@@ -167,7 +168,7 @@ TEST_CASE("a bare pinned buffer waits for its stream before it is freed", "[raii
   CHECK(machine.now() - start >= second * 9 / 10);
 }
 
-TEST_CASE("a pinned buffer's new stream waits for the copies on the old one",
+TEST_CASE("pinned_buffer set_stream makes the new stream wait for copies on the old one",
           "[raii][pinned_buffer][stream]") {
   sim_options options;
   options.checks = sim_checks::stream_order;
@@ -182,11 +183,11 @@ TEST_CASE("a pinned buffer's new stream waits for the copies on the old one",
   CHECK(machine.is_ordered(a, b));
 }
 
-TEST_CASE("a pinned buffer knows its stream after it is destroyed", "[raii][pinned_buffer][stream]") {
+TEST_CASE("pinned_buffer frees on its stream and keeps its identity", "[raii][pinned_buffer][stream]") {
   kept_memory memory;
   { auto const b = ten(memory); }
   CHECK(memory.kept().freed_on == bare_stream(1));
-  CHECK(memory.kept().freed_on.id() != stream_ref::unknown_id);  // so that nobody asks a handle that is gone
+  CHECK(memory.kept().freed_on.id() != stream_ref::unknown_id);  // a destroyed handle must not be queried
   {
     auto b = ten(memory);
     b.set_stream(bare_stream(2));
@@ -195,7 +196,8 @@ TEST_CASE("a pinned buffer knows its stream after it is destroyed", "[raii][pinn
   CHECK(memory.balanced());
 }
 
-TEST_CASE("a pinned buffer ends quietly after the driver is gone", "[raii][pinned_buffer]") {
+TEST_CASE("pinned_buffer is destroyed without a report after the driver has unloaded",
+          "[raii][pinned_buffer]") {
   sim_machine const machine;
   {
     auto memory = sim_pinned_host{machine.driver()} | pooled{};
@@ -207,7 +209,7 @@ TEST_CASE("a pinned buffer ends quietly after the driver is gone", "[raii][pinne
   SUCCEED();
 }
 
-TEST_CASE("a pinned buffer that is given another's elements frees its own", "[raii][pinned_buffer]") {
+TEST_CASE("pinned_buffer frees its own elements on move assignment", "[raii][pinned_buffer]") {
   kept_memory memory;
   {
     auto a = ten(memory);
@@ -221,7 +223,7 @@ TEST_CASE("a pinned buffer that is given another's elements frees its own", "[ra
 }
 
 namespace {
-/// Trivially copyable, and cannot be made from nothing.
+/// Trivially copyable but not default-constructible.
 struct of_a_value {
   explicit of_a_value(int v) : value(v) {}
   int value;
@@ -229,7 +231,7 @@ struct of_a_value {
 static_assert(std::is_trivially_copyable_v<of_a_value> && !std::is_default_constructible_v<of_a_value>);
 }  // namespace
 
-TEST_CASE("a pinned_buffer holds elements without a default constructor", "[raii][pinned_buffer]") {
+TEST_CASE("pinned_buffer holds elements without a default constructor", "[raii][pinned_buffer]") {
   kept_memory memory;
   std::vector<of_a_value> const from(5, of_a_value(3));
   using buffer = pinned_buffer<of_a_value, kept_memory>;

@@ -13,7 +13,7 @@ using tarn_test::bare_stream;
 using tarn_test::kept_memory;
 using tarn_test::watched_machine;
 
-TEST_CASE("memory is retired behind its last user, under any schedule", "[raii][retire][stream]") {
+TEST_CASE("retire orders the release after the last user on any schedule", "[raii][retire][stream]") {
   for (unsigned const seed : {0U, 1U, 2U, 3U}) {
     watched_machine const t(seed);
     tarn_test::retire_contract(t.pool(), t.pinned(), t.busy());
@@ -21,7 +21,8 @@ TEST_CASE("memory is retired behind its last user, under any schedule", "[raii][
   }
 }
 
-TEST_CASE("retiring makes the memory reusable on the last user's stream at once", "[raii][retire]") {
+TEST_CASE("retire makes the memory reusable on the last user's stream without a host wait",
+          "[raii][retire]") {
   sim_machine const machine;
   sim_pool const memory{sim_pages{machine.driver()}};
   basic_stream const a(machine.driver());
@@ -33,10 +34,10 @@ TEST_CASE("retiring makes the memory reusable on the last user's stream at once"
   retire(std::move(buffer), b);
   auto const next = make_device_buffer<std::byte>(memory, 30_MiB, b);
   CHECK(next.data() == place);
-  CHECK(machine.now() - start < 1'000'000);  // nobody waited on the host
+  CHECK(machine.now() - start < 1'000'000);  // the host did not wait
 }
 
-TEST_CASE("an owner is retired without a driver call where the order is there already", "[raii][retire]") {
+TEST_CASE("retire makes no driver call if the streams are already ordered", "[raii][retire]") {
   sim_machine const machine;
   sim_pool const memory{sim_pages{machine.driver()}};
   basic_stream const a(machine.driver());
@@ -54,7 +55,7 @@ TEST_CASE("an owner is retired without a driver call where the order is there al
   CHECK(machine.calls()[driver_call::record_event] == 1);
 }
 
-TEST_CASE("neighbours of one stream share one event", "[raii][retire]") {
+TEST_CASE("retire records one event for consecutive owners on the same stream", "[raii][retire]") {
   kept_memory memory;
   {
     auto one = make_device_buffer<int>(memory, 10, bare_stream(1));
@@ -74,7 +75,7 @@ TEST_CASE("neighbours of one stream share one event", "[raii][retire]") {
   CHECK(memory.balanced());
 }
 
-TEST_CASE("a block with spare room is retired whole", "[raii][retire]") {
+TEST_CASE("retire deallocates the whole capacity of a buffer", "[raii][retire]") {
   kept_memory memory;
   {
     auto one = make_device_buffer<int>(memory, 100, bare_stream(1));
@@ -88,7 +89,7 @@ TEST_CASE("a block with spare room is retired whole", "[raii][retire]") {
   CHECK(memory.balanced());
 }
 
-TEST_CASE("where a stream cannot be made to wait, nothing is retired", "[raii][retire]") {
+TEST_CASE("retire releases nothing if a stream cannot be made to wait", "[raii][retire]") {
   tarn_test::fail_each_step(
       [](kept_memory const& m) {
         return std::pair(make_device_buffer<int>(m, 10, bare_stream(1)), make_device<int>(m, bare_stream(2)));
@@ -99,7 +100,8 @@ TEST_CASE("where a stream cannot be made to wait, nothing is retired", "[raii][r
       });
 }
 
-TEST_CASE("an order that is claimed and was never made is found", "[raii][retire][stream]") {
+TEST_CASE("retire with earlier_work::is_waited_for and no such wait is found by the order checker",
+          "[raii][retire][stream]") {
   watched_machine const t(0);
   basic_stream const a(t.machine.driver());
   basic_stream const b(t.machine.driver());

@@ -19,7 +19,7 @@
 
 using namespace tarn;
 
-TEST_CASE("nested peaks see their own and disturb nobody", "[raii][peak_scope]") {
+TEST_CASE("peak_scope objects nest without affecting each other", "[raii][peak_scope]") {
   sim_pool pool;
   auto before = make_device_buffer<std::byte>(pool, 10_MiB, stream_ref{});
   peak_scope outer{pool};
@@ -45,7 +45,7 @@ TEST_CASE("nested peaks see their own and disturb nobody", "[raii][peak_scope]")
   CHECK(outer.peak_bytes() == 40_MiB);
 }
 
-TEST_CASE("a thread's peak sees that thread alone", "[raii][peak_scope][threads]") {
+TEST_CASE("peak_scope of this_thread counts only that thread", "[raii][peak_scope][threads]") {
   sim_pool pool;
   peak_scope all{pool};
   peak_scope mine{pool, peak_of::this_thread};
@@ -56,7 +56,7 @@ TEST_CASE("a thread's peak sees that thread alone", "[raii][peak_scope][threads]
   CHECK(all.peak_bytes() == 8_MiB);
 }
 
-TEST_CASE("a cache guard clears on both ends, as its options say", "[raii][cache_guard]") {
+TEST_CASE("cache_guard clears the cache at both ends, according to its options", "[raii][cache_guard]") {
   sim_pool pool;
   auto const fill = [&] { make_device_buffer<std::byte>(pool, 64_MiB, stream_ref{}).clear(); };
   fill();
@@ -86,7 +86,7 @@ TEST_CASE("a cache guard clears on both ends, as its options say", "[raii][cache
   CHECK(memory_reserved(pool) == 0);
 }
 
-TEST_CASE("a budget bounds a scope and never raises the limit", "[raii][budget_scope]") {
+TEST_CASE("budget_scope limits a scope and never raises the limit", "[raii][budget_scope]") {
   auto memory = sim_pages{} | pooled{} | limited{100_MiB};
   auto held = make_device_buffer<std::byte>(memory, 10_MiB, stream_ref{});
   {
@@ -103,7 +103,7 @@ TEST_CASE("a budget bounds a scope and never raises the limit", "[raii][budget_s
 }
 
 namespace {
-/// A pool that cannot be trimmed the second time.
+/// A pool whose second trim() throws.
 struct stubborn_pool {
   int* trims;
   std::size_t trim(std::size_t) {
@@ -114,7 +114,7 @@ struct stubborn_pool {
 };
 }  // namespace
 
-TEST_CASE("a cache guard that cannot clear at its end ends all the same", "[raii][cache_guard]") {
+TEST_CASE("cache_guard does not throw if it cannot clear at its end", "[raii][cache_guard]") {
   int trims = 0;
   {
     cache_guard const guard{stubborn_pool{&trims}};
@@ -125,7 +125,7 @@ TEST_CASE("a cache guard that cannot clear at its end ends all the same", "[raii
 
 namespace {
 
-/// Calls f with each order of three.
+/// Calls f with each permutation of three.
 template <class F>
 void in_every_order(F const& f) {
   std::array<std::size_t, 3> order{0, 1, 2};
@@ -140,7 +140,7 @@ std::size_t limit_of(auto& memory) {
 
 }  // namespace
 
-TEST_CASE("budget_scopes end in every order, and the limit from before holds again", "[raii][budget_scope]") {
+TEST_CASE("budget_scope objects end in any order and restore the earlier limit", "[raii][budget_scope]") {
   in_every_order([](auto const& order) {
     auto memory = sim_pages{} | pooled{} | limited{100_MiB};
     std::size_t const bytes[] = {50_MiB, 10_MiB, 30_MiB};
@@ -157,8 +157,8 @@ TEST_CASE("budget_scopes end in every order, and the limit from before holds aga
   });
 }
 
-TEST_CASE("a limit that is set while budget_scopes live holds from their end on", "[raii][budget_scope]") {
-  auto memory = sim_pages{} | limited{100_MiB} | pooled{};  // a bound on pages is one, too
+TEST_CASE("budget_scope keeps a limit that is set during its lifetime", "[raii][budget_scope]") {
+  auto memory = sim_pages{} | limited{100_MiB} | pooled{};  // also for a limit on pages
   auto const set = [&](std::size_t bytes) {
     return nearest(memory,
                    [&](auto& layer) -> decltype(layer.set_limit(bytes)) { return layer.set_limit(bytes); });
@@ -175,7 +175,7 @@ TEST_CASE("a limit that is set while budget_scopes live holds from their end on"
   CHECK(limit_of(memory) == 10_MiB);
 }
 
-TEST_CASE("budget_scopes of two threads leave the limit as it was", "[raii][budget_scope][threads]") {
+TEST_CASE("budget_scope objects on two threads restore the earlier limit", "[raii][budget_scope][threads]") {
   auto memory = sim_pages{} | pooled{} | limited{100_MiB};
   std::atomic<int> step{0};
   auto const await = [&](int wanted) {
@@ -210,7 +210,7 @@ TEST_CASE("budget_scopes of two threads leave the limit as it was", "[raii][budg
   CHECK(limit_of(memory) == 100_MiB);
 }
 
-TEST_CASE("peak_scopes end in every order, each with its own numbers", "[raii][peak_scope]") {
+TEST_CASE("peak_scope objects end in any order, each with its own numbers", "[raii][peak_scope]") {
   in_every_order([](auto const& order) {
     sim_pool pool;
     std::optional<peak_scope<sim_pool>> scopes[3];
@@ -232,7 +232,7 @@ TEST_CASE("peak_scopes end in every order, each with its own numbers", "[raii][p
   });
 }
 
-TEST_CASE("cache_guards end in every order, and each clears", "[raii][cache_guard]") {
+TEST_CASE("cache_guard objects end in any order, and each clears the cache", "[raii][cache_guard]") {
   in_every_order([](auto const& order) {
     sim_pool pool;
     std::optional<cache_guard<sim_pool>> guards[3];

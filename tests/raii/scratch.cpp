@@ -32,8 +32,7 @@ struct misuse_watch {
 
 }  // namespace
 
-TEST_CASE("temporaries of a scratch are ordered by its stream, under any schedule",
-          "[raii][scratch][stream]") {
+TEST_CASE("scratch orders its temporaries by its stream on any schedule", "[raii][scratch][stream]") {
   for (unsigned const seed : {0U, 1U, 2U, 3U}) {
     watched_machine const t(seed);
     tarn_test::scratch_contract(t.pool(), t.busy());
@@ -42,7 +41,7 @@ TEST_CASE("temporaries of a scratch are ordered by its stream, under any schedul
   }
 }
 
-TEST_CASE("rewinding takes back what came after the mark, and a warm scratch asks its pool for nothing",
+TEST_CASE("scratch rewind frees what was taken after the mark, and a warm scratch does not allocate",
           "[raii][scratch]") {
   kept_memory memory;
   {
@@ -75,7 +74,7 @@ TEST_CASE("rewinding takes back what came after the mark, and a warm scratch ask
   CHECK(memory.balanced());
 }
 
-TEST_CASE("what is taken is aligned, and never overlaps", "[raii][scratch]") {
+TEST_CASE("scratch take returns aligned ranges that never overlap", "[raii][scratch]") {
   struct alignas(4096) page {
     char bytes[4096];
   };
@@ -116,7 +115,7 @@ TEST_CASE("what is taken is aligned, and never overlaps", "[raii][scratch]") {
         if (&x != &live.back()) {
           REQUIRE((x.p + x.bytes <= live.back().p || live.back().p + live.back().bytes <= x.p));
         }
-        auto above = memory.kept().live.upper_bound(x.p);  // inside a block that is held
+        auto above = memory.kept().live.upper_bound(x.p);  // inside a live block
         REQUIRE(above != memory.kept().live.begin());
         --above;
         REQUIRE(x.p + x.bytes <= static_cast<char*>(above->first) + above->second.bytes);
@@ -136,7 +135,7 @@ TEST_CASE("what is taken is aligned, and never overlaps", "[raii][scratch]") {
   CHECK(memory.balanced());
 }
 
-TEST_CASE("a mark that is gone, or another's, is a misuse that changes nothing", "[raii][scratch]") {
+TEST_CASE("scratch rewind reports a stale or foreign mark as misuse and changes nothing", "[raii][scratch]") {
   misuse_watch const misuses;
   kept_memory memory;
   scratch arena{memory, 1'000};
@@ -147,10 +146,10 @@ TEST_CASE("a mark that is gone, or another's, is a misuse that changes nothing",
   arena.rewind(outer);
   CHECK(told.empty());
   CHECK(arena.take<int>(10) == p);
-  arena.rewind(inner);  // ended with the outer one
-  arena.rewind(outer);  // twice
+  arena.rewind(inner);  // ended together with the outer mark
+  arena.rewind(outer);  // a second time
   CHECK(told == std::vector{misuse_kind::double_free, misuse_kind::double_free});
-  scratch_mark const again = arena.mark();  // at the depth of the one that ended
+  scratch_mark const again = arena.mark();  // at the depth of the mark that ended
   arena.rewind(outer);
   CHECK(told.size() == 3);
   other.rewind(again);
@@ -163,7 +162,7 @@ TEST_CASE("a mark that is gone, or another's, is a misuse that changes nothing",
   CHECK(told.size() == 5);
 }
 
-TEST_CASE("scopes that end out of order are told", "[raii][scratch]") {
+TEST_CASE("rewind_scope objects that end out of order are reported as misuse", "[raii][scratch]") {
   misuse_watch const misuses;
   scratch arena{kept_memory{}, 1'000};
   auto outer = std::make_unique<rewind_scope<kept_memory>>(arena);
@@ -174,7 +173,7 @@ TEST_CASE("scopes that end out of order are told", "[raii][scratch]") {
   CHECK(told.size() == 1);
 }
 
-TEST_CASE("a scratch grows by doubling, and gives back what is not taken from", "[raii][scratch]") {
+TEST_CASE("scratch grows by doubling, and release frees chunks that are not in use", "[raii][scratch]") {
   kept_memory memory;
   scratch arena{memory, 1'000};
   (void)arena.take<char>(800);
@@ -183,7 +182,7 @@ TEST_CASE("a scratch grows by doubling, and gives back what is not taken from", 
   (void)arena.take<char>(9'000);
   CHECK(arena.capacity() == 1'000 + 1'000 + 9'000);
   arena.release();
-  CHECK(arena.capacity() == 11'000);  // all are taken from
+  CHECK(arena.capacity() == 11'000);  // all chunks are in use
   arena.rewind(m);
   arena.release();
   CHECK(arena.capacity() == 1'000);
@@ -199,7 +198,8 @@ TEST_CASE("a scratch grows by doubling, and gives back what is not taken from", 
   CHECK(empty.take<char>(400) != nullptr);
 }
 
-TEST_CASE("a scratch of fixed size refuses what does not fit, and says its size", "[raii][scratch]") {
+TEST_CASE("scratch of fixed size refuses what does not fit, and out_of_memory reports its size",
+          "[raii][scratch]") {
   kept_memory memory;
   scratch arena{memory, {.chunk_bytes = 1'000, .growth = scratch_growth::none}};
   (void)arena.take<char>(600);
@@ -217,7 +217,7 @@ TEST_CASE("a scratch of fixed size refuses what does not fit, and says its size"
   CHECK_THROWS_AS((void)arena.take<double>(~std::size_t{0} / 4), length_error);
 }
 
-TEST_CASE("a scratch that cannot have a chunk twice as large takes what is needed", "[raii][scratch]") {
+TEST_CASE("scratch allocates only the needed size if twice the size is refused", "[raii][scratch]") {
   auto const memory = sim_pages{} | pooled{} | limited{10_MiB};
   scratch arena{memory, 6_MiB};
   (void)arena.take<char>(6_MiB);
@@ -228,7 +228,7 @@ TEST_CASE("a scratch that cannot have a chunk twice as large takes what is neede
   CHECK(arena.take<char>(1_MiB) != nullptr);
 }
 
-TEST_CASE("whatever fails in a scratch, it is as it was", "[raii][scratch]") {
+TEST_CASE("scratch is unchanged, whichever step of an operation fails", "[raii][scratch]") {
   using arena_type = std::unique_ptr<scratch<kept_memory>>;
   auto const make = [](kept_memory const& m) {
     auto arena = std::make_unique<scratch<kept_memory>>(m, std::size_t{100}, bare_stream(1));
@@ -241,7 +241,7 @@ TEST_CASE("whatever fails in a scratch, it is as it was", "[raii][scratch]") {
   tarn_test::fail_each_step(
       make,
       [](arena_type& arena) {
-        // A chunk of twice the size is asked first, then one of this.
+        // The first request is for a chunk of twice the size, the second for the needed size.
         arena->resource().driver().plan().fail(driver_call::malloc_device, 2);
         (void)arena->take<char>(50);
       },
@@ -252,11 +252,11 @@ TEST_CASE("whatever fails in a scratch, it is as it was", "[raii][scratch]") {
       make, [](arena_type& arena) { arena->set_stream(bare_stream(2)); }, unchanged);
 }
 
-TEST_CASE("chunks go back in the order of the scratch's stream", "[raii][scratch][stream]") {
+TEST_CASE("scratch frees its chunks on its stream", "[raii][scratch][stream]") {
   kept_memory memory;
   {
     scratch arena{memory, 100, bare_stream(1)};
-    arena.set_stream(bare_stream(2));  // nothing to order yet
+    arena.set_stream(bare_stream(2));  // no chunk to order yet
     CHECK(memory.driver().plan().calls(driver_call::record_event) == 0);
     (void)arena.take<char>(10);
     arena.set_stream(bare_stream(3));
@@ -266,7 +266,7 @@ TEST_CASE("chunks go back in the order of the scratch's stream", "[raii][scratch
   CHECK(memory.kept().freed_on.id() != stream_ref::unknown_id);
 }
 
-TEST_CASE("a scratch made with {} has the default options", "[raii][scratch]") {
+TEST_CASE("scratch made with {} has the default options", "[raii][scratch]") {
   kept_memory memory;
   scratch by_default(memory, {}, stream_ref{});
   (void)by_default.take<char>(100);

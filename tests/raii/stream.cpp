@@ -13,7 +13,7 @@ using namespace tarn;
 using tarn_test::kept_memory;
 
 namespace {
-/// A driver that makes streams without saying who they are, as CUDA does.
+/// A driver whose create_stream does not return the stream's identity, as in CUDA.
 struct nameless_streams : faulty<sim_driver> {
   using faulty<sim_driver>::faulty;
   status create_stream(stream_ref& stream) const noexcept {
@@ -24,7 +24,7 @@ struct nameless_streams : faulty<sim_driver> {
 };
 }  // namespace
 
-TEST_CASE("an owned stream knows its identity and may be moved", "[raii][stream]") {
+TEST_CASE("basic_stream knows its identity and is movable", "[raii][stream]") {
   basic_stream a{sim_driver{}};
   CHECK(a.ref().id() != stream_ref::unknown_id);
   CHECK(identified(a.driver(), stream_ref::from(a.ref().handle())).id() == a.ref().id());
@@ -34,7 +34,8 @@ TEST_CASE("an owned stream knows its identity and may be moved", "[raii][stream]
   b.synchronize();
 }
 
-TEST_CASE("a stream assigned to is destroyed at once, and none is destroyed twice", "[raii][stream]") {
+TEST_CASE("basic_stream move assignment destroys the old stream at once, and no stream twice",
+          "[raii][stream]") {
   sim_machine const machine;
   {
     basic_stream a{machine.driver()};
@@ -51,7 +52,7 @@ TEST_CASE("a stream assigned to is destroyed at once, and none is destroyed twic
   CHECK(machine.leaks().streams == 0);
 }
 
-TEST_CASE("a stream that cannot be identified is not left behind", "[raii][stream]") {
+TEST_CASE("basic_stream does not leak a stream that cannot be identified", "[raii][stream]") {
   sim_machine const machine;
   nameless_streams const driver(machine.driver());
   driver.plan().fail(driver_call::create_stream, 1);
@@ -62,7 +63,7 @@ TEST_CASE("a stream that cannot be identified is not left behind", "[raii][strea
   CHECK(basic_stream(driver).ref().id() != stream_ref::unknown_id);
 }
 
-TEST_CASE("a stream is asked who it is once only", "[raii][stream]") {
+TEST_CASE("identified queries the identity of a stream only once", "[raii][stream]") {
   kept_memory const memory;
   auto const known = identified(memory, tarn_test::bare_stream(5));
   CHECK(known.id() != stream_ref::unknown_id);
@@ -73,7 +74,7 @@ TEST_CASE("a stream is asked who it is once only", "[raii][stream]") {
   CHECK_THROWS_AS(identified(memory, tarn_test::bare_stream(6)), cuda_error);
 }
 
-TEST_CASE("waiting for a stream tells of what went wrong before", "[raii][stream]") {
+TEST_CASE("basic_stream synchronize reports an earlier failure", "[raii][stream]") {
   sim_machine const machine;
   basic_stream const s{machine.driver()};
   machine.break_device({});
@@ -82,7 +83,7 @@ TEST_CASE("waiting for a stream tells of what went wrong before", "[raii][stream
   s.synchronize();
 }
 
-TEST_CASE("an owned stream ends quietly after the driver is gone", "[raii][stream]") {
+TEST_CASE("basic_stream is destroyed without a report after the driver has unloaded", "[raii][stream]") {
   sim_machine const machine;
   {
     basic_stream const s{machine.driver()};

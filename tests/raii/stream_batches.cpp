@@ -31,7 +31,7 @@ using tarn_test::numbers;
 
 namespace {
 
-/// A machine with a pool of each kind. Work is late by up to the seed's jitter.
+/// A machine with a pool of each kind. Work completes late by up to the seed's jitter.
 class bench {
  public:
   using driver_type = sim_driver;
@@ -78,17 +78,18 @@ constexpr std::size_t small_batch = 700;  // elements
 
 }  // namespace
 
-TEST_CASE("batches of every source arrive whole and in order", "[raii][stream_batches]") {
+TEST_CASE("stream_batches delivers every source complete and in order", "[raii][stream_batches]") {
   for (unsigned const threads : {0U, 1U, 4U}) {
     bench b(threads);
     tarn_test::sources_arrive_whole(b, small_batch, threads);
     CHECK(findings(b.machine()).empty());
     CHECK(b.machine().leaks().streams == 0);
-    CHECK(b.machine().leaks().events <= 4);  // the pools' own
+    CHECK(b.machine().leaks().events <= 4);  // owned by the pools
   }
 }
 
-TEST_CASE("a large batch is filled in parts by several threads", "[raii][stream_batches][threads]") {
+TEST_CASE("stream_batches fills a large batch in parts on several threads",
+          "[raii][stream_batches][threads]") {
   bench b;
   basic_stream const stream(b.driver());
   numbers const all = counted(1'400'003);
@@ -101,7 +102,7 @@ TEST_CASE("a large batch is filled in parts by several threads", "[raii][stream_
   }
 }
 
-TEST_CASE("device memory comes back whole and in order", "[raii][collect_batches]") {
+TEST_CASE("collect_batches delivers device memory complete and in order", "[raii][collect_batches]") {
   for (std::uint64_t const seed : {0U, 1U, 2U}) {
     bench b(seed);
     tarn_test::device_memory_comes_back(b, small_batch);
@@ -109,7 +110,7 @@ TEST_CASE("device memory comes back whole and in order", "[raii][collect_batches
   }
 }
 
-TEST_CASE("a loop over batches may be left anywhere", "[raii][stream_batches]") {
+TEST_CASE("stream_batches loops can exit at any point", "[raii][stream_batches]") {
   for (std::uint64_t const seed : {0U, 1U, 5U}) {
     bench b(seed);
     tarn_test::leaving_early_is_safe(b, small_batch);
@@ -118,7 +119,7 @@ TEST_CASE("a loop over batches may be left anywhere", "[raii][stream_batches]") 
   }
 }
 
-TEST_CASE("work on a batch sees it, and nothing before or after it, on every schedule",
+TEST_CASE("stream_batches makes each batch visible only to the work on it, on every schedule",
           "[raii][stream_batches][stream]") {
   constexpr std::size_t per_batch = 64;
   constexpr std::size_t batches = 12;
@@ -126,7 +127,7 @@ TEST_CASE("work on a batch sees it, and nothing before or after it, on every sch
     INFO("seed " << seed);
     std::mt19937_64 random(seed);
     auto const up_to = [&](std::uint64_t most) { return random() % (most + 1); };
-    // Free calls let the host run ahead of the device; dear ones let the device wait.
+    // With free calls the host runs ahead of the device. With expensive calls the device waits.
     bench b(
         seed, seed % 2 == 0 ? sim_costs{} : [] {
           sim_costs c = sim_costs::nothing();
@@ -138,7 +139,7 @@ TEST_CASE("work on a batch sees it, and nothing before or after it, on every sch
         .batch_bytes = per_batch * 4, .depth = 1 + up_to(3), .threads = static_cast<unsigned>(up_to(3))};
     numbers const all = counted(per_batch * batches - up_to(per_batch - 1));
     pinned_buffer<std::uint32_t, bench::pinned_type> const there(b.pinned(), all, stream);
-    std::list<numbers> seen;  // filled when the work ends
+    std::list<numbers> seen;  // filled when the work completes
     auto const loop = [&](auto&& source) {
       for (auto batch : stream_batches(source, options, b.memory(), stream, b.pinned())) {
         numbers& mine = seen.emplace_back(batch.size());
@@ -146,7 +147,7 @@ TEST_CASE("work on a batch sees it, and nothing before or after it, on every sch
                     .launch(stream, up_to(2'000'000), {sim_writes(batch.data(), batch.bytes())},
                             [&mine, batch] {
                               mine.assign(batch.span().begin(), batch.span().end());
-                              std::ranges::fill(batch.span(), 0U);  // the slot is the body's
+                              std::ranges::fill(batch.span(), 0U);  // the body may write to the slot
                             })
                     .ok());
         if (up_to(4) == 0) stream.synchronize();
@@ -154,7 +155,7 @@ TEST_CASE("work on a batch sees it, and nothing before or after it, on every sch
       }
     };
     for (int loops = 0; loops < 3; ++loops) {
-      // Work of before, on memory that the pool may give to the loop.
+      // Earlier work, on memory that the pool may reuse for the loop.
       device_buffer<std::uint32_t, bench::memory_type> before(b.memory(), per_batch, stream);
       REQUIRE(b.driver().launch(stream, up_to(3'000'000), {sim_writes(before.data(), before.bytes())}).ok());
       before.clear();
@@ -175,7 +176,7 @@ TEST_CASE("work on a batch sees it, and nothing before or after it, on every sch
   }
 }
 
-TEST_CASE("copies and work of the same length overlap", "[raii][stream_batches][stream]") {
+TEST_CASE("stream_batches overlaps copies with work of the same length", "[raii][stream_batches][stream]") {
   constexpr std::size_t batches = 20;
   constexpr std::size_t bytes = 4_MiB;
   auto const time_of = [&](std::size_t depth, auto const& make_source) {
@@ -194,19 +195,21 @@ TEST_CASE("copies and work of the same length overlap", "[raii][stream_batches][
       REQUIRE(machine.launch(stream, one, {sim_reads(batch.data(), batch.bytes())}).ok());
     }
     stream.synchronize();
-    return static_cast<double>(machine.now() - begin) / static_cast<double>(one);  // in copies of one batch
+    return static_cast<double>(machine.now() - begin) /
+           static_cast<double>(one);  // in units of one batch's copy time
   };
   auto const direct = [](auto const& there) { return pinned(std::span<std::byte const>(there)); };
   auto const staged = [](auto const& there) {
     return pageable_source<std::byte>(std::span<std::byte const>(there));
   };
-  CHECK(time_of(1, direct) > 1.9 * batches);  // copy, work, copy, work...
+  CHECK(time_of(1, direct) > 1.9 * batches);  // copies and work alternate
   CHECK(time_of(2, direct) < 1.15 * (batches + 1));
   CHECK(time_of(3, direct) < 1.05 * (batches + 1));
   CHECK(time_of(3, staged) < 1.05 * (batches + 1));
 }
 
-TEST_CASE("batches from pinned memory flow at the rate of its copies", "[raii][stream_batches][stream]") {
+TEST_CASE("stream_batches and collect_batches reach the copy rate of pinned memory",
+          "[raii][stream_batches][stream]") {
   sim_machine const machine;
   auto memory = sim_pages{machine.driver()} | pooled{};
   auto staging = sim_pinned_host{machine.driver()} | pooled{};
@@ -230,7 +233,7 @@ TEST_CASE("batches from pinned memory flow at the rate of its copies", "[raii][s
   CHECK(plain / streamed > 0.97);
   auto const device = make_device_buffer<std::byte>(memory, bytes, stream);
   for ([[maybe_unused]] auto batch : collect_batches(device, {.batch_bytes = 32_MiB}, stream, staging)) {
-    break;  // makes the slots
+    break;  // allocates the slots
   }
   auto const collected = through([&] {
     for ([[maybe_unused]] auto batch : collect_batches(device, {.batch_bytes = 32_MiB}, stream, staging)) {
@@ -239,7 +242,8 @@ TEST_CASE("batches from pinned memory flow at the rate of its copies", "[raii][s
   CHECK(plain / collected > 0.97);
 }
 
-TEST_CASE("a loop over pinned memory waits for the device only at its end", "[raii][stream_batches]") {
+TEST_CASE("stream_batches over pinned memory synchronizes the host only at its end",
+          "[raii][stream_batches]") {
   sim_machine const machine;
   auto memory = sim_pages{machine.driver()} | pooled{};
   auto staging = sim_pinned_host{machine.driver()} | pooled{};
@@ -261,17 +265,17 @@ TEST_CASE("a loop over pinned memory waits for the device only at its end", "[ra
   loop(there);
   CHECK(waits() == std::vector<std::uint64_t>{0, 1, 0});
   CHECK(machine.calls()[driver_call::query_event] == 0);
-  CHECK(machine.calls().memory() == 0);  // warm: the pools have it all
+  CHECK(machine.calls().memory() == 0);  // the pools are warm
   loop(std::span<std::byte const>(there));
   machine.reset_calls();
   loop(pageable_source<std::byte>(std::span<std::byte const>(there)));
-  CHECK(waits()[0] <= 16);  // a slot each, at most
+  CHECK(waits()[0] <= 16);  // at most one per slot
   CHECK(waits()[1] == 1);
   CHECK(waits()[2] == 0);
   CHECK(machine.calls().memory() == 0);
 }
 
-TEST_CASE("elements are never split, and batches are never larger than asked", "[raii][stream_batches]") {
+TEST_CASE("stream_batches never splits an element and never exceeds batch_bytes", "[raii][stream_batches]") {
   struct three {
     float x, y, z;
   };
@@ -289,7 +293,8 @@ TEST_CASE("elements are never split, and batches are never larger than asked", "
   }
 }
 
-TEST_CASE("a source smaller than a batch takes no more memory than it needs", "[raii][stream_batches]") {
+TEST_CASE("stream_batches of a source smaller than a batch allocates only what it needs",
+          "[raii][stream_batches]") {
   bench b;
   basic_stream const stream(b.driver());
   numbers const all = counted(1000);
@@ -305,7 +310,7 @@ TEST_CASE("a source smaller than a batch takes no more memory than it needs", "[
   CHECK(b.memory()->statistics().requested_bytes[0].current == 0);
 }
 
-TEST_CASE("options of batches that cannot be met are refused with what to ask", "[raii][stream_batches]") {
+TEST_CASE("stream_batches refuses invalid options and reports what to change", "[raii][stream_batches]") {
   bench b;
   basic_stream const stream(b.driver());
   numbers const all = counted(10);
@@ -336,10 +341,11 @@ TEST_CASE("options of batches that cannot be met are refused with what to ask", 
   REQUIRE(b.machine().begin_capture(stream).ok());
   CHECK_THROWS_AS(stream_batches(all, {}, b.memory(), stream, b.pinned()), misuse);
   sim_graph graph;
-  CHECK(b.machine().end_capture(stream, graph).ok());  // the capture is whole
+  CHECK(b.machine().end_capture(stream, graph).ok());  // the capture is still valid
 }
 
-TEST_CASE("a generator that says it filled more than its slot is refused", "[raii][stream_batches]") {
+TEST_CASE("stream_batches refuses a generator that reports more elements than its slot holds",
+          "[raii][stream_batches]") {
   bench b;
   basic_stream const stream(b.driver());
   for (unsigned const threads : {0U, 2U}) {
@@ -354,7 +360,7 @@ TEST_CASE("a generator that says it filled more than its slot is refused", "[rai
   }
 }
 
-TEST_CASE("a generator's threads fill ahead, each index once, and batches come in order",
+TEST_CASE("generate with threads fills ahead, calls each index once, and keeps batches in order",
           "[raii][stream_batches][threads]") {
   bench b;
   basic_stream const stream(b.driver());
@@ -386,14 +392,14 @@ TEST_CASE("a generator's threads fill ahead, each index once, and batches come i
     ++next;
   }
   CHECK(next == 40);
-  CHECK(inside == 0);  // joined
+  CHECK(inside == 0);  // the threads are joined
   CHECK(most >= 2);
   CHECK_FALSE(who.contains(std::this_thread::get_id()));
   for (std::size_t i = 0; i <= 40; ++i) CHECK(calls[i] == 1);
   for (std::size_t i = 41; i < calls.size(); ++i) CHECK(calls[i] <= 1);
 }
 
-TEST_CASE("a generator's threads all work at once, however few slots the device has",
+TEST_CASE("generate runs on all threads at once, whatever the number of device slots",
           "[raii][stream_batches][threads]") {
   bench b;
   basic_stream const stream(b.driver());
@@ -417,7 +423,7 @@ TEST_CASE("a generator's threads all work at once, however few slots the device 
   CHECK(met);
 }
 
-TEST_CASE("a generator without threads is called by the loop alone", "[raii][stream_batches]") {
+TEST_CASE("generate without threads runs on the loop's thread", "[raii][stream_batches]") {
   bench b;
   basic_stream const stream(b.driver());
   auto const me = std::this_thread::get_id();
@@ -433,7 +439,8 @@ TEST_CASE("a generator without threads is called by the loop alone", "[raii][str
   CHECK(batches == 5);
 }
 
-TEST_CASE("several loops at once, each with threads, on one pool", "[raii][stream_batches][threads]") {
+TEST_CASE("stream_batches runs several loops with threads at once on one pool",
+          "[raii][stream_batches][threads]") {
   bench b;
   std::vector<std::thread> loops;
   std::atomic<int> right{0};
@@ -458,7 +465,7 @@ TEST_CASE("several loops at once, each with threads, on one pool", "[raii][strea
   CHECK(findings(b.machine()) == "");
 }
 
-TEST_CASE("a range of batches is an input range, gone through once", "[raii][stream_batches]") {
+TEST_CASE("stream_batches is a single-pass input range", "[raii][stream_batches]") {
   bench b;
   basic_stream const stream(b.driver());
   numbers const all = counted(100);
@@ -470,14 +477,14 @@ TEST_CASE("a range of batches is an input range, gone through once", "[raii][str
   CHECK((*it).index() == 0);
   ++it;
   it++;
-  CHECK((*range.begin()).index() == 2);  // where the loop is
+  CHECK((*range.begin()).index() == 2);  // the current position of the loop
   std::size_t left = 0;
   for ([[maybe_unused]] auto batch : range) ++left;
   CHECK(left == 8);
   CHECK(range.begin() == range.end());
 }
 
-TEST_CASE("whatever driver call fails in a loop over batches, nothing leaks and the error is typed",
+TEST_CASE("stream_batches throws a typed error and leaks nothing, whichever driver call fails",
           "[raii][stream_batches][fault]") {
   numbers const all = counted(50);
   auto const run = [&](fault_plan const& plan, sim_machine const& machine, bool staged) {
@@ -501,7 +508,7 @@ TEST_CASE("whatever driver call fails in a loop over batches, nothing leaks and 
     for (auto batch : collect_batches(device, {.batch_bytes = 40}, stream, staging)) {
       back.insert(back.end(), batch.begin(), batch.end());
     }
-    CHECK(back == all);  // where nothing threw
+    CHECK(back == all);  // if nothing threw
   };
   std::uint64_t typed = 0;
   for (bool const staged : {false, true}) {
@@ -522,7 +529,7 @@ TEST_CASE("whatever driver call fails in a loop over batches, nothing leaks and 
           CHECK(std::string_view(error.what()) == "the body's own");
         }
         struck = plan.failed() != 0;
-        // What a failed call was to give back is there still: one thing, or a page, its handle and its range.
+        // A failed release may leak its object: one object, or a page with its handle and its range.
         if (span == fault_span::once) CHECK(machine.leaks().total() <= 3);
         if (span == fault_span::once) CHECK(machine.leaks().streams + machine.leaks().events <= 1);
         REQUIRE(k < 1000);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loops over batches on CUDA: the promises of batch_loops.hpp, and that they overlap.
+// Loops over batches on CUDA: the contract of batch_loops.hpp, and the overlap of copies with work.
 
 #include "tarn/raii/stream_batches.hpp"
 
@@ -21,7 +21,7 @@ using tarn_test::has_cuda_devices;
 
 namespace stream_batches_test {
 
-/// A device's pool, and a pool of pinned memory of one kind.
+/// A device's pool, and a pool of one kind of pinned memory.
 template <class PinnedSource>
 class cuda_bench {
  public:
@@ -39,7 +39,7 @@ class cuda_bench {
   pinned_type pinned_ = PinnedSource{} | pooled{} | tracked{};
 };
 
-/// Occupies a stream until flags[0] is set, at most so long; flags[1] becomes 1 where it was set in time.
+/// Occupies a stream until flags[0] is set or a time limit passes; sets flags[1] to 1 if flags[0] was set in time.
 template <class Count>
 __global__ void hold(int volatile* flags, Count most_nanoseconds) {
   Count begin = 0;
@@ -55,7 +55,7 @@ __global__ void hold(int volatile* flags, Count most_nanoseconds) {
 
 using stream_batches_test::cuda_bench;
 
-TEMPLATE_TEST_CASE("batches of every source arrive whole and in order on CUDA",
+TEMPLATE_TEST_CASE("stream_batches delivers every source complete and in order on CUDA",
                    "[raii][stream_batches][cuda]", pinned_host, registered_host) {
   if (!has_cuda_devices()) return;
   cuda_bench<TestType> bench;
@@ -63,21 +63,22 @@ TEMPLATE_TEST_CASE("batches of every source arrive whole and in order on CUDA",
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("device memory comes back whole and in order on CUDA", "[raii][collect_batches][cuda]") {
+TEST_CASE("collect_batches delivers device memory complete and in order on CUDA",
+          "[raii][collect_batches][cuda]") {
   if (!has_cuda_devices()) return;
   cuda_bench<pinned_host> bench;
   tarn_test::device_memory_comes_back(bench, 300'000);
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("a loop over batches may be left anywhere on CUDA", "[raii][stream_batches][cuda]") {
+TEST_CASE("stream_batches loops can exit at any point on CUDA", "[raii][stream_batches][cuda]") {
   if (!has_cuda_devices()) return;
   cuda_bench<pinned_host> bench;
   tarn_test::leaving_early_is_safe(bench, 300'000);
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("a captured stream is refused batches, and its capture stays whole",
+TEST_CASE("stream_batches refuses a stream that CUDA captures, and keeps the capture valid",
           "[raii][stream_batches][cuda]") {
   if (!has_cuda_devices()) return;
   cuda_bench<pinned_host> bench;
@@ -91,7 +92,8 @@ TEST_CASE("a captured stream is refused batches, and its capture stays whole",
   if (graph != nullptr) CHECK(cudaGraphDestroy(graph) == cudaSuccess);
 }
 
-TEST_CASE("the next batch arrives while work on this one runs on CUDA", "[raii][stream_batches][cuda]") {
+TEST_CASE("stream_batches copies the next batch while work on the current one runs on CUDA",
+          "[raii][stream_batches][cuda]") {
   if (!has_cuda_devices()) return;
   if (static_cast<bool>(cuda_driver{}.memory_tool())) {
     WARN("skipped: a tool that watches memory runs one thing after the other");
@@ -118,7 +120,7 @@ TEST_CASE("the next batch arrives while work on this one runs on CUDA", "[raii][
       REQUIRE(cudaGetLastError() == cudaSuccess);
       continue;
     }
-    // The stream waits for its work on the first batch, which waits for this thread.
+    // The stream waits for its work on the first batch, and that work waits for this thread.
     auto const end = std::chrono::steady_clock::now() + std::chrono::seconds(8);
     while (!arrived && std::chrono::steady_clock::now() < end) {
       REQUIRE(cudaMemcpyAsync(seen.data(), batch.data() + bytes - 1, 1, cudaMemcpyDeviceToHost,
@@ -130,11 +132,11 @@ TEST_CASE("the next batch arrives while work on this one runs on CUDA", "[raii][
   }
   stream.synchronize();
   CHECK(arrived);
-  CHECK(go[1] == 1);  // told by this thread, not ended by the clock
+  CHECK(go[1] == 1);  // released by this thread, not by the time limit
 }
 
-TEMPLATE_TEST_CASE("registered memory is pinned memory on CUDA", "[source][registered_host][cuda]",
-                   std::true_type, std::false_type) {
+TEMPLATE_TEST_CASE("stream_batches treats registered memory as pinned memory on CUDA",
+                   "[source][registered_host][cuda]", std::true_type, std::false_type) {
   if (!has_cuda_devices()) return;
   registered_host memory(
       registered_options{.pages = TestType::value ? host_page_size::huge : host_page_size::usual});

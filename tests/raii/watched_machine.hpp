@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A simulated machine whose order checker watches, under one schedule of many: with a seed some streams seem never to end
-// until they are waited for, and events come late.
+// A simulated machine with the stream-order checker, under one of many schedules. With a nonzero seed some streams
+// do not complete until they are synchronized, and events complete late.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +22,7 @@ struct watched_machine {
   [[nodiscard]] auto pinned() const {
     return tarn::sim_pinned_host{machine.driver()} | tarn::pooled{} | owners_told{machine} | tarn::tracked{};
   }
-  /// Puts work on a stream that lasts a second of the machine's time.
+  /// Enqueues work that lasts one second of the machine's time.
   [[nodiscard]] auto busy() const {
     return [m = machine](tarn::stream_ref stream) { REQUIRE(m.launch(stream, 1'000'000'000).ok()); };
   }

@@ -26,7 +26,7 @@ using sizes = std::vector<std::size_t>;
   throw out_of_memory(r);
 }
 
-/// Work that needs what it is given, and has room for so much; keeps what it was called with.
+/// Work with a fixed amount of room. It records the sizes that it was called with.
 struct bounded_work {
   std::size_t room = 0;
   sizes called{};
@@ -45,7 +45,8 @@ sim_options small(std::size_t capacity = 64_MiB) {
 
 }  // namespace
 
-TEST_CASE("work that runs out of memory is tried at half the size until it fits", "[raii][with_oom_retry]") {
+TEST_CASE("with_oom_retry halves the size of work that runs out of memory until it fits",
+          "[raii][with_oom_retry]") {
   bounded_work work{13};
   auto const r = with_oom_retry(100, work);
   CHECK(work.called == sizes{100, 50, 25, 12});
@@ -63,8 +64,7 @@ TEST_CASE("work that runs out of memory is tried at half the size until it fits"
   CHECK(&with_oom_retry(1, [&](std::size_t) -> int& { return x; }).value == &x);
 }
 
-TEST_CASE("sizes go down to the least that is asked for, and the last error is the caller's",
-          "[raii][with_oom_retry]") {
+TEST_CASE("with_oom_retry stops at the least size and rethrows the last error", "[raii][with_oom_retry]") {
   bounded_work never{0};
   try {
     (void)with_oom_retry(100, never, {.least = 30});
@@ -87,7 +87,7 @@ TEST_CASE("sizes go down to the least that is asked for, and the last error is t
   CHECK(with_oom_retry(0, zero).size == 0);
 }
 
-TEST_CASE("only errors of the types asked for are tried again", "[raii][with_oom_retry]") {
+TEST_CASE("with_oom_retry retries only the requested error types", "[raii][with_oom_retry]") {
   int calls = 0;
   auto const throwing = [&](auto error) {
     return [&calls, error](std::size_t n) {
@@ -112,11 +112,11 @@ TEST_CASE("only errors of the types asked for are tried again", "[raii][with_oom
   CHECK_THROWS_AS(with_oom_retry(8, bounded, {.search = oom_search::upward}), std::bad_alloc);
 }
 
-TEST_CASE("the pool's cache is cleared, and the same size tried once more, before it is halved",
+TEST_CASE("with_oom_retry clears the pool's cache and retries the same size once before halving it",
           "[raii][with_oom_retry]") {
   sim_machine const machine{small()};
   sim_pool const memory{sim_pages{machine.driver()}};
-  sim_malloc const rival{machine.driver()};  // like another library: it cannot use what the pool has cached
+  sim_malloc const rival{machine.driver()};  // like another library: it cannot use the pool's cached memory
   make_device_buffer<std::byte>(memory, 40_MiB, stream_ref{}).clear();
   sizes called;
   auto const train = [&](std::size_t mib) {
@@ -135,24 +135,25 @@ TEST_CASE("the pool's cache is cleared, and the same size tried once more, befor
   CHECK(with_oom_retry(memory, 100, train).size == 50);
   CHECK(called == sizes{100, 100, 50});
   CHECK_THROWS_AS(with_oom_retry(memory, 100, train, {.least = 70}), out_of_memory);
-  CHECK(memory_reserved(memory) == 0);  // cleared behind the last try, too
+  CHECK(memory_reserved(memory) == 0);  // also cleared after the last attempt
   called.clear();
   CHECK_THROWS_AS(with_oom_retry(50, [&](std::size_t n) { (void)train(n + 20); }, {.least = 50}),
                   out_of_memory);
   CHECK(called == sizes{70});
 }
 
-TEST_CASE("where clearing frees nothing the same size is not tried again", "[raii][with_oom_retry]") {
+TEST_CASE("with_oom_retry does not retry the same size if clearing the cache freed nothing",
+          "[raii][with_oom_retry]") {
   sim_machine const machine{small()};
   bounded_work work{4};
   CHECK(with_oom_retry(sim_pool{sim_pages{machine.driver()}}, 8, work).size == 4);
   CHECK(work.called == sizes{8, 4});
   work.called.clear();
-  CHECK(with_oom_retry(sim_malloc{machine.driver()}, 8, work).size == 4);  // has no cache at all
+  CHECK(with_oom_retry(sim_malloc{machine.driver()}, 8, work).size == 4);  // has no cache
   CHECK(work.called == sizes{8, 4});
 }
 
-TEST_CASE("the search upward finds the largest size that works", "[raii][with_oom_retry]") {
+TEST_CASE("with_oom_retry with upward search finds the largest size that works", "[raii][with_oom_retry]") {
   for (std::size_t const room : {1U, 2U, 7U, 100U, 1000U, 1023U, 1024U, 1025U}) {
     bounded_work work{room};
     auto const r = with_oom_retry(64, work, {.search = oom_search::upward});
@@ -171,7 +172,8 @@ TEST_CASE("the search upward finds the largest size that works", "[raii][with_oo
   CHECK(with_oom_retry(1, boundless, {.search = oom_search::upward}).size >= ~std::size_t{0} - 1);
 }
 
-TEST_CASE("no value of a try holds memory while a larger size is tried", "[raii][with_oom_retry]") {
+TEST_CASE("with_oom_retry frees the value of an attempt before it tries a larger size",
+          "[raii][with_oom_retry]") {
   sim_machine const machine{small()};
   sim_pool const memory{sim_pages{machine.driver()}};
   {
@@ -189,7 +191,8 @@ TEST_CASE("no value of a try holds memory while a larger size is tried", "[raii]
   CHECK(memory_allocated(memory) == 0);
 }
 
-TEST_CASE("sizes that failed are remembered and not tried again", "[raii][with_oom_retry]") {
+TEST_CASE("with_oom_retry remembers sizes that failed and does not try them again",
+          "[raii][with_oom_retry]") {
   oom_sizes known;
   bounded_work work{100};
   oom_retry_options options{.search = oom_search::upward, .remember = &known};
@@ -200,7 +203,7 @@ TEST_CASE("sizes that failed are remembered and not tried again", "[raii][with_o
   CHECK(work.called == sizes{100});
   work.called.clear();
   options.search = oom_search::downward;
-  CHECK(with_oom_retry(500, work, options).size == 100);  // 101 and more did not work
+  CHECK(with_oom_retry(500, work, options).size == 100);  // 101 and more failed
   CHECK(with_oom_retry(60, work, options).size == 60);
   CHECK(work.called == sizes{100, 60});
   work.room = 30;  // less is free now
@@ -217,7 +220,7 @@ TEST_CASE("sizes that failed are remembered and not tried again", "[raii][with_o
   CHECK(work.called == sizes{32});
 }
 
-TEST_CASE("a search upward that meets another error leaves at once", "[raii][with_oom_retry]") {
+TEST_CASE("with_oom_retry with upward search rethrows any other error at once", "[raii][with_oom_retry]") {
   int calls = 0;
   CHECK_THROWS_AS(with_oom_retry(4,
                                  [&](std::size_t n) {
@@ -229,7 +232,8 @@ TEST_CASE("a search upward that meets another error leaves at once", "[raii][wit
   CHECK(calls == 3);
 }
 
-TEST_CASE("what a failed try had taken is free for the next", "[raii][with_oom_retry]") {
+TEST_CASE("with_oom_retry frees what a failed attempt took before the next attempt",
+          "[raii][with_oom_retry]") {
   sim_machine const machine{small()};
   auto const memory = sim_pages{machine.driver()} | pooled{} | limited{40_MiB} | tracked{};
   auto const r = with_oom_retry(memory, 32, [&](std::size_t mib) {
@@ -241,7 +245,7 @@ TEST_CASE("what a failed try had taken is free for the next", "[raii][with_oom_r
   CHECK(memory_allocated(memory) == 0);
 }
 
-TEST_CASE("whichever driver call fails in a retry, the error is typed and nothing leaks",
+TEST_CASE("with_oom_retry throws a typed error and leaks nothing, whichever driver call fails",
           "[raii][with_oom_retry]") {
   for (std::uint64_t nth = 1;; ++nth) {
     REQUIRE(nth < 500);
@@ -265,19 +269,19 @@ TEST_CASE("whichever driver call fails in a retry, the error is typed and nothin
     }
     sim_leaks const left = machine.leaks();
     CHECK(left.blocks + left.streams + left.events == 0);
-    // What a failed call was to give back is all that may stay.
+    // Only what a failed call would have freed may leak.
     CHECK(left.ranges + left.maps + left.handles <= 3);
   }
 }
 
-TEST_CASE("the largest number there is is a start like any other", "[raii][with_oom_retry]") {
+TEST_CASE("with_oom_retry accepts the largest std::size_t as the start", "[raii][with_oom_retry]") {
   bounded_work work{100};
   auto const r = with_oom_retry(~std::size_t{0}, work);
   CHECK(work.called.front() == ~std::size_t{0});
   CHECK((r.size > 50 && r.size <= 100));
 }
 
-TEST_CASE("a search upward never tries more than it may", "[raii][with_oom_retry]") {
+TEST_CASE("with_oom_retry with upward search never tries more than most", "[raii][with_oom_retry]") {
   bounded_work work{1000};
   auto const r = with_oom_retry(500, work, {.search = oom_search::upward, .most = 10});
   CHECK(*std::max_element(work.called.begin(), work.called.end()) == 10);
@@ -311,10 +315,10 @@ TEST_CASE("with_oom_retry stays within most where a larger size is remembered", 
   bounded_work work{110};
   CHECK(with_oom_retry(16, work, options).size == 50);
   CHECK(work.called == sizes{50});
-  CHECK((known.good == 100 && known.bad == 128));  // what was known is known still
+  CHECK((known.good == 100 && known.bad == 128));  // the remembered sizes are kept
   work.room = 30;
   CHECK(with_oom_retry(16, work, options).size == 30);
-  known = {80, 40};  // contradictory: only the smaller claim is used
+  known = {80, 40};  // contradictory: only the smaller size is used
   CHECK(with_oom_retry(16, work, options).size == 30);
 }
 
@@ -324,7 +328,7 @@ TEST_CASE("with_oom_retry finds the largest size within its bounds for every sta
     for (std::size_t const most : {1U, 2U, 49U, 50U, 51U, 100U}) {
       for (std::size_t start = 1; start < 110; start += 3) {
         oom_sizes known;
-        for (int call = 0; call < 2; ++call) {  // the second one remembers
+        for (int call = 0; call < 2; ++call) {  // the second call uses the remembered sizes
           bounded_work work{room};
           auto const r =
               with_oom_retry(start, work, {.search = oom_search::upward, .most = most, .remember = &known});

@@ -16,7 +16,7 @@ trace parse(std::initializer_list<std::string_view> lines) {
   return std::move(parser).finish();
 }
 
-/// Remembers what it was asked, and what was wrong with it.
+/// Records its requests and counts invalid ones.
 struct watched_pool {
   static constexpr std::string_view name = "watched";
   static constexpr std::string_view about = "for tests";
@@ -73,7 +73,7 @@ figures run_watched(trace const& t, unsigned passes, std::uint64_t capacity = 10
 
 }  // namespace
 
-TEST_CASE("every pass frees what it allocated, with the same bytes on the same stream", "[replay]") {
+TEST_CASE("run frees in each pass what it allocated, with the same bytes on the same stream", "[replay]") {
   figures const row = run_watched(parse({"a 1 100 5", "a 2 60 0", "f 1", "a 3 30 5"}), 3);
   CHECK(row.events == 4);
   CHECK(row.peak_live == 160);
@@ -82,26 +82,27 @@ TEST_CASE("every pass frees what it allocated, with the same bytes on the same s
   CHECK(row.out_of_memory == 0);
 }
 
-TEST_CASE("calls are counted for the first pass and for the second, leftovers apart", "[replay]") {
+TEST_CASE("run counts driver calls of the first and second pass, without the frees of leftovers",
+          "[replay]") {
   figures const row = run_watched(parse({"a 1 100 0", "a 2 60 0", "f 1"}), 2);
   CHECK(row.driver_calls == 3U);
   CHECK(row.driver_calls_warm == 3U);
   CHECK(row.driver_ns_cold == 10);
 }
 
-TEST_CASE("one pass has no warm figures", "[replay]") {
+TEST_CASE("run with one pass has no warm figures", "[replay]") {
   figures const row = run_watched(parse({"a 1 100 0", "f 1"}), 1);
   CHECK_FALSE(row.driver_calls_warm.has_value());
   CHECK_FALSE(row.warm_ns_per_event.has_value());
 }
 
-TEST_CASE("a refused request is counted, skipped at its free, and leaves no utilisation", "[replay]") {
+TEST_CASE("run counts a refused request, skips its free, and reports no utilisation", "[replay]") {
   figures const row = run_watched(parse({"a 1 100 0", "a 2 60 0", "f 2", "f 1", "a 3 13 0", "f 3"}), 2, 120);
   CHECK(row.out_of_memory == 4);  // 60 bytes by null, 13 by bad_alloc, twice each
   CHECK_FALSE(row.utilisation().has_value());
 }
 
-TEST_CASE("an empty trace is replayed", "[replay]") {
+TEST_CASE("run accepts an empty trace", "[replay]") {
   figures const row = run_watched(parse({}), 2);
   CHECK(row.events == 0);
   CHECK(row.cold_ns_per_event >= 0);

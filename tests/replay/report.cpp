@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A replayed trace as a snapshot: events, tags, and what the pool held at the peak.
+// A replayed trace as a snapshot: events, tags, and the pool's blocks at the peak.
 
 #include "replay/report.hpp"
 
@@ -43,7 +43,7 @@ std::size_t live_bytes(snapshot const& s) {
 
 }  // namespace
 
-TEST_CASE("a report has every call of its trace, numbered, and the blocks of the peak", "[replay][report]") {
+TEST_CASE("report has every call of its trace, numbered, and the blocks at the peak", "[replay][report]") {
   snapshot const s = report_of(parse({"a 1 1000 5", "a 2 3000000 9", "f 1", "a 3 100 5", "f 2", "f 3"}));
   CHECK(s.title == "t on tarn");
   CHECK(s.now_ns == 2);
@@ -72,7 +72,8 @@ TEST_CASE("a report has every call of its trace, numbered, and the blocks of the
   CHECK(s.tags[calls[0].tag].allocations == 2);
 }
 
-TEST_CASE("a report's segments are all that the pool holds, told as the trace tells it", "[replay][report]") {
+TEST_CASE("report lists all segments of the pool with the streams and tags of the trace",
+          "[replay][report]") {
   std::mt19937 random(4);
   for (int round = 0; round < 10; ++round) {
     trace_parser parser("t.trace");
@@ -101,7 +102,7 @@ TEST_CASE("a report's segments are all that the pool holds, told as the trace te
       std::uintptr_t at = segment.address;
       for (snapshot_block const& b : segment.blocks) {
         CHECK(b.address == at);
-        CHECK(b.stream < 3);  // the trace's, not the device's
+        CHECK(b.stream < 3);  // the trace's stream, not the device's
         if (b.use == block_use::live) CHECK(tag_of_size(b.requested) == b.tag);
         at += b.bytes;
       }
@@ -111,7 +112,7 @@ TEST_CASE("a report's segments are all that the pool holds, told as the trace te
   }
 }
 
-TEST_CASE("a request that the device refuses is in the report, and its free is not", "[replay][report]") {
+TEST_CASE("report includes a request that the device refuses, and omits its free", "[replay][report]") {
   snapshot const s = report_of(parse({"a 1 4000000 0", "a 2 90000000 0", "f 2", "f 1"}), 16 * mib);
   std::size_t refused = 0, freed = 0;
   for (snapshot_event const& e : s.events) {
@@ -123,14 +124,14 @@ TEST_CASE("a request that the device refuses is in the report, and its free is n
   for (watched_tag const& tag : s.tags) CHECK(tag.blocks <= 1);
 }
 
-TEST_CASE("a report of no calls holds nothing", "[replay][report]") {
+TEST_CASE("report of an empty trace is empty", "[replay][report]") {
   snapshot const s = report_of(parse({}));
   CHECK(s.events.empty());
   CHECK(s.segments.empty());
   CHECK(s.now_ns == 0);
 }
 
-TEST_CASE("a size has the tag of the smallest span that it fits", "[replay][report][size_spans]") {
+TEST_CASE("tag_of_size is the smallest span that holds the size", "[replay][report][size_spans]") {
   CHECK(tag_of_size(0) == 1);
   CHECK(tag_of_size(4096) == 1);
   CHECK(tag_of_size(4097) == 2);

@@ -32,7 +32,7 @@ bool says(std::string const& text, std::string_view what) {
 
 }  // namespace
 
-TEST_CASE("numbers are written with thousands apart", "[replay]") {
+TEST_CASE("with_commas and as_mib separate thousands", "[replay]") {
   CHECK(with_commas(0) == "0");
   CHECK(with_commas(999) == "999");
   CHECK(with_commas(1000) == "1,000");
@@ -41,7 +41,7 @@ TEST_CASE("numbers are written with thousands apart", "[replay]") {
   CHECK(as_mib(0) == "0.0 MiB");
 }
 
-TEST_CASE("the table puts what PyTorch held beside the pool", "[replay]") {
+TEST_CASE("write_table shows PyTorch's reserved memory next to the pool's", "[replay]") {
   figures const row = demucs();
   std::ostringstream out;
   write_table(out, std::span(&row, 1));
@@ -52,7 +52,7 @@ TEST_CASE("the table puts what PyTorch held beside the pool", "[replay]") {
   CHECK(says(out.str(), "6,462.0 MiB"));
 }
 
-TEST_CASE("a trace that PyTorch is not known for has no row of it", "[replay]") {
+TEST_CASE("write_table has no PyTorch row for a trace without known figures", "[replay]") {
   figures row = demucs();
   row.trace = "mine";
   std::ostringstream out;
@@ -60,7 +60,7 @@ TEST_CASE("a trace that PyTorch is not known for has no row of it", "[replay]") 
   CHECK_FALSE(says(out.str(), "PyTorch"));
 }
 
-TEST_CASE("JSON has every field, and null for what is unknown", "[replay]") {
+TEST_CASE("write_json has every field, and null for unknown values", "[replay]") {
   std::ostringstream out;
   write_json(out, demucs());
   std::string const text = out.str();

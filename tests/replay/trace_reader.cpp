@@ -35,7 +35,7 @@ bool begins(std::string const& text, std::string_view with) {
 
 }  // namespace
 
-TEST_CASE("a trace becomes events whose frees know their bytes and stream", "[replay]") {
+TEST_CASE("trace_parser gives frees the bytes and stream of their allocation", "[replay]") {
   trace const t = parse({"# a comment", "a 7 100 3", "a 8 50 0", "", "f 7", "a 9 25 3"});
   CHECK(t.name == "some");
   REQUIRE(t.events.size() == 4);
@@ -46,25 +46,25 @@ TEST_CASE("a trace becomes events whose frees know their bytes and stream", "[re
   CHECK(t.events[2].bytes == 100);
   CHECK(t.events[2].stream == 0);
   CHECK(t.events[2].slot == t.events[0].slot);
-  CHECK(t.events[3].slot == t.events[0].slot);  // a slot is used again: the table stays as small as the peak
+  CHECK(t.events[3].slot == t.events[0].slot);  // slots are reused: the table stays as small as the peak
   CHECK(t.slots == 2);
 }
 
-TEST_CASE("blanks, tabs and Windows line ends do not matter", "[replay]") {
+TEST_CASE("trace_parser ignores blanks, tabs and Windows line ends", "[replay]") {
   trace const t = parse({"a 1 2 0\r", "a\t2  4\t0 ", "f 1\r", " "});
   CHECK(t.events.size() == 3);
   CHECK(t.peak_live == 6);
 }
 
-TEST_CASE("an id may be used again once it was freed", "[replay]") {
+TEST_CASE("trace_parser accepts an id again after it was freed", "[replay]") {
   CHECK(parse({"a 1 2 0", "f 1", "a 1 4 0", "f 1"}).peak_live == 4);
 }
 
-TEST_CASE("zero bytes are a request like any other", "[replay]") {
+TEST_CASE("trace_parser accepts requests of zero bytes", "[replay]") {
   CHECK(parse({"a 1 0 0", "f 1"}).events.size() == 2);
 }
 
-TEST_CASE("a broken trace is refused with its file and line", "[replay]") {
+TEST_CASE("trace_parser refuses a broken line and reports file and line", "[replay]") {
   CHECK(begins(refusal({"a 1 2 0", "x 1"}), "some.trace:2: broken line 'x 1'"));
   CHECK(begins(refusal({"allocate 1 2 0"}), "some.trace:1: broken line"));
   CHECK(begins(refusal({"a"}), "some.trace:1: broken line"));
@@ -77,20 +77,20 @@ TEST_CASE("a broken trace is refused with its file and line", "[replay]") {
   CHECK(begins(refusal({"a 1 2 0", "f 1 1"}), "some.trace:2: something follows the id"));
 }
 
-TEST_CASE("an id that was never allocated, freed before, or still live is refused", "[replay]") {
+TEST_CASE("trace_parser refuses an id that is unknown, already freed or still live", "[replay]") {
   CHECK(refusal({"a 1 2 0", "f 2"}) == "some.trace:2: unknown id 2: it was never allocated");
   CHECK(refusal({"a 1 2 0", "f 1", "#", "f 1"}) ==
         "some.trace:4: double free of id 1: it was freed at line 2");
   CHECK(refusal({"a 1 2 0", "a 1 2 0"}) == "some.trace:2: id 1 is still live: it was allocated at line 1");
 }
 
-TEST_CASE("what a message shows of a broken line is short and printable", "[replay]") {
+TEST_CASE("trace_parser quotes a broken line short and printable", "[replay]") {
   std::string const text = refusal({std::string("\x1b[31m") + std::string(5000, 'z')});
   CHECK(text.size() < 200);
   CHECK(text.find('\x1b') == std::string::npos);
 }
 
-TEST_CASE("a trace of as many streams as the format has is read, and one more is refused", "[replay]") {
+TEST_CASE("trace_parser accepts most_trace_streams streams and refuses one more", "[replay]") {
   trace_parser parser("many.trace");
   for (std::uint32_t i = 0; i < tarn::most_trace_streams; ++i) {
     std::string const id = std::to_string(i);
@@ -104,7 +104,7 @@ TEST_CASE("a trace of as many streams as the format has is read, and one more is
   }
 }
 
-TEST_CASE("what recorded writes of more streams than the format has is read", "[replay]") {
+TEST_CASE("trace_parser reads what recorded writes for more than most_trace_streams streams", "[replay]") {
   std::FILE* const file = std::tmpfile();
   REQUIRE(file != nullptr);
   constexpr std::uint32_t streams = tarn::most_trace_streams + 10;

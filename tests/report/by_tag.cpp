@@ -10,7 +10,7 @@
 
 using namespace tarn;
 
-TEST_CASE("memory by tag is sorted by bytes, and its table adds up", "[report][by_tag]") {
+TEST_CASE("memory_by_tag is sorted by bytes, and memory_by_tag_summary adds up", "[report][by_tag]") {
   auto memory = sim_pages{} | pooled{} | watched{} | limited{1_GiB};
   void* const p = memory.allocate({}, 3_MiB, 256, tag("small"));
   void* const q = memory.allocate({}, 30_MiB, 256, tag("large"));
@@ -41,7 +41,8 @@ TEST_CASE("memory by tag is sorted by bytes, and its table adds up", "[report][b
   memory.deallocate({}, s, 100);
 }
 
-TEST_CASE("the table of lines shows each file's lines in order, with their text", "[report][line_profile]") {
+TEST_CASE("line_profile_table lists the lines of each file in order, with their source text",
+          "[report][line_profile]") {
   reset_line_profile();
   CHECK(line_profile_table().empty());
   sim_pool pool;

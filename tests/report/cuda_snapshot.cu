@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Snapshots of pools on CUDA: the promises of take_snapshot.cpp, with the device's own pages, blocks and streams.
+// Snapshots of pools on CUDA: the contract of take_snapshot.cpp, with the device's own pages, blocks and streams.
 
 #include <cstdint>
 #include <cstdlib>
@@ -40,7 +40,7 @@ inline snapshot_block const* block_at(snapshot const& s, void const* p) {
   return nullptr;
 }
 
-/// What PyTorch's viewer would do with it.
+/// The mistake that PyTorch's viewer would find; empty if there is none.
 inline std::string mistake_of(snapshot const& s) {
   std::string path = (std::filesystem::temp_directory_path() / "tarn_cuda_snapshot_XXXXXX").string();
   if (mkdtemp(path.data()) == nullptr) return "no folder";
@@ -52,7 +52,7 @@ inline std::string mistake_of(snapshot const& s) {
   return tarn_test::undone_history(*read, static_cast<std::size_t>(s.device)).mistake();
 }
 
-/// Random calls on two streams and two threads; a snapshot in between, one at the end.
+/// Random calls on two streams and two threads, with snapshots during the run and one at the end.
 template <class Memory>
 void try_on(Memory memory) {
   remember_growth(memory);
@@ -93,7 +93,7 @@ void try_on(Memory memory) {
 }  // namespace cuda_snapshot_test
 using namespace cuda_snapshot_test;
 
-TEST_CASE("a snapshot on CUDA is whole, and the viewer can take its history back",
+TEST_CASE("take_snapshot on CUDA is consistent, and PyTorch's viewer can undo its history",
           "[report][snapshot][cuda]") {
   if (!has_cuda_devices()) return;
   SECTION("over pages") {
@@ -104,7 +104,7 @@ TEST_CASE("a snapshot on CUDA is whole, and the viewer can take its history back
   }
 }
 
-TEST_CASE("on CUDA a block is told by name, stream and use", "[report][snapshot][cuda]") {
+TEST_CASE("take_snapshot on CUDA reports the name, stream and use of a block", "[report][snapshot][cuda]") {
   if (!has_cuda_devices()) return;
   auto memory = cuda_pages{} | pooled{} | watched{.history = 100};
   basic_stream<cuda_driver> const stream{cuda_driver{}};
@@ -133,7 +133,8 @@ TEST_CASE("on CUDA a block is told by name, stream and use", "[report][snapshot]
   memory.deallocate({}, q, 5000);
 }
 
-TEST_CASE("on CUDA a block of pieces is a segment at its user's address", "[report][snapshot][view][cuda]") {
+TEST_CASE("take_snapshot on CUDA reports a remapped block as a segment at its user's address",
+          "[report][snapshot][view][cuda]") {
   if (!has_cuda_devices()) return;
   if (static_cast<bool>(cuda_driver{}.memory_tool())) {
     WARN("skipped: a tool that watches memory takes no pages, and there are no pieces");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where did it go? explain_memory and memory_explanation.
+// explain_memory and memory_explanation.
 
 #include "tarn/report/explain_memory.hpp"
 
@@ -30,7 +30,7 @@ sim_options crowded() {
   return {.taken = 4_GiB, .context = 1070_MiB, .other_processes = 2_GiB, .set_aside = 600_MiB};
 }
 
-/// The promises of every explanation, known or not: the parts of each level sum up to what is above them.
+/// The invariants of every explanation, with or without unknown parts: the parts of each level sum to the level above.
 void check_sums(memory_explanation const& e) {
   std::int64_t parts = 0;
   std::int64_t of_process = 0;
@@ -42,7 +42,7 @@ void check_sums(memory_explanation const& e) {
     if (row.depth == 1 && row.name.starts_with("this process")) process = bytes;
     if (row.depth == 2) of_process += bytes;
     if (row.depth == 2 && !row.bytes) told_apart = false;
-    if (row.depth == 0 && row.name.find("host") != std::string::npos) break;  // beside the device
+    if (row.depth == 0 && row.name.find("host") != std::string::npos) break;  // not in the device's total
   }
   CHECK(parts == static_cast<std::int64_t>(e.total));
   CHECK(of_process == process);
@@ -56,7 +56,7 @@ void check_sums(memory_explanation const& e) {
   }
 }
 
-/// The row of a name, whose beginning suffices.
+/// The first row whose name starts with `name`.
 memory_row row_of(memory_explanation const& e, std::string const& name) {
   for (memory_row const& row : e.rows()) {
     if (row.name.starts_with(name)) return row;
@@ -67,7 +67,8 @@ memory_row row_of(memory_explanation const& e, std::string const& name) {
 
 }  // namespace
 
-TEST_CASE("a model of 0.0004 MiB, and every byte that nvidia-smi shows for it", "[report][explain_memory]") {
+TEST_CASE("explain_memory of a model of 0.0004 MiB accounts for every byte that nvidia-smi shows",
+          "[report][explain_memory]") {
   sim_machine const machine{crowded()};
   context_cost const context = measure_context(machine.driver());
   CHECK(context.bytes == 1070_MiB);
@@ -95,7 +96,7 @@ TEST_CASE("a model of 0.0004 MiB, and every byte that nvidia-smi shows for it", 
   CHECK(text.find("unknown") == std::string::npos);
 }
 
-TEST_CASE("a pool's rows are its own state, whatever it holds", "[report][explain_memory]") {
+TEST_CASE("explain_memory reports a pool's own state in its rows", "[report][explain_memory]") {
   sim_machine const machine{crowded()};
   sim_pool pool{sim_pages{machine.driver()}};
   stream_ref other;
@@ -127,7 +128,7 @@ TEST_CASE("a pool's rows are its own state, whatever it holds", "[report][explai
   CHECK(machine.driver().destroy_stream(other).ok());
 }
 
-TEST_CASE("what is allocated outside the pools is told apart where the context was measured",
+TEST_CASE("explain_memory separates allocations outside the pools if the context was measured",
           "[report][explain_memory]") {
   sim_machine const machine{crowded()};
   sim_driver const driver = machine.driver();
@@ -150,7 +151,8 @@ TEST_CASE("what is allocated outside the pools is told apart where the context w
   CHECK(driver.free_device(theirs).ok());
 }
 
-TEST_CASE("any number of pools, each once, with host memory beside the sum", "[report][explain_memory]") {
+TEST_CASE("explain_memory counts each of any number of pools once, with host memory apart from the total",
+          "[report][explain_memory]") {
   sim_machine const machine{crowded()};
   sim_driver const driver = machine.driver();
   sim_pool first{sim_pages{driver}};
@@ -166,7 +168,7 @@ TEST_CASE("any number of pools, each once, with host memory beside the sum", "[r
   check_sums(e);
   REQUIRE(e.pools.size() == 3);
   CHECK(e.pools[1].name == "pool 2");
-  CHECK_FALSE(e.pools[1].requested);  // nobody counts what was asked
+  CHECK_FALSE(e.pools[1].requested);  // no layer counts the requested bytes
   CHECK(e.pools[1].live == detail::state_of(second).live);
   CHECK(e.pools[2].requested == 400);
   CHECK(e.pools[2].reserved ==
@@ -183,7 +185,8 @@ TEST_CASE("any number of pools, each once, with host memory beside the sum", "[r
   plain.deallocate({}, d, 400);
 }
 
-TEST_CASE("blocks handed out past the counting layer are live, and no rounding", "[report][explain_memory]") {
+TEST_CASE("explain_memory counts blocks that bypass the counting layer as live, not as rounding",
+          "[report][explain_memory]") {
   sim_machine const machine{crowded()};
   auto pool = sim_pages{machine.driver()} | pooled{};
   auto counted = pool | tracked{};
@@ -199,7 +202,7 @@ TEST_CASE("blocks handed out past the counting layer are live, and no rounding",
   pool.deallocate({}, b, 5000);
 }
 
-TEST_CASE("where the counting layer counts another source, too, rounding is unknown",
+TEST_CASE("explain_memory reports rounding as unknown if the counting layer counts another source too",
           "[report][explain_memory]") {
   sim_machine const machine{crowded()};
   sim_driver const driver = machine.driver();
@@ -216,7 +219,7 @@ TEST_CASE("where the counting layer counts another source, too, rounding is unkn
   memory.deallocate({}, b, 4_MiB);
 }
 
-TEST_CASE("without NVML the parts are unknown, the residual names them, and the sum stays exact",
+TEST_CASE("explain_memory without NVML: unknown parts are named in the residual, and the sum stays exact",
           "[report][explain_memory]") {
   sim_options options = crowded();
   options.accounting = sim_accounting::missing;
@@ -241,7 +244,8 @@ TEST_CASE("without NVML the parts are unknown, the residual names them, and the 
   CHECK(e.text().find("this process, at least") != std::string::npos);
 }
 
-TEST_CASE("where processes are hidden, sums are told and the gap is explained", "[report][explain_memory]") {
+TEST_CASE("explain_memory with hidden processes reports sums and explains the gap",
+          "[report][explain_memory]") {
   sim_options options = crowded();
   options.accounting = sim_accounting::hidden;
   sim_machine const machine{options};
@@ -261,7 +265,7 @@ TEST_CASE("where processes are hidden, sums are told and the gap is explained", 
 }
 
 namespace {
-/// A driver whose management library says what the test wants.
+/// A driver whose memory_account() returns the values of the test.
 struct telling_driver : sim_driver {
   using sim_driver::sim_driver;
   telling_driver(sim_driver const& driver, device_account what) : sim_driver(driver), told(what) {}
@@ -273,7 +277,8 @@ struct telling_driver : sim_driver {
 };
 }  // namespace
 
-TEST_CASE("an account that contradicts the driver or the pools is not used", "[report][explain_memory]") {
+TEST_CASE("explain_memory ignores an account that contradicts the driver or the pools",
+          "[report][explain_memory]") {
   sim_machine const machine{crowded()};
   sim_pool pool{sim_pages{machine.driver()}};
   void* const p = pool.allocate({}, 100);
@@ -319,7 +324,7 @@ TEST_CASE("an account that contradicts the driver or the pools is not used", "[r
 }
 
 namespace {
-/// A driver whose context is set up by memory_info(), seen by nobody but in what is free.
+/// A driver whose memory_info() creates the context; only the free memory shows it.
 struct waking_driver : sim_driver {
   waking_driver(sim_driver const& driver, std::size_t takes, std::size_t& awake)
       : sim_driver(driver), takes_(takes), awake_(&awake) {}
@@ -341,7 +346,7 @@ struct waking_driver : sim_driver {
 };
 }  // namespace
 
-TEST_CASE("in a container the context is measured by what is free before and after it",
+TEST_CASE("measure_context in a container compares the free memory before and after the context",
           "[report][explain_memory]") {
   sim_options options = crowded();
   options.accounting = sim_accounting::hidden;
@@ -356,17 +361,18 @@ TEST_CASE("in a container the context is measured by what is free before and aft
   CHECK(row_of(e, "context and modules").how.find("what was free before") != std::string::npos);
   CHECK_FALSE(e.other_allocations);
   CHECK_FALSE(
-      measure_context(driver).bytes);  // it is there already: nothing can be measured, and nothing is made up
+      measure_context(driver).bytes);  // the context exists already: nothing is measured, nothing made up
   awake = 0;
   CHECK_FALSE(
-      measure_context(waking_driver(machine.driver(), 31_MiB, awake)).bytes);  // other processes' doing
+      measure_context(waking_driver(machine.driver(), 31_MiB, awake)).bytes);  // caused by other processes
   awake = 0;
   waking_driver silent(machine.driver(), 500_MiB, awake);
   silent.tells_free = false;
   CHECK_FALSE(measure_context(silent).bytes);
 }
 
-TEST_CASE("a pool of another device is refused by name, and nothing is asked", "[report][explain_memory]") {
+TEST_CASE("explain_memory refuses a pool of another device with a message and makes no driver call",
+          "[report][explain_memory]") {
   sim_machine const machine{{.devices = 2}};
   sim_pool first{sim_pages{machine.driver(device_id{0})}};
   sim_pool second{sim_pages{machine.driver(device_id{1})}};
@@ -383,7 +389,7 @@ TEST_CASE("a pool of another device is refused by name, and nothing is asked", "
   CHECK(explain_memory(second).device == 1);
 }
 
-TEST_CASE("a failing driver is a cuda_error, a failing NVML an unknown part",
+TEST_CASE("explain_memory throws cuda_error if the driver fails, and reports unknown if NVML fails",
           "[report][explain_memory][fault]") {
   using driver_type = faulty<sim_driver>;
   sim_machine const machine{crowded()};
@@ -411,7 +417,7 @@ TEST_CASE("a failing driver is a cuda_error, a failing NVML an unknown part",
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("a driver that tells no more than what is free suffices", "[report][explain_memory]") {
+TEST_CASE("explain_memory accepts a driver that reports only the free memory", "[report][explain_memory]") {
   auto memory = host_memory{} | pooled{};
   void* const p = memory.allocate({}, 100);
   memory_explanation const e = explain_memory(memory);
@@ -422,7 +428,7 @@ TEST_CASE("a driver that tells no more than what is free suffices", "[report][ex
   memory.deallocate({}, p, 100);
 }
 
-TEST_CASE("explanations are sound while other threads allocate", "[report][explain_memory][threads]") {
+TEST_CASE("explain_memory is consistent while other threads allocate", "[report][explain_memory][threads]") {
   sim_machine const machine{crowded()};
   sim_pool pool{sim_pages{machine.driver()}};
   std::vector<std::thread> workers;
@@ -453,7 +459,7 @@ std::string mib_in_text(std::size_t total) {
   return row.substr(row.find_last_of(' ') + 1);
 }
 
-/// The process's locale for a scope, made where the system has none whose decimal point is a comma.
+/// Sets a locale with a decimal comma for a scope; creates one if the system has none.
 class comma_locale {
  public:
   comma_locale() {

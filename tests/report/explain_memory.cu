@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// explain_memory on a device: sums that are exact whatever the driver and NVML say, and NVML's own ABI.
+// explain_memory on a device: sums that are exact whatever the driver and NVML report, and NVML's ABI.
 
 #include "tarn/report/explain_memory.hpp"
 
@@ -27,7 +27,7 @@ inline void check_sums(memory_explanation const& e) {
   std::int64_t of_process = 0;
   std::int64_t process = 0;
   for (memory_row const& row : e.rows()) {
-    if (row.depth == 0 && row.name != "total on the device") break;  // host memory, beside the device
+    if (row.depth == 0 && row.name != "total on the device") break;  // not in the device's total
     std::int64_t const bytes = row.bytes.value_or(0);
     if (row.depth == 1) parts += bytes;
     if (row.depth == 1 && row.name.rfind("this process", 0) == 0) process = bytes;
@@ -42,7 +42,7 @@ inline void check_sums(memory_explanation const& e) {
 
 using namespace explain_memory_test;
 
-TEST_CASE("on a device the parts and the residual are the total, and the pool's rows its state",
+TEST_CASE("explain_memory on a device: the rows add up to the total and match the pool's state",
           "[report][explain_memory][cuda]") {
   if (!has_cuda_devices()) return;
   cuda_driver const driver;
@@ -62,11 +62,11 @@ TEST_CASE("on a device the parts and the residual are the total, and the pool's 
   CHECK(e.pools[0].rounding == 72);
   REQUIRE(e.host_pools.size() == 1);
   CHECK(e.host_pools[0].requested == 1000);
-  WARN(e.text());  // shown with -s or without: what this machine's NVML tells
+  WARN(e.text());  // printed with and without -s: what this machine's NVML reports
   staging.deallocate({}, host, 1000);
 }
 
-TEST_CASE("on a device NVML sees what a pool takes and gives back, where it sees the process",
+TEST_CASE("explain_memory on a device: NVML sees what a pool reserves if it sees the process",
           "[report][explain_memory][cuda]") {
   if (!has_cuda_devices()) return;
   device_pool pool;
@@ -80,12 +80,13 @@ TEST_CASE("on a device NVML sees what a pool takes and gives back, where it sees
     WARN("skipped in part: " << before.source << "; " << before.gap);
     return;
   }
-  // Others in this process may allocate, but not give back: tests run one at a time.
+  // Other code in this process may allocate but not free: tests run one at a time.
   CHECK(*during.this_process - *before.this_process >= during.reserved() - before.reserved());
   CHECK(during.outside_pools.has_value());
 }
 
-TEST_CASE("what the program allocates by itself is no pool's", "[report][explain_memory][cuda]") {
+TEST_CASE("explain_memory on a device: direct cudaMalloc calls count as outside the pools",
+          "[report][explain_memory][cuda]") {
   if (!has_cuda_devices()) return;
   device_pool pool;
   void* const mine = pool.allocate({}, 1_MiB);
@@ -104,8 +105,7 @@ TEST_CASE("what the program allocates by itself is no pool's", "[report][explain
   pool.deallocate({}, mine, 1_MiB);
 }
 
-TEST_CASE("asking whose the memory is leaves no error and the current device as they were",
-          "[report][explain_memory][cuda]") {
+TEST_CASE("explain_memory keeps CUDA's current device and last error", "[report][explain_memory][cuda]") {
   if (!has_cuda_devices()) return;
   int device = -1;
   REQUIRE(cudaGetDevice(&device) == cudaSuccess);
@@ -117,7 +117,7 @@ TEST_CASE("asking whose the memory is leaves no error and the current device as 
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("without a device the explanation is a typed error", "[report][explain_memory]") {
+TEST_CASE("explain_memory without a device throws cuda_error", "[report][explain_memory]") {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) {
     CHECK_THROWS_AS(explain_memory(device_id{126}), cuda_error);
@@ -128,7 +128,7 @@ TEST_CASE("without a device the explanation is a typed error", "[report][explain
 }
 
 #if __has_include(<nvml.h>)
-TEST_CASE("the structures declared here are those of nvml.h", "[driver][nvml]") {
+TEST_CASE("detail::nvml_memory, nvml_memory_v2 and nvml_process match nvml.h", "[driver][nvml]") {
   CHECK(sizeof(nvmlMemory_t) == sizeof(detail::nvml_memory));
   CHECK(sizeof(nvmlMemory_v2_t) == sizeof(detail::nvml_memory_v2));
   CHECK(offsetof(nvmlMemory_v2_t, reserved) == offsetof(detail::nvml_memory_v2, reserved));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON: snapshot_json and perfetto, read back by another's reader; save_snapshot.
+// JSON: snapshot_json and perfetto, read by an independent parser; save_snapshot.
 
 #include <cstdint>
 #include <cstdio>
@@ -45,7 +45,7 @@ std::string content_of(std::filesystem::path const& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// A folder of the test's own, gone with it.
+/// A temporary folder. The destructor removes it.
 struct own_folder {
   std::filesystem::path path;
   own_folder() {
@@ -65,7 +65,7 @@ struct own_folder {
 
 #if defined(TARN_TEST_READS_JSON)
 
-TEST_CASE("JSON has every number and name of a snapshot", "[report][snapshot_json]") {
+TEST_CASE("write_json writes every number and name of a snapshot", "[report][snapshot_json]") {
   snapshot const s = sample_snapshot();
   auto const json = nlohmann::json::parse(written(s));
   CHECK(json["format"] == "tarn snapshot");
@@ -115,10 +115,10 @@ TEST_CASE("JSON has every number and name of a snapshot", "[report][snapshot_jso
   CHECK(kinds == "reserve reserve reserve allocate allocate free refused allocate allocate free ");
 }
 
-TEST_CASE("a trace for Perfetto counts bytes at each moment, from what was there before",
+TEST_CASE("write_perfetto counts bytes over time, starting from what was live before the history",
           "[report][perfetto]") {
   snapshot s = sample_snapshot();
-  s.events.erase(s.events.begin(), s.events.begin() + 4);  // the history is not whole
+  s.events.erase(s.events.begin(), s.events.begin() + 4);  // the history is incomplete
   auto const json = nlohmann::json::parse(traced(s, {.least_slice_bytes = 0x1000}));
   std::map<std::string, std::int64_t> now;
   std::map<std::uint64_t, std::string> open;
@@ -148,7 +148,7 @@ TEST_CASE("a trace for Perfetto counts bytes at each moment, from what was there
     CHECK(now["live bytes"] >= 0);
   }
   CHECK(open.empty());
-  CHECK(closed == 3);  // two that live on, one that awaits; that of 2 KiB is counted only
+  CHECK(closed == 3);  // two blocks stay live, one awaits a stream; the block of 2 KiB is only counted
   CHECK(time == Approx(1000.0));
   CHECK(most_live == 0x6000);
   CHECK(now["live bytes"] == 0x5000);
@@ -157,7 +157,7 @@ TEST_CASE("a trace for Perfetto counts bytes at each moment, from what was there
   CHECK(now["tag untagged"] == 0x4000);
 }
 
-TEST_CASE("every byte is escaped as JSON wants it, long texts too", "[report][json_text]") {
+TEST_CASE("json_text escapes every byte, also in long texts", "[report][json_text]") {
   std::string all;
   for (int c = 0; c < 256; ++c) all += static_cast<char>(c);
   for (int i = 0; i < 300; ++i) all += "0123456789";
@@ -183,12 +183,12 @@ TEST_CASE("every byte is escaped as JSON wants it, long texts too", "[report][js
 }
 
 #else
-TEST_CASE("JSON is read back by another's reader", "[report]") {
+TEST_CASE("write_json is read by an independent parser", "[report]") {
   WARN("skipped, nothing was tested: install nlohmann-json3-dev");
 }
 #endif
 
-TEST_CASE("the extension of a snapshot's file is its format", "[report][save_snapshot]") {
+TEST_CASE("save_snapshot chooses the format by the file's extension", "[report][save_snapshot]") {
   own_folder const folder;
   sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
   sim_pool pool{sim_pages{machine.driver(0)}};
@@ -199,12 +199,12 @@ TEST_CASE("the extension of a snapshot's file is its format", "[report][save_sna
   CHECK(unpickler(content_of(folder.path / "b.pkl")).read()->has("segments"));
   CHECK(content_of(folder.path / "c.json").find("\"format\":\"tarn snapshot\"") != std::string::npos);
   CHECK(content_of(folder.path / "d.trace.json").find("\"traceEvents\"") != std::string::npos);
-  save_snapshot(sample_snapshot(), folder.path / "a.pickle");  // what is there is replaced
+  save_snapshot(sample_snapshot(), folder.path / "a.pickle");  // an existing file is replaced
   CHECK(unpickler(content_of(folder.path / "a.pickle")).read()->at("device_traces").items.size() == 2);
   pool.deallocate({}, p, 5_MiB);
 }
 
-TEST_CASE("a snapshot that cannot be written says where and why, and leaves nothing behind",
+TEST_CASE("save_snapshot reports the path and reason of a failure and leaves no file behind",
           "[report][save_snapshot]") {
   own_folder const folder;
   snapshot const s = sample_snapshot();

@@ -19,7 +19,7 @@ std::int64_t number_of(std::size_t bytes) {
 }
 }  // namespace
 
-TEST_CASE("the numbers are PyTorch's", "[report][stats]") {
+TEST_CASE("memory_stats has PyTorch's keys and values", "[report][stats]") {
   sim_machine machine{sim_options{.backing = sim_backing::address_only}};
   sim_pool pool{sim_pages{machine.driver(0)}};
   void* const small = pool.allocate({}, 700);
@@ -53,7 +53,7 @@ TEST_CASE("the numbers are PyTorch's", "[report][stats]") {
   CHECK(max_memory_allocated(pool) == 0);
 }
 
-TEST_CASE("what is held for small and for large blocks is told apart", "[report][stats]") {
+TEST_CASE("memory_stats reports reserved memory separately for small and large blocks", "[report][stats]") {
   sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
   auto const on_pages = [&] { return sim_pages{machine.driver(0)} | pooled{} | tracked{}; };
   auto const on_blocks = [&] { return sim_malloc{machine.driver(0)} | pooled{} | tracked{}; };
@@ -81,7 +81,7 @@ TEST_CASE("what is held for small and for large blocks is told apart", "[report]
     memory.deallocate({}, large, 40_MiB);
     memory.deallocate({}, small, 700);
     CHECK(parts_add_up("reserved_bytes"));
-    CHECK(at("reserved_bytes.large_pool.current") >= number_of(40_MiB));  // kept, though free
+    CHECK(at("reserved_bytes.large_pool.current") >= number_of(40_MiB));  // cached
     if (has_segments) {
       CHECK(parts_add_up("segment"));
       CHECK(at("segment.large_pool.current") == 1);
@@ -90,7 +90,7 @@ TEST_CASE("what is held for small and for large blocks is told apart", "[report]
     CHECK(parts_add_up("reserved_bytes"));
     CHECK(parts_add_up("inactive_split"));
     CHECK(parts_add_up("inactive_split_bytes"));
-    CHECK(at("inactive_split.small_pool.current") >= 1);  // beside the block of 1 MiB
+    CHECK(at("inactive_split.small_pool.current") >= 1);  // next to the block of 1 MiB
     CHECK(at("inactive_split_bytes.small_pool.current") == number_of(1_MiB));
     CHECK(at("reserved_bytes.small_pool.current") == number_of(2_MiB));
     CHECK(at("reserved_bytes.large_pool.current") == 0);
@@ -103,7 +103,7 @@ TEST_CASE("what is held for small and for large blocks is told apart", "[report]
     reset_peak_memory_stats(memory);
     CHECK(parts_add_up("reserved_bytes"));
     CHECK(at("reserved_bytes.large_pool.peak") == 0);
-    // Where nothing can be had, the books are right all the same.
+    // The numbers are also right after a refused request.
     CHECK_THROWS_AS(memory.allocate({}, 1024_GiB), out_of_memory);
     memory.trim(0);
     CHECK(parts_add_up("reserved_bytes"));
@@ -120,7 +120,7 @@ TEST_CASE("what is held for small and for large blocks is told apart", "[report]
   }
 }
 
-TEST_CASE("inactive_split keeps its peak and its totals, and leaves out what can be given back",
+TEST_CASE("memory_stats inactive_split keeps its peak and totals, and excludes memory that can be released",
           "[report][stats]") {
   sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
   auto const try_on = [](auto memory) {
@@ -139,11 +139,11 @@ TEST_CASE("inactive_split keeps its peak and its totals, and leaves out what can
       return same && stats.at(name + ".small_pool.peak") == 0;
     };
     std::int64_t const rest = number_of(1_MiB);
-    // 3 MiB of a handle, or a segment, of 4 MiB.
+    // 3 MiB in a handle or segment of 4 MiB.
     void* const p = memory.allocate({}, 3_MiB);
     CHECK(values_are("inactive_split", 1, 1, 1, 0));
     CHECK(values_are("inactive_split_bytes", rest, rest, rest, 0));
-    void* const q = memory.allocate({}, 1_MiB + 1);  // does not fit beside it
+    void* const q = memory.allocate({}, 1_MiB + 1);  // does not fit into the rest
     memory.deallocate({}, q, 1_MiB + 1);
     reset_peak_memory_stats(memory);
     memory.deallocate({}, p, 3_MiB);
@@ -163,7 +163,7 @@ TEST_CASE("inactive_split keeps its peak and its totals, and leaves out what can
     CHECK(values_are("inactive_split_bytes", 0, 0, 0, 0));
     CHECK(values_are("reserved_bytes", 0, 0, 0, 0));
     CHECK(values_are("segment", 0, 0, 0, 0));
-    // A block that fills what it was made in leaves nothing, neither while it is used nor afterwards.
+    // A block that fills its handle or segment leaves no split, neither while it is live nor afterwards.
     void* const whole = memory.allocate({}, 4_MiB);
     CHECK(values_are("inactive_split", 0, 0, 0, 0));
     memory.deallocate({}, whole, 4_MiB);
@@ -178,7 +178,7 @@ TEST_CASE("inactive_split keeps its peak and its totals, and leaves out what can
   }
 }
 
-TEST_CASE("the summary has PyTorch's layout", "[report][summary]") {
+TEST_CASE("memory_summary has PyTorch's layout", "[report][summary]") {
   sim_machine machine{sim_options{.backing = sim_backing::address_only}};
   sim_pool pool{sim_pages{machine.driver(0)}};
   void* const p = pool.allocate({}, 10_MiB);
@@ -199,14 +199,14 @@ TEST_CASE("the summary has PyTorch's layout", "[report][summary]") {
   pool.deallocate({}, p, 10_MiB);
 }
 
-TEST_CASE("counts are shortened as PyTorch shortens them", "[report][summary]") {
+TEST_CASE("memory_summary shortens counts as PyTorch does", "[report][summary]") {
   CHECK(detail::table_count(5, 5) == "      5   ");
   CHECK(detail::table_count(749'999, 749'999) == " 749999   ");
   CHECK(detail::table_count(750'000, 750'000) == "    750 K ");
   CHECK(detail::table_count(1'000, 750'000'000) == "      0 M ");
 }
 
-TEST_CASE("what memory without a pool does not have is zero in the summary", "[report][summary]") {
+TEST_CASE("memory_summary shows zero for what memory without a pool does not have", "[report][summary]") {
   auto memory = sim_malloc{} | tracked{};
   std::string const text = memory_summary(memory);
   CHECK(text.find("cudaMalloc retries: 0") != std::string::npos);

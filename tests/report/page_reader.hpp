@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Reads back what a report page carries, as its script does: base64, numbers of seven bits a byte, events, blocks.
+// Reads the data of a report page as its script does: base64, numbers of seven bits per byte, events, blocks.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace tarn_test {
 
-/// What is between `id="NAME">` and the end of that element.
+/// The text between `id="NAME">` and the end of that element.
 inline std::string_view part_of(std::string_view page, std::string const& name) {
   std::string const mark = "id=\"" + name + "\">";
   std::size_t const at = page.find(mark);
@@ -66,7 +66,7 @@ class page_reader {
   std::size_t at_ = 0;
 };
 
-/// A number or the numbers of a list of strings in the page's JSON.
+/// A number, or the numbers of a list of strings, in the page's JSON.
 inline std::uint64_t number_in(std::string_view page, std::string const& name) {
   std::string_view const json = part_of(page, "tarn-info");
   std::string const mark = "\"" + name + "\":";
@@ -86,7 +86,7 @@ inline std::vector<std::uint64_t> streams_in(std::string_view page) {
   return streams;
 }
 
-/// Events and segments as the page tells them.
+/// The events and segments of the page.
 inline tarn::snapshot read_page(std::string_view page) {
   tarn::snapshot s;
   std::vector<std::uint64_t> const streams = streams_in(page);

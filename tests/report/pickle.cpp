@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pickles: what PyTorch's viewer reads, value by value, and histories that it can take back.
+// Pickles: the values that PyTorch's viewer reads, and histories that it can undo.
 
 #include <cstdint>
 #include <limits>
@@ -52,7 +52,7 @@ using kind = snapshot_event_kind;
 
 }  // namespace
 
-TEST_CASE("numbers of every length and texts of any bytes survive pickling", "[report][pickle]") {
+TEST_CASE("pickle_text writes numbers of every length and texts of any bytes", "[report][pickle]") {
   std::vector<std::uint64_t> numbers{0, 1, 0xff, 0x100, 0xffff, 0x10000, 0x7fffffff, 0x80000000, 0xffffffff};
   for (unsigned bits = 33; bits < 64; ++bits) {
     numbers.push_back((std::uint64_t{1} << bits) - 1);
@@ -81,8 +81,7 @@ TEST_CASE("numbers of every length and texts of any bytes survive pickling", "[r
   CHECK(read->at(numbers.size() + 1).text.empty());
 }
 
-TEST_CASE("long lists come in batches that the viewer can take, what comes often is written once",
-          "[report][pickle]") {
+TEST_CASE("pickle_text writes long lists in batches and repeated words once", "[report][pickle]") {
   for (std::size_t const count : {0, 1, 999, 1000, 1001, 2000, 5000}) {
     std::ostringstream out;
     detail::pickle_text p(out);
@@ -100,7 +99,7 @@ TEST_CASE("long lists come in batches that the viewer can take, what comes often
   }
 }
 
-TEST_CASE("only well-formed characters count as UTF-8", "[report][utf8]") {
+TEST_CASE("utf8_length accepts only well-formed characters", "[report][utf8]") {
   for (char const* good : {"a", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xef\xbf\xbf",
                            "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"})
     CHECK(detail::utf8_length(good) == std::string(good).size());
@@ -110,7 +109,7 @@ TEST_CASE("only well-formed characters count as UTF-8", "[report][utf8]") {
   CHECK(detail::as_utf8(awkward_name) == awkward_as_utf8);
 }
 
-TEST_CASE("a pickle has the fields that PyTorch's snapshots have", "[report][pickle]") {
+TEST_CASE("write_pickle has the fields of PyTorch's snapshots", "[report][pickle]") {
   auto const read = pickled_from(sample_snapshot());
   auto const& segments = read->at("segments");
   REQUIRE(segments.items.size() == 2);
@@ -120,7 +119,7 @@ TEST_CASE("a pickle has the fields that PyTorch's snapshots have", "[report][pic
   CHECK(home.at("total_size").number == 0x4000);
   CHECK(home.at("allocated_size").number == 0x1000);
   CHECK(home.at("active_size").number == 0x2000);
-  CHECK(home.at("requested_size").number == 0xff0 + 0x1000);  // a block that waits is active
+  CHECK(home.at("requested_size").number == 0xff0 + 0x1000);  // a block that awaits a stream is active
   CHECK(home.at("segment_type").text == "small");
   CHECK(home.at("is_expandable").number == 1);
   CHECK(home.at("segment_pool_id").what == pickled::kind::pair);
@@ -149,18 +148,19 @@ TEST_CASE("a pickle has the fields that PyTorch's snapshots have", "[report][pic
                                                          "segment_unmap", "segment_unmap", "segment_map",
                                                          "alloc", "alloc", "free_requested"});
   for (auto const& e : read->at("device_traces").at(1).items) {
-    CHECK(e->at("stream").number == 0);  // the default one, whatever its identity
+    CHECK(e->at("stream").number == 0);  // the default stream, whatever its identity
     CHECK(e->at("time_us").number >= 1'700'000'000'000'000);
     if (e->at("action").text == "oom") CHECK((e->has("device_free") && !e->has("addr")));
   }
-  CHECK(read->at("device_traces").at(1).at(3).at("size").number == 0xff0);  // requested, as in PyTorch
+  CHECK(read->at("device_traces").at(1).at(3).at("size").number ==
+        0xff0);  // the requested size, as in PyTorch
   undone_history const undone(*read, 1);
   CHECK(undone.mistake() == "");
   CHECK(undone.live_at_start() == 0);
   CHECK(undone.bytes_at_start() == 0);
 }
 
-TEST_CASE("a segment of a view that has ended comes and goes with its block",
+TEST_CASE("write_pickle maps and unmaps the segment of an ended view with its block",
           "[report][pickle][viewer_history]") {
   auto home = segment_at(0x10000, segment_kind::pages);
   add_block(home, 0x4000, block_use::cached);
@@ -174,18 +174,19 @@ TEST_CASE("a segment of a view that has ended comes and goes with its block",
   CHECK(undone_history(*read, 0).bytes_at_start() == 0x4000);
 }
 
-TEST_CASE("handles are told as far as they are seen at home", "[report][pickle][viewer_history]") {
+TEST_CASE("write_pickle reports handles only where their home segment shows them",
+          "[report][pickle][viewer_history]") {
   snapshot s = sample_snapshot();
-  // The view's block was there before the history began: of its pieces' handles nothing is told.
+  // The view's block is older than the history, so the handles of its pieces are not reported.
   s.events.clear();
   add_event(s, kind::reserve, 0x7f0000000000, 0x20000);
   auto const read = pickled_from(s);
-  CHECK(actions_of(*read, 1).empty());  // a block that is live at the end was there already
+  CHECK(actions_of(*read, 1).empty());  // a block that is live at the end was allocated before
   CHECK(undone_history(*read, 1).mistake() == "");
   CHECK(undone_history(*read, 1).bytes_at_start() == 0x8000);
 }
 
-TEST_CASE("a handle that is told of too late comes before its first block",
+TEST_CASE("write_pickle moves a late reserve of a handle before its first block",
           "[report][pickle][viewer_history]") {
   auto home = segment_at(0x10000, segment_kind::pages);
   add_block(home, 0x1000, block_use::live, 0x1000);
@@ -202,7 +203,7 @@ TEST_CASE("a handle that is told of too late comes before its first block",
   CHECK(undone_history(*read, 0).bytes_at_start() == 0);
 }
 
-TEST_CASE("a handle that is told of too late is there before a block that reaches into it",
+TEST_CASE("write_pickle moves a late reserve of a handle before a block that reaches into it",
           "[report][pickle][viewer_history]") {
   auto home = segment_at(0x10000, segment_kind::pages);
   add_block(home, 0x3000, block_use::live, 0x3000);
@@ -217,7 +218,7 @@ TEST_CASE("a handle that is told of too late is there before a block that reache
   CHECK(undone_history(*read, 0).bytes_at_start() == 0);
 }
 
-TEST_CASE("over blocks a segment comes and goes whole", "[report][pickle][viewer_history]") {
+TEST_CASE("write_pickle over blocks allocates and frees whole segments", "[report][pickle][viewer_history]") {
   auto segment = segment_at(0x10000, segment_kind::upstream);
   add_block(segment, 0x1000, block_use::live, 0x1000);
   add_block(segment, 0x3000, block_use::cached);
@@ -238,14 +239,15 @@ TEST_CASE("over blocks a segment comes and goes whole", "[report][pickle][viewer
   CHECK(read->at("segments").at(0).at("is_expandable").number == 0);
 }
 
-TEST_CASE("what the end contradicts is left out of the history", "[report][pickle][viewer_history]") {
+TEST_CASE("write_pickle omits history events that contradict the final state",
+          "[report][pickle][viewer_history]") {
   auto home = segment_at(0x10000, segment_kind::pages);
   add_block(home, 0x1000, block_use::live, 0x1000);
   add_block(home, 0x3000, block_use::awaiting);
   snapshot s = of_segments({home});
-  add_event(s, kind::allocate, 0x13000, 0x1000, 0x1000);  // never freed, and not there
-  add_event(s, kind::free, 0x10000, 0x1000, 0x1000);      // yet it is live
-  add_event(s, kind::allocate, 0x11000, 0x3000, 0x3000);  // yet it awaits a free
+  add_event(s, kind::allocate, 0x13000, 0x1000, 0x1000);  // never freed, but not in the final state
+  add_event(s, kind::free, 0x10000, 0x1000, 0x1000);      // but it is live
+  add_event(s, kind::allocate, 0x11000, 0x3000, 0x3000);  // but it awaits a free
   auto const read = pickled_from(s);
   CHECK(actions_of(*read, 0).empty());
   CHECK(undone_history(*read, 0).mistake() == "");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A small snapshot by hand, with all kinds of segments, blocks and events, and names that no format likes.
+// A small handwritten snapshot with all kinds of segments, blocks and events, and names that are hard to encode.
 
 #include <cstddef>
 #include <cstdint>

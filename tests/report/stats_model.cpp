@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// memory_stats and take_snapshot against a model: random programs bring blocks into every state that a pool knows, and each
-// key and each field is compared after each step.
+// Compares memory_stats and take_snapshot with a model. Random programs bring blocks into every state of a pool; each
+// key and field is compared after each step.
 
 #include <algorithm>
 #include <array>
@@ -51,14 +51,14 @@ struct expected_block {
   std::size_t bytes = 0;
   std::size_t alignment = 0;
   std::size_t rounded = 0;
-  stream_id stream = 0;   ///< of the allocation; of a waiting block, of the free
-  std::size_t place = 0;  ///< which of the program's streams; none: synchronous
-  bool used = false;      ///< another stream's unfinished work was recorded
+  stream_id stream = 0;   ///< of the allocation; for a waiting block, of the free
+  std::size_t place = 0;  ///< index of the program's stream, or synchronous
+  bool used = false;      ///< unfinished work of another stream is recorded
   [[nodiscard]] bool small() const { return bytes <= 1_MiB; }
 };
 
-/// The documented rounding: 256-byte steps up to 2 KiB, eighths of a power of two up to 32 KiB, sixteenths up to 1 MiB, and
-/// 512-byte steps beyond or where the alignment is above 256.
+/// The documented rounding: 256-byte steps up to 2 KiB, eighths of a power of two up to 32 KiB, sixteenths up to 1 MiB,
+/// and 512-byte steps beyond, or if the alignment is above 256.
 std::size_t rounded(std::size_t bytes, std::size_t alignment) {
   std::size_t step = 512;
   if (alignment <= 256 && bytes <= 1_MiB) {
@@ -72,7 +72,7 @@ std::size_t rounded(std::size_t bytes, std::size_t alignment) {
   return (bytes + step - 1) / step * step;
 }
 
-/// Free ranges that lie partly in handles, or in a segment, which they do not fill: found by looking at each pair.
+/// Free ranges that fill a handle or segment only in part, found by comparing each pair.
 struct counted_splits {
   std::array<std::int64_t, 3> blocks{}, bytes{};
 
@@ -85,7 +85,7 @@ struct counted_splits {
       if (node.state != detail::range_state::free) continue;
       std::int64_t split = 0;
       heap.growth.for_each_held([&](detail::held_memory const& h) {
-        // The ends of a segment that no range can cover belong to it all the same.
+        // The unaligned ends of a segment, which no range can cover, count as part of it.
         std::uintptr_t const from = h.is_handle ? h.address : align_up(h.address, std::size_t{512});
         std::uintptr_t const to =
             h.is_handle ? h.address + h.bytes : (h.address + h.bytes) / 512 * std::uintptr_t{512};
@@ -111,7 +111,7 @@ class program {
     for (int i = 0; i < 3; ++i) streams_.emplace_back(machine_.driver(0));
   }
 
-  /// Returns what was found wrong; empty where nothing was.
+  /// Returns the first difference; empty if there is none.
   std::string run(int steps) {
     for (int i = 0; i < steps && wrong_.empty(); ++i) {
       step();
@@ -126,7 +126,7 @@ class program {
     if (wrong_.empty() && !waiting_.empty()) wrong_ = "blocks wait after trim(0)";
     return wrong_;
   }
-  /// Steps at which blocks were in each state, so that a test can see that they were reached.
+  /// Number of steps with blocks in each state, so that a test can check that each state was reached.
   std::size_t seen_waiting = 0, seen_views = 0, seen_ooms = 0, seen_unknown = 0;
 
  private:
@@ -219,11 +219,11 @@ class program {
   void count_free(std::uintptr_t p, expected_block const& b, bool must_wait) {
     allocations_.add(b.small(), -1);
     allocated_bytes_.add(b.small(), -static_cast<std::int64_t>(b.rounded));
-    waiting_.emplace(p, b);  // check() takes it out again where the pool does not hold it back
+    waiting_.emplace(p, b);  // check() removes it if the pool does not hold it back
     if (must_wait) must_wait_ = p;
   }
 
-  /// Work of another stream uses a block, and is not over for a while.
+  /// Enqueues long-running work of another stream on a block and records the use.
   void record() {
     if (live_.empty()) return;
     std::uintptr_t const p = any_live();
@@ -239,7 +239,7 @@ class program {
     streams_[which].synchronize();
     for (auto& [p, b] : live_) b.used = b.used && used_on_[p] != streams_[which].ref().id();
   }
-  /// A stream is destroyed, and one of its blocks is freed on it afterwards, by its handle alone.
+  /// Destroys a stream, then frees one of its blocks on it by the bare handle.
   void end_stream() {
     std::size_t const which = below(3);
     finish(which);
@@ -272,7 +272,8 @@ class program {
     reset_accumulated_memory_stats(memory_);
     each_stat([](expected_stat& s) { s.allocated = s.freed = 0; });
     ooms_ = 0;
-    for (auto& [key, s] : bounded_) s.allocated = s.current, s.freed = 0;  // allocated: what `current` was
+    for (auto& [key, s] : bounded_)
+      s.allocated = s.current, s.freed = 0;  // allocated: the value of `current`
     calls_before_reset_ = machine_.calls();
   }
 
@@ -292,7 +293,7 @@ class program {
 
   void check() {
     snapshot const s = take_snapshot(memory_);
-    // Which blocks wait only the pool knows; that they do, and what follows from it, is compared.
+    // Only the pool knows which blocks wait. That they wait, and its consequences, are compared.
     std::map<std::uintptr_t, snapshot_block> awaiting, live;
     std::size_t cached = 0;
     for (snapshot_segment const& segment : s.segments) {
@@ -386,8 +387,8 @@ class program {
     exact("active", active_);
     exact("active_bytes", active_bytes_);
     exact("requested_bytes", requested_bytes_);
-    // What may rise and fall again within one call: the current value is exact, the peak is bounded by what was seen, and the
-    // totals balance.
+    // Values that may rise and fall within one call: the current value is exact, the peak is at least what was seen,
+    // and the totals balance.
     auto const bounded = [&](std::string const& key, std::int64_t current) {
       need_equal(key + ".current", take(key + ".current"), current);
       expected_stat& seen = bounded_[key];
@@ -395,7 +396,7 @@ class program {
       seen.peak = std::max(seen.peak, current);
       std::int64_t const peak = take(key + ".peak");
       need(peak >= seen.peak, key + ".peak", peak, seen.peak);
-      seen.peak = peak;  // it never falls without a reset
+      seen.peak = peak;  // the peak never falls without a reset
       std::int64_t const allocated = take(key + ".allocated");
       std::int64_t const freed = take(key + ".freed");
       need_equal(key + ".allocated - .freed", allocated - freed, current - seen.allocated);
@@ -494,15 +495,14 @@ class program {
   std::optional<std::pair<std::uintptr_t, expected_block>> pending_;  ///< allocated in this step
   std::optional<std::uintptr_t> must_wait_;
   expected_group allocations_, allocated_bytes_, active_, active_bytes_, requested_bytes_;
-  std::map<std::string, expected_stat>
-      bounded_;  ///< `allocated` is what `current` was at the last reset of totals
+  std::map<std::string, expected_stat> bounded_;  ///< `allocated` holds `current` at the last reset of totals
   std::int64_t ooms_ = 0;
   std::int64_t peak_before_reset_ = 0;
   sim_calls calls_before_reset_;
   std::string wrong_;
 };
 
-/// Runs programs over memory made by `make(driver)`, with a machine each.
+/// Runs programs over memory made by `make(driver)`, each on its own machine.
 template <class Make>
 void run_programs(Make const& make, bool with_views) {
   std::size_t waiting = 0, views = 0, ooms = 0, unknown = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a snapshot says of memory: blocks tile segments, segments are what is reserved, names are the watched layer's.
+// Contents of a snapshot: blocks tile segments, segments sum to the reserved bytes, names come from the watched layer.
 
 #include <atomic>
 #include <chrono>
@@ -51,7 +51,7 @@ snapshot_block const* block_at(snapshot const& s, void const* p) {
 
 }  // namespace
 
-TEST_CASE("a snapshot names each live block as the watched layer knows it", "[report][snapshot]") {
+TEST_CASE("take_snapshot names each live block as the watched layer does", "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
   auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{.history = 100};
   basic_stream const stream{machine.driver(0)};
@@ -81,7 +81,7 @@ TEST_CASE("a snapshot names each live block as the watched layer knows it", "[re
   CHECK(c.stream == s.null_stream);
   CHECK(b.stream != c.stream);
   CHECK(blocks_with(s, block_use::live).blocks == 2);
-  REQUIRE(block_at(s, gone) != nullptr);  // the thread keeps it
+  REQUIRE(block_at(s, gone) != nullptr);  // in the thread's cache
   CHECK(block_at(s, gone)->use == block_use::cached);
   CHECK(s.pool.live == 768 + 5_MiB + 512);
   CHECK(s.device == 0);
@@ -93,7 +93,7 @@ TEST_CASE("a snapshot names each live block as the watched layer knows it", "[re
   CHECK(blocks_with(empty, block_use::live).blocks == 0);
 }
 
-TEST_CASE("what threads keep in their magazines is cached, and stays there", "[report][snapshot]") {
+TEST_CASE("take_snapshot reports blocks in magazines as cached and leaves them there", "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
   auto memory = sim_pages{machine.driver(0)} | pooled{};
   std::vector<std::pair<void*, std::size_t>> blocks;
@@ -106,7 +106,7 @@ TEST_CASE("what threads keep in their magazines is cached, and stays there", "[r
   CHECK(blocks_with(s, block_use::live).blocks == 0);
   std::uint64_t const calls = machine.calls().memory();
   for (auto const& [p, bytes] : blocks) {
-    if (bytes > 1_MiB) continue;  // the last of them is kept, the others are one free range
+    if (bytes > 1_MiB) continue;  // the thread keeps the last of them; the others are one free range
     REQUIRE(block_at(s, p) != nullptr);
     CHECK(block_at(s, p)->use == block_use::cached);
   }
@@ -116,7 +116,8 @@ TEST_CASE("what threads keep in their magazines is cached, and stays there", "[r
   memory.deallocate({}, again, 300);
 }
 
-TEST_CASE("a block freed into another stream's run is cached for who freed it", "[report][snapshot]") {
+TEST_CASE("take_snapshot reports a block freed on another stream as cached for that stream",
+          "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
   auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{};
   basic_stream const a{machine.driver(0)};
@@ -138,7 +139,7 @@ TEST_CASE("a block freed into another stream's run is cached for who freed it", 
   for (std::size_t i = 400; i < 500; ++i) memory.deallocate(a, blocks[i], 1000);
 }
 
-TEST_CASE("a block that another stream still uses is told as awaiting it", "[report][snapshot]") {
+TEST_CASE("take_snapshot reports a block that another stream still uses as awaiting", "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
   auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{.history = 10};
   basic_stream const other{machine.driver(0)};
@@ -163,7 +164,7 @@ TEST_CASE("a block that another stream still uses is told as awaiting it", "[rep
 
 namespace {
 
-/// Every other block of 2 MiB is free, and nothing more may be had: larger blocks are put together of pieces.
+/// Every other block of 2 MiB is free and the source is exhausted: larger blocks are remapped from pieces.
 struct checkerboard {
   sim_machine machine = address_only_machine();
   decltype(sim_pages{} | limited{64_MiB} | pooled{} | watched{.history = 1000}) memory =
@@ -184,7 +185,7 @@ struct checkerboard {
 
 }  // namespace
 
-TEST_CASE("a block put together of pieces is a segment at its user's address, and nowhere else",
+TEST_CASE("take_snapshot reports a remapped block as a segment at its user's address, and only there",
           "[report][snapshot][view]") {
   checkerboard board;
   void* const large = board.memory.allocate({}, 23_MiB);
@@ -216,7 +217,7 @@ TEST_CASE("a block put together of pieces is a segment at its user's address, an
   for (snapshot_segment const& segment : after.segments) CHECK(segment.kind == segment_kind::pages);
 }
 
-TEST_CASE("over blocks each block of the upstream is a segment, its unaligned ends too",
+TEST_CASE("take_snapshot over blocks reports each upstream block as a segment, with its unaligned ends",
           "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
   auto memory = sim_malloc{machine.driver(0)} | pooled{} | watched{.history = 100};
@@ -242,7 +243,7 @@ TEST_CASE("over blocks each block of the upstream is a segment, its unaligned en
   CHECK(empty.events.size() == 2 + 2 + 4);
 }
 
-TEST_CASE("a pool that nobody watches shows its blocks without their names", "[report][snapshot]") {
+TEST_CASE("take_snapshot of a pool without watched reports blocks without names", "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
   sim_pool pool{sim_pages{machine.driver(0)}};
   remember_growth(pool);
@@ -263,7 +264,7 @@ TEST_CASE("a pool that nobody watches shows its blocks without their names", "[r
   pool.deallocate({}, q, 7_MiB);
 }
 
-TEST_CASE("where the driver does not tell its default stream, a snapshot goes without",
+TEST_CASE("take_snapshot works if the driver does not report the identity of its default stream",
           "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
   fault_plan const plan;
@@ -278,7 +279,7 @@ TEST_CASE("where the driver does not tell its default stream, a snapshot goes wi
   memory.deallocate({}, p, 5_MiB);
 }
 
-TEST_CASE("where there is no pool each block is a segment", "[report][snapshot]") {
+TEST_CASE("take_snapshot without a pool reports each block as a segment", "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
   auto memory = sim_malloc{machine.driver(0)} | watched{.history = 10};
   void* const p = memory.allocate({}, 3000);
@@ -294,7 +295,7 @@ TEST_CASE("where there is no pool each block is a segment", "[report][snapshot]"
   CHECK(take_snapshot(memory).segments.empty());
 }
 
-TEST_CASE("behind a fence a block keeps the address that its user has", "[report][snapshot]") {
+TEST_CASE("take_snapshot behind fenced reports the address that the user has", "[report][snapshot]") {
   sim_machine const machine{sim_options{.capacity = 2_GiB, .taken = 0}};
   auto memory = sim_pages{machine.driver(0)} | pooled{} | fenced{} | watched{};
   void* const p = memory.allocate({}, 1000);
@@ -311,7 +312,8 @@ TEST_CASE("behind a fence a block keeps the address that its user has", "[report
   memory.deallocate({}, q, 3_MiB);
 }
 
-TEST_CASE("what is allocated past the watched layer is live with nothing requested", "[report][snapshot]") {
+TEST_CASE("take_snapshot reports blocks that bypass the watched layer as live with nothing requested",
+          "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
   auto pool = sim_pages{machine.driver(0)} | pooled{};
   auto memory = pool | watched{};
@@ -327,7 +329,8 @@ TEST_CASE("what is allocated past the watched layer is live with nothing request
   memory.deallocate({}, seen, 5_MiB);
 }
 
-TEST_CASE("while a tool watches, what waits in quarantine is cached", "[report][snapshot]") {
+TEST_CASE("take_snapshot reports blocks in quarantine as cached while a memory tool is attached",
+          "[report][snapshot]") {
   sim_machine const machine{sim_options{.capacity = 2_GiB, .taken = 0, .tool = sim_tool::attached}};
   auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{};
   void* const p = memory.allocate({}, 1000);
@@ -344,11 +347,11 @@ TEST_CASE("while a tool watches, what waits in quarantine is cached", "[report][
   memory.deallocate({}, r, 4_MiB);
 }
 
-TEST_CASE("the history has what the pool took and gave back, between the calls that made it",
+TEST_CASE("take_snapshot orders the pool's reserve and release events among the calls that caused them",
           "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
   auto memory = sim_pages{machine.driver(0)} | limited{100_MiB} | pooled{} | watched{.history = 100};
-  void* const before = memory.allocate({}, 30_MiB);  // before anybody remembers
+  void* const before = memory.allocate({}, 30_MiB);  // before remember_growth
   remember_growth(memory, 16);
   void* const p = memory.allocate({}, 40_MiB);
   CHECK_THROWS_AS(memory.allocate({}, 90_MiB), out_of_memory);
@@ -378,7 +381,7 @@ TEST_CASE("the history has what the pool took and gave back, between the calls t
   memory.deallocate({}, before, 30_MiB);
 }
 
-TEST_CASE("of growth the latest notes are kept, and the history balances all the same",
+TEST_CASE("take_snapshot keeps the latest growth events, and the history still balances",
           "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
   auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{};
@@ -395,7 +398,7 @@ TEST_CASE("of growth the latest notes are kept, and the history balances all the
   for (void* const p : live) memory.deallocate({}, p, 25_MiB);
 }
 
-TEST_CASE("a snapshot is whole while other threads go on", "[report][snapshot][threads]") {
+TEST_CASE("take_snapshot is consistent while other threads allocate", "[report][snapshot][threads]") {
   sim_machine const machine = address_only_machine();
   auto memory = sim_pages{machine.driver(0)} | limited{512_MiB} | pooled{} | watched{.history = 1000};
   remember_growth(memory);
@@ -421,7 +424,7 @@ TEST_CASE("a snapshot is whole while other threads go on", "[report][snapshot][t
       for (auto const& [p, bytes] : live) memory.deallocate(stream, p, bytes);
     });
   }
-  threads.emplace_back([&] {  // what is reserved changes all the time
+  threads.emplace_back([&] {  // the reserved bytes change all the time
     while (!over) {
       memory.deallocate({}, memory.allocate({}, 30_MiB), 30_MiB);
       memory.trim(0);
@@ -445,7 +448,7 @@ TEST_CASE("a snapshot is whole while other threads go on", "[report][snapshot][t
   CHECK(blocks_with(s, block_use::live).blocks == 0);
 }
 
-TEST_CASE("what the layer and the pool disagree on is resolved so that blocks tile",
+TEST_CASE("lay_over resolves contradictions between the layer and the pool so that blocks tile",
           "[report][snapshot][lay_over]") {
   auto const pool = [] {
     std::vector<snapshot_segment> segments(1);
@@ -490,20 +493,20 @@ TEST_CASE("what the layer and the pool disagree on is resolved so that blocks ti
   found const as_it_was{{0x1000, live}, {0x2000, cached}, {0x1000, live}};
   CHECK(lay({}, true) == as_it_was);
   CHECK(lay({of_layer(0x1000, 0xf00), of_layer(0x4000, 0x1000)}, true) == as_it_was);
-  // Freed since: live as the layer says, within what the pool says.
+  // Freed since the layer's record: live as in the layer, within the pool's segment.
   CHECK(lay({of_layer(0x2800, 0x300)}, false) ==
         found{{0x1000, live}, {0x800, cached}, {0x300, live}, {0x1500, cached}, {0x1000, live}});
   CHECK(lay({of_layer(0x3800, 0x3000)}, false) ==
         found{{0x1000, live}, {0x1800, cached}, {0x800, live}, {0x1000, live}});
-  // Two in one block of the pool, and one with a fence before it.
+  // Two blocks of the layer in one block of the pool, and one with a fence before it.
   CHECK(lay({of_layer(0x1000, 0x200), of_layer(0x1300, 0x100), of_layer(0x4100, 0x100)}, true) ==
         found{{0x200, live}, {0x100, live}, {0xd00, live}, {0x2000, cached}, {0x100, live}, {0xf00, live}});
-  // In no memory of the pool's: given back to the driver since.
+  // In no segment of the pool: released to the driver since.
   CHECK(lay({of_layer(0x100, 0x100), of_layer(0x9000, 0x100)}, false) == as_it_was);
   CHECK(lay({of_layer(0x9000, 0x100)}, false) == as_it_was);
 }
 
-TEST_CASE("what the pool gives back stands behind the free before it, however long a snapshot takes",
+TEST_CASE("take_snapshot orders a release after the free before it, however long the snapshot takes",
           "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
   stack_hooks slow;
@@ -531,7 +534,7 @@ TEST_CASE("what the pool gives back stands behind the free before it, however lo
   CHECK(released > freed);
 }
 
-TEST_CASE("a pool that remembers what it takes goes on remembering under a watched layer",
+TEST_CASE("take_snapshot keeps the growth history of a pool that gets a watched layer later",
           "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
   auto pool = sim_pages{machine.driver(0)} | pooled{};

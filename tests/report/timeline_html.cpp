@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report page as text: what it carries, read back, and what it must not carry. tests/report/browser runs it.
+// The report page as text: its data, read back, and what it must not contain. tests/report/browser runs its script.
 
 #include "tarn/report/timeline_html.hpp"
 
@@ -40,7 +40,7 @@ std::string script_string(std::string_view text) {
   return to;
 }
 
-/// Events of every kind in no good order, segments that tile and one that does not.
+/// Events of every kind in random order, and segments with and without gaps.
 snapshot any_snapshot(std::uint32_t seed) {
   std::mt19937 random(seed);
   auto const below = [&](std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); };
@@ -52,7 +52,8 @@ snapshot any_snapshot(std::uint32_t seed) {
   for (std::uint32_t i = 0; i < 400; ++i) {
     snapshot_event e;
     time += below(3) == 0 ? 0 : below(100'000);
-    e.time_ns = time - std::min<std::uint64_t>(time, below(50));  // threads: a little out of order
+    e.time_ns =
+        time - std::min<std::uint64_t>(time, below(50));  // slightly out of order, as from several threads
     std::uint32_t const draw = below(20);
     if (draw < 9 || live.empty()) {
       e.address = 0x7f0000000000U + (std::uintptr_t{i} << 20U) + 512U * below(100);
@@ -123,7 +124,7 @@ bool same(snapshot_segment const& a, snapshot_segment const& b) {
                     [](auto const& x, auto const& y) { return same(x, y); });
 }
 
-/// Takes so many characters and no more, as a full disk does.
+/// Accepts a fixed number of characters, as a full disk does.
 class full_disk : public std::streambuf {
  public:
   explicit full_disk(std::streamsize room) : room_(room) {}
@@ -142,7 +143,7 @@ class full_disk : public std::streambuf {
 
 }  // namespace
 
-TEST_CASE("a page carries every event and block of its snapshot, to the last bit",
+TEST_CASE("write_timeline_html writes every event and block of its snapshot exactly",
           "[report][timeline_html]") {
   for (std::uint32_t seed = 1; seed <= 20; ++seed) {
     snapshot const s = any_snapshot(seed);
@@ -158,7 +159,7 @@ TEST_CASE("a page carries every event and block of its snapshot, to the last bit
   }
 }
 
-TEST_CASE("what a watched pool holds and did is on its page", "[report][timeline_html]") {
+TEST_CASE("write_timeline_html writes the blocks and history of a watched pool", "[report][timeline_html]") {
   sim_machine machine{sim_options{.backing = sim_backing::address_only}};
   auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{.history = 100};
   remember_growth(memory);
@@ -174,7 +175,7 @@ TEST_CASE("what a watched pool holds and did is on its page", "[report][timeline
   memory.deallocate({}, kept, 5'000'000);
 }
 
-TEST_CASE("an address that is used again and freed twice is told as it was",
+TEST_CASE("write_timeline_html keeps a reused address and a double free as they are",
           "[report][timeline_html][html_data]") {
   snapshot s;
   s.tags.resize(1);
@@ -184,7 +185,7 @@ TEST_CASE("an address that is used again and freed twice is told as it was",
     snapshot_event e;
     e.kind = k;
     e.address = 0x7000;
-    e.bytes = 512 * (1 + s.events.size() / 2);  // each allocation's own size; the frees that match none, too
+    e.bytes = 512 * (1 + s.events.size() / 2);  // each allocation has its own size, also the unmatched frees
     e.requested = e.bytes;
     s.events.push_back(e);
   }
@@ -194,7 +195,7 @@ TEST_CASE("an address that is used again and freed twice is told as it was",
   for (std::size_t i = 0; i < s.events.size(); ++i) CHECK(same(read.events.at(i), s.events[i]));
 }
 
-TEST_CASE("numbers of any size survive the page", "[report][timeline_html][html_numbers]") {
+TEST_CASE("html_numbers writes numbers of any size", "[report][timeline_html][html_numbers]") {
   std::uint64_t const most = std::numeric_limits<std::uint64_t>::max();
   std::vector<std::uint64_t> const all{0, 1, 127, 128, 16'383, 16'384, 1ULL << 53U, most, 0, most - 1};
   for (std::size_t n = 0; n <= all.size(); ++n) {  // each length of the last group of three bytes
@@ -219,7 +220,8 @@ TEST_CASE("numbers of any size survive the page", "[report][timeline_html][html_
   }
 }
 
-TEST_CASE("a name cannot end the script that it stands in", "[report][timeline_html][script_text]") {
+TEST_CASE("write_timeline_html escapes names that would end the script",
+          "[report][timeline_html][script_text]") {
   snapshot s;
   std::string const bad = "</script><img src=x onerror=alert(1)><!--<script>";
   s.title = bad;
@@ -235,13 +237,14 @@ TEST_CASE("a name cannot end the script that it stands in", "[report][timeline_h
   CHECK(count(page, "\\u003c/script\\u003e\\u003cimg") == 4);  // title, tag, file, function
 }
 
-TEST_CASE("text in a page is valid JSON whatever its bytes", "[report][timeline_html][script_text]") {
+TEST_CASE("write_timeline_html writes valid JSON strings for any bytes",
+          "[report][timeline_html][script_text]") {
   CHECK(script_string("a \"b\" \\ c/d") == R"("a \"b\" \\ c/d")");
   CHECK(script_string(std::string_view("\0\n\x1f\x7f", 4)) == R"("\u0000\u000a\u001f\u007f")");
   CHECK(script_string("<&>") == R"("\u003c\u0026\u003e")");
   CHECK(script_string("h\xC3\xB6he \xE2\x82\xAC \xF0\x9F\x98\x80") ==
         "\"h\xC3\xB6he \xE2\x82\xAC \xF0\x9F\x98\x80\"");
-  // Cut short, a lone continuation, overlong, a surrogate, beyond Unicode, a byte that never occurs.
+  // Truncated, lone continuation, overlong, surrogate, beyond Unicode, invalid byte.
   CHECK(script_string("\xE2\x82") == R"("\ufffd\ufffd")");
   CHECK(script_string("\xC3(") == R"x("\ufffd(")x");
   CHECK(script_string("\x80") == R"("\ufffd")");
@@ -256,7 +259,7 @@ TEST_CASE("text in a page is valid JSON whatever its bytes", "[report][timeline_
   CHECK(title == "a&amp;&lt;b&gt;\xEF\xBF\xBD\xEF\xBF\xBD \xC3\xB6");
 }
 
-TEST_CASE("a page asks nothing of a network", "[report][timeline_html]") {
+TEST_CASE("write_timeline_html makes a page without network requests", "[report][timeline_html]") {
   std::string const page = page_of(any_snapshot(3));
   for (char const* way :
        {"http:", "https:", "src=", "url(", "@import", "fetch(", "XMLHttpRequest", "WebSocket", "import("})
@@ -266,7 +269,7 @@ TEST_CASE("a page asks nothing of a network", "[report][timeline_html]") {
   CHECK(count(page, "<link rel=\"icon\" href=\"data:,\">") == 1);
 }
 
-TEST_CASE("an empty snapshot is a page, and so is one whose indices name nothing",
+TEST_CASE("write_timeline_html accepts an empty snapshot and indices out of range",
           "[report][timeline_html]") {
   snapshot s;
   CHECK(tarn_test::read_page(page_of(s)).events.empty());
@@ -282,12 +285,13 @@ TEST_CASE("an empty snapshot is a page, and so is one whose indices name nothing
   CHECK(read.events.at(0).address == e.address);
 }
 
-TEST_CASE("what a page's time counts is said in it", "[report][timeline_html]") {
+TEST_CASE("write_timeline_html names the unit of its time axis", "[report][timeline_html]") {
   CHECK(count(page_of({}), "\"clock\":\"time\"") == 1);
   CHECK(count(page_of({}, {.time = time_axis::calls}), "\"clock\":\"calls\"") == 1);
 }
 
-TEST_CASE("a page that does not fit is told by its stream, wherever it ends", "[report][timeline_html]") {
+TEST_CASE("write_timeline_html reports a write error through its stream, wherever it occurs",
+          "[report][timeline_html]") {
   snapshot const s = any_snapshot(5);
   auto const size = static_cast<std::streamsize>(page_of(s).size());
   for (std::streamsize room : {std::streamsize{0}, std::streamsize{500}, size / 2, size - 1}) {
@@ -306,7 +310,8 @@ TEST_CASE("a page that does not fit is told by its stream, wherever it ends", "[
   CHECK(out.good());
 }
 
-TEST_CASE("a program that repeats its sizes takes few bytes an event", "[report][timeline_html][html_data]") {
+TEST_CASE("write_timeline_html writes few bytes per event for repeated sizes",
+          "[report][timeline_html][html_data]") {
   snapshot s;
   s.tags.resize(1);
   s.places.resize(1);

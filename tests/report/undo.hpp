@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Undoes a pickled history as PyTorch's viewer does, and says where the viewer would fail: a block outside every segment, a
-// segment that goes and was not there, a block that was never allocated.
+// Undoes a pickled history as PyTorch's viewer does, and reports where the viewer would fail: a block outside every
+// segment, the release of a segment that did not exist, a block that was never allocated.
 
 #include <cstdint>
 #include <iterator>
@@ -30,9 +30,9 @@ class undone_history {
     for (auto e = trace.rbegin(); e != trace.rend() && mistake_.empty(); ++e) undo(**e);
   }
 
-  /// Empty where the viewer would get through.
+  /// Empty if the viewer would accept the history.
   [[nodiscard]] std::string const& mistake() const noexcept { return mistake_; }
-  /// What was there before the first event.
+  /// The number of live blocks before the first event.
   [[nodiscard]] std::size_t live_at_start() const noexcept { return live_.size(); }
   [[nodiscard]] std::uint64_t bytes_at_start() const noexcept {
     std::uint64_t sum = 0;
@@ -86,7 +86,7 @@ class undone_history {
   }
 
   std::map<std::uint64_t, std::uint64_t> segments_;
-  std::map<std::uint64_t, bool> live_;  ///< true: freed, and the free not undone yet
+  std::map<std::uint64_t, bool> live_;  ///< true: the block is freed, and the free request is not undone yet
   std::string mistake_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What must be true of every snapshot, whoever takes it.
+// Invariants of every snapshot, however it is taken.
 
 #include <cstddef>
 #include <cstdint>
@@ -30,10 +30,10 @@ inline block_sum blocks_with(tarn::snapshot const& s, tarn::block_use use) {
   return sum;
 }
 
-/// Blocks tile their segments, segments lie apart and sum to what is reserved, pieces of views are nowhere else.
+/// Blocks tile their segments. Segments and pieces of views do not overlap. Segments sum to the reserved bytes.
 inline void check_whole(tarn::snapshot const& s) {
   std::size_t reserved = 0;
-  std::size_t mistakes = 0;  // one CHECK a block would cost minutes
+  std::size_t mistakes = 0;  // one CHECK per block would take minutes
   std::map<std::uintptr_t, std::uintptr_t> stretches;
   auto const add = [&](std::uintptr_t address, std::size_t bytes) {
     mistakes += bytes == 0;
@@ -73,7 +73,7 @@ inline void check_whole(tarn::snapshot const& s) {
   CHECK(reserved == s.pool.reserved);
 }
 
-/// Going through the history, what is reserved and released balances, ends at what is reserved, and time does not go back.
+/// The reserve and release events of the history sum to the reserved bytes, and time never decreases.
 inline void check_history(tarn::snapshot const& s) {
   std::size_t reserved = 0;
   std::size_t mistakes = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes the pages that check.py opens into a folder, and expected.json: what each must show, counted while its snapshot
-// is made and not from it.  pages FOLDER [EVENTS]: with a number, one page of so many events, for measuring.
+// Writes the pages that check.py opens into a folder, and expected.json: the expected values of each page, counted
+// while its snapshot is made, not from it. Usage: pages FOLDER [EVENTS]. EVENTS: one page of that many, for measuring.
 
 #include <algorithm>
 #include <cstdint>
@@ -20,10 +20,10 @@ namespace {
 constexpr std::uintptr_t first_address = 0x7f5a00000000U;
 constexpr std::size_t mib = std::size_t{1} << 20U;
 
-/// A program's memory as it runs: every block lies behind the last one, and nothing is used twice.
+/// A simulated program's memory: each block follows the previous one, and no address is reused.
 struct story {
   snapshot s;
-  std::vector<snapshot_block> blocks;  // live or freed since; use cached: freed
+  std::vector<snapshot_block> blocks;  // live or freed; a freed block has use cached
   std::uint64_t time = 1'000;
   std::size_t live = 0, peak = 0, peak_call = 0, peak_blocks = 0, live_blocks = 0;
   std::uintptr_t next = first_address;
@@ -78,7 +78,7 @@ struct story {
     b.use = block_use::cached;
     b.requested = 0;
   }
-  /// The blocks as one segment. Call it where the snapshot is taken.
+  /// Makes one segment of the blocks. Call it when the snapshot is taken.
   void take() {
     snapshot_segment segment;
     segment.address = first_address;
@@ -98,7 +98,7 @@ struct story {
   }
 };
 
-/// Steps of training: weights that stay, activations that grow and go, one step larger than the others.
+/// Training steps: weights that stay, activations that grow and are freed, and one larger step.
 story training(std::size_t steps) {
   story t("training of a small model",
           {"untagged", "weights", "optimizer state", "activations", "gradients", "attention workspace",
@@ -130,7 +130,7 @@ story training(std::size_t steps) {
       t.release(mine.back());
       t.release(gradient);
       mine.pop_back();
-      if (step + 1 == steps && mine.size() == 9) return t;  // the snapshot is taken amid the last step
+      if (step + 1 == steps && mine.size() == 9) return t;  // the snapshot is taken during the last step
     }
     t.time += 2'000'000;
   }
@@ -150,7 +150,7 @@ void write(std::string const& path, story const& t, time_axis time, std::ostream
            << ", \"events\": " << t.s.events.size() << "}";
 }
 
-/// The first `count` events are not kept, as by a full ring.
+/// Drops the first `count` events, as a full ring buffer does.
 void forget(story& t, std::size_t count) {
   t.s.events.erase(t.s.events.begin(), t.s.events.begin() + static_cast<std::ptrdiff_t>(count));
   t.s.forgotten_events = count;
@@ -168,7 +168,7 @@ void write_all(std::string const& folder) {
   forget(t, 150);
   write(folder, t, time_axis::nanoseconds, expected, "forgotten");
 
-  // A replay: the time is the call, the snapshot is of the peak, and calls follow it.
+  // A replay: the time is the call number, the snapshot is taken at the peak, and calls follow it.
   story replay("replayed", {"untagged", "up to 1 MiB", "over 1 MiB"});
   std::vector<std::size_t> held;
   for (int i = 0; i < 40; ++i)
@@ -198,7 +198,7 @@ void write_all(std::string const& folder) {
   quiet.peak_blocks = quiet.live_blocks;
   write(folder, quiet, time_axis::nanoseconds, expected, "no_events");
 
-  // No segments, and a pool that held something before it was watched: the curve is drawn above that.
+  // No segments, and a pool that held memory before it was watched: the curve is drawn above that.
   story watched("watched from the middle on", {"untagged"});
   watched.release(watched.allocate(3 * mib, 0, 0));
   watched.s.pool.live = 100 * mib;
@@ -206,7 +206,7 @@ void write_all(std::string const& folder) {
   watched.s.now_ns = watched.time;
   write(folder, watched, time_axis::nanoseconds, expected, "watched");
 
-  // All at one moment, and a peak that lasts one event of very many.
+  // All at one time, with a peak that lasts one event of very many.
   story spike("one event high", {"untagged", "large"});
   for (std::size_t i = 0; i < 30'000; ++i) {
     spike.release(spike.allocate(mib, 0, 0));
