@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Gathers what the tests say of themselves, lines of `evidence: WHAT KEY=VALUE...`, into one table.
+"""Collects the tests' result lines, `evidence: WHAT KEY=VALUE...`, in one table.
 
-evidence.py LOG...   the first log is the run of now, the others are results of an earlier run on a GPU, each with its
-                     machine and date. Exit status 1 where something that must be there is missing, or tells of a failure.
+evidence.py LOG...   the first log is the current run, the others are results of earlier runs on a GPU, each with its
+                     machine and date. Exit status 1 if a required line is missing or reports a failure.
 """
 import sys
 
-# What a whole run must have said.
+# Required lines of a complete run.
 WANTED = ["host_tests", "simulation", "old_headers", "soak", "free_threads", "driver_fault_sites", "driver_faults", "host_faults", "endings",
           "misuse_host_sanitizers", "misuse_nvtx_calls", "asan_ubsan_tarn_tests", "tsan", "mutants", "coverage",
           "warnings"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of the tree: a file includes only its own folder and lower ones, only driver/ and the doors call CUDA,
-macros begin with TARN_, every file names its licence, every header has a test that mirrors it."""
+"""Checks the rules of the tree: a file includes only its own folder and lower ones, only driver/ and the interop headers call
+CUDA, macros begin with TARN_, every file names its licence, every header has a test that mirrors it."""
 import pathlib
 import re
 import sys
@@ -29,7 +29,7 @@ for header in sorted(include.rglob("*.hpp")):
         if not macro.startswith(("TARN_", "LIBCUDACXX_ENABLE_")):
             problems.append(f"{name}: macro {macro} has no TARN_ prefix")
 
-# A header is tested where a test of its layer names it, or where one that is tested includes it.
+# A header is tested if a test of its layer names it, or if a tested header includes it.
 for layer in order:
     tests = "\n".join(p.name + p.read_text() for p in (root / "tests" / layer).rglob("*.c*"))
     headers = {h.relative_to(include).as_posix(): h.read_text() for h in (include / layer).rglob("*.hpp")}
@@ -52,7 +52,7 @@ for header in sorted((include / "source").glob("*.hpp")):
         entry = re.search(rf"struct (\w+) {{[^}}]*tarn::{name}\b", matrix)
         if not entry or f"of::{entry.group(1)}" not in stacks:
             problems.append(f"source/{header.name}: {name} is in no stack of tests/policy_matrix")
-# A title is a promise, made once: a second case of it is a copy, or another promise.
+# A title states one behaviour: a second case with the same title is a copy, or tests another behaviour.
 titles = {}
 for test in sorted((root / "tests").rglob("*.c*")):
     for title in re.findall(r'^(?:TEMPLATE_)?TEST_CASE\(\s*"([^"]*)"', test.read_text(), re.M):

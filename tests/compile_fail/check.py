@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mistakes that must not compile, and the words that the first error must contain. Each case is a .cpp here whose second
-line is `// error: words`, and whose third may be `// flags: options`. Under each compiler that is there: a user reads the
-first error, whoever prints it."""
+line is `// error: words`, and whose third may be `// flags: options`. Runs with each installed compiler, because a user reads the
+first error of any of them."""
 import pathlib
 import shutil
 import subprocess

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What copies between devices and partitioned buffers promise, on any devices: simulated ones on any schedule, or GPUs.
+// The contract of copies between devices and of partitioned buffers, on any devices: simulated ones on any
+// schedule, or GPUs.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +23,7 @@ inline words counted_words(std::size_t n, std::uint32_t first = 1) {
   std::iota(w.begin(), w.end(), first);
   return w;
 }
-// Compared in double parentheses: thousands of words in a message help nobody, and take Catch2 minutes.
+// Compared in double parentheses: a message with thousands of words is useless and takes Catch2 minutes.
 template <class Buffer>
 words words_of(Buffer const& b) {
   words w(b.size());
@@ -30,8 +31,9 @@ words words_of(Buffer const& b) {
   return w;
 }
 
-/// Pieces of a buffer go to another device's and back, each side's stream busy, the memory changed and freed at once.
-/// @param busy  puts work on a stream (of a device) that lasts
+/// Copies pieces of a buffer to another device's buffer and back. Each side's stream is busy; the memory is
+/// changed and freed immediately.
+/// @param busy  puts long work on a stream (of a device)
 template <class Near, class Far, class Busy>
 void pieces_travel(Near near, Far far, Busy const& busy) {
   using driver = typename Near::driver_type;
@@ -46,7 +48,7 @@ void pieces_travel(Near near, Far far, Busy const& busy) {
   busy(1, b);
   to.zero();
   tarn::peer_copy(*from, 100, to, 5000, 4000);
-  from->zero();  // behind the copy, though on the other device's stream
+  from->zero();  // ordered after the copy, though on the other device's stream
   tarn::peer_copy(to, 5000, *from, 0, 4000);
   to.zero();
   words expected(n);
@@ -60,7 +62,7 @@ void pieces_travel(Near near, Far far, Busy const& busy) {
   CHECK((words_of(to) == expected));
 }
 
-/// A partitioned buffer is filled, read, divided otherwise, and freed, its streams busy.
+/// Fills, reads, redivides and frees a partitioned buffer while its streams are busy.
 template <class Pools, class Busy>
 void parts_travel(Pools& pools, std::vector<tarn::device_id> const& devices, Busy const& busy) {
   using pool = typename Pools::pool_type;
@@ -96,7 +98,7 @@ void parts_travel(Pools& pools, std::vector<tarn::device_id> const& devices, Bus
     otherwise.zero();
   }
   words back(n);
-  whole.gather(back);  // into pageable memory: done when it returns
+  whole.gather(back);  // into pageable memory: complete when it returns
   whole.synchronize();
   CHECK((back == original));
 

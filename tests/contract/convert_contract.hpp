@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a conversion promises on any device: each element is what the host makes of it, whatever the types, the length and
-// the alignment.
+// The contract of a conversion on any device: each element equals the host's result, for all types, lengths
+// and alignments.
 
 #include <bit>
 #include <cmath>
@@ -18,7 +18,8 @@
 
 namespace tarn_test {
 
-/// Elements that are hard to round: the specials, the borders of each format, halves between its numbers, any bits.
+/// Elements that are hard to round: special values, the limits of each format, midpoints between its numbers,
+/// any bits.
 template <class T>
 std::vector<T> hard_elements(std::size_t count) {
   std::vector<double> values{0.0,      1.0,     0.1,     1.0 / 3,        448,       464,
@@ -53,14 +54,14 @@ std::vector<T> hard_elements(std::size_t count) {
   return elements;
 }
 
-/// Bit for bit, but that any NaN is as good as another: devices keep different payloads.
+/// Bitwise equal, except that any NaN equals any other: devices keep different payloads.
 template <class T>
 bool is_same_element(T a, T b) {
   bool const both_nan = std::isnan(static_cast<double>(a)) && std::isnan(static_cast<double>(b));
   return both_nan || std::memcmp(&a, &b, sizeof a) == 0;
 }
 
-/// Elements that differ from what the host makes of the source.
+/// Elements that differ from the host's conversion of the source.
 template <class To, class From, class Pool>
 std::size_t wrong_conversions(Pool pool, tarn::stream_ref stream, std::vector<From> const& source,
                               std::size_t skip_from, std::size_t skip_to, std::size_t count) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What CUDA tests share: whether there is a device, and work that keeps a stream busy.
+// Shared by the CUDA tests: whether there is a device, and work that keeps a stream busy.
 
 #include <cuda_runtime.h>
 
@@ -9,7 +9,7 @@
 
 namespace tarn_test {
 
-/// How many devices there are; says loudly that the test is skipped where that is fewer than needed.
+/// The number of devices; prints that the test is skipped if there are fewer than needed.
 inline bool has_cuda_devices(int needed = 1) {
   int devices = 0;
   cudaError_t const code = cudaGetDeviceCount(&devices);
@@ -20,12 +20,12 @@ inline bool has_cuda_devices(int needed = 1) {
   return false;
 }
 
-/// What a resource must leave alone when it refuses: CUDA's last error.
+/// A refusing resource must not change CUDA's last error.
 struct last_error_is_clean {
   void operator()() const { CHECK(cudaGetLastError() == cudaSuccess); }
 };
 
-/// Occupies a stream for a while. A template, so that several files may have it.
+/// Occupies a stream for a while. A template, so that several files may include it.
 template <class Count>
 __global__ void spin(Count nanoseconds) {
   Count begin = 0;
@@ -36,7 +36,7 @@ __global__ void spin(Count nanoseconds) {
   } while (now - begin < nanoseconds);
 }
 
-/// Puts work on a stream that lasts long after the call has returned.
+/// Puts work on a stream that continues long after the call has returned.
 inline bool keep_busy(tarn::stream_ref stream, unsigned long long milliseconds = 50) {
   spin<<<1, 1, 0, stream.get()>>>(milliseconds * 1'000'000ULL);
   return cudaGetLastError() == cudaSuccess;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What retire(), evict_scope and scratch promise, on any device: contents are compared, with streams kept busy so that a wait
-// left out shows.
+// The contract of retire(), evict_scope and scratch, on any device. Contents are compared, with streams kept
+// busy so that a missing wait shows.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,7 +31,7 @@ std::vector<T> counted_elements(std::size_t n, T from) {
 
 /// @param memory  a pool of device memory
 /// @param pinned  a pool of pinned memory
-/// @param busy    busy(stream) puts work on it that lasts long after the call has returned
+/// @param busy    busy(stream) puts work on it that continues long after the call has returned
 template <class Memory, class Pinned, class Busy>
 void retire_contract(Memory memory, Pinned pinned, Busy const& busy) {
   using namespace tarn;
@@ -40,7 +40,7 @@ void retire_contract(Memory memory, Pinned pinned, Busy const& busy) {
   basic_stream const b(memory.driver());
   std::vector<std::uint32_t> const ones(n, 0x01010101);
 
-  // A still reads when the memory is given to B's later work, which must not overwrite it before.
+  // A still reads the memory when it is reused for B's later work, which must not overwrite it before.
   auto buffer = make_device_buffer<std::uint32_t>(memory, n, a);
   auto array = make_device<std::uint32_t[]>(memory, n, a);
   pinned_buffer<std::uint32_t, Pinned> seen(pinned, n, elements::value_initialised, a);
@@ -63,7 +63,7 @@ void retire_contract(Memory memory, Pinned pinned, Busy const& busy) {
   CHECK(std::equal(ones.begin(), ones.end(), seen.begin()));
   CHECK(std::equal(ones.begin(), ones.end(), seen_array.begin()));
 
-  // Pinned memory that B reads last: nobody may write it before.
+  // Pinned memory that B reads last: no thread may write it before.
   busy(b);
   next.copy_from(std::span<std::uint32_t const>(seen));
   retire(std::move(seen), b);
@@ -73,7 +73,7 @@ void retire_contract(Memory memory, Pinned pinned, Busy const& busy) {
     for (auto& word : later) word = 3;
     CHECK((elements_of<std::uint32_t>(next) == ones));
   }
-  buffer.resize(10);  // an owner that was retired is ready for use
+  buffer.resize(10);  // a retired owner can be used again
   CHECK(buffer.size() == 10);
 }
 
@@ -104,7 +104,7 @@ void evict_contract(Memory memory, Pinned pinned, Busy const& busy) {
       evict_scope evicted{pinned, s, first, second, third};
       CHECK((first.data() == nullptr && first.empty() && second.empty()));
       CHECK(evicted.evicted_bytes() == n * 4 + (n + 7) * 2);
-      // The freed memory, at once, on the scope's stream.
+      // The freed memory is reused immediately, on the scope's stream.
       auto other = make_device_buffer<std::uint32_t>(memory, n, s);
       auto another = make_device_buffer<std::uint16_t>(memory, n + 7, s);
       other.fill(std::byte{9});
@@ -117,11 +117,11 @@ void evict_contract(Memory memory, Pinned pinned, Busy const& busy) {
         CHECK(evicted.template host_copy<1>().empty());
         CHECK((elements_of<std::uint32_t>(first) == words));
       }
-      s.synchronize();  // what is copied to the host is there; what is copied back is not
+      s.synchronize();  // copies to the host are complete; copies back are not
       busy(s);
     }
     {
-      // Host memory that the copies back still read is not handed out to the host.
+      // Host memory that the copies back still read is not reused for the host.
       pinned_buffer<std::uint32_t, Pinned> later(pinned, n, elements::uninitialised, a);
       for (auto& word : later) word = 3;
     }
@@ -157,7 +157,7 @@ void scratch_contract(Memory memory, Busy const& busy) {
     a.synchronize();
     CHECK((seen == std::vector<std::uint32_t>(n, 0x01010101U * static_cast<std::uint32_t>(round + 1))));
   }
-  // The chunks go back behind the work of the stream that they have moved to.
+  // The chunks are freed after the work of the stream to which they have moved.
   auto* const last = arena.template take<std::uint32_t>(n);
   auto const target = make_device_buffer<std::uint32_t>(memory, n, a);
   REQUIRE(memory.driver().fill(a, last, 7, n * 4).ok());

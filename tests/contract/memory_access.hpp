@@ -10,13 +10,13 @@
 
 namespace tarn_test {
 
-/// Sets bytes on a stream and waits; true where that worked.
+/// Sets bytes on a stream and waits; returns true on success.
 template <class Resource>
 bool write(Resource const& memory, tarn::stream_ref stream, void* p, int byte, std::size_t bytes) {
   return memory.driver().fill(stream, p, byte, bytes).ok() && memory.driver().synchronize_stream(stream).ok();
 }
 
-/// True where every byte has the value.
+/// True if every byte has the value.
 template <class Resource>
 bool holds(Resource const& memory, tarn::stream_ref stream, void const* p, int byte, std::size_t bytes) {
   std::vector<unsigned char> seen(bytes, static_cast<unsigned char>(~byte));
@@ -28,7 +28,7 @@ bool holds(Resource const& memory, tarn::stream_ref stream, void const* p, int b
   return true;
 }
 
-/// True where the whole block can be written and read: all of a small one, both ends of a large one.
+/// True if the whole block can be written and read: all of a small one, both ends of a large one.
 template <class Resource>
 bool is_usable(Resource const& memory, tarn::stream_ref stream, void* p, std::size_t bytes) {
   constexpr std::size_t most = std::size_t{1} << 22;
@@ -39,7 +39,7 @@ bool is_usable(Resource const& memory, tarn::stream_ref stream, void* p, std::si
          write(memory, stream, last, 0x5a, part) && holds(memory, stream, last, 0x5a, part);
 }
 
-/// A stream of a driver's for the length of a test.
+/// A stream of a driver, for the duration of a test.
 template <class Driver>
 class test_stream {
  public:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A policy that tells the simulated machine's order checker whose memory is whose, so that it finds a use which nothing
-// orders behind an earlier owner's.
+// A policy that reports the owner of each block to the simulated machine's order checker, so that it finds
+// uses that are not ordered after those of an earlier owner.
 
 #include <cstddef>
 #include <utility>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What every page source promises.
+// The contract of every page source.
 
 #include <cstddef>
 
@@ -15,7 +15,7 @@
 namespace tarn_test {
 
 /// @param make           returns a page source
-/// @param check_refusal  called after a refused creation: what else must be as before
+/// @param check_refusal  called after a refused creation: checks what else must be unchanged
 template <class MakeSource, class CheckRefusal = nothing_more>
 void page_source_contract(MakeSource const& make, CheckRefusal const& check_refusal = {}) {
   using namespace tarn::literals;
@@ -43,7 +43,7 @@ void page_source_contract(MakeSource const& make, CheckRefusal const& check_refu
     void* const p = pages.reserve(bytes);
     CHECK(tarn::is_aligned(p, page));
     REQUIRE(pages.driver().memory_info(after, total).ok());
-    CHECK(after + page > before);  // others may share the device, but not this much
+    CHECK(after + page > before);  // other processes may share the device, but not use this much
     pages.unreserve(p, bytes);
   }
 

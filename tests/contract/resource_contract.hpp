@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What every resource promises, whatever it is made of. A new resource joins in one line:
+// The contract of every resource. A new resource is added in one line:
 //   TEST_CASE("limited keeps the contract", "[policy][limited]") {
 //     resource_contract([] { return host_memory{} | limited{2_GiB}; });
 //   }
-// `make` returns a fresh resource; a pool returns a new pool each time.
+// `make` returns a new resource; for a pool it returns a new pool each time.
 
 #include <atomic>
 #include <cstddef>
@@ -24,21 +24,21 @@
 
 namespace tarn_test {
 
-/// What `check_refusal` is by default: nothing more to see after a refused allocation.
+/// The default of `check_refusal`: nothing more to check after a refused allocation.
 struct nothing_more {
   void operator()() const noexcept {}
 };
 
 namespace detail {
 
-/// One block and how to give it back.
+/// One block and how to free it.
 struct live_block {
   void* p = nullptr;
   std::size_t bytes = 0;
   std::size_t alignment = 0;
 };
 
-/// Allocates, uses and frees one block, on a stream and without; true also where it was refused for want of
+/// Allocates, uses and frees one block, with and without a stream; also true if it was refused for lack of
 /// memory.
 template <class Resource>
 void allocates_or_refuses(Resource& memory, tarn::stream_ref stream, std::size_t bytes) {
@@ -60,7 +60,7 @@ void honours_or_refuses(Resource& memory, tarn::stream_ref stream, std::size_t b
   try {
     p = memory.allocate(stream, bytes, alignment);
   } catch (tarn::bad_alignment const& refused) {
-    CHECK(alignment > tarn::default_alignment);  // up to here everybody must
+    CHECK(alignment > tarn::default_alignment);  // every resource must support alignments up to here
     CHECK(refused.alignment() == alignment);
     return;
   }
@@ -72,8 +72,8 @@ void honours_or_refuses(Resource& memory, tarn::stream_ref stream, std::size_t b
 
 }  // namespace detail
 
-/// @param make           returns a fresh resource
-/// @param check_refusal  called after a refused allocation: what else must be as before (CUDA's last error)
+/// @param make           returns a new resource
+/// @param check_refusal  called after a refused allocation: checks what else must be unchanged (CUDA's last error)
 template <class MakeResource, class CheckRefusal = nothing_more>
 void resource_contract(MakeResource const& make, CheckRefusal const& check_refusal = {}) {
   using namespace tarn::literals;
@@ -169,7 +169,7 @@ void resource_contract(MakeResource const& make, CheckRefusal const& check_refus
       REQUIRE(p != nullptr);
       REQUIRE(write(memory, stream, p, i, bytes));
       blocks.push_back({p, bytes, default_alignment});
-      if (i % 5 == 4) {  // holes, so that reuse is tried too
+      if (i % 5 == 4) {  // holes, so that reuse is also tested
         memory.deallocate(stream, blocks[blocks.size() - 3].p, blocks[blocks.size() - 3].bytes,
                           default_alignment);
         blocks[blocks.size() - 3].p = nullptr;

@@ -5,8 +5,8 @@ of those is in unreached.txt with its reason.
 
     report.py ROOT GCOVR_JSON
 
-Fails where fewer than 95 % of the lines are reached, where an unreached line is not accepted, and where a header was not
-compiled at all and is not named as such. gcovr counts; this only compares with the list.
+Fails if fewer than 95 % of the lines are reached, if an unreached line is not accepted, or if a header was not compiled
+and is not listed as such. gcovr counts; this script only compares its counts with the list.
 """
 import collections
 import json

@@ -34,7 +34,7 @@ concept capturing_bench = requires(Bench bench, stream_ref stream) {
   { bench.end_capture(stream) } -> std::same_as<bool>;
 };
 
-/// A stream of a test's own.
+/// A stream owned by a test.
 template <stream_driver D>
 class scoped_stream {
  public:
@@ -43,7 +43,7 @@ class scoped_stream {
   scoped_stream(scoped_stream const&) = delete;
   scoped_stream& operator=(scoped_stream const&) = delete;
   operator stream_ref() const noexcept { return stream_; }
-  /// The handle alone, as a user's cudaStream_t comes.
+  /// The handle alone, as a user's cudaStream_t.
   [[nodiscard]] stream_ref bare() const noexcept { return stream_ref::from(stream_.handle()); }
 
  private:
@@ -51,7 +51,7 @@ class scoped_stream {
   stream_ref stream_;
 };
 
-/// An event of a test's own.
+/// An event owned by a test.
 template <stream_driver D>
 class scoped_event {
  public:
@@ -73,7 +73,7 @@ stream_id id_of(D const& driver, stream_ref stream) {
   return id;
 }
 
-/// True where a range on the device holds one byte value everywhere.
+/// True if all bytes of a range on the device have one value.
 template <stream_driver D>
 bool holds(D const& driver, void const* p, std::size_t bytes, unsigned char value) {
   std::vector<unsigned char> host(bytes, static_cast<unsigned char>(~value));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a conversion on CUDA divides a range into words; what it makes of the elements is in raii/cuda_convert.cu.
+// How a conversion on CUDA divides a range into words; raii/cuda_convert.cu tests the converted values.
 
 #include "tarn/driver/cuda_convert.hpp"
 
@@ -13,7 +13,7 @@ using tarn_test::has_cuda_devices;
 
 namespace {
 
-/// Ranges at all offsets: words are aligned on both sides, as many as fit, and none where no place aligns both.
+/// Ranges at all offsets: words are aligned on both sides, as many as fit; none if no position aligns both.
 template <class To, class From>
 unsigned wrong_splits() {
   constexpr std::size_t n = static_cast<std::size_t>(detail::cuda_conversion<To, From>::together);
@@ -42,7 +42,7 @@ unsigned wrong_splits() {
 
 }  // namespace
 
-TEST_CASE("a conversion moves words where both sides are aligned, and all else singly",
+TEST_CASE("cuda convert moves words where both sides are aligned, and single elements elsewhere",
           "[driver][cuda_driver]") {
   CHECK(wrong_splits<float16, float>() == 0);
   CHECK(wrong_splits<float, float8_e4m3>() == 0);
@@ -51,7 +51,7 @@ TEST_CASE("a conversion moves words where both sides are aligned, and all else s
   CHECK(wrong_splits<double, float16>() == 0);
 }
 
-TEST_CASE("a launch that the device refuses is told as a status", "[driver][cuda_driver][cuda]") {
+TEST_CASE("cuda convert returns a refused launch as a status", "[driver][cuda_driver][cuda]") {
   if (!has_cuda_devices()) return;
   cuda_driver const driver;
   float* from = nullptr;

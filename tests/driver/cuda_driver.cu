@@ -43,12 +43,12 @@ inline int current_device() {
 
 using namespace cuda_driver_test;
 
-TEST_CASE("CUDA keeps the driver contract", "[driver][cuda_driver][cuda]") {
+TEST_CASE("cuda_driver keeps the driver contract", "[driver][cuda_driver][cuda]") {
   if (!has_cuda_devices()) return;
   test::driver_contract(cuda_bench{});
 }
 
-TEST_CASE("a refusal that tarn answers does not stay in the last error", "[driver][cuda_driver][cuda]") {
+TEST_CASE("cuda_driver clears the last error of a refusal that tarn handles", "[driver][cuda_driver][cuda]") {
   if (!has_cuda_devices()) return;
   cuda_driver const driver;
   REQUIRE(cudaGetLastError() == cudaSuccess);
@@ -66,7 +66,7 @@ TEST_CASE("a refusal that tarn answers does not stay in the last error", "[drive
   CHECK(driver.synchronize_stream(stream).ok());
 }
 
-TEST_CASE("a device that is not there is told as such", "[driver][cuda_driver][cuda]") {
+TEST_CASE("cuda_driver reports a device number that does not exist", "[driver][cuda_driver][cuda]") {
   if (!has_cuda_devices()) return;
   cuda_driver const driver{device_id{126}};
   void* p = nullptr;
@@ -77,7 +77,7 @@ TEST_CASE("a device that is not there is told as such", "[driver][cuda_driver][c
   CHECK(current_device() == 0);
 }
 
-TEST_CASE("without a device every call says so and none crashes", "[driver][cuda_driver]") {
+TEST_CASE("cuda_driver reports no_device on every call if there is no device", "[driver][cuda_driver]") {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) return;  // the other half of the tests runs
   (void)cudaGetLastError();
@@ -106,7 +106,8 @@ TEST_CASE("without a device every call says so and none crashes", "[driver][cuda
   CHECK(id != stream_ref::unknown_id);
 }
 
-TEST_CASE("error numbers of the runtime and of the driver mean the same", "[driver][cuda_driver]") {
+TEST_CASE("cuda_driver treats error numbers of the runtime and of the driver alike",
+          "[driver][cuda_driver]") {
   using detail::cuda_failure;
   CHECK(cuda_failure(CUDA_SUCCESS) == failure::none);
   CHECK(cuda_failure(CUDA_ERROR_OUT_OF_MEMORY) == failure::out_of_memory);
@@ -118,7 +119,7 @@ TEST_CASE("error numbers of the runtime and of the driver mean the same", "[driv
   CHECK(cuda_failure(CUDA_ERROR_ILLEGAL_ADDRESS) == failure::other);
 }
 
-TEST_CASE("default streams have fixed identities, one per thread for per-thread ones",
+TEST_CASE("cuda_driver gives default streams fixed identities, one per thread for per-thread streams",
           "[driver][cuda_driver]") {
   cuda_driver const driver{device_id{0}};
   cuda_driver const elsewhere{device_id{1}};
@@ -140,10 +141,11 @@ TEST_CASE("default streams have fixed identities, one per thread for per-thread 
   stream_id there = 0;
   std::thread([&] { (void)driver.identify(per_thread, there); }).join();
   CHECK(there != id(driver, per_thread));
-  CHECK(id(driver, stream_ref::from(cudaStreamPerThread, 7)) == 7);  // a known identity is not asked again
+  CHECK(id(driver, stream_ref::from(cudaStreamPerThread, 7)) == 7);  // a known identity is not queried again
 }
 
-TEST_CASE("another thread's default stream is reached by its identity", "[driver][cuda_driver][cuda]") {
+TEST_CASE("cuda_driver reaches another thread's default stream by its identity",
+          "[driver][cuda_driver][cuda]") {
   if (!has_cuda_devices()) return;
   cuda_driver const driver;
   std::atomic<stream_id> theirs{0};
@@ -153,7 +155,7 @@ TEST_CASE("another thread's default stream is reached by its identity", "[driver
     bool const busy = driver.identify(stream_ref(cudaStreamPerThread), id).ok() &&
                       tarn_test::keep_busy(stream_ref(cudaStreamPerThread), 200);
     theirs = busy ? id : ~stream_id{0};
-    while (done == 0) std::this_thread::yield();  // its default stream goes when it ends
+    while (done == 0) std::this_thread::yield();  // its default stream is destroyed when it ends
   });
   while (theirs == 0) std::this_thread::yield();
   CHECK(theirs != ~stream_id{0});
@@ -161,7 +163,7 @@ TEST_CASE("another thread's default stream is reached by its identity", "[driver
   {
     test::scoped_event const event(driver);
     CHECK(driver.record_event(event, stream).ok());
-    CHECK(driver.query_event(event).kind == failure::not_ready);  // this thread's own one is idle
+    CHECK(driver.query_event(event).kind == failure::not_ready);  // this thread's own stream is idle
     CHECK(driver.synchronize_stream(stream).ok());
     CHECK(driver.query_event(event).ok());
   }
@@ -169,7 +171,7 @@ TEST_CASE("another thread's default stream is reached by its identity", "[driver
   other.join();
 }
 
-TEST_CASE("the default stream of a thread that has ended still orders what was freed on it",
+TEST_CASE("cuda_driver orders frees on the default stream of a thread that has ended",
           "[driver][cuda_driver][cuda]") {
   if (!has_cuda_devices()) return;
   cuda_driver const driver;
@@ -184,7 +186,7 @@ TEST_CASE("the default stream of a thread that has ended still orders what was f
   CHECK(driver.query_event(event).ok());
 }
 
-TEST_CASE("the legacy default stream counts as captured while a blocking stream is",
+TEST_CASE("cuda_driver counts the legacy default stream as captured while a blocking stream is",
           "[driver][cuda_driver][cuda]") {
   if (!has_cuda_devices()) return;
   cuda_driver const driver;
@@ -203,7 +205,8 @@ TEST_CASE("the legacy default stream counts as captured while a blocking stream 
   CHECK(cudaStreamDestroy(blocking) == cudaSuccess);
 }
 
-TEST_CASE("pages and blocks may come and go beside a capture in global mode", "[driver][cuda_driver][cuda]") {
+TEST_CASE("cuda_driver creates and destroys pages and blocks during a capture in global mode",
+          "[driver][cuda_driver][cuda]") {
   if (!has_cuda_devices()) return;
   cuda_driver const driver;
   std::size_t page = 0;
@@ -234,11 +237,11 @@ TEST_CASE("pages and blocks may come and go beside a capture in global mode", "[
   CHECK(driver.free_pinned(pinned).ok());
 }
 
-TEST_CASE("calls for another device leave the current one as it was", "[driver][cuda_driver][cuda]") {
+TEST_CASE("cuda_driver calls for another device keep the current device", "[driver][cuda_driver][cuda]") {
   if (!has_cuda_devices(2)) return;
   REQUIRE(cudaSetDevice(0) == cudaSuccess);
   cuda_driver const driver{device_id{1}};
-  std::thread([&] {  // a thread that has used no device yet
+  std::thread([&] {  // a thread that has not used a device yet
     void* p = nullptr;
     CHECK(driver.malloc_device(1_MiB, p).ok());
     CHECK(current_device() == 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a tool that watches memory is told of each device; under compute-sanitizer it takes all of it.
+// What cuda_memory_tool reports for each device. Under compute-sanitizer the tool takes all memory.
 
 #include "tarn/driver/cuda_memory_tool.hpp"
 
@@ -10,7 +10,8 @@
 
 using namespace tarn;
 
-TEST_CASE("a tool takes the memory of every device, whichever is current", "[driver][memory_tool][cuda]") {
+TEST_CASE("cuda_memory_tool registers memory of every device, whichever is current",
+          "[driver][memory_tool][cuda]") {
   if (!tarn_test::has_cuda_devices()) return;
   int devices = 0;
   REQUIRE(cudaGetDeviceCount(&devices) == cudaSuccess);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fault injection: the chosen call fails as told, everything else goes through.
+// Fault injection: the chosen call fails as planned, every other call is forwarded.
 
 #include "tarn/driver/fault.hpp"
 
@@ -21,7 +21,7 @@ static_assert(block_driver<faulty<no_driver>> && registering_driver<faulty<no_dr
 
 namespace {
 
-/// A driver of streams only: faulty must not invent calls that it lacks.
+/// A driver that has only streams: faulty must not add calls that it lacks.
 struct streams_only {
   device_id device() const noexcept { return {}; }
   status identify(stream_ref, stream_id&) const noexcept { return {}; }
@@ -53,7 +53,7 @@ struct faulty_bench {
   bool can_touch() { return true; }
 };
 
-/// Makes each call of the contract once, in the enum's order as far as that makes sense; returns what failed.
+/// Makes each call of the contract once, in the enum's order where possible. Returns the calls that failed.
 std::vector<status> call_everything(faulty<sim_driver> const& driver) {
   std::vector<status> failed;
   auto const note = [&](status s) {
@@ -110,11 +110,11 @@ std::vector<status> call_everything(faulty<sim_driver> const& driver) {
 
 }  // namespace
 
-TEST_CASE("a faulty driver without faults is its driver", "[driver][fault]") {
+TEST_CASE("faulty without faults behaves like its driver", "[driver][fault]") {
   test::driver_contract(faulty_bench{});
 }
 
-TEST_CASE("every call of the contract passes through once and is counted under its name", "[driver][fault]") {
+TEST_CASE("faulty forwards and counts every call of the contract once under its name", "[driver][fault]") {
   sim_machine const machine;
   fault_plan const plan;
   CHECK(call_everything(faulty(machine.driver(), plan)).empty());
@@ -128,7 +128,7 @@ TEST_CASE("every call of the contract passes through once and is counted under i
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("each call can be made to fail by name, with its typical failure", "[driver][fault]") {
+TEST_CASE("faulty fails each call by name, with its typical failure", "[driver][fault]") {
   for (std::size_t i = 0; i < driver_call_count; ++i) {
     driver_call const which = driver_call_at(i);
     INFO(name_of(which));
@@ -145,13 +145,13 @@ TEST_CASE("each call can be made to fail by name, with its typical failure", "[d
                               which == driver_call::create_pages || which == driver_call::reserve_range ||
                               which == driver_call::register_host;
     CHECK((first.kind == failure::out_of_memory) == takes_memory);
-    CHECK(machine.calls()[which] == 0);  // the driver never saw it
+    CHECK(machine.calls()[which] == 0);  // the driver did not receive the call
     CHECK(plan.failed() == 1);
     CHECK(plan.failed(which) == 1);
   }
 }
 
-TEST_CASE("the k-th call fails, for every k", "[driver][fault]") {
+TEST_CASE("faulty fails the k-th call, for every k", "[driver][fault]") {
   for (std::uint64_t k = 1; k <= driver_call_count; ++k) {
     sim_machine const machine;
     fault_plan const plan;
@@ -163,7 +163,7 @@ TEST_CASE("the k-th call fails, for every k", "[driver][fault]") {
   }
 }
 
-TEST_CASE("calls are counted from when the fault is armed", "[driver][fault]") {
+TEST_CASE("faulty counts calls from when the fault is armed", "[driver][fault]") {
   faulty<no_driver> const driver;
   void* p = nullptr;
   REQUIRE(driver.malloc_device(1, p).ok());
@@ -177,7 +177,7 @@ TEST_CASE("calls are counted from when the fault is armed", "[driver][fault]") {
   CHECK(driver.plan().calls(driver_call::malloc_device) == 4);
 }
 
-TEST_CASE("a sticky fault fails every later call with the same error", "[driver][fault]") {
+TEST_CASE("faulty fails every later call with the same error after a sticky fault", "[driver][fault]") {
   faulty<no_driver> const driver;
   driver.plan().fail(driver_call::synchronize_device, 1,
                      {.kind = failure::unloading, .span = fault_span::for_good});
@@ -191,7 +191,7 @@ TEST_CASE("a sticky fault fails every later call with the same error", "[driver]
   CHECK(driver.plan().failed() == 3);
 }
 
-TEST_CASE("a call may do its work and fail all the same", "[driver][fault]") {
+TEST_CASE("faulty can do the work of a call and still fail it", "[driver][fault]") {
   sim_machine const machine;
   faulty const driver(machine.driver());
   void* p = nullptr;
@@ -201,7 +201,7 @@ TEST_CASE("a call may do its work and fail all the same", "[driver][fault]") {
   CHECK(machine.leaks().blocks == 0);
 }
 
-TEST_CASE("several faults may wait at once, and reset forgets them", "[driver][fault]") {
+TEST_CASE("fault plans hold several faults, and reset removes them", "[driver][fault]") {
   faulty<no_driver> const driver;
   driver.plan().fail(driver_call::synchronize_device, 1);
   driver.plan().fail(driver_call::synchronize_device, 3);
@@ -216,7 +216,7 @@ TEST_CASE("several faults may wait at once, and reset forgets them", "[driver][f
   CHECK(driver.plan().calls(driver_call::synchronize_device) == 1);
 }
 
-TEST_CASE("every kind of failure can be told", "[driver][fault]") {
+TEST_CASE("fault plans produce every kind of failure", "[driver][fault]") {
   for (failure const kind : {failure::not_ready, failure::out_of_memory, failure::unloading,
                              failure::unsupported, failure::no_device, failure::other}) {
     faulty<no_driver> const driver;
@@ -228,7 +228,7 @@ TEST_CASE("every kind of failure can be told", "[driver][fault]") {
   }
 }
 
-TEST_CASE("copies share a plan, and faulty drivers are equal if driver and plan are", "[driver][fault]") {
+TEST_CASE("copies of faulty share a plan; two are equal if driver and plan are equal", "[driver][fault]") {
   faulty<no_driver> const a;
   faulty<no_driver> const copy = a;
   a.plan().fail(1);
@@ -240,7 +240,7 @@ TEST_CASE("copies share a plan, and faulty drivers are equal if driver and plan 
   CHECK_FALSE(faulty(machine.driver(), a.plan()) == faulty(sim_machine{}.driver(), a.plan()));
 }
 
-TEST_CASE("a plan counts the calls of all threads", "[driver][fault]") {
+TEST_CASE("a fault plan counts the calls of all threads", "[driver][fault]") {
   faulty<no_driver> const driver;
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -252,7 +252,7 @@ TEST_CASE("a plan counts the calls of all threads", "[driver][fault]") {
   CHECK(driver.plan().calls() == 4000);
 }
 
-TEST_CASE("a fault of no kind is no fault", "[driver][fault]") {
+TEST_CASE("a fault of kind none does not fail", "[driver][fault]") {
   CHECK(detail::fault_status(failure::none, driver_call::create_event).ok());
   CHECK(detail::fault_status(failure::not_ready, driver_call::query_event).code == 600);
 }

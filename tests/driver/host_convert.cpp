@@ -8,7 +8,7 @@
 
 using namespace tarn;
 
-TEST_CASE("the host converts at once, and refuses null", "[driver][no_driver]") {
+TEST_CASE("host_convert converts immediately and refuses null", "[driver][no_driver]") {
   float const from[] = {1.0F, -2.5F, 1e9F};
   float8_e4m3 to[4] = {};
   no_driver const driver;

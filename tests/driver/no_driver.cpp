@@ -18,16 +18,16 @@ struct host_bench {
 };
 }  // namespace
 
-TEST_CASE("the host keeps the driver contract", "[driver][no_driver]") {
+TEST_CASE("no_driver keeps the driver contract", "[driver][no_driver]") {
   test::driver_contract(host_bench{});
 }
 
-TEST_CASE("the host is no device", "[driver][no_driver]") {
+TEST_CASE("no_driver has no device", "[driver][no_driver]") {
   CHECK(no_driver{}.device() == device_id{-1});
   CHECK(no_driver{device_id{3}} == no_driver{});
 }
 
-TEST_CASE("the host refuses pages by name", "[driver][no_driver]") {
+TEST_CASE("no_driver refuses page calls by name", "[driver][no_driver]") {
   no_driver const driver;
   std::size_t bytes = 0;
   void* p = nullptr;
@@ -42,7 +42,7 @@ TEST_CASE("the host refuses pages by name", "[driver][no_driver]") {
   CHECK(std::strcmp(refusals[3].call, "create_pages") == 0);
 }
 
-TEST_CASE("overlapping host copies keep their bytes", "[driver][no_driver]") {
+TEST_CASE("no_driver copies overlapping host ranges correctly", "[driver][no_driver]") {
   char text[] = "abcdef";
   REQUIRE(no_driver{}.copy({}, text + 1, text, 5).ok());
   CHECK(std::strcmp(text, "aabcde") == 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVML, spoken to through a library that the test plays, and one that it loads.
+// NVML, called through a library that the test simulates, and through one that it loads.
 
 #include "tarn/driver/nvml.hpp"
 
@@ -19,7 +19,7 @@ constexpr unsigned no_instance = 0xFFFFFFFF;
 constexpr unsigned long long not_available = ~0ULL;
 constexpr unsigned me = 42;
 
-/// What the played library answers; codes are NVML's, 0 is success.
+/// The results of the simulated library; codes are NVML's, 0 is success.
 struct played {
   int init = 0, uuid = 0, pci = 0, memory = 0, memory_v2 = 0, compute = 0, graphics = 0, mps = 3;
   unsigned mig = 0;
@@ -28,7 +28,7 @@ struct played {
   std::vector<std::string> asked_uuids;
   std::vector<nvml_process> in_compute{{me, 500, no_instance, no_instance}};
   std::vector<nvml_process> in_graphics;
-  std::vector<unsigned> rooms;  ///< how large the lists were that it was asked to fill
+  std::vector<unsigned> rooms;  /// < sizes of the lists that it was asked to fill
 };
 played* library = nullptr;
 
@@ -98,7 +98,7 @@ answer ask(played& p, nvml_calls const& calls, detail::nvml_question const& q = 
   library = &p;
   answer a;
   a.outcome = detail::nvml_account(calls, q, a.account);
-  CHECK(p.open == 0);  // each session that was started has ended
+  CHECK(p.open == 0);  // every session that was started has ended
   return a;
 }
 
@@ -109,7 +109,7 @@ bool nothing_told(answer const& a) {
 
 }  // namespace
 
-TEST_CASE("NVML's account names this process, the others and what is set aside", "[driver][nvml]") {
+TEST_CASE("nvml names this process, other processes and reserved memory", "[driver][nvml]") {
   played p;
   p.in_compute.push_back({7, 30, no_instance, no_instance});
   p.in_graphics = {{8, 5, no_instance, no_instance}};
@@ -125,7 +125,7 @@ TEST_CASE("NVML's account names this process, the others and what is set aside",
   CHECK(p.asked_uuids.back() == std::string("GPU-") + number);
 }
 
-TEST_CASE("what one list tells of a process stands where the other has nothing", "[driver][nvml]") {
+TEST_CASE("nvml fills in a process's figures from the list that has them", "[driver][nvml]") {
   played p;
   p.in_compute.push_back({7, not_available, no_instance, no_instance});
   p.in_graphics = {{7, 30, no_instance, no_instance}, {me, not_available, no_instance, no_instance}};
@@ -135,7 +135,7 @@ TEST_CASE("what one list tells of a process stands where the other has nothing",
   CHECK(account.other_processes == 30);
 }
 
-TEST_CASE("a process that does compute and graphics counts once", "[driver][nvml]") {
+TEST_CASE("nvml counts a process with both compute and graphics once", "[driver][nvml]") {
   played p;
   p.in_compute.push_back({7, 30, no_instance, no_instance});
   p.in_graphics = {{7, 30, no_instance, no_instance}, {me, 500, no_instance, no_instance}};
@@ -145,17 +145,17 @@ TEST_CASE("a process that does compute and graphics counts once", "[driver][nvml
   CHECK(account.other_processes == 30);
 }
 
-TEST_CASE("a list that grows between two calls is asked for again, with room", "[driver][nvml]") {
+TEST_CASE("nvml retries with a larger buffer if a list grows between two calls", "[driver][nvml]") {
   played p;
   for (unsigned i = 0; i < 1000; ++i) p.in_compute.push_back({100'000 + i, 2, no_instance, no_instance});
   auto const [outcome, account] = ask(p, all_calls());
   REQUIRE(outcome.ok());
   CHECK(account.other_processes == 2000);
-  REQUIRE(p.rooms.size() == 3);  // too little, enough, and the list of graphics
+  REQUIRE(p.rooms.size() == 3);  // too small, large enough, and the list of graphics processes
   CHECK(p.rooms[1] >= 1001);
 }
 
-TEST_CASE("a list that never fits is given up, not asked for ever", "[driver][nvml]") {
+TEST_CASE("nvml gives up on a list that never fits", "[driver][nvml]") {
   played p;
   p.compute = detail::nvml_insufficient_size;
   auto const [outcome, account] = ask(p, all_calls());
@@ -164,8 +164,7 @@ TEST_CASE("a list that never fits is given up, not asked for ever", "[driver][nv
   CHECK(std::string(account.gap).find("does not list") != std::string::npos);
 }
 
-TEST_CASE("in a container, whose process numbers are its own, processes are unknown and it is said",
-          "[driver][nvml]") {
+TEST_CASE("nvml reports unknown processes in a container with its own process numbers", "[driver][nvml]") {
   played p;
   bool const empty = GENERATE(true, false);
   p.in_compute =
@@ -179,7 +178,7 @@ TEST_CASE("in a container, whose process numbers are its own, processes are unkn
   CHECK(std::string(account.gap).find("container") != std::string::npos);
 }
 
-TEST_CASE("a process whose memory NVML does not tell is unknown, never zero", "[driver][nvml]") {
+TEST_CASE("nvml reports a process without a memory figure as unknown, never as zero", "[driver][nvml]") {
   played p;
   SECTION("another") {
     p.in_compute.push_back({7, not_available, no_instance, no_instance});
@@ -199,7 +198,7 @@ TEST_CASE("a process whose memory NVML does not tell is unknown, never zero", "[
   }
 }
 
-TEST_CASE("a MIG instance is found by its own number, and is told of as such", "[driver][nvml]") {
+TEST_CASE("nvml finds a MIG instance by its own number and reports it as one", "[driver][nvml]") {
   played p;
   p.uuid = 6;
   p.mig = 1;
@@ -211,14 +210,14 @@ TEST_CASE("a MIG instance is found by its own number, and is told of as such", "
   CHECK(std::string(account.source).find("MIG instance") != std::string::npos);
 }
 
-TEST_CASE("the whole card never stands for one of its MIG instances", "[driver][nvml]") {
+TEST_CASE("nvml never reports the whole card in place of a MIG instance", "[driver][nvml]") {
   played p;
   p.mig = 1;
   p.uuid = GENERATE(0, 6);  // found by the card's number, or by its bus
   CHECK(nothing_told(ask(p, all_calls())));
 }
 
-TEST_CASE("a device whose number NVML does not know is found by its bus", "[driver][nvml]") {
+TEST_CASE("nvml finds a device with an unknown number by its bus", "[driver][nvml]") {
   played p;
   p.uuid = 6;
   auto const [outcome, account] = ask(p, all_calls());
@@ -228,7 +227,7 @@ TEST_CASE("a device whose number NVML does not know is found by its bus", "[driv
   CHECK(std::string(account.source) == "NVML");
 }
 
-TEST_CASE("an older NVML tells the total alone", "[driver][nvml]") {
+TEST_CASE("an older nvml reports only the total", "[driver][nvml]") {
   played p;
   auto calls = all_calls();
   bool const lacks_it = GENERATE(true, false);
@@ -242,8 +241,7 @@ TEST_CASE("an older NVML tells the total alone", "[driver][nvml]") {
   CHECK(account.this_process == 500);
 }
 
-TEST_CASE("each call of NVML that fails or is missing makes its figures unknown, and no more",
-          "[driver][nvml]") {
+TEST_CASE("a failed or missing nvml call makes only its own figures unknown", "[driver][nvml]") {
   played p;
   auto calls = all_calls();
   SECTION("there is no library") {
@@ -299,12 +297,12 @@ TEST_CASE("each call of NVML that fails or is missing makes its figures unknown,
   }
 }
 
-TEST_CASE("a library that is not there, or is another, is no NVML", "[driver][nvml]") {
+TEST_CASE("nvml loading rejects a missing library and a library that is not NVML", "[driver][nvml]") {
   CHECK_FALSE(detail::find_nvml("libtarn-no-such-library.so.1").is_there());
   CHECK_FALSE(detail::find_nvml("libm.so.6").is_there());
 }
 
-TEST_CASE("a library is found by its symbols, those of older drivers included", "[driver][nvml]") {
+TEST_CASE("nvml loading finds a library by its symbols, including those of older drivers", "[driver][nvml]") {
 #if defined(TARN_FAKE_NVML)
   nvml_calls const calls = detail::find_nvml(TARN_FAKE_NVML);
   REQUIRE(calls.is_there());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the simulated management library says: sim_account.
+// The accounts of the simulated management library: sim_account.
 
 #include <string>
 
@@ -16,8 +16,7 @@ device_account told_by(sim_machine const& machine) {
 }
 }  // namespace
 
-TEST_CASE("the simulated NVML counts the context and every block as this process's",
-          "[driver][sim_account]") {
+TEST_CASE("sim_account counts the context and every block as this process's", "[driver][sim_account]") {
   sim_machine const machine{
       {.taken = 2_GiB, .context = 500_MiB, .other_processes = 1_GiB, .set_aside = 100_MiB}};
   CHECK(told_by(machine).this_process == 500_MiB);
@@ -38,7 +37,7 @@ TEST_CASE("the simulated NVML counts the context and every block as this process
   CHECK(machine.calls()[driver_call::memory_account] == 3);
 }
 
-TEST_CASE("what is taken from a simulated device later is other processes'", "[driver][sim_account]") {
+TEST_CASE("sim_account attributes memory taken later to other processes", "[driver][sim_account]") {
   sim_machine const machine{{.taken = 1_GiB, .context = 500_MiB}};
   CHECK(told_by(machine).other_processes == 0);
   machine.take_memory({}, 6_GiB);
@@ -46,7 +45,7 @@ TEST_CASE("what is taken from a simulated device later is other processes'", "[d
   CHECK(told_by(machine).this_process == 500_MiB);
 }
 
-TEST_CASE("the simulated NVML never says more than is taken", "[driver][sim_account]") {
+TEST_CASE("sim_account never reports more than is taken", "[driver][sim_account]") {
   sim_machine const machine{
       {.taken = 1_GiB, .context = 600_MiB, .other_processes = 5_GiB, .set_aside = 1_GiB}};
   device_account const account = told_by(machine);
@@ -55,7 +54,7 @@ TEST_CASE("the simulated NVML never says more than is taken", "[driver][sim_acco
   CHECK(account.other_processes == 0);
 }
 
-TEST_CASE("a simulated machine may hide its processes, or have no NVML", "[driver][sim_account]") {
+TEST_CASE("sim_account may hide processes, or report no NVML", "[driver][sim_account]") {
   sim_machine const hidden{{.context = 500_MiB, .set_aside = 100_MiB, .accounting = sim_accounting::hidden}};
   device_account account = told_by(hidden);
   CHECK(account.this_process == device_account::unknown);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// cudaMallocAsync as the simulated GPU has it.
+// The simulated GPU's cudaMallocAsync.
 
 #include "tarn/driver/sim_async.hpp"
 
@@ -10,7 +10,7 @@
 using namespace tarn;
 using test::scoped_stream;
 
-TEST_CASE("cudaMallocAsync gives a freed block again in stream order", "[driver][sim][async]") {
+TEST_CASE("sim_driver malloc_async reuses a freed block in stream order", "[driver][sim][async]") {
   sim_machine const machine;
   auto const driver = machine.driver();
   scoped_stream const a(driver), b(driver);
@@ -39,7 +39,8 @@ TEST_CASE("cudaMallocAsync gives a freed block again in stream order", "[driver]
   CHECK(machine.usage().used == 0);
 }
 
-TEST_CASE("cudaMallocAsync gives cached blocks back before it is out of memory", "[driver][sim][async]") {
+TEST_CASE("sim_driver malloc_async releases cached blocks before it reports out of memory",
+          "[driver][sim][async]") {
   sim_machine const machine{sim_options{.capacity = 8_MiB, .taken = 0}};
   auto const driver = machine.driver();
   void* p = nullptr;

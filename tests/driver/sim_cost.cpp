@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the simulated GPU charges.
+// What the simulated GPU charges for calls.
 
 #include "tarn/driver/sim_cost.hpp"
 
@@ -8,7 +8,7 @@
 
 using namespace tarn;
 
-TEST_CASE("the virtual clock moves by what calls cost", "[driver][sim][cost]") {
+TEST_CASE("sim_machine advances the virtual clock by the cost of calls", "[driver][sim][cost]") {
   sim_machine const machine;
   sim_driver const driver = machine.driver();
   page_handle handle{};
@@ -23,7 +23,7 @@ TEST_CASE("the virtual clock moves by what calls cost", "[driver][sim][cost]") {
   CHECK(machine.calls().driver_ns == 26'400);
 }
 
-TEST_CASE("waiting for work is no driver time", "[driver][sim][cost]") {
+TEST_CASE("sim_machine does not count waiting for work as driver time", "[driver][sim][cost]") {
   sim_machine const machine;
   sim_driver const driver = machine.driver();
   REQUIRE(machine.launch({}, 1'000'000).ok());
@@ -31,10 +31,10 @@ TEST_CASE("waiting for work is no driver time", "[driver][sim][cost]") {
   auto const before = machine.now();
   REQUIRE(driver.synchronize_stream({}).ok());
   CHECK(machine.calls().driver_ns == sim_costs{}.synchronize);
-  CHECK(machine.now() - before == 1'000'000);  // the launch and the call itself passed meanwhile
+  CHECK(machine.now() - before == 1'000'000);  // the launch and the call itself took time meanwhile
 }
 
-TEST_CASE("costs follow the measured points", "[driver][sim][cost]") {
+TEST_CASE("sim_costs matches the measured points", "[driver][sim][cost]") {
   constexpr sim_costs costs;
   CHECK(costs.create_pages.at(2_MiB) == 9'800);
   CHECK(costs.create_pages.at(1) == 9'800);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The simulated GPU: the driver contract on each backing, costs, counters, faults of the device, lifetimes.
+// The simulated GPU: the driver contract on each backing, costs, counters, device faults, lifetimes.
 
 #include "tarn/driver/sim_driver.hpp"
 
@@ -29,7 +29,7 @@ struct sim_bench {
 };
 }  // namespace
 
-TEST_CASE("the simulated GPU keeps the driver contract", "[driver][sim]") {
+TEST_CASE("sim_driver keeps the driver contract", "[driver][sim]") {
   SECTION("on host memory") {
     test::driver_contract(sim_bench{sim_machine{}});
   }
@@ -55,7 +55,7 @@ TEST_CASE("the simulated GPU keeps the driver contract", "[driver][sim]") {
   }
 }
 
-TEST_CASE("the default simulated driver is device 0 of one machine for the process", "[driver][sim]") {
+TEST_CASE("a default sim_driver is device 0 of one machine for the process", "[driver][sim]") {
   sim_driver const a, b;
   CHECK(a == b);
   CHECK(a.device() == device_id{0});
@@ -66,7 +66,7 @@ TEST_CASE("the default simulated driver is device 0 of one machine for the proce
   CHECK(total == 140_GiB);
 }
 
-TEST_CASE("a device that is not there says so", "[driver][sim]") {
+TEST_CASE("sim_driver reports a missing device", "[driver][sim]") {
   sim_machine const machine{sim_options{.devices = 2}};
   for (int const missing : {2, -1}) {
     sim_driver const driver = machine.driver(missing);
@@ -77,7 +77,7 @@ TEST_CASE("a device that is not there says so", "[driver][sim]") {
   CHECK(machine.driver(1).synchronize_device().ok());
 }
 
-TEST_CASE("a driver keeps its machine alive", "[driver][sim]") {
+TEST_CASE("sim_driver keeps its machine alive", "[driver][sim]") {
   sim_driver const driver = sim_machine{}.driver();
   void* p = nullptr;
   REQUIRE(driver.malloc_device(1_MiB, p).ok());
@@ -85,7 +85,7 @@ TEST_CASE("a driver keeps its machine alive", "[driver][sim]") {
   CHECK(driver.free_device(p).ok());
 }
 
-TEST_CASE("each driver call is counted under its name", "[driver][sim][calls]") {
+TEST_CASE("sim_machine counts each driver call under its name", "[driver][sim][calls]") {
   sim_machine const machine;
   sim_driver const driver = machine.driver();
   stream_ref stream;
@@ -110,7 +110,7 @@ TEST_CASE("each driver call is counted under its name", "[driver][sim][calls]") 
   REQUIRE(driver.destroy_stream(stream).ok());
 }
 
-TEST_CASE("every driver call has a name of its own", "[driver][sim][calls]") {
+TEST_CASE("sim_machine gives every driver call its own name", "[driver][sim][calls]") {
   for (std::size_t i = 0; i < driver_call_count; ++i) {
     for (std::size_t j = 0; j < i; ++j)
       CHECK(std::strcmp(name_of(driver_call_at(i)), name_of(driver_call_at(j))) != 0);
@@ -120,7 +120,8 @@ TEST_CASE("every driver call has a name of its own", "[driver][sim][calls]") {
   CHECK(std::strcmp(name_of(driver_call::map_pages), "map_pages") == 0);
 }
 
-TEST_CASE("a device without virtual memory management says so for every page call", "[driver][sim]") {
+TEST_CASE("sim_driver without virtual memory management refuses every page call as unsupported",
+          "[driver][sim]") {
   sim_driver const driver = sim_machine{sim_options{.paging = sim_paging::missing}}.driver();
   std::size_t bytes = 0;
   void* p = nullptr;
@@ -132,7 +133,7 @@ TEST_CASE("a device without virtual memory management says so for every page cal
   CHECK(driver.malloc_device(1, p).ok());
 }
 
-TEST_CASE("a broken device fails every call until it is repaired", "[driver][sim]") {
+TEST_CASE("a broken sim_machine device fails every call until it is repaired", "[driver][sim]") {
   sim_machine const machine{sim_options{.devices = 2}};
   sim_driver const driver = machine.driver();
   void* p = nullptr;
@@ -149,7 +150,7 @@ TEST_CASE("a broken device fails every call until it is repaired", "[driver][sim
   CHECK(driver.free_device(p).ok());
 }
 
-TEST_CASE("an unloading driver says so on every call", "[driver][sim]") {
+TEST_CASE("an unloading sim_driver reports it on every call", "[driver][sim]") {
   sim_machine const machine;
   machine.unload();
   CHECK(machine.driver().synchronize_device().kind == failure::unloading);
@@ -159,7 +160,7 @@ TEST_CASE("an unloading driver says so on every call", "[driver][sim]") {
   CHECK(machine.driver().synchronize_device().ok());
 }
 
-TEST_CASE("streams of one machine mean nothing to another", "[driver][sim]") {
+TEST_CASE("sim_driver rejects streams of another machine", "[driver][sim]") {
   sim_machine const a, b;
   stream_ref stream, other;
   REQUIRE(a.driver().create_stream(stream).ok());
@@ -169,7 +170,7 @@ TEST_CASE("streams of one machine mean nothing to another", "[driver][sim]") {
   CHECK(a.driver().synchronize_stream(stream).ok());
 }
 
-TEST_CASE("many threads drive one machine", "[driver][sim]") {
+TEST_CASE("sim_machine accepts driver calls from many threads", "[driver][sim]") {
   sim_machine const machine{sim_options{.capacity = 1_GiB, .taken = 0}};
   std::vector<std::thread> threads;
   std::vector<int> failures(4, 0);
@@ -201,7 +202,7 @@ TEST_CASE("many threads drive one machine", "[driver][sim]") {
   CHECK(machine.usage().used == 0);
 }
 
-TEST_CASE("the same program takes the same virtual time", "[driver][sim]") {
+TEST_CASE("sim_machine takes the same virtual time for the same program", "[driver][sim]") {
   auto const run = [](std::uint64_t seed) {
     sim_machine const machine{sim_options{.seed = seed}};
     stream_ref streams[2];
@@ -222,7 +223,7 @@ TEST_CASE("the same program takes the same virtual time", "[driver][sim]") {
   CHECK(run(7) > run(0));
 }
 
-// Destroyed after main returns, when the process-wide machine must still be there.
+// Destroyed after main returns, when the process-wide machine must still exist.
 namespace {
 struct keeps_memory_to_the_end {
   sim_driver driver;
@@ -234,7 +235,7 @@ struct keeps_memory_to_the_end {
 };
 }  // namespace
 
-TEST_CASE("objects with static storage may use the default machine to the end", "[driver][sim]") {
+TEST_CASE("objects with static storage may use the default sim_machine until exit", "[driver][sim]") {
   static keeps_memory_to_the_end kept;
   CHECK(kept.p != nullptr);
 }

@@ -46,12 +46,12 @@ bool invalid(status s) {
 }
 
 #if defined(__linux__)
-/// True where touching an address ends the process, tried in a child.
+/// True if touching an address ends the process. The access runs in a child process.
 template <class F>
 bool dies(F const& touch) {
   ::pid_t const child = ::fork();
   if (child == 0) {
-    (void)::signal(SIGSEGV, SIG_DFL);  // the expected fault is no one's to report
+    (void)::signal(SIGSEGV, SIG_DFL);  // the fault is expected: do not report it
     (void)::signal(SIGBUS, SIG_DFL);
     touch();
     ::_exit(0);
@@ -64,7 +64,7 @@ bool dies(F const& touch) {
 
 }  // namespace
 
-TEST_CASE("the device has its capacity to the byte", "[driver][sim][memory]") {
+TEST_CASE("sim_machine enforces a device's capacity to the byte", "[driver][sim][memory]") {
   auto const machine = small_machine(64_MiB);
   auto const driver = machine.driver();
   CHECK(free_bytes(driver) == 64_MiB);
@@ -91,7 +91,7 @@ TEST_CASE("the device has its capacity to the byte", "[driver][sim][memory]") {
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("devices have separate memory", "[driver][sim][memory]") {
+TEST_CASE("sim_machine keeps the memory of its devices separate", "[driver][sim][memory]") {
   sim_machine const machine{sim_options{.devices = 2, .capacity = 8_MiB, .taken = 0}};
   page_handle const all = make_pages(machine.driver(0), 8_MiB);
   CHECK(free_bytes(machine.driver(0)) == 0);
@@ -99,7 +99,7 @@ TEST_CASE("devices have separate memory", "[driver][sim][memory]") {
   CHECK(machine.driver(0).destroy_pages(all).ok());
 }
 
-TEST_CASE("other processes may take memory away", "[driver][sim][memory]") {
+TEST_CASE("sim_machine lets other processes take device memory", "[driver][sim][memory]") {
   auto const machine = small_machine(64_MiB);
   auto const driver = machine.driver();
   page_handle const ours = make_pages(driver, 16_MiB);
@@ -117,7 +117,7 @@ TEST_CASE("other processes may take memory away", "[driver][sim][memory]") {
   REQUIRE(driver.destroy_pages(ours).ok());
 }
 
-TEST_CASE("pages are whole multiples of the granularity", "[driver][sim][memory]") {
+TEST_CASE("sim_driver create_pages accepts only multiples of the granularity", "[driver][sim][memory]") {
   auto const driver = small_machine(64_MiB).driver();
   page_handle handle{};
   CHECK(invalid(driver.create_pages(0, handle)));
@@ -134,7 +134,7 @@ TEST_CASE("pages are whole multiples of the granularity", "[driver][sim][memory]
   CHECK(driver.map_pages(base + 2_MiB, 2_MiB, handle).ok());
 }
 
-TEST_CASE("a reserved range is aligned as asked", "[driver][sim][memory]") {
+TEST_CASE("sim_driver reserve_range honours the alignment", "[driver][sim][memory]") {
   for (auto const backing : {sim_backing::address_only, sim_backing::host_backed}) {
     auto const driver = small_machine(64_MiB, backing).driver();
     for (std::size_t const alignment : {2_MiB, 64_MiB, 1_GiB}) {
@@ -143,35 +143,36 @@ TEST_CASE("a reserved range is aligned as asked", "[driver][sim][memory]") {
   }
 }
 
-TEST_CASE("a handle is mapped whole, into reserved and free addresses only", "[driver][sim][memory]") {
+TEST_CASE("sim_driver map_pages accepts only whole handles in reserved, unmapped addresses",
+          "[driver][sim][memory]") {
   auto const driver = small_machine(64_MiB).driver();
   char* const base = make_range(driver, 16_MiB);
   page_handle const handle = make_pages(driver, 4_MiB);
   CHECK(invalid(driver.map_pages(base, 2_MiB, handle)));           // part of it
-  CHECK(invalid(driver.map_pages(base, 6_MiB, handle)));           // more than it
+  CHECK(invalid(driver.map_pages(base, 6_MiB, handle)));           // more than the whole
   CHECK(invalid(driver.map_pages(base + 14_MiB, 4_MiB, handle)));  // over the end of the range
-  CHECK(invalid(driver.map_pages(base + 16_MiB, 4_MiB, handle)));  // past it
-  CHECK(invalid(driver.map_pages(base - 4_MiB, 4_MiB, handle)));   // before it
+  CHECK(invalid(driver.map_pages(base + 16_MiB, 4_MiB, handle)));  // past the end
+  CHECK(invalid(driver.map_pages(base - 4_MiB, 4_MiB, handle)));   // before the start
   CHECK(invalid(driver.map_pages(base, 4_MiB, handle + 100)));     // no such handle
   REQUIRE(driver.map_pages(base + 4_MiB, 4_MiB, handle).ok());
-  CHECK(invalid(driver.map_pages(base + 4_MiB, 4_MiB, handle)));  // taken
-  CHECK(invalid(driver.map_pages(base + 2_MiB, 4_MiB, handle)));  // its first half taken
-  CHECK(invalid(driver.map_pages(base + 6_MiB, 4_MiB, handle)));  // its second
-  CHECK(driver.map_pages(base, 4_MiB, handle).ok());              // right before
-  CHECK(driver.map_pages(base + 8_MiB, 4_MiB, handle).ok());      // right after
+  CHECK(invalid(driver.map_pages(base + 4_MiB, 4_MiB, handle)));  // already mapped
+  CHECK(invalid(driver.map_pages(base + 2_MiB, 4_MiB, handle)));  // overlaps its first half
+  CHECK(invalid(driver.map_pages(base + 6_MiB, 4_MiB, handle)));  // overlaps its second half
+  CHECK(driver.map_pages(base, 4_MiB, handle).ok());              // directly before it
+  CHECK(driver.map_pages(base + 8_MiB, 4_MiB, handle).ok());      // directly after it
 }
 
-TEST_CASE("two reservations side by side are two ranges", "[driver][sim][memory]") {
+TEST_CASE("sim_driver treats adjacent reservations as separate ranges", "[driver][sim][memory]") {
   auto const driver = small_machine(64_MiB).driver();
   char* a = make_range(driver, 2_MiB);
   char* b = make_range(driver, 2_MiB);
   if (b < a) std::swap(a, b);
-  REQUIRE(b == a + 2_MiB);  // best fit places them so
+  REQUIRE(b == a + 2_MiB);  // best fit makes them adjacent
   page_handle const handle = make_pages(driver, 4_MiB);
   CHECK(invalid(driver.map_pages(a, 4_MiB, handle)));
 }
 
-TEST_CASE("exactly one map is undone at a time", "[driver][sim][memory]") {
+TEST_CASE("sim_driver unmap_pages undoes exactly one map", "[driver][sim][memory]") {
   auto const driver = small_machine(64_MiB).driver();
   char* const base = make_range(driver, 16_MiB);
   page_handle const a = make_pages(driver, 4_MiB), b = make_pages(driver, 4_MiB);
@@ -186,7 +187,7 @@ TEST_CASE("exactly one map is undone at a time", "[driver][sim][memory]") {
   CHECK(driver.unmap_pages(base + 4_MiB, 4_MiB).ok());
 }
 
-TEST_CASE("a destroyed handle's memory stays until its last unmap", "[driver][sim][memory]") {
+TEST_CASE("sim_driver keeps a destroyed handle's memory until its last unmap", "[driver][sim][memory]") {
   auto const machine = small_machine(64_MiB);
   auto const driver = machine.driver();
   char* const base = make_range(driver, 16_MiB);
@@ -206,7 +207,7 @@ TEST_CASE("a destroyed handle's memory stays until its last unmap", "[driver][si
   CHECK(invalid(driver.destroy_pages(handle)));
 }
 
-TEST_CASE("a range is released whole and empty", "[driver][sim][memory]") {
+TEST_CASE("sim_driver releases only whole, unmapped ranges", "[driver][sim][memory]") {
   auto const machine = small_machine(64_MiB);
   auto const driver = machine.driver();
   char* const base = make_range(driver, 16_MiB);
@@ -224,7 +225,7 @@ TEST_CASE("a range is released whole and empty", "[driver][sim][memory]") {
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("blocks are freed by the call of their kind, once", "[driver][sim][memory]") {
+TEST_CASE("sim_driver frees a block once, by the call of its kind", "[driver][sim][memory]") {
   auto const machine = small_machine(64_MiB);
   auto const driver = machine.driver();
   void *device = nullptr, *async = nullptr, *pinned = nullptr, *managed = nullptr;
@@ -249,7 +250,7 @@ TEST_CASE("blocks are freed by the call of their kind, once", "[driver][sim][mem
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("small device blocks are aligned to 256 bytes and no more", "[driver][sim][memory]") {
+TEST_CASE("sim_driver aligns small device blocks to 256 bytes and no more", "[driver][sim][memory]") {
   auto const driver = small_machine(64_MiB).driver();
   for (std::size_t const bytes : {1_KiB, 64_KiB, 1_MiB}) {
     void* p = nullptr;
@@ -262,7 +263,7 @@ TEST_CASE("small device blocks are aligned to 256 bytes and no more", "[driver][
   CHECK(is_aligned(p, 2_MiB));
 }
 
-TEST_CASE("zero bytes are null and no memory", "[driver][sim][memory]") {
+TEST_CASE("sim_driver returns null and uses no memory for zero bytes", "[driver][sim][memory]") {
   auto const machine = small_machine(64_MiB);
   int something = 0;
   void* p = &something;
@@ -274,7 +275,7 @@ TEST_CASE("zero bytes are null and no memory", "[driver][sim][memory]") {
   CHECK(machine.usage().used == 0);
 }
 
-TEST_CASE("pinned and managed memory is the host's, within its own limit", "[driver][sim][memory]") {
+TEST_CASE("sim_driver limits pinned and managed memory separately, as host memory", "[driver][sim][memory]") {
   sim_machine const machine{sim_options{.capacity = 2_MiB, .taken = 0, .host_capacity = 8_MiB}};
   auto const driver = machine.driver();
   void *a = nullptr, *b = nullptr, *c = nullptr;
@@ -289,7 +290,7 @@ TEST_CASE("pinned and managed memory is the host's, within its own limit", "[dri
   REQUIRE(driver.free_managed(c).ok());
 }
 
-TEST_CASE("sizes near the end of size_t are out of memory, not wrapped", "[driver][sim][memory]") {
+TEST_CASE("sim_driver reports out of memory for sizes near the end of size_t", "[driver][sim][memory]") {
   for (auto const backing : {sim_backing::address_only, sim_backing::host_backed}) {
     auto const driver = small_machine(64_MiB, backing).driver();
     std::size_t const most = ~std::size_t{0};
@@ -304,7 +305,8 @@ TEST_CASE("sizes near the end of size_t are out of memory, not wrapped", "[drive
   }
 }
 
-TEST_CASE("addresses alone cost nothing: 140 GiB, thousands of handles", "[driver][sim][memory]") {
+TEST_CASE("sim_machine reserves 140 GiB and thousands of handles without host memory",
+          "[driver][sim][memory]") {
   sim_machine const machine{sim_options{.backing = sim_backing::address_only, .costs = sim_costs::nothing()}};
   auto const driver = machine.driver();
   char* const base = make_range(driver, 1_TiB);
@@ -326,16 +328,16 @@ TEST_CASE("addresses alone cost nothing: 140 GiB, thousands of handles", "[drive
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("machines give their addresses back", "[driver][sim][memory]") {
+TEST_CASE("sim_machine returns its address ranges when it is destroyed", "[driver][sim][memory]") {
   for (int i = 0; i < 200; ++i) {
     auto const driver = small_machine(64_MiB).driver();
-    (void)make_range(driver, 4_TiB);  // 800 TiB in all, of 37
+    (void)make_range(driver, 4_TiB);  // 800 TiB in total, of 37
   }
 }
 
 #if defined(__linux__)
 
-TEST_CASE("host-backed pages move with their bytes", "[driver][sim][memory]") {
+TEST_CASE("sim_machine host-backed pages keep their bytes when remapped", "[driver][sim][memory]") {
   auto const driver = small_machine(64_MiB, sim_backing::host_backed).driver();
   char* const base = make_range(driver, 16_MiB);
   page_handle const handle = make_pages(driver, 2_MiB);
@@ -351,7 +353,7 @@ TEST_CASE("host-backed pages move with their bytes", "[driver][sim][memory]") {
   CHECK(base[2_MiB + 77] == 1);
 }
 
-TEST_CASE("two handles are two memories", "[driver][sim][memory]") {
+TEST_CASE("sim_machine gives each handle its own memory", "[driver][sim][memory]") {
   auto const driver = small_machine(64_MiB, sim_backing::host_backed).driver();
   char* const base = make_range(driver, 16_MiB);
   for (std::size_t i = 0; i < 8; ++i) {
@@ -364,7 +366,7 @@ TEST_CASE("two handles are two memories", "[driver][sim][memory]") {
   }
 }
 
-TEST_CASE("new pages do not show old bytes", "[driver][sim][memory]") {
+TEST_CASE("sim_machine clears new pages", "[driver][sim][memory]") {
   auto const driver = small_machine(2_MiB, sim_backing::host_backed).driver();
   char* const base = make_range(driver, 2_MiB);
   for (int round = 0; round < 2; ++round) {
@@ -377,7 +379,7 @@ TEST_CASE("new pages do not show old bytes", "[driver][sim][memory]") {
   }
 }
 
-TEST_CASE("touching what is not mapped faults", "[driver][sim][memory]") {
+TEST_CASE("touching unmapped sim_machine memory faults", "[driver][sim][memory]") {
   auto const driver = small_machine(64_MiB, sim_backing::host_backed).driver();
   char volatile* const base = make_range(driver, 16_MiB);
   page_handle const handle = make_pages(driver, 2_MiB);
@@ -403,8 +405,7 @@ TEST_CASE("touching what is not mapped faults", "[driver][sim][memory]") {
 
 #endif
 
-TEST_CASE("physical bytes have numbers of their own, and those that go away are told",
-          "[driver][sim][memory]") {
+TEST_CASE("sim_machine numbers physical bytes and reports those that are released", "[driver][sim][memory]") {
   detail::sim_memory memory(1, 64_MiB, 0, 64_MiB, 2_MiB, sim_backing::address_only);
   memory.watch_gone();
   void *p = nullptr, *q = nullptr, *base = nullptr;

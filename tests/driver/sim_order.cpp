@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order checker: what it must find, and what it must not take for a fault.
+// The order checker: what it must report, and what it must not report.
 
 #include "tarn/driver/sim_order.hpp"
 
@@ -16,7 +16,7 @@ using test::scoped_stream;
 
 namespace {
 
-/// A block on a checked machine, which a test hands from owner to owner.
+/// A block on a checked machine that a test passes from owner to owner.
 struct checked {
   explicit checked(sim_checks checks = sim_checks::stream_order)
       : machine(sim_options{.backing = sim_backing::address_only, .checks = checks}) {
@@ -35,7 +35,7 @@ struct checked {
   void give(stream_ref stream) { machine.allocated(p, 1_MiB, stream); }
   void take(stream_ref stream) { machine.freed(p, 1_MiB, stream); }
   std::size_t found() const { return machine.findings().size(); }
-  /// True where there is one finding, and its text has all of these.
+  /// True if there is one finding whose text contains all of these.
   bool found_one(std::initializer_list<std::string> parts) const {
     auto const findings = machine.findings();
     if (findings.size() != 1) return false;
@@ -55,7 +55,7 @@ std::string name(stream_ref stream) {
 
 }  // namespace
 
-TEST_CASE("reuse on the same stream is ordered", "[driver][sim][order]") {
+TEST_CASE("sim_order accepts reuse on the same stream", "[driver][sim][order]") {
   checked t;
   t.give(t.a);
   t.write(t.a);
@@ -66,7 +66,7 @@ TEST_CASE("reuse on the same stream is ordered", "[driver][sim][order]") {
   CHECK(t.found() == 0);
 }
 
-TEST_CASE("reuse on another stream without an order is found, with the history", "[driver][sim][order]") {
+TEST_CASE("sim_order reports unordered reuse on another stream, with the history", "[driver][sim][order]") {
   checked t;
   t.give(t.a);
   t.write(t.a);
@@ -88,7 +88,7 @@ TEST_CASE("reuse on another stream without an order is found, with the history",
   }
 }
 
-TEST_CASE("a finding tells the block's history and which event was missing", "[driver][sim][order]") {
+TEST_CASE("a sim_order finding names the block's history and the missing event", "[driver][sim][order]") {
   checked t;
   t.give(t.b);  // block 1
   t.take(t.b);
@@ -134,7 +134,7 @@ TEST_CASE("a finding tells the block's history and which event was missing", "[d
   }
 }
 
-TEST_CASE("what is given out or freed twice is told with its owner", "[driver][sim][order]") {
+TEST_CASE("sim_order reports double allocations and double frees with the owner", "[driver][sim][order]") {
   checked t;
   t.give(t.a);
   SECTION("given out") {
@@ -151,7 +151,7 @@ TEST_CASE("what is given out or freed twice is told with its owner", "[driver][s
   }
 }
 
-TEST_CASE("memory changes hands in the name of a destroyed stream, too", "[driver][sim][order]") {
+TEST_CASE("sim_order tracks memory that changes owner on a destroyed stream", "[driver][sim][order]") {
   checked t;
   stream_ref gone, again;
   REQUIRE(t.driver.create_stream(gone).ok());
@@ -161,14 +161,15 @@ TEST_CASE("memory changes hands in the name of a destroyed stream, too", "[drive
   bool const reused = GENERATE(false, true);
   if (reused) REQUIRE(t.driver.create_stream(again).ok());
   t.take(gone);
-  t.give(t.b);  // not given out twice
+  t.give(t.b);  // not allocated twice
   CHECK(t.found() == 0);
   t.write(t.b);
   CHECK(t.found_one({"freed on " + name(gone), "Missing: an event recorded on " + name(gone)}));
   if (reused) REQUIRE(t.driver.destroy_stream(again).ok());
 }
 
-TEST_CASE("a write after an earlier owner's read must be ordered, a read need not", "[driver][sim][order]") {
+TEST_CASE("sim_order requires order for a write after an earlier owner's read, not for a read",
+          "[driver][sim][order]") {
   checked t;
   t.give(t.a);
   t.read(t.a);
@@ -180,7 +181,7 @@ TEST_CASE("a write after an earlier owner's read must be ordered, a read need no
   CHECK(t.found_one({"write not ordered after an earlier owner's read"}));
 }
 
-TEST_CASE("each way of ordering is known", "[driver][sim][order]") {
+TEST_CASE("sim_order recognizes every way of ordering", "[driver][sim][order]") {
   checked t;
   t.give(t.a);
   t.write(t.a);
@@ -223,7 +224,7 @@ TEST_CASE("each way of ordering is known", "[driver][sim][order]") {
   CHECK(t.found() == 0);
 }
 
-TEST_CASE("what only looks like an order is none", "[driver][sim][order]") {
+TEST_CASE("sim_order rejects what only looks like an order", "[driver][sim][order]") {
   checked t;
   t.give(t.a);
   t.write(t.a);
@@ -269,7 +270,8 @@ TEST_CASE("what only looks like an order is none", "[driver][sim][order]") {
   CHECK(t.found() == 1);
 }
 
-TEST_CASE("the legacy default stream orders blocking streams and no others", "[driver][sim][order]") {
+TEST_CASE("sim_order knows that the legacy default stream orders only blocking streams",
+          "[driver][sim][order]") {
   checked t;
   stream_ref blocking;
   REQUIRE(t.machine.create_blocking_stream(0, blocking).ok());
@@ -289,7 +291,8 @@ TEST_CASE("the legacy default stream orders blocking streams and no others", "[d
   REQUIRE(t.driver.destroy_stream(blocking).ok());
 }
 
-TEST_CASE("a recreated stream inherits nothing from the handle's former one", "[driver][sim][order]") {
+TEST_CASE("a recreated stream inherits nothing from its handle's former stream in sim_order",
+          "[driver][sim][order]") {
   checked t;
   stream_ref first, second;
   REQUIRE(t.driver.create_stream(first).ok());
@@ -305,7 +308,7 @@ TEST_CASE("a recreated stream inherits nothing from the handle's former one", "[
   REQUIRE(t.driver.destroy_stream(second).ok());
 }
 
-TEST_CASE("a remembered handle that is another stream by now is found", "[driver][sim][order]") {
+TEST_CASE("sim_order reports a stored handle that now belongs to another stream", "[driver][sim][order]") {
   checked t;
   stream_ref first, second;
   REQUIRE(t.driver.create_stream(first).ok());
@@ -317,7 +320,7 @@ TEST_CASE("a remembered handle that is another stream by now is found", "[driver
   REQUIRE(t.driver.destroy_stream(second).ok());
 }
 
-TEST_CASE("a call on a stream that is destroyed is found where the caller knew which it was",
+TEST_CASE("sim_order reports a call on a destroyed stream if the caller knew its identity",
           "[driver][sim][order]") {
   checked t;
   stream_ref gone;
@@ -330,7 +333,7 @@ TEST_CASE("a call on a stream that is destroyed is found where the caller knew w
   CHECK(t.found_one({"is_capturing with the handle of " + name(gone), "destroyed"}));
 }
 
-TEST_CASE("one owner's own races are the owner's business", "[driver][sim][order]") {
+TEST_CASE("sim_order ignores races within one owner", "[driver][sim][order]") {
   checked t;
   t.give(t.a);
   t.write(t.a);
@@ -339,7 +342,7 @@ TEST_CASE("one owner's own races are the owner's business", "[driver][sim][order
   CHECK(t.found() == 0);
 }
 
-TEST_CASE("use on a second stream that the free does not cover is found at the reuse",
+TEST_CASE("sim_order reports at the reuse a second stream's use that the free does not cover",
           "[driver][sim][order]") {
   checked t;
   t.give(t.a);
@@ -350,7 +353,7 @@ TEST_CASE("use on a second stream that the free does not cover is found at the r
   CHECK(t.found_one({"Missing: an event recorded on " + name(t.b)}));
 }
 
-TEST_CASE("an unordered user from before the last owner is not forgotten", "[driver][sim][order]") {
+TEST_CASE("sim_order remembers an unordered user from before the last owner", "[driver][sim][order]") {
   checked t;
   t.give(t.b);
   t.write(t.b);
@@ -362,13 +365,13 @@ TEST_CASE("an unordered user from before the last owner is not forgotten", "[dri
   CHECK(t.found_one({"Missing: an event recorded on " + name(t.b)}));
 }
 
-TEST_CASE("bytes are judged one by one", "[driver][sim][order]") {
+TEST_CASE("sim_order checks each byte separately", "[driver][sim][order]") {
   checked t;
   char* const base = static_cast<char*>(t.p);
   t.give(t.a);
   t.write(t.a, 0, 512_KiB);
   t.take(t.a);
-  t.machine.allocated(base + 512_KiB, 512_KiB, t.b);  // the half that nobody touched
+  t.machine.allocated(base + 512_KiB, 512_KiB, t.b);  // the half that was not touched
   t.write(t.b, 512_KiB, 512_KiB);
   CHECK(t.found() == 0);
   t.machine.allocated(base + 256_KiB, 256_KiB, t.b);
@@ -376,7 +379,7 @@ TEST_CASE("bytes are judged one by one", "[driver][sim][order]") {
   CHECK(t.found() == 1);
 }
 
-TEST_CASE("what happens to some bytes says nothing of their neighbours", "[driver][sim][order]") {
+TEST_CASE("sim_order findings on some bytes do not affect their neighbours", "[driver][sim][order]") {
   checked t;
   char* const base = static_cast<char*>(t.p);
   void* next = nullptr;
@@ -395,7 +398,7 @@ TEST_CASE("what happens to some bytes says nothing of their neighbours", "[drive
   CHECK(t.found() == 2);
 }
 
-TEST_CASE("notes on memory that is gone are dropped", "[driver][sim][order]") {
+TEST_CASE("sim_order drops records of memory that is gone", "[driver][sim][order]") {
   detail::sim_memory memory(1, 64_MiB, 0, 64_MiB, 2_MiB, sim_backing::address_only);
   detail::sim_order order;
   memory.watch_gone();
@@ -412,7 +415,7 @@ TEST_CASE("notes on memory that is gone are dropped", "[driver][sim][order]") {
   }
 }
 
-TEST_CASE("touching freed bytes is found", "[driver][sim][order]") {
+TEST_CASE("sim_order reports accesses to freed bytes", "[driver][sim][order]") {
   checked t;
   t.give(t.a);
   t.take(t.a);
@@ -439,7 +442,7 @@ TEST_CASE("touching freed bytes is found", "[driver][sim][order]") {
   }
 }
 
-TEST_CASE("bytes given out twice, or freed twice, are found", "[driver][sim][order]") {
+TEST_CASE("sim_order reports bytes that are allocated or freed twice", "[driver][sim][order]") {
   checked t;
   t.give(t.a);
   SECTION("given twice, by one byte") {
@@ -453,14 +456,14 @@ TEST_CASE("bytes given out twice, or freed twice, are found", "[driver][sim][ord
   }
 }
 
-TEST_CASE("memory that nobody notes is not judged", "[driver][sim][order]") {
+TEST_CASE("sim_order does not check memory without a reported owner", "[driver][sim][order]") {
   checked t;
   t.write(t.a);
   t.write(t.b);
   CHECK(t.found() == 0);
 }
 
-TEST_CASE("a page carries its past to another address", "[driver][sim][order]") {
+TEST_CASE("sim_order keeps a page's history when it is mapped at another address", "[driver][sim][order]") {
   checked t;
   void* base = nullptr;
   page_handle handle{};
@@ -477,7 +480,8 @@ TEST_CASE("a page carries its past to another address", "[driver][sim][order]") 
   CHECK(t.found_one({"write not ordered"}));
 }
 
-TEST_CASE("a page in use may be unmapped where nobody uses it", "[driver][sim][order]") {
+TEST_CASE("sim_order accepts unmapping an address whose page is in use but not through it",
+          "[driver][sim][order]") {
   checked t;
   void* base = nullptr;
   page_handle handle{};
@@ -493,7 +497,7 @@ TEST_CASE("a page in use may be unmapped where nobody uses it", "[driver][sim][o
   CHECK(t.found_one({"unmapped while in use", "recorded on " + name(t.a)}));
 }
 
-TEST_CASE("unmapping a page whose work nobody waited for is found", "[driver][sim][order]") {
+TEST_CASE("sim_order reports unmapping a page whose work has not been waited for", "[driver][sim][order]") {
   checked t;
   void* base = nullptr;
   page_handle handle{};
@@ -529,7 +533,8 @@ TEST_CASE("unmapping a page whose work nobody waited for is found", "[driver][si
   }
 }
 
-TEST_CASE("a mapping may go while its page is used through another", "[driver][sim][order]") {
+TEST_CASE("sim_order accepts removing a mapping while its page is used through another",
+          "[driver][sim][order]") {
   checked t;
   void* base = nullptr;
   page_handle handle{};
@@ -551,7 +556,7 @@ TEST_CASE("a mapping may go while its page is used through another", "[driver][s
   CHECK(t.found() == 1);  // a new mapping at an old address has no users
 }
 
-TEST_CASE("new physical memory has no past", "[driver][sim][order]") {
+TEST_CASE("sim_order gives new physical memory no history", "[driver][sim][order]") {
   checked t;
   t.give(t.a);
   t.write(t.a);
@@ -564,7 +569,7 @@ TEST_CASE("new physical memory has no past", "[driver][sim][order]") {
   CHECK(t.found() == 0);
 }
 
-TEST_CASE("cudaMallocAsync's reuse is ordered", "[driver][sim][order]") {
+TEST_CASE("sim_order accepts reuse by malloc_async", "[driver][sim][order]") {
   checked t;
   void *p = nullptr, *q = nullptr;
   REQUIRE(t.driver.malloc_async(1_MiB, t.a, p).ok());
@@ -580,7 +585,7 @@ TEST_CASE("cudaMallocAsync's reuse is ordered", "[driver][sim][order]") {
   CHECK(t.found() == 0);
 }
 
-TEST_CASE("what one thread waited for, another knows, unless each thread is watched",
+TEST_CASE("sim_order shares a thread's waits with all, or with each_thread only if published",
           "[driver][sim][order]") {
   bool const watched = GENERATE(false, true);
   checked t(watched ? sim_checks::each_thread : sim_checks::stream_order);
@@ -599,7 +604,7 @@ TEST_CASE("what one thread waited for, another knows, unless each thread is watc
   CHECK(t.found() == (watched && !told ? 1 : 0));
 }
 
-TEST_CASE("without checks the machine takes no notes", "[driver][sim][order]") {
+TEST_CASE("sim_machine keeps no records without order checks", "[driver][sim][order]") {
   checked t(sim_checks::off);
   t.give(t.a);
   t.give(t.b);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several simulated devices: whose pages who may touch, and what copies between them cost.
+// Several simulated devices: which devices may access which pages, and the cost of copies between them.
 
 #include "catch.hpp"
 #include "tarn/core/element.hpp"
@@ -9,7 +9,7 @@ using namespace tarn;
 
 namespace {
 
-/// A range of two mappings on device 0 of a machine with three.
+/// A range of two mappings on device 0 of a machine with three devices.
 struct two_pages {
   explicit two_pages(sim_peers peers = sim_peers::reachable) : machine(options(peers)) {
     sim_driver const zero = machine.driver();
@@ -28,7 +28,7 @@ struct two_pages {
   [[nodiscard]] char* page(int i) const {
     return static_cast<char*>(range) + static_cast<std::size_t>(i) * 2_MiB;
   }
-  /// Whether a copy made by the device may touch the page, a kernel too.
+  /// True if a copy made by the device may access the page; the same holds for a kernel.
   [[nodiscard]] bool touches(int device, int i) const {
     sim_driver const driver = machine.driver(device_id{device});
     void* own = nullptr;
@@ -50,8 +50,7 @@ struct two_pages {
 
 }  // namespace
 
-TEST_CASE("pages are their own device's until they are shared, each mapping for itself",
-          "[driver][sim][peers]") {
+TEST_CASE("sim_driver pages are private to their device until shared, per mapping", "[driver][sim][peers]") {
   two_pages const t;
   sim_driver const zero = t.machine.driver();
   CHECK(t.touches(0, 0));
@@ -64,13 +63,13 @@ TEST_CASE("pages are their own device's until they are shared, each mapping for 
   REQUIRE(zero.share_pages(t.range, 4_MiB, device_id{2}).ok());
   CHECK(t.touches(2, 0));
   CHECK(t.touches(2, 1));
-  // Mapped anew it is the device's own again.
+  // After remapping it is private to the device again.
   REQUIRE(zero.unmap_pages(t.range, 2_MiB).ok());
   REQUIRE(zero.map_pages(t.range, 2_MiB, t.handle[0]).ok());
   CHECK_FALSE(t.touches(1, 0));
 }
 
-TEST_CASE("only whole mappings of devices that are there can be shared", "[driver][sim][peers]") {
+TEST_CASE("sim_driver shares only whole mappings, with devices that exist", "[driver][sim][peers]") {
   two_pages const t;
   sim_driver const zero = t.machine.driver();
   CHECK(zero.share_pages(t.range, 1_MiB, device_id{1}).code == 1);
@@ -81,7 +80,7 @@ TEST_CASE("only whole mappings of devices that are there can be shared", "[drive
   CHECK_FALSE(t.touches(1, 0));
 }
 
-TEST_CASE("devices that are apart share no pages, and say so", "[driver][sim][peers]") {
+TEST_CASE("sim_driver refuses to share pages between devices without peer access", "[driver][sim][peers]") {
   two_pages const t{sim_peers::apart};
   sim_driver const zero = t.machine.driver();
   bool yes = true;
@@ -98,7 +97,7 @@ TEST_CASE("devices that are apart share no pages, and say so", "[driver][sim][pe
   CHECK(yes);
 }
 
-TEST_CASE("a copy between devices takes the time of their link, or of the way by the host",
+TEST_CASE("sim_driver copies between devices take the time of their link, or of the path through the host",
           "[driver][sim][peers]") {
   auto const time_of = [](sim_peers peers, int to, int from) {
     sim_options o = two_pages::options(peers);

@@ -22,7 +22,7 @@ namespace {
 stream_ref const legacy = stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{1}));
 stream_ref const per_thread = stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{2}));
 
-/// A machine whose calls take no time: a test moves the clock itself.
+/// A machine whose calls take no time: a test advances the clock itself.
 struct still {
   sim_machine machine{sim_options{.costs = sim_costs::nothing()}};
   sim_driver driver = machine.driver();
@@ -40,7 +40,7 @@ struct still {
 
 }  // namespace
 
-TEST_CASE("work runs when its time has come and not before", "[driver][sim][streams]") {
+TEST_CASE("sim_machine runs work when its time has come and not before", "[driver][sim][streams]") {
   still t;
   scoped_stream const a(t.driver);
   t.run(a, 100, 'x');
@@ -53,7 +53,8 @@ TEST_CASE("work runs when its time has come and not before", "[driver][sim][stre
   CHECK(t.machine.pending() == 0);
 }
 
-TEST_CASE("a stream runs its work in order, streams run side by side", "[driver][sim][streams]") {
+TEST_CASE("sim streams run their own work in order and run concurrently with each other",
+          "[driver][sim][streams]") {
   still t;
   scoped_stream const a(t.driver), b(t.driver);
   t.run(a, 100, '1');
@@ -65,7 +66,7 @@ TEST_CASE("a stream runs its work in order, streams run side by side", "[driver]
   CHECK(t.machine.now() - start == 110);
 }
 
-TEST_CASE("an idle stream starts at once, not where the clock was", "[driver][sim][streams]") {
+TEST_CASE("an idle sim stream starts work immediately", "[driver][sim][streams]") {
   still t;
   scoped_stream const a(t.driver);
   t.run(a, 10, '1');
@@ -76,7 +77,7 @@ TEST_CASE("an idle stream starts at once, not where the clock was", "[driver][si
   CHECK(t.machine.now() - start == 10);
 }
 
-TEST_CASE("synchronising goes no further than it must", "[driver][sim][streams]") {
+TEST_CASE("sim_driver synchronize advances the clock no further than necessary", "[driver][sim][streams]") {
   still t;
   scoped_stream const a(t.driver), b(t.driver);
   scoped_event const event(t.driver);
@@ -92,7 +93,8 @@ TEST_CASE("synchronising goes no further than it must", "[driver][sim][streams]"
   CHECK(t.log == "aAb");
 }
 
-TEST_CASE("a waiting stream goes on after the mark, though its own work is short", "[driver][sim][streams]") {
+TEST_CASE("a waiting sim stream continues after the event even if its own work is short",
+          "[driver][sim][streams]") {
   still t;
   scoped_stream const a(t.driver), b(t.driver);
   scoped_event const event(t.driver);
@@ -105,7 +107,7 @@ TEST_CASE("a waiting stream goes on after the mark, though its own work is short
   CHECK(t.log == "ab");
 }
 
-TEST_CASE("an event polled often enough becomes ready", "[driver][sim][streams]") {
+TEST_CASE("a sim event becomes ready after enough queries", "[driver][sim][streams]") {
   sim_machine const machine;
   scoped_stream const a(machine.driver());
   scoped_event const event(machine.driver());
@@ -117,7 +119,8 @@ TEST_CASE("an event polled often enough becomes ready", "[driver][sim][streams]"
   CHECK(polls < 60);
 }
 
-TEST_CASE("the legacy default stream and blocking streams wait for each other", "[driver][sim][streams]") {
+TEST_CASE("the sim legacy default stream and blocking streams wait for each other",
+          "[driver][sim][streams]") {
   still t;
   stream_ref blocking;
   REQUIRE(t.machine.create_blocking_stream(0, blocking).ok());
@@ -153,7 +156,8 @@ TEST_CASE("the legacy default stream and blocking streams wait for each other", 
   REQUIRE(t.driver.destroy_stream(blocking).ok());
 }
 
-TEST_CASE("each thread and device has its own per-thread default stream", "[driver][sim][streams]") {
+TEST_CASE("sim_driver gives each thread and device its own per-thread default stream",
+          "[driver][sim][streams]") {
   sim_machine const machine{sim_options{.devices = 2}};
   stream_id const here = test::id_of(machine.driver(0), per_thread);
   CHECK(here == test::id_of(machine.driver(0), per_thread));
@@ -161,7 +165,7 @@ TEST_CASE("each thread and device has its own per-thread default stream", "[driv
   CHECK(test::id_of(machine.driver(0), legacy) != test::id_of(machine.driver(1), legacy));
   CHECK(test::id_of(machine.driver(0), legacy) == test::id_of(machine.driver(0), {}));
   std::vector<stream_id> seen{here};
-  for (int i = 0; i < 3; ++i) {  // one after the other, so that the system reuses its thread numbers
+  for (int i = 0; i < 3; ++i) {  // one after the other, so that the system reuses their thread numbers
     stream_id there = 0;
     std::thread([&] { (void)machine.driver(0).identify(per_thread, there); }).join();
     for (stream_id const earlier : seen) CHECK(there != earlier);
@@ -169,7 +173,8 @@ TEST_CASE("each thread and device has its own per-thread default stream", "[driv
   }
 }
 
-TEST_CASE("another thread's default stream is reached through the legacy one", "[driver][sim][streams]") {
+TEST_CASE("another thread's default sim stream is reached through the legacy stream",
+          "[driver][sim][streams]") {
   still t;
   stream_ref theirs;
   std::thread([&] {
@@ -189,7 +194,7 @@ TEST_CASE("another thread's default stream is reached through the legacy one", "
   }
 }
 
-TEST_CASE("handles of destroyed streams and events are reused at once", "[driver][sim][streams]") {
+TEST_CASE("sim_driver reuses handles of destroyed streams and events immediately", "[driver][sim][streams]") {
   sim_machine const machine;
   auto const driver = machine.driver();
   stream_ref first, second;
@@ -203,7 +208,7 @@ TEST_CASE("handles of destroyed streams and events are reused at once", "[driver
   CHECK(second.id() != first.id());
   scoped_event const event(driver);
   REQUIRE(driver.record_event(event, second).ok());
-  CHECK(driver.query_event(event).ok());  // a recreated handle inherits nothing
+  CHECK(driver.query_event(event).ok());  // a recreated handle inherits no state
   REQUIRE(driver.destroy_stream(second).ok());
   event_handle dead = nullptr, again = nullptr;
   REQUIRE(driver.create_event(dead).ok());
@@ -215,7 +220,7 @@ TEST_CASE("handles of destroyed streams and events are reused at once", "[driver
   REQUIRE(driver.destroy_event(again).ok());
 }
 
-TEST_CASE("default streams cannot be destroyed", "[driver][sim][streams]") {
+TEST_CASE("sim_driver refuses to destroy default streams", "[driver][sim][streams]") {
   sim_machine const machine;
   for (stream_ref const stream : {stream_ref{}, legacy, per_thread}) {
     CHECK(machine.driver().destroy_stream(stream).ok());
@@ -223,7 +228,7 @@ TEST_CASE("default streams cannot be destroyed", "[driver][sim][streams]") {
   }
 }
 
-TEST_CASE("events belong to their device, waits cross devices", "[driver][sim][streams]") {
+TEST_CASE("sim events belong to their device, and waits work across devices", "[driver][sim][streams]") {
   sim_machine const machine{sim_options{.devices = 2}};
   auto const d0 = machine.driver(0), d1 = machine.driver(1);
   scoped_stream const s0(d0), s1(d1);
@@ -238,7 +243,7 @@ TEST_CASE("events belong to their device, waits cross devices", "[driver][sim][s
   CHECK(d1.query_event(after).ok());
 }
 
-TEST_CASE("synchronising one device leaves the others running", "[driver][sim][streams]") {
+TEST_CASE("synchronizing one sim device leaves the others running", "[driver][sim][streams]") {
   sim_machine const machine{sim_options{.devices = 2}};
   REQUIRE(machine.driver(1).launch({}, 1'000'000'000).ok());
   scoped_event const event(machine.driver(1));
@@ -264,7 +269,7 @@ TEST_CASE("simulated work may not call the driver", "[driver][sim][streams]") {
   CHECK(time == t.machine.now());
 }
 
-TEST_CASE("copies and fills take effect in stream order", "[driver][sim][streams]") {
+TEST_CASE("sim_driver copies and fills take effect in stream order", "[driver][sim][streams]") {
   sim_machine const machine;
   auto const driver = machine.driver();
   scoped_stream const a(driver);
@@ -282,7 +287,7 @@ TEST_CASE("copies and fills take effect in stream order", "[driver][sim][streams
   REQUIRE(driver.free_pinned(p).ok());
 }
 
-TEST_CASE("a pageable copy is over when the call returns", "[driver][sim][streams]") {
+TEST_CASE("a pageable sim copy is complete when the call returns", "[driver][sim][streams]") {
   sim_machine const machine;
   auto const driver = machine.driver();
   scoped_stream const a(driver);
@@ -300,11 +305,11 @@ TEST_CASE("a pageable copy is over when the call returns", "[driver][sim][stream
   CHECK(back[32] == 'x');
   CHECK_FALSE(driver.copy(a, back, nullptr, 1).ok());
   CHECK_FALSE(driver.copy(a, nullptr, p, 1).ok());
-  CHECK_FALSE(driver.fill(a, back, 0, 1).ok());  // no fill of memory that the device does not know
+  CHECK_FALSE(driver.fill(a, back, 0, 1).ok());  // memory unknown to the device cannot be filled
   REQUIRE(driver.free_device(p).ok());
 }
 
-TEST_CASE("copies take the time that their kind takes", "[driver][sim][streams]") {
+TEST_CASE("sim copies take the time of their kind", "[driver][sim][streams]") {
   sim_machine const machine;
   auto const driver = machine.driver();
   scoped_stream const a(driver);
@@ -327,7 +332,7 @@ TEST_CASE("copies take the time that their kind takes", "[driver][sim][streams]"
   CHECK(up < 1'350'000);
 }
 
-TEST_CASE("touching memory that is gone breaks the device, as a kernel does", "[driver][sim][streams]") {
+TEST_CASE("simulated work that touches freed memory breaks the device", "[driver][sim][streams]") {
   sim_machine const machine;
   auto const driver = machine.driver();
   scoped_stream const a(driver);
@@ -358,7 +363,7 @@ TEST_CASE("touching memory that is gone breaks the device, as a kernel does", "[
   CHECK(driver.synchronize_stream(a).ok());
 }
 
-TEST_CASE("cudaFree waits for the device", "[driver][sim][streams]") {
+TEST_CASE("sim_driver free_device waits for the device", "[driver][sim][streams]") {
   still t;
   scoped_stream const a(t.driver);
   void* p = nullptr;
@@ -370,7 +375,7 @@ TEST_CASE("cudaFree waits for the device", "[driver][sim][streams]") {
   CHECK(t.log == "x");
 }
 
-TEST_CASE("mapping and unmapping do not wait", "[driver][sim][streams]") {
+TEST_CASE("sim_driver map_pages and unmap_pages do not wait", "[driver][sim][streams]") {
   sim_machine const machine;
   auto const driver = machine.driver();
   void* base = nullptr;
@@ -384,7 +389,7 @@ TEST_CASE("mapping and unmapping do not wait", "[driver][sim][streams]") {
   CHECK(machine.pending() == 1);
 }
 
-TEST_CASE("captured work runs when its graph is launched, as often as it is", "[driver][sim][capture]") {
+TEST_CASE("captured sim work runs once per launch of its graph", "[driver][sim][capture]") {
   still t;
   scoped_stream const a(t.driver);
   REQUIRE(t.machine.begin_capture(a).ok());
@@ -400,10 +405,10 @@ TEST_CASE("captured work runs when its graph is launched, as often as it is", "[
   REQUIRE(t.machine.launch(a, graph).ok());
   REQUIRE(t.driver.synchronize_stream(a).ok());
   CHECK(t.log == "xyxy");
-  CHECK(t.machine.captured_calls() == 0);  // the user meant these
+  CHECK(t.machine.captured_calls() == 0);  // these were intended by the user
 }
 
-TEST_CASE("driver calls recorded into a graph are counted as accidents", "[driver][sim][capture]") {
+TEST_CASE("sim_machine counts driver calls recorded into a graph as accidents", "[driver][sim][capture]") {
   sim_machine const machine;
   auto const driver = machine.driver();
   scoped_stream const a(driver), b(driver);
@@ -415,7 +420,7 @@ TEST_CASE("driver calls recorded into a graph are counted as accidents", "[drive
   CHECK(machine.captured_calls() == 2);
   bool capturing = false;
   REQUIRE(driver.is_capturing(b, capturing).ok());
-  CHECK(capturing);  // waiting for a captured event drew it in
+  CHECK(capturing);  // waiting for a captured event added it to the capture
   void* p = nullptr;
   REQUIRE(driver.malloc_async(1_KiB, a, p).ok());
   REQUIRE(driver.fill(a, p, 0, 1_KiB).ok());
@@ -427,7 +432,7 @@ TEST_CASE("driver calls recorded into a graph are counted as accidents", "[drive
   CHECK_FALSE(capturing);
 }
 
-TEST_CASE("what CUDA forbids during capture is an error and ends the capture", "[driver][sim][capture]") {
+TEST_CASE("calls that CUDA forbids during capture fail and end the sim capture", "[driver][sim][capture]") {
   sim_machine const machine;
   auto const driver = machine.driver();
   scoped_stream const a(driver), b(driver);
@@ -466,7 +471,7 @@ TEST_CASE("what CUDA forbids during capture is an error and ends the capture", "
   CHECK(machine.launch(a, 1).ok());
 }
 
-TEST_CASE("legacy work spoils the capture of a blocking stream and says so before",
+TEST_CASE("legacy work invalidates a blocking sim stream's capture, which is_capturing reports before",
           "[driver][sim][capture]") {
   sim_machine const machine;
   auto const driver = machine.driver();
@@ -492,7 +497,7 @@ TEST_CASE("legacy work spoils the capture of a blocking stream and says so befor
   REQUIRE(driver.destroy_stream(blocking).ok());
 }
 
-TEST_CASE("captures begin on other streams than the legacy one and end where they began",
+TEST_CASE("sim captures begin on non-legacy streams and end on the stream where they began",
           "[driver][sim][capture]") {
   sim_machine const machine;
   auto const driver = machine.driver();
@@ -509,7 +514,7 @@ TEST_CASE("captures begin on other streams than the legacy one and end where the
   CHECK(machine.end_capture(a, graph).code == 901);
 }
 
-TEST_CASE("an event of a finished capture marks nothing until it is recorded again",
+TEST_CASE("a sim event of a finished capture marks nothing until it is recorded again",
           "[driver][sim][capture]") {
   sim_machine const machine;
   auto const driver = machine.driver();
@@ -525,7 +530,7 @@ TEST_CASE("an event of a finished capture marks nothing until it is recorded aga
   CHECK(driver.query_event(event).ok());
 }
 
-TEST_CASE("slow streams keep their work until somebody waits", "[driver][sim][streams]") {
+TEST_CASE("slow sim streams keep their work until a thread waits", "[driver][sim][streams]") {
   constexpr sim_nanoseconds hour = 3'600'000'000'000;
   unsigned const slow = GENERATE(0u, 500u, 1000u);
   sim_machine const machine(sim_options{
@@ -545,7 +550,7 @@ TEST_CASE("slow streams keep their work until somebody waits", "[driver][sim][st
   for (auto& s : streams) REQUIRE(driver.destroy_stream(s).ok());
 }
 
-TEST_CASE("late events are reached late, and waited for that long", "[driver][sim][streams]") {
+TEST_CASE("late sim events complete late, and waits last as long", "[driver][sim][streams]") {
   constexpr sim_nanoseconds most = 1'000'000;
   sim_machine const machine(
       sim_options{.costs = sim_costs::nothing(), .seed = 7, .jitter = 0, .late_events = most});
@@ -564,7 +569,7 @@ TEST_CASE("late events are reached late, and waited for that long", "[driver][si
   CHECK(late > 40);
 }
 
-TEST_CASE("a device's work is marked as one, but not while any of it is captured",
+TEST_CASE("a sim device's work is marked as a whole, unless some of it is captured",
           "[driver][sim][streams][capture]") {
   sim_machine const machine(
       sim_options{.devices = 2, .backing = sim_backing::address_only, .checks = sim_checks::stream_order});

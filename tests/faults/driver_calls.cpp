@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every driver call of every scene is made to fail, each in every way that it can, one run for each; and what must hold
-// after a failure is checked after each run. The call sites that were made to fail go to a file, for sites.py to compare
-// with those of the sources. CLI11 for the arguments that repeat one run.
+// Makes every driver call of every scene fail, in every possible way, one run for each, and checks the
+// guarantees after each run. The call sites that were made to fail are written to a file, which sites.py
+// compares with those in the sources. Uses CLI11 for the arguments that repeat one run.
 #include <CLI/CLI.hpp>
 #include <fstream>
 #include <iostream>
@@ -14,15 +14,15 @@ namespace {
 
 using namespace tarn_test;
 
-/// One way in which a call fails, and what becomes of it.
+/// One way in which a call fails, and what follows.
 struct way {
   char const* name;
   failure kind = failure::other;
   fault_moment moment = fault_moment::instead;
   fault_span span = fault_span::once;
   healing heals = healing::before_the_end;
-  bool device_is_full = false;  // no call is struck; those that take memory find none, from this call on
-  std::uint64_t second = 0;     // another call fails so many calls later
+  bool device_is_full = false;  // no single call fails; from this call on those that allocate find no memory
+  std::uint64_t second = 0;     // another call fails this many calls later
 };
 
 constexpr way ways[] = {
@@ -51,14 +51,14 @@ bool makes_something(driver_call call) {
 
 bool applies(way const& w, driver_call call) {
   std::string_view const name = w.name;
-  // What was made and refused all the same could not be given back by anyone.
+  // An object that was created by a call reported as failed could not be released.
   if (name == "once_done")
     return !makes_something(call) && !only_looks(call) && call != driver_call::query_event;
   if (name == "once_no_memory" || w.device_is_full) return makes_something(call);
   return true;
 }
 
-/// Runs a scene; its k-th call fails, or none for 0.
+/// Runs a scene; its k-th call fails, or none if k is 0.
 scene_result run(scene const& s, way const& w, std::uint64_t k) {
   fault const how{w.kind, w.moment, w.span};
   auto const arm = [&](call_log& log) {

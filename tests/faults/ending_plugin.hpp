@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A plug-in that holds a pool: its static object, made at plugin_begin().
+// A plug-in that holds a pool: its static object, created by plugin_begin().
 
 #include <optional>
 
@@ -8,7 +8,7 @@
 
 namespace tarn_test {
 
-/// `Make` makes the memory.
+/// `Make` creates the memory.
 template <class Make>
 struct plugin_pool {
   using memory_type = decltype(Make{}());

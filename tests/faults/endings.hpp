@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How processes, threads, contexts and plug-ins end while pools and owners live: each case is a process of its own, which
-// endings.py runs. `Kit` is the device: a pool's type, the sizes to use, and how its context is lost.
+// How processes, threads, contexts and plug-ins end while pools and owners live. Each case is a separate
+// process, which endings.py runs. `Kit` is the device: a pool's type, the sizes to use, and how its context
+// is lost.
 
 #include <dlfcn.h>
 #include <sys/wait.h>
@@ -26,14 +27,14 @@ namespace tarn_test {
 
 using namespace tarn;
 
-/// What the plug-in offers (ending_plugin.hpp).
+/// The plug-in's functions (ending_plugin.hpp).
 struct plugin_calls {
   bool (*begin)();
   bool (*use)();
   void (*end)();
 };
 
-/// A number for exit statuses: the case found something wrong.
+/// An exit status: the case failed.
 inline constexpr int found_wrong = 3;
 
 inline int said(bool fine, char const* what) {
@@ -46,7 +47,7 @@ struct endings {
   using memory_type = typename Kit::memory_type;
   using buffer = device_buffer<int, memory_type>;
 
-  /// A pool that the process never destroys by hand, with blocks that it never frees.
+  /// A pool that the process never destroys explicitly, with blocks that it never frees.
   static memory_type& process_pool() {
     static memory_type memory = Kit::memory();
     return memory;
@@ -86,12 +87,12 @@ struct endings {
     std::puts("leaving");
     std::exit(0);
   }
-  /// The main thread's caches are gone before a static owner is: it frees without one.
+  /// The main thread's caches are destroyed before a static owner: it frees without one.
   static int thread_local_owners(char const*) {
     memory_type& memory = process_pool();
     int wrong = 0;
     std::thread([&] {
-      thread_local buffer late(memory);  // made before this thread's cache: destroyed after it
+      thread_local buffer late(memory);  // created before this thread's cache: destroyed after it
       late = buffer(memory, 1000, stream_ref{});
       wrong += late.size() == 1000 ? 0 : 1;
     }).join();
@@ -126,10 +127,10 @@ struct endings {
     return said(true, "leaving main");
   }
 
-  /// The context of a device that is not current is lost: what was remembered of it must not be used.
+  /// The context of a device that is not current is lost: state remembered for it must not be used.
   static int context_reset_while_another_device_is_current(char const*) {
     memory_type memory = Kit::memory();
-    Kit::leave_device();  // where there is another one
+    Kit::leave_device();  // if there is another device
     void* const p = memory.allocate(stream_ref{}, 5_MiB);
     {
       buffer const owner(memory, 1000, stream_ref{});
@@ -161,7 +162,7 @@ struct endings {
     if (child < 0 || ::waitpid(child, &status, 0) != child || !WIFEXITED(status)) return -1;
     return WEXITSTATUS(status);
   }
-  /// The child runs the destructors of a pool that is its parent's.
+  /// The child runs the destructors of its parent's pool.
   static int fork_and_the_child_exits(char const*) {
     memory_type& memory = process_pool();
     static buffer owner(memory, 1000, stream_ref{});
@@ -196,7 +197,8 @@ struct endings {
     return said(fine && kept, "the parent goes on");
   }
 
-  /// Threads that allocate and free without a pause, each with blocks of its own and blocks that another one took.
+  /// Threads that allocate and free without a pause, each with its own blocks and with blocks allocated by
+  /// another thread.
   template <class Memory>
   class busy_threads {
    public:
@@ -235,8 +237,8 @@ struct endings {
     std::vector<std::thread> threads_;
   };
 
-  /// Forks `count` children while threads are inside, and calls `child(number)` in each. Returns how many ended otherwise
-  /// than with status 0 within ten seconds.
+  /// Forks `count` children while threads are inside the pool, and calls `child(number)` in each. Returns how
+  /// many did not end with status 0 within ten seconds.
   template <class Child>
   static int bad_children(int count, Child const& child) {
     int bad = 0;
@@ -283,7 +285,8 @@ struct endings {
     return bad;
   }
   static int fork_with_threads_inside(char const*) {
-    // What other threads were doing at the fork stays undone in the child: blocks that were never freed are no news there.
+    // The calls of other threads at the fork are never finished in the child: unfreed blocks are expected
+    // there.
     (void)set_misuse_handler([](misuse const& m) {
       if (m.kind() != misuse_kind::leak) std::abort();
     });
@@ -312,7 +315,8 @@ struct endings {
         "retry_on_oom");
     return said(bad == 0, "no child was stuck");
   }
-  /// A child of a process with device memory: refused, quietly where nothing can be thrown, and the parent goes on.
+  /// A child of a process with device memory: calls are refused, silently where nothing can be thrown, and
+  /// the parent continues.
   static int fork_with_threads_inside_the_device(char const*) {
     auto memory = std::make_unique<memory_type>(Kit::memory());
     std::vector<int> const numbers(100'000, 7);
@@ -347,7 +351,7 @@ struct endings {
     kept.copy_to_sync(back);
     return said(bad == 0 && back == numbers, "every child was refused");
   }
-  /// The handler runs under the pool's growth lock: that stays the child's.
+  /// The handler runs under the pool's growth lock: that lock stays held in the child.
   static int fork_in_a_handler(char const*) {
     static int bad = 0;
     static auto other = host_memory{} | pooled{} | tracked{};
@@ -368,7 +372,8 @@ struct endings {
     memory.deallocate_sync(memory.allocate_sync(1000), 1000);
     return said(bad == 0 && refused, "the child of a handler works");
   }
-  /// A lock that its owner keeps until after the fork: the fork goes on without it, and the child's pool is refused.
+  /// A lock that its owner holds until after the fork: the fork proceeds without it, and the child's pool
+  /// refuses calls.
   static int fork_of_a_thread_that_never_leaves(char const*) {
     static std::atomic<int> step{0};
     auto memory = host_memory{} | limited{4_MiB} | retry_on_oom{[](out_of_memory const&, unsigned) {
@@ -439,7 +444,7 @@ struct endings {
     return said(fine, "nothing is left of the threads");
   }
 
-  /// What a user's handler throws reaches the caller, and nothing has changed.
+  /// An exception of a user's handler reaches the caller, and nothing has changed.
   static int exhaustion_handler_throws(char const*) {
     auto memory = Kit::memory() | retry_on_oom{[](out_of_memory const&, unsigned attempt) -> bool {
                     if (attempt == 2) throw std::runtime_error("the handler's own");
@@ -492,8 +497,8 @@ struct endings {
     return calls;
   }
   enum class last_call { made, left_out };
-  /// Threads that have magazines of a pool in a plug-in live on when that is closed; with `left_out` the pool is the
-  /// plug-in's static object, and ends when the plug-in does.
+  /// Threads that have magazines of a plug-in's pool outlive the plug-in; with `left_out` the pool is the
+  /// plug-in's static object, and is destroyed with it.
   static int close_plugin(char const* path, last_call end) {
     void* const library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
@@ -527,7 +532,7 @@ struct endings {
     return close_plugin(path, last_call::left_out);
   }
 
-  /// Where all threads that used it are gone, the plug-in is really unloaded, and its pool with it.
+  /// Once all threads that used it have ended, the plug-in is really unloaded, and its pool with it.
   static int plugin_unloaded_with_a_live_pool(char const* path) {
     void* const library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# Runs each ending in a process of its own, and checks its exit status and all that it prints.
+# Runs each ending in a separate process, and checks its exit status and all its output.
 #
-#   endings.py PROGRAM PLUGIN   exit status 77 where the program's device is not here
+#   endings.py PROGRAM PLUGIN   exit status 77 if the program's device is missing
 import re
 import signal
 import subprocess
 import sys
 
 quiet = r"\A\Z"
-# name: exit status (negative: the signal), all of standard output, what standard error must match
+# name: exit status (negative: the signal), all of standard output, a pattern for standard error
 expected = {
     "exit_with_a_live_pool": (0, "leaving\n", quiet),
     "owners_with_static_storage": (0, "leaving main\n", quiet),

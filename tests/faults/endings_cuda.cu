@@ -7,9 +7,9 @@ namespace {
 struct on_cuda {
   using memory_type = tarn::device_pool;
   using pinned_type = tarn::pinned_host;
-  /// After cudaDeviceReset the next call makes a new context.
+  /// After cudaDeviceReset the next call creates a new context.
   static constexpr bool context_comes_back = true;
-  /// The CUDA runtime in a plug-in keeps that loaded (13.0, found by trying).
+  /// The CUDA runtime in a plug-in keeps the plug-in loaded (13.0, found by experiment).
   static constexpr bool unloads = false;
   static bool is_here() {
     int count = 0;

@@ -6,7 +6,7 @@ namespace {
 struct simulated {
   using memory_type = tarn::sim_pool;
   using pinned_type = tarn::sim_pinned_host;
-  /// The standard machine's unload() lasts.
+  /// unload() of the standard machine is permanent.
   static constexpr bool context_comes_back = false;
   static constexpr bool unloads = true;
   static bool is_here() { return true; }

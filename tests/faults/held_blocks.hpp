@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Blocks of one pool in one trial: allocated, used by simulated kernels, freed, and counted by hand beside the pool's own
-// counters.
+// Blocks of one pool in one trial: allocated, used by simulated kernels, freed, and counted independently of
+// the pool's own counters.
 
 #include <string>
 #include <utility>
@@ -34,7 +34,7 @@ class held_blocks {
     return nearest(memory_, [](auto& layer) -> decltype(layer.state()) { return layer.state(); });
   }
 
-  /// Allocates and has a kernel of the stream write it. Null where that was refused.
+  /// Allocates a block, which a kernel of the stream writes. Returns null if that was refused.
   void* get(stream_ref stream, std::size_t bytes, step_outcome expected = step_outcome::served) {
     void* p = nullptr;
     trial_.attempt(
@@ -59,7 +59,7 @@ class held_blocks {
     host_faults::not_counted const own;
     if (p != nullptr) (void)trial_.machine().launch(stream, duration, {sim_writes(p, bytes)});
   }
-  /// Frees on a stream; null, which a refusal left, does nothing.
+  /// Frees on a stream; ignores null, the result of a refusal.
   void give(stream_ref stream, void* p) {
     host_faults::not_counted const own;
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
@@ -95,12 +95,12 @@ class held_blocks {
   void give_all() {
     while (!blocks_.empty()) give(blocks_.back().stream, blocks_.back().p);
   }
-  /// The pool counts what is held here: live, blocks, and of the device as much as it says.
+  /// The pool's counters match the blocks held here: live bytes, block count, and device memory as reported.
   void check() {
     pool_state const s = state();
     std::size_t live = 0;
     for (block const& b : blocks_) live += tarn::detail::block_bytes_of(memory_, b.bytes, default_alignment);
-    // A block that recorded uses hold back is freed, and not yet the pool's again.
+    // A block that recorded uses hold back is freed, but not yet returned to the pool.
     if (may_have_lost_one())
       return trial_.check(s.live >= live + s.pending, "fewer bytes are live than the program holds");
     trial_.check_equal(s.live, live + s.pending, "live bytes, as the pool and as the program count");
@@ -108,12 +108,12 @@ class held_blocks {
     trial_.check(s.live <= s.reserved, "more is live than is reserved");
   }
 
-  /// Everything comes back: frees all, trims, and finds nothing kept. For when nothing fails any more.
+  /// Frees all blocks, trims, and checks that nothing is kept. For use once nothing fails any more.
   void empty_out(char const* what) {
     give_all();
     if (trial_.struck() && !trial_.healed()) return;
     trim();
-    if (trial_.struck() && !trial_.healed()) {  // it was the trim that failed
+    if (trial_.struck() && !trial_.healed()) {  // the trim failed
       trial_.heal();
       if (!trial_.healed()) return;
       trim();
@@ -128,7 +128,8 @@ class held_blocks {
   }
 
  private:
-  /// Where the host has no memory to note a free, and the driver does not let it be waited for, the block stays live.
+  /// If the host has no memory to record a free, and waiting for it fails in the driver, the block stays
+  /// live.
   [[nodiscard]] bool may_have_lost_one() {
     return host_faults::refused() != 0 && trial_.log().plan.failed(driver_call::synchronize_device) != 0;
   }

@@ -14,11 +14,11 @@ std::atomic<std::uint64_t> refused_of{0};
 std::atomic<std::uint64_t> refuse_from{0};  // the number of the first request to refuse; 0: none
 std::atomic<bool> refuse_all_later{false};
 std::atomic<std::int64_t> live_now{0};
-// One thread's own: threads that a test starts begin uncounted.
+// Per thread: threads that a test starts begin uncounted.
 thread_local unsigned not_counting = 1;
 
 struct note {
-  std::size_t offset;  // from the start of what malloc gave
+  std::size_t offset;  // from the start of malloc's result
   bool counted;
 };
 constexpr std::size_t least_offset = 2 * alignof(std::max_align_t);
@@ -98,7 +98,7 @@ host_faults::counted::~counted() {
 
 }  // namespace tarn_test
 
-// The replacements. The sized and array forms of the library call these.
+// The replacements. The library's sized and array forms call these.
 void* operator new(std::size_t bytes) {
   return tarn_test::give_or_throw(bytes, 1);
 }

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A global operator new that refuses on demand and knows what is live. Linking host_faults.cpp replaces it.
+// A global operator new that refuses on demand and counts what is live. Linking host_faults.cpp replaces it.
 
 #include <cstddef>
 #include <cstdint>
 
 namespace tarn_test {
 
-/// The host's memory, as operator new gives it. What is asked under a `not_counted` guard is neither counted nor refused:
-/// the test's own bookkeeping and the simulated machine, which stands for the driver. Safe from any thread.
+/// The host memory of operator new. Requests under a `not_counted` guard are neither counted nor refused: the
+/// test's own bookkeeping and the simulated machine, which stands for the driver. Safe from any thread.
 class host_faults {
  public:
   enum class lasting : std::uint8_t { once, for_good };
 
-  /// Lets the nth counted request from now fail, or that one and all later ones.
+  /// Makes the nth counted request from now fail, or that one and all later ones.
   static void arm(std::uint64_t nth, lasting how) noexcept;
   static void disarm() noexcept;
   /// Counted requests since the last reset().
   static std::uint64_t asked() noexcept;
-  /// Of them, refused.
+  /// How many of them were refused.
   static std::uint64_t refused() noexcept;
   /// Counted allocations that are not freed yet.
   static std::int64_t live() noexcept;
@@ -31,7 +31,7 @@ class host_faults {
     not_counted(not_counted const&) = delete;
     not_counted& operator=(not_counted const&) = delete;
   };
-  /// The opposite, for a stretch of the library's code inside the test's own.
+  /// The opposite, for a section of the library's code inside the test's own.
   class counted {
    public:
     counted() noexcept;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every host allocation of every scene is refused once, and once with all that follow until the scene recovers; what must
-// hold of the library after that is checked after each run. CLI11 for the arguments that repeat one run.
+// Refuses every host allocation of every scene once, and once with all that follow until the scene recovers.
+// Checks the library's guarantees after each run. Uses CLI11 for the arguments that repeat one run.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
@@ -56,10 +56,11 @@ int main(int argc, char** argv) {
   };
   for (scene const& s : all_scenes()) {
     if (!a.scene.empty() && a.scene != s.name) continue;
-    if (s.refuses_host_memory) continue;  // it does so itself
+    if (s.refuses_host_memory) continue;  // it refuses host memory itself
     scene_result const plain = run(s, ways[0], 0);
     tell(s, ways[0], 0, plain);
-    // How many there are is seen by the first run that refuses none: what a process needs once, a later run does not ask for.
+    // The first run without a refusal gives their number: allocations made once per process do not recur in
+    // later runs.
     std::uint64_t asked = 0;
     for (way const& w : ways) {
       if (!a.way.empty() && a.way != w.name) continue;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the scenes stand on: a small machine that checks stream order, and streams and a pool of a driver whose calls are made
-// to fail.
+// The base of the scenes: a small machine that checks stream order, and streams and a pool of a driver whose
+// calls are made to fail.
 
 #include <cstddef>
 #include <utility>
@@ -25,7 +25,7 @@ using stream = basic_stream<sited_driver>;
   return o;
 }
 
-/// A pool whose blocks the order checker knows the owners of.
+/// A pool that reports the owners of its blocks to the order checker.
 template <class Driver>
 [[nodiscard]] auto watched_pool(trial& t, Driver driver, pooled options = {}) {
   return basic_pages<Driver>(std::move(driver)) | options | order_watched{t.machine()} | tracked{};

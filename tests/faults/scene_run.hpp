@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Runs a scene under a fault and checks what must hold after it.
+// Runs a scene under a fault and checks the guarantees afterwards.
 
 #include <functional>
 #include <string>
@@ -21,21 +21,21 @@ namespace tarn_test {
   return all;
 }
 
-/// What is left of the device when the scene is over.
+/// The state of the device when the scene is over.
 enum class after_it : std::uint8_t {
   all_is_well,
-  device_is_lost,  ///< nothing runs on it any more, so nothing can be out of order
+  device_is_lost,  /// < no work runs on it any more, so nothing can be unordered
   driver_is_gone   ///< the process ends; the memory goes with it
 };
 
 struct scene_result {
   std::vector<made_call> calls;
   std::vector<std::string> complaints;
-  std::uint64_t asked = 0;    ///< host allocations, counted ones
+  std::uint64_t asked = 0;    /// < counted host allocations
   std::uint64_t refused = 0;  ///< of them
 };
 
-/// In a thread of its own, whose end belongs to the scene.
+/// In its own thread, whose end belongs to the scene.
 [[nodiscard]] inline scene_result run_scene(scene const& s, healing heals, after_it lost,
                                             std::function<void(call_log&)> const& arm) {
   scene_result r;

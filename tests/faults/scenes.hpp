@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The program that uses everything, in scenes: each is short, on a machine of its own, and is run once for each of its
-// driver calls and allocations.
+// A program that uses every feature, in scenes. Each scene is short, has its own machine, and is run once for
+// each of its driver calls and allocations.
 
 #include <span>
 
@@ -13,7 +13,7 @@ struct scene {
   char const* name;
   sim_options (*machine)();
   void (*run)(trial&);
-  bool refuses_host_memory = false;  ///< itself, at some point
+  bool refuses_host_memory = false;  /// < the scene refuses host memory itself, at some point
 };
 
 [[nodiscard]] std::span<scene const> pool_scenes();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements converted, and several devices: pieces copied between them, pages that others reach, pools of each, buffers over
-// all. Contents are compared where no copy was refused.
+// Element conversion and several devices: pieces copied between them, pages shared with other devices, pools
+// of each, buffers over all. Contents are compared unless a copy was refused.
 #include <array>
 #include <cstring>
 #include <optional>
@@ -33,7 +33,7 @@ std::string live_in(Memory& memory) {
 
 constexpr std::array<float, 5> numbers = {1, -2, 0.5, 4, 5};
 
-/// What the device has, asked of the machine itself.
+/// True if the device holds the expected numbers, read from the machine itself.
 template <class Buffer>
 bool holds_numbers(trial& t, Buffer const& b) {
   host_faults::not_counted const own;
@@ -150,7 +150,7 @@ void a_buffer_over_devices(trial& t) {
       whole->order_before(t.driver(), stream_ref{});
     });
   }
-  (void)sim_driver::set_current_device(device_id{0});  // where going back was refused
+  (void)sim_driver::set_current_device(device_id{0});  // where restoring the device was refused
   t.heal();
   t.attempt("make again", [&] { whole.emplace(pools, devices, 5); });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The owners: buffers, pointers, streams, copies between host and devices. Their contents are compared where a copy was not
-// refused.
+// The owners: buffers, pointers, streams, copies between host and devices. Their contents are compared unless
+// a copy was refused.
 #include <array>
 #include <cstring>
 #include <optional>
@@ -36,7 +36,7 @@ sim_options small_machine() {
   return o;
 }
 
-/// All that a throwing call must leave as it was.
+/// All state that a throwing call must not change.
 template <class Buffer>
 std::string fields(Buffer const& b) {
   return std::to_string(reinterpret_cast<std::uintptr_t>(b.data())) + " size " + std::to_string(b.size()) +
@@ -50,7 +50,7 @@ std::string live_in(Memory& memory) {
 
 constexpr std::array<int, 5> numbers = {1, 2, 3, 4, 5};
 
-/// What the device has, asked of the machine itself.
+/// True if the device holds the expected numbers, read from the machine itself.
 template <class Buffer>
 bool holds_numbers(trial& t, Buffer const& b, std::size_t count) {
   host_faults::not_counted const own;
@@ -221,7 +221,7 @@ void current_device(trial& t) {
   });
   if (t.log().plan.failed() < 2 && !(t.struck() && t.log().made.back().struck))
     t.check(now() == 0, "another device is current");
-  (void)sim_driver::set_current_device(device_id{0});  // where going back was refused
+  (void)sim_driver::set_current_device(device_id{0});  // where restoring the device was refused
 }
 
 void what_is_free(trial& t) {
@@ -230,7 +230,7 @@ void what_is_free(trial& t) {
   t.attempt("room_in", [&] { (void)room_in(memory); });
 }
 
-/// What is evicted comes back, or is handed over; what is retired or rewound leaves nothing behind.
+/// Evicted contents are copied back or passed on; retired or rewound owners leave nothing behind.
 void early_release(trial& t) {
   stream const a(t.driver());
   stream const b(t.driver());
@@ -255,8 +255,8 @@ void early_release(trial& t) {
     t.heal();
     t.attempt("the scope's end", [&] { evicted.reset(); });
   }
-  t.wait_for(a);  // in every run alike: what follows asks whether work is done
-  // After the driver has gone nothing is brought back, and nobody is told.
+  t.wait_for(a);  // the same in every run: the following code queries whether work is done
+  // After the driver has unloaded nothing is copied back, and no error is reported.
   if (made && !lost && !first.empty() && t.log().moment == fault_moment::instead)
     t.check(holds_numbers(t, first, 5), "evicted elements lost");
   if (!t.struck()) t.check(first.size() == 5 && second.size() == 500'000, "evicted elements are not back");

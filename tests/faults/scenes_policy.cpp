@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The policies that call the driver or keep books of their own: fences, poison, fallback, retry, recording.
+// The policies that call the driver or keep their own records: fences, poison, fallback, retry, recording.
 #include <cstdio>
 #include <string>
 
@@ -49,7 +49,7 @@ void fences_and_poison(trial& t) {
   held.empty_out("with fences");
 }
 
-/// Right use of a checked resource: whatever fails, no misuse may be told of.
+/// Correct use of a checked resource: whatever fails, no misuse may be reported.
 void checks(trial& t) {
   stream const a(t.driver());
   stream const b(t.driver());
@@ -78,7 +78,7 @@ void checks(trial& t) {
     memory.deallocate(a, r, 300_KiB);  // the oldest leave the quarantine
     t.heal();
   }
-  t.attempt("trim", [&] { pool.empty_cache(); });  // what a recorded use held back comes home
+  t.attempt("trim", [&] { pool.empty_cache(); });  // blocks held back by a recorded use are returned
   if (t.struck() && !t.healed()) return;
   t.check_equal(nearest(pool, [](auto& l) -> decltype(l.state()) { return l.state(); }).live, 0,
                 "live below a checked resource that has ended");
@@ -200,7 +200,7 @@ void recording(trial& t) {
   std::fclose(file);
 }
 
-/// What is live is known to the layer and to the pool alike, whatever failed.
+/// The layer and the pool agree on what is live, whatever failed.
 void watching(trial& t) {
   stream const a(t.driver());
   auto memory = basic_pages<sited_driver>(t.driver()) | pooled{} | watched{.history = 3} |
@@ -243,7 +243,7 @@ constexpr scene all[] = {
 }  // namespace
 
 std::span<scene const> policy_scenes() {
-  // The register of checked resources keeps its room as long as the process lives.
+  // The registry of checked resources keeps its memory for the life of the process.
   static auto const first = host_memory{} | checked{};
   return all;
 }

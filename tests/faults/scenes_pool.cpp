@@ -27,7 +27,7 @@ sim_options small_machine() {
 }
 sim_options roomy_machine() {
   sim_options o = small_machine();
-  o.capacity = 512_MiB;  // so that a pool may begin with 8 MiB before it takes anybody's memory
+  o.capacity = 512_MiB;  // so that a pool can begin with 8 MiB before other processes' memory is taken
   return o;
 }
 sim_options machine_with_tool() {
@@ -47,7 +47,7 @@ void growth_and_remap(trial& t) {
   void* block[6];
   for (void*& p : block) p = held.get(a, 4_MiB);
   for (int i = 0; i < 6; i += 2) held.give(block[i]);
-  void* const wide = held.get(a, 12_MiB);  // three handles, seen side by side
+  void* const wide = held.get(a, 12_MiB);  // three handles, mapped next to each other
   held.give(wide);
   void* const again = held.get(a, 12_MiB);  // the same view
   for (int i = 1; i < 6; i += 2) held.give(block[i]);
@@ -84,7 +84,7 @@ void growth_while_roomy(trial& t) {
   held.give(large);
   void* const sync = held.get_sync(5000);
   held.give_sync(sync);
-  (void)held.get(a, 1_GiB, step_outcome::refused);  // so large that it asks first what is free
+  (void)held.get(a, 1_GiB, step_outcome::refused);  // so large that the pool first queries the free memory
   t.heal();
   (void)held.get(a, 100_KiB);
   held.empty_out("after rung 0");
@@ -117,7 +117,7 @@ void across_streams_on(trial& t, Driver driver) {
   void* const q = held.get(b, 20_MiB);  // b waits on the device
   held.give(q);
   t.machine().advance(2 * long_time);
-  void* const r = held.get(a, 20_MiB);  // the work is over: nobody waits
+  void* const r = held.get(a, 20_MiB);  // the work is over: no thread waits
   void* const s = held.get(b, 1000);
   t.order(a, b);
   held.give(a, s);  // a block of another stream's run
@@ -142,7 +142,7 @@ void across_streams_marking_all(trial& t) {
   across_streams_on(t, t.driver_that_marks_all());
 }
 
-/// A stream named by its handle alone: the pool asks the driver who it is.
+/// A stream named by its handle alone: the pool queries its identity from the driver.
 stream_ref bare(stream_ref s) {
   return stream_ref::from(s.handle());
 }
@@ -161,8 +161,8 @@ void destroyed_streams_on(trial& t, Driver driver) {
     held.use(c, p, 12_MiB, long_time);
     held.give(p);
   }
-  void* const q = held.get(a, 24_MiB);  // must have what the destroyed stream freed
-  held.give(bare(gone), orphan);        // its handle means nothing any more
+  void* const q = held.get(a, 24_MiB);  // must reuse what was freed on the destroyed stream
+  held.give(bare(gone), orphan);        // its handle is no longer valid
   void* const r = held.get(bare(a), 1000);
   held.give(bare(a), r);
   held.give(q);
@@ -185,7 +185,7 @@ void recorded_uses_on(trial& t, Driver driver) {
   stream const b(t.driver());
   held_blocks held(t, watched_pool(t, driver));
   auto const record = [&](void* p, stream_ref s) {
-    // A caller whose record_use() was refused waits for that stream himself before he frees.
+    // A caller whose record_use() was refused waits for that stream before the free.
     bool const noted = t.attempt("record_use", [&] {
       nearest(held.memory(),
               [&](auto& l) -> decltype(l.record_use(p, 0, s)) { return l.record_use(p, 4_MiB, s); });
@@ -267,7 +267,7 @@ void over_blocks(trial& t) {
   held.give(p);
   held.give(q);
   void* const r = held.get(b, 9_MiB);
-  void* const wide = held.get(b, 18_MiB);  // the driver refuses until the cached segments went back
+  void* const wide = held.get(b, 18_MiB);  // the driver refuses until the cached segments are released
   held.give(r);
   (void)held.get(a, 40_MiB, step_outcome::refused);
   held.give(wide);
@@ -279,7 +279,7 @@ void over_blocks(trial& t) {
   held.empty_out("over blocks");
 }
 
-/// A pool that an attached tool sees into.
+/// A pool described to an attached tool.
 template <template <class> class Source>
 void with_a_tool(trial& t) {
   {
@@ -323,7 +323,7 @@ void a_thread_ends(trial& t) {
     handed_over = held.get(a, 5_MiB);
     held.give(p);
     held.give(q);
-  }).join();  // its magazines come home
+  }).join();  // its magazines are reclaimed
   t.order(b, a);
   held.give(b, handed_over);
   void* const r = held.get(b, 28_MiB);
@@ -378,7 +378,7 @@ void limits_and_cache(trial& t) {
                   "reserved budget");
 }
 
-/// The host has no memory to note whose block it was: the pool waits for the device instead.
+/// The host has no memory to record the block's stream: the pool waits for the device instead.
 void no_host_memory_for_a_free(trial& t) {
   stream const a(t.driver());
   stream const b(t.driver());
@@ -402,7 +402,7 @@ void no_host_memory_for_a_free(trial& t) {
   {
     host_faults::arm(1, host_faults::lasting::for_good);
     held.give(a, noted);
-    held.give(b, p);  // to a stream that the pool has not seen
+    held.give(b, p);  // to a stream that is new to the pool
     held.give(c, q);
     host_faults::disarm();
   }
@@ -414,8 +414,8 @@ void no_host_memory_for_a_free(trial& t) {
   held.empty_out("without host memory");
 }
 
-/// The host has no memory to note a block that is freed under the handle of a destroyed stream: the pool waits for the
-/// device instead.
+/// The host has no memory to record a block that is freed under the handle of a destroyed stream: the pool
+/// waits for the device instead.
 void no_memory_for_an_unknown_stream(trial& t) {
   stream const a(t.driver());
   held_blocks held(t, watched_pool(t, t.driver()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looking: snapshots of memory in all its states, written in all formats.
+// Reports: snapshots of memory in all its states, written in all formats.
 #include <unistd.h>
 
 #include <filesystem>
@@ -29,7 +29,7 @@ sim_options small_machine() {
   return machine_of(24_MiB, sim_options{}.host_capacity);
 }
 
-/// One snapshot, written; what it says must be whole whatever failed before.
+/// One snapshot, written; its contents must be complete, whatever failed before.
 template <class Memory>
 void look(trial& t, Memory const& memory) {
   t.attempt("take_snapshot", [&] {
@@ -49,7 +49,7 @@ void look(trial& t, Memory const& memory) {
   });
 }
 
-/// A file is whole or not there.
+/// A file is complete or absent.
 template <class Memory>
 void save(trial& t, Memory const& memory) {
   std::string path;
@@ -66,7 +66,7 @@ void save(trial& t, Memory const& memory) {
   std::filesystem::remove(path);
 }
 
-/// A call that cannot be noted is counted.
+/// A call that cannot be recorded is counted.
 void lines(trial& t) {
   t.attempt("line profile", [&] {
     detail::line_registry lines;
@@ -77,7 +77,8 @@ void lines(trial& t) {
   });
 }
 
-/// Live, cached by a thread, awaiting another stream, put together of pieces, given back; and threads that go on after it.
+/// Live, cached by a thread, awaiting another stream, remapped from pieces, released; and threads that
+/// continue after the snapshot.
 void snapshots(trial& t) {
   stream const a(t.driver());
   stream const b(t.driver());
@@ -95,7 +96,7 @@ void snapshots(trial& t) {
   look(t, held.memory());
   save(t, held.memory());
   held.use(b, kept, 1000, 1'000'000);
-  // A caller whose record_use() was refused waits for that stream himself before he frees.
+  // A caller whose record_use() was refused waits for that stream before the free.
   bool const noted = t.attempt("record_use", [&] { held.memory().record_use(kept, 1000, b); });
   if (!noted) t.wait_for(b);
   held.give(kept);

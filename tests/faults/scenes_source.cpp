@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sources by themselves: blocks of each kind, with and without a stream, and pages by hand.
+// The sources alone: blocks of each kind, with and without a stream, and pages by hand.
 #include <optional>
 
 #include "faults/scene_memory.hpp"
@@ -40,7 +40,7 @@ void blocks(trial& t) {
     memory.deallocate_sync(p, bytes);
   };
   pair(1000, 256);
-  pair(1000, 4_KiB);  // a device block of that size lies anywhere in its page: a whole one is taken
+  pair(1000, 4_KiB);  // a device block of that size may lie anywhere in its page: a whole page is taken
   pair(3_MiB, 2_MiB);
   pair(40_MiB, 256, step_outcome::refused);
   pair_sync(1000);

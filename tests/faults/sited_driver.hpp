@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// faulty<sim_driver>, told by each call where in the library it was made, so that the sites which were made to fail can be
-// compared with those that the sources have. What should have been given back but for a fault is remembered as owed.
+// faulty<sim_driver> that receives with each call its source location in the library, so that the sites that
+// were made to fail can be compared with those in the sources. Releases prevented by a fault are recorded as
+// owed.
 
 #include <cstdint>
 #include <functional>
@@ -29,7 +30,7 @@ struct made_call {
   bool struck;
 };
 
-/// A machine, the plan by which its calls fail, and what happened. Shared by all drivers of one trial.
+/// A machine, its fault plan, and a record of what happened. Shared by all drivers of one trial.
 class call_log {
  public:
   explicit call_log(sim_options const& options) : machine(options) {}
@@ -44,7 +45,8 @@ class call_log {
 
   [[nodiscard]] bool anything_owed() const noexcept { return !owed_.empty(); }
 
-  /// Gives back what a failed call left behind, in the order of the calls: what the program did right must then add up.
+  /// Releases what failed calls left behind, in the order of the calls: if the program was correct, nothing
+  /// is left then.
   void pay() {
     for (auto const& again : owed_) {
       if (status const s = again(); !s.ok()) {
@@ -68,7 +70,7 @@ class call_log {
     made.push_back({where.file, where.line, name, kind, plan.failed() != before});
     return s;
   }
-  /// A call that gives something back; `again` does it on the driver itself.
+  /// A call that releases something; `again` makes it on the driver itself.
   template <class Call, class Again>
   status release(driver_call kind, place where, Call const& call, Again again) noexcept {
     status const s = through(kind, where, call);
@@ -84,7 +86,7 @@ class call_log {
     }
     return s;
   }
-  /// A call that the contract does not name; it fails as `kind` would.
+  /// A call that is not in the contract; it fails as `kind` would.
   template <class Call>
   status extra(driver_call kind, char const* name, place where, Call const& call) noexcept {
     return through(kind, name, where, [&] {
@@ -109,7 +111,7 @@ class call_log {
   std::vector<std::function<status()>> owed_;
 };
 
-/// Whether the driver can mark a whole device's work at once, as CUDA's can and the simulated one cannot.
+/// Whether the driver can mark all work of a device at once: CUDA's can, the simulated one cannot.
 enum class marking : std::uint8_t { streams, all_work };
 
 template <marking Marking>
@@ -133,7 +135,7 @@ class sited_driver_of {
   status synchronize_event(event_handle event, place w = place::current()) const noexcept { return log_->through(driver_call::synchronize_event, w, [&] { return faulty_.synchronize_event(event); }); }
   status synchronize_stream(stream_ref stream, place w = place::current()) const noexcept { return log_->through(driver_call::synchronize_stream, w, [&] { return faulty_.synchronize_stream(stream); }); }
   status synchronize_device(place w = place::current()) const noexcept { return log_->through(driver_call::synchronize_device, w, [&] { return faulty_.synchronize_device(); }); }
-  status create_stream(stream_ref& stream, place w = place::current()) const noexcept { return log_->through(driver_call::create_stream, w, [&] { status const s = faulty_.create_stream(stream); stream = stream_ref::from(stream.handle()); return s; }); }  // its identity must be asked
+  status create_stream(stream_ref& stream, place w = place::current()) const noexcept { return log_->through(driver_call::create_stream, w, [&] { status const s = faulty_.create_stream(stream); stream = stream_ref::from(stream.handle()); return s; }); }  // its identity must be queried
   status destroy_stream(stream_ref stream, place w = place::current()) const noexcept { return log_->release(driver_call::destroy_stream, w, [&] { return faulty_.destroy_stream(stream); }, [d = faulty_.driver(), stream] { return d.destroy_stream(stream); }); }
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes, place w = place::current()) const noexcept { return log_->through(driver_call::copy, w, [&] { return faulty_.copy(stream, to, from, bytes); }); }
   status copy_from_device(stream_ref stream, void* to, device_id other, void const* from, std::size_t bytes, place w = place::current()) const noexcept { return log_->through(driver_call::copy, "copy_from_device", w, [&] { return faulty_.copy_from_device(stream, to, other, from, bytes); }); }
@@ -163,17 +165,17 @@ class sited_driver_of {
   status malloc_managed(std::size_t bytes, void*& p, place w = place::current()) const noexcept { return log_->through(driver_call::malloc_managed, w, [&] { return faulty_.malloc_managed(bytes, p); }); }
   status free_managed(void* p, place w = place::current()) const noexcept { return log_->release(driver_call::free_managed, w, [&] { return faulty_.free_managed(p); }, [d = faulty_.driver(), p] { return d.free_managed(p); }); }
 
-  // What only CUDA's driver has; modelled by what the contract has.
+  // Calls that only CUDA's driver has; modelled by those of the contract.
   status set_release_threshold(std::size_t, place w = place::current()) const noexcept { return log_->extra(driver_call::memory_info, "set_release_threshold", w, [] { return status{}; }); }
   status record_all(event_handle event, place w = place::current()) const noexcept requires(Marking == marking::all_work) {
-    // Wider than CUDA's, which does not make the host wait; as an order it is the same.
+    // Stricter than CUDA's, which does not make the host wait; as an order it is the same.
     return log_->extra(driver_call::record_event, "record_all", w, [&] { (void)faulty_.driver().synchronize_device(); return faulty_.driver().record_event(event, stream_ref{}); });
   }
   static status current_device(device_id& device, place w = place::current()) noexcept { return current_log()->extra(driver_call::identify, "current_device", w, [&] { return sim_driver::current_device(device); }); }
   static status set_current_device(device_id device, place w = place::current()) noexcept { return current_log()->extra(driver_call::identify, "set_current_device", w, [&] { return sim_driver::set_current_device(device); }); }
   // clang-format on
 
-  /// The machine's tool, told the truth whatever fails; its memory is not the library's.
+  /// The machine's tool, always notified correctly, even under faults; its memory is not the library's.
   class memory_tool_ref {
    public:
     explicit operator bool() const noexcept { return static_cast<bool>(tool); }

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# Compares the driver calls that the library's sources make with those that tarn_driver_faults made to fail, and prints the
-# table. A call site that was never made to fail is an error, unless `cannot_fail` below has a reason.
+# Compares the driver calls in the library's sources with those that tarn_driver_faults made to fail, and prints a table. A call site that was never made to fail is an error, unless `cannot_fail` below has a reason.
 #
 #   sites.py ROOT PROGRAM [ARGUMENT...]   runs PROGRAM with ARGUMENTs and --sites, and compares
 import os
@@ -17,7 +16,7 @@ cannot_fail = {}
 
 
 def calls_of_contract(root):
-    """Names of the driver's calls: those of the contract, and what only CUDA's driver has."""
+    """Names of the driver's calls: those of the contract, and those that only CUDA's driver has."""
     text = open(os.path.join(root, "include/tarn/driver/driver_call.hpp")).read()
     body = re.search(r"enum class driver_call[^{]*\{(.*?)\};", text, re.S).group(1)
     names = re.findall(r"\w+", body)
@@ -27,12 +26,12 @@ def calls_of_contract(root):
 
 
 def blank(text, pattern):
-    """The text with what matches the pattern blanked, line numbers kept."""
+    """The text with all matches of the pattern blanked, line numbers kept."""
     return re.sub(pattern, lambda m: re.sub(r"[^\n]", " ", m.group(0)), text, flags=re.S)
 
 
 def without_requirements(text):
-    """requires (...) { ... } asks whether a call exists; it makes none."""
+    """requires (...) { ... } checks whether a call exists; it makes none."""
     at = 0
     while True:
         found = re.compile(r"\brequires\s*(\([^()]*(?:\([^()]*\)[^()]*)*\)\s*)?\{").search(text, at)
@@ -50,7 +49,7 @@ def sites_of(root):
     """(file, first line, last line, call) of each driver call in the sources."""
     receiver = r"\b(?:driver_|driver|driver\(\)|theirs|driver_of_\w+|copying)\s*\.\s*|\bDriver::\s*"
     call = re.compile(r"(?:" + receiver + r")(" + "|".join(calls_of_contract(root)) + r")\(")
-    # Anything else with a method of such a name must be known, too: `order` asks the driver on its callers' behalf.
+    # Anything else with a method of such a name must also be listed: `order` calls the driver on its callers' behalf.
     strict = re.compile(r"(?<!\border)[.>]\s*(" + "|".join(n for n in calls_of_contract(root) if "_" in n) + r")\(")
     sites = []
     for folder in folders:

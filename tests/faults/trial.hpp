@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One run of one scene under one fault: runs each step, judges what it throws, and compares the state before and after.
+// One run of one scene under one fault: runs each step, checks what it throws, and compares the state before
+// and after.
 
 #include <cstring>
 #include <functional>
@@ -21,10 +22,10 @@
 
 namespace tarn_test {
 
-/// What a step is to do where nothing fails.
+/// The expected outcome of a step when nothing fails.
 enum class step_outcome : std::uint8_t { served, refused };
 
-/// What is promised after the fault was made good.
+/// The state guaranteed after the fault is cleared.
 enum class healing : std::uint8_t { before_the_end, never };
 
 class trial {
@@ -61,7 +62,7 @@ class trial {
   void check(bool holds, char const* what) {
     if (!holds) complain(what);
   }
-  /// For what two counters must agree on.
+  /// For values on which two counters must agree.
   template <class A, class B>
   void check_equal(A a, B b, char const* what) {
     if (static_cast<std::uint64_t>(a) == static_cast<std::uint64_t>(b)) return;
@@ -69,8 +70,8 @@ class trial {
     complain(std::string(what) + ": " + std::to_string(a) + " and " + std::to_string(b));
   }
 
-  /// Runs a step, the library's own part of it under the counted operator new. True where it did not throw. A step that
-  /// throws must have changed nothing that is watched.
+  /// Runs a step, the library's part of it under the counted operator new. Returns true if it did not throw.
+  /// A step that throws must not have changed any watched state.
   template <class Step>
   bool attempt(char const* what, Step const& step, step_outcome expected = step_outcome::served) {
     host_faults::not_counted const own;
@@ -91,7 +92,7 @@ class trial {
     } catch (std::bad_alloc const&) {
       if (host_faults::refused() == 0) complain("std::bad_alloc, though the host had memory");
     } catch (bad_alignment const&) {
-      // Documented; the step asked for it.
+      // Documented; the step requested it.
     } catch (std::exception const& error) {
       complain(std::string("an error of an undocumented type: ") + error.what());
     }
@@ -120,7 +121,7 @@ class trial {
     return watched_state(*this, std::move(look));
   }
 
-  /// What a program does that uses memory of one stream on another: later work of `after` waits for `before`.
+  /// What a program does to use memory of one stream on another: later work of `after` waits for `before`.
   void order(stream_ref after, stream_ref before) {
     host_faults::not_counted const own;
     sim_driver const driver = machine().driver();
@@ -131,7 +132,7 @@ class trial {
     (void)driver.destroy_event(event);
   }
 
-  // What else the program does with the device itself: never counted, never refused.
+  // The program's other calls of the device: never counted, never refused.
 
   void wait_for(stream_ref stream) {
     host_faults::not_counted const own;
@@ -141,15 +142,15 @@ class trial {
     host_faults::not_counted const own;
     return machine().begin_capture(stream).ok();
   }
-  /// False where something spoiled the capture.
+  /// False if the capture was invalidated.
   bool end_capture(stream_ref stream) {
     host_faults::not_counted const own;
     sim_graph graph;
     return machine().end_capture(stream, graph).ok();
   }
 
-  /// The fault is over, and what failed calls left behind is given back; from now on nothing may throw. A lasting fault
-  /// that is not to heal goes on.
+  /// Clears the fault and releases what failed calls left behind; from now on nothing may throw. A permanent
+  /// fault continues.
   void heal() {
     if (!struck() || heals_ == healing::never) return;
     make_good();
@@ -227,7 +228,8 @@ class trial {
   std::vector<watched_state*> watched_;
 };
 
-/// Tells the machine's order checker who owns what: the layer above a pool or a source whose blocks are used.
+/// Reports the owners to the machine's order checker: the layer above a pool or a source whose blocks are
+/// used.
 template <class Upstream>
 class order_watched_layer;
 struct order_watched {

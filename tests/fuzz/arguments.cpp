@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes are tarn_replay's command line, one argument a line. It is refused with a reason and the status of bad input,
-// or what it says keeps the bounds that the program relies on.
+// The bytes are tarn_replay's command line, one argument per line. It is refused with a reason and the status
+// of bad input, or its values are within the bounds that the program relies on.
 
 #include "replay/arguments.hpp"
 
@@ -49,7 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
   promise(!a->pools.empty(), "there is a pool to run");
   promise(!asks_for_list(*a) || a->pools.front() == "list", "a list is asked for by name");
   promise(a->report.empty() || (!a->json && a->caps.empty()), "a report is made alone");
-  // CLI11 reads `[a,b]` as a list of two, wherever a list may stand.
+  // CLI11 reads `[a,b]` as a list of two, wherever a list is allowed.
   bool const lists =
       std::any_of(words.begin(), words.end(), [](std::string const& w) { return w.starts_with('['); });
   promise(lists || a->files.size() < words.size(), "a file is an argument");

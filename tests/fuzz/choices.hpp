@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The fuzzer's bytes read as choices: one of n, a size, an alignment. When they run out every choice is the first one.
+// Reads the fuzzer's bytes as choices: one of n, a size, an alignment. When they run out every choice is the
+// first one.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +22,7 @@ class choices {
     rest_.remove_prefix(1);
     return first;
   }
-  /// A number of `bytes` bytes, the lowest one first.
+  /// A number of `bytes` bytes, lowest byte first.
   [[nodiscard]] std::uint64_t number(unsigned bytes) noexcept {
     std::uint64_t value = 0;
     for (unsigned i = 0; i < bytes; ++i) value |= std::uint64_t{byte()} << (8 * i);
@@ -30,8 +31,8 @@ class choices {
   /// 0 to n - 1.
   [[nodiscard]] std::size_t below(std::size_t n) noexcept { return byte() % n; }
 
-  /// 0 up to 2^most_bits, every order of magnitude as often as another: two bytes choose it, a third whether it lies on
-  /// a power of two or beside one, where allocators err.
+  /// 0 up to 2^most_bits, with equal probability for each order of magnitude: two bytes choose it, a third
+  /// whether it lies on a power of two or next to one, where allocators tend to fail.
   [[nodiscard]] std::size_t size(unsigned most_bits) noexcept {
     std::size_t const power = std::size_t{1} << below(most_bits);
     std::uint8_t const how = byte();
@@ -40,7 +41,7 @@ class choices {
     if (how < 96) return power - 1;
     return power + power * how / 256 + byte();
   }
-  /// 1 to 2 MiB; 256 as often as all others.
+  /// 1 to 2 MiB; 256 as often as all others together.
   [[nodiscard]] std::size_t alignment() noexcept {
     std::uint8_t const how = byte();
     return how < 128 ? 256 : std::size_t{1} << (how % 22);

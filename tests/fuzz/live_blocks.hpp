@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The trivial allocator that a real one is compared with: which bytes are handed out, as a set of intervals.
+// The trivial allocator with which a real one is compared: the allocated bytes, as a set of intervals.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,12 +14,12 @@ namespace tarn_fuzz {
 struct live_block {
   std::size_t bytes = 0;
   std::size_t alignment = 0;
-  std::size_t counted = 0;  ///< what the allocator says that it occupies
+  std::size_t counted = 0;  /// < the bytes that it occupies according to the allocator
 };
 
 class live_blocks {
  public:
-  /// Notes a block that was handed out; it must be aligned and overlap no other.
+  /// Records an allocated block; it must be aligned and overlap no other.
   void add(void* p, live_block const& b) {
     auto const at = reinterpret_cast<std::uintptr_t>(p);
     promise(at % b.alignment == 0, "a block has the alignment that was asked for");

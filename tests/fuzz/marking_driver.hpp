@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The simulated driver with the call that CUDA has since 12.5: one event behind all work that the device has been
-// given, on destroyed streams too, without touching their handles. Refused, as there, while any stream is captured.
+// The simulated driver with the call that CUDA has since 12.5: one event after all work that the device has
+// received, on destroyed streams too, without using their handles. As in CUDA, it is refused while any stream
+// is captured.
 
 #include <memory>
 #include <vector>
@@ -10,8 +11,8 @@
 
 namespace tarn_fuzz {
 
-/// The streams of one device. The program says which it makes and destroys; a stream of its own keeps the work of those
-/// that are gone.
+/// The streams of one device. The program reports which ones it creates and destroys; an internal stream
+/// keeps the work of destroyed ones.
 class stream_roll {
  public:
   explicit stream_roll(tarn::sim_driver driver) : driver_(std::move(driver)) {
@@ -23,7 +24,7 @@ class stream_roll {
   ~stream_roll() { (void)driver_.destroy_stream(all_); }
 
   void add(tarn::stream_ref s) { streams_.push_back(s); }
-  /// Before the stream is destroyed. It is not captured.
+  /// To be called before the stream is destroyed. It is not captured.
   void remove(tarn::stream_ref s) {
     wait_for(s);
     std::erase(streams_, s);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes become calls on stacks of policies over memory that is really written. A model knows the numbers: what `tracked`
-// counts, what `limited` lets through, what `poisoned` fills, what is left at the end; writes past an end are planted,
-// and `fenced` must find each, and nothing else.
+// Decodes bytes to calls on stacks of policies over real memory. A model checks the counters of `tracked`,
+// the limit of `limited`, the pattern of `poisoned`, and what is left at the end. Writes past an end are
+// planted; `fenced` must report each of them, and nothing else.
 
 #include <algorithm>
 #include <array>
@@ -28,7 +28,7 @@ using namespace tarn_fuzz;
 
 namespace {
 
-/// What the misuse handler was told since it was last asked.
+/// The misuse handler's reports since the last query.
 struct told {
   static inline int overruns = 0;
   static inline int others = 0;
@@ -57,7 +57,7 @@ bool is_poisoned(poisoned_layer<Upstream>&) {
   return true;
 }
 
-/// A program over one stack. `Memory` ends in watched, under which the policies stand.
+/// A program over one stack. `Memory` ends in watched, which is above the policies.
 template <class Memory>
 class program {
  public:
@@ -100,7 +100,7 @@ class program {
   }
 
  private:
-  /// The policy that has the call, from the top down.
+  /// True if a layer of the stack has the call, searched from the top down.
   template <class Call>
   static constexpr bool has = reachable<Memory, Call>;
 
@@ -119,7 +119,7 @@ class program {
       return;
     } catch (bad_alignment const&) {
       promise(b.alignment > default_alignment, "only more than the usual alignment may be refused");
-      return;  // a fallback's blocks may have less than the pool's
+      return;  // a fallback's blocks may be less aligned than the pool's
     }
     tell("allocated", b.bytes, "alignment", b.alignment, "stream", b.stream);
     blocks_.push_back(b);
@@ -154,7 +154,8 @@ class program {
     }
   }
 
-  /// Writes one byte past an end; `fenced` finds it when asked, and again when the block is freed, if it is not mended.
+  /// Writes one byte past an end; `fenced` reports it at a check, and again at the free, unless the byte is
+  /// restored.
   void spoil() {
     auto const ask = [](auto& layer) -> decltype(layer.check_all()) { return layer.check_all(); };
     if constexpr (has<decltype(ask)>) {
@@ -259,7 +260,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
           limit_counts::nothing);
       break;
     case 2: {
-      // A handler that raises the limit a little, then gives up; a fallback for what is refused then.
+      // A handler that raises the limit a little, then gives up; a fallback serves what is refused then.
       auto bounded = sim_malloc(machine.driver()) | limited{limit};
       auto raise = [bounded](out_of_memory const&, unsigned attempt) mutable {
         if (attempt > 1) return false;

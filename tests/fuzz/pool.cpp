@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes become a correct program: two pools, owners, streams that come and go, capture, record_use, trim and a device
-// that runs short, on a simulated device whose order checker watches. Judges: the trivial allocator at the seam
-// (watched.hpp), the checker's findings, the pool's own numbers, and what is left on the device at the end.
+// Decodes bytes to a correct program: two pools, owners, streams that are created and destroyed, capture,
+// record_use, trim and a device that runs short, on a simulated device with an order checker. Checks: the
+// trivial allocator at the pool's interface (watched.hpp), the checker's findings, the pool's own counters,
+// and leaks on the device.
 
 #include <array>
 #include <cstdint>
@@ -48,8 +49,8 @@ using page_pool = stack<basic_pages<Driver>, pooled, watched>;
 template <class Driver>
 using block_pool = stack<basic_malloc<Driver>, limited, pooled, watched>;
 
-/// A driver that cannot mark the work of destroyed streams waits for the whole device, which no capture survives:
-/// there the program captures nothing.
+/// A driver that cannot mark the work of destroyed streams waits for the whole device, which invalidates a
+/// capture: with it the program captures nothing.
 template <class Driver>
 constexpr bool may_capture = std::is_same_v<Driver, marking_driver>;
 
@@ -60,7 +61,7 @@ struct side {
     void* p;
     std::size_t bytes;
     std::size_t alignment;
-    std::size_t stream;  ///< its work, and its deallocation, go there
+    std::size_t stream;  /// < the stream of its work and its deallocation
   };
   explicit side(Memory m) : memory(std::move(m)) {}
 
@@ -87,7 +88,7 @@ class program {
   void run() {
     while (!input_.empty()) {
       std::uint8_t const what = input_.byte();
-      // Two thirds of the work goes to the pool over pages.
+      // Two thirds of the work use the pool over pages.
       if (what % 3 != 0) {
         step(pages_, what / 3);
       } else {
@@ -100,7 +101,7 @@ class program {
   }
 
  private:
-  /// Frees some, all or none of it; then nothing may be left on the device.
+  /// Frees some, all or none of the memory; afterwards nothing may be left on the device.
   void end() {
     for (std::size_t s = 0; s < streams_.size(); ++s) end_capture(s);
     bool const tidy = input_.below(2) == 0;
@@ -142,7 +143,7 @@ class program {
     while (!streams_[s].alive) s = (s + 1) % streams_.size();
     return s;
   }
-  /// A stream with or without its identity, as a user may have it.
+  /// A stream with or without its identity: a user may have either.
   stream_ref named(std::size_t s) {
     stream_ref const known = streams_[s].ref;
     return streams_[s].alive && input_.below(2) == 0 ? stream_ref::from(known.handle()) : known;
@@ -280,7 +281,7 @@ class program {
     try {
       void* const p = in.memory.allocate_sync(bytes, alignment);
       in.without_stream.push_back({p, bytes, alignment, 0});
-      launch(any_stream(), p, bytes);  // at once, on whichever
+      launch(any_stream(), p, bytes);  // immediately, on any stream
     } catch (out_of_memory const& refused) {
       promise(refused.report().asked == bytes, "a refusal says what was asked");
     }
@@ -288,13 +289,13 @@ class program {
   template <class Memory>
   void deallocate_sync(side<Memory>& in) {
     if (in.without_stream.empty()) return;
-    // The user has waited: where a capture forbids that, the block stays.
+    // The user has waited: if a capture forbids that, the block stays.
     if (!driver_.synchronize_device().ok()) return forgive_capture();
     auto const b = take(in.without_stream);
     tell(name_of(in), "deallocate_sync bytes", b.bytes);
     in.memory.deallocate_sync(b.p, b.bytes, b.alignment);
   }
-  /// A wait that the user should not have asked for spoils what is captured.
+  /// A wait that the user should not have requested invalidates the capture.
   void forgive_capture() {
     for (stream& s : streams_) {
       if (!s.captured) continue;
@@ -333,7 +334,7 @@ class program {
     std::size_t const s = any_stream();
     std::uint8_t const how = input_.byte();
     std::size_t const count = input_.size(21);
-    // All else needs the buffer's own stream to exist.
+    // All other operations need the buffer's own stream to exist.
     bool exists = false;
     for (std::size_t i = 0; i < streams_.size(); ++i)
       exists |= works(i) && streams_[i].ref.id() == b.stream().id();

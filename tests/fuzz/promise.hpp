@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How a target says that a promise was broken: in words, and by abort(), which a fuzzer keeps the input of. With
-// TARN_FUZZ_TELL in the environment it also tells each step, so that a finding can be read as a program.
+// How a target reports a broken guarantee: it prints a message and calls abort(), and the fuzzer keeps the
+// input. With TARN_FUZZ_TELL in the environment it also prints each step, so that a finding can be read as a
+// program.
 
 #include <cstdio>
 #include <cstdlib>
@@ -15,7 +16,7 @@ inline void promise(bool kept, char const* what, std::string const& more = {}) {
   std::abort();
 }
 
-/// tell("allocate", "stream", 1, "bytes", 300): one line a step.
+/// tell("allocate", "stream", 1, "bytes", 300): one line per step.
 template <class... Words>
 void tell(Words const&... words) {
   static bool const asked = std::getenv("TARN_FUZZ_TELL") != nullptr;

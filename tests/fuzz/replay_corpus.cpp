@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a fuzz target over files and folders of files, without a fuzzer: where there is no libFuzzer, and to debug one
-// finding. Says how many inputs it ran; none is a failure.
+// Runs a fuzz target over files and folders of files, without a fuzzer: for compilers without libFuzzer, and
+// to debug one finding. Prints how many inputs it ran; none is a failure.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes become a snapshot: any segments, blocks, names and events, also such as no pool would have. Its pickle can be read,
-// its history undone as PyTorch's viewer does, and both JSON formats are read by another's reader.
+// Decodes bytes to a snapshot: any segments, blocks, names and events, including impossible ones. Its pickle
+// must be readable, its history must be undone as PyTorch's viewer does, and an independent reader must read
+// both JSON formats.
 
 #include <cstdint>
 #include <sstream>
@@ -47,7 +48,7 @@ tarn::snapshot_segment any_segment(choices& input, std::uintptr_t& at, std::size
     at += b.bytes;
   }
   s.bytes = at - s.address;
-  if (s.kind == tarn::segment_kind::view) {  // what stands behind it is nowhere else
+  if (s.kind == tarn::segment_kind::view) {  // its physical memory is mapped nowhere else
     for (std::size_t left = s.bytes; left != 0;) {
       std::size_t const bytes = input.below(2) == 0 ? left : 512;
       at += 512 * input.below(2);
@@ -82,7 +83,7 @@ tarn::snapshot any_snapshot(choices& input) {
     tarn::snapshot_event e;
     e.kind = static_cast<tarn::snapshot_event_kind>(input.below(5));
     e.address = 0x100000 + 512 * (input.number(2) % ((at - 0x100000) / 512 + 16));
-    if (!s.segments.empty() && input.below(2) == 0) {  // what fits a segment or a block
+    if (!s.segments.empty() && input.below(2) == 0) {  // fits a segment or a block
       auto const& segment = s.segments[input.below(s.segments.size())];
       auto const& block = segment.blocks[input.below(segment.blocks.size())];
       bool const is_call = e.kind < tarn::snapshot_event_kind::refused;
@@ -101,7 +102,7 @@ tarn::snapshot any_snapshot(choices& input) {
   return s;
 }
 
-/// Of `size` in the trace are the bytes requested; what the viewer undoes are blocks as wide as those.
+/// In the trace `size` is the requested bytes; the viewer undoes blocks of that size.
 void check_pickle(tarn::snapshot const& s) {
   std::ostringstream out;
   tarn::write_pickle(out, s);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes are a trace file, plain or gzip. It is read whole or refused with its file and line, never anything else;
-// what is read is replayable as the replay expects it; compressing it changes nothing; and the library's own reader
-// of lines (policy/trace_format.hpp) agrees with the replay's on every event.
+// The bytes are a trace file, plain or gzip. It is read completely or refused with its file and line. A file
+// that is read meets the replay's requirements; compressing it changes nothing; and the library's line reader
+// (policy/trace_format.hpp) agrees with the replay's on every event.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -73,7 +73,7 @@ outcome read(std::string_view bytes) {
   return o;
 }
 
-/// What run.hpp relies on without looking.
+/// What run.hpp assumes without checking.
 void check_replayable(trace const& t) {
   std::vector<event const*> live(t.slots, nullptr);
   std::uint64_t bytes = 0, peak = 0, allocations = 0;
@@ -97,7 +97,7 @@ void check_replayable(trace const& t) {
   promise(t.peak_live == peak && t.allocations == allocations, "peak and count are those of the events");
 }
 
-/// The library's reader takes every line that the replay takes, and means the same.
+/// The library's reader accepts every line that the replay accepts, with the same meaning.
 void check_agreement(std::string_view text, trace const& t) {
   std::size_t at = 0;
   for (std::uint64_t line = 1; !text.empty(); ++line) {
@@ -135,7 +135,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
   bool const is_gzip = bytes.starts_with("\x1f\x8b");
   if (is_gzip) return 0;
   if (plain.refusal.empty()) check_agreement(bytes, plain.read);
-  // Two gzip files one after the other are one, too.
+  // Two concatenated gzip files are also one.
   std::size_t const half = bytes.size() / 2;
   outcome const unpacked = read(compressed(bytes.substr(0, half)) + compressed(bytes.substr(half)));
   promise(plain.refusal == unpacked.refusal && plain.line == unpacked.line,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes become calls on recorded memory. What the recording says is what was called, in the order of the calls, and the
-// replay's reader and the library's both read it back. Events of any numbers survive writing and reading, too.
+// Decodes bytes to calls on recorded memory. The recording must contain the calls in their order, and both
+// the replay's reader and the library's must read it back. Events with any numbers must survive writing and
+// reading.
 
 #include <unistd.h>
 
@@ -78,7 +79,7 @@ std::vector<called> call(Memory memory, std::array<tarn::stream_ref, 4> const& s
   }
   if (number % 2 == 0) {
     while (!live.empty()) free_one(live.size() - 1);
-  } else {  // a recording may end while blocks live, but they must go back to their memory
+  } else {  // a recording may end while blocks live, but they must be freed to their memory
     for (block const& b : live) memory->upstream().deallocate(streams[b.stream], b.p, b.bytes, 256);
   }
   return calls;

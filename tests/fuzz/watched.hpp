@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// watched: a policy that compares every call with the trivial allocator, whoever makes it, and tells the machine's
-// order checker who owns which bytes.
+// watched: a policy that compares every call, from any caller, with the trivial allocator, and reports the
+// owner of each byte to the machine's order checker.
 
 #include <cstddef>
 #include <utility>

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every header compiles alone, twice in one file, with the project's warnings: without CUDA, and those that know CUDA once
-more with its headers. A second compiler, clang++ where it is installed, reads all of them in one file: what a header lacks,
-the first has seen. With TARN_EVERY_COMPILER, as ./dev evidence sets it, the second reads each alone, too."""
+"""Compiles every header alone, included twice in one file, with the project's warnings: without CUDA, and CUDA headers also
+with CUDA. A second compiler, clang++ where installed, compiles all of them in one file: the first compiler already finds
+missing includes. With TARN_EVERY_COMPILER, set by ./dev evidence, the second also compiles each header alone."""
 import concurrent.futures
 import os
 import pathlib
@@ -14,7 +14,7 @@ compilers = [sys.argv[2]]
 if "clang" not in sys.argv[2] and shutil.which("clang++"):
     compilers.append("clang++")
 include = root / "include"
-# .ci/run sets this. With another compiler than ours a warning is shown and fails nothing.
+# Set by .ci/run. With other compilers a warning is printed but is not an error.
 errors = ["-Werror"] if os.environ.get("TARN_WARNINGS_AS_ERRORS") else []
 flags = ["-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", *errors, "-I", str(include), "-x", "c++", "-"]
 without_cuda = ["-DTARN_NO_CUDA", "-DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP"]

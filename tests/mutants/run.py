@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# Builds tarn with each planted bug and lets its finder look for it: the random programs of tests/simulation, the policy matrix
-# (tests/policy_matrix), or a file of unit tests. This proves that they find what they are there to find. Then the tree as it
-# is runs the same, and must pass.
+# Builds tarn with each planted bug and runs its finder: the random programs of tests/simulation, the policy matrix
+# (tests/policy_matrix), or a file of unit tests. This shows that they find such bugs. The unchanged tree then runs the same
+# tests and must pass.
 #
 #   run.py [--short] [--only TEXT] [--jobs N] [--seeds N] [--list]
 #
-# Exit status: 0 all found and the tree passes, 1 not so, 2 a planted bug is out of date: its text is not there, or does
-# not compile. The last line is for programs to read.
+# Exit status: 0 all found and the tree passes, 1 otherwise, 2 a planted bug is out of date: its text is missing, or does
+# not compile. The last line is machine-readable.
 import argparse
 import concurrent.futures
 import itertools
@@ -26,13 +26,13 @@ from planted import PLANTED  # noqa: E402
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 INCLUDE = ROOT / "include"
 WORK = ROOT / "build" / "mutants"
-PATIENCE = 20  # seconds without a step: a planted bug that hangs is found
-TIME_LIMIT = 150  # seconds for the seeds of one
+PATIENCE = 20  # seconds without a step, after which a planted bug counts as found by its hang
+TIME_LIMIT = 150  # seconds for the seeds of one bug
 MAIN_OBJECT = WORK / "catch_main.o"  # built once
 MAIN_LOCK = threading.Lock()
-SOON = 50  # seeds that most are found by: until there the compiler's time counts, and from there on the program's
+SOON = 50  # seeds that find most bugs: up to there compile time dominates (-O0), beyond it run time (-O1)
 
-# Who found it, by what was said. The first that matches; anything else is the model's.
+# What found the bug, by the output. The first match counts; anything else was found by the model.
 WATCHERS = (
     ("hang", r"^hangs:|waits for ever"),
     ("deadlock", r"^deadlock:"),
@@ -55,7 +55,7 @@ class OutOfDate(Exception):
 
 
 def check_current(mutant, text):
-    """The text that a bug is planted in stands in its header once."""
+    """The text that a bug replaces must be in its header exactly once."""
     for old, _ in changes(mutant):
         times = text.count(old)
         if times != 1:
@@ -80,7 +80,7 @@ def plant(mutant, tree):
     path.write_text(text)
 
 
-# What each finder is built of, and how many seeds it is given.
+# The sources of each finder, and its number of seeds.
 FINDERS = {
     "simulation": ["tests/simulation/main.cpp"],
     "policies": [f"tests/policy_matrix/{name}.cpp" for name in ("main", "checks", "stacks_short")],
@@ -101,7 +101,7 @@ def build(tree, program, optimisation, finder="simulation"):
 
 
 def build_tests(tree, finder, program):
-    """A file of unit tests over the tree, with a main() of its own."""
+    """A file of unit tests over the tree, with its own main()."""
     command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O0", "-w", "-pthread", "-DTARN_CHECK_LOCKS=1", f"-I{tree}", f"-I{ROOT / 'tests'}"]
     header_only = pathlib.Path("/usr/include/catch2/catch.hpp").exists()  # Catch2 2
     libraries = [] if header_only else ["-lCatch2Main", "-lCatch2"]
@@ -119,7 +119,7 @@ def build_tests(tree, finder, program):
 
 
 def run_tests(program):
-    """(1 where a test fails, crashes or hangs, else 0; what was said)"""
+    """(1 if a test fails, crashes or hangs, else 0; the output)"""
     try:
         done = subprocess.run([str(program), "--abort"], capture_output=True, text=True, errors="replace", timeout=TIME_LIMIT)
     except subprocess.TimeoutExpired:
@@ -134,7 +134,7 @@ def failed_test_in(said):
 
 
 def run(program, first, last, jobs=1, limit=TIME_LIMIT):
-    """(exit status, what was said); None for a status where the time was over."""
+    """(exit status, output); the status is None on timeout."""
     command = [str(program), "--seeds", f"{first}..{last}", "--jobs", str(jobs)]
     command += ["--patience", str(PATIENCE), "--no-shrink"]
     try:
@@ -145,7 +145,7 @@ def run(program, first, last, jobs=1, limit=TIME_LIMIT):
 
 
 def found_in(said):
-    """(who found it, seed, profile, step, first finding)"""
+    """(what found it, seed, profile, step, first finding)"""
     first = re.search(r"^FOUND with seed (\d+), profile (\w+), (.*):$", said, re.M)
     lines = said[first.end() :].strip().splitlines() if first else []
     finding = lines[0] if lines else ""
@@ -166,7 +166,7 @@ def operations_in(said):
 
 
 def look_for(mutant, number, options):
-    """(exit status, what was said, seconds of building, seconds of looking) for one planted bug."""
+    """(exit status, output, seconds of building, seconds of running) for one planted bug."""
     place = WORK / str(number)
     tree, program = place / "include", place / "simulation"
     seconds = {"building": 0.0, "looking": 0.0}
@@ -200,7 +200,7 @@ def look_for(mutant, number, options):
 
 
 def passes_as_it_is(options, finders):
-    """The tree without a planted bug, built in the same ways."""
+    """The tree without planted bugs, built in the same ways."""
     place = WORK / "none"
     tree, program = place / "include", place / "simulation"
     plant(None, tree)
@@ -257,7 +257,7 @@ def main():
     start = time.monotonic()
     found, last_seed, last_promise, out_of_date = 0, 0, None, 0
     tried = {mutant.name for _, mutant in chosen}
-    for mutant in itertools.chain.from_iterable(PLANTED.values()):  # also those that are not tried now
+    for mutant in itertools.chain.from_iterable(PLANTED.values()):  # including those that are not run now
         if mutant.name in tried:
             continue
         try:
@@ -296,7 +296,7 @@ def main():
             print(f"  {mutant.name:62} {cells} {built:5.1f}s {looked:5.1f}s", flush=True)
             if options.v and finding:
                 print(f"      {finding[:200]}")
-    # The few are tried on a tree that the simulation has passed already.
+    # The short list runs on a tree that has already passed the simulation.
     clean = True if options.short else passes_as_it_is(options, {mutant.finder for _, mutant in chosen})
     if not options.short:
         print(f"without a planted bug: {'passes' if clean else 'FAILS'} the same {options.seeds} seeds")

@@ -1,10 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Plants one mistake per run inside a pool's blocks and looks whether compute-sanitizer reports it, and nothing where
-# there is none. Needs a GPU. One line a case, a verdict at the end; exit status 1 where something was missed, 77 where
-# it could not be tried.
+# Plants one mistake per run inside a pool's blocks and checks that compute-sanitizer reports it, and reports nothing without
+# a mistake. Needs a GPU. Prints one line per case and a verdict at the end. Exit status 1 if something was missed, 77 if it
+# could not run.
 #   check.sh FOLDER             of tarn_planted and tarn_diagnose
-#   check.sh FOLDER --diagnose  what the tool answers to each NVTX call instead, for each kind of memory
+#   check.sh FOLDER --diagnose  prints the tool's answer to each NVTX call instead, for each kind of memory
 set -u
 folder=$1
 tool=${COMPUTE_SANITIZER:-compute-sanitizer}

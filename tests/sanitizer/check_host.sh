@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Mistakes that a user's host-side test makes on the simulated device: AddressSanitizer and ThreadSanitizer must report
-# each, and nothing where there is none.
-#   check_host.sh ROOT COMPILER FOLDER    FOLDER is for what is built. Exit status 77: this machine can run neither
+# Mistakes that a user's host-side test may make on the simulated device: AddressSanitizer and ThreadSanitizer must report
+# each, and must report nothing without a mistake.
+#   check_host.sh ROOT COMPILER FOLDER    FOLDER receives the programs. Exit status 77: this machine can run neither
 set -u
 root=$1 compiler=$2 folder=$3
 mkdir -p "$folder"
@@ -18,7 +18,7 @@ run() {
 build() {
   "$compiler" -std=c++20 -O1 -g1 -w -DTARN_NO_CUDA -I"$root/include" -fsanitize="$1" -pthread "$source" -o "$folder/planted_$1"
 }
-# expect TOOL CASE TEXT: the report's line; none where nothing may be reported.
+# expect TOOL CASE TEXT: the report's line; empty if nothing may be reported.
 expect() {
   local status=0
   log=$folder/$1.$2.log

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# What is really told to a tool through NVTX's headers: a fake tool prints it. No GPU is needed, only CUDA's headers.
-#   check_nvtx.sh ROOT COMPILER FOLDER    exit status 77: there are none
+# What a tool receives through NVTX's headers: a fake tool prints it. No GPU is needed, only CUDA's headers.
+#   check_nvtx.sh ROOT COMPILER FOLDER    exit status 77: CUDA's headers are missing
 set -u
 root=$1 compiler=$2 folder=$3
 errors=${TARN_WARNINGS_AS_ERRORS:+-Werror}

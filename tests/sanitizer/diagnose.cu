@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tool that watches this process makes of NVTX's memory extension: the return of each call, for each kind of
+// How the attached tool responds to NVTX's memory extension: the return of each call, for each kind of
 // memory, and a kernel that touches a byte in no region. Run it alone and under compute-sanitizer.
 //   diagnose KIND    none, malloc, page, pages_apart (a heap each), pages_as_one (one heap over both), async, part
-// Of these 2025.3.1 takes malloc and part alone: a watched pool stands on cudaMalloc's blocks (pool/growth/watched_growth.hpp).
-// `none` makes no kernel touch anything. Prints one line.
+// Of these 2025.3.1 accepts only malloc and part: a watched pool allocates from cudaMalloc
+// (pool/growth/watched_growth.hpp).
+// With `none` no kernel touches anything. Prints one line.
 
 #include <cstdio>
 #include <cstdlib>

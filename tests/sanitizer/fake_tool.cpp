@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tool as NVTX loads it, for nvtx_told.cpp: it takes the memory extension's calls and prints each.
+// A tool for nvtx_told.cpp, loaded by NVTX: it receives the memory extension's calls and prints each.
 
 #include <nvtx3/nvToolsExtMem.h>
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One planted mistake per run, inside a pool's block, for compute-sanitizer to find: check.sh runs them all.
-//   planted SOURCE CASE     SOURCE: pages, limited (pages), malloc or async; CASE: see below. Exit status 3: no such one
+// One planted mistake per run, inside a pool's block, which compute-sanitizer must report; check.sh runs them
+// all.
+//   planted SOURCE CASE     SOURCE: pages, limited (pages), malloc or async; CASE: see below.
+// Exit status 3: no such one
 
 #include <cstdio>
 #include <cstring>
@@ -12,7 +14,7 @@ namespace planted {
 
 using namespace tarn::literals;
 
-/// One byte read, and written where it is other than it ever is, so that the read is not left out.
+/// Reads one byte, and writes if it has a value that it never has, so that the read is not optimized away.
 template <class Byte>
 __global__ void touch_read(Byte* p, long offset, Byte* sink) {
   if (p[offset] == 77) *sink = p[offset];
@@ -21,7 +23,7 @@ template <class Byte>
 __global__ void touch_write(Byte* p, long offset, Byte value) {
   p[offset] = value;
 }
-/// Every byte read; as above.
+/// Reads every byte; as above.
 template <class Byte>
 __global__ void read_all(Byte const* p, std::size_t bytes, Byte* sink) {
   for (std::size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < bytes; i += gridDim.x * blockDim.x) {
@@ -69,7 +71,7 @@ bool run(Pool memory, char const* name) {
   program<Pool> p(memory);
   auto const is = [&](char const* other) { return std::strcmp(name, other) == 0; };
   constexpr std::size_t bytes = 1000;  // of a block of 1024
-  // Neighbours that live: an access beyond the guard would hit one and go unseen.
+  // Live neighbours: an access beyond the guard would hit one and not be reported.
   byte_type* const before = p.take(p.a, bytes);
   byte_type* const block = p.take(p.a, bytes);
   byte_type* const after = p.take(p.a, bytes);
@@ -81,8 +83,8 @@ bool run(Pool memory, char const* name) {
   };
 
   if (is("clean")) {
-    // What is right: whole blocks touched, reused at once, on two streams in order, large ones, work still queued when
-    // its block is freed.
+    // Correct use: whole blocks touched, reused immediately, on two streams in order, large ones, work still
+    // queued when their block is freed.
     for (int round = 0; round < 50; ++round) {
       std::size_t const sizes[] = {1, 255, 257, 4096, 70'000, 3_MiB, 30_MiB + 1};
       for (std::size_t const size : sizes) {
@@ -99,7 +101,7 @@ bool run(Pool memory, char const* name) {
     }
     p.pool.empty_cache();
   } else if (is("clean_copies")) {
-    // Blocks that only copies and fills have written, read by kernels to their last byte.
+    // Blocks written only by copies and fills, read by kernels to their last byte.
     std::vector<byte_type> host(3'000'001, byte_type{1});
     cudaStream_t const stream = p.a.ref().get();
     for (int round = 0; round < 10; ++round) {
@@ -122,7 +124,7 @@ bool run(Pool memory, char const* name) {
       if (round == 5) p.pool.empty_cache();
     }
   } else if (is("write_past_requested")) {
-    p.write(block, bytes, p.a);  // within what the pool rounds to
+    p.write(block, bytes, p.a);  // within the size to which the pool rounds
   } else if (is("read_past_requested")) {
     p.read(block, bytes + 100, p.a);
   } else if (is("write_before")) {
@@ -138,7 +140,7 @@ bool run(Pool memory, char const* name) {
     p.write(block, 0, p.a);
   } else if (is("use_after_free_and_new_blocks")) {
     free_block(p.a);
-    byte_type* const q = p.take(p.a, bytes);  // a pool without quarantine hands out the same bytes
+    byte_type* const q = p.take(p.a, bytes);  // a pool without quarantine reuses the same bytes
     p.write(block, 0, p.a);
     p.a.synchronize();
     p.pool.deallocate(p.a, q, bytes);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One planted mistake per run on the simulated device, for AddressSanitizer or ThreadSanitizer to find, as a user's own
-// host-side tests would make it. check_host.sh builds it for each and runs them all. Exit status 3: no such case.
+// One planted mistake per run on the simulated device, as a user's own host-side tests might make, which
+// AddressSanitizer or ThreadSanitizer must report. check_host.sh builds it for each and runs all cases. Exit
+// status 3: no such case.
 
 #include <cstdio>
 #include <cstring>
@@ -33,14 +34,14 @@ class program {
   }
   void wait(stream_ref stream) { (void)machine.driver().synchronize_stream(stream); }
 
-  tarn::sim_machine machine =
-      tarn::sim_machine::standard();  // with the tool, where the environment asks for it
+  tarn::sim_machine machine = tarn::sim_machine::standard();  // with the tool, if the environment requests it
   tarn::stack<tarn::sim_pages, tarn::pooled> pool;
   stream_ref a;
   stream_ref b;
 };
 
-/// What is right: memory reused in stream order, across streams by the pool and by events, pages that move.
+/// Correct use: memory reused in stream order, across streams by the pool and by events, pages that are
+/// remapped.
 void clean(program& p) {
   tarn::event_handle event = nullptr;
   (void)p.machine.driver().create_event(event);
@@ -94,14 +95,14 @@ bool run(std::string_view name) {
     p.wait(p.a);
   } else if (name == "host_reads_after_a_while") {
     p.write(p.a, block);
-    p.machine.advance(10'000'000);  // the work is over, but nobody has asked
+    p.machine.advance(10'000'000);  // the work is over, but no thread has queried it
     std::printf("%d\n", block[0]);
   } else if (name == "host_reads_after_recording") {
     tarn::event_handle event = nullptr;
     (void)p.machine.driver().create_event(event);
     p.write(p.a, block);
     p.machine.advance(10'000'000);
-    (void)p.machine.driver().record_event(event, p.a);  // asks for nothing
+    (void)p.machine.driver().record_event(event, p.a);  // queries nothing
     std::printf("%d\n", block[0]);
     (void)p.machine.driver().destroy_event(event);
   } else if (name == "streams_without_event") {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What simulated kernels write into blocks and expect to read again: stamps that name the block and the place, dense in
-// small blocks, one a host page in large ones.
+// The stamps that simulated kernels write into blocks and expect to read back. They name the block and the
+// place; they are dense in small blocks, one per host page in large ones.
 
 #include <cinttypes>
 #include <cstddef>
@@ -29,7 +29,7 @@ struct write_stamps {
   std::uint64_t block;
   void operator()() const {
     each_stamp(bytes, [&](std::size_t at, std::size_t n) {
-      // The last stamp may lie over the one before: it depends on the end alone.
+      // The last stamp may overlap the one before: it depends only on the end.
       std::uint64_t const s = stamp(block, at + 8 == bytes ? bytes : at);
       std::memcpy(static_cast<char*>(p) + at, &s, n);
     });
@@ -46,7 +46,7 @@ struct read_stamps {
     std::size_t const last = bytes > 8 ? bytes - 8 : bytes;
     each_stamp(bytes, [&](std::size_t at, std::size_t n) {
       if (at != last && at + n > last && bytes > 8)
-        n = at < last ? last - at : 0;  // the rest is the last stamp's
+        n = at < last ? last - at : 0;  // the rest belongs to the last stamp
       std::uint64_t const s = stamp(block, at + 8 == bytes ? bytes : at);
       if (told || n == 0 || std::memcmp(static_cast<char const*>(p) + at, &s, n) == 0) return;
       told = true;

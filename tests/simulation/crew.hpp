@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The threads of a program: really separate ones, of which one runs at a time, so that a seed decides the order and yet
-// thread-local caches and the end of a thread are real. Used by: run. Uses: scheduler.
+// The threads of a program: real threads, one of which runs at a time, so that a seed decides the order while
+// thread-local caches and thread exit are real.
 
 #include <functional>
 #include <memory>
@@ -23,14 +23,15 @@ class crew {
     for (std::size_t i = 0; i < members_.size(); ++i) end(i);
   }
 
-  /// Runs `work` on thread `i` and waits for it; starts the thread where there is none.
+  /// Runs `work` on thread `i` and waits for it; starts the thread if necessary.
   void run(std::size_t i, std::function<void()> work) {
     member& m = started(i);
     m.work = std::move(work);
     m.its.mine.give();
     back_.wait();
   }
-  /// Prepares thread `i` for a run of several. With `ends` the thread ends after its work, within the run.
+  /// Prepares thread `i` for a run of several threads. With `ends` the thread ends after its work, within the
+  /// run.
   task& prepare(std::size_t i, int priority, std::function<void()> work, bool ends) {
     member& m = started(i);
     m.its.priority = priority;
@@ -39,7 +40,7 @@ class crew {
     m.ends = ends;
     return m.its;
   }
-  /// Runs the work of several threads. False: something was found, and the threads will not go on.
+  /// Runs the work of several threads. Returns false if there is a finding; the threads do not continue then.
   bool run_together(std::vector<task*> const& tasks, scheduler::plan const& how) {
     several_threads = true;
     bool const done = schedule_.run(tasks, how);
@@ -53,7 +54,7 @@ class crew {
     }
     return true;
   }
-  /// Lets thread `i` end, and waits until it has.
+  /// Ends thread `i` and waits for it.
   void end(std::size_t i) {
     if (i < members_.size()) members_[i].reset();
   }
@@ -61,7 +62,7 @@ class crew {
   void abandon() {
     for (auto& m : members_) (void)m.release();
   }
-  /// A number that no other thread of the crew has or had; 0 where thread `i` is not running.
+  /// A number that no other thread of the crew has or had; 0 if thread `i` is not running.
   [[nodiscard]] unsigned number_of(std::size_t i) const {
     return i < members_.size() && members_[i] != nullptr ? members_[i]->number : 0;
   }
@@ -75,7 +76,7 @@ class crew {
     task its;
     std::function<void()> work;
     bool scheduled = false;  ///< in a run of several threads
-    bool ends = false;       ///< after its work, in that run
+    bool ends = false;       /// < after its work, in that run
     bool over = false;
     std::thread thread{[this] { live(); }};
 
@@ -91,7 +92,7 @@ class crew {
     }
 
     void live() {
-      // The first object of the thread is destroyed last: the library's are gone by then.
+      // The thread's first object is destroyed last: the library's thread-local objects are gone by then.
       static thread_local last_act at_end;
       at_end.of = this;
       scheduler::self = &its;

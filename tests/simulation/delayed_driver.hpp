@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A simulated driver whose calls take real time now and then, before their work or after it: what other threads may do while
-// one is in the driver, they do. Used by: free_threads. Uses: the simulated driver.
+// A simulated driver whose calls sometimes take real time, before or after their work, so that other threads
+// run while one is in the driver.
 
 #include <atomic>
 #include <chrono>
@@ -27,7 +27,7 @@ struct driver_delays {
     unsigned const n = one_in.load(std::memory_order_relaxed);
     if (n == 0 || random.below(n) != 0) return;
     made.fetch_add(1, std::memory_order_relaxed);
-    // Mostly a moment in which another processor goes on; seldom long enough for many calls.
+    // Mostly a moment in which another processor continues; seldom long enough for many calls.
     std::uint64_t const most = random.percent(90) ? 5 : longest_us.load(std::memory_order_relaxed);
     std::uint64_t const us = random.below(most + 1);
     if (us == 0) return std::this_thread::yield();

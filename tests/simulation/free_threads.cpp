@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that run freely on shared pools, for ThreadSanitizer and for what only happens at once. Each thread writes to the
-// blocks that it was given, on the host: a block that two threads hold without an order between them is a data race, which
-// ThreadSanitizer sees, and a stamp that changes, which the thread sees.
+// Threads that run freely on shared pools, for ThreadSanitizer and for bugs that need real concurrency. Each
+// thread writes to its blocks on the host: a block that two threads hold without an order between them is a
+// data race, which ThreadSanitizer reports, and a changed stamp, which the thread reports.
 //
-// Driver calls take real time at random, before their work or after it: other threads run meanwhile.
+// Driver calls take random real time, before or after their work: other threads run meanwhile.
 //
-// Arguments: SEED ROUNDS THREADS CALLS [SECONDS]. With SECONDS it goes on with further seeds for so long. Exit status: 0 nothing
-// found, 1 something found.
+// Arguments: SEED ROUNDS THREADS CALLS [SECONDS]. With SECONDS it continues with further seeds for that time.
+// Exit status: 0 no findings, 1 findings.
 
 #include <array>
 #include <atomic>
@@ -40,7 +40,7 @@ void say(char const* what, std::uint64_t seed) {
   if (found.fetch_add(1) < 20) std::printf("FOUND: %s (seed %" PRIu64 ")\n", what, seed);
 }
 
-/// Nothing is told: the threads watch.
+/// Counts only refusals: the threads check the blocks.
 struct nobody final : witness {
   void given(unsigned, tarn::stream_ref, void*, std::size_t, std::size_t) override {}
   void returned(unsigned, tarn::stream_ref, void*, std::size_t, std::size_t) override {}
@@ -55,7 +55,7 @@ struct block {
   std::uint64_t stamp = 0;
   bool sync = false;
 
-  /// The host writes the start and the end: all device work on the block is over, for there is none.
+  /// The host writes the start and the end: all device work on the block is over, because there is none.
   void write(std::uint64_t s) {
     stamp = s;
     put(p);
@@ -73,7 +73,7 @@ struct block {
 /// Where threads leave blocks for each other.
 class exchange {
  public:
-  /// Leaves a block and takes the one that was there.
+  /// Leaves a block and takes the previous one.
   block swap(std::size_t place, block b) {
     std::lock_guard const guard(mutex_);
     std::swap(b, places_[place % places_.size()]);
@@ -99,7 +99,8 @@ void free_block(shared_things const& t, block& b) {
   if (b.sync) {
     t.pool.deallocate_sync(b.p, b.bytes, b.alignment);
   } else {
-    // All device work is over, for there is none: a block may be freed on any stream, with or without a recorded use.
+    // All device work is over, because there is none: a block may be freed on any stream, with or without a
+    // recorded use.
     if (b.stamp % 16 == 0) t.pool.record_use(b.p, b.bytes, t.streams[b.stamp / 16 % t.streams.size()]);
     t.pool.deallocate(b.stream, b.p, b.bytes, b.alignment);
   }
@@ -120,7 +121,7 @@ void live(shared_things const& t, unsigned number, std::size_t calls) {
                 : random.percent(80) ? random.between(1, 256_KiB)
                                      : random.between(1, 3_MiB);
       b.alignment = random.percent(5) ? 512 : 256;
-      // Streams are shared by threads: those take turns on the host, as their blocks do.
+      // Threads share streams: they take turns on the host, as their blocks do.
       b.stream = random.percent(80) ? own : t.streams[random.below(t.streams.size())];
       b.sync = random.percent(5);
       try {
@@ -194,7 +195,7 @@ void round(std::uint64_t seed, unsigned threads, std::size_t calls) {
         numbers.allocations[0].allocated != numbers.allocations[0].freed)
       say("tracked does not count to zero", seed);
     if (numbers.ooms != who.refusals.load()) say("tracked counts other refusals", seed);
-    (void)pool->trim(0);  // blocks with a recorded use are live until they are collected
+    (void)pool->trim(0);  // blocks with a recorded use are live until they are reclaimed
     if (pool->state().live != 0 || pool->state().live_blocks != 0)
       say("state() does not count to zero", seed);
     if (pool->state().reserved != 0) say("memory stays reserved after all was freed", seed);
@@ -215,7 +216,7 @@ int main(int count, char** values) {
   auto const until = std::chrono::steady_clock::now() + std::chrono::seconds(number(5, 0));
   std::uint64_t done = 0;
   for (; (done < rounds || std::chrono::steady_clock::now() < until) && found.load() == 0; ++done) {
-    // Every fourth round without delays: threads that are never slow meet elsewhere.
+    // Every fourth round runs without delays: undelayed threads meet at other points.
     driver_delays::one_in = (seed + done) % 4 == 3 ? 0 : 16;
     round(seed + done, static_cast<unsigned>(threads), calls);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Runs work in a process of its own, so that a crash or a hang is one more finding and not the end.
+// Runs work in a separate process, so that a crash or a hang is a finding and does not end the run.
 
 #include <poll.h>
 #include <signal.h>
@@ -24,17 +24,17 @@
 
 namespace simulation {
 
-/// What became of it.
+/// The outcome.
 struct verdict {
   bool failed = false;
-  std::string what;  ///< a finding a line
+  std::string what;  /// < one finding per line
 };
 
 class guarded {
  public:
   using clock = std::chrono::steady_clock;
 
-  /// @param silence  after so long without a step it counts as hung
+  /// @param silence  the process counts as hung after this long without a step
   explicit guarded(std::chrono::seconds silence) : silence_(silence) {
     void* const shared =
         ::mmap(nullptr, sizeof(progress), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -59,7 +59,7 @@ class guarded {
     if (process_ == 0) {
       (void)::close(ends[0]);
 #if defined(__linux__)
-      (void)::prctl(PR_SET_PDEATHSIG, SIGKILL);  // it ends with whoever started it
+      (void)::prctl(PR_SET_PDEATHSIG, SIGKILL);  // it ends with its parent
 #endif
       findings const found = work(*progress_);
       std::string all;
@@ -79,7 +79,7 @@ class guarded {
     moved_ = clock::now();
   }
 
-  /// Looks after it for up to `patience`; true once it is over.
+  /// Watches it for up to `patience`; returns true once it is over.
   bool attend(std::chrono::milliseconds patience, verdict& out) {
     pollfd waiting{from_, POLLIN, 0};
     if (::poll(&waiting, 1, static_cast<int>(patience.count())) > 0) {

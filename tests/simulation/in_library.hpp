@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Marks the parts of a thread's work that are calls of the library: only those are preempted. What the user and the model do
-// between them happens at one moment. Used by: pool_under_test, world, user. Uses: switch_points.
+// Marks the parts of a thread's work that are calls of the library: only those are preempted. What the user
+// and the model do between them is atomic.
 
 #include <utility>
 
@@ -9,9 +9,9 @@
 
 namespace simulation {
 
-/// The steps of several threads run at the same time now.
+/// The steps of several threads run concurrently now.
 inline bool several_threads = false;
-/// Calls of the library that have begun and not ended, while several threads run.
+/// Calls of the library that have begun but not ended, while several threads run.
 inline unsigned calls_open = 0;
 /// The calling thread is not preempted, even in calls of the library.
 inline thread_local constinit bool uninterrupted = false;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random programs on the simulated machine: stream order, the model, contents. A finding is reduced to the fewest steps and
-// printed with the command that repeats it. Builds alone:
+// Random programs on the simulated machine: stream order, the model, contents. A finding is reduced to the
+// fewest steps and printed with the command that reproduces it. Builds on its own:
 //   g++ -std=c++20 -O2 -Itests/simulation/hooked -Iinclude tests/simulation/main.cpp -pthread -ldl
 //
-// Exit status: 0 nothing found, 1 something found, 2 a wrong argument. The last line is for programs to read.
+// Exit status: 0 no findings, 1 findings, 2 a wrong argument. The last line is machine-readable.
 
 #include <dlfcn.h>
 #include <getopt.h>
@@ -38,18 +38,18 @@ namespace {
 using namespace simulation;
 
 struct arguments {
-  char const* name = "simulation";  ///< of this program, as it was called
+  char const* name = "simulation";  /// < of this program, as it was called
   std::uint64_t first = 1, last = 40;
   std::size_t steps = 3000;
   profile const* only = nullptr;
-  unsigned seconds = 0;  ///< goes on with further seeds for so long
+  unsigned seconds = 0;  /// < continues with further seeds for this long
   unsigned jobs = 1;
   unsigned patience = 60;          ///< seconds without a step, after which a program counts as hung
   std::string keep;                ///< numbers of the steps to run: "3,17,20-25"
   std::string preempt;             ///< the preemptions, by step and switch point: "17:5,20:1"
   std::string commit = "unknown";  ///< of the library, for the record
-  std::string record;              ///< a file that gets a line for this run
-  bool several = false;            ///< only programs whose threads run at the same time
+  std::string record;              /// < a file to which this run appends a line
+  bool several = false;            /// < only programs whose threads run concurrently
   bool go_on = false;              ///< after a finding
   bool shrink = true;
   bool print = false;
@@ -142,7 +142,7 @@ bool parse(int count, char** values, arguments& a) {
   return optind == count && a.jobs != 0 && a.patience != 0 && a.steps != 0 && a.first <= a.last;
 }
 
-/// Leaves only the steps whose numbers the list names.
+/// Keeps only the steps whose numbers the list names.
 void keep_steps(program& p, std::string const& list) {
   std::vector<operation> steps;
   std::vector<std::uint32_t> numbers;
@@ -198,8 +198,8 @@ std::string preempt_list(program const& p) {
   return out.empty() ? "none" : out;
 }
 
-/// Where in the library a thread was preempted: the functions that it was in, with file and line, if addr2line is here and
-/// the program has line numbers.
+/// Where in the library a thread was preempted: its call stack with file and line, if addr2line is installed
+/// and the program has line numbers.
 std::string source_of(std::vector<void*> const& frames) {
   std::string command = "addr2line -e /proc/" + std::to_string(::getpid()) + "/exe";
   bool any = false;
@@ -227,7 +227,7 @@ std::string source_of(std::vector<void*> const& frames) {
   return out;
 }
 
-/// The steps, with windows of several threads as such: who begins, and where who is preempted.
+/// The steps, with windows of several threads marked: which thread begins, and which one is preempted where.
 void print_program(program const& p, shrunk const& s) {
   for (std::size_t i = 0; i < p.steps.size();) {
     std::size_t end = i;
@@ -290,7 +290,7 @@ std::string kind_of(verdict const& v) {
   return kind;
 }
 
-/// Says what failed, reduced.
+/// Prints what failed, reduced.
 void report(arguments const& a, std::uint64_t seed, std::uint64_t step, verdict const& v) {
   program const whole = make(a, seed);
   std::string const where =
@@ -338,7 +338,8 @@ int main(int count, char** values) {
       findings of_last;
       for (std::uint64_t seed = a.first + j;; seed += a.jobs) {
         if (a.seconds != 0 ? clock::now() >= until : seed > a.last) return of_last;
-        // Alone: what ran before must not decide where the heap is, and so in which slot a thread finds its cache.
+        // In a separate process: earlier runs must not affect where the heap is, and so in which slot a
+        // thread finds its cache.
         program const p = make(a, seed);
         guarded alone{std::chrono::seconds(a.patience)};
         alone.start([&](progress& there) { return run(p, there); });
@@ -407,7 +408,8 @@ int main(int count, char** values) {
               " times after the driver had refused\n",
               all.device_waits, all.host_waits, all.remaps, all.retries);
   if (all.stated_runs != 0) {
-    // A bug of depth 2 is found by a run of n threads and k switch points that can show it with at least 1 / (n k).
+    // A run of n threads and k switch points that can show a bug of depth 2 finds it with a probability of at
+    // least 1 / (n k).
     std::printf("%" PRIu64 " runs of several threads, %" PRIu64 " switch points (%" PRIu64
                 " after driver calls, %" PRIu64 " after the hot lock was released), %" PRIu64 " switches\n",
                 all.runs, all.switch_points, all.driver_points, all.hot_points, all.switches);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The reference: what an allocator must be, without a thought for speed. One set of intervals for all pools, and the sums
-// that their counters must show. It is told of every block that leaves a pool and comes back, whoever asked for it.
+// The reference: a correct allocator without regard to speed. One set of intervals for all pools, and the
+// sums that their counters must show. It is notified of every block that a pool allocates or takes back, for
+// any caller.
 
 #include <algorithm>
 #include <array>
@@ -18,7 +19,7 @@
 
 namespace simulation {
 
-/// What was found wrong, in order; empty: nothing.
+/// The findings, in order; empty: none.
 using findings = std::vector<std::string>;
 
 /// A line of text, as printf makes it.
@@ -29,8 +30,9 @@ template <class... Arguments>
   return line;
 }
 
-/// Bytes that a request occupies, worked out anew from the documentation: 256-byte steps up to 2 KiB, eighths of a power of
-/// two up to 32 KiB, sixteenths up to 1 MiB, and 512-byte steps beyond or where the alignment is above 256.
+/// Bytes that a request occupies, computed independently from the documentation: 256-byte steps up to 2 KiB,
+/// eighths of a power of two up to 32 KiB, sixteenths up to 1 MiB, and 512-byte steps beyond or where the
+/// alignment is above 256.
 [[nodiscard]] inline std::size_t expected_block(std::size_t bytes, std::size_t alignment) noexcept {
   if (bytes == 0) return 0;
   std::size_t step = 512;
@@ -41,7 +43,7 @@ template <class... Arguments>
   return (bytes + step - 1) / step * step;
 }
 
-/// One number with its history, as PyTorch defines it.
+/// One counter with its history, as PyTorch defines it.
 struct expected_stat {
   std::int64_t current = 0, peak = 0, allocated = 0, freed = 0;
   void add(std::int64_t n) noexcept {
@@ -51,7 +53,7 @@ struct expected_stat {
   }
 };
 
-/// What a pool's counters must say.
+/// The expected counters of a pool.
 struct expected_numbers {
   std::array<expected_stat, 3> allocations, allocated_bytes, requested_bytes;  ///< all, small, large
   std::uint64_t ooms = 0;
@@ -79,7 +81,7 @@ struct expected_numbers {
   }
 };
 
-/// A peak_scope as it must be. While several threads run, its peak lies between two values.
+/// The expected peak_scope. While several threads run, its peak lies between two values.
 struct expected_scope {
   std::int64_t start = 0, current = 0, peak = 0, blocks = 0;
   std::int64_t most_current = 0, most_peak = 0;
@@ -87,7 +89,7 @@ struct expected_scope {
 
 class model {
  public:
-  /// What is known of a live block.
+  /// The properties of a live block.
   struct block {
     std::size_t bytes, alignment, rounded;
     unsigned pool;
@@ -147,7 +149,8 @@ class model {
     blocks_.erase(it);
   }
   void refused(unsigned pool) noexcept { ++numbers_[pool].ooms; }
-  /// While several threads run: a block may be counted from when it is asked for until the call that gives it back ends.
+  /// While several threads run: a block may be counted from the start of its allocation until the call that
+  /// frees it ends.
   void count_early(unsigned pool, std::size_t bytes, std::size_t alignment, int sign) {
     if (several_threads && bytes != 0) count_most(pool, bytes, expected_block(bytes, alignment), sign);
   }
@@ -160,7 +163,7 @@ class model {
   void remove_scope(unsigned pool, expected_scope& scope) { std::erase(scopes_[pool], &scope); }
 
   [[nodiscard]] expected_numbers& numbers(unsigned pool) noexcept { return numbers_[pool]; }
-  /// The peaks begin anew.
+  /// The peaks restart.
   void reset_peaks(unsigned pool) {
     numbers_[pool].reset_peaks();
     most_[pool].reset_peaks();
@@ -171,7 +174,7 @@ class model {
   [[nodiscard]] std::uint64_t given() const noexcept { return given_; }
   [[nodiscard]] std::uint64_t came_back() const noexcept { return returned_; }
 
-  /// Compares the numbers of `tracked` with what they must be.
+  /// Compares the counters of `tracked` with the expected ones.
   template <class Statistics>
   void compare(unsigned pool, Statistics const& s) {
     expected_numbers& e = numbers_[pool];
@@ -207,7 +210,7 @@ class model {
                Stat const& s) {
     if (s.current == e.current && s.peak >= e.peak && s.peak <= most.peak && s.allocated == e.allocated &&
         s.freed == e.freed) {
-      e.peak = most.peak = s.peak;  // which of them it is was known to the pool alone
+      e.peak = most.peak = s.peak;  // only the pool knew which one it is
       return;
     }
     found_.push_back(text("pool %u: %s.%s is current %" PRId64 " peak %" PRId64 " allocated %" PRId64
@@ -220,7 +223,7 @@ class model {
   findings& found_;
   std::map<std::uintptr_t, block> blocks_;
   std::vector<expected_numbers> numbers_;
-  std::vector<expected_numbers> most_;  ///< the same, with each block counted as long as it may be
+  std::vector<expected_numbers> most_;  /// < the same, with each block counted as long as it may be
   std::vector<std::vector<expected_scope*>> scopes_;
   std::vector<std::size_t> live_;
   std::uint64_t given_ = 0, returned_ = 0;

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the random programs over the headers of commit ea2f077, which have two defects that a reader found and that the random
-programs of that time did not. Both must be found from seed 1 within two minutes on two processors.
+"""Runs the random programs with the headers of commit ea2f077. These have two defects, found in review, which the random programs
+of that time missed. Both must be found from seed 1 within two minutes on two processors.
 
     old_headers.py [--seconds S] [--jobs N]
 
-Exit status: 0 both found, 1 not both, 77 the commit is not in this clone.
+Exit status: 0 both found, 1 otherwise, 77 the commit is not in this clone.
 """
 import argparse
 import io

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One step of a random program: plain numbers, drawn without knowing what came before. A step that a correct user could
-// not take where it stands (free an empty slot, use a stream that is gone) is passed over, so that any part of a correct
-// program is a correct program too: that is what lets a failing one be reduced.
+// One step of a random program: plain numbers, drawn independently of the steps before. A step that is
+// invalid in the current state (free an empty slot, use a destroyed stream) is skipped, so that any part of a
+// correct program is a correct program: this allows a failing one to be reduced.
 
 #include <cinttypes>
 #include <cstddef>
@@ -12,40 +12,40 @@
 
 namespace simulation {
 
-/// What a step does. "slot" is where the user keeps a block; a slot that is taken is freed before it is filled.
+/// What a step does. A "slot" holds a block of the user; a full slot is freed before it is filled.
 enum class act : std::uint8_t {
-  allocate,       ///< a block into a slot, in stream order; `how`: by handle alone, first work on it or not
-  allocate_sync,  ///< the same for use on any stream at once
-  deallocate,     ///< of a slot; `how`: where it is freed and how that is ordered after its uses
-  use,            ///< a kernel writes or reads a slot's block; `how`: in turn, or a reader beside the others
-  copy,           ///< from one slot's block to another's
-  order,          ///< a stream waits for another by an event of the user's
-  synchronize,    ///< the host waits for a stream or the device
-  pass_time,      ///< the host does something else
+  allocate,       /// < a block into a slot, in stream order; `how`: by handle alone, first work on it or not
+  allocate_sync,  /// < the same for immediate use on any stream
+  deallocate,     /// < of a slot; `how`: on which stream it is freed and how that is ordered after its uses
+  use,            /// < a kernel writes or reads a slot's block; `how`: in turn, or as a concurrent reader
+  copy,           /// < from one slot's block to another's
+  order,          /// < a stream waits for another by a user's event
+  synchronize,    /// < the host waits for a stream or the device
+  pass_time,      /// < the host does other work
   begin_capture,  ///< of a stream
   end_capture,    ///< and keeps the graph
   launch_graph,   ///< a kept one
-  drop_graph,     ///< its blocks may be freed from now on
-  make_stream,    ///< in place of another, which is destroyed with work under way
-  end_thread,     ///< the thread ends; the next step on it starts a new one
-  trim,           ///< gives cached memory back, down to some bytes
+  drop_graph,     /// < its blocks may be freed from now on
+  make_stream,    /// < in place of another, which is destroyed with pending work
+  end_thread,     /// < the thread ends; the next step on it starts a new one
+  trim,           /// < returns cached memory, down to some bytes
   empty_cache,    ///< all of it
-  drain,          ///< frees all blocks of a pool; then nothing may stay reserved, and one block may take all
-  look,           ///< state(), owns(), largest_free_range(), block_bytes(), memory_stats()
-  reset_peaks,    ///< and, now and then, totals
+  drain,  /// < frees all blocks of a pool; then nothing may stay reserved, and one block may use all memory
+  look,   ///< state(), owns(), largest_free_range(), block_bytes(), memory_stats()
+  reset_peaks,    /// < and, occasionally, totals
   open_scope,     ///< a peak_scope
   close_scope,    ///< one of them
   make_pool,      ///< in place of another, which is destroyed
-  take_memory,    ///< another process takes or gives back memory of the device
-  set_limit,      ///< of the bytes that a pool may reserve
+  take_memory,    /// < another process takes or returns memory of the device
+  set_limit,      /// < on the bytes that a pool may reserve
   make_buffer,    ///< a device_buffer into an owner's slot
   resize_buffer,  ///< grow, shrink, reserve or shrink_to_fit
   move_buffer,    ///< to another slot, or to another stream
   copy_buffer,    ///< as a new buffer, or onto one of the same size
-  fill_buffer,    ///< with bytes that must survive until the next fill
+  fill_buffer,    /// < with bytes that must persist until the next fill
   drop_buffer,    ///< destroyed, cleared or released
   make_pointer,   ///< a device_ptr<T[]>; `how`: from make_device, moved, reset
-  fragment,  ///< fills a pool with small blocks, frees every other one, and makes large blocks of the pieces
+  fragment,  /// < fills a pool with small blocks, frees every other one, and makes large blocks of the pieces
   count_of_acts
 };
 inline constexpr std::size_t act_count = static_cast<std::size_t>(act::count_of_acts);
@@ -64,13 +64,13 @@ struct operation {
   std::uint8_t pool = 0;
   std::uint8_t stream = 0;
   std::uint8_t other = 0;  ///< a second stream
-  std::uint8_t how = 0;    ///< which way, see user
+  std::uint8_t how = 0;    /// < the variant, see user
   std::uint16_t slot = 0;
   std::uint16_t second = 0;  ///< a second slot
   std::uint32_t alignment = 256;
   std::uint64_t bytes = 0;
-  std::uint64_t duration = 0;  ///< of device work, nanoseconds of virtual time
-  std::uint32_t window = 0;    ///< steps of one window run at the same time where they are of several threads
+  std::uint64_t duration = 0;  /// < of device work, nanoseconds of virtual time
+  std::uint32_t window = 0;    /// < steps of one window run concurrently if they belong to several threads
 };
 
 /// A step as a line: "17 [thread 1] allocate pool 0 stream 2 slot 5: 4096 bytes, alignment 256".

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A pool behind virtual calls, so that one program can hold pools of several kinds: over pages or over blocks, with or
-// without remapping, each with a limit below and exact numbers above.
+// A pool behind virtual calls, so that one program can hold pools of several kinds: over pages or over
+// blocks, with or without remapping, each with a limit below and exact counters above.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +24,7 @@
 
 namespace simulation {
 
-/// What a peak_scope says.
+/// The values of a peak_scope.
 struct scope_reading {
   std::size_t peak, above_start, current, count;
   std::int64_t net;
@@ -41,11 +41,11 @@ struct owner_under_test {
   [[nodiscard]] virtual std::size_t size() const = 0;
   [[nodiscard]] virtual tarn::stream_ref stream() const = 0;
   virtual void set_stream(tarn::stream_ref stream) = 0;
-  /// Gives the memory back and stays usable.
+  /// Releases the memory; the owner stays usable.
   virtual void clear() = 0;
-  /// Another owner of the memory; this one is left empty and is used again.
+  /// Another owner of the memory; this one is left empty and is reused.
   [[nodiscard]] virtual std::unique_ptr<owner_under_test> move() = 0;
-  // Of buffers; pointers do nothing.
+  // For buffers; pointers do nothing.
   virtual void resize(std::size_t, tarn::stream_ref) {}
   virtual void reserve(std::size_t, tarn::stream_ref) {}
   virtual void shrink_to_fit(tarn::stream_ref) {}
@@ -281,8 +281,8 @@ class pool_of final : public pool_under_test {
 
 }  // namespace detail
 
-/// Over what a pool stands: pages of a driver that knows streams by their identity alone, or of one that can mark all work
-/// of a device; or blocks.
+/// The source of a pool: pages of a driver that identifies streams only by identity, or pages of a driver
+/// that can mark all work of a device; or blocks.
 enum class ground : std::uint8_t { pages, marked_pages, blocks };
 inline constexpr char const* ground_names[] = {"pages", "pages, marking", "blocks, marking"};
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Profiles: what kind of program is drawn, on what kind of machine. Each aims at something that the others do seldom.
+// Profiles: the kind of program that is drawn, and the kind of machine. Each aims at cases that the others
+// seldom reach.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,11 +16,11 @@ using tarn::operator""_KiB;
 using tarn::operator""_MiB;
 using tarn::operator""_GiB;
 
-/// What is watched while a program runs. The model (overlap, alignment, owner, every counter) always is.
+/// What is checked while a program runs. The model (overlap, alignment, owner, every counter) always is.
 enum class watch : std::uint8_t {
-  model,     ///< the model alone: cheap
-  order,     ///< and the order checker, at every access
-  contents,  ///< and the bytes of every block, which must survive until it is freed
+  model,     /// < the model alone: cheap
+  order,     /// < plus the order checker, at every access
+  contents,  /// < plus the bytes of every block, which must persist until it is freed
 };
 inline constexpr char const* watch_names[] = {"model", "order", "contents"};
 
@@ -30,21 +31,20 @@ struct weight {
 
 struct profile {
   char const* name;
-  unsigned share;  ///< of a hundred programs
+  unsigned share;  /// < percentage of programs
   watch watched;
   unsigned devices, pools, threads, streams, slots, owners;
   std::size_t least_capacity, most_capacity;  ///< of each device, bytes
   std::size_t largest;                        ///< usual request, bytes
-  unsigned long_work;  ///< of a hundred kernels so many outlast the program, unless waited for
-  unsigned changes;    ///< of a hundred steps so many are on another thread than the step before
+  unsigned long_work;  /// < percentage of kernels that outlast the program, unless waited for
+  unsigned changes;    /// < percentage of steps on another thread than the step before
   weight weights[24];
-  unsigned at_once =
-      0;  ///< of a hundred windows in so many the steps of several threads run at the same time
-  bool fragments = false;  ///< begins with memory in many pieces, and views of them
+  unsigned at_once = 0;    /// < percentage of windows in which steps of several threads run concurrently
+  bool fragments = false;  /// < begins with fragmented memory, and views of it
 };
 
 inline constexpr profile profiles[] = {
-    // Calls and calls: magazines, runs, ranges.
+    // Many calls: magazines, runs, ranges.
     {"calls",
      15,
      watch::model,
@@ -69,7 +69,7 @@ inline constexpr profile profiles[] = {
       {act::open_scope, 2},
       {act::close_scope, 2},
       {act::pass_time, 10}}},
-    // Blocks go from stream to stream, and memory is short.
+    // Blocks move from stream to stream, and memory is short.
     {"order",
      19,
      watch::order,
@@ -94,7 +94,7 @@ inline constexpr profile profiles[] = {
       {act::pass_time, 20},
       {act::trim, 2},
       {act::look, 4}}},
-    // Streams come and go, mostly under a handle that was another's.
+    // Streams are created and destroyed, mostly with a reused handle.
     {"streams",
      13,
      watch::order,
@@ -123,7 +123,7 @@ inline constexpr profile profiles[] = {
       {act::fill_buffer, 10},
       {act::drop_buffer, 10},
       {act::empty_cache, 1}}},
-    // Threads start and end; what one allocates another frees.
+    // Threads start and end; blocks are freed by other threads.
     {"threads",
      4,
      watch::order,
@@ -154,7 +154,7 @@ inline constexpr profile profiles[] = {
       {act::make_pool, 1},
       {act::open_scope, 2},
       {act::close_scope, 2}}},
-    // Memory runs out; others take it; the limit moves.
+    // Memory runs out; other processes take it; the limit changes.
     {"pressure",
      13,
      watch::order,
@@ -185,7 +185,7 @@ inline constexpr profile profiles[] = {
       {act::resize_buffer, 12},
       {act::drop_buffer, 6},
       {act::end_thread, 1}}},
-    // Large blocks on streams that come and go: free pages are put together in views, and views make room.
+    // Large blocks on short-lived streams: free pages are combined in views, and views are dropped.
     {"views",
      8,
      watch::order,
@@ -210,7 +210,8 @@ inline constexpr profile profiles[] = {
       {act::allocate_sync, 4},
       {act::synchronize, 1},
       {act::look, 2}}},
-    // More streams on a thread than it keeps magazines of, and so much memory that nothing is brought home.
+    // A thread uses more streams than it keeps magazines for, and memory is so plentiful that no magazine is
+    // reclaimed.
     {"crowd",
      3,
      watch::order,
@@ -231,7 +232,7 @@ inline constexpr profile profiles[] = {
       {act::pass_time, 10},
       {act::make_stream, 90},
       {act::look, 2}}},
-    // Memory is given back and taken again: ranges grow at their ends.
+    // Memory is released and reserved again: ranges grow at their ends.
     {"growth",
      3,
      watch::order,
@@ -255,7 +256,7 @@ inline constexpr profile profiles[] = {
       {act::allocate_sync, 4},
       {act::set_limit, 2},
       {act::look, 2}}},
-    // Graphs are captured and launched while everything else goes on.
+    // Graphs are captured and launched while other work continues.
     {"capture",
      11,
      watch::order,
@@ -316,7 +317,7 @@ inline constexpr profile profiles[] = {
       {act::end_thread, 1},
       {act::make_pool, 1},
       {act::look, 5}}},
-    // Every byte that is written must be read again.
+    // Every byte that is written must be read back.
     {"contents",
      2,
      watch::contents,
@@ -382,8 +383,8 @@ inline constexpr profile profiles[] = {
       {act::drop_buffer, 8},
       {act::end_thread, 2},
       {act::make_pool, 1}}},
-    // From here on threads run at the same time and are preempted in calls of the library.
-    // Small blocks of several streams and threads; threads end; what they keep is taken back.
+    // From here on threads run concurrently and are preempted in calls of the library. Small blocks of
+    // several streams and threads; threads end; their magazines are reclaimed.
     {"calls_at_once",
      0,
      watch::order,
@@ -412,7 +413,7 @@ inline constexpr profile profiles[] = {
       {act::reset_peaks, 1},
       {act::make_pool, 1}},
      60},
-    // Blocks go from stream to stream, are held back for recorded uses, and memory is short.
+    // Blocks move from stream to stream, are held back for recorded uses, and memory is short.
     {"order_at_once",
      0,
      watch::order,
@@ -442,7 +443,7 @@ inline constexpr profile profiles[] = {
       {act::set_limit, 3},
       {act::look, 6}},
      60},
-    // Large blocks in memory that is in pieces: views are made and dropped.
+    // Large blocks in fragmented memory: views are created and dropped.
     {"views_at_once",
      0,
      watch::order,
@@ -503,13 +504,13 @@ inline constexpr profile profiles[] = {
 };
 
 inline constexpr std::size_t profile_count = sizeof profiles / sizeof profiles[0];
-/// So many of the last ones are of threads that run at the same time: a quarter of all programs.
+/// This many of the last profiles have concurrent threads: a quarter of all programs.
 inline constexpr std::size_t at_once_count = 4;
 
 [[nodiscard]] inline profile const& profile_at_once(std::uint64_t seed) noexcept {
   return profiles[profile_count - at_once_count + seed % at_once_count];
 }
-/// Which profile a seed draws from where none is asked for.
+/// The profile of a seed if none is requested.
 [[nodiscard]] inline profile const& profile_of(std::uint64_t seed) noexcept {
   if (seed % 4 == 0) return profile_at_once(seed / 4);
   auto left = static_cast<unsigned>(seed * 37 % 100);  // neighbours differ

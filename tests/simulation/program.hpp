@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A random program: a list of steps, drawn from a seed and a profile alone.
+// A random program: a list of steps, drawn only from a seed and a profile.
 
 #include <bit>
 #include <cstddef>
@@ -13,7 +13,8 @@
 
 namespace simulation {
 
-/// A thread is preempted in a step with this number, at so many switch points from its beginning (the first is 1).
+/// A thread is preempted in the step with this number, after this many switch points from its start (the
+/// first is 1).
 struct preemption {
   std::uint32_t step = 0;
   std::uint32_t point = 0;
@@ -23,18 +24,19 @@ struct program {
   std::uint64_t seed = 0;
   profile const* kind = nullptr;
   std::vector<operation> steps;
-  std::vector<std::uint32_t> numbers;  ///< of each step in the program as it was drawn
-  /// Its preemptions, instead of those that the seed would draw, once a failing program is reduced.
+  std::vector<std::uint32_t> numbers;  /// < of each step in the original program
+  /// The preemptions, instead of those drawn from the seed, once a failing program is reduced.
   std::vector<preemption> preemptions;
   bool pinned = false;
 };
 
-/// Whether a program that begins with many views frees them later, or keeps them all.
+/// True if a program that begins with many views frees them later.
 [[nodiscard]] inline bool frees_old_views(std::uint64_t seed) noexcept {
   return random_numbers(seed ^ 0x7669657773).percent(60);
 }
 
-/// The priority that a thread begins a window with. It depends on nothing else, so that it stays when steps are taken out.
+/// The priority with which a thread begins a window. It depends on nothing else, so that it stays the same
+/// when steps are removed.
 [[nodiscard]] inline int first_priority(program const& p, std::uint32_t window, std::size_t thread) noexcept {
   random_numbers order(p.seed * 31 + window * std::uint64_t{64} + thread);
   return static_cast<int>(order.below(std::uint64_t{1} << 30));
@@ -42,12 +44,12 @@ struct program {
 
 namespace detail {
 
-/// Sizes that matter: zero, tiny, around every bound of the pool, whole pages, odd, too large.
+/// Relevant sizes: zero, tiny, around every bound of the pool, whole pages, odd, too large.
 inline std::uint64_t draw_bytes(random_numbers& random, profile const& kind, std::size_t capacity,
                                 std::uint64_t seed) {
   std::uint64_t const what = random.below(1000);
   if (kind.fragments && what < 850) {
-    unsigned const several = frees_old_views(seed) ? 75 : 40;  // which no old view serves
+    unsigned const several = frees_old_views(seed) ? 75 : 40;  // that no old view serves
     return 2_MiB * (random.percent(several) ? random.between(3, 12) : random.between(1, 2));
   }
   if (what < 5) return 0;
@@ -61,7 +63,7 @@ inline std::uint64_t draw_bytes(random_numbers& random, profile const& kind, std
     return power + random.below(3) - 1;
   }
   if (what < 760) return 2_MiB * random.between(1, kind.largest / 2_MiB + 1);
-  if (what < 995) {  // many small, few large, up to the largest
+  if (what < 995) {  // many small, few large, up to the maximum
     std::uint64_t const bits = random.between(12, static_cast<unsigned>(std::bit_width(kind.largest)));
     std::uint64_t const bytes = random.below(std::uint64_t{1} << bits) + 1;
     return bytes < kind.largest ? bytes : kind.largest;
@@ -86,11 +88,11 @@ inline program draw(std::uint64_t seed, profile const& kind, std::size_t steps, 
   random_numbers random(seed ^ 0x70726F6772616D);
   unsigned total = 0;
   for (weight const& w : kind.weights) total += w.share;
-  // Programs differ in what they like: few sizes again and again, or any; one thread, or all.
+  // Programs differ in their preferences: few sizes repeatedly, or any size; one thread, or all.
   std::uint64_t usual[8];
   for (auto& size : usual) size = detail::draw_bytes(random, kind, capacity, seed);
   unsigned const repeats = static_cast<unsigned>(random.below(3)) * 40;
-  // What is skipped before an aligned block, and what is left behind it, is seldom in any other's way.
+  // The gaps before and after an aligned block are seldom affect other blocks.
   unsigned const aligned = random.percent(25) ? 50 : 6;
   auto const threads = random.between(1, kind.threads);
   auto const streams = random.between(2, kind.streams + 2);
@@ -124,10 +126,10 @@ inline program draw(std::uint64_t seed, profile const& kind, std::size_t steps, 
         aimed = several && kind.fragments && frees_old_views(seed) && random.percent(60);
         if (drawn.steps.empty() && kind.fragments) o.what = act::fragment;
       }
-      // Each thread of the window has a step at least.
+      // Each thread of the window has at least one step.
       o.thread = static_cast<std::uint8_t>((thread + window_steps % window_threads) % kind.threads);
       --window_steps;
-      // One thread makes views, which drops old ones, while the others free what is in old ones.
+      // One thread creates views, which drops old ones, while the others free blocks in old views.
       if (aimed) {
         o.what = o.thread == thread ? act::allocate : act::deallocate;
       }

@@ -22,7 +22,7 @@ class random_numbers {
   std::uint64_t between(std::uint64_t least, std::uint64_t most) noexcept {
     return least + below(most - least + 1);
   }
-  /// True `n` times in a hundred.
+  /// True in `n` of a hundred calls.
   bool percent(unsigned n) noexcept { return below(100) < n; }
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Runs one program to its end and says what was found.
+// Runs one program to its end and returns its findings.
 
 #include <algorithm>
 #include <atomic>
@@ -23,24 +23,24 @@ namespace simulation {
 
 inline constexpr std::uint64_t after_the_last_step = ~std::uint64_t{0};
 
-/// Where a program stands; in memory that survives a crash of the process that runs it.
+/// The state of a running program, in memory that survives a crash of the process that runs it.
 struct progress {
   std::atomic<std::uint64_t> seed{0};
-  std::atomic<std::uint64_t> step{0};   ///< its number in the program as drawn
-  std::atomic<std::uint64_t> beats{0};  ///< goes on counting while anything moves
+  std::atomic<std::uint64_t> step{0};   /// < its number in the original program
+  std::atomic<std::uint64_t> beats{0};  /// < increases while the program makes progress
   tally counted[profile_count];         ///< by profile
   preemption_log preempted;
 };
 
 namespace detail {
 inline findings* told = nullptr;
-/// The library has noticed a misuse: in a correct program that is its own mistake.
+/// The library has reported a misuse: in a correct program that is a bug in the library.
 inline void note_misuse(tarn::misuse const& what) {
   if (told != nullptr) told->push_back(text("misuse reported: %s", what.what()));
 }
 }  // namespace detail
 
-/// Runs a program; stops at the first step after which something is wrong.
+/// Runs a program; stops after the first step with a finding.
 class runner {
  public:
   runner(program const& p, progress& at)
@@ -77,7 +77,7 @@ class runner {
       if (found_.empty()) {
         close(here);
       } else {
-        // What went wrong is known; everything may be broken now, and is left as it is.
+        // The finding is known. The state may be corrupt, so nothing is destroyed.
         (void)user_.release();
         threads_.abandon();
       }
@@ -94,7 +94,7 @@ class runner {
   }
 
  private:
-  /// The machine's mutex is what a call of the machine takes.
+  /// A call of the machine takes the machine's mutex.
   void learn_driver_mutex(world const& here) {
     last_mutex_locked = nullptr;
     (void)here.machine().pending();
@@ -110,7 +110,7 @@ class runner {
     threads_.end(t);
   }
 
-  /// Steps of one thread: nothing else runs meanwhile, and all is checked after each.
+  /// Steps of one thread: no other thread runs meanwhile, and everything is checked after each step.
   void run_alone(std::size_t i, std::size_t end) {
     std::size_t const thread = program_.steps[i].thread;
     while (i < end && found_.empty()) {
@@ -134,14 +134,14 @@ class runner {
     }
   }
 
-  /// Steps of several threads, which run at the same time; all is checked after the last one.
+  /// Steps of several threads that run concurrently; everything is checked after the last one.
   void run_together(std::size_t first, std::size_t end) {
     std::vector<std::size_t> taking_part;
     for (std::size_t i = first; i < end; ++i) {
       std::size_t const t = program_.steps[i].thread;
       if (std::find(taking_part.begin(), taking_part.end(), t) == taking_part.end()) taking_part.push_back(t);
     }
-    // Who runs first depends on the seed, the window and the thread alone: not on the other steps.
+    // The priorities depend only on the seed, the window and the thread, not on the other steps.
     std::vector<task*> tasks;
     for (std::size_t const t : taking_part) {
       bool ends = false;
@@ -157,7 +157,7 @@ class runner {
       how.pinned = &program_.preemptions;
     } else {
       for (std::size_t i = first; i < end; ++i) expected += expected_points(program_.steps[i]);
-      // Most runs have far fewer than the most that they may have: some draw from a part of that.
+      // Most runs have far fewer switch points than the maximum: some draw from a part of it.
       std::uint64_t const among = std::max<std::uint64_t>(expected >> 3 * random_.below(scales), 8);
       for (unsigned k = 1; k < chosen_.depth; ++k) how.changes.push_back(1 + random_.below(among));
       std::sort(how.changes.begin(), how.changes.end());
@@ -168,7 +168,7 @@ class runner {
     std::size_t const last = taking_part.back();
     threads_.run(last, [&] { user_->check(program_.numbers[end - 1] % chosen_.check_state_every == 0); });
   }
-  /// What thread `t` does of it.
+  /// The work of thread `t` in this window.
   void live(std::size_t t, std::size_t first, std::size_t end) {
     unsigned const number = threads_.number_of(t);
     task& me = *scheduler::self;
@@ -191,7 +191,7 @@ class runner {
 
   static constexpr unsigned scales = 3;
 
-  // How many switch points a step has is known from those before it, of its kind.
+  // The number of switch points of a step is estimated from earlier steps of its kind.
   std::uint32_t& seen_points(operation const& o) {
     return seen_[static_cast<std::size_t>(o.what)][o.bytes > 1_MiB ? 1 : 0];
   }
@@ -200,7 +200,8 @@ class runner {
     std::uint32_t& seen = seen_points(o);
     seen = std::max(points, seen - seen / 8);
   }
-  /// A run counts for what is stated where its change of priority was drawn from at least all its switch points.
+  /// A run counts for the stated probability if its change of priority was drawn from at least all its switch
+  /// points.
   void count_run(std::size_t n, std::uint64_t points, std::uint64_t expected) {
     ++counted_.runs;
     if (program_.pinned || chosen_.depth != 2 || points > expected) return;
@@ -216,7 +217,7 @@ class runner {
 
   void close(world& here) {
     at_.step.store(after_the_last_step, std::memory_order_relaxed);
-    // Some threads end before the pools do, others outlive them.
+    // Some threads end before the pools, others outlive them.
     for (std::size_t t = 1; t < threads_.size(); ++t) {
       if (t % 2 == 1) {
         end_thread(t);

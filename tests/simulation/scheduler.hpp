@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The scheduler: of several real threads it lets exactly one run. At each switch point (hooked/switch_points.hpp) it may let
-// another one run instead. Threads have priorities and the thread with the highest one runs; at d - 1 points of a run, drawn at
-// random, the running thread's priority becomes the lowest. A run of n threads with k switch points then finds a bug of depth d
-// with a probability of at least 1 / (n k^(d-1)). (Burckhardt, Kothari, Musuvathi, Nagarakatte, "A randomized scheduler with
-// probabilistic guarantees of finding bugs", ASPLOS 2010.) Used by: run. Uses: switch_points.
+// The scheduler runs exactly one of several real threads. At each switch point (hooked/switch_points.hpp) it
+// may run another thread instead. Threads have priorities and the thread with the highest priority runs; at d
+// - 1 points of a run, drawn at random, the running thread's priority becomes the lowest. A run of n threads
+// with k switch points then finds a bug of depth d with a probability of at least 1 / (n k^(d-1)).
+// (Burckhardt, Kothari, Musuvathi, Nagarakatte, "A randomized scheduler with probabilistic guarantees of
+// finding bugs", ASPLOS 2010.)
 
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -32,7 +33,7 @@
 
 namespace simulation {
 
-/// Lets one thread wait until another one lets it go on.
+/// Blocks one thread until another one resumes it.
 class turn {
  public:
   void wait() noexcept {
@@ -56,12 +57,12 @@ struct task {
   std::size_t thread = 0;  ///< its index in the program
   int priority = 0;
   bool finished = true;
-  void const* waits_for = nullptr;  ///< a lock; null: it can run
-  std::uint32_t step = 0;           ///< the number of the step that it takes
-  std::uint32_t points = 0;         ///< switch points passed in this step
+  void const* waits_for = nullptr;  /// < the lock that it waits for; null: it can run
+  std::uint32_t step = 0;           /// < the number of its current step
+  std::uint32_t points = 0;         /// < switch points passed in this step
 };
 
-/// What several processes share of the preemptions that took place.
+/// Statistics of the preemptions, shared by several processes.
 struct preemption_log {
   static constexpr std::size_t most = 8192;
   static constexpr int most_frames = 12;
@@ -97,11 +98,12 @@ class scheduler {
   /// How a run is scheduled.
   struct plan {
     std::vector<std::uint64_t>
-        changes;  ///< after so many switch points the running thread is preempted; ascending
-    std::vector<preemption> const* pinned = nullptr;  ///< these instead
+        changes;  /// < the running thread is preempted after this many switch points; ascending
+    std::vector<preemption> const* pinned = nullptr;  /// < used instead of the above
   };
 
-  /// Runs all tasks, each of which has its work, until each has finished or something was found. False: something was found.
+  /// Runs all tasks until each has finished its work or there is a finding. Returns false if there is a
+  /// finding.
   bool run(std::vector<task*> const& tasks, plan const& how) {
     tasks_ = &tasks;
     how_ = &how;
@@ -122,7 +124,7 @@ class scheduler {
   [[nodiscard]] std::uint64_t switches() const noexcept { return switches_; }
   [[nodiscard]] std::uint64_t const* reached() const noexcept { return reached_; }
 
-  /// The calling thread has done its work in this run. It must not be preemptible any more.
+  /// The calling thread has done its work in this run. It must no longer be preemptible.
   void finish(task& me) noexcept {
     me.finished = true;
     if (task* const next = best(); next != nullptr) {
@@ -134,7 +136,7 @@ class scheduler {
       controller_.give();
     }
   }
-  /// Something was found: the run ends here, and no other thread goes on.
+  /// There is a finding: the run ends here, and no other thread continues.
   [[noreturn]] void stop() noexcept {
     preemptible = false;
     stopped_ = true;
@@ -196,9 +198,9 @@ class scheduler {
     }
     reach(at);
   }
-  /// A mutex of the simulated machine: a driver call takes it.
+  /// A mutex of the simulated machine: a driver call locks it.
   void set_driver_mutex(void const* mutex) noexcept { driver_mutex_ = mutex; }
-  /// True where the calling thread is about to call the driver. It must not hold the hot lock.
+  /// True if the calling thread is about to call the driver. It must not hold the hot lock.
   bool is_driver_mutex(void const* mutex) {
     if (mutex != driver_mutex_) return false;
     if (hot_locks_held != 0 && !told_) {
@@ -228,7 +230,7 @@ class scheduler {
   }
   void hand_over(task& me, task& next) noexcept {
     ++switches_;
-    // Preemptible and hot_locks_held belong to the thread.
+    // Preemptible and hot_locks_held are thread-local.
     next.mine.give();
     me.mine.wait();
   }
@@ -268,13 +270,13 @@ inline void released(void const* lock, switch_point at) noexcept {
   scheduler::active->released(lock, at);
 }
 
-/// The mutex that a thread outside of the library locked last.
+/// The last mutex that a thread locked outside the library.
 inline thread_local constinit void const* last_mutex_locked = nullptr;
 
-/// The simulated machine's mutex, while the calling thread is in a driver call: that happens at one moment.
+/// The simulated machine's mutex, while the calling thread is in a driver call: a driver call is atomic.
 inline thread_local constinit void const* in_driver = nullptr;
 
-/// What std::mutex calls on this system.
+/// The functions that std::mutex calls on this system.
 struct system_mutex {
   using call = int (*)(pthread_mutex_t*);
   call lock, try_lock, unlock;
@@ -291,7 +293,7 @@ struct system_mutex {
 
 }  // namespace simulation
 
-// The program's own definitions stand before those of the system: std::mutex calls these.
+// The program's own definitions take precedence over those of the system: std::mutex calls these.
 extern "C" {
 inline int simulation_lock(pthread_mutex_t* mutex) noexcept {
   using namespace simulation;

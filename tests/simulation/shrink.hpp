@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Reduces a failing program: takes steps out as long as it still fails (Zeller and Hildebrandt, "Simplifying and Isolating
-// Failure-Inducing Input", TSE 2002). Each attempt runs in a process of its own.
+// Reduces a failing program: removes steps as long as it still fails (Zeller and Hildebrandt, "Simplifying
+// and Isolating Failure-Inducing Input", TSE 2002). Each attempt runs in its own process.
 
 #include <chrono>
 #include <cstddef>
@@ -15,10 +15,10 @@ namespace simulation {
 
 struct shrunk {
   program smallest;
-  verdict last;  ///< what the smallest one says
+  verdict last;  /// < the message of the smallest one
   unsigned attempts = 0;
   std::vector<preemption> taken;  ///< in the last attempt that failed
-  bool where = false;             ///< the next attempt notes where in the source each one is
+  bool where = false;             /// < the next attempt records the source line of each one
   struct place {
     switch_point at;
     std::vector<void*> frames;
@@ -30,12 +30,12 @@ class shrinker {
  public:
   explicit shrinker(std::chrono::seconds patience) : until_(guarded::clock::now() + patience) {}
 
-  /// @param last_step  where it failed: what comes after is not looked at, if it fails without that too
+  /// @param last_step  where it failed: later steps are removed if it fails without them
   [[nodiscard]] shrunk reduce(program whole, std::uint64_t last_step) {
     shrunk out;
     out.smallest = std::move(whole);
     if (!fails(out.smallest, out)) return out;
-    // Where each thread was preempted is kept as it is from now on, also while steps are taken out.
+    // The preemption point of each thread is fixed from now on, also while steps are removed.
     program pinned = out.smallest;
     pinned.pinned = true;
     pinned.preemptions = out.taken;
@@ -71,7 +71,8 @@ class shrinker {
       if (part > 1) part /= 2;
     }
   }
-  /// Without preemptions that are not needed: all but the last few, all of those that took no place, and each one.
+  /// Removes unneeded preemptions: all but the last few, all those that did not take place, and each single
+  /// one.
   void reduce_preemptions(shrunk& out) {
     auto const try_with = [&](std::vector<preemption> fewer) {
       program less = out.smallest;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The user's streams, and what a correct user owes: work on a second stream is ordered after the first by an event, by the
-// host, or not done at all.
+// The user's streams, and the user's duties: work on a second stream is ordered after the first by an event
+// or by the host, or is not done.
 
 #include <algorithm>
 #include <cstddef>
@@ -31,12 +31,12 @@ class streams_of_user {
     }
   }
 
-  /// Says which thread calls from now on, by its number.
+  /// Sets the number of the thread that calls from now on.
   static void set_thread(unsigned number) noexcept { thread_ = number; }
   /// Streams that the calling thread names in its step, until it begins another one.
   void begin_step() { named_[thread_].clear(); }
   void names(stream_number s) { named_[thread_].push_back(s); }
-  /// True where another thread is in the middle of a step that names the stream.
+  /// True if another thread is inside a step that names the stream.
   [[nodiscard]] bool is_named_elsewhere(stream_number s) const {
     for (auto const& [thread, streams] : named_) {
       if (thread != thread_ && std::find(streams.begin(), streams.end(), s) != streams.end()) return true;
@@ -63,7 +63,7 @@ class streams_of_user {
     return bare ? tarn::stream_ref::from(state.named.handle()) : state.named;
   }
 
-  /// True where the calling thread may put work on it.
+  /// True if the calling thread may put work on it.
   [[nodiscard]] bool is_usable(stream_number s) const {
     stream_state const& state = all_[s];
     return state.alive && is_reachable(state) && !(state.legacy && is_legacy_blocked(state.device));
@@ -77,7 +77,7 @@ class streams_of_user {
     return false;
   }
 
-  /// True where the user can order later work on `after` behind all work so far on `before`.
+  /// True if the user can order later work on `after` behind all work so far on `before`.
   [[nodiscard]] bool can_order(stream_number before, stream_number after) const {
     if (before == after) return true;
     stream_state const& b = all_[before];
@@ -86,7 +86,7 @@ class streams_of_user {
     if (b.legacy || !is_reachable(b)) return !is_legacy_blocked(b.device);
     return true;
   }
-  /// Does it.
+  /// Orders it.
   void order(stream_number before, stream_number after) {
     if (before == after) return;
     stream_state const& b = all_[before];
@@ -96,7 +96,7 @@ class streams_of_user {
       world_.expect(d.wait_event(a.named, b.farewell), "wait_event");
       return;
     }
-    // Another thread's default stream cannot be named here; the legacy one comes after it.
+    // Another thread's default stream cannot be named here; the legacy stream is ordered after it.
     tarn::stream_ref const record_on = is_reachable(b) ? b.named : tarn::stream_ref{};
     tarn::event_handle event = nullptr;
     if (!world_.expect(d.create_event(event), "create_event")) return;
@@ -104,7 +104,7 @@ class streams_of_user {
     world_.expect(d.wait_event(a.named, event), "wait_event");
     world_.expect(d.destroy_event(event), "destroy_event");
   }
-  /// True where the host can wait for all work so far on `s`.
+  /// True if the host can wait for all work so far on `s`.
   [[nodiscard]] bool can_wait_for(stream_number s) const {
     stream_state const& state = all_[s];
     if (!state.alive) return state.farewell != nullptr;
@@ -121,7 +121,7 @@ class streams_of_user {
     }
   }
 
-  /// Destroys the stream in a slot, with its work under way, and makes another; mostly under the same handle.
+  /// Destroys the stream in a slot, with pending work, and creates another; mostly with the same handle.
   void replace(int device, unsigned slot, unsigned how) {
     auto& here = slots_[static_cast<std::size_t>(device)];
     if (here.size() <= 2) return;
@@ -139,7 +139,7 @@ class streams_of_user {
     here[slot] = other_handle ? made : create(device, how % 8 >= 4);
   }
 
-  /// Destroys every stream and event that the user made.
+  /// Destroys every stream and event that the user created.
   void close() {
     for (stream_state& s : all_) {
       if (s.farewell != nullptr) world_.expect(driver(s).destroy_event(s.farewell), "destroy_event");
@@ -155,7 +155,7 @@ class streams_of_user {
   [[nodiscard]] bool is_reachable(stream_state const& s) const noexcept {
     return s.thread == 0 || s.thread == thread_;
   }
-  /// Work on the legacy stream would spoil what is captured from a stream that is ordered with it.
+  /// Work on the legacy stream would invalidate a capture from a stream that is ordered with it.
   [[nodiscard]] bool is_legacy_blocked(int device) const {
     for (stream_state const& s : all_) {
       if (s.device == device && s.graph >= 0 && s.blocking) return true;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What was tried: counted while programs run, added up over threads and processes.
+// Counts of the work done: counted while programs run, and summed over threads and processes.
 
 #include <cstdint>
 
@@ -8,21 +8,21 @@ namespace simulation {
 
 struct tally {
   std::uint64_t programs = 0;
-  std::uint64_t schedules = 0;  ///< with a seed of their own for what the device does when
+  std::uint64_t schedules = 0;  /// < with a separate seed for the device's timing
   std::uint64_t steps = 0;
   std::uint64_t threads = 0;  ///< started
   std::uint64_t allocations = 0;
   std::uint64_t deallocations = 0;
-  std::uint64_t other_calls = 0;  ///< of pools and owners: record_use, trim, state, owns, resize ...
-  std::uint64_t refusals = 0;     ///< out_of_memory, told and survived
-  std::uint64_t kernels = 0;      ///< copies and fills too
-  // How deep the pools were driven, as they count it.
-  std::uint64_t device_waits = 0;  ///< a stream was made to wait for another
-  std::uint64_t host_waits = 0;    ///< the host had to
-  std::uint64_t remaps = 0;        ///< free pages were put together elsewhere
-  std::uint64_t retries = 0;       ///< the driver refused, and the cache was searched again
+  std::uint64_t other_calls = 0;  /// < of pools and owners: record_use, trim, state, owns, resize ...
+  std::uint64_t refusals = 0;     /// < out_of_memory, reported and handled
+  std::uint64_t kernels = 0;      /// < including copies and fills
+  // Which paths of the pools were reached, by their own counters.
+  std::uint64_t device_waits = 0;  /// < a stream waited for another
+  std::uint64_t host_waits = 0;    /// < the host waited
+  std::uint64_t remaps = 0;        /// < free pages were remapped elsewhere
+  std::uint64_t retries = 0;       /// < the driver refused, and the cache was searched again
 
-  // Windows whose threads were preempted, at the depth that is stated.
+  // Windows with preempted threads, at the stated depth.
   std::uint64_t runs = 0;  ///< of several threads
   std::uint64_t stated_runs =
       0;  ///< with one change of priority, drawn from at least all their switch points

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The user of a random program: takes each step if a correct user could, with the ordering that one owes. Whatever goes
-// wrong then is the library's fault.
+// The user of a random program: executes each step that a correct user could, with the ordering that it
+// requires. Any error is then the library's.
 
 #include <algorithm>
 #include <cstddef>
@@ -41,7 +41,7 @@ class user {
     }
   }
 
-  /// Takes one step on the calling thread, which has this number.
+  /// Executes one step on the calling thread, which has this number.
   void step(operation const& o, unsigned thread) {
     streams_.set_thread(thread);
     streams_.begin_step();
@@ -67,7 +67,7 @@ class user {
     }
   }
 
-  /// What must hold after a step of one thread while others are in the middle of theirs.
+  /// What must hold after a step of one thread while others are inside theirs.
   void check_order() { world_.check_order(); }
 
   /// What must hold between steps.
@@ -83,7 +83,7 @@ class user {
     world_.check_order();
   }
 
-  /// Gives everything back and checks that nothing is left: on the calling thread.
+  /// Frees everything and checks that nothing is left, on the calling thread.
   void close(unsigned thread) {
     streams_.set_thread(thread);
     try {
@@ -121,15 +121,16 @@ class user {
     tarn::sim_graph recorded;
     stream_number from = 0;
     bool open = false;
-    std::vector<std::size_t> slots;  ///< whose blocks it uses
+    std::vector<std::size_t> slots;  /// < whose blocks it uses
   };
-  /// A live block, and who may still be using it: `last` after all before it, and readers beside that.
+  /// A live block, and the streams that may still use it: `last` after all earlier uses, and concurrent
+  /// readers.
   struct block {
     void* p = nullptr;
     std::size_t bytes = 0, alignment = 0;
     unsigned pool = 0;
     stream_number last = 0;
-    bool unordered = false;  ///< from allocate_sync and not used yet: any stream may
+    bool unordered = false;  /// < from allocate_sync and not used yet: any stream may use it
     bool written = false;
     std::vector<stream_number> readers;
     unsigned graphs = 0;
@@ -150,7 +151,7 @@ class user {
   };
   using block_slot = std::unique_ptr<block>;
 
-  /// The slots that a step uses, while others run in the middle of it. They pass over steps that need the same.
+  /// The slots that a step uses while others run during it. Those skip steps that need the same slots.
   class claim {
    public:
     claim(user& of, operation const& o) {
@@ -190,13 +191,13 @@ class user {
     bool granted_ = true;
   };
 
-  /// Where a step stands among those of other threads.
+  /// The position of a step among those of other threads.
   class moment {
    public:
     moment() noexcept : alone_(calls_open == 0), switches_(switches()) {}
-    /// No other thread is in the middle of a call.
+    /// No other thread is inside a call.
     [[nodiscard]] bool alone() const noexcept { return alone_; }
-    /// None was, and none has run since.
+    /// No other thread was inside a call, and none has run since.
     [[nodiscard]] bool undisturbed() const noexcept { return alone_ && switches_ == switches(); }
 
    private:
@@ -225,7 +226,8 @@ class user {
     }
     take_one(o);
   }
-  /// Steps that a correct program takes only while no other thread is in a call: they change what such calls use.
+  /// Steps that a correct program executes only while no other thread is in a call: they change what such
+  /// calls use.
   static bool needs_all(act what) noexcept {
     switch (what) {
       case act::begin_capture:
@@ -252,7 +254,7 @@ class user {
         return allocate(o, pool, *slot);
       case act::deallocate:
         if (block_slot old; o.how % 2 == 0 && fetch_old_view(old, o)) {
-          // What is freed was used just now.
+          // What is freed was used just before.
           if (streams_.runs(old->last))
             launch(*old, old->last, 300'000 + o.duration * 4, tarn::sim_use::writes);
           if (!free_slot(old, o)) ballast_.push_back(std::move(old));
@@ -341,8 +343,9 @@ class user {
     }
   }
 
-  /// A pool that may have to ask for a destroyed stream's handle does so between two driver calls: no stream is destroyed then.
-  /// Nor is one while another thread may be inside a call of an owner, which passes the stream on.
+  /// A pool that may have to query a destroyed stream's handle does so between two driver calls: no stream is
+  /// destroyed then. Nor is one while another thread may be inside a call of an owner, which passes the
+  /// stream on.
   void make_stream(int device, operation const& o) {
     if ((world_.marks_all_work() && !has_owners_) || moment().alone())
       streams_.replace(device, o.stream, o.how);
@@ -373,7 +376,7 @@ class user {
     old_views_ = ballast_.size();
     for (std::size_t i = 0; i < views; ++i) add(4_MiB);
   }
-  /// Lets a step find one of the first of these large blocks in its slot, where that is empty.
+  /// Puts one of the first of these large blocks into a step's slot, if that is empty.
   bool fetch_old_view(block_slot& slot, operation const& o) {
     if (slot != nullptr || ballast_.size() <= old_views_ || !world_.chosen().frees_old_views) return false;
     auto const which = ballast_.begin() +
@@ -413,7 +416,7 @@ class user {
     }
   }
 
-  /// Work on a block, in its turn.
+  /// Work on a block, in order.
   void launch(block& b, stream_number s, std::uint64_t duration, tarn::sim_use use) {
     ++counted_.kernels;
     if (world_.chosen().frees_old_views && duration < 200'000) duration %= 4096;
@@ -433,7 +436,7 @@ class user {
     b.written = b.written || writes;
   }
 
-  /// True where all that uses a block can be ordered before work on `s`.
+  /// True if all uses of a block can be ordered before work on `s`.
   [[nodiscard]] bool can_come_after(block const& b, stream_number s) const {
     if (!b.unordered && !streams_.can_order(b.last, s)) return false;
     for (stream_number r : b.readers) {
@@ -441,7 +444,7 @@ class user {
     }
     return true;
   }
-  /// Orders it so; `s` is the last user then.
+  /// Orders them; `s` is the last user then.
   void come_after(block& b, stream_number s) {
     if (!b.unordered) streams_.order(b.last, s);
     for (stream_number r : b.readers) streams_.order(r, s);
@@ -466,7 +469,7 @@ class user {
         if (r == s) return;
       }
       b.readers.push_back(s);
-      // PyTorch's record_stream: said when it is used, not when it is freed; twice is once.
+      // PyTorch's record_stream: called at the use, not at the free; a second call has no effect.
       if (o.how % 8 == 0) record_use(b, s, o.how);
       return;
     }
@@ -521,13 +524,13 @@ class user {
     if (b.readers.empty()) return release(slot, b.last, how);
     return give_back_on(slot, b.last, how) || give_back_recorded(slot, b.last, how);
   }
-  /// On a stream that is made to wait for all uses.
+  /// On a stream that waits for all uses.
   [[nodiscard]] bool give_back_on(block_slot& slot, stream_number s, unsigned how) {
     if (!streams_.is_usable(s) || !can_come_after(*slot, s)) return false;
     come_after(*slot, s);
     return release(slot, s, how);
   }
-  /// On any stream, with the uses recorded instead.
+  /// On any stream, with recorded uses instead.
   [[nodiscard]] bool give_back_recorded(block_slot& slot, stream_number s, unsigned how) {
     block& b = *slot;
     if (b.unordered) return release(slot, s, how);
@@ -560,7 +563,7 @@ class user {
     if (!give_back_recorded(slot, slot->last, 0)) world_.found().push_back("a block cannot be given back");
   }
 
-  /// A pool with nothing live must serve what its memory has room for.
+  /// A pool without live blocks must serve a request that fits its memory.
   void check_refusal(unsigned pool, std::size_t bytes) {
     without_interruption const now;
     pool_state_of_user const& p = pools_[pool];
@@ -568,13 +571,13 @@ class user {
       return;
     tarn::pool_state const s = p.memory->state();
     std::size_t const free = world_.machine().usage(p.device).free() + s.reserved;
-    // To align a block within one of the driver's takes its alignment and a grain more.
+    // Aligning a block within a driver block takes its alignment and one more grain.
     std::size_t const whole = tarn::align_up(bytes + (is_over_blocks(pool) ? 2_MiB + 512 : 0), 2_MiB);
     if (whole <= free && whole <= limit_of(pool))
       world_.found().push_back(
           text("pool %u refused %zu bytes with nothing live and %zu bytes to be had", p.number, bytes, free));
   }
-  /// A pool over blocks needs room to align them, and asks for more than one block at a time.
+  /// A pool over blocks needs room to align them, and requests more than one block at a time.
   [[nodiscard]] bool is_over_blocks(unsigned pool) const {
     return world_.chosen().pools[pool].on == ground::blocks;
   }
@@ -650,7 +653,7 @@ class user {
     world_.check_numbers(pools_[i]);
     count_depth(world_.check_state(pools_[i]));
     ++counted_.other_calls;
-    open_pool(i);  // owners of the old one keep it alive
+    open_pool(i);  // owners of the old pool keep it alive
   }
   void count_depth(tarn::pool_state const& s) {
     counted_.device_waits += s.device_waits;
@@ -697,7 +700,7 @@ class user {
     room = tarn::align_down(room, 2_MiB);
     if (is_over_blocks(i) && room != 0) room -= 2_MiB;
     if (room == 0 || !streams_.runs(s)) return;
-    // All of it as one block.
+    // All memory as one block.
     ++counted_.allocations;
     ++counted_.deallocations;
     void* p = nullptr;
@@ -801,7 +804,7 @@ class user {
     auto made = pools_[pool].memory->make_pointer(o.bytes, streams_.name(s, o.how));
     *slot = {std::move(made), pool, s, 0, 0};
   }
-  /// Work on what an owner holds: reads what it was filled with.
+  /// Work on an owner's memory: reads what it was filled with.
   void verify(owner const& o) {
     streams_.names(o.on);
     if (o.it == nullptr || o.it->data() == nullptr || o.filled == 0 || !streams_.runs(o.on)) return;
@@ -868,13 +871,14 @@ class user {
     owner& other = owners_[o.second % owners_.size()];
     stream_number const s = streams_.in(pools_[slot->pool].device, o.stream);
     if (&other == slot || !streams_.runs(s) || !streams_.runs(slot->on)) return;
-    // What the library copies must have been written: reading uninitialised bytes is no fault, but tells nothing.
+    // The source of a library copy must have been written: reading uninitialised bytes is no error, but
+    // checks nothing.
     drop(other);
     ++counted_.allocations;
     auto copied = slot->it->copy(streams_.name(s, o.how));
     other = {std::move(copied), slot->pool, s, slot->filled, slot->value};
     verify(other);
-    if (o.how % 4 == 0) drop(*slot);  // it may be destroyed at once
+    if (o.how % 4 == 0) drop(*slot);  // it may be destroyed immediately
   }
   void fill(operation const& o, owner* slot) {
     if (slot == nullptr || slot->it == nullptr || !slot->it->is_buffer() || !streams_.runs(slot->on)) return;
@@ -884,7 +888,7 @@ class user {
     slot->filled = slot->it->size();
     ++counted_.kernels;
   }
-  /// Its stream may be destroyed by now, or another thread's.
+  /// Its stream may be destroyed by now, or be another thread's.
   void drop(owner& slot, unsigned how = 1) {
     if (slot.it == nullptr) return;
     verify(slot);
@@ -905,13 +909,14 @@ class user {
   std::vector<pool_state_of_user> pools_;
   std::vector<block_slot> blocks_;
   std::vector<owner> owners_;
-  std::vector<bool> blocks_claimed_, owners_claimed_;  ///< by a step of another thread
-  std::vector<block_slot> ballast_;                    ///< what fragment() keeps beside the slots
-  std::size_t old_views_ = 0;                          ///< from here on they are its large blocks
+  std::vector<bool> blocks_claimed_, owners_claimed_;  /// < by a step of another thread
+  std::vector<block_slot> ballast_;                    /// < blocks that fragment() keeps beside the slots
+  std::size_t old_views_ = 0;                          /// < its large blocks start here
   std::vector<graph> graphs_;
   std::vector<std::unique_ptr<scope>> scopes_;
   std::uint64_t numbers_ = 0;
-  /// Captures happen. Without marks of all work the pool waits for the device when a stream was destroyed: then either.
+  /// Captures happen. If the pool cannot mark all work, it waits for the device after a stream was destroyed:
+  /// then a program has either captures or destroyed streams.
   bool captures_ = false;
   bool has_owners_ = false;
 };

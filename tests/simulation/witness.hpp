@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// witnessed: a policy on top of a stack that tells a witness what is handed out and what comes back, whether a user or an
-// owner asked.
+// witnessed: a policy on top of a stack that reports every allocation and deallocation to a witness, whether
+// a user or an owner made the call.
 
 #include <cstddef>
 #include <utility>
@@ -12,15 +12,16 @@
 
 namespace simulation {
 
-/// Who is told. `pool` is the number that the pool has with the witness.
+/// The interface that is notified. `pool` is the number that the pool has with the witness.
 struct witness {
   virtual void given(unsigned pool, tarn::stream_ref stream, void* p, std::size_t bytes,
                      std::size_t alignment) = 0;
-  /// Before the pool has the block back.
+  /// Called before the pool receives the block.
   virtual void returned(unsigned pool, tarn::stream_ref stream, void* p, std::size_t bytes,
                         std::size_t alignment) = 0;
   virtual void refused(unsigned pool) = 0;
-  /// Before the pool is asked for a block, and after it has one back: between these and the calls above, other threads run.
+  /// Called before the pool is asked for a block, and after it has received one: between these and the calls
+  /// above, other threads run.
   virtual void asked(unsigned, std::size_t, std::size_t) {}
   virtual void unanswered(unsigned, std::size_t, std::size_t) {}
   virtual void taken_back(unsigned, std::size_t, std::size_t) {}

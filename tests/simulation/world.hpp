@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a program runs on: a simulated machine with a schedule of its own, pools, and streams with what the user has to know
-// of them to keep order.
+// The environment of a program: a simulated machine with its own schedule, pools, and streams with what the
+// user must know about them to keep order.
 
 #include <algorithm>
 #include <cstddef>
@@ -26,8 +26,8 @@ struct setting {
   watch watched = watch::order;
   std::vector<pool_choice> pools;
   unsigned check_state_every = 1;  ///< steps
-  bool frees_old_views = false;    ///< of the blocks that fragment() makes
-  unsigned depth = 2;              ///< threads are preempted so many times less one in each run of several
+  bool frees_old_views = false;    /// < of the blocks that fragment() allocates
+  unsigned depth = 2;  /// < threads are preempted this many times less one in each run of several threads
 };
 
 [[nodiscard]] inline setting draw_setting(std::uint64_t seed, profile const& kind) {
@@ -37,13 +37,13 @@ struct setting {
   tarn::sim_options& m = s.machine;
   m.devices = static_cast<int>(kind.devices);
   m.capacity = 2_MiB * random.between(kind.least_capacity / 2_MiB, kind.most_capacity / 2_MiB);
-  // With room nobody looks for memory, and what is forgotten in a magazine stays there.
+  // With spare memory the pool does not search for memory, and blocks in a forgotten magazine stay there.
   if (kind.watched != watch::contents && random.percent(20)) m.capacity = 64_GiB;
   m.taken = 0;
   m.backing =
       kind.watched == watch::contents ? tarn::sim_backing::host_backed : tarn::sim_backing::address_only;
   m.checks = kind.watched == watch::model ? tarn::sim_checks::off : tarn::sim_checks::stream_order;
-  if (random.percent(30)) {  // time stands still but for the work itself
+  if (random.percent(30)) {  // only work advances the time
     m.costs = tarn::sim_costs::nothing();
   }
   m.seed = random.percent(85) ? random() | 1 : 0;
@@ -57,16 +57,16 @@ struct setting {
     c.on = random.percent(40) ? ground::pages : random.percent(50) ? ground::marked_pages : ground::blocks;
     if (random.percent(15)) c.options.remap = tarn::remapping::off;
     if (random.percent(20)) c.options.slack_per_mille = static_cast<unsigned>(random.below(300));
-    // Where blocks are large, mostly of many handles: views of many handles are prolonged.
+    // Where blocks are large, mostly of many handles: views of many handles are extended.
     if (random.percent(kind.largest >= 16_MiB ? 70 : 20)) c.options.largest_handle = 2_MiB << random.below(4);
     c.limit = random.percent(25) ? m.capacity / 2 : m.capacity * 4;
-    if (kind.fragments) {  // nearly always views of many handles, and no memory to spare
+    if (kind.fragments) {  // nearly always views of many handles, and no spare memory
       c.options.slack_per_mille = 0;
       c.options.largest_handle = 2_MiB;
       c.on = random.percent(80) ? ground::marked_pages : ground::pages;
       c.options.remap = tarn::remapping::when_tight;
       c.limit = m.capacity * 4;
-      // Either views stay, and are too many, or they become free, and their streams' work is over soon.
+      // Either views stay and are too many, or they become free and their streams' work is over soon.
       s.frees_old_views = frees_old_views(seed);
       if (s.frees_old_views) {
         m.jitter = std::uint64_t{1} << random.between(4, 14);
@@ -86,9 +86,9 @@ struct stream_state {
   int device = 0;
   bool alive = true;
   bool legacy = false;                    ///< the legacy default stream
-  bool blocking = false;                  ///< ordered with it
-  unsigned thread = 0;                    ///< whose default stream this is; 0: anybody's
-  int graph = -1;                         ///< that is being captured from it
+  bool blocking = false;                  /// < ordered with it
+  unsigned thread = 0;                    /// < the thread whose default stream this is; 0: any thread's
+  int graph = -1;                         /// < the graph that is being captured from it
   tarn::event_handle farewell = nullptr;  ///< recorded before it was destroyed
 };
 
@@ -98,7 +98,7 @@ struct pool_state_of_user {
   int device = 0;
 };
 
-/// The machine, the model of it, and what connects them.
+/// The machine, its model, and the connection between them.
 class world final : public witness {
  public:
   explicit world(setting const& chosen, findings& found)
@@ -108,7 +108,8 @@ class world final : public witness {
   [[nodiscard]] tarn::sim_driver driver(int device) const { return machine_.driver(device); }
   [[nodiscard]] model& reference() noexcept { return model_; }
   [[nodiscard]] setting const& chosen() const noexcept { return chosen_; }
-  /// True where no pool has to wait for the whole device when a stream was destroyed: that would spoil a capture.
+  /// True if no pool has to wait for the whole device after a stream was destroyed: that would invalidate a
+  /// capture.
   [[nodiscard]] bool marks_all_work() const {
     return std::all_of(chosen_.pools.begin(), chosen_.pools.end(),
                        [](pool_choice const& c) { return c.on != ground::pages; });
@@ -141,21 +142,21 @@ class world final : public witness {
     model_.count_early(pool, bytes, alignment, -1);
   }
 
-  /// Says that a call of the user's, which had to succeed, did not.
+  /// Reports that a user's call failed although it had to succeed.
   bool expect(tarn::status const& s, char const* what) {
     if (s.ok()) return true;
     found_.push_back(text("%s failed: %s (%s)", what, s.name, s.call));
     return false;
   }
 
-  // What the counters must say.
+  // The expected counters.
 
   /// Compares a pool's exact numbers with the model's.
   void check_numbers(pool_state_of_user const& pool) {
     model_.compare(pool.number, pool.memory->statistics());
   }
 
-  /// Checks what state() says against the model and against itself.
+  /// Checks state() against the model and for consistency.
   tarn::pool_state check_state(pool_state_of_user const& pool) {
     tarn::pool_state const s = pool.memory->state();
     auto const need = [&](bool holds, char const* what, std::uint64_t a, std::uint64_t b) {
@@ -203,7 +204,7 @@ class world final : public witness {
          pool.memory->limited(), s.reserved);
     return s;
   }
-  /// What the device holds is what its pools say they reserved.
+  /// The bytes that the device holds equal the bytes that its pools report as reserved.
   void check_device(std::vector<pool_state_of_user> const& pools, int device) {
     std::size_t reserved = 0, handles = 0;
     for (auto const& p : pools) {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The single header is current, and two files that include it, with the doors, link into one program that runs. With
-CUDA's headers it compiles as well: what is behind an #if must come in an order that holds there, too."""
+"""Checks that the single header is current, and that two files that include it and the interop headers link into one program
+that runs. It must also compile with CUDA's headers: code behind an #if must be in an order that is valid there."""
 import os
 import pathlib
 import shutil

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads a snapshot's pickle and asks of it what PyTorch's viewers rely on: the types and keys, blocks that tile segments, and a
-history that can be undone from its end to its start with every block in a segment at each step. Where torch is installed its
-own torch/cuda/_memory_viz.py reads the file as well.
+"""Loads a snapshot's pickle and checks what PyTorch's viewers rely on: the types and keys, blocks that tile segments, and a
+history that can be undone from its end to its start with every block in a segment at each step. If torch is installed, its
+torch/cuda/_memory_viz.py also reads the file.
 
-check.py FILE.pickle|PROGRAM [MEMORY_VIZ.py]     PROGRAM is tarn_snapshots: it writes the files. Beside a .pickle its .json and
-.trace.json are compared with it. Ends with a line of evidence, or with status 1 and the reason."""
+check.py FILE.pickle|PROGRAM [MEMORY_VIZ.py]     PROGRAM is tarn_snapshots, which writes the files. A .pickle is compared with
+its .json and .trace.json. Prints a line of evidence, or exits with status 1 and the reason."""
 import bisect
 import contextlib
 import importlib.util
@@ -23,7 +23,7 @@ KEYS = {
     "block": {"address", "size", "requested_size", "state", "frames"},
     "event": {"action", "size", "stream", "time_us", "pool_id", "frames"},
 }
-# What MemoryViz.js unpickles, of what a writer of protocol 4 has to choose from.
+# The opcodes of protocol 4 that MemoryViz.js unpickles.
 OPCODES = {"PROTO", "EMPTY_DICT", "EMPTY_LIST", "MARK", "SETITEMS", "APPENDS", "BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1",
            "NEWTRUE", "NEWFALSE", "TUPLE2", "MEMOIZE", "BINGET", "LONG_BINGET", "STOP"}
 
@@ -84,8 +84,8 @@ def check_segments(snapshot):
 
 
 class Stretches:
-    """Segments as the viewer keeps them while it undoes: by address, joined where they touch (of one stream they are; of two
-    the viewer leaves them apart, so what is asked here is that each change lies in one of those that were put in)."""
+    """Segments as the viewer keeps them while it undoes: by address, joined where they touch. The viewer joins segments of one
+    stream and keeps those of two apart, so each change must lie in one of those that were put in."""
 
     def __init__(self, segments):
         self.begin = [s["address"] for s in segments]
@@ -220,7 +220,7 @@ def check(path):
     stem = path[:-len(".pickle")]
     if os.path.exists(stem + ".json"):
         check_json(stem, loaded)
-    with contextlib.redirect_stdout(io.StringIO()):  # it says what it compares
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it compares
         viewer = run_viewer(find_viewer(), loaded)
     states = [b["state"] for s in loaded["segments"] for b in s["blocks"]]
     return len(loaded["segments"]), states.count("active_allocated"), states.count("active_pending_free"), events, viewer

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random programs, and snapshots of each at random moments in all formats: what check.py reads. The first argument is the
-// folder to write to, the second how many.
+// Random programs, with snapshots of each at random moments in all formats, for check.py. The first argument
+// is the output folder, the second the number of programs.
 
 #include <cstdlib>
 #include <iostream>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A library with NVML's symbols and one device of fixed numbers: what the loader must find by name.
+// A library with NVML's symbols and one device with fixed values. The loader must find its symbols by name.
 
 #include <cstring>
 
@@ -25,7 +25,7 @@ int nvmlDeviceGetMemoryInfo_v2(void*, void* out) {
   std::memcpy(static_cast<char*>(out) + 8, told, sizeof told);
   return 0;
 }
-// Of the second version only, as older drivers have it.
+// Only the second version, as in older drivers.
 int nvmlDeviceGetComputeRunningProcesses_v2(void*, unsigned* count, void* out) {
   if (*count < 2) return 7;
   *count = 2;

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# What a profiler is told through NVTX: a fake one prints it. No GPU is needed, only CUDA's headers.
-#   check.sh ROOT COMPILER FOLDER    exit status 77: there are none
+# What a profiler receives through NVTX: a fake profiler prints it. No GPU is needed, only CUDA's headers.
+#   check.sh ROOT COMPILER FOLDER    exit status 77: CUDA's headers are missing
 set -u
 root=$1 compiler=$2 folder=$3
 errors=${TARN_WARNINGS_AS_ERRORS:+-Werror}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls through policy/nvtx_ranged and driver/nvtx_ranges on host memory: no GPU is needed. Prints what it does in
-// between.
+// Calls through policy/nvtx_ranged and driver/nvtx_ranges on host memory, without a GPU. Prints its own steps
+// in between.
 
 #include <cstdio>
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report page as people use it, in a headless Chromium: what it shows, zoom, keyboard, filter, light and dark, hostile
-names. Without a browser its structure alone is looked at, and the status is 77.
+"""Tests the report page in a headless Chromium: contents, zoom, keyboard, filter, light and dark, hostile names.
+Without a browser it checks only the structure, and the exit status is 77.
 check.py PATH_OF_PAGES [FOLDER_FOR_PICTURES]; TARN_BROWSER names another browser."""
 import html.parser
 import json
@@ -22,7 +22,7 @@ def promise(kept, title, *seen):
 
 
 class Structure(html.parser.HTMLParser):
-    """Every element that is opened is closed in order; names are given once; what refers to a name finds it."""
+    """Every opened element is closed in order; ids are unique; every reference to an id resolves."""
 
     def __init__(self, name):
         super().__init__()

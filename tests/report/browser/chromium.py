@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A headless Chromium, spoken to over a pipe in its own protocol: nothing but Python is needed, and no port is opened."""
+"""Controls a headless Chromium over a pipe with its own protocol: it needs only Python and opens no port."""
 import base64
 import json
 import os
@@ -15,7 +15,7 @@ class Failed(Exception):
 
 
 def find():
-    """The browser's path; None where there is none. One in a snap has a /tmp of its own: it cannot see the pages."""
+    """The browser's path, or None. A browser in a snap has its own /tmp and cannot read the pages."""
     names = [os.environ.get("TARN_BROWSER", ""), "chromium", "chromium-browser", "google-chrome"]
     paths = [path for path in map(shutil.which, filter(None, names)) if path]
     return next((path for path in paths if "snap" not in os.path.realpath(path)), None)
@@ -97,7 +97,7 @@ class Browser:
             self._note(answer)
 
     def run(self, script):
-        """What a script's last expression is; promises are waited for."""
+        """The value of a script's last expression; waits for promises."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise Failed(f"{script}: {answer['exceptionDetails']}")
@@ -114,7 +114,7 @@ class Browser:
         self.frame()
 
     def frame(self):
-        """Waits until what was asked is drawn."""
+        """Waits until the requested state is drawn."""
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
 
     def resize(self, width, height, scale=1):

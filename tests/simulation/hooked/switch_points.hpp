@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where another simulated thread may run: before and after each driver call, and where a lock of the library is taken or
-// released. The headers in this folder stand before those of the library in the include path; each includes the header that it
-// replaces and adds calls of the functions below. They work with any tree whose locks have the same names and functions.
-// Used by: the replaced headers, scheduler, pool_under_test.
+// Where another simulated thread may run: before and after each driver call, and where a lock of the library
+// is taken or released. The headers in this folder precede those of the library in the include path; each
+// includes the header that it replaces and adds calls of the functions below. They work with any tree whose
+// locks have the same names and functions.
 
 #include <cstdint>
 
@@ -15,8 +15,8 @@ enum class switch_point : std::uint8_t {
   hot_lock,
   hot_unlock,
   spin_unlock,
-  owner_leave,  ///< the owner of a thread cache leaves it
-  owner_visit,  ///< a visitor has announced itself, or leaves
+  owner_leave,  /// < the owner leaves a thread cache
+  owner_visit,  /// < a visitor announces itself, or leaves
   wait,         ///< the thread waits for a lock
   count
 };
@@ -31,9 +31,9 @@ inline thread_local constinit bool preemptible = false;
 /// How many hot locks the calling thread holds while it is preemptible.
 inline thread_local constinit int hot_locks_held = 0;
 
-/// The calling thread is at a switch point: the scheduler may run another one first.
+/// The calling thread is at a switch point: the scheduler may run another thread first.
 void reach(switch_point point) noexcept;
-/// The calling thread cannot go on before another one has: runs another one first.
+/// The calling thread cannot continue before another one: runs another thread first.
 void give_way() noexcept;
 /// The calling thread waits until `lock` is released.
 void wait_for(void const* lock) noexcept;

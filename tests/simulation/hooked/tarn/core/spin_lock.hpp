@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #pragma GCC system_header
-// The library's spin lock, with a switch point where it is released. Stands before the library in the include path.
+// The library's spin lock, with a switch point at its release. Precedes the library in the include path.
 
 #define spin_lock plain_spin_lock
 #include_next "tarn/core/spin_lock.hpp"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #pragma GCC system_header
-// The library's wait for another thread, which lets that thread run. Stands before the library in the include path.
+// The library's wait for another thread, which yields to that thread. Precedes the library in the include
+// path.
 
 #define wait_a_moment plain_wait_a_moment
 #include_next "tarn/core/wait.hpp"

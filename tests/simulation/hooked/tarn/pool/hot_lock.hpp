@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #pragma GCC system_header
-// For trees without pool/arena/, such as that of commit ea2f077, which have both classes in this header. Stands before the
-// library's header in the include path.
+// For trees without pool/arena/, such as that of commit ea2f077, which have both classes in this header.
+// Precedes the library's header in the include path.
 
 #include <mutex>
 #include <type_traits>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #pragma GCC system_header
-// For trees without pool/front/, such as that of commit ea2f077. Stands before the library's header in the include path.
+// For trees without pool/front/, such as that of commit ea2f077. Precedes the library's header in the include
+// path.
 
 #define owner_lock plain_owner_lock
 #include_next "tarn/pool/owner_lock.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #pragma GCC system_header
-// Stands before the library's header in the include path.
+// Precedes the library's header in the include path.
 
 #define hot_mutex plain_hot_mutex
 #include_next "tarn/pool/arena/hot_mutex.hpp"

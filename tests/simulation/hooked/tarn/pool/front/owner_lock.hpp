@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #pragma GCC system_header
-// Stands before the library's header in the include path.
+// Precedes the library's header in the include path.
 
 #define owner_lock plain_owner_lock
 #include_next "tarn/pool/front/owner_lock.hpp"
