@@ -14224,8 +14224,11 @@ class basic_stream {
 };
 
 #if TARN_HAS_CUDA
-/// An owning stream of the current device: `tarn::stream stream;`.
-using stream = basic_stream<cuda_driver>;
+/// An owning stream of the current device: `tarn::stream stream;`. A class, since g++ warns of a parameter that shadows an alias.
+class stream : public basic_stream<cuda_driver> {
+ public:
+  using basic_stream<cuda_driver>::basic_stream;
+};
 #endif
 
 namespace detail {

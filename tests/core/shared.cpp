@@ -42,7 +42,7 @@ TEST_CASE("stack forwards a call to the layer that implements it", "[core][share
   int local = 0;
   CHECK_FALSE(memory.owns(&local));
   memory.deallocate({}, p, 3_MiB);
-  CHECK(memory.largest_free_range() + 3_MiB >= 3_MiB);
+  CHECK(memory.largest_free_range() < 1_GiB);
   CHECK(memory.trim(0) > 0);
   auto const state = nearest(memory, [](auto& l) -> decltype(l.state()) { return l.state(); });
   CHECK(state.reserved == 0);

@@ -4,6 +4,7 @@
 #
 #   sites.py ROOT PROGRAM [ARGUMENT...]   runs PROGRAM with ARGUMENTs and --sites, and compares
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -53,9 +54,9 @@ def sites_of(root):
     strict = re.compile(r"(?<!\border)[.>]\s*(" + "|".join(n for n in calls_of_contract(root) if "_" in n) + r")\(")
     sites = []
     for folder in folders:
-        for name in sorted(os.listdir(os.path.join(root, "include/tarn", folder))):
-            path = f"include/tarn/{folder}/{name}"
-            text = open(os.path.join(root, path)).read()
+        for header in sorted(pathlib.Path(root, "include/tarn", folder).rglob("*.hpp")):
+            path = header.relative_to(root).as_posix()
+            text = header.read_text()
             text = blank(blank(text, r"//[^\n]*"), r'"(?:[^"\\\n]|\\.)*"')
             text = without_requirements(text)
             found = {m.start(1): m for m in call.finditer(text)}
