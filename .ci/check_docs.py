@@ -3,6 +3,7 @@
 """Compiles every ```cpp block of the Markdown files. A block with a main() is a program: it is run on the simulated device, and
 must print the block without a language that follows it. With nvcc it is compiled as CUDA, too. Any other block is the body of a
 function with `n`, `stream`, `device` and `pool`; one that is followed by output is run. Blocks marked ```cpp cuda need nvcc."""
+import concurrent.futures
 import os
 import pathlib
 import re
@@ -61,28 +62,32 @@ int main() {
   tarn::device_pool pool;
   tarn::stream stream;
 """
-bad = count = 0
+def check(tag, code, output):
+    """What is wrong with a block, None if nothing."""
+    if "int main" in code:
+        wrong = program(code, output)
+        if not wrong and nvcc and (compiled := as_cuda(code)).returncode:
+            wrong = "this does not compile as CUDA:\n" + compiled.stderr[:2000]
+        return wrong
+    if output:
+        return program(prelude + ready + code + "}\n", output)
+    if tag == "cuda":
+        if not nvcc:
+            print("skipped a block that needs nvcc")
+            return None
+        done = as_cuda(prelude.replace("#include <tarn/sim.hpp>\n", "") + "void block(std::size_t n, cudaStream_t stream) {\n" + code + "}\n")
+    else:
+        done = run([*host, "-fsyntax-only", "-x", "c++", "-"], prelude + body + code + "}\n")
+    return done.stderr[:2000] if done.returncode else None
+
+
+bad = 0
 block = re.compile(r"^```cpp *(\w*)\n(.*?)^```\n(?:\n```\n(.*?)^```$)?", re.M | re.S)
-for page in sorted([*root.glob("*.md"), *root.glob("*/README.md")]):
-    for tag, code, output in block.findall(page.read_text()):
-        count += 1
-        if "int main" in code:
-            wrong = program(code, output)
-            if not wrong and nvcc and (compiled := as_cuda(code)).returncode:
-                wrong = "this does not compile as CUDA:\n" + compiled.stderr[:2000]
-        elif output:
-            wrong = program(prelude + ready + code + "}\n", output)
-        elif tag == "cuda":
-            if not nvcc:
-                print(f"{page.name}: skipped a block that needs nvcc")
-                continue
-            done = as_cuda(prelude.replace("#include <tarn/sim.hpp>\n", "") + "void block(std::size_t n, cudaStream_t stream) {\n" + code + "}\n")
-            wrong = done.stderr[:2000] if done.returncode else None
-        else:
-            done = run([*host, "-fsyntax-only", "-x", "c++", "-"], prelude + body + code + "}\n")
-            wrong = done.stderr[:2000] if done.returncode else None
+blocks = [(page, found) for page in sorted([*root.glob("*.md"), *root.glob("*/README.md")]) for found in block.findall(page.read_text())]
+with concurrent.futures.ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+    for (page, found), wrong in zip(blocks, pool.map(lambda b: check(*b[1]), blocks)):
         if wrong:
             bad += 1
-            print(f"{page.relative_to(root)}: {wrong}\n{code}")
-print(f"{count - bad} of {count} blocks compile, and programs print what the page says")
+            print(f"{page.relative_to(root)}: {wrong}\n{found[1]}")
+print(f"{len(blocks) - bad} of {len(blocks)} blocks compile, and programs print what the page says")
 sys.exit(bool(bad))
