@@ -8596,7 +8596,6 @@ class ordering {
     bool done = false;
     {
       unlocked const open(hot);
-      ++queries_;
       done = driver_.query_event(domain.event).ok();
     }
     if (!done) return progress::running;
@@ -8674,7 +8673,6 @@ class ordering {
   }
 
   Driver driver_;
-  std::uint64_t queries_ = 0;
   std::uint64_t host_waits_ = 0;
   std::uint64_t device_waits_ = 0;
 };
@@ -9389,7 +9387,6 @@ template <segment_source Source>
 class segment_growth {
  public:
   using driver_type = typename Source::driver_type;
-  static constexpr bool moves = false;
 
   segment_growth(Source source, growth_counters& counters)
       : source_(std::move(source)), counters_(counters) {}
@@ -9399,8 +9396,6 @@ class segment_growth {
 
   /// The upstream's memory is unknown.
   [[nodiscard]] static constexpr std::size_t device_bytes() noexcept { return 0; }
-  /// Segments have only one mapping.
-  [[nodiscard]] static void* reuse(arena&, growth_request const&) noexcept { return nullptr; }
 
   /// Makes a free range of at least `request.bytes`. Returns false if nothing may be created. The hot lock is held on entry and
   /// return, and released around the upstream's call. @throws what the upstream throws; nothing has changed
@@ -9491,7 +9486,6 @@ class segment_growth {
     segments_.clear();
   }
 
-  [[nodiscard]] std::size_t handles() const noexcept { return counters_.creates - counters_.destroys; }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return segments_.capacity() * sizeof(segment); }
 
  private:
@@ -11333,10 +11327,6 @@ class recorded_uses {
       if (blocks_[b].is_waiting) f(blocks_[b].freed);
     }
   }
-  [[nodiscard]] std::size_t waiting_bytes() const noexcept {
-    std::lock_guard const guard(mutex_);
-    return waiting_bytes_;
-  }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     std::lock_guard const guard(mutex_);
     return blocks_.host_bytes() + uses_.host_bytes() + lanes_.host_bytes() + noted_.host_bytes() +
@@ -11426,7 +11416,6 @@ class recorded_uses {
     return b;
   }
   void end_waiting(slot_number b) noexcept {
-    waiting_bytes_ -= rounded_bytes(blocks_[b].freed.bytes, blocks_[b].freed.alignment);
     waiting_count_.store(waiting_count_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
     blocks_.give(b);
   }
@@ -11488,7 +11477,6 @@ class recorded_uses {
     }
     of.freed = freed;
     of.is_waiting = true;
-    waiting_bytes_ += rounded_bytes(freed.bytes, freed.alignment);
     waiting_count_.store(waiting_count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     while (kept != 0) {
       slot_number const u = std::exchange(kept, std::exchange(uses_[kept].next, 0));
@@ -11581,7 +11569,6 @@ class recorded_uses {
   std::uint64_t clock_ = 0;
   event_handle idle_[most_idle] = {};
   std::size_t idle_count_ = 0;
-  std::size_t waiting_bytes_ = 0;
   std::atomic<std::size_t> noted_count_{0};
   std::atomic<std::size_t> waiting_count_{0};
 };

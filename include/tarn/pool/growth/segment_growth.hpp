@@ -28,7 +28,6 @@ template <segment_source Source>
 class segment_growth {
  public:
   using driver_type = typename Source::driver_type;
-  static constexpr bool moves = false;
 
   segment_growth(Source source, growth_counters& counters)
       : source_(std::move(source)), counters_(counters) {}
@@ -38,8 +37,6 @@ class segment_growth {
 
   /// The upstream's memory is unknown.
   [[nodiscard]] static constexpr std::size_t device_bytes() noexcept { return 0; }
-  /// Segments have only one mapping.
-  [[nodiscard]] static void* reuse(arena&, growth_request const&) noexcept { return nullptr; }
 
   /// Makes a free range of at least `request.bytes`. Returns false if nothing may be created. The hot lock is held on entry and
   /// return, and released around the upstream's call. @throws what the upstream throws; nothing has changed
@@ -130,7 +127,6 @@ class segment_growth {
     segments_.clear();
   }
 
-  [[nodiscard]] std::size_t handles() const noexcept { return counters_.creates - counters_.destroys; }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return segments_.capacity() * sizeof(segment); }
 
  private:

@@ -56,7 +56,6 @@ class ordering {
     bool done = false;
     {
       unlocked const open(hot);
-      ++queries_;
       done = driver_.query_event(domain.event).ok();
     }
     if (!done) return progress::running;
@@ -134,7 +133,6 @@ class ordering {
   }
 
   Driver driver_;
-  std::uint64_t queries_ = 0;
   std::uint64_t host_waits_ = 0;
   std::uint64_t device_waits_ = 0;
 };

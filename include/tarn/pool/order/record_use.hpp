@@ -24,7 +24,6 @@
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/pool/arena/block_table.hpp"
-#include "tarn/pool/arena/size_class.hpp"
 #include "tarn/pool/arena/stream_order.hpp"
 #include "tarn/pool/order/mark_work.hpp"
 #include "tarn/pool/order/noted_blocks.hpp"
@@ -176,10 +175,6 @@ class recorded_uses {
       if (blocks_[b].is_waiting) f(blocks_[b].freed);
     }
   }
-  [[nodiscard]] std::size_t waiting_bytes() const noexcept {
-    std::lock_guard const guard(mutex_);
-    return waiting_bytes_;
-  }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     std::lock_guard const guard(mutex_);
     return blocks_.host_bytes() + uses_.host_bytes() + lanes_.host_bytes() + noted_.host_bytes() +
@@ -269,7 +264,6 @@ class recorded_uses {
     return b;
   }
   void end_waiting(slot_number b) noexcept {
-    waiting_bytes_ -= rounded_bytes(blocks_[b].freed.bytes, blocks_[b].freed.alignment);
     waiting_count_.store(waiting_count_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
     blocks_.give(b);
   }
@@ -331,7 +325,6 @@ class recorded_uses {
     }
     of.freed = freed;
     of.is_waiting = true;
-    waiting_bytes_ += rounded_bytes(freed.bytes, freed.alignment);
     waiting_count_.store(waiting_count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     while (kept != 0) {
       slot_number const u = std::exchange(kept, std::exchange(uses_[kept].next, 0));
@@ -424,7 +417,6 @@ class recorded_uses {
   std::uint64_t clock_ = 0;
   event_handle idle_[most_idle] = {};
   std::size_t idle_count_ = 0;
-  std::size_t waiting_bytes_ = 0;
   std::atomic<std::size_t> noted_count_{0};
   std::atomic<std::size_t> waiting_count_{0};
 };
