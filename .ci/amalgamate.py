@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes single_include/tarn/: tarn.hpp with all of tarn in one file, and the opt-in headers (the doors, the simulated
+"""Writes single_include/tarn/: tarn.hpp with all of tarn in one file, and the opt-in headers (the interop headers, the simulated
 device) on top of it. Deterministic: the same tree gives the same bytes. `--check` compares instead of writing."""
 import pathlib
 import re

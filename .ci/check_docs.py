@@ -16,8 +16,8 @@ root = pathlib.Path(__file__).resolve().parent.parent
 prelude = """#include <tarn/tarn.hpp>
 #include <tarn/sim.hpp>
 #include <tarn/thrust.hpp>
-#include <tarn/moving.hpp>
-#include <tarn/watching.hpp>
+#include <tarn/transfer.hpp>
+#include <tarn/diagnostics.hpp>
 #include <thrust/device_vector.h>
 #include <thrust/sort.h>
 #include <iostream>

@@ -114,7 +114,7 @@ def nvtx_with_module(folder):
 def jobs_and_skipped(short, folder):
     examples = sorted((ROOT / "examples").glob("*.cpp")) + sorted((ROOT / "examples/cmake_consumer").glob("*.cpp"))
     headers = sorted((INCLUDE / "tarn").glob("*.hpp"))
-    doors = sorted((ROOT / "tests/doors").glob("*.cpp"))
+    interop = sorted((ROOT / "tests/interop").glob("*.cpp"))
     jobs, skipped = [], []
 
     def names_thrust(file):
@@ -146,7 +146,7 @@ def jobs_and_skipped(short, folder):
         cuda_headers = [h for h in headers if cuda and (has_cccl or h.name not in ("cuda_mr.hpp", "thrust.hpp"))]
         usable = [e for e in examples if has_thrust or not names_thrust(e)]
         plain = [h for h in headers if not is_cuda_only(h) and (has_thrust or not names_thrust(h))]
-        doors_here = [d for d in doors if catch and (has_thrust or not names_thrust(d))]
+        interop_here = [d for d in interop if catch and (has_thrust or not names_thrust(d))]
         # clang's warnings come from its front end, which knows of the level only that there is one.
         once = short and "clang" in name
         for level in ["-O2"] if once else LEVELS:
@@ -163,8 +163,8 @@ def jobs_and_skipped(short, folder):
                 add(str(example.relative_to(ROOT)), host, of_file(example))
             for header in plain:
                 add(str(header.relative_to(ROOT)), host, of_file(header))
-            for door in doors_here:
-                add(str(door.relative_to(ROOT)), [*host, *tests], of_file(door))
+            for header in interop_here:
+                add(str(header.relative_to(ROOT)), [*host, *tests], of_file(header))
             for header in cuda_headers:
                 add(f"{header.relative_to(ROOT)} with CUDA", with_cuda, of_file(header))
 
@@ -179,7 +179,7 @@ def jobs_and_skipped(short, folder):
     # -Wpedantic calls each line marker of nvcc's own output a GCC extension.
     command.append("-Xcompiler=" + ",".join(w for w in WARNINGS if w != "-Wpedantic"))
     both = [e for e in examples if "TARN_HAS_CUDA" in e.read_text()]
-    doors = sorted((ROOT / "tests/doors").glob("*.cu")) if catch else []
+    interop = sorted((ROOT / "tests/interop").glob("*.cu")) if catch else []
     nvtx = nvtx_with_module(folder)
     if nvtx:
         jobs.append(Job("nvcc -O0 all headers, another NVTX", [*command, f"-I{nvtx}", "-O0"], "".join(map(of_file, headers))))
@@ -190,8 +190,8 @@ def jobs_and_skipped(short, folder):
         jobs.append(Job("nvcc -O0 all examples and headers", [*command, *NO_MAIN_NVCC, "-O0"], everything))
         return jobs, skipped
     for level in LEVELS:
-        for file in [*both, *headers, *doors]:
-            tests = [f"-I{ROOT / 'tests'}", f"-DTARN_CATCH2={catch}"] if file in doors else []
+        for file in [*both, *headers, *interop]:
+            tests = [f"-I{ROOT / 'tests'}", f"-DTARN_CATCH2={catch}"] if file in interop else []
             jobs.append(Job(f"nvcc {level} {file.relative_to(ROOT)}", [*command, *tests, level], of_file(file)))
     return jobs, skipped
 

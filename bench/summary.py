@@ -105,7 +105,7 @@ def order(rows):
 def work_order(row):
     """Works as they were run: by name, then by number."""
     name, _, size = row["work"].partition("/")
-    names = ["hot_pair", "window", "live", "two_streams", "other_thread", "uses", "record_use", "threads", "tail"]
+    names = ["hot_pair", "window", "live", "two_streams", "other_thread", "uses", "record_stream", "threads", "tail"]
     return (names.index(name) if name in names else len(names), int(size) if size.isdigit() else 0)
 
 

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "tarn/policy/reachable_from.hpp"
+#include "tarn/policy/accessible_from.hpp"
 #include "tarn/raii/partitioned_buffer.hpp"
 #include "tarn/sim.hpp"
 #include "tarn/tarn.hpp"
@@ -67,7 +67,7 @@ int main() {
   std::puts("running on a simulated machine with three devices");
   tarn::sim_machine const machine{tarn::sim_options{.devices = 3}};
   tarn::per_device pools{[machine](tarn::device_id device) {
-    return tarn::sim_pages{machine.driver(device)} | tarn::reachable_from{0, 1, 2} | tarn::pooled{} |
+    return tarn::sim_pages{machine.driver(device)} | tarn::accessible_from{0, 1, 2} | tarn::pooled{} |
            tarn::tracked{};
   }};
   run(pools, {0, 1, 2});

@@ -8,7 +8,7 @@
 
 #include "tarn/core/bytes_of.hpp"
 #include "tarn/raii/evict_scope.hpp"
-#include "tarn/raii/retire.hpp"
+#include "tarn/raii/free_on.hpp"
 #include "tarn/raii/scratch.hpp"
 #include "tarn/sim.hpp"
 #include "tarn/tarn.hpp"
@@ -53,7 +53,7 @@ void run(Memory memory, Pinned pinned, Driver const& driver) {
   std::vector<float> back(optimizer.size());
   optimizer.copy_to_sync(back);
   std::cout << "came back " << (back == host ? "equal" : "different") << "\n";
-  tarn::retire(std::move(optimizer), stream);
+  tarn::free_on(std::move(optimizer), stream);
   std::cout << "retired: " << (tarn::memory_allocated(memory) >> 20) << " MiB are live\n";
 }
 

@@ -4,7 +4,7 @@
 
 #include <iostream>
 
-#include "tarn/report/line_profile.hpp"
+#include "tarn/report/line_profile_table.hpp"
 #include "tarn/sim.hpp"
 #include "tarn/tarn.hpp"
 

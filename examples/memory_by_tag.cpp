@@ -5,7 +5,7 @@
 
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/tagged.hpp"
-#include "tarn/policy/watched.hpp"
+#include "tarn/policy/with_history.hpp"
 #include "tarn/report/by_tag.hpp"
 #include "tarn/sim.hpp"
 #include "tarn/tarn.hpp"
@@ -14,7 +14,7 @@ using namespace tarn::literals;
 
 template <class Pages>
 int run(Pages pages) {
-  auto memory = pages | tarn::pooled{} | tarn::limited{64_MiB} | tarn::watched{};
+  auto memory = pages | tarn::pooled{} | tarn::limited{64_MiB} | tarn::with_history{};
   tarn::stream_ref const stream;
 
   // A tag on an owner ...

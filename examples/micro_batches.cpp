@@ -44,8 +44,9 @@ int main() {
   std::size_t const each = tarn::bytes_of<float, float>(features, features);
   tarn::micro_batches const parts(samples, each, memory);
   std::cout << "one batch of " << samples << " samples needs " << (samples * each >> 20) << " MiB, "
-            << (tarn::room_in(memory).bytes >> 20) << " MiB are free (" << tarn::room_in(memory).bounded_by
-            << "): " << parts.size() << " parts of at most " << parts.largest() << " samples\n";
+            << (tarn::available_memory(memory).bytes >> 20) << " MiB are free ("
+            << tarn::available_memory(memory).bounded_by << "): " << parts.size() << " parts of at most "
+            << parts.largest() << " samples\n";
   double accumulated = 0;
   tarn::peak_scope const peak{memory};
   for (auto part : parts) accumulated += part.weight() * gradient(memory, stream, data, part);

@@ -7,7 +7,7 @@
 #include "tarn/tarn.hpp"
 
 int main() {
-  auto memory = tarn::sim_pages{} | tarn::pooled{} | tarn::recorded{stdout};
+  auto memory = tarn::sim_pages{} | tarn::pooled{} | tarn::traced{stdout};
   tarn::basic_stream copies{tarn::sim_driver{}};
   auto a = tarn::make_device_buffer<float>(memory, 1000, tarn::stream_ref{});
   auto b = tarn::make_device_buffer<float>(memory, 500, copies);

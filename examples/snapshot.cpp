@@ -10,7 +10,7 @@
 #include <string>
 
 #include "tarn/core/tag.hpp"
-#include "tarn/policy/watched.hpp"
+#include "tarn/policy/with_history.hpp"
 #include "tarn/report/save_snapshot.hpp"
 #include "tarn/sim.hpp"
 #include "tarn/tarn.hpp"
@@ -64,9 +64,11 @@ int main(int argc, char** argv) {
 #if TARN_HAS_CUDA
   int devices = 0;
   if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) {
-    run(tarn::cuda_pages{} | tarn::pooled{} | tarn::watched{.history = 100'000}, tarn::cuda_driver{}, folder);
+    run(tarn::cuda_pages{} | tarn::pooled{} | tarn::with_history{.history = 100'000}, tarn::cuda_driver{},
+        folder);
   } else
 #endif
-    run(tarn::sim_pages{} | tarn::pooled{} | tarn::watched{.history = 100'000}, tarn::sim_driver{}, folder);
+    run(tarn::sim_pages{} | tarn::pooled{} | tarn::with_history{.history = 100'000}, tarn::sim_driver{},
+        folder);
   if (argc < 2) fs::remove_all(folder);
 }

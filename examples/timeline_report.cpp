@@ -5,7 +5,7 @@
 #include <fstream>
 #include <iostream>
 
-#include "tarn/policy/watched.hpp"
+#include "tarn/policy/with_history.hpp"
 #include "tarn/report/take_snapshot.hpp"
 #include "tarn/report/timeline_html.hpp"
 #if TARN_HAS_CUDA
@@ -20,7 +20,7 @@ using pages = tarn::sim_pages;
 using namespace tarn::literals;
 
 int main() {
-  auto memory = pages{} | tarn::pooled{} | tarn::watched{.history = 100'000};
+  auto memory = pages{} | tarn::pooled{} | tarn::with_history{.history = 100'000};
   tarn::remember_growth(memory);
   {
     auto weights = tarn::make_device_buffer<std::byte>(memory, 40_MiB, tarn::stream_ref{});
@@ -37,7 +37,7 @@ int main() {
     if (!file.flush()) return 1;
     std::cout << page.string() << ": " << std::filesystem::file_size(page) / 1024 << " KiB, "
               << snapshot.events.size() << " events\n";
-    for (tarn::watched_tag const& tag : snapshot.tags)
+    for (tarn::history_tag const& tag : snapshot.tags)
       std::cout << tag.name << ": peak " << tag.peak_bytes / 1_MiB << " MiB in " << tag.allocations
                 << " allocations\n";
   }

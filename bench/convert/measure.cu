@@ -7,7 +7,7 @@
 #include <exception>
 #include <stdexcept>
 
-#include "tarn/policy/reachable_from.hpp"
+#include "tarn/policy/accessible_from.hpp"
 #include "tarn/raii/convert.hpp"
 #include "tarn/raii/peer_copy.hpp"
 #include "tarn/tarn.hpp"
@@ -163,10 +163,10 @@ std::vector<measured> measure_peer_copies(effort const& e) {
   char const* const plain = "cudaMemcpyPeerAsync of cudaMalloc's blocks, peer access not enabled";
   rows.push_back(peer("peer_copy/pages", plain, e, pages(0) | pooled{}, pages(1) | pooled{}));
   try {
-    rows.push_back(peer("peer_copy/reachable_from", plain, e, pages(0) | reachable_from{1} | pooled{},
-                        pages(1) | reachable_from{0} | pooled{}));
+    rows.push_back(peer("peer_copy/accessible_from", plain, e, pages(0) | accessible_from{1} | pooled{},
+                        pages(1) | accessible_from{0} | pooled{}));
   } catch (std::exception const& error) {
-    skipped.work = "peer_copy/reachable_from";
+    skipped.work = "peer_copy/accessible_from";
     skipped.problem = error.what();
     rows.push_back(skipped);
     return rows;
@@ -178,8 +178,8 @@ std::vector<measured> measure_peer_copies(effort const& e) {
   char const* const direct = "cudaMemcpyPeerAsync of cudaMalloc's blocks, peer access enabled";
   rows.push_back(
       peer("peer_copy/pages, process enabled", direct, e, pages(0) | pooled{}, pages(1) | pooled{}));
-  rows.push_back(peer("peer_copy/reachable_from, process enabled", direct, e,
-                      pages(0) | reachable_from{1} | pooled{}, pages(1) | reachable_from{0} | pooled{}));
+  rows.push_back(peer("peer_copy/accessible_from, process enabled", direct, e,
+                      pages(0) | accessible_from{1} | pooled{}, pages(1) | accessible_from{0} | pooled{}));
   return rows;
 }
 

@@ -9,7 +9,7 @@
 //   other_thread  4 KiB allocated by one thread, freed by another, one stream
 //   two_streams   64 KiB, allocated and freed alternately on two streams
 //   uses/N        64 live blocks, log-uniform 256 B to 2 KiB, random replacement, while N others have a recorded use
-//   record_use    4 KiB, allocated, used on another stream, freed; includes its share of collecting held-back blocks
+//   record_stream    4 KiB, allocated, used on another stream, freed; includes its share of collecting held-back blocks
 //   pools/N       N pools of host memory, used in turn by one thread (tarn only)
 //   tail/W        each operation of window/W timed individually
 
@@ -48,7 +48,7 @@ inline constexpr std::size_t window_blocks[] = {16, 256, 4096, 32768, 65536};
 inline constexpr std::size_t live_blocks[] = {1000, 1000000};
 inline constexpr std::size_t thread_counts[] = {1, 2, 4, 8, 16};
 inline constexpr std::size_t tail_window = 4096;
-inline constexpr std::size_t recorded_uses[] = {0, 40000, 1000000};
+inline constexpr std::size_t recorded_streams[] = {0, 40000, 1000000};
 
 /// Maximum live blocks, and maximum threads, for allocators that call the driver for each block.
 inline constexpr std::size_t most_live_without_pool = 256;
@@ -106,7 +106,7 @@ void beside_uses(plan const& p, row& r, std::size_t uses) {
   blocks.reserve(uses);
   for (std::size_t i = 0; i < uses && (i % 256 != 0 || !until.over()); ++i) {
     blocks.push_back(pool.allocate(0, bytes));
-    pool.record_use(1, blocks.back(), bytes);
+    pool.record_stream(1, blocks.back(), bytes);
   }
   if (blocks.size() == uses) {
     window<P> others(pool, 0, blocks_per_thread, small_to_2_kib, until);
@@ -119,14 +119,14 @@ void beside_uses(plan const& p, row& r, std::size_t uses) {
 }
 
 template <records_uses P>
-void record_use(plan const& p, row& r) {
+void record_stream(plan const& p, row& r) {
   constexpr std::size_t bytes = 4096;
   P pool(with_streams(2));
   r.pair = time_batches(p, [&](std::uint64_t pairs) {
     return time_loop(pairs, [&] {
       void* const block = pool.allocate(0, bytes);
       if (block == nullptr) throw cannot("a block is refused");
-      pool.record_use(1, block, bytes);
+      pool.record_stream(1, block, bytes);
       pool.deallocate(0, block, bytes);
     });
   });
@@ -234,11 +234,11 @@ void add_works(std::vector<entry>& list) {
   }
   add("two_streams", 1, [](plan const& p, row& r) { hot::two_streams<P>(p, r); });
   if constexpr (records_uses<P>) {
-    for (std::size_t const uses : hot::recorded_uses) {
+    for (std::size_t const uses : hot::recorded_streams) {
       add("uses/" + std::to_string(uses), uses + hot::blocks_per_thread,
           [uses](plan const& p, row& r) { hot::beside_uses<P>(p, r, uses); });
     }
-    add("record_use", 1, [](plan const& p, row& r) { hot::record_use<P>(p, r); });
+    add("record_stream", 1, [](plan const& p, row& r) { hot::record_stream<P>(p, r); });
   }
   add("tail/" + std::to_string(hot::tail_window), hot::tail_window,
       [](plan const& p, row& r) { hot::tails<P>(p, r); });

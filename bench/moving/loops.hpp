@@ -48,8 +48,8 @@ class loops {
 
  private:
   using pool = decltype(basic_pages<driver_type>(std::declval<driver_type>()) | pooled{} | tracked{});
-  using pinned_pool = decltype(basic_registered<driver_type>(std::declval<driver_type>()) | pooled{} |
-                               tracked{});
+  using pinned_pool =
+      decltype(basic_registered<driver_type>(std::declval<driver_type>()) | pooled{} | tracked{});
   using pinned_bytes = pinned_buffer<std::byte, pinned_pool>;
 
   struct spread {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs on virtual time: work of the host itself, such as filling slots, takes no time.
 #include "moving/loops.hpp"
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 
 namespace tarn::bench {
 

@@ -43,23 +43,20 @@ struct usage {
 /// of null does nothing; deallocation passes the bytes of the allocation again.
 template <class P>
 concept peer = std::constructible_from<P, setup const&> &&
-    requires(P& pool, P const& seen, std::size_t stream, void* block, std::size_t bytes) {
-  { P::name } -> std::convertible_to<std::string_view>;
-  { P::about } -> std::convertible_to<std::string_view>;
-  { P::where } -> std::convertible_to<place_of_memory>;
-  { pool.allocate(stream, bytes) } -> std::same_as<void*>;
-  { pool.deallocate(stream, block, bytes) }
-  noexcept;
-  { seen.used() } -> std::same_as<usage>;
-};
+               requires(P& pool, P const& seen, std::size_t stream, void* block, std::size_t bytes) {
+                 { P::name } -> std::convertible_to<std::string_view>;
+                 { P::about } -> std::convertible_to<std::string_view>;
+                 { P::where } -> std::convertible_to<place_of_memory>;
+                 { pool.allocate(stream, bytes) } -> std::same_as<void*>;
+                 { pool.deallocate(stream, block, bytes) } noexcept;
+                 { seen.used() } -> std::same_as<usage>;
+               };
 
 /// True unless the adapter declares `thread_safe = false`.
 template <class P>
 inline constexpr bool is_thread_safe = true;
 template <class P>
-requires requires {
-  P::thread_safe;
-}
+  requires requires { P::thread_safe; }
 inline constexpr bool is_thread_safe<P> = P::thread_safe;
 
 /// False for an adapter that declares `pools = false`: it calls the driver for every block, or for most, and is timed with less
@@ -67,22 +64,18 @@ inline constexpr bool is_thread_safe<P> = P::thread_safe;
 template <class P>
 inline constexpr bool is_pool = true;
 template <class P>
-requires requires {
-  P::pools;
-}
+  requires requires { P::pools; }
 inline constexpr bool is_pool<P> = P::pools;
 
 /// An adapter of a pool that holds a block back until its uses on other streams end. `stream` is the stream that used it.
 template <class P>
 concept records_uses = peer<P> && requires(P& pool, std::size_t stream, void* block, std::size_t bytes) {
-  pool.record_use(stream, block, bytes);
+  pool.record_stream(stream, block, bytes);
 };
 
 /// An adapter that gets its peak only from the system, which is too slow while timing: it is sampled in one more pass, which is
 /// not timed.
 template <class P>
-concept sampled_peer = peer<P> && requires(P& pool) {
-  pool.sample();
-};
+concept sampled_peer = peer<P> && requires(P& pool) { pool.sample(); };
 
 }  // namespace tarn::bench

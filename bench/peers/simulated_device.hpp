@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "peers/peer.hpp"
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 
 namespace tarn::bench {
 

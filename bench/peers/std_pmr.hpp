@@ -21,7 +21,7 @@ class counted_host_memory final : public std::pmr::memory_resource {
  private:
   void* do_allocate(std::size_t bytes, std::size_t alignment) override {
     if (capacity_ != 0 && held_.load(std::memory_order_relaxed) + bytes > capacity_) throw std::bad_alloc();
-    void* const block = ::operator new (bytes, std::align_val_t{alignment});
+    void* const block = ::operator new(bytes, std::align_val_t{alignment});
     calls_.fetch_add(1, std::memory_order_relaxed);
     std::uint64_t const now = held_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
     std::uint64_t peak = peak_.load(std::memory_order_relaxed);
@@ -32,7 +32,7 @@ class counted_host_memory final : public std::pmr::memory_resource {
   void do_deallocate(void* block, std::size_t bytes, std::size_t alignment) override {
     calls_.fetch_add(1, std::memory_order_relaxed);
     held_.fetch_sub(bytes, std::memory_order_relaxed);
-    ::operator delete (block, std::align_val_t{alignment});
+    ::operator delete(block, std::align_val_t{alignment});
   }
   [[nodiscard]] bool do_is_equal(memory_resource const& other) const noexcept override {
     return this == &other;

@@ -3,11 +3,11 @@
 // tarn's own pool, on any device.
 
 #include "peers/peer.hpp"
-#include "tarn/core/shared.hpp"
+#include "tarn/core/shared_resource.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
-#include "tarn/policy/watched.hpp"
+#include "tarn/policy/with_history.hpp"
 #include "tarn/source/cuda_pages.hpp"
 
 namespace tarn::bench {
@@ -42,13 +42,13 @@ struct with_tracking {
   }
 };
 
-/// The default pool with a watched layer: each block with its line, tag and time, and a ring of the latest calls.
+/// The default pool with a `with_history` layer: each block with its line, tag and time, and a ring of the latest calls.
 struct with_watching {
   static constexpr std::string_view name = "tarn_watched";
-  static constexpr std::string_view about = "pages | pooled | watched, 100,000 events kept";
+  static constexpr std::string_view about = "pages | pooled | with_history, 100,000 events kept";
   template <class Pages>
   static auto over(Pages pages) {
-    return pages | pooled{} | watched{.history = 100'000};
+    return pages | pooled{} | with_history{.history = 100'000};
   }
 };
 
@@ -74,8 +74,8 @@ class tarn_pool {
   void deallocate(std::size_t stream, void* block, std::size_t bytes) noexcept {
     memory_.deallocate(device_.stream(stream), block, bytes);
   }
-  void record_use(std::size_t stream, void* block, std::size_t bytes) {
-    memory_.record_use(block, bytes, device_.stream(stream));
+  void record_stream(std::size_t stream, void* block, std::size_t bytes) {
+    memory_.record_stream(block, bytes, device_.stream(stream));
   }
   [[nodiscard]] usage used() const {
     return {state().reserved_peak, device_.driver_calls(), device_.driver_ns()};

@@ -17,7 +17,7 @@
 #include "replay/run.hpp"
 #include "replay/size_spans.hpp"
 #include "replay/trace.hpp"
-#include "tarn/report/lay_over.hpp"
+#include "tarn/report/merge_history.hpp"
 #include "tarn/report/take_snapshot.hpp"
 
 namespace tarn::bench {
@@ -54,7 +54,7 @@ void for_each_block(snapshot& s, F f) {
 }
 
 /// Adds one event to the numbers of a tag.
-inline void count_tag(watched_tag& tag, snapshot_event const& e) {
+inline void count_tag(history_tag& tag, snapshot_event const& e) {
   if (e.kind == snapshot_event_kind::allocate) {
     tag.bytes += e.bytes;
     tag.requested += e.requested;
@@ -70,21 +70,21 @@ inline void count_tag(watched_tag& tag, snapshot_event const& e) {
 
 /// Returns what the pool holds now, with the trace's data for its blocks: requested bytes, the trace's streams, tags by size.
 template <inspected_peer P>
-[[nodiscard]] snapshot held_by(P const& pool, std::vector<watched_block> live) {
+[[nodiscard]] snapshot held_by(P const& pool, std::vector<history_block> live) {
   snapshot s = take_snapshot(pool.memory());
-  std::erase_if(live, [](watched_block const& b) { return b.address == 0; });
+  std::erase_if(live, [](history_block const& b) { return b.address == 0; });
   std::sort(live.begin(), live.end(), [](auto const& a, auto const& b) { return a.address < b.address; });
   // Cached blocks keep the device's identity of their stream; its number in the trace is taken from live blocks.
   std::map<stream_id, stream_id> number_of;
   for_each_block(s, [&](snapshot_block& b) {
     auto const found =
         std::lower_bound(live.begin(), live.end(), b.address,
-                         [](watched_block const& w, std::uintptr_t at) { return w.address < at; });
+                         [](history_block const& w, std::uintptr_t at) { return w.address < at; });
     if (b.use == block_use::live && found != live.end() && found->address == b.address) {
       number_of[b.stream] = found->stream;
     }
   });
-  tarn::detail::lay_over(s.segments, live);
+  tarn::detail::merge_history(s.segments, live);
   for_each_block(s, [&](snapshot_block& b) {
     auto const found = number_of.find(b.stream);
     if (b.use != block_use::live && found != number_of.end()) b.stream = found->second;
@@ -102,20 +102,20 @@ template <inspected_peer P>
   made_for.streams = std::max<std::size_t>(1, t.stream_numbers.size());
   snapshot s;
   s.title = t.name + " on " + std::string(P::name);
-  s.places.resize(1);
+  s.locations.resize(1);
   s.tags.resize(1 + std::size(size_spans));
   s.tags[0].name = "untagged";
   for (std::size_t i = 0; i < std::size(size_spans); ++i) s.tags[i + 1].name = size_spans[i].name;
   P pool(made_for);
   s.now_ns = detail::peak_of(t, pool);
-  std::vector<watched_block> live(t.slots);  // address 0: not live
-  std::vector<watched_tag> at_peak = s.tags;
+  std::vector<history_block> live(t.slots);  // address 0: not live
+  std::vector<history_tag> at_peak = s.tags;
   line.begin(t.name + ", " + std::string(P::name) + ", report");
   std::size_t reserved = 0;
   for (std::size_t i = 0; i < t.events.size(); ++i) {
     if (i % detail::chunk_events == 0) line.show(i, t.events.size());
     event const& e = t.events[i];
-    watched_block& block = live[e.slot];
+    history_block& block = live[e.slot];
     snapshot_event seen;
     seen.time_ns = i + 1;
     seen.requested = static_cast<std::size_t>(e.bytes);

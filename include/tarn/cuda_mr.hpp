@@ -59,18 +59,16 @@ namespace tarn {
 namespace detail {
 /// CCCL evaluates this for arbitrary types, so it must be well-formed for types without properties.
 template <class Resource, class Tag>
-concept lists_property = requires {
-  requires Resource::properties::template has<Tag>;
-};
+concept lists_property = requires { requires Resource::properties::template has<Tag>; };
 }  // namespace detail
 
 /// Declares that kernels can access the memory.
 template <class Resource>
-requires detail::lists_property<Resource, device_accessible>
+  requires detail::lists_property<Resource, device_accessible>
 constexpr void get_property(Resource const&, ::cuda::mr::device_accessible) noexcept {}
 /// Declares that the host can access the memory.
 template <class Resource>
-requires detail::lists_property<Resource, host_accessible>
+  requires detail::lists_property<Resource, host_accessible>
 constexpr void get_property(Resource const&, ::cuda::mr::host_accessible) noexcept {}
 
 namespace detail {
@@ -181,9 +179,7 @@ class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource>>
 #endif
 
   /// Returns the wrapped tarn resource.
-  [[nodiscard]] Resource const& get_tarn_resource() const noexcept {
-    return memory_;
-  }
+  [[nodiscard]] Resource const& get_tarn_resource() const noexcept { return memory_; }
 
   friend bool operator==(cuda_resource const& a, cuda_resource const& b) noexcept {
     return a.memory_ == b.memory_;
@@ -213,7 +209,7 @@ struct cuda_source_of {
 /// A resource that is not stream-ordered is used like cudaMalloc: deallocate waits on the host for the stream.
 /// @throws out_of_memory  CCCL's resource throws std::bad_alloc or an out-of-memory cuda_error; others pass through
 template <class CudaResource, stream_driver D = cuda_driver>
-requires detail::cuda_blocks<CudaResource> && std::copyable<CudaResource>
+  requires detail::cuda_blocks<CudaResource> && std::copyable<CudaResource>
 using cuda_resource_source = typename cuda_source_of<CudaResource, D>::source;
 
 template <class CudaResource, class D>
@@ -261,12 +257,8 @@ class cuda_source_of<CudaResource, D>::source {
     if (p != nullptr) give_now(p, bytes, alignment);
   }
 
-  [[nodiscard]] D const& driver() const noexcept {
-    return driver_;
-  }
-  [[nodiscard]] device_id device() const noexcept {
-    return driver_.device();
-  }
+  [[nodiscard]] D const& driver() const noexcept { return driver_; }
+  [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
 
   /// Two sources are equal if their CCCL resources are equal.
   friend bool operator==(source const& a, source const& b) noexcept {

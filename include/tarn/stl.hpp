@@ -36,7 +36,9 @@ class allocator {
       has_property<Resource, host_accessible>,
       "tarn: standard containers touch their elements on the host; use pinned_host, managed or host_memory");
 
-  allocator() requires std::default_initializable<Resource> : allocator(Resource{}) {}
+  allocator()
+    requires std::default_initializable<Resource>
+      : allocator(Resource{}) {}
   allocator(Resource memory) noexcept : memory_(std::move(memory)) {}  // NOLINT: as std::pmr converts
   template <class U>
   allocator(allocator<U, Resource> const& other) noexcept : memory_(other.resource()) {}  // NOLINT: rebinding

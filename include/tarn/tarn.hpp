@@ -2,7 +2,7 @@
 #pragma once
 // tarn: GPU memory for C++. The folders, lowest first; each includes only itself and those above it in this list:
 //
-//   core/    basic types: bytes, streams, errors, the concepts, and shared<>, the handle of every composed resource
+//   core/    basic types: bytes, streams, errors, the concepts, and shared_resource<>, the handle of every composed resource
 //   driver/  the device calls, their costs and errors; the CUDA driver, no driver, and (tarn/sim.hpp) a simulated one
 //   source/  sources of memory: pages, cudaMalloc, cudaMallocAsync, pinned, managed and host memory
 //   pool/    the caching pool; start reading at pool.hpp:
@@ -36,8 +36,8 @@
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/poisoned.hpp"
 #include "tarn/policy/pooled.hpp"
-#include "tarn/policy/recorded.hpp"
 #include "tarn/policy/retry_on_oom.hpp"
+#include "tarn/policy/traced.hpp"
 #include "tarn/policy/tracked.hpp"
 
 #include "tarn/raii/budget_scope.hpp"

@@ -190,14 +190,14 @@ class pool_policy : public detail::thrust_policy_of<Waits, Resource> {
 /// `thrust::sort(tarn::par(pool).on(stream), first, last)`: temporaries come from the pool, in stream order. The policy
 /// holds the pool. Algorithms synchronise as with Thrust's `par`. O(1).
 template <class Resource>
-requires resource<Resource>
+  requires resource<Resource>
 [[nodiscard]] auto par(Resource memory) {
   return pool_policy<detail::waits::yes, Resource>(std::move(memory));
 }
 /// As par(), without the synchronisation that the algorithm's semantics do not need (Thrust's `par_nosync`). No difference for
 /// host systems.
 template <class Resource>
-requires resource<Resource>
+  requires resource<Resource>
 [[nodiscard]] auto par_nosync(Resource memory) {
   return pool_policy<detail::waits::no, Resource>(std::move(memory));
 }

@@ -19,15 +19,15 @@ namespace tarn {
 /// A std::pmr::memory_resource over a host-accessible tarn resource. Synchronous, as pmr is. Holds the resource. Containers
 /// hold a pointer to the adaptor, which must outlive them. Two adaptors are equal if their resources are equal.
 template <class Resource>
-class pmr_adaptor final : public std::pmr::memory_resource {
+class pmr_resource final : public std::pmr::memory_resource {
  public:
   static_assert(
       has_property<Resource, host_accessible>,
       "tarn: pmr containers touch their elements on the host; use pinned_host, managed or host_memory");
 
-  explicit pmr_adaptor(Resource memory) : memory_(std::move(memory)) {}
-  pmr_adaptor(pmr_adaptor const&) = delete;
-  pmr_adaptor& operator=(pmr_adaptor const&) = delete;
+  explicit pmr_resource(Resource memory) : memory_(std::move(memory)) {}
+  pmr_resource(pmr_resource const&) = delete;
+  pmr_resource& operator=(pmr_resource const&) = delete;
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
 
  private:
@@ -41,7 +41,7 @@ class pmr_adaptor final : public std::pmr::memory_resource {
     memory_.deallocate_sync(p, at_least_one(bytes), alignment);
   }
   [[nodiscard]] bool do_is_equal(std::pmr::memory_resource const& other) const noexcept override {
-    auto const* const same = dynamic_cast<pmr_adaptor const*>(&other);
+    auto const* const same = dynamic_cast<pmr_resource const*>(&other);
     return same != nullptr && same->memory_ == memory_;
   }
 
@@ -94,7 +94,7 @@ class pmr_source {
 };
 
 /// Creates a pmr_source; counterpart of the adaptor above.
-[[nodiscard]] inline pmr_source from_pmr(std::pmr::memory_resource* upstream) noexcept {
+[[nodiscard]] inline pmr_source from_pmr_resource(std::pmr::memory_resource* upstream) noexcept {
   return pmr_source(upstream);
 }
 

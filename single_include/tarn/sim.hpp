@@ -9,7 +9,7 @@
 // The sources on the simulated device: the same code as on CUDA, on a driver in plain C++. They are in a header of their own,
 // since the simulated device is slow to compile.
 
-// ---- tarn/driver/sim_driver.hpp
+// ---- tarn/driver/sim/sim_driver.hpp
 // The driver of one simulated device: the whole contract in plain C++, deterministic, with CUDA's rules and error numbers.
 
 #include <cstddef>
@@ -18,12 +18,12 @@
 #include <new>
 #include <utility>
 
-// ---- tarn/driver/sim_account.hpp
+// ---- tarn/driver/sim/sim_account.hpp
 // The simulated NVML: a device's memory by process.
 
 #include <cstddef>
 
-// ---- tarn/driver/sim_memory.hpp
+// ---- tarn/driver/sim/sim_memory.hpp
 // The simulated GPU's memory: capacity to the byte, blocks, and pages under the rules of CUDA's virtual memory management.
 // Independent of time and streams.
 
@@ -35,7 +35,7 @@
 #include <unordered_map>
 #include <vector>
 
-// ---- tarn/driver/sim_backing.hpp
+// ---- tarn/driver/sim/sim_backing.hpp
 // Address space and memory of the simulated GPU: invented addresses that must not be accessed, or reserved address space of
 // this process that is backed by real pages on demand.
 
@@ -159,7 +159,7 @@ class sim_addresses {
     if (is_mapped()) {
       free_.give(begin, bytes);
     } else {
-      ::operator delete (reinterpret_cast<void*>(begin), std::align_val_t{alignment});
+      ::operator delete(reinterpret_cast<void*>(begin), std::align_val_t{alignment});
     }
   }
 
@@ -200,7 +200,7 @@ class sim_addresses {
     return sim_can_map || backing_ == sim_backing::address_only;
   }
   static bool take_block(std::size_t bytes, std::size_t alignment, std::uintptr_t& begin) noexcept {
-    void* const p = ::operator new (bytes, std::align_val_t{alignment}, std::nothrow);
+    void* const p = ::operator new(bytes, std::align_val_t{alignment}, std::nothrow);
     begin = reinterpret_cast<std::uintptr_t>(p);
     return p != nullptr;
   }
@@ -284,9 +284,7 @@ class sim_file {
 #endif
     free_.give(offset, bytes);
   }
-  [[nodiscard]] int descriptor() const noexcept {
-    return file_;
-  }
+  [[nodiscard]] int descriptor() const noexcept { return file_; }
 
  private:
   sim_backing backing_;
@@ -298,7 +296,7 @@ class sim_file {
 }  // namespace detail
 
 }  // namespace tarn
-// ---- tarn/driver/sim_memory_tool.hpp
+// ---- tarn/driver/sim/sim_memory_tool.hpp
 // A simulated memory tool, which plays the role of compute-sanitizer. It is notified of heaps and of the regions allocated
 // from them, and reports work that accesses other bytes of a heap. Under AddressSanitizer it poisons those bytes if they are
 // host memory, so that accesses by the host are reported, too.
@@ -471,7 +469,7 @@ class sim_memory_tool {
 }  // namespace detail
 
 }  // namespace tarn
-// ---- tarn/driver/sim_status.hpp
+// ---- tarn/driver/sim/sim_status.hpp
 // Error numbers of the simulated GPU and their conversion to a status.
 
 namespace tarn::detail {
@@ -993,13 +991,13 @@ class sim_memory {
 }  // namespace detail
 
 }  // namespace tarn
-// ---- tarn/driver/sim_options.hpp
+// ---- tarn/driver/sim/sim_options.hpp
 // Options of a simulated machine, and its counters.
 
 #include <cstddef>
 #include <cstdint>
 
-// ---- tarn/driver/sim_cost.hpp
+// ---- tarn/driver/sim/sim_cost.hpp
 // The costs of simulated GPU calls, in nanoseconds of virtual time. Measured on one H200 (bench/results) unless noted
 // otherwise.
 
@@ -1219,7 +1217,7 @@ namespace tarn::detail {
 [[nodiscard]] inline device_account sim_account(sim_options const& options, sim_usage const& usage) noexcept {
   std::size_t left = usage.taken;
   auto const part = [&](std::size_t wanted) {
-    std::size_t const got = smaller_of(wanted, left);
+    std::size_t const got = min_of(wanted, left);
     left -= got;
     return got;
   };
@@ -1241,7 +1239,7 @@ namespace tarn::detail {
 }
 
 }  // namespace tarn::detail
-// ---- tarn/driver/sim_convert.hpp
+// ---- tarn/driver/sim/sim_convert.hpp
 // Element conversion as simulated work: a kernel whose reads and writes the order checker records.
 
 #include <atomic>
@@ -1441,8 +1439,8 @@ class basic_float {
       : bits_(detail::narrowed<Format, binary32>(__builtin_bit_cast(std::uint32_t, value))) {}
   /// A template, so that integers convert through float without ambiguity.
   template <class Double>
-  requires std::is_same_v<Double, double> TARN_HOST_DEVICE explicit constexpr basic_float(
-      Double value) noexcept
+    requires std::is_same_v<Double, double>
+  TARN_HOST_DEVICE explicit constexpr basic_float(Double value) noexcept
       : bits_(detail::narrowed<Format, binary64>(__builtin_bit_cast(std::uint64_t, value))) {}
   /// Converts from another of these formats, with one rounding.
   template <class Other>
@@ -1575,7 +1573,7 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
 
 }  // namespace tarn
 #endif  // TARN_SINGLE_CORE_ELEMENT_HPP
-// ---- tarn/driver/sim_work.hpp
+// ---- tarn/driver/sim/sim_work.hpp
 // Operations of simulated streams: kernels, copies and fills, with the bytes that each accesses.
 
 #include <atomic>
@@ -1585,7 +1583,7 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
 #include <utility>
 #include <vector>
 
-// ---- tarn/driver/sim_order.hpp
+// ---- tarn/driver/sim/sim_order.hpp
 // The order checker of the simulated GPU: happens-before by vector clocks over streams and host threads. It reports any two
 // conflicting accesses to the same bytes by different owners that are not ordered.
 //
@@ -1792,14 +1790,14 @@ class sim_order {
   void stale_handle(char const* call, std::uint64_t meant, sim_agent is_now) {
     if (findings_.size() >= most_findings) return;
     findings_.push_back(
-        detail::joined({call, " with the handle of destroyed stream ", std::to_string(meant), ": it is ",
+        detail::concat({call, " with the handle of destroyed stream ", std::to_string(meant), ": it is ",
                         name_of_agent(is_now), " now. Ask identify() before using a remembered handle."}));
   }
   /// Reports the use of a destroyed stream: CUDA may crash.
   void dead_handle(char const* call, std::uint64_t meant) {
     if (findings_.size() >= most_findings) return;
     findings_.push_back(
-        detail::joined({call, " with the handle of stream ", std::to_string(meant),
+        detail::concat({call, " with the handle of stream ", std::to_string(meant),
                         ", which is destroyed: CUDA may crash. Mark the stream's work while it lives."}));
   }
 
@@ -1890,14 +1888,14 @@ class sim_order {
     return who == none ? std::string("nobody") : agents_[who].name;
   }
   void add_owner(std::string& text, owner const& o) const {
-    text += detail::joined({"block ", std::to_string(o.number), " ("});
+    text += detail::concat({"block ", std::to_string(o.number), " ("});
     message<64> size;
     size.add_bytes(o.bytes).add(" at ").add_hex(reinterpret_cast<std::uintptr_t>(o.p));
     text += size.c_str();
-    text += detail::joined({", allocated on ", name_of_agent(o.allocated_on), " after its operation ",
+    text += detail::concat({", allocated on ", name_of_agent(o.allocated_on), " after its operation ",
                             std::to_string(o.allocated_at)});
     text += o.freed_on == none ? std::string(", not freed)")
-                               : detail::joined({", freed on ", name_of_agent(o.freed_on),
+                               : detail::concat({", freed on ", name_of_agent(o.freed_on),
                                                  " after its operation ", std::to_string(o.freed_at), ")"});
   }
   /// Returns the last operation of an agent that accessed a segment.
@@ -1913,14 +1911,14 @@ class sim_order {
     std::uint64_t const last = last_of(s, other);
     acting const& them = agents_[other];
     std::uint64_t const known = agents_[by].clock.at(other);
-    text += detail::joined({" Missing: an event recorded on ", them.name, " after its last use, operation ",
+    text += detail::concat({" Missing: an event recorded on ", them.name, " after its last use, operation ",
                             std::to_string(last), ", that ", name_of_agent(by), " waits for. "});
     text += known == 0 ? std::string("Nothing of it is known there")
-                       : detail::joined({"Known there: up to operation ", std::to_string(known)});
+                       : detail::concat({"Known there: up to operation ", std::to_string(known)});
     if (!them.has_mark) {
       text += "; no event was ever recorded on it.";
     } else if (them.marked < last) {
-      text += detail::joined({"; its last event covers up to operation ", std::to_string(them.marked), "."});
+      text += detail::concat({"; its last event covers up to operation ", std::to_string(them.marked), "."});
     } else {
       text += "; an event covers it, but was not waited for.";
     }
@@ -1931,7 +1929,7 @@ class sim_order {
     message<64> where;
     where.add(": ").add_bytes(a.bytes).add(" at ").add_hex(reinterpret_cast<std::uintptr_t>(a.p));
     text += where.c_str();
-    text += detail::joined({" by ", name_of_agent(by), " (operation ", std::to_string(ticks_of(by)), ")."});
+    text += detail::concat({" by ", name_of_agent(by), " (operation ", std::to_string(ticks_of(by)), ")."});
     if (s.current.number != 0) {
       text += " Now ";
       add_owner(text, s.current);
@@ -2071,7 +2069,7 @@ class sim_conversion final : public sim_work {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/driver/sim_machine.hpp
+// ---- tarn/driver/sim/sim_machine.hpp
 // A simulated host with GPUs. Holds the options, the controls for tests (launch work, advance time, take memory away,
 // capture) and the results (calls, usage, findings). driver/sim_driver provides drivers for its devices.
 
@@ -2086,7 +2084,7 @@ class sim_conversion final : public sim_work {
 #include <utility>
 #include <vector>
 
-// ---- tarn/driver/sim_async.hpp
+// ---- tarn/driver/sim/sim_async.hpp
 // The simulated cudaMallocAsync. Freed blocks are cached and reused in stream order, and return to the device at the next
 // synchronisation (release threshold 0, CUDA's default).
 
@@ -2097,7 +2095,7 @@ class sim_conversion final : public sim_work {
 #include <utility>
 #include <vector>
 
-// ---- tarn/driver/sim_streams.hpp
+// ---- tarn/driver/sim/sim_streams.hpp
 // The simulated GPU's streams: queues in virtual time, events, default streams, capture. Deterministic: the end of an
 // operation is known when it is enqueued, and the operation takes effect when the host's clock reaches that end.
 
@@ -2110,7 +2108,7 @@ class sim_conversion final : public sim_work {
 #include <utility>
 #include <vector>
 
-// ---- tarn/driver/sim_tsan.hpp
+// ---- tarn/driver/sim/sim_tsan.hpp
 // The simulated GPU under ThreadSanitizer: each stream is a separate thread, and only what orders streams and the host on a
 // GPU orders them here. Without ThreadSanitizer these are empty types.
 //
@@ -2993,14 +2991,16 @@ class sim_machine {
   /// @param body     runs on the host when the work ends, on a thread that drives the machine; may access host-backed
   ///                 memory but must not call a driver or throw
   template <class F>
-  requires std::is_invocable_v<F&> status launch(stream_ref stream, sim_nanoseconds duration,
-                                                 std::initializer_list<sim_access> touched, F body)
-  const {
+    requires std::is_invocable_v<F&>
+  status launch(stream_ref stream, sim_nanoseconds duration, std::initializer_list<sim_access> touched,
+                F body) const {
     return launch_on(0, stream, duration, std::make_shared<detail::sim_kernel<F>>(touched, std::move(body)));
   }
   template <class F>
-  requires std::is_invocable_v<F&> status launch(stream_ref stream, sim_nanoseconds duration, F body)
-  const { return launch(stream, duration, {}, std::move(body)); }
+    requires std::is_invocable_v<F&>
+  status launch(stream_ref stream, sim_nanoseconds duration, F body) const {
+    return launch(stream, duration, {}, std::move(body));
+  }
   status launch(stream_ref stream, sim_nanoseconds duration,
                 std::initializer_list<sim_access> touched = {}) const {
     return launch(stream, duration, touched, [] {});
@@ -3542,9 +3542,9 @@ class sim_driver {
 
   /// Launches as sim_machine::launch does, with this device's default streams.
   template <class F>
-  requires std::is_invocable_v<F&> status launch(stream_ref stream, sim_nanoseconds duration,
-                                                 std::initializer_list<sim_access> touched, F body)
-  const {
+    requires std::is_invocable_v<F&>
+  status launch(stream_ref stream, sim_nanoseconds duration, std::initializer_list<sim_access> touched,
+                F body) const {
     return machine_.launch_on(device_.value, stream, duration,
                               std::make_shared<detail::sim_kernel<F>>(touched, std::move(body)));
   }
@@ -3793,7 +3793,7 @@ struct host_pages {
     auto const part = [first, &error](std::size_t from, std::size_t to) {
       if (int const e = populate(first + from, to - from); e != 0) error.store(e, std::memory_order_relaxed);
     };
-    if (threads == 0) threads = smaller_of(larger_of(std::thread::hardware_concurrency(), 1U), 16U);
+    if (threads == 0) threads = min_of(max_of(std::thread::hardware_concurrency(), 1U), 16U);
     if (bytes < worth_threads) threads = 1;
     // Whole huge pages for each thread, so that no two threads wait for the same one to be cleared.
     std::size_t const share = align_up((bytes + threads - 1) / threads, huge_page);
@@ -3801,11 +3801,11 @@ struct host_pages {
     std::size_t from = share;
     try {
       others.reserve(threads);
-      for (; from < bytes; from += share) others.emplace_back(part, from, smaller_of(from + share, bytes));
+      for (; from < bytes; from += share) others.emplace_back(part, from, min_of(from + share, bytes));
     } catch (...) {
       part(from, bytes);  // no further thread could start: this one touches the rest
     }
-    part(0, smaller_of(share, bytes));
+    part(0, min_of(share, bytes));
     for (std::thread& t : others) t.join();
     if (error == 0) return {};
     return {failure::out_of_memory, error, name_of_error(error),
@@ -3919,14 +3919,16 @@ template <registering_driver D>
 class basic_registered : public block_source<D, registered_calls> {
  public:
   using base = block_source<D, registered_calls>;
-  basic_registered() requires std::default_initializable<D>
+  basic_registered()
+    requires std::default_initializable<D>
   = default;
   /// On one device.
-  explicit basic_registered(device_id device,
-                            registered_options options = {}) requires std::constructible_from<D, device_id>
+  explicit basic_registered(device_id device, registered_options options = {})
+    requires std::constructible_from<D, device_id>
       : base(D(device), registered_calls{options}) {}
   /// On the driver's default device, or on a given driver.
-  explicit basic_registered(registered_options options) requires std::default_initializable<D>
+  explicit basic_registered(registered_options options)
+    requires std::default_initializable<D>
       : base(D{}, registered_calls{options}) {}
   explicit basic_registered(D driver, registered_options options = {}) noexcept
       : base(std::move(driver), registered_calls{options}) {}

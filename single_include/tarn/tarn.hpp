@@ -4,7 +4,7 @@
 // ---- tarn/tarn.hpp
 // tarn: GPU memory for C++. The folders, lowest first; each includes only itself and those above it in this list:
 //
-//   core/    basic types: bytes, streams, errors, the concepts, and shared<>, the handle of every composed resource
+//   core/    basic types: bytes, streams, errors, the concepts, and shared_resource<>, the handle of every composed resource
 //   driver/  the device calls, their costs and errors; the CUDA driver, no driver, and (tarn/sim.hpp) a simulated one
 //   source/  sources of memory: pages, cudaMalloc, cudaMallocAsync, pinned, managed and host memory
 //   pool/    the caching pool; start reading at pool.hpp:
@@ -221,7 +221,7 @@ class message {
 };
 
 }  // namespace tarn
-// ---- tarn/core/place.hpp
+// ---- tarn/core/source_location.hpp
 // A source location. std::source_location is not available with clang 14, which tarn supports; the builtins behind it are
 // available everywhere.
 
@@ -231,23 +231,24 @@ namespace tarn {
 
 class tag;
 
-/// File, line and function of a call; static storage. Use it as a default argument: `place where = place::current()`.
-struct place {
+/// File, line and function of a call; static storage. Use it as a default argument: `source_location where = source_location::current()`.
+struct source_location {
   char const* file = "";
   int line = 0;
   std::uint32_t tag_id = 0;  ///< tag passed to the call, see core/tag; 0: none
   char const* function = "";
 
-  constexpr place() noexcept = default;
-  constexpr place(char const* in, int at, char const* of) noexcept : file(in), line(at), function(of) {}
+  constexpr source_location() noexcept = default;
+  constexpr source_location(char const* in, int at, char const* of) noexcept
+      : file(in), line(at), function(of) {}
   /// The place of the call, with the tag that was passed in its stead: every function that takes a place accepts a tag, too,
   /// `make_device_buffer<float>(memory, n, stream, tarn::tag("weights"))`. Defined in core/tag.
-  place(tag const& name, char const* in = __builtin_FILE(), int at = __builtin_LINE(),
-        char const* of = __builtin_FUNCTION()) noexcept;
+  source_location(tag const& name, char const* in = __builtin_FILE(), int at = __builtin_LINE(),
+                  char const* of = __builtin_FUNCTION()) noexcept;
 
-  [[nodiscard]] static constexpr place current(char const* file = __builtin_FILE(),
-                                               int line = __builtin_LINE(),
-                                               char const* function = __builtin_FUNCTION()) noexcept {
+  [[nodiscard]] static constexpr source_location current(
+      char const* file = __builtin_FILE(), int line = __builtin_LINE(),
+      char const* function = __builtin_FUNCTION()) noexcept {
     return {file, line, function};
   }
 };
@@ -304,7 +305,8 @@ class bad_alignment : public std::exception {
 /// A driver call failed. Holds the code, its name, the call and the place.
 class cuda_error : public std::exception {
  public:
-  explicit cuda_error(status what_happened, int device = -1, place where = place::current()) noexcept
+  explicit cuda_error(status what_happened, int device = -1,
+                      source_location where = source_location::current()) noexcept
       : status_(what_happened), device_(device), where_(where) {
     text_.add("tarn: ").add(status_.call).add(" failed");
     if (device >= 0) text_.add(" on device ").add_number(device);
@@ -343,12 +345,12 @@ class cuda_error : public std::exception {
   [[nodiscard]] char const* name() const noexcept { return status_.name; }
   [[nodiscard]] char const* call() const noexcept { return status_.call; }
   [[nodiscard]] int device() const noexcept { return device_; }
-  [[nodiscard]] place where() const noexcept { return where_; }
+  [[nodiscard]] source_location where() const noexcept { return where_; }
 
  private:
   status status_;
   int device_;
-  place where_;
+  source_location where_;
   message<384> text_;
 };
 
@@ -372,7 +374,7 @@ struct memory_report {
   std::size_t device_free = unknown;         ///< free memory as reported by the driver
   std::size_t limit = unknown;               ///< the limit that refused, if one did
   char const* refused_by = "the device";     ///< which layer refused: "limited", "the device", ...; static
-  bytes_of_tag biggest_tags[3];              ///< largest live tags first, if a `watched` layer exists
+  bytes_of_tag biggest_tags[3];              ///< largest live tags first, if a `with_history` layer exists
 };
 
 /// Memory ran out. Reports which layer refused, the state, and what to try. Nothing has changed.
@@ -547,20 +549,20 @@ struct device_id {
 };
 
 }  // namespace tarn
-// ---- tarn/core/extremes.hpp
-// smaller_of and larger_of for sizes and counts, without <algorithm>, which costs a compiler 40 ms.
+// ---- tarn/core/min_max.hpp
+// min_of and max_of for sizes and counts, without <algorithm>, which costs a compiler 40 ms.
 
 namespace tarn::detail {
 
 /// Returns the larger value; the first if they are equal. Takes both by value: meant for sizes and counts.
 template <class T>
-[[nodiscard]] constexpr T larger_of(T a, T b) noexcept {
+[[nodiscard]] constexpr T max_of(T a, T b) noexcept {
   return a < b ? b : a;
 }
 
 /// Returns the smaller value; the first if they are equal.
 template <class T>
-[[nodiscard]] constexpr T smaller_of(T a, T b) noexcept {
+[[nodiscard]] constexpr T min_of(T a, T b) noexcept {
   return b < a ? b : a;
 }
 
@@ -626,8 +628,7 @@ namespace detail {
 template <class Stream, class Ref>
 concept hands_out_stream = requires(Stream const& s) {
   { s.get() } -> std::convertible_to<CUstream_st*>;
-}
-&&!requires(Stream const& s) {
+} && !requires(Stream const& s) {
   { s.ref() } -> std::same_as<Ref>;
 };
 }  // namespace detail
@@ -648,14 +649,14 @@ class stream_ref {
   constexpr stream_ref() noexcept = default;
   /// From a cudaStream_t or nullptr. A template, so that an owner that converts to both is not ambiguous.
   template <class Handle>
-  requires std::same_as<Handle, CUstream_st*> || std::same_as<Handle, std::nullptr_t>
+    requires std::same_as<Handle, CUstream_st*> || std::same_as<Handle, std::nullptr_t>
   constexpr stream_ref(Handle handle) noexcept : handle_(handle) {}  // NOLINT: cudaStream_t is a stream
   /// Deleted, so that the 0 in allocate(0, 256) means bytes.
   stream_ref(int) = delete;
   /// From any type whose get() returns a cudaStream_t: cuda::stream_ref, or RMM's view through value(). tarn's own stream owners
   /// convert by themselves and keep the identity.
   template <class Stream>
-  requires detail::hands_out_stream<Stream, stream_ref>
+    requires detail::hands_out_stream<Stream, stream_ref>
   constexpr stream_ref(Stream const& stream) noexcept : handle_(stream.get()) {}  // NOLINT
 
   /// Constructs from a driver's own handle, with the identity if the caller knows it.
@@ -693,24 +694,20 @@ concept has_allocate = requires(R& r, stream_ref stream, std::size_t bytes, std:
   { r.allocate(stream, bytes, alignment) } -> std::same_as<void*>;
 };
 template <class R>
-concept has_deallocate = requires(R& r, stream_ref stream, void* p, std::size_t bytes,
-                                  std::size_t alignment) {
-  { r.deallocate(stream, p, bytes, alignment) }
-  noexcept;
-};
+concept has_deallocate =
+    requires(R& r, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) {
+      { r.deallocate(stream, p, bytes, alignment) } noexcept;
+    };
 template <class R>
 concept has_allocate_sync = requires(R& r, std::size_t bytes, std::size_t alignment) {
   { r.allocate_sync(bytes, alignment) } -> std::same_as<void*>;
 };
 template <class R>
 concept has_deallocate_sync = requires(R& r, void* p, std::size_t bytes, std::size_t alignment) {
-  { r.deallocate_sync(p, bytes, alignment) }
-  noexcept;
+  { r.deallocate_sync(p, bytes, alignment) } noexcept;
 };
 template <class R>
-concept has_properties = requires {
-  typename R::properties;
-};
+concept has_properties = requires { typename R::properties; };
 template <class R>
 concept has_driver = requires(R const& r) {
   typename R::driver_type;
@@ -721,7 +718,7 @@ concept has_driver = requires(R const& r) {
 /// A stream-ordered memory resource; see the table above.
 template <class R>
 concept resource = std::copyable<R> && std::equality_comparable<R> && has_allocate<R> && has_deallocate<R> &&
-    has_allocate_sync<R> && has_deallocate_sync<R> && has_properties<R> && has_driver<R>;
+                   has_allocate_sync<R> && has_deallocate_sync<R> && has_properties<R> && has_driver<R>;
 
 /// One allocation of physical memory, by the driver's handle (CUmemGenericAllocationHandle).
 using page_handle = std::uint64_t;
@@ -739,19 +736,15 @@ using page_handle = std::uint64_t;
 /// | s.unmap(p, bytes)     | never                     | undoes exactly one map(); no work may still use the range |
 template <class S>
 concept page_source = std::copyable<S> && std::equality_comparable<S> && has_properties<S> && has_driver<S> &&
-    requires(S& s, std::size_t bytes, void* p, page_handle h) {
-  { s.granularity() }
-  noexcept->std::same_as<std::size_t>;
-  { s.reserve(bytes) } -> std::same_as<void*>;
-  { s.unreserve(p, bytes) }
-  noexcept;
-  { s.create(bytes) } -> std::same_as<page_handle>;
-  { s.destroy(h, bytes) }
-  noexcept;
-  {s.map(p, bytes, h)};
-  { s.unmap(p, bytes) }
-  noexcept;
-};
+                      requires(S& s, std::size_t bytes, void* p, page_handle h) {
+                        { s.granularity() } noexcept -> std::same_as<std::size_t>;
+                        { s.reserve(bytes) } -> std::same_as<void*>;
+                        { s.unreserve(p, bytes) } noexcept;
+                        { s.create(bytes) } -> std::same_as<page_handle>;
+                        { s.destroy(h, bytes) } noexcept;
+                        { s.map(p, bytes, h) };
+                        { s.unmap(p, bytes) } noexcept;
+                      };
 
 /// A source whose own memory tools cannot track block by block (pages, memory that the driver orders by streams), but which
 /// also offers plain blocks that tools can track. A layer over such a source forwards them and counts them like any other
@@ -764,8 +757,7 @@ concept page_source = std::copyable<S> && std::equality_comparable<S> && has_pro
 template <class S>
 concept has_plain_blocks = requires(S& s, std::size_t bytes, void* p) {
   { s.allocate_plain(bytes) } -> std::same_as<void*>;
-  { s.deallocate_plain(p, bytes) }
-  noexcept;
+  { s.deallocate_plain(p, bytes) } noexcept;
 };
 
 /// A valid upstream of a pool: a resource of whole blocks, or a page source.
@@ -851,42 +843,26 @@ using event_handle = void*;
 /// Requirements of stream ordering; every driver meets them.
 template <class D>
 concept stream_driver = std::copyable<D> && std::equality_comparable<D> &&
-    requires(D const& d, stream_ref stream, stream_ref& new_stream, stream_id& id, bool& yes,
-             event_handle event, event_handle& new_event, void* to, void const* from, std::size_t bytes,
-             std::size_t& total) {
-  { d.device() }
-  noexcept->std::same_as<device_id>;
-  { d.identify(stream, id) }
-  noexcept->std::same_as<status>;
-  { d.is_capturing(stream, yes) }
-  noexcept->std::same_as<status>;
-  { d.create_event(new_event) }
-  noexcept->std::same_as<status>;
-  { d.destroy_event(event) }
-  noexcept->std::same_as<status>;
-  { d.record_event(event, stream) }
-  noexcept->std::same_as<status>;
-  { d.query_event(event) }
-  noexcept->std::same_as<status>;
-  { d.wait_event(stream, event) }
-  noexcept->std::same_as<status>;
-  { d.synchronize_event(event) }
-  noexcept->std::same_as<status>;
-  { d.synchronize_stream(stream) }
-  noexcept->std::same_as<status>;
-  { d.synchronize_device() }
-  noexcept->std::same_as<status>;
-  { d.create_stream(new_stream) }
-  noexcept->std::same_as<status>;
-  { d.destroy_stream(stream) }
-  noexcept->std::same_as<status>;
-  { d.copy(stream, to, from, bytes) }
-  noexcept->std::same_as<status>;
-  { d.fill(stream, to, 0, bytes) }
-  noexcept->std::same_as<status>;
-  { d.memory_info(bytes, total) }
-  noexcept->std::same_as<status>;
-};
+                        requires(D const& d, stream_ref stream, stream_ref& new_stream, stream_id& id,
+                                 bool& yes, event_handle event, event_handle& new_event, void* to,
+                                 void const* from, std::size_t bytes, std::size_t& total) {
+                          { d.device() } noexcept -> std::same_as<device_id>;
+                          { d.identify(stream, id) } noexcept -> std::same_as<status>;
+                          { d.is_capturing(stream, yes) } noexcept -> std::same_as<status>;
+                          { d.create_event(new_event) } noexcept -> std::same_as<status>;
+                          { d.destroy_event(event) } noexcept -> std::same_as<status>;
+                          { d.record_event(event, stream) } noexcept -> std::same_as<status>;
+                          { d.query_event(event) } noexcept -> std::same_as<status>;
+                          { d.wait_event(stream, event) } noexcept -> std::same_as<status>;
+                          { d.synchronize_event(event) } noexcept -> std::same_as<status>;
+                          { d.synchronize_stream(stream) } noexcept -> std::same_as<status>;
+                          { d.synchronize_device() } noexcept -> std::same_as<status>;
+                          { d.create_stream(new_stream) } noexcept -> std::same_as<status>;
+                          { d.destroy_stream(stream) } noexcept -> std::same_as<status>;
+                          { d.copy(stream, to, from, bytes) } noexcept -> std::same_as<status>;
+                          { d.fill(stream, to, 0, bytes) } noexcept -> std::same_as<status>;
+                          { d.memory_info(bytes, total) } noexcept -> std::same_as<status>;
+                        };
 
 /// Returns true if a child of fork() may use what the driver allocated in the parent.
 template <class D>
@@ -902,51 +878,34 @@ template <class D>
 template <class D>
 concept page_driver = stream_driver<D> && requires(D const& d, std::size_t bytes, std::size_t& out, void* p,
                                                    void*& new_p, page_handle h, page_handle& new_h) {
-  { d.page_granularity(out) }
-  noexcept->std::same_as<status>;
-  { d.reserve_range(bytes, bytes, new_p) }
-  noexcept->std::same_as<status>;
-  { d.release_range(p, bytes) }
-  noexcept->std::same_as<status>;
-  { d.create_pages(bytes, new_h) }
-  noexcept->std::same_as<status>;
-  { d.destroy_pages(h) }
-  noexcept->std::same_as<status>;
-  { d.map_pages(p, bytes, h) }
-  noexcept->std::same_as<status>;
-  { d.unmap_pages(p, bytes) }
-  noexcept->std::same_as<status>;
+  { d.page_granularity(out) } noexcept -> std::same_as<status>;
+  { d.reserve_range(bytes, bytes, new_p) } noexcept -> std::same_as<status>;
+  { d.release_range(p, bytes) } noexcept -> std::same_as<status>;
+  { d.create_pages(bytes, new_h) } noexcept -> std::same_as<status>;
+  { d.destroy_pages(h) } noexcept -> std::same_as<status>;
+  { d.map_pages(p, bytes, h) } noexcept -> std::same_as<status>;
+  { d.unmap_pages(p, bytes) } noexcept -> std::same_as<status>;
 };
 
 /// Requirements of the block sources.
 template <class D>
-concept block_driver = stream_driver<D> &&
-    requires(D const& d, std::size_t bytes, void* p, void*& new_p, stream_ref stream) {
-  { d.malloc_device(bytes, new_p) }
-  noexcept->std::same_as<status>;
-  { d.free_device(p) }
-  noexcept->std::same_as<status>;
-  { d.malloc_async(bytes, stream, new_p) }
-  noexcept->std::same_as<status>;
-  { d.free_async(p, stream) }
-  noexcept->std::same_as<status>;
-  { d.malloc_pinned(bytes, new_p) }
-  noexcept->std::same_as<status>;
-  { d.free_pinned(p) }
-  noexcept->std::same_as<status>;
-  { d.malloc_managed(bytes, new_p) }
-  noexcept->std::same_as<status>;
-  { d.free_managed(p) }
-  noexcept->std::same_as<status>;
-};
+concept block_driver =
+    stream_driver<D> && requires(D const& d, std::size_t bytes, void* p, void*& new_p, stream_ref stream) {
+      { d.malloc_device(bytes, new_p) } noexcept -> std::same_as<status>;
+      { d.free_device(p) } noexcept -> std::same_as<status>;
+      { d.malloc_async(bytes, stream, new_p) } noexcept -> std::same_as<status>;
+      { d.free_async(p, stream) } noexcept -> std::same_as<status>;
+      { d.malloc_pinned(bytes, new_p) } noexcept -> std::same_as<status>;
+      { d.free_pinned(p) } noexcept -> std::same_as<status>;
+      { d.malloc_managed(bytes, new_p) } noexcept -> std::same_as<status>;
+      { d.free_managed(p) } noexcept -> std::same_as<status>;
+    };
 
 /// A driver that can pin existing host memory.
 template <class D>
 concept registering_driver = stream_driver<D> && requires(D const& d, void* p, std::size_t bytes) {
-  { d.register_host(p, bytes) }
-  noexcept->std::same_as<status>;
-  { d.unregister_host(p) }
-  noexcept->std::same_as<status>;
+  { d.register_host(p, bytes) } noexcept -> std::same_as<status>;
+  { d.unregister_host(p) } noexcept -> std::same_as<status>;
 };
 
 /// A driver through which a pool notifies an attached tool (compute-sanitizer, the simulated one) of its allocated blocks.
@@ -955,14 +914,10 @@ concept registering_driver = stream_driver<D> && requires(D const& d, void* p, s
 template <class D>
 concept describing_driver = stream_driver<D> && requires(D const& d, void* p, std::size_t bytes) {
   static_cast<bool>(d.memory_tool());
-  { d.memory_tool().register_heap(p, bytes) }
-  noexcept->std::same_as<void*>;
-  { d.memory_tool().unregister_heap(p) }
-  noexcept;
-  { d.memory_tool().register_region(p, p, bytes) }
-  noexcept;
-  { d.memory_tool().unregister_region(p) }
-  noexcept;
+  { d.memory_tool().register_heap(p, bytes) } noexcept -> std::same_as<void*>;
+  { d.memory_tool().unregister_heap(p) } noexcept;
+  { d.memory_tool().register_region(p, p, bytes) } noexcept;
+  { d.memory_tool().unregister_region(p) } noexcept;
 };
 
 /// A device's memory by process, bytes, as far as the driver's management library reports it; other fields stay `unknown`.
@@ -980,8 +935,7 @@ struct device_account {
 /// A driver that reports more than memory_info() does: for reports, too slow for other uses. The call creates no context.
 template <class D>
 concept accounting_driver = stream_driver<D> && requires(D const& d, device_account& account) {
-  { d.memory_account(account) }
-  noexcept->std::same_as<status>;
+  { d.memory_account(account) } noexcept -> std::same_as<status>;
 };
 
 }  // namespace tarn
@@ -1044,9 +998,8 @@ class made_streams {
 
 /// True if the driver can mark the whole device's work without naming a stream.
 template <class Driver>
-inline constexpr bool marks_all_work = requires(Driver const& driver, event_handle event) {
-  driver.record_all(event);
-};
+inline constexpr bool marks_all_work =
+    requires(Driver const& driver, event_handle event) { driver.record_all(event); };
 
 /// Trusts the caller that a bare handle names an existing stream, unless the driver reports otherwise. At most one driver call.
 template <stream_driver Driver>
@@ -1197,7 +1150,7 @@ namespace tarn::detail {
 template <class D>
 [[noreturn]] TARN_NOINLINE void refuse(D const& driver, status const& failed, stream_ref stream,
                                        std::size_t bytes, std::size_t alignment,
-                                       place where = place::current()) {
+                                       source_location where = source_location::current()) {
   if (failed.kind != failure::out_of_memory) throw cuda_error(failed, driver.device().value, where);
   memory_report report;
   report.asked = bytes;
@@ -1222,13 +1175,11 @@ namespace tarn::detail {
 
 /// A driver that provides them.
 template <class D>
-concept plain_block_driver = stream_driver<D> &&
-    requires(D const& driver, std::size_t bytes, void* p, void*& new_p) {
-  { driver.malloc_device(bytes, new_p) }
-  noexcept->std::same_as<status>;
-  { driver.free_device(p) }
-  noexcept->std::same_as<status>;
-};
+concept plain_block_driver =
+    stream_driver<D> && requires(D const& driver, std::size_t bytes, void* p, void*& new_p) {
+      { driver.malloc_device(bytes, new_p) } noexcept -> std::same_as<status>;
+      { driver.free_device(p) } noexcept -> std::same_as<status>;
+    };
 
 /// @throws out_of_memory, cuda_error; nothing has changed
 template <plain_block_driver D>
@@ -1272,10 +1223,13 @@ class block_source {
   using properties = typename Calls::properties;
 
   /// On the driver's default device; for CUDA the calling thread's current one.
-  block_source() requires std::default_initializable<D>
+  block_source()
+    requires std::default_initializable<D>
   = default;
   /// On one device.
-  explicit block_source(device_id device) requires std::constructible_from<D, device_id> : driver_(device) {}
+  explicit block_source(device_id device)
+    requires std::constructible_from<D, device_id>
+      : driver_(device) {}
   /// On a given driver.
   explicit block_source(D driver) noexcept : driver_(std::move(driver)) {}
   /// With options, for kinds that have some.
@@ -1331,13 +1285,15 @@ class block_source {
 
   /// Allocates a block that the driver does not order: for a pool that a tool watches, in place of allocate_sync().
   /// @throws out_of_memory, cuda_error; nothing has changed
-  [[nodiscard]] void* allocate_plain(std::size_t bytes) requires(
-      detail::stream_ordered_calls<Calls, D>&& detail::plain_block_driver<D>) {
+  [[nodiscard]] void* allocate_plain(std::size_t bytes)
+    requires(detail::stream_ordered_calls<Calls, D> && detail::plain_block_driver<D>)
+  {
     return detail::take_plain_block(driver_, bytes);
   }
   /// Frees such a block; no work uses it any more.
   void deallocate_plain(void* p, std::size_t) noexcept
-      requires(detail::stream_ordered_calls<Calls, D>&& detail::plain_block_driver<D>) {
+    requires(detail::stream_ordered_calls<Calls, D> && detail::plain_block_driver<D>)
+  {
     detail::give_plain_block(driver_, p);
   }
 
@@ -1822,18 +1778,14 @@ class nvtx_memory {
     return static_cast<nvtxDomainHandle_t>(domain_);
   }
 #else
-  [[nodiscard]] void* register_heap(void const*, std::size_t) const noexcept {
-    return nullptr;
-  }
+  [[nodiscard]] void* register_heap(void const*, std::size_t) const noexcept { return nullptr; }
   void unregister_heap(void*) const noexcept {}
   void reset_heap(void*) const noexcept {}
   void register_region(void*, void const*, std::size_t) const noexcept {}
   void unregister_region(void const*) const noexcept {}
 
  private:
-  static nvtx_memory find() noexcept {
-    return {};
-  }
+  static nvtx_memory find() noexcept { return {}; }
 #endif
 
   void* domain_ = nullptr;
@@ -2054,11 +2006,11 @@ inline constexpr unsigned long long nvml_not_available = ~0ULL;
     auto count = static_cast<unsigned>(here.size());
     int const code = list(device, &count, here.data());
     if (code == nvml_insufficient_size && attempt < 8) {  // processes may start between the calls
-      here.resize(larger_of<std::size_t>(here.size() * 2, count));
+      here.resize(max_of<std::size_t>(here.size() * 2, count));
       continue;
     }
     if (code != 0) return code;
-    here.resize(smaller_of<std::size_t>(here.size(), count));
+    here.resize(min_of<std::size_t>(here.size(), count));
     break;
   }
   for (nvml_process const& p : here) {
@@ -2073,7 +2025,7 @@ inline constexpr unsigned long long nvml_not_available = ~0ULL;
     } else {
       bool const is_known = known->used != nvml_not_available;
       if (!is_known || p.used != nvml_not_available)
-        known->used = is_known ? larger_of(known->used, p.used) : p.used;
+        known->used = is_known ? max_of(known->used, p.used) : p.used;
     }
   }
   return 0;
@@ -2746,10 +2698,9 @@ using basic_async = block_source<D, async_calls>;
 /// The whole process shares the pool and this setting.
 /// @throws cuda_error  the device has no memory pools, or there is no driver
 template <block_driver D>
-requires requires(D const& driver) {
-  driver.set_release_threshold(std::size_t{});
-}
-void set_release_threshold(basic_async<D> const& memory, std::size_t bytes, place where = place::current()) {
+  requires requires(D const& driver) { driver.set_release_threshold(std::size_t{}); }
+void set_release_threshold(basic_async<D> const& memory, std::size_t bytes,
+                           source_location where = source_location::current()) {
   status const s = memory.driver().set_release_threshold(bytes);
   if (!s.ok()) throw cuda_error(s, memory.device().value, where);
 }
@@ -2818,12 +2769,16 @@ class basic_pages {
   /// On the driver's default device; for CUDA the calling thread's current one.
   /// @throws cuda_error  of kind `unsupported` if the device has no virtual memory management: use `cuda_malloc{} | pooled{}`;
   ///                     of kind `no_device` if there is no device
-  basic_pages() requires std::default_initializable<D> : basic_pages(D{}) {}
+  basic_pages()
+    requires std::default_initializable<D>
+      : basic_pages(D{}) {}
   /// On one device. @throws as above
-  explicit basic_pages(device_id device) requires std::constructible_from<D, device_id>
+  explicit basic_pages(device_id device)
+    requires std::constructible_from<D, device_id>
       : basic_pages(D(device)) {}
   /// On a given driver. @throws as above
-  explicit basic_pages(D driver, place where = place::current()) : driver_(std::move(driver)) {
+  explicit basic_pages(D driver, source_location where = source_location::current())
+      : driver_(std::move(driver)) {
     status s = driver_.page_granularity(granularity_);
     if (s.kind == failure::unsupported) {
       s.call = "page_granularity (no virtual memory management here: use cuda_malloc | pooled instead)";
@@ -2870,11 +2825,15 @@ class basic_pages {
 
   /// Allocates one block that is not a page: for a pool that a tool watches, in place of create() and map().
   /// @throws out_of_memory, cuda_error; nothing has changed
-  [[nodiscard]] void* allocate_plain(std::size_t bytes) requires detail::plain_block_driver<D> {
+  [[nodiscard]] void* allocate_plain(std::size_t bytes)
+    requires detail::plain_block_driver<D>
+  {
     return detail::take_plain_block(driver_, bytes);
   }
   /// Frees such a block; no work uses it any more.
-  void deallocate_plain(void* p, std::size_t) noexcept requires detail::plain_block_driver<D> {
+  void deallocate_plain(void* p, std::size_t) noexcept
+    requires detail::plain_block_driver<D>
+  {
     detail::give_plain_block(driver_, p);
   }
 
@@ -3127,64 +3086,44 @@ class no_driver {
     return unsupported(driver_call::memory_info);
   }
 
-  status page_granularity(std::size_t&) const noexcept {
-    return unsupported(driver_call::page_granularity);
-  }
+  status page_granularity(std::size_t&) const noexcept { return unsupported(driver_call::page_granularity); }
   status reserve_range(std::size_t, std::size_t, void*&) const noexcept {
     return unsupported(driver_call::reserve_range);
   }
-  status release_range(void*, std::size_t) const noexcept {
-    return unsupported(driver_call::release_range);
-  }
+  status release_range(void*, std::size_t) const noexcept { return unsupported(driver_call::release_range); }
   status create_pages(std::size_t, page_handle&) const noexcept {
     return unsupported(driver_call::create_pages);
   }
-  status destroy_pages(page_handle) const noexcept {
-    return unsupported(driver_call::destroy_pages);
-  }
+  status destroy_pages(page_handle) const noexcept { return unsupported(driver_call::destroy_pages); }
   status map_pages(void*, std::size_t, page_handle) const noexcept {
     return unsupported(driver_call::map_pages);
   }
-  status unmap_pages(void*, std::size_t) const noexcept {
-    return unsupported(driver_call::unmap_pages);
-  }
+  status unmap_pages(void*, std::size_t) const noexcept { return unsupported(driver_call::unmap_pages); }
 
   status malloc_device(std::size_t bytes, void*& p) const noexcept {
     return make(bytes, p, driver_call::malloc_device);
   }
-  status free_device(void* p) const noexcept {
-    return drop(p);
-  }
+  status free_device(void* p) const noexcept { return drop(p); }
   status malloc_async(std::size_t bytes, stream_ref, void*& p) const noexcept {
     return make(bytes, p, driver_call::malloc_async);
   }
-  status free_async(void* p, stream_ref) const noexcept {
-    return drop(p);
-  }
+  status free_async(void* p, stream_ref) const noexcept { return drop(p); }
   status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
     return make(bytes, p, driver_call::malloc_pinned);
   }
-  status free_pinned(void* p) const noexcept {
-    return drop(p);
-  }
+  status free_pinned(void* p) const noexcept { return drop(p); }
   status malloc_managed(std::size_t bytes, void*& p) const noexcept {
     return make(bytes, p, driver_call::malloc_managed);
   }
-  status free_managed(void* p) const noexcept {
-    return drop(p);
-  }
+  status free_managed(void* p) const noexcept { return drop(p); }
 
   /// Does not pin: there is no device to pin for.
   status register_host(void* p, std::size_t) const noexcept {
     return p != nullptr ? status{} : invalid(driver_call::register_host);
   }
-  status unregister_host(void*) const noexcept {
-    return {};
-  }
+  status unregister_host(void*) const noexcept { return {}; }
 
-  friend constexpr bool operator==(no_driver, no_driver) noexcept {
-    return true;
-  }
+  friend constexpr bool operator==(no_driver, no_driver) noexcept { return true; }
 
  private:
   /// Distinguishes a thread's default stream from every handle: no user address has this bit.
@@ -3208,14 +3147,14 @@ class no_driver {
     if (bytes == 0) return {};
     void* block = nullptr;
     if (bytes <= most_host_bytes) {
-      block = ::operator new (bytes, std::align_val_t{default_alignment}, std::nothrow);
+      block = ::operator new(bytes, std::align_val_t{default_alignment}, std::nothrow);
     }
     if (block == nullptr) return {failure::out_of_memory, 2, "cudaErrorMemoryAllocation", name_of(call)};
     p = block;
     return {};
   }
   static status drop(void* p) noexcept {
-    ::operator delete (p, std::align_val_t{default_alignment});
+    ::operator delete(p, std::align_val_t{default_alignment});
     return {};
   }
 };
@@ -3236,12 +3175,12 @@ struct host_calls {
   static constexpr std::size_t address_space = 128_TiB;
 
   static status take(no_driver const&, std::size_t bytes, std::size_t alignment, void*& p) noexcept {
-    if (bytes < address_space) p = ::operator new (bytes, std::align_val_t{alignment}, std::nothrow);
+    if (bytes < address_space) p = ::operator new(bytes, std::align_val_t{alignment}, std::nothrow);
     if (p != nullptr) return {};
     return {failure::out_of_memory, 0, "std::bad_alloc", "operator new"};
   }
   static status give(no_driver const&, void* p, std::size_t, std::size_t alignment) noexcept {
-    ::operator delete (p, std::align_val_t{alignment});
+    ::operator delete(p, std::align_val_t{alignment});
     return {};
   }
 };
@@ -3378,7 +3317,7 @@ static_assert(resource<pinned_host>);
 namespace tarn::detail {
 
 /// Spins for a while, then yields: the thread that is waited for may not be running.
-inline void wait_a_moment(unsigned tries) noexcept {
+inline void spin_wait(unsigned tries) noexcept {
   if (tries >= 64) {
 #if defined(__linux__)
     (void)sched_yield();
@@ -3406,7 +3345,7 @@ class spin_lock {
     return !taken_.exchange(true, std::memory_order_acquire);
   }
   void lock() noexcept {
-    for (unsigned tries = 0; !try_lock(); ++tries) wait_a_moment(tries);
+    for (unsigned tries = 0; !try_lock(); ++tries) spin_wait(tries);
   }
   TARN_ALWAYS_INLINE void unlock() noexcept { taken_.store(false, std::memory_order_release); }
   /// A snapshot; may already be out of date.
@@ -3679,7 +3618,7 @@ class held_at_fork {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/core/call_place.hpp
+// ---- tarn/core/location_scope.hpp
 // The place in the user's source that an allocation is attributed to, across all policies and owners in between. Only stacks
 // with a layer that records places (policy/checked, watched) use it; for all others it is an empty type.
 
@@ -3770,18 +3709,20 @@ class scope_chain {
 namespace tarn {
 
 /// Sets the place for all calls in its scope, unless an enclosing scope has set one. Declare one to attribute every allocation
-/// that follows in the scope, including those of owners, to its line: `tarn::call_place const here;`. A tag given with an
+/// that follows in the scope, including those of owners, to its line: `tarn::location_scope const here;`. A tag given with an
 /// inner place is kept unless an outer one has a tag. Scopes may end in any order, each on the thread that began it.
-class call_place {
+class location_scope {
  public:
-  explicit call_place(place where = place::current()) noexcept : where_(where) { chain::begin(*this); }
-  call_place(call_place const&) = delete;
-  call_place& operator=(call_place const&) = delete;
-  ~call_place() { (void)chain::end(*this, "call_place"); }
+  explicit location_scope(source_location where = source_location::current()) noexcept : where_(where) {
+    chain::begin(*this);
+  }
+  location_scope(location_scope const&) = delete;
+  location_scope& operator=(location_scope const&) = delete;
+  ~location_scope() { (void)chain::end(*this, "location_scope"); }
 
   /// Returns the outermost place, or `otherwise` if there is none, with the outermost tag. O(scopes).
-  [[nodiscard]] static place current(place otherwise = {}) noexcept {
-    call_place const* const p = chain::innermost();
+  [[nodiscard]] static source_location current(source_location otherwise = {}) noexcept {
+    location_scope const* const p = chain::innermost();
     if (p == nullptr) return otherwise;
     if (p->outer_ != nullptr) [[unlikely]]
       return p->of_several();
@@ -3789,7 +3730,7 @@ class call_place {
   }
   /// Returns the tag number of current(); 0: none.
   [[nodiscard]] static std::uint32_t current_tag_id() noexcept {
-    call_place const* const p = chain::innermost();
+    location_scope const* const p = chain::innermost();
     if (p == nullptr) return 0;
     if (p->outer_ != nullptr) [[unlikely]]
       return p->of_several().tag_id;
@@ -3797,28 +3738,28 @@ class call_place {
   }
 
  private:
-  using chain = detail::scope_chain<call_place>;
+  using chain = detail::scope_chain<location_scope>;
   friend chain;
 
-  [[nodiscard]] TARN_NOINLINE place of_several() const noexcept {
-    call_place const* p = this;
+  [[nodiscard]] TARN_NOINLINE source_location of_several() const noexcept {
+    location_scope const* p = this;
     std::uint32_t tag_id = where_.tag_id;
     while (p->outer_ != nullptr) {
       p = p->outer_;
       if (p->where_.tag_id != 0) tag_id = p->where_.tag_id;
     }
-    place found = p->where_;
+    source_location found = p->where_;
     found.tag_id = tag_id;
     return found;
   }
 
-  place where_;
-  call_place* outer_ = nullptr;
+  source_location where_;
+  location_scope* outer_ = nullptr;
 };
 
-/// Replaces call_place where no layer records places; does nothing.
-struct no_call_place {
-  explicit constexpr no_call_place(place) noexcept {}
+/// Replaces location_scope where no layer records places; does nothing.
+struct no_location_scope {
+  explicit constexpr no_location_scope(source_location) noexcept {}
 };
 
 }  // namespace tarn
@@ -3827,8 +3768,8 @@ struct no_call_place {
 
 #include <cstddef>
 
-// ---- tarn/core/shared.hpp
-// shared<Layer>: the reference-counted handle for every pool and policy. It provides the call names of each generation of
+// ---- tarn/core/shared_resource.hpp
+// shared_resource<Layer>: the reference-counted handle for every pool and policy. It provides the call names of each generation of
 // CUDA libraries, and forwards calls that a layer does not define to the layer below.
 
 #include <atomic>
@@ -3842,7 +3783,7 @@ struct no_call_place {
 namespace tarn {
 
 template <class Layer>
-class shared;
+class shared_resource;
 
 /// Declared by a layer that routes calls to several resources below it, with all of them:
 /// `using routes = tarn::routes_to<Upstream, Other>;`. A call that such a layer does not define is not forwarded, since one of
@@ -3858,18 +3799,14 @@ class waiting_observer;
 template <class T>
 inline constexpr bool is_shared = false;
 template <class Layer>
-inline constexpr bool is_shared<shared<Layer>> = true;
+inline constexpr bool is_shared<shared_resource<Layer>> = true;
 
 template <class Layer>
-concept stands_on_another = requires(Layer& layer) {
-  layer.upstream();
-};
+concept stands_on_another = requires(Layer& layer) { layer.upstream(); };
 
 /// A layer with several resources below it.
 template <class Layer>
-concept routes_calls = requires {
-  typename Layer::routes;
-};
+concept routes_calls = requires { typename Layer::routes; };
 
 /// Returns the layer behind a handle; a source is a plain value and is its own layer.
 template <class Resource>
@@ -3922,9 +3859,9 @@ constexpr bool records_places() noexcept {
 }
 /// Declared by an owner before it calls its resource: sets the place of the user's call, if a layer records it.
 template <class Resource>
-using place_of_call = std::conditional_t<
-    records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>>(), call_place,
-    no_call_place>;
+using location_of_call = std::conditional_t<
+    records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>>(), location_scope,
+    no_location_scope>;
 
 /// Constructs the upstream from all arguments but the last.
 template <class Upstream, class Tuple, std::size_t... I>
@@ -3943,10 +3880,11 @@ namespace detail {
 
 /// Calls that reach a pool through the layers above it, and all resources below a routing layer.
 struct routed_calls {
-  struct record_use {
+  struct record_stream {
     template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.record_use(static_cast<void*>(nullptr),
-                                                                           std::size_t{}, stream_ref{}))) {}
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.record_stream(static_cast<void*>(nullptr),
+                                                                              std::size_t{}, stream_ref{}))) {
+    }
   };
   struct trim {
     template <class L>
@@ -4017,10 +3955,11 @@ template <class Layer>
 constexpr bool check_routes() {
   if constexpr (routes_calls<Layer>) {
     constexpr typename Layer::routes below;
-    static_assert(!lacks_route<Layer, routed_calls::record_use>(below),
-                  "tarn: this layer routes to several resources but does not route record_use, so a block "
-                  "could be handed "
-                  "out while another stream uses it; add: void record_use(void*, size_t bytes, stream_ref)");
+    static_assert(
+        !lacks_route<Layer, routed_calls::record_stream>(below),
+        "tarn: this layer routes to several resources but does not route record_stream, so a block "
+        "could be handed "
+        "out while another stream uses it; add: void record_stream(void*, size_t bytes, stream_ref)");
     static_assert(!lacks_route<Layer, routed_calls::trim>(below),
                   "tarn: this layer routes to several resources but does not route trim; add: size_t "
                   "trim(size_t keep_bytes)");
@@ -4067,7 +4006,7 @@ constexpr bool check_routes() {
 /// lambda a trailing return type, so that acceptance can be tested: `nearest(memory,
 /// [](auto& layer) -> decltype(layer.trim(0)) { return layer.trim(0); })`.
 template <class Resource, class Call>
-requires reachable<Resource, Call>
+  requires reachable<Resource, Call>
 decltype(auto) nearest(Resource& resource, Call const& call) {
   return detail::reach(detail::layer_of(resource), call);
 }
@@ -4076,7 +4015,7 @@ decltype(auto) nearest(Resource& resource, Call const& call) {
 /// so a resource lives as long as any owner holds a copy. Copying is one atomic increment; a call is one indirection. A
 /// moved-from handle may only be assigned or destroyed.
 template <class Layer>
-class shared {
+class shared_resource {
  public:
   using layer_type = Layer;
   using driver_type = typename Layer::driver_type;
@@ -4084,22 +4023,22 @@ class shared {
   static_assert(detail::check_routes<Layer>());
 
   /// Default-constructs the layer and those below it.
-  shared() requires std::default_initializable<Layer> : block_(new block()) {}
+  shared_resource()
+    requires std::default_initializable<Layer>
+      : block_(new block()) {}
 
   /// Constructs the layer from its own constructor arguments.
   template <class... Arguments>
-  requires(sizeof...(Arguments) > 0 &&
-           std::constructible_from<Layer, Arguments...>) explicit shared(std::in_place_t,
-                                                                         Arguments&&... arguments)
+    requires(sizeof...(Arguments) > 0 && std::constructible_from<Layer, Arguments...>)
+  explicit shared_resource(std::in_place_t, Arguments&&... arguments)
       : block_(new block(std::forward<Arguments>(arguments)...)) {}
 
   /// Constructs a stack from its parts, source first: stack<cuda_pages, pooled, limited>{cuda_pages{0}, pooled{},
   /// limited{1_GiB}}.
   template <class First, class... Rest>
-  requires(detail::stands_on_another<Layer> && !detail::is_shared<std::remove_cvref_t<First>> &&
-           !std::same_as<std::remove_cvref_t<First>, std::in_place_t>) explicit shared(First&& first,
-                                                                                       Rest&&... rest)
-      : block_(nullptr) {
+    requires(detail::stands_on_another<Layer> && !detail::is_shared<std::remove_cvref_t<First>> &&
+             !std::same_as<std::remove_cvref_t<First>, std::in_place_t>)
+  explicit shared_resource(First&& first, Rest&&... rest) : block_(nullptr) {
     using upstream_type = typename Layer::upstream_type;
     if constexpr (sizeof...(Rest) == 0) {
       static_assert(std::constructible_from<Layer, upstream_type>,
@@ -4114,15 +4053,15 @@ class shared {
     }
   }
 
-  shared(shared const& other) noexcept : block_(other.block_) {
+  shared_resource(shared_resource const& other) noexcept : block_(other.block_) {
     if (block_ != nullptr) block_->references.fetch_add(1, std::memory_order_relaxed);
   }
-  shared(shared&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
-  shared& operator=(shared other) noexcept {
+  shared_resource(shared_resource&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
+  shared_resource& operator=(shared_resource other) noexcept {
     std::swap(block_, other.block_);
     return *this;
   }
-  ~shared() {
+  ~shared_resource() {
     if (block_ != nullptr && block_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete block_;
   }
 
@@ -4146,8 +4085,10 @@ class shared {
   /// @throws out_of_memory, bad_alignment; nothing has changed
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(stream_ref stream, std::size_t bytes,
                                                   std::size_t alignment = default_alignment,
-                                                  place where = place::current()) requires(allocates()) {
-    [[maybe_unused]] detail::place_of_call<shared> const here(where);
+                                                  source_location where = source_location::current())
+    requires(allocates())
+  {
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(where);
     if constexpr (has_allocate<Layer>) {
       return block_->layer.allocate(stream, bytes, alignment);
     } else {
@@ -4158,8 +4099,10 @@ class shared {
   /// null.
   TARN_ALWAYS_INLINE void deallocate(stream_ref stream, void* p, std::size_t bytes,
                                      std::size_t alignment = default_alignment,
-                                     place where = place::current()) noexcept requires(allocates()) {
-    [[maybe_unused]] detail::place_of_call<shared> const here(where);
+                                     source_location where = source_location::current()) noexcept
+    requires(allocates())
+  {
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(where);
     if constexpr (has_deallocate<Layer>) {
       block_->layer.deallocate(stream, p, bytes, alignment);
     } else {
@@ -4172,8 +4115,10 @@ class shared {
   /// Allocates memory that every stream may use at once.
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_sync(std::size_t bytes,
                                                        std::size_t alignment = default_alignment,
-                                                       place where = place::current()) requires(allocates()) {
-    [[maybe_unused]] detail::place_of_call<shared> const here(where);
+                                                       source_location where = source_location::current())
+    requires(allocates())
+  {
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(where);
     if constexpr (has_allocate_sync<Layer>) {
       return block_->layer.allocate_sync(bytes, alignment);
     } else {
@@ -4186,8 +4131,10 @@ class shared {
   /// Frees memory that no stream uses any more.
   TARN_ALWAYS_INLINE void deallocate_sync(void* p, std::size_t bytes,
                                           std::size_t alignment = default_alignment,
-                                          place where = place::current()) noexcept requires(allocates()) {
-    [[maybe_unused]] detail::place_of_call<shared> const here(where);
+                                          source_location where = source_location::current()) noexcept
+    requires(allocates())
+  {
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(where);
     if constexpr (has_deallocate_sync<Layer>) {
       block_->layer.deallocate_sync(p, bytes, alignment);
     } else {
@@ -4202,33 +4149,37 @@ class shared {
 
   template <std::integral Bytes>
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(Bytes bytes, std::size_t alignment = default_alignment,
-                                                  place where = place::current()) {
+                                                  source_location where = source_location::current()) {
     return allocate_sync(static_cast<std::size_t>(bytes), alignment, where);
   }
   template <std::integral Bytes>
   TARN_ALWAYS_INLINE void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
-                                     place where = place::current()) noexcept {
+                                     source_location where = source_location::current()) noexcept {
     deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, where);
   }
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, std::size_t alignment,
-                                                        stream_ref stream, place where = place::current()) {
+                                                        stream_ref stream,
+                                                        source_location where = source_location::current()) {
     return allocate(stream, bytes, alignment, where);
   }
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, stream_ref stream,
-                                                        place where = place::current()) {
+                                                        source_location where = source_location::current()) {
     return allocate(stream, bytes, default_alignment, where);
   }
   TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
-                                           stream_ref stream, place where = place::current()) noexcept {
+                                           stream_ref stream,
+                                           source_location where = source_location::current()) noexcept {
     deallocate(stream, p, bytes, alignment, where);
   }
   TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, stream_ref stream,
-                                           place where = place::current()) noexcept {
+                                           source_location where = source_location::current()) noexcept {
     deallocate(stream, p, bytes, default_alignment, where);
   }
 
   /// Equal handles: memory of one may be freed through the other.
-  friend bool operator==(shared const& a, shared const& b) noexcept { return a.block_ == b.block_; }
+  friend bool operator==(shared_resource const& a, shared_resource const& b) noexcept {
+    return a.block_ == b.block_;
+  }
 
   /// Returns the driver that orders the streams of this memory.
   [[nodiscard]] driver_type const& driver() const noexcept {
@@ -4254,39 +4205,60 @@ class shared {
     return nearest(*this, [](auto& l) -> decltype(l.largest_free_range()) { return l.largest_free_range(); });
   }
   /// Records that work on `stream`, a stream other than the one passed at deallocation, uses the block up to now.
-  void record_use(void* p, std::size_t bytes, stream_ref stream) {
-    nearest(*this, [&](auto& l) -> decltype(l.record_use(p, bytes, stream)) {
-      return l.record_use(p, bytes, stream);
+  void record_stream(void* p, std::size_t bytes, stream_ref stream) {
+    nearest(*this, [&](auto& l) -> decltype(l.record_stream(p, bytes, stream)) {
+      return l.record_stream(p, bytes, stream);
     });
   }
 
   // Page calls, if this layer is a policy over a page source.
 
-  [[nodiscard]] std::size_t granularity() const noexcept requires requires(Layer& l) { l.granularity(); }
-  { return block_->layer.granularity(); }
-  [[nodiscard]] void* reserve(std::size_t bytes) requires requires(Layer& l) { l.reserve(bytes); }
-  { return block_->layer.reserve(bytes); }
-  void unreserve(void* p, std::size_t bytes) noexcept requires requires(Layer& l) { l.unreserve(p, bytes); }
-  { block_->layer.unreserve(p, bytes); }
-  [[nodiscard]] page_handle create(std::size_t bytes) requires requires(Layer& l) { l.create(bytes); }
-  { return block_->layer.create(bytes); }
-  void destroy(page_handle handle, std::size_t bytes) noexcept requires requires(Layer& l) {
-    l.destroy(handle, bytes);
+  [[nodiscard]] std::size_t granularity() const noexcept
+    requires requires(Layer& l) { l.granularity(); }
+  {
+    return block_->layer.granularity();
   }
-  { block_->layer.destroy(handle, bytes); }
-  void map(void* p, std::size_t bytes, page_handle handle) requires requires(Layer& l) {
-    l.map(p, bytes, handle);
+  [[nodiscard]] void* reserve(std::size_t bytes)
+    requires requires(Layer& l) { l.reserve(bytes); }
+  {
+    return block_->layer.reserve(bytes);
   }
-  { block_->layer.map(p, bytes, handle); }
-  void unmap(void* p, std::size_t bytes) noexcept requires requires(Layer& l) { l.unmap(p, bytes); }
-  { block_->layer.unmap(p, bytes); }
+  void unreserve(void* p, std::size_t bytes) noexcept
+    requires requires(Layer& l) { l.unreserve(p, bytes); }
+  {
+    block_->layer.unreserve(p, bytes);
+  }
+  [[nodiscard]] page_handle create(std::size_t bytes)
+    requires requires(Layer& l) { l.create(bytes); }
+  {
+    return block_->layer.create(bytes);
+  }
+  void destroy(page_handle handle, std::size_t bytes) noexcept
+    requires requires(Layer& l) { l.destroy(handle, bytes); }
+  {
+    block_->layer.destroy(handle, bytes);
+  }
+  void map(void* p, std::size_t bytes, page_handle handle)
+    requires requires(Layer& l) { l.map(p, bytes, handle); }
+  {
+    block_->layer.map(p, bytes, handle);
+  }
+  void unmap(void* p, std::size_t bytes) noexcept
+    requires requires(Layer& l) { l.unmap(p, bytes); }
+  {
+    block_->layer.unmap(p, bytes);
+  }
 
   // Plain blocks, if this layer forwards them.
 
-  [[nodiscard]] void* allocate_plain(std::size_t bytes) requires has_plain_blocks<Layer> {
+  [[nodiscard]] void* allocate_plain(std::size_t bytes)
+    requires has_plain_blocks<Layer>
+  {
     return block_->layer.allocate_plain(bytes);
   }
-  void deallocate_plain(void* p, std::size_t bytes) noexcept requires has_plain_blocks<Layer> {
+  void deallocate_plain(void* p, std::size_t bytes) noexcept
+    requires has_plain_blocks<Layer>
+  {
     block_->layer.deallocate_plain(p, bytes);
   }
 
@@ -4537,7 +4509,7 @@ namespace tarn::detail {
 
 /// One call that concerned a block.
 struct block_event {
-  place where;
+  source_location where;
   std::uint64_t call = 0;  ///< in the count of its resource's calls, from 1; 0 if it has not happened
   stream_id stream = 0;
   std::uint64_t thread = 0;
@@ -4556,7 +4528,7 @@ struct block_record {
   int device = 0;
   block_state state = block_state::unused;
   bool fenced = false;
-  bool used_elsewhere = false;  ///< record_use() named another stream
+  bool used_elsewhere = false;  ///< record_stream() named another stream
 };
 
 /// Records by address. Allocates only in make_room(), so that nothing can fail at deallocation. The caller locks.
@@ -4764,7 +4736,7 @@ class checked_resources {
 // ---- tarn/policy/compose.hpp
 // Composition: `source | policy | policy` and `stack<source, policy, policy>` are the same type, and position is meaning. A
 // policy is a small value (its options) with `template <class Upstream> using layer = ...;`. The layer is constructed from
-// (Upstream, policy) and defines only the calls it changes: shared<> passes the rest on. A layer that also sends calls to a
+// (Upstream, policy) and defines only the calls it changes: shared_resource<> passes the rest on. A layer that also sends calls to a
 // second resource declares both, see tarn::routes_to; it must then define every pool call that one of them provides.
 
 #include <concepts>
@@ -4776,15 +4748,13 @@ namespace tarn {
 namespace detail {
 /// Any resource, to test whether a type is a policy at all.
 template <class P, class Upstream>
-concept makes_layer = requires {
-  typename P::template layer<Upstream>;
-};
+concept makes_layer = requires { typename P::template layer<Upstream>; };
 }  // namespace detail
 
 /// A policy over a given upstream: options that make a layer.
 template <class P, class Upstream>
 concept policy_over = memory_source<Upstream> && detail::makes_layer<P, Upstream> &&
-    std::constructible_from<typename P::template layer<Upstream>, Upstream, P>;
+                      std::constructible_from<typename P::template layer<Upstream>, Upstream, P>;
 
 namespace detail {
 
@@ -4811,7 +4781,7 @@ struct stack_of {
 template <class Source, class First, class... Rest>
 struct stack_of<Source, First, Rest...> {
   static_assert(check_routing_policy<First, Source>());
-  using type = typename stack_of<shared<typename First::template layer<Source>>, Rest...>::type;
+  using type = typename stack_of<shared_resource<typename First::template layer<Source>>, Rest...>::type;
 };
 }  // namespace detail
 
@@ -4821,13 +4791,14 @@ using stack = typename detail::stack_of<Source, Policies...>::type;
 
 /// Puts a policy on a source or stack. O(1): one small host allocation.
 template <class Upstream, class Policy>
-requires detail::makes_layer<std::remove_cvref_t<Policy>, std::remove_cvref_t<Upstream>> &&
-    memory_source<std::remove_cvref_t<Upstream>>
+  requires detail::makes_layer<std::remove_cvref_t<Policy>, std::remove_cvref_t<Upstream>> &&
+           memory_source<std::remove_cvref_t<Upstream>>
 [[nodiscard]] auto operator|(Upstream&& upstream, Policy&& policy) {
   using source = std::remove_cvref_t<Upstream>;
   static_assert(detail::check_routing_policy<std::remove_cvref_t<Policy>, source>());
   using layer = typename std::remove_cvref_t<Policy>::template layer<source>;
-  return shared<layer>(std::in_place, source(std::forward<Upstream>(upstream)), std::forward<Policy>(policy));
+  return shared_resource<layer>(std::in_place, source(std::forward<Upstream>(upstream)),
+                                std::forward<Policy>(policy));
 }
 
 }  // namespace tarn
@@ -4874,14 +4845,14 @@ std::size_t first_difference(Driver const& driver, stream_ref stream, void const
   sequence<unsigned char> large;
   if (bytes > 16 * width) {
     try {
-      large.resize(smaller_of(bytes, std::size_t{1} << 20));
+      large.resize(min_of(bytes, std::size_t{1} << 20));
       window = large.begin();
       width = large.size();
     } catch (...) {  // the small window is slower, but works
     }
   }
   for (std::size_t at = 0; at < bytes; at += width) {
-    std::size_t const n = smaller_of(width, bytes - at);
+    std::size_t const n = min_of(width, bytes - at);
     if (!driver.copy(stream, window, static_cast<unsigned char const*>(p) + at, n).ok()) return bytes;
     if (!driver.synchronize_stream(stream).ok()) return bytes;
     if (window[0] == byte && std::memcmp(window, window + 1, n - 1) == 0) continue;
@@ -4908,7 +4879,7 @@ struct breach {
 /// Fences of a minimum width, wider if an alignment requires it, so that the block itself stays aligned.
 class fences {
  public:
-  explicit fences(std::size_t least) noexcept : least_(larger_of(least, std::size_t{1})) {}
+  explicit fences(std::size_t least) noexcept : least_(max_of(least, std::size_t{1})) {}
 
   [[nodiscard]] std::size_t width(std::size_t alignment) const noexcept {
     return align_up(least_, alignment);
@@ -4962,26 +4933,26 @@ void* asking_for(std::size_t bytes, Allocate const& allocate) {
 
 }  // namespace tarn::detail
 // ---- tarn/policy/recorded_use.hpp
-// Forwards record_use() through a policy that returns other pointers than its upstream, or that touches freed blocks.
+// Forwards record_stream() through a policy that returns other pointers than its upstream, or that touches freed blocks.
 
 #include <cstddef>
 
 namespace tarn::detail {
 
 /// The call, for the nearest layer that accepts it.
-struct record_use_call {
+struct record_stream_call {
   void* p;
   std::size_t bytes;
   stream_ref stream;
   template <class Layer>
-  auto operator()(Layer& layer) const -> decltype(layer.record_use(p, bytes, stream)) {
-    return layer.record_use(p, bytes, stream);
+  auto operator()(Layer& layer) const -> decltype(layer.record_stream(p, bytes, stream)) {
+    return layer.record_stream(p, bytes, stream);
   }
 };
 
 /// Whether there is a pool somewhere below.
 template <class Upstream>
-concept takes_uses = reachable<Upstream, record_use_call>;
+concept records_streams = reachable<Upstream, record_stream_call>;
 
 }  // namespace tarn::detail
 
@@ -5007,7 +4978,7 @@ struct checked {
 ///
 /// At allocation a block gets fences and the uninitialised pattern, in stream order. A deallocation waits on the host for its
 /// stream, verifies the fences, poisons the block and quarantines it; when it leaves the quarantine, oldest first, the poison
-/// is verified. Blocks with a use recorded on another stream (record_use) wait for the whole device.
+/// is verified. Blocks with a use recorded on another stream (record_stream) wait for the whole device.
 ///
 /// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
 /// then has no fences, a block freed then is not quarantined. Its pointer, size and history are still checked.
@@ -5023,7 +4994,9 @@ class checked_layer {
   /// Makes handles and owners record the place of a call for this layer, however many policies lie between.
   static constexpr bool records_places = true;
 
-  checked_layer() requires std::default_initializable<Upstream> : checked_layer(Upstream{}) {}
+  checked_layer()
+    requires std::default_initializable<Upstream>
+      : checked_layer(Upstream{}) {}
   explicit checked_layer(Upstream upstream, checked const& options = {})
       : upstream_(std::move(upstream)), options_(options), fences_(options.fence_bytes) {
     history_.remember(options.remembered_blocks);
@@ -5078,7 +5051,7 @@ class checked_layer {
   }
 
   /// Records that work on `stream` uses the block as well: its deallocation will wait for the whole device.
-  void record_use(void* p, std::size_t bytes, stream_ref stream) {
+  void record_stream(void* p, std::size_t bytes, stream_ref stream) {
     std::size_t alignment = 0;
     {
       std::lock_guard const guard(mutex_);
@@ -5087,9 +5060,9 @@ class checked_layer {
       b->used_elsewhere = true;
       alignment = b->alignment;
     }
-    if constexpr (detail::takes_uses<Upstream>) {
-      nearest(upstream_, detail::record_use_call{fences_.whole_of(p, alignment),
-                                                 fences_.whole_bytes(bytes, alignment), stream});
+    if constexpr (detail::records_streams<Upstream>) {
+      nearest(upstream_, detail::record_stream_call{fences_.whole_of(p, alignment),
+                                                    fences_.whole_bytes(bytes, alignment), stream});
     }
   }
 
@@ -5149,7 +5122,7 @@ class checked_layer {
   }
   [[nodiscard]] detail::block_event mark_of(stream_ref stream) noexcept {
     detail::block_event e;
-    e.where = call_place::current();
+    e.where = location_scope::current();
     e.call = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
     e.thread = detail::thread_number();
     if (stream.id() != stream_ref::unknown_id) {
@@ -5680,18 +5653,6 @@ class range_table {
 #include <cstddef>
 #include <cstdint>
 
-// ---- tarn/pool/arena/block_table.hpp
-// A hash table from a key to a node: ranges by start address, runs by the 64 KiB frame of a block, domains by stream.
-
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// Values are indices of nodes; 0 is none.
-using block_table = address_map<std::uint32_t>;
-
-}  // namespace tarn::detail
-
 namespace tarn::detail {
 
 inline constexpr std::size_t frame_bytes = 64_KiB;
@@ -5801,7 +5762,7 @@ class run_table {
 
  private:
   sequence<run> runs_;
-  block_table frames_;
+  address_map<std::uint32_t> frames_;
   run_ref first_spare_ = 0;
 };
 
@@ -5919,7 +5880,7 @@ struct stream_cache {
   stream_cache& operator=(stream_cache const&) = delete;
   ~stream_cache() {
     for (magazine& m : magazines) {
-      if (m.blocks != nullptr) delete[](m.blocks - 1);
+      if (m.blocks != nullptr) delete[] (m.blocks - 1);
     }
   }
 
@@ -6044,7 +6005,7 @@ class owner_lock {
   [[nodiscard]] bool is_announced() const noexcept { return wanted_.load(std::memory_order_relaxed) != 0; }
   /// Enters as the visitor, once the owner has left.
   void visit() noexcept {
-    for (unsigned tries = 0; busy_.load(std::memory_order_seq_cst) != 0; ++tries) wait_a_moment(tries);
+    for (unsigned tries = 0; busy_.load(std::memory_order_seq_cst) != 0; ++tries) spin_wait(tries);
   }
   void end_visit() noexcept { wanted_.store(0, std::memory_order_release); }
   /// Ends, in a forked child, a visit that began before the fork. The owner may have been about to step back, and does not
@@ -6056,7 +6017,7 @@ class owner_lock {
 
  private:
   TARN_NOINLINE void wait_to_enter() noexcept {
-    for (unsigned tries = 0; !try_enter(); ++tries) wait_a_moment(tries);
+    for (unsigned tries = 0; !try_enter(); ++tries) spin_wait(tries);
   }
 
   std::atomic<std::uint32_t> busy_{0};
@@ -6147,7 +6108,7 @@ struct pool_link {
   fork_mutex mutex;
   std::atomic<void*> pool{nullptr};  ///< null once the pool has ended; changed under the mutex
   void (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
-  /// The first table place where threads look for their cache. Pools made one after another get different places.
+  /// The first table source_location where threads look for their cache. Pools made one after another get different places.
   std::uint32_t const number = next_pool_number.fetch_add(1, std::memory_order_relaxed);
 };
 
@@ -6288,7 +6249,7 @@ struct stat {
   constexpr void increase(std::int64_t amount) noexcept {
     current += amount;
     allocated += amount;
-    peak = detail::larger_of(peak, current);
+    peak = detail::max_of(peak, current);
   }
   constexpr void decrease(std::int64_t amount) noexcept {
     current -= amount;
@@ -6812,7 +6773,7 @@ class stream_table {
   [[nodiscard]] bool is_crowded() const noexcept { return crowded_.load(std::memory_order_relaxed); }
   /// Ends a sweep over all domains, which queried the driver about `in_vain` of them without success.
   void swept(std::size_t in_vain) noexcept {
-    sweep_at_ = in_use_ + larger_of(sweep_from, larger_of(in_vain, in_use_ / 8));
+    sweep_at_ = in_use_ + max_of(sweep_from, max_of(in_vain, in_use_ / 8));
     crowded_.store(false, std::memory_order_relaxed);
   }
 
@@ -6869,8 +6830,9 @@ class stream_table {
   }
 
   sequence<owned<stream_domain>> domains_;
-  block_table by_id_;      ///< does not contain the neutral domain
-  block_table by_handle_;  ///< of streams that are created and destroyed: the newest of each handle
+  address_map<std::uint32_t> by_id_;  ///< does not contain the neutral domain
+  address_map<std::uint32_t>
+      by_handle_;  ///< of streams that are created and destroyed: the newest of each handle
   domain_ref first_free_ = neutral;
   std::size_t in_use_ = 0;
   std::size_t sweep_at_ = sweep_from;
@@ -6917,8 +6879,8 @@ struct split_statistics {
 class arena {
  public:
   range_table ranges;
-  block_table blocks;    ///< start of each live block that is not in a run
-  address_index starts;  ///< the range that covers a home address, for pools over pages
+  address_map<std::uint32_t> blocks;  ///< start of each live block that is not in a run
+  address_index starts;               ///< the range that covers a home address, for pools over pages
   run_table runs;
   stream_table streams;
   sequence<tenancy> tenancies;  ///< one per view
@@ -7000,7 +6962,7 @@ class arena {
       piece.generation = streams[taker].generation;
       live_bytes += piece.bytes;
     }
-    live_peak = larger_of(live_peak, live_bytes);
+    live_peak = max_of(live_peak, live_bytes);
     ranges[pieces[0]].view_or_split = view;
     ++tenancies[view].blocks;
     blocks.insert(address, pieces[0]);
@@ -7119,7 +7081,7 @@ class arena {
   void merge(range_ref first, range_ref second) noexcept {
     starts.drop(ranges, second);
     ranges[first].bytes += ranges[second].bytes;
-    ranges[first].epoch = larger_of(ranges[first].epoch, ranges[second].epoch);
+    ranges[first].epoch = max_of(ranges[first].epoch, ranges[second].epoch);
     ranges[first].next = ranges[second].next;
     if (ranges[first].next != 0) ranges[ranges[first].next].previous = first;
     ranges.put_back(second);
@@ -7152,7 +7114,7 @@ class arena {
   [[nodiscard]] std::size_t largest_free() const noexcept {
     std::size_t most = 0;
     for (domain_ref d = 0; d < streams.size(); ++d) {
-      for (auto const& index : streams[d].index) most = larger_of(most, index.largest(ranges));
+      for (auto const& index : streams[d].index) most = max_of(most, index.largest(ranges));
     }
     return most;
   }
@@ -7211,7 +7173,7 @@ class arena {
     ranges[r].domain = taker;
     ranges[r].generation = streams[taker].generation;
     live_bytes += bytes;
-    live_peak = larger_of(live_peak, live_bytes);
+    live_peak = max_of(live_peak, live_bytes);
     return r;
   }
 
@@ -7292,23 +7254,23 @@ template <bool Checked>
 class hold_record {
  public:
   void begin() noexcept { ++number_; }
-  void release(place where) noexcept { released_at_ = where; }
+  void release(source_location where) noexcept { released_at_ = where; }
   /// The number of the current hold; unique for each hold.
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
   /// Where the lock was last released in the middle of a hot_lock's scope.
-  [[nodiscard]] place released_at() const noexcept { return released_at_; }
+  [[nodiscard]] source_location released_at() const noexcept { return released_at_; }
 
  private:
   std::uint64_t number_ = 0;
-  place released_at_{};
+  source_location released_at_{};
 };
 template <>
 class hold_record<false> {
  public:
   void begin() noexcept {}
-  void release(place) noexcept {}
+  void release(source_location) noexcept {}
   [[nodiscard]] std::uint64_t number() const noexcept { return 0; }
-  [[nodiscard]] place released_at() const noexcept { return {}; }
+  [[nodiscard]] source_location released_at() const noexcept { return {}; }
 };
 
 class hot_mutex {
@@ -7338,7 +7300,7 @@ class hot_mutex {
 
   TARN_NOINLINE void wait() noexcept {
     for (unsigned tries = 0; tries < most_spins; ++tries) {
-      wait_a_moment(0);
+      spin_wait(0);
       if (state_.load(std::memory_order_relaxed) == open && try_lock()) return;
     }
     while (state_.exchange(awaited, std::memory_order_seq_cst) != open)
@@ -7370,7 +7332,7 @@ class hot_lock {
     mutex_.lock();
     mutex_.hold().begin();
   }
-  void release(place where) noexcept {
+  void release(source_location where) noexcept {
     mutex_.hold().release(where);
     mutex_.unlock();
   }
@@ -7394,7 +7356,8 @@ class may_release {
 /// Releases the lock for its scope, for driver calls and other locks; takes it again at the end, also after an exception.
 class [[nodiscard]] unlocked {
  public:
-  explicit unlocked(may_release hot, place where = place::current()) noexcept : lock_(*hot.held_) {
+  explicit unlocked(may_release hot, source_location where = source_location::current()) noexcept
+      : lock_(*hot.held_) {
     lock_.release(where);
   }
   unlocked(unlocked const&) = delete;
@@ -7422,16 +7385,16 @@ class misuse_notes {
   /// Calls the misuse handler for each note. The caller holds no lock of the pool.
   void report_all(hot_mutex& mutex) noexcept {
     while (count_.load(std::memory_order_relaxed) != 0) [[unlikely]] {
-        note next;
-        {
-          hot_lock const held(mutex);
-          unsigned const count = count_.load(std::memory_order_relaxed);
-          if (count == 0) return;
-          next = notes_[count - 1];
-          count_.store(count - 1, std::memory_order_relaxed);
-        }
-        report(next);
+      note next;
+      {
+        hot_lock const held(mutex);
+        unsigned const count = count_.load(std::memory_order_relaxed);
+        if (count == 0) return;
+        next = notes_[count - 1];
+        count_.store(count - 1, std::memory_order_relaxed);
       }
+      report(next);
+    }
   }
 
  private:
@@ -7527,17 +7490,18 @@ class front {
       return nullptr;
     void* p = nullptr;
     std::size_t block = 0;
-    if (stream_cache* const mine = cache->find(id); mine != nullptr) [[likely]] {
+    if (stream_cache* const of_stream = cache->find(id); of_stream != nullptr) [[likely]] {
       if (bytes <= class_limit) [[likely]] {
         unsigned const k = class_of(bytes);
-        magazine& m = mine->magazines[k];
+        magazine& m = of_stream->magazines[k];
         if (m.count != 0) [[likely]] {
           p = m.blocks[--m.count];
           block = class_bytes(k);
         }
-      } else if (mine->large_block != nullptr && mine->large_bytes == align_up(bytes, range_grain)) {
-        p = std::exchange(mine->large_block, nullptr);
-        block = mine->large_bytes;
+      } else if (of_stream->large_block != nullptr &&
+                 of_stream->large_bytes == align_up(bytes, range_grain)) {
+        p = std::exchange(of_stream->large_block, nullptr);
+        block = of_stream->large_bytes;
       }
       if (p != nullptr) {
         cache->count_live(static_cast<std::int64_t>(block), 1);
@@ -7554,16 +7518,16 @@ class front {
     if (cache == nullptr || !cache->lock.try_enter()) [[unlikely]]
       return false;
     bool done = false;
-    if (stream_cache* const mine = cache->find(id); mine != nullptr) [[likely]] {
+    if (stream_cache* const of_stream = cache->find(id); of_stream != nullptr) [[likely]] {
       if (bytes <= class_limit) [[likely]] {
         unsigned const k = class_of(bytes);
-        done = put_in(*cache, *mine, k, p);
+        done = put_in(*cache, *of_stream, k, p);
         if (done) cache->count_live(-static_cast<std::int64_t>(class_bytes(k)), -1);
-      } else if (mine->large_block == nullptr && mine->newest_large == p) {
-        mine->large_block = p;
-        mine->large_bytes = align_up(bytes, range_grain);
-        cache->count_live(-static_cast<std::int64_t>(mine->large_bytes), -1);
-        cache->count_held(mine->large_bytes, 0);
+      } else if (of_stream->large_block == nullptr && of_stream->newest_large == p) {
+        of_stream->large_block = p;
+        of_stream->large_bytes = align_up(bytes, range_grain);
+        cache->count_live(-static_cast<std::int64_t>(of_stream->large_bytes), -1);
+        cache->count_held(of_stream->large_bytes, 0);
         done = true;
       }
     }
@@ -7574,29 +7538,29 @@ class front {
   // ---- calls that reach the heap
 
   /// The calling thread's cache and, within it, the cache of a stream; null if there is none.
-  struct place {
+  struct cache_position {
     thread_cache* cache = nullptr;
-    stream_cache* mine = nullptr;
+    stream_cache* of_stream = nullptr;
   };
 
   /// Finds or makes the caches of a stream. There are none if the thread is ending, host memory is exhausted, or a tool
   /// watches, or while another thread holds the growth lock; in the last case a later call makes them.
-  [[nodiscard]] place open(stream_id id, stream_ref stream) noexcept {
-    place at;
+  [[nodiscard]] cache_position open(stream_id id, stream_ref stream) noexcept {
+    cache_position at;
     at.cache = local_or_new();
-    if (at.cache != nullptr) at.mine = stream_cache_of(*at.cache, id, stream);
+    if (at.cache != nullptr) at.of_stream = stream_cache_of(*at.cache, id, stream);
     return at;
   }
   /// Finds them again: a handler of the upstream may have made the thread use other streams meanwhile.
-  void find_again(place& at, stream_id id, stream_ref stream) noexcept {
-    if (at.cache != nullptr) at.mine = stream_cache_of(*at.cache, id, stream);
+  void find_again(cache_position& at, stream_id id, stream_ref stream) noexcept {
+    if (at.cache != nullptr) at.of_stream = stream_cache_of(*at.cache, id, stream);
   }
 
   /// Takes the cached large block out of the cache, to be returned to the heap.
-  [[nodiscard]] TARN_ALWAYS_INLINE void* take_large(place const& at, std::size_t& bytes) noexcept {
+  [[nodiscard]] TARN_ALWAYS_INLINE void* take_large(cache_position const& at, std::size_t& bytes) noexcept {
     at.cache->lock.enter();
-    void* const p = std::exchange(at.mine->large_block, nullptr);
-    bytes = at.mine->large_bytes;
+    void* const p = std::exchange(at.of_stream->large_block, nullptr);
+    bytes = at.of_stream->large_bytes;
     if (p != nullptr) at.cache->count_held(0, bytes);
     at.cache->lock.leave();
     return p;
@@ -7604,29 +7568,29 @@ class front {
 
   /// Counts the first block of a batch as the caller's and caches the others as far as there is room; `batch.count` is then the
   /// number of blocks left.
-  void keep_rest(place const& at, block_request const& r, block_batch& batch) noexcept {
+  void keep_rest(cache_position const& at, block_request const& r, block_batch& batch) noexcept {
     if (at.cache == nullptr) return;
     at.cache->lock.enter();
     at.cache->count_live(static_cast<std::int64_t>(r.block), 1);
-    while (batch.count > 1 && at.mine != nullptr &&
-           put_in(*at.cache, *at.mine, r.size_class, batch.blocks[batch.count - 1]))
+    while (batch.count > 1 && at.of_stream != nullptr &&
+           put_in(*at.cache, *at.of_stream, r.size_class, batch.blocks[batch.count - 1]))
       --batch.count;
-    if (at.mine != nullptr && r.where == zone::large) at.mine->newest_large = batch.blocks[0];
+    if (at.of_stream != nullptr && r.where == zone::large) at.of_stream->newest_large = batch.blocks[0];
     at.cache->lock.leave();
   }
 
   /// Keeps a freed block and makes room for it: evicted blocks go into `displaced`, each of `displaced_bytes`. Requires a cache
   /// of the stream.
-  [[nodiscard]] kept put_and_displace(place const& at, block_request const& r, void* p,
+  [[nodiscard]] kept put_and_displace(cache_position const& at, block_request const& r, void* p,
                                       block_batch& displaced, std::size_t& displaced_bytes) noexcept {
     thread_cache& cache = *at.cache;
-    stream_cache& mine = *at.mine;
+    stream_cache& of_stream = *at.of_stream;
     kept result = kept::no;
     displaced_bytes = r.block;
     cache.lock.enter();
     cache.count_live(-static_cast<std::int64_t>(r.block), -1);
     if (r.size_class != class_count) {
-      magazine& m = mine.magazines[r.size_class];
+      magazine& m = of_stream.magazines[r.size_class];
       for (std::uint32_t i = 0; i < m.count; ++i) {
         if (m.blocks[i] == p) result = kept::twice;
       }
@@ -7639,14 +7603,14 @@ class front {
         displaced.count = count;
         cache.count_held(0, count * r.block);
       }
-      if (result == kept::no && put_in(cache, mine, r.size_class, p)) result = kept::yes;
-    } else if (r.alignment <= default_alignment && mine.newest_large == p) {
-      void* const before = std::exchange(mine.large_block, p);
+      if (result == kept::no && put_in(cache, of_stream, r.size_class, p)) result = kept::yes;
+    } else if (r.alignment <= default_alignment && of_stream.newest_large == p) {
+      void* const before = std::exchange(of_stream.large_block, p);
       if (before == p) {
         result = kept::twice;
       } else {
         result = kept::yes;
-        displaced_bytes = std::exchange(mine.large_bytes, r.block);
+        displaced_bytes = std::exchange(of_stream.large_bytes, r.block);
         cache.count_held(r.block, before != nullptr ? displaced_bytes : 0);
         displaced.blocks[0] = before;
         displaced.count = before != nullptr ? 1 : 0;
@@ -7725,7 +7689,7 @@ class front {
   template <class F>
   void for_each(F const& f) const {
     for (auto const& cache : caches_) {
-      for (auto const& mine : cache->streams) f(*mine);
+      for (auto const& of_stream : cache->streams) f(*of_stream);
     }
   }
 
@@ -7761,25 +7725,25 @@ class front {
   stream_cache* stream_cache_of(thread_cache& cache, stream_id id, stream_ref stream) noexcept {
     owned<stream_cache> oldest;
     cache.lock.enter();
-    stream_cache* mine = cache.find(id);
-    if (mine == nullptr) {
+    stream_cache* of_stream = cache.find(id);
+    if (of_stream == nullptr) {
       try {
-        mine = cache.make(id, stream, oldest);
+        of_stream = cache.make(id, stream, oldest);
       } catch (...) {
-        mine = nullptr;
+        of_stream = nullptr;
       }
     }
     cache.lock.leave();
     if (oldest.get() != nullptr) give_back(*oldest);
-    return mine;
+    return of_stream;
   }
 
   /// Puts a block into its magazine, unless the magazine is full or its newest block is the same one. Called inside the owner
   /// lock.
-  TARN_ALWAYS_INLINE bool put_in(thread_cache& cache, stream_cache& mine, unsigned k, void* p) noexcept {
-    magazine& m = mine.magazines[k];
+  TARN_ALWAYS_INLINE bool put_in(thread_cache& cache, stream_cache& of_stream, unsigned k, void* p) noexcept {
+    magazine& m = of_stream.magazines[k];
     if (m.count == m.capacity) [[unlikely]] {
-      if (m.capacity != 0 || !mine.open(k)) return false;
+      if (m.capacity != 0 || !of_stream.open(k)) return false;
       cache.count_host(m.host_bytes(), 0);
     }
     if (m.newest() == p) [[unlikely]]
@@ -7814,16 +7778,18 @@ class front {
   }
   /// Empties all magazines of a thread. Called inside the owner lock.
   void give_back(thread_cache& cache) noexcept {
-    for (auto const& mine : cache.streams) give_back(*mine);
+    for (auto const& of_stream : cache.streams) give_back(*of_stream);
     cache.held_bytes.store(0, std::memory_order_relaxed);
   }
   /// Empties a stream's magazines, which no other thread can reach meanwhile.
-  void give_back(stream_cache& mine) noexcept {
-    if (mine.large_block != nullptr)
-      heap_.give_back_range(mine.id, mine.stream, std::exchange(mine.large_block, nullptr), mine.large_bytes);
+  void give_back(stream_cache& of_stream) noexcept {
+    if (of_stream.large_block != nullptr)
+      heap_.give_back_range(of_stream.id, of_stream.stream, std::exchange(of_stream.large_block, nullptr),
+                            of_stream.large_bytes);
     for (unsigned k = 0; k < class_count; ++k) {
-      magazine& m = mine.magazines[k];
-      if (m.count != 0) heap_.give_back(mine.id, mine.stream, k, m.blocks, std::exchange(m.count, 0));
+      magazine& m = of_stream.magazines[k];
+      if (m.count != 0)
+        heap_.give_back(of_stream.id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));
     }
   }
 
@@ -7871,13 +7837,14 @@ namespace tarn::detail {
 template <bool Checked>
 class lookup_record {
  public:
-  lookup_record(hot_lock const& held, place where) noexcept : hold_(held.hold().number()), where_(where) {}
+  lookup_record(hot_lock const& held, source_location where) noexcept
+      : hold_(held.hold().number()), where_(where) {}
 
   /// Aborts if the lock was released since the lookup. @param use  the place that uses the value
-  void check(hot_lock const& held, place use) const noexcept {
+  void check(hot_lock const& held, source_location use) const noexcept {
     if (held.hold().number() == hold_) [[likely]]
       return;
-    place const released = held.hold().released_at();
+    source_location const released = held.hold().released_at();
     std::fprintf(stderr,
                  "tarn: a value looked up at %s:%d is used at %s:%d after the pool's lock was released (last "
                  "at %s:%d). "
@@ -7888,24 +7855,25 @@ class lookup_record {
 
  private:
   std::uint64_t hold_;
-  place where_;
+  source_location where_;
 };
 template <>
 class lookup_record<false> {
  public:
-  lookup_record(hot_lock const&, place) noexcept {}
-  void check(hot_lock const&, place) const noexcept {}
+  lookup_record(hot_lock const&, source_location) noexcept {}
+  void check(hot_lock const&, source_location) const noexcept {}
 };
 
 template <class T>
 class looked_up {
  public:
   /// @param held  the lock under which `value` was found
-  looked_up(hot_lock const& held, T value, place where = place::current())
+  looked_up(hot_lock const& held, T value, source_location where = source_location::current())
       : value_(std::move(value)), record_(held, where) {}
 
   /// The value, under the same hold of the lock. No cost if TARN_CHECK_LOCKS is 0.
-  [[nodiscard]] T const& get(hot_lock const& held, place use = place::current()) const noexcept {
+  [[nodiscard]] T const& get(hot_lock const& held,
+                             source_location use = source_location::current()) const noexcept {
     record_.check(held, use);
     return value_;
   }
@@ -7916,20 +7884,12 @@ class looked_up {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/growth/page_growth.hpp
-// Growth by pages, over one virtual range. Free memory is used at its home address; if no contiguous range of it is large
-// enough, these are tried, cheapest first:
-//
-//   1 a view that was used before and whose handles are free again                     no driver call
-//   2 new handles at home addresses, while reserved memory may grow with live memory   36 us each
-//   3 a view of free handles: an existing one extended, or a new one                   27 us a handle
-//   4 new handles beyond that, for the missing bytes
-//
+// ---- tarn/pool/growth/described_growth.hpp
+// Growth over a page source that a tool may watch. It grows by pages, or by segments of plain blocks if a tool is found, since
+// compute-sanitizer 2025.3.1 refuses heaps over mapped pages and counts each refusal as an error of the program.
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 
 // ---- tarn/pool/growth/growth.hpp
 // The request that the ladder passes to a growth, and the counters of every growth, by pages or by segments.
@@ -7999,14 +7959,13 @@ namespace tarn::detail {
 /// bench/results/frontier.txt has the alternatives: 8 MiB wastes half as much for up to 12 times the driver time. A pool that
 /// is still small starts with small handles, which fit anywhere later.
 [[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
-  return smaller_of(larger_of(align_down(peak / 32, usual_granule), std::size_t{20_MiB}),
-                    std::size_t{96_MiB});
+  return min_of(max_of(align_down(peak / 32, usual_granule), std::size_t{20_MiB}), std::size_t{96_MiB});
 }
 
 /// Requests below this size share a handle of this size, bytes: 2 MiB up to a peak of 16 GiB, so that the freed half of a
 /// checkerboard of 2 MiB blocks consists of whole handles. Larger ones save no driver time on the recorded traces.
 [[nodiscard]] constexpr std::size_t shared_handle(std::size_t peak) noexcept {
-  return smaller_of(larger_of(std::bit_floor(peak / 4096 + 1), std::size_t{2_MiB}), std::size_t{16_MiB});
+  return min_of(max_of(std::bit_floor(peak / 4096 + 1), std::size_t{2_MiB}), std::size_t{16_MiB});
 }
 
 struct growth_request {
@@ -8047,8 +8006,8 @@ struct growth_counters {
     handles_in[static_cast<std::size_t>(where)].increase(1);
     reserved += bytes;
     reserved_total += bytes;
-    reserved_peak = larger_of(reserved_peak, reserved);
-    handles_peak = larger_of(handles_peak, creates - destroys);
+    reserved_peak = max_of(reserved_peak, reserved);
+    handles_peak = max_of(handles_peak, creates - destroys);
   }
   void release(std::uintptr_t address, std::size_t bytes, zone where) noexcept {
     notes.add(growth_change::given_back, address, bytes);
@@ -8068,6 +8027,21 @@ struct held_memory {
 };
 
 }  // namespace tarn::detail
+// ---- tarn/pool/growth/page_growth.hpp
+// Growth by pages, over one virtual range. Free memory is used at its home address; if no contiguous range of it is large
+// enough, these are tried, cheapest first:
+//
+//   1 a view that was used before and whose handles are free again                     no driver call
+//   2 new handles at home addresses, while reserved memory may grow with live memory   36 us each
+//   3 a view of free handles: an existing one extended, or a new one                   27 us a handle
+//   4 new handles beyond that, for the missing bytes
+//
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+
 // ---- tarn/pool/growth/page_choice.hpp
 // The choice of free pieces for a block, if no contiguous free range is large enough. Pure: it reads the arena and the page map
 // and changes neither.
@@ -8186,7 +8160,7 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
     range const& node = a.ranges[r];
     for (std::uintptr_t at = node.address; at < node.end();) {
       handle_ref const h = map.at(at);
-      std::uintptr_t const end = smaller_of(node.end(), map.end_of(h));
+      std::uintptr_t const end = min_of(node.end(), map.end_of(h));
       f(piece{at, end - at, h}, at == map[h].home, end == map.end_of(h));
       at = end;
     }
@@ -8292,7 +8266,7 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
     }
     c.left_over = head.bytes + tail.bytes - rest;
     if (head.bytes != 0) {
-      std::size_t const used = smaller_of(rest, head.bytes);
+      std::size_t const used = min_of(rest, head.bytes);
       head = {head.address + (head.bytes - used), used, head.handle};
       rest -= used;
     }
@@ -8344,8 +8318,8 @@ void for_each_stretch(arena const& a, page_map const& map, view const& v, domain
            r = a.ranges[r].next) {
         range const& node = a.ranges[r];
         if (node.state != range_state::free || (node.domain != taker && node.domain != neutral)) continue;
-        std::size_t const from = offset + (larger_of(node.address, h.home) - h.home);
-        std::size_t const to = offset + (smaller_of(node.end(), handle_end) - h.home);
+        std::size_t const from = offset + (max_of(node.address, h.home) - h.home);
+        std::size_t const to = offset + (min_of(node.end(), handle_end) - h.home);
         if (from != end) {
           if (f(begin, end)) return;
           begin = from;
@@ -8394,8 +8368,8 @@ inline choice pieces_of(page_map const& map, view const& v, std::size_t offset, 
   choice c;
   std::size_t at = 0;
   for (view_slot const& slot : v.slots) {
-    std::size_t const from = larger_of(offset, at);
-    std::size_t const to = smaller_of(offset + bytes, at + slot.bytes);
+    std::size_t const from = max_of(offset, at);
+    std::size_t const to = min_of(offset + bytes, at + slot.bytes);
     if (from < to) c.pieces.push_back(piece{map[slot.handle].home + (from - at), to - from, slot.handle});
     at += slot.bytes;
   }
@@ -8599,7 +8573,7 @@ class ordering {
       done = driver_.query_event(domain.event).ok();
     }
     if (!done) return progress::running;
-    domain.completed = larger_of(domain.completed, covered);
+    domain.completed = max_of(domain.completed, covered);
     return domain.freed <= domain.completed ? progress::completed : progress::running;
   }
 
@@ -8615,7 +8589,7 @@ class ordering {
       ++host_waits_;
       done = driver_.synchronize_event(domain.event).ok();
     }
-    if (done) domain.completed = larger_of(domain.completed, covered);
+    if (done) domain.completed = max_of(domain.completed, covered);
     return done;
   }
 
@@ -8668,7 +8642,7 @@ class ordering {
       done = driver_.synchronize_device().ok();
     }
     if (!done) return progress::unknown;
-    domain.completed = larger_of(domain.completed, mark);
+    domain.completed = max_of(domain.completed, mark);
     return domain.freed <= domain.completed ? progress::completed : progress::running;
   }
 
@@ -8794,7 +8768,7 @@ class page_views {
     for (piece const& p : c.pieces) {
       for (std::uintptr_t at = p.address; at < p.address + p.bytes;) {
         range_ref const r = a.starts.find(a.ranges, at);
-        std::uintptr_t const end = smaller_of(a.ranges[r].end(), p.address + p.bytes);
+        std::uintptr_t const end = min_of(a.ranges[r].end(), p.address + p.bytes);
         carved.push_back(a.carve(r, at, end - at));
         at = end;
       }
@@ -9184,11 +9158,11 @@ class page_growth {
     {
       unlocked const released(hot);
       // Callers may request an alignment up to this: with finer pages, blocks and views would not be aligned to it.
-      grain = larger_of(source_.granularity(), usual_granule);
+      grain = max_of(source_.granularity(), usual_granule);
       std::size_t available = 0;
       std::size_t total = 0;
       (void)source_.driver().memory_info(available, total);
-      std::size_t const device = align_up(larger_of(total, 64 * grain), 8 * grain);
+      std::size_t const device = align_up(max_of(total, 64 * grain), 8 * grain);
       for (bytes = device * reservation_factor; base == nullptr;) {
         try {
           base = source_.reserve(bytes + grain);
@@ -9241,18 +9215,18 @@ class page_growth {
     std::size_t const grain = map_.granularity();
     std::size_t total = align_up(need, grain);
     if (total < request.least_growth && total <= request.may_create)
-      total = larger_of(total, align_down(smaller_of(request.least_growth, request.may_create), grain));
+      total = max_of(total, align_down(min_of(request.least_growth, request.may_create), grain));
     range_ref region = 0;
     if (e.range != 0 && a.ranges[a.ranges[e.range].next].bytes >= total) region = a.ranges[e.range].next;
     if (e.range != 0 && region == 0)
       return create(a, hot, request, looked_up<extension>(hot.held(), {}), request.bytes);
     if (e.range == 0) region = space_.find_home(a, request.where, total, grain);
     if (region == 0) return false;
-    std::size_t const largest = larger_of(align_down(request.largest_handle, grain), grain);
+    std::size_t const largest = max_of(align_down(request.largest_handle, grain), grain);
     sequence<created> made;
     made.reserve(total / largest + 1);
     for (std::size_t left = total; left != 0; left -= made.back().bytes)
-      made.push_back(created{0, smaller_of(left, largest), false});
+      made.push_back(created{0, min_of(left, largest), false});
     map_.make_room(made.size());
     a.ranges.make_room(4);
 
@@ -9525,49 +9499,42 @@ class segment_growth {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/growth/watched_growth.hpp
-// Growth over a page source that a tool may watch. It grows by pages, or by segments of plain blocks if a tool is found, since
-// compute-sanitizer 2025.3.1 refuses heaps over mapped pages and counts each refusal as an error of the program.
-
-#include <cstddef>
-#include <cstdint>
 
 namespace tarn::detail {
 
 /// Provides pages, and blocks in their place once a tool is found, which is before the first growth or never.
 template <class S>
 concept watched_pages = page_source<S> && segment_source<S> && requires(S const& s) {
-  { s.watched() }
-  noexcept->std::same_as<bool>;
+  { s.described() } noexcept -> std::same_as<bool>;
 };
 
 template <watched_pages Source>
-class watched_growth {
+class described_growth {
  public:
   using driver_type = typename Source::driver_type;
 
-  watched_growth(Source source, growth_counters& counters)
+  described_growth(Source source, growth_counters& counters)
       : pages_(source, counters), segments_(static_cast<Source&&>(source), counters) {}
 
   [[nodiscard]] Source& source() noexcept { return pages_.source(); }
   [[nodiscard]] Source const& source() const noexcept { return pages_.source(); }
 
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
-    return watched() ? segments_.contains(address) : pages_.contains(address);
+    return described() ? segments_.contains(address) : pages_.contains(address);
   }
   [[nodiscard]] std::size_t device_bytes() const noexcept {
-    return watched() ? segments_.device_bytes() : pages_.device_bytes();
+    return described() ? segments_.device_bytes() : pages_.device_bytes();
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     return segments_.host_bytes() + pages_.host_bytes();
   }
   bool grow(arena& a, may_release hot, ordering<driver_type>& order, growth_request const& request,
             void*& block) {
-    if (watched()) return segments_.grow(a, hot, order, request, block);
+    if (described()) return segments_.grow(a, hot, order, request, block);
     return pages_.grow(a, hot, order, request, block);
   }
   std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
-    return watched() ? segments_.shrink(a, hot, keep) : pages_.shrink(a, hot, keep);
+    return described() ? segments_.shrink(a, hot, keep) : pages_.shrink(a, hot, keep);
   }
   template <class F>
   void for_each_held(F const& f) const {
@@ -9580,7 +9547,7 @@ class watched_growth {
   }
 
  private:
-  [[nodiscard]] bool watched() const noexcept { return source().watched(); }
+  [[nodiscard]] bool described() const noexcept { return source().described(); }
 
   page_growth<Source> pages_;
   segment_growth<Source> segments_;
@@ -9649,7 +9616,7 @@ constexpr bool gives_heaps() noexcept {
 /// Memory that a tool can watch: device-only memory, of a driver that supports tools, in blocks that may be heaps.
 template <class Source>
 inline constexpr bool is_describable =
-    describing_driver<typename Source::driver_type>&& has_property<Source, device_accessible> &&
+    describing_driver<typename Source::driver_type> && has_property<Source, device_accessible> &&
     !has_property<Source, host_accessible> &&
     (has_plain_blocks<Source> ||
      gives_heaps<std::remove_reference_t<decltype(layer_of(std::declval<Source&>()))>>());
@@ -9918,36 +9885,52 @@ class described_source {
 
   [[nodiscard]] Source& source() noexcept { return source_; }
   /// Whether a tool was found, which happens before the first growth or never.
-  [[nodiscard]] bool watched() const noexcept { return told_->active(); }
+  [[nodiscard]] bool described() const noexcept { return told_->active(); }
   [[nodiscard]] driver_type const& driver() const noexcept { return source_.driver(); }
   [[nodiscard]] device_id device() const { return source_.device(); }
 
   // Pages are not reported, since no tool accepts them as heaps.
 
-  [[nodiscard]] std::size_t granularity() const noexcept requires page_source<Source> {
+  [[nodiscard]] std::size_t granularity() const noexcept
+    requires page_source<Source>
+  {
     return source_.granularity();
   }
-  [[nodiscard]] void* reserve(std::size_t bytes) requires page_source<Source> {
+  [[nodiscard]] void* reserve(std::size_t bytes)
+    requires page_source<Source>
+  {
     return source_.reserve(bytes);
   }
-  void unreserve(void* p, std::size_t bytes) noexcept requires page_source<Source> {
+  void unreserve(void* p, std::size_t bytes) noexcept
+    requires page_source<Source>
+  {
     source_.unreserve(p, bytes);
   }
-  [[nodiscard]] page_handle create(std::size_t bytes) requires page_source<Source> {
+  [[nodiscard]] page_handle create(std::size_t bytes)
+    requires page_source<Source>
+  {
     return source_.create(bytes);
   }
-  void destroy(page_handle handle, std::size_t bytes) noexcept requires page_source<Source> {
+  void destroy(page_handle handle, std::size_t bytes) noexcept
+    requires page_source<Source>
+  {
     source_.destroy(handle, bytes);
   }
-  void map(void* p, std::size_t bytes, page_handle handle) requires page_source<Source> {
+  void map(void* p, std::size_t bytes, page_handle handle)
+    requires page_source<Source>
+  {
     source_.map(p, bytes, handle);
   }
-  void unmap(void* p, std::size_t bytes) noexcept requires page_source<Source> { source_.unmap(p, bytes); }
+  void unmap(void* p, std::size_t bytes) noexcept
+    requires page_source<Source>
+  {
+    source_.unmap(p, bytes);
+  }
 
   // Whole blocks, which are a pool's segments: each is a heap.
 
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    if (watched()) {
+    if (described()) {
       void* const p = take_watched(bytes, alignment);
       told_->heap_begins(p, bytes);
       return p;
@@ -9959,7 +9942,7 @@ class described_source {
     }
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (watched()) {
+    if (described()) {
       told_->heap_ends(p);
       give_watched(p, bytes, alignment);
     } else if constexpr (has_deallocate_sync<Source>) {
@@ -10190,15 +10173,15 @@ struct pool_part {
 };
 
 struct pool_state {
-  std::size_t live = 0;                  ///< handed out, rounded to block sizes; includes `pending`
-  std::size_t live_blocks = 0;           ///< number of those blocks
-  std::size_t reserved = 0;              ///< held from the driver
-  std::size_t reserved_peak = 0;         ///< since the last reset_peaks()
-  std::size_t cached = 0;                ///< reserved, not handed out
-  std::size_t pending = 0;               ///< freed, but waiting for another stream that used it (record_use)
-  std::size_t pending_blocks = 0;        ///< number of those blocks
-  std::size_t largest_free_range = 0;    ///< largest block without a driver call, magazines excluded
-  std::size_t free_blocks = 0;           ///< free ranges
+  std::size_t live = 0;                ///< handed out, rounded to block sizes; includes `pending`
+  std::size_t live_blocks = 0;         ///< number of those blocks
+  std::size_t reserved = 0;            ///< held from the driver
+  std::size_t reserved_peak = 0;       ///< since the last reset_peaks()
+  std::size_t cached = 0;              ///< reserved, not handed out
+  std::size_t pending = 0;             ///< freed, but waiting for another stream that used it (record_stream)
+  std::size_t pending_blocks = 0;      ///< number of those blocks
+  std::size_t largest_free_range = 0;  ///< largest block without a driver call, magazines excluded
+  std::size_t free_blocks = 0;         ///< free ranges
   std::size_t inactive_split_bytes = 0;  ///< bytes in them, including whole free handles and segments
   split_ranges split;                    ///< the part of them that cannot be given back on its own
   std::uint64_t reserved_total = 0;      ///< taken from the driver since the start
@@ -10237,7 +10220,7 @@ struct growth_for<Source> {
 };
 template <watched_pages Source>
 struct growth_for<Source> {
-  using type = watched_growth<Source>;
+  using type = described_growth<Source>;
 };
 
 template <memory_source Upstream>
@@ -10663,15 +10646,14 @@ class ladder {
   /// Rung 0. Returns false if the pool is no longer small, or the source refuses.
   bool grow_roomy(std::size_t threads) {
     std::size_t const reserved = heap_.counters.reserved;
-    std::size_t const limit = smaller_of(roomy_limit * threads, heap_.growth.device_bytes() / roomy_part);
+    std::size_t const limit = min_of(roomy_limit * threads, heap_.growth.device_bytes() / roomy_part);
     if (reserved >= limit || align_up(request_.bytes, usual_granule) > limit - reserved) return false;
     growth_request const usual = request_;
     request_.may_create = limit - reserved;
     request_.may_exceed = false;
     // Many threads that start together wait for each other here: create a few handles, not hundreds.
     if (request_.where == zone::small)
-      request_.least_growth =
-          larger_of(request_.least_growth, align_down(reserved / roomy_step, usual_granule));
+      request_.least_growth = max_of(request_.least_growth, align_down(reserved / roomy_step, usual_granule));
     bool served = false;
     try {
       served = grow();
@@ -10736,18 +10718,16 @@ class ladder {
   /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
   void set_budget() noexcept {
     pool_options const& options = heap_.options;
-    std::size_t const live = larger_of(space().live_peak, space().live_bytes + request_.bytes);
-    request_.largest_handle =
-        options.largest_handle != 0
-            ? larger_of(align_down(options.largest_handle, usual_granule), usual_granule)
-            : handle_limit(live);
-    request_.least_growth = request_.where == zone::large
-                                ? smaller_of(shared_handle(live), request_.largest_handle)
-                                : usual_granule;
+    std::size_t const live = max_of(space().live_peak, space().live_bytes + request_.bytes);
+    request_.largest_handle = options.largest_handle != 0
+                                  ? max_of(align_down(options.largest_handle, usual_granule), usual_granule)
+                                  : handle_limit(live);
+    request_.least_growth =
+        request_.where == zone::large ? min_of(shared_handle(live), request_.largest_handle) : usual_granule;
     request_.may_remap = options.remap == remapping::when_tight;
     if (!request_.may_remap) {
       // The remainder of a growth absorbs small differences between passes over the same work.
-      request_.least_growth = larger_of(request_.least_growth, align_up(live / 128, usual_granule));
+      request_.least_growth = max_of(request_.least_growth, align_up(live / 128, usual_granule));
       request_.may_create = max_request_bytes;
       return;
     }
@@ -10969,22 +10949,22 @@ void reset_totals(Heap& heap) noexcept {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/waiting_blocks.hpp
-// Freed blocks that wait for streams named by record_use(), or for a stream that the driver does not know. They count as live
-// until the device has completed those uses (record_use.hpp); then they return to the heap.
+// Freed blocks that wait for streams named by record_stream(), or for a stream that the driver does not know. They count as live
+// until the device has completed those uses (record_stream.hpp); then they return to the heap.
 
 #include <cstddef>
 #include <cstdint>
 
-// ---- tarn/pool/order/record_use.hpp
-// Blocks used on more streams than the one they are freed on. record_use() records the uses, and a freed block is held back
+// ---- tarn/pool/order/recorded_streams.hpp
+// Blocks used on more streams than the one they are freed on. record_stream() records the uses, and a freed block is held back
 // until the device has completed them. Costs one relaxed load per deallocation while nothing is recorded, two more while other
 // blocks are.
 //
-//   record_use(p, B)     p is recorded, with a use on B's lane
-//   deallocate(A, p)     an event is recorded on B; the use is appended to B's lane: first | ... | last
-//   allocate(), a miss   the first event of each lane is queried; once it is complete, p is freed on A
+//   record_stream(p, B)     p is recorded, with a use on B's queue
+//   deallocate(A, p)     an event is recorded on B; the use is appended to B's queue: first | ... | last
+//   allocate(), a miss   the first event of each queue is queried; once it is complete, p is freed on A
 //
-// A lane's uses are in the order of their events, so one failed query ends the search of a lane. If many uses wait, several
+// A queue's uses are in the order of their events, so one failed query ends the search of a queue. If many uses wait, several
 // share the event that was recorded after all of them.
 //
 // The driver is never called under the mutex. A call in progress keeps what it works on: a deallocation keeps the block by a
@@ -11184,7 +11164,7 @@ class noted_blocks {
 namespace tarn::detail {
 
 template <stream_driver Driver>
-class recorded_uses {
+class recorded_streams {
  public:
   /// A block that was freed and held back.
   struct waiting {
@@ -11194,9 +11174,9 @@ class recorded_uses {
     stream_ref stream;
   };
 
-  explicit recorded_uses(Driver const& driver) : driver_(driver) {}
-  recorded_uses(recorded_uses const&) = delete;
-  recorded_uses& operator=(recorded_uses const&) = delete;
+  explicit recorded_streams(Driver const& driver) : driver_(driver) {}
+  recorded_streams(recorded_streams const&) = delete;
+  recorded_streams& operator=(recorded_streams const&) = delete;
 
   [[nodiscard]] bool any() const noexcept { return noted_count_.load(std::memory_order_relaxed) != 0; }
   /// Returns false if `p` has no recorded use. Takes no lock.
@@ -11263,15 +11243,15 @@ class recorded_uses {
   }
 
   /// Finds out which uses are complete; `wait` makes the host wait for all that were marked before the call. One thread at a
-  /// time. At most two queries per lane, plus one for each completed event.
+  /// time. At most two queries per queue, plus one for each completed event.
   void settle(bool const wait) noexcept {
     lock held(mutex_);
-    for (slot_number l = 1; l <= lanes_.last(); ++l) {
-      if (lanes_[l].users == 0) continue;
+    for (slot_number l = 1; l <= queues_.last(); ++l) {
+      if (queues_[l].users == 0) continue;
       mark_again(held, l);
       // Deallocations continue meanwhile: ignore their marks, so that this loop ends.
       std::uint64_t const now = ++clock_;
-      while (lanes_[l].first != 0 && uses_[lanes_[l].first].ticket < now && ask_first(held, l, wait)) {
+      while (queues_[l].first != 0 && uses_[queues_[l].first].ticket < now && ask_first(held, l, wait)) {
       }
     }
   }
@@ -11303,8 +11283,8 @@ class recorded_uses {
   /// since the stream may be destroyed.
   [[nodiscard]] bool asks_for_device() const noexcept {
     std::lock_guard const guard(mutex_);
-    for (slot_number l = 1; l <= lanes_.last(); ++l) {
-      if (lanes_[l].unmarked != 0 && lanes_[l].captured) return false;
+    for (slot_number l = 1; l <= queues_.last(); ++l) {
+      if (queues_[l].unmarked != 0 && queues_[l].captured) return false;
     }
     return any_waiting();
   }
@@ -11312,8 +11292,8 @@ class recorded_uses {
   /// Destroys the events of blocks that could not be waited for. The pool is ending, and their memory with it.
   void close() noexcept {
     lock held(mutex_);
-    for (slot_number l = 1; l <= lanes_.last(); ++l) {
-      for (slot_number u = std::exchange(lanes_[l].first, 0); u != 0; u = uses_[u].next)
+    for (slot_number l = 1; l <= queues_.last(); ++l) {
+      for (slot_number u = std::exchange(queues_[l].first, 0); u != 0; u = uses_[u].next)
         recycle(held, uses_[u].event);
     }
     while (idle_count_ != 0) destroy(held, idle_[--idle_count_]);
@@ -11329,7 +11309,7 @@ class recorded_uses {
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     std::lock_guard const guard(mutex_);
-    return blocks_.host_bytes() + uses_.host_bytes() + lanes_.host_bytes() + noted_.host_bytes() +
+    return blocks_.host_bytes() + uses_.host_bytes() + queues_.host_bytes() + noted_.host_bytes() +
            by_stream_.host_bytes();
   }
 
@@ -11348,7 +11328,7 @@ class recorded_uses {
   /// A use; after its deallocation, part of a group that one event covers. The first use represents the group.
   struct use {
     slot_number block = 0;
-    slot_number lane = 0;
+    slot_number queue = 0;
     slot_number next = 0;     ///< next use of the block, next member of the group, or next group
     slot_number members = 0;  ///< of the group, without the first
     slot_number last_member = 0;
@@ -11358,7 +11338,7 @@ class recorded_uses {
     event_handle event = nullptr;
   };
   /// The uses of one stream, or of all but the default streams if the driver marks the whole device's work.
-  struct lane {
+  struct use_queue {
     stream_id key = 0;
     stream_ref stream;
     slot_number next = 0;
@@ -11372,7 +11352,7 @@ class recorded_uses {
     bool captured = false;     ///< whether a capture caused the last refusal of a mark
   };
 
-  /// A group has at most this part of the uses that wait on its lane: a use waits for an event recorded slightly later than its
+  /// A group has at most this part of the uses that wait on its queue: a use waits for an event recorded slightly later than its
   /// own would be. 32 uses have 32 events; each doubling adds 11.
   static constexpr std::uint32_t group_part = 16;
   /// Number of events kept for later marks.
@@ -11386,29 +11366,29 @@ class recorded_uses {
     stream_id const key = shared ? neutral_id : stream.id();
     if (slot_number const known = by_stream_.find(key); known != 0) return known;
     by_stream_.make_room(1);
-    lanes_.make_room();
-    slot_number const l = lanes_.take();
+    queues_.make_room();
+    slot_number const l = queues_.take();
     by_stream_.insert(key, l);
-    lanes_[l].key = key;
-    lanes_[l].stream = stream;
-    lanes_[l].gone = key == stream_ref::unknown_id;
+    queues_[l].key = key;
+    queues_[l].stream = stream;
+    queues_[l].gone = key == stream_ref::unknown_id;
     return l;
   }
   void add_use(slot_number b, slot_number l, stream_id id) noexcept {
     slot_number const u = uses_.take();
     uses_[u].block = b;
-    uses_[u].lane = l;
+    uses_[u].queue = l;
     uses_[u].stream = id;
     uses_[u].next = blocks_[b].uses;
     blocks_[b].uses = u;
-    ++lanes_[l].users;
+    ++queues_[l].users;
   }
   void drop(slot_number u) noexcept {
-    slot_number const l = uses_[u].lane;
+    slot_number const l = uses_[u].queue;
     uses_.give(u);
-    if (--lanes_[l].users != 0) return;
-    (void)by_stream_.erase(lanes_[l].key);
-    lanes_.give(l);
+    if (--queues_[l].users != 0) return;
+    (void)by_stream_.erase(queues_[l].key);
+    queues_.give(l);
   }
   slot_number take_noted(void* p) noexcept {
     slot_number const b = noted_.take(p);
@@ -11431,7 +11411,7 @@ class recorded_uses {
   /// Appends a group marked by `event`, which was recorded after `ticket` was taken. Returns an event that is no longer needed,
   /// or null.
   event_handle append(slot_number g, std::uint64_t ticket, event_handle event) noexcept {
-    lane& in = lanes_[uses_[g].lane];
+    use_queue& in = queues_[uses_[g].queue];
     in.marked += uses_[g].count;
     slot_number const last = in.last;
     // Another thread's deallocation may have taken its ticket after this one and appended its group before it.
@@ -11493,9 +11473,9 @@ class recorded_uses {
   /// the driver refused, is set aside: waiting for the device would invalidate the capture, and freeing the block would be
   /// wrong. Returns true if its uses are complete; the group is then still in no list.
   bool mark(lock& held, slot_number g, std::uint64_t ticket) noexcept {
-    slot_number const l = uses_[g].lane;
-    stream_ref const stream = lanes_[l].stream;
-    bool const known_gone = lanes_[l].gone;
+    slot_number const l = uses_[g].queue;
+    stream_ref const stream = queues_[l].stream;
+    bool const known_gone = queues_[l].gone;
     event_handle event = !known_gone && idle_count_ != 0 ? idle_[--idle_count_] : nullptr;
     held.unlock();
     bool captured = false;
@@ -11506,7 +11486,7 @@ class recorded_uses {
     }
     bool const over = result == mark_result::gone && driver_.synchronize_device().ok();
     held.lock();
-    lane& in = lanes_[l];
+    use_queue& in = queues_[l];
     in.captured = captured;
     in.gone = in.gone || result == mark_result::gone;
     if (result == mark_result::marked) {
@@ -11520,22 +11500,22 @@ class recorded_uses {
     if (event != nullptr) destroy(held, event);
     return over;
   }
-  /// Retries all uses of a lane that could not be marked: one event covers them all.
+  /// Retries all uses of a queue that could not be marked: one event covers them all.
   void mark_again(lock& held, slot_number l) noexcept {
-    slot_number const g = std::exchange(lanes_[l].unmarked, 0);
+    slot_number const g = std::exchange(queues_[l].unmarked, 0);
     if (g != 0 && mark(held, g, ++clock_)) is_over(g);
   }
 
-  /// Returns whether the first group of a lane is complete.
+  /// Returns whether the first group of a queue is complete.
   bool ask_first(lock& held, slot_number l, bool const wait) noexcept {
-    slot_number const g = lanes_[l].first;
+    slot_number const g = queues_[l].first;
     event_handle const event = uses_[g].event;
-    lanes_[l].asked = true;
+    queues_[l].asked = true;
     held.unlock();
     bool done = driver_.query_event(event).ok();
     if (!done && wait) done = driver_.synchronize_event(event).ok() || driver_.synchronize_device().ok();
     held.lock();
-    lane& in = lanes_[l];  // still has users: only this thread takes groups out
+    use_queue& in = queues_[l];  // still has users: only this thread takes groups out
     in.asked = false;
     if (!done) return false;
     in.first = uses_[g].next;
@@ -11562,8 +11542,8 @@ class recorded_uses {
   mutable fork_mutex mutex_;
   slots<block> blocks_;
   slots<use> uses_;
-  slots<lane> lanes_;
-  block_table by_stream_;
+  slots<use_queue> queues_;
+  address_map<std::uint32_t> by_stream_;
   noted_blocks<block> noted_{blocks_};
   slot_number over_ = 0;  ///< groups whose uses are complete
   std::uint64_t clock_ = 0;
@@ -11586,7 +11566,7 @@ class waiting_blocks {
   waiting_blocks(waiting_blocks const&) = delete;
   waiting_blocks& operator=(waiting_blocks const&) = delete;
 
-  /// See recorded_uses::note().
+  /// See recorded_streams::note().
   void note(void* p, stream_ref stream) { uses_.note(p, stream); }
 
   /// Returns false if `p` has no recorded use. Takes no lock: one relaxed load while nothing is recorded.
@@ -11624,7 +11604,7 @@ class waiting_blocks {
   void release(bool const wait) noexcept {
     if (!uses_.any_waiting()) return;
     uses_.settle(wait);
-    typename recorded_uses<driver_type>::waiting w;
+    typename recorded_streams<driver_type>::waiting w;
     while (uses_.take_ready(w)) {
       count(w.bytes, w.alignment, -1);
       stream_id const id = w.stream.id();
@@ -11659,7 +11639,7 @@ class waiting_blocks {
   }
 
   Heap& heap_;
-  recorded_uses<driver_type> uses_;
+  recorded_streams<driver_type> uses_;
   waiting_count count_;
 };
 
@@ -11868,7 +11848,7 @@ class pool : public detail::pool_parts<Upstream> {
   /// Records that work on `stream`, enqueued before the block is deallocated, uses the block although it is freed on another
   /// stream. The freed block is held back until that work is done; other blocks are not. Amortised host cost O(1); host memory
   /// 140 bytes times the peak number of recorded uses. @throws std::bad_alloc, cuda_error, nothing has changed
-  void record_use(void* p, std::size_t, stream_ref stream) {
+  void record_stream(void* p, std::size_t, stream_ref stream) {
     if (p != nullptr && !heap_.is_lost()) waiting_.note(p, stream);
   }
 
@@ -11916,25 +11896,26 @@ class pool : public detail::pool_parts<Upstream> {
     detail::room_to_describe room(heap_.description);
     std::size_t const guard = heap_.description.active() ? detail::guard_bytes : 0;
     detail::block_request const request(id, stream, bytes, bytes + guard, alignment);
-    auto place = front_.open(id, stream);
+    auto position = front_.open(id, stream);
     detail::block_batch batch;
-    if (place.mine != nullptr && request.in_run) batch.wanted = detail::magazine_batch(request.size_class);
-    if (!take_from_heap(place, request, batch)) {
-      climb(place, request, batch);
-      front_.find_again(place, id, stream);
+    if (position.of_stream != nullptr && request.in_run)
+      batch.wanted = detail::magazine_batch(request.size_class);
+    if (!take_from_heap(position, request, batch)) {
+      climb(position, request, batch);
+      front_.find_again(position, id, stream);
     }
-    front_.keep_rest(place, request, batch);
+    front_.keep_rest(position, request, batch);
     if (batch.count > 1) heap_.give_back(id, stream, request.size_class, batch.blocks + 1, batch.count - 1);
     room.use(batch.blocks[0], bytes);
     return batch.blocks[0];
   }
 
-  bool take_from_heap(typename front_type::place const& place, detail::block_request const& request,
-                      detail::block_batch& batch) {
+  bool take_from_heap(typename front_type::cache_position const& position,
+                      detail::block_request const& request, detail::block_batch& batch) {
     // Return the cached large block first: it may coalesce with its neighbours.
     std::size_t cached_bytes = 0;
-    void* const cached = place.mine != nullptr && request.where != detail::zone::small
-                             ? front_.take_large(place, cached_bytes)
+    void* const cached = position.of_stream != nullptr && request.where != detail::zone::small
+                             ? front_.take_large(position, cached_bytes)
                              : nullptr;
     detail::hot_lock held(heap_.hot);
     if (cached != nullptr)
@@ -11942,12 +11923,12 @@ class pool : public detail::pool_parts<Upstream> {
     heap_.space(held).make_room();
     if (!heap_.take(held, heap_.space(held).streams.get(request.id, request.stream), request, batch))
       return false;
-    heap_.count_taken(held, request, place.cache == nullptr);
+    heap_.count_taken(held, request, position.cache == nullptr);
     return true;
   }
 
-  TARN_NOINLINE void climb(typename front_type::place const& place, detail::block_request const& request,
-                           detail::block_batch& batch) {
+  TARN_NOINLINE void climb(typename front_type::cache_position const& position,
+                           detail::block_request const& request, detail::block_batch& batch) {
     if (heap_.cold.is_mine()) [[unlikely]]  // a growth cannot start another one
       heap_.refuse(request.id, request.asked, request.alignment,
                    "the pool, since it is asked by a handler of its own growth");
@@ -11955,7 +11936,7 @@ class pool : public detail::pool_parts<Upstream> {
     waiting_.release(false);
     detail::hot_lock held(heap_.hot);
     detail::ladder(heap_, front_, waiting_, detail::may_release(held), request, batch).climb();
-    heap_.count_taken(held, request, place.cache == nullptr);
+    heap_.count_taken(held, request, position.cache == nullptr);
   }
 
   // ---- deallocation: the thread's cache, the heap
@@ -11978,13 +11959,13 @@ class pool : public detail::pool_parts<Upstream> {
     if (heap_.description.active()) [[unlikely]]
       return take_back_described(heap_, id, stream, p, bytes, alignment, detail::reuse::later);
     detail::block_request const request(id, stream, bytes, bytes, alignment);
-    auto const place = front_.open(id, stream);
-    if (place.mine == nullptr) {
+    auto const position = front_.open(id, stream);
+    if (position.of_stream == nullptr) {
       heap_.count_given(request);
     } else {
       detail::block_batch displaced;
       std::size_t displaced_bytes = 0;
-      auto const kept = front_.put_and_displace(place, request, p, displaced, displaced_bytes);
+      auto const kept = front_.put_and_displace(position, request, p, displaced, displaced_bytes);
       if (kept == detail::kept::twice) [[unlikely]]
         return heap_.note_double_free(request, p);
       if (displaced.count != 0) heap_.give_back(request, displaced.blocks, displaced.count, displaced_bytes);
@@ -12034,7 +12015,9 @@ struct pooled {
 template <class Upstream>
 class pooled_layer : public pool<Upstream> {
  public:
-  pooled_layer() requires std::default_initializable<Upstream> : pooled_layer(Upstream{}) {}
+  pooled_layer()
+    requires std::default_initializable<Upstream>
+      : pooled_layer(Upstream{}) {}
   explicit pooled_layer(Upstream upstream, pooled const& options = {})
       : pool<Upstream>(std::move(upstream),
                        pool_options{options.remap, options.slack_per_mille, options.largest_handle}) {}
@@ -12145,7 +12128,7 @@ class combining_lock {
       if (tries % tries_apart == 0 && !lock_.is_taken() && lock_.try_lock()) {
         leave(apply);  // applies this thread's update unless the holder already has
       } else {
-        wait_a_moment(tries);
+        spin_wait(tries);
       }
     }
     s.at.store(step::free, std::memory_order_release);
@@ -12461,14 +12444,14 @@ class tracked_numbers {
   [[nodiscard]] stat active(std::size_t k, std::size_t g) noexcept {
     stat s = number(k, g);
     s.current += waiting_[k][g];
-    s.peak = larger_of(s.peak, active_peak_[k][g]);
+    s.peak = max_of(s.peak, active_peak_[k][g]);
     s.freed -= not_over_[k][g];
     return s;
   }
   void note_active(block_group group) noexcept {
     for (std::size_t k = 0; k < 3; ++k) {
       for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(group)})
-        active_peak_[k][g] = larger_of(active_peak_[k][g], number(k, g).current + waiting_[k][g]);
+        active_peak_[k][g] = max_of(active_peak_[k][g], number(k, g).current + waiting_[k][g]);
     }
   }
   void note_whether_watched() noexcept {
@@ -12481,7 +12464,7 @@ class tracked_numbers {
   /// How far a number may grow before it, or its sum with the waiting blocks, passes its peak.
   [[nodiscard]] std::int64_t room(std::size_t k, std::size_t g) noexcept {
     stat const& s = number(k, g);
-    return smaller_of(s.peak, larger_of(s.peak, active_peak_[k][g]) - waiting_[k][g]) - s.current;
+    return min_of(s.peak, max_of(s.peak, active_peak_[k][g]) - waiting_[k][g]) - s.current;
   }
 
   /// Whether a block can be added without a new peak, even if all shares are used up.
@@ -12515,7 +12498,7 @@ class tracked_numbers {
     }
     for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
       if (m->whose == peak_of::this_thread) return;  // a share does not distinguish its threads
-      share[1][0] = smaller_of(share[1][0], (m->peak - m->current) / (takers + 1));
+      share[1][0] = min_of(share[1][0], (m->peak - m->current) / (takers + 1));
     }
     for (std::size_t k = 0; k < 3; ++k) {
       for (std::size_t g = 0; g < 3; ++g) lent_[k][g] = share[k][g] * takers;
@@ -12546,7 +12529,7 @@ class tracked_numbers {
     }
     if (idle != 0) asked_.fetch_and(~idle, std::memory_order_relaxed);
     bool const paid = calls >= least_calls * static_cast<std::uint64_t>(std::popcount(out_));
-    last_pause_ = paid ? 0 : smaller_of(last_pause_ * 2 + 16, longest_pause);
+    last_pause_ = paid ? 0 : min_of(last_pause_ * 2 + 16, longest_pause);
     pause_ = last_pause_;
     out_ = 0;
   }
@@ -12560,7 +12543,7 @@ class tracked_numbers {
       if (m->whose != peak_of::all_threads && m->thread != thread_number_of(u.thread)) continue;
       m->current += u.rounded;
       if (u.rounded < 0) continue;
-      m->peak = larger_of(m->peak, m->current);
+      m->peak = max_of(m->peak, m->current);
       ++m->allocations;
     }
   }
@@ -12629,7 +12612,9 @@ class tracked_layer {
   /// Blocks up to this size are small, bytes (PyTorch: kSmallSize).
   static constexpr std::size_t small_limit = 1_MiB;
 
-  tracked_layer() requires std::default_initializable<Upstream> : tracked_layer(Upstream{}) {}
+  tracked_layer()
+    requires std::default_initializable<Upstream>
+      : tracked_layer(Upstream{}) {}
   explicit tracked_layer(Upstream upstream, tracked const& = {}) : upstream_(std::move(upstream)) {
     if constexpr (reachable<Upstream, attach_call>) nearest(upstream_, attach_call{observer_});
   }
@@ -12764,7 +12749,7 @@ class fallback_layer;
 
 /// Allocates from `other` when the upstream throws out_of_memory. Its memory must be usable wherever the upstream's is.
 ///
-/// Pool calls reach both resources: record_use() and owns() the one that the block belongs to; trim(), state(), reset_peaks(),
+/// Pool calls reach both resources: record_stream() and owns() the one that the block belongs to; trim(), state(), reset_peaks(),
 /// reset_totals(), note_growth() and inspect() both. The features of other layers (limits, exact statistics, records) work only
 /// over this layer, where they cover the blocks of both.
 template <class Other>
@@ -12804,7 +12789,7 @@ concept either_reaches = reachable<First, Call> || reachable<Second, Call>;
   s.cached += b.cached;
   s.pending += b.pending;
   s.pending_blocks += b.pending_blocks;
-  s.largest_free_range = larger_of(a.largest_free_range, b.largest_free_range);
+  s.largest_free_range = max_of(a.largest_free_range, b.largest_free_range);
   s.free_blocks += b.free_blocks;
   s.inactive_split_bytes += b.inactive_split_bytes;
   s.split = joined_split(a.split, b.split);
@@ -12891,10 +12876,11 @@ class fallback_layer {
   /// Reaches the resource that the block belongs to. If that one has no pool, the block's deallocation waits for the whole
   /// device.
   /// @throws std::bad_alloc, cuda_error: nothing has changed
-  void record_use(void* p, std::size_t bytes,
-                  stream_ref stream) requires(detail::takes_uses<Upstream> || detail::takes_uses<Other>) {
+  void record_stream(void* p, std::size_t bytes, stream_ref stream)
+    requires(detail::records_streams<Upstream> || detail::records_streams<Other>)
+  {
     if (p == nullptr) return;
-    detail::record_use_call const use{p, bytes, stream};
+    detail::record_stream_call const use{p, bytes, stream};
     if (is_of_other(p)) {
       record_in(other_, use);
     } else {
@@ -12903,48 +12889,57 @@ class fallback_layer {
   }
   /// Gives cached memory back until both together hold at most `keep_bytes`, the fallback's first; returns the bytes given
   /// back.
-  std::size_t trim(
-      std::size_t keep_bytes) requires detail::either_reaches<Upstream, Other, detail::routed_calls::trim> {
+  std::size_t trim(std::size_t keep_bytes)
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::trim>
+  {
     std::size_t const first = reserved_in(upstream_);
     std::size_t const given = trim_one(other_, keep_bytes > first ? keep_bytes - first : 0);
     std::size_t const second = reserved_in(other_);
     return given + trim_one(upstream_, keep_bytes > second ? keep_bytes - second : 0);
   }
   /// Whether `p` lies in memory that either pool reserved.
-  [[nodiscard]] bool owns(
-      void const* p) requires detail::either_reaches<Upstream, Other, detail::routed_calls::owns> {
+  [[nodiscard]] bool owns(void const* p)
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::owns>
+  {
     auto const ask = [p](auto& l) -> decltype(static_cast<bool>(l.owns(p))) { return l.owns(p); };
     return of_each(ask, [](bool a, bool b) { return a || b; });
   }
   /// The larger one of both.
-  [[nodiscard]] std::size_t largest_free_range() requires
-      detail::either_reaches<Upstream, Other, detail::routed_calls::largest_free_range> {
+  [[nodiscard]] std::size_t largest_free_range()
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::largest_free_range>
+  {
     auto const ask = [](auto& l) -> decltype(static_cast<std::size_t>(l.largest_free_range())) {
       return l.largest_free_range();
     };
-    return of_each(ask, [](std::size_t a, std::size_t b) { return detail::larger_of(a, b); });
+    return of_each(ask, [](std::size_t a, std::size_t b) { return detail::max_of(a, b); });
   }
   /// The bytes that a request occupies in either resource, the larger value if they round differently: it is needed before it
   /// is known which of them serves, and limits must hold for both.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
-    return detail::larger_of(detail::block_bytes_of(upstream_, bytes, alignment),
-                             detail::block_bytes_of(other_, bytes, alignment));
+    return detail::max_of(detail::block_bytes_of(upstream_, bytes, alignment),
+                          detail::block_bytes_of(other_, bytes, alignment));
   }
   /// The sum of both, each read at one moment. Peaks are an upper bound, see detail::sum_of_states().
-  [[nodiscard]] pool_state state() requires
-      detail::either_reaches<Upstream, Other, detail::routed_calls::state> {
+  [[nodiscard]] pool_state state()
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::state>
+  {
     auto const ask = [](auto& l) -> decltype(pool_state(l.state())) { return l.state(); };
     return of_each(ask, detail::sum_of_states);
   }
-  void reset_peaks() requires detail::either_reaches<Upstream, Other, detail::routed_calls::reset_peaks> {
+  void reset_peaks()
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::reset_peaks>
+  {
     to_each([](auto& l) -> decltype(static_cast<void>(l.reset_peaks())) { l.reset_peaks(); });
   }
-  void reset_totals() requires detail::either_reaches<Upstream, Other, detail::routed_calls::reset_totals> {
+  void reset_totals()
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::reset_totals>
+  {
     to_each([](auto& l) -> decltype(static_cast<void>(l.reset_totals())) { l.reset_totals(); });
   }
   /// Notifies of waiting blocks in both. @throws std::bad_alloc, nothing has changed
-  void observe_waiting(detail::waiting_observer& observer) requires
-      detail::either_reaches<Upstream, Other, detail::routed_calls::observe_waiting> {
+  void observe_waiting(detail::waiting_observer& observer)
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::observe_waiting>
+  {
     try {
       to_each([&](auto& l) -> decltype(static_cast<void>(l.observe_waiting(observer))) {
         l.observe_waiting(observer);
@@ -12954,31 +12949,36 @@ class fallback_layer {
       throw;
     }
   }
-  void end_observation(detail::waiting_observer& observer) noexcept requires
-      detail::either_reaches<Upstream, Other, detail::routed_calls::end_observation> {
+  void end_observation(detail::waiting_observer& observer) noexcept
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::end_observation>
+  {
     to_each([&](auto& l) -> decltype(static_cast<void>(l.end_observation(observer))) {
       l.end_observation(observer);
     });
   }
   /// @throws std::bad_alloc
   template <class Clock>
-  void note_growth(std::size_t most, Clock clock) requires
-      detail::either_reaches<Upstream, Other, detail::routed_calls::note_growth> {
+  void note_growth(std::size_t most, Clock clock)
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::note_growth>
+  {
     to_each([&](auto& l) -> decltype(static_cast<void>(l.note_growth(most, clock))) {
       l.note_growth(most, clock);
     });
   }
   /// @throws std::bad_alloc
   template <class Clock>
-  void note_growth_from_now(std::size_t most, Clock clock) requires
-      detail::either_reaches<Upstream, Other, detail::routed_calls::note_growth_from_now> {
+  void note_growth_from_now(std::size_t most, Clock clock)
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::note_growth_from_now>
+  {
     to_each([&](auto& l) -> decltype(static_cast<void>(l.note_growth_from_now(most, clock))) {
       l.note_growth_from_now(most, clock);
     });
   }
   /// Inspects one pool, then the other; see pool::inspect().
   template <class Look>
-  void inspect(Look&& look) requires detail::either_reaches<Upstream, Other, detail::routed_calls::inspect> {
+  void inspect(Look&& look)
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::inspect>
+  {
     to_each([&](auto& l) -> decltype(static_cast<void>(l.inspect(look))) { l.inspect(look); });
   }
 
@@ -13032,8 +13032,8 @@ class fallback_layer {
   // ---- uses on other streams
 
   template <class Resource>
-  void record_in(Resource& resource, detail::record_use_call const& use) {
-    if constexpr (detail::takes_uses<Resource>) {
+  void record_in(Resource& resource, detail::record_stream_call const& use) {
+    if constexpr (detail::records_streams<Resource>) {
       nearest(resource, use);
     } else {
       std::lock_guard const guard(mutex_);
@@ -13042,7 +13042,7 @@ class fallback_layer {
       used_count_.store(used_.size(), std::memory_order_relaxed);
     }
   }
-  /// Waits for the device if record_use() named a block that no pool holds back.
+  /// Waits for the device if record_stream() named a block that no pool holds back.
   void wait_for_uses(void* p) noexcept {
     if (used_count_.load(std::memory_order_relaxed) == 0) return;
     {
@@ -13128,7 +13128,9 @@ class fenced_layer {
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
 
-  fenced_layer() requires std::default_initializable<Upstream> : fenced_layer(Upstream{}) {}
+  fenced_layer()
+    requires std::default_initializable<Upstream>
+      : fenced_layer(Upstream{}) {}
   explicit fenced_layer(Upstream upstream, fenced const& options = {})
       : upstream_(std::move(upstream)), fences_(options.fence_bytes) {}
   fenced_layer(fenced_layer const&) = delete;
@@ -13166,15 +13168,17 @@ class fenced_layer {
   }
 
   /// Passes on the block with its fences, as the pool knows it.
-  void record_use(void* p, std::size_t bytes, stream_ref stream) requires detail::takes_uses<Upstream> {
+  void record_stream(void* p, std::size_t bytes, stream_ref stream)
+    requires detail::records_streams<Upstream>
+  {
     std::size_t alignment = 0;
     {
       std::lock_guard const guard(mutex_);
       alignment = blocks_.find(key_of(p)).alignment;
     }
     if (alignment == 0) return;  // deallocation will report it
-    nearest(upstream_, detail::record_use_call{fences_.whole_of(p, alignment),
-                                               fences_.whole_bytes(bytes, alignment), stream});
+    nearest(upstream_, detail::record_stream_call{fences_.whole_of(p, alignment),
+                                                  fences_.whole_bytes(bytes, alignment), stream});
   }
 
   /// Verifies the fences of every block that was live at the call and is still live, reports broken ones and returns their
@@ -13388,8 +13392,7 @@ class byte_budget {
  private:
   void put_in_force() noexcept {
     std::size_t smallest = own_limit_;
-    for (budget_bound const* b = bounds_; b != nullptr; b = b->next)
-      smallest = smaller_of(smallest, b->bytes);
+    for (budget_bound const* b = bounds_; b != nullptr; b = b->next) smallest = min_of(smallest, b->bytes);
     limit_.store(smallest, std::memory_order_relaxed);
   }
 
@@ -13420,11 +13423,15 @@ class limited_base {
   /// The limit in force: the layer's own, or that of a live budget_scope if it is smaller.
   [[nodiscard]] std::size_t limit() const noexcept { return budget_.limit(); }
   /// The upstream's plain blocks count against the same limit. @throws out_of_memory, as the layer's other calls
-  [[nodiscard]] void* allocate_plain(std::size_t bytes) requires has_plain_blocks<Upstream> {
+  [[nodiscard]] void* allocate_plain(std::size_t bytes)
+    requires has_plain_blocks<Upstream>
+  {
     return within_budget(bytes, bytes, default_alignment, {},
                          [&] { return upstream_.allocate_plain(bytes); });
   }
-  void deallocate_plain(void* p, std::size_t bytes) noexcept requires has_plain_blocks<Upstream> {
+  void deallocate_plain(void* p, std::size_t bytes) noexcept
+    requires has_plain_blocks<Upstream>
+  {
     upstream_.deallocate_plain(p, bytes);
     budget_.give(bytes);
   }
@@ -13555,7 +13562,9 @@ class poisoned_layer {
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
 
-  poisoned_layer() requires std::default_initializable<Upstream> : poisoned_layer(Upstream{}) {}
+  poisoned_layer()
+    requires std::default_initializable<Upstream>
+      : poisoned_layer(Upstream{}) {}
   explicit poisoned_layer(Upstream upstream, poisoned const& = {}) : upstream_(std::move(upstream)) {}
   poisoned_layer(poisoned_layer const&) = delete;
   poisoned_layer& operator=(poisoned_layer const&) = delete;
@@ -13600,7 +13609,9 @@ class poisoned_layer {
   }
 
   /// Such a block is not poisoned when it is freed: the other stream may still use it. @throws std::bad_alloc
-  void record_use(void* p, std::size_t bytes, stream_ref stream) requires detail::takes_uses<Upstream> {
+  void record_stream(void* p, std::size_t bytes, stream_ref stream)
+    requires detail::records_streams<Upstream>
+  {
     bool added = false;
     if (p != nullptr) {
       std::lock_guard const guard(mutex_);
@@ -13612,7 +13623,7 @@ class poisoned_layer {
       count_.store(used_elsewhere_.size(), std::memory_order_relaxed);
     }
     try {
-      nearest(upstream_, detail::record_use_call{p, bytes, stream});
+      nearest(upstream_, detail::record_stream_call{p, bytes, stream});
     } catch (...) {
       if (added) (void)is_used_elsewhere(p);
       throw;
@@ -13631,7 +13642,7 @@ class poisoned_layer {
     (void)detail::fill_bytes(driver(), stream_ref{}, p, byte, bytes);
     return driver().synchronize_stream(stream_ref{});
   }
-  /// Returns true, once, if record_use() named the block.
+  /// Returns true, once, if record_stream() named the block.
   bool is_used_elsewhere(void* p) noexcept {
     if (count_.load(std::memory_order_relaxed) == 0) return false;
     std::lock_guard const guard(mutex_);
@@ -13647,8 +13658,85 @@ class poisoned_layer {
 };
 
 }  // namespace tarn
-// ---- tarn/policy/recorded.hpp
-// recorded: writes every call as a trace for tarn_replay, so that a program can be measured against any pool.
+// ---- tarn/policy/retry_on_oom.hpp
+// retry_on_oom: a user's handler that may free memory before out_of_memory reaches the caller.
+
+#include <concepts>
+#include <cstddef>
+#include <utility>
+
+namespace tarn {
+
+template <class Upstream, class Handler>
+class retry_layer;
+
+/// Calls `handler(error, attempt)`, with attempt counting from 1, when the upstream throws out_of_memory. If it returns true,
+/// something was freed and the request is retried; if false, the error is passed on. Exceptions of the handler reach the
+/// caller. The handler may be called from several threads at once, and may itself free through the same memory.
+///
+/// Under a pool (`source | retry_on_oom{f} | pooled{}`) the handler runs inside the pool's growth. It may use that pool:
+/// empty_cache() gives back what is wholly free; owns(), state() and deallocate() work; allocate() is served from the cache, or
+/// refused with out_of_memory, since the pool cannot grow meanwhile. Other threads that need the pool to grow wait for the
+/// handler, so it must not wait for them.
+template <class Handler>
+  requires std::predicate<Handler&, out_of_memory const&, unsigned>
+struct retry_on_oom {
+  Handler handler;
+
+  explicit retry_on_oom(Handler h) : handler(std::move(h)) {}
+
+  template <class Upstream>
+  using layer = retry_layer<Upstream, Handler>;
+};
+
+template <class Upstream, class Handler>
+class retry_layer {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  retry_layer(Upstream upstream, retry_on_oom<Handler> options)
+      : upstream_(std::move(upstream)), handler_(std::move(options.handler)) {}
+  retry_layer(retry_layer const&) = delete;
+  retry_layer& operator=(retry_layer const&) = delete;
+
+  /// @throws out_of_memory  the handler declined; other exceptions are passed on unchanged
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    return retry([&] { return upstream_.allocate(stream, bytes, alignment); });
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    upstream_.deallocate(stream, p, bytes, alignment);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    return retry([&] { return upstream_.allocate_sync(bytes, alignment); });
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    upstream_.deallocate_sync(p, bytes, alignment);
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+
+ private:
+  template <class Allocate>
+  void* retry(Allocate const& allocate) {
+    for (unsigned attempt = 1;; ++attempt) {
+      try {
+        return allocate();
+      } catch (out_of_memory const& error) {
+        if (!handler_(error, attempt)) throw;
+      }
+    }
+  }
+
+  Upstream upstream_;
+  Handler handler_;
+};
+
+}  // namespace tarn
+// ---- tarn/policy/traced.hpp
+// traced: writes every call as a trace for tarn_replay, so that a program can be measured against any pool.
 
 #include <cerrno>
 #include <cstddef>
@@ -13688,7 +13776,7 @@ class trace_error : public std::exception {
   message<256> text_;
 };
 
-/// Streams that a trace can distinguish, including the default one. The limit of `recorded` and of tarn_replay.
+/// Streams that a trace can distinguish, including the default one. The limit of `traced` and of tarn_replay.
 inline constexpr std::uint32_t most_trace_streams = 65535;
 
 enum class trace_event_kind : std::uint8_t { comment, allocate, free };
@@ -13765,18 +13853,18 @@ struct trace_event {
 namespace tarn {
 
 template <class Upstream>
-class recorded_layer;
+class traced_layer;
 
 /// Records to a newly created file of that name, or to an open file, which the caller closes.
-struct recorded {
+struct traced {
   char const* path = nullptr;
   std::FILE* file = nullptr;
 
-  constexpr explicit recorded(char const* name) noexcept : path(name) {}
-  constexpr explicit recorded(std::FILE* open) noexcept : file(open) {}
+  constexpr explicit traced(char const* name) noexcept : path(name) {}
+  constexpr explicit traced(std::FILE* open) noexcept : file(open) {}
 
   template <class Upstream>
-  using layer = recorded_layer<Upstream>;
+  using layer = traced_layer<Upstream>;
 };
 
 /// Writes `a id bytes stream` with requested bytes and `f id`, in an order that happened: an address that is freed and handed
@@ -13785,14 +13873,14 @@ struct recorded {
 /// 65,533 streams besides the default one have numbers of their own; further ones share one number, so that every trace can be
 /// replayed.
 template <class Upstream>
-class recorded_layer {
+class traced_layer {
  public:
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
 
   /// @throws std::system_error  the file cannot be created
-  recorded_layer(Upstream upstream, recorded const& options)
+  traced_layer(Upstream upstream, traced const& options)
       : upstream_(std::move(upstream)), file_(options.file), owned_(options.file == nullptr) {
     if (owned_) file_ = options.path != nullptr ? std::fopen(options.path, "w") : nullptr;
     if (file_ == nullptr) {
@@ -13800,9 +13888,9 @@ class recorded_layer {
     }
     put("# a <id> <bytes> <stream> | f <id>\n");
   }
-  recorded_layer(recorded_layer const&) = delete;
-  recorded_layer& operator=(recorded_layer const&) = delete;
-  ~recorded_layer() {
+  traced_layer(traced_layer const&) = delete;
+  traced_layer& operator=(traced_layer const&) = delete;
+  ~traced_layer() {
     (void)flush();
     if (file_ != nullptr && owned_ && std::fclose(std::exchange(file_, nullptr)) != 0) complain();
   }
@@ -13907,83 +13995,6 @@ class recorded_layer {
 };
 
 }  // namespace tarn
-// ---- tarn/policy/retry_on_oom.hpp
-// retry_on_oom: a user's handler that may free memory before out_of_memory reaches the caller.
-
-#include <concepts>
-#include <cstddef>
-#include <utility>
-
-namespace tarn {
-
-template <class Upstream, class Handler>
-class retry_layer;
-
-/// Calls `handler(error, attempt)`, with attempt counting from 1, when the upstream throws out_of_memory. If it returns true,
-/// something was freed and the request is retried; if false, the error is passed on. Exceptions of the handler reach the
-/// caller. The handler may be called from several threads at once, and may itself free through the same memory.
-///
-/// Under a pool (`source | retry_on_oom{f} | pooled{}`) the handler runs inside the pool's growth. It may use that pool:
-/// empty_cache() gives back what is wholly free; owns(), state() and deallocate() work; allocate() is served from the cache, or
-/// refused with out_of_memory, since the pool cannot grow meanwhile. Other threads that need the pool to grow wait for the
-/// handler, so it must not wait for them.
-template <class Handler>
-requires std::predicate<Handler&, out_of_memory const&, unsigned>
-struct retry_on_oom {
-  Handler handler;
-
-  explicit retry_on_oom(Handler h) : handler(std::move(h)) {}
-
-  template <class Upstream>
-  using layer = retry_layer<Upstream, Handler>;
-};
-
-template <class Upstream, class Handler>
-class retry_layer {
- public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
-
-  retry_layer(Upstream upstream, retry_on_oom<Handler> options)
-      : upstream_(std::move(upstream)), handler_(std::move(options.handler)) {}
-  retry_layer(retry_layer const&) = delete;
-  retry_layer& operator=(retry_layer const&) = delete;
-
-  /// @throws out_of_memory  the handler declined; other exceptions are passed on unchanged
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    return retry([&] { return upstream_.allocate(stream, bytes, alignment); });
-  }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    upstream_.deallocate(stream, p, bytes, alignment);
-  }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    return retry([&] { return upstream_.allocate_sync(bytes, alignment); });
-  }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    upstream_.deallocate_sync(p, bytes, alignment);
-  }
-
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
-
- private:
-  template <class Allocate>
-  void* retry(Allocate const& allocate) {
-    for (unsigned attempt = 1;; ++attempt) {
-      try {
-        return allocate();
-      } catch (out_of_memory const& error) {
-        if (!handler_(error, attempt)) throw;
-      }
-    }
-  }
-
-  Upstream upstream_;
-  Handler handler_;
-};
-
-}  // namespace tarn
 
 // ---- tarn/raii/budget_scope.hpp
 // budget_scope: limits how much memory may grow during a scope.
@@ -14013,7 +14024,7 @@ class budget_scope {
   [[nodiscard]] std::size_t remaining() const noexcept {
     std::size_t const limit = ask([](auto& layer) -> decltype(layer.limit()) { return layer.limit(); });
     std::size_t const used = ask([](auto& layer) -> decltype(layer.used()) { return layer.used(); });
-    return limit - detail::smaller_of(limit, used);
+    return limit - detail::min_of(limit, used);
   }
 
  private:
@@ -14093,11 +14104,25 @@ class cache_guard {
 // ---- tarn/raii/copy.hpp
 // Typed stream-ordered copies between host and device, in any direction.
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <type_traits>
 
 namespace tarn {
+
+namespace detail {
+
+/// @throws misuse  of kind `overlap`, with `what_to_do`, if the ranges share a byte
+inline void require_no_overlap(void const* from, std::size_t from_bytes, void const* to, std::size_t to_bytes,
+                               char const* what_to_do) {
+  auto const source = reinterpret_cast<std::uintptr_t>(from);
+  auto const target = reinterpret_cast<std::uintptr_t>(to);
+  if (source < target + to_bytes && target < source + from_bytes)
+    throw misuse(misuse_kind::overlap, to, what_to_do);
+}
+
+}  // namespace detail
 
 /// Copies elements in stream order. The spans have the same number of elements and must not overlap.
 /// Asynchronous if both sides are device or pinned memory; otherwise the driver may wait. Keep pinned host memory alive until
@@ -14105,7 +14130,7 @@ namespace tarn {
 /// @throws length_error  the sizes differ; nothing is copied
 /// @throws cuda_error    the driver refused
 template <stream_driver Driver, class From, class To>
-requires std::is_same_v<std::remove_const_t<From>, To>
+  requires std::is_same_v<std::remove_const_t<From>, To>
 void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream) {
   static_assert(std::is_trivially_copyable_v<To>,
                 "tarn: only trivially copyable elements can be copied between host and device");
@@ -14122,7 +14147,7 @@ void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_r
 
 /// Copies as copy() does, then waits on the host for the stream.
 template <stream_driver Driver, class From, class To>
-requires std::is_same_v<std::remove_const_t<From>, To>
+  requires std::is_same_v<std::remove_const_t<From>, To>
 void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream) {
   tarn::copy(driver, from, to, stream);
   if (status const s = driver.synchronize_stream(stream); !s.ok()) throw cuda_error(s, driver.device().value);
@@ -14267,7 +14292,7 @@ using default_device_resource = name_a_resource;
 
 /// Owns `size()` elements of device memory. Elements are never constructed: T is trivially copyable.
 /// Every operation is ordered on stream(); none synchronises the host unless documented. Report use on another stream by
-/// set_stream() or by the resource's record_use(). One thread at a time per buffer. Holds its resource, so the pool stays alive
+/// set_stream() or by the resource's record_stream(). One thread at a time per buffer. Holds its resource, so the pool stays alive
 /// as long as the buffer. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never
 /// throws, works with any current device and after the stream is destroyed, and does nothing once the driver is unloaded. All
 /// other operations need the stream to exist.
@@ -14285,38 +14310,39 @@ class device_buffer {
   explicit device_buffer(Resource memory, stream_ref stream = {}, std::size_t alignment = least_alignment())
       : memory_(std::move(memory)),
         stream_(identified(memory_, stream)),
-        alignment_(detail::larger_of(alignment, least_alignment())) {
+        alignment_(detail::max_of(alignment, least_alignment())) {
     require_alignment(alignment);
   }
   /// Allocates `count` uninitialised elements.
   /// @throws length_error   count * sizeof(T) overflows
   /// @throws out_of_memory  nothing is held
   device_buffer(Resource memory, std::size_t count, stream_ref stream,
-                std::size_t alignment = least_alignment(), place where = place::current())
+                std::size_t alignment = least_alignment(), source_location where = source_location::current())
       : device_buffer(std::move(memory), stream, alignment) {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     data_ = take(count);
     size_ = capacity_ = count;
   }
   /// Allocates with a name: `device_buffer<float> weights(pool, n, stream, tarn::tag("weights"));` (core/tag). The name belongs
   /// to the block: a new block taken by a later resize() gets the name given there.
-  device_buffer(Resource memory, std::size_t count, stream_ref stream, place where)
+  device_buffer(Resource memory, std::size_t count, stream_ref stream, source_location where)
       : device_buffer(std::move(memory), count, stream, least_alignment(), where) {}
   /// Constructs a copy of host or device elements, in stream order.
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream,
-                std::size_t alignment = least_alignment(), place where = place::current())
+                std::size_t alignment = least_alignment(), source_location where = source_location::current())
       : device_buffer(std::move(memory), from.size(), stream, alignment, where) {
     copy_from(from);  // if it throws, the destructor runs, since the delegated-to constructor has completed
   }
-  device_buffer(Resource memory, std::span<T const> from, stream_ref stream, place where)
+  device_buffer(Resource memory, std::span<T const> from, stream_ref stream, source_location where)
       : device_buffer(std::move(memory), from, stream, least_alignment(), where) {}
   /// Constructs a copy on `stream`, which first waits, on the device, for the other buffer's stream. That stream then waits for
   /// the copy, so the other buffer may be changed or destroyed at once.
-  device_buffer(device_buffer const& other, stream_ref stream, place where = place::current())
+  device_buffer(device_buffer const& other, stream_ref stream,
+                source_location where = source_location::current())
       : device_buffer(other.memory_, other.size_, stream, other.alignment_, where) {
     copy_from(other);
   }
-  device_buffer(device_buffer const& other, place where = place::current())
+  device_buffer(device_buffer const& other, source_location where = source_location::current())
       : device_buffer(other, other.stream_, where) {}
   device_buffer(device_buffer&& other) noexcept
       : memory_(other.memory_),
@@ -14362,8 +14388,8 @@ class device_buffer {
   /// @param count   elements, not bytes
   /// @param stream  orders the copy, the release of the old block, and later work
   /// @throws length_error, out_of_memory, cuda_error  nothing has changed
-  void resize(std::size_t count, stream_ref stream, place where = place::current()) {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+  void resize(std::size_t count, stream_ref stream, source_location where = source_location::current()) {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     if (count > capacity_) {
       relocate(count, stream);
     } else {
@@ -14371,29 +14397,33 @@ class device_buffer {
     }
     size_ = count;
   }
-  void resize(std::size_t count, place where = place::current()) { resize(count, stream_, where); }
+  void resize(std::size_t count, source_location where = source_location::current()) {
+    resize(count, stream_, where);
+  }
 
   /// Reserves capacity for `count` elements; size() is unchanged. Strong guarantee, as resize().
-  void reserve(std::size_t count, stream_ref stream, place where = place::current()) {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+  void reserve(std::size_t count, stream_ref stream, source_location where = source_location::current()) {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     if (count > capacity_) {
       relocate(count, stream);
     } else {
       set_stream(stream);
     }
   }
-  void reserve(std::size_t count, place where = place::current()) { reserve(count, stream_, where); }
+  void reserve(std::size_t count, source_location where = source_location::current()) {
+    reserve(count, stream_, where);
+  }
 
   /// Releases unused capacity by moving to a block of size() elements. Strong guarantee.
-  void shrink_to_fit(stream_ref stream, place where = place::current()) {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+  void shrink_to_fit(stream_ref stream, source_location where = source_location::current()) {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     if (size_ < capacity_) {
       relocate(size_, stream);
     } else {
       set_stream(stream);
     }
   }
-  void shrink_to_fit(place where = place::current()) { shrink_to_fit(stream_, where); }
+  void shrink_to_fit(source_location where = source_location::current()) { shrink_to_fit(stream_, where); }
 
   /// Changes the buffer's stream. Later work on `stream` waits, on the device, for what was enqueued on the old stream. Both
   /// streams must exist. @throws cuda_error  nothing has changed
@@ -14409,7 +14439,7 @@ class device_buffer {
   /// other buffer's stream. That stream then waits for the copy, so the other buffer may be changed or destroyed at once.
   /// @throws length_error, cuda_error
   template <class Other>
-  requires std::is_same_v<typename Other::driver_type, typename Resource::driver_type>
+    requires std::is_same_v<typename Other::driver_type, typename Resource::driver_type>
   void copy_from(device_buffer<T, Other> const& other) {
     if (size_ == 0 || other.size() != size_) return copy_from(other.span());  // throws if the sizes differ
     auto const& theirs = other.resource().driver();
@@ -14458,7 +14488,7 @@ class device_buffer {
 
  private:
   static constexpr std::size_t least_alignment() noexcept {
-    return detail::larger_of(default_alignment, alignof(T));
+    return detail::max_of(default_alignment, alignof(T));
   }
   [[nodiscard]] auto const& driver() const noexcept { return memory_.driver(); }
 
@@ -14506,7 +14536,7 @@ class device_buffer {
   /// Moves to a block of `count` elements on `stream`.
   void relocate(std::size_t count, stream_ref stream) {
     device_buffer moved(memory_, count, stream, alignment_);
-    moved.size_ = detail::smaller_of(size_, count);
+    moved.size_ = detail::min_of(size_, count);
     if (data_ != nullptr) {
       detail::order_streams(driver(), moved.stream_, stream_);
       tarn::copy(driver(), std::span<T const>(data_, moved.size_), moved.span(), moved.stream_);
@@ -14526,22 +14556,22 @@ class device_buffer {
 /// Allocates `count` uninitialised elements of T from a resource, in stream order.
 /// @throws length_error, out_of_memory
 template <class T, class Resource>
-requires tarn::resource<Resource>
-[[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::size_t count,
-                                                            stream_ref stream,
-                                                            place where = place::current()) {
+  requires tarn::resource<Resource>
+[[nodiscard]] device_buffer<T, Resource> make_device_buffer(
+    Resource memory, std::size_t count, stream_ref stream,
+    source_location where = source_location::current()) {
   return device_buffer<T, Resource>(std::move(memory), count, stream,
-                                    detail::larger_of(default_alignment, alignof(T)), where);
+                                    detail::max_of(default_alignment, alignof(T)), where);
 }
 /// Constructs a buffer with a copy of host elements. Pageable host memory may be reused at once, pinned memory once the stream
 /// has completed the copy.
 template <class T, class Resource>
-requires tarn::resource<Resource>
-[[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::span<T const> from,
-                                                            stream_ref stream,
-                                                            place where = place::current()) {
+  requires tarn::resource<Resource>
+[[nodiscard]] device_buffer<T, Resource> make_device_buffer(
+    Resource memory, std::span<T const> from, stream_ref stream,
+    source_location where = source_location::current()) {
   return device_buffer<T, Resource>(std::move(memory), from, stream,
-                                    detail::larger_of(default_alignment, alignof(T)), where);
+                                    detail::max_of(default_alignment, alignof(T)), where);
 }
 
 }  // namespace tarn
@@ -14609,7 +14639,7 @@ namespace tarn {
 
 /// Owns device memory for one T, or for an array as device_ptr<T[]>, freed on stream(). The memory is uninitialised: T is
 /// trivially copyable. Move-only. A moved-from pointer is null, keeps its resource and may be reused. Report use on streams
-/// other than stream() by set_stream() or by the resource's record_use(). Not thread-safe. Destruction never throws, works with
+/// other than stream() by set_stream() or by the resource's record_stream(). Not thread-safe. Destruction never throws, works with
 /// any current device and after the stream is destroyed, and does nothing once the driver is unloaded. There is no default
 /// constructor, since a null pointer needs a resource, too.
 template <class T, class Resource = detail::default_device_resource>
@@ -14664,15 +14694,18 @@ class device_ptr {
 
   /// Returns the object itself, if the host can access it.
   [[nodiscard]] element_type& operator*() const noexcept
-      requires(!is_array && has_property<Resource, host_accessible>) {
+    requires(!is_array && has_property<Resource, host_accessible>)
+  {
     return *p_;
   }
   [[nodiscard]] pointer operator->() const noexcept
-      requires(!is_array && has_property<Resource, host_accessible>) {
+    requires(!is_array && has_property<Resource, host_accessible>)
+  {
     return p_;
   }
   [[nodiscard]] element_type& operator[](std::size_t i) const noexcept
-      requires(is_array&& has_property<Resource, host_accessible>) {
+    requires(is_array && has_property<Resource, host_accessible>)
+  {
     return p_[i];
   }
 
@@ -14692,8 +14725,16 @@ class device_ptr {
   /// Frees the owned memory.
   void reset(std::nullptr_t = nullptr) noexcept { replace(nullptr, 0); }
   /// Frees the owned memory, then takes over `p`, allocated by resource() with alignment().
-  void reset(pointer p) noexcept requires(!is_array) { replace(p, 1); }
-  void reset(pointer p, std::size_t count) noexcept requires(is_array) { replace(p, count); }
+  void reset(pointer p) noexcept
+    requires(!is_array)
+  {
+    replace(p, 1);
+  }
+  void reset(pointer p, std::size_t count) noexcept
+    requires(is_array)
+  {
+    replace(p, count);
+  }
   void swap(device_ptr& other) noexcept {
     using std::swap;
     swap(memory_, other.memory_);
@@ -14720,20 +14761,20 @@ class device_ptr {
 
 /// Allocates one uninitialised T. @throws out_of_memory
 template <class T, class Resource>
-requires(tarn::resource<Resource> && !std::is_array_v<T>)
-    [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream,
-                                                      place where = place::current()) {
-  [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+  requires(tarn::resource<Resource> && !std::is_array_v<T>)
+[[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream,
+                                                  source_location where = source_location::current()) {
+  [[maybe_unused]] detail::location_of_call<Resource> const here(where);
   stream = identified(memory, stream);
   void* const p = memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment());
   return device_ptr<T, Resource>(std::move(memory), static_cast<T*>(p), 1, stream);
 }
 /// Allocates `count` uninitialised elements: make_device<T[]>(memory, count, stream). @throws length_error, out_of_memory
 template <class T, class Resource>
-requires(tarn::resource<Resource>&& std::is_unbounded_array_v<T>)
-    [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream,
-                                                      place where = place::current()) {
-  [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+  requires(tarn::resource<Resource> && std::is_unbounded_array_v<T>)
+[[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream,
+                                                  source_location where = source_location::current()) {
+  [[maybe_unused]] detail::location_of_call<Resource> const here(where);
   using element = std::remove_extent_t<T>;
   stream = identified(memory, stream);
   void* const p =
@@ -14837,7 +14878,7 @@ using default_pinned_resource = name_a_pinned_resource;
 /// Owns `size()` elements of page-locked host memory: a contiguous range with iterators, usable as std::span and with
 /// std::ranges. Freed on stream(): a running copy on that stream keeps its memory, since a pool reuses it only behind that
 /// work, and a bare pinned source waits for the stream. Set the stream that the copies run on, here or by set_stream(); report
-/// further streams to a pool by record_use(). The host does not wait for anything: synchronise before it reads what a device
+/// further streams to a pool by record_stream(). The host does not wait for anything: synchronise before it reads what a device
 /// writes. Holds its resource. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction
 /// never throws, and does nothing once the driver is unloaded. Not thread-safe.
 template <class T, class Resource = detail::default_pinned_resource>
@@ -14864,29 +14905,30 @@ class pinned_buffer {
   }
   /// Allocates `count` elements, which the host may use at once. @throws length_error, out_of_memory
   pinned_buffer(Resource memory, std::size_t count, elements what = elements::value_initialised,
-                stream_ref stream = {},
-                place where = place::current()) requires std::is_default_constructible_v<T>
+                stream_ref stream = {}, source_location where = source_location::current())
+    requires std::is_default_constructible_v<T>
       : pinned_buffer(std::move(memory), stream) {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     take_uninitialised(count);
     if (what == elements::value_initialised) value_initialise(data_, size_);
   }
   /// Allocates for a T without a default constructor: the elements stay uninitialised until they are written.
   pinned_buffer(Resource memory, std::size_t count, detail::can_only_be_uninitialised, stream_ref stream = {},
-                place where = place::current()) requires(!std::is_default_constructible_v<T>)
+                source_location where = source_location::current())
+    requires(!std::is_default_constructible_v<T>)
       : pinned_buffer(std::move(memory), stream) {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     take_uninitialised(count);
   }
   /// Constructs a copy of host elements.
   pinned_buffer(Resource memory, std::span<T const> from, stream_ref stream = {},
-                place where = place::current())
+                source_location where = source_location::current())
       : pinned_buffer(std::move(memory), stream) {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     take_uninitialised(from.size());
     copy_elements(from.data(), size_, data_);
   }
-  pinned_buffer(pinned_buffer const& other, place where = place::current())
+  pinned_buffer(pinned_buffer const& other, source_location where = source_location::current())
       : pinned_buffer(other.memory_, std::span<T const>(other), other.stream_, where) {}
   pinned_buffer(pinned_buffer&& other) noexcept
       : memory_(other.memory_),
@@ -14929,7 +14971,7 @@ class pinned_buffer {
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
   /// Returns the alignment of the memory, bytes.
   [[nodiscard]] static constexpr std::size_t alignment() noexcept {
-    return detail::larger_of(default_alignment, alignof(T));
+    return detail::max_of(default_alignment, alignof(T));
   }
 
   /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for the copies on the old stream,
@@ -14943,22 +14985,26 @@ class pinned_buffer {
   /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy may be running.
   /// @throws length_error, out_of_memory  nothing has changed
   void resize(std::size_t count, elements what = elements::value_initialised,
-              place where = place::current()) requires std::is_default_constructible_v<T> {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+              source_location where = source_location::current())
+    requires std::is_default_constructible_v<T>
+  {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     if (count > capacity_) relocate(count);
     if (what == elements::value_initialised && count > size_) value_initialise(data_ + size_, count - size_);
     size_ = count;
   }
   /// Changes the number of elements of a T without a default constructor.
   void resize(std::size_t count, detail::can_only_be_uninitialised,
-              place where = place::current()) requires(!std::is_default_constructible_v<T>) {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+              source_location where = source_location::current())
+    requires(!std::is_default_constructible_v<T>)
+  {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     if (count > capacity_) relocate(count);
     size_ = count;
   }
   /// Releases unused capacity by moving to a block of size() elements. No copy may be running. Strong guarantee.
-  void shrink_to_fit(place where = place::current()) {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+  void shrink_to_fit(source_location where = source_location::current()) {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     if (size_ < capacity_) relocate(size_);
   }
   /// Frees the elements; the buffer is empty and may be reused.
@@ -14993,7 +15039,9 @@ class pinned_buffer {
     size_ = capacity_ = count;
   }
 
-  static void value_initialise(T* to, std::size_t count) requires std::is_default_constructible_v<T> {
+  static void value_initialise(T* to, std::size_t count)
+    requires std::is_default_constructible_v<T>
+  {
     for (std::size_t i = 0; i < count; ++i) ::new (static_cast<void*>(to + i)) T();
   }
   /// Copies elements. T is trivially copyable, so copying also creates the objects and cannot fail.
@@ -15122,7 +15170,7 @@ using memory_stat = std::pair<std::string, std::int64_t>;
 
 /// Returns all statistics under the keys of torch.cuda.memory_stats(), in the same sort order:
 ///   allocation, allocated_bytes    allocated blocks, as the pool rounds them
-///   active, active_bytes           these, and freed blocks that wait for a use noted by record_use() or for the work
+///   active, active_bytes           these, and freed blocks that wait for a use noted by record_stream() or for the work
 ///                                  of a destroyed stream
 ///   requested_bytes                bytes requested for active blocks
 ///   reserved_bytes, segment        bytes held from the driver; physical handles, or segments of a pool over blocks. A handle
@@ -15196,7 +15244,29 @@ template <class Resource>
 #include <string>
 #include <vector>
 
-// ---- tarn/core/cut_text.hpp
+// ---- tarn/core/concat.hpp
+// Concatenates strings.
+
+#include <cstddef>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+namespace tarn::detail {
+
+/// Returns the concatenation of the parts, with one allocation. Use it in place of `"text" + std::string(...)`: g++ 12 inlines
+/// that operator and then warns in the user's program (-Wrestrict), at -O2 and above. @throws std::bad_alloc
+[[nodiscard]] inline std::string concat(std::initializer_list<std::string_view> parts) {
+  std::size_t size = 0;
+  for (std::string_view const part : parts) size += part.size();
+  std::string out;
+  out.reserve(size);
+  for (std::string_view const part : parts) out += part;
+  return out;
+}
+
+}  // namespace tarn::detail
+// ---- tarn/core/text_prefix.hpp
 // Truncates text to a number of bytes without splitting a UTF-8 character.
 
 #include <cstddef>
@@ -15210,39 +15280,17 @@ namespace tarn::detail {
 }
 
 /// Returns at most `most` bytes from the front. O(1).
-[[nodiscard]] constexpr std::string_view first_of_text(std::string_view text, std::size_t most) noexcept {
+[[nodiscard]] constexpr std::string_view text_prefix(std::string_view text, std::size_t most) noexcept {
   if (text.size() <= most) return text;
   while (most > 0 && continues_character(text[most])) --most;
   return text.substr(0, most);
 }
 /// Returns at most `most` bytes from the end. O(1).
-[[nodiscard]] constexpr std::string_view last_of_text(std::string_view text, std::size_t most) noexcept {
+[[nodiscard]] constexpr std::string_view text_suffix(std::string_view text, std::size_t most) noexcept {
   if (text.size() <= most) return text;
   std::size_t begin = text.size() - most;
   while (begin < text.size() && continues_character(text[begin])) ++begin;
   return text.substr(begin);
-}
-
-}  // namespace tarn::detail
-// ---- tarn/core/joined.hpp
-// Concatenates strings.
-
-#include <cstddef>
-#include <initializer_list>
-#include <string>
-#include <string_view>
-
-namespace tarn::detail {
-
-/// Returns the concatenation of the parts, with one allocation. Use it in place of `"text" + std::string(...)`: g++ 12 inlines
-/// that operator and then warns in the user's program (-Wrestrict), at -O2 and above. @throws std::bad_alloc
-[[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> parts) {
-  std::size_t size = 0;
-  for (std::string_view const part : parts) size += part.size();
-  std::string out;
-  out.reserve(size);
-  for (std::string_view const part : parts) out += part;
-  return out;
 }
 
 }  // namespace tarn::detail
@@ -15292,24 +15340,24 @@ template <class Resource>
     return 0;
   };
   using format = std::string (*)(std::int64_t, std::int64_t);
-  std::string const line = detail::joined({"|", std::string(75, '='), "|\n"});
-  std::string const rule = detail::joined({"|", std::string(75, '-'), "|\n"});
+  std::string const line = detail::concat({"|", std::string(75, '='), "|\n"});
+  std::string const rule = detail::concat({"|", std::string(75, '-'), "|\n"});
   std::string const spaces(17, ' ');
   std::string const title =
-      detail::joined({spaces, " tarn memory summary, device ID ", std::to_string(memory.device().value)});
-  std::string const ooms = detail::joined({"           CUDA OOMs: ", std::to_string(value("num_ooms"))});
+      detail::concat({spaces, " tarn memory summary, device ID ", std::to_string(memory.device().value)});
+  std::string const ooms = detail::concat({"           CUDA OOMs: ", std::to_string(value("num_ooms"))});
   std::string const retries =
-      detail::joined({"       cudaMalloc retries: ", std::to_string(value("num_alloc_retries"))});
-  std::string out = detail::joined({line, "|", detail::left(title, 75), "|\n", rule});
-  out += detail::joined({"|", detail::left(ooms, 35), "|", detail::left(retries, 39), "|\n", line});
+      detail::concat({"       cudaMalloc retries: ", std::to_string(value("num_alloc_retries"))});
+  std::string out = detail::concat({line, "|", detail::left(title, 75), "|\n", rule});
+  out += detail::concat({"|", detail::left(ooms, 35), "|", detail::left(retries, 39), "|\n", line});
   out += "|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |\n";
   char const* const parts[] = {".current", ".peak", ".allocated", ".freed"};
   // The first row of a group sets the unit of each column, so that the parts can be added up by eye.
   auto const row = [&](std::string const& label, std::string const& key, std::string const& scale,
                        format write) {
-    out += detail::joined({"| ", detail::left(label, 21), " |"});
+    out += detail::concat({"| ", detail::left(label, 21), " |"});
     for (char const* part : parts)
-      out += detail::joined({" ", write(value(key + part), value(scale + part)), " |"});
+      out += detail::concat({" ", write(value(key + part), value(scale + part)), " |"});
     out += "\n";
   };
   auto const group = [&](char const* label, char const* key, format write) {

@@ -12,17 +12,17 @@ problems = []
 for header in sorted(include.rglob("*.hpp")):
     text = header.read_text()
     name = header.relative_to(include)
-    layer = name.parts[0] if len(name.parts) > 1 else "door"
+    layer = name.parts[0] if len(name.parts) > 1 else "top"
     rank = order.index(layer) if layer in order else len(order)
     if not text.startswith("// SPDX-License-Identifier: Apache-2.0\n#pragma once\n"):
         problems.append(f"{name}: does not begin with the SPDX line and #pragma once")
     for other in re.findall(r'#include "tarn/([^"]+)"', text):
-        target = other.split("/")[0] if "/" in other else "door"
-        if target in order and order.index(target) > rank or target == "door" and layer != "door":
+        target = other.split("/")[0] if "/" in other else "top"
+        if target in order and order.index(target) > rank or target == "top" and layer != "top":
             problems.append(f"{name}: includes {other}, which is above it")
     code = re.sub(r"//[^\n]*|\"[^\"\n]*\"", "", text)
-    if layer not in ("driver", "door") and re.search(r"\b(cuda[A-Z]\w*|cu[A-Z]\w+|CU[A-Z_]{3,}\w*)\s*[(&*;]|cudaError", code):
-        problems.append(f"{name}: names CUDA's API; only driver/ and the doors may")
+    if layer not in ("driver", "top") and re.search(r"\b(cuda[A-Z]\w*|cu[A-Z]\w+|CU[A-Z_]{3,}\w*)\s*[(&*;]|cudaError", code):
+        problems.append(f"{name}: names CUDA's API; only driver/ and the interop headers may")
     if re.search(r"printf\([^;]*%[-+ #0-9.*]*l?[aefgAEFG']", text, re.S) or re.search(r"\b(sto[fd]|strto[fd]|imbue|setlocale)\b", code):
         problems.append(f"{name}: formats or reads numbers by the locale; use core/message, to_chars or to_string of integers")
     for macro in re.findall(r"^\s*#\s*define\s+(\w+)", code, re.M):

@@ -36,5 +36,5 @@ struct spill {
 int main() {
   auto second = tarn::host_memory{} | tarn::pooled{};
   auto memory = tarn::host_memory{} | tarn::pooled{} | spill<decltype(second)>{second};
-  memory.record_use(nullptr, 1, {});
+  memory.record_stream(nullptr, 1, {});
 }

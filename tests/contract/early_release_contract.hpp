@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The contract of retire(), evict_scope and scratch, on any device. Contents are compared, with streams kept
+// The contract of free_on(), evict_scope and scratch, on any device. Contents are compared, with streams kept
 // busy so that a missing wait shows.
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 #include "catch.hpp"
 #include "tarn/raii/evict_scope.hpp"
-#include "tarn/raii/retire.hpp"
+#include "tarn/raii/free_on.hpp"
 #include "tarn/raii/scratch.hpp"
 
 namespace tarn_test {
@@ -51,7 +51,7 @@ void retire_contract(Memory memory, Pinned pinned, Busy const& busy) {
   busy(a);
   buffer.copy_to(seen);
   REQUIRE(memory.driver().copy(a, seen_array.data(), array.get(), n * 4).ok());
-  retire(b, std::move(buffer), std::move(array));
+  free_on(b, std::move(buffer), std::move(array));
   CHECK((buffer.empty() && buffer.capacity() == 0 && !array));  // NOLINT: retired owners are empty
   CHECK(buffer.stream() == stream_ref(a));
   auto next = make_device_buffer<std::uint32_t>(memory, n, b);
@@ -66,7 +66,7 @@ void retire_contract(Memory memory, Pinned pinned, Busy const& busy) {
   // Pinned memory that B reads last: no thread may write it before.
   busy(b);
   next.copy_from(std::span<std::uint32_t const>(seen));
-  retire(std::move(seen), b);
+  free_on(std::move(seen), b);
   CHECK(seen.empty());  // NOLINT: retired owners are empty
   {
     pinned_buffer<std::uint32_t, Pinned> later(pinned, n, elements::uninitialised, a);

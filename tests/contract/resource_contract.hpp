@@ -20,7 +20,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/resource.hpp"
-#include "tarn/core/shared.hpp"
+#include "tarn/core/shared_resource.hpp"
 
 namespace tarn_test {
 

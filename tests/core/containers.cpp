@@ -14,7 +14,7 @@
 #include "catch.hpp"
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/counted.hpp"
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/sort.hpp"
@@ -200,10 +200,10 @@ TEST_CASE("sort orders any number of elements", "[core][sort]") {
   }
 }
 
-TEST_CASE("smaller_of and larger_of return either argument when they are equal", "[core][extremes]") {
-  static_assert(larger_of(1, 2) == 2 && larger_of(2, 1) == 2 && larger_of(3, 3) == 3);
-  static_assert(smaller_of(1, 2) == 1 && smaller_of(2, 1) == 1 && smaller_of(3, 3) == 3);
-  CHECK(larger_of(std::size_t{0}, ~std::size_t{0}) == ~std::size_t{0});
+TEST_CASE("min_of and max_of return either argument when they are equal", "[core][min_max]") {
+  static_assert(max_of(1, 2) == 2 && max_of(2, 1) == 2 && max_of(3, 3) == 3);
+  static_assert(min_of(1, 2) == 1 && min_of(2, 1) == 1 && min_of(3, 3) == 3);
+  CHECK(max_of(std::size_t{0}, ~std::size_t{0}) == ~std::size_t{0});
 }
 
 TEST_CASE("sequence throws bad_alloc if the bytes overflow, and keeps its elements", "[core][sequence]") {

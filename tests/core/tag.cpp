@@ -18,7 +18,7 @@
 using namespace tarn;
 
 namespace {
-place place_of(place where = place::current()) {
+source_location place_of(source_location where = source_location::current()) {
   return where;
 }
 }  // namespace
@@ -65,34 +65,34 @@ TEST_CASE("tag_scope nests: the inner tag is current, and the outer one is resto
   CHECK(tag::current() == tag{});
 }
 
-TEST_CASE("place_of a tag records the place of the call", "[core][tag][place]") {
+TEST_CASE("place_of a tag records the place of the call", "[core][tag][source_location]") {
   tag const weights("weights");
-  place const given = place_of(weights);
+  source_location const given = place_of(weights);
   int const line = __LINE__ - 1;
   CHECK(given.line == line);
-  CHECK(std::string(given.file) == place::current().file);
-  CHECK(std::string(given.function) == place::current().function);
+  CHECK(std::string(given.file) == source_location::current().file);
+  CHECK(std::string(given.function) == source_location::current().function);
   CHECK(given.tag_id == weights.id());
   CHECK(place_of().tag_id == 0);
 }
 
-TEST_CASE("tag of a call_place overrides that of a tag_scope, also in a nested call_place",
-          "[core][tag][call_place]") {
+TEST_CASE("tag of a location_scope overrides that of a tag_scope, also in a nested location_scope",
+          "[core][tag][location_scope]") {
   tag_scope const scope{"of the scope"};
   {
-    call_place const outer;
+    location_scope const outer;
     CHECK(tag::current() == tag("of the scope"));
     {
-      call_place const inner(tag("of the call"));
+      location_scope const inner(tag("of the call"));
       CHECK(tag::current() == tag("of the call"));
-      CHECK(call_place::current().line == __LINE__ - 5);
-      call_place const innermost(tag("further in"));
+      CHECK(location_scope::current().line == __LINE__ - 5);
+      location_scope const innermost(tag("further in"));
       CHECK(tag::current() == tag("of the call"));
     }
     CHECK(tag::current() == tag("of the scope"));
   }
   {
-    call_place const named(tag("of the place"));
+    location_scope const named(tag("of the place"));
     CHECK(tag::current() == tag("of the place"));
   }
   CHECK(tag::current() == tag("of the scope"));
@@ -160,27 +160,29 @@ TEST_CASE("tag_scope objects end in any order, and the innermost that is left is
   });
 }
 
-TEST_CASE("call_place objects end in any order, and the outermost that is left is current",
-          "[core][tag][call_place]") {
-  int const before = call_place::current().line;
+TEST_CASE("location_scope objects end in any order, and the outermost that is left is current",
+          "[core][tag][location_scope]") {
+  int const before = location_scope::current().line;
   CHECK(before == 0);
-  place const places[] = {place("a", 1, "f"), place("b", 2, "g"), place("c", 3, "h")};
+  place const places[] = {source_location("a", 1, "f"), source_location("b", 2, "g"),
+                          source_location("c", 3, "h")};
   in_every_order([&](auto const& order) {
-    std::optional<call_place> scopes[3];
+    std::optional<location_scope> scopes[3];
     for (std::size_t i = 0; i < 3; ++i) scopes[i].emplace(places[i]);
     for (std::size_t const ended : order) {
-      CHECK(call_place::current().line == (scopes[0] ? 1 : scopes[1] ? 2 : 3));
+      CHECK(location_scope::current().line == (scopes[0] ? 1 : scopes[1] ? 2 : 3));
       scopes[ended].reset();
     }
-    CHECK(call_place::current().line == 0);
+    CHECK(location_scope::current().line == 0);
   });
 }
 
-TEST_CASE("call_place removes only its own tag at its end", "[core][tag][call_place]") {
-  std::optional<call_place> outer(std::in_place), inner(std::in_place, place(tag("further in")));
+TEST_CASE("location_scope removes only its own tag at its end", "[core][tag][location_scope]") {
+  std::optional<location_scope> outer(std::in_place),
+      inner(std::in_place, source_location(tag("further in")));
   outer.reset();
   CHECK(tag::current() == tag("further in"));
-  std::optional<call_place> further(std::in_place, place(tag("of the next")));
+  std::optional<location_scope> further(std::in_place, source_location(tag("of the next")));
   CHECK(tag::current() == tag("further in"));
   inner.reset();
   CHECK(tag::current() == tag("of the next"));
@@ -188,8 +190,8 @@ TEST_CASE("call_place removes only its own tag at its end", "[core][tag][call_pl
   CHECK(tag::current() == tag());
 }
 
-TEST_CASE("tag_scope and call_place on two threads do not affect each other",
-          "[core][tag][call_place][threads]") {
+TEST_CASE("tag_scope and location_scope on two threads do not affect each other",
+          "[core][tag][location_scope][threads]") {
   std::atomic<int> step{0};
   auto const await = [&](int wanted) {
     while (step.load() != wanted) std::this_thread::yield();
@@ -198,25 +200,25 @@ TEST_CASE("tag_scope and call_place on two threads do not affect each other",
     await(1);
     {
       tag_scope const mine{"the other thread's"};
-      call_place const here(place("other", 7, "f"));
+      location_scope const here(source_location("other", 7, "f"));
       step = 2;
       await(3);
       CHECK(tag::current() == tag("the other thread's"));
-      CHECK(call_place::current().line == 7);
+      CHECK(location_scope::current().line == 7);
     }
     CHECK(tag::current() == tag());
-    CHECK(call_place::current().line == 0);
+    CHECK(location_scope::current().line == 0);
   });
   {
     tag_scope const mine{"this thread's"};
-    call_place const here(place("this", 5, "f"));
+    location_scope const here(source_location("this", 5, "f"));
     step = 1;
     await(2);
     CHECK(tag::current() == tag("this thread's"));
-    CHECK(call_place::current().line == 5);
+    CHECK(location_scope::current().line == 5);
   }
   CHECK(tag::current() == tag());
-  CHECK(call_place::current().line == 0);
+  CHECK(location_scope::current().line == 0);
   step = 3;
   other.join();
 }

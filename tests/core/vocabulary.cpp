@@ -13,9 +13,9 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/misuse.hpp"
-#include "tarn/core/place.hpp"
 #include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/core/source_location.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/source/host_memory.hpp"
 
@@ -87,14 +87,14 @@ TEST_CASE("out_of_memory reports who refused, the state, and what to do", "[core
   CHECK(std::string(base.what()) == text);
 }
 
-TEST_CASE("cuda_error reports code, name, call, device and place", "[core][error][place]") {
+TEST_CASE("cuda_error reports code, name, call, device and place", "[core][error][source_location]") {
   cuda_error const e({failure::other, 700, "cudaErrorIllegalAddress", "cuMemMap"}, 3);
   std::string const text = e.what();
   for (char const* part : {"cuMemMap", "cudaErrorIllegalAddress", "700", "device 3", "vocabulary.cpp"}) {
     CHECK(text.find(part) != std::string::npos);
   }
   CHECK(e.kind() == failure::other);
-  CHECK(place::current().line == __LINE__);
+  CHECK(source_location::current().line == __LINE__);
 }
 
 TEST_CASE("cuda_error of any kind says what to do", "[core][error]") {

@@ -12,7 +12,7 @@
 #include "driver/contract.hpp"
 #include "tarn/core/element.hpp"
 #include "tarn/driver/no_driver.hpp"
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 
 using namespace tarn;
 
@@ -100,10 +100,10 @@ std::vector<status> call_everything(faulty<sim_driver> const& driver) {
   note(driver.free_async(async, stream));
   note(driver.free_pinned(pinned));
   note(driver.free_managed(managed));
-  void* const page = ::operator new (4096, std::align_val_t{4096});
+  void* const page = ::operator new(4096, std::align_val_t{4096});
   note(driver.register_host(page, 4096));
   note(driver.unregister_host(page));
-  ::operator delete (page, std::align_val_t{4096});
+  ::operator delete(page, std::align_val_t{4096});
   note(driver.destroy_stream(stream));
   return failed;
 }

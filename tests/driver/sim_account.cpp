@@ -4,7 +4,7 @@
 #include <string>
 
 #include "catch.hpp"
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 
 using namespace tarn;
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The simulated GPU's cudaMallocAsync.
 
-#include "tarn/driver/sim_async.hpp"
+#include "tarn/driver/sim/sim_async.hpp"
 
 #include "catch.hpp"
 #include "driver/contract.hpp"
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 
 using namespace tarn;
 using test::scoped_stream;

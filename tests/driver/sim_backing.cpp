@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where simulated addresses come from.
 
-#include "tarn/driver/sim_backing.hpp"
+#include "tarn/driver/sim/sim_backing.hpp"
 
 #include "catch.hpp"
 

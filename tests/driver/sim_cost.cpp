@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the simulated GPU charges for calls.
 
-#include "tarn/driver/sim_cost.hpp"
+#include "tarn/driver/sim/sim_cost.hpp"
 
 #include "catch.hpp"
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 
 using namespace tarn;
 

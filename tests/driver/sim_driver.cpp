@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The simulated GPU: the driver contract on each backing, costs, counters, device faults, lifetimes.
 
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 
 #include <cstdlib>
 #include <cstring>

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The simulated GPU's memory: capacity to the byte, CUDA's rules for pages, backing, blocks.
 
-#include "tarn/driver/sim_memory.hpp"
+#include "tarn/driver/sim/sim_memory.hpp"
 
 #include <cstring>
 #include <vector>
 
 #include "catch.hpp"
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 
 #if defined(__linux__)
 #include <signal.h>

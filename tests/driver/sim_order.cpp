@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The order checker: what it must report, and what it must not report.
 
-#include "tarn/driver/sim_order.hpp"
+#include "tarn/driver/sim/sim_order.hpp"
 
 #include <string>
 #include <thread>
 
 #include "catch.hpp"
 #include "driver/contract.hpp"
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 
 using namespace tarn;
 using test::scoped_event;

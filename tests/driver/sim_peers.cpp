@@ -3,7 +3,7 @@
 
 #include "catch.hpp"
 #include "tarn/core/element.hpp"
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 
 using namespace tarn;
 

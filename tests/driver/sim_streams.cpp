@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The simulated GPU's streams: order, virtual time, events, default streams, capture, what work may do.
 
-#include "tarn/driver/sim_streams.hpp"
+#include "tarn/driver/sim/sim_streams.hpp"
 
 #include <cstdint>
 #include <cstring>
@@ -11,7 +11,7 @@
 
 #include "catch.hpp"
 #include "driver/contract.hpp"
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 
 using namespace tarn;
 using test::scoped_event;

@@ -8,7 +8,7 @@
 
 #include "faults/scene_memory.hpp"
 #include "faults/scenes.hpp"
-#include "tarn/policy/reachable_from.hpp"
+#include "tarn/policy/accessible_from.hpp"
 #include "tarn/raii/convert.hpp"
 #include "tarn/raii/partitioned_buffer.hpp"
 #include "tarn/raii/peer_copy.hpp"
@@ -100,7 +100,7 @@ void pieces_between_devices(trial& t) {
 void pages_that_others_reach(trial& t) {
   stream const a(t.driver());
   auto const make = [&] {
-    return basic_pages<sited_driver>(t.driver()) | reachable_from{1, 2} | pooled{} | tracked{};
+    return basic_pages<sited_driver>(t.driver()) | accessible_from{1, 2} | pooled{} | tracked{};
   };
   std::optional<decltype(make())> pool;
   t.attempt("let others at the pages", [&] { pool = make(); });

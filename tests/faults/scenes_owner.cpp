@@ -9,15 +9,15 @@
 
 #include "faults/scene_memory.hpp"
 #include "faults/scenes.hpp"
+#include "tarn/raii/available_memory.hpp"
 #include "tarn/raii/collect_batches.hpp"
 #include "tarn/raii/copy.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/device_guard.hpp"
 #include "tarn/raii/device_ptr.hpp"
 #include "tarn/raii/evict_scope.hpp"
-#include "tarn/raii/memory_room.hpp"
+#include "tarn/raii/free_on.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
-#include "tarn/raii/retire.hpp"
 #include "tarn/raii/scratch.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/raii/stream_batches.hpp"
@@ -227,7 +227,7 @@ void current_device(trial& t) {
 void what_is_free(trial& t) {
   auto memory = watched_pool(t);
   t.attempt("mem_get_info", [&] { (void)mem_get_info(memory); });
-  t.attempt("room_in", [&] { (void)room_in(memory); });
+  t.attempt("available_memory", [&] { (void)available_memory(memory); });
 }
 
 /// Evicted contents are copied back or passed on; retired or rewound owners leave nothing behind.
@@ -260,7 +260,7 @@ void early_release(trial& t) {
   if (made && !lost && !first.empty() && t.log().moment == fault_moment::instead)
     t.check(holds_numbers(t, first, 5), "evicted elements lost");
   if (!t.struck()) t.check(first.size() == 5 && second.size() == 500'000, "evicted elements are not back");
-  t.attempt("retire", [&] { retire(b, std::move(first), std::move(second)); });
+  t.attempt("retire", [&] { free_on(b, std::move(first), std::move(second)); });
   t.attempt("scratch", [&] {
     scratch arena{memory, 100'000, a};
     rewind_scope const step{arena};

@@ -12,10 +12,10 @@
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/logged.hpp"
 #include "tarn/policy/poisoned.hpp"
-#include "tarn/policy/recorded.hpp"
 #include "tarn/policy/retry_on_oom.hpp"
 #include "tarn/policy/tagged.hpp"
-#include "tarn/policy/watched.hpp"
+#include "tarn/policy/traced.hpp"
+#include "tarn/policy/with_history.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/source/cuda_pages.hpp"
 #include "tarn/source/host_memory.hpp"
@@ -65,8 +65,8 @@ void checks(trial& t) {
     t.attempt("allocate_sync", [&] { s = memory.allocate_sync(5000); });
     t.attempt(
         "allocate too much", [&] { (void)memory.allocate(a, 40_MiB); }, step_outcome::refused);
-    t.attempt("record_use", [&] {
-      if (p != nullptr) memory.record_use(p, 1000, b);
+    t.attempt("record_stream", [&] {
+      if (p != nullptr) memory.record_stream(p, 1000, b);
     });
     t.attempt("check_all", [&] {
       (void)nearest(memory, [](auto& l) -> decltype(l.check_all()) { return l.check_all(); });
@@ -118,11 +118,11 @@ void fallback_uses(trial& t) {
   void* other = nullptr;
   t.attempt("allocate", [&] { first = memory.allocate(a, 20_MiB); });
   t.attempt("allocate elsewhere", [&] { other = memory.allocate(a, 10_MiB); });
-  t.attempt("record_use", [&] {
-    if (first != nullptr) memory.record_use(first, 20_MiB, b);
+  t.attempt("record_stream", [&] {
+    if (first != nullptr) memory.record_stream(first, 20_MiB, b);
   });
-  t.attempt("record_use elsewhere", [&] {
-    if (other != nullptr) memory.record_use(other, 10_MiB, b);
+  t.attempt("record_stream elsewhere", [&] {
+    if (other != nullptr) memory.record_stream(other, 10_MiB, b);
   });
   memory.deallocate(a, other, 10_MiB);
   memory.deallocate(a, first, 20_MiB);
@@ -184,7 +184,7 @@ void recording(trial& t) {
   stream const a(t.driver());
   std::FILE* const file = std::tmpfile();
   {
-    auto memory = basic_pages<sited_driver>(t.driver()) | pooled{} | recorded{file};
+    auto memory = basic_pages<sited_driver>(t.driver()) | pooled{} | traced{file};
     auto const live = t.watch([&] {
       auto const s = nearest(memory, [](auto& l) -> decltype(l.state()) { return l.state(); });
       return std::to_string(s.live) + " B live";
@@ -203,7 +203,7 @@ void recording(trial& t) {
 /// The layer and the pool agree on what is live, whatever failed.
 void watching(trial& t) {
   stream const a(t.driver());
-  auto memory = basic_pages<sited_driver>(t.driver()) | pooled{} | watched{.history = 3} |
+  auto memory = basic_pages<sited_driver>(t.driver()) | pooled{} | with_history{.history = 3} |
                 logged{[](call_record const&) {}} | tagged{"scene"};
   auto watched_memory = memory->upstream()->upstream();
   auto const live = t.watch([&] {
@@ -212,7 +212,7 @@ void watching(trial& t) {
     auto const seen = watched_memory->record();
     std::size_t bytes = 0;
     for (auto const& b : seen.live) bytes += b.bytes;
-    t.check_equal(bytes, s.live, "bytes that a watched layer knows of");
+    t.check_equal(bytes, s.live, "bytes that a `with_history` layer knows of");
     return std::to_string(bytes) + " B live in " + std::to_string(seen.live.size());
   });
   std::size_t const sizes[] = {3000, 3_MiB, 100, 5000};

@@ -185,10 +185,10 @@ void recorded_uses_on(trial& t, Driver driver) {
   stream const b(t.driver());
   held_blocks held(t, watched_pool(t, driver));
   auto const record = [&](void* p, stream_ref s) {
-    // A caller whose record_use() was refused waits for that stream before the free.
-    bool const noted = t.attempt("record_use", [&] {
+    // A caller whose record_stream() was refused waits for that stream before the free.
+    bool const noted = t.attempt("record_stream", [&] {
       nearest(held.memory(),
-              [&](auto& l) -> decltype(l.record_use(p, 0, s)) { return l.record_use(p, 4_MiB, s); });
+              [&](auto& l) -> decltype(l.record_stream(p, 0, s)) { return l.record_stream(p, 4_MiB, s); });
     });
     if (!noted) t.wait_for(s);
   };
@@ -225,7 +225,7 @@ void recorded_uses_on(trial& t, Driver driver) {
   if (t.healed()) (void)held.get(a, 28_MiB);
   if (t.healed()) held.empty_out("after recorded uses");
 }
-void recorded_uses(trial& t) {
+void recorded_streams(trial& t) {
   recorded_uses_on(t, t.driver());
 }
 void recorded_uses_marking_all(trial& t) {
@@ -394,9 +394,10 @@ void no_host_memory_for_a_free(trial& t) {
   void* const noted = held.get(a, 4_MiB);
   t.order(b, a);
   held.use(b, noted, 4_MiB, long_time);
-  bool const recorded = t.attempt("record_use", [&] {
-    nearest(held.memory(),
-            [&](auto& l) -> decltype(l.record_use(noted, 0, b)) { return l.record_use(noted, 4_MiB, b); });
+  bool const recorded = t.attempt("record_stream", [&] {
+    nearest(held.memory(), [&](auto& l) -> decltype(l.record_stream(noted, 0, b)) {
+      return l.record_stream(noted, 4_MiB, b);
+    });
   });
   if (!recorded) t.wait_for(b);
   {
@@ -447,7 +448,7 @@ constexpr scene all[] = {
     {"across_streams_marking_all", small_machine, across_streams_marking_all},
     {"destroyed_streams", small_machine, destroyed_streams},
     {"destroyed_streams_marking_all", small_machine, destroyed_streams_marking_all},
-    {"recorded_uses", small_machine, recorded_uses},
+    {"recorded_streams", small_machine, recorded_streams},
     {"recorded_uses_marking_all", small_machine, recorded_uses_marking_all},
     {"capture", small_machine, capture},
     {"over_cuda_malloc", small_machine, over_blocks<basic_malloc>},

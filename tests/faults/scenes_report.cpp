@@ -10,7 +10,7 @@
 #include "faults/scene_memory.hpp"
 #include "faults/scenes.hpp"
 #include "tarn/policy/limited.hpp"
-#include "tarn/policy/watched.hpp"
+#include "tarn/policy/with_history.hpp"
 #include "tarn/raii/line_profile.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/report/perfetto.hpp"
@@ -83,8 +83,8 @@ void snapshots(trial& t) {
   stream const a(t.driver());
   stream const b(t.driver());
   auto pages = basic_pages<sited_driver>(t.driver());
-  held_blocks held(t,
-                   pages | limited{16_MiB} | pooled{} | order_watched{t.machine()} | watched{.history = 16});
+  held_blocks held(
+      t, pages | limited{16_MiB} | pooled{} | order_watched{t.machine()} | with_history{.history = 16});
   t.attempt("remember_growth", [&] { remember_growth(held.memory(), 8); });
   look(t, held.memory());
   void* small[4];
@@ -96,8 +96,8 @@ void snapshots(trial& t) {
   look(t, held.memory());
   save(t, held.memory());
   held.use(b, kept, 1000, 1'000'000);
-  // A caller whose record_use() was refused waits for that stream before the free.
-  bool const noted = t.attempt("record_use", [&] { held.memory().record_use(kept, 1000, b); });
+  // A caller whose record_stream() was refused waits for that stream before the free.
+  bool const noted = t.attempt("record_stream", [&] { held.memory().record_stream(kept, 1000, b); });
   if (!noted) t.wait_for(b);
   held.give(kept);
   held.give(large);

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "faults/host_faults.hpp"
-#include "tarn/core/place.hpp"
+#include "tarn/core/source_location.hpp"
 #include "tarn/driver/fault.hpp"
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 
 namespace tarn_test {
 
@@ -57,11 +57,11 @@ class call_log {
   }
 
   template <class Call>
-  status through(driver_call kind, place where, Call const& call) noexcept {
+  status through(driver_call kind, source_location where, Call const& call) noexcept {
     return through(kind, name_of(kind), where, call);
   }
   template <class Call>
-  status through(driver_call kind, char const* name, place where, Call const& call) noexcept {
+  status through(driver_call kind, char const* name, source_location where, Call const& call) noexcept {
     host_faults::not_counted const own;
     std::lock_guard const guard(mutex_);
     fill_up();
@@ -72,7 +72,7 @@ class call_log {
   }
   /// A call that releases something; `again` makes it on the driver itself.
   template <class Call, class Again>
-  status release(driver_call kind, place where, Call const& call, Again again) noexcept {
+  status release(driver_call kind, source_location where, Call const& call, Again again) noexcept {
     status const s = through(kind, where, call);
     host_faults::not_counted const own;
     std::lock_guard const guard(mutex_);
@@ -88,7 +88,7 @@ class call_log {
   }
   /// A call that is not in the contract; it fails as `kind` would.
   template <class Call>
-  status extra(driver_call kind, char const* name, place where, Call const& call) noexcept {
+  status extra(driver_call kind, char const* name, source_location where, Call const& call) noexcept {
     return through(kind, name, where, [&] {
       if (fault const struck = plan.next(kind); struck.kind != failure::none) {
         status s = tarn::detail::fault_status(struck.kind, kind);
@@ -125,54 +125,54 @@ class sited_driver_of {
   [[nodiscard]] device_id device() const noexcept { return faulty_.device(); }
 
   // clang-format off
-  status identify(stream_ref stream, stream_id& id, place w = place::current()) const noexcept { return log_->through(driver_call::identify, w, [&] { return faulty_.identify(stream, id); }); }
-  status is_capturing(stream_ref stream, bool& yes, place w = place::current()) const noexcept { return log_->through(driver_call::is_capturing, w, [&] { return faulty_.is_capturing(stream, yes); }); }
-  status create_event(event_handle& event, place w = place::current()) const noexcept { return log_->through(driver_call::create_event, w, [&] { return faulty_.create_event(event); }); }
-  status destroy_event(event_handle event, place w = place::current()) const noexcept { return log_->release(driver_call::destroy_event, w, [&] { return faulty_.destroy_event(event); }, [d = faulty_.driver(), event] { return d.destroy_event(event); }); }
-  status record_event(event_handle event, stream_ref stream, place w = place::current()) const noexcept { return log_->through(driver_call::record_event, w, [&] { return faulty_.record_event(event, stream); }); }
-  status query_event(event_handle event, place w = place::current()) const noexcept { return log_->through(driver_call::query_event, w, [&] { return faulty_.query_event(event); }); }
-  status wait_event(stream_ref stream, event_handle event, place w = place::current()) const noexcept { return log_->through(driver_call::wait_event, w, [&] { return faulty_.wait_event(stream, event); }); }
-  status synchronize_event(event_handle event, place w = place::current()) const noexcept { return log_->through(driver_call::synchronize_event, w, [&] { return faulty_.synchronize_event(event); }); }
-  status synchronize_stream(stream_ref stream, place w = place::current()) const noexcept { return log_->through(driver_call::synchronize_stream, w, [&] { return faulty_.synchronize_stream(stream); }); }
-  status synchronize_device(place w = place::current()) const noexcept { return log_->through(driver_call::synchronize_device, w, [&] { return faulty_.synchronize_device(); }); }
-  status create_stream(stream_ref& stream, place w = place::current()) const noexcept { return log_->through(driver_call::create_stream, w, [&] { status const s = faulty_.create_stream(stream); stream = stream_ref::from(stream.handle()); return s; }); }  // its identity must be queried
-  status destroy_stream(stream_ref stream, place w = place::current()) const noexcept { return log_->release(driver_call::destroy_stream, w, [&] { return faulty_.destroy_stream(stream); }, [d = faulty_.driver(), stream] { return d.destroy_stream(stream); }); }
-  status copy(stream_ref stream, void* to, void const* from, std::size_t bytes, place w = place::current()) const noexcept { return log_->through(driver_call::copy, w, [&] { return faulty_.copy(stream, to, from, bytes); }); }
-  status copy_from_device(stream_ref stream, void* to, device_id other, void const* from, std::size_t bytes, place w = place::current()) const noexcept { return log_->through(driver_call::copy, "copy_from_device", w, [&] { return faulty_.copy_from_device(stream, to, other, from, bytes); }); }
-  status fill(stream_ref stream, void* to, int byte, std::size_t bytes, place w = place::current()) const noexcept { return log_->through(driver_call::fill, w, [&] { return faulty_.fill(stream, to, byte, bytes); }); }
+  status identify(stream_ref stream, stream_id& id, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::identify, w, [&] { return faulty_.identify(stream, id); }); }
+  status is_capturing(stream_ref stream, bool& yes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::is_capturing, w, [&] { return faulty_.is_capturing(stream, yes); }); }
+  status create_event(event_handle& event, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::create_event, w, [&] { return faulty_.create_event(event); }); }
+  status destroy_event(event_handle event, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::destroy_event, w, [&] { return faulty_.destroy_event(event); }, [d = faulty_.driver(), event] { return d.destroy_event(event); }); }
+  status record_event(event_handle event, stream_ref stream, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::record_event, w, [&] { return faulty_.record_event(event, stream); }); }
+  status query_event(event_handle event, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::query_event, w, [&] { return faulty_.query_event(event); }); }
+  status wait_event(stream_ref stream, event_handle event, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::wait_event, w, [&] { return faulty_.wait_event(stream, event); }); }
+  status synchronize_event(event_handle event, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::synchronize_event, w, [&] { return faulty_.synchronize_event(event); }); }
+  status synchronize_stream(stream_ref stream, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::synchronize_stream, w, [&] { return faulty_.synchronize_stream(stream); }); }
+  status synchronize_device(source_location w = source_location::current()) const noexcept { return log_->through(driver_call::synchronize_device, w, [&] { return faulty_.synchronize_device(); }); }
+  status create_stream(stream_ref& stream, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::create_stream, w, [&] { status const s = faulty_.create_stream(stream); stream = stream_ref::from(stream.handle()); return s; }); }  // its identity must be queried
+  status destroy_stream(stream_ref stream, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::destroy_stream, w, [&] { return faulty_.destroy_stream(stream); }, [d = faulty_.driver(), stream] { return d.destroy_stream(stream); }); }
+  status copy(stream_ref stream, void* to, void const* from, std::size_t bytes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::copy, w, [&] { return faulty_.copy(stream, to, from, bytes); }); }
+  status copy_from_device(stream_ref stream, void* to, device_id other, void const* from, std::size_t bytes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::copy, "copy_from_device", w, [&] { return faulty_.copy_from_device(stream, to, other, from, bytes); }); }
+  status fill(stream_ref stream, void* to, int byte, std::size_t bytes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::fill, w, [&] { return faulty_.fill(stream, to, byte, bytes); }); }
   template <class To, class From>
-  status convert(stream_ref stream, To* to, From const* from, std::size_t count, place w = place::current()) const noexcept { return log_->through(driver_call::convert, w, [&] { return faulty_.convert(stream, to, from, count); }); }
-  status can_share(device_id other, bool& yes, place w = place::current()) const noexcept { return log_->through(driver_call::can_share, w, [&] { return faulty_.can_share(other, yes); }); }
-  status share_pages(void* p, std::size_t bytes, device_id other, place w = place::current()) const noexcept { return log_->through(driver_call::share_pages, w, [&] { return faulty_.share_pages(p, bytes, other); }); }
-  status memory_info(std::size_t& free, std::size_t& total, place w = place::current()) const noexcept { return log_->through(driver_call::memory_info, w, [&] { return faulty_.memory_info(free, total); }); }
+  status convert(stream_ref stream, To* to, From const* from, std::size_t count, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::convert, w, [&] { return faulty_.convert(stream, to, from, count); }); }
+  status can_share(device_id other, bool& yes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::can_share, w, [&] { return faulty_.can_share(other, yes); }); }
+  status share_pages(void* p, std::size_t bytes, device_id other, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::share_pages, w, [&] { return faulty_.share_pages(p, bytes, other); }); }
+  status memory_info(std::size_t& free, std::size_t& total, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::memory_info, w, [&] { return faulty_.memory_info(free, total); }); }
 
-  status page_granularity(std::size_t& bytes, place w = place::current()) const noexcept { return log_->through(driver_call::page_granularity, w, [&] { return faulty_.page_granularity(bytes); }); }
-  status reserve_range(std::size_t bytes, std::size_t alignment, void*& p, place w = place::current()) const noexcept { return log_->through(driver_call::reserve_range, w, [&] { return faulty_.reserve_range(bytes, alignment, p); }); }
-  status release_range(void* p, std::size_t bytes, place w = place::current()) const noexcept { return log_->release(driver_call::release_range, w, [&] { return faulty_.release_range(p, bytes); }, [d = faulty_.driver(), p, bytes] { return d.release_range(p, bytes); }); }
-  status create_pages(std::size_t bytes, page_handle& handle, place w = place::current()) const noexcept { return log_->through(driver_call::create_pages, w, [&] { return faulty_.create_pages(bytes, handle); }); }
-  status destroy_pages(page_handle handle, place w = place::current()) const noexcept { return log_->release(driver_call::destroy_pages, w, [&] { return faulty_.destroy_pages(handle); }, [d = faulty_.driver(), handle] { return d.destroy_pages(handle); }); }
-  status map_pages(void* p, std::size_t bytes, page_handle handle, place w = place::current()) const noexcept { return log_->through(driver_call::map_pages, w, [&] { return faulty_.map_pages(p, bytes, handle); }); }
-  status unmap_pages(void* p, std::size_t bytes, place w = place::current()) const noexcept { return log_->release(driver_call::unmap_pages, w, [&] { return faulty_.unmap_pages(p, bytes); }, [d = faulty_.driver(), p, bytes] { return d.unmap_pages(p, bytes); }); }
+  status page_granularity(std::size_t& bytes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::page_granularity, w, [&] { return faulty_.page_granularity(bytes); }); }
+  status reserve_range(std::size_t bytes, std::size_t alignment, void*& p, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::reserve_range, w, [&] { return faulty_.reserve_range(bytes, alignment, p); }); }
+  status release_range(void* p, std::size_t bytes, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::release_range, w, [&] { return faulty_.release_range(p, bytes); }, [d = faulty_.driver(), p, bytes] { return d.release_range(p, bytes); }); }
+  status create_pages(std::size_t bytes, page_handle& handle, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::create_pages, w, [&] { return faulty_.create_pages(bytes, handle); }); }
+  status destroy_pages(page_handle handle, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::destroy_pages, w, [&] { return faulty_.destroy_pages(handle); }, [d = faulty_.driver(), handle] { return d.destroy_pages(handle); }); }
+  status map_pages(void* p, std::size_t bytes, page_handle handle, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::map_pages, w, [&] { return faulty_.map_pages(p, bytes, handle); }); }
+  status unmap_pages(void* p, std::size_t bytes, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::unmap_pages, w, [&] { return faulty_.unmap_pages(p, bytes); }, [d = faulty_.driver(), p, bytes] { return d.unmap_pages(p, bytes); }); }
 
-  status malloc_device(std::size_t bytes, void*& p, place w = place::current()) const noexcept { return log_->through(driver_call::malloc_device, w, [&] { return faulty_.malloc_device(bytes, p); }); }
-  status free_device(void* p, place w = place::current()) const noexcept { return log_->release(driver_call::free_device, w, [&] { return faulty_.free_device(p); }, [d = faulty_.driver(), p] { return d.free_device(p); }); }
-  status malloc_async(std::size_t bytes, stream_ref stream, void*& p, place w = place::current()) const noexcept { return log_->through(driver_call::malloc_async, w, [&] { return faulty_.malloc_async(bytes, stream, p); }); }
-  status free_async(void* p, stream_ref stream, place w = place::current()) const noexcept { return log_->release(driver_call::free_async, w, [&] { return faulty_.free_async(p, stream); }, [d = faulty_.driver(), p] { return d.free_async(p, stream_ref{}); }); }
-  status malloc_pinned(std::size_t bytes, void*& p, place w = place::current()) const noexcept { return log_->through(driver_call::malloc_pinned, w, [&] { return faulty_.malloc_pinned(bytes, p); }); }
-  status free_pinned(void* p, place w = place::current()) const noexcept { return log_->release(driver_call::free_pinned, w, [&] { return faulty_.free_pinned(p); }, [d = faulty_.driver(), p] { return d.free_pinned(p); }); }
-  status register_host(void* p, std::size_t bytes, place w = place::current()) const noexcept { return log_->through(driver_call::register_host, w, [&] { return faulty_.register_host(p, bytes); }); }
-  status unregister_host(void* p, place w = place::current()) const noexcept { return log_->release(driver_call::unregister_host, w, [&] { return faulty_.unregister_host(p); }, [d = faulty_.driver(), p] { return d.unregister_host(p); }); }
-  status malloc_managed(std::size_t bytes, void*& p, place w = place::current()) const noexcept { return log_->through(driver_call::malloc_managed, w, [&] { return faulty_.malloc_managed(bytes, p); }); }
-  status free_managed(void* p, place w = place::current()) const noexcept { return log_->release(driver_call::free_managed, w, [&] { return faulty_.free_managed(p); }, [d = faulty_.driver(), p] { return d.free_managed(p); }); }
+  status malloc_device(std::size_t bytes, void*& p, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::malloc_device, w, [&] { return faulty_.malloc_device(bytes, p); }); }
+  status free_device(void* p, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::free_device, w, [&] { return faulty_.free_device(p); }, [d = faulty_.driver(), p] { return d.free_device(p); }); }
+  status malloc_async(std::size_t bytes, stream_ref stream, void*& p, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::malloc_async, w, [&] { return faulty_.malloc_async(bytes, stream, p); }); }
+  status free_async(void* p, stream_ref stream, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::free_async, w, [&] { return faulty_.free_async(p, stream); }, [d = faulty_.driver(), p] { return d.free_async(p, stream_ref{}); }); }
+  status malloc_pinned(std::size_t bytes, void*& p, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::malloc_pinned, w, [&] { return faulty_.malloc_pinned(bytes, p); }); }
+  status free_pinned(void* p, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::free_pinned, w, [&] { return faulty_.free_pinned(p); }, [d = faulty_.driver(), p] { return d.free_pinned(p); }); }
+  status register_host(void* p, std::size_t bytes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::register_host, w, [&] { return faulty_.register_host(p, bytes); }); }
+  status unregister_host(void* p, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::unregister_host, w, [&] { return faulty_.unregister_host(p); }, [d = faulty_.driver(), p] { return d.unregister_host(p); }); }
+  status malloc_managed(std::size_t bytes, void*& p, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::malloc_managed, w, [&] { return faulty_.malloc_managed(bytes, p); }); }
+  status free_managed(void* p, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::free_managed, w, [&] { return faulty_.free_managed(p); }, [d = faulty_.driver(), p] { return d.free_managed(p); }); }
 
   // Calls that only CUDA's driver has; modelled by those of the contract.
-  status set_release_threshold(std::size_t, place w = place::current()) const noexcept { return log_->extra(driver_call::memory_info, "set_release_threshold", w, [] { return status{}; }); }
-  status record_all(event_handle event, place w = place::current()) const noexcept requires(Marking == marking::all_work) {
+  status set_release_threshold(std::size_t, source_location w = source_location::current()) const noexcept { return log_->extra(driver_call::memory_info, "set_release_threshold", w, [] { return status{}; }); }
+  status record_all(event_handle event, source_location w = source_location::current()) const noexcept requires(Marking == marking::all_work) {
     // Stricter than CUDA's, which does not make the host wait; as an order it is the same.
     return log_->extra(driver_call::record_event, "record_all", w, [&] { (void)faulty_.driver().synchronize_device(); return faulty_.driver().record_event(event, stream_ref{}); });
   }
-  static status current_device(device_id& device, place w = place::current()) noexcept { return current_log()->extra(driver_call::identify, "current_device", w, [&] { return sim_driver::current_device(device); }); }
-  static status set_current_device(device_id device, place w = place::current()) noexcept { return current_log()->extra(driver_call::identify, "set_current_device", w, [&] { return sim_driver::set_current_device(device); }); }
+  static status current_device(device_id& device, source_location w = source_location::current()) noexcept { return current_log()->extra(driver_call::identify, "current_device", w, [&] { return sim_driver::current_device(device); }); }
+  static status set_current_device(device_id device, source_location w = source_location::current()) noexcept { return current_log()->extra(driver_call::identify, "set_current_device", w, [&] { return sim_driver::set_current_device(device); }); }
   // clang-format on
 
   /// The machine's tool, always notified correctly, even under faults; its memory is not the library's.

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 
 namespace tarn_fuzz {
 

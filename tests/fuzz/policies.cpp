@@ -248,7 +248,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
   told::overruns = told::others = 0;
   std::size_t const limit = input.size(26);
   auto const run = [&](auto memory, limit_counts counts) {
-    program(std::move(memory) | watched{machine}, machine, input, counts).run();
+    program(std::move(memory) | with_history{machine}, machine, input, counts).run();
   };
   switch (input.below(4)) {
     case 0:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decodes bytes to a correct program: two pools, owners, streams that are created and destroyed, capture,
-// record_use, trim and a device that runs short, on a simulated device with an order checker. Checks: the
+// record_stream, trim and a device that runs short, on a simulated device with an order checker. Checks: the
 // trivial allocator at the pool's interface (watched.hpp), the checker's findings, the pool's own counters,
 // and leaks on the device.
 
@@ -45,9 +45,9 @@ pooled pool_of(choices& input) {
 }
 
 template <class Driver>
-using page_pool = stack<basic_pages<Driver>, pooled, watched>;
+using page_pool = stack<basic_pages<Driver>, pooled, with_history>;
 template <class Driver>
-using block_pool = stack<basic_malloc<Driver>, limited, pooled, watched>;
+using block_pool = stack<basic_malloc<Driver>, limited, pooled, with_history>;
 
 /// A driver that cannot mark the work of destroyed streams waits for the whole device, which invalidates a
 /// capture: with it the program captures nothing.
@@ -78,9 +78,9 @@ class program {
       : input_(input),
         machine_(machine_of(input)),
         driver_(machine_.driver()),
-        pages_(page_pool<Driver>(basic_pages<Driver>(driver_), pool_of(input), watched{machine_})),
+        pages_(page_pool<Driver>(basic_pages<Driver>(driver_), pool_of(input), with_history{machine_})),
         segments_(block_pool<Driver>(basic_malloc<Driver>(driver_), limited{machine_.options().capacity / 2},
-                                     pool_of(input), watched{machine_})) {
+                                     pool_of(input), with_history{machine_})) {
     streams_.push_back({stream_ref{}});
     for (int i = 0; i < 3; ++i) add_stream();
   }
@@ -204,7 +204,7 @@ class program {
       case 12:
         return deallocate_sync(in);
       case 13:
-        return record_use(in);
+        return record_stream(in);
       case 14:
         return own(in);
       case 15:
@@ -261,7 +261,7 @@ class program {
     if (order(s, b.stream)) {
       tell(name_of(in), "deallocate on stream", s, "bytes", b.bytes);
       launch(s, b.p, b.bytes);
-      tell(name_of(in), "record_use on stream", s, "of stream", b.stream, "bytes", b.bytes);
+      tell(name_of(in), "record_stream on stream", s, "of stream", b.stream, "bytes", b.bytes);
       in.memory.deallocate(named(s), b.p, b.bytes, b.alignment);
     } else {
       in.blocks.push_back(b);
@@ -305,13 +305,13 @@ class program {
     }
   }
   template <class Memory>
-  void record_use(side<Memory>& in) {
+  void record_stream(side<Memory>& in) {
     if (in.blocks.empty()) return;
     auto const& b = in.blocks[input_.below(in.blocks.size())];
     std::size_t const s = any_stream();
     if (!order(s, b.stream)) return;
     launch(s, b.p, b.bytes);
-    in.memory.record_use(b.p, b.bytes, named(s));
+    in.memory.record_stream(b.p, b.bytes, named(s));
   }
 
   template <class Memory>

@@ -43,7 +43,7 @@ tarn::snapshot_segment any_segment(choices& input, std::uintptr_t& at, std::size
     b.requested = b.use == tarn::block_use::live ? input.below(b.bytes) : 0;
     b.stream = input.number(1);
     b.tag = static_cast<std::uint32_t>(input.below(4));
-    b.place = static_cast<std::uint32_t>(input.below(4));
+    b.location = static_cast<std::uint32_t>(input.below(4));
     s.blocks.push_back(b);
     at += b.bytes;
   }
@@ -68,8 +68,8 @@ tarn::snapshot any_snapshot(choices& input) {
   s.null_stream = input.number(1);
   s.tags.resize(1 + input.below(3));
   for (auto& t : s.tags) t.name = any_text(input);
-  s.places.resize(1 + input.below(3));
-  for (auto& frames : s.places) {
+  s.locations.resize(1 + input.below(3));
+  for (auto& frames : s.locations) {
     for (std::size_t left = input.below(3); left != 0; --left)
       frames.push_back({any_text(input), static_cast<int>(input.number(4)), any_text(input)});
   }
@@ -95,7 +95,7 @@ tarn::snapshot any_snapshot(choices& input) {
     e.requested = input.below(2) == 0 ? e.bytes : e.bytes / 2;
     e.stream = input.number(1);
     e.tag = static_cast<std::uint32_t>(input.below(4));
-    e.place = static_cast<std::uint32_t>(input.below(4));
+    e.location = static_cast<std::uint32_t>(input.below(4));
     e.time_ns = s.now_ns += input.byte();
     s.events.push_back(e);
   }

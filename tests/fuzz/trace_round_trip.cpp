@@ -16,7 +16,7 @@
 #include "fuzz/choices.hpp"
 #include "fuzz/promise.hpp"
 #include "replay/trace_reader.hpp"
-#include "tarn/policy/recorded.hpp"
+#include "tarn/policy/traced.hpp"
 #include "tarn/source/sim_sources.hpp"
 
 using namespace tarn_fuzz;
@@ -136,7 +136,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
   tarn::sim_machine const machine(o);
   std::array<tarn::stream_ref, 4> streams;
   for (std::size_t i = 1; i < streams.size(); ++i) (void)machine.driver().create_stream(streams[i]);
-  auto memory = tarn::sim_malloc(machine.driver()) | tarn::recorded(file);
+  auto memory = tarn::sim_malloc(machine.driver()) | tarn::traced(file);
   auto const calls = call(memory, streams, input);
   promise(memory->flush(), "a recording can be flushed");
   check(file, calls);

@@ -91,8 +91,8 @@ PLANTED = {
         Mutant(
             "joined ranges keep the older mark",
             "pool/arena/arena.hpp",
-            "ranges[first].epoch = larger_of(ranges[first].epoch, ranges[second].epoch);",
-            "ranges[first].epoch = smaller_of(ranges[first].epoch, ranges[second].epoch);",
+            "ranges[first].epoch = max_of(ranges[first].epoch, ranges[second].epoch);",
+            "ranges[first].epoch = min_of(ranges[first].epoch, ranges[second].epoch);",
         ),
         Mutant(
             "an emptied run is free without a mark",
@@ -128,9 +128,9 @@ PLANTED = {
            first.where == second.where;""",
         ),
         Mutant(
-            "magazines come home as nobody's",
+            "magazines are returned to the heap as unowned",
             "pool/front/front.hpp",
-            "if (m.count != 0) heap_.give_back(mine.id, mine.stream, k, m.blocks, std::exchange(m.count, 0));",
+            "if (m.count != 0) heap_.give_back(of_stream.id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));",
             "if (m.count != 0) heap_.give_back(neutral_id, {}, k, m.blocks, std::exchange(m.count, 0));",
         ),
     ],
@@ -157,46 +157,46 @@ PLANTED = {
     if (asks_for_device &&""",
         ),
     ],
-    "record_use() holds a block back until all its uses are over": [
+    "record_stream() holds a block back until all its uses are over": [
         Mutant(
             "forget the use on the second of two streams",
-            "pool/order/record_use.hpp",
+            "pool/order/recorded_streams.hpp",
             "if (uses_[u].stream == id) return;",
             "if (b != 0) return;",
         ),
         Mutant(
             "one use that is over passes for all",
-            "pool/order/record_use.hpp",
+            "pool/order/recorded_streams.hpp",
             "if (--blocks_[b].pending != 0) continue;",
             "if (std::exchange(blocks_[b].pending, 0u) == 0) continue;",
         ),
         Mutant(
             "a use that cannot be marked now is forgotten",
-            "pool/order/record_use.hpp",
+            "pool/order/recorded_streams.hpp",
             "bool const over = result == mark_result::gone && driver_.synchronize_device().ok();",
             "bool const over = result != mark_result::marked;",
         ),
         Mutant(
             "a use on the allocating stream needs no event",
-            "pool/order/record_use.hpp",
+            "pool/order/recorded_streams.hpp",
             "if (uses_[u].stream == freed.stream.id()) {",
-            "if (lanes_[uses_[u].lane].stream.handle() == freed.stream.handle()) {",
+            "if (queues_[uses_[u].lane].stream.handle() == freed.stream.handle()) {",
         ),
         Mutant(
             "only the first of the uses that share an event is marked again",
-            "pool/order/record_use.hpp",
+            "pool/order/recorded_streams.hpp",
             "if (in.unmarked != 0) join(g, in.unmarked);",
             "",
         ),
         Mutant(
-            "a stream's lane is used again one use too early",
-            "pool/order/record_use.hpp",
-            "if (--lanes_[l].users != 0) return;",
-            "if (--lanes_[l].users > 1) return;",
+            "a stream's queue is used again one use too early",
+            "pool/order/recorded_streams.hpp",
+            "if (--queues_[l].users != 0) return;",
+            "if (--queues_[l].users > 1) return;",
         ),
         Mutant(
             "an event that is not done is over where nobody waits",
-            "pool/order/record_use.hpp",
+            "pool/order/recorded_streams.hpp",
             "if (!done) return false;",
             "if (!done && wait) return false;",
             short=True,
@@ -274,8 +274,8 @@ PLANTED = {
         Mutant(
             "flush loses half a magazine",
             "pool/front/front.hpp",
-            "give_back(mine.id, mine.stream, k, m.blocks, std::exchange(m.count, 0));",
-            "give_back(mine.id, mine.stream, k, m.blocks, (std::exchange(m.count, 0) + 1) / 2);",
+            "give_back(of_stream.id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));",
+            "give_back(of_stream.id, of_stream.stream, k, m.blocks, (std::exchange(m.count, 0) + 1) / 2);",
         ),
         Mutant(
             "the younger half of a full magazine is kept twice",
@@ -299,15 +299,15 @@ PLANTED = {
             "a magazine of the wrong size class",
             "pool/front/front.hpp",
             """        unsigned const k = class_of(bytes);
-        done = put_in(*cache, *mine, k, p);""",
+        done = put_in(*cache, *of_stream, k, p);""",
             """        unsigned const k = class_of(align_up(bytes, range_grain));
-        done = put_in(*cache, *mine, k, p);""",
+        done = put_in(*cache, *of_stream, k, p);""",
         ),
         Mutant(
             "the cached large block serves a smaller request",
             "pool/front/front.hpp",
-            "mine->large_block != nullptr && mine->large_bytes == align_up(bytes, range_grain)",
-            "mine->large_block != nullptr && mine->large_bytes >= align_up(bytes, range_grain)",
+            "of_stream->large_block != nullptr && of_stream->large_bytes == align_up(bytes, range_grain)",
+            "of_stream->large_block != nullptr && of_stream->large_bytes >= align_up(bytes, range_grain)",
         ),
         Mutant(
             "a magazine that fills does not say that it holds anything",
@@ -370,7 +370,7 @@ PLANTED = {
         Mutant(
             "coalesce across handles",
             "pool/growth/page_choice.hpp",
-            "std::uintptr_t const end = smaller_of(node.end(), map.end_of(h));",
+            "std::uintptr_t const end = min_of(node.end(), map.end_of(h));",
             "std::uintptr_t const end = node.end();",
         ),
         Mutant(
@@ -478,14 +478,14 @@ PLANTED = {
         Mutant(
             "a peak is missed",
             "core/counter.hpp",
-            "    current += amount;\n    allocated += amount;\n    peak = detail::larger_of(peak, current);",
-            "    peak = detail::larger_of(peak, current);\n    current += amount;\n    allocated += amount;",
+            "    current += amount;\n    allocated += amount;\n    peak = detail::max_of(peak, current);",
+            "    peak = detail::max_of(peak, current);\n    current += amount;\n    allocated += amount;",
         ),
         Mutant(
             "a scope's peak is that of its end",
             "policy/tracked_numbers.hpp",
-            "m->peak = larger_of(m->peak, m->current);",
-            "m->peak = larger_of(m->start, m->current);",
+            "m->peak = max_of(m->peak, m->current);",
+            "m->peak = max_of(m->start, m->current);",
         ),
         Mutant(
             "a block that waits is not active",
@@ -496,7 +496,7 @@ PLANTED = {
         Mutant(
             "the peak of what is active leaves out what waits",
             "policy/tracked_numbers.hpp",
-            "    s.peak = larger_of(s.peak, active_peak_[k][g]);\n",
+            "    s.peak = max_of(s.peak, active_peak_[k][g]);\n",
             "",
         ),
         Mutant(
@@ -536,15 +536,15 @@ PLANTED = {
         Mutant(
             "a thread's room below the peak leaves out what waits",
             "policy/tracked_numbers.hpp",
-            "larger_of(s.peak, active_peak_[k][g]) - waiting_[k][g]) - s.current;",
-            "larger_of(s.peak, active_peak_[k][g])) - s.current;",
+            "max_of(s.peak, active_peak_[k][g]) - waiting_[k][g]) - s.current;",
+            "max_of(s.peak, active_peak_[k][g])) - s.current;",
             finder="tests/policy/tracked.cpp",
         ),
     ],
     "a snapshot shows what the pool holds": [
         Mutant(
             "what was asked of a block that waits is lost",
-            "report/lay_over.hpp",
+            "report/merge_history.hpp",
             "    block.requested = b.requested;\n",
             "",
             finder="tests/report/stats_model.cpp",
@@ -655,14 +655,14 @@ PLANTED = {
         Mutant(
             "what is freed while an event is asked passes for done",
             "pool/order/ordering.hpp",
-            "    if (!done) return progress::running;\n    domain.completed = larger_of(domain.completed, covered);\n",
-            "    if (!done) return progress::running;\n    domain.completed = larger_of(covered, domain.freed);\n",
+            "    if (!done) return progress::running;\n    domain.completed = max_of(domain.completed, covered);\n",
+            "    if (!done) return progress::running;\n    domain.completed = max_of(covered, domain.freed);\n",
         ),
         Mutant(
             "what is freed while the host waits passes for done",
             "pool/order/ordering.hpp",
-            "    if (done) domain.completed = larger_of(domain.completed, covered);\n    return done;",
-            "    if (done) domain.completed = larger_of(covered, domain.freed);\n    return done;",
+            "    if (done) domain.completed = max_of(domain.completed, covered);\n    return done;",
+            "    if (done) domain.completed = max_of(covered, domain.freed);\n    return done;",
         ),
         Mutant(
             "the place of a stream is kept over a release of the lock",
@@ -680,12 +680,12 @@ PLANTED = {
         Mutant(
             "the cached large block is given back and removed from its place later",
             "pool/front/front.hpp",
-            "    void* const p = std::exchange(at.mine->large_block, nullptr);\n",
-            "    void* const p = at.mine->large_block;\n",
+            "    void* const p = std::exchange(at.of_stream->large_block, nullptr);\n",
+            "    void* const p = at.of_stream->large_block;\n",
             more=(
                 (
-                    "at.mine->newest_large = batch.blocks[0];",
-                    "at.mine->newest_large = batch.blocks[0], at.mine->large_block = nullptr;",
+                    "at.of_stream->newest_large = batch.blocks[0];",
+                    "at.of_stream->newest_large = batch.blocks[0], at.of_stream->large_block = nullptr;",
                 ),
             ),
         ),
@@ -693,13 +693,13 @@ PLANTED = {
     "a call is made on its own device": [
         Mutant(
             "memory of the wrong device",
-            "driver/sim_driver.hpp",
+            "driver/sim/sim_driver.hpp",
             "return m.memory.create(device_.value, bytes, handle);",
             "return m.memory.create(current().value, bytes, handle);",
         ),
         Mutant(
             "the wrong device is waited for",
-            "driver/sim_driver.hpp",
+            "driver/sim/sim_driver.hpp",
             "return synchronized(m, m.streams.synchronize_device(device_.value));",
             "return synchronized(m, m.streams.synchronize_device(current().value));",
         ),
@@ -780,7 +780,7 @@ PLANTED = {
         Mutant(
             "the bound of the oldest budget_scope is the one in force",
             "policy/limited.hpp",
-            "smallest = smaller_of(smallest, b->bytes);",
+            "smallest = min_of(smallest, b->bytes);",
             "smallest = b->bytes;",
             finder="tests/raii/scopes.cpp",
         ),
@@ -817,20 +817,20 @@ PLANTED = {
         Mutant(
             "a recorded use names the block without its fences",
             "policy/fenced.hpp",
-            "detail::record_use_call{fences_.whole_of(p, alignment),",
-            "detail::record_use_call{p,",
+            "detail::record_stream_call{fences_.whole_of(p, alignment),",
+            "detail::record_stream_call{p,",
             finder="policies",
         ),
         Mutant(
             "what is freed without a stream is still recorded as live",
-            "policy/recorded.hpp",
+            "policy/traced.hpp",
             "    if (p != nullptr) note_free(p);\n    upstream_.deallocate_sync(p, bytes, alignment);",
             "    upstream_.deallocate_sync(p, bytes, alignment);",
             finder="policies",
         ),
         Mutant(
             "what is freed without a stream is still watched",
-            "policy/watched.hpp",
+            "policy/with_history.hpp",
             "    note_free(with_id({}), p);\n    upstream_.deallocate_sync(p, bytes, alignment);",
             "    upstream_.deallocate_sync(p, bytes, alignment);",
             finder="policies",

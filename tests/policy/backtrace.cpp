@@ -4,7 +4,7 @@
 #include <string>
 
 #include "catch.hpp"
-#include "tarn/policy/watched.hpp"
+#include "tarn/policy/with_history.hpp"
 #include "tarn/source/host_memory.hpp"
 
 using namespace tarn;
@@ -15,7 +15,7 @@ using namespace tarn;
 TEST_CASE("backtrace_stacks names the frames from the allocation outwards, through other libraries",
           "[policy][backtrace]") {
   static void* allocated = nullptr;
-  static auto memory = host_memory{} | watched{.stacks = backtrace_stacks()};
+  static auto memory = host_memory{} | with_history{.stacks = backtrace_stacks()};
   int const number = 1;
   std::size_t count = 1;
   // Called back from the C library, whose functions have names. Sanitizers do not replace lfind(). They replace qsort() and
@@ -24,9 +24,9 @@ TEST_CASE("backtrace_stacks names the frames from the allocation outwards, throu
     if (allocated == nullptr) allocated = memory.allocate({}, 100);
     return 0;
   });
-  watch_record const r = memory->record();
+  memory_history const r = memory->record();
   REQUIRE(r.live.size() == 1);
-  auto const& frames = r.places.at(r.live[0].place);
+  auto const& frames = r.locations.at(r.live[0].location);
   CHECK(frames.size() <= stack_depth + 1);
   std::size_t library = 0;
   std::size_t ours = 0;
@@ -43,7 +43,7 @@ TEST_CASE("backtrace_stacks names the frames from the allocation outwards, throu
 }
 
 TEST_CASE("backtrace_stacks names an address outside every file by its number", "[policy][backtrace]") {
-  watched_frame f;
+  history_frame f;
   backtrace_stacks().name(reinterpret_cast<void*>(std::uintptr_t{16}), f);
   CHECK(f.function == "0x10");
   CHECK(f.file.empty());

@@ -198,7 +198,7 @@ TEST_CASE("checked reports nothing for work enqueued before the free, however la
   auto* const p = static_cast<unsigned char*>(memory.allocate(stream, 1000));
   REQUIRE(machine.launch(stream, 10'000'000, [p] { p[999] = 1; }).ok());
   REQUIRE(machine.launch(other, 50'000'000, [p] { p[0] = 1; }).ok());
-  memory.record_use(p, 1000, other);
+  memory.record_stream(p, 1000, other);
   memory.deallocate(stream, p, 1000);
   CHECK(memory->check_all() == 0);
   CHECK(told::all().empty());
@@ -298,7 +298,7 @@ TEST_CASE("checked_layer reports a leak without a place if it was not allocated 
   has(told::one_of(misuse_kind::leak), "at a place not named");
 }
 
-TEST_CASE("call_place sets the place of the calls below it, and the outermost one wins",
+TEST_CASE("location_scope sets the place of the calls below it, and the outermost one wins",
           "[policy][checked]") {
   told const t;
   auto memory = host_memory{} | checked{};
@@ -306,8 +306,8 @@ TEST_CASE("call_place sets the place of the calls below it, and the outermost on
   int named = 0;
   {
     named = __LINE__ + 1;
-    call_place const here;
-    call_place const inner(place{"other.cpp", 1, "f"});
+    location_scope const here;
+    location_scope const inner(source_location{"other.cpp", 1, "f"});
     p = memory.allocate({}, 100);
   }
   memory.deallocate({}, p, 99);

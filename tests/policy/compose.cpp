@@ -38,12 +38,12 @@ TEST_CASE("stack is default constructible if all its parts are", "[policy][compo
   memory.deallocate({}, p, 100);
 }
 
-TEST_CASE("owns, record_use, trim and largest_free_range reach the pool through the policies above it",
+TEST_CASE("owns, record_stream, trim and largest_free_range reach the pool through the policies above it",
           "[policy][compose]") {
   auto memory = sim_pages{} | pooled{} | limited{1_GiB} | tracked{} | fenced{};
   void* const p = memory.allocate({}, 10_MiB);
   CHECK(memory.owns(p));
-  memory.record_use(p, 10_MiB, {});
+  memory.record_stream(p, 10_MiB, {});
   memory.deallocate({}, p, 10_MiB);
   CHECK(memory.trim() > 0);
   CHECK(memory.largest_free_range() == 0);

@@ -62,7 +62,7 @@ TEST_CASE("fallback_to does not fall back on errors other than out_of_memory", "
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("fallback_to forwards record_use to the pool that owns the block", "[policy][fallback_to]") {
+TEST_CASE("fallback_to forwards record_stream to the pool that owns the block", "[policy][fallback_to]") {
   sim_machine const machine;
   auto first = sim_pages{machine.driver()} | limited{4_MiB} | pooled{};
   auto second = sim_malloc{machine.driver()} | pooled{};
@@ -75,7 +75,7 @@ TEST_CASE("fallback_to forwards record_use to the pool that owns the block", "[p
   CHECK(memory.owns(p));
   CHECK(memory.owns(big));
   REQUIRE(machine.launch(b, 1'000'000, {sim_writes(p, 2_MiB)}).ok());
-  memory.record_use(p, 2_MiB, b);
+  memory.record_stream(p, 2_MiB, b);
   memory.deallocate(a, p, 2_MiB);
   CHECK(first->state().pending == 0);
   CHECK(second->state().pending == 2_MiB);
@@ -86,7 +86,7 @@ TEST_CASE("fallback_to forwards record_use to the pool that owns the block", "[p
   CHECK(first->state().reserved + second->state().reserved == 0);
 }
 
-TEST_CASE("fallback_to waits in deallocate after record_use of a block that no pool holds back",
+TEST_CASE("fallback_to waits in deallocate after record_stream of a block that no pool holds back",
           "[policy][fallback_to]") {
   sim_machine const machine;
   auto memory =
@@ -97,7 +97,7 @@ TEST_CASE("fallback_to waits in deallocate after record_use of a block that no p
   void* const p = memory.allocate(a, 2_MiB);
   REQUIRE(memory->fallback_blocks() == 1);
   REQUIRE(machine.launch(b, 1'000'000, {sim_writes(p, 2_MiB)}).ok());
-  memory.record_use(p, 2_MiB, b);
+  memory.record_stream(p, 2_MiB, b);
   machine.reset_calls();
   memory.deallocate(a, p, 2_MiB);
   CHECK(machine.calls()[driver_call::synchronize_device] == 1);

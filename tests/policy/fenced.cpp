@@ -139,14 +139,14 @@ TEST_CASE("fenced allows the misuse handler to use the memory that reports to it
   (void)set_misuse_handler(before);
 }
 
-TEST_CASE("fenced forwards record_use with the address of the pool's block", "[policy][fenced]") {
+TEST_CASE("fenced forwards record_stream with the address of the pool's block", "[policy][fenced]") {
   sim_machine const machine;
   tarn_test::test_stream const stream(machine.driver());
   tarn_test::test_stream const other(machine.driver());
   auto memory = sim_pages(machine.driver()) | pooled{} | fenced{};
   void* const p = memory.allocate(stream, 1000, 512);
   REQUIRE(machine.launch(other, 50'000'000, {sim_reads(p, 1000)}).ok());
-  memory.record_use(p, 1000, other);
+  memory.record_stream(p, 1000, other);
   memory.deallocate(stream, p, 1000, 512);
   CHECK(memory->upstream()->state().pending > 0);  // held back until the other stream has passed the use
 }

@@ -61,7 +61,7 @@ TEST_CASE("poisoned does not overwrite a block that another stream still uses", 
   REQUIRE(machine.driver().synchronize_stream(stream).ok());
   unsigned char seen = 0;
   REQUIRE(machine.launch(other, 50'000'000, [&seen, p] { seen = p[0]; }).ok());
-  memory.record_use(p, 100, other);
+  memory.record_stream(p, 100, other);
   memory.deallocate(stream, p, 100);
   REQUIRE(machine.driver().synchronize_device().ok());
   CHECK(seen == 7);
@@ -80,8 +80,8 @@ TEST_CASE("poisoned forgets a use that the pool refused to record, and ignores a
   auto* const p = static_cast<unsigned char*>(memory.allocate(stream, 100));
   stream_ref const unidentified = stream_ref::from(stream_ref(stream).handle());
   plan.fail(driver_call::identify, 1, fault{});
-  CHECK_THROWS_AS(memory.record_use(p, 100, unidentified), cuda_error);
-  CHECK_NOTHROW(memory.record_use(nullptr, 0, stream));
+  CHECK_THROWS_AS(memory.record_stream(p, 100, unidentified), cuda_error);
+  CHECK_NOTHROW(memory.record_stream(nullptr, 0, stream));
   memory.deallocate(stream, p, 100);
   REQUIRE(machine.driver().synchronize_stream(stream).ok());
   CHECK(p[0] == pattern::freed);

@@ -6,18 +6,18 @@
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
 #include "tarn/policy/pooled.hpp"
-#include "tarn/policy/watched.hpp"
+#include "tarn/policy/with_history.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/source/host_memory.hpp"
 
 using namespace tarn;
 
 TEST_CASE("tagged meets the resource contract", "[policy][tagged]") {
-  tarn_test::resource_contract([] { return host_memory{} | watched{} | tagged{"contract"}; });
+  tarn_test::resource_contract([] { return host_memory{} | with_history{} | tagged{"contract"}; });
 }
 
 TEST_CASE("tagged names every allocation through its handle unless the call has a name", "[policy][tagged]") {
-  auto memory = host_memory{} | pooled{} | watched{};
+  auto memory = host_memory{} | pooled{} | with_history{};
   auto weights_memory = memory | tagged{"handle's"};
   CHECK(weights_memory->name() == tag("handle's"));
   tag_scope const scope{"scope's"};
@@ -38,9 +38,9 @@ TEST_CASE("tagged names every allocation through its handle unless the call has 
   CHECK(requested("handle's") == 100);
 }
 
-TEST_CASE("tagged has no effect without a watched layer", "[policy][tagged]") {
+TEST_CASE("tagged has no effect without a `with_history` layer", "[policy][tagged]") {
   auto memory = host_memory{} | pooled{} | tagged{"unseen"};
-  static_assert(std::is_same_v<detail::place_of_call<decltype(memory)>, no_call_place>);
+  static_assert(std::is_same_v<detail::location_of_call<decltype(memory)>, no_location_scope>);
   auto buffer = make_device_buffer<int>(memory, 10, stream_ref{}, tag("unseen as well"));
   CHECK(buffer.size() == 10);
 }

@@ -22,8 +22,8 @@ struct use_call {
   std::size_t bytes = 0;
   tarn::stream_ref stream;
   template <class L>
-  auto operator()(L& l) const -> decltype(l.record_use(p, bytes, stream)) {
-    return l.record_use(p, bytes, stream);
+  auto operator()(L& l) const -> decltype(l.record_stream(p, bytes, stream)) {
+    return l.record_stream(p, bytes, stream);
   }
 };
 struct trim_call {
@@ -63,7 +63,7 @@ inline constexpr auto check_all = [](auto& l) -> decltype(l.check_all()) { retur
 struct record_call {
   template <class L>
   auto operator()(L& l) const
-      -> std::enable_if_t<std::is_same_v<decltype(l.record()), tarn::watch_record>, tarn::watch_record> {
+      -> std::enable_if_t<std::is_same_v<decltype(l.record()), tarn::memory_history>, tarn::memory_history> {
     return l.record();
   }
 };
@@ -104,7 +104,7 @@ class adapter final : public test_memory {
     around_.verify(out_);
   }
   void* allocate(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment,
-                 tarn::place where) override {
+                 tarn::source_location where) override {
     if constexpr (tarn::detail::is_shared<M>) {
       return memory_->allocate(stream, bytes, alignment, where);
     } else {
@@ -120,8 +120,8 @@ class adapter final : public test_memory {
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) override {
     memory_->deallocate_sync(p, bytes, alignment);
   }
-  void record_use(void* p, std::size_t bytes, tarn::stream_ref stream) override {
-    if constexpr (can.record_use) tarn::nearest(*memory_, ask::use_call{p, bytes, stream});
+  void record_stream(void* p, std::size_t bytes, tarn::stream_ref stream) override {
+    if constexpr (can.record_stream) tarn::nearest(*memory_, ask::use_call{p, bytes, stream});
   }
   std::size_t trim(std::size_t keep) override {
     if constexpr (can.trim) return tarn::nearest(*memory_, ask::trim_call{keep});
@@ -160,9 +160,9 @@ class adapter final : public test_memory {
   std::vector<seen_block> record() override {
     std::vector<seen_block> out;
     if constexpr (can.record) {
-      tarn::watch_record const r = tarn::nearest(*memory_, ask::record_call{});
+      tarn::memory_history const r = tarn::nearest(*memory_, ask::record_call{});
       for (auto const& b : r.live) {
-        auto const& frames = r.places[b.place];
+        auto const& frames = r.locations[b.location];
         out.push_back({b.address, b.requested, frames.empty() ? 0 : frames[0].line});
       }
     }

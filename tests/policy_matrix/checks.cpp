@@ -55,7 +55,7 @@ struct block {
 /// Returns null if memory ran out.
 void* try_allocate(test_memory& memory, stream_ref stream, std::size_t bytes,
                    std::size_t alignment = tarn::default_alignment,
-                   tarn::place where = tarn::place::current()) {
+                   tarn::source_location where = tarn::source_location::current()) {
   try {
     return memory.allocate(stream, bytes, alignment, where);
   } catch (tarn::out_of_memory const&) {
@@ -102,7 +102,8 @@ counts counts_of(stack_under_test const& stack, test_memory& memory) {
 void zero_bytes(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
   stream_ref const s = device.new_stream();
   counts const before = counts_of(stack, memory);
-  out.check(memory.allocate(s, 0, 256, tarn::place::current()) == nullptr, "zero bytes are not null");
+  out.check(memory.allocate(s, 0, 256, tarn::source_location::current()) == nullptr,
+            "zero bytes are not null");
   out.check(memory.allocate_sync(0, 256) == nullptr, "zero bytes are not null without a stream");
   memory.deallocate(s, nullptr, 0, 256);
   memory.deallocate(s, nullptr, 1000, 256);
@@ -121,7 +122,7 @@ void alignment(stack_under_test const& stack, test_device& device, test_memory& 
       for (bool const sync : {false, true}) {
         try {
           void* const p = sync ? memory.allocate_sync(bytes, alignment)
-                               : memory.allocate(s, bytes, alignment, tarn::place::current());
+                               : memory.allocate(s, bytes, alignment, tarn::source_location::current());
           out.check(tarn::is_aligned(p, alignment),
                     "an alignment of " + std::to_string(alignment) + " is ignored");
           if (sync) {
@@ -141,7 +142,7 @@ void alignment(stack_under_test const& stack, test_device& device, test_memory& 
     for (bool const sync : {false, true}) {
       try {
         (void)(sync ? memory.allocate_sync(64, alignment)
-                    : memory.allocate(s, 64, alignment, tarn::place::current()));
+                    : memory.allocate(s, 64, alignment, tarn::source_location::current()));
         out.add("an alignment of " + std::to_string(alignment) + " is not refused");
       } catch (tarn::bad_alignment const&) {
       }
@@ -155,14 +156,14 @@ void alignment(stack_under_test const& stack, test_device& device, test_memory& 
 
 void exceptions(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
   stream_ref const s = device.new_stream();
-  void* const kept = memory.allocate(s, 3000, 256, tarn::place::current());
+  void* const kept = memory.allocate(s, 3000, 256, tarn::source_location::current());
   counts const before = counts_of(stack, memory);
   for (std::size_t const bytes : {1_TiB * 1024, std::numeric_limits<std::size_t>::max(),
                                   std::numeric_limits<std::size_t>::max() / 2, tarn::max_request_bytes + 1}) {
     for (bool const sync : {false, true}) {
       try {
         (void)(sync ? memory.allocate_sync(bytes, 256)
-                    : memory.allocate(s, bytes, 256, tarn::place::current()));
+                    : memory.allocate(s, bytes, 256, tarn::source_location::current()));
         out.add("a request of " + std::to_string(bytes) + " bytes is not refused");
       } catch (tarn::out_of_memory const& refused) {
         out.check(refused.asked() == bytes, "an error names " + std::to_string(refused.asked()) +
@@ -188,8 +189,8 @@ void exceptions(stack_under_test const& stack, test_device& device, test_memory&
 }
 
 /// A block with a recorded use on another stream is not reused while that use may run.
-void recorded_uses(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
-  if (!stack.can.record_use) return;
+void recorded_streams(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  if (!stack.can.record_stream) return;
   for (std::size_t const bytes : {std::size_t{1000}, std::size_t{3_MiB}}) {
     stream_ref const a = device.new_stream();
     stream_ref const b = device.new_stream();
@@ -206,7 +207,7 @@ void recorded_uses(stack_under_test const& stack, test_device& device, test_memo
       all.erase(last ? all.end() - 1 : all.begin());
       device.order(a, b);
       device.write(b, x.p, x.bytes, 0xB1, 50'000);
-      memory.record_use(x.p, x.bytes, b);
+      memory.record_stream(x.p, x.bytes, b);
       memory.deallocate(a, x.p, x.bytes, x.alignment);
       std::vector<void*> again;
       for (int i = 0; i < 3; ++i) {
@@ -228,7 +229,7 @@ void recorded_uses(stack_under_test const& stack, test_device& device, test_memo
     if (void* const p = try_allocate(memory, a, bytes)) {
       device.order(a, b);
       device.write(b, p, bytes, 0xB2, 50'000);
-      memory.record_use(p, bytes, b);
+      memory.record_stream(p, bytes, b);
       device.end_stream(b);
       memory.deallocate(a, p, bytes, 256);
       if (void* const q = try_allocate(memory, a, bytes)) {
@@ -254,8 +255,8 @@ void destroyed_streams(stack_under_test const& stack, test_device& device, test_
   for (bool const handle_is_reused : {false, true}) {
     for (std::size_t const bytes : {std::size_t{1000}, std::size_t{100'000}, std::size_t{3_MiB}}) {
       stream_ref const gone = device.new_stream();
-      void* const p = memory.allocate(gone, bytes, 256, tarn::place::current());
-      void* const small = memory.allocate(gone, 500, 256, tarn::place::current());
+      void* const p = memory.allocate(gone, bytes, 256, tarn::source_location::current());
+      void* const small = memory.allocate(gone, 500, 256, tarn::source_location::current());
       device.write(gone, p, bytes, 0x11, 20'000);
       device.end_stream(gone);
       stream_ref reused;
@@ -328,8 +329,8 @@ void ownership(stack_under_test const& stack, test_device& device, test_memory& 
 void capture(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
   for (std::size_t const bytes : {std::size_t{1000}, std::size_t{3_MiB}}) {
     stream_ref const s = device.new_stream();
-    void* const before = memory.allocate(s, bytes, 256, tarn::place::current());
-    void* const kept = memory.allocate(s, 400, 256, tarn::place::current());
+    void* const before = memory.allocate(s, bytes, 256, tarn::source_location::current());
+    void* const kept = memory.allocate(s, 400, 256, tarn::source_location::current());
     device.wait();
     if (!device.begin_capture(s)) {
       memory.deallocate(s, before, bytes, 256);
@@ -337,11 +338,11 @@ void capture(stack_under_test const& stack, test_device& device, test_memory& me
       device.end_stream(s);
       return;
     }
-    void* const inside = memory.allocate(s, bytes, 256, tarn::place::current());
+    void* const inside = memory.allocate(s, bytes, 256, tarn::source_location::current());
     if (!stack.driver_orders) memory.deallocate(s, before, bytes, 256);
     memory.deallocate(s, inside, bytes, 256);
     void* const across =
-        stack.driver_orders ? nullptr : memory.allocate(s, bytes, 256, tarn::place::current());
+        stack.driver_orders ? nullptr : memory.allocate(s, bytes, 256, tarn::source_location::current());
     out.check(device.end_capture(s, stack.driver_orders),
               "a capture was spoiled, or has work of the library's");
     if (across != nullptr) memory.deallocate(s, across, bytes, 256);
@@ -387,7 +388,8 @@ void statistics(stack_under_test const& stack, test_device& device, test_memory&
     out.check(memory.inspected_bytes() == now.reserved, "inspection shows other bytes than are reserved");
   }
   if (stack.can.record) {
-    out.check(memory.record().size() == all.size(), "a watched layer knows of another number of blocks");
+    out.check(memory.record().size() == all.size(),
+              "a `with_history` layer knows of another number of blocks");
   }
   free_all(memory, s, all);
   device.wait();
@@ -401,15 +403,15 @@ void check_all(stack_under_test const& stack, test_device& device, test_memory& 
   if (!stack.can.check_all) return;
   stream_ref const busy = device.new_stream();
   stream_ref const other = device.new_stream();
-  void* const ground = memory.allocate(busy, 5000, 256, tarn::place::current());
+  void* const ground = memory.allocate(busy, 5000, 256, tarn::source_location::current());
   device.wait();
   device.write(busy, ground, 5000, 1, 100'000);
-  void* const queued = memory.allocate(busy, 1000, 256, tarn::place::current());
+  void* const queued = memory.allocate(busy, 1000, 256, tarn::source_location::current());
   out.check(memory.check_all() == 0, "check_all() reports fences that are still queued");
   device.write(busy, ground, 5000, 2, 100'000);
   // While it waits, another thread allocates, frees, and writes to the freed memory as a new block.
   void* late = nullptr;
-  void* victim = memory.allocate(other, 700, 256, tarn::place::current());
+  void* victim = memory.allocate(other, 700, 256, tarn::source_location::current());
   std::vector<block> next;
   bool const hooked = device.in_next_device_wait([&] {
     memory.deallocate(other, victim, 700, 256);
@@ -419,7 +421,7 @@ void check_all(stack_under_test const& stack, test_device& device, test_memory& 
     }
     device.wait(other);
     device.write(busy, ground, 5000, 3, 100'000);
-    late = memory.allocate(busy, 2000, 256, tarn::place::current());
+    late = memory.allocate(busy, 2000, 256, tarn::source_location::current());
   });
   out.check(memory.check_all() == 0, "check_all() reports a block that was allocated while it waited");
   if (hooked && late == nullptr) {
@@ -429,7 +431,7 @@ void check_all(stack_under_test const& stack, test_device& device, test_memory& 
   }
   if (!hooked) memory.deallocate(other, victim, 700, 256);
   free_all(memory, other, next);
-  void* const freed = memory.allocate(other, 4000, 256, tarn::place::current());
+  void* const freed = memory.allocate(other, 4000, 256, tarn::source_location::current());
   memory.deallocate(other, freed, 4000, 256);
   out.check(memory.check_all() == 0, "check_all() reports after a free");
   memory.deallocate(busy, queued, 1000, 256);
@@ -444,7 +446,7 @@ void check_all(stack_under_test const& stack, test_device& device, test_memory& 
 void places(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
   if (!stack.can.record) return;
   stream_ref const s = device.new_stream();
-  auto const here = tarn::place::current();
+  auto const here = tarn::source_location::current();
   std::vector<block> all;
   while (all.size() < 40) {
     void* const p = try_allocate(memory, s, 3_MiB, 256, here);
@@ -454,7 +456,7 @@ void places(stack_under_test const& stack, test_device& device, test_memory& mem
   auto const seen = memory.record();
   bool good = seen.size() == all.size();
   for (seen_block const& b : seen) good = good && b.line == here.line;
-  out.check(good, "a watched layer does not name the line of the call");
+  out.check(good, "a `with_history` layer does not name the line of the call");
   free_all(memory, s, all);
   device.end_stream(s);
 }
@@ -521,7 +523,7 @@ std::vector<promise> const& promises() {
       {"zero bytes", zero_bytes},
       {"alignment", alignment},
       {"exceptions", exceptions},
-      {"recorded uses", recorded_uses},
+      {"recorded uses", recorded_streams},
       {"destroyed streams", destroyed_streams},
       {"trim", trim},
       {"ownership", ownership},
@@ -658,7 +660,7 @@ class random_program {
                  static_cast<unsigned char>(below(255) + 1),
                  false,
                  0};
-    auto const here = tarn::place::current();
+    auto const here = tarn::source_location::current();
     b.p = try_allocate(memory_, b.stream, b.bytes, b.alignment, here);
     b.line = here.line;
     if (b.p == nullptr) {  // out of memory: frees half of its blocks, as a program would
@@ -691,16 +693,16 @@ class random_program {
       memory_.deallocate(b.stream, b.p, b.bytes, b.alignment);
     }
   }
-  /// Another stream writes to a block, as record_use() allows.
+  /// Another stream writes to a block, as record_stream() allows.
   void use_elsewhere() {
-    if (!stack_.can.record_use || live_.empty()) return;
+    if (!stack_.can.record_stream || live_.empty()) return;
     live_block& b = live_[below(live_.size())];
     if (is_ended(b.stream)) return;
     stream_ref const other = any_stream();
     if (other == b.stream || b.used_elsewhere) return;
     device_.order(b.stream, other);
     device_.write(other, b.p, b.bytes, b.byte, 5000);
-    memory_.record_use(b.p, b.bytes, other);
+    memory_.record_stream(b.p, b.bytes, other);
     b.used_elsewhere = true;
   }
   void replace_stream() {
@@ -742,7 +744,7 @@ class random_program {
         });
         good = good && it != live_.end() && it->line == b.line;
       }
-      out_.check(good, "a watched layer knows of other blocks than are live, or of other lines");
+      out_.check(good, "a `with_history` layer knows of other blocks than are live, or of other lines");
     }
     if (stack_.can.limit && live_.empty() && !stack_.keeps_freed) {
       out_.check(memory_.used() == 0, "a limit counts bytes though nothing is live");

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "subject.hpp"
+#include "tarn/policy/accessible_from.hpp"
 #include "tarn/policy/checked.hpp"
 #include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/fenced.hpp"
@@ -19,12 +20,11 @@
 #include "tarn/policy/nvtx_ranged.hpp"
 #include "tarn/policy/poisoned.hpp"
 #include "tarn/policy/pooled.hpp"
-#include "tarn/policy/reachable_from.hpp"
-#include "tarn/policy/recorded.hpp"
 #include "tarn/policy/retry_on_oom.hpp"
 #include "tarn/policy/tagged.hpp"
+#include "tarn/policy/traced.hpp"
 #include "tarn/policy/tracked.hpp"
-#include "tarn/policy/watched.hpp"
+#include "tarn/policy/with_history.hpp"
 #include "tarn/source/cuda_async.hpp"
 #include "tarn/source/cuda_malloc.hpp"
 #include "tarn/source/cuda_pages.hpp"
@@ -43,7 +43,7 @@ struct surroundings {
   D driver;
   test_device* device = nullptr;
   bool pool_on_top = false;    ///< the device is notified above that pool, not above a fallback's own pool
-  std::FILE* trace = nullptr;  ///< the file of `recorded`
+  std::FILE* trace = nullptr;  ///< the file of `traced`
   std::function<void()> on_out_of_memory;
   long logged_allocations = 0;
   long logged_deallocations = 0;
@@ -161,12 +161,12 @@ struct checked : policy {
     return tarn::checked{.quarantine_bytes = 1_MiB, .quarantine_blocks = 4};
   }
 };
-struct recorded : policy {
-  static constexpr char const* name = "recorded";
+struct traced : policy {
+  static constexpr char const* name = "traced";
   template <class D>
   static auto make(surroundings<D>& s) {
     if (s.trace == nullptr) s.trace = std::tmpfile();
-    return tarn::recorded{s.trace};
+    return tarn::traced{s.trace};
   }
 };
 struct logged : policy {
@@ -181,11 +181,11 @@ struct logged : policy {
     return tarn::logged<decltype(hook)>(hook);
   }
 };
-struct watched : policy {
-  static constexpr char const* name = "watched";
+struct with_history : policy {
+  static constexpr char const* name = "with_history";
   template <class D>
   static auto make(surroundings<D>&) {
-    return tarn::watched{.history = 64};
+    return tarn::with_history{.history = 64};
   }
 };
 struct tagged : policy {
@@ -233,11 +233,11 @@ struct pooled : policy {
     return tarn::pooled{};
   }
 };
-struct reachable_from : policy {
-  static constexpr char const* name = "reachable_from";
+struct accessible_from : policy {
+  static constexpr char const* name = "accessible_from";
   template <class D>
   static auto make(surroundings<D>&) {
-    return tarn::reachable_from{};
+    return tarn::accessible_from{};
   }
 };
 
@@ -248,8 +248,8 @@ struct list {};
 
 /// Every policy over blocks; pairs combine these. The stacks add `pooled` themselves.
 using block_policies =
-    list<with::limited, with::tracked, with::fenced, with::poisoned, with::checked, with::recorded,
-         with::logged, with::watched, with::tagged, with::nvtx_ranged, with::fallback_to, with::retry_on_oom>;
+    list<with::limited, with::tracked, with::fenced, with::poisoned, with::checked, with::traced,
+         with::logged, with::with_history, with::tagged, with::nvtx_ranged, with::fallback_to, with::retry_on_oom>;
 /// Part number Part of Parts parts of a list, so that pairs can be compiled in several files.
 template <unsigned Part, unsigned Parts, unsigned At, class Done, class Rest>
 struct part_of_list {
@@ -264,7 +264,7 @@ template <unsigned Part, unsigned Parts, class All>
 using part_of = typename part_of_list<Part, Parts, 0, list<>, All>::type;
 
 /// Every policy that may be below a pool of pages.
-using page_policies = list<with::limited, with::reachable_from>;
+using page_policies = list<with::limited, with::accessible_from>;
 
 /// Every source.
 namespace of {

@@ -15,7 +15,7 @@
 
 #include "subject.hpp"
 #include "tarn/driver/no_driver.hpp"
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 #include "tarn/pool/pool.hpp"
 #include "tarn/source/cuda_pages.hpp"
 #include "tarn/source/managed.hpp"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "tarn/core/bytes.hpp"
-#include "tarn/core/place.hpp"
+#include "tarn/core/source_location.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/pool/pool_state.hpp"
 
@@ -71,14 +71,14 @@ struct test_device {
 
 /// The optional calls that a stack supports.
 struct offers {
-  bool record_use = false;
+  bool record_stream = false;
   bool trim = false;
   bool owns = false;
   bool state = false;
   bool statistics = false;
   bool limit = false;
   bool check_all = false;
-  bool record = false;  ///< a watched layer is reachable
+  bool record = false;  ///< a `with_history` layer is reachable
   bool inspect = false;
 };
 
@@ -99,12 +99,12 @@ struct seen_block {
 struct test_memory {
   virtual ~test_memory() = default;
   [[nodiscard]] virtual void* allocate(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment,
-                                       tarn::place where) = 0;
+                                       tarn::source_location where) = 0;
   virtual void deallocate(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) = 0;
   [[nodiscard]] virtual void* allocate_sync(std::size_t bytes, std::size_t alignment) = 0;
   virtual void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) = 0;
   // The calls below are valid only if the stack offers them.
-  virtual void record_use(void* p, std::size_t bytes, tarn::stream_ref stream) = 0;
+  virtual void record_stream(void* p, std::size_t bytes, tarn::stream_ref stream) = 0;
   virtual std::size_t trim(std::size_t keep) = 0;
   [[nodiscard]] virtual bool owns(void const* p) = 0;
   [[nodiscard]] virtual tarn::pool_state state() = 0;

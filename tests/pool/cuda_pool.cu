@@ -179,7 +179,7 @@ TEST_CASE("pooled on CUDA allocates during a capture without invalidating it", "
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("record_use on CUDA holds the block back during a capture", "[pool][cuda]") {
+TEST_CASE("record_stream on CUDA holds the block back during a capture", "[pool][cuda]") {
   if (!has_cuda_devices()) return;
   device_pool pool;
   stream_pair s;
@@ -188,7 +188,7 @@ TEST_CASE("record_use on CUDA holds the block back during a capture", "[pool][cu
   void* const p = pool.allocate(s.a, bytes);
   keep_busy(s.b);
   write(s.b, p, bytes, 1);
-  pool.record_use(p, bytes, s.b);
+  pool.record_stream(p, bytes, s.b);
   REQUIRE(cudaStreamBeginCapture(captured.ref().get(), cudaStreamCaptureModeRelaxed) == cudaSuccess);
   pool.deallocate(s.a, p, bytes);
   void* const q = pool.allocate(s.a, bytes);

@@ -120,7 +120,7 @@ TEST_CASE("pooled with a memory tool reports no error for work enqueued before t
       void* const p = pool.allocate(stream, 1000);
       REQUIRE(machine.launch(stream, 10'000'000, {sim_writes(p, 1000)}).ok());
       REQUIRE(machine.launch(other, 30'000'000, {sim_reads(p, 1000)}).ok());
-      pool.record_use(p, 1000, other);
+      pool.record_stream(p, 1000, other);
       pool.deallocate(stream, p, 1000);
     }
     pool.empty_cache();
@@ -149,7 +149,7 @@ TEST_CASE("pooled with a memory tool never uses the destroyed stream of a pendin
       if (captured) REQUIRE(machine.begin_capture(stream).ok());
       void* const p = pool.allocate(stream, 1000);
       REQUIRE(machine.launch(stream, 10'000'000, {sim_writes(p, 1000)}).ok());
-      pool.record_use(p, 1000, other);
+      pool.record_stream(p, 1000, other);
       if (!captured) REQUIRE(machine.launch(other, 30'000'000).ok());
       pool.deallocate(stream, p, 1000);
       if (captured) REQUIRE(machine.end_capture(stream, graph).ok());
@@ -192,7 +192,7 @@ TEST_CASE("pooled with a memory tool passes no destroyed stream to the driver wh
       used_elsewhere = pool.allocate(gone, 1000);
       REQUIRE(machine.launch(gone, 10'000'000, {sim_writes(p, 1000)}).ok());
     }
-    pool.record_use(used_elsewhere, 1000, other);
+    pool.record_stream(used_elsewhere, 1000, other);
     pool.deallocate(gone, p, 1000);
     pool.deallocate(gone, used_elsewhere, 1000);
   }

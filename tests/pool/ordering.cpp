@@ -33,7 +33,7 @@ sim_options checked(std::size_t capacity = 64_MiB) {
 }
 
 /// A pool on a checked machine; reports each allocation and deallocation to the checker.
-struct watched {
+struct with_history {
   explicit watched(std::size_t capacity = 64_MiB) : machine(checked(capacity)) {}
 
   sim_machine machine;
@@ -363,8 +363,8 @@ TEST_CASE("pooled does not invalidate a capture to reuse the memory of a destroy
 }
 
 TEST_CASE(
-    "record_use on a stream that is captured at the free holds the block back and keeps the capture valid",
-    "[pool][streams][record_use][capture]") {
+    "record_stream on a stream that is captured at the free holds the block back and keeps the capture valid",
+    "[pool][streams][record_stream][capture]") {
   // The stream of the use is captured; or another one, where the driver records the work of all streams at once.
   sim_machine const machine(checked());
   bool captured = false;
@@ -377,7 +377,7 @@ TEST_CASE(
     void* const p = pool.allocate(a, 4_KiB);
     device.allocated(p, 4_KiB, a);
     REQUIRE(device.launch(b, second, {sim_writes(p, 4_KiB)}).ok());
-    pool.record_use(p, 4_KiB, b);
+    pool.record_stream(p, 4_KiB, b);
     REQUIRE(device.begin_capture(marks_all ? c : b).ok());
     captured = true;
     device.freed(p, 4_KiB, a);
@@ -404,8 +404,8 @@ TEST_CASE(
   CHECK(device.findings().empty());
 }
 
-TEST_CASE("pooled leaks no event when it is destroyed while record_use is pending during a capture",
-          "[pool][streams][record_use][capture]") {
+TEST_CASE("pooled leaks no event when it is destroyed while record_stream is pending during a capture",
+          "[pool][streams][record_stream][capture]") {
   sim_machine const machine(checked());
   test_stream const a(machine.driver()), b(machine.driver()), c(machine.driver());
   sim_graph graph;
@@ -413,8 +413,8 @@ TEST_CASE("pooled leaks no event when it is destroyed while record_use is pendin
     auto memory = sim_pages(machine.driver()) | pooled{};
     std::size_t const bytes = GENERATE(4_KiB, 4_MiB);
     void* const p = memory.allocate(a, bytes);
-    memory.record_use(p, bytes, b);
-    memory.record_use(p, bytes, c);
+    memory.record_stream(p, bytes, b);
+    memory.record_stream(p, bytes, c);
     REQUIRE(machine.begin_capture(b).ok());
     memory.deallocate(a, p, bytes);
   }
@@ -423,7 +423,7 @@ TEST_CASE("pooled leaks no event when it is destroyed while record_use is pendin
   CHECK(machine.usage().used == 0);
 }
 
-TEST_CASE("record_use holds the block back until the use is complete", "[pool][streams][record_use]") {
+TEST_CASE("record_stream holds the block back until the use is complete", "[pool][streams][record_stream]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   for (std::size_t const bytes : {4_KiB, 40_MiB}) {
@@ -431,9 +431,9 @@ TEST_CASE("record_use holds the block back until the use is complete", "[pool][s
     t.use(a, p, bytes);
     REQUIRE(t.machine.driver().synchronize_stream(a).ok());
     t.use(b, p, bytes, second);
-    t.memory.record_use(p, bytes, b);
-    t.memory.record_use(p, bytes, b);  // a second call changes nothing
-    t.machine.freed(p, bytes, b);      // its last use
+    t.memory.record_stream(p, bytes, b);
+    t.memory.record_stream(p, bytes, b);  // a second call changes nothing
+    t.machine.freed(p, bytes, b);         // its last use
     t.memory.deallocate(a, p, bytes);
     CHECK(t.memory->state().pending == bytes);
     void* q = nullptr;
@@ -453,12 +453,12 @@ TEST_CASE("record_use holds the block back until the use is complete", "[pool][s
   }
 }
 
-TEST_CASE("pooled waits for no recorded use while other memory is free", "[pool][streams][record_use]") {
+TEST_CASE("pooled waits for no recorded use while other memory is free", "[pool][streams][record_stream]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.get(a, 4_MiB);
   t.use(b, p, 4_MiB, second);
-  t.memory.record_use(p, 4_MiB, b);
+  t.memory.record_stream(p, 4_MiB, b);
   t.machine.freed(p, 4_MiB, b);
   t.memory.deallocate(a, p, 4_MiB);
   auto const start = t.machine.now();
@@ -469,12 +469,13 @@ TEST_CASE("pooled waits for no recorded use while other memory is free", "[pool]
   t.give(a, q, 20_MiB);
 }
 
-TEST_CASE("allocate waits for recorded uses before it throws out_of_memory", "[pool][streams][record_use]") {
+TEST_CASE("allocate waits for recorded uses before it throws out_of_memory",
+          "[pool][streams][record_stream]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.memory.allocate(a, 40_MiB);
   t.use(b, p, 40_MiB, second);
-  t.memory.record_use(p, 40_MiB, b);
+  t.memory.record_stream(p, 40_MiB, b);
   t.memory.deallocate(a, p, 40_MiB);
   void* q = nullptr;
   CHECK_NOTHROW(q = t.memory.allocate(a, 40_MiB));
@@ -485,13 +486,14 @@ TEST_CASE("allocate waits for recorded uses before it throws out_of_memory", "[p
   }
 }
 
-TEST_CASE("pooled waits for a recorded use even if synchronize_event fails", "[pool][streams][record_use]") {
+TEST_CASE("pooled waits for a recorded use even if synchronize_event fails",
+          "[pool][streams][record_stream]") {
   sim_machine const machine(checked());
   fault_plan const plan;
   auto memory = basic_pages<faulty<sim_driver>>(faulty<sim_driver>(machine.driver(), plan)) | pooled{};
   test_stream const a(machine.driver()), b(machine.driver());
   void* const p = memory.allocate(a, 40_MiB);
-  memory->record_use(p, 40_MiB, b);
+  memory->record_stream(p, 40_MiB, b);
   REQUIRE(machine.launch(b, second, {sim_reads(p, 40_MiB)}).ok());
   memory.deallocate(a, p, 40_MiB);
   plan.fail(driver_call::synchronize_event, 1);
@@ -501,14 +503,14 @@ TEST_CASE("pooled waits for a recorded use even if synchronize_event fails", "[p
   memory.deallocate(a, q, 60_MiB);
 }
 
-TEST_CASE("record_use holds the block back when the event cannot be recorded during a capture",
-          "[pool][streams][capture][record_use]") {
+TEST_CASE("record_stream holds the block back when the event cannot be recorded during a capture",
+          "[pool][streams][capture][record_stream]") {
   sim_machine const machine(checked());
   bool captured = false;
   auto memory = basic_pages<marking_driver>(marking_driver(machine.driver(), captured)) | pooled{};
   test_stream const a(machine.driver()), b(machine.driver()), c(machine.driver());
   void* const p = memory.allocate(a, 4_KiB);
-  memory->record_use(p, 4_KiB, b);
+  memory->record_stream(p, 4_KiB, b);
   REQUIRE(machine.launch(b, second, {sim_reads(p, 4_KiB)}).ok());
   REQUIRE(machine.begin_capture(c).ok());
   captured = true;
@@ -564,11 +566,11 @@ TEST_CASE("pooled waits at its destruction for work whose event could not be rec
   CHECK(machine.leaks().handles == 0);
 }
 
-TEST_CASE("pool_state::pending counts the rounded size of a block", "[pool][record_use]") {
+TEST_CASE("pool_state::pending counts the rounded size of a block", "[pool][record_stream]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.memory.allocate(a, 1000);
-  t.memory->record_use(p, 1000, b);
+  t.memory->record_stream(p, 1000, b);
   t.use(b, p, 1000, second);
   t.memory.deallocate(a, p, 1000);
   CHECK(t.memory->state().pending == t.memory->block_bytes(1000, 256));
@@ -576,12 +578,12 @@ TEST_CASE("pool_state::pending counts the rounded size of a block", "[pool][reco
 }
 
 TEST_CASE("deallocate_sync holds a block back until its recorded uses are complete",
-          "[pool][streams][record_use]") {
+          "[pool][streams][record_stream]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.memory.allocate_sync(4_KiB);
   t.machine.allocated(p, 4_KiB, b);
-  t.memory.record_use(p, 4_KiB, b);
+  t.memory.record_stream(p, 4_KiB, b);
   t.use(b, p, 4_KiB, second);
   t.machine.freed(p, 4_KiB, b);
   t.memory.deallocate_sync(p, 4_KiB);
@@ -625,18 +627,19 @@ TEST_CASE("pooled orders the front of a grown range after the work on it", "[poo
   memory.deallocate(a, first, before);
 }
 
-TEST_CASE("record_use on the freeing stream does not hold the block back", "[pool][streams][record_use]") {
+TEST_CASE("record_stream on the freeing stream does not hold the block back",
+          "[pool][streams][record_stream]") {
   watched t;
   test_stream const a(t.machine.driver());
   void* const p = t.memory.allocate(a, 4_KiB);
-  t.memory.record_use(p, 4_KiB, a);
+  t.memory.record_stream(p, 4_KiB, a);
   t.memory.deallocate(a, p, 4_KiB);
   CHECK(t.memory->state().pending == 0);
   CHECK(t.memory->state().live == 0);
 }
 
 TEST_CASE("allocate waits after a capture for a recorded use on a stream that was captured at the free",
-          "[pool][streams][record_use][capture]") {
+          "[pool][streams][record_stream][capture]") {
   watched t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   bool const by_legacy =
@@ -646,7 +649,7 @@ TEST_CASE("allocate waits after a capture for a recorded use on a stream that wa
   stream_ref const used_on = by_legacy ? stream_ref{} : stream_ref(b);
   void* const p = t.get(a, 40_MiB);
   t.use(used_on, p, 40_MiB, second);
-  t.memory.record_use(p, 40_MiB, used_on);
+  t.memory.record_stream(p, 40_MiB, used_on);
   REQUIRE(t.machine.begin_capture(captured).ok());
   t.give(a, p, 40_MiB);
   CHECK(t.memory->state().pending == 40_MiB);
@@ -663,15 +666,15 @@ TEST_CASE("allocate waits after a capture for a recorded use on a stream that wa
   if (by_legacy) REQUIRE(t.machine.driver().destroy_stream(captured).ok());
 }
 
-TEST_CASE("record_use keeps the order after the freeing stream even if that stream is destroyed meanwhile",
-          "[pool][streams][record_use]") {
+TEST_CASE("record_stream keeps the order after the freeing stream even if that stream is destroyed meanwhile",
+          "[pool][streams][record_stream]") {
   watched t;
   test_stream const b(t.machine.driver()), c(t.machine.driver());
   stream_ref made;
   REQUIRE(t.machine.driver().create_stream(made).ok());
   stream_ref const a = stream_ref::from(made.handle());
   void* const p = t.get(a, 40_MiB);
-  t.memory->record_use(p, 40_MiB, b);
+  t.memory->record_stream(p, 40_MiB, b);
   t.use(b, p, 40_MiB);
   t.use(a, p, 40_MiB, second);
   t.give(a, p, 40_MiB);
@@ -697,7 +700,7 @@ TEST_CASE("pooled waits at its destruction for recorded uses and for its streams
     void* const q = memory.allocate(a, 4_MiB);
     REQUIRE(machine.launch(b, second, {sim_writes(p, 4_MiB)}).ok());
     REQUIRE(machine.launch(a, second, {sim_writes(q, 4_MiB)}).ok());
-    memory.record_use(p, 4_MiB, b);
+    memory.record_stream(p, 4_MiB, b);
     memory.deallocate(a, p, 4_MiB);
     memory.deallocate(a, q, 4_MiB);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of the pool: size_class, range, range_index, block_table, run, magazine, page_map, address_index,
+// The parts of the pool: size_class, range, range_index, address_map, run, magazine, page_map, address_index,
 // owner_lock, hot_lock, stream_order, arena, growth.
 
 #include <iterator>
@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "tarn/core/address_map.hpp"
 #include "tarn/pool/arena/address_index.hpp"
 #include "tarn/pool/arena/arena.hpp"
-#include "tarn/pool/arena/block_table.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/page_map.hpp"
 #include "tarn/pool/arena/range.hpp"
@@ -41,8 +41,8 @@ TEST_CASE("class_of returns a size class that fits and wastes at most an eighth"
   CHECK(rounded_bytes(100, 4096) == 512);
 }
 
-TEST_CASE("block_table::find returns what was inserted, through growth and removal", "[pool][block_table]") {
-  block_table table;
+TEST_CASE("address_map::find returns what was inserted, through growth and removal", "[pool][address_map]") {
+  address_map<std::uint32_t> table;
   std::map<std::uintptr_t, std::uint32_t> reference;
   std::mt19937 random(1);
   for (int i = 0; i < 20000; ++i) {

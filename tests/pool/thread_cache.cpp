@@ -131,7 +131,7 @@ TEST_CASE("pooled counts exactly while 16 threads exchange blocks, record uses, 
         try {
           mine.p = random() % 8 == 0 ? memory.allocate_sync(bytes) : memory.allocate(own, bytes);
           if (!owners.take(mine.p, bytes, 1)) ++wrong;
-          if (random() % 8 == 0) memory.record_use(mine.p, bytes, other);
+          if (random() % 8 == 0) memory.record_stream(mine.p, bytes, other);
         } catch (out_of_memory const&) {
         }
         block theirs{nullptr, 0};

@@ -66,7 +66,7 @@ class kept_memory {
     bool const refused = driver_.plan().next(tarn::driver_call::malloc_device).kind != tarn::failure::none;
     void* const p = refused || bytes > tarn::max_request_bytes
                         ? nullptr
-                        : ::operator new (bytes, std::align_val_t{alignment}, std::nothrow);
+                        : ::operator new(bytes, std::align_val_t{alignment}, std::nothrow);
     if (p == nullptr) {
       tarn::memory_report report;
       report.asked = bytes;
@@ -83,7 +83,7 @@ class kept_memory {
       return;
     }
     books_->live.erase(found);
-    ::operator delete (p, std::align_val_t{alignment});
+    ::operator delete(p, std::align_val_t{alignment});
   }
 
   driver_type driver_;

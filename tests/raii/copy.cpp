@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
 #include "tarn/raii/stream.hpp"

@@ -7,7 +7,7 @@
 #include "catch.hpp"
 #include "contract/across_devices.hpp"
 #include "contract/cuda_device.hpp"
-#include "tarn/policy/reachable_from.hpp"
+#include "tarn/policy/accessible_from.hpp"
 #include "tarn/tarn.hpp"
 
 using namespace tarn;
@@ -71,8 +71,8 @@ TEST_CASE("peer copies of pieces between GPUs are ordered, with and without peer
     tarn_test::pieces_travel(zero, cuda_async{device_id{1}}, busy);
     tarn_test::pieces_travel(pinned_host{device_id{0}}, one, busy);
     if (reach_each_other()) {
-      auto const open_zero = cuda_pages{device_id{0}} | reachable_from{1} | pooled{};
-      auto const open_one = cuda_pages{device_id{1}} | reachable_from{0} | pooled{};
+      auto const open_zero = cuda_pages{device_id{0}} | accessible_from{1} | pooled{};
+      auto const open_one = cuda_pages{device_id{1}} | accessible_from{0} | pooled{};
       tarn_test::pieces_travel(open_zero, open_one, busy);
       tarn_test::pieces_travel(open_zero, cuda_pages{device_id{1}} | pooled{}, busy);
     }
@@ -80,15 +80,15 @@ TEST_CASE("peer copies of pieces between GPUs are ordered, with and without peer
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("reachable_from lets a kernel of one GPU modify another GPU's memory",
-          "[policy][reachable_from][cuda]") {
+TEST_CASE("accessible_from lets a kernel of one GPU modify another GPU's memory",
+          "[policy][accessible_from][cuda]") {
   if (!has_cuda_devices(2)) return;
   if (!reach_each_other()) {
-    CHECK_THROWS_AS(cuda_pages{device_id{0}} | reachable_from{1}, unreachable_device);
+    CHECK_THROWS_AS(cuda_pages{device_id{0}} | accessible_from{1}, unreachable_device);
     WARN("skipped, nothing more was tested: these two GPUs cannot reach each other's memory");
     return;
   }
-  auto pool = cuda_pages{device_id{0}} | reachable_from{1} | pooled{} | tracked{};
+  auto pool = cuda_pages{device_id{0}} | accessible_from{1} | pooled{} | tracked{};
   basic_stream<cuda_driver> const a{cuda_driver{device_id{0}}};
   basic_stream<cuda_driver> const b{cuda_driver{device_id{1}}};
   for (std::size_t const n : {std::size_t{1000}, std::size_t{1} << 24}) {
@@ -104,7 +104,7 @@ TEST_CASE("reachable_from lets a kernel of one GPU modify another GPU's memory",
     detail::order_streams(cuda_driver{device_id{0}}, a, cuda_driver{device_id{1}}, b);
     CHECK((tarn_test::words_of(buffer) == tarn_test::words(n, 1)));
   }
-  CHECK_THROWS_AS(cuda_pages{device_id{0}} | reachable_from{100}, cuda_error);
+  CHECK_THROWS_AS(cuda_pages{device_id{0}} | accessible_from{100}, cuda_error);
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 

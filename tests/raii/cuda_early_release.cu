@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// retire(), evict_scope and scratch on CUDA: the contract of the simulated device, with kernels that keep streams busy.
+// free_on(), evict_scope and scratch on CUDA: the contract of the simulated device, with kernels that keep streams busy.
 
 #include <algorithm>
 #include <cstdint>
@@ -24,7 +24,7 @@ struct busy {
 }  // namespace cuda_early_release_test
 using cuda_early_release_test::busy;
 
-TEST_CASE("retire on CUDA orders the release after the last user", "[raii][retire][cuda]") {
+TEST_CASE("retire on CUDA orders the release after the last user", "[raii][free_on][cuda]") {
   if (!has_cuda_devices()) return;
   SECTION("pages") {
     tarn_test::retire_contract(device_pool{}, pinned_host{} | pooled{}, busy{});
@@ -103,7 +103,7 @@ TEST_CASE("micro_batches sized by free CUDA memory can be allocated", "[raii][mi
   if (!has_cuda_devices()) return;
   device_pool memory;
   tarn::stream const stream;
-  memory_room const room = room_in(memory);
+  memory_availability const room = available_memory(memory);
   CHECK(room.bytes > 0);
   CHECK(room.device_free == room.bytes);
   // Three times the free memory in total. Each part fits what was free, less the reserve.

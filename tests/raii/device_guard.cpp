@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "catch.hpp"
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 
 using namespace tarn;
 

@@ -16,17 +16,11 @@ using tarn_test::kept_memory;
 
 namespace {
 template <class P>
-concept can_be_read = requires(P const& p) {
-  *p;
-};
+concept can_be_read = requires(P const& p) { *p; };
 template <class P>
-concept can_be_indexed = requires(P const& p) {
-  p[0];
-};
+concept can_be_indexed = requires(P const& p) { p[0]; };
 template <class P>
-concept resets_without_a_count = requires(P& p, typename P::pointer q) {
-  p.reset(q);
-};
+concept resets_without_a_count = requires(P& p, typename P::pointer q) { p.reset(q); };
 }  // namespace
 
 TEST_CASE("device_ptr has the ownership semantics of unique_ptr", "[raii][device_ptr]") {

@@ -25,10 +25,10 @@ using faulty_driver = faulty<sim_driver>;
 
 /// A small machine whose calls can be made to fail, with two buffers on two streams and their expected contents.
 struct small_world {
-  using memory_type = decltype(basic_pages<faulty_driver>(std::declval<faulty_driver>()) | pooled{} |
-                               tracked{});
-  using pinned_type = decltype(basic_pinned<faulty_driver>(std::declval<faulty_driver>()) | pooled{} |
-                               tracked{});
+  using memory_type =
+      decltype(basic_pages<faulty_driver>(std::declval<faulty_driver>()) | pooled{} | tracked{});
+  using pinned_type =
+      decltype(basic_pinned<faulty_driver>(std::declval<faulty_driver>()) | pooled{} | tracked{});
 
   explicit small_world(sim_machine const& on)
       : machine(on),

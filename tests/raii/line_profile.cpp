@@ -6,7 +6,7 @@
 
 #include "catch.hpp"
 #include "tarn/raii/device_buffer.hpp"
-#include "tarn/report/line_profile.hpp"
+#include "tarn/report/line_profile_table.hpp"
 #include "tarn/sim.hpp"
 
 using namespace tarn;
@@ -19,7 +19,7 @@ buffer some(sim_pool const& pool, std::size_t bytes) {
 
 profiled_line line_at(int line) {
   for (profiled_line const& l : line_profile()) {
-    if (l.where.line == line && std::string_view(l.where.file) == place::current().file) return l;
+    if (l.where.line == line && std::string_view(l.where.file) == source_location::current().file) return l;
   }
   return {};
 }

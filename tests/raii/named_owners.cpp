@@ -5,7 +5,7 @@
 
 #include "catch.hpp"
 #include "tarn/policy/pooled.hpp"
-#include "tarn/policy/watched.hpp"
+#include "tarn/policy/with_history.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/device_ptr.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
@@ -17,7 +17,7 @@ namespace {
 
 template <class Memory>
 std::size_t requested(Memory& memory, std::string const& name) {
-  for (watched_tag const& t : memory->tags()) {
+  for (history_tag const& t : memory->tags()) {
     if (t.name == name) return t.requested;
   }
   return 0;
@@ -27,7 +27,7 @@ std::size_t requested(Memory& memory, std::string const& name) {
 
 TEST_CASE("device_buffer and device_ptr accept a tag wherever they accept a place", "[raii][tag]") {
   sim_machine const machine;
-  auto memory = sim_pages(machine.driver()) | pooled{} | watched{};
+  auto memory = sim_pages(machine.driver()) | pooled{} | with_history{};
   stream_ref const s;
   std::vector<float> const values(10, 1.0F);
   auto a = make_device_buffer<float>(memory, 100, s, tag("made"));
@@ -50,17 +50,17 @@ TEST_CASE("device_buffer and device_ptr accept a tag wherever they accept a plac
   CHECK(requested(memory, "grown") == 4000);
   CHECK(requested(memory, "made") == 0);
   CHECK(requested(memory, "untagged") == 200);
-  watch_record const r = memory->record();
+  memory_history const r = memory->record();
   std::size_t found = 0;
-  for (watched_block const& block : r.live) {
-    if (block.requested == 4000) found += r.places.at(block.place).at(0).line == line + 1 ? 1 : 0;
+  for (history_block const& block : r.live) {
+    if (block.requested == 4000) found += r.locations.at(block.location).at(0).line == line + 1 ? 1 : 0;
   }
   CHECK(found == 1);  // a tag records the place of the call
 }
 
 TEST_CASE("pinned_buffer accepts a tag and records the lines that resize it", "[raii][tag]") {
   sim_machine const machine;
-  auto memory = sim_pinned_host(machine.driver()) | pooled{} | watched{};
+  auto memory = sim_pinned_host(machine.driver()) | pooled{} | with_history{};
   pinned_buffer<char, decltype(memory)> p(memory, 100, elements::uninitialised, {}, tag("staging"));
   CHECK(requested(memory, "staging") == 100);
   p.resize(5000, elements::uninitialised, tag("larger staging"));
@@ -69,7 +69,7 @@ TEST_CASE("pinned_buffer accepts a tag and records the lines that resize it", "[
   p.resize(10);
   p.shrink_to_fit();
   int const line = __LINE__ - 1;
-  watch_record const r = memory->record();
+  memory_history const r = memory->record();
   REQUIRE(r.live.size() == 1);
-  CHECK(r.places.at(r.live[0].place).at(0).line == line);
+  CHECK(r.locations.at(r.live[0].location).at(0).line == line);
 }

@@ -8,7 +8,7 @@
 #include "contract/across_devices.hpp"
 #include "contract/owners_told.hpp"
 #include "tarn/driver/fault.hpp"
-#include "tarn/policy/reachable_from.hpp"
+#include "tarn/policy/accessible_from.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
 #include "tarn/sim.hpp"
 
@@ -51,8 +51,8 @@ TEST_CASE("peer_copy is ordered on both devices, with and without peer access, o
                              [&](int, stream_ref stream) { busy(0, stream); });
     tarn_test::pieces_travel(sim_pinned_host{machine.driver()} | pooled{}, pages(1) | pooled{}, busy);
     if (peers == sim_peers::reachable) {
-      tarn_test::pieces_travel(pages(0) | reachable_from{1} | pooled{} | owners_told{machine},
-                               pages(1) | reachable_from{0} | pooled{} | owners_told{machine}, busy);
+      tarn_test::pieces_travel(pages(0) | accessible_from{1} | pooled{} | owners_told{machine},
+                               pages(1) | accessible_from{0} | pooled{} | owners_told{machine}, busy);
     }
     INFO("seed " << seed);
     CHECK(machine.findings().empty());

@@ -7,7 +7,7 @@
 
 #include "catch.hpp"
 #include "raii/archetype.hpp"
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 
 using namespace tarn;
 using tarn_test::kept_memory;

@@ -121,7 +121,7 @@ TEST_CASE("report includes a request that the device refuses, and omits its free
   }
   CHECK(refused == 1);
   CHECK(freed == 1);
-  for (watched_tag const& tag : s.tags) CHECK(tag.blocks <= 1);
+  for (history_tag const& tag : s.tags) CHECK(tag.blocks <= 1);
 }
 
 TEST_CASE("report of an empty trace is empty", "[replay][report]") {

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "catch.hpp"
-#include "tarn/policy/recorded.hpp"
+#include "tarn/policy/traced.hpp"
 #include "tarn/source/host_memory.hpp"
 
 using namespace tarn::bench;
@@ -109,7 +109,7 @@ TEST_CASE("trace_parser reads what recorded writes for more than most_trace_stre
   REQUIRE(file != nullptr);
   constexpr std::uint32_t streams = tarn::most_trace_streams + 10;
   {
-    auto memory = tarn::host_memory{} | tarn::recorded(file);
+    auto memory = tarn::host_memory{} | tarn::traced(file);
     for (std::uint32_t i = 1; i <= streams; ++i) {
       auto const on =
           tarn::stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{i} * 4096), std::uint64_t{i} * 4096);

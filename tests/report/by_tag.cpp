@@ -4,14 +4,14 @@
 #include "catch.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
-#include "tarn/policy/watched.hpp"
-#include "tarn/report/line_profile.hpp"
+#include "tarn/policy/with_history.hpp"
+#include "tarn/report/line_profile_table.hpp"
 #include "tarn/sim.hpp"
 
 using namespace tarn;
 
 TEST_CASE("memory_by_tag is sorted by bytes, and memory_by_tag_summary adds up", "[report][by_tag]") {
-  auto memory = sim_pages{} | pooled{} | watched{} | limited{1_GiB};
+  auto memory = sim_pages{} | pooled{} | with_history{} | limited{1_GiB};
   void* const p = memory.allocate({}, 3_MiB, 256, tag("small"));
   void* const q = memory.allocate({}, 30_MiB, 256, tag("large"));
   void* const r = memory.allocate({}, 60_MiB, 256, tag("gone"));
@@ -54,14 +54,14 @@ TEST_CASE("line_profile_table lists the lines of each file in order, with their 
   int const line = __LINE__ - 3;
   detail::line_registry::of_process().add({{"nowhere.cpp", 7, "somewhere"}, 1, 0, 1536, 1});
   detail::line_registry::of_process().add({{"nowhere.cpp", 7, "elsewhere"}, 1, 20, 10, 1});
-  std::string const file = place::current().file;
+  std::string const file = source_location::current().file;
   std::string const n = std::to_string(line - 2);
   std::string const m = std::to_string(line);
   std::string const heading = "\n  line      calls       change         peak  source\n";
-  std::string const ours = file + heading + "    " + n +
-                           "          1      +10 MiB      +10 MiB  void* const p = " +
-                           "TARN_PROFILE_EXPRESSION(pool, pool.allocate({}, 10_MiB));\n    " + m +
-                           "          1      -10 MiB          0 B  in " + place::current().function + "\n";
+  std::string const ours =
+      file + heading + "    " + n + "          1      +10 MiB      +10 MiB  void* const p = " +
+      "TARN_PROFILE_EXPRESSION(pool, pool.allocate({}, 10_MiB));\n    " + m +
+      "          1      -10 MiB          0 B  in " + source_location::current().function + "\n";
   std::string const theirs =
       "nowhere.cpp" + heading + "     7          2        +20 B     +1.5 KiB  in somewhere\n";
   bool const first = file < "nowhere.cpp";

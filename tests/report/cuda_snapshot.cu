@@ -18,7 +18,7 @@
 #include "report/unpickle.hpp"
 #include "report/whole.hpp"
 #include "tarn/core/tag.hpp"
-#include "tarn/policy/watched.hpp"
+#include "tarn/policy/with_history.hpp"
 #include "tarn/report/save_snapshot.hpp"
 #include "tarn/tarn.hpp"
 
@@ -97,16 +97,16 @@ TEST_CASE("take_snapshot on CUDA is consistent, and PyTorch's viewer can undo it
           "[report][snapshot][cuda]") {
   if (!has_cuda_devices()) return;
   SECTION("over pages") {
-    try_on(cuda_pages{} | limited{512_MiB} | pooled{} | watched{.history = 4000});
+    try_on(cuda_pages{} | limited{512_MiB} | pooled{} | with_history{.history = 4000});
   }
   SECTION("over cudaMalloc") {
-    try_on(cuda_malloc{} | pooled{} | watched{.history = 4000});
+    try_on(cuda_malloc{} | pooled{} | with_history{.history = 4000});
   }
 }
 
 TEST_CASE("take_snapshot on CUDA reports the name, stream and use of a block", "[report][snapshot][cuda]") {
   if (!has_cuda_devices()) return;
-  auto memory = cuda_pages{} | pooled{} | watched{.history = 100};
+  auto memory = cuda_pages{} | pooled{} | with_history{.history = 100};
   basic_stream<cuda_driver> const stream{cuda_driver{}};
   basic_stream<cuda_driver> const other{cuda_driver{}};
   void* p = nullptr;
@@ -124,7 +124,7 @@ TEST_CASE("take_snapshot on CUDA reports the name, stream and use of a block", "
   CHECK(block_at(before, q)->stream == before.null_stream);
   CHECK(block_at(before, p)->stream != before.null_stream);
   REQUIRE(keep_busy(other, 200));
-  memory.record_use(p, 3_MiB, other);
+  memory.record_stream(p, 3_MiB, other);
   memory.deallocate(stream, p, 3_MiB);
   snapshot const after = take_snapshot(memory);
   check_whole(after);
@@ -140,7 +140,7 @@ TEST_CASE("take_snapshot on CUDA reports a remapped block as a segment at its us
     WARN("skipped: a tool that watches memory takes no pages, and there are no pieces");
     return;
   }
-  auto memory = cuda_pages{} | limited{64_MiB} | pooled{} | watched{.history = 1000};
+  auto memory = cuda_pages{} | limited{64_MiB} | pooled{} | with_history{.history = 1000};
   std::vector<void*> kept;
   std::vector<void*> freed;
   for (int i = 0; i < 24; ++i) (i % 2 == 0 ? kept : freed).push_back(memory.allocate({}, 2_MiB));

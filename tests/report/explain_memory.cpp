@@ -105,7 +105,7 @@ TEST_CASE("explain_memory reports a pool's own state in its rows", "[report][exp
   void* const small = pool.allocate({}, 700);
   void* const used_elsewhere = pool.allocate({}, 3_MiB);
   REQUIRE(machine.launch(other, 1'000'000'000).ok());
-  pool.record_use(used_elsewhere, 3_MiB, other);
+  pool.record_stream(used_elsewhere, 3_MiB, other);
   pool.deallocate({}, used_elsewhere, 3_MiB);
   memory_explanation const e = explain_memory(pool);
   check_sums(e);

@@ -92,7 +92,7 @@ TEST_CASE("write_json writes every number and name of a snapshot", "[report][sna
       CHECK(block["bytes"] == b.bytes);
       CHECK(block["requested"] == b.requested);
       CHECK(block["tag"] == b.tag);
-      CHECK(block["place"] == b.place);
+      CHECK(block["place"] == b.location);
       CHECK(block["stream"] == b.stream);
     }
   }

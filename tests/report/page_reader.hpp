@@ -102,7 +102,7 @@ inline tarn::snapshot read_page(std::string_view page) {
     shape.requested = of_shapes.next();
     shape.stream = streams.at(of_shapes.next());
     shape.tag = static_cast<std::uint32_t>(of_shapes.next());
-    shape.place = static_cast<std::uint32_t>(of_shapes.next());
+    shape.location = static_cast<std::uint32_t>(of_shapes.next());
   }
   page_reader of_events(page, "tarn-events");
   std::uint64_t units = 0, time = 0;
@@ -119,8 +119,8 @@ inline tarn::snapshot read_page(std::string_view page) {
     } else {
       tarn::snapshot_block const& shape = shapes.at(what);
       units = of_events.step(units);
-      e = {kind::free,   address_of(units), shape.bytes, shape.requested,
-           shape.stream, shape.tag,         shape.place, 0};
+      e = {kind::free,   address_of(units), shape.bytes,    shape.requested,
+           shape.stream, shape.tag,         shape.location, 0};
     }
     e.kind = kinds[code];
     e.time_ns = time = of_events.step(time);

@@ -36,7 +36,7 @@ std::vector<std::string> actions_of(pickled const& p, std::size_t device) {
 snapshot of_segments(std::vector<snapshot_segment> segments) {
   snapshot s;
   s.tags.resize(1);
-  s.places.resize(1);
+  s.locations.resize(1);
   s.segments = std::move(segments);
   return s;
 }

@@ -22,7 +22,7 @@ inline void add_block(tarn::snapshot_segment& s, std::size_t bytes, tarn::block_
   b.requested = requested;
   b.stream = 4097;
   b.tag = tag;
-  b.place = place;
+  b.location = place;
   s.bytes += bytes;
   s.blocks.push_back(b);
 }
@@ -37,7 +37,7 @@ inline void add_event(tarn::snapshot& s, tarn::snapshot_event_kind kind, std::ui
   e.requested = requested;
   e.stream = 7;
   e.tag = tag;
-  e.place = place;
+  e.location = place;
   e.time_ns = s.events.size() * 1001;
   s.events.push_back(e);
 }
@@ -56,8 +56,8 @@ inline tarn::snapshot sample_snapshot() {
   s.tags[0].name = "untagged";
   s.tags[1].name = awkward_name;
   s.tags[1].bytes = 0x1000;
-  s.places.resize(2);
-  s.places[1] = {{"dir/" + awkward_name + ".cpp", 12, "load"}, {"main.cpp", 3, "main"}};
+  s.locations.resize(2);
+  s.locations[1] = {{"dir/" + awkward_name + ".cpp", 12, "load"}, {"main.cpp", 3, "main"}};
   snapshot_segment home;
   home.address = 0x7f0000000000;
   home.small = true;

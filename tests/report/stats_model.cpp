@@ -18,7 +18,7 @@
 #include "report/unpickle.hpp"
 #include "report/whole.hpp"
 #include "tarn/policy/limited.hpp"
-#include "tarn/policy/watched.hpp"
+#include "tarn/policy/with_history.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/report/pickle.hpp"
 #include "tarn/report/stats.hpp"
@@ -118,7 +118,7 @@ class program {
       check();
       if (!wrong_.empty()) wrong_ += " at step " + std::to_string(i);
     }
-    for (std::uintptr_t const p : addresses()) free(p, live_[p].place);
+    for (std::uintptr_t const p : addresses()) free(p, live_[p].location);
     for (basic_stream<sim_driver> const& s : streams_) s.synchronize();
     memory_.trim(0);
     must_wait_.reset();
@@ -169,7 +169,7 @@ class program {
     if (what < 75) {
       if (live_.empty()) return;
       std::uintptr_t const p = any_live();
-      return free(p, below(4) == 0 ? below(4) : live_[p].place);
+      return free(p, below(4) == 0 ? below(4) : live_[p].location);
     }
     if (what < 84) return record();
     if (what < 87) return finish(below(3));
@@ -231,7 +231,7 @@ class program {
     if (b.used) return;
     basic_stream<sim_driver> const& user = streams_[below(3)];
     if (!machine_.driver(0).launch(user, 1'000'000'000'000).ok()) return;
-    memory_.record_use(reinterpret_cast<void*>(p), b.bytes, user);
+    memory_.record_stream(reinterpret_cast<void*>(p), b.bytes, user);
     b.used = true;
     used_on_[p] = user.ref().id();
   }
@@ -357,7 +357,7 @@ class program {
       if (found == is.end()) return need(false, "a block that is " + what, 0, 1);
       need_equal("bytes of a block that is " + what, number(found->second.bytes), number(e.rounded));
       need_equal("requested of a block that is " + what, number(found->second.requested), number(e.bytes));
-      if (e.place != synchronous || what == "awaiting")
+      if (e.location != synchronous || what == "awaiting")
         need_equal("stream of a block that is " + what, number(found->second.stream), number(e.stream));
     }
   }
@@ -530,7 +530,7 @@ TEST_CASE("memory_stats and take_snapshot agree with a model over pages", "[repo
   run_programs(
       [](sim_driver const& driver, unsigned seed) {
         return sim_pages{driver} | limited{72_MiB} | pooled{} | tracked{} |
-               watched{.history = seed % 2 == 0 ? 1000u : 0u};
+               with_history{.history = seed % 2 == 0 ? 1000u : 0u};
       },
       true);
 }
@@ -539,7 +539,7 @@ TEST_CASE("memory_stats and take_snapshot agree with a model over blocks", "[rep
   run_programs(
       [](sim_driver const& driver, unsigned seed) {
         return sim_malloc{driver} | limited{96_MiB} | pooled{} | tracked{} |
-               watched{.history = seed % 2 == 0 ? 1000u : 0u};
+               with_history{.history = seed % 2 == 0 ? 1000u : 0u};
       },
       false);
 }

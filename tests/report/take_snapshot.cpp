@@ -19,9 +19,9 @@
 #include "tarn/policy/fenced.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/tagged.hpp"
-#include "tarn/policy/watched.hpp"
+#include "tarn/policy/with_history.hpp"
 #include "tarn/raii/stream.hpp"
-#include "tarn/report/lay_over.hpp"
+#include "tarn/report/merge_history.hpp"
 #include "tarn/report/take_snapshot.hpp"
 #include "tarn/sim.hpp"
 
@@ -53,7 +53,7 @@ snapshot_block const* block_at(snapshot const& s, void const* p) {
 
 TEST_CASE("take_snapshot names each live block as the watched layer does", "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
-  auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{.history = 100};
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | with_history{.history = 100};
   basic_stream const stream{machine.driver(0)};
   void* small = nullptr;
   void* large = nullptr;
@@ -72,8 +72,8 @@ TEST_CASE("take_snapshot names each live block as the watched layer does", "[rep
   CHECK(b.requested == 700);
   CHECK(b.bytes == 768);
   CHECK(s.tags[b.tag].name == "weights");
-  REQUIRE(!s.places[b.place].empty());
-  CHECK(s.places[b.place][0].file.find("take_snapshot.cpp") != std::string::npos);
+  REQUIRE(!s.locations[b.location].empty());
+  CHECK(s.locations[b.location][0].file.find("take_snapshot.cpp") != std::string::npos);
   snapshot_block const& c = *block_at(s, large);
   CHECK(c.requested == 5_MiB + 1);
   CHECK(c.bytes == 5_MiB + 512);
@@ -119,7 +119,7 @@ TEST_CASE("take_snapshot reports blocks in magazines as cached and leaves them t
 TEST_CASE("take_snapshot reports a block freed on another stream as cached for that stream",
           "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
-  auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{};
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | with_history{};
   basic_stream const a{machine.driver(0)};
   basic_stream const b{machine.driver(0)};
   std::vector<void*> blocks;
@@ -141,14 +141,14 @@ TEST_CASE("take_snapshot reports a block freed on another stream as cached for t
 
 TEST_CASE("take_snapshot reports a block that another stream still uses as awaiting", "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
-  auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{.history = 10};
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | with_history{.history = 10};
   basic_stream const other{machine.driver(0)};
   tag_scope const here{"halo"};
   void* const p = memory.allocate({}, 3_MiB);
   void* const q = memory.allocate({}, 4000);
   REQUIRE(machine.driver(0).launch(other, 1'000'000'000).ok());
-  memory.record_use(p, 3_MiB, other);
-  memory.record_use(q, 4000, other);
+  memory.record_stream(p, 3_MiB, other);
+  memory.record_stream(q, 4000, other);
   memory.deallocate({}, p, 3_MiB);
   memory.deallocate({}, q, 4000);
   snapshot const s = take_snapshot(memory);
@@ -167,8 +167,8 @@ namespace {
 /// Every other block of 2 MiB is free and the source is exhausted: larger blocks are remapped from pieces.
 struct checkerboard {
   sim_machine machine = address_only_machine();
-  decltype(sim_pages{} | limited{64_MiB} | pooled{} | watched{.history = 1000}) memory =
-      sim_pages{machine.driver(0)} | limited{64_MiB} | pooled{} | watched{.history = 1000};
+  decltype(sim_pages{} | limited{64_MiB} | pooled{} | with_history{.history = 1000}) memory =
+      sim_pages{machine.driver(0)} | limited{64_MiB} | pooled{} | with_history{.history = 1000};
   std::vector<void*> kept;
 
   checkerboard() {
@@ -220,7 +220,7 @@ TEST_CASE("take_snapshot reports a remapped block as a segment at its user's add
 TEST_CASE("take_snapshot over blocks reports each upstream block as a segment, with its unaligned ends",
           "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
-  auto memory = sim_malloc{machine.driver(0)} | pooled{} | watched{.history = 100};
+  auto memory = sim_malloc{machine.driver(0)} | pooled{} | with_history{.history = 100};
   remember_growth(memory);
   void* const small = memory.allocate({}, 700);
   void* const large = memory.allocate({}, 40_MiB);
@@ -258,7 +258,7 @@ TEST_CASE("take_snapshot of a pool without watched reports blocks without names"
   CHECK(blocks_with(s, block_use::live).requested == 0);
   CHECK(!s.events.empty());
   CHECK(s.tags.size() == 1);
-  CHECK(s.places.size() == 1);
+  CHECK(s.locations.size() == 1);
   CHECK(s.started_ns > 1'600'000'000'000'000'000);
   pool.deallocate({}, p, 700);
   pool.deallocate({}, q, 7_MiB);
@@ -281,7 +281,7 @@ TEST_CASE("take_snapshot works if the driver does not report the identity of its
 
 TEST_CASE("take_snapshot without a pool reports each block as a segment", "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
-  auto memory = sim_malloc{machine.driver(0)} | watched{.history = 10};
+  auto memory = sim_malloc{machine.driver(0)} | with_history{.history = 10};
   void* const p = memory.allocate({}, 3000);
   void* const q = memory.allocate({}, 5_MiB);
   snapshot const s = take_snapshot(memory);
@@ -297,7 +297,7 @@ TEST_CASE("take_snapshot without a pool reports each block as a segment", "[repo
 
 TEST_CASE("take_snapshot behind fenced reports the address that the user has", "[report][snapshot]") {
   sim_machine const machine{sim_options{.capacity = 2_GiB, .taken = 0}};
-  auto memory = sim_pages{machine.driver(0)} | pooled{} | fenced{} | watched{};
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | fenced{} | with_history{};
   void* const p = memory.allocate({}, 1000);
   void* const q = memory.allocate({}, 3_MiB);
   snapshot const s = take_snapshot(memory);
@@ -316,7 +316,7 @@ TEST_CASE("take_snapshot reports blocks that bypass the watched layer as live wi
           "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
   auto pool = sim_pages{machine.driver(0)} | pooled{};
-  auto memory = pool | watched{};
+  auto memory = pool | with_history{};
   void* const past = pool.allocate({}, 6_MiB);
   void* const seen = memory.allocate({}, 5_MiB);
   snapshot const s = take_snapshot(memory);
@@ -332,7 +332,7 @@ TEST_CASE("take_snapshot reports blocks that bypass the watched layer as live wi
 TEST_CASE("take_snapshot reports blocks in quarantine as cached while a memory tool is attached",
           "[report][snapshot]") {
   sim_machine const machine{sim_options{.capacity = 2_GiB, .taken = 0, .tool = sim_tool::attached}};
-  auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{};
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | with_history{};
   void* const p = memory.allocate({}, 1000);
   void* const q = memory.allocate({}, 3_MiB);
   void* const r = memory.allocate({}, 4_MiB);
@@ -350,7 +350,7 @@ TEST_CASE("take_snapshot reports blocks in quarantine as cached while a memory t
 TEST_CASE("take_snapshot orders the pool's reserve and release events among the calls that caused them",
           "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
-  auto memory = sim_pages{machine.driver(0)} | limited{100_MiB} | pooled{} | watched{.history = 100};
+  auto memory = sim_pages{machine.driver(0)} | limited{100_MiB} | pooled{} | with_history{.history = 100};
   void* const before = memory.allocate({}, 30_MiB);  // before remember_growth
   remember_growth(memory, 16);
   void* const p = memory.allocate({}, 40_MiB);
@@ -384,7 +384,7 @@ TEST_CASE("take_snapshot orders the pool's reserve and release events among the 
 TEST_CASE("take_snapshot keeps the latest growth events, and the history still balances",
           "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
-  auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{};
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | with_history{};
   remember_growth(memory, 5);
   std::vector<void*> live;
   for (int i = 0; i < 10; ++i) {
@@ -400,7 +400,7 @@ TEST_CASE("take_snapshot keeps the latest growth events, and the history still b
 
 TEST_CASE("take_snapshot is consistent while other threads allocate", "[report][snapshot][threads]") {
   sim_machine const machine = address_only_machine();
-  auto memory = sim_pages{machine.driver(0)} | limited{512_MiB} | pooled{} | watched{.history = 1000};
+  auto memory = sim_pages{machine.driver(0)} | limited{512_MiB} | pooled{} | with_history{.history = 1000};
   remember_growth(memory);
   std::atomic<bool> over{false};
   std::vector<std::thread> threads;
@@ -448,8 +448,8 @@ TEST_CASE("take_snapshot is consistent while other threads allocate", "[report][
   CHECK(blocks_with(s, block_use::live).blocks == 0);
 }
 
-TEST_CASE("lay_over resolves contradictions between the layer and the pool so that blocks tile",
-          "[report][snapshot][lay_over]") {
+TEST_CASE("merge_history resolves contradictions between the layer and the pool so that blocks tile",
+          "[report][snapshot][merge_history]") {
   auto const pool = [] {
     std::vector<snapshot_segment> segments(1);
     segments[0].address = 0x1000;
@@ -467,15 +467,15 @@ TEST_CASE("lay_over resolves contradictions between the layer and the pool so th
     return segments;
   };
   auto const of_layer = [](std::uintptr_t at, std::size_t bytes) {
-    watched_block w;
+    history_block w;
     w.address = at;
     w.bytes = w.requested = bytes;
     w.tag = 1;
     return w;
   };
-  auto const lay = [&](std::vector<watched_block> const& live, bool agreed) {
+  auto const lay = [&](std::vector<history_block> const& live, bool agreed) {
     auto segments = pool();
-    CHECK(detail::lay_over(segments, live) == agreed);
+    CHECK(detail::merge_history(segments, live) == agreed);
     std::uintptr_t at = 0x1000;
     std::vector<std::pair<std::size_t, block_use>> found;
     for (snapshot_block const& b : segments[0].blocks) {
@@ -515,11 +515,11 @@ TEST_CASE("take_snapshot orders a release after the free before it, however long
     frames[0] = &here;
     return 1;
   };
-  slow.name = [](void*, watched_frame& f) {
+  slow.name = [](void*, history_frame& f) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     f.function = "slow";
   };
-  auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{.history = 100, .stacks = slow};
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | with_history{.history = 100, .stacks = slow};
   memory.deallocate({}, memory.allocate({}, 64_MiB), 64_MiB);
   memory.empty_cache();
   snapshot const s = take_snapshot(memory);
@@ -534,7 +534,7 @@ TEST_CASE("take_snapshot orders a release after the free before it, however long
   CHECK(released > freed);
 }
 
-TEST_CASE("take_snapshot keeps the growth history of a pool that gets a watched layer later",
+TEST_CASE("take_snapshot keeps the growth history of a pool that gets a `with_history` layer later",
           "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
   auto pool = sim_pages{machine.driver(0)} | pooled{};
@@ -543,6 +543,6 @@ TEST_CASE("take_snapshot keeps the growth history of a pool that gets a watched 
   pool.empty_cache();
   std::size_t const before = take_snapshot(pool).events.size();
   REQUIRE(before >= 2);
-  auto const watching = pool | watched{.history = 10};
+  auto const watching = pool | with_history{.history = 10};
   CHECK(take_snapshot(pool).events.size() == before);
 }

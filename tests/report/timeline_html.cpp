@@ -12,7 +12,7 @@
 
 #include "catch.hpp"
 #include "report/page_reader.hpp"
-#include "tarn/policy/watched.hpp"
+#include "tarn/policy/with_history.hpp"
 #include "tarn/report/take_snapshot.hpp"
 #include "tarn/sim.hpp"
 #include "tarn/tarn.hpp"
@@ -161,7 +161,7 @@ TEST_CASE("write_timeline_html writes every event and block of its snapshot exac
 
 TEST_CASE("write_timeline_html writes the blocks and history of a watched pool", "[report][timeline_html]") {
   sim_machine machine{sim_options{.backing = sim_backing::address_only}};
-  auto memory = sim_pages{machine.driver(0)} | pooled{} | watched{.history = 100};
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | with_history{.history = 100};
   remember_growth(memory);
   void* const kept = memory.allocate({}, 5'000'000);
   memory.deallocate({}, memory.allocate({}, 3000), 3000);

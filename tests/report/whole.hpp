@@ -51,7 +51,7 @@ inline void check_whole(tarn::snapshot const& s) {
       mistakes += b.requested != 0 && b.use == tarn::block_use::cached;
       mistakes += b.requested == 0 && b.use == tarn::block_use::awaiting;
       mistakes += b.tag >= s.tags.size();
-      mistakes += b.place >= s.places.size();
+      mistakes += b.location >= s.locations.size();
       at += b.bytes;
     }
     mistakes += at != segment.address + segment.bytes;
@@ -90,7 +90,7 @@ inline void check_history(tarn::snapshot const& s) {
     mistakes += e.time_ns < time;
     mistakes += e.time_ns > s.now_ns;
     time = e.time_ns;
-    mistakes += e.tag >= s.tags.size() || e.place >= s.places.size();
+    mistakes += e.tag >= s.tags.size() || e.location >= s.locations.size();
   }
   CHECK(mistakes == 0);
   CHECK(reserved == s.pool.reserved);

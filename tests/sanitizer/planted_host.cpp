@@ -52,7 +52,7 @@ void clean(program& p) {
       (void)p.machine.driver().record_event(event, p.a);
       (void)p.machine.driver().wait_event(p.b, event);
       p.write(p.b, q, bytes - 1);
-      p.pool.record_use(q, bytes, p.b);
+      p.pool.record_stream(q, bytes, p.b);
       p.pool.deallocate(p.a, q, bytes);
     }
     unsigned char* const q = p.take(p.b, 1000);

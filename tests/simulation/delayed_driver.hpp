@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "random_numbers.hpp"
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 
 namespace simulation {
 
@@ -57,9 +57,8 @@ class delayed : public Driver {
   tarn::status record_event(tarn::event_handle event, tarn::stream_ref stream) const noexcept {
     return late([&] { return Driver::record_event(event, stream); });
   }
-  tarn::status record_all(tarn::event_handle event) const noexcept requires requires(Driver const& d) {
-    d.record_all(event);
-  }
+  tarn::status record_all(tarn::event_handle event) const noexcept
+    requires requires(Driver const& d) { d.record_all(event); }
   {
     return late([&] { return Driver::record_all(event); });
   }

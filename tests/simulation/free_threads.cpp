@@ -101,7 +101,7 @@ void free_block(shared_things const& t, block& b) {
   } else {
     // All device work is over, because there is none: a block may be freed on any stream, with or without a
     // recorded use.
-    if (b.stamp % 16 == 0) t.pool.record_use(b.p, b.bytes, t.streams[b.stamp / 16 % t.streams.size()]);
+    if (b.stamp % 16 == 0) t.pool.record_stream(b.p, b.bytes, t.streams[b.stamp / 16 % t.streams.size()]);
     t.pool.deallocate(b.stream, b.p, b.bytes, b.alignment);
   }
   b = {};

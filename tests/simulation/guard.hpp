@@ -110,9 +110,7 @@ class guarded {
     return false;
   }
 
-  [[nodiscard]] progress& where() noexcept {
-    return *progress_;
-  }
+  [[nodiscard]] progress& where() noexcept { return *progress_; }
 
  private:
 #if defined(__linux__)

@@ -249,9 +249,9 @@ void print_program(program const& p, shrunk const& s) {
       for (std::size_t k = 0; k < s.taken.size(); ++k) {
         if (s.taken[k].step != p.numbers[i]) continue;
         std::printf("           preempted at its switch point %" PRIu32, s.taken[k].point);
-        if (k < s.places.size()) {
-          std::string const where = source_of(s.places[k].frames);
-          std::printf(", %s%s%s", switch_point_names[static_cast<std::size_t>(s.places[k].at)],
+        if (k < s.locations.size()) {
+          std::string const where = source_of(s.locations[k].frames);
+          std::printf(", %s%s%s", switch_point_names[static_cast<std::size_t>(s.locations[k].at)],
                       where.empty() ? "" : ": ", where.c_str());
         }
         std::printf("\n");

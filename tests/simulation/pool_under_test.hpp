@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "in_library.hpp"
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
@@ -60,7 +60,7 @@ struct pool_under_test {
   virtual void deallocate(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) = 0;
   [[nodiscard]] virtual void* allocate_sync(std::size_t bytes, std::size_t alignment) = 0;
   virtual void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) = 0;
-  virtual void record_use(void* p, std::size_t bytes, tarn::stream_ref stream) = 0;
+  virtual void record_stream(void* p, std::size_t bytes, tarn::stream_ref stream) = 0;
   virtual std::size_t trim(std::size_t keep) = 0;
   virtual void reset_peaks() = 0;
   virtual void reset_totals() = 0;
@@ -202,9 +202,9 @@ class pool_of final : public pool_under_test {
     in_library const now;
     memory_.deallocate_sync(p, bytes, alignment);
   }
-  void record_use(void* p, std::size_t bytes, tarn::stream_ref stream) override {
+  void record_stream(void* p, std::size_t bytes, tarn::stream_ref stream) override {
     in_library const now;
-    memory_.record_use(p, bytes, stream);
+    memory_.record_stream(p, bytes, stream);
   }
   std::size_t trim(std::size_t keep) override {
     in_library const now;

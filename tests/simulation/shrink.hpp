@@ -116,7 +116,7 @@ class shrinker {
     out.taken.assign(log.taken, log.taken + count);
     for (std::size_t i = 0; out.where && i < count; ++i) {
       void** const frames = log.frames[i];
-      out.places.push_back(
+      out.locations.push_back(
           {static_cast<switch_point>(log.where[i]), {frames, frames + preemption_log::most_frames}});
     }
     return true;

@@ -13,7 +13,7 @@ struct tally {
   std::uint64_t threads = 0;  ///< started
   std::uint64_t allocations = 0;
   std::uint64_t deallocations = 0;
-  std::uint64_t other_calls = 0;  /// < of pools and owners: record_use, trim, state, owns, resize ...
+  std::uint64_t other_calls = 0;  /// < of pools and owners: record_stream, trim, state, owns, resize ...
   std::uint64_t refusals = 0;     /// < out_of_memory, reported and handled
   std::uint64_t kernels = 0;      /// < including copies and fills
   // Which paths of the pools were reached, by their own counters.

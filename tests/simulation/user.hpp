@@ -470,7 +470,7 @@ class user {
       }
       b.readers.push_back(s);
       // PyTorch's record_stream: called at the use, not at the free; a second call has no effect.
-      if (o.how % 8 == 0) record_use(b, s, o.how);
+      if (o.how % 8 == 0) record_stream(b, s, o.how);
       return;
     }
     if (!streams_.runs(s) || !can_come_after(b, s)) return;
@@ -493,9 +493,9 @@ class user {
     launch(*to, s, o.duration, tarn::sim_use::writes);
   }
 
-  void record_use(block& b, stream_number s, unsigned how) {
+  void record_stream(block& b, stream_number s, unsigned how) {
     ++counted_.other_calls;
-    pools_[b.pool].memory->record_use(b.p, b.bytes, streams_.name(s, how));
+    pools_[b.pool].memory->record_stream(b.p, b.bytes, streams_.name(s, how));
   }
 
   [[nodiscard]] bool free_slot(block_slot& slot, operation const& o) {
@@ -534,8 +534,8 @@ class user {
   [[nodiscard]] bool give_back_recorded(block_slot& slot, stream_number s, unsigned how) {
     block& b = *slot;
     if (b.unordered) return release(slot, s, how);
-    for (stream_number r : b.readers) record_use(b, r, how);
-    if (b.last != s) record_use(b, b.last, how);
+    for (stream_number r : b.readers) record_stream(b, r, how);
+    if (b.last != s) record_stream(b, b.last, how);
     return release(slot, s, how);
   }
   /// After the host has waited for all uses.

@@ -15,7 +15,7 @@
 #include "profile.hpp"
 #include "program.hpp"
 #include "random_numbers.hpp"
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 #include "witness.hpp"
 
 namespace simulation {

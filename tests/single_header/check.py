@@ -11,11 +11,11 @@ import tempfile
 root, compiler = pathlib.Path(sys.argv[1]), sys.argv[2]
 subprocess.run([sys.executable, str(root / ".ci" / "amalgamate.py"), "--check"], check=True)
 program = """#include <tarn/tarn.hpp>
-#include <tarn/moving.hpp>
+#include <tarn/transfer.hpp>
 #include <tarn/pmr.hpp>
 #include <tarn/sim.hpp>
 #include <tarn/stl.hpp>
-#include <tarn/watching.hpp>
+#include <tarn/diagnostics.hpp>
 int other();
 int {name}() {{
   auto memory = tarn::host_memory{{}} | tarn::pooled{{}} | tarn::tracked{{}};
@@ -39,10 +39,10 @@ with tempfile.TemporaryDirectory() as folder:
         subprocess.run([str(folder / "program")], check=True)
         print(f"two files that include it link ({one})")
     if cuda.exists():
-        doors = "".join(f"#include <tarn/{door.name}>\n" for door in sorted((root / "single_include" / "tarn").glob("*.hpp")))
-        (folder / "doors.cpp").write_text(doors + "int main() {}\n")
+        headers = "".join(f"#include <tarn/{header.name}>\n" for header in sorted((root / "single_include" / "tarn").glob("*.hpp")))
+        (folder / "headers.cpp").write_text(headers + "int main() {}\n")
         with_cuda = ["-isystem", str(cuda / "cccl"), "-isystem", str(cuda)]
-        subprocess.run([compiler, *flags, *with_cuda, "-fsyntax-only", str(folder / "doors.cpp")], check=True)
-        print("with CUDA's headers it compiles, all doors included")
+        subprocess.run([compiler, *flags, *with_cuda, "-fsyntax-only", str(folder / "headers.cpp")], check=True)
+        print("with CUDA's headers it compiles, all headers included")
     else:
         print("skipped CUDA: no headers of it here")

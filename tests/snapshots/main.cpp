@@ -11,7 +11,7 @@
 
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/tagged.hpp"
-#include "tarn/policy/watched.hpp"
+#include "tarn/policy/with_history.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/report/save_snapshot.hpp"
 #include "tarn/sim.hpp"
@@ -34,7 +34,7 @@ void run(Memory memory, sim_driver const& driver, std::mt19937& random, std::str
     auto const [p, bytes, stream] = live[k];
     live[k] = live.back();
     live.pop_back();
-    if (random() % 16 == 0) memory.record_use(p, bytes, streams[1 - stream]);
+    if (random() % 16 == 0) memory.record_stream(p, bytes, streams[1 - stream]);
     memory.deallocate(streams[stream], p, bytes);
   };
   std::size_t const most = 1 + random() % 150;

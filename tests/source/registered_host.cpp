@@ -202,7 +202,7 @@ TEST_CASE("register_host of sim_driver accepts whole host pages once and returns
           "[driver][registered_host]") {
   sim_machine const machine;
   sim_driver const driver = machine.driver();
-  void* const p = ::operator new (16_KiB, std::align_val_t{4096});
+  void* const p = ::operator new(16_KiB, std::align_val_t{4096});
   auto const at = [p](std::size_t offset) { return static_cast<char*>(p) + offset; };
   CHECK(driver.register_host(nullptr, 4096).code == 1);
   CHECK(driver.register_host(at(1), 4096).code == 1);
@@ -216,5 +216,5 @@ TEST_CASE("register_host of sim_driver accepts whole host pages once and returns
   CHECK(driver.unregister_host(at(4096)).ok());
   CHECK(driver.unregister_host(nullptr).ok());
   CHECK(machine.leaks().total() == 0);
-  ::operator delete (p, std::align_val_t{4096});
+  ::operator delete(p, std::align_val_t{4096});
 }

@@ -24,8 +24,8 @@ template <std::integral Count>
 /// with its label: `bytes_of<float, std::uint8_t>(3 * 224 * 224, 1)`. A resource rounds each block up (block_bytes()).
 /// @throws length_error  more than max_request_bytes, or a negative count; does not compile in a constant expression
 template <class... T, std::integral... Count>
-requires(sizeof...(T) != 0 && sizeof...(T) == sizeof...(Count)) [[nodiscard]] constexpr std::size_t
-    bytes_of(Count... counts) {
+  requires(sizeof...(T) != 0 && sizeof...(T) == sizeof...(Count))
+[[nodiscard]] constexpr std::size_t bytes_of(Count... counts) {
   std::size_t sum = 0;
   auto const add = [&](std::size_t bytes) {
     if (bytes > max_request_bytes - sum) {

@@ -86,7 +86,7 @@ class combining_lock {
       if (tries % tries_apart == 0 && !lock_.is_taken() && lock_.try_lock()) {
         leave(apply);  // applies this thread's update unless the holder already has
       } else {
-        wait_a_moment(tries);
+        spin_wait(tries);
       }
     }
     s.at.store(step::free, std::memory_order_release);

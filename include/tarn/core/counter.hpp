@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 
 namespace tarn {
 
@@ -18,7 +18,7 @@ struct stat {
   constexpr void increase(std::int64_t amount) noexcept {
     current += amount;
     allocated += amount;
-    peak = detail::larger_of(peak, current);
+    peak = detail::max_of(peak, current);
   }
   constexpr void decrease(std::int64_t amount) noexcept {
     current -= amount;

@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "tarn/core/message.hpp"
-#include "tarn/core/place.hpp"
+#include "tarn/core/source_location.hpp"
 
 namespace tarn {
 
@@ -62,7 +62,8 @@ class bad_alignment : public std::exception {
 /// A driver call failed. Holds the code, its name, the call and the place.
 class cuda_error : public std::exception {
  public:
-  explicit cuda_error(status what_happened, int device = -1, place where = place::current()) noexcept
+  explicit cuda_error(status what_happened, int device = -1,
+                      source_location where = source_location::current()) noexcept
       : status_(what_happened), device_(device), where_(where) {
     text_.add("tarn: ").add(status_.call).add(" failed");
     if (device >= 0) text_.add(" on device ").add_number(device);
@@ -101,12 +102,12 @@ class cuda_error : public std::exception {
   [[nodiscard]] char const* name() const noexcept { return status_.name; }
   [[nodiscard]] char const* call() const noexcept { return status_.call; }
   [[nodiscard]] int device() const noexcept { return device_; }
-  [[nodiscard]] place where() const noexcept { return where_; }
+  [[nodiscard]] source_location where() const noexcept { return where_; }
 
  private:
   status status_;
   int device_;
-  place where_;
+  source_location where_;
   message<384> text_;
 };
 
@@ -130,7 +131,7 @@ struct memory_report {
   std::size_t device_free = unknown;         ///< free memory as reported by the driver
   std::size_t limit = unknown;               ///< the limit that refused, if one did
   char const* refused_by = "the device";     ///< which layer refused: "limited", "the device", ...; static
-  bytes_of_tag biggest_tags[3];              ///< largest live tags first, if a `watched` layer exists
+  bytes_of_tag biggest_tags[3];              ///< largest live tags first, if a `with_history` layer exists
 };
 
 /// Memory ran out. Reports which layer refused, the state, and what to try. Nothing has changed.

@@ -31,24 +31,20 @@ concept has_allocate = requires(R& r, stream_ref stream, std::size_t bytes, std:
   { r.allocate(stream, bytes, alignment) } -> std::same_as<void*>;
 };
 template <class R>
-concept has_deallocate = requires(R& r, stream_ref stream, void* p, std::size_t bytes,
-                                  std::size_t alignment) {
-  { r.deallocate(stream, p, bytes, alignment) }
-  noexcept;
-};
+concept has_deallocate =
+    requires(R& r, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) {
+      { r.deallocate(stream, p, bytes, alignment) } noexcept;
+    };
 template <class R>
 concept has_allocate_sync = requires(R& r, std::size_t bytes, std::size_t alignment) {
   { r.allocate_sync(bytes, alignment) } -> std::same_as<void*>;
 };
 template <class R>
 concept has_deallocate_sync = requires(R& r, void* p, std::size_t bytes, std::size_t alignment) {
-  { r.deallocate_sync(p, bytes, alignment) }
-  noexcept;
+  { r.deallocate_sync(p, bytes, alignment) } noexcept;
 };
 template <class R>
-concept has_properties = requires {
-  typename R::properties;
-};
+concept has_properties = requires { typename R::properties; };
 template <class R>
 concept has_driver = requires(R const& r) {
   typename R::driver_type;
@@ -59,7 +55,7 @@ concept has_driver = requires(R const& r) {
 /// A stream-ordered memory resource; see the table above.
 template <class R>
 concept resource = std::copyable<R> && std::equality_comparable<R> && has_allocate<R> && has_deallocate<R> &&
-    has_allocate_sync<R> && has_deallocate_sync<R> && has_properties<R> && has_driver<R>;
+                   has_allocate_sync<R> && has_deallocate_sync<R> && has_properties<R> && has_driver<R>;
 
 /// One allocation of physical memory, by the driver's handle (CUmemGenericAllocationHandle).
 using page_handle = std::uint64_t;
@@ -77,19 +73,15 @@ using page_handle = std::uint64_t;
 /// | s.unmap(p, bytes)     | never                     | undoes exactly one map(); no work may still use the range |
 template <class S>
 concept page_source = std::copyable<S> && std::equality_comparable<S> && has_properties<S> && has_driver<S> &&
-    requires(S& s, std::size_t bytes, void* p, page_handle h) {
-  { s.granularity() }
-  noexcept->std::same_as<std::size_t>;
-  { s.reserve(bytes) } -> std::same_as<void*>;
-  { s.unreserve(p, bytes) }
-  noexcept;
-  { s.create(bytes) } -> std::same_as<page_handle>;
-  { s.destroy(h, bytes) }
-  noexcept;
-  {s.map(p, bytes, h)};
-  { s.unmap(p, bytes) }
-  noexcept;
-};
+                      requires(S& s, std::size_t bytes, void* p, page_handle h) {
+                        { s.granularity() } noexcept -> std::same_as<std::size_t>;
+                        { s.reserve(bytes) } -> std::same_as<void*>;
+                        { s.unreserve(p, bytes) } noexcept;
+                        { s.create(bytes) } -> std::same_as<page_handle>;
+                        { s.destroy(h, bytes) } noexcept;
+                        { s.map(p, bytes, h) };
+                        { s.unmap(p, bytes) } noexcept;
+                      };
 
 /// A source whose own memory tools cannot track block by block (pages, memory that the driver orders by streams), but which
 /// also offers plain blocks that tools can track. A layer over such a source forwards them and counts them like any other
@@ -102,8 +94,7 @@ concept page_source = std::copyable<S> && std::equality_comparable<S> && has_pro
 template <class S>
 concept has_plain_blocks = requires(S& s, std::size_t bytes, void* p) {
   { s.allocate_plain(bytes) } -> std::same_as<void*>;
-  { s.deallocate_plain(p, bytes) }
-  noexcept;
+  { s.deallocate_plain(p, bytes) } noexcept;
 };
 
 /// A valid upstream of a pool: a resource of whole blocks, or a page source.

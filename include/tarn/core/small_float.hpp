@@ -24,8 +24,8 @@ class basic_float {
       : bits_(detail::narrowed<Format, binary32>(__builtin_bit_cast(std::uint32_t, value))) {}
   /// A template, so that integers convert through float without ambiguity.
   template <class Double>
-  requires std::is_same_v<Double, double> TARN_HOST_DEVICE explicit constexpr basic_float(
-      Double value) noexcept
+    requires std::is_same_v<Double, double>
+  TARN_HOST_DEVICE explicit constexpr basic_float(Double value) noexcept
       : bits_(detail::narrowed<Format, binary64>(__builtin_bit_cast(std::uint64_t, value))) {}
   /// Converts from another of these formats, with one rounding.
   template <class Other>

@@ -19,7 +19,7 @@ class spin_lock {
     return !taken_.exchange(true, std::memory_order_acquire);
   }
   void lock() noexcept {
-    for (unsigned tries = 0; !try_lock(); ++tries) wait_a_moment(tries);
+    for (unsigned tries = 0; !try_lock(); ++tries) spin_wait(tries);
   }
   TARN_ALWAYS_INLINE void unlock() noexcept { taken_.store(false, std::memory_order_release); }
   /// A snapshot; may already be out of date.

@@ -15,8 +15,7 @@ namespace detail {
 template <class Stream, class Ref>
 concept hands_out_stream = requires(Stream const& s) {
   { s.get() } -> std::convertible_to<CUstream_st*>;
-}
-&&!requires(Stream const& s) {
+} && !requires(Stream const& s) {
   { s.ref() } -> std::same_as<Ref>;
 };
 }  // namespace detail
@@ -37,14 +36,14 @@ class stream_ref {
   constexpr stream_ref() noexcept = default;
   /// From a cudaStream_t or nullptr. A template, so that an owner that converts to both is not ambiguous.
   template <class Handle>
-  requires std::same_as<Handle, CUstream_st*> || std::same_as<Handle, std::nullptr_t>
+    requires std::same_as<Handle, CUstream_st*> || std::same_as<Handle, std::nullptr_t>
   constexpr stream_ref(Handle handle) noexcept : handle_(handle) {}  // NOLINT: cudaStream_t is a stream
   /// Deleted, so that the 0 in allocate(0, 256) means bytes.
   stream_ref(int) = delete;
   /// From any type whose get() returns a cudaStream_t: cuda::stream_ref, or RMM's view through value(). tarn's own stream owners
   /// convert by themselves and keep the identity.
   template <class Stream>
-  requires detail::hands_out_stream<Stream, stream_ref>
+    requires detail::hands_out_stream<Stream, stream_ref>
   constexpr stream_ref(Stream const& stream) noexcept : handle_(stream.get()) {}  // NOLINT
 
   /// Constructs from a driver's own handle, with the identity if the caller knows it.

@@ -9,11 +9,11 @@
 #include <string_view>
 
 #include "tarn/core/at_fork.hpp"
-#include "tarn/core/call_place.hpp"
-#include "tarn/core/cut_text.hpp"
-#include "tarn/core/place.hpp"
+#include "tarn/core/location_scope.hpp"
 #include "tarn/core/scope_chain.hpp"
+#include "tarn/core/source_location.hpp"
 #include "tarn/core/spin_lock.hpp"
+#include "tarn/core/text_prefix.hpp"
 
 namespace tarn {
 
@@ -30,7 +30,7 @@ class tag_names {
 
   /// Returns the number of a name and adds it if it is new; wait-free for a known name.
   [[nodiscard]] std::uint32_t number_of(std::string_view name) noexcept {
-    name = detail::first_of_text(name.substr(0, name.find('\0')), longest);
+    name = detail::text_prefix(name.substr(0, name.find('\0')), longest);
     if (name.empty()) return 0;
     std::uint32_t at = home(name);
     if (std::uint32_t const known = find(name, at); known != 0) return known;
@@ -97,7 +97,7 @@ class tag {
   /// Returns the tag of an allocation made here on this thread: the call's own, else that of its handle (policy/tagged), else
   /// that of the innermost tag_scope.
   [[nodiscard]] static tag current() noexcept {
-    std::uint32_t const of_call = call_place::current_tag_id();
+    std::uint32_t const of_call = location_scope::current_tag_id();
     return of_call != 0 ? from_id(of_call) : of_scope();
   }
 
@@ -107,7 +107,7 @@ class tag {
   std::uint32_t id_ = 0;
 };
 
-inline place::place(tag const& name, char const* in, int at, char const* of) noexcept
+inline source_location::source_location(tag const& name, char const* in, int at, char const* of) noexcept
     : file(in), line(at), tag_id(name.id()), function(of) {}
 
 /// Tags everything that this thread allocates in a scope: `tarn::tag_scope const here{"activations"};`. Scopes nest; the

@@ -11,7 +11,7 @@
 namespace tarn::detail {
 
 /// Spins for a while, then yields: the thread that is waited for may not be running.
-inline void wait_a_moment(unsigned tries) noexcept {
+inline void spin_wait(unsigned tries) noexcept {
   if (tries >= 64) {
 #if defined(__linux__)
     (void)sched_yield();

@@ -55,42 +55,26 @@ using event_handle = void*;
 /// Requirements of stream ordering; every driver meets them.
 template <class D>
 concept stream_driver = std::copyable<D> && std::equality_comparable<D> &&
-    requires(D const& d, stream_ref stream, stream_ref& new_stream, stream_id& id, bool& yes,
-             event_handle event, event_handle& new_event, void* to, void const* from, std::size_t bytes,
-             std::size_t& total) {
-  { d.device() }
-  noexcept->std::same_as<device_id>;
-  { d.identify(stream, id) }
-  noexcept->std::same_as<status>;
-  { d.is_capturing(stream, yes) }
-  noexcept->std::same_as<status>;
-  { d.create_event(new_event) }
-  noexcept->std::same_as<status>;
-  { d.destroy_event(event) }
-  noexcept->std::same_as<status>;
-  { d.record_event(event, stream) }
-  noexcept->std::same_as<status>;
-  { d.query_event(event) }
-  noexcept->std::same_as<status>;
-  { d.wait_event(stream, event) }
-  noexcept->std::same_as<status>;
-  { d.synchronize_event(event) }
-  noexcept->std::same_as<status>;
-  { d.synchronize_stream(stream) }
-  noexcept->std::same_as<status>;
-  { d.synchronize_device() }
-  noexcept->std::same_as<status>;
-  { d.create_stream(new_stream) }
-  noexcept->std::same_as<status>;
-  { d.destroy_stream(stream) }
-  noexcept->std::same_as<status>;
-  { d.copy(stream, to, from, bytes) }
-  noexcept->std::same_as<status>;
-  { d.fill(stream, to, 0, bytes) }
-  noexcept->std::same_as<status>;
-  { d.memory_info(bytes, total) }
-  noexcept->std::same_as<status>;
-};
+                        requires(D const& d, stream_ref stream, stream_ref& new_stream, stream_id& id,
+                                 bool& yes, event_handle event, event_handle& new_event, void* to,
+                                 void const* from, std::size_t bytes, std::size_t& total) {
+                          { d.device() } noexcept -> std::same_as<device_id>;
+                          { d.identify(stream, id) } noexcept -> std::same_as<status>;
+                          { d.is_capturing(stream, yes) } noexcept -> std::same_as<status>;
+                          { d.create_event(new_event) } noexcept -> std::same_as<status>;
+                          { d.destroy_event(event) } noexcept -> std::same_as<status>;
+                          { d.record_event(event, stream) } noexcept -> std::same_as<status>;
+                          { d.query_event(event) } noexcept -> std::same_as<status>;
+                          { d.wait_event(stream, event) } noexcept -> std::same_as<status>;
+                          { d.synchronize_event(event) } noexcept -> std::same_as<status>;
+                          { d.synchronize_stream(stream) } noexcept -> std::same_as<status>;
+                          { d.synchronize_device() } noexcept -> std::same_as<status>;
+                          { d.create_stream(new_stream) } noexcept -> std::same_as<status>;
+                          { d.destroy_stream(stream) } noexcept -> std::same_as<status>;
+                          { d.copy(stream, to, from, bytes) } noexcept -> std::same_as<status>;
+                          { d.fill(stream, to, 0, bytes) } noexcept -> std::same_as<status>;
+                          { d.memory_info(bytes, total) } noexcept -> std::same_as<status>;
+                        };
 
 /// Returns true if a child of fork() may use what the driver allocated in the parent.
 template <class D>
@@ -106,51 +90,34 @@ template <class D>
 template <class D>
 concept page_driver = stream_driver<D> && requires(D const& d, std::size_t bytes, std::size_t& out, void* p,
                                                    void*& new_p, page_handle h, page_handle& new_h) {
-  { d.page_granularity(out) }
-  noexcept->std::same_as<status>;
-  { d.reserve_range(bytes, bytes, new_p) }
-  noexcept->std::same_as<status>;
-  { d.release_range(p, bytes) }
-  noexcept->std::same_as<status>;
-  { d.create_pages(bytes, new_h) }
-  noexcept->std::same_as<status>;
-  { d.destroy_pages(h) }
-  noexcept->std::same_as<status>;
-  { d.map_pages(p, bytes, h) }
-  noexcept->std::same_as<status>;
-  { d.unmap_pages(p, bytes) }
-  noexcept->std::same_as<status>;
+  { d.page_granularity(out) } noexcept -> std::same_as<status>;
+  { d.reserve_range(bytes, bytes, new_p) } noexcept -> std::same_as<status>;
+  { d.release_range(p, bytes) } noexcept -> std::same_as<status>;
+  { d.create_pages(bytes, new_h) } noexcept -> std::same_as<status>;
+  { d.destroy_pages(h) } noexcept -> std::same_as<status>;
+  { d.map_pages(p, bytes, h) } noexcept -> std::same_as<status>;
+  { d.unmap_pages(p, bytes) } noexcept -> std::same_as<status>;
 };
 
 /// Requirements of the block sources.
 template <class D>
-concept block_driver = stream_driver<D> &&
-    requires(D const& d, std::size_t bytes, void* p, void*& new_p, stream_ref stream) {
-  { d.malloc_device(bytes, new_p) }
-  noexcept->std::same_as<status>;
-  { d.free_device(p) }
-  noexcept->std::same_as<status>;
-  { d.malloc_async(bytes, stream, new_p) }
-  noexcept->std::same_as<status>;
-  { d.free_async(p, stream) }
-  noexcept->std::same_as<status>;
-  { d.malloc_pinned(bytes, new_p) }
-  noexcept->std::same_as<status>;
-  { d.free_pinned(p) }
-  noexcept->std::same_as<status>;
-  { d.malloc_managed(bytes, new_p) }
-  noexcept->std::same_as<status>;
-  { d.free_managed(p) }
-  noexcept->std::same_as<status>;
-};
+concept block_driver =
+    stream_driver<D> && requires(D const& d, std::size_t bytes, void* p, void*& new_p, stream_ref stream) {
+      { d.malloc_device(bytes, new_p) } noexcept -> std::same_as<status>;
+      { d.free_device(p) } noexcept -> std::same_as<status>;
+      { d.malloc_async(bytes, stream, new_p) } noexcept -> std::same_as<status>;
+      { d.free_async(p, stream) } noexcept -> std::same_as<status>;
+      { d.malloc_pinned(bytes, new_p) } noexcept -> std::same_as<status>;
+      { d.free_pinned(p) } noexcept -> std::same_as<status>;
+      { d.malloc_managed(bytes, new_p) } noexcept -> std::same_as<status>;
+      { d.free_managed(p) } noexcept -> std::same_as<status>;
+    };
 
 /// A driver that can pin existing host memory.
 template <class D>
 concept registering_driver = stream_driver<D> && requires(D const& d, void* p, std::size_t bytes) {
-  { d.register_host(p, bytes) }
-  noexcept->std::same_as<status>;
-  { d.unregister_host(p) }
-  noexcept->std::same_as<status>;
+  { d.register_host(p, bytes) } noexcept -> std::same_as<status>;
+  { d.unregister_host(p) } noexcept -> std::same_as<status>;
 };
 
 /// A driver through which a pool notifies an attached tool (compute-sanitizer, the simulated one) of its allocated blocks.
@@ -159,14 +126,10 @@ concept registering_driver = stream_driver<D> && requires(D const& d, void* p, s
 template <class D>
 concept describing_driver = stream_driver<D> && requires(D const& d, void* p, std::size_t bytes) {
   static_cast<bool>(d.memory_tool());
-  { d.memory_tool().register_heap(p, bytes) }
-  noexcept->std::same_as<void*>;
-  { d.memory_tool().unregister_heap(p) }
-  noexcept;
-  { d.memory_tool().register_region(p, p, bytes) }
-  noexcept;
-  { d.memory_tool().unregister_region(p) }
-  noexcept;
+  { d.memory_tool().register_heap(p, bytes) } noexcept -> std::same_as<void*>;
+  { d.memory_tool().unregister_heap(p) } noexcept;
+  { d.memory_tool().register_region(p, p, bytes) } noexcept;
+  { d.memory_tool().unregister_region(p) } noexcept;
 };
 
 /// A device's memory by process, bytes, as far as the driver's management library reports it; other fields stay `unknown`.
@@ -184,8 +147,7 @@ struct device_account {
 /// A driver that reports more than memory_info() does: for reports, too slow for other uses. The call creates no context.
 template <class D>
 concept accounting_driver = stream_driver<D> && requires(D const& d, device_account& account) {
-  { d.memory_account(account) }
-  noexcept->std::same_as<status>;
+  { d.memory_account(account) } noexcept -> std::same_as<status>;
 };
 
 }  // namespace tarn

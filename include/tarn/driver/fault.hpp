@@ -162,9 +162,12 @@ template <stream_driver Driver>
 class faulty {
  public:
   /// Starts with its own plan, accessible by plan(), without faults.
-  faulty() requires std::default_initializable<Driver>
+  faulty()
+    requires std::default_initializable<Driver>
   = default;
-  explicit faulty(device_id device) requires std::constructible_from<Driver, device_id> : driver_(device) {}
+  explicit faulty(device_id device)
+    requires std::constructible_from<Driver, device_id>
+      : driver_(device) {}
   explicit faulty(Driver driver, fault_plan plan = {}) : driver_(std::move(driver)), plan_(std::move(plan)) {}
 
   [[nodiscard]] fault_plan const& plan() const noexcept { return plan_; }
@@ -213,9 +216,8 @@ class faulty {
     return through(driver_call::copy, [&] { return driver_.copy(stream, to, from, bytes); });
   }
   status copy_from_device(stream_ref stream, void* to, device_id other, void const* from,
-                          std::size_t bytes) const noexcept requires requires(Driver const& d) {
-    d.copy_from_device(stream, to, other, from, bytes);
-  }
+                          std::size_t bytes) const noexcept
+    requires requires(Driver const& d) { d.copy_from_device(stream, to, other, from, bytes); }
   {
     return through(driver_call::copy,
                    [&] { return driver_.copy_from_device(stream, to, other, from, bytes); });
@@ -224,92 +226,122 @@ class faulty {
     return through(driver_call::fill, [&] { return driver_.fill(stream, to, byte, bytes); });
   }
   template <class To, class From>
-  status convert(stream_ref stream, To* to, From const* from, std::size_t count) const noexcept requires
-      requires(Driver const& d) {
-    d.convert(stream, to, from, count);
-  }
+  status convert(stream_ref stream, To* to, From const* from, std::size_t count) const noexcept
+    requires requires(Driver const& d) { d.convert(stream, to, from, count); }
   {
     return through(driver_call::convert, [&] { return driver_.convert(stream, to, from, count); });
   }
-  status can_share(device_id other, bool& yes) const noexcept requires requires(Driver const& d) {
-    d.can_share(other, yes);
-  }
+  status can_share(device_id other, bool& yes) const noexcept
+    requires requires(Driver const& d) { d.can_share(other, yes); }
   {
     return through(driver_call::can_share, [&] { return driver_.can_share(other, yes); });
   }
-  status share_pages(void* p, std::size_t bytes, device_id other) const noexcept requires
-      requires(Driver const& d) {
-    d.share_pages(p, bytes, other);
-  }
+  status share_pages(void* p, std::size_t bytes, device_id other) const noexcept
+    requires requires(Driver const& d) { d.share_pages(p, bytes, other); }
   {
     return through(driver_call::share_pages, [&] { return driver_.share_pages(p, bytes, other); });
   }
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
     return through(driver_call::memory_info, [&] { return driver_.memory_info(free, total); });
   }
-  status memory_account(device_account& account) const noexcept requires accounting_driver<Driver> {
+  status memory_account(device_account& account) const noexcept
+    requires accounting_driver<Driver>
+  {
     return through(driver_call::memory_account, [&] { return driver_.memory_account(account); });
   }
 
-  status page_granularity(std::size_t& bytes) const noexcept requires page_driver<Driver> {
+  status page_granularity(std::size_t& bytes) const noexcept
+    requires page_driver<Driver>
+  {
     return through(driver_call::page_granularity, [&] { return driver_.page_granularity(bytes); });
   }
-  status reserve_range(std::size_t bytes, std::size_t alignment,
-                       void*& p) const noexcept requires page_driver<Driver> {
+  status reserve_range(std::size_t bytes, std::size_t alignment, void*& p) const noexcept
+    requires page_driver<Driver>
+  {
     return through(driver_call::reserve_range, [&] { return driver_.reserve_range(bytes, alignment, p); });
   }
-  status release_range(void* p, std::size_t bytes) const noexcept requires page_driver<Driver> {
+  status release_range(void* p, std::size_t bytes) const noexcept
+    requires page_driver<Driver>
+  {
     return through(driver_call::release_range, [&] { return driver_.release_range(p, bytes); });
   }
-  status create_pages(std::size_t bytes, page_handle& handle) const noexcept requires page_driver<Driver> {
+  status create_pages(std::size_t bytes, page_handle& handle) const noexcept
+    requires page_driver<Driver>
+  {
     return through(driver_call::create_pages, [&] { return driver_.create_pages(bytes, handle); });
   }
-  status destroy_pages(page_handle handle) const noexcept requires page_driver<Driver> {
+  status destroy_pages(page_handle handle) const noexcept
+    requires page_driver<Driver>
+  {
     return through(driver_call::destroy_pages, [&] { return driver_.destroy_pages(handle); });
   }
-  status map_pages(void* p, std::size_t bytes,
-                   page_handle handle) const noexcept requires page_driver<Driver> {
+  status map_pages(void* p, std::size_t bytes, page_handle handle) const noexcept
+    requires page_driver<Driver>
+  {
     return through(driver_call::map_pages, [&] { return driver_.map_pages(p, bytes, handle); });
   }
-  status unmap_pages(void* p, std::size_t bytes) const noexcept requires page_driver<Driver> {
+  status unmap_pages(void* p, std::size_t bytes) const noexcept
+    requires page_driver<Driver>
+  {
     return through(driver_call::unmap_pages, [&] { return driver_.unmap_pages(p, bytes); });
   }
 
-  status malloc_device(std::size_t bytes, void*& p) const noexcept requires block_driver<Driver> {
+  status malloc_device(std::size_t bytes, void*& p) const noexcept
+    requires block_driver<Driver>
+  {
     return through(driver_call::malloc_device, [&] { return driver_.malloc_device(bytes, p); });
   }
-  status free_device(void* p) const noexcept requires block_driver<Driver> {
+  status free_device(void* p) const noexcept
+    requires block_driver<Driver>
+  {
     return through(driver_call::free_device, [&] { return driver_.free_device(p); });
   }
-  status malloc_async(std::size_t bytes, stream_ref stream,
-                      void*& p) const noexcept requires block_driver<Driver> {
+  status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept
+    requires block_driver<Driver>
+  {
     return through(driver_call::malloc_async, [&] { return driver_.malloc_async(bytes, stream, p); });
   }
-  status free_async(void* p, stream_ref stream) const noexcept requires block_driver<Driver> {
+  status free_async(void* p, stream_ref stream) const noexcept
+    requires block_driver<Driver>
+  {
     return through(driver_call::free_async, [&] { return driver_.free_async(p, stream); });
   }
-  status malloc_pinned(std::size_t bytes, void*& p) const noexcept requires block_driver<Driver> {
+  status malloc_pinned(std::size_t bytes, void*& p) const noexcept
+    requires block_driver<Driver>
+  {
     return through(driver_call::malloc_pinned, [&] { return driver_.malloc_pinned(bytes, p); });
   }
-  status free_pinned(void* p) const noexcept requires block_driver<Driver> {
+  status free_pinned(void* p) const noexcept
+    requires block_driver<Driver>
+  {
     return through(driver_call::free_pinned, [&] { return driver_.free_pinned(p); });
   }
-  status malloc_managed(std::size_t bytes, void*& p) const noexcept requires block_driver<Driver> {
+  status malloc_managed(std::size_t bytes, void*& p) const noexcept
+    requires block_driver<Driver>
+  {
     return through(driver_call::malloc_managed, [&] { return driver_.malloc_managed(bytes, p); });
   }
-  status free_managed(void* p) const noexcept requires block_driver<Driver> {
+  status free_managed(void* p) const noexcept
+    requires block_driver<Driver>
+  {
     return through(driver_call::free_managed, [&] { return driver_.free_managed(p); });
   }
 
-  status register_host(void* p, std::size_t bytes) const noexcept requires registering_driver<Driver> {
+  status register_host(void* p, std::size_t bytes) const noexcept
+    requires registering_driver<Driver>
+  {
     return through(driver_call::register_host, [&] { return driver_.register_host(p, bytes); });
   }
-  status unregister_host(void* p) const noexcept requires registering_driver<Driver> {
+  status unregister_host(void* p) const noexcept
+    requires registering_driver<Driver>
+  {
     return through(driver_call::unregister_host, [&] { return driver_.unregister_host(p); });
   }
 
   /// The wrapped driver's tool: faults do not affect what a tool is notified of.
-  [[nodiscard]] auto memory_tool() const noexcept requires describing_driver<Driver> {
+  [[nodiscard]] auto memory_tool() const noexcept
+    requires describing_driver<Driver>
+  {
     return driver_.memory_tool();
   }
 

@@ -102,64 +102,44 @@ class no_driver {
     return unsupported(driver_call::memory_info);
   }
 
-  status page_granularity(std::size_t&) const noexcept {
-    return unsupported(driver_call::page_granularity);
-  }
+  status page_granularity(std::size_t&) const noexcept { return unsupported(driver_call::page_granularity); }
   status reserve_range(std::size_t, std::size_t, void*&) const noexcept {
     return unsupported(driver_call::reserve_range);
   }
-  status release_range(void*, std::size_t) const noexcept {
-    return unsupported(driver_call::release_range);
-  }
+  status release_range(void*, std::size_t) const noexcept { return unsupported(driver_call::release_range); }
   status create_pages(std::size_t, page_handle&) const noexcept {
     return unsupported(driver_call::create_pages);
   }
-  status destroy_pages(page_handle) const noexcept {
-    return unsupported(driver_call::destroy_pages);
-  }
+  status destroy_pages(page_handle) const noexcept { return unsupported(driver_call::destroy_pages); }
   status map_pages(void*, std::size_t, page_handle) const noexcept {
     return unsupported(driver_call::map_pages);
   }
-  status unmap_pages(void*, std::size_t) const noexcept {
-    return unsupported(driver_call::unmap_pages);
-  }
+  status unmap_pages(void*, std::size_t) const noexcept { return unsupported(driver_call::unmap_pages); }
 
   status malloc_device(std::size_t bytes, void*& p) const noexcept {
     return make(bytes, p, driver_call::malloc_device);
   }
-  status free_device(void* p) const noexcept {
-    return drop(p);
-  }
+  status free_device(void* p) const noexcept { return drop(p); }
   status malloc_async(std::size_t bytes, stream_ref, void*& p) const noexcept {
     return make(bytes, p, driver_call::malloc_async);
   }
-  status free_async(void* p, stream_ref) const noexcept {
-    return drop(p);
-  }
+  status free_async(void* p, stream_ref) const noexcept { return drop(p); }
   status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
     return make(bytes, p, driver_call::malloc_pinned);
   }
-  status free_pinned(void* p) const noexcept {
-    return drop(p);
-  }
+  status free_pinned(void* p) const noexcept { return drop(p); }
   status malloc_managed(std::size_t bytes, void*& p) const noexcept {
     return make(bytes, p, driver_call::malloc_managed);
   }
-  status free_managed(void* p) const noexcept {
-    return drop(p);
-  }
+  status free_managed(void* p) const noexcept { return drop(p); }
 
   /// Does not pin: there is no device to pin for.
   status register_host(void* p, std::size_t) const noexcept {
     return p != nullptr ? status{} : invalid(driver_call::register_host);
   }
-  status unregister_host(void*) const noexcept {
-    return {};
-  }
+  status unregister_host(void*) const noexcept { return {}; }
 
-  friend constexpr bool operator==(no_driver, no_driver) noexcept {
-    return true;
-  }
+  friend constexpr bool operator==(no_driver, no_driver) noexcept { return true; }
 
  private:
   /// Distinguishes a thread's default stream from every handle: no user address has this bit.
@@ -183,14 +163,14 @@ class no_driver {
     if (bytes == 0) return {};
     void* block = nullptr;
     if (bytes <= most_host_bytes) {
-      block = ::operator new (bytes, std::align_val_t{default_alignment}, std::nothrow);
+      block = ::operator new(bytes, std::align_val_t{default_alignment}, std::nothrow);
     }
     if (block == nullptr) return {failure::out_of_memory, 2, "cudaErrorMemoryAllocation", name_of(call)};
     p = block;
     return {};
   }
   static status drop(void* p) noexcept {
-    ::operator delete (p, std::align_val_t{default_alignment});
+    ::operator delete(p, std::align_val_t{default_alignment});
     return {};
   }
 };

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "tarn/core/error.hpp"
-#include "tarn/core/extremes.hpp"
 #include "tarn/core/message.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/driver/driver.hpp"
 
 namespace tarn::detail {
@@ -184,11 +184,11 @@ inline constexpr unsigned long long nvml_not_available = ~0ULL;
     auto count = static_cast<unsigned>(here.size());
     int const code = list(device, &count, here.data());
     if (code == nvml_insufficient_size && attempt < 8) {  // processes may start between the calls
-      here.resize(larger_of<std::size_t>(here.size() * 2, count));
+      here.resize(max_of<std::size_t>(here.size() * 2, count));
       continue;
     }
     if (code != 0) return code;
-    here.resize(smaller_of<std::size_t>(here.size(), count));
+    here.resize(min_of<std::size_t>(here.size(), count));
     break;
   }
   for (nvml_process const& p : here) {
@@ -203,7 +203,7 @@ inline constexpr unsigned long long nvml_not_available = ~0ULL;
     } else {
       bool const is_known = known->used != nvml_not_available;
       if (!is_known || p.used != nvml_not_available)
-        known->used = is_known ? larger_of(known->used, p.used) : p.used;
+        known->used = is_known ? max_of(known->used, p.used) : p.used;
     }
   }
   return 0;

@@ -115,18 +115,14 @@ class nvtx_memory {
     return static_cast<nvtxDomainHandle_t>(domain_);
   }
 #else
-  [[nodiscard]] void* register_heap(void const*, std::size_t) const noexcept {
-    return nullptr;
-  }
+  [[nodiscard]] void* register_heap(void const*, std::size_t) const noexcept { return nullptr; }
   void unregister_heap(void*) const noexcept {}
   void reset_heap(void*) const noexcept {}
   void register_region(void*, void const*, std::size_t) const noexcept {}
   void unregister_region(void const*) const noexcept {}
 
  private:
-  static nvtx_memory find() noexcept {
-    return {};
-  }
+  static nvtx_memory find() noexcept { return {}; }
 #endif
 
   void* domain_ = nullptr;

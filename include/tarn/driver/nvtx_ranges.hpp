@@ -38,9 +38,7 @@ class nvtx_text {
 #if TARN_HAS_NVTX_RANGES
   explicit nvtx_text(char const* text) noexcept
       : handle_(nvtxDomainRegisterStringA(detail::nvtx_domain(), text)) {}
-  [[nodiscard]] void* handle() const noexcept {
-    return handle_;
-  }
+  [[nodiscard]] void* handle() const noexcept { return handle_; }
 
  private:
   nvtxStringHandle_t handle_;
@@ -60,9 +58,7 @@ class [[nodiscard]] nvtx_range {
     nvtxEventAttributes_t const a = attributes(text, bytes, category);
     nvtxDomainRangePushEx(detail::nvtx_domain(), &a);
   }
-  ~nvtx_range() {
-    nvtxDomainRangePop(detail::nvtx_domain());
-  }
+  ~nvtx_range() { nvtxDomainRangePop(detail::nvtx_domain()); }
 #else
   nvtx_range([[maybe_unused]] nvtx_text text, [[maybe_unused]] std::uint64_t bytes,
              [[maybe_unused]] std::uint32_t category = 0) noexcept {}

@@ -60,9 +60,8 @@ class made_streams {
 
 /// True if the driver can mark the whole device's work without naming a stream.
 template <class Driver>
-inline constexpr bool marks_all_work = requires(Driver const& driver, event_handle event) {
-  driver.record_all(event);
-};
+inline constexpr bool marks_all_work =
+    requires(Driver const& driver, event_handle event) { driver.record_all(event); };
 
 /// Trusts the caller that a bare handle names an existing stream, unless the driver reports otherwise. At most one driver call.
 template <stream_driver Driver>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// backtrace_stacks: glibc's call stacks for `watched`. Opt-in: it needs glibc, and links with -ldl before glibc 2.34. Link the
+// backtrace_stacks: glibc's call stacks for `with_history`. Opt-in: it needs glibc, and links with -ldl before glibc 2.34. Link the
 // program with -rdynamic to get the names of its own functions; otherwise addresses are offsets in their file, for addr2line.
 
 #include "tarn/policy/call_stack.hpp"
@@ -35,7 +35,7 @@ inline std::size_t walk_stack(void** frames, std::size_t most) {
 }
 
 /// Fills in the demangled function, or its offset in the file such as "+0x12f0"; and the file.
-inline void name_frame(void* frame, watched_frame& out) {
+inline void name_frame(void* frame, history_frame& out) {
   ::Dl_info info{};
   if (::dladdr(frame, &info) == 0 || info.dli_fname == nullptr) {
     message<24> address;
@@ -58,7 +58,7 @@ inline void name_frame(void* frame, watched_frame& out) {
 }  // namespace detail
 #endif
 
-/// For `watched{.stacks = tarn::backtrace_stacks()}`. A walk costs microseconds. Without glibc: no stacks.
+/// For `with_history{.stacks = tarn::backtrace_stacks()}`. A walk costs microseconds. Without glibc: no stacks.
 [[nodiscard]] inline stack_hooks backtrace_stacks() noexcept {
 #if TARN_HAS_BACKTRACE
   return {&detail::walk_stack, &detail::name_frame};

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "tarn/core/shared.hpp"
+#include "tarn/core/shared_resource.hpp"
 
 namespace tarn::detail {
 

@@ -12,15 +12,15 @@
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/message.hpp"
-#include "tarn/core/place.hpp"
 #include "tarn/core/sequence.hpp"
+#include "tarn/core/source_location.hpp"
 #include "tarn/core/stream.hpp"
 
 namespace tarn::detail {
 
 /// One call that concerned a block.
 struct block_event {
-  place where;
+  source_location where;
   std::uint64_t call = 0;  ///< in the count of its resource's calls, from 1; 0 if it has not happened
   stream_id stream = 0;
   std::uint64_t thread = 0;
@@ -39,7 +39,7 @@ struct block_record {
   int device = 0;
   block_state state = block_state::unused;
   bool fenced = false;
-  bool used_elsewhere = false;  ///< record_use() named another stream
+  bool used_elsewhere = false;  ///< record_stream() named another stream
 };
 
 /// Records by address. Allocates only in make_room(), so that nothing can fail at deallocation. The caller locks.

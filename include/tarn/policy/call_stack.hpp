@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include "tarn/policy/watch_record.hpp"
+#include "tarn/policy/memory_history.hpp"
 
 namespace tarn {
 
@@ -15,7 +15,7 @@ struct stack_hooks {
   /// Writes the return addresses of the calling thread, innermost first; returns their number, at most `most`. Null: no stacks.
   std::size_t (*capture)(void** frames, std::size_t most) = nullptr;
   /// Fills in what is known of one address. Called only when a record is made. Null: the address as a number.
-  void (*name)(void* frame, watched_frame& out) = nullptr;
+  void (*name)(void* frame, history_frame& out) = nullptr;
 };
 
 /// Number of innermost frames that are kept of a stack.

@@ -11,7 +11,7 @@
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/bytes.hpp"
-#include "tarn/core/call_place.hpp"
+#include "tarn/core/location_scope.hpp"
 #include "tarn/core/misuse.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/driver/thread_number.hpp"
@@ -44,7 +44,7 @@ struct checked {
 ///
 /// At allocation a block gets fences and the uninitialised pattern, in stream order. A deallocation waits on the host for its
 /// stream, verifies the fences, poisons the block and quarantines it; when it leaves the quarantine, oldest first, the poison
-/// is verified. Blocks with a use recorded on another stream (record_use) wait for the whole device.
+/// is verified. Blocks with a use recorded on another stream (record_stream) wait for the whole device.
 ///
 /// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
 /// then has no fences, a block freed then is not quarantined. Its pointer, size and history are still checked.
@@ -60,7 +60,9 @@ class checked_layer {
   /// Makes handles and owners record the place of a call for this layer, however many policies lie between.
   static constexpr bool records_places = true;
 
-  checked_layer() requires std::default_initializable<Upstream> : checked_layer(Upstream{}) {}
+  checked_layer()
+    requires std::default_initializable<Upstream>
+      : checked_layer(Upstream{}) {}
   explicit checked_layer(Upstream upstream, checked const& options = {})
       : upstream_(std::move(upstream)), options_(options), fences_(options.fence_bytes) {
     history_.remember(options.remembered_blocks);
@@ -115,7 +117,7 @@ class checked_layer {
   }
 
   /// Records that work on `stream` uses the block as well: its deallocation will wait for the whole device.
-  void record_use(void* p, std::size_t bytes, stream_ref stream) {
+  void record_stream(void* p, std::size_t bytes, stream_ref stream) {
     std::size_t alignment = 0;
     {
       std::lock_guard const guard(mutex_);
@@ -124,9 +126,9 @@ class checked_layer {
       b->used_elsewhere = true;
       alignment = b->alignment;
     }
-    if constexpr (detail::takes_uses<Upstream>) {
-      nearest(upstream_, detail::record_use_call{fences_.whole_of(p, alignment),
-                                                 fences_.whole_bytes(bytes, alignment), stream});
+    if constexpr (detail::records_streams<Upstream>) {
+      nearest(upstream_, detail::record_stream_call{fences_.whole_of(p, alignment),
+                                                    fences_.whole_bytes(bytes, alignment), stream});
     }
   }
 
@@ -186,7 +188,7 @@ class checked_layer {
   }
   [[nodiscard]] detail::block_event mark_of(stream_ref stream) noexcept {
     detail::block_event e;
-    e.where = call_place::current();
+    e.where = location_scope::current();
     e.call = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
     e.thread = detail::thread_number();
     if (stream.id() != stream_ref::unknown_id) {

@@ -2,29 +2,27 @@
 #pragma once
 // Composition: `source | policy | policy` and `stack<source, policy, policy>` are the same type, and position is meaning. A
 // policy is a small value (its options) with `template <class Upstream> using layer = ...;`. The layer is constructed from
-// (Upstream, policy) and defines only the calls it changes: shared<> passes the rest on. A layer that also sends calls to a
+// (Upstream, policy) and defines only the calls it changes: shared_resource<> passes the rest on. A layer that also sends calls to a
 // second resource declares both, see tarn::routes_to; it must then define every pool call that one of them provides.
 
 #include <concepts>
 #include <type_traits>
 #include <utility>
 
-#include "tarn/core/shared.hpp"
+#include "tarn/core/shared_resource.hpp"
 
 namespace tarn {
 
 namespace detail {
 /// Any resource, to test whether a type is a policy at all.
 template <class P, class Upstream>
-concept makes_layer = requires {
-  typename P::template layer<Upstream>;
-};
+concept makes_layer = requires { typename P::template layer<Upstream>; };
 }  // namespace detail
 
 /// A policy over a given upstream: options that make a layer.
 template <class P, class Upstream>
 concept policy_over = memory_source<Upstream> && detail::makes_layer<P, Upstream> &&
-    std::constructible_from<typename P::template layer<Upstream>, Upstream, P>;
+                      std::constructible_from<typename P::template layer<Upstream>, Upstream, P>;
 
 namespace detail {
 
@@ -51,7 +49,7 @@ struct stack_of {
 template <class Source, class First, class... Rest>
 struct stack_of<Source, First, Rest...> {
   static_assert(check_routing_policy<First, Source>());
-  using type = typename stack_of<shared<typename First::template layer<Source>>, Rest...>::type;
+  using type = typename stack_of<shared_resource<typename First::template layer<Source>>, Rest...>::type;
 };
 }  // namespace detail
 
@@ -61,13 +59,14 @@ using stack = typename detail::stack_of<Source, Policies...>::type;
 
 /// Puts a policy on a source or stack. O(1): one small host allocation.
 template <class Upstream, class Policy>
-requires detail::makes_layer<std::remove_cvref_t<Policy>, std::remove_cvref_t<Upstream>> &&
-    memory_source<std::remove_cvref_t<Upstream>>
+  requires detail::makes_layer<std::remove_cvref_t<Policy>, std::remove_cvref_t<Upstream>> &&
+           memory_source<std::remove_cvref_t<Upstream>>
 [[nodiscard]] auto operator|(Upstream&& upstream, Policy&& policy) {
   using source = std::remove_cvref_t<Upstream>;
   static_assert(detail::check_routing_policy<std::remove_cvref_t<Policy>, source>());
   using layer = typename std::remove_cvref_t<Policy>::template layer<source>;
-  return shared<layer>(std::in_place, source(std::forward<Upstream>(upstream)), std::forward<Policy>(policy));
+  return shared_resource<layer>(std::in_place, source(std::forward<Upstream>(upstream)),
+                                std::forward<Policy>(policy));
 }
 
 }  // namespace tarn

@@ -11,7 +11,7 @@
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/waiting_block.hpp"
 #include "tarn/policy/block_bytes.hpp"
 #include "tarn/policy/compose.hpp"
@@ -25,7 +25,7 @@ class fallback_layer;
 
 /// Allocates from `other` when the upstream throws out_of_memory. Its memory must be usable wherever the upstream's is.
 ///
-/// Pool calls reach both resources: record_use() and owns() the one that the block belongs to; trim(), state(), reset_peaks(),
+/// Pool calls reach both resources: record_stream() and owns() the one that the block belongs to; trim(), state(), reset_peaks(),
 /// reset_totals(), note_growth() and inspect() both. The features of other layers (limits, exact statistics, records) work only
 /// over this layer, where they cover the blocks of both.
 template <class Other>
@@ -65,7 +65,7 @@ concept either_reaches = reachable<First, Call> || reachable<Second, Call>;
   s.cached += b.cached;
   s.pending += b.pending;
   s.pending_blocks += b.pending_blocks;
-  s.largest_free_range = larger_of(a.largest_free_range, b.largest_free_range);
+  s.largest_free_range = max_of(a.largest_free_range, b.largest_free_range);
   s.free_blocks += b.free_blocks;
   s.inactive_split_bytes += b.inactive_split_bytes;
   s.split = joined_split(a.split, b.split);
@@ -152,10 +152,11 @@ class fallback_layer {
   /// Reaches the resource that the block belongs to. If that one has no pool, the block's deallocation waits for the whole
   /// device.
   /// @throws std::bad_alloc, cuda_error: nothing has changed
-  void record_use(void* p, std::size_t bytes,
-                  stream_ref stream) requires(detail::takes_uses<Upstream> || detail::takes_uses<Other>) {
+  void record_stream(void* p, std::size_t bytes, stream_ref stream)
+    requires(detail::records_streams<Upstream> || detail::records_streams<Other>)
+  {
     if (p == nullptr) return;
-    detail::record_use_call const use{p, bytes, stream};
+    detail::record_stream_call const use{p, bytes, stream};
     if (is_of_other(p)) {
       record_in(other_, use);
     } else {
@@ -164,48 +165,57 @@ class fallback_layer {
   }
   /// Gives cached memory back until both together hold at most `keep_bytes`, the fallback's first; returns the bytes given
   /// back.
-  std::size_t trim(
-      std::size_t keep_bytes) requires detail::either_reaches<Upstream, Other, detail::routed_calls::trim> {
+  std::size_t trim(std::size_t keep_bytes)
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::trim>
+  {
     std::size_t const first = reserved_in(upstream_);
     std::size_t const given = trim_one(other_, keep_bytes > first ? keep_bytes - first : 0);
     std::size_t const second = reserved_in(other_);
     return given + trim_one(upstream_, keep_bytes > second ? keep_bytes - second : 0);
   }
   /// Whether `p` lies in memory that either pool reserved.
-  [[nodiscard]] bool owns(
-      void const* p) requires detail::either_reaches<Upstream, Other, detail::routed_calls::owns> {
+  [[nodiscard]] bool owns(void const* p)
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::owns>
+  {
     auto const ask = [p](auto& l) -> decltype(static_cast<bool>(l.owns(p))) { return l.owns(p); };
     return of_each(ask, [](bool a, bool b) { return a || b; });
   }
   /// The larger one of both.
-  [[nodiscard]] std::size_t largest_free_range() requires
-      detail::either_reaches<Upstream, Other, detail::routed_calls::largest_free_range> {
+  [[nodiscard]] std::size_t largest_free_range()
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::largest_free_range>
+  {
     auto const ask = [](auto& l) -> decltype(static_cast<std::size_t>(l.largest_free_range())) {
       return l.largest_free_range();
     };
-    return of_each(ask, [](std::size_t a, std::size_t b) { return detail::larger_of(a, b); });
+    return of_each(ask, [](std::size_t a, std::size_t b) { return detail::max_of(a, b); });
   }
   /// The bytes that a request occupies in either resource, the larger value if they round differently: it is needed before it
   /// is known which of them serves, and limits must hold for both.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
-    return detail::larger_of(detail::block_bytes_of(upstream_, bytes, alignment),
-                             detail::block_bytes_of(other_, bytes, alignment));
+    return detail::max_of(detail::block_bytes_of(upstream_, bytes, alignment),
+                          detail::block_bytes_of(other_, bytes, alignment));
   }
   /// The sum of both, each read at one moment. Peaks are an upper bound, see detail::sum_of_states().
-  [[nodiscard]] pool_state state() requires
-      detail::either_reaches<Upstream, Other, detail::routed_calls::state> {
+  [[nodiscard]] pool_state state()
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::state>
+  {
     auto const ask = [](auto& l) -> decltype(pool_state(l.state())) { return l.state(); };
     return of_each(ask, detail::sum_of_states);
   }
-  void reset_peaks() requires detail::either_reaches<Upstream, Other, detail::routed_calls::reset_peaks> {
+  void reset_peaks()
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::reset_peaks>
+  {
     to_each([](auto& l) -> decltype(static_cast<void>(l.reset_peaks())) { l.reset_peaks(); });
   }
-  void reset_totals() requires detail::either_reaches<Upstream, Other, detail::routed_calls::reset_totals> {
+  void reset_totals()
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::reset_totals>
+  {
     to_each([](auto& l) -> decltype(static_cast<void>(l.reset_totals())) { l.reset_totals(); });
   }
   /// Notifies of waiting blocks in both. @throws std::bad_alloc, nothing has changed
-  void observe_waiting(detail::waiting_observer& observer) requires
-      detail::either_reaches<Upstream, Other, detail::routed_calls::observe_waiting> {
+  void observe_waiting(detail::waiting_observer& observer)
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::observe_waiting>
+  {
     try {
       to_each([&](auto& l) -> decltype(static_cast<void>(l.observe_waiting(observer))) {
         l.observe_waiting(observer);
@@ -215,31 +225,36 @@ class fallback_layer {
       throw;
     }
   }
-  void end_observation(detail::waiting_observer& observer) noexcept requires
-      detail::either_reaches<Upstream, Other, detail::routed_calls::end_observation> {
+  void end_observation(detail::waiting_observer& observer) noexcept
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::end_observation>
+  {
     to_each([&](auto& l) -> decltype(static_cast<void>(l.end_observation(observer))) {
       l.end_observation(observer);
     });
   }
   /// @throws std::bad_alloc
   template <class Clock>
-  void note_growth(std::size_t most, Clock clock) requires
-      detail::either_reaches<Upstream, Other, detail::routed_calls::note_growth> {
+  void note_growth(std::size_t most, Clock clock)
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::note_growth>
+  {
     to_each([&](auto& l) -> decltype(static_cast<void>(l.note_growth(most, clock))) {
       l.note_growth(most, clock);
     });
   }
   /// @throws std::bad_alloc
   template <class Clock>
-  void note_growth_from_now(std::size_t most, Clock clock) requires
-      detail::either_reaches<Upstream, Other, detail::routed_calls::note_growth_from_now> {
+  void note_growth_from_now(std::size_t most, Clock clock)
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::note_growth_from_now>
+  {
     to_each([&](auto& l) -> decltype(static_cast<void>(l.note_growth_from_now(most, clock))) {
       l.note_growth_from_now(most, clock);
     });
   }
   /// Inspects one pool, then the other; see pool::inspect().
   template <class Look>
-  void inspect(Look&& look) requires detail::either_reaches<Upstream, Other, detail::routed_calls::inspect> {
+  void inspect(Look&& look)
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::inspect>
+  {
     to_each([&](auto& l) -> decltype(static_cast<void>(l.inspect(look))) { l.inspect(look); });
   }
 
@@ -293,8 +308,8 @@ class fallback_layer {
   // ---- uses on other streams
 
   template <class Resource>
-  void record_in(Resource& resource, detail::record_use_call const& use) {
-    if constexpr (detail::takes_uses<Resource>) {
+  void record_in(Resource& resource, detail::record_stream_call const& use) {
+    if constexpr (detail::records_streams<Resource>) {
       nearest(resource, use);
     } else {
       std::lock_guard const guard(mutex_);
@@ -303,7 +318,7 @@ class fallback_layer {
       used_count_.store(used_.size(), std::memory_order_relaxed);
     }
   }
-  /// Waits for the device if record_use() named a block that no pool holds back.
+  /// Waits for the device if record_stream() named a block that no pool holds back.
   void wait_for_uses(void* p) noexcept {
     if (used_count_.load(std::memory_order_relaxed) == 0) return;
     {

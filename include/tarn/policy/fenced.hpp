@@ -46,7 +46,9 @@ class fenced_layer {
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
 
-  fenced_layer() requires std::default_initializable<Upstream> : fenced_layer(Upstream{}) {}
+  fenced_layer()
+    requires std::default_initializable<Upstream>
+      : fenced_layer(Upstream{}) {}
   explicit fenced_layer(Upstream upstream, fenced const& options = {})
       : upstream_(std::move(upstream)), fences_(options.fence_bytes) {}
   fenced_layer(fenced_layer const&) = delete;
@@ -84,15 +86,17 @@ class fenced_layer {
   }
 
   /// Passes on the block with its fences, as the pool knows it.
-  void record_use(void* p, std::size_t bytes, stream_ref stream) requires detail::takes_uses<Upstream> {
+  void record_stream(void* p, std::size_t bytes, stream_ref stream)
+    requires detail::records_streams<Upstream>
+  {
     std::size_t alignment = 0;
     {
       std::lock_guard const guard(mutex_);
       alignment = blocks_.find(key_of(p)).alignment;
     }
     if (alignment == 0) return;  // deallocation will report it
-    nearest(upstream_, detail::record_use_call{fences_.whole_of(p, alignment),
-                                               fences_.whole_bytes(bytes, alignment), stream});
+    nearest(upstream_, detail::record_stream_call{fences_.whole_of(p, alignment),
+                                                  fences_.whole_bytes(bytes, alignment), stream});
   }
 
   /// Verifies the fences of every block that was live at the call and is still live, reports broken ones and returns their

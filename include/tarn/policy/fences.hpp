@@ -9,7 +9,7 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/policy/fill_pattern.hpp"
 
 namespace tarn::detail {
@@ -25,7 +25,7 @@ struct breach {
 /// Fences of a minimum width, wider if an alignment requires it, so that the block itself stays aligned.
 class fences {
  public:
-  explicit fences(std::size_t least) noexcept : least_(larger_of(least, std::size_t{1})) {}
+  explicit fences(std::size_t least) noexcept : least_(max_of(least, std::size_t{1})) {}
 
   [[nodiscard]] std::size_t width(std::size_t alignment) const noexcept {
     return align_up(least_, alignment);

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/driver/driver.hpp"
@@ -39,14 +39,14 @@ std::size_t first_difference(Driver const& driver, stream_ref stream, void const
   sequence<unsigned char> large;
   if (bytes > 16 * width) {
     try {
-      large.resize(smaller_of(bytes, std::size_t{1} << 20));
+      large.resize(min_of(bytes, std::size_t{1} << 20));
       window = large.begin();
       width = large.size();
     } catch (...) {  // the small window is slower, but works
     }
   }
   for (std::size_t at = 0; at < bytes; at += width) {
-    std::size_t const n = smaller_of(width, bytes - at);
+    std::size_t const n = min_of(width, bytes - at);
     if (!driver.copy(stream, window, static_cast<unsigned char const*>(p) + at, n).ok()) return bytes;
     if (!driver.synchronize_stream(stream).ok()) return bytes;
     if (window[0] == byte && std::memcmp(window, window + 1, n - 1) == 0) continue;

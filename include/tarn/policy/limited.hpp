@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "tarn/core/error.hpp"
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/spin_lock.hpp"
 #include "tarn/policy/block_bytes.hpp"
 #include "tarn/policy/compose.hpp"
@@ -83,8 +83,7 @@ class byte_budget {
  private:
   void put_in_force() noexcept {
     std::size_t smallest = own_limit_;
-    for (budget_bound const* b = bounds_; b != nullptr; b = b->next)
-      smallest = smaller_of(smallest, b->bytes);
+    for (budget_bound const* b = bounds_; b != nullptr; b = b->next) smallest = min_of(smallest, b->bytes);
     limit_.store(smallest, std::memory_order_relaxed);
   }
 
@@ -115,11 +114,15 @@ class limited_base {
   /// The limit in force: the layer's own, or that of a live budget_scope if it is smaller.
   [[nodiscard]] std::size_t limit() const noexcept { return budget_.limit(); }
   /// The upstream's plain blocks count against the same limit. @throws out_of_memory, as the layer's other calls
-  [[nodiscard]] void* allocate_plain(std::size_t bytes) requires has_plain_blocks<Upstream> {
+  [[nodiscard]] void* allocate_plain(std::size_t bytes)
+    requires has_plain_blocks<Upstream>
+  {
     return within_budget(bytes, bytes, default_alignment, {},
                          [&] { return upstream_.allocate_plain(bytes); });
   }
-  void deallocate_plain(void* p, std::size_t bytes) noexcept requires has_plain_blocks<Upstream> {
+  void deallocate_plain(void* p, std::size_t bytes) noexcept
+    requires has_plain_blocks<Upstream>
+  {
     upstream_.deallocate_plain(p, bytes);
     budget_.give(bytes);
   }

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <string_view>
 
-#include "tarn/core/cut_text.hpp"
 #include "tarn/core/message.hpp"
+#include "tarn/core/text_prefix.hpp"
 #include "tarn/policy/logged.hpp"
 
 namespace tarn {
@@ -51,9 +51,9 @@ void add_value(message<N>& line, std::string_view text) noexcept {
   line.add_hex(reinterpret_cast<std::uintptr_t>(call.stream.handle())).add(",");
   if (!(call.name == tag{})) detail::add_value(line, call.name.name());
   line.add(",");
-  detail::add_value(line, detail::last_of_text(call.where.file, most));
+  detail::add_value(line, detail::text_suffix(call.where.file, most));
   line.add(",").add_number(call.where.line).add(",");
-  detail::add_value(line, detail::first_of_text(call.where.function, most));
+  detail::add_value(line, detail::text_prefix(call.where.function, most));
   return line;
 }
 

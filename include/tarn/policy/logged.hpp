@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "tarn/core/call_place.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/core/location_scope.hpp"
 #include "tarn/core/tag.hpp"
 #include "tarn/policy/compose.hpp"
 
@@ -30,9 +30,9 @@ struct call_record {
   void* address = nullptr;  ///< null for an allocation that is pending, failed or empty
   std::size_t bytes = 0;    ///< as requested
   std::size_t alignment = 0;
-  stream_ref stream;  ///< as given; the default stream for synchronous calls
-  tag name;           ///< of an allocation
-  place where;        ///< in the user's source
+  stream_ref stream;      ///< as given; the default stream for synchronous calls
+  tag name;               ///< of an allocation
+  source_location where;  ///< in the user's source
 };
 
 /// Which moments of a call are logged.
@@ -59,21 +59,22 @@ class logged_layer;
 /// `pool | tarn::logged{[](tarn::call_record const& c) { ... }}`, or `logged{function, context}` with a plain function. Costs
 /// what the hook costs; a stack without this policy has no cost.
 template <class Hook = detail::log_function>
-requires std::invocable<Hook&, call_record const&>
+  requires std::invocable<Hook&, call_record const&>
 struct logged {
   Hook hook;
   log_moments moments = log_moments::once;
 
   explicit logged(Hook h, log_moments m = log_moments::once) : hook(std::move(h)), moments(m) {}
   logged(void (*function)(void* context, call_record const& call), void* context,
-         log_moments m = log_moments::once) requires std::same_as<Hook, detail::log_function>
+         log_moments m = log_moments::once)
+    requires std::same_as<Hook, detail::log_function>
       : hook{function, context}, moments(m) {}
 
   template <class Upstream>
   using layer = logged_layer<Upstream, Hook>;
 };
-logged(void (*)(void*, call_record const&), void*)->logged<detail::log_function>;
-logged(void (*)(void*, call_record const&), void*, log_moments)->logged<detail::log_function>;
+logged(void (*)(void*, call_record const&), void*) -> logged<detail::log_function>;
+logged(void (*)(void*, call_record const&), void*, log_moments) -> logged<detail::log_function>;
 
 /// The hook may be called from several threads at once, and must not allocate or free through this memory. It may throw. From a
 /// successful allocation its exception reaches the caller, after the block was given back: nothing has changed. From a failed
@@ -120,7 +121,7 @@ class logged_layer {
  private:
   template <class Allocate, class Undo>
   void* tell_allocation(call_record call, Allocate const& allocate, Undo const& undo) {
-    call.where = call_place::current();
+    call.where = location_scope::current();
     call.name = tag::current();
     if (moments_ == log_moments::both) hook_(std::as_const(call));
     try {
@@ -144,7 +145,7 @@ class logged_layer {
   template <class Deallocate>
   void tell_deallocation(call_record call, Deallocate const& deallocate) noexcept {
     if (call.address == nullptr) return deallocate();
-    call.where = call_place::current();
+    call.where = location_scope::current();
     tell_quietly(call, call_outcome::pending);
     deallocate();
     if (moments_ == log_moments::both) tell_quietly(call, call_outcome::done);

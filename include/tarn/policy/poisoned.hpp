@@ -38,7 +38,9 @@ class poisoned_layer {
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
 
-  poisoned_layer() requires std::default_initializable<Upstream> : poisoned_layer(Upstream{}) {}
+  poisoned_layer()
+    requires std::default_initializable<Upstream>
+      : poisoned_layer(Upstream{}) {}
   explicit poisoned_layer(Upstream upstream, poisoned const& = {}) : upstream_(std::move(upstream)) {}
   poisoned_layer(poisoned_layer const&) = delete;
   poisoned_layer& operator=(poisoned_layer const&) = delete;
@@ -83,7 +85,9 @@ class poisoned_layer {
   }
 
   /// Such a block is not poisoned when it is freed: the other stream may still use it. @throws std::bad_alloc
-  void record_use(void* p, std::size_t bytes, stream_ref stream) requires detail::takes_uses<Upstream> {
+  void record_stream(void* p, std::size_t bytes, stream_ref stream)
+    requires detail::records_streams<Upstream>
+  {
     bool added = false;
     if (p != nullptr) {
       std::lock_guard const guard(mutex_);
@@ -95,7 +99,7 @@ class poisoned_layer {
       count_.store(used_elsewhere_.size(), std::memory_order_relaxed);
     }
     try {
-      nearest(upstream_, detail::record_use_call{p, bytes, stream});
+      nearest(upstream_, detail::record_stream_call{p, bytes, stream});
     } catch (...) {
       if (added) (void)is_used_elsewhere(p);
       throw;
@@ -114,7 +118,7 @@ class poisoned_layer {
     (void)detail::fill_bytes(driver(), stream_ref{}, p, byte, bytes);
     return driver().synchronize_stream(stream_ref{});
   }
-  /// Returns true, once, if record_use() named the block.
+  /// Returns true, once, if record_stream() named the block.
   bool is_used_elsewhere(void* p) noexcept {
     if (count_.load(std::memory_order_relaxed) == 0) return false;
     std::lock_guard const guard(mutex_);

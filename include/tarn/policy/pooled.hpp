@@ -33,7 +33,9 @@ struct pooled {
 template <class Upstream>
 class pooled_layer : public pool<Upstream> {
  public:
-  pooled_layer() requires std::default_initializable<Upstream> : pooled_layer(Upstream{}) {}
+  pooled_layer()
+    requires std::default_initializable<Upstream>
+      : pooled_layer(Upstream{}) {}
   explicit pooled_layer(Upstream upstream, pooled const& options = {})
       : pool<Upstream>(std::move(upstream),
                        pool_options{options.remap, options.slack_per_mille, options.largest_handle}) {}

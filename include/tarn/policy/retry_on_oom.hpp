@@ -23,7 +23,7 @@ class retry_layer;
 /// refused with out_of_memory, since the pool cannot grow meanwhile. Other threads that need the pool to grow wait for the
 /// handler, so it must not wait for them.
 template <class Handler>
-requires std::predicate<Handler&, out_of_memory const&, unsigned>
+  requires std::predicate<Handler&, out_of_memory const&, unsigned>
 struct retry_on_oom {
   Handler handler;
 

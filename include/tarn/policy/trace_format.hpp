@@ -31,7 +31,7 @@ class trace_error : public std::exception {
   message<256> text_;
 };
 
-/// Streams that a trace can distinguish, including the default one. The limit of `recorded` and of tarn_replay.
+/// Streams that a trace can distinguish, including the default one. The limit of `traced` and of tarn_replay.
 inline constexpr std::uint32_t most_trace_streams = 65535;
 
 enum class trace_event_kind : std::uint8_t { comment, allocate, free };

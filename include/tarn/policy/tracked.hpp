@@ -38,7 +38,9 @@ class tracked_layer {
   /// Blocks up to this size are small, bytes (PyTorch: kSmallSize).
   static constexpr std::size_t small_limit = 1_MiB;
 
-  tracked_layer() requires std::default_initializable<Upstream> : tracked_layer(Upstream{}) {}
+  tracked_layer()
+    requires std::default_initializable<Upstream>
+      : tracked_layer(Upstream{}) {}
   explicit tracked_layer(Upstream upstream, tracked const& = {}) : upstream_(std::move(upstream)) {
     if constexpr (reachable<Upstream, attach_call>) nearest(upstream_, attach_call{observer_});
   }

@@ -17,7 +17,7 @@
 #include "tarn/core/combining_lock.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/counter.hpp"
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/thread_tag.hpp"
 #include "tarn/core/waiting_block.hpp"
 #include "tarn/policy/tracked_share.hpp"
@@ -211,14 +211,14 @@ class tracked_numbers {
   [[nodiscard]] stat active(std::size_t k, std::size_t g) noexcept {
     stat s = number(k, g);
     s.current += waiting_[k][g];
-    s.peak = larger_of(s.peak, active_peak_[k][g]);
+    s.peak = max_of(s.peak, active_peak_[k][g]);
     s.freed -= not_over_[k][g];
     return s;
   }
   void note_active(block_group group) noexcept {
     for (std::size_t k = 0; k < 3; ++k) {
       for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(group)})
-        active_peak_[k][g] = larger_of(active_peak_[k][g], number(k, g).current + waiting_[k][g]);
+        active_peak_[k][g] = max_of(active_peak_[k][g], number(k, g).current + waiting_[k][g]);
     }
   }
   void note_whether_watched() noexcept {
@@ -231,7 +231,7 @@ class tracked_numbers {
   /// How far a number may grow before it, or its sum with the waiting blocks, passes its peak.
   [[nodiscard]] std::int64_t room(std::size_t k, std::size_t g) noexcept {
     stat const& s = number(k, g);
-    return smaller_of(s.peak, larger_of(s.peak, active_peak_[k][g]) - waiting_[k][g]) - s.current;
+    return min_of(s.peak, max_of(s.peak, active_peak_[k][g]) - waiting_[k][g]) - s.current;
   }
 
   /// Whether a block can be added without a new peak, even if all shares are used up.
@@ -265,7 +265,7 @@ class tracked_numbers {
     }
     for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
       if (m->whose == peak_of::this_thread) return;  // a share does not distinguish its threads
-      share[1][0] = smaller_of(share[1][0], (m->peak - m->current) / (takers + 1));
+      share[1][0] = min_of(share[1][0], (m->peak - m->current) / (takers + 1));
     }
     for (std::size_t k = 0; k < 3; ++k) {
       for (std::size_t g = 0; g < 3; ++g) lent_[k][g] = share[k][g] * takers;
@@ -296,7 +296,7 @@ class tracked_numbers {
     }
     if (idle != 0) asked_.fetch_and(~idle, std::memory_order_relaxed);
     bool const paid = calls >= least_calls * static_cast<std::uint64_t>(std::popcount(out_));
-    last_pause_ = paid ? 0 : smaller_of(last_pause_ * 2 + 16, longest_pause);
+    last_pause_ = paid ? 0 : min_of(last_pause_ * 2 + 16, longest_pause);
     pause_ = last_pause_;
     out_ = 0;
   }
@@ -310,7 +310,7 @@ class tracked_numbers {
       if (m->whose != peak_of::all_threads && m->thread != thread_number_of(u.thread)) continue;
       m->current += u.rounded;
       if (u.rounded < 0) continue;
-      m->peak = larger_of(m->peak, m->current);
+      m->peak = max_of(m->peak, m->current);
       ++m->allocations;
     }
   }

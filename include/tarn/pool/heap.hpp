@@ -25,9 +25,9 @@
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/looked_up.hpp"
 #include "tarn/pool/block_request.hpp"
+#include "tarn/pool/growth/described_growth.hpp"
 #include "tarn/pool/growth/page_growth.hpp"
 #include "tarn/pool/growth/segment_growth.hpp"
-#include "tarn/pool/growth/watched_growth.hpp"
 #include "tarn/pool/inspection/described_source.hpp"
 #include "tarn/pool/misuse_notes.hpp"
 #include "tarn/pool/options.hpp"
@@ -46,7 +46,7 @@ struct growth_for<Source> {
 };
 template <watched_pages Source>
 struct growth_for<Source> {
-  using type = watched_growth<Source>;
+  using type = described_growth<Source>;
 };
 
 template <memory_source Upstream>

@@ -136,15 +136,14 @@ class ladder {
   /// Rung 0. Returns false if the pool is no longer small, or the source refuses.
   bool grow_roomy(std::size_t threads) {
     std::size_t const reserved = heap_.counters.reserved;
-    std::size_t const limit = smaller_of(roomy_limit * threads, heap_.growth.device_bytes() / roomy_part);
+    std::size_t const limit = min_of(roomy_limit * threads, heap_.growth.device_bytes() / roomy_part);
     if (reserved >= limit || align_up(request_.bytes, usual_granule) > limit - reserved) return false;
     growth_request const usual = request_;
     request_.may_create = limit - reserved;
     request_.may_exceed = false;
     // Many threads that start together wait for each other here: create a few handles, not hundreds.
     if (request_.where == zone::small)
-      request_.least_growth =
-          larger_of(request_.least_growth, align_down(reserved / roomy_step, usual_granule));
+      request_.least_growth = max_of(request_.least_growth, align_down(reserved / roomy_step, usual_granule));
     bool served = false;
     try {
       served = grow();
@@ -209,18 +208,16 @@ class ladder {
   /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
   void set_budget() noexcept {
     pool_options const& options = heap_.options;
-    std::size_t const live = larger_of(space().live_peak, space().live_bytes + request_.bytes);
-    request_.largest_handle =
-        options.largest_handle != 0
-            ? larger_of(align_down(options.largest_handle, usual_granule), usual_granule)
-            : handle_limit(live);
-    request_.least_growth = request_.where == zone::large
-                                ? smaller_of(shared_handle(live), request_.largest_handle)
-                                : usual_granule;
+    std::size_t const live = max_of(space().live_peak, space().live_bytes + request_.bytes);
+    request_.largest_handle = options.largest_handle != 0
+                                  ? max_of(align_down(options.largest_handle, usual_granule), usual_granule)
+                                  : handle_limit(live);
+    request_.least_growth =
+        request_.where == zone::large ? min_of(shared_handle(live), request_.largest_handle) : usual_granule;
     request_.may_remap = options.remap == remapping::when_tight;
     if (!request_.may_remap) {
       // The remainder of a growth absorbs small differences between passes over the same work.
-      request_.least_growth = larger_of(request_.least_growth, align_up(live / 128, usual_granule));
+      request_.least_growth = max_of(request_.least_growth, align_up(live / 128, usual_granule));
       request_.may_create = max_request_bytes;
       return;
     }

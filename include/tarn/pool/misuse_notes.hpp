@@ -25,16 +25,16 @@ class misuse_notes {
   /// Calls the misuse handler for each note. The caller holds no lock of the pool.
   void report_all(hot_mutex& mutex) noexcept {
     while (count_.load(std::memory_order_relaxed) != 0) [[unlikely]] {
-        note next;
-        {
-          hot_lock const held(mutex);
-          unsigned const count = count_.load(std::memory_order_relaxed);
-          if (count == 0) return;
-          next = notes_[count - 1];
-          count_.store(count - 1, std::memory_order_relaxed);
-        }
-        report(next);
+      note next;
+      {
+        hot_lock const held(mutex);
+        unsigned const count = count_.load(std::memory_order_relaxed);
+        if (count == 0) return;
+        next = notes_[count - 1];
+        count_.store(count - 1, std::memory_order_relaxed);
       }
+      report(next);
+    }
   }
 
  private:

@@ -104,7 +104,7 @@ class pool : public detail::pool_parts<Upstream> {
   /// Records that work on `stream`, enqueued before the block is deallocated, uses the block although it is freed on another
   /// stream. The freed block is held back until that work is done; other blocks are not. Amortised host cost O(1); host memory
   /// 140 bytes times the peak number of recorded uses. @throws std::bad_alloc, cuda_error, nothing has changed
-  void record_use(void* p, std::size_t, stream_ref stream) {
+  void record_stream(void* p, std::size_t, stream_ref stream) {
     if (p != nullptr && !heap_.is_lost()) waiting_.note(p, stream);
   }
 
@@ -152,25 +152,26 @@ class pool : public detail::pool_parts<Upstream> {
     detail::room_to_describe room(heap_.description);
     std::size_t const guard = heap_.description.active() ? detail::guard_bytes : 0;
     detail::block_request const request(id, stream, bytes, bytes + guard, alignment);
-    auto place = front_.open(id, stream);
+    auto position = front_.open(id, stream);
     detail::block_batch batch;
-    if (place.mine != nullptr && request.in_run) batch.wanted = detail::magazine_batch(request.size_class);
-    if (!take_from_heap(place, request, batch)) {
-      climb(place, request, batch);
-      front_.find_again(place, id, stream);
+    if (position.of_stream != nullptr && request.in_run)
+      batch.wanted = detail::magazine_batch(request.size_class);
+    if (!take_from_heap(position, request, batch)) {
+      climb(position, request, batch);
+      front_.find_again(position, id, stream);
     }
-    front_.keep_rest(place, request, batch);
+    front_.keep_rest(position, request, batch);
     if (batch.count > 1) heap_.give_back(id, stream, request.size_class, batch.blocks + 1, batch.count - 1);
     room.use(batch.blocks[0], bytes);
     return batch.blocks[0];
   }
 
-  bool take_from_heap(typename front_type::place const& place, detail::block_request const& request,
-                      detail::block_batch& batch) {
+  bool take_from_heap(typename front_type::cache_position const& position,
+                      detail::block_request const& request, detail::block_batch& batch) {
     // Return the cached large block first: it may coalesce with its neighbours.
     std::size_t cached_bytes = 0;
-    void* const cached = place.mine != nullptr && request.where != detail::zone::small
-                             ? front_.take_large(place, cached_bytes)
+    void* const cached = position.of_stream != nullptr && request.where != detail::zone::small
+                             ? front_.take_large(position, cached_bytes)
                              : nullptr;
     detail::hot_lock held(heap_.hot);
     if (cached != nullptr)
@@ -178,12 +179,12 @@ class pool : public detail::pool_parts<Upstream> {
     heap_.space(held).make_room();
     if (!heap_.take(held, heap_.space(held).streams.get(request.id, request.stream), request, batch))
       return false;
-    heap_.count_taken(held, request, place.cache == nullptr);
+    heap_.count_taken(held, request, position.cache == nullptr);
     return true;
   }
 
-  TARN_NOINLINE void climb(typename front_type::place const& place, detail::block_request const& request,
-                           detail::block_batch& batch) {
+  TARN_NOINLINE void climb(typename front_type::cache_position const& position,
+                           detail::block_request const& request, detail::block_batch& batch) {
     if (heap_.cold.is_mine()) [[unlikely]]  // a growth cannot start another one
       heap_.refuse(request.id, request.asked, request.alignment,
                    "the pool, since it is asked by a handler of its own growth");
@@ -191,7 +192,7 @@ class pool : public detail::pool_parts<Upstream> {
     waiting_.release(false);
     detail::hot_lock held(heap_.hot);
     detail::ladder(heap_, front_, waiting_, detail::may_release(held), request, batch).climb();
-    heap_.count_taken(held, request, place.cache == nullptr);
+    heap_.count_taken(held, request, position.cache == nullptr);
   }
 
   // ---- deallocation: the thread's cache, the heap
@@ -214,13 +215,13 @@ class pool : public detail::pool_parts<Upstream> {
     if (heap_.description.active()) [[unlikely]]
       return take_back_described(heap_, id, stream, p, bytes, alignment, detail::reuse::later);
     detail::block_request const request(id, stream, bytes, bytes, alignment);
-    auto const place = front_.open(id, stream);
-    if (place.mine == nullptr) {
+    auto const position = front_.open(id, stream);
+    if (position.of_stream == nullptr) {
       heap_.count_given(request);
     } else {
       detail::block_batch displaced;
       std::size_t displaced_bytes = 0;
-      auto const kept = front_.put_and_displace(place, request, p, displaced, displaced_bytes);
+      auto const kept = front_.put_and_displace(position, request, p, displaced, displaced_bytes);
       if (kept == detail::kept::twice) [[unlikely]]
         return heap_.note_double_free(request, p);
       if (displaced.count != 0) heap_.give_back(request, displaced.blocks, displaced.count, displaced_bytes);

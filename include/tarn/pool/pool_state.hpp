@@ -38,15 +38,15 @@ struct pool_part {
 };
 
 struct pool_state {
-  std::size_t live = 0;                  ///< handed out, rounded to block sizes; includes `pending`
-  std::size_t live_blocks = 0;           ///< number of those blocks
-  std::size_t reserved = 0;              ///< held from the driver
-  std::size_t reserved_peak = 0;         ///< since the last reset_peaks()
-  std::size_t cached = 0;                ///< reserved, not handed out
-  std::size_t pending = 0;               ///< freed, but waiting for another stream that used it (record_use)
-  std::size_t pending_blocks = 0;        ///< number of those blocks
-  std::size_t largest_free_range = 0;    ///< largest block without a driver call, magazines excluded
-  std::size_t free_blocks = 0;           ///< free ranges
+  std::size_t live = 0;                ///< handed out, rounded to block sizes; includes `pending`
+  std::size_t live_blocks = 0;         ///< number of those blocks
+  std::size_t reserved = 0;            ///< held from the driver
+  std::size_t reserved_peak = 0;       ///< since the last reset_peaks()
+  std::size_t cached = 0;              ///< reserved, not handed out
+  std::size_t pending = 0;             ///< freed, but waiting for another stream that used it (record_stream)
+  std::size_t pending_blocks = 0;      ///< number of those blocks
+  std::size_t largest_free_range = 0;  ///< largest block without a driver call, magazines excluded
+  std::size_t free_blocks = 0;         ///< free ranges
   std::size_t inactive_split_bytes = 0;  ///< bytes in them, including whole free handles and segments
   split_ranges split;                    ///< the part of them that cannot be given back on its own
   std::uint64_t reserved_total = 0;      ///< taken from the driver since the start

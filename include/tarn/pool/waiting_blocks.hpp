@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Freed blocks that wait for streams named by record_use(), or for a stream that the driver does not know. They count as live
-// until the device has completed those uses (record_use.hpp); then they return to the heap.
+// Freed blocks that wait for streams named by record_stream(), or for a stream that the driver does not know. They count as live
+// until the device has completed those uses (record_stream.hpp); then they return to the heap.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 #include "tarn/pool/inspection/described_blocks.hpp"
-#include "tarn/pool/order/record_use.hpp"
+#include "tarn/pool/order/recorded_streams.hpp"
 
 namespace tarn::detail {
 
@@ -24,7 +24,7 @@ class waiting_blocks {
   waiting_blocks(waiting_blocks const&) = delete;
   waiting_blocks& operator=(waiting_blocks const&) = delete;
 
-  /// See recorded_uses::note().
+  /// See recorded_streams::note().
   void note(void* p, stream_ref stream) { uses_.note(p, stream); }
 
   /// Returns false if `p` has no recorded use. Takes no lock: one relaxed load while nothing is recorded.
@@ -62,7 +62,7 @@ class waiting_blocks {
   void release(bool const wait) noexcept {
     if (!uses_.any_waiting()) return;
     uses_.settle(wait);
-    typename recorded_uses<driver_type>::waiting w;
+    typename recorded_streams<driver_type>::waiting w;
     while (uses_.take_ready(w)) {
       count(w.bytes, w.alignment, -1);
       stream_id const id = w.stream.id();
@@ -97,7 +97,7 @@ class waiting_blocks {
   }
 
   Heap& heap_;
-  recorded_uses<driver_type> uses_;
+  recorded_streams<driver_type> uses_;
   waiting_count count_;
 };
 

@@ -116,7 +116,7 @@ file_source<T> from_file(mapped_file const&&) = delete;  // the file would be cl
 /// it filled, at most slot.size(); 0 ends the range. With batch_options::threads, several threads call it at once, each with
 /// its own index, also with indices after the one that ends. Batches arrive in index order.
 template <class T, class Fill>
-requires std::is_invocable_r_v<std::size_t, Fill&, std::span<T>, std::size_t>
+  requires std::is_invocable_r_v<std::size_t, Fill&, std::span<T>, std::size_t>
 [[nodiscard]] generated_source<T, std::decay_t<Fill>> generate(Fill&& fill) {
   return generated_source<T, std::decay_t<Fill>>(std::forward<Fill>(fill));
 }

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <utility>
 
-#include "tarn/core/extremes.hpp"
-#include "tarn/core/shared.hpp"
+#include "tarn/core/min_max.hpp"
+#include "tarn/core/shared_resource.hpp"
 #include "tarn/policy/limited.hpp"
 
 namespace tarn {
@@ -31,7 +31,7 @@ class budget_scope {
   [[nodiscard]] std::size_t remaining() const noexcept {
     std::size_t const limit = ask([](auto& layer) -> decltype(layer.limit()) { return layer.limit(); });
     std::size_t const used = ask([](auto& layer) -> decltype(layer.used()) { return layer.used(); });
-    return limit - detail::smaller_of(limit, used);
+    return limit - detail::min_of(limit, used);
   }
 
  private:

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "tarn/core/shared.hpp"
+#include "tarn/core/shared_resource.hpp"
 
 namespace tarn {
 

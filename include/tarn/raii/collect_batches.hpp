@@ -8,11 +8,11 @@
 #include <type_traits>
 #include <utility>
 
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/raii/batch_iterator.hpp"
 #include "tarn/raii/batch_options.hpp"
-#include "tarn/raii/copy_lane.hpp"
+#include "tarn/raii/copy_stream.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/pinned_slots.hpp"
 #include "tarn/raii/stream.hpp"
@@ -33,10 +33,10 @@ class batch_collector {
   batch_collector(std::span<T const> from, batch_options const& options, Driver const& driver,
                   stream_ref stream, Pinned pinned)
       : from_(from),
-        capacity_(detail::smaller_of(detail::batch_capacity(options, sizeof(T)),
-                                     detail::larger_of(from.size(), std::size_t{1}))),
+        capacity_(detail::min_of(detail::batch_capacity(options, sizeof(T)),
+                                 detail::max_of(from.size(), std::size_t{1}))),
         end_((from.size() + capacity_ - 1) / capacity_),
-        depth_(detail::smaller_of(options.depth, end_)),
+        depth_(detail::min_of(options.depth, end_)),
         slots_(std::move(pinned), depth_, capacity_),
         lane_(driver, identified(driver, stream), depth_ + 1) {}
   batch_collector(batch_collector const&) = delete;
@@ -61,7 +61,7 @@ class batch_collector {
   [[nodiscard]] bool is_over() const noexcept { return current_ == end_; }
   [[nodiscard]] std::span<T const> elements(std::size_t index) const noexcept {
     std::size_t const offset = index * capacity_;
-    return from_.subspan(offset, detail::smaller_of(capacity_, from_.size() - offset));
+    return from_.subspan(offset, detail::min_of(capacity_, from_.size() - offset));
   }
   [[nodiscard]] batch now() const noexcept {
     return {slots_[slot_of(current_)].first(elements(current_).size()), current_, current_ * capacity_};
@@ -90,7 +90,7 @@ class batch_collector {
   std::size_t end_;       ///< number of batches
   std::size_t depth_;
   detail::pinned_slots<T, Pinned> slots_;
-  detail::copy_lane<Driver> lane_;  ///< destroyed first; its destructor waits for the copies into the slots
+  detail::copy_stream<Driver> lane_;  ///< destroyed first; its destructor waits for the copies into the slots
   bool started_ = false;
   std::size_t current_ = 0;
   std::size_t sent_ = 0;
@@ -106,14 +106,14 @@ class batch_collector {
 /// The loop may be left at any time, also by exceptions: destruction waits for the running copies, and nothing leaks. The host
 /// waits for the next batch. @throws as stream_batches()
 template <class T, std::size_t N, class Memory, class Pinned>
-requires resource<Memory> && resource<Pinned>
+  requires resource<Memory> && resource<Pinned>
 [[nodiscard]] auto collect_batches(std::span<T, N> from, batch_options const& options, Memory const& memory,
                                    stream_ref stream, Pinned pinned) {
   return batch_collector<std::remove_const_t<T>, Pinned, typename Memory::driver_type>(
       from, options, memory.driver(), stream, std::move(pinned));
 }
 template <class T, std::size_t N, class Memory>
-requires resource<Memory>
+  requires resource<Memory>
 [[nodiscard]] auto collect_batches(std::span<T, N> from, batch_options const& options, Memory const& memory,
                                    stream_ref stream) {
   using pinned = basic_pinned<typename Memory::driver_type>;
@@ -128,7 +128,7 @@ template <class T, class Memory>
       from.span(), options, from.resource().driver(), stream, pinned(from.resource().driver()));
 }
 template <class T, class Memory, class Pinned>
-requires resource<Pinned>
+  requires resource<Pinned>
 [[nodiscard]] auto collect_batches(device_buffer<T, Memory> const& from, batch_options const& options,
                                    stream_ref stream, Pinned pinned) {
   return batch_collector<T, Pinned, typename Memory::driver_type>(

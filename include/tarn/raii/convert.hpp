@@ -13,9 +13,9 @@
 #include "tarn/core/element.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/driver/host_convert.hpp"
+#include "tarn/raii/copy.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/in_turn.hpp"
-#include "tarn/raii/require_apart.hpp"
 
 #if TARN_HAS_CUDA
 #include "tarn/driver/cuda_convert.hpp"
@@ -53,12 +53,12 @@ inline constexpr bool is_devices_own =
 /// @throws misuse        of kind `overlap`
 /// @throws cuda_error    the driver refused
 template <stream_driver Driver, class From, element To>
-requires element<std::remove_const_t<From>>
+  requires element<std::remove_const_t<From>>
 void convert(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream) {
   if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size());
   if (from.empty()) return;
-  detail::require_apart(from.data(), from.size_bytes(), to.data(), to.size_bytes(),
-                        "a conversion's target overlaps its source; convert into memory of its own");
+  detail::require_no_overlap(from.data(), from.size_bytes(), to.data(), to.size_bytes(),
+                             "a conversion's target overlaps its source; convert into memory of its own");
   if constexpr (std::is_same_v<std::remove_const_t<From>, To>) {
     tarn::copy(driver, from, to, stream);
   } else {
@@ -73,7 +73,7 @@ void convert(Driver const& driver, std::span<From> from, std::span<To> to, strea
 /// @throws length_error, cuda_error
 /// @throws misuse  of kind `wrong_device`
 template <element From, class FromResource, element To, class ToResource>
-requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
+  requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void convert(device_buffer<From, FromResource> const& from, device_buffer<To, ToResource>& to,
              stream_ref stream) {
   auto const& driver = to.resource().driver();
@@ -97,7 +97,7 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
 }
 /// Converts on the target's stream, or on the source's if only the source's device can access both.
 template <element From, class FromResource, element To, class ToResource>
-requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
+  requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void convert(device_buffer<From, FromResource> const& from, device_buffer<To, ToResource>& to) {
   bool const apart = from.resource().driver().device() != to.resource().driver().device();
   tarn::convert(from, to, apart && !detail::is_devices_own<ToResource> ? from.stream() : to.stream());
@@ -108,10 +108,11 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
 /// the sum of their sizes.
 /// @throws length_error, out_of_memory, misuse, cuda_error; nothing is held
 template <element To, class Memory, element From, class FromResource>
-requires resource<Memory>
+  requires resource<Memory>
 [[nodiscard]] device_buffer<To, Memory> converted(Memory memory,
                                                   device_buffer<From, FromResource> const& from,
-                                                  stream_ref stream, place where = place::current()) {
+                                                  stream_ref stream,
+                                                  source_location where = source_location::current()) {
   device_buffer<To, Memory> to(std::move(memory), from.size(), stream, default_alignment, where);
   tarn::convert(from, to);
   return to;
@@ -119,12 +120,13 @@ requires resource<Memory>
 /// Returns a converted buffer from the resource of `from`.
 template <element To, element From, class Resource>
 [[nodiscard]] device_buffer<To, Resource> converted(device_buffer<From, Resource> const& from,
-                                                    stream_ref stream, place where = place::current()) {
+                                                    stream_ref stream,
+                                                    source_location where = source_location::current()) {
   return tarn::converted<To>(from.resource(), from, stream, where);
 }
 template <element To, element From, class Resource>
 [[nodiscard]] device_buffer<To, Resource> converted(device_buffer<From, Resource> const& from,
-                                                    place where = place::current()) {
+                                                    source_location where = source_location::current()) {
   return tarn::converted<To>(from, from.stream(), where);
 }
 

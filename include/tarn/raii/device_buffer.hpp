@@ -9,7 +9,7 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/config.hpp"
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/policy/device_pool.hpp"
 #include "tarn/raii/copy.hpp"
 #include "tarn/raii/stream.hpp"
@@ -28,7 +28,7 @@ using default_device_resource = name_a_resource;
 
 /// Owns `size()` elements of device memory. Elements are never constructed: T is trivially copyable.
 /// Every operation is ordered on stream(); none synchronises the host unless documented. Report use on another stream by
-/// set_stream() or by the resource's record_use(). One thread at a time per buffer. Holds its resource, so the pool stays alive
+/// set_stream() or by the resource's record_stream(). One thread at a time per buffer. Holds its resource, so the pool stays alive
 /// as long as the buffer. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never
 /// throws, works with any current device and after the stream is destroyed, and does nothing once the driver is unloaded. All
 /// other operations need the stream to exist.
@@ -46,38 +46,39 @@ class device_buffer {
   explicit device_buffer(Resource memory, stream_ref stream = {}, std::size_t alignment = least_alignment())
       : memory_(std::move(memory)),
         stream_(identified(memory_, stream)),
-        alignment_(detail::larger_of(alignment, least_alignment())) {
+        alignment_(detail::max_of(alignment, least_alignment())) {
     require_alignment(alignment);
   }
   /// Allocates `count` uninitialised elements.
   /// @throws length_error   count * sizeof(T) overflows
   /// @throws out_of_memory  nothing is held
   device_buffer(Resource memory, std::size_t count, stream_ref stream,
-                std::size_t alignment = least_alignment(), place where = place::current())
+                std::size_t alignment = least_alignment(), source_location where = source_location::current())
       : device_buffer(std::move(memory), stream, alignment) {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     data_ = take(count);
     size_ = capacity_ = count;
   }
   /// Allocates with a name: `device_buffer<float> weights(pool, n, stream, tarn::tag("weights"));` (core/tag). The name belongs
   /// to the block: a new block taken by a later resize() gets the name given there.
-  device_buffer(Resource memory, std::size_t count, stream_ref stream, place where)
+  device_buffer(Resource memory, std::size_t count, stream_ref stream, source_location where)
       : device_buffer(std::move(memory), count, stream, least_alignment(), where) {}
   /// Constructs a copy of host or device elements, in stream order.
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream,
-                std::size_t alignment = least_alignment(), place where = place::current())
+                std::size_t alignment = least_alignment(), source_location where = source_location::current())
       : device_buffer(std::move(memory), from.size(), stream, alignment, where) {
     copy_from(from);  // if it throws, the destructor runs, since the delegated-to constructor has completed
   }
-  device_buffer(Resource memory, std::span<T const> from, stream_ref stream, place where)
+  device_buffer(Resource memory, std::span<T const> from, stream_ref stream, source_location where)
       : device_buffer(std::move(memory), from, stream, least_alignment(), where) {}
   /// Constructs a copy on `stream`, which first waits, on the device, for the other buffer's stream. That stream then waits for
   /// the copy, so the other buffer may be changed or destroyed at once.
-  device_buffer(device_buffer const& other, stream_ref stream, place where = place::current())
+  device_buffer(device_buffer const& other, stream_ref stream,
+                source_location where = source_location::current())
       : device_buffer(other.memory_, other.size_, stream, other.alignment_, where) {
     copy_from(other);
   }
-  device_buffer(device_buffer const& other, place where = place::current())
+  device_buffer(device_buffer const& other, source_location where = source_location::current())
       : device_buffer(other, other.stream_, where) {}
   device_buffer(device_buffer&& other) noexcept
       : memory_(other.memory_),
@@ -123,8 +124,8 @@ class device_buffer {
   /// @param count   elements, not bytes
   /// @param stream  orders the copy, the release of the old block, and later work
   /// @throws length_error, out_of_memory, cuda_error  nothing has changed
-  void resize(std::size_t count, stream_ref stream, place where = place::current()) {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+  void resize(std::size_t count, stream_ref stream, source_location where = source_location::current()) {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     if (count > capacity_) {
       relocate(count, stream);
     } else {
@@ -132,29 +133,33 @@ class device_buffer {
     }
     size_ = count;
   }
-  void resize(std::size_t count, place where = place::current()) { resize(count, stream_, where); }
+  void resize(std::size_t count, source_location where = source_location::current()) {
+    resize(count, stream_, where);
+  }
 
   /// Reserves capacity for `count` elements; size() is unchanged. Strong guarantee, as resize().
-  void reserve(std::size_t count, stream_ref stream, place where = place::current()) {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+  void reserve(std::size_t count, stream_ref stream, source_location where = source_location::current()) {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     if (count > capacity_) {
       relocate(count, stream);
     } else {
       set_stream(stream);
     }
   }
-  void reserve(std::size_t count, place where = place::current()) { reserve(count, stream_, where); }
+  void reserve(std::size_t count, source_location where = source_location::current()) {
+    reserve(count, stream_, where);
+  }
 
   /// Releases unused capacity by moving to a block of size() elements. Strong guarantee.
-  void shrink_to_fit(stream_ref stream, place where = place::current()) {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+  void shrink_to_fit(stream_ref stream, source_location where = source_location::current()) {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     if (size_ < capacity_) {
       relocate(size_, stream);
     } else {
       set_stream(stream);
     }
   }
-  void shrink_to_fit(place where = place::current()) { shrink_to_fit(stream_, where); }
+  void shrink_to_fit(source_location where = source_location::current()) { shrink_to_fit(stream_, where); }
 
   /// Changes the buffer's stream. Later work on `stream` waits, on the device, for what was enqueued on the old stream. Both
   /// streams must exist. @throws cuda_error  nothing has changed
@@ -170,7 +175,7 @@ class device_buffer {
   /// other buffer's stream. That stream then waits for the copy, so the other buffer may be changed or destroyed at once.
   /// @throws length_error, cuda_error
   template <class Other>
-  requires std::is_same_v<typename Other::driver_type, typename Resource::driver_type>
+    requires std::is_same_v<typename Other::driver_type, typename Resource::driver_type>
   void copy_from(device_buffer<T, Other> const& other) {
     if (size_ == 0 || other.size() != size_) return copy_from(other.span());  // throws if the sizes differ
     auto const& theirs = other.resource().driver();
@@ -219,7 +224,7 @@ class device_buffer {
 
  private:
   static constexpr std::size_t least_alignment() noexcept {
-    return detail::larger_of(default_alignment, alignof(T));
+    return detail::max_of(default_alignment, alignof(T));
   }
   [[nodiscard]] auto const& driver() const noexcept { return memory_.driver(); }
 
@@ -267,7 +272,7 @@ class device_buffer {
   /// Moves to a block of `count` elements on `stream`.
   void relocate(std::size_t count, stream_ref stream) {
     device_buffer moved(memory_, count, stream, alignment_);
-    moved.size_ = detail::smaller_of(size_, count);
+    moved.size_ = detail::min_of(size_, count);
     if (data_ != nullptr) {
       detail::order_streams(driver(), moved.stream_, stream_);
       tarn::copy(driver(), std::span<T const>(data_, moved.size_), moved.span(), moved.stream_);
@@ -287,22 +292,22 @@ class device_buffer {
 /// Allocates `count` uninitialised elements of T from a resource, in stream order.
 /// @throws length_error, out_of_memory
 template <class T, class Resource>
-requires tarn::resource<Resource>
-[[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::size_t count,
-                                                            stream_ref stream,
-                                                            place where = place::current()) {
+  requires tarn::resource<Resource>
+[[nodiscard]] device_buffer<T, Resource> make_device_buffer(
+    Resource memory, std::size_t count, stream_ref stream,
+    source_location where = source_location::current()) {
   return device_buffer<T, Resource>(std::move(memory), count, stream,
-                                    detail::larger_of(default_alignment, alignof(T)), where);
+                                    detail::max_of(default_alignment, alignof(T)), where);
 }
 /// Constructs a buffer with a copy of host elements. Pageable host memory may be reused at once, pinned memory once the stream
 /// has completed the copy.
 template <class T, class Resource>
-requires tarn::resource<Resource>
-[[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::span<T const> from,
-                                                            stream_ref stream,
-                                                            place where = place::current()) {
+  requires tarn::resource<Resource>
+[[nodiscard]] device_buffer<T, Resource> make_device_buffer(
+    Resource memory, std::span<T const> from, stream_ref stream,
+    source_location where = source_location::current()) {
   return device_buffer<T, Resource>(std::move(memory), from, stream,
-                                    detail::larger_of(default_alignment, alignof(T)), where);
+                                    detail::max_of(default_alignment, alignof(T)), where);
 }
 
 }  // namespace tarn

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
-#include "tarn/core/shared.hpp"
+#include "tarn/core/shared_resource.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/stream.hpp"
 
@@ -16,7 +16,7 @@ namespace tarn {
 
 /// Owns device memory for one T, or for an array as device_ptr<T[]>, freed on stream(). The memory is uninitialised: T is
 /// trivially copyable. Move-only. A moved-from pointer is null, keeps its resource and may be reused. Report use on streams
-/// other than stream() by set_stream() or by the resource's record_use(). Not thread-safe. Destruction never throws, works with
+/// other than stream() by set_stream() or by the resource's record_stream(). Not thread-safe. Destruction never throws, works with
 /// any current device and after the stream is destroyed, and does nothing once the driver is unloaded. There is no default
 /// constructor, since a null pointer needs a resource, too.
 template <class T, class Resource = detail::default_device_resource>
@@ -71,15 +71,18 @@ class device_ptr {
 
   /// Returns the object itself, if the host can access it.
   [[nodiscard]] element_type& operator*() const noexcept
-      requires(!is_array && has_property<Resource, host_accessible>) {
+    requires(!is_array && has_property<Resource, host_accessible>)
+  {
     return *p_;
   }
   [[nodiscard]] pointer operator->() const noexcept
-      requires(!is_array && has_property<Resource, host_accessible>) {
+    requires(!is_array && has_property<Resource, host_accessible>)
+  {
     return p_;
   }
   [[nodiscard]] element_type& operator[](std::size_t i) const noexcept
-      requires(is_array&& has_property<Resource, host_accessible>) {
+    requires(is_array && has_property<Resource, host_accessible>)
+  {
     return p_[i];
   }
 
@@ -99,8 +102,16 @@ class device_ptr {
   /// Frees the owned memory.
   void reset(std::nullptr_t = nullptr) noexcept { replace(nullptr, 0); }
   /// Frees the owned memory, then takes over `p`, allocated by resource() with alignment().
-  void reset(pointer p) noexcept requires(!is_array) { replace(p, 1); }
-  void reset(pointer p, std::size_t count) noexcept requires(is_array) { replace(p, count); }
+  void reset(pointer p) noexcept
+    requires(!is_array)
+  {
+    replace(p, 1);
+  }
+  void reset(pointer p, std::size_t count) noexcept
+    requires(is_array)
+  {
+    replace(p, count);
+  }
   void swap(device_ptr& other) noexcept {
     using std::swap;
     swap(memory_, other.memory_);
@@ -127,20 +138,20 @@ class device_ptr {
 
 /// Allocates one uninitialised T. @throws out_of_memory
 template <class T, class Resource>
-requires(tarn::resource<Resource> && !std::is_array_v<T>)
-    [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream,
-                                                      place where = place::current()) {
-  [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+  requires(tarn::resource<Resource> && !std::is_array_v<T>)
+[[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream,
+                                                  source_location where = source_location::current()) {
+  [[maybe_unused]] detail::location_of_call<Resource> const here(where);
   stream = identified(memory, stream);
   void* const p = memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment());
   return device_ptr<T, Resource>(std::move(memory), static_cast<T*>(p), 1, stream);
 }
 /// Allocates `count` uninitialised elements: make_device<T[]>(memory, count, stream). @throws length_error, out_of_memory
 template <class T, class Resource>
-requires(tarn::resource<Resource>&& std::is_unbounded_array_v<T>)
-    [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream,
-                                                      place where = place::current()) {
-  [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+  requires(tarn::resource<Resource> && std::is_unbounded_array_v<T>)
+[[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream,
+                                                  source_location where = source_location::current()) {
+  [[maybe_unused]] detail::location_of_call<Resource> const here(where);
   using element = std::remove_extent_t<T>;
   stream = identified(memory, stream);
   void* const p =

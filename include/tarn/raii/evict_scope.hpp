@@ -22,10 +22,10 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/misuse.hpp"
-#include "tarn/core/shared.hpp"
+#include "tarn/core/shared_resource.hpp"
 #include "tarn/raii/copy.hpp"
 #include "tarn/raii/device_buffer.hpp"
-#include "tarn/raii/retire.hpp"
+#include "tarn/raii/free_on.hpp"
 #include "tarn/raii/stream.hpp"
 
 namespace tarn {
@@ -165,7 +165,7 @@ class evict_scope {
   }
   template <class Slot>
   [[nodiscard]] static constexpr std::size_t alignment_of(Slot const&) noexcept {
-    return detail::larger_of(default_alignment, alignof(typename Slot::element));
+    return detail::max_of(default_alignment, alignof(typename Slot::element));
   }
 
   /// Returns the driver that orders the streams. Not pinned_.driver(): pinned memory may belong to any device.

@@ -8,16 +8,16 @@
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
-#include "tarn/core/extremes.hpp"
-#include "tarn/core/place.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/sequence.hpp"
+#include "tarn/core/source_location.hpp"
 #include "tarn/raii/peak_scope.hpp"
 
 namespace tarn {
 
 /// The memory use of one line; bytes as the pool rounds them.
 struct profiled_line {
-  place where;
+  source_location where;
   std::uint64_t calls = 0;
   std::int64_t change = 0;   ///< change of live bytes over all calls; negative: more was freed
   std::size_t peak = 0;      ///< highest use above the start of a call, over all calls
@@ -45,7 +45,7 @@ class line_registry {
       if (l.where.function != call.where.function) continue;
       l.calls += call.calls;
       l.change += call.change;
-      l.peak = larger_of(l.peak, call.peak);
+      l.peak = max_of(l.peak, call.peak);
       l.blocks += call.blocks;
       return;
     }
@@ -89,9 +89,9 @@ class line_registry {
 template <class Resource>
 class [[nodiscard]] line_profile_scope {
  public:
-  explicit line_profile_scope(Resource memory, place where = place::current())
+  explicit line_profile_scope(Resource memory, source_location where = source_location::current())
       : line_profile_scope(std::move(memory), peak_of::this_thread, where) {}
-  line_profile_scope(Resource memory, peak_of whose, place where = place::current())
+  line_profile_scope(Resource memory, peak_of whose, source_location where = source_location::current())
       : lines_(detail::line_registry::of_process()), peak_(std::move(memory), whose), where_(where) {}
   line_profile_scope(line_profile_scope const&) = delete;
   line_profile_scope& operator=(line_profile_scope const&) = delete;
@@ -102,7 +102,7 @@ class [[nodiscard]] line_profile_scope {
  private:
   detail::line_registry& lines_;
   peak_scope<Resource> peak_;
-  place where_;
+  source_location where_;
 };
 
 /// Clears the profile.

@@ -7,8 +7,8 @@
 
 #include "tarn/core/bytes_of.hpp"
 #include "tarn/core/error.hpp"
-#include "tarn/core/extremes.hpp"
-#include "tarn/raii/memory_room.hpp"
+#include "tarn/core/min_max.hpp"
+#include "tarn/raii/available_memory.hpp"
 
 namespace tarn {
 
@@ -54,15 +54,15 @@ class micro_batches {
   /// @throws out_of_memory  one item exceeds the budget (unless one_at_a_time); nothing was done
   micro_batches(std::size_t n, std::size_t bytes_per_item, std::size_t budget,
                 micro_batch_options const& options = {})
-      : micro_batches(n, bytes_per_item, memory_room{budget, "the budget of micro_batches", budget}, 0, -1,
-                      options) {}
+      : micro_batches(n, bytes_per_item, memory_availability{budget, "the budget of micro_batches", budget},
+                      0, -1, options) {}
 
-  /// Splits by what a resource could allocate now: room_in(memory) minus the reserve.
+  /// Splits by what a resource could allocate now: available_memory(memory) minus the reserve.
   /// @throws cuda_error  the driver did not report free memory
   template <has_driver Resource>
   micro_batches(std::size_t n, std::size_t bytes_per_item, Resource const& memory,
                 micro_batch_options const& options = {})
-      : micro_batches(n, bytes_per_item, room_in(memory), options.reserve_per_mille,
+      : micro_batches(n, bytes_per_item, available_memory(memory), options.reserve_per_mille,
                       memory.driver().device().value, options) {}
 
   [[nodiscard]] inline iterator begin() const noexcept;
@@ -78,12 +78,12 @@ class micro_batches {
   [[nodiscard]] std::size_t budget() const noexcept { return budget_; }
   /// Returns one part; index < size().
   [[nodiscard]] micro_batch operator[](std::size_t index) const noexcept {
-    std::size_t const larger = detail::smaller_of(index, extra_);
+    std::size_t const larger = detail::min_of(index, extra_);
     return {index * each_ + larger, each_ + (index < extra_ ? 1 : 0), index, n_};
   }
 
  private:
-  micro_batches(std::size_t n, std::size_t bytes_per_item, memory_room const& room,
+  micro_batches(std::size_t n, std::size_t bytes_per_item, memory_availability const& room,
                 unsigned reserve_per_mille, int device, micro_batch_options const& options)
       : n_(n), budget_(room.bytes - share_of(room.bytes, reserve_per_mille)) {
     if (n == 0) return;
@@ -92,17 +92,17 @@ class micro_batches {
       if (options.when_too_large == too_large_item::refuse) refuse(bytes_per_item, room, device);
       fit = 1;
     }
-    fit = detail::smaller_of(fit, detail::larger_of(options.most_items, std::size_t{1}));
+    fit = detail::min_of(fit, detail::max_of(options.most_items, std::size_t{1}));
     parts_ = n / fit + (n % fit != 0 ? 1 : 0);
     each_ = n / parts_;
     extra_ = n % parts_;
   }
 
   [[nodiscard]] static std::size_t share_of(std::size_t bytes, unsigned per_mille) noexcept {
-    std::size_t const part = detail::smaller_of(per_mille, 1000U);
+    std::size_t const part = detail::min_of(per_mille, 1000U);
     return bytes / 1000 * part + bytes % 1000 * part / 1000;
   }
-  [[noreturn]] void refuse(std::size_t bytes_per_item, memory_room const& room, int device) const {
+  [[noreturn]] void refuse(std::size_t bytes_per_item, memory_availability const& room, int device) const {
     bool const is_reserve = bytes_per_item <= room.bytes;
     memory_report r;
     r.asked = bytes_per_item;

@@ -10,8 +10,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "tarn/core/extremes.hpp"
 #include "tarn/core/message.hpp"
+#include "tarn/core/min_max.hpp"
 
 namespace tarn {
 
@@ -31,8 +31,8 @@ class partition {
     partition made(count, parts, multiple_of);
     std::size_t const steps = steps_of(count, multiple_of);
     for (std::size_t i = 1; i < parts; ++i) {
-      std::size_t const before = steps / parts * i + detail::smaller_of(i, steps % parts);
-      made.first_[i] = place_of(before, count, multiple_of);
+      std::size_t const before = steps / parts * i + detail::min_of(i, steps % parts);
+      made.first_[i] = position_of(before, count, multiple_of);
     }
     return made;
   }
@@ -51,9 +51,10 @@ class partition {
     double before = 0;
     for (std::size_t i = 1; i < weights.size(); ++i) {
       before += weights[i - 1];
-      double const place = std::floor(steps * (before / total) + 0.5);
+      double const position = std::floor(steps * (before / total) + 0.5);
       // Also covers rounding beyond the last step, and step counts too large for a double to represent exactly.
-      made.first_[i] = place >= steps ? count : place_of(static_cast<std::size_t>(place), count, multiple_of);
+      made.first_[i] =
+          position >= steps ? count : position_of(static_cast<std::size_t>(position), count, multiple_of);
     }
     return made;
   }
@@ -85,7 +86,7 @@ class partition {
   static std::size_t steps_of(std::size_t count, std::size_t multiple_of) noexcept {
     return count / multiple_of + (count % multiple_of != 0 ? 1 : 0);
   }
-  static std::size_t place_of(std::size_t step, std::size_t count, std::size_t multiple_of) noexcept {
+  static std::size_t position_of(std::size_t step, std::size_t count, std::size_t multiple_of) noexcept {
     return step > count / multiple_of ? count : step * multiple_of;
   }
   [[noreturn]] static void refuse(char const* why) {

@@ -23,9 +23,7 @@ namespace detail {
 
 /// Makes the device of a part current while its work is enqueued, for drivers that have a current device.
 template <class Driver>
-concept has_current_device = requires(device_id device) {
-  Driver::set_current_device(device);
-};
+concept has_current_device = requires(device_id device) { Driver::set_current_device(device); };
 struct no_guard {
   explicit constexpr no_guard(device_id) noexcept {}
 };
@@ -63,7 +61,8 @@ class partitioned_buffer {
   /// Allocates part i from memory i.
   /// @throws bad_partition  the number of memories differs from the number of parts
   /// @throws length_error, out_of_memory, cuda_error; nothing is held
-  partitioned_buffer(std::span<Resource const> memories, partition parts, place where = place::current())
+  partitioned_buffer(std::span<Resource const> memories, partition parts,
+                     source_location where = source_location::current())
       : layout_(std::move(parts)) {
     if (memories.size() != layout_.parts()) {
       message<160> text;
@@ -78,12 +77,12 @@ class partitioned_buffer {
   /// Allocates part i from the pool of device i of `devices`.
   template <class Make>
   partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices, partition parts,
-                     place where = place::current())
+                     source_location where = source_location::current())
       : partitioned_buffer(std::span<Resource const>(pools_of(pools, devices)), std::move(parts), where) {}
   /// Divides `count` elements evenly.
   template <class Make>
   partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices, std::size_t count,
-                     place where = place::current())
+                     source_location where = source_location::current())
       : partitioned_buffer(pools, devices, partition::even(count, devices.size()), where) {}
 
   partitioned_buffer(partitioned_buffer&&) noexcept = default;
@@ -135,7 +134,7 @@ class partitioned_buffer {
   /// Copies from another division of the same number of elements, piece by piece between the devices, ordered with the streams
   /// of all parts involved; either buffer may be changed or destroyed at once. @throws as scatter
   template <class Other>
-  requires std::is_same_v<typename Other::driver_type, driver_type>
+    requires std::is_same_v<typename Other::driver_type, driver_type>
   void copy_from(partitioned_buffer<T, Other> const& other) {
     require_size("copy_from", other.size());
     for (std::size_t at = 0; at < size();) {
@@ -143,7 +142,7 @@ class partitioned_buffer {
       std::size_t const theirs = other.layout().part_of(at);
       std::size_t const my_end = layout_.first(mine) + layout_.size(mine);
       std::size_t const their_end = other.layout().first(theirs) + other.layout().size(theirs);
-      std::size_t const count = detail::smaller_of(my_end, their_end) - at;
+      std::size_t const count = detail::min_of(my_end, their_end) - at;
       tarn::peer_copy(other.part(theirs), at - other.layout().first(theirs), part(mine),
                       at - layout_.first(mine), count);
       at += count;
@@ -177,10 +176,9 @@ class partitioned_buffer {
 
  private:
   struct part_and_stream {
-    part_and_stream(Resource memory, std::size_t count, place where)
+    part_and_stream(Resource memory, std::size_t count, source_location where)
         : stream(memory.driver()),
-          elements(std::move(memory), count, stream, detail::larger_of(default_alignment, alignof(T)),
-                   where) {}
+          elements(std::move(memory), count, stream, detail::max_of(default_alignment, alignof(T)), where) {}
     basic_stream<driver_type> stream;  // must outlive the elements, which are freed on it
     part_type elements;
   };

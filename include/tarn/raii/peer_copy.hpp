@@ -7,9 +7,9 @@
 #include <type_traits>
 
 #include "tarn/core/message.hpp"
+#include "tarn/raii/copy.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/in_turn.hpp"
-#include "tarn/raii/require_apart.hpp"
 
 namespace tarn {
 
@@ -31,13 +31,13 @@ inline constexpr bool host_may_touch = has_property<Resource, host_accessible>;
 /// Copies elements between buffers on any devices, including the same one, on the target's stream. That stream first waits, on
 /// the device, for the source's stream, which then waits for the copy, so either buffer may be changed or destroyed at once.
 /// The host does not wait. Peer access is not required: without it the driver copies through the host (which may take ten times
-/// as long); pages made `| reachable_from{...}` can be copied directly.
+/// as long); pages made `| accessible_from{...}` can be copied directly.
 /// @param from_first, to_first, count  elements
 /// @throws length_error  beyond the end of a buffer; nothing is copied
 /// @throws misuse        of kind `overlap`: both are the same buffer and the ranges share elements
 /// @throws cuda_error
 template <class T, class FromResource, class ToResource>
-requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
+  requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_first,
                device_buffer<T, ToResource>& to, std::size_t to_first, std::size_t count) {
   detail::require_elements("source", from_first, count, from.size());
@@ -47,8 +47,8 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
   auto const& driver = to.resource().driver();
   T const* const source = from.data() + from_first;
   T* const target = to.data() + to_first;
-  detail::require_apart(source, count * sizeof(T), target, count * sizeof(T),
-                        "a copy's target overlaps its source; copy by way of a buffer of its own");
+  detail::require_no_overlap(source, count * sizeof(T), target, count * sizeof(T),
+                             "a copy's target overlaps its source; copy by way of a buffer of its own");
   using driver_type = typename ToResource::driver_type;
   detail::driven_stream<driver_type> const on_source{theirs, from.stream()};
   detail::driven_stream<driver_type> const on_target{driver, to.stream()};
@@ -86,7 +86,7 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
 
 /// Copies all elements. @throws length_error  the sizes differ; cuda_error
 template <class T, class FromResource, class ToResource>
-requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
+  requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void peer_copy(device_buffer<T, FromResource> const& from, device_buffer<T, ToResource>& to) {
   detail::require_elements("source", 0, to.size(), from.size());
   tarn::peer_copy(from, 0, to, 0, from.size());

@@ -14,7 +14,7 @@
 #include "tarn/core/device.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
-#include "tarn/core/shared.hpp"
+#include "tarn/core/shared_resource.hpp"
 
 namespace tarn {
 
@@ -26,10 +26,8 @@ struct source_under {
   using type = Pool;
 };
 template <class Layer>
-requires requires {
-  typename Layer::upstream_type;
-}
-struct source_under<shared<Layer>> : source_under<typename Layer::upstream_type> {};
+  requires requires { typename Layer::upstream_type; }
+struct source_under<shared_resource<Layer>> : source_under<typename Layer::upstream_type> {};
 
 /// Creates a pool on a device's source, with default policies.
 template <class Pool>
@@ -47,7 +45,7 @@ struct default_pool_of {
 /// Thread-safe; access to an existing pool is one atomic load. Pools live until this object is destroyed, and longer while
 /// buffers hold them; references to them stay valid.
 template <class Pool, class Make = detail::default_pool_of<Pool>>
-requires std::same_as<std::invoke_result_t<Make&, device_id>, Pool>
+  requires std::same_as<std::invoke_result_t<Make&, device_id>, Pool>
 class per_device {
  public:
   using pool_type = Pool;
@@ -84,7 +82,8 @@ class per_device {
   }
 
   /// Returns the pool of the calling thread's current device. @throws as operator[]
-  [[nodiscard]] Pool& current() requires requires(device_id& device) { driver_type::current_device(device); }
+  [[nodiscard]] Pool& current()
+    requires requires(device_id& device) { driver_type::current_device(device); }
   {
     device_id device;
     if (status const s = driver_type::current_device(device); !s.ok()) throw cuda_error(s);

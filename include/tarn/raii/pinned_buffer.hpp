@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
-#include "tarn/core/shared.hpp"
+#include "tarn/core/shared_resource.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/source/pinned_host.hpp"
 
@@ -42,7 +42,7 @@ using default_pinned_resource = name_a_pinned_resource;
 /// Owns `size()` elements of page-locked host memory: a contiguous range with iterators, usable as std::span and with
 /// std::ranges. Freed on stream(): a running copy on that stream keeps its memory, since a pool reuses it only behind that
 /// work, and a bare pinned source waits for the stream. Set the stream that the copies run on, here or by set_stream(); report
-/// further streams to a pool by record_use(). The host does not wait for anything: synchronise before it reads what a device
+/// further streams to a pool by record_stream(). The host does not wait for anything: synchronise before it reads what a device
 /// writes. Holds its resource. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction
 /// never throws, and does nothing once the driver is unloaded. Not thread-safe.
 template <class T, class Resource = detail::default_pinned_resource>
@@ -69,29 +69,30 @@ class pinned_buffer {
   }
   /// Allocates `count` elements, which the host may use at once. @throws length_error, out_of_memory
   pinned_buffer(Resource memory, std::size_t count, elements what = elements::value_initialised,
-                stream_ref stream = {},
-                place where = place::current()) requires std::is_default_constructible_v<T>
+                stream_ref stream = {}, source_location where = source_location::current())
+    requires std::is_default_constructible_v<T>
       : pinned_buffer(std::move(memory), stream) {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     take_uninitialised(count);
     if (what == elements::value_initialised) value_initialise(data_, size_);
   }
   /// Allocates for a T without a default constructor: the elements stay uninitialised until they are written.
   pinned_buffer(Resource memory, std::size_t count, detail::can_only_be_uninitialised, stream_ref stream = {},
-                place where = place::current()) requires(!std::is_default_constructible_v<T>)
+                source_location where = source_location::current())
+    requires(!std::is_default_constructible_v<T>)
       : pinned_buffer(std::move(memory), stream) {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     take_uninitialised(count);
   }
   /// Constructs a copy of host elements.
   pinned_buffer(Resource memory, std::span<T const> from, stream_ref stream = {},
-                place where = place::current())
+                source_location where = source_location::current())
       : pinned_buffer(std::move(memory), stream) {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     take_uninitialised(from.size());
     copy_elements(from.data(), size_, data_);
   }
-  pinned_buffer(pinned_buffer const& other, place where = place::current())
+  pinned_buffer(pinned_buffer const& other, source_location where = source_location::current())
       : pinned_buffer(other.memory_, std::span<T const>(other), other.stream_, where) {}
   pinned_buffer(pinned_buffer&& other) noexcept
       : memory_(other.memory_),
@@ -134,7 +135,7 @@ class pinned_buffer {
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
   /// Returns the alignment of the memory, bytes.
   [[nodiscard]] static constexpr std::size_t alignment() noexcept {
-    return detail::larger_of(default_alignment, alignof(T));
+    return detail::max_of(default_alignment, alignof(T));
   }
 
   /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for the copies on the old stream,
@@ -148,22 +149,26 @@ class pinned_buffer {
   /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy may be running.
   /// @throws length_error, out_of_memory  nothing has changed
   void resize(std::size_t count, elements what = elements::value_initialised,
-              place where = place::current()) requires std::is_default_constructible_v<T> {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+              source_location where = source_location::current())
+    requires std::is_default_constructible_v<T>
+  {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     if (count > capacity_) relocate(count);
     if (what == elements::value_initialised && count > size_) value_initialise(data_ + size_, count - size_);
     size_ = count;
   }
   /// Changes the number of elements of a T without a default constructor.
   void resize(std::size_t count, detail::can_only_be_uninitialised,
-              place where = place::current()) requires(!std::is_default_constructible_v<T>) {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+              source_location where = source_location::current())
+    requires(!std::is_default_constructible_v<T>)
+  {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     if (count > capacity_) relocate(count);
     size_ = count;
   }
   /// Releases unused capacity by moving to a block of size() elements. No copy may be running. Strong guarantee.
-  void shrink_to_fit(place where = place::current()) {
-    [[maybe_unused]] detail::place_of_call<Resource> const here(where);
+  void shrink_to_fit(source_location where = source_location::current()) {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
     if (size_ < capacity_) relocate(size_);
   }
   /// Frees the elements; the buffer is empty and may be reused.
@@ -198,7 +203,9 @@ class pinned_buffer {
     size_ = capacity_ = count;
   }
 
-  static void value_initialise(T* to, std::size_t count) requires std::is_default_constructible_v<T> {
+  static void value_initialise(T* to, std::size_t count)
+    requires std::is_default_constructible_v<T>
+  {
     for (std::size_t i = 0; i < count; ++i) ::new (static_cast<void*>(to + i)) T();
   }
   /// Copies elements. T is trivially copyable, so copying also creates the objects and cannot fail.

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tarn/core/bytes.hpp"
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 
 namespace tarn::detail {
@@ -39,7 +39,7 @@ class pinned_slots {
   [[nodiscard]] std::span<T> operator[](std::size_t slot) const noexcept { return {slots_[slot], elements_}; }
 
  private:
-  static constexpr std::size_t alignment = larger_of(default_alignment, alignof(T));
+  static constexpr std::size_t alignment = max_of(default_alignment, alignof(T));
 
   pinned_slots(Pinned memory, std::size_t bytes) : memory_(std::move(memory)), bytes_(bytes) {}
 

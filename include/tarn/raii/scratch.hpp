@@ -14,10 +14,10 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/misuse.hpp"
 #include "tarn/core/sequence.hpp"
-#include "tarn/core/shared.hpp"
+#include "tarn/core/shared_resource.hpp"
 #include "tarn/raii/stream.hpp"
 
 namespace tarn {
@@ -77,7 +77,7 @@ class scratch {
   [[nodiscard]] T* take(std::size_t count) {
     static_assert(std::is_trivially_copyable_v<T>,
                   "tarn: scratch never constructs elements: T must be trivially copyable");
-    constexpr std::size_t alignment = detail::larger_of(default_alignment, alignof(T));
+    constexpr std::size_t alignment = detail::max_of(default_alignment, alignof(T));
     static_assert(alignment <= max_alignment, "tarn: no resource promises such an alignment");
     return static_cast<T*>(take_bytes(checked_bytes(count, sizeof(T)), alignment));
   }
@@ -175,7 +175,7 @@ class scratch {
     chunks_.reserve(chunks_.size() + 1);
     std::size_t const wanted = held == 0 ? options_.chunk_bytes : held;
     chunk c;
-    c.bytes = detail::larger_of(bytes, wanted);
+    c.bytes = detail::max_of(bytes, wanted);
     c.alignment = alignment;
     if (c.bytes == bytes || options_.growth == scratch_growth::none) {
       c.p = memory_.allocate(stream_, c.bytes, alignment);

@@ -18,12 +18,12 @@
 #include <vector>
 
 #include "tarn/core/bytes.hpp"
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/raii/batch_iterator.hpp"
 #include "tarn/raii/batch_options.hpp"
 #include "tarn/raii/batch_source.hpp"
-#include "tarn/raii/copy_lane.hpp"
+#include "tarn/raii/copy_stream.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/fill_threads.hpp"
 #include "tarn/raii/pinned_slots.hpp"
@@ -47,9 +47,9 @@ class batch_stream {
       : source_(std::move(source)),
         capacity_(capacity_for(source_.size(), detail::batch_capacity(options, sizeof(value_type)))),
         end_(batches_of(source_.size(), capacity_)),
-        depth_(detail::smaller_of(options.depth, end_)),
+        depth_(detail::min_of(options.depth, end_)),
         threads_wanted_(threads_for(options)),
-        host_depth_(detail::smaller_of(host_depth_for(depth_, threads_wanted_), end_)),
+        host_depth_(detail::min_of(host_depth_for(depth_, threads_wanted_), end_)),
         lane_(memory.driver(), identified(memory, stream), host_depth_ + depth_ + 1) {
     device_.reserve(depth_);
     while (device_.size() < depth_) device_.emplace_back(memory, capacity_, lane_.user());
@@ -78,7 +78,7 @@ class batch_stream {
 
   /// Limits a slot to the size of the source, but to at least one element.
   static std::size_t capacity_for(std::size_t size, std::size_t most) noexcept {
-    return detail::smaller_of(most, detail::larger_of(size, std::size_t{1}));
+    return detail::min_of(most, detail::max_of(size, std::size_t{1}));
   }
   static std::size_t batches_of(std::size_t size, std::size_t capacity) noexcept {
     return size == detail::unknown_count ? size : (size + capacity - 1) / capacity;
@@ -89,7 +89,7 @@ class batch_stream {
   static std::size_t host_depth_for(std::size_t depth, std::size_t threads) noexcept {
     if (depth == 0 || threads == 0) return depth;
     if constexpr (Source::is_staged) {
-      if (!Source::is_divisible) return detail::larger_of(depth, threads) + 1;
+      if (!Source::is_divisible) return detail::max_of(depth, threads) + 1;
     }
     return depth + 1;
   }
@@ -162,7 +162,7 @@ class batch_stream {
       }
       from = (*pinned_)[host_slot_of(sent_)].data();
     } else {
-      size = detail::smaller_of(capacity_, source_.size() - offset_);
+      size = detail::min_of(capacity_, source_.size() - offset_);
       from = source_.data() + offset_;
     }
     if (sent_ >= depth_) lane_.wait_for(released(sent_));
@@ -179,8 +179,7 @@ class batch_stream {
     constexpr std::size_t least_part = 256_KiB;
     std::size_t const parts = capacity_ * sizeof(value_type) / least_part;
     std::size_t pieces = 1;
-    if (Source::is_divisible)
-      pieces = detail::larger_of(detail::smaller_of(threads_wanted_, parts), std::size_t{1});
+    if (Source::is_divisible) pieces = detail::max_of(detail::min_of(threads_wanted_, parts), std::size_t{1});
     threads_.emplace(
         static_cast<unsigned>(threads_wanted_), pieces, host_depth_,
         [this, pieces](std::size_t index, std::size_t piece) { return fill(index, piece, pieces); });
@@ -190,7 +189,7 @@ class batch_stream {
     if constexpr (Source::is_staged) {
       if (options.threads != 0) return options.threads;
       if (!Source::is_divisible || source_.size() < 64_MiB / sizeof(value_type)) return 0;
-      return detail::smaller_of(detail::larger_of(std::thread::hardware_concurrency(), 2U) - 1, 8U);
+      return detail::min_of(detail::max_of(std::thread::hardware_concurrency(), 2U) - 1, 8U);
     } else {
       return 0;
     }
@@ -201,11 +200,11 @@ class batch_stream {
       std::span<value_type> slot = (*pinned_)[host_slot_of(index)];
       std::size_t const offset = source_.size() == detail::unknown_count ? 0 : index * capacity_;
       if (source_.size() != detail::unknown_count) {
-        slot = slot.first(detail::smaller_of(capacity_, source_.size() - offset));
+        slot = slot.first(detail::min_of(capacity_, source_.size() - offset));
       }
       std::size_t const share = (slot.size() + pieces - 1) / pieces;
-      std::size_t const from = detail::smaller_of(piece * share, slot.size());
-      std::size_t const to = detail::smaller_of(from + share, slot.size());
+      std::size_t const from = detail::min_of(piece * share, slot.size());
+      std::size_t const to = detail::min_of(from + share, slot.size());
       return source_.fill(slot.subspan(from, to - from), index, offset + from);
     } else {
       return 0;
@@ -226,7 +225,7 @@ class batch_stream {
   std::size_t host_depth_;  ///< number of pinned slots, if copies are staged
   std::vector<device_buffer<value_type, Memory>> device_;
   std::optional<detail::pinned_slots<value_type, Pinned>> pinned_;
-  detail::copy_lane<typename Memory::driver_type> lane_;
+  detail::copy_stream<typename Memory::driver_type> lane_;
   std::vector<extent> sizes_;  ///< contents of each slot
   std::optional<detail::fill_threads> threads_;
   bool started_ = false;
@@ -253,7 +252,7 @@ class batch_stream {
 /// batch, some 2 to 3 µs on the host, or seven if it is staged. With a pinned source the loop copies at the speed of the
 /// device; with others as fast as `threads` can fill.
 template <class Source, class Memory, class Pinned>
-requires resource<Memory> && resource<Pinned>
+  requires resource<Memory> && resource<Pinned>
 [[nodiscard]] auto stream_batches(Source&& source, batch_options const& options, Memory memory,
                                   stream_ref stream, Pinned pinned) {
   return batch_stream<detail::batch_source_of<Source>, Memory, Pinned>(
@@ -261,7 +260,7 @@ requires resource<Memory> && resource<Pinned>
       std::move(pinned));
 }
 template <class Source, class Memory>
-requires resource<Memory>
+  requires resource<Memory>
 [[nodiscard]] auto stream_batches(Source&& source, batch_options const& options, Memory memory,
                                   stream_ref stream) {
   basic_pinned<typename Memory::driver_type> pinned(memory.driver());

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "tarn/core/error.hpp"
-#include "tarn/core/extremes.hpp"
-#include "tarn/core/shared.hpp"
+#include "tarn/core/min_max.hpp"
+#include "tarn/core/shared_resource.hpp"
 
 namespace tarn {
 
@@ -94,22 +94,22 @@ class oom_retry {
   }
 
  private:
-  [[nodiscard]] std::size_t least() const noexcept { return larger_of(options_.least, std::size_t{1}); }
+  [[nodiscard]] std::size_t least() const noexcept { return max_of(options_.least, std::size_t{1}); }
 
   /// Returns the initial size: `start`, unless remembered results suggest another. A search upward stays within options.most.
   [[nodiscard]] std::size_t first_size(std::size_t start) noexcept {
     bool const upward = options_.search == oom_search::upward;
     if (known_.good >= known_.bad) known_.good = 0;  // contradictory: keep the failure
-    if (upward) start = smaller_of(start, options_.most);
+    if (upward) start = min_of(start, options_.most);
     if ((known_.bad != no_size && start >= known_.bad) || (upward && start < known_.good))
       start = known_.good;
-    if (start == 0 && known_.bad != no_size) start = larger_of(known_.bad / 2, least());
-    return upward ? smaller_of(start, options_.most) : start;
+    if (start == 0 && known_.bad != no_size) start = max_of(known_.bad / 2, least());
+    return upward ? min_of(start, options_.most) : start;
   }
 
   /// Whether no size above `good`, which works, needs to be tried.
   [[nodiscard]] bool is_found(std::size_t good) const noexcept {
-    return good >= options_.most || known_.bad - good <= larger_of(options_.tolerance, std::size_t{1});
+    return good >= options_.most || known_.bad - good <= max_of(options_.tolerance, std::size_t{1});
   }
 
   result call_keeping(std::size_t size) {
@@ -153,7 +153,7 @@ class oom_retry {
     std::size_t const given = clear_();
     if (!cleared && given != 0) return size;
     if (size <= least()) throw;
-    return larger_of(size / 2, least());
+    return max_of(size / 2, least());
   }
 
   /// Doubles the size, then bisects between a size that works and one that fails. Each try starts with an empty cache.
@@ -162,9 +162,8 @@ class oom_retry {
   std::size_t ascend(std::size_t good, Call const& call) {
     while (!is_found(good)) {
       std::size_t next = good + (known_.bad - good) / 2;
-      if (known_.bad == no_size)
-        next = good > no_size / 2 ? no_size - 1 : larger_of(good * 2, std::size_t{1});
-      next = smaller_of(next, options_.most);
+      if (known_.bad == no_size) next = good > no_size / 2 ? no_size - 1 : max_of(good * 2, std::size_t{1});
+      next = min_of(next, options_.most);
       (void)clear_();
       try {
         good = call(next);
@@ -183,11 +182,11 @@ class oom_retry {
   }
 
   void note_good(std::size_t size) noexcept {
-    known_.good = larger_of(known_.good, size);
+    known_.good = max_of(known_.good, size);
     if (known_.bad <= known_.good) known_.bad = no_size;  // it works now
   }
   void note_bad(std::size_t size) noexcept {
-    known_.bad = smaller_of(known_.bad, size);
+    known_.bad = min_of(known_.bad, size);
     if (known_.good >= known_.bad) known_.good = 0;  // it no longer works
   }
 
@@ -226,7 +225,7 @@ template <class Resource>
 /// @throws the last exception of f if no smaller size is left; any other exception of f, at once; cuda_error from clearing
 /// Which exceptions count is decided by type (options.errors), never by text. Two threads must not share one `remember`.
 template <has_driver Resource, class F>
-requires std::is_invocable_v<F&, std::size_t>
+  requires std::is_invocable_v<F&, std::size_t>
 auto with_oom_retry(Resource memory, std::size_t start, F&& f, oom_retry_options const& options = {}) {
   auto const clear = [&memory] { return detail::clear_cache_of(memory); };
   return detail::oom_retry<std::remove_reference_t<F>, decltype(clear)>(f, clear, options).run(start);
@@ -234,7 +233,7 @@ auto with_oom_retry(Resource memory, std::size_t start, F&& f, oom_retry_options
 
 /// Retries without a pool whose cache could be cleared.
 template <class F>
-requires std::is_invocable_v<F&, std::size_t>
+  requires std::is_invocable_v<F&, std::size_t>
 auto with_oom_retry(std::size_t start, F&& f, oom_retry_options const& options = {}) {
   auto const clear = [] { return std::size_t{0}; };
   return detail::oom_retry<std::remove_reference_t<F>, decltype(clear)>(f, clear, options).run(start);

@@ -9,24 +9,24 @@
 #include <utility>
 #include <vector>
 
-#include "tarn/core/cut_text.hpp"
-#include "tarn/core/joined.hpp"
-#include "tarn/core/shared.hpp"
-#include "tarn/policy/watch_record.hpp"
+#include "tarn/core/concat.hpp"
+#include "tarn/core/shared_resource.hpp"
+#include "tarn/core/text_prefix.hpp"
+#include "tarn/policy/memory_history.hpp"
 #include "tarn/report/summary.hpp"
 
 namespace tarn {
 
 /// Returns the statistics of each tag under which memory was allocated, including "untagged", sorted by bytes (descending),
-/// then by name. For memory with a `watched` layer. Takes its lock briefly. @throws std::bad_alloc
+/// then by name. For memory with a `with_history` layer. Takes its lock briefly. @throws std::bad_alloc
 template <class Resource>
-[[nodiscard]] std::vector<watched_tag> memory_by_tag(Resource memory) {
+[[nodiscard]] std::vector<history_tag> memory_by_tag(Resource memory) {
   auto const ask = [](auto& layer) -> decltype(layer.tags()) { return layer.tags(); };
   static_assert(reachable<Resource, decltype(ask)>,
-                "tarn: names are kept by a layer; add: | tarn::watched{}");
-  std::vector<watched_tag> tags = nearest(memory, ask);
-  std::erase_if(tags, [](watched_tag const& t) { return t.allocations == 0; });
-  std::sort(tags.begin(), tags.end(), [](watched_tag const& a, watched_tag const& b) {
+                "tarn: names are kept by a layer; add: | tarn::with_history{}");
+  std::vector<history_tag> tags = nearest(memory, ask);
+  std::erase_if(tags, [](history_tag const& t) { return t.allocations == 0; });
+  std::sort(tags.begin(), tags.end(), [](history_tag const& a, history_tag const& b) {
     return a.bytes != b.bytes ? a.bytes > b.bytes : a.name < b.name;
   });
   return tags;
@@ -37,28 +37,28 @@ template <class Resource>
 /// @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_by_tag_summary(Resource memory) {
-  std::string const line = detail::joined({"|", std::string(75, '='), "|\n"});
+  std::string const line = detail::concat({"|", std::string(75, '='), "|\n"});
   std::string out = line;
   out += "| Tag                    | Cur Usage  | Peak Usage | Requested  | Blocks     |\n" + line;
-  auto const row = [&](std::string const& name, watched_tag const& t, bool has_peak) {
+  auto const row = [&](std::string const& name, history_tag const& t, bool has_peak) {
     auto const bytes = [](std::size_t n) {
       auto const number = static_cast<std::int64_t>(n);
-      return detail::joined({" ", detail::table_bytes(number, number), " |"});
+      return detail::concat({" ", detail::table_bytes(number, number), " |"});
     };
     auto const blocks = static_cast<std::int64_t>(t.blocks);
-    out += detail::joined(
-        {"| ", detail::left(std::string(detail::first_of_text(name, 22)), 22), " |", bytes(t.bytes)});
+    out += detail::concat(
+        {"| ", detail::left(std::string(detail::text_prefix(name, 22)), 22), " |", bytes(t.bytes)});
     out += has_peak ? bytes(t.peak_bytes) : std::string(12, ' ') + "|";
     out += bytes(t.requested) + " " + detail::table_count(blocks, blocks) + " |\n";
   };
-  watched_tag all;
-  for (watched_tag const& t : memory_by_tag(std::move(memory))) {
+  history_tag all;
+  for (history_tag const& t : memory_by_tag(std::move(memory))) {
     row(t.name, t, true);
     all.bytes += t.bytes;
     all.requested += t.requested;
     all.blocks += t.blocks;
   }
-  out += detail::joined({"|", std::string(75, '-'), "|\n"});
+  out += detail::concat({"|", std::string(75, '-'), "|\n"});
   row("all", all, false);
   return out + line;
 }

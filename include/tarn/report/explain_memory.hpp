@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "tarn/core/concat.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/device.hpp"
 #include "tarn/core/error.hpp"
-#include "tarn/core/extremes.hpp"
-#include "tarn/core/joined.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/driver.hpp"
@@ -35,11 +35,11 @@ namespace detail {
 
 /// Whether explain_memory() accepts it as memory: a stack with a pool, or at least with `tracked`.
 template <class T>
-inline constexpr bool is_memory = has_driver<T>&& has_properties<T>;
+inline constexpr bool is_memory = has_driver<T> && has_properties<T>;
 template <class T>
 inline constexpr bool is_in_device_memory = false;
 template <class T>
-requires is_memory<T>
+  requires is_memory<T>
 inline constexpr bool is_in_device_memory<T> =
     has_property<T, device_accessible> && !has_property<T, host_accessible>;
 
@@ -62,8 +62,8 @@ found_share share_of(Memory memory) {
         memory,
         [](auto& l) -> decltype(static_cast<void>(l.state()), static_cast<void const*>(&l)) { return &l; });
     p.reserved = s.reserved;
-    std::size_t const held = smaller_of(s.live, s.reserved);
-    p.awaiting = smaller_of(s.pending, held);  // to the pool, a block that is held back is still live
+    std::size_t const held = min_of(s.live, s.reserved);
+    p.awaiting = min_of(s.pending, held);  // to the pool, a block that is held back is still live
     p.live = held - p.awaiting;
     p.cached = p.reserved - held;
   }
@@ -166,7 +166,7 @@ memory_explanation explain(Subjects const&... subjects) {
           if (layer == found.layer) return;
         }
         seen.push_back(found.layer);
-        found.share.name = joined({"pool ", std::to_string(++pools)});
+        found.share.name = concat({"pool ", std::to_string(++pools)});
         (is_in_device_memory<Subject> ? e.pools : e.host_pools).push_back(std::move(found.share));
       }
     }
@@ -196,7 +196,7 @@ memory_explanation explain(Subjects const&... subjects) {
     e.outside_pools = *e.this_process - reserved;
   }
   if (e.context && e.outside_pools) {
-    e.context = smaller_of(*e.context, *e.outside_pools);
+    e.context = min_of(*e.context, *e.outside_pools);
     e.other_allocations = *e.outside_pools - *e.context;
   }
   return e;

@@ -2,7 +2,7 @@
 #pragma once
 // html_data: the events and blocks of a snapshot as numbers for the HTML page (the reader is in timeline_model.hpp).
 //
-//   shapes   combinations shared by many blocks, each written once: bytes, requested, stream, tag, place
+//   shapes   combinations shared by many blocks, each written once: bytes, requested, stream, tag, location
 //   events   a head, what << 3 | code, then: for an allocation (what: its shape) the address and time differences; for the free
 //            of a listed allocation (what: the number of events since) the time difference
 //   blocks   per segment: address difference, bytes, kind, handles, stream, number of blocks; per block a head,
@@ -30,7 +30,7 @@ struct html_shape {
   std::uint64_t requested = 0;
   std::uint32_t stream = 0;  ///< index into html_data::streams()
   std::uint32_t tag = 0;
-  std::uint32_t place = 0;
+  std::uint32_t location = 0;
   friend bool operator==(html_shape const&, html_shape const&) = default;
 };
 
@@ -38,7 +38,7 @@ struct html_shape_hash {
   std::size_t operator()(html_shape const& s) const noexcept {
     std::size_t h = 0;
     for (std::uint64_t const part :
-         {s.bytes, s.requested, std::uint64_t{s.stream}, std::uint64_t{s.tag}, std::uint64_t{s.place}}) {
+         {s.bytes, s.requested, std::uint64_t{s.stream}, std::uint64_t{s.tag}, std::uint64_t{s.location}}) {
       h = (h ^ static_cast<std::size_t>(part)) * 0x9E3779B97F4A7C15U;
       h ^= h >> 29U;
     }
@@ -77,7 +77,7 @@ class html_data {
         if (!same) numbers.add(stream_index(e.stream));
         live.erase(found);
       } else {
-        head(shape_index(e.bytes, e.requested, e.stream, e.tag, e.place), code_of(e.kind));
+        head(shape_index(e.bytes, e.requested, e.stream, e.tag, e.location), code_of(e.kind));
         if (e.kind == snapshot_event_kind::allocate) live[e.address] = i;
         numbers.add_step(address, units(e.address));
         address = units(e.address);
@@ -103,7 +103,7 @@ class html_data {
       std::uintptr_t expected = s.address;
       for (snapshot_block const& b : s.blocks) {
         bool const gap = b.address != expected;
-        numbers.add(std::uint64_t{shape_index(b.bytes, b.requested, b.stream, b.tag, b.place)} << 3U |
+        numbers.add(std::uint64_t{shape_index(b.bytes, b.requested, b.stream, b.tag, b.location)} << 3U |
                     (gap ? 4U : 0U) | static_cast<std::uint64_t>(b.use));
         if (gap) numbers.add_step(expected, b.address);
         numbers.add_step(time, b.time_ns);
@@ -118,7 +118,7 @@ class html_data {
     html_numbers numbers(out);
     for (html_shape const& s : shapes_) {
       for (std::uint64_t const part : {s.bytes, s.requested}) numbers.add(part);
-      for (std::uint32_t const part : {s.stream, s.tag, s.place}) numbers.add(part);
+      for (std::uint32_t const part : {s.stream, s.tag, s.location}) numbers.add(part);
     }
     numbers.finish();
   }
@@ -162,10 +162,10 @@ class html_data {
     return at->second;
   }
   std::uint32_t shape_index(std::uint64_t bytes, std::uint64_t requested, stream_id stream, std::uint32_t tag,
-                            std::uint32_t place) {
+                            std::uint32_t location) {
     // An out-of-range index must not break the page: it becomes 0, "unknown".
     html_shape const shape{bytes, requested, stream_index(stream), tag < of_.tags.size() ? tag : 0,
-                           place < of_.places.size() ? place : 0};
+                           location < of_.locations.size() ? location : 0};
     auto const [at, added] = shape_at_.try_emplace(shape, static_cast<std::uint32_t>(shapes_.size()));
     if (added) shapes_.push_back(shape);
     return at->second;

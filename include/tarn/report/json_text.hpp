@@ -40,7 +40,8 @@ class json_text {
     return *this;
   }
   template <class Number>
-  requires std::is_integral_v<Number> json_text& number(Number value) {
+    requires std::is_integral_v<Number>
+  json_text& number(Number value) {
     separate();
     put(value, 10);
     return *this;
@@ -70,7 +71,8 @@ class json_text {
   }
   json_text& field(std::string_view name, std::string_view value) { return key(name).text(value); }
   template <class Number>
-  requires std::is_integral_v<Number> json_text& field(std::string_view name, Number value) {
+    requires std::is_integral_v<Number>
+  json_text& field(std::string_view name, Number value) {
     return key(name).number(value);
   }
   /// Starts a new line, for readability.

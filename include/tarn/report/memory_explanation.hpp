@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "tarn/core/extremes.hpp"
-#include "tarn/core/joined.hpp"
+#include "tarn/core/concat.hpp"
+#include "tarn/core/min_max.hpp"
 
 namespace tarn {
 
@@ -23,7 +23,7 @@ struct pool_share {
       requested;  ///< part of live: requested; known if `tracked` counts the pool's allocations
   std::optional<std::size_t> rounding;  ///< part of live: difference between block sizes and requests
   std::size_t untracked = 0;            ///< part of live: allocated bypassing `tracked`
-  std::size_t awaiting = 0;  ///< freed, but another stream that used it (record_use) has not finished
+  std::size_t awaiting = 0;  ///< freed, but another stream that used it (record_stream) has not finished
   std::size_t cached = 0;    ///< free for reuse
 };
 
@@ -88,7 +88,7 @@ struct memory_explanation {
       add(1, "this process", process(), "what nvidia-smi shows for it");
     } else {
       add(1, "this process, at least", process(),
-          detail::joined({"what is known to be its own", gap.empty() ? "" : "; ", gap}));
+          detail::concat({"what is known to be its own", gap.empty() ? "" : "; ", gap}));
     }
     if (context) {
       add(2, "context and modules", context, context_how);
@@ -109,7 +109,7 @@ struct memory_explanation {
 
   /// Returns the table as text, each row in bytes and in MiB. @throws std::bad_alloc
   [[nodiscard]] std::string text() const {
-    std::string out = line(detail::joined({"device ", std::to_string(device)}), "bytes", "MiB", "");
+    std::string out = line(detail::concat({"device ", std::to_string(device)}), "bytes", "MiB", "");
     for (memory_row const& row : rows()) {
       std::string const indent(static_cast<std::size_t>(2 * row.depth), ' ');
       out += line(indent + row.name, row.bytes ? std::to_string(*row.bytes) : "unknown",
@@ -162,9 +162,9 @@ struct memory_explanation {
   [[nodiscard]] static std::string line(std::string name, std::string const& bytes, std::string const& mib,
                                         std::string const& how) {
     auto const right = [](std::string const& text, std::size_t width) {
-      return std::string(width - detail::smaller_of(width, text.size()), ' ') + text;
+      return std::string(width - detail::min_of(width, text.size()), ' ') + text;
     };
-    name.resize(detail::larger_of<std::size_t>(name.size(), 40), ' ');
+    name.resize(detail::max_of<std::size_t>(name.size(), 40), ' ');
     std::string out = name + right(bytes, 15) + right(mib, 13) + "  " + how;
     out.erase(out.find_last_not_of(' ') + 1);
     return out + "\n";

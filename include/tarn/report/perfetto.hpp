@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "tarn/core/bytes.hpp"
-#include "tarn/core/joined.hpp"
+#include "tarn/core/concat.hpp"
 #include "tarn/report/json_text.hpp"
 #include "tarn/report/snapshot.hpp"
 
@@ -56,7 +56,7 @@ class perfetto_writer {
     std::size_t requested = 0;
     stream_id stream = 0;
     std::uint32_t tag = 0;
-    std::uint32_t place = 0;
+    std::uint32_t location = 0;
     std::uint64_t number = 0;  ///< identity of its slice
   };
 
@@ -68,7 +68,7 @@ class perfetto_writer {
         if (b.use != block_use::live) continue;
         live_ += static_cast<std::int64_t>(b.bytes);
         of_tag_[tag_of(b.tag)] += static_cast<std::int64_t>(b.bytes);
-        blocks_[b.address] = {b.bytes, b.requested, b.stream, tag_of(b.tag), b.place, 0};
+        blocks_[b.address] = {b.bytes, b.requested, b.stream, tag_of(b.tag), b.location, 0};
       }
     }
     for (std::size_t i = snapshot_.events.size(); i-- > 0;) {
@@ -84,7 +84,7 @@ class perfetto_writer {
         blocks_.erase(found);
       }
       if (e.kind == snapshot_event_kind::free && !blocks_.contains(e.address)) {
-        blocks_[e.address] = {e.bytes, e.requested, e.stream, tag_of(e.tag), e.place, 0};
+        blocks_[e.address] = {e.bytes, e.requested, e.stream, tag_of(e.tag), e.location, 0};
         live_ += bytes;
         of_tag_[tag_of(e.tag)] += bytes;
       }
@@ -99,7 +99,7 @@ class perfetto_writer {
       case snapshot_event_kind::release:
         return count("reserved bytes", reserved_ -= static_cast<std::int64_t>(e.bytes), e.time_ns);
       case snapshot_event_kind::allocate: {
-        live_block const b{e.bytes, e.requested, e.stream, tag_of(e.tag), e.place, ++numbers_};
+        live_block const b{e.bytes, e.requested, e.stream, tag_of(e.tag), e.location, ++numbers_};
         if (!blocks_.emplace(e.address, b).second) return;
         change(b, 1, e.time_ns);
         return slice("b", e.address, b, e.time_ns);
@@ -114,7 +114,9 @@ class perfetto_writer {
       }
       default:
         begin("i", "out of memory", e.time_ns).field("s", "g").key("args").begin_object();
-        json_.field("asked", e.requested).field("tag", tag_name(e.tag)).field("place", place_name(e.place));
+        json_.field("asked", e.requested)
+            .field("tag", tag_name(e.tag))
+            .field("location", location_name(e.location));
         json_.end_object().end_object();
     }
   }
@@ -142,7 +144,7 @@ class perfetto_writer {
     begin("C", name, time).key("args").begin_object().field("bytes", bytes).end_object().end_object();
   }
   void count_tag(std::uint32_t tag, std::uint64_t time) {
-    count(joined({"tag ", tag_name(tag)}), of_tag_[tag], time);
+    count(concat({"tag ", tag_name(tag)}), of_tag_[tag], time);
   }
   void slice(char const* phase, std::uintptr_t address, live_block const& b, std::uint64_t time) {
     if (b.bytes < options_.least_slice_bytes) return;
@@ -151,7 +153,7 @@ class perfetto_writer {
       json_.key("args").begin_object().key("address").address(address).field("bytes", b.bytes);
       json_.field("requested", b.requested)
           .field("stream", b.stream)
-          .field("place", place_name(b.place))
+          .field("location", location_name(b.location))
           .end_object();
     }
     json_.end_object();
@@ -164,10 +166,10 @@ class perfetto_writer {
   [[nodiscard]] std::string_view tag_name(std::uint32_t tag) const noexcept {
     return tag < snapshot_.tags.size() ? std::string_view(snapshot_.tags[tag].name) : "untagged";
   }
-  [[nodiscard]] std::string place_name(std::uint32_t place) const {
-    if (place >= snapshot_.places.size() || snapshot_.places[place].empty()) return "";
-    watched_frame const& f = snapshot_.places[place][0];
-    return joined({f.file, ":", std::to_string(f.line)});
+  [[nodiscard]] std::string location_name(std::uint32_t location) const {
+    if (location >= snapshot_.locations.size() || snapshot_.locations[location].empty()) return "";
+    history_frame const& f = snapshot_.locations[location][0];
+    return concat({f.file, ":", std::to_string(f.line)});
   }
 
   json_text json_;

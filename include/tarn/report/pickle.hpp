@@ -66,19 +66,19 @@ class snapshot_pickler {
     pickle_.word(value);
   }
 
-  /// Writes the frames of a place, innermost first, with the tag as the outermost: flame graphs group by it, and every view
+  /// Writes the frames of a location, innermost first, with the tag as the outermost: flame graphs group by it, and every view
   /// shows it.
-  void frames(std::uint32_t tag, std::uint32_t place) {
+  void frames(std::uint32_t tag, std::uint32_t location) {
     pickle_.word("frames");
-    auto const known = frames_.find({tag, place});
+    auto const known = frames_.find({tag, location});
     if (known != frames_.end()) return pickle_.again(known->second);
     pickle_.begin_list();
-    if (place < snapshot_.places.size()) {
-      for (watched_frame const& f : snapshot_.places[place]) write(f.file, f.line, f.function);
+    if (location < snapshot_.locations.size()) {
+      for (history_frame const& f : snapshot_.locations[location]) write(f.file, f.line, f.function);
     }
     if (tag != 0 && tag < snapshot_.tags.size()) write("tag", 0, snapshot_.tags[tag].name);
     pickle_.end_list();
-    frames_.emplace(std::pair(tag, place), pickle_.remember());
+    frames_.emplace(std::pair(tag, location), pickle_.remember());
   }
   void write(std::string_view file, int line, std::string_view function) {
     pickle_.item();
@@ -142,7 +142,7 @@ class snapshot_pickler {
     field("state", b.use == block_use::live       ? "active_allocated"
                    : b.use == block_use::awaiting ? "active_pending_free"
                                                   : "inactive");
-    frames(b.use == block_use::cached ? 0 : b.tag, b.use == block_use::cached ? 0 : b.place);
+    frames(b.use == block_use::cached ? 0 : b.tag, b.use == block_use::cached ? 0 : b.location);
     pickle_.end_dict();
   }
 
@@ -185,7 +185,7 @@ class snapshot_pickler {
     field("stream", stream(e.stream));
     field("time_us", (snapshot_.started_ns + e.time_ns) / 1000);
     pool_id("pool_id");
-    frames(e.tag, e.place);
+    frames(e.tag, e.location);
     pickle_.end_dict();
   }
 

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "tarn/core/joined.hpp"
+#include "tarn/core/concat.hpp"
 #include "tarn/report/perfetto.hpp"
 #include "tarn/report/pickle.hpp"
 #include "tarn/report/snapshot.hpp"
@@ -30,7 +30,7 @@ using snapshot_writer = void (*)(std::ostream&, snapshot const&);
     return [](std::ostream& out, snapshot const& s) { write_perfetto(out, s); };
   if (path.ends_with(".json")) return write_json;
   throw std::invalid_argument(
-      joined({"tarn: '", path,
+      concat({"tarn: '", path,
               "' names no format of snapshots; end it in .pickle (PyTorch's memory_viz), .trace.json "
               "(Perfetto, Chrome) or .json"}));
 }

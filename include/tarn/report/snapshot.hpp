@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tarn/policy/watch_record.hpp"
+#include "tarn/policy/memory_history.hpp"
 #include "tarn/pool/pool_state.hpp"
 
 namespace tarn {
@@ -22,19 +22,19 @@ enum class block_use : std::uint8_t {
 struct snapshot_block {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
-  /// Set for a live block that a watched layer saw, and for an awaiting one (the size requested from the pool if the history
+  /// Set for a live block that a `with_history` layer saw, and for an awaiting one (the size requested from the pool if the history
   /// lacks its allocation); otherwise 0.
   std::size_t requested = 0;
   block_use use = block_use::cached;
-  stream_id stream = 0;       ///< of the allocation; of a cached block: the last possible user; 0: unowned
-  std::uint32_t tag = 0;      ///< index into snapshot::tags
-  std::uint32_t place = 0;    ///< index into snapshot::places
-  std::uint64_t time_ns = 0;  ///< of the allocation, since snapshot::started_ns
+  stream_id stream = 0;        ///< of the allocation; of a cached block: the last possible user; 0: unowned
+  std::uint32_t tag = 0;       ///< index into snapshot::tags
+  std::uint32_t location = 0;  ///< index into snapshot::locations
+  std::uint64_t time_ns = 0;   ///< of the allocation, since snapshot::started_ns
 };
 
 enum class segment_kind : std::uint8_t {
   pages,  ///< consecutive physical handles, at their original addresses
-  view,  ///< one live block remapped from handles of several places; these are not listed at their original addresses
+  view,  ///< one live block remapped from handles of several locations; these are not listed at their original addresses
   upstream  ///< one block of the resource below a pool that has no pages
 };
 
@@ -66,7 +66,7 @@ struct snapshot_event {
   std::size_t requested = 0;  ///< of allocate, free and refused
   stream_id stream = 0;
   std::uint32_t tag = 0;
-  std::uint32_t place = 0;
+  std::uint32_t location = 0;
   std::uint64_t time_ns = 0;
 };
 
@@ -77,11 +77,11 @@ struct snapshot {
   std::uint64_t now_ns = 0;      ///< since started_ns
   stream_id null_stream = 0;     ///< identity of the default stream, 0 if the driver does not report it
   pool_state pool;
-  std::vector<snapshot_segment> segments;          ///< by address
-  std::vector<snapshot_event> events;              ///< oldest first
-  std::uint64_t forgotten_events = 0;              ///< number of events before the first of `events`
-  std::vector<watched_tag> tags;                   ///< tags[0] is "untagged"
-  std::vector<std::vector<watched_frame>> places;  ///< innermost frame first; places[0] is empty
+  std::vector<snapshot_segment> segments;             ///< by address
+  std::vector<snapshot_event> events;                 ///< oldest first
+  std::uint64_t forgotten_events = 0;                 ///< number of events before the first of `events`
+  std::vector<history_tag> tags;                      ///< tags[0] is "untagged"
+  std::vector<std::vector<history_frame>> locations;  ///< innermost frame first; locations[0] is empty
 };
 
 }  // namespace tarn

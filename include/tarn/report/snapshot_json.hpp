@@ -6,16 +6,16 @@
 //    "pool":     {"live", "live_blocks", "reserved", "reserved_peak", "cached", "pending", "largest_free_range", "free_blocks",
 //                 "handles", "creates", "destroys", "maps", "unmaps", "remaps", "alloc_retries", "ooms", "host_bytes"},
 //    "tags":     [{"name", "bytes", "peak_bytes", "requested", "blocks", "allocations"}],    the first is "untagged"
-//    "places":   [[{"file", "line", "function"}]],                      innermost frame first; the first has no frames
+//    "locations":   [[{"file", "line", "function"}]],                      innermost frame first; the first has no frames
 //    "segments": [{"address", "bytes", "kind": "pages" | "view" | "upstream", "small", "handles", "stream",
 //                  "pieces": [{"address", "bytes"}],                                                 of a view only
 //                  "blocks": [{"address", "bytes", "requested", "use": "live" | "awaiting" | "cached",
-//                              "stream", "tag", "place", "time_ns"}]}],
+//                              "stream", "tag", "location", "time_ns"}]}],
 //    "events":   [{"kind": "allocate" | "free" | "refused" | "reserve" | "release",
-//                  "address", "bytes", "requested", "stream", "tag", "place", "time_ns"}]}
+//                  "address", "bytes", "requested", "stream", "tag", "location", "time_ns"}]}
 //
 // Bytes, counts, streams and times are numbers; a time is nanoseconds since started_ns, which is nanoseconds since 1970.
-// Addresses are strings ("0x7f0000000000"), since many readers keep 53 bits of a number. `tag` and `place` are indices. Text is
+// Addresses are strings ("0x7f0000000000"), since many readers keep 53 bits of a number. `tag` and `location` are indices. Text is
 // UTF-8; invalid bytes become U+FFFD. Each block of a segment and each event is one line.
 
 #include <ostream>
@@ -63,7 +63,7 @@ inline void write_pool(json_text& json, pool_state const& p) {
 
 inline void write_names(json_text& json, snapshot const& s) {
   json.line().key("tags").begin_array();
-  for (watched_tag const& t : s.tags) {
+  for (history_tag const& t : s.tags) {
     json.line()
         .begin_object()
         .field("name", t.name)
@@ -74,10 +74,10 @@ inline void write_names(json_text& json, snapshot const& s) {
         .field("allocations", t.allocations)
         .end_object();
   }
-  json.end_array().line().key("places").begin_array();
-  for (auto const& frames : s.places) {
+  json.end_array().line().key("locations").begin_array();
+  for (auto const& frames : s.locations) {
     json.line().begin_array();
-    for (watched_frame const& f : frames) {
+    for (history_frame const& f : frames) {
       json.begin_object()
           .field("file", f.file)
           .field("line", f.line)
@@ -103,7 +103,7 @@ inline void write_segment(json_text& json, snapshot_segment const& s) {
   for (snapshot_block const& b : s.blocks) {
     json.line().begin_object().key("address").address(b.address).field("bytes", b.bytes);
     json.field("requested", b.requested).field("use", name_of(b.use)).field("stream", b.stream);
-    json.field("tag", b.tag).field("place", b.place).field("time_ns", b.time_ns).end_object();
+    json.field("tag", b.tag).field("location", b.location).field("time_ns", b.time_ns).end_object();
   }
   json.end_array().end_object();
 }
@@ -125,7 +125,7 @@ inline void write_json(std::ostream& out, snapshot const& s) {
   for (snapshot_event const& e : s.events) {
     json.line().begin_object().field("kind", detail::name_of(e.kind)).key("address").address(e.address);
     json.field("bytes", e.bytes).field("requested", e.requested).field("stream", e.stream);
-    json.field("tag", e.tag).field("place", e.place).field("time_ns", e.time_ns).end_object();
+    json.field("tag", e.tag).field("location", e.location).field("time_ns", e.time_ns).end_object();
   }
   json.end_array().end_object().line();
   json.flush();

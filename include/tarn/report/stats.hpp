@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "tarn/core/error.hpp"
-#include "tarn/core/extremes.hpp"
 #include "tarn/core/message.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/misuse.hpp"
-#include "tarn/core/shared.hpp"
+#include "tarn/core/shared_resource.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/pool/pool_state.hpp"
 
@@ -110,7 +110,7 @@ using memory_stat = std::pair<std::string, std::int64_t>;
 
 /// Returns all statistics under the keys of torch.cuda.memory_stats(), in the same sort order:
 ///   allocation, allocated_bytes    allocated blocks, as the pool rounds them
-///   active, active_bytes           these, and freed blocks that wait for a use noted by record_use() or for the work
+///   active, active_bytes           these, and freed blocks that wait for a use noted by record_stream() or for the work
 ///                                  of a destroyed stream
 ///   requested_bytes                bytes requested for active blocks
 ///   reserved_bytes, segment        bytes held from the driver; physical handles, or segments of a pool over blocks. A handle

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "tarn/core/cut_text.hpp"
-#include "tarn/core/joined.hpp"
+#include "tarn/core/concat.hpp"
+#include "tarn/core/text_prefix.hpp"
 #include "tarn/report/stats.hpp"
 
 namespace tarn {
@@ -56,24 +56,24 @@ template <class Resource>
     return 0;
   };
   using format = std::string (*)(std::int64_t, std::int64_t);
-  std::string const line = detail::joined({"|", std::string(75, '='), "|\n"});
-  std::string const rule = detail::joined({"|", std::string(75, '-'), "|\n"});
+  std::string const line = detail::concat({"|", std::string(75, '='), "|\n"});
+  std::string const rule = detail::concat({"|", std::string(75, '-'), "|\n"});
   std::string const spaces(17, ' ');
   std::string const title =
-      detail::joined({spaces, " tarn memory summary, device ID ", std::to_string(memory.device().value)});
-  std::string const ooms = detail::joined({"           CUDA OOMs: ", std::to_string(value("num_ooms"))});
+      detail::concat({spaces, " tarn memory summary, device ID ", std::to_string(memory.device().value)});
+  std::string const ooms = detail::concat({"           CUDA OOMs: ", std::to_string(value("num_ooms"))});
   std::string const retries =
-      detail::joined({"       cudaMalloc retries: ", std::to_string(value("num_alloc_retries"))});
-  std::string out = detail::joined({line, "|", detail::left(title, 75), "|\n", rule});
-  out += detail::joined({"|", detail::left(ooms, 35), "|", detail::left(retries, 39), "|\n", line});
+      detail::concat({"       cudaMalloc retries: ", std::to_string(value("num_alloc_retries"))});
+  std::string out = detail::concat({line, "|", detail::left(title, 75), "|\n", rule});
+  out += detail::concat({"|", detail::left(ooms, 35), "|", detail::left(retries, 39), "|\n", line});
   out += "|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |\n";
   char const* const parts[] = {".current", ".peak", ".allocated", ".freed"};
   // The first row of a group sets the unit of each column, so that the parts can be added up by eye.
   auto const row = [&](std::string const& label, std::string const& key, std::string const& scale,
                        format write) {
-    out += detail::joined({"| ", detail::left(label, 21), " |"});
+    out += detail::concat({"| ", detail::left(label, 21), " |"});
     for (char const* part : parts)
-      out += detail::joined({" ", write(value(key + part), value(scale + part)), " |"});
+      out += detail::concat({" ", write(value(key + part), value(scale + part)), " |"});
     out += "\n";
   };
   auto const group = [&](char const* label, char const* key, format write) {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "tarn/core/clock.hpp"
-#include "tarn/core/shared.hpp"
-#include "tarn/report/lay_over.hpp"
+#include "tarn/core/shared_resource.hpp"
+#include "tarn/report/merge_history.hpp"
 #include "tarn/report/snapshot.hpp"
 
 namespace tarn {
@@ -25,8 +25,9 @@ struct any_look {
   void operator()(Parts&...) const noexcept {}
 };
 
-inline constexpr auto ask_record = [](auto& layer)
-    -> watch_record requires std::same_as<std::remove_cvref_t<decltype(layer.record())>, watch_record> {
+inline constexpr auto ask_record = [](auto& layer) -> memory_history
+  requires std::same_as<std::remove_cvref_t<decltype(layer.record())>, memory_history>
+{
   return layer.record();
 };
 inline constexpr auto ask_contents = [](auto& layer) -> decltype(layer.inspect(any_look{}), pool_contents{}) {
@@ -35,8 +36,8 @@ inline constexpr auto ask_contents = [](auto& layer) -> decltype(layer.inspect(a
 inline constexpr auto ask_pool_state = [](auto& layer) -> decltype(layer.state()) { return layer.state(); };
 
 /// Without a pool, each block is a segment of its own, which begins and ends with it.
-inline void stand_alone(snapshot& s, watch_record const& record) {
-  for (watched_block const& w : record.live) {
+inline void stand_alone(snapshot& s, memory_history const& record) {
+  for (history_block const& w : record.live) {
     snapshot_segment segment;
     segment.address = w.address;
     segment.bytes = w.bytes;
@@ -66,8 +67,8 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
   nearest(memory, ask);
 }
 
-/// Returns what `memory` holds now: segments and blocks of the nearest pool; tags, places, requested bytes and history of the
-/// nearest watched layer. Either suffices. Without a watched layer, blocks are live with 0 requested, and the only history is
+/// Returns what `memory` holds now: segments and blocks of the nearest pool; tags, locations, requested bytes and history of the
+/// nearest watched layer. Either suffices. Without a `with_history` layer, blocks are live with 0 requested, and the only history is
 /// that of remember_growth(); without a pool, each live block is a segment.
 ///
 /// Blocks always tile their segments, and segments add up to `pool.reserved`. The live blocks with requested bytes are those of
@@ -82,13 +83,13 @@ template <class Resource>
   constexpr bool has_record = reachable<Resource, decltype(detail::ask_record)>;
   constexpr bool has_pool = reachable<Resource, decltype(detail::ask_contents)>;
   static_assert(has_record || has_pool,
-                "tarn: nothing to take a snapshot of; add: | tarn::pooled{} or | tarn::watched{}");
+                "tarn: nothing to take a snapshot of; add: | tarn::pooled{} or | tarn::with_history{}");
   snapshot s;
   s.title = std::move(title);
   s.device = memory.device().value;
   stream_id null_stream = 0;
   if (memory.driver().identify(stream_ref{}, null_stream).ok()) s.null_stream = null_stream;
-  watch_record record;
+  memory_history record;
   for (int attempts_left = 3; attempts_left != 0; --attempts_left) {
     if constexpr (has_record) record = nearest(memory, detail::ask_record);
     std::sort(record.live.begin(), record.live.end(),
@@ -105,7 +106,7 @@ template <class Resource>
       s.pool.cached = s.pool.reserved > s.pool.live ? s.pool.reserved - s.pool.live : 0;
       if (!has_record && !contents.notes.empty())
         record.now_ns = now - std::min(now, contents.notes.front().time);
-      bool const agreed = detail::lay_over(s.segments, record.live);
+      bool const agreed = detail::merge_history(s.segments, record.live);
       if (!agreed && attempts_left != 1) continue;
       s.events = detail::one_history(record.events, detail::growth_events(contents, now, record.now_ns));
     } else {
@@ -119,10 +120,10 @@ template <class Resource>
   s.forgotten_events = record.forgotten_events;
   detail::name_awaiting(s.segments, record.events);
   s.tags = std::move(record.tags);
-  s.places = std::move(record.places);
+  s.locations = std::move(record.locations);
   if (s.tags.empty()) s.tags.resize(1);
   if (s.tags[0].name.empty()) s.tags[0].name = "untagged";
-  if (s.places.empty()) s.places.resize(1);
+  if (s.locations.empty()) s.locations.resize(1);
   for (snapshot_segment& segment : s.segments) segment.stream = detail::stream_of(segment);
   return s;
 }

@@ -71,7 +71,7 @@ namespace detail {
   number("shapes", data.shapes());
   list("streams", data.streams(),
        [&](stream_id id) { json.append("\"").append(std::to_string(id)).append("\""); });
-  list("tags", s.tags, [&](watched_tag const& tag) {
+  list("tags", s.tags, [&](history_tag const& tag) {
     json += "{\"name\":";
     add_script_string(json, tag.name);
     number("bytes", tag.bytes);
@@ -81,10 +81,10 @@ namespace detail {
     number("allocations", tag.allocations);
     json += '}';
   });
-  list("places", s.places, [&](auto const& frames) {
+  list("places", s.locations, [&](auto const& frames) {
     json += '[';
     char const* comma = "[";
-    for (watched_frame const& frame : frames) {
+    for (history_frame const& frame : frames) {
       json += comma;
       comma = ",[";
       add_script_string(json, frame.file);

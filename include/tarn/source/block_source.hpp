@@ -49,10 +49,13 @@ class block_source {
   using properties = typename Calls::properties;
 
   /// On the driver's default device; for CUDA the calling thread's current one.
-  block_source() requires std::default_initializable<D>
+  block_source()
+    requires std::default_initializable<D>
   = default;
   /// On one device.
-  explicit block_source(device_id device) requires std::constructible_from<D, device_id> : driver_(device) {}
+  explicit block_source(device_id device)
+    requires std::constructible_from<D, device_id>
+      : driver_(device) {}
   /// On a given driver.
   explicit block_source(D driver) noexcept : driver_(std::move(driver)) {}
   /// With options, for kinds that have some.
@@ -108,13 +111,15 @@ class block_source {
 
   /// Allocates a block that the driver does not order: for a pool that a tool watches, in place of allocate_sync().
   /// @throws out_of_memory, cuda_error; nothing has changed
-  [[nodiscard]] void* allocate_plain(std::size_t bytes) requires(
-      detail::stream_ordered_calls<Calls, D>&& detail::plain_block_driver<D>) {
+  [[nodiscard]] void* allocate_plain(std::size_t bytes)
+    requires(detail::stream_ordered_calls<Calls, D> && detail::plain_block_driver<D>)
+  {
     return detail::take_plain_block(driver_, bytes);
   }
   /// Frees such a block; no work uses it any more.
   void deallocate_plain(void* p, std::size_t) noexcept
-      requires(detail::stream_ordered_calls<Calls, D>&& detail::plain_block_driver<D>) {
+    requires(detail::stream_ordered_calls<Calls, D> && detail::plain_block_driver<D>)
+  {
     detail::give_plain_block(driver_, p);
   }
 

@@ -73,10 +73,9 @@ using basic_async = block_source<D, async_calls>;
 /// The whole process shares the pool and this setting.
 /// @throws cuda_error  the device has no memory pools, or there is no driver
 template <block_driver D>
-requires requires(D const& driver) {
-  driver.set_release_threshold(std::size_t{});
-}
-void set_release_threshold(basic_async<D> const& memory, std::size_t bytes, place where = place::current()) {
+  requires requires(D const& driver) { driver.set_release_threshold(std::size_t{}); }
+void set_release_threshold(basic_async<D> const& memory, std::size_t bytes,
+                           source_location where = source_location::current()) {
   status const s = memory.driver().set_release_threshold(bytes);
   if (!s.ok()) throw cuda_error(s, memory.device().value, where);
 }

@@ -32,12 +32,16 @@ class basic_pages {
   /// On the driver's default device; for CUDA the calling thread's current one.
   /// @throws cuda_error  of kind `unsupported` if the device has no virtual memory management: use `cuda_malloc{} | pooled{}`;
   ///                     of kind `no_device` if there is no device
-  basic_pages() requires std::default_initializable<D> : basic_pages(D{}) {}
+  basic_pages()
+    requires std::default_initializable<D>
+      : basic_pages(D{}) {}
   /// On one device. @throws as above
-  explicit basic_pages(device_id device) requires std::constructible_from<D, device_id>
+  explicit basic_pages(device_id device)
+    requires std::constructible_from<D, device_id>
       : basic_pages(D(device)) {}
   /// On a given driver. @throws as above
-  explicit basic_pages(D driver, place where = place::current()) : driver_(std::move(driver)) {
+  explicit basic_pages(D driver, source_location where = source_location::current())
+      : driver_(std::move(driver)) {
     status s = driver_.page_granularity(granularity_);
     if (s.kind == failure::unsupported) {
       s.call = "page_granularity (no virtual memory management here: use cuda_malloc | pooled instead)";
@@ -84,11 +88,15 @@ class basic_pages {
 
   /// Allocates one block that is not a page: for a pool that a tool watches, in place of create() and map().
   /// @throws out_of_memory, cuda_error; nothing has changed
-  [[nodiscard]] void* allocate_plain(std::size_t bytes) requires detail::plain_block_driver<D> {
+  [[nodiscard]] void* allocate_plain(std::size_t bytes)
+    requires detail::plain_block_driver<D>
+  {
     return detail::take_plain_block(driver_, bytes);
   }
   /// Frees such a block; no work uses it any more.
-  void deallocate_plain(void* p, std::size_t) noexcept requires detail::plain_block_driver<D> {
+  void deallocate_plain(void* p, std::size_t) noexcept
+    requires detail::plain_block_driver<D>
+  {
     detail::give_plain_block(driver_, p);
   }
 

@@ -16,7 +16,7 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 
 namespace tarn::detail {
 
@@ -79,7 +79,7 @@ struct host_pages {
     auto const part = [first, &error](std::size_t from, std::size_t to) {
       if (int const e = populate(first + from, to - from); e != 0) error.store(e, std::memory_order_relaxed);
     };
-    if (threads == 0) threads = smaller_of(larger_of(std::thread::hardware_concurrency(), 1U), 16U);
+    if (threads == 0) threads = min_of(max_of(std::thread::hardware_concurrency(), 1U), 16U);
     if (bytes < worth_threads) threads = 1;
     // Whole huge pages for each thread, so that no two threads wait for the same one to be cleared.
     std::size_t const share = align_up((bytes + threads - 1) / threads, huge_page);
@@ -87,11 +87,11 @@ struct host_pages {
     std::size_t from = share;
     try {
       others.reserve(threads);
-      for (; from < bytes; from += share) others.emplace_back(part, from, smaller_of(from + share, bytes));
+      for (; from < bytes; from += share) others.emplace_back(part, from, min_of(from + share, bytes));
     } catch (...) {
       part(from, bytes);  // no further thread could start: this one touches the rest
     }
-    part(0, smaller_of(share, bytes));
+    part(0, min_of(share, bytes));
     for (std::thread& t : others) t.join();
     if (error == 0) return {};
     return {failure::out_of_memory, error, name_of_error(error),

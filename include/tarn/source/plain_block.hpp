@@ -14,13 +14,11 @@ namespace tarn::detail {
 
 /// A driver that provides them.
 template <class D>
-concept plain_block_driver = stream_driver<D> &&
-    requires(D const& driver, std::size_t bytes, void* p, void*& new_p) {
-  { driver.malloc_device(bytes, new_p) }
-  noexcept->std::same_as<status>;
-  { driver.free_device(p) }
-  noexcept->std::same_as<status>;
-};
+concept plain_block_driver =
+    stream_driver<D> && requires(D const& driver, std::size_t bytes, void* p, void*& new_p) {
+      { driver.malloc_device(bytes, new_p) } noexcept -> std::same_as<status>;
+      { driver.free_device(p) } noexcept -> std::same_as<status>;
+    };
 
 /// @throws out_of_memory, cuda_error; nothing has changed
 template <plain_block_driver D>

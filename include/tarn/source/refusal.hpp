@@ -6,7 +6,7 @@
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
-#include "tarn/core/place.hpp"
+#include "tarn/core/source_location.hpp"
 #include "tarn/driver/driver.hpp"
 
 namespace tarn::detail {
@@ -17,7 +17,7 @@ namespace tarn::detail {
 template <class D>
 [[noreturn]] TARN_NOINLINE void refuse(D const& driver, status const& failed, stream_ref stream,
                                        std::size_t bytes, std::size_t alignment,
-                                       place where = place::current()) {
+                                       source_location where = source_location::current()) {
   if (failed.kind != failure::out_of_memory) throw cuda_error(failed, driver.device().value, where);
   memory_report report;
   report.asked = bytes;

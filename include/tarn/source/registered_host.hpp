@@ -86,14 +86,16 @@ template <registering_driver D>
 class basic_registered : public block_source<D, registered_calls> {
  public:
   using base = block_source<D, registered_calls>;
-  basic_registered() requires std::default_initializable<D>
+  basic_registered()
+    requires std::default_initializable<D>
   = default;
   /// On one device.
-  explicit basic_registered(device_id device,
-                            registered_options options = {}) requires std::constructible_from<D, device_id>
+  explicit basic_registered(device_id device, registered_options options = {})
+    requires std::constructible_from<D, device_id>
       : base(D(device), registered_calls{options}) {}
   /// On the driver's default device, or on a given driver.
-  explicit basic_registered(registered_options options) requires std::default_initializable<D>
+  explicit basic_registered(registered_options options)
+    requires std::default_initializable<D>
       : base(D{}, registered_calls{options}) {}
   explicit basic_registered(D driver, registered_options options = {}) noexcept
       : base(std::move(driver), registered_calls{options}) {}

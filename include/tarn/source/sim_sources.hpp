@@ -3,7 +3,7 @@
 // The sources on the simulated device: the same code as on CUDA, on a driver in plain C++. They are in a header of their own,
 // since the simulated device is slow to compile.
 
-#include "tarn/driver/sim_driver.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 #include "tarn/source/cuda_async.hpp"
 #include "tarn/source/cuda_malloc.hpp"
 #include "tarn/source/cuda_pages.hpp"

@@ -35,10 +35,10 @@ struct story {
       s.tags.emplace_back();
       s.tags.back().name = name;
     }
-    s.places.emplace_back();
+    s.locations.emplace_back();
   }
   void note(snapshot_event_kind kind, snapshot_block const& b) {
-    s.events.push_back({kind, b.address, b.bytes, b.requested, b.stream, b.tag, b.place, time});
+    s.events.push_back({kind, b.address, b.bytes, b.requested, b.stream, b.tag, b.location, time});
   }
   void reserve(std::size_t bytes) {
     s.events.push_back({snapshot_event_kind::reserve, next, bytes, 0, 0, 0, 0, time});
@@ -59,7 +59,7 @@ struct story {
       peak_call = s.events.size();
       peak_blocks = live_blocks;
     }
-    watched_tag& t = s.tags[tag];
+    history_tag& t = s.tags[tag];
     t.bytes += bytes;
     t.requested += requested;
     t.peak_bytes = std::max(t.peak_bytes, t.bytes);
@@ -105,8 +105,8 @@ story training(std::size_t steps) {
            "data loader", "embedding", "logits", "temporaries", "metrics"});
   for (int i = 0; i < 24; ++i) {
     std::string const layer = std::to_string(i % 6);
-    t.s.places.push_back({{"/home/user/model/src/layer_" + layer + ".cpp", 40 + i, "forward"},
-                          {"/home/user/model/src/train.cpp", 200 + i, "train_step"}});
+    t.s.locations.push_back({{"/home/user/model/src/layer_" + layer + ".cpp", 40 + i, "forward"},
+                             {"/home/user/model/src/train.cpp", 200 + i, "train_step"}});
   }
   std::mt19937 random(11);
   auto const below = [&](std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); };
@@ -181,8 +181,8 @@ void write_all(std::string const& folder) {
 
   std::string const bad = "</script><img src=x onerror=\"window.harmed=1\"><script>window.harmed=1</script>";
   story hostile(bad, {"untagged", bad, "\xFF\xFE broken", std::string(300, 'w')});
-  hostile.s.places.push_back({{bad, 1, bad}});
-  hostile.s.places.push_back(
+  hostile.s.locations.push_back({{bad, 1, bad}});
+  hostile.s.locations.push_back(
       {{"/a/" + std::string(200, 'x') + "/" + std::string(200, 'y') + ".cpp", 1, std::string(300, 'z')}});
   for (std::uint32_t i = 0; i < 9; ++i) hostile.allocate(mib, 1 + i % 3, 1 + i % 2);
   hostile.take();
@@ -204,7 +204,7 @@ void write_all(std::string const& folder) {
   watched.s.pool.live = 100 * mib;
   watched.peak += 100 * mib;
   watched.s.now_ns = watched.time;
-  write(folder, watched, time_axis::nanoseconds, expected, "watched");
+  write(folder, with_history, time_axis::nanoseconds, expected, "watched");
 
   // All at one time, with a peak that lasts one event of very many.
   story spike("one event high", {"untagged", "large"});

@@ -6,11 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tarn/core/address_map.hpp"
 #include "tarn/core/counter.hpp"
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/arena/address_index.hpp"
-#include "tarn/pool/arena/block_table.hpp"
 #include "tarn/pool/arena/page_map.hpp"
 #include "tarn/pool/arena/range.hpp"
 #include "tarn/pool/arena/run.hpp"
@@ -53,8 +53,8 @@ struct split_statistics {
 class arena {
  public:
   range_table ranges;
-  block_table blocks;    ///< start of each live block that is not in a run
-  address_index starts;  ///< the range that covers a home address, for pools over pages
+  address_map<std::uint32_t> blocks;  ///< start of each live block that is not in a run
+  address_index starts;               ///< the range that covers a home address, for pools over pages
   run_table runs;
   stream_table streams;
   sequence<tenancy> tenancies;  ///< one per view
@@ -136,7 +136,7 @@ class arena {
       piece.generation = streams[taker].generation;
       live_bytes += piece.bytes;
     }
-    live_peak = larger_of(live_peak, live_bytes);
+    live_peak = max_of(live_peak, live_bytes);
     ranges[pieces[0]].view_or_split = view;
     ++tenancies[view].blocks;
     blocks.insert(address, pieces[0]);
@@ -255,7 +255,7 @@ class arena {
   void merge(range_ref first, range_ref second) noexcept {
     starts.drop(ranges, second);
     ranges[first].bytes += ranges[second].bytes;
-    ranges[first].epoch = larger_of(ranges[first].epoch, ranges[second].epoch);
+    ranges[first].epoch = max_of(ranges[first].epoch, ranges[second].epoch);
     ranges[first].next = ranges[second].next;
     if (ranges[first].next != 0) ranges[ranges[first].next].previous = first;
     ranges.put_back(second);
@@ -288,7 +288,7 @@ class arena {
   [[nodiscard]] std::size_t largest_free() const noexcept {
     std::size_t most = 0;
     for (domain_ref d = 0; d < streams.size(); ++d) {
-      for (auto const& index : streams[d].index) most = larger_of(most, index.largest(ranges));
+      for (auto const& index : streams[d].index) most = max_of(most, index.largest(ranges));
     }
     return most;
   }
@@ -347,7 +347,7 @@ class arena {
     ranges[r].domain = taker;
     ranges[r].generation = streams[taker].generation;
     live_bytes += bytes;
-    live_peak = larger_of(live_peak, live_bytes);
+    live_peak = max_of(live_peak, live_bytes);
     return r;
   }
 

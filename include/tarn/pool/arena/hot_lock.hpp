@@ -7,7 +7,7 @@
 //
 
 #include "tarn/core/config.hpp"
-#include "tarn/core/place.hpp"
+#include "tarn/core/source_location.hpp"
 #include "tarn/pool/arena/hot_mutex.hpp"
 
 namespace tarn::detail {
@@ -29,7 +29,7 @@ class hot_lock {
     mutex_.lock();
     mutex_.hold().begin();
   }
-  void release(place where) noexcept {
+  void release(source_location where) noexcept {
     mutex_.hold().release(where);
     mutex_.unlock();
   }
@@ -53,7 +53,8 @@ class may_release {
 /// Releases the lock for its scope, for driver calls and other locks; takes it again at the end, also after an exception.
 class [[nodiscard]] unlocked {
  public:
-  explicit unlocked(may_release hot, place where = place::current()) noexcept : lock_(*hot.held_) {
+  explicit unlocked(may_release hot, source_location where = source_location::current()) noexcept
+      : lock_(*hot.held_) {
     lock_.release(where);
   }
   unlocked(unlocked const&) = delete;

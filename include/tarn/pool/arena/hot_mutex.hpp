@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "tarn/core/config.hpp"
-#include "tarn/core/place.hpp"
+#include "tarn/core/source_location.hpp"
 #include "tarn/core/wait.hpp"
 
 namespace tarn::detail {
@@ -18,23 +18,23 @@ template <bool Checked>
 class hold_record {
  public:
   void begin() noexcept { ++number_; }
-  void release(place where) noexcept { released_at_ = where; }
+  void release(source_location where) noexcept { released_at_ = where; }
   /// The number of the current hold; unique for each hold.
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
   /// Where the lock was last released in the middle of a hot_lock's scope.
-  [[nodiscard]] place released_at() const noexcept { return released_at_; }
+  [[nodiscard]] source_location released_at() const noexcept { return released_at_; }
 
  private:
   std::uint64_t number_ = 0;
-  place released_at_{};
+  source_location released_at_{};
 };
 template <>
 class hold_record<false> {
  public:
   void begin() noexcept {}
-  void release(place) noexcept {}
+  void release(source_location) noexcept {}
   [[nodiscard]] std::uint64_t number() const noexcept { return 0; }
-  [[nodiscard]] place released_at() const noexcept { return {}; }
+  [[nodiscard]] source_location released_at() const noexcept { return {}; }
 };
 
 class hot_mutex {
@@ -64,7 +64,7 @@ class hot_mutex {
 
   TARN_NOINLINE void wait() noexcept {
     for (unsigned tries = 0; tries < most_spins; ++tries) {
-      wait_a_moment(0);
+      spin_wait(0);
       if (state_.load(std::memory_order_relaxed) == open && try_lock()) return;
     }
     while (state_.exchange(awaited, std::memory_order_seq_cst) != open)

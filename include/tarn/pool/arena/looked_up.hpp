@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "tarn/core/config.hpp"
-#include "tarn/core/place.hpp"
+#include "tarn/core/source_location.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 
 namespace tarn::detail {
@@ -19,13 +19,14 @@ namespace tarn::detail {
 template <bool Checked>
 class lookup_record {
  public:
-  lookup_record(hot_lock const& held, place where) noexcept : hold_(held.hold().number()), where_(where) {}
+  lookup_record(hot_lock const& held, source_location where) noexcept
+      : hold_(held.hold().number()), where_(where) {}
 
   /// Aborts if the lock was released since the lookup. @param use  the place that uses the value
-  void check(hot_lock const& held, place use) const noexcept {
+  void check(hot_lock const& held, source_location use) const noexcept {
     if (held.hold().number() == hold_) [[likely]]
       return;
-    place const released = held.hold().released_at();
+    source_location const released = held.hold().released_at();
     std::fprintf(stderr,
                  "tarn: a value looked up at %s:%d is used at %s:%d after the pool's lock was released (last "
                  "at %s:%d). "
@@ -36,24 +37,25 @@ class lookup_record {
 
  private:
   std::uint64_t hold_;
-  place where_;
+  source_location where_;
 };
 template <>
 class lookup_record<false> {
  public:
-  lookup_record(hot_lock const&, place) noexcept {}
-  void check(hot_lock const&, place) const noexcept {}
+  lookup_record(hot_lock const&, source_location) noexcept {}
+  void check(hot_lock const&, source_location) const noexcept {}
 };
 
 template <class T>
 class looked_up {
  public:
   /// @param held  the lock under which `value` was found
-  looked_up(hot_lock const& held, T value, place where = place::current())
+  looked_up(hot_lock const& held, T value, source_location where = source_location::current())
       : value_(std::move(value)), record_(held, where) {}
 
   /// The value, under the same hold of the lock. No cost if TARN_CHECK_LOCKS is 0.
-  [[nodiscard]] T const& get(hot_lock const& held, place use = place::current()) const noexcept {
+  [[nodiscard]] T const& get(hot_lock const& held,
+                             source_location use = source_location::current()) const noexcept {
     record_.check(held, use);
     return value_;
   }

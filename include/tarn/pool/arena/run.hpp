@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tarn/pool/arena/block_table.hpp"
+#include "tarn/core/address_map.hpp"
 #include "tarn/pool/arena/range.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 
@@ -120,7 +120,7 @@ class run_table {
 
  private:
   sequence<run> runs_;
-  block_table frames_;
+  address_map<std::uint32_t> frames_;
   run_ref first_spare_ = 0;
 };
 

@@ -18,14 +18,14 @@
 #include <cstdint>
 #include <new>
 
+#include "tarn/core/address_map.hpp"
 #include "tarn/core/config.hpp"
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_life.hpp"
-#include "tarn/pool/arena/block_table.hpp"
 #include "tarn/pool/arena/range_index.hpp"
 #include "tarn/pool/arena/run.hpp"
 
@@ -137,7 +137,7 @@ class stream_table {
   [[nodiscard]] bool is_crowded() const noexcept { return crowded_.load(std::memory_order_relaxed); }
   /// Ends a sweep over all domains, which queried the driver about `in_vain` of them without success.
   void swept(std::size_t in_vain) noexcept {
-    sweep_at_ = in_use_ + larger_of(sweep_from, larger_of(in_vain, in_use_ / 8));
+    sweep_at_ = in_use_ + max_of(sweep_from, max_of(in_vain, in_use_ / 8));
     crowded_.store(false, std::memory_order_relaxed);
   }
 
@@ -194,8 +194,9 @@ class stream_table {
   }
 
   sequence<owned<stream_domain>> domains_;
-  block_table by_id_;      ///< does not contain the neutral domain
-  block_table by_handle_;  ///< of streams that are created and destroyed: the newest of each handle
+  address_map<std::uint32_t> by_id_;  ///< does not contain the neutral domain
+  address_map<std::uint32_t>
+      by_handle_;  ///< of streams that are created and destroyed: the newest of each handle
   domain_ref first_free_ = neutral;
   std::size_t in_use_ = 0;
   std::size_t sweep_at_ = sweep_from;

@@ -68,17 +68,18 @@ class front {
       return nullptr;
     void* p = nullptr;
     std::size_t block = 0;
-    if (stream_cache* const mine = cache->find(id); mine != nullptr) [[likely]] {
+    if (stream_cache* const of_stream = cache->find(id); of_stream != nullptr) [[likely]] {
       if (bytes <= class_limit) [[likely]] {
         unsigned const k = class_of(bytes);
-        magazine& m = mine->magazines[k];
+        magazine& m = of_stream->magazines[k];
         if (m.count != 0) [[likely]] {
           p = m.blocks[--m.count];
           block = class_bytes(k);
         }
-      } else if (mine->large_block != nullptr && mine->large_bytes == align_up(bytes, range_grain)) {
-        p = std::exchange(mine->large_block, nullptr);
-        block = mine->large_bytes;
+      } else if (of_stream->large_block != nullptr &&
+                 of_stream->large_bytes == align_up(bytes, range_grain)) {
+        p = std::exchange(of_stream->large_block, nullptr);
+        block = of_stream->large_bytes;
       }
       if (p != nullptr) {
         cache->count_live(static_cast<std::int64_t>(block), 1);
@@ -95,16 +96,16 @@ class front {
     if (cache == nullptr || !cache->lock.try_enter()) [[unlikely]]
       return false;
     bool done = false;
-    if (stream_cache* const mine = cache->find(id); mine != nullptr) [[likely]] {
+    if (stream_cache* const of_stream = cache->find(id); of_stream != nullptr) [[likely]] {
       if (bytes <= class_limit) [[likely]] {
         unsigned const k = class_of(bytes);
-        done = put_in(*cache, *mine, k, p);
+        done = put_in(*cache, *of_stream, k, p);
         if (done) cache->count_live(-static_cast<std::int64_t>(class_bytes(k)), -1);
-      } else if (mine->large_block == nullptr && mine->newest_large == p) {
-        mine->large_block = p;
-        mine->large_bytes = align_up(bytes, range_grain);
-        cache->count_live(-static_cast<std::int64_t>(mine->large_bytes), -1);
-        cache->count_held(mine->large_bytes, 0);
+      } else if (of_stream->large_block == nullptr && of_stream->newest_large == p) {
+        of_stream->large_block = p;
+        of_stream->large_bytes = align_up(bytes, range_grain);
+        cache->count_live(-static_cast<std::int64_t>(of_stream->large_bytes), -1);
+        cache->count_held(of_stream->large_bytes, 0);
         done = true;
       }
     }
@@ -115,29 +116,29 @@ class front {
   // ---- calls that reach the heap
 
   /// The calling thread's cache and, within it, the cache of a stream; null if there is none.
-  struct place {
+  struct cache_position {
     thread_cache* cache = nullptr;
-    stream_cache* mine = nullptr;
+    stream_cache* of_stream = nullptr;
   };
 
   /// Finds or makes the caches of a stream. There are none if the thread is ending, host memory is exhausted, or a tool
   /// watches, or while another thread holds the growth lock; in the last case a later call makes them.
-  [[nodiscard]] place open(stream_id id, stream_ref stream) noexcept {
-    place at;
+  [[nodiscard]] cache_position open(stream_id id, stream_ref stream) noexcept {
+    cache_position at;
     at.cache = local_or_new();
-    if (at.cache != nullptr) at.mine = stream_cache_of(*at.cache, id, stream);
+    if (at.cache != nullptr) at.of_stream = stream_cache_of(*at.cache, id, stream);
     return at;
   }
   /// Finds them again: a handler of the upstream may have made the thread use other streams meanwhile.
-  void find_again(place& at, stream_id id, stream_ref stream) noexcept {
-    if (at.cache != nullptr) at.mine = stream_cache_of(*at.cache, id, stream);
+  void find_again(cache_position& at, stream_id id, stream_ref stream) noexcept {
+    if (at.cache != nullptr) at.of_stream = stream_cache_of(*at.cache, id, stream);
   }
 
   /// Takes the cached large block out of the cache, to be returned to the heap.
-  [[nodiscard]] TARN_ALWAYS_INLINE void* take_large(place const& at, std::size_t& bytes) noexcept {
+  [[nodiscard]] TARN_ALWAYS_INLINE void* take_large(cache_position const& at, std::size_t& bytes) noexcept {
     at.cache->lock.enter();
-    void* const p = std::exchange(at.mine->large_block, nullptr);
-    bytes = at.mine->large_bytes;
+    void* const p = std::exchange(at.of_stream->large_block, nullptr);
+    bytes = at.of_stream->large_bytes;
     if (p != nullptr) at.cache->count_held(0, bytes);
     at.cache->lock.leave();
     return p;
@@ -145,29 +146,29 @@ class front {
 
   /// Counts the first block of a batch as the caller's and caches the others as far as there is room; `batch.count` is then the
   /// number of blocks left.
-  void keep_rest(place const& at, block_request const& r, block_batch& batch) noexcept {
+  void keep_rest(cache_position const& at, block_request const& r, block_batch& batch) noexcept {
     if (at.cache == nullptr) return;
     at.cache->lock.enter();
     at.cache->count_live(static_cast<std::int64_t>(r.block), 1);
-    while (batch.count > 1 && at.mine != nullptr &&
-           put_in(*at.cache, *at.mine, r.size_class, batch.blocks[batch.count - 1]))
+    while (batch.count > 1 && at.of_stream != nullptr &&
+           put_in(*at.cache, *at.of_stream, r.size_class, batch.blocks[batch.count - 1]))
       --batch.count;
-    if (at.mine != nullptr && r.where == zone::large) at.mine->newest_large = batch.blocks[0];
+    if (at.of_stream != nullptr && r.where == zone::large) at.of_stream->newest_large = batch.blocks[0];
     at.cache->lock.leave();
   }
 
   /// Keeps a freed block and makes room for it: evicted blocks go into `displaced`, each of `displaced_bytes`. Requires a cache
   /// of the stream.
-  [[nodiscard]] kept put_and_displace(place const& at, block_request const& r, void* p,
+  [[nodiscard]] kept put_and_displace(cache_position const& at, block_request const& r, void* p,
                                       block_batch& displaced, std::size_t& displaced_bytes) noexcept {
     thread_cache& cache = *at.cache;
-    stream_cache& mine = *at.mine;
+    stream_cache& of_stream = *at.of_stream;
     kept result = kept::no;
     displaced_bytes = r.block;
     cache.lock.enter();
     cache.count_live(-static_cast<std::int64_t>(r.block), -1);
     if (r.size_class != class_count) {
-      magazine& m = mine.magazines[r.size_class];
+      magazine& m = of_stream.magazines[r.size_class];
       for (std::uint32_t i = 0; i < m.count; ++i) {
         if (m.blocks[i] == p) result = kept::twice;
       }
@@ -180,14 +181,14 @@ class front {
         displaced.count = count;
         cache.count_held(0, count * r.block);
       }
-      if (result == kept::no && put_in(cache, mine, r.size_class, p)) result = kept::yes;
-    } else if (r.alignment <= default_alignment && mine.newest_large == p) {
-      void* const before = std::exchange(mine.large_block, p);
+      if (result == kept::no && put_in(cache, of_stream, r.size_class, p)) result = kept::yes;
+    } else if (r.alignment <= default_alignment && of_stream.newest_large == p) {
+      void* const before = std::exchange(of_stream.large_block, p);
       if (before == p) {
         result = kept::twice;
       } else {
         result = kept::yes;
-        displaced_bytes = std::exchange(mine.large_bytes, r.block);
+        displaced_bytes = std::exchange(of_stream.large_bytes, r.block);
         cache.count_held(r.block, before != nullptr ? displaced_bytes : 0);
         displaced.blocks[0] = before;
         displaced.count = before != nullptr ? 1 : 0;
@@ -266,7 +267,7 @@ class front {
   template <class F>
   void for_each(F const& f) const {
     for (auto const& cache : caches_) {
-      for (auto const& mine : cache->streams) f(*mine);
+      for (auto const& of_stream : cache->streams) f(*of_stream);
     }
   }
 
@@ -302,25 +303,25 @@ class front {
   stream_cache* stream_cache_of(thread_cache& cache, stream_id id, stream_ref stream) noexcept {
     owned<stream_cache> oldest;
     cache.lock.enter();
-    stream_cache* mine = cache.find(id);
-    if (mine == nullptr) {
+    stream_cache* of_stream = cache.find(id);
+    if (of_stream == nullptr) {
       try {
-        mine = cache.make(id, stream, oldest);
+        of_stream = cache.make(id, stream, oldest);
       } catch (...) {
-        mine = nullptr;
+        of_stream = nullptr;
       }
     }
     cache.lock.leave();
     if (oldest.get() != nullptr) give_back(*oldest);
-    return mine;
+    return of_stream;
   }
 
   /// Puts a block into its magazine, unless the magazine is full or its newest block is the same one. Called inside the owner
   /// lock.
-  TARN_ALWAYS_INLINE bool put_in(thread_cache& cache, stream_cache& mine, unsigned k, void* p) noexcept {
-    magazine& m = mine.magazines[k];
+  TARN_ALWAYS_INLINE bool put_in(thread_cache& cache, stream_cache& of_stream, unsigned k, void* p) noexcept {
+    magazine& m = of_stream.magazines[k];
     if (m.count == m.capacity) [[unlikely]] {
-      if (m.capacity != 0 || !mine.open(k)) return false;
+      if (m.capacity != 0 || !of_stream.open(k)) return false;
       cache.count_host(m.host_bytes(), 0);
     }
     if (m.newest() == p) [[unlikely]]
@@ -355,16 +356,18 @@ class front {
   }
   /// Empties all magazines of a thread. Called inside the owner lock.
   void give_back(thread_cache& cache) noexcept {
-    for (auto const& mine : cache.streams) give_back(*mine);
+    for (auto const& of_stream : cache.streams) give_back(*of_stream);
     cache.held_bytes.store(0, std::memory_order_relaxed);
   }
   /// Empties a stream's magazines, which no other thread can reach meanwhile.
-  void give_back(stream_cache& mine) noexcept {
-    if (mine.large_block != nullptr)
-      heap_.give_back_range(mine.id, mine.stream, std::exchange(mine.large_block, nullptr), mine.large_bytes);
+  void give_back(stream_cache& of_stream) noexcept {
+    if (of_stream.large_block != nullptr)
+      heap_.give_back_range(of_stream.id, of_stream.stream, std::exchange(of_stream.large_block, nullptr),
+                            of_stream.large_bytes);
     for (unsigned k = 0; k < class_count; ++k) {
-      magazine& m = mine.magazines[k];
-      if (m.count != 0) heap_.give_back(mine.id, mine.stream, k, m.blocks, std::exchange(m.count, 0));
+      magazine& m = of_stream.magazines[k];
+      if (m.count != 0)
+        heap_.give_back(of_stream.id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));
     }
   }
 

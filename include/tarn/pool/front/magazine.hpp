@@ -60,7 +60,7 @@ struct stream_cache {
   stream_cache& operator=(stream_cache const&) = delete;
   ~stream_cache() {
     for (magazine& m : magazines) {
-      if (m.blocks != nullptr) delete[](m.blocks - 1);
+      if (m.blocks != nullptr) delete[] (m.blocks - 1);
     }
   }
 

@@ -87,7 +87,7 @@ class owner_lock {
   [[nodiscard]] bool is_announced() const noexcept { return wanted_.load(std::memory_order_relaxed) != 0; }
   /// Enters as the visitor, once the owner has left.
   void visit() noexcept {
-    for (unsigned tries = 0; busy_.load(std::memory_order_seq_cst) != 0; ++tries) wait_a_moment(tries);
+    for (unsigned tries = 0; busy_.load(std::memory_order_seq_cst) != 0; ++tries) spin_wait(tries);
   }
   void end_visit() noexcept { wanted_.store(0, std::memory_order_release); }
   /// Ends, in a forked child, a visit that began before the fork. The owner may have been about to step back, and does not
@@ -99,7 +99,7 @@ class owner_lock {
 
  private:
   TARN_NOINLINE void wait_to_enter() noexcept {
-    for (unsigned tries = 0; !try_enter(); ++tries) wait_a_moment(tries);
+    for (unsigned tries = 0; !try_enter(); ++tries) spin_wait(tries);
   }
 
   std::atomic<std::uint32_t> busy_{0};

@@ -8,7 +8,7 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/counter.hpp"
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/pool/arena/range.hpp"
 #include "tarn/pool/growth/growth_notes.hpp"
 
@@ -20,14 +20,13 @@ namespace tarn::detail {
 /// bench/results/frontier.txt has the alternatives: 8 MiB wastes half as much for up to 12 times the driver time. A pool that
 /// is still small starts with small handles, which fit anywhere later.
 [[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
-  return smaller_of(larger_of(align_down(peak / 32, usual_granule), std::size_t{20_MiB}),
-                    std::size_t{96_MiB});
+  return min_of(max_of(align_down(peak / 32, usual_granule), std::size_t{20_MiB}), std::size_t{96_MiB});
 }
 
 /// Requests below this size share a handle of this size, bytes: 2 MiB up to a peak of 16 GiB, so that the freed half of a
 /// checkerboard of 2 MiB blocks consists of whole handles. Larger ones save no driver time on the recorded traces.
 [[nodiscard]] constexpr std::size_t shared_handle(std::size_t peak) noexcept {
-  return smaller_of(larger_of(std::bit_floor(peak / 4096 + 1), std::size_t{2_MiB}), std::size_t{16_MiB});
+  return min_of(max_of(std::bit_floor(peak / 4096 + 1), std::size_t{2_MiB}), std::size_t{16_MiB});
 }
 
 struct growth_request {
@@ -68,8 +67,8 @@ struct growth_counters {
     handles_in[static_cast<std::size_t>(where)].increase(1);
     reserved += bytes;
     reserved_total += bytes;
-    reserved_peak = larger_of(reserved_peak, reserved);
-    handles_peak = larger_of(handles_peak, creates - destroys);
+    reserved_peak = max_of(reserved_peak, reserved);
+    handles_peak = max_of(handles_peak, creates - destroys);
   }
   void release(std::uintptr_t address, std::size_t bytes, zone where) noexcept {
     notes.add(growth_change::given_back, address, bytes);

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/sort.hpp"
 #include "tarn/pool/arena/arena.hpp"
@@ -40,7 +40,7 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
     range const& node = a.ranges[r];
     for (std::uintptr_t at = node.address; at < node.end();) {
       handle_ref const h = map.at(at);
-      std::uintptr_t const end = smaller_of(node.end(), map.end_of(h));
+      std::uintptr_t const end = min_of(node.end(), map.end_of(h));
       f(piece{at, end - at, h}, at == map[h].home, end == map.end_of(h));
       at = end;
     }
@@ -146,7 +146,7 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
     }
     c.left_over = head.bytes + tail.bytes - rest;
     if (head.bytes != 0) {
-      std::size_t const used = smaller_of(rest, head.bytes);
+      std::size_t const used = min_of(rest, head.bytes);
       head = {head.address + (head.bytes - used), used, head.handle};
       rest -= used;
     }
@@ -198,8 +198,8 @@ void for_each_stretch(arena const& a, page_map const& map, view const& v, domain
            r = a.ranges[r].next) {
         range const& node = a.ranges[r];
         if (node.state != range_state::free || (node.domain != taker && node.domain != neutral)) continue;
-        std::size_t const from = offset + (larger_of(node.address, h.home) - h.home);
-        std::size_t const to = offset + (smaller_of(node.end(), handle_end) - h.home);
+        std::size_t const from = offset + (max_of(node.address, h.home) - h.home);
+        std::size_t const to = offset + (min_of(node.end(), handle_end) - h.home);
         if (from != end) {
           if (f(begin, end)) return;
           begin = from;
@@ -248,8 +248,8 @@ inline choice pieces_of(page_map const& map, view const& v, std::size_t offset, 
   choice c;
   std::size_t at = 0;
   for (view_slot const& slot : v.slots) {
-    std::size_t const from = larger_of(offset, at);
-    std::size_t const to = smaller_of(offset + bytes, at + slot.bytes);
+    std::size_t const from = max_of(offset, at);
+    std::size_t const to = min_of(offset + bytes, at + slot.bytes);
     if (from < to) c.pieces.push_back(piece{map[slot.handle].home + (from - at), to - from, slot.handle});
     at += slot.bytes;
   }

@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <exception>
 
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
@@ -178,11 +178,11 @@ class page_growth {
     {
       unlocked const released(hot);
       // Callers may request an alignment up to this: with finer pages, blocks and views would not be aligned to it.
-      grain = larger_of(source_.granularity(), usual_granule);
+      grain = max_of(source_.granularity(), usual_granule);
       std::size_t available = 0;
       std::size_t total = 0;
       (void)source_.driver().memory_info(available, total);
-      std::size_t const device = align_up(larger_of(total, 64 * grain), 8 * grain);
+      std::size_t const device = align_up(max_of(total, 64 * grain), 8 * grain);
       for (bytes = device * reservation_factor; base == nullptr;) {
         try {
           base = source_.reserve(bytes + grain);
@@ -235,18 +235,18 @@ class page_growth {
     std::size_t const grain = map_.granularity();
     std::size_t total = align_up(need, grain);
     if (total < request.least_growth && total <= request.may_create)
-      total = larger_of(total, align_down(smaller_of(request.least_growth, request.may_create), grain));
+      total = max_of(total, align_down(min_of(request.least_growth, request.may_create), grain));
     range_ref region = 0;
     if (e.range != 0 && a.ranges[a.ranges[e.range].next].bytes >= total) region = a.ranges[e.range].next;
     if (e.range != 0 && region == 0)
       return create(a, hot, request, looked_up<extension>(hot.held(), {}), request.bytes);
     if (e.range == 0) region = space_.find_home(a, request.where, total, grain);
     if (region == 0) return false;
-    std::size_t const largest = larger_of(align_down(request.largest_handle, grain), grain);
+    std::size_t const largest = max_of(align_down(request.largest_handle, grain), grain);
     sequence<created> made;
     made.reserve(total / largest + 1);
     for (std::size_t left = total; left != 0; left -= made.back().bytes)
-      made.push_back(created{0, smaller_of(left, largest), false});
+      made.push_back(created{0, min_of(left, largest), false});
     map_.make_room(made.size());
     a.ranges.make_room(4);
 

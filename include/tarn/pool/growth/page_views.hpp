@@ -129,7 +129,7 @@ class page_views {
     for (piece const& p : c.pieces) {
       for (std::uintptr_t at = p.address; at < p.address + p.bytes;) {
         range_ref const r = a.starts.find(a.ranges, at);
-        std::uintptr_t const end = smaller_of(a.ranges[r].end(), p.address + p.bytes);
+        std::uintptr_t const end = min_of(a.ranges[r].end(), p.address + p.bytes);
         carved.push_back(a.carve(r, at, end - at));
         at = end;
       }

@@ -23,36 +23,52 @@ class described_source {
 
   [[nodiscard]] Source& source() noexcept { return source_; }
   /// Whether a tool was found, which happens before the first growth or never.
-  [[nodiscard]] bool watched() const noexcept { return told_->active(); }
+  [[nodiscard]] bool described() const noexcept { return told_->active(); }
   [[nodiscard]] driver_type const& driver() const noexcept { return source_.driver(); }
   [[nodiscard]] device_id device() const { return source_.device(); }
 
   // Pages are not reported, since no tool accepts them as heaps.
 
-  [[nodiscard]] std::size_t granularity() const noexcept requires page_source<Source> {
+  [[nodiscard]] std::size_t granularity() const noexcept
+    requires page_source<Source>
+  {
     return source_.granularity();
   }
-  [[nodiscard]] void* reserve(std::size_t bytes) requires page_source<Source> {
+  [[nodiscard]] void* reserve(std::size_t bytes)
+    requires page_source<Source>
+  {
     return source_.reserve(bytes);
   }
-  void unreserve(void* p, std::size_t bytes) noexcept requires page_source<Source> {
+  void unreserve(void* p, std::size_t bytes) noexcept
+    requires page_source<Source>
+  {
     source_.unreserve(p, bytes);
   }
-  [[nodiscard]] page_handle create(std::size_t bytes) requires page_source<Source> {
+  [[nodiscard]] page_handle create(std::size_t bytes)
+    requires page_source<Source>
+  {
     return source_.create(bytes);
   }
-  void destroy(page_handle handle, std::size_t bytes) noexcept requires page_source<Source> {
+  void destroy(page_handle handle, std::size_t bytes) noexcept
+    requires page_source<Source>
+  {
     source_.destroy(handle, bytes);
   }
-  void map(void* p, std::size_t bytes, page_handle handle) requires page_source<Source> {
+  void map(void* p, std::size_t bytes, page_handle handle)
+    requires page_source<Source>
+  {
     source_.map(p, bytes, handle);
   }
-  void unmap(void* p, std::size_t bytes) noexcept requires page_source<Source> { source_.unmap(p, bytes); }
+  void unmap(void* p, std::size_t bytes) noexcept
+    requires page_source<Source>
+  {
+    source_.unmap(p, bytes);
+  }
 
   // Whole blocks, which are a pool's segments: each is a heap.
 
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    if (watched()) {
+    if (described()) {
       void* const p = take_watched(bytes, alignment);
       told_->heap_begins(p, bytes);
       return p;
@@ -64,7 +80,7 @@ class described_source {
     }
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (watched()) {
+    if (described()) {
       told_->heap_ends(p);
       give_watched(p, bytes, alignment);
     } else if constexpr (has_deallocate_sync<Source>) {

@@ -24,7 +24,7 @@
 #include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
-#include "tarn/core/shared.hpp"
+#include "tarn/core/shared_resource.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_life.hpp"
 
@@ -64,7 +64,7 @@ constexpr bool gives_heaps() noexcept {
 /// Memory that a tool can watch: device-only memory, of a driver that supports tools, in blocks that may be heaps.
 template <class Source>
 inline constexpr bool is_describable =
-    describing_driver<typename Source::driver_type>&& has_property<Source, device_accessible> &&
+    describing_driver<typename Source::driver_type> && has_property<Source, device_accessible> &&
     !has_property<Source, host_accessible> &&
     (has_plain_blocks<Source> ||
      gives_heaps<std::remove_reference_t<decltype(layer_of(std::declval<Source&>()))>>());

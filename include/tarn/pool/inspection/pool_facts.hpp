@@ -12,7 +12,7 @@
 #include "tarn/pool/front/magazine.hpp"
 #include "tarn/pool/growth/growth.hpp"
 #include "tarn/pool/inspection/description.hpp"
-#include "tarn/pool/order/record_use.hpp"
+#include "tarn/pool/order/recorded_streams.hpp"
 
 namespace tarn::detail {
 

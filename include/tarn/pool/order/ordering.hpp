@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "tarn/core/extremes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
@@ -59,7 +59,7 @@ class ordering {
       done = driver_.query_event(domain.event).ok();
     }
     if (!done) return progress::running;
-    domain.completed = larger_of(domain.completed, covered);
+    domain.completed = max_of(domain.completed, covered);
     return domain.freed <= domain.completed ? progress::completed : progress::running;
   }
 
@@ -75,7 +75,7 @@ class ordering {
       ++host_waits_;
       done = driver_.synchronize_event(domain.event).ok();
     }
-    if (done) domain.completed = larger_of(domain.completed, covered);
+    if (done) domain.completed = max_of(domain.completed, covered);
     return done;
   }
 
@@ -128,7 +128,7 @@ class ordering {
       done = driver_.synchronize_device().ok();
     }
     if (!done) return progress::unknown;
-    domain.completed = larger_of(domain.completed, mark);
+    domain.completed = max_of(domain.completed, mark);
     return domain.freed <= domain.completed ? progress::completed : progress::running;
   }
 

@@ -4,9 +4,9 @@
 // The library's wait for another thread, which yields to that thread. Precedes the library in the include
 // path.
 
-#define wait_a_moment plain_wait_a_moment
+#define spin_wait plain_wait_a_moment
 #include_next "tarn/core/wait.hpp"
-#undef wait_a_moment
+#undef spin_wait
 
 #include "switch_points.hpp"
 
@@ -14,7 +14,7 @@
 
 namespace tarn::detail {
 
-inline void wait_a_moment(unsigned tries) noexcept {
+inline void spin_wait(unsigned tries) noexcept {
   if (simulation::preemptible) return simulation::give_way();
   plain_wait_a_moment(tries);
 }

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The place in the user's source that an allocation is attributed to, across all policies and owners in between. Only stacks
+// with a layer that records places (policy/checked, watched) use it; for all others it is an empty type.
+
+#include <cstdint>
+#include <type_traits>
+
+#include "tarn/core/config.hpp"
+#include "tarn/core/scope_chain.hpp"
+#include "tarn/core/source_location.hpp"
+
+namespace tarn {
+
+/// Sets the place for all calls in its scope, unless an enclosing scope has set one. Declare one to attribute every allocation
+/// that follows in the scope, including those of owners, to its line: `tarn::location_scope const here;`. A tag given with an
+/// inner place is kept unless an outer one has a tag. Scopes may end in any order, each on the thread that began it.
+class location_scope {
+ public:
+  explicit location_scope(source_location where = source_location::current()) noexcept : where_(where) {
+    chain::begin(*this);
+  }
+  location_scope(location_scope const&) = delete;
+  location_scope& operator=(location_scope const&) = delete;
+  ~location_scope() { (void)chain::end(*this, "location_scope"); }
+
+  /// Returns the outermost place, or `otherwise` if there is none, with the outermost tag. O(scopes).
+  [[nodiscard]] static source_location current(source_location otherwise = {}) noexcept {
+    location_scope const* const p = chain::innermost();
+    if (p == nullptr) return otherwise;
+    if (p->outer_ != nullptr) [[unlikely]]
+      return p->of_several();
+    return p->where_;
+  }
+  /// Returns the tag number of current(); 0: none.
+  [[nodiscard]] static std::uint32_t current_tag_id() noexcept {
+    location_scope const* const p = chain::innermost();
+    if (p == nullptr) return 0;
+    if (p->outer_ != nullptr) [[unlikely]]
+      return p->of_several().tag_id;
+    return p->where_.tag_id;
+  }
+
+ private:
+  using chain = detail::scope_chain<location_scope>;
+  friend chain;
+
+  [[nodiscard]] TARN_NOINLINE source_location of_several() const noexcept {
+    location_scope const* p = this;
+    std::uint32_t tag_id = where_.tag_id;
+    while (p->outer_ != nullptr) {
+      p = p->outer_;
+      if (p->where_.tag_id != 0) tag_id = p->where_.tag_id;
+    }
+    source_location found = p->where_;
+    found.tag_id = tag_id;
+    return found;
+  }
+
+  source_location where_;
+  location_scope* outer_ = nullptr;
+};
+
+/// Replaces location_scope where no layer records places; does nothing.
+struct no_location_scope {
+  explicit constexpr no_location_scope(source_location) noexcept {}
+};
+
+}  // namespace tarn

@@ -1,0 +1,515 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// shared_resource<Layer>: the reference-counted handle for every pool and policy. It provides the call names of each generation of
+// CUDA libraries, and forwards calls that a layer does not define to the layer below.
+
+#include <atomic>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/config.hpp"
+#include "tarn/core/location_scope.hpp"
+#include "tarn/core/resource.hpp"
+
+namespace tarn {
+
+template <class Layer>
+class shared_resource;
+
+/// Declared by a layer that routes calls to several resources below it, with all of them:
+/// `using routes = tarn::routes_to<Upstream, Other>;`. A call that such a layer does not define is not forwarded, since one of
+/// the resources would answer for all. The layer must define each call of detail::routed_calls that a resource below it
+/// offers; otherwise it does not compile.
+template <class... Resources>
+struct routes_to {};
+
+namespace detail {
+
+class waiting_observer;
+
+template <class T>
+inline constexpr bool is_shared = false;
+template <class Layer>
+inline constexpr bool is_shared<shared_resource<Layer>> = true;
+
+template <class Layer>
+concept stands_on_another = requires(Layer& layer) { layer.upstream(); };
+
+/// A layer with several resources below it.
+template <class Layer>
+concept routes_calls = requires { typename Layer::routes; };
+
+/// Returns the layer behind a handle; a source is a plain value and is its own layer.
+template <class Resource>
+constexpr auto& layer_of(Resource& resource) noexcept {
+  if constexpr (is_shared<std::remove_const_t<Resource>>) {
+    return resource.layer();
+  } else {
+    return resource;
+  }
+}
+
+/// Tries `call` with each layer from the top down; returns true if one accepts it.
+template <class Layer, class Call>
+constexpr bool can_reach() noexcept {
+  if constexpr (std::invocable<Call, Layer&>) {
+    return true;
+  } else if constexpr (stands_on_another<Layer> && !routes_calls<Layer>) {
+    return can_reach<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>, Call>();
+  } else {
+    return false;
+  }
+}
+template <class Layer, class Call>
+constexpr decltype(auto) reach(Layer& layer, Call const& call) {
+  if constexpr (std::invocable<Call const&, Layer&>) {
+    return call(layer);
+  } else {
+    return reach(layer_of(layer.upstream()), call);
+  }
+}
+
+template <class Layer>
+constexpr bool records_places() noexcept;
+template <class... Resources>
+constexpr bool any_records_places(routes_to<Resources...>) noexcept {
+  return (records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resources&>()))>>() || ...);
+}
+/// Returns true if this layer or one below it records the places of calls.
+template <class Layer>
+constexpr bool records_places() noexcept {
+  if constexpr (requires { requires Layer::records_places; }) {
+    return true;
+  } else if constexpr (routes_calls<Layer>) {
+    return any_records_places(typename Layer::routes{});
+  } else if constexpr (stands_on_another<Layer>) {
+    return records_places<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
+  } else {
+    return false;
+  }
+}
+/// Declared by an owner before it calls its resource: sets the place of the user's call, if a layer records it.
+template <class Resource>
+using location_of_call = std::conditional_t<
+    records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>>(), location_scope,
+    no_location_scope>;
+
+/// Constructs the upstream from all arguments but the last.
+template <class Upstream, class Tuple, std::size_t... I>
+Upstream make_upstream(Tuple&& arguments, std::index_sequence<I...>) {
+  return Upstream(std::get<I>(std::forward<Tuple>(arguments))...);
+}
+
+}  // namespace detail
+
+/// True if `call` accepts the resource's layer or one below it.
+template <class Resource, class Call>
+inline constexpr bool reachable =
+    detail::can_reach<std::remove_reference_t<decltype(detail::layer_of(std::declval<Resource&>()))>, Call>();
+
+namespace detail {
+
+/// Calls that reach a pool through the layers above it, and all resources below a routing layer.
+struct routed_calls {
+  struct record_stream {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.record_stream(static_cast<void*>(nullptr),
+                                                                              std::size_t{}, stream_ref{}))) {
+    }
+  };
+  struct trim {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.trim(std::size_t{}))) {}
+  };
+  struct owns {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.owns(static_cast<void const*>(nullptr)))) {}
+  };
+  struct largest_free_range {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.largest_free_range())) {}
+  };
+  struct block_bytes {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.block_bytes(std::size_t{}, std::size_t{}))) {}
+  };
+  struct state {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.state())) {}
+  };
+  struct reset_peaks {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.reset_peaks())) {}
+  };
+  struct reset_totals {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.reset_totals())) {}
+  };
+  struct observe_waiting {
+    template <class L>
+    auto operator()(L& l) const
+        -> decltype(static_cast<void>(l.observe_waiting(std::declval<waiting_observer&>()))) {}
+  };
+  struct end_observation {
+    template <class L>
+    auto operator()(L& l) const
+        -> decltype(static_cast<void>(l.end_observation(std::declval<waiting_observer&>()))) {}
+  };
+  using clock = std::uint64_t (*)() noexcept;
+  struct note_growth {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.note_growth(std::size_t{}, clock{}))) {}
+  };
+  struct note_growth_from_now {
+    template <class L>
+    auto operator()(L& l) const
+        -> decltype(static_cast<void>(l.note_growth_from_now(std::size_t{}, clock{}))) {}
+  };
+  struct any_look {
+    template <class... Parts>
+    void operator()(Parts&...) const noexcept {}
+  };
+  struct inspect {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.inspect(any_look{}))) {}
+  };
+};
+
+/// Returns true if a resource below a routing layer offers a call that the layer does not define.
+template <class Layer, class Call, class... Resources>
+constexpr bool lacks_route(routes_to<Resources...>) noexcept {
+  return (reachable<Resources, Call> || ...) && !std::invocable<Call, Layer&>;
+}
+
+/// Reports which calls a routing layer does not define, one static_assert per call.
+template <class Layer>
+constexpr bool check_routes() {
+  if constexpr (routes_calls<Layer>) {
+    constexpr typename Layer::routes below;
+    static_assert(
+        !lacks_route<Layer, routed_calls::record_stream>(below),
+        "tarn: this layer routes to several resources but does not route record_stream, so a block "
+        "could be handed "
+        "out while another stream uses it; add: void record_stream(void*, size_t bytes, stream_ref)");
+    static_assert(!lacks_route<Layer, routed_calls::trim>(below),
+                  "tarn: this layer routes to several resources but does not route trim; add: size_t "
+                  "trim(size_t keep_bytes)");
+    static_assert(!lacks_route<Layer, routed_calls::owns>(below),
+                  "tarn: this layer routes to several resources but does not route owns; add: bool owns(void "
+                  "const*) const");
+    static_assert(
+        !lacks_route<Layer, routed_calls::largest_free_range>(below),
+        "tarn: this layer routes to several resources but does not route largest_free_range; add: size_t "
+        "largest_free_range() const");
+    static_assert(!lacks_route<Layer, routed_calls::block_bytes>(below),
+                  "tarn: this layer routes to several resources but does not route block_bytes; add: size_t "
+                  "block_bytes(size_t bytes, size_t alignment)");
+    static_assert(
+        !lacks_route<Layer, routed_calls::state>(below),
+        "tarn: this layer routes to several resources but does not route state; add: pool_state state()");
+    static_assert(!lacks_route<Layer, routed_calls::reset_peaks>(below),
+                  "tarn: this layer routes to several resources but does not route reset_peaks; add: void "
+                  "reset_peaks()");
+    static_assert(!lacks_route<Layer, routed_calls::reset_totals>(below),
+                  "tarn: this layer routes to several resources but does not route reset_totals; add: void "
+                  "reset_totals()");
+    static_assert(!lacks_route<Layer, routed_calls::observe_waiting>(below) &&
+                      !lacks_route<Layer, routed_calls::end_observation>(below),
+                  "tarn: this layer routes to several resources but does not route observe_waiting and "
+                  "end_observation, so active bytes would be counted wrongly; add both, for each resource");
+    static_assert(!lacks_route<Layer, routed_calls::note_growth>(below),
+                  "tarn: this layer routes to several resources but does not route note_growth; add: void "
+                  "note_growth(size_t most, clock)");
+    static_assert(
+        !lacks_route<Layer, routed_calls::note_growth_from_now>(below),
+        "tarn: this layer routes to several resources but does not route note_growth_from_now; add: void "
+        "note_growth_from_now(size_t most, clock)");
+    static_assert(
+        !lacks_route<Layer, routed_calls::inspect>(below),
+        "tarn: this layer routes to several resources but does not route inspect; add: void inspect(look)");
+  }
+  return true;
+}
+
+}  // namespace detail
+
+/// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of policies. Give the
+/// lambda a trailing return type, so that acceptance can be tested: `nearest(memory,
+/// [](auto& layer) -> decltype(layer.trim(0)) { return layer.trim(0); })`.
+template <class Resource, class Call>
+  requires reachable<Resource, Call>
+decltype(auto) nearest(Resource& resource, Call const& call) {
+  return detail::reach(detail::layer_of(resource), call);
+}
+
+/// A shared handle to one layer and all layers below it. Copies refer to the same resource; the last copy destroys the layer,
+/// so a resource lives as long as any owner holds a copy. Copying is one atomic increment; a call is one indirection. A
+/// moved-from handle may only be assigned or destroyed.
+template <class Layer>
+class shared_resource {
+ public:
+  using layer_type = Layer;
+  using driver_type = typename Layer::driver_type;
+  using properties = typename Layer::properties;
+  static_assert(detail::check_routes<Layer>());
+
+  /// Default-constructs the layer and those below it.
+  shared_resource()
+    requires std::default_initializable<Layer>
+      : block_(new block()) {}
+
+  /// Constructs the layer from its own constructor arguments.
+  template <class... Arguments>
+    requires(sizeof...(Arguments) > 0 && std::constructible_from<Layer, Arguments...>)
+  explicit shared_resource(std::in_place_t, Arguments&&... arguments)
+      : block_(new block(std::forward<Arguments>(arguments)...)) {}
+
+  /// Constructs a stack from its parts, source first: stack<cuda_pages, pooled, limited>{cuda_pages{0}, pooled{},
+  /// limited{1_GiB}}.
+  template <class First, class... Rest>
+    requires(detail::stands_on_another<Layer> && !detail::is_shared<std::remove_cvref_t<First>> &&
+             !std::same_as<std::remove_cvref_t<First>, std::in_place_t>)
+  explicit shared_resource(First&& first, Rest&&... rest) : block_(nullptr) {
+    using upstream_type = typename Layer::upstream_type;
+    if constexpr (sizeof...(Rest) == 0) {
+      static_assert(std::constructible_from<Layer, upstream_type>,
+                    "tarn: this layer needs its policy's options too");
+      block_ = new block(upstream_type(std::forward<First>(first)));
+    } else {
+      auto all = std::forward_as_tuple(std::forward<First>(first), std::forward<Rest>(rest)...);
+      constexpr std::size_t below = sizeof...(Rest);
+      block_ =
+          new block(detail::make_upstream<upstream_type>(std::move(all), std::make_index_sequence<below>{}),
+                    std::get<below>(std::move(all)));
+    }
+  }
+
+  shared_resource(shared_resource const& other) noexcept : block_(other.block_) {
+    if (block_ != nullptr) block_->references.fetch_add(1, std::memory_order_relaxed);
+  }
+  shared_resource(shared_resource&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
+  shared_resource& operator=(shared_resource other) noexcept {
+    std::swap(block_, other.block_);
+    return *this;
+  }
+  ~shared_resource() {
+    if (block_ != nullptr && block_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete block_;
+  }
+
+  /// Returns true if this layer, or everything below it, allocates blocks; false over a bare page source.
+  static constexpr bool allocates() noexcept {
+    if constexpr (has_allocate<Layer>) {
+      return true;
+    } else if constexpr (detail::stands_on_another<Layer>) {
+      return resource<typename Layer::upstream_type>;
+    } else {
+      return false;
+    }
+  }
+
+  // The stream-ordered calls, as tarn and CCCL 3.1 and later name them. Inline, so that the caller's place costs nothing if no
+  // layer records it.
+
+  /// Allocates for work on `stream`. Returns null for zero bytes.
+  /// @param bytes      any size; the block may be larger
+  /// @param alignment  a power of two up to max_alignment
+  /// @throws out_of_memory, bad_alignment; nothing has changed
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(stream_ref stream, std::size_t bytes,
+                                                  std::size_t alignment = default_alignment,
+                                                  source_location where = source_location::current())
+    requires(allocates())
+  {
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(where);
+    if constexpr (has_allocate<Layer>) {
+      return block_->layer.allocate(stream, bytes, alignment);
+    } else {
+      return block_->layer.upstream().allocate(stream, bytes, alignment);
+    }
+  }
+  /// Frees a block; work on `stream` may reuse it at once, other streams once they are ordered after it. Does nothing for
+  /// null.
+  TARN_ALWAYS_INLINE void deallocate(stream_ref stream, void* p, std::size_t bytes,
+                                     std::size_t alignment = default_alignment,
+                                     source_location where = source_location::current()) noexcept
+    requires(allocates())
+  {
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(where);
+    if constexpr (has_deallocate<Layer>) {
+      block_->layer.deallocate(stream, p, bytes, alignment);
+    } else {
+      static_assert(!has_allocate<Layer>,
+                    "tarn: this policy changes allocate but not its counterpart; add: void "
+                    "deallocate(stream_ref, void*, size_t bytes, size_t alignment) noexcept");
+      block_->layer.upstream().deallocate(stream, p, bytes, alignment);
+    }
+  }
+  /// Allocates memory that every stream may use at once.
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_sync(std::size_t bytes,
+                                                       std::size_t alignment = default_alignment,
+                                                       source_location where = source_location::current())
+    requires(allocates())
+  {
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(where);
+    if constexpr (has_allocate_sync<Layer>) {
+      return block_->layer.allocate_sync(bytes, alignment);
+    } else {
+      static_assert(!has_allocate<Layer>,
+                    "tarn: this policy changes allocate but not allocate_sync; add: void* "
+                    "allocate_sync(size_t bytes, size_t alignment)");
+      return block_->layer.upstream().allocate_sync(bytes, alignment);
+    }
+  }
+  /// Frees memory that no stream uses any more.
+  TARN_ALWAYS_INLINE void deallocate_sync(void* p, std::size_t bytes,
+                                          std::size_t alignment = default_alignment,
+                                          source_location where = source_location::current()) noexcept
+    requires(allocates())
+  {
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(where);
+    if constexpr (has_deallocate_sync<Layer>) {
+      block_->layer.deallocate_sync(p, bytes, alignment);
+    } else {
+      static_assert(!has_allocate<Layer>,
+                    "tarn: this policy changes allocate but not deallocate_sync; add: void "
+                    "deallocate_sync(void*, size_t bytes, size_t alignment) noexcept");
+      block_->layer.upstream().deallocate_sync(p, bytes, alignment);
+    }
+  }
+
+  // The same four calls as CCCL 3.0 (CUDA 13.0) names them. Templates, so that a braced {} never converts to bytes.
+
+  template <std::integral Bytes>
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(Bytes bytes, std::size_t alignment = default_alignment,
+                                                  source_location where = source_location::current()) {
+    return allocate_sync(static_cast<std::size_t>(bytes), alignment, where);
+  }
+  template <std::integral Bytes>
+  TARN_ALWAYS_INLINE void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
+                                     source_location where = source_location::current()) noexcept {
+    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, where);
+  }
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, std::size_t alignment,
+                                                        stream_ref stream,
+                                                        source_location where = source_location::current()) {
+    return allocate(stream, bytes, alignment, where);
+  }
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, stream_ref stream,
+                                                        source_location where = source_location::current()) {
+    return allocate(stream, bytes, default_alignment, where);
+  }
+  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
+                                           stream_ref stream,
+                                           source_location where = source_location::current()) noexcept {
+    deallocate(stream, p, bytes, alignment, where);
+  }
+  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, stream_ref stream,
+                                           source_location where = source_location::current()) noexcept {
+    deallocate(stream, p, bytes, default_alignment, where);
+  }
+
+  /// Equal handles: memory of one may be freed through the other.
+  friend bool operator==(shared_resource const& a, shared_resource const& b) noexcept {
+    return a.block_ == b.block_;
+  }
+
+  /// Returns the driver that orders the streams of this memory.
+  [[nodiscard]] driver_type const& driver() const noexcept {
+    return nearest(*this, [](auto& l) -> decltype((l.driver())) { return l.driver(); });
+  }
+  /// Returns the device that the memory belongs to.
+  [[nodiscard]] device_id device() const noexcept { return driver().device(); }
+
+  // Calls that only a pool offers, reachable through any policy above it. Documented at the pool.
+
+  /// Returns cached memory to the driver until at most `keep_bytes` are reserved; returns the bytes released.
+  std::size_t trim(std::size_t keep_bytes = 0) {
+    return nearest(*this, [&](auto& l) -> decltype(l.trim(keep_bytes)) { return l.trim(keep_bytes); });
+  }
+  /// Returns all cached memory to the driver, as torch.cuda.empty_cache does.
+  void empty_cache() { (void)trim(0); }
+  /// Returns true if `p` points into memory that the pool reserved.
+  [[nodiscard]] bool owns(void const* p) const noexcept {
+    return nearest(*this, [&](auto& l) -> decltype(l.owns(p)) { return l.owns(p); });
+  }
+  /// Returns the size of the largest request that can be served without calling the driver, bytes.
+  [[nodiscard]] std::size_t largest_free_range() const {
+    return nearest(*this, [](auto& l) -> decltype(l.largest_free_range()) { return l.largest_free_range(); });
+  }
+  /// Records that work on `stream`, a stream other than the one passed at deallocation, uses the block up to now.
+  void record_stream(void* p, std::size_t bytes, stream_ref stream) {
+    nearest(*this, [&](auto& l) -> decltype(l.record_stream(p, bytes, stream)) {
+      return l.record_stream(p, bytes, stream);
+    });
+  }
+
+  // Page calls, if this layer is a policy over a page source.
+
+  [[nodiscard]] std::size_t granularity() const noexcept
+    requires requires(Layer& l) { l.granularity(); }
+  {
+    return block_->layer.granularity();
+  }
+  [[nodiscard]] void* reserve(std::size_t bytes)
+    requires requires(Layer& l) { l.reserve(bytes); }
+  {
+    return block_->layer.reserve(bytes);
+  }
+  void unreserve(void* p, std::size_t bytes) noexcept
+    requires requires(Layer& l) { l.unreserve(p, bytes); }
+  {
+    block_->layer.unreserve(p, bytes);
+  }
+  [[nodiscard]] page_handle create(std::size_t bytes)
+    requires requires(Layer& l) { l.create(bytes); }
+  {
+    return block_->layer.create(bytes);
+  }
+  void destroy(page_handle handle, std::size_t bytes) noexcept
+    requires requires(Layer& l) { l.destroy(handle, bytes); }
+  {
+    block_->layer.destroy(handle, bytes);
+  }
+  void map(void* p, std::size_t bytes, page_handle handle)
+    requires requires(Layer& l) { l.map(p, bytes, handle); }
+  {
+    block_->layer.map(p, bytes, handle);
+  }
+  void unmap(void* p, std::size_t bytes) noexcept
+    requires requires(Layer& l) { l.unmap(p, bytes); }
+  {
+    block_->layer.unmap(p, bytes);
+  }
+
+  // Plain blocks, if this layer forwards them.
+
+  [[nodiscard]] void* allocate_plain(std::size_t bytes)
+    requires has_plain_blocks<Layer>
+  {
+    return block_->layer.allocate_plain(bytes);
+  }
+  void deallocate_plain(void* p, std::size_t bytes) noexcept
+    requires has_plain_blocks<Layer>
+  {
+    block_->layer.deallocate_plain(p, bytes);
+  }
+
+  /// Returns the layer itself, for calls that only it offers.
+  [[nodiscard]] Layer& layer() const noexcept { return block_->layer; }
+  Layer* operator->() const noexcept { return &block_->layer; }
+
+ private:
+  struct block {
+    template <class... Arguments>
+    explicit block(Arguments&&... arguments) : layer(std::forward<Arguments>(arguments)...) {}
+    std::atomic<std::size_t> references{1};
+    Layer layer;
+  };
+  block* block_;
+};
+
+}  // namespace tarn

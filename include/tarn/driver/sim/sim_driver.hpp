@@ -1,0 +1,509 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The driver of one simulated device: the whole contract in plain C++, deterministic, with CUDA's rules and error numbers.
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "tarn/core/device.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/stream.hpp"
+#include "tarn/driver/driver.hpp"
+#include "tarn/driver/driver_call.hpp"
+#include "tarn/driver/sim/sim_account.hpp"
+#include "tarn/driver/sim/sim_convert.hpp"
+#include "tarn/driver/sim/sim_machine.hpp"
+
+namespace tarn {
+
+/// A device of a simulated machine; by default device 0 of the process-wide one. A cheap handle that keeps its machine alive.
+/// As the contract requires, no call throws and every call is thread-safe. Beyond the contract: a call inside simulated work
+/// fails (not permitted), misuse is reported with CUDA's error numbers, and after an illegal access every call on the device
+/// fails, as on a GPU.
+class sim_driver {
+ public:
+  /// The tool attached to the machine, which the pool notifies of its blocks; converts to false if there is none.
+  class memory_tool_ref {
+   public:
+    constexpr memory_tool_ref() noexcept = default;
+    explicit operator bool() const noexcept { return state_ != nullptr; }
+    [[nodiscard]] void* register_heap(void const* p, std::size_t bytes) const noexcept {
+      void* heap = nullptr;
+      tell([&](detail::sim_memory_tool& tool) {
+        using heap_in = detail::sim_memory_tool::heap_in;
+        bool const in_block = state_->memory.in_block(p, bytes, detail::sim_kind::device);
+        heap = tool.register_heap(p, bytes, in_block ? heap_in::device_block : heap_in::other_memory);
+      });
+      return heap;
+    }
+    void unregister_heap(void* heap) const noexcept {
+      tell([&](detail::sim_memory_tool& tool) { tool.unregister_heap(heap); });
+    }
+    void reset_heap(void* heap) const noexcept {
+      tell([&](detail::sim_memory_tool& tool) { tool.reset_heap(heap); });
+    }
+    void register_region(void* heap, void const* p, std::size_t bytes) const noexcept {
+      tell([&](detail::sim_memory_tool& tool) { tool.register_region(heap, p, bytes); });
+    }
+    void unregister_region(void const* p) const noexcept {
+      tell([&](detail::sim_memory_tool& tool) { tool.unregister_region(p); });
+    }
+
+   private:
+    friend class sim_driver;
+    explicit memory_tool_ref(detail::sim_state* state) noexcept : state_(state) {}
+    template <class F>
+    void tell(F const& f) const noexcept {
+      std::lock_guard const lock(state_->mutex);
+      try {
+        f(*state_->memory.tool());
+      } catch (std::bad_alloc const&) {  // without host memory the tool misses this notification
+      }
+    }
+    detail::sim_state* state_ = nullptr;  ///< valid as long as the driver that returned this
+  };
+
+  sim_driver() : sim_driver(device_id{}) {}
+  /// Uses a device of the process-wide machine, which has only device 0.
+  explicit sim_driver(device_id device) : machine_(sim_machine::standard()), device_(device) {}
+  sim_driver(sim_machine machine, device_id device) noexcept
+      : machine_(std::move(machine)), device_(device) {}
+
+  [[nodiscard]] device_id device() const noexcept { return device_; }
+  [[nodiscard]] bool survives_fork() const noexcept {
+    sim_options const& o = machine_.options();
+    return o.forked == sim_fork::works && o.backing == sim_backing::address_only;
+  }
+
+  /// Returns the calling thread's current device, for device_guard. Informational: no simulated call depends on it.
+  static status current_device(device_id& device) noexcept {
+    device = current();
+    return {};
+  }
+  static status set_current_device(device_id device) noexcept {
+    if (device.value < 0) return {failure::no_device, 101, "cudaErrorInvalidDevice", "set_current_device"};
+    current() = device;
+    return {};
+  }
+  [[nodiscard]] sim_machine const& machine() const noexcept { return machine_; }
+
+  /// Returns an identity that the stream_ref already holds, as cuda_driver does.
+  status identify(stream_ref stream, stream_id& id) const noexcept {
+    if (stream.id() != stream_ref::unknown_id) {
+      return call(driver_call::identify, costs().look, [&](state&) {
+        id = stream.id();
+        return code::ok;
+      });
+    }
+    return on_stream(driver_call::identify, costs().look, stream, [&](state&, detail::sim_stream& s) {
+      id = s.id;
+      return code::ok;
+    });
+  }
+  status is_capturing(stream_ref stream, bool& capturing) const noexcept {
+    return on_stream(driver_call::is_capturing, costs().look, stream, [&](state& m, detail::sim_stream& s) {
+      capturing = m.streams.is_capturing(s);
+      return code::ok;
+    });
+  }
+
+  status create_event(event_handle& event) const noexcept {
+    return call(driver_call::create_event, costs().create_event, [&](state& m) {
+      m.streams.create_event(device_.value, event);
+      return code::ok;
+    });
+  }
+  status destroy_event(event_handle event) const noexcept {
+    return call(driver_call::destroy_event, costs().destroy_event,
+                [&](state& m) { return m.streams.destroy_event(event); });
+  }
+  status record_event(event_handle event, stream_ref stream) const noexcept {
+    return on_stream(driver_call::record_event, costs().record_event, stream,
+                     [&](state& m, detail::sim_stream& s) {
+                       auto* const e = m.streams.find_event(event);
+                       return e == nullptr ? code::invalid_handle : m.streams.record(*e, s);
+                     });
+  }
+  status query_event(event_handle event) const noexcept {
+    return on_event(driver_call::query_event, costs().query_event, event,
+                    [](state& m, detail::sim_event& e) { return m.streams.query(e); });
+  }
+  status wait_event(stream_ref stream, event_handle event) const noexcept {
+    return on_stream(driver_call::wait_event, costs().wait_event, stream,
+                     [&](state& m, detail::sim_stream& s) {
+                       auto* const e = m.streams.find_event(event);
+                       return e == nullptr ? code::invalid_handle : m.streams.wait(s, *e);
+                     });
+  }
+  status synchronize_event(event_handle event) const noexcept {
+    return on_event(
+        driver_call::synchronize_event, costs().synchronize, event,
+        [&](state& m, detail::sim_event& e) { return synchronized(m, m.streams.synchronize(e)); });
+  }
+  status synchronize_stream(stream_ref stream) const noexcept {
+    return on_stream(
+        driver_call::synchronize_stream, costs().synchronize, stream,
+        [&](state& m, detail::sim_stream& s) { return synchronized(m, m.streams.synchronize(s)); });
+  }
+  status synchronize_device() const noexcept {
+    return call(driver_call::synchronize_device, costs().synchronize,
+                [&](state& m) { return synchronized(m, m.streams.synchronize_device(device_.value)); });
+  }
+  status create_stream(stream_ref& stream) const noexcept {
+    return call(driver_call::create_stream, costs().create_stream, [&](state& m) {
+      m.streams.create_stream(device_.value, detail::sim_blocking::independent, stream);
+      return code::ok;
+    });
+  }
+  status destroy_stream(stream_ref stream) const noexcept {
+    return call(driver_call::destroy_stream, costs().destroy_stream,
+                [&](state& m) { return m.streams.destroy_stream(stream); });
+  }
+
+  /// Copies when the stream reaches the operation. As in CUDA, a copy from or to pageable host memory (any memory unknown to
+  /// the machine) has completed when the call returns.
+  status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
+    return copy(stream, to, device_, from, bytes);
+  }
+  /// Copies from another device's memory, without peer access.
+  status copy_from_device(stream_ref stream, void* to, device_id other, void const* from,
+                          std::size_t bytes) const noexcept {
+    return copy(stream, to, other, from, bytes);
+  }
+  status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
+    return on_stream(driver_call::fill, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
+      if (bytes == 0) return code::ok;
+      if (!m.memory.knows(to)) return code::invalid_value;
+      auto work = std::make_shared<detail::sim_transfer_work>();
+      work->to = to;
+      work->byte = byte;
+      work->bytes = bytes;
+      work->touched.push_back(sim_writes(to, bytes));
+      return transfer(m, s, std::move(work), detail::sim_transfer(bytes, costs().fill_rate));
+    });
+  }
+  /// Converts when the stream reaches the operation, at the rate of a copy of the same size. It is a kernel of this device: an
+  /// access to memory that the device cannot reach is an illegal access and breaks the device.
+  template <element To, element From>
+  status convert(stream_ref stream, To* to, From const* from, std::size_t count) const noexcept {
+    return on_stream(driver_call::convert, costs().launch, stream, [&](state& m, detail::sim_stream& s) {
+      if (count == 0) return code::ok;
+      auto work = std::make_shared<detail::sim_conversion<To, From>>(to, from, count, device_.value);
+      std::size_t const bytes = count * (sizeof(To) + sizeof(From)) / 2;
+      return m.streams.enqueue(s, detail::sim_transfer(bytes, costs().on_device_rate), std::move(work),
+                               detail::sim_streams::caller::user);
+    });
+  }
+
+  status memory_info(std::size_t& free, std::size_t& total) const noexcept {
+    return call(driver_call::memory_info, costs().memory_info, [&](state& m) {
+      sim_usage const& u = m.memory.usage(device_.value);
+      free = u.free();
+      total = u.capacity;
+      return code::ok;
+    });
+  }
+  /// Reports what NVML would, from the options that attribute `taken`.
+  status memory_account(device_account& account) const noexcept {
+    return call(driver_call::memory_account, costs().memory_account, [&](state& m) {
+      if (m.options.accounting == sim_accounting::missing) return code::not_supported;
+      account = detail::sim_account(m.options, m.memory.usage(device_.value));
+      return code::ok;
+    });
+  }
+
+  status page_granularity(std::size_t& bytes) const noexcept {
+    return paged(driver_call::page_granularity, costs().page_granularity, [&](state& m) {
+      bytes = m.memory.granularity();
+      return code::ok;
+    });
+  }
+  status reserve_range(std::size_t bytes, std::size_t alignment, void*& p) const noexcept {
+    return paged(driver_call::reserve_range, costs().reserve_range.at(bytes),
+                 [&](state& m) { return m.memory.reserve(bytes, alignment, p); });
+  }
+  status release_range(void* p, std::size_t bytes) const noexcept {
+    return paged(driver_call::release_range, costs().release_range,
+                 [&](state& m) { return m.memory.release(p, bytes); });
+  }
+  status create_pages(std::size_t bytes, page_handle& handle) const noexcept {
+    return paged(driver_call::create_pages, costs().create_pages.at(bytes),
+                 [&](state& m) { return m.memory.create(device_.value, bytes, handle); });
+  }
+  status destroy_pages(page_handle handle) const noexcept {
+    return paged_by_size(
+        driver_call::destroy_pages, costs().destroy_pages,
+        [&](state& m) { return m.memory.page_bytes_of(handle); },
+        [&](state& m) { return m.memory.destroy(handle); });
+  }
+  status map_pages(void* p, std::size_t bytes, page_handle handle) const noexcept {
+    return paged(driver_call::map_pages, costs().map_pages.at(bytes),
+                 [&](state& m) { return m.memory.map(p, bytes, handle); });
+  }
+  status unmap_pages(void* p, std::size_t bytes) const noexcept {
+    return paged(driver_call::unmap_pages, costs().unmap_pages.at(bytes), [&](state& m) {
+      if (m.order) m.order->taken_away(m.memory, p, bytes, m.streams.host(), "unmapped while in use");
+      return m.memory.unmap(p, bytes);
+    });
+  }
+  status can_share(device_id other, bool& yes) const noexcept {
+    return call(driver_call::can_share, costs().look, [&](state& m) {
+      if (!machine_.has(other)) return code::invalid_device;
+      yes = other == device_ || m.options.peers == sim_peers::reachable;
+      return code::ok;
+    });
+  }
+  status share_pages(void* p, std::size_t bytes, device_id other) const noexcept {
+    return paged(driver_call::share_pages, costs().share_pages, [&](state& m) {
+      if (!machine_.has(other)) return code::invalid_device;
+      if (other != device_ && m.options.peers == sim_peers::apart) return code::not_supported;
+      return m.memory.share(p, bytes, other.value);
+    });
+  }
+
+  [[nodiscard]] memory_tool_ref memory_tool() const noexcept {
+    detail::sim_state& m = *machine_.state_;
+    return memory_tool_ref(m.memory.tool() != nullptr ? &m : nullptr);
+  }
+
+  status malloc_device(std::size_t bytes, void*& p) const noexcept {
+    return call(driver_call::malloc_device, costs().malloc_device.at(bytes), [&](state& m) {
+      return m.memory.allocate(device_.value, bytes, detail::sim_kind::device, p);
+    });
+  }
+  /// Waits for the device, as cudaFree does.
+  status free_device(void* p) const noexcept {
+    return call(driver_call::free_device, 0, [&](state& m) {
+      if (p == nullptr) return code::ok;
+      std::size_t bytes = 0;
+      if (!m.memory.find_block(p, detail::sim_kind::device, bytes)) return code::invalid_value;
+      m.charge_more(costs().free_device.at(bytes));
+      m.streams.join_device(device_.value);
+      return m.memory.free(p, detail::sim_kind::device);
+    });
+  }
+  status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept {
+    return on_stream(
+        driver_call::malloc_async, costs().malloc_async_warm, stream, [&](state& m, detail::sim_stream& s) {
+          if (s.capture) m.streams.count_captured();
+          (void)m.streams.end_of(s);
+          auto warmth = detail::sim_warmth::warm;
+          code const outcome =
+              m.async[static_cast<std::size_t>(s.device)].allocate(bytes, s, m.streams.now(), p, warmth);
+          if (warmth == detail::sim_warmth::cold) {
+            m.charge_more(costs().malloc_async_cold.at(bytes));
+          }
+          return outcome;
+        });
+  }
+  status free_async(void* p, stream_ref stream) const noexcept {
+    return on_stream(driver_call::free_async, costs().free_async, stream,
+                     [&](state& m, detail::sim_stream& s) {
+                       if (s.capture) m.streams.count_captured();
+                       sim_nanoseconds const end = m.streams.end_of(s);
+                       return m.async[static_cast<std::size_t>(s.device)].free(p, s, end);
+                     });
+  }
+  status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
+    return call(driver_call::malloc_pinned, costs().malloc_pinned.at(bytes), [&](state& m) {
+      return m.memory.allocate(device_.value, bytes, detail::sim_kind::pinned, p);
+    });
+  }
+  /// Waits for the device, as cudaFreeHost does.
+  status free_pinned(void* p) const noexcept {
+    return free_host(driver_call::free_pinned, p, detail::sim_kind::pinned);
+  }
+  /// Copies treat the memory as pinned from now on. Unregistering does not wait, since CUDA documents no wait: work that
+  /// accesses the memory afterwards is an illegal access.
+  status register_host(void* p, std::size_t bytes) const noexcept {
+    return call(driver_call::register_host, costs().register_host.at(bytes),
+                [&](state& m) { return m.memory.adopt(device_.value, p, bytes); });
+  }
+  status unregister_host(void* p) const noexcept {
+    return call(driver_call::unregister_host, 0, [&](state& m) {
+      if (p == nullptr) return code::ok;
+      std::size_t bytes = 0;
+      if (m.memory.find_block(p, detail::sim_kind::registered, bytes)) {
+        m.charge_more(costs().unregister_host.at(bytes));
+      }
+      return m.memory.let_go(p);
+    });
+  }
+  status malloc_managed(std::size_t bytes, void*& p) const noexcept {
+    return call(driver_call::malloc_managed, costs().malloc_managed, [&](state& m) {
+      return m.memory.allocate(device_.value, bytes, detail::sim_kind::managed, p);
+    });
+  }
+  /// Waits for the device, as cudaFree does.
+  status free_managed(void* p) const noexcept {
+    return free_host(driver_call::free_managed, p, detail::sim_kind::managed);
+  }
+
+  /// Launches as sim_machine::launch does, with this device's default streams.
+  template <class F>
+    requires std::is_invocable_v<F&>
+  status launch(stream_ref stream, sim_nanoseconds duration, std::initializer_list<sim_access> touched,
+                F body) const {
+    return machine_.launch_on(device_.value, stream, duration,
+                              std::make_shared<detail::sim_kernel<F>>(touched, std::move(body)));
+  }
+  status launch(stream_ref stream, sim_nanoseconds duration,
+                std::initializer_list<sim_access> touched = {}) const {
+    return launch(stream, duration, touched, [] {});
+  }
+
+  friend bool operator==(sim_driver const& a, sim_driver const& b) noexcept {
+    return a.machine_ == b.machine_ && a.device_ == b.device_;
+  }
+
+ protected:
+  /// Marks all work of the device; see sim_marking_driver.
+  status record_all_work(event_handle event) const noexcept {
+    return on_event(driver_call::record_event, costs().record_event, event,
+                    [](state& m, detail::sim_event& e) { return m.streams.record_all(e); });
+  }
+
+ private:
+  using state = detail::sim_state;
+  using code = detail::sim_code;
+
+  status copy(stream_ref stream, void* to, device_id from_device, void const* from,
+              std::size_t bytes) const noexcept {
+    return on_stream(driver_call::copy, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
+      if (bytes == 0) return code::ok;
+      if (to == nullptr || from == nullptr) return code::invalid_value;
+      if (!m.memory.is_reachable(to, device_.value)) return code::invalid_value;
+      if (!m.memory.is_reachable(from, from_device.value)) return code::invalid_value;
+      auto work = std::make_shared<detail::sim_transfer_work>();
+      work->to = to;
+      work->from = from;
+      work->bytes = bytes;
+      bool const pageable_to = !m.memory.knows(to);
+      bool const pageable_from = !m.memory.knows(from);
+      if (!pageable_from) work->touched.push_back(sim_reads(from, bytes));
+      if (!pageable_to) work->touched.push_back(sim_writes(to, bytes));
+      bool const pageable = pageable_to || pageable_from;
+      double const rate = pageable ? costs().pageable_rate : rate_between(m, to, from);
+      code const outcome = transfer(m, s, std::move(work), detail::sim_transfer(bytes, rate));
+      if (outcome != code::ok || !pageable || s.capture) return outcome;
+      return synchronized(m, m.streams.synchronize(s));
+    });
+  }
+  /// Returns the rate of a copy that involves no pageable memory.
+  [[nodiscard]] double rate_between(state const& m, void const* to, void const* from) const noexcept {
+    if (m.memory.is_on_host(to) || m.memory.is_on_host(from)) return costs().pinned_rate;
+    if (m.memory.device_of(to) == m.memory.device_of(from)) return costs().on_device_rate;
+    return m.options.peers == sim_peers::reachable ? costs().peer_rate : costs().staged_rate;
+  }
+  static device_id& current() noexcept {
+    static thread_local device_id device;
+    return device;
+  }
+
+  [[nodiscard]] sim_costs const& costs() const noexcept { return machine_.options().costs; }
+
+  /// Wraps every call: fails inside simulated work and on a missing or broken device; counts the call, charges its cost and
+  /// names it in the status.
+  template <class F>
+  status call(driver_call which, sim_nanoseconds cost, F const& act) const noexcept {
+    char const* const name = name_of(which);
+    if (detail::sim_inside_work) return detail::sim_status(code::not_permitted, name);
+    state& m = *machine_.state_;
+    std::lock_guard const lock(m.mutex);
+    if (!machine_.has(device_)) return detail::sim_status(code::invalid_device, name);
+    if (m.forked) return detail::sim_status(code::forked, name);
+    try {
+      m.charge(which, cost);
+      if (code const broken = m.streams.fault(device_.value); broken != code::ok) {
+        return detail::sim_status(broken, name);
+      }
+      return detail::sim_status(act(m), name);
+    } catch (std::bad_alloc const&) {
+      return detail::sim_status(code::out_of_memory, name);
+    }
+  }
+  template <class F>
+  status on_stream(driver_call which, sim_nanoseconds cost, stream_ref stream, F const& act) const noexcept {
+    return call(which, cost, [&](state& m) {
+      auto* const s = m.streams.find(stream, device_.value);
+      bool const known = stream.id() != stream_ref::unknown_id;
+      if (s == nullptr) {
+        if (m.order && known) m.order->dead_handle(name_of(which), stream.id());
+        return code::invalid_handle;
+      }
+      bool const stale = known && stream.id() != s->id && !s->is_default;
+      if (m.order && stale) m.order->stale_handle(name_of(which), stream.id(), s->agent);
+      return act(m, *s);
+    });
+  }
+  template <class F>
+  status on_event(driver_call which, sim_nanoseconds cost, event_handle event, F const& act) const noexcept {
+    return call(which, cost, [&](state& m) {
+      auto* const e = m.streams.find_event(event);
+      return e == nullptr ? code::invalid_handle : act(m, *e);
+    });
+  }
+  template <class F>
+  status paged(driver_call which, sim_nanoseconds cost, F const& act) const noexcept {
+    return call(which, cost, [&](state& m) {
+      bool const can = m.options.paging == sim_paging::available &&
+                       (detail::sim_can_map || m.options.backing == sim_backing::address_only);
+      return can ? act(m) : code::not_supported;
+    });
+  }
+  template <class Size, class F>
+  status paged_by_size(driver_call which, sim_cost_curve const& cost, Size const& size,
+                       F const& act) const noexcept {
+    return paged(which, 0, [&](state& m) {
+      m.charge_more(cost.at(size(m)));
+      return act(m);
+    });
+  }
+
+  /// After a wait: the pool of cudaMallocAsync releases what it may, and errors that occurred meanwhile are returned.
+  code synchronized(state& m, code outcome) const {
+    if (outcome != code::ok) return outcome;
+    m.trim_async(device_.value);
+    return m.streams.fault(device_.value);
+  }
+  static code transfer(state& m, detail::sim_stream& s, std::shared_ptr<detail::sim_work> work,
+                       sim_nanoseconds duration) {
+    return m.streams.enqueue(s, duration, std::move(work), detail::sim_streams::caller::driver);
+  }
+  status free_host(driver_call which, void* p, detail::sim_kind kind) const noexcept {
+    return call(which, 0, [&](state& m) {
+      if (p == nullptr) return code::ok;
+      std::size_t bytes = 0;
+      if (!m.memory.find_block(p, kind, bytes)) return code::invalid_value;
+      m.charge_more(kind == detail::sim_kind::pinned ? costs().free_pinned.at(bytes) : costs().free_managed);
+      m.streams.join_device(device_.value);
+      return m.memory.free(p, kind);
+    });
+  }
+
+  sim_machine machine_;
+  device_id device_;
+};
+
+inline sim_driver sim_machine::driver(device_id device) const noexcept {
+  return {*this, device};
+}
+
+/// The same driver as of CUDA 12.5 and later, which can mark a device's work without naming a stream: the pool then passes no
+/// handle that may belong to a destroyed stream (pool/order/mark_work.hpp).
+class sim_marking_driver : public sim_driver {
+ public:
+  using sim_driver::sim_driver;
+  sim_marking_driver() = default;
+  sim_marking_driver(sim_driver const& driver) noexcept : sim_driver(driver) {}  // NOLINT: the same device
+  status record_all(event_handle event) const noexcept { return record_all_work(event); }
+};
+
+static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver> &&
+              registering_driver<sim_driver> && describing_driver<sim_driver> &&
+              accounting_driver<sim_driver>);
+
+}  // namespace tarn

@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A simulated host with GPUs. Holds the options, the controls for tests (launch work, advance time, take memory away,
+// capture) and the results (calls, usage, findings). driver/sim_driver provides drivers for its devices.
+
+#include <cstdint>
+#include <cstdlib>
+#include <initializer_list>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tarn/core/at_fork.hpp"
+#include "tarn/core/device.hpp"
+#include "tarn/driver/driver_call.hpp"
+#include "tarn/driver/sim/sim_async.hpp"
+#include "tarn/driver/sim/sim_cost.hpp"
+#include "tarn/driver/sim/sim_memory.hpp"
+#include "tarn/driver/sim/sim_options.hpp"
+#include "tarn/driver/sim/sim_order.hpp"
+#include "tarn/driver/sim/sim_streams.hpp"
+#include "tarn/driver/sim/sim_work.hpp"
+
+namespace tarn {
+
+class sim_driver;
+
+namespace detail {
+
+/// The whole state of a machine, behind one lock.
+struct sim_state {
+  explicit sim_state(sim_options const& o)
+      : options(o),
+        memory(o.devices, o.capacity, o.taken, o.host_capacity, o.granularity, o.backing),
+        order(o.checks == sim_checks::off ? nullptr : std::make_unique<sim_order>()),
+        streams(o.devices, memory, {o.seed, o.jitter, o.slow_streams, o.slowness, o.late_events}, order.get(),
+                o.checks == sim_checks::each_thread ? detail::sim_hosts::each_thread
+                                                    : detail::sim_hosts::one_timeline) {
+    for (int d = 0; d < o.devices; ++d) async.emplace_back(d, memory, order.get());
+    if (order) memory.watch_gone();
+    if (o.tool == sim_tool::attached) memory.attach_tool();
+  }
+  sim_state(sim_state const&) = delete;
+  sim_state& operator=(sim_state const&) = delete;
+
+  /// Counts a call, charges its cost and runs work that became due; the call itself runs afterwards.
+  void charge(driver_call call, sim_nanoseconds cost) {
+    ++calls.counts[static_cast<std::size_t>(call)];
+    charge_more(cost);
+    memory.drain_gone([&](sim_memory::piece p) { order->forget(p.key, p.bytes); });
+  }
+  /// Charges a cost that is known only during the call.
+  void charge_more(sim_nanoseconds cost) {
+    calls.driver_ns += cost;
+    streams.advance(cost);
+  }
+  void trim_async(int device) { async[static_cast<std::size_t>(device)].trim(streams.now()); }
+
+  sim_options const options;
+  mutable fork_mutex mutex;
+  sim_memory memory;
+  std::unique_ptr<sim_order> order;
+  sim_streams streams;
+  std::vector<sim_async> async;
+  sim_calls calls;
+  bool forked = false;  ///< this is a forked child's copy, which must not be used
+
+ private:
+  at_fork member_{this, [](void*) noexcept { return true; },
+                  [](void* self, fork_side side) noexcept {
+                    auto& m = *static_cast<sim_state*>(self);
+                    bool const works =
+                        m.options.forked == sim_fork::works && m.options.backing == sim_backing::address_only;
+                    m.forked =
+                        m.forked || side == fork_side::child_without || (side == fork_side::child && !works);
+                  }};
+};
+
+}  // namespace detail
+
+/// Work recorded from a captured stream; launch it any number of times.
+class sim_graph {
+ public:
+  [[nodiscard]] bool is_empty() const noexcept { return !capture_ || capture_->nodes.empty(); }
+  [[nodiscard]] std::size_t size() const noexcept { return capture_ ? capture_->nodes.size() : 0; }
+
+ private:
+  friend class sim_machine;
+  std::shared_ptr<detail::sim_capture const> capture_;
+};
+
+/// A simulated host with devices. A cheap handle: copies are the same machine, which lives as long as any handle or driver of
+/// it. Thread-safe; results are reproducible if one thread drives. Time is virtual: it advances by the cost of each driver
+/// call, by advance(), and to the end of the work that a synchronisation waits for.
+class sim_machine {
+ public:
+  /// Constructs a machine with the default options: one device.
+  sim_machine() : sim_machine(sim_options{}) {}
+  explicit sim_machine(sim_options const& options) : state_(std::make_shared<detail::sim_state>(options)) {}
+
+  /// Returns the machine behind `sim_driver{}`: one per process, created at first use with the default options and never
+  /// destroyed, so that objects with static storage may use it until exit. TARN_SIM_TOOL=attached in the environment attaches
+  /// the memory tool.
+  [[nodiscard]] static sim_machine const& standard() {
+    static sim_machine const* const machine = [] {
+      sim_options options;
+      char const* const tool = std::getenv("TARN_SIM_TOOL");
+      if (tool != nullptr && std::string(tool) == "attached") options.tool = sim_tool::attached;
+      return new sim_machine(options);
+    }();
+    return *machine;
+  }
+
+  /// Returns the driver of one device. Every call on a device that the machine lacks returns no_device.
+  [[nodiscard]] sim_driver driver(device_id device = {}) const noexcept;
+  [[nodiscard]] sim_options const& options() const noexcept { return state_->options; }
+
+  // Time.
+
+  /// Virtual time, nanoseconds. May also be called inside simulated work.
+  [[nodiscard]] sim_nanoseconds now() const noexcept { return state_->streams.now(); }
+  /// Advances the host's time; device work that ends in that time takes effect.
+  void advance(sim_nanoseconds by) const {
+    std::lock_guard const lock(state_->mutex);
+    state_->streams.advance(by);
+  }
+
+  // Work. A default stream is device 0's here; sim_driver::launch uses its own device's.
+
+  /// Launches simulated work that lasts `duration`.
+  /// @param touched  bytes that it reads and writes; an address without backing when the work ends is an illegal access and
+  ///                 breaks the device for good, as on a GPU
+  /// @param body     runs on the host when the work ends, on a thread that drives the machine; may access host-backed
+  ///                 memory but must not call a driver or throw
+  template <class F>
+    requires std::is_invocable_v<F&>
+  status launch(stream_ref stream, sim_nanoseconds duration, std::initializer_list<sim_access> touched,
+                F body) const {
+    return launch_on(0, stream, duration, std::make_shared<detail::sim_kernel<F>>(touched, std::move(body)));
+  }
+  template <class F>
+    requires std::is_invocable_v<F&>
+  status launch(stream_ref stream, sim_nanoseconds duration, F body) const {
+    return launch(stream, duration, {}, std::move(body));
+  }
+  status launch(stream_ref stream, sim_nanoseconds duration,
+                std::initializer_list<sim_access> touched = {}) const {
+    return launch(stream, duration, touched, [] {});
+  }
+  /// Launches what a capture recorded, one operation after the other.
+  status launch(stream_ref stream, sim_graph const& graph) const {
+    std::lock_guard const lock(state_->mutex);
+    state_->streams.advance(state_->options.costs.launch);
+    auto* const s = state_->streams.find(stream, 0);
+    if (s == nullptr) return detail::sim_status(detail::sim_code::invalid_handle, "launch");
+    if (!graph.capture_) return detail::sim_status(detail::sim_code::invalid_value, "launch");
+    for (auto const& node : graph.capture_->nodes) {
+      auto const outcome =
+          state_->streams.enqueue(*s, node.duration, node.work, detail::sim_streams::caller::user);
+      if (outcome != detail::sim_code::ok) return detail::sim_status(outcome, "launch");
+    }
+    return {};
+  }
+
+  /// Creates a stream that synchronises with the legacy default stream, as cudaStreamCreate does.
+  status create_blocking_stream(device_id device, stream_ref& stream) const {
+    std::lock_guard const lock(state_->mutex);
+    if (!has(device)) return detail::sim_status(detail::sim_code::invalid_device, "create_stream");
+    state_->streams.create_stream(device.value, detail::sim_blocking::with_legacy, stream);
+    return {};
+  }
+
+  // Capture, in relaxed mode: other calls of the capturing thread are not restricted.
+
+  status begin_capture(stream_ref stream) const {
+    std::lock_guard const lock(state_->mutex);
+    auto* const s = state_->streams.find(stream, 0);
+    auto const outcome = s == nullptr ? detail::sim_code::invalid_handle : state_->streams.begin_capture(*s);
+    return detail::sim_status(outcome, "begin_capture");
+  }
+  /// Ends the capture; returns an error if it was invalidated.
+  status end_capture(stream_ref stream, sim_graph& graph) const {
+    std::lock_guard const lock(state_->mutex);
+    auto* const s = state_->streams.find(stream, 0);
+    auto const outcome =
+        s == nullptr ? detail::sim_code::invalid_handle : state_->streams.end_capture(*s, graph.capture_);
+    return detail::sim_status(outcome, "end_capture");
+  }
+  /// Number of driver calls recorded into graphs; for an allocator each one is an error.
+  [[nodiscard]] std::size_t captured_calls() const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->streams.captured();
+  }
+
+  // Memory.
+
+  /// Sets how much of the device others hold; if it exceeds the free memory, all further allocations fail.
+  void take_memory(device_id device, std::size_t bytes) const {
+    std::lock_guard const lock(state_->mutex);
+    if (has(device)) state_->memory.usage(device.value).taken = bytes;
+  }
+  void set_capacity(device_id device, std::size_t bytes) const {
+    std::lock_guard const lock(state_->mutex);
+    if (has(device)) state_->memory.usage(device.value).capacity = bytes;
+  }
+  [[nodiscard]] sim_usage usage(device_id device = {}) const {
+    std::lock_guard const lock(state_->mutex);
+    return has(device) ? state_->memory.usage(device.value) : sim_usage{};
+  }
+  // Failures of real machines.
+
+  /// Breaks a device like a kernel's illegal access: every call on it fails until repair().
+  void break_device(device_id device) const {
+    std::lock_guard const lock(state_->mutex);
+    if (has(device)) state_->streams.fault(device.value) = detail::sim_code::illegal_address;
+  }
+  /// Simulates the driver at process exit: every call on any device fails with `unloading` until repair().
+  void unload() const {
+    std::lock_guard const lock(state_->mutex);
+    for (int d = 0; d < state_->options.devices; ++d) state_->streams.fault(d) = detail::sim_code::unloading;
+  }
+  /// Undoes break_device(), unload() and illegal accesses; memory and streams are unchanged.
+  void repair() const {
+    std::lock_guard const lock(state_->mutex);
+    for (int d = 0; d < state_->options.devices; ++d) state_->streams.fault(d) = detail::sim_code::ok;
+  }
+
+  void reset_peak(device_id device = {}) const {
+    std::lock_guard const lock(state_->mutex);
+    if (!has(device)) return;
+    auto& u = state_->memory.usage(device.value);
+    u.peak_used = u.used;
+  }
+  /// Returns true if simulated work may access the whole range.
+  [[nodiscard]] bool is_accessible(void const* p, std::size_t bytes) const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->memory.accessible(p, bytes);
+  }
+  [[nodiscard]] sim_leaks leaks() const {
+    std::lock_guard const lock(state_->mutex);
+    auto& s = *state_;
+    sim_leaks l;
+    l.ranges = s.memory.ranges();
+    l.maps = s.memory.maps();
+    l.blocks = s.memory.host_blocks();
+    for (int d = 0; d < s.options.devices; ++d) {
+      auto const& u = s.memory.usage(d);
+      l.handles += u.handles;
+      l.blocks += u.blocks - s.async[static_cast<std::size_t>(d)].cached();
+    }
+    l.streams = s.streams.streams();
+    l.events = s.streams.events();
+    return l;
+  }
+
+  // Counters.
+
+  [[nodiscard]] sim_calls calls() const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->calls;
+  }
+  void reset_calls() const {
+    std::lock_guard const lock(state_->mutex);
+    state_->calls = {};
+  }
+  /// Number of enqueued operations that have not ended.
+  [[nodiscard]] std::size_t pending() const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->streams.pending();
+  }
+
+  // The order checker; without sim_checks::stream_order these do nothing.
+
+  /// Records that bytes have a new owner, which first uses them on `stream`.
+  void allocated(void const* p, std::size_t bytes, stream_ref stream) const {
+    note(stream, [&](detail::sim_order& order, detail::sim_agent on) {
+      order.allocated(state_->memory, p, bytes, on);
+    });
+  }
+  /// Records that the owner has finished with bytes in the order of `stream`.
+  void freed(void const* p, std::size_t bytes, stream_ref stream) const {
+    note(stream,
+         [&](detail::sim_order& order, detail::sim_agent on) { order.freed(state_->memory, p, bytes, on); });
+  }
+  /// Under sim_checks::each_thread: passes the calling thread's knowledge to threads that observe the token later, like the
+  /// release and acquire of a mutex.
+  void publish(void const* token) const {
+    std::lock_guard const lock(state_->mutex);
+    if (state_->order) state_->streams.publish(token);
+  }
+  void observe(void const* token) const {
+    std::lock_guard const lock(state_->mutex);
+    if (state_->order) state_->streams.observe(token);
+  }
+  /// Returns true if the next work on `second` is ordered after all work enqueued on `first`. Needs the checker.
+  [[nodiscard]] bool is_ordered(stream_ref first, stream_ref second) const {
+    std::lock_guard const lock(state_->mutex);
+    auto* const a = state_->streams.find(first, 0);
+    auto* const b = state_->streams.find(second, 0);
+    return state_->order && a != nullptr && b != nullptr && state_->streams.is_ordered(*a, *b);
+  }
+  /// Findings of the checker so far, in order; empty if there are none.
+  [[nodiscard]] std::vector<std::string> findings() const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->order ? state_->order->findings() : std::vector<std::string>{};
+  }
+
+  // The memory tool; without sim_tool::attached these return nothing.
+
+  /// Findings of the tool so far, in order.
+  [[nodiscard]] std::vector<std::string> tool_findings() const {
+    std::lock_guard const lock(state_->mutex);
+    auto const* const tool = state_->memory.tool();
+    return tool != nullptr ? tool->findings() : std::vector<std::string>{};
+  }
+  [[nodiscard]] sim_tool_counts tool_counts() const {
+    std::lock_guard const lock(state_->mutex);
+    auto const* const tool = state_->memory.tool();
+    if (tool == nullptr) return {};
+    return {tool->calls(), tool->heaps(), tool->regions(), tool->region_bytes()};
+  }
+
+  friend bool operator==(sim_machine const& a, sim_machine const& b) noexcept { return a.state_ == b.state_; }
+
+ private:
+  friend class sim_driver;
+
+  [[nodiscard]] bool has(device_id device) const noexcept {
+    return device.value >= 0 && device.value < state_->options.devices;
+  }
+  status launch_on(int device, stream_ref stream, sim_nanoseconds duration,
+                   std::shared_ptr<detail::sim_work> work) const {
+    std::lock_guard const lock(state_->mutex);
+    if (!has(device)) return detail::sim_status(detail::sim_code::invalid_device, "launch");
+    state_->streams.advance(state_->options.costs.launch);
+    auto* const s = state_->streams.find(stream, device);
+    if (s == nullptr) return detail::sim_status(detail::sim_code::invalid_handle, "launch");
+    if (auto const broken = state_->streams.fault(s->device); broken != detail::sim_code::ok) {
+      return detail::sim_status(broken, "launch");
+    }
+    return detail::sim_status(
+        state_->streams.enqueue(*s, duration, std::move(work), detail::sim_streams::caller::user), "launch");
+  }
+  template <class F>
+  void note(stream_ref stream, F const& f) const {
+    std::lock_guard const lock(state_->mutex);
+    if (!state_->order) return;
+    // Memory changes owners even if the stream was destroyed or its handle was reused.
+    auto* const s = state_->streams.find(stream, 0);
+    bool const known =
+        s != nullptr && (stream.id() == stream_ref::unknown_id || stream.id() == s->id || s->is_default);
+    f(*state_->order, known ? s->agent : state_->order->agent_of("stream", stream.id()));
+  }
+
+  std::shared_ptr<detail::sim_state> state_;
+};
+
+}  // namespace tarn

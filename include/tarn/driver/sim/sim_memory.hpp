@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The simulated GPU's memory: capacity to the byte, blocks, and pages under the rules of CUDA's virtual memory management.
+// Independent of time and streams.
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/driver/sim/sim_backing.hpp"
+#include "tarn/driver/sim/sim_memory_tool.hpp"
+#include "tarn/driver/sim/sim_status.hpp"
+
+namespace tarn {
+
+namespace detail {
+
+/// The kind of a block; each kind has its own free call.
+enum class sim_kind : std::uint8_t { device, async, pinned, managed, registered };
+
+}  // namespace detail
+
+/// Memory use of a simulated device, bytes and counts.
+struct sim_usage {
+  std::size_t capacity = 0;     ///< of the device
+  std::size_t taken = 0;        ///< by others: the context, other processes
+  std::size_t used = 0;         ///< allocated through this machine: pages and device blocks
+  std::size_t peak_used = 0;    ///< high-water mark of `used`
+  std::size_t page_bytes = 0;   ///< part of `used` in page handles
+  std::size_t block_bytes = 0;  ///< part of `used` in blocks, cached async blocks included
+  std::size_t handles = 0;      ///< page handles not destroyed, or destroyed but still mapped
+  std::size_t blocks = 0;       ///< allocated device and async blocks
+  [[nodiscard]] std::size_t free() const noexcept {
+    return used + taken >= capacity ? 0 : capacity - taken - used;
+  }
+};
+
+namespace detail {
+
+/// All memory of a simulated machine. Callers hold the machine's lock.
+class sim_memory {
+ public:
+  /// Part of one physical allocation: `key` numbers its bytes and is never reused.
+  struct piece {
+    std::uint64_t key;
+    std::size_t bytes;
+    std::uintptr_t mapping = 0;  ///< start of the mapping it was reached through; 0: none
+  };
+
+  sim_memory(int devices, std::size_t capacity, std::size_t taken, std::size_t host_capacity,
+             std::size_t granularity, sim_backing backing)
+      : devices_(static_cast<std::size_t>(devices)),
+        granularity_(granularity),
+        host_capacity_(host_capacity),
+        backing_(backing),
+        device_space_(backing),
+        host_space_(sim_backing::host_backed),
+        pages_(backing) {
+    for (auto& d : devices_) {
+      d.capacity = capacity;
+      d.taken = taken;
+    }
+  }
+
+  [[nodiscard]] sim_usage& usage(int device) noexcept { return devices_[static_cast<std::size_t>(device)]; }
+  [[nodiscard]] std::size_t host_used() const noexcept { return host_used_; }
+  [[nodiscard]] std::size_t ranges() const noexcept { return ranges_.size(); }
+  [[nodiscard]] std::size_t maps() const noexcept { return maps_.size(); }
+  [[nodiscard]] std::size_t host_blocks() const noexcept { return host_blocks_; }
+  [[nodiscard]] std::size_t granularity() const noexcept { return granularity_; }
+
+  /// Attaches the memory tool. tool() is null without one.
+  void attach_tool() {
+    tool_ = std::make_unique<sim_memory_tool>(backing_ == sim_backing::host_backed
+                                                  ? sim_memory_tool::bytes_are::of_the_host
+                                                  : sim_memory_tool::bytes_are::invented);
+  }
+  [[nodiscard]] sim_memory_tool* tool() const noexcept { return tool_.get(); }
+
+  /// Records freed physical memory from now on, for drain_gone().
+  void watch_gone() noexcept { watched_ = true; }
+  template <class Visit>
+  void drain_gone(Visit const& visit) {
+    for (piece const& p : gone_) visit(p);
+    gone_.clear();
+  }
+
+  sim_code reserve(std::size_t bytes, std::size_t alignment, void*& p) {
+    if (bytes == 0 || bytes % granularity_ != 0) return sim_code::invalid_value;
+    if (alignment != 0 && !is_alignment(alignment)) return sim_code::invalid_value;
+    if (alignment < granularity_) alignment = granularity_;
+    std::uintptr_t begin = 0;
+    if (!device_space_.take(bytes, alignment, begin)) return sim_code::out_of_memory;
+    ranges_.emplace(begin, range{bytes, 0});
+    p = reinterpret_cast<void*>(begin);
+    return sim_code::ok;
+  }
+
+  sim_code release(void* p, std::size_t bytes) {
+    auto const it = ranges_.find(address(p));
+    if (it == ranges_.end() || it->second.bytes != bytes || it->second.maps != 0) {
+      return sim_code::invalid_value;
+    }
+    device_space_.give(it->first, bytes, granularity_);
+    ranges_.erase(it);
+    return sim_code::ok;
+  }
+
+  sim_code create(int device, std::size_t bytes, page_handle& handle) {
+    if (bytes == 0 || bytes % granularity_ != 0) return sim_code::invalid_value;
+    if (bytes > usage(device).free()) return sim_code::out_of_memory;
+    page_piece made{bytes, device, 0, next_key_, 0, false};
+    if (!pages_.take(bytes, made.offset)) return sim_code::out_of_memory;
+    physical_.emplace(next_handle_, made);
+    handle = next_handle_++;
+    next_key_ += bytes;
+    auto& d = usage(device);
+    charge(d, bytes);
+    d.page_bytes += bytes;
+    ++d.handles;
+    return sim_code::ok;
+  }
+
+  /// As cuMemRelease: memory that is still mapped is freed at its last unmap.
+  sim_code destroy(page_handle handle) {
+    auto const it = physical_.find(handle);
+    if (it == physical_.end() || it->second.destroyed) return sim_code::invalid_value;
+    it->second.destroyed = true;
+    drop_if_unused(it);
+    return sim_code::ok;
+  }
+
+  sim_code map(void* p, std::size_t bytes, page_handle handle) {
+    std::uintptr_t const begin = address(p);
+    auto const behind = physical_.find(handle);
+    if (behind == physical_.end() || behind->second.destroyed) return sim_code::invalid_value;
+    if (bytes != behind->second.bytes || begin % granularity_ != 0) return sim_code::invalid_value;
+    auto const reserved = range_of(begin, bytes);
+    if (reserved == ranges_.end()) return sim_code::invalid_value;
+    auto const next = maps_.lower_bound(begin);
+    if (next != maps_.end() && next->first < begin + bytes) return sim_code::invalid_value;
+    if (next != maps_.begin()) {
+      auto const before = std::prev(next);
+      if (before->first + before->second.bytes > begin) return sim_code::invalid_value;
+    }
+    auto const it = maps_.emplace_hint(next, begin, mapping{bytes, handle, {}});
+    if (!device_space_.show(begin, bytes, pages_.descriptor(), behind->second.offset)) {
+      maps_.erase(it);
+      return sim_code::out_of_memory;
+    }
+    ++behind->second.maps;
+    ++reserved->second.maps;
+    return sim_code::ok;
+  }
+
+  sim_code unmap(void* p, std::size_t bytes) {
+    auto const it = maps_.find(address(p));
+    if (it == maps_.end() || it->second.bytes != bytes) return sim_code::invalid_value;
+    device_space_.decommit(it->first, bytes);
+    --range_of(it->first, bytes)->second.maps;
+    auto const behind = physical_.find(it->second.handle);
+    --behind->second.maps;
+    maps_.erase(it);
+    drop_if_unused(behind);
+    return sim_code::ok;
+  }
+
+  /// Allocates a block. Device blocks of at least a page start at a page boundary, as on a GPU; smaller ones are aligned to
+  /// 256 bytes and never to more, which is all that cudaMalloc guarantees.
+  sim_code allocate(int device, std::size_t bytes, sim_kind kind, void*& p) {
+    p = nullptr;
+    if (bytes == 0) return sim_code::ok;
+    if (bytes > max_request_bytes) return sim_code::out_of_memory;
+    bool const host = on_host(kind);
+    std::size_t const charged = align_up(bytes, block_granularity);
+    std::size_t const room = host ? host_room() : usage(device).free();
+    if (charged > room) return sim_code::out_of_memory;
+    bool const whole_pages = bytes >= granularity_;
+    std::size_t const shift = host || whole_pages ? 0 : default_alignment;
+    std::size_t const span = align_up(bytes + shift, page_bytes);
+    std::size_t const alignment = whole_pages && !host ? granularity_ : page_bytes;
+    auto& space = host ? host_space_ : device_space_;
+    std::uintptr_t begin = 0;
+    if (!space.take(span, alignment, begin)) return sim_code::out_of_memory;
+    if (!space.commit(begin, span)) {
+      space.give(begin, span, alignment);
+      return sim_code::out_of_memory;
+    }
+    blocks_.emplace(begin + shift, block{bytes, charged, span, shift, alignment, next_key_, device, kind});
+    next_key_ += charged;
+    if (host) {
+      host_used_ += charged;
+      ++host_blocks_;
+    } else {
+      auto& d = usage(device);
+      charge(d, charged);
+      d.block_bytes += charged;
+      ++d.blocks;
+    }
+    p = reinterpret_cast<void*>(begin + shift);
+    return sim_code::ok;
+  }
+
+  sim_code free(void* p, sim_kind kind) {
+    if (p == nullptr) return sim_code::ok;
+    auto const it = blocks_.find(address(p));
+    if (it == blocks_.end() || it->second.kind != kind) return sim_code::invalid_value;
+    block const gone = it->second;
+    auto& space = on_host(kind) ? host_space_ : device_space_;
+    std::uintptr_t const begin = it->first - gone.shift;
+    blocks_.erase(it);
+    space.decommit(begin, gone.span);
+    space.give(begin, gone.span, gone.alignment);
+    note_gone(gone.key, gone.charged);
+    if (on_host(kind)) {
+      host_used_ -= gone.charged;
+      --host_blocks_;
+    } else {
+      auto& d = usage(gone.device);
+      d.used -= gone.charged;
+      d.block_bytes -= gone.charged;
+      --d.blocks;
+    }
+    return sim_code::ok;
+  }
+
+  /// Registers existing host memory as pinned: whole pages that overlap no block.
+  sim_code adopt(int device, void* p, std::size_t bytes) {
+    std::uintptr_t const begin = address(p);
+    if (bytes == 0 || begin == 0 || begin % page_bytes != 0) return sim_code::invalid_value;
+    if (bytes > max_request_bytes || bytes > host_room()) return sim_code::out_of_memory;
+    auto const next = blocks_.lower_bound(begin);
+    bool const overlaps =
+        (next != blocks_.end() && next->first < begin + bytes) || block_of(begin) != blocks_.end();
+    if (overlaps) return sim_code::already_registered;
+    blocks_.emplace(begin,
+                    block{bytes, bytes, bytes, 0, page_bytes, next_key_, device, sim_kind::registered});
+    next_key_ += bytes;
+    host_used_ += bytes;
+    ++host_blocks_;
+    return sim_code::ok;
+  }
+  sim_code let_go(void* p) {
+    auto const it = blocks_.find(address(p));
+    if (it == blocks_.end() || it->second.kind != sim_kind::registered) return sim_code::not_registered;
+    note_gone(it->second.key, it->second.charged);
+    host_used_ -= it->second.charged;
+    --host_blocks_;
+    blocks_.erase(it);
+    return sim_code::ok;
+  }
+
+  /// Returns the requested bytes of the block that starts at `p`, if it is of that kind.
+  [[nodiscard]] bool find_block(void const* p, sim_kind kind, std::size_t& bytes) const noexcept {
+    auto const it = blocks_.find(address(p));
+    if (it == blocks_.end() || it->second.kind != kind) return false;
+    bytes = it->second.bytes;
+    return true;
+  }
+
+  /// Returns true if the whole range lies in one block of that kind.
+  [[nodiscard]] bool in_block(void const* p, std::size_t bytes, sim_kind kind) const noexcept {
+    auto const it = block_of(address(p));
+    return it != blocks_.end() && it->second.kind == kind &&
+           bytes <= it->second.bytes - (address(p) - it->first);
+  }
+
+  /// Returns true if the first byte belongs to the machine: mapped, reserved or in a block.
+  [[nodiscard]] bool knows(void const* p) const noexcept {
+    std::uintptr_t const a = address(p);
+    if (block_of(a) != blocks_.end()) return true;
+    auto const it = ranges_.upper_bound(a);
+    return it != ranges_.begin() && std::prev(it)->first + std::prev(it)->second.bytes > a;
+  }
+  /// Returns true if device work may access the whole range.
+  [[nodiscard]] bool accessible(void const* p, std::size_t bytes) const {
+    return each_piece(p, bytes, [](piece) {});
+  }
+  /// Returns true if real memory backs the address: false only for device memory that is just addresses. Host memory unknown to
+  /// the machine is real.
+  [[nodiscard]] bool is_real(void const* p) const noexcept {
+    if (backing_ == sim_backing::host_backed || !knows(p)) return true;
+    auto const it = block_of(address(p));
+    return it != blocks_.end() && on_host(it->second.kind);
+  }
+
+  /// Returns true for pinned, registered and managed memory.
+  [[nodiscard]] bool is_on_host(void const* p) const noexcept {
+    auto const it = block_of(address(p));
+    return it != blocks_.end() && on_host(it->second.kind);
+  }
+  /// As cuMemSetAccess for another device: requires whole mappings without a gap.
+  sim_code share(void* p, std::size_t bytes, int device) {
+    std::uintptr_t const begin = address(p);
+    auto const first = maps_.find(begin);
+    auto it = first;
+    std::uintptr_t at = begin;
+    for (; at - begin < bytes && it != maps_.end() && it->first == at; ++it) at += it->second.bytes;
+    if (bytes == 0 || at - begin != bytes) return sim_code::invalid_value;
+    for (auto shared = first; shared != it; ++shared) shared->second.others.push_back(device);
+    return sim_code::ok;
+  }
+
+  /// Returns the device that owns the memory; -1 for host memory and for addresses without memory.
+  [[nodiscard]] int device_of(void const* p) const noexcept {
+    if (auto const it = block_of(address(p)); it != blocks_.end()) {
+      return on_host(it->second.kind) ? -1 : it->second.device;
+    }
+    auto const it = map_of(address(p));
+    return it == maps_.end() ? -1 : physical_.find(it->second.handle)->second.device;
+  }
+  /// Returns true if work of `device` may access the memory at `p`: pages are accessible to their own device and those they
+  /// were shared with.
+  [[nodiscard]] bool is_reachable(void const* p, int device) const noexcept {
+    auto const it = map_of(address(p));
+    if (it == maps_.end() || physical_.find(it->second.handle)->second.device == device) return true;
+    for (int const other : it->second.others) {
+      if (other == device) return true;
+    }
+    return false;
+  }
+  /// Returns the bytes of a page handle; 0 if it does not exist.
+  [[nodiscard]] std::size_t page_bytes_of(page_handle handle) const noexcept {
+    auto const it = physical_.find(handle);
+    return it == physical_.end() ? 0 : it->second.bytes;
+  }
+
+  /// Visits the physical pieces behind a range in order; returns false if part of it has no backing.
+  template <class Visit>
+  bool each_piece(void const* p, std::size_t bytes, Visit const& visit) const {
+    std::uintptr_t at = address(p);
+    if (bytes > max_request_bytes) return false;
+    std::uintptr_t const end = at + bytes;
+    if (auto const it = block_of(at); it != blocks_.end()) {
+      std::size_t const offset = at - it->first;
+      if (bytes > it->second.bytes - offset) return false;
+      visit(piece{it->second.key + offset, bytes});
+      return true;
+    }
+    while (at < end) {
+      auto it = maps_.upper_bound(at);
+      if (it == maps_.begin()) return false;
+      --it;
+      std::uintptr_t const map_end = it->first + it->second.bytes;
+      if (map_end <= at) return false;
+      std::size_t const part = (map_end < end ? map_end : end) - at;
+      visit(piece{physical_.find(it->second.handle)->second.key + (at - it->first), part, it->first});
+      at += part;
+    }
+    return true;
+  }
+
+ private:
+  /// Blocks are charged in multiples of this, bytes; the smallest allocation unit of cudaMalloc.
+  static constexpr std::size_t block_granularity = 512;
+  /// Blocks take address space in multiples of this, bytes: a host page.
+  static constexpr std::size_t page_bytes = 4_KiB;
+
+  struct range {
+    std::size_t bytes;
+    std::size_t maps;
+  };
+  struct mapping {
+    std::size_t bytes;
+    page_handle handle;
+    std::vector<int> others{};  ///< other devices with access
+  };
+  struct page_piece {
+    std::size_t bytes;
+    int device;
+    std::uintptr_t offset;
+    std::uint64_t key;
+    std::size_t maps;
+    bool destroyed;
+  };
+  struct block {
+    std::size_t bytes;
+    std::size_t charged;
+    std::size_t span;
+    std::size_t shift;
+    std::size_t alignment;
+    std::uint64_t key;
+    int device;
+    sim_kind kind;
+  };
+  using block_map = std::map<std::uintptr_t, block>;
+
+  static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+  static bool on_host(sim_kind kind) noexcept {
+    return kind == sim_kind::pinned || kind == sim_kind::managed || kind == sim_kind::registered;
+  }
+  [[nodiscard]] std::size_t host_room() const noexcept {
+    return host_used_ >= host_capacity_ ? 0 : host_capacity_ - host_used_;
+  }
+  static void charge(sim_usage& d, std::size_t bytes) noexcept {
+    d.used += bytes;
+    if (d.used > d.peak_used) d.peak_used = d.used;
+  }
+  std::map<std::uintptr_t, range>::iterator range_of(std::uintptr_t begin, std::size_t bytes) noexcept {
+    auto it = ranges_.upper_bound(begin);
+    if (it == ranges_.begin()) return ranges_.end();
+    --it;
+    std::size_t const offset = begin - it->first;
+    return offset < it->second.bytes && bytes <= it->second.bytes - offset ? it : ranges_.end();
+  }
+  [[nodiscard]] block_map::const_iterator block_of(std::uintptr_t at) const noexcept {
+    auto it = blocks_.upper_bound(at);
+    if (it == blocks_.begin()) return blocks_.end();
+    --it;
+    return at - it->first < it->second.bytes ? it : blocks_.end();
+  }
+  [[nodiscard]] std::map<std::uintptr_t, mapping>::const_iterator map_of(std::uintptr_t at) const noexcept {
+    auto it = maps_.upper_bound(at);
+    if (it == maps_.begin()) return maps_.end();
+    --it;
+    return at - it->first < it->second.bytes ? it : maps_.end();
+  }
+  void note_gone(std::uint64_t key, std::size_t bytes) {
+    if (watched_) gone_.push_back({key, bytes});
+  }
+  void drop_if_unused(std::unordered_map<page_handle, page_piece>::iterator it) {
+    if (!it->second.destroyed || it->second.maps != 0) return;
+    auto& d = usage(it->second.device);
+    d.used -= it->second.bytes;
+    d.page_bytes -= it->second.bytes;
+    --d.handles;
+    pages_.give(it->second.offset, it->second.bytes);
+    note_gone(it->second.key, it->second.bytes);
+    physical_.erase(it);
+  }
+
+  std::vector<sim_usage> devices_;
+  std::size_t granularity_;
+  std::size_t host_capacity_;
+  std::size_t host_used_ = 0;
+  std::size_t host_blocks_ = 0;
+  sim_backing backing_;
+  sim_addresses device_space_;
+  sim_addresses host_space_;
+  sim_file pages_;
+  std::map<std::uintptr_t, range> ranges_;
+  std::map<std::uintptr_t, mapping> maps_;
+  std::unordered_map<page_handle, page_piece> physical_;
+  block_map blocks_;
+  page_handle next_handle_ = 1;
+  std::uint64_t next_key_ = 1;
+  bool watched_ = false;
+  std::vector<piece> gone_;
+  std::unique_ptr<sim_memory_tool> tool_;  ///< must be destroyed before the address spaces
+};
+
+}  // namespace detail
+
+}  // namespace tarn

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Options of a simulated machine, and its counters.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/driver/driver_call.hpp"
+#include "tarn/driver/sim/sim_backing.hpp"
+#include "tarn/driver/sim/sim_cost.hpp"
+#include "tarn/driver/sim/sim_memory_tool.hpp"
+
+namespace tarn {
+
+/// Whether simulated devices support virtual memory management; some virtual GPUs do not.
+enum class sim_paging : std::uint8_t { available, missing };
+
+/// Whether simulated devices can access each other's pages, as over NVLink. Copies between them do not need it.
+enum class sim_peers : std::uint8_t { reachable, apart };
+
+/// Whether the order checker is active (sim_order.hpp). It costs time and memory per access.
+enum class sim_checks : std::uint8_t {
+  off,
+  stream_order,  ///< host threads share one timeline: a wait by one counts for all
+  each_thread    ///< threads must also be ordered, by publish() and observe()
+};
+
+/// What the simulated management library reports.
+enum class sim_accounting : std::uint8_t {
+  told,
+  hidden,  ///< sums, but no processes, as in a container with its own process ids
+  missing  ///< there is no library
+};
+
+/// What a child of fork() can do with a simulated machine.
+enum class sim_fork : std::uint8_t {
+  refused,  ///< nothing, as with CUDA: each call fails, and page contents remain the parent's
+  works     ///< everything, with its own machine; needs sim_backing::address_only, as backed pages are shared
+};
+
+/// The configuration of a simulated machine. The default is one H200, backed by host memory as it is touched.
+struct sim_options {
+  int devices = 1;
+  std::size_t capacity = 140_GiB;  ///< of each device, bytes
+  std::size_t taken = 1_GiB;       ///< of it, in use from the start: the context, other processes
+  std::size_t context = 0;  ///< part of `taken`: this process's context and modules, for memory_account()
+  std::size_t other_processes = 0;  ///< part of `taken`; so is what take_memory() takes later
+  std::size_t set_aside = 0;        ///< part of `taken`, by driver and firmware; the rest is unowned
+  sim_accounting accounting = sim_accounting::told;
+  std::size_t host_capacity = 64_GiB;  ///< for pinned and managed memory together
+  std::size_t granularity = 2_MiB;     ///< of pages
+  sim_backing backing = sim_backing::host_backed;
+  sim_paging paging = sim_paging::available;
+  sim_peers peers = sim_peers::reachable;
+  sim_checks checks = sim_checks::off;
+  sim_fork forked = sim_fork::refused;
+  sim_tool tool = sim_tool::absent;  ///< attached: a pool's allocations are tracked, which costs time
+  sim_costs costs{};
+  std::uint64_t seed = 0;            ///< selects a schedule; 0: work takes exactly the requested time
+  sim_nanoseconds jitter = 100'000;  ///< with a seed, work may take up to this much longer
+  /// With a seed: out of a thousand streams this many are slow, and each of their operations takes up to `slowness` longer.
+  /// With a slowness of a second and more they appear never to end until a thread waits.
+  unsigned slow_streams = 0;
+  sim_nanoseconds slowness = 1'000'000'000;
+  sim_nanoseconds late_events = 0;  ///< with a seed, an event may be reached up to this much later
+};
+
+/// Counts of each driver call, and their cost in virtual time.
+struct sim_calls {
+  std::uint64_t counts[driver_call_count]{};
+  std::uint64_t driver_ns = 0;  ///< modelled nanoseconds inside the driver, excluding waits
+
+  [[nodiscard]] std::uint64_t operator[](driver_call call) const noexcept {
+    return counts[static_cast<std::size_t>(call)];
+  }
+  /// All calls.
+  [[nodiscard]] std::uint64_t total() const noexcept {
+    return sum([](driver_call) { return true; });
+  }
+  /// Calls that allocate, map or free memory.
+  [[nodiscard]] std::uint64_t memory() const noexcept { return sum(changes_memory); }
+  /// Calls that order or move something: all but those that only inspect a stream.
+  [[nodiscard]] std::uint64_t acting() const noexcept {
+    return sum([](driver_call call) { return !only_looks(call); });
+  }
+
+ private:
+  template <class Select>
+  [[nodiscard]] std::uint64_t sum(Select const& select) const noexcept {
+    std::uint64_t n = 0;
+    for (std::size_t i = 0; i < driver_call_count; ++i) {
+      if (select(driver_call_at(i))) n += counts[i];
+    }
+    return n;
+  }
+};
+
+/// Objects not yet released; all zero if nothing leaked.
+struct sim_leaks {
+  std::size_t ranges = 0;   ///< reserved address ranges
+  std::size_t maps = 0;     ///< mapped pages
+  std::size_t handles = 0;  ///< page handles
+  std::size_t blocks = 0;   ///< of all kinds, except blocks cached by cudaMallocAsync
+  std::size_t streams = 0;
+  std::size_t events = 0;
+  [[nodiscard]] std::size_t total() const noexcept {
+    return ranges + maps + handles + blocks + streams + events;
+  }
+};
+
+}  // namespace tarn

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// accessible_from: gives other devices access to a device's pages, so that their kernels may read and write a pool's memory in
+// place, and copies between the devices are direct.
+
+#include <cstddef>
+#include <exception>
+#include <initializer_list>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "tarn/core/device.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/message.hpp"
+#include "tarn/policy/compose.hpp"
+#include "tarn/source/refusal.hpp"
+
+namespace tarn {
+
+/// Thrown if a device cannot access another's memory: no NVLink or PCIe path between them allows it.
+class unreachable_device : public std::exception {
+ public:
+  unreachable_device(device_id memory, device_id from) noexcept : memory_(memory), from_(from) {
+    text_.add("tarn: memory of device ").add_number(memory.value).add(" cannot be reached from device ");
+    text_.add_number(from.value)
+        .add("; leave that one out of accessible_from, copies between them work without it");
+  }
+  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
+  /// The device that has the memory.
+  [[nodiscard]] device_id memory() const noexcept { return memory_; }
+  /// The device that cannot reach it.
+  [[nodiscard]] device_id from() const noexcept { return from_; }
+
+ private:
+  device_id memory_;
+  device_id from_;
+  message<192> text_;
+};
+
+template <class Upstream>
+class reachable_layer;
+
+/// Below a pool: `cuda_pages{0} | accessible_from{1, 2} | pooled{}`. One more driver call per device and mapping (about 25 us),
+/// none per allocation. The pages' own device may be listed and costs nothing.
+class accessible_from {
+ public:
+  template <class Upstream>
+  using layer = reachable_layer<Upstream>;
+
+  /// No other device.
+  accessible_from() = default;
+  accessible_from(std::initializer_list<device_id> devices) : devices_(devices) {}
+  explicit accessible_from(std::span<device_id const> devices) : devices_(devices.begin(), devices.end()) {}
+
+  [[nodiscard]] std::vector<device_id> const& devices() const noexcept { return devices_; }
+
+ private:
+  std::vector<device_id> devices_;
+};
+
+/// A page source whose mappings are shared with other devices when they are made. It does not pass plain blocks on:
+/// cudaMalloc's blocks cannot be shared this way, so an attached memory tool cannot watch the blocks of a pool over it.
+template <class Upstream>
+class reachable_layer {
+  static_assert(
+      page_source<Upstream>,
+      "tarn: accessible_from is for pages; put it below the pool: cuda_pages{0} | accessible_from{1} "
+      "| pooled{}");
+
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  explicit reachable_layer(Upstream upstream) : upstream_(std::move(upstream)) {}
+  /// @throws unreachable_device  a device cannot access these pages
+  /// @throws cuda_error          of kind `no_device` if there is no such device
+  reachable_layer(Upstream upstream, accessible_from const& options) : upstream_(std::move(upstream)) {
+    for (device_id const other : options.devices()) {
+      if (other == driver().device()) continue;
+      bool yes = false;
+      if (status const s = driver().can_share(other, yes); !s.ok()) throw cuda_error(s, other.value);
+      if (!yes) throw unreachable_device(driver().device(), other);
+      others_.push_back(other);
+    }
+  }
+  reachable_layer(reachable_layer const&) = delete;
+  reachable_layer& operator=(reachable_layer const&) = delete;
+
+  [[nodiscard]] std::size_t granularity() const noexcept { return upstream_.granularity(); }
+  [[nodiscard]] void* reserve(std::size_t bytes) { return upstream_.reserve(bytes); }
+  void unreserve(void* p, std::size_t bytes) noexcept { upstream_.unreserve(p, bytes); }
+  [[nodiscard]] page_handle create(std::size_t bytes) { return upstream_.create(bytes); }
+  void destroy(page_handle handle, std::size_t bytes) noexcept { upstream_.destroy(handle, bytes); }
+  /// As the source's, and readable and writable by the other devices. @throws out_of_memory, cuda_error; nothing is mapped
+  void map(void* p, std::size_t bytes, page_handle handle) {
+    upstream_.map(p, bytes, handle);
+    for (device_id const other : others_) {
+      status const s = driver().share_pages(p, bytes, other);
+      if (s.ok()) continue;
+      upstream_.unmap(p, bytes);
+      detail::refuse(driver(), s, stream_ref{}, bytes, granularity());
+    }
+  }
+  void unmap(void* p, std::size_t bytes) noexcept { upstream_.unmap(p, bytes); }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+  /// The devices that reach the memory, besides its own.
+  [[nodiscard]] std::span<device_id const> reached_from() const noexcept { return others_; }
+
+ private:
+  Upstream upstream_;
+  std::vector<device_id> others_;
+};
+
+}  // namespace tarn

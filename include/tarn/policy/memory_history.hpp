@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A copy of what a `with_history` layer recorded, at one moment: plain data for reports.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tarn/core/stream.hpp"
+
+namespace tarn {
+
+/// One frame of a location: file, line and function, outermost last.
+struct history_frame {
+  std::string file;
+  int line = 0;
+  std::string function;
+};
+
+/// A block that is handed out.
+struct history_block {
+  std::uintptr_t address = 0;
+  std::size_t requested = 0;   ///< bytes requested by the caller
+  std::size_t bytes = 0;       ///< bytes that it occupies
+  stream_id stream = 0;        ///< of the allocation
+  std::uint32_t tag = 0;       ///< index into memory_history::tags; 0 is "untagged"
+  std::uint32_t location = 0;  ///< index into memory_history::locations; 0 if unknown
+  std::uint64_t time_ns = 0;   ///< since memory_history::started_ns
+};
+
+enum class history_event_kind : std::uint8_t { allocate, free, refused };
+
+/// One call, in the order in which the calls took effect.
+struct history_event {
+  history_event_kind kind = history_event_kind::allocate;
+  std::uintptr_t address = 0;  ///< 0 for a refusal
+  std::size_t requested = 0;   ///< bytes; for a refusal, those requested
+  std::size_t bytes = 0;       ///< bytes that it occupies; 0 for a refusal
+  stream_id stream = 0;        ///< of this call
+  std::uint32_t tag = 0;
+  std::uint32_t location = 0;
+  std::uint64_t time_ns = 0;
+};
+
+/// The amounts of one tag. Bytes as the blocks occupy them.
+struct history_tag {
+  std::string name;
+  std::size_t bytes = 0;
+  std::size_t peak_bytes = 0;
+  std::size_t requested = 0;
+  std::size_t blocks = 0;
+  std::uint64_t allocations = 0;
+};
+
+struct memory_history {
+  std::uint64_t started_ns = 0;  ///< when the layer was made, since 1970
+  std::uint64_t now_ns = 0;      ///< when this was copied, since started_ns
+  std::uint64_t steady_ns = 0;   ///< the steady clock at started_ns; 0 with a user's clock
+  std::vector<history_block> live;
+  std::vector<history_event> events;                  ///< the latest ones, oldest first
+  std::uint64_t forgotten_events = 0;                 ///< older ones that the ring no longer holds
+  std::vector<history_tag> tags;                      ///< tags[0] is "untagged"
+  std::vector<std::vector<history_frame>> locations;  ///< innermost frame first; locations[0] is empty
+};
+
+}  // namespace tarn

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// traced: writes every call as a trace for tarn_replay, so that a program can be measured against any pool.
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <mutex>
+#include <system_error>
+#include <utility>
+
+#include "tarn/core/address_map.hpp"
+#include "tarn/core/at_fork.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/policy/compose.hpp"
+#include "tarn/policy/trace_format.hpp"
+
+namespace tarn {
+
+template <class Upstream>
+class traced_layer;
+
+/// Records to a newly created file of that name, or to an open file, which the caller closes.
+struct traced {
+  char const* path = nullptr;
+  std::FILE* file = nullptr;
+
+  constexpr explicit traced(char const* name) noexcept : path(name) {}
+  constexpr explicit traced(std::FILE* open) noexcept : file(open) {}
+
+  template <class Upstream>
+  using layer = traced_layer<Upstream>;
+};
+
+/// Writes `a id bytes stream` with requested bytes and `f id`, in an order that happened: an address that is freed and handed
+/// out again is never live twice in the trace. One mutex around the record, none around the upstream. Costs a hash lookup and a
+/// buffered write per call; write errors are reported once on standard error and end the recording, never the program. Up to
+/// 65,533 streams besides the default one have numbers of their own; further ones share one number, so that every trace can be
+/// replayed.
+template <class Upstream>
+class traced_layer {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  /// @throws std::system_error  the file cannot be created
+  traced_layer(Upstream upstream, traced const& options)
+      : upstream_(std::move(upstream)), file_(options.file), owned_(options.file == nullptr) {
+    if (owned_) file_ = options.path != nullptr ? std::fopen(options.path, "w") : nullptr;
+    if (file_ == nullptr) {
+      throw std::system_error(errno, std::generic_category(), "tarn: cannot write the trace; check the path");
+    }
+    put("# a <id> <bytes> <stream> | f <id>\n");
+  }
+  traced_layer(traced_layer const&) = delete;
+  traced_layer& operator=(traced_layer const&) = delete;
+  ~traced_layer() {
+    (void)flush();
+    if (file_ != nullptr && owned_ && std::fclose(std::exchange(file_, nullptr)) != 0) complain();
+  }
+
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    void* const p = upstream_.allocate(stream, bytes, alignment);
+    if (p != nullptr)
+      note_allocation(p, bytes, key_of(stream), [&] { upstream_.deallocate(stream, p, bytes, alignment); });
+    return p;
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p != nullptr) note_free(p);
+    upstream_.deallocate(stream, p, bytes, alignment);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    void* const p = upstream_.allocate_sync(bytes, alignment);
+    if (p != nullptr)
+      note_allocation(p, bytes, default_key, [&] { upstream_.deallocate_sync(p, bytes, alignment); });
+    return p;
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p != nullptr) note_free(p);
+    upstream_.deallocate_sync(p, bytes, alignment);
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+
+  /// Writes what is buffered; returns false if that failed, now or before.
+  bool flush() noexcept {
+    std::lock_guard const guard(mutex_);
+    if (file_ != nullptr && std::fflush(file_) != 0) complain();
+    return file_ != nullptr;
+  }
+
+ private:
+  static constexpr std::uint64_t default_key = 0;
+
+  /// The stream's identity, or its handle if the driver does not report one.
+  [[nodiscard]] std::uint64_t key_of(stream_ref stream) const noexcept {
+    stream_id id = stream.id();
+    if (stream.handle() == nullptr && id == stream_ref::unknown_id) return default_key;
+    if (id == stream_ref::unknown_id && !driver().identify(stream, id).ok()) {
+      id = reinterpret_cast<std::uintptr_t>(stream.handle());
+    }
+    stream_id null_id = 0;
+    return driver().identify(stream_ref{}, null_id).ok() && null_id == id ? default_key : id;
+  }
+
+  template <class Undo>
+  void note_allocation(void* p, std::size_t bytes, std::uint64_t key, Undo const& undo) {
+    std::lock_guard const guard(mutex_);
+    try {
+      std::uint32_t const stream = number_of(key);
+      live_.make_room(1);
+      live_.insert(reinterpret_cast<std::uintptr_t>(p), next_id_);
+      put(format_trace_line({trace_event_kind::allocate, next_id_, bytes, stream}).view());
+      ++next_id_;
+    } catch (...) {
+      undo();
+      throw;
+    }
+  }
+  void note_free(void* p) noexcept {
+    std::lock_guard const guard(mutex_);
+    std::uint64_t const id = live_.erase(reinterpret_cast<std::uintptr_t>(p));
+    if (id == 0) return;  // the layers below report misuse
+    put(format_trace_line({trace_event_kind::free, id, 0, 0}).view());
+  }
+  /// Streams are numbered from 1 in the order of their first call. The last number of the format stands for all later streams:
+  /// a program may create more streams than can be replayed. @throws std::bad_alloc
+  [[nodiscard]] std::uint32_t number_of(std::uint64_t key) {
+    if (key == default_key) return 0;
+    if (std::uint32_t const known = streams_.find(key); known != 0) return known;
+    constexpr std::uint32_t last = most_trace_streams - 1;
+    if (streams_.size() == last - 1) {
+      if (!std::exchange(streams_are_shared_, true)) put("# further streams share the last number\n");
+      return last;
+    }
+    streams_.make_room(1);
+    auto const number = static_cast<std::uint32_t>(streams_.size() + 1);
+    streams_.insert(key, number);
+    return number;
+  }
+  void put(std::string_view text) noexcept {
+    if (file_ != nullptr && std::fwrite(text.data(), 1, text.size(), file_) != text.size()) complain();
+  }
+  void complain() noexcept {
+    std::fputs("tarn: writing the trace failed; the recording ends here\n", stderr);
+    if (owned_ && file_ != nullptr) (void)std::fclose(file_);
+    file_ = nullptr;
+  }
+
+  Upstream upstream_;
+  detail::fork_mutex mutex_;
+  std::FILE* file_;
+  bool owned_;
+  bool streams_are_shared_ = false;  ///< written to the trace once
+  std::uint64_t next_id_ = 1;
+  detail::address_map<std::uint64_t> live_;     ///< the id of each live block
+  detail::address_map<std::uint32_t> streams_;  ///< the number of each stream except the default one
+};
+
+}  // namespace tarn

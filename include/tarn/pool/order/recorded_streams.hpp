@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Blocks used on more streams than the one they are freed on. record_stream() records the uses, and a freed block is held back
+// until the device has completed them. Costs one relaxed load per deallocation while nothing is recorded, two more while other
+// blocks are.
+//
+//   record_stream(p, B)     p is recorded, with a use on B's queue
+//   deallocate(A, p)     an event is recorded on B; the use is appended to B's queue: first | ... | last
+//   allocate(), a miss   the first event of each queue is queried; once it is complete, p is freed on A
+//
+// A queue's uses are in the order of their events, so one failed query ends the search of a queue. If many uses wait, several
+// share the event that was recorded after all of them.
+//
+// The driver is never called under the mutex. A call in progress keeps what it works on: a deallocation keeps the block by a
+// count, a query keeps the event by `asked`, and a group that is marked again is in no list meanwhile.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+#include "tarn/core/address_map.hpp"
+#include "tarn/core/at_fork.hpp"
+#include "tarn/core/stream.hpp"
+#include "tarn/driver/driver.hpp"
+#include "tarn/pool/arena/stream_order.hpp"
+#include "tarn/pool/order/mark_work.hpp"
+#include "tarn/pool/order/noted_blocks.hpp"
+#include "tarn/pool/order/slots.hpp"
+
+namespace tarn::detail {
+
+template <stream_driver Driver>
+class recorded_streams {
+ public:
+  /// A block that was freed and held back.
+  struct waiting {
+    void* p = nullptr;
+    std::size_t bytes = 0;
+    std::size_t alignment = 0;
+    stream_ref stream;
+  };
+
+  explicit recorded_streams(Driver const& driver) : driver_(driver) {}
+  recorded_streams(recorded_streams const&) = delete;
+  recorded_streams& operator=(recorded_streams const&) = delete;
+
+  [[nodiscard]] bool any() const noexcept { return noted_count_.load(std::memory_order_relaxed) != 0; }
+  /// Returns false if `p` has no recorded use. Takes no lock.
+  [[nodiscard]] bool may_hold(void const* p) const noexcept { return noted_.may_hold(p); }
+  [[nodiscard]] bool any_waiting() const noexcept {
+    return waiting_count_.load(std::memory_order_relaxed) != 0;
+  }
+
+  /// Records a use, and makes room for all that deallocation needs. Amortised O(1); O(streams that the block is used on).
+  /// @throws std::bad_alloc, cuda_error: nothing has changed
+  void note(void* p, stream_ref stream) {
+    stream_id id = stream.id();
+    if (id == stream_ref::unknown_id) {
+      if (status const s = driver_.identify(stream, id); !s.ok()) throw cuda_error(s, driver_.device().value);
+      stream = stream_ref::from(stream.handle(), id);
+    }
+    std::lock_guard const guard(mutex_);
+    slot_number b = noted_.find(p);
+    for (slot_number u = b != 0 ? blocks_[b].uses : 0; u != 0; u = uses_[u].next) {
+      if (uses_[u].stream == id) return;
+    }
+    if (b == 0) {
+      blocks_.make_room();
+      noted_.make_room();
+    }
+    uses_.make_room();
+    slot_number const l = lane_of(stream);
+    if (b == 0) {
+      b = blocks_.take();
+      blocks_[b].p = p;
+      noted_.insert(b);
+      noted_count_.store(noted_.size(), std::memory_order_relaxed);
+    }
+    add_use(b, l, id);
+  }
+
+  /// Called at deallocation: returns true if the block is held back, false if it has no recorded use and may be freed now.
+  /// Records one event on each recorded stream. Waits for the device only if a stream was destroyed and the driver cannot mark
+  /// its work.
+  bool hold_back(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
+    lock held(mutex_);
+    slot_number const b = take_noted(p);
+    return b != 0 && hold(held, b, {p, bytes, alignment, stream});
+  }
+
+  /// As hold_back(), for a block freed on a stream that the driver does not know, perhaps a destroyed one: holds it back until
+  /// that stream's work is complete; the block is then free for every stream. If the host has no memory to record that and the
+  /// device cannot be waited for, the block stays live until the pool ends.
+  bool hold_back_for_all(void* p, std::size_t bytes, std::size_t alignment, stream_ref unknown) noexcept {
+    lock held(mutex_);
+    slot_number l = 0;
+    try {
+      blocks_.make_room();
+      uses_.make_room();
+      l = lane_of(unknown);
+    } catch (...) {
+      held.unlock();
+      return !driver_.synchronize_device().ok();
+    }
+    slot_number b = take_noted(p);
+    if (b == 0) b = blocks_.take();
+    add_use(b, l, stream_ref::unknown_id);
+    return hold(held, b, {p, bytes, alignment, stream_ref::from(nullptr, neutral_id)});
+  }
+
+  /// Finds out which uses are complete; `wait` makes the host wait for all that were marked before the call. One thread at a
+  /// time. At most two queries per queue, plus one for each completed event.
+  void settle(bool const wait) noexcept {
+    lock held(mutex_);
+    for (slot_number l = 1; l <= queues_.last(); ++l) {
+      if (queues_[l].users == 0) continue;
+      mark_again(held, l);
+      // Deallocations continue meanwhile: ignore their marks, so that this loop ends.
+      std::uint64_t const now = ++clock_;
+      while (queues_[l].first != 0 && uses_[queues_[l].first].ticket < now && ask_first(held, l, wait)) {
+      }
+    }
+  }
+
+  /// Takes out one block whose uses settle() found complete. Returns false if there is none. Amortised O(1).
+  bool take_ready(waiting& out) noexcept {
+    std::lock_guard const guard(mutex_);
+    while (over_ != 0) {
+      slot_number const group = over_;
+      slot_number u = uses_[group].members;
+      if (u != 0) {
+        uses_[group].members = uses_[u].next;
+      } else {
+        u = group;
+        over_ = uses_[group].next;
+      }
+      slot_number const b = uses_[u].block;
+      drop(u);
+      if (--blocks_[b].pending != 0) continue;
+      out = blocks_[b].freed;
+      end_waiting(b);
+      return true;
+    }
+    return false;
+  }
+
+  /// Whether work may still run on held-back blocks and the host may synchronise the device. It may not while a stream to be
+  /// marked is capturing, since that would only end the capture. Uses what settle() found: a stream's handle is not queried,
+  /// since the stream may be destroyed.
+  [[nodiscard]] bool asks_for_device() const noexcept {
+    std::lock_guard const guard(mutex_);
+    for (slot_number l = 1; l <= queues_.last(); ++l) {
+      if (queues_[l].unmarked != 0 && queues_[l].captured) return false;
+    }
+    return any_waiting();
+  }
+
+  /// Destroys the events of blocks that could not be waited for. The pool is ending, and their memory with it.
+  void close() noexcept {
+    lock held(mutex_);
+    for (slot_number l = 1; l <= queues_.last(); ++l) {
+      for (slot_number u = std::exchange(queues_[l].first, 0); u != 0; u = uses_[u].next)
+        recycle(held, uses_[u].event);
+    }
+    while (idle_count_ != 0) destroy(held, idle_[--idle_count_]);
+  }
+
+  /// Calls f(waiting) for each block held back. While the growth lock is held none of them is handed out again.
+  template <class F>
+  void for_each_waiting(F const& f) const {
+    std::lock_guard const guard(mutex_);
+    for (slot_number b = 1; b <= blocks_.last(); ++b) {
+      if (blocks_[b].is_waiting) f(blocks_[b].freed);
+    }
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    std::lock_guard const guard(mutex_);
+    return blocks_.host_bytes() + uses_.host_bytes() + queues_.host_bytes() + noted_.host_bytes() +
+           by_stream_.host_bytes();
+  }
+
+ private:
+  using lock = std::unique_lock<fork_mutex>;
+
+  /// A block from its first recorded use until it is freed. `p` is its key while it has recorded uses.
+  struct block {
+    void* p = nullptr;
+    slot_number next = 0;
+    slot_number uses = 0;       ///< until it is held back: linked by `next`
+    std::uint32_t pending = 0;  ///< incomplete uses, plus one for a deallocation in progress
+    bool is_waiting = false;
+    waiting freed;
+  };
+  /// A use; after its deallocation, part of a group that one event covers. The first use represents the group.
+  struct use {
+    slot_number block = 0;
+    slot_number queue = 0;
+    slot_number next = 0;     ///< next use of the block, next member of the group, or next group
+    slot_number members = 0;  ///< of the group, without the first
+    slot_number last_member = 0;
+    std::uint32_t count = 1;  ///< number of uses in the group
+    stream_id stream = 0;
+    std::uint64_t ticket = 0;  ///< taken before the event was recorded; it covers uses up to this
+    event_handle event = nullptr;
+  };
+  /// The uses of one stream, or of all but the default streams if the driver marks the whole device's work.
+  struct use_queue {
+    stream_id key = 0;
+    stream_ref stream;
+    slot_number next = 0;
+    slot_number first = 0;  ///< marked groups, linked by `next`
+    slot_number last = 0;
+    slot_number unmarked = 0;  ///< one group of those that could not be marked when they were freed
+    std::uint32_t users = 0;   ///< uses, in any state
+    std::uint32_t marked = 0;  ///< uses in marked groups
+    bool asked = false;        ///< the first event is being queried
+    bool gone = false;         ///< its stream was destroyed: the handle is not passed on
+    bool captured = false;     ///< whether a capture caused the last refusal of a mark
+  };
+
+  /// A group has at most this part of the uses that wait on its queue: a use waits for an event recorded slightly later than its
+  /// own would be. 32 uses have 32 events; each doubling adds 11.
+  static constexpr std::uint32_t group_part = 16;
+  /// Number of events kept for later marks.
+  static constexpr std::size_t most_idle = 64;
+
+  // ---- under the mutex
+
+  /// @throws std::bad_alloc, nothing has changed
+  slot_number lane_of(stream_ref stream) {
+    bool const shared = marks_all_work<Driver> && !is_default_stream(stream);
+    stream_id const key = shared ? neutral_id : stream.id();
+    if (slot_number const known = by_stream_.find(key); known != 0) return known;
+    by_stream_.make_room(1);
+    queues_.make_room();
+    slot_number const l = queues_.take();
+    by_stream_.insert(key, l);
+    queues_[l].key = key;
+    queues_[l].stream = stream;
+    queues_[l].gone = key == stream_ref::unknown_id;
+    return l;
+  }
+  void add_use(slot_number b, slot_number l, stream_id id) noexcept {
+    slot_number const u = uses_.take();
+    uses_[u].block = b;
+    uses_[u].queue = l;
+    uses_[u].stream = id;
+    uses_[u].next = blocks_[b].uses;
+    blocks_[b].uses = u;
+    ++queues_[l].users;
+  }
+  void drop(slot_number u) noexcept {
+    slot_number const l = uses_[u].queue;
+    uses_.give(u);
+    if (--queues_[l].users != 0) return;
+    (void)by_stream_.erase(queues_[l].key);
+    queues_.give(l);
+  }
+  slot_number take_noted(void* p) noexcept {
+    slot_number const b = noted_.take(p);
+    noted_count_.store(noted_.size(), std::memory_order_relaxed);
+    return b;
+  }
+  void end_waiting(slot_number b) noexcept {
+    waiting_count_.store(waiting_count_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
+    blocks_.give(b);
+  }
+  /// Adds group `added` to group `g`.
+  void join(slot_number g, slot_number added) noexcept {
+    slot_number const tail = uses_[added].members != 0 ? uses_[added].last_member : added;
+    uses_[added].next = std::exchange(uses_[added].members, 0);
+    uses_[tail].next = uses_[g].members;
+    if (uses_[g].members == 0) uses_[g].last_member = tail;
+    uses_[g].members = added;
+    uses_[g].count += uses_[added].count;
+  }
+  /// Appends a group marked by `event`, which was recorded after `ticket` was taken. Returns an event that is no longer needed,
+  /// or null.
+  event_handle append(slot_number g, std::uint64_t ticket, event_handle event) noexcept {
+    use_queue& in = queues_[uses_[g].queue];
+    in.marked += uses_[g].count;
+    slot_number const last = in.last;
+    // Another thread's deallocation may have taken its ticket after this one and appended its group before it.
+    bool const covers_last = last != 0 && uses_[last].ticket <= ticket && !(in.asked && last == in.first);
+    if (covers_last && (uses_[last].count + uses_[g].count) * group_part <= in.marked) {
+      join(last, g);
+      uses_[last].ticket = ticket;
+      return std::exchange(uses_[last].event, event);
+    }
+    uses_[g].ticket = ticket;
+    uses_[g].event = event;
+    (last != 0 ? uses_[last].next : in.first) = g;
+    in.last = g;
+    return nullptr;
+  }
+  /// Queues a group whose uses are complete for take_ready().
+  void is_over(slot_number g) noexcept {
+    uses_[g].next = over_;
+    over_ = g;
+  }
+
+  // ---- under the mutex, which is released around driver calls
+
+  /// Marks the uses of a freed block. Returns false if there is none left to wait for.
+  bool hold(lock& held, slot_number b, waiting const& freed) noexcept {
+    block& of = blocks_[b];  // its address is stable, and `pending` keeps it
+    std::uint64_t const ticket = ++clock_;
+    of.pending = 1;
+    slot_number kept = 0;
+    for (slot_number u = std::exchange(of.uses, 0); u != 0;) {
+      slot_number const next = uses_[u].next;
+      if (uses_[u].stream == freed.stream.id()) {
+        drop(u);
+      } else {
+        uses_[u].next = std::exchange(kept, u);
+        ++of.pending;
+      }
+      u = next;
+    }
+    if (kept == 0) {
+      blocks_.give(b);
+      return false;
+    }
+    of.freed = freed;
+    of.is_waiting = true;
+    waiting_count_.store(waiting_count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    while (kept != 0) {
+      slot_number const u = std::exchange(kept, std::exchange(uses_[kept].next, 0));
+      if (!mark(held, u, ticket)) continue;
+      drop(u);
+      --of.pending;
+    }
+    if (--of.pending != 0) return true;
+    end_waiting(b);
+    return false;
+  }
+
+  /// Marks a group, which is in no list, with an event. A group that cannot be marked now, since a graph is being captured or
+  /// the driver refused, is set aside: waiting for the device would invalidate the capture, and freeing the block would be
+  /// wrong. Returns true if its uses are complete; the group is then still in no list.
+  bool mark(lock& held, slot_number g, std::uint64_t ticket) noexcept {
+    slot_number const l = uses_[g].queue;
+    stream_ref const stream = queues_[l].stream;
+    bool const known_gone = queues_[l].gone;
+    event_handle event = !known_gone && idle_count_ != 0 ? idle_[--idle_count_] : nullptr;
+    held.unlock();
+    bool captured = false;
+    mark_result result = mark_result::gone;
+    if (!known_gone) {
+      bool const has_event = event != nullptr || driver_.create_event(event).ok();
+      result = has_event ? mark_work(driver_, event, stream, captured) : mark_result::refused;
+    }
+    bool const over = result == mark_result::gone && driver_.synchronize_device().ok();
+    held.lock();
+    use_queue& in = queues_[l];
+    in.captured = captured;
+    in.gone = in.gone || result == mark_result::gone;
+    if (result == mark_result::marked) {
+      recycle(held, append(g, ticket, event));
+      return false;
+    }
+    if (!over) {
+      if (in.unmarked != 0) join(g, in.unmarked);
+      in.unmarked = g;
+    }
+    if (event != nullptr) destroy(held, event);
+    return over;
+  }
+  /// Retries all uses of a queue that could not be marked: one event covers them all.
+  void mark_again(lock& held, slot_number l) noexcept {
+    slot_number const g = std::exchange(queues_[l].unmarked, 0);
+    if (g != 0 && mark(held, g, ++clock_)) is_over(g);
+  }
+
+  /// Returns whether the first group of a queue is complete.
+  bool ask_first(lock& held, slot_number l, bool const wait) noexcept {
+    slot_number const g = queues_[l].first;
+    event_handle const event = uses_[g].event;
+    queues_[l].asked = true;
+    held.unlock();
+    bool done = driver_.query_event(event).ok();
+    if (!done && wait) done = driver_.synchronize_event(event).ok() || driver_.synchronize_device().ok();
+    held.lock();
+    use_queue& in = queues_[l];  // still has users: only this thread takes groups out
+    in.asked = false;
+    if (!done) return false;
+    in.first = uses_[g].next;
+    if (in.first == 0) in.last = 0;
+    in.marked -= uses_[g].count;
+    uses_[g].event = nullptr;
+    is_over(g);
+    recycle(held, event);
+    return true;
+  }
+
+  void recycle(lock& held, event_handle event) noexcept {
+    if (event == nullptr) return;
+    if (idle_count_ == most_idle) return destroy(held, event);
+    idle_[idle_count_++] = event;
+  }
+  void destroy(lock& held, event_handle event) const noexcept {
+    held.unlock();
+    (void)driver_.destroy_event(event);
+    held.lock();
+  }
+
+  Driver driver_;
+  mutable fork_mutex mutex_;
+  slots<block> blocks_;
+  slots<use> uses_;
+  slots<use_queue> queues_;
+  address_map<std::uint32_t> by_stream_;
+  noted_blocks<block> noted_{blocks_};
+  slot_number over_ = 0;  ///< groups whose uses are complete
+  std::uint64_t clock_ = 0;
+  event_handle idle_[most_idle] = {};
+  std::size_t idle_count_ = 0;
+  std::atomic<std::size_t> noted_count_{0};
+  std::atomic<std::size_t> waiting_count_{0};
+};
+
+}  // namespace tarn::detail

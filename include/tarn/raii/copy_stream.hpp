@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// copy_stream: a separate stream for copies, and the events that order it with the user's stream.
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "tarn/core/error.hpp"
+#include "tarn/driver/driver.hpp"
+#include "tarn/raii/stream.hpp"
+
+namespace tarn::detail {
+
+/// Copies on its own stream and orders the copies with the user's stream by numbered events. Waits on the host only where
+/// documented. Destruction waits for the running copies, so the memory that they use may be freed. One thread at a time.
+template <stream_driver Driver>
+class copy_stream {
+ public:
+  /// @param user  the stream of the other work; must not be capturing
+  /// @throws misuse  `user` is being captured; cuda_error
+  copy_stream(Driver const& driver, stream_ref user, std::size_t events) : copy_stream(driver, user) {
+    events_.reserve(events);
+    while (events_.size() < events) {
+      event_handle event = nullptr;
+      require(driver_.create_event(event));
+      events_.push_back(event);
+    }
+  }
+  copy_stream(copy_stream const&) = delete;
+  copy_stream& operator=(copy_stream const&) = delete;
+  ~copy_stream() {
+    finish();
+    for (event_handle const event : events_) (void)driver_.destroy_event(event);
+  }
+
+  [[nodiscard]] stream_ref user() const noexcept { return user_; }
+
+  void copy(void* to, void const* from, std::size_t bytes) {
+    require(driver_.copy(stream_, to, from, bytes));
+  }
+  /// Records an event behind the copies so far.
+  void mark(std::size_t event) { require(driver_.record_event(events_[event], stream_)); }
+  /// Records an event behind the user's work so far.
+  void mark_user(std::size_t event) { require(driver_.record_event(events_[event], user_)); }
+  /// Makes later copies wait for an event recorded on the user's stream.
+  void wait_for(std::size_t event) { require(driver_.wait_event(stream_, events_[event])); }
+  /// Makes the user's later work wait for an event.
+  void let_user_wait(std::size_t event) { require(driver_.wait_event(user_, events_[event])); }
+  /// Whether the device has passed an event.
+  [[nodiscard]] bool is_past(std::size_t event) {
+    status const s = driver_.query_event(events_[event]);
+    if (s.kind == failure::not_ready) return false;
+    require(s);
+    return true;
+  }
+  /// Waits on the host until the device has passed an event.
+  void synchronize(std::size_t event) { require(driver_.synchronize_event(events_[event])); }
+
+  /// Waits on the host for all copies.
+  void finish() noexcept {
+    // If the stream cannot be synchronised, synchronise the device: a running copy must not lose its memory.
+    if (!driver_.synchronize_stream(stream_).ok()) (void)driver_.synchronize_device();
+  }
+
+ private:
+  copy_stream(Driver const& driver, stream_ref user) : driver_(driver), user_(user), stream_(driver) {
+    bool capturing = false;
+    require(driver_.is_capturing(user_, capturing));
+    if (capturing) {
+      throw misuse(misuse_kind::capture, nullptr,
+                   "batches on a stream that is being captured; copy before the capture or after it");
+    }
+  }
+  void require(status const& s) const {
+    if (!s.ok()) throw cuda_error(s, driver_.device().value);
+  }
+
+  Driver driver_;
+  stream_ref user_;
+  basic_stream<Driver> stream_;
+  std::vector<event_handle> events_;
+};
+
+}  // namespace tarn::detail

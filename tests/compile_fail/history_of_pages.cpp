@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// error: tarn: watched watches blocks; put it over the pool: pages | pooled{} | with_history{}
+#include "tarn/policy/pooled.hpp"
+#include "tarn/policy/with_history.hpp"
+#include "tarn/source/sim_sources.hpp"
+
+int main() {
+  auto memory = tarn::sim_pages{} | tarn::with_history{} | tarn::pooled{};
+  memory.deallocate({}, memory.allocate({}, 10), 10);
+}

@@ -1,9 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-// error: tarn: an owner is empty once it is retired; say std::move(owner)
-#include "tarn/raii/retire.hpp"
-#include "tarn/source/host_memory.hpp"
-
-int main() {
-  auto weights = tarn::make_device_buffer<float>(tarn::host_memory{}, 5, tarn::stream_ref{});
-  tarn::retire(weights, tarn::stream_ref{});
-}

@@ -1,6 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-// error: tarn: reports errors by exceptions; compile without -fno-exceptions
-// flags: -fno-exceptions
-#include "tarn/moving.hpp"
-
-int main() {}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// watched: a policy that compares every call, from any caller, with the trivial allocator, and reports the
+// owner of each byte to the machine's order checker.
+
+#include <cstddef>
+#include <utility>
+
+#include "fuzz/live_blocks.hpp"
+#include "tarn/driver/sim/sim_machine.hpp"
+#include "tarn/policy/block_bytes.hpp"
+#include "tarn/policy/compose.hpp"
+
+namespace tarn_fuzz {
+
+template <class Upstream>
+class with_history_layer;
+
+struct with_history {
+  tarn::sim_machine machine;
+
+  template <class Upstream>
+  using layer = with_history_layer<Upstream>;
+};
+
+template <class Upstream>
+class with_history_layer {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  with_history_layer(Upstream upstream, watched options)
+      : upstream_(std::move(upstream)), machine_(std::move(options.machine)) {}
+  with_history_layer(with_history_layer const&) = delete;
+  with_history_layer& operator=(with_history_layer const&) = delete;
+
+  void* allocate(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    return seen(stream, upstream_.allocate(stream, bytes, alignment), bytes, alignment);
+  }
+  void deallocate(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    gone(stream, p, bytes, alignment);
+    upstream_.deallocate(stream, p, bytes, alignment);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    return seen({}, upstream_.allocate_sync(bytes, alignment), bytes, alignment);
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    gone({}, p, bytes, alignment);
+    upstream_.deallocate_sync(p, bytes, alignment);
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+  [[nodiscard]] live_blocks const& blocks() const noexcept { return blocks_; }
+
+ private:
+  void* seen(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) {
+    promise((p == nullptr) == (bytes == 0), "null stands for no bytes, and for nothing else");
+    if (p == nullptr) return p;
+    blocks_.add(p, {bytes, alignment, tarn::detail::block_bytes_of(upstream_, bytes, alignment)});
+    machine_.allocated(p, bytes, stream);
+    return p;
+  }
+  void gone(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p == nullptr) return;
+    live_block const b = blocks_.remove(p);
+    promise(b.bytes == bytes && b.alignment == alignment, "a block is freed as it was allocated");
+    machine_.freed(p, bytes, exists(stream) ? stream : tarn::stream_ref{});
+  }
+  /// The checker knows only streams that were not destroyed.
+  [[nodiscard]] bool exists(tarn::stream_ref stream) const noexcept {
+    tarn::stream_id now = 0;
+    return driver().identify(tarn::stream_ref::from(stream.handle()), now).ok() &&
+           (stream.id() == tarn::stream_ref::unknown_id || stream.id() == now);
+  }
+
+  Upstream upstream_;
+  tarn::sim_machine machine_;
+  live_blocks blocks_;
+};
+
+}  // namespace tarn_fuzz

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// tarn's resources against the concepts of CCCL, in the generation that the toolkit has.
+
+#include "tarn/cuda_mr.hpp"
+#if __has_include(<cuda/buffer>)
+#include <cuda/buffer>
+#endif
+
+#include <concepts>
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+#include <type_traits>
+
+#include "catch.hpp"
+#include "contract/cuda_device.hpp"
+#include "tarn/core/shared_resource.hpp"
+#include "tarn/policy/compose.hpp"
+#include "tarn/source/cuda_async.hpp"
+#include "tarn/source/cuda_malloc.hpp"
+#include "tarn/source/host_memory.hpp"
+#include "tarn/source/managed.hpp"
+#include "tarn/source/pinned_host.hpp"
+
+namespace cuda_mr_test {  // not unnamed: nvcc would reject unused friends there
+
+using tarn::default_alignment;
+using device_tag = cuda::mr::device_accessible;
+using host_tag = cuda::mr::host_accessible;
+
+// The two generations have different names for the same two concepts.
+#if CCCL_VERSION >= 3001000
+template <class R, class... Tags>
+inline constexpr bool allocates_blocks = cuda::mr::synchronous_resource_with<R, Tags...>;
+template <class R, class... Tags>
+inline constexpr bool allocates_in_stream_order = cuda::mr::resource_with<R, Tags...>;
+#else
+template <class R, class... Tags>
+inline constexpr bool allocates_blocks = cuda::mr::resource_with<R, Tags...>;
+template <class R, class... Tags>
+inline constexpr bool allocates_in_stream_order = cuda::mr::async_resource_with<R, Tags...>;
+#endif
+
+template <class R, class... Tags>
+inline constexpr bool is_cuda_resource =
+    allocates_blocks<R, Tags...> && allocates_in_stream_order<R, Tags...>;
+
+/// A minimal policy: forwards everything.
+template <class Upstream>
+class transparent_layer {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+  transparent_layer()
+    requires std::default_initializable<Upstream>
+  = default;
+  explicit transparent_layer(Upstream upstream) : upstream_(upstream) {}
+  template <class Policy>
+  transparent_layer(Upstream upstream, Policy const&) : upstream_(upstream) {}
+  Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+
+ private:
+  Upstream upstream_;
+};
+struct transparent {
+  template <class Upstream>
+  using layer = transparent_layer<Upstream>;
+};
+
+// Sources.
+static_assert(is_cuda_resource<tarn::cuda_malloc, device_tag>);
+static_assert(is_cuda_resource<tarn::cuda_async, device_tag>);
+static_assert(is_cuda_resource<tarn::pinned_host, device_tag, host_tag>);
+static_assert(is_cuda_resource<tarn::managed, device_tag, host_tag>);
+static_assert(is_cuda_resource<tarn::host_memory, host_tag>);
+static_assert(!cuda::has_property<tarn::cuda_malloc, host_tag>);
+static_assert(!cuda::has_property<tarn::host_memory, device_tag>);
+
+// Stacks: every layer over a resource is a resource.
+static_assert(is_cuda_resource<tarn::stack<tarn::cuda_malloc, transparent>, device_tag>);
+static_assert(
+    is_cuda_resource<tarn::stack<tarn::pinned_host, transparent, transparent>, device_tag, host_tag>);
+static_assert(!cuda::has_property<tarn::stack<tarn::cuda_malloc, transparent>, host_tag>);
+
+// The adaptors in both directions.
+static_assert(is_cuda_resource<tarn::cuda_resource<tarn::cuda_malloc>, device_tag>);
+static_assert(tarn::resource<tarn::cuda_resource_source<tarn::cuda_resource<tarn::cuda_malloc>>>);
+static_assert(tarn::has_property<tarn::cuda_resource_source<tarn::cuda_resource<tarn::pinned_host>>,
+                                 tarn::host_accessible>);
+
+/// A resource as CCCL's users write it: counting host memory, not stream-ordered, that throws bad_alloc
+/// on failure.
+struct counting_resource {
+  std::size_t* live;
+  std::size_t limit;
+  void* take(std::size_t bytes) {
+    if (*live + bytes > limit) throw std::bad_alloc();
+    *live += bytes;
+    return std::aligned_alloc(default_alignment, tarn::align_up(bytes, default_alignment));
+  }
+  void give(void* p, std::size_t bytes) noexcept {
+    *live -= bytes;
+    std::free(p);
+  }
+#if CCCL_VERSION >= 3001000
+  void* allocate_sync(std::size_t bytes, std::size_t) { return take(bytes); }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t) noexcept { give(p, bytes); }
+#else
+  void* allocate(std::size_t bytes, std::size_t) { return take(bytes); }
+  void deallocate(void* p, std::size_t bytes, std::size_t) noexcept { give(p, bytes); }
+#endif
+  friend bool operator==(counting_resource a, counting_resource b) noexcept { return a.live == b.live; }
+  friend bool operator!=(counting_resource a, counting_resource b) noexcept { return a.live != b.live; }
+  friend void get_property(counting_resource const&, host_tag) noexcept {}
+};
+using counting_source = tarn::cuda_resource_source<counting_resource, tarn::no_driver>;
+static_assert(tarn::resource<counting_source>);
+static_assert(tarn::has_property<counting_source, tarn::host_accessible>);
+static_assert(!tarn::has_property<counting_source, tarn::device_accessible>);
+
+/// A user's own tarn resource in the user's namespace.
+struct foreign : tarn::host_memory {
+  using tarn::host_memory::host_memory;
+};
+
+}  // namespace cuda_mr_test
+
+using namespace cuda_mr_test;
+
+TEST_CASE("from_cuda_resource makes a CCCL resource a tarn resource that can be stacked",
+          "[interop][cuda_mr]") {
+  std::size_t live = 0;
+  auto memory = tarn::from_cuda_resource(counting_resource{&live, 1000}, tarn::no_driver{}) | transparent{};
+  void* const p = memory.allocate({}, 600);
+  REQUIRE(p != nullptr);
+  CHECK(live == 600);
+  memory.deallocate({}, p, 600);
+  CHECK(live == 0);
+  CHECK(memory.allocate_sync(0) == nullptr);
+  memory.deallocate({}, nullptr, 0);
+}
+
+TEST_CASE("cuda_resource_source converts bad_alloc to out_of_memory with a report", "[interop][cuda_mr]") {
+  std::size_t live = 0;
+  counting_source memory(counting_resource{&live, 1000}, {});
+  try {
+    (void)memory.allocate_sync(2000);
+    FAIL("must not succeed");
+  } catch (tarn::out_of_memory const& refused) {
+    CHECK(refused.asked() == 2000);
+  }
+  CHECK(live == 0);
+  CHECK_THROWS_AS(memory.allocate_sync(8, 3), tarn::bad_alignment);
+}
+
+TEST_CASE("as_cuda_resource gives a tarn resource CCCL's member functions", "[interop][cuda_mr]") {
+  auto memory = tarn::as_cuda_resource(tarn::host_memory{});
+  auto const same = memory;
+  CHECK(memory == same);
+#if CCCL_VERSION >= 3001000
+  void* const p = memory.allocate_sync(100, 256);
+  REQUIRE(p != nullptr);
+  memory.deallocate_sync(p, 100, 256);
+#else
+  void* const p = memory.allocate(100, 256);
+  REQUIRE(p != nullptr);
+  memory.deallocate(p, 100, 256);
+#endif
+}
+
+TEST_CASE("resource_ref of CCCL holds a tarn resource", "[interop][cuda_mr]") {
+  tarn::host_memory memory;
+#if CCCL_VERSION >= 3001000
+  cuda::mr::resource_ref<host_tag> reference(memory);
+  void* const p = reference.allocate_sync(100, 256);
+  reference.deallocate_sync(p, 100, 256);
+  void* const q = reference.allocate(cuda::stream_ref{cudaStream_t{}}, 100, 256);
+  memory.deallocate({}, q, 100, 256);
+#else
+  cuda::mr::async_resource_ref<host_tag> reference(memory);
+  void* const p = reference.allocate(100, 256);
+  reference.deallocate(p, 100, 256);
+  void* const q = reference.allocate_async(100, 256, cuda::stream_ref{cudaStream_t{}});
+  memory.deallocate({}, q, 100, 256);
+#endif
+  CHECK(p != nullptr);
+  CHECK(q != nullptr);
+}
+
+TEST_CASE("as_cuda_resource exposes the properties of a resource in a user's namespace", "[interop][cuda_mr]") {
+  auto memory = tarn::as_cuda_resource(foreign{});
+  STATIC_REQUIRE(is_cuda_resource<decltype(memory), host_tag>);
+  STATIC_REQUIRE(!cuda::has_property<decltype(memory), device_tag>);
+}
+
+#if CCCL_VERSION >= 3002000
+TEST_CASE("any_resource owns a tarn resource, and from_cuda_resource can be stacked on it",
+          "[interop][cuda_mr]") {
+  cuda::mr::any_resource<host_tag> any{tarn::host_memory{}};
+  auto memory = tarn::from_cuda_resource(any, tarn::no_driver{}) | transparent{};
+  void* const p = memory.allocate({}, 100, 256);
+  REQUIRE(p != nullptr);
+  memory.deallocate({}, p, 100, 256);
+  STATIC_REQUIRE(std::is_same_v<typename tarn::cuda_resource<tarn::managed>::default_queries,
+                                cuda::mr::properties_list<device_tag, host_tag>>);
+}
+
+TEST_CASE("cuda::buffer allocates from a tarn resource", "[interop][cuda_mr][cuda]") {
+  if (!tarn_test::has_cuda_devices()) return;
+  tarn::cuda_malloc memory;
+  tarn::stream_ref stream;
+  REQUIRE(memory.driver().create_stream(stream).ok());
+  {
+    cuda::stream_ref const on{stream.get()};
+    cuda::buffer<float, device_tag> direct(on, memory, 1000, cuda::no_init);
+    CHECK(direct.size() == 1000);
+    auto const made = cuda::make_buffer<float>(on, tarn::as_cuda_resource(memory), 1000, cuda::no_init);
+    CHECK(tarn::is_aligned(made.data(), alignof(float)));
+  }
+  CHECK(memory.driver().destroy_stream(stream).ok());
+}
+#endif
+
+TEST_CASE("resource_ref of CCCL allocates device memory from tarn in stream order",
+          "[interop][cuda_mr][cuda]") {
+  if (!tarn_test::has_cuda_devices()) return;
+  tarn::cuda_async source;
+  tarn::stream_ref stream;
+  REQUIRE(source.driver().create_stream(stream).ok());
+  cuda::stream_ref const on{stream.get()};
+#if CCCL_VERSION >= 3001000
+  cuda::mr::resource_ref<device_tag> memory(source);
+  void* const p = memory.allocate(on, 1000, 256);
+  CHECK(source.driver().fill(stream, p, 1, 1000).ok());
+  memory.deallocate(on, p, 1000, 256);
+#else
+  cuda::mr::async_resource_ref<device_tag> memory(source);
+  void* const p = memory.allocate_async(1000, 256, on);
+  CHECK(source.driver().fill(stream, p, 1, 1000).ok());
+  memory.deallocate_async(p, 1000, 256, on);
+#endif
+  CHECK(source.driver().synchronize_stream(stream).ok());
+  CHECK(source.driver().destroy_stream(stream).ok());
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tarn/raii/available_memory.hpp"
+
+#include <string_view>
+
+#include "catch.hpp"
+#include "tarn/driver/fault.hpp"
+#include "tarn/policy/fallback_to.hpp"
+#include "tarn/policy/fenced.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/raii/device_buffer.hpp"
+#include "tarn/sim.hpp"
+#include "tarn/source/host_memory.hpp"
+
+using namespace tarn;
+
+namespace {
+sim_options small() {
+  sim_options o;
+  o.capacity = 64_MiB;
+  o.taken = 4_MiB;
+  return o;
+}
+template <class Memory>
+auto block(Memory memory, std::size_t bytes) {
+  return make_device_buffer<std::byte>(memory, bytes, stream_ref{});
+}
+}  // namespace
+
+TEST_CASE("available_memory of a source is the driver's free memory", "[raii][memory_availability]") {
+  sim_machine const machine{small()};
+  sim_malloc const memory{machine.driver()};
+  CHECK(available_memory(memory).bytes == 60_MiB);
+  auto const held = block(memory, 10_MiB);
+  memory_availability const room = available_memory(memory);
+  CHECK(room.bytes == 50_MiB);
+  CHECK(room.device_free == 50_MiB);
+  CHECK(std::string_view(room.bounded_by) == "the device");
+  CHECK(available_memory(host_memory{}).bytes > 0);
+  CHECK(std::string_view(available_memory(host_memory{}).bounded_by) == "the host");
+}
+
+TEST_CASE("available_memory of a pool is the free memory plus the cached memory",
+          "[raii][memory_availability]") {
+  sim_machine const machine{small()};
+  sim_pool const memory{sim_pages{machine.driver()}};
+  auto held = block(memory, 20_MiB);
+  block(memory, 30_MiB).clear();
+  memory_availability const room = available_memory(memory);
+  CHECK(room.cached == 30_MiB);
+  CHECK(room.device_free == 10_MiB);
+  CHECK(room.live == 20_MiB);
+  CHECK(room.bytes == 40_MiB);
+  auto const rest = block(memory, room.bytes);  // the pool can allocate all of it
+  CHECK(available_memory(memory).bytes == 0);
+}
+
+TEST_CASE(
+    "available_memory of a pool over blocks counts the largest free range, because blocks are not coalesced",
+    "[raii][memory_availability]") {
+  sim_machine const machine{small()};
+  auto const memory = sim_malloc{machine.driver()} | pooled{};
+  auto a = block(memory, 20_MiB), b = block(memory, 2_MiB), c = block(memory, 20_MiB);
+  a.clear();
+  c.clear();
+  memory_availability const room = available_memory(memory);
+  CHECK(room.cached >= 40_MiB);
+  CHECK(memory.largest_free_range() < 40_MiB);
+  CHECK(room.bytes == room.device_free + memory.largest_free_range());
+}
+
+TEST_CASE("available_memory is bounded by the tightest limit", "[raii][memory_availability]") {
+  sim_machine const machine{small()};
+  auto const reserved = sim_pages{machine.driver()} | limited{32_MiB} | pooled{};
+  block(reserved, 10_MiB).clear();
+  CHECK(available_memory(reserved).bytes == 32_MiB);  // cached memory can be reused
+  CHECK(std::string_view(available_memory(reserved).bounded_by) == "limited");
+  auto const live = sim_pages{machine.driver()} | pooled{} | limited{8_MiB} | tracked{};
+  auto const held = block(live, 3_MiB);
+  memory_availability const room = available_memory(live);
+  CHECK(room.bytes == 5_MiB);
+  CHECK(room.limit == 8_MiB);
+  CHECK(room.live == 3_MiB);
+  auto const both = reserved | limited{16_MiB} | fenced{};
+  CHECK(available_memory(both).bytes == 16_MiB);
+  auto const loose = reserved | limited{1_TiB};
+  CHECK(available_memory(loose).bytes == 32_MiB);
+  CHECK(available_memory(loose).limit == 32_MiB);
+}
+
+TEST_CASE("available_memory is zero above an exceeded limit, and over pinned memory only the limit bounds it",
+          "[raii][memory_availability]") {
+  sim_machine const machine{small()};
+  auto const memory = sim_pinned_host{machine.driver()} | pooled{} | limited{8_MiB};
+  CHECK(available_memory(memory).bytes == 8_MiB);
+  auto const held = block(memory, 4_MiB);
+  memory->set_limit(1_MiB);
+  CHECK(available_memory(memory).bytes == 0);
+  static_assert(!detail::knows_available<sim_pinned_host>() && !detail::knows_available<sim_managed>());
+  static_assert(detail::knows_available<sim_malloc>() && detail::knows_available<host_memory>());
+}
+
+TEST_CASE("available_memory does not count the memory of fallback_to", "[raii][memory_availability]") {
+  sim_machine const machine{small()};
+  auto const memory =
+      sim_pages{machine.driver()} | limited{6_MiB} | pooled{} | fallback_to{sim_managed{machine.driver()}};
+  CHECK(available_memory(memory).bytes == 6_MiB);
+}
+
+TEST_CASE("available_memory throws cuda_error if the driver cannot report the free memory",
+          "[raii][memory_availability]") {
+  sim_machine const machine{small()};
+  fault_plan const plan;
+  basic_malloc<faulty<sim_driver>> const memory{faulty<sim_driver>(machine.driver(), plan)};
+  plan.fail(driver_call::memory_info, 1);
+  CHECK_THROWS_AS(available_memory(memory), cuda_error);
+  CHECK(available_memory(memory).bytes == 60_MiB);
+}
