@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds idioms in comments and documents that readers have to puzzle out. STANDARD says what to write instead.
 
-    plain_english.py [FILE...]   these files, else all comments of include, examples and bench, and the documents
+    plain_english.py [FILE...]   these files, else all comments of include, examples and bench, the documents and HTML
 
 Exit status 1 where one is found. Tests are not read yet.
 """
@@ -26,27 +26,30 @@ STANDARD = {
     r"\blets? go of\b": "releases",
 }
 PATTERNS = [(re.compile(p, re.I), instead) for p, instead in STANDARD.items()]
-TOKENS = re.compile(r'R"([^()\\ ]{0,16})\((?:.|\n)*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|(//[^\n]*|/\*(?:.|\n)*?\*/)')
+# Tokens of C++, JavaScript and CSS. Strings are matched so that no comment is found in them.
+TOKENS = re.compile(r'R"([^()\\ ]{0,16})\((?:.|\n)*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|(?P<comment>//[^\n]*|/\*(?:.|\n)*?\*/)')
+SCRIPT = re.compile(r"""'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*"|`(?:\\.|[^`\\])*`|(?P<comment>//[^\n]*|/\*(?:.|\n)*?\*/)""")
+STYLE = re.compile(r"""'[^'\n]*'|"[^"\n]*"|(?P<comment>/\*(?:.|\n)*?\*/)""")
 
 
-def comments_of(text):
-    """(line number, comment) of C++."""
-    for match in TOKENS.finditer(text):
-        if match.group(2):
-            yield text.count("\n", 0, match.start()) + 1, match.group(2)
+def comments_of(text, tokens):
+    """(line number, comment) of a source."""
+    for match in tokens.finditer(text):
+        if match.group("comment"):
+            yield text.count("\n", 0, match.start()) + 1, match.group("comment")
 
 
 def texts_of(path):
     text = path.read_text()
-    if path.suffix == ".md":
+    if path.suffix in (".md", ".html"):
         return enumerate(text.splitlines(), 1)
-    return comments_of(text)
+    return comments_of(text, {".js": SCRIPT, ".css": STYLE}.get(path.suffix, TOKENS))
 
 
 def files():
     for folder in ("include", "examples", "bench"):
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".hpp", ".cpp", ".cu"):
+            if path.suffix in (".hpp", ".cpp", ".cu", ".html", ".css", ".js"):
                 yield path
     yield from sorted(p for p in ROOT.glob("*.md"))
 

@@ -29,6 +29,15 @@ for header in sorted(include.rglob("*.hpp")):
         if not macro.startswith(("TARN_", "LIBCUDACXX_ENABLE_")):
             problems.append(f"{name}: macro {macro} has no TARN_ prefix")
 
+# Sources of generated headers are no headers: they are not installed.
+for source in sorted(p for p in include.rglob("*") if p.is_file() and p.suffix != ".hpp"):
+    name = source.relative_to(include)
+    if name.parts[:2] != ("report", "timeline") or name.suffix not in (".html", ".css", ".js"):
+        problems.append(f"{name}: not a header; only report/timeline/ has other files")
+    elif "SPDX-License-Identifier: Apache-2.0" not in source.read_text().split("\n", 1)[0]:
+        problems.append(f"{name}: does not begin with the SPDX line")
+problems += [f"{h.relative_to(include)}: CMake does not install headers of this folder" for h in (include / "report" / "timeline").rglob("*.hpp")]
+
 # A header is tested if a test of its layer names it, or if a tested header includes it.
 for layer in order:
     tests = "\n".join(p.name + p.read_text() for p in (root / "tests" / layer).rglob("*.c*"))

@@ -75,7 +75,7 @@ TEST_CASE("sim_order reports unordered reuse on another stream, with the history
   SECTION("a write") {
     t.write(t.b);
     CHECK(t.found_one({"write not ordered after an earlier owner's write", "by " + name(t.b), "1 MiB at 0x",
-                       "Now block 2", "allocated on " + name(t.b), "Before block 1", "freed on " + name(t.a),
+                       "Now: block 2", "allocated on " + name(t.b), "Before: block 1", "freed on " + name(t.a),
                        "Missing: an event recorded on " + name(t.a)}));
   }
   SECTION("a read") {
@@ -107,13 +107,13 @@ TEST_CASE("a sim_order finding names the block's history and the missing event",
   };
   SECTION("none was recorded") {
     use_on_b();
-    CHECK(t.found_one({missing + "Nothing of it is known there; no event was ever recorded on it."}));
+    CHECK(t.found_one({missing + "None of its work is known there; no event was ever recorded on it."}));
   }
   SECTION("one was recorded, and nobody waited") {
     REQUIRE(t.driver.record_event(t.event, t.a).ok());
     use_on_b();
     CHECK(
-        t.found_one({missing + "Nothing of it is known there; an event covers it, but was not waited for."}));
+        t.found_one({missing + "None of its work is known there; an event covers it, but was not waited for."}));
   }
   SECTION("one was recorded too early") {
     REQUIRE(t.driver.record_event(t.event, t.a).ok());
@@ -128,9 +128,9 @@ TEST_CASE("a sim_order finding names the block's history and the missing event",
   SECTION("its owners, the latest first, with where each was freed") {
     use_on_b();
     CHECK(t.found_one(
-        {"Now block 4", "allocated on " + b + " after its operation 0, not freed)", ". Before block 3",
+        {"Now: block 4", "allocated on " + b + " after its operation 0, not freed)", ". Before: block 3",
          "allocated on " + a + " after its operation 0, freed on " + a + " after its operation 2)",
-         ". Before that block 2", ". Before that block 1", "freed on " + b + " after its operation 0)"}));
+         ". Before that: block 2", ". Before that: block 1", "freed on " + b + " after its operation 0)"}));
   }
 }
 
@@ -140,13 +140,13 @@ TEST_CASE("sim_order reports double allocations and double frees with the owner"
   SECTION("given out") {
     t.give(t.b);
     CHECK(t.found_one(
-        {"bytes given out twice", "by " + name(t.b), "Now block 1", "allocated on " + name(t.a)}));
+        {"bytes allocated twice", "by " + name(t.b), "Now: block 1", "allocated on " + name(t.a)}));
   }
   SECTION("freed") {
     t.write(t.a);
     t.take(t.a);
     t.take(t.b);
-    CHECK(t.found_one({"freed bytes that have no owner", "by " + name(t.b), "block 1",
+    CHECK(t.found_one({"free of bytes that no block owns", "by " + name(t.b), "block 1",
                        "freed on " + name(t.a) + " after its operation 1"}));
   }
 }
@@ -447,12 +447,12 @@ TEST_CASE("sim_order reports bytes that are allocated or freed twice", "[driver]
   t.give(t.a);
   SECTION("given twice, by one byte") {
     t.machine.allocated(static_cast<char*>(t.p) + 1_MiB - 1, 1, t.b);
-    CHECK(t.found_one({"bytes given out twice"}));
+    CHECK(t.found_one({"bytes allocated twice"}));
   }
   SECTION("freed twice") {
     t.take(t.a);
     t.take(t.a);
-    CHECK(t.found_one({"freed bytes that have no owner"}));
+    CHECK(t.found_one({"free of bytes that no block owns"}));
   }
 }
 

@@ -40,7 +40,7 @@ WATCHERS = (
     ("crash", r"^crashed:"),
     (
         "order checker",
-        r"not ordered after|to freed bytes|of freed bytes|given out twice|that have no owner|in use|destroyed stream"
+        r"not ordered after|to freed bytes|of freed bytes|allocated twice|that no block owns|in use|destroyed stream"
         r"|captured",
     ),
     ("contents", r"holds 0x|owner's (last )?byte"),

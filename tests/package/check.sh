@@ -15,6 +15,8 @@ quietly() { "$@" >"$work/log" 2>&1 || { cat "$work/log"; echo "FAILED: $*"; exit
 quietly cmake -S "$source" -B "$work/tarn" -DTARN_BUILD_TESTS=OFF -DTARN_BUILD_EXAMPLES=OFF -DTARN_BUILD_BENCH=OFF \
   -DCMAKE_CXX_COMPILER="$own"
 quietly cmake --install "$work/tarn" --prefix "$work/prefix"
+other=$(find "$work/prefix/include" ! -name '*.hpp' ! -type d)
+[ -z "$other" ] || { echo "FAILED: installed beside headers: $other"; exit 1; }
 
 # try WAY PROJECT PROGRAM ARGUMENTS...: configures, builds and runs it.
 try() {

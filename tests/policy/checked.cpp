@@ -107,15 +107,15 @@ TEST_CASE("checked reports and drops a free with a wrong size or alignment, or o
   auto* const p = static_cast<unsigned char*>(memory.allocate({}, 1000));
   std::size_t const used = limit.used();
   memory.deallocate({}, p, 999);
-  CHECK(has(told::one_of(misuse_kind::wrong_size), "of 1000 bytes freed with another size: 999"));
+  CHECK(has(told::one_of(misuse_kind::wrong_size), "of 1000 bytes was freed with a different size: 999"));
   memory.deallocate({}, p, 1000, 512);
-  CHECK(has(told::one_of(misuse_kind::wrong_alignment), "with another alignment: 512"));
+  CHECK(has(told::one_of(misuse_kind::wrong_alignment), "with a different alignment: 512"));
   memory.deallocate({}, p + 256, 744);
   CHECK(has(told::one_of(misuse_kind::foreign_pointer), "not its start, at offset 256"));
   int local = 0;
   int* volatile stranger = &local;  // volatile: otherwise the compiler warns
   memory.deallocate({}, stranger, 4);
-  CHECK(has(told::one_of(misuse_kind::foreign_pointer), "never handed out here"));
+  CHECK(has(told::one_of(misuse_kind::foreign_pointer), "was freed but not allocated by this resource"));
   CHECK(limit.used() == used);
   memory.deallocate({}, p, 1000);
   CHECK(told::all().empty());
@@ -135,9 +135,9 @@ TEST_CASE(
   void* const p = first.allocate({}, 100);
   second.deallocate({}, p, 100);
   std::string const text = told::one_of(misuse_kind::wrong_device);
-  has(text, "of another device freed here, on device 1; allocated: " + line(allocated));
+  has(text, "belongs to another device but was freed on device 1; allocated: " + line(allocated));
   third.deallocate({}, p, 100);
-  has(told::one_of(misuse_kind::foreign_pointer), "of another resource freed here");
+  has(told::one_of(misuse_kind::foreign_pointer), "belongs to another resource");
   first.deallocate({}, p, 100);
   CHECK(told::all().empty());
 }
@@ -218,9 +218,9 @@ TEST_CASE("checked reports leaks with their places at its destruction", "[policy
   }
   REQUIRE(told::all().size() == 3);
   for (auto const& one : told::all()) CHECK(one.kind == misuse_kind::leak);
-  has(told::all()[0].text, "of 2000 bytes never freed, leaks in all: 3; allocated: " + line(allocated));
-  has(told::all()[1].text, "of 3000 bytes never freed, leaks in all: 3; allocated: " + line(allocated + 1));
-  has(told::all()[2].text, "of 4 bytes never freed, leaks in all: 3; allocated: " + line(allocated + 2));
+  has(told::all()[0].text, "of 2000 bytes was never freed; number of leaks: 3; allocated: " + line(allocated));
+  has(told::all()[1].text, "of 3000 bytes was never freed; number of leaks: 3; allocated: " + line(allocated + 1));
+  has(told::all()[2].text, "of 4 bytes was never freed; number of leaks: 3; allocated: " + line(allocated + 2));
 }
 
 TEST_CASE("checked reports the memory of a pinned_buffer with the line that made the buffer",
@@ -279,7 +279,7 @@ TEST_CASE("checked remembers the latest remembered_blocks freed blocks", "[polic
   memory.deallocate({}, blocks.back(), 1000);
   has(told::one_of(misuse_kind::double_free), "freed again");
   memory.deallocate({}, blocks.front(), 1000);
-  has(told::one_of(misuse_kind::foreign_pointer), "never handed out here");
+  has(told::one_of(misuse_kind::foreign_pointer), "was freed but not allocated by this resource");
   for (void*& p : blocks) p = memory.allocate({}, 1000);  // includes forgotten blocks
   std::size_t const told_so_far = told::all().size();
   for (void* const p : blocks) memory.deallocate({}, p, 1000);
@@ -295,7 +295,7 @@ TEST_CASE("checked_layer reports a leak without a place if it was not allocated 
     checked_layer<decltype(memory)> told_of(std::move(memory));
     (void)told_of.allocate({}, 100, 256);
   }
-  has(told::one_of(misuse_kind::leak), "at a place not named");
+  has(told::one_of(misuse_kind::leak), "at an unknown location");
 }
 
 TEST_CASE("location_scope sets the place of the calls below it, and the outermost one wins",

@@ -473,7 +473,7 @@ TEST_CASE("memory_allocated reports a double free instead of a number below zero
     seen.clear();
     CHECK(memory_allocated(memory) == 0);
     REQUIRE(seen.size() == 1);
-    CHECK(seen[0].find(" bytes more were freed than allocated") != std::string::npos);
+    CHECK(seen[0].find(" more bytes were freed than allocated") != std::string::npos);
     CHECK(seen[0].find("checked{}") != std::string::npos);
   }
   (void)set_misuse_handler(before);

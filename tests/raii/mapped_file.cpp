@@ -142,7 +142,7 @@ TEST_CASE("mapped_file refuses devices, folders, sockets and files without a siz
   ::unlink(socket_path.c_str());
   // A generated file: its size is 0, but it has contents.
   CHECK(says([] { mapped_file const made_up("/proc/self/status"); }, "/proc/self/status",
-             "its size is not known"));
+             "its size is unknown"));
 }
 
 TEST_CASE("mapped_file follows symbolic links and refuses dangling ones", "[raii][mapped_file]") {

@@ -75,7 +75,7 @@ TEST_CASE("peer_copy refuses a range beyond a buffer's end, and the error names 
     FAIL("copied");
   } catch (length_error const& error) {
     std::string_view const text = error.what();
-    CHECK(text.find("3 elements from place 3 on of the target, which has 5") != text.npos);
+    CHECK(text.find("3 elements, starting at element 3 of the target, which has 5") != text.npos);
   }
   peer_copy(from, 10, to, 5, 0);
 }

@@ -186,7 +186,7 @@ TEST_CASE("per_device refuses a pool whose construction requests itself, and can
       FAIL("made");
     } catch (misuse const& error) {
       CHECK(error.kind() == misuse_kind::recursion);
-      std::string const named = "making the pool of device " + std::to_string(first);
+      std::string const named = "creating the pool of device " + std::to_string(first);
       CHECK(std::string_view(error.what()).find(named) != std::string_view::npos);
     }
     CHECK(pools.size() == 0);

@@ -329,7 +329,7 @@ TEST_CASE("stream_batches refuses invalid options and reports what to change", "
             (void)collect_batches(std::span<std::uint32_t const>(), options, b.memory(), stream, b.pinned());
           }).find(says) != std::string::npos);
   };
-  refused({.depth = 0}, "depth is 0; ask for 1 or more");
+  refused({.depth = 0}, "depth is 0; use 1 or more");
   refused({.batch_bytes = 0}, "at least one element, 4 B");
   refused({.batch_bytes = 3}, "at least one element, 4 B");
   refused({.batch_bytes = ~std::size_t{0}}, "batch_bytes is 18446744073709551615");

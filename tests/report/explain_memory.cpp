@@ -92,7 +92,7 @@ TEST_CASE("explain_memory of a model of 0.0004 MiB accounts for every byte that 
   CHECK(e.pools[0].cached == 2_MiB - 512);
   std::string const text = e.text();
   CHECK(text.find("0.0004\n") != std::string::npos);
-  CHECK(text.find("1072.0000  what nvidia-smi shows for it") != std::string::npos);
+  CHECK(text.find("1072.0000  as nvidia-smi shows it") != std::string::npos);
   CHECK(text.find("unknown") == std::string::npos);
 }
 
@@ -121,7 +121,7 @@ TEST_CASE("explain_memory reports a pool's own state in its rows", "[report][exp
   CHECK(p.requested == 5_MiB + 701);
   CHECK(p.rounding == static_cast<std::size_t>(t.allocated_bytes[0].current - t.requested_bytes[0].current));
   CHECK(p.untracked == 0);
-  CHECK(row_of(e, "awaiting another stream").bytes == 3 * 1048576);
+  CHECK(row_of(e, "waiting for another stream").bytes == 3 * 1048576);
   pool.deallocate({}, kept, 5_MiB + 1);
   pool.deallocate({}, small, 700);
   CHECK(machine.driver().synchronize_device().ok());
@@ -197,7 +197,7 @@ TEST_CASE("explain_memory counts blocks that bypass the counting layer as live, 
   CHECK(e.pools[0].requested == 1000);
   CHECK(e.pools[0].rounding == 24);
   CHECK(e.pools[0].untracked == e.pools[0].live - 1024);
-  CHECK(row_of(e, "live, handed out past").bytes == static_cast<std::int64_t>(e.pools[0].untracked));
+  CHECK(row_of(e, "live, not counted by").bytes == static_cast<std::int64_t>(e.pools[0].untracked));
   counted.deallocate({}, a, 1000);
   pool.deallocate({}, b, 5000);
 }
@@ -358,7 +358,7 @@ TEST_CASE("measure_context in a container compares the free memory before and af
   memory_explanation const e = explain_memory(driver, first);
   check_sums(e);
   CHECK(e.context == 500_MiB);
-  CHECK(row_of(e, "context and modules").how.find("what was free before") != std::string::npos);
+  CHECK(row_of(e, "context and modules").how.find("free memory before") != std::string::npos);
   CHECK_FALSE(e.other_allocations);
   CHECK_FALSE(
       measure_context(driver).bytes);  // the context exists already: nothing is measured, nothing made up
@@ -423,7 +423,7 @@ TEST_CASE("explain_memory accepts a driver that reports only the free memory", "
   memory_explanation const e = explain_memory(memory);
   CHECK(e.pools.empty());
   REQUIRE(e.host_pools.size() == 1);
-  CHECK(e.source.find("tells no more") != std::string::npos);
+  CHECK(e.source.find("reports no more") != std::string::npos);
   check_sums(e);
   memory.deallocate({}, p, 100);
 }

@@ -76,9 +76,9 @@ TEST_CASE("write_json writes every number and name of a snapshot", "[report][sna
   CHECK(json["pool"]["reserved"] == s.pool.reserved);
   REQUIRE(json["tags"].size() == 2);
   CHECK(json["tags"][1]["name"] == awkward_as_utf8);
-  CHECK(json["places"][0].empty());
-  CHECK(json["places"][1][0]["file"] == "dir/" + awkward_as_utf8 + ".cpp");
-  CHECK(json["places"][1][1]["line"] == 3);
+  CHECK(json["locations"][0].empty());
+  CHECK(json["locations"][1][0]["file"] == "dir/" + awkward_as_utf8 + ".cpp");
+  CHECK(json["locations"][1][1]["line"] == 3);
   REQUIRE(json["segments"].size() == s.segments.size());
   for (std::size_t i = 0; i < s.segments.size(); ++i) {
     auto const& segment = json["segments"][i];
@@ -92,7 +92,7 @@ TEST_CASE("write_json writes every number and name of a snapshot", "[report][sna
       CHECK(block["bytes"] == b.bytes);
       CHECK(block["requested"] == b.requested);
       CHECK(block["tag"] == b.tag);
-      CHECK(block["place"] == b.location);
+      CHECK(block["location"] == b.location);
       CHECK(block["stream"] == b.stream);
     }
   }

@@ -46,7 +46,7 @@ snapshot any_snapshot(std::uint32_t seed) {
   auto const below = [&](std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); };
   snapshot s;
   s.tags.resize(4);
-  s.places.resize(5);
+  s.locations.resize(5);
   std::uint64_t time = below(1000);
   std::vector<snapshot_event> live;
   for (std::uint32_t i = 0; i < 400; ++i) {
@@ -61,7 +61,7 @@ snapshot any_snapshot(std::uint32_t seed) {
       e.requested = e.bytes - below(512);
       e.stream = below(8) == 0 ? std::numeric_limits<stream_id>::max() : below(3);
       e.tag = below(4);
-      e.place = below(5);
+      e.location = below(5);
       live.push_back(e);
     } else if (draw < 17) {
       std::size_t const at = below(static_cast<std::uint32_t>(live.size()));
@@ -98,7 +98,7 @@ snapshot any_snapshot(std::uint32_t seed) {
       block.requested = block.use == block_use::live ? block.bytes - 1 : 0;
       block.stream = below(3);
       block.tag = below(4);
-      block.place = below(5);
+      block.location = below(5);
       block.time_ns = below(1'000'000);
       segment.blocks.push_back(block);
       at += block.bytes;
@@ -111,11 +111,11 @@ snapshot any_snapshot(std::uint32_t seed) {
 
 bool same(snapshot_event const& a, snapshot_event const& b) {
   return a.kind == b.kind && a.address == b.address && a.bytes == b.bytes && a.requested == b.requested &&
-         a.stream == b.stream && a.tag == b.tag && a.place == b.place && a.time_ns == b.time_ns;
+         a.stream == b.stream && a.tag == b.tag && a.location == b.location && a.time_ns == b.time_ns;
 }
 bool same(snapshot_block const& a, snapshot_block const& b) {
   return a.use == b.use && a.address == b.address && a.bytes == b.bytes && a.requested == b.requested &&
-         a.stream == b.stream && a.tag == b.tag && a.place == b.place && a.time_ns == b.time_ns;
+         a.stream == b.stream && a.tag == b.tag && a.location == b.location && a.time_ns == b.time_ns;
 }
 bool same(snapshot_segment const& a, snapshot_segment const& b) {
   return a.address == b.address && a.bytes == b.bytes && a.kind == b.kind && a.small == b.small &&
@@ -179,7 +179,7 @@ TEST_CASE("write_timeline_html keeps a reused address and a double free as they 
           "[report][timeline_html][html_data]") {
   snapshot s;
   s.tags.resize(1);
-  s.places.resize(1);
+  s.locations.resize(1);
   using kind = snapshot_event_kind;
   for (kind const k : {kind::free, kind::allocate, kind::free, kind::free, kind::allocate, kind::free}) {
     snapshot_event e;
@@ -227,7 +227,7 @@ TEST_CASE("write_timeline_html escapes names that would end the script",
   s.title = bad;
   s.tags.resize(2);
   s.tags[1].name = bad;
-  s.places = {{}, {{bad, 7, bad}}};
+  s.locations = {{}, {{bad, 7, bad}}};
   std::string const page = page_of(s);
   CHECK(count(page, "<script") == 5);
   CHECK(count(page, "</script") == 5);
@@ -275,13 +275,13 @@ TEST_CASE("write_timeline_html accepts an empty snapshot and indices out of rang
   CHECK(tarn_test::read_page(page_of(s)).events.empty());
   snapshot_event e;
   e.tag = 7;
-  e.place = 9;
+  e.location = 9;
   e.address = std::numeric_limits<std::uintptr_t>::max();
   e.time_ns = std::numeric_limits<std::uint64_t>::max() / 4;
   s.events.push_back(e);
   snapshot const read = tarn_test::read_page(page_of(s));
   CHECK(read.events.at(0).tag == 0);
-  CHECK(read.events.at(0).place == 0);
+  CHECK(read.events.at(0).location == 0);
   CHECK(read.events.at(0).address == e.address);
 }
 
@@ -314,7 +314,7 @@ TEST_CASE("write_timeline_html writes few bytes per event for repeated sizes",
           "[report][timeline_html][html_data]") {
   snapshot s;
   s.tags.resize(1);
-  s.places.resize(1);
+  s.locations.resize(1);
   std::size_t const empty = page_of(s).size();
   for (std::uint64_t i = 0; i < 50'000; ++i) {
     snapshot_event e;

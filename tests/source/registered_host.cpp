@@ -162,7 +162,7 @@ TEST_CASE("host_pages::touch returns out_of_memory instead of a signal if a page
     REQUIRE(::munmap(static_cast<char*>(p) + 50_MiB, 4_KiB) == 0);
     status const s = pages.touch(p, threads);
     CHECK(s.kind == failure::out_of_memory);
-    CHECK(std::string_view(s.call).find("no page left") != std::string_view::npos);
+    CHECK(std::string_view(s.call).find("no free page left") != std::string_view::npos);
   }
   pages.unmap(p);
 }

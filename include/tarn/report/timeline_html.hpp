@@ -11,16 +11,7 @@
 #include "tarn/report/html_data.hpp"
 #include "tarn/report/script_text.hpp"
 #include "tarn/report/snapshot.hpp"
-#include "tarn/report/timeline_chart.hpp"
-#include "tarn/report/timeline_input.hpp"
-#include "tarn/report/timeline_map.hpp"
-#include "tarn/report/timeline_model.hpp"
-#include "tarn/report/timeline_moment.hpp"
 #include "tarn/report/timeline_page.hpp"
-#include "tarn/report/timeline_start.hpp"
-#include "tarn/report/timeline_style.hpp"
-#include "tarn/report/timeline_tables.hpp"
-#include "tarn/report/timeline_words.hpp"
 
 namespace tarn {
 
@@ -81,7 +72,7 @@ namespace detail {
     number("allocations", tag.allocations);
     json += '}';
   });
-  list("places", s.locations, [&](auto const& frames) {
+  list("locations", s.locations, [&](auto const& frames) {
     json += '[';
     char const* comma = "[";
     for (history_frame const& frame : frames) {
@@ -131,26 +122,33 @@ namespace detail {
 /// @param out  its state shows whether everything was written: check it afterwards
 /// @throws std::bad_alloc, and what `out` throws if its exceptions are enabled; part of the page has then been written
 /// Only reads `s`. O(events + blocks), 1,000,000 events in some 0.6 s; besides the snapshot it uses a few words for each block
-/// that is live at a time and each distinct (bytes, requested, stream, tag, place).
+/// that is live at a time and each distinct (bytes, requested, stream, tag, location).
 inline void write_timeline_html(std::ostream& out, snapshot const& s, timeline_html_options options = {}) {
-  std::string head = detail::html_head;
-  detail::add_html_text(head, s.title);
-  out << head << "</title>\n<style>" << detail::html_style;
-  out << "@media (prefers-color-scheme: dark) {\n:root:not([data-theme=light]) {" << detail::html_dark
-      << "}\n}\n";
-  out << ":root[data-theme=dark] {" << detail::html_dark << "}\n</style>\n" << detail::html_body;
+  std::string title;
+  detail::add_html_text(title, s.title);
   detail::html_data data(s);
-  out << R"(<script type="text/plain" id="tarn-events">)";
-  data.write_events(out);
-  out << "</script>\n<script type=\"text/plain\" id=\"tarn-blocks\">";
-  data.write_blocks(out);
-  out << "</script>\n<script type=\"text/plain\" id=\"tarn-shapes\">";
-  data.write_shapes(out);
-  out << "</script>\n<script type=\"application/json\" id=\"tarn-info\">";
-  out << detail::html_info(s, data, options.time) << "</script>\n<script>\n(() => {\n'use strict';\n";
-  out << detail::html_model << detail::html_words << detail::html_chart << detail::html_chart_input
-      << detail::html_moment << detail::html_map << detail::html_tables << detail::html_start;
-  out << "})();\n</script>\n</body>\n</html>\n";
+  for (detail::html_part const& part : detail::html_page) {
+    out << part.text;
+    switch (part.then) {
+      case detail::html_slot::title:
+        out << title;
+        break;
+      case detail::html_slot::events:
+        data.write_events(out);
+        break;
+      case detail::html_slot::blocks:
+        data.write_blocks(out);
+        break;
+      case detail::html_slot::shapes:
+        data.write_shapes(out);
+        break;
+      case detail::html_slot::info:
+        out << detail::html_info(s, data, options.time);
+        break;
+      case detail::html_slot::none:
+        break;
+    }
+  }
 }
 
 }  // namespace tarn

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#pragma once
-// Script of the page that holds the model: reads the numbers of html_data, computes the curves, and finds what was live when.
+// The model of the page: reads the numbers that html_data.hpp writes, computes the curves, and finds what was live when.
 
-namespace tarn::detail {
-
-inline constexpr char html_model[] = R"js(
 // ---- reading
 const byId = (id) => document.getElementById(id);
 const info = JSON.parse(byId('tarn-info').textContent);
@@ -41,15 +37,15 @@ class Numbers {
 }
 
 const unit = 2 ** info.shift;
-// Addresses are kept as distances from the lowest; `none` where there is none.
+// Addresses are distances from the lowest one; `none` means no address.
 const distance = (units) => units === 0 ? none : (units - 1) * unit;
 
 const readShapes = (count) => {
   const from = new Numbers('tarn-shapes');
   const shapes = {bytes: new Float64Array(count), requested: new Float64Array(count), stream: new Uint32Array(count),
-    tag: new Uint32Array(count), place: new Uint32Array(count)};
+    tag: new Uint32Array(count), location: new Uint32Array(count)};
   for (let i = 0; i < count; ++i) {
-    for (const part of ['bytes', 'requested', 'stream', 'tag', 'place']) shapes[part][i] = from.next();
+    for (const part of ['bytes', 'requested', 'stream', 'tag', 'location']) shapes[part][i] = from.next();
   }
   return shapes;
 };
@@ -57,7 +53,7 @@ const readShapes = (count) => {
 const kinds = ['allocate', 'free', 'refused', 'reserve', 'release'];
 const [allocated, freed, refused, reserving, releasing] = [0, 1, 2, 3, 4];
 
-// partner: of an allocation the event that frees it, and the other way round.
+// partner: for an allocation, the event that frees it; for a free, the event that allocated the block.
 const readEvents = (count, shapes) => {
   const from = new Numbers('tarn-events');
   const events = {count, kind: new Uint8Array(count), shape: new Uint32Array(count), address: new Float64Array(count),
@@ -81,7 +77,7 @@ const readEvents = (count, shapes) => {
       events.address[i] = distance(units);
     }
     time += from.step();
-    // Threads take the time before they are put in order: the order of the calls is the one that holds.
+    // Threads read the clock before their calls are ordered. The order of the calls is the valid one.
     latest = Math.max(latest, time);
     events.time[i] = latest;
   }
@@ -129,7 +125,7 @@ const readSegments = (count, shapes) => {
   return {segments, blocks};
 };
 
-// ---- the curves: state i holds after i events, until the next one
+// ---- the curves: state i is the state after i events
 const makeModel = () => {
   const shapes = readShapes(info.shapes);
   const events = readEvents(info.events, shapes);
@@ -151,7 +147,7 @@ const makeModel = () => {
     }
     return low;
   };
-  // The blocks are those of this state: the curve is drawn through what is live there.
+  // The snapshot lists the blocks of this state: the curve passes through the bytes that are live there.
   const known = upperBound(info.now);
 
   // Blocks that are older than the first event: freed in the events without an allocation, or live and never allocated.
@@ -164,7 +160,7 @@ const makeModel = () => {
     const p = events.partner[i];
     if (i < known && events.kind[i] === allocated && (p === none || p >= known)) placed.set(events.address[i], i);
   }
-  // A block that nobody watched is counted as it is: what was asked for is not known.
+  // The requested size of a block that was not watched is unknown: its own size is used.
   const asked = (shape) => shapes.requested[shape] || shapes.bytes[shape];
   let liveNow = 0, requestedNow = 0;
   for (let b = 0; b < blocks.count; ++b) {
@@ -195,7 +191,7 @@ const makeModel = () => {
     reserved[i + 1] = reserved[i] + poolSign * shapes.bytes[shape];
     reservations += poolSign * poolSign;
   }
-  // What the events and the blocks do not explain belongs to no block; the curves still end at what is true.
+  // Bytes that neither events nor blocks explain belong to no block. They are added so that the curves end at the true level.
   const unexplained = liveNow - live[known];
   const unexplainedRequested = segments.length === 0 ? unexplained : requestedNow - requested[known];
   const reservedNow = info.pool.reserved || segments.reduce((sum, s) => sum + s.bytes, 0);
@@ -209,7 +205,7 @@ const makeModel = () => {
   }
   if (n === 0) peak = 0;
 
-  // Live blocks of a state, one call of `take(shape, address)` each.
+  // Calls `take(shape, address)` for each block that is live in a state.
   const eachLive = (state, take) => {
     for (const block of older) if (block.end >= state) take(block.shape, block.address);
     for (let i = 0; i < state; ++i) {
@@ -222,7 +218,7 @@ const makeModel = () => {
     eachLive, upperBound, lowerBound, knowsReserved: reservations > 0};
 };
 
-// ---- the most and the least of any stretch of a curve, in time of its length / 128
+// ---- the maximum and minimum of any range of a curve, in time proportional to its length / 128
 const stretch = 128;
 class Extremes {
   constructor(values) {
@@ -277,6 +273,3 @@ class Extremes {
     return low;
   }
 }
-)js";
-
-}  // namespace tarn::detail

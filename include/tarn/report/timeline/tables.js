@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#pragma once
-// Script of the page that shows the tables, sortable by any column and filtered by text.
+// Shows the tables, which can be sorted by any column and filtered by text.
 
-namespace tarn::detail {
-
-inline constexpr char html_tables[] = R"js(
 // ---- tables
 // A column: {name, value(row), text(row), number, title(row), color(row)}.
 const tables = [];
@@ -29,7 +25,7 @@ const makeTable = (id, columns, rows, sortedBy, empty) => {
     state.shown += 400;
     show();
   }}}, 'Show more');
-  let texts = null;  // of all cells of a row, once somebody filters
+  let texts = null;  // the text of all cells of each row, filled by the first filter
   const textOf = (row) => columns.map((c) => `${c.text(row)}\n${c.title?.(row) ?? ''}`).join('\n').toLowerCase();
   const show = () => {
     const {value} = columns[state.column];
@@ -91,28 +87,28 @@ const makeTables = () => {
     {name: 'Stream', value: (b) => shapes.stream[shapeOf(b)], text: (b) => streamText(shapes.stream[shapeOf(b)]),
       number: true},
     {name: 'Tag', value: (b) => tagText(shapes.tag[shapeOf(b)]), text: (b) => tagText(shapes.tag[shapeOf(b)])},
-    {name: 'From', value: (b) => placeText(shapes.place[shapeOf(b)]), text: (b) => placeText(shapes.place[shapeOf(b)]),
-      title: (b) => placeTitle(shapes.place[shapeOf(b)]) || 'place not known'},
+    {name: 'From', value: (b) => locationText(shapes.location[shapeOf(b)]), text: (b) => locationText(shapes.location[shapeOf(b)]),
+      title: (b) => locationTitle(shapes.location[shapeOf(b)]) || 'location unknown'},
     {name: usesCalls ? 'Since call' : 'Since', value: (b) => blocks.time[b], number: true,
       text: (b) => usesCalls ? grouped(blocks.time[b]) : inTime(blocks.time[b])},
   ], live, 1, 'No live blocks.');
 
-  const places = info.places.map((_, i) => ({i, bytes: 0, blocks: 0, atPeak: 0}));
+  const locations = info.locations.map((_, i) => ({i, bytes: 0, blocks: 0, atPeak: 0}));
   for (const b of live) {
-    const place = places[shapes.place[shapeOf(b)]];
-    if (!place || blocks.use[b] !== 0) continue;
-    place.bytes += shapes.bytes[shapeOf(b)];
-    ++place.blocks;
+    const entry = locations[shapes.location[shapeOf(b)]];
+    if (!entry || blocks.use[b] !== 0) continue;
+    entry.bytes += shapes.bytes[shapeOf(b)];
+    ++entry.blocks;
   }
   model.eachLive(model.peak, (shape) => {
-    if (places[shapes.place[shape]]) places[shapes.place[shape]].atPeak += shapes.bytes[shape];
+    if (locations[shapes.location[shape]]) locations[shapes.location[shape]].atPeak += shapes.bytes[shape];
   });
-  makeTable('places', [
-    {name: 'Place', value: (p) => placeText(p.i), text: (p) => placeText(p.i),
-      title: (p) => placeTitle(p.i) || 'place not known'},
+  makeTable('locations', [
+    {name: 'Location', value: (p) => locationText(p.i), text: (p) => locationText(p.i),
+      title: (p) => locationTitle(p.i) || 'location unknown'},
     bytesColumn('Live', (p) => p.bytes), bytesColumn('At the peak', (p) => p.atPeak),
     countColumn('Blocks', (p) => p.blocks),
-  ], places.filter((p) => p.bytes || p.atPeak || p.i), 2, 'No places were recorded.');
+  ], locations.filter((p) => p.bytes || p.atPeak || p.i), 2, 'No locations were recorded.');
 
   makeTable('segments', [
     {name: 'Address', value: (s) => s.address, text: (s) => addressText(s.address)},
@@ -171,6 +167,3 @@ tabs.forEach((tab, i) => {
     next.focus();
   });
 });
-)js";
-
-}  // namespace tarn::detail

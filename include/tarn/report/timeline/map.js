@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#pragma once
-// Script of the page that draws the address map: all segments in sequence, wrapped into rows of equal bytes, as text is into
-// lines. The length of a block is proportional to its bytes. Only visible rows are drawn.
+// Draws the address map: all segments in sequence, wrapped into rows of equal bytes, as text is wrapped into lines.
+// The length of a block is proportional to its bytes. Only visible rows are drawn.
 
-namespace tarn::detail {
-
-inline constexpr char html_map[] = R"js(
 // ---- the map
 const map = byId('map'), scroller = byId('map-scroll'), spacer = byId('map-space'), mapReadout = byId('map-readout');
 const {segments, blocks} = model;
@@ -30,7 +26,7 @@ const sizeLimits = [2 ** 12, 2 ** 16, 2 ** 20, 2 ** 24, 2 ** 28, 2 ** 30, Infini
 const sizeSlot = (bytes) => sizeLimits.findIndex((limit) => bytes <= limit);
 const useColor = (use) => use === 0 ? colors.live : use === 1 ? colors.awaiting : colors.cached;
 
-// The colour of a block that is not cached; cached ones are the ground.
+// The colour of a block that is not cached. Cached blocks have the colour of the background.
 const mapColors = {
   use: (shape, use) => useColor(use),
   size: (shape) => colors.sizes[sizeSlot(shapes.bytes[shape])],
@@ -43,7 +39,7 @@ const layOutMap = () => {
   mapView.labels = width < 560 ? 0 : 124;
   mapView.width = Math.max(1, width - mapView.labels - 2);
   const gaps = segments.length * segmentGap;
-  // At first all of it fits a height that one looks at without scrolling, as far as the gaps allow.
+  // The initial scale shows the whole map without scrolling, unless there are too many gaps.
   const rows = 22;
   const natural = mapped / Math.max(mapView.width, mapView.width * rows - gaps);
   const least = 2 ** Math.ceil(Math.log2(Math.max(1, natural)));
@@ -91,7 +87,7 @@ const pixelOf = (b) => {
 const widthOf = (b) => shapes.bytes[blocks.shape[b]] / mapView.perPixel;
 
 const topOfRow = (row) => row * rowHeight - scroller.scrollTop;
-// Calls `draw(x, y, width)` for each row that a stretch of pixels covers and that is in sight.
+// Calls `draw(x, y, width)` for each visible row that a range of pixels covers.
 const eachRow = (from, to, firstRow, lastRow, draw) => {
   for (let row = Math.max(firstRow, Math.floor(from / mapView.width)); row <= lastRow; ++row) {
     const start = row * mapView.width;
@@ -123,7 +119,8 @@ const drawMap = () => {
       if (at >= to) break;
       if (blocks.use[b] === 2) continue;
       pen.fillStyle = colorOf(blocks.shape[b], blocks.use[b]);
-      // A block of several pixels ends with a seam, which tells neighbours apart; small ones blend, by their bytes.
+      // A block of several pixels ends with a gap, which separates it from its neighbour; smaller ones blend, weighted by
+      // their bytes.
       eachRow(at, at + (wide > 4 ? wide - 1 : wide), firstRow, lastRow, (x, y, w) => pen.fillRect(x, y, w, barHeight));
     }
   }
@@ -159,7 +156,7 @@ const blockParts = (b) => {
   parts.push(['stream', streamText(shapes.stream[shape])]);
   if (use !== 2) {
     if (info.tags.length > 1) parts.push(['tag', brief(tagText(shapes.tag[shape]))]);
-    if (shapes.place[shape]) parts.push(['from', brief(placeText(shapes.place[shape]))]);
+    if (shapes.location[shape]) parts.push(['from', brief(locationText(shapes.location[shape]))]);
     parts.push(['since', usesCalls ? `call ${grouped(blocks.time[b])}` : inTime(blocks.time[b])]);
   }
   parts.push(['in', `${s.kind} of ${inBytes(s.bytes)}`]);
@@ -268,6 +265,3 @@ switches(['color-use', 'color-size', 'color-stream', 'color-tag'], (id) => {
   showMapLegend();
   redrawMap();
 });
-)js";
-
-}  // namespace tarn::detail

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#pragma once
-// Script of the page that shows what was live at the selected moment, initially the peak: by tag, by place, the largest blocks.
+// Shows what was live at the selected moment, initially the peak: by tag, by location, the largest blocks.
 
-namespace tarn::detail {
-
-inline constexpr char html_moment[] = R"js(
 // ---- what was live at the moment
 const mostShown = 10;
 const barRow = (color, name, title, bytes, of, blocks) => make('tr', {},
@@ -23,14 +19,14 @@ const fillMoment = (id, rows, rest, of) => {
 };
 const showMoment = () => {
   const state = view.moment, total = model.live[state];
-  const tags = new Map(), places = new Map();
+  const tags = new Map(), locations = new Map();
   let blocks = 0, count = 0;
   const largest = [];
   let least = 0;
   model.eachLive(state, (shape, address) => {
     const bytes = shapes.bytes[shape];
     ++count;
-    for (const [map, key] of [[tags, shapes.tag[shape]], [places, shapes.place[shape]]]) {
+    for (const [map, key] of [[tags, shapes.tag[shape]], [locations, shapes.location[shape]]]) {
       const sum = map.get(key);
       if (sum) {
         sum.bytes += bytes;
@@ -61,19 +57,16 @@ const showMoment = () => {
     return {count: rest.length, name: `${counted(rest.length, 'more ' + word)}`,
       bytes: rest.reduce((sum, r) => sum + r.bytes, 0), blocks: rest.reduce((sum, r) => sum + r.blocks, 0)};
   };
-  const tagList = top(tags), placeList = top(places);
+  const tagList = top(tags), locationList = top(locations);
   fillMoment('moment-tags', tagList.slice(0, mostShown).map((t) =>
     barRow(slotColor(slotOfTag[t.key]), tagText(t.key), tagText(t.key), t.bytes, total, t.blocks)),
     restOf(tagList, 'tag'), total);
-  fillMoment('moment-places', placeList.slice(0, mostShown).map((p) =>
-    barRow(null, placeText(p.key), placeTitle(p.key), p.bytes, total, p.blocks)), restOf(placeList, 'place'), total);
+  fillMoment('moment-locations', locationList.slice(0, mostShown).map((p) =>
+    barRow(null, locationText(p.key), locationTitle(p.key), p.bytes, total, p.blocks)), restOf(locationList, 'location'), total);
   fillMoment('moment-blocks', largest.map((b) => barRow(null,
-    [info.tags.length > 1 && tagText(shapes.tag[b.shape]), shapes.place[b.shape] && placeText(shapes.place[b.shape]),
+    [info.tags.length > 1 && tagText(shapes.tag[b.shape]), shapes.location[b.shape] && locationText(shapes.location[b.shape]),
       addressText(b.address)].filter(Boolean).slice(0, 2).join(', '),
     addressText(b.address), b.bytes, total, null)), {count: 0}, total);
 };
-const placeTitle = (place) =>
-  (info.places[place] ?? []).map(([file, line, name]) => `${file}:${line} ${name}`).join('\n');
-)js";
-
-}  // namespace tarn::detail
+const locationTitle = (location) =>
+  (info.locations[location] ?? []).map(([file, line, name]) => `${file}:${line} ${name}`).join('\n');

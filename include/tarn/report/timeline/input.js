@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#pragma once
-// Script of the page that handles input: zoom and pan by wheel, drag and keyboard, the item under the pointer, the switches.
+// Handles input on the timeline: zoom and pan by wheel, drag and keyboard, the state under the pointer, the switches.
 
-namespace tarn::detail {
-
-inline constexpr char html_chart_input[] = R"js(
 // ---- the timeline's readout and input
 const readout = byId('chart-readout'), spoken = byId('spoken');
 const eventText = (i) => {
@@ -13,7 +9,7 @@ const eventText = (i) => {
   if (kind <= refused) {
     parts.push(`stream ${streamText(events.stream[i])}`);
     if (info.tags.length > 1) parts.push(brief(tagText(shapes.tag[shape])));
-    if (shapes.place[shape]) parts.push(brief(placeText(shapes.place[shape])));
+    if (shapes.location[shape]) parts.push(brief(locationText(shapes.location[shape])));
   }
   return parts.join(', ');
 };
@@ -72,7 +68,7 @@ const axisAt = (event) => {
   const share = (event.clientX - box.left - plot.left) / (plot.right - plot.left);
   return view.from + Math.max(0, Math.min(1, share)) * (view.to - view.from);
 };
-// The state that a pointer means: the one with the most live bytes under its column, as drawn.
+// The state under the pointer: of the states in that column, the one with the most live bytes, as it is drawn.
 const stateUnder = (event) => {
   const at = axisAt(event), half = (view.to - view.from) / Math.max(1, plot.right - plot.left) / 2;
   const first = stateAt(at - half);
@@ -88,7 +84,7 @@ chart.addEventListener('wheel', (event) => {
     pan((event.deltaX || event.deltaY) / 1000);
     return;
   }
-  if (event.deltaY > 0 && isWhole()) return;  // zoomed out: the page scrolls on
+  if (event.deltaY > 0 && isWhole()) return;  // everything is shown: let the page scroll
   event.preventDefault();
   zoom(Math.exp(Math.max(-1, Math.min(1, event.deltaY / 300))), axisAt(event));
 }, {passive: false});
@@ -138,7 +134,7 @@ chart.addEventListener('pointerleave', () => {
 });
 chart.addEventListener('dblclick', (event) => { zoom(0.25, axisAt(event)); });
 
-// The keyboard's cursor is the moment that is looked at.
+// The selected moment is the cursor of the keyboard.
 const moveMoment = (state) => {
   pickMoment(Math.max(0, Math.min(model.n, state)));
   speak(stateParts(view.moment).map(([name, text]) => `${name} ${text}`).join(', '));
@@ -235,6 +231,3 @@ byId('zoom-in').addEventListener('click', () => zoom(0.5, momentOrMiddle()));
 byId('zoom-out').addEventListener('click', () => zoom(2, momentOrMiddle()));
 byId('zoom-all').addEventListener('click', showAll);
 byId('to-peak').addEventListener('click', () => pickMoment(model.peak));
-)js";
-
-}  // namespace tarn::detail

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#pragma once
-// Script of the page that formats bytes, times, addresses and names, and assigns colours to tags.
+// Formats bytes, times, addresses and names, and assigns colours to tags.
 
-namespace tarn::detail {
-
-inline constexpr char html_words[] = R"js(
 // ---- words
 const grouped = (n) => Math.round(n).toLocaleString('en-US');
 const inBytes = (n) => {
@@ -42,13 +38,13 @@ const streamText = (index) => {
 };
 const tagText = (tag) => info.tags[tag]?.name || 'untagged';
 const fileName = (path) => path.split(/[\\/]/).pop();
-const placeText = (place) => {
-  const frame = info.places[place]?.[0];
-  if (!frame) return 'place not known';
+const locationText = (location) => {
+  const frame = info.locations[location]?.[0];
+  if (!frame) return 'location unknown';
   const [file, line, name] = frame;
   return file ? `${fileName(file)}:${line}${name ? ' ' + name : ''}` : name;
 };
-// Names may be of any length; lines of text may not.
+// Shortens names, which may have any length, for lines of text.
 const brief = (text, most = 64) => text.length > most ? text.slice(0, most - 1) + '…' : text;
 const usesCalls = info.clock === 'calls';
 const momentText = (time, call) =>
@@ -65,7 +61,7 @@ const make = (name, attributes = {}, ...children) => {
   return node;
 };
 
-// ---- colours, as the style names them
+// ---- colours, by their names in the style sheet
 const colorsOf = () => {
   const style = getComputedStyle(document.documentElement);
   const get = (name) => style.getPropertyValue(name).trim();
@@ -80,7 +76,7 @@ const colorsOf = () => {
 let colors = colorsOf();
 const font = '12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 
-// A canvas as large as its place on the page, in the device's own pixels.
+// Sizes a canvas to its position on the page, in device pixels, and clears it.
 const fit = (canvas, width, height) => {
   const ratio = window.devicePixelRatio || 1;
   const w = Math.max(1, Math.round(width * ratio)), h = Math.max(1, Math.round(height * ratio));
@@ -107,7 +103,7 @@ const afterFrame = (draw) => {
 const model = makeModel();
 const {shapes, events} = model;
 
-// ---- tags in the order of what they have at the peak: the first have a colour each, the rest share one
+// ---- tags by their bytes at the peak: the first ones have their own colour, the others share one
 const palette = 8;
 const bytesAtPeak = new Float64Array(Math.max(1, info.tags.length));
 model.eachLive(model.peak, (shape) => { bytesAtPeak[shapes.tag[shape]] += shapes.bytes[shape]; });
@@ -119,6 +115,3 @@ const slotOfTag = new Uint8Array(bytesAtPeak.length).fill(palette);
 coloredTags.forEach((tag, slot) => { slotOfTag[tag] = slot; });
 const slots = palette + 1;
 const slotColor = (slot) => slot < palette ? colors.series[slot] : colors.other;
-)js";
-
-}  // namespace tarn::detail

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#pragma once
-// Script of the page that starts it: the figures at the top, light and dark theme, and the first drawing.
+// Starts the page: the figures at the top, light and dark theme, and the first drawing.
 
-namespace tarn::detail {
-
-inline constexpr char html_start[] = R"js(
 // ---- the numbers on top
 const tile = (name, value, about, exact) => make('div', {}, make('dt', {}, name),
   make('dd', {class: 'value', title: exact === undefined ? undefined : `${grouped(exact)} bytes`}, value),
@@ -59,7 +55,7 @@ const remember = (theme) => {
   try {
     localStorage.setItem('tarn-theme', theme);
   } catch {
-    // A page opened from a file may have no storage; the choice then lasts as long as the page.
+    // A page opened from a file may have no storage. The choice then lasts until the page is closed.
   }
 };
 const setTheme = (theme) => {
@@ -79,7 +75,7 @@ try {
   const theme = localStorage.getItem('tarn-theme');
   if (theme === 'light' || theme === 'dark') setTheme(theme);
 } catch {
-  // As above.
+  // No storage: see remember().
 }
 colors = colorsOf();
 
@@ -89,10 +85,10 @@ pressed(byId('axis-time'), view.axis === 'time');
 pressed(byId('axis-calls'), view.axis === 'calls');
 byId('show-tags').disabled = info.tags.length < 2;
 byId('color-tag').disabled = info.tags.length < 2;
-byId('places-part').hidden = info.places.length < 2;
+byId('locations-part').hidden = info.locations.length < 2;
 const hasReserved = model.knowsReserved || model.reservedNow > 0;
 byId('show-reserved').hidden = !hasReserved;
-// Where far more is reserved than was ever live, its curve would press the other one flat: it is shown on request.
+// If far more bytes are reserved than were ever live, their curve would flatten the live one: it is initially off.
 view.reserved = hasReserved && Math.max(info.pool.reservedPeak, model.reservedNow) < 8 * model.live[model.peak];
 pressed(byId('show-reserved'), view.reserved);
 byId('map-view').hidden = segments.length === 0;
@@ -117,6 +113,3 @@ new ResizeObserver(() => {
   redrawMap();
 }).observe(byId('main'));
 document.documentElement.dataset.ready = performance.now().toFixed(0);
-)js";
-
-}  // namespace tarn::detail

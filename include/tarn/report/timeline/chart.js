@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#pragma once
-// Script of the page that draws the timeline: curves, axes, the peak. A column of pixels shows the maximum of its events.
+// Draws the timeline: curves, axes, the peak. A column of pixels shows the maximum of its events.
 
-namespace tarn::detail {
-
-inline constexpr char html_chart[] = R"js(
 // ---- the timeline
 const chart = byId('chart'), overview = byId('overview');
 const margin = {left: 72, right: 14, top: 26, bottom: 26};
-// Where all happened at one moment, only the order of the calls tells anything.
+// If all events have the same time, only the order of the calls distinguishes them.
 const isMoment = model.n > 1 && events.time[0] === events.time[model.n - 1];
 const view = {axis: usesCalls ? 'given' : isMoment ? 'calls' : 'time', from: 0, to: 1, stacked: false,
   reserved: false, requested: false, moment: model.peak, pointer: none};
 
-// Where a state begins on the axis. Events with equal times are told apart by their order on the axis of calls only.
+// Where a state begins on the axis. Only the axis of calls separates events with equal times.
 const startOf = (state) => view.axis === 'calls' ? state : state === 0 ? domain()[0] : events.time[state - 1];
 const domain = () => {
   const n = model.n;
@@ -31,7 +27,7 @@ const timeOf = (state) => state === 0 ? (model.n ? events.time[0] : info.now) : 
 const liveExtremes = new Extremes(model.live), reservedExtremes = new Extremes(model.reserved);
 const requestedExtremes = new Extremes(model.requested);
 
-// What each colour has in a state: from the nearest state before that is kept, event by event.
+// The bytes of each colour in a state: starts at the nearest earlier state that is kept, and applies event by event.
 const keptEvery = 256;
 let kept = null;
 const keepStacks = () => {
@@ -72,7 +68,8 @@ const roundStep = (range, ticks) => {
   return power * ([1, 2, 5, 10].find((m) => m * power >= raw * 0.95) || 10);
 };
 
-// The columns of a stretch of the axis: of each the state with the most live bytes, the least, the most of the others.
+// The columns of a range of the axis. Each has the state with the most live bytes, the least live bytes, and the most
+// reserved and requested bytes.
 const columnsOf = (from, to, count) => {
   const columns = {state: new Int32Array(count), least: new Float64Array(count), reserved: new Float64Array(count),
     requested: new Float64Array(count), most: 0};
@@ -97,7 +94,7 @@ const stepLine = (pen, count, left, step, y) => {
   }
 };
 
-let plot = null;  // where the chart was last drawn, for the pointer
+let plot = null;  // the position of the last drawing, for the pointer
 const drawChart = () => {
   const began = performance.now();
   const width = chart.clientWidth, height = chart.clientHeight;
@@ -179,7 +176,7 @@ const drawLive = (pen, columns, count, left, step, y, bottom) => {
   pen.stroke();
 };
 
-// A column is divided as the state with its most live bytes was, so that it is as high as it is unstacked.
+// A column shows the tags of its state with the most live bytes, so that it is as high as the curve without tags.
 const drawStacks = (pen, columns, count, left, step, y, bottom) => {
   const tops = Array.from({length: slots}, () => new Float64Array(count));
   let before = null, state = none;
@@ -223,7 +220,7 @@ const drawAxis = (pen, left, right, bottom, x) => {
     pen.fillText(text, Math.max(left - 20 + half, Math.min(right + margin.right - half, at)), bottom + 8);
   }
 };
-// All ticks of an axis in one unit, with as many digits as tell them apart.
+// All ticks of an axis have one unit, and enough digits to differ.
 const axisTime = (ns, step) => {
   const units = [[1e9, 's'], [1e6, 'ms'], [1e3, 'µs'], [1, 'ns']];
   const [size, name] = units.find(([s]) => Math.max(Math.abs(view.to), 1) >= s) || units[3];
@@ -304,6 +301,3 @@ const drawOverview = () => {
   pen.strokeRect(Math.round(a) + 0.5, 0.5, Math.max(2, Math.round(b - a) - 1), height - 1);
 };
 const redrawChart = afterFrame(drawChart);
-)js";
-
-}  // namespace tarn::detail
