@@ -306,8 +306,8 @@ PLANTED = {
         Mutant(
             "the cached large block serves a smaller request",
             "pool/front/front.hpp",
-            "of_stream->large_block != nullptr && of_stream->large_bytes == align_up(bytes, range_grain)",
-            "of_stream->large_block != nullptr && of_stream->large_bytes >= align_up(bytes, range_grain)",
+            "of_stream->large_block != nullptr && of_stream->large_bytes == size.large_bytes()",
+            "of_stream->large_block != nullptr && of_stream->large_bytes >= size.large_bytes()",
         ),
         Mutant(
             "a magazine that fills does not say that it holds anything",
@@ -536,8 +536,8 @@ PLANTED = {
         Mutant(
             "a thread's room below the peak leaves out what waits",
             "policy/tracked_numbers.hpp",
-            "max_of(s.peak, active_peak_[k][g]) - waiting_[k][g]) - s.current;",
-            "max_of(s.peak, active_peak_[k][g])) - s.current;",
+            "max_of(most, active_peak_[k][g]) - waiting_[k][g]) - current(k, g);",
+            "max_of(most, active_peak_[k][g])) - current(k, g);",
             finder="tests/policy/tracked.cpp",
         ),
     ],

@@ -23,7 +23,7 @@ struct shrunk {
     switch_point at;
     std::vector<void*> frames;
   };
-  std::vector<place> places;
+  std::vector<place> locations;
 };
 
 class shrinker {

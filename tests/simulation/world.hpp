@@ -102,7 +102,13 @@ struct pool_state_of_user {
 class world final : public witness {
  public:
   explicit world(setting const& chosen, findings& found)
-      : chosen_(chosen), found_(found), machine_(chosen.machine), model_(found) {}
+      : chosen_(chosen), found_(found), machine_(chosen.machine), model_(found) {
+    // Objects of the process that are created at the first use are created now: their locks are switch points, at which the
+    // thread would be preempted while it holds the machine's lock, which is none.
+    tarn::sim_machine const first(chosen.machine);
+    void* p = nullptr;
+    if (first.driver(0).reserve_range(2_MiB, 2_MiB, p).ok()) (void)first.driver(0).release_range(p, 2_MiB);
+  }
 
   [[nodiscard]] tarn::sim_machine const& machine() const noexcept { return machine_; }
   [[nodiscard]] tarn::sim_driver driver(int device) const { return machine_.driver(device); }

@@ -27,13 +27,47 @@ class combining_lock {
   /// Uncontended: one exchange. Returns true if the lock was held at first.
   template <class Apply>
   TARN_ALWAYS_INLINE bool run(Update const& update, Apply const& apply) noexcept {
-    if (lock_.try_lock()) [[likely]] {
+    if (try_lock()) [[likely]] {
       apply(update);
-      leave(apply);
+      unlock_after(apply);
       return false;
     }
     wait(update, apply);
     return true;
+  }
+  /// The parts of run(), for a caller whose own update needs no copy: try_lock(), then the update, then unlock_after(apply);
+  /// if the lock is held, wait(update, apply).
+  [[nodiscard]] TARN_ALWAYS_INLINE bool try_lock() noexcept { return lock_.try_lock(); }
+  /// Applies published updates, then unlocks.
+  template <class Apply>
+  TARN_ALWAYS_INLINE void unlock_after(Apply const& apply) noexcept {
+    if (asked_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      combine(apply);
+    lock_.unlock();
+  }
+  /// Publishes the update and waits until it has been applied, here or by the lock's holder.
+  template <class Apply>
+  TARN_NOINLINE void wait(Update const& update, Apply const& apply) noexcept {
+    unsigned const mine = take_slot();
+    if (mine == slot_count) {
+      lock();
+      apply(update);
+      unlock_after(apply);
+      return;
+    }
+    slot& s = slots_[mine];
+    s.update = update;
+    s.at.store(step::asked, std::memory_order_relaxed);
+    asked_.fetch_or(std::uint32_t{1} << mine, std::memory_order_release);
+    for (unsigned tries = 0; s.at.load(std::memory_order_acquire) != step::done; ++tries) {
+      // Try rarely, so that the lock stays with the thread that works under it.
+      if (tries % tries_apart == 0 && !lock_.is_taken() && lock_.try_lock()) {
+        unlock_after(apply);  // applies this thread's update unless the holder already has
+      } else {
+        spin_wait(tries);
+      }
+    }
+    s.at.store(step::free, std::memory_order_release);
   }
 
   /// Locks without an update.
@@ -50,14 +84,6 @@ class combining_lock {
   static constexpr unsigned slot_count = thread_places;
   static constexpr unsigned tries_apart = 8;
 
-  /// Applies published updates, then unlocks.
-  template <class Apply>
-  TARN_ALWAYS_INLINE void leave(Apply const& apply) noexcept {
-    if (asked_.load(std::memory_order_relaxed) != 0) [[unlikely]]
-      combine(apply);
-    lock_.unlock();
-  }
-
   template <class Apply>
   TARN_NOINLINE void combine(Apply const& apply) noexcept {
     for (std::uint32_t asked = asked_.exchange(0, std::memory_order_acquire); asked != 0;
@@ -66,30 +92,6 @@ class combining_lock {
       apply(s.update);
       s.at.store(step::done, std::memory_order_release);
     }
-  }
-
-  template <class Apply>
-  TARN_NOINLINE void wait(Update const& update, Apply const& apply) noexcept {
-    unsigned const mine = take_slot();
-    if (mine == slot_count) {
-      lock();
-      apply(update);
-      leave(apply);
-      return;
-    }
-    slot& s = slots_[mine];
-    s.update = update;
-    s.at.store(step::asked, std::memory_order_relaxed);
-    asked_.fetch_or(std::uint32_t{1} << mine, std::memory_order_release);
-    for (unsigned tries = 0; s.at.load(std::memory_order_acquire) != step::done; ++tries) {
-      // Try rarely, so that the lock stays with the thread that works under it.
-      if (tries % tries_apart == 0 && !lock_.is_taken() && lock_.try_lock()) {
-        leave(apply);  // applies this thread's update unless the holder already has
-      } else {
-        spin_wait(tries);
-      }
-    }
-    s.at.store(step::free, std::memory_order_release);
   }
 
   /// Takes a free slot for one update; returns slot_count if all are taken.

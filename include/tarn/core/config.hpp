@@ -53,12 +53,15 @@
 #if defined(__GNUC__) || defined(__clang__)
 #define TARN_ALWAYS_INLINE inline __attribute__((always_inline))
 #define TARN_NOINLINE __attribute__((noinline))
+#define TARN_ALWAYS_INLINE_LAMBDA __attribute__((always_inline))
 #elif defined(_MSC_VER)
 #define TARN_ALWAYS_INLINE __forceinline
 #define TARN_NOINLINE __declspec(noinline)
+#define TARN_ALWAYS_INLINE_LAMBDA
 #else
 #define TARN_ALWAYS_INLINE inline
 #define TARN_NOINLINE
+#define TARN_ALWAYS_INLINE_LAMBDA
 #endif
 
 // Functions that kernels call, too.

@@ -12,6 +12,7 @@
 #include "tarn/policy/block_bytes.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/tracked_numbers.hpp"
+#include "tarn/pool/arena/size_class.hpp"
 
 namespace tarn {
 
@@ -51,17 +52,34 @@ class tracked_layer {
   }
 
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    return count([&] { return upstream_.allocate(stream, bytes, alignment); }, bytes, alignment);
+    if constexpr (on_pool) {
+      if (bytes == 0) return nullptr;
+      detail::block_size const size(bytes, alignment);
+      return count(size.bytes, bytes, [=, this]() TARN_ALWAYS_INLINE_LAMBDA {
+        return upstream_.layer().allocate_sized(size, stream, bytes, alignment);
+      });
+    } else {
+      return count(rounded(bytes, alignment), bytes,
+                   [&] { return upstream_.allocate(stream, bytes, alignment); });
+    }
   }
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p != nullptr) uncount(bytes, alignment);
-    upstream_.deallocate(stream, p, bytes, alignment);
+    if (p == nullptr) return;
+    if constexpr (on_pool) {
+      detail::block_size const size(bytes, alignment);
+      numbers_.count_deallocation(size.bytes, bytes, group_of(bytes));
+      upstream_.layer().deallocate_sized(size, stream, p, bytes, alignment);
+    } else {
+      numbers_.count_deallocation(rounded(bytes, alignment), bytes, group_of(bytes));
+      upstream_.deallocate(stream, p, bytes, alignment);
+    }
   }
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    return count([&] { return upstream_.allocate_sync(bytes, alignment); }, bytes, alignment);
+    return count(rounded(bytes, alignment), bytes, [&] { return upstream_.allocate_sync(bytes, alignment); });
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p != nullptr) uncount(bytes, alignment);
+    if (p == nullptr) return;
+    numbers_.count_deallocation(rounded(bytes, alignment), bytes, group_of(bytes));
     upstream_.deallocate_sync(p, bytes, alignment);
   }
 
@@ -112,8 +130,18 @@ class tracked_layer {
     }
   };
 
+  /// Directly on a pool, a block's size is computed once, here, and passed down.
+  static constexpr bool on_pool = [] {
+    if constexpr (detail::is_shared<Upstream>) {
+      return requires(typename Upstream::layer_type& pool, detail::block_size size) {
+        pool.allocate_sized(size, stream_ref{}, std::size_t{}, std::size_t{});
+      };
+    }
+    return false;
+  }();
+
   template <class Allocate>
-  void* count(Allocate const& allocate, std::size_t bytes, std::size_t alignment) {
+  TARN_ALWAYS_INLINE void* count(std::size_t rounded, std::size_t bytes, Allocate const& allocate) {
     void* p = nullptr;
     try {
       p = allocate();
@@ -121,15 +149,11 @@ class tracked_layer {
       numbers_.count_refusal();
       throw;
     }
-    if (p != nullptr) change(bytes, alignment, 1);
+    if (p != nullptr) numbers_.count_allocation(rounded, bytes, group_of(bytes));
     return p;
   }
-  void uncount(std::size_t bytes, std::size_t alignment) noexcept { change(bytes, alignment, -1); }
-
-  void change(std::size_t bytes, std::size_t alignment, std::int64_t sign) noexcept {
-    auto const rounded = static_cast<std::int64_t>(detail::block_bytes_of(upstream_, bytes, alignment));
-    numbers_.count({sign * rounded, sign * static_cast<std::int64_t>(bytes), detail::this_thread_tag(),
-                    group_of(bytes)});
+  [[nodiscard]] std::size_t rounded(std::size_t bytes, std::size_t alignment) noexcept {
+    return detail::block_bytes_of(upstream_, bytes, alignment);
   }
   static block_group group_of(std::size_t bytes) noexcept {
     return bytes <= small_limit ? block_group::small : block_group::large;

@@ -67,33 +67,45 @@ class tracked_numbers {
     delete[] shares;
   }
 
-  TARN_ALWAYS_INLINE void count(tracked_update const& u) noexcept {
-    if (std::uint32_t const open = open_.load(std::memory_order_acquire); open != 0) [[unlikely]] {
+  /// Counts one block. @param rounded, requested  bytes
+  TARN_ALWAYS_INLINE void count_allocation(std::size_t rounded, std::size_t requested,
+                                           block_group group) noexcept {
+    count<change_kind::allocation>(rounded, requested, group);
+  }
+  TARN_ALWAYS_INLINE void count_deallocation(std::size_t rounded, std::size_t requested,
+                                             block_group group) noexcept {
+    count<change_kind::deallocation>(rounded, requested, group);
+  }
+  /// Counts a change by the thread that it names, while other threads count.
+  void count(tracked_update const& u) noexcept {
+    if (std::uint32_t const open = open_.load(std::memory_order_acquire); open != 0) {
       unsigned const mine = thread_place(u.thread);
       if ((open >> mine & 1) != 0 && shares_[mine].count(u)) return;
     }
-    bool const waited = lock_.run(u, applier{*this});
-    if (waited) [[unlikely]]
-      ask(u.thread);
+    if (lock_.run(u, applier{*this})) ask(u.thread);
   }
   /// Number of threads that count on their own now.
   [[nodiscard]] int sharing() const noexcept { return std::popcount(open_.load(std::memory_order_relaxed)); }
   /// Requests a share for a thread. Shares are opened once at least two threads have requested one.
   void ask(void const* thread) noexcept {
-    std::uint32_t const mine = std::uint32_t{1} << thread_place(thread);
-    if ((asked_.load(std::memory_order_relaxed) & mine) == 0)
-      asked_.fetch_or(mine, std::memory_order_relaxed);
+    std::uint64_t const mine = std::uint64_t{1} << thread_place(thread);
+    if ((flags_.load(std::memory_order_relaxed) & mine) == 0)
+      flags_.fetch_or(mine, std::memory_order_relaxed);
   }
   void count_refusal() noexcept {
     std::lock_guard const guard(lock_);
-    ++statistics_.ooms;
+    ++ooms_;
   }
 
   [[nodiscard]] tracked_statistics statistics() noexcept {
     std::lock_guard const guard(lock_);
     call_in();
-    tracked_statistics all = statistics_;
+    tracked_statistics all;
+    all.ooms = ooms_;
     for (std::size_t g = 0; g < 3; ++g) {
+      all.allocations[g] = number(0, g);
+      all.allocated_bytes[g] = number(1, g);
+      all.requested_bytes[g] = number(2, g);
       all.active[g] = active(0, g);
       all.active_bytes[g] = active(1, g);
       all.active_requested_bytes[g] = active(2, g);
@@ -103,17 +115,23 @@ class tracked_numbers {
   void reset_peaks() noexcept {
     std::lock_guard const guard(lock_);
     call_in();
-    for_each_stat([](stat& s) { s.reset_peak(); });
     for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g) active_peak_[k][g] = number(k, g).current + waiting_[k][g];
+      for (std::size_t g = 1; g < 3; ++g) of(k, g).peak = of(k, g).current;
+      peak_of_all_[k] = current(k, 0);
+      for (std::size_t g = 0; g < 3; ++g) active_peak_[k][g] = current(k, g) + waiting_[k][g];
     }
   }
   void reset_totals() noexcept {
     std::lock_guard const guard(lock_);
     call_in();
-    for_each_stat([](stat& s) { s.reset_totals(); });
+    for (group_numbers& its : groups_) {
+      for (group_number& n : its.of) {
+        n.allocated = 0;
+        n.at_reset = n.current;
+      }
+    }
     not_over_ = {};
-    statistics_.ooms = 0;
+    ooms_ = 0;
   }
 
   /// Counts blocks that start to wait after their deallocation, or, with negative amounts, stop waiting.
@@ -139,7 +157,7 @@ class tracked_numbers {
     call_in();
     mark.whose = whose;
     mark.thread = this_thread_number();
-    mark.start = whose == peak_of::all_threads ? statistics_.allocated_bytes[0].current : 0;
+    mark.start = whose == peak_of::all_threads ? current(1, 0) : 0;
     mark.current = mark.peak = mark.start;
     mark.next = marks_;
     marks_ = &mark;
@@ -164,45 +182,128 @@ class tracked_numbers {
 
  private:
   static constexpr unsigned share_count = thread_places;
+  static constexpr std::uint64_t all_threads = 0xFFFF'FFFF;  ///< of flags_
+  static constexpr std::uint64_t watched_flag = all_threads + 1;
   /// With fewer calls than this per share, opening shares costs more than it saves.
   static constexpr std::uint64_t least_calls = 4;
   static constexpr std::uint32_t longest_pause = 4096;
 
-  /// Inlined for the case that the lock is free: a call would double the cost.
   struct applier {
     tracked_numbers& numbers;
-    TARN_ALWAYS_INLINE void operator()(tracked_update const& u) const noexcept { numbers.apply(u); }
+    void operator()(tracked_update const& u) const noexcept { numbers.apply(u); }
   };
 
-  [[nodiscard]] stat& number(std::size_t kind, std::size_t group) noexcept {
-    return kind == 0   ? statistics_.allocations[group]
-           : kind == 1 ? statistics_.allocated_bytes[group]
-                       : statistics_.requested_bytes[group];
+  /// One number of one group. The sums of both groups and the totals freed are computed when they are read, so that a call
+  /// updates as little as possible.
+  struct group_number {
+    std::int64_t current = 0;
+    std::int64_t peak = 0;
+    std::int64_t allocated = 0;  ///< total
+    std::int64_t at_reset = 0;   ///< current when the totals were reset
+  };
+  /// Blocks, rounded bytes, requested bytes. Aligned, so that a group is addressed by a shift.
+  struct alignas(128) group_numbers {
+    std::array<group_number, 3> of;
+  };
+
+  [[nodiscard]] group_number& of(std::size_t k, std::size_t group) noexcept {
+    return groups_[group - 1].of[k];
+  }
+  [[nodiscard]] std::int64_t current(std::size_t k, std::size_t group) noexcept {
+    return group == 0 ? of(k, 1).current + of(k, 2).current : of(k, group).current;
+  }
+  [[nodiscard]] std::int64_t peak(std::size_t k, std::size_t group) noexcept {
+    return group == 0 ? peak_of_all_[k] : of(k, group).peak;
+  }
+  [[nodiscard]] stat number(std::size_t k, std::size_t group) noexcept {
+    stat s;
+    s.current = current(k, group);
+    s.peak = peak(k, group);
+    for (std::size_t g = 1; g < 3; ++g) {
+      if (group != 0 && group != g) continue;
+      s.allocated += of(k, g).allocated;
+      s.freed += of(k, g).allocated + of(k, g).at_reset - of(k, g).current;
+    }
+    return s;
+  }
+
+  enum class change_kind : std::uint8_t { allocation, deallocation };
+
+  template <change_kind Kind>
+  TARN_ALWAYS_INLINE void count(std::size_t rounded, std::size_t requested, block_group group) noexcept {
+    if (open_.load(std::memory_order_acquire) != 0 || !lock_.try_lock()) [[unlikely]]
+      return count_among_threads<Kind>(rounded, requested, group);
+    if (flags_.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+      apply_here<Kind>(rounded, requested, group);
+    } else {
+      add<Kind>(rounded, requested, group);
+    }
+    lock_.unlock_after(applier{*this});
+  }
+  template <change_kind Kind>
+  TARN_NOINLINE void count_among_threads(std::size_t rounded, std::size_t requested,
+                                         block_group group) noexcept {
+    count(update_of<Kind>(rounded, requested, group));
+  }
+  template <change_kind Kind>
+  TARN_NOINLINE void apply_here(std::size_t rounded, std::size_t requested, block_group group) noexcept {
+    apply_slow(update_of<Kind>(rounded, requested, group));
+  }
+  template <change_kind Kind>
+  static tracked_update update_of(std::size_t rounded, std::size_t requested, block_group group) noexcept {
+    std::int64_t const sign = Kind == change_kind::allocation ? 1 : -1;
+    return {sign * static_cast<std::int64_t>(rounded), sign * static_cast<std::int64_t>(requested),
+            this_thread_tag(), group};
   }
 
   /// The caller holds the lock.
-  TARN_ALWAYS_INLINE void apply(tracked_update const& u) noexcept {
-    bool const several = asked_.load(std::memory_order_relaxed) != 0;  // otherwise no share is open
+  void apply(tracked_update const& u) noexcept {
+    if (flags_.load(std::memory_order_relaxed) != 0) return apply_slow(u);
+    add(u);
+  }
+  void add(tracked_update const& u) noexcept {
+    if (u.rounded > 0) {
+      add<change_kind::allocation>(static_cast<std::size_t>(u.rounded), static_cast<std::size_t>(u.requested),
+                                   u.group);
+    } else {
+      add<change_kind::deallocation>(static_cast<std::size_t>(-u.rounded),
+                                     static_cast<std::size_t>(-u.requested), u.group);
+    }
+  }
+  template <change_kind Kind>
+  TARN_ALWAYS_INLINE void add(std::size_t rounded, std::size_t requested, block_group group) noexcept {
+    auto const g = static_cast<std::size_t>(group);  // 1 or 2
+    group_numbers& its = groups_[g - 1];
+    group_numbers const& other = groups_[2 - g];
+    add_to<Kind, 0>(its, other, 1);
+    add_to<Kind, 1>(its, other, static_cast<std::int64_t>(rounded));
+    add_to<Kind, 2>(its, other, static_cast<std::int64_t>(requested));
+  }
+  template <change_kind Kind, std::size_t K>
+  TARN_ALWAYS_INLINE void add_to(group_numbers& its, group_numbers const& other,
+                                 std::int64_t amount) noexcept {
+    group_number& n = its.of[K];
+    if constexpr (Kind == change_kind::deallocation) {
+      n.current -= amount;
+    } else {
+      std::int64_t const now = n.current += amount;
+      n.allocated += amount;
+      if (now > n.peak) [[unlikely]]
+        n.peak = now;
+      if (now + other.of[K].current > peak_of_all_[K]) [[unlikely]]
+        peak_of_all_[K] = now + other.of[K].current;
+    }
+  }
+  /// Counts while a mark exists, blocks wait, or several threads count.
+  TARN_NOINLINE void apply_slow(tracked_update const& u) noexcept {
+    bool const several = (flags_.load(std::memory_order_relaxed) & all_threads) != 0;
     if (several && out_ != 0 && u.rounded > 0 && !fits(u)) [[unlikely]]
       call_in();
-    auto const g = static_cast<std::size_t>(u.group);
-    if (u.rounded > 0) {
-      statistics_.allocations[0].increase(1);
-      statistics_.allocations[g].increase(1);
-      statistics_.allocated_bytes[0].increase(u.rounded);
-      statistics_.allocated_bytes[g].increase(u.rounded);
-      statistics_.requested_bytes[0].increase(u.requested);
-      statistics_.requested_bytes[g].increase(u.requested);
-    } else {
-      statistics_.allocations[0].decrease(1);
-      statistics_.allocations[g].decrease(1);
-      statistics_.allocated_bytes[0].decrease(-u.rounded);
-      statistics_.allocated_bytes[g].decrease(-u.rounded);
-      statistics_.requested_bytes[0].decrease(-u.requested);
-      statistics_.requested_bytes[g].decrease(-u.requested);
+    add(u);
+    if (watched_) {
+      change_marks(u);
+      note_active(u.group);
     }
-    if (watched_) [[unlikely]]
-      apply_watched(u);
     if (several && out_ == 0) [[unlikely]]
       hand_out();
   }
@@ -218,7 +319,7 @@ class tracked_numbers {
   void note_active(block_group group) noexcept {
     for (std::size_t k = 0; k < 3; ++k) {
       for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(group)})
-        active_peak_[k][g] = max_of(active_peak_[k][g], number(k, g).current + waiting_[k][g]);
+        active_peak_[k][g] = max_of(active_peak_[k][g], current(k, g) + waiting_[k][g]);
     }
   }
   void note_whether_watched() noexcept {
@@ -227,11 +328,16 @@ class tracked_numbers {
       for (std::int64_t const amount : kind) waits = waits || amount != 0;
     }
     watched_ = waits || marks_ != nullptr;
+    if (watched_) {
+      flags_.fetch_or(watched_flag, std::memory_order_relaxed);
+    } else {
+      flags_.fetch_and(~watched_flag, std::memory_order_relaxed);
+    }
   }
   /// How far a number may grow before it, or its sum with the waiting blocks, passes its peak.
   [[nodiscard]] std::int64_t room(std::size_t k, std::size_t g) noexcept {
-    stat const& s = number(k, g);
-    return min_of(s.peak, max_of(s.peak, active_peak_[k][g]) - waiting_[k][g]) - s.current;
+    std::int64_t const most = peak(k, g);
+    return min_of(most, max_of(most, active_peak_[k][g]) - waiting_[k][g]) - current(k, g);
   }
 
   /// Whether a block can be added without a new peak, even if all shares are used up.
@@ -254,7 +360,7 @@ class tracked_numbers {
       --pause_;
       return;
     }
-    std::uint32_t const asked = asked_.load(std::memory_order_relaxed);
+    auto const asked = static_cast<std::uint32_t>(flags_.load(std::memory_order_relaxed) & all_threads);
     int const takers = std::popcount(asked);
     if (takers < 2) return;
     if (shares_ == nullptr) shares_ = new (std::nothrow) tracked_share[share_count];
@@ -285,7 +391,10 @@ class tracked_numbers {
       int const i = std::countr_zero(left);
       std::uint64_t const made = shares_[i].close(
           [this](std::size_t k, std::size_t g, std::int64_t change, std::int64_t came) noexcept {
-            number(k, g).add(change, came);
+            if (g != 0) {
+              of(k, g).current += change;
+              of(k, g).allocated += came;
+            }
             for (high_water_mark* m = g == 0 ? marks_ : nullptr; m != nullptr; m = m->next) {
               if (k == 0) m->allocations += came;
               if (k == 1) m->current += change;
@@ -294,17 +403,13 @@ class tracked_numbers {
       calls += made;
       if (made == 0) idle |= std::uint32_t{1} << i;
     }
-    if (idle != 0) asked_.fetch_and(~idle, std::memory_order_relaxed);
+    if (idle != 0) flags_.fetch_and(~std::uint64_t{idle}, std::memory_order_relaxed);
     bool const paid = calls >= least_calls * static_cast<std::uint64_t>(std::popcount(out_));
     last_pause_ = paid ? 0 : min_of(last_pause_ * 2 + 16, longest_pause);
     pause_ = last_pause_;
     out_ = 0;
   }
 
-  TARN_NOINLINE void apply_watched(tracked_update const& u) noexcept {
-    change_marks(u);
-    note_active(u.group);
-  }
   void change_marks(tracked_update const& u) noexcept {
     for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
       if (m->whose != peak_of::all_threads && m->thread != thread_number_of(u.thread)) continue;
@@ -314,19 +419,15 @@ class tracked_numbers {
       ++m->allocations;
     }
   }
-  template <class F>
-  void for_each_stat(F const& f) noexcept {
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g) f(number(k, g));
-    }
-  }
-
-  tracked_share* shares_ = nullptr;      ///< made under the lock at the first contention; kept
-  std::atomic<std::uint32_t> open_{0};   ///< threads whose share is open; a hint
-  std::atomic<std::uint32_t> asked_{0};  ///< threads that found the lock taken or have a share
+  tracked_share* shares_ = nullptr;     ///< made under the lock at the first contention; kept
+  std::atomic<std::uint32_t> open_{0};  ///< threads whose share is open; a hint
+  /// Bits of the threads that found the lock taken or have a share, and watched_flag. 0: a call only adds.
+  std::atomic<std::uint64_t> flags_{0};
   combining_lock<tracked_update> lock_;
   // Under the lock:
-  tracked_statistics statistics_;
+  std::array<group_numbers, 2> groups_;        ///< small, large
+  std::array<std::int64_t, 3> peak_of_all_{};  ///< of the sums of both
+  std::uint64_t ooms_ = 0;
   high_water_mark* marks_ = nullptr;
   bool watched_ = false;       ///< there is a mark, or a block waits
   tracked_amounts waiting_{};  ///< of the waiting blocks

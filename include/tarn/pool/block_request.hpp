@@ -29,8 +29,8 @@ struct block_request {
         stream(s),
         asked(asked_for),
         alignment(aligned),
-        block(rounded_bytes(bytes, aligned)),
-        size_class(has_class(bytes, aligned) ? class_of(bytes) : class_count),
+        block(block_size(bytes, aligned).bytes),
+        size_class(block_size(bytes, aligned).size_class),
         in_run(size_class < run_class_count),
         where(zone_of(block)) {}
 };

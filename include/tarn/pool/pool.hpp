@@ -72,25 +72,36 @@ class pool : public detail::pool_parts<Upstream> {
   /// O(1) from a magazine or the heap; calls the driver only when it climbs the ladder.
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
-    return allocate_on(heap_.identity(stream), stream, bytes, alignment);
+    return allocate_sized(detail::lazy_block_size{bytes}, stream, bytes, alignment);
   }
 
   /// Frees a block; work enqueued on `stream` before this call may still use it. `bytes` and `alignment` are those of the
   /// allocation. Never throws; detected misuse is reported to the misuse handler.
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
+    deallocate_sized(detail::lazy_block_size{bytes}, stream, p, bytes, alignment);
+  }
+  /// The same for a layer that has computed the block_size for itself; `bytes` and `p` are not 0.
+  template <class Size>
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_sized(Size size, stream_ref stream, std::size_t bytes,
+                                                        std::size_t alignment) {
+    return allocate_on(heap_.identity(stream), stream, size, bytes, alignment);
+  }
+  template <class Size>
+  TARN_ALWAYS_INLINE void deallocate_sized(Size size, stream_ref stream, void* p, std::size_t bytes,
+                                           std::size_t alignment) noexcept {
     stream_id id = stream.id();
     if (id == stream_ref::unknown_id && !heap_.driver().identify(stream, id).ok()) [[unlikely]]
       return deallocate_unknown(stream, p, bytes, alignment);
     if (waiting_.may_hold(p) && waiting_.hold_back(id, stream, p, bytes, alignment)) [[unlikely]]
       return;
-    deallocate_on(id, stream, p, bytes, alignment);
+    deallocate_on(id, stream, p, size, bytes, alignment);
   }
 
   /// Allocates memory that every stream may use at once. Waits for other streams' frees if nothing else serves the request.
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
-    return allocate_on(detail::neutral_id, {}, bytes, alignment);
+    return allocate_on(detail::neutral_id, {}, detail::lazy_block_size{bytes}, bytes, alignment);
   }
 
   /// Frees memory that no stream uses any more; every stream may reuse it at once.
@@ -98,7 +109,7 @@ class pool : public detail::pool_parts<Upstream> {
     if (p == nullptr) return;
     if (waiting_.may_hold(p) && waiting_.hold_back(detail::neutral_id, {}, p, bytes, alignment)) [[unlikely]]
       return;
-    deallocate_on(detail::neutral_id, {}, p, bytes, alignment);
+    deallocate_on(detail::neutral_id, {}, p, detail::lazy_block_size{bytes}, bytes, alignment);
   }
 
   /// Records that work on `stream`, enqueued before the block is deallocated, uses the block although it is freed on another
@@ -130,10 +141,12 @@ class pool : public detail::pool_parts<Upstream> {
 
   // ---- allocation: the thread's cache, the heap, the ladder
 
-  void* allocate_on(stream_id id, stream_ref stream, std::size_t bytes, std::size_t alignment) {
+  template <class Size>
+  TARN_ALWAYS_INLINE void* allocate_on(stream_id id, stream_ref stream, Size size, std::size_t bytes,
+                                       std::size_t alignment) {
     if (alignment > default_alignment || !is_alignment(alignment)) [[unlikely]] {
       require_alignment(alignment);
-    } else if (void* const p = front_.take(id, bytes); p != nullptr) [[likely]] {
+    } else if (void* const p = front_.take(id, size); p != nullptr) [[likely]] {
       return p;
     }
     return allocate_slow(id, stream, bytes, alignment);
@@ -197,9 +210,10 @@ class pool : public detail::pool_parts<Upstream> {
 
   // ---- deallocation: the thread's cache, the heap
 
-  TARN_ALWAYS_INLINE void deallocate_on(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                                        std::size_t alignment) noexcept {
-    if (alignment <= default_alignment && front_.put(id, p, bytes)) [[likely]]
+  template <class Size>
+  TARN_ALWAYS_INLINE void deallocate_on(stream_id id, stream_ref stream, void* p, Size size,
+                                        std::size_t bytes, std::size_t alignment) noexcept {
+    if (alignment <= default_alignment && front_.put(id, p, size)) [[likely]]
       return;
     deallocate_slow(id, stream, p, bytes, alignment);
   }

@@ -52,7 +52,7 @@ template <class Resource>
   if (bytes < 0) [[unlikely]] {
     message<160> text;
     text.add("memory_allocated: ").add_number(static_cast<std::uint64_t>(-bytes));
-    text.add(" bytes more were freed than allocated; add | tarn::checked{} to find the double free");
+    text.add(" more bytes were freed than allocated; add | tarn::checked{} to find the double free");
     report_misuse(misuse(misuse_kind::double_free, nullptr, text.view()));
     return 0;
   }

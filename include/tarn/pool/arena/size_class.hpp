@@ -64,13 +64,44 @@ inline constexpr auto class_bytes_table = [] {
   return alignment <= default_alignment && bytes <= class_limit;
 }
 
+/// The block that serves a request, for callers that use the numbers several times.
+struct block_size {
+  std::size_t bytes = 0;
+  unsigned size_class = class_count;  ///< class_count if none
+
+  constexpr block_size() noexcept = default;
+  /// Pure. `asked` is not 0.
+  TARN_ALWAYS_INLINE constexpr block_size(std::size_t asked, std::size_t alignment) noexcept {
+    if (tarn::detail::has_class(asked, alignment)) [[likely]] {
+      size_class = class_of(asked);
+      bytes = class_bytes(size_class);
+    } else {
+      bytes = align_up(asked, range_grain);
+    }
+  }
+  [[nodiscard]] constexpr bool has_class() const noexcept { return size_class != class_count; }
+  [[nodiscard]] constexpr unsigned its_class() const noexcept { return size_class; }
+  [[nodiscard]] constexpr std::size_t bytes_in(unsigned) const noexcept { return bytes; }
+  [[nodiscard]] constexpr std::size_t large_bytes() const noexcept { return bytes; }
+};
+/// The same, computed where it is used: fewer instructions for a caller that uses each number once. The alignment is at most
+/// default_alignment.
+struct lazy_block_size {
+  std::size_t asked;
+
+  [[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class() const noexcept { return asked <= class_limit; }
+  [[nodiscard]] TARN_ALWAYS_INLINE constexpr unsigned its_class() const noexcept { return class_of(asked); }
+  [[nodiscard]] constexpr std::size_t bytes_in(unsigned size_class) const noexcept {
+    return class_bytes(size_class);
+  }
+  [[nodiscard]] constexpr std::size_t large_bytes() const noexcept { return align_up(asked, range_grain); }
+};
+
 /// Bytes that a request occupies: its class, or its size rounded to the grain. Pure, so that allocation and sized deallocation
 /// agree without a lookup.
 [[nodiscard]] TARN_ALWAYS_INLINE constexpr std::size_t rounded_bytes(std::size_t bytes,
                                                                      std::size_t alignment) noexcept {
-  if (bytes == 0) return 0;
-  if (has_class(bytes, alignment)) return class_bytes(class_of(bytes));
-  return align_up(bytes, range_grain);
+  return bytes == 0 ? 0 : block_size(bytes, alignment).bytes;
 }
 
 /// Handle granularity of current devices, bytes. Blocks of a multiple of it, such as weights and their gradients, start on a

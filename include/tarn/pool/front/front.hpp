@@ -62,22 +62,22 @@ class front {
   // ---- warm calls
 
   /// Takes a block that the calling thread cached for the stream; null if there is none.
-  [[nodiscard]] TARN_ALWAYS_INLINE void* take(stream_id id, std::size_t bytes) noexcept {
+  template <class Size>
+  [[nodiscard]] TARN_ALWAYS_INLINE void* take(stream_id id, Size size) noexcept {
     thread_cache* const cache = local();
     if (cache == nullptr || !cache->lock.try_enter()) [[unlikely]]
       return nullptr;
     void* p = nullptr;
     std::size_t block = 0;
     if (stream_cache* const of_stream = cache->find(id); of_stream != nullptr) [[likely]] {
-      if (bytes <= class_limit) [[likely]] {
-        unsigned const k = class_of(bytes);
+      if (size.has_class()) [[likely]] {
+        unsigned const k = size.its_class();
         magazine& m = of_stream->magazines[k];
         if (m.count != 0) [[likely]] {
           p = m.blocks[--m.count];
-          block = class_bytes(k);
+          block = size.bytes_in(k);
         }
-      } else if (of_stream->large_block != nullptr &&
-                 of_stream->large_bytes == align_up(bytes, range_grain)) {
+      } else if (of_stream->large_block != nullptr && of_stream->large_bytes == size.large_bytes()) {
         p = std::exchange(of_stream->large_block, nullptr);
         block = of_stream->large_bytes;
       }
@@ -91,19 +91,20 @@ class front {
   }
 
   /// Keeps a freed block in the calling thread's cache. Returns false if there is no room for it, or no cache.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool put(stream_id id, void* p, std::size_t bytes) noexcept {
+  template <class Size>
+  [[nodiscard]] TARN_ALWAYS_INLINE bool put(stream_id id, void* p, Size size) noexcept {
     thread_cache* const cache = local();
     if (cache == nullptr || !cache->lock.try_enter()) [[unlikely]]
       return false;
     bool done = false;
     if (stream_cache* const of_stream = cache->find(id); of_stream != nullptr) [[likely]] {
-      if (bytes <= class_limit) [[likely]] {
-        unsigned const k = class_of(bytes);
+      if (size.has_class()) [[likely]] {
+        unsigned const k = size.its_class();
         done = put_in(*cache, *of_stream, k, p);
-        if (done) cache->count_live(-static_cast<std::int64_t>(class_bytes(k)), -1);
+        if (done) cache->count_live(-static_cast<std::int64_t>(size.bytes_in(k)), -1);
       } else if (of_stream->large_block == nullptr && of_stream->newest_large == p) {
         of_stream->large_block = p;
-        of_stream->large_bytes = align_up(bytes, range_grain);
+        of_stream->large_bytes = size.large_bytes();
         cache->count_live(-static_cast<std::int64_t>(of_stream->large_bytes), -1);
         cache->count_held(of_stream->large_bytes, 0);
         done = true;
