@@ -130,8 +130,8 @@ PLANTED = {
         Mutant(
             "magazines are returned to the heap as unowned",
             "pool/front/front.hpp",
-            "if (m.count != 0) heap_.give_back(of_stream.id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));",
-            "if (m.count != 0) heap_.give_back(neutral_id, {}, k, m.blocks, std::exchange(m.count, 0));",
+            "heap_.give_back(of_stream.id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));",
+            "heap_.give_back(neutral_id, {}, k, m.blocks, std::exchange(m.count, 0));",
         ),
     ],
     "a destroyed stream's work is waited for, and its handle is not used": [
@@ -298,9 +298,9 @@ PLANTED = {
         Mutant(
             "a magazine of the wrong size class",
             "pool/front/front.hpp",
-            """        unsigned const k = class_of(bytes);
+            """        unsigned const k = size.its_class();
         done = put_in(*cache, *of_stream, k, p);""",
-            """        unsigned const k = class_of(align_up(bytes, range_grain));
+            """        unsigned const k = class_of(align_up(size.bytes_in(size.its_class()), range_grain));
         done = put_in(*cache, *of_stream, k, p);""",
         ),
         Mutant(
@@ -539,6 +539,19 @@ PLANTED = {
             "max_of(most, active_peak_[k][g]) - waiting_[k][g]) - current(k, g);",
             "max_of(most, active_peak_[k][g])) - current(k, g);",
             finder="tests/policy/tracked.cpp",
+        ),
+        Mutant(
+            "a reset of the totals keeps what was freed before",
+            "policy/tracked_numbers.hpp",
+            "        n.at_reset = n.current;\n",
+            "",
+            finder="tests/policy/tracked.cpp",
+        ),
+        Mutant(
+            "the peak of all blocks is that of their group",
+            "policy/tracked_numbers.hpp",
+            "if (now + other.of[K].current > peak_of_all_[K])",
+            "if (now > peak_of_all_[K])",
         ),
     ],
     "a snapshot shows what the pool holds": [
@@ -888,7 +901,7 @@ PLANTED = {
             "    void* p = nullptr;\n    try {\n      p = allocate();\n    } catch (out_of_memory const&) {\n"
             "      numbers_.count_refusal();",
             "    void* p = nullptr;\n    try {\n      p = allocate();\n    } catch (out_of_memory const&) {\n"
-            "      change(bytes, alignment, 1);\n      numbers_.count_refusal();",
+            "      numbers_.count_allocation(rounded, bytes, group_of(bytes));\n      numbers_.count_refusal();",
             finder="policies",
         ),
     ],

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "tarn/core/attribution.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/scope_chain.hpp"
-#include "tarn/core/source_location.hpp"
 
 namespace tarn {
 
@@ -17,20 +17,20 @@ namespace tarn {
 /// inner place is kept unless an outer one has a tag. Scopes may end in any order, each on the thread that began it.
 class location_scope {
  public:
-  explicit location_scope(source_location where = source_location::current()) noexcept : where_(where) {
+  explicit location_scope(attribution from = attribution::current()) noexcept : from_(from) {
     chain::begin(*this);
   }
   location_scope(location_scope const&) = delete;
   location_scope& operator=(location_scope const&) = delete;
   ~location_scope() { (void)chain::end(*this, "location_scope"); }
 
-  /// Returns the outermost place, or `otherwise` if there is none, with the outermost tag. O(scopes).
-  [[nodiscard]] static source_location current(source_location otherwise = {}) noexcept {
+  /// Returns the location set by the outermost scope, or an empty one if there is none. O(scopes).
+  [[nodiscard]] static source_location current() noexcept {
     location_scope const* const p = chain::innermost();
-    if (p == nullptr) return otherwise;
+    if (p == nullptr) return {};
     if (p->outer_ != nullptr) [[unlikely]]
-      return p->of_several();
-    return p->where_;
+      return p->of_several().where;
+    return p->from_.where;
   }
   /// Returns the tag number of current(); 0: none.
   [[nodiscard]] static std::uint32_t current_tag_id() noexcept {
@@ -38,32 +38,32 @@ class location_scope {
     if (p == nullptr) return 0;
     if (p->outer_ != nullptr) [[unlikely]]
       return p->of_several().tag_id;
-    return p->where_.tag_id;
+    return p->from_.tag_id;
   }
 
  private:
   using chain = detail::scope_chain<location_scope>;
   friend chain;
 
-  [[nodiscard]] TARN_NOINLINE source_location of_several() const noexcept {
+  [[nodiscard]] TARN_NOINLINE attribution of_several() const noexcept {
     location_scope const* p = this;
-    std::uint32_t tag_id = where_.tag_id;
+    std::uint32_t tag_id = from_.tag_id;
     while (p->outer_ != nullptr) {
       p = p->outer_;
-      if (p->where_.tag_id != 0) tag_id = p->where_.tag_id;
+      if (p->from_.tag_id != 0) tag_id = p->from_.tag_id;
     }
-    source_location found = p->where_;
+    attribution found = p->from_;
     found.tag_id = tag_id;
     return found;
   }
 
-  source_location where_;
+  attribution from_;
   location_scope* outer_ = nullptr;
 };
 
 /// Replaces location_scope where no layer records places; does nothing.
 struct no_location_scope {
-  explicit constexpr no_location_scope(source_location) noexcept {}
+  explicit constexpr no_location_scope(attribution const&) noexcept {}
 };
 
 }  // namespace tarn

@@ -321,10 +321,10 @@ class shared_resource {
   /// @throws out_of_memory, bad_alignment; nothing has changed
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(stream_ref stream, std::size_t bytes,
                                                   std::size_t alignment = default_alignment,
-                                                  source_location where = source_location::current())
+                                                  attribution call = attribution::current())
     requires(allocates())
   {
-    [[maybe_unused]] detail::location_of_call<shared_resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
     if constexpr (has_allocate<Layer>) {
       return block_->layer.allocate(stream, bytes, alignment);
     } else {
@@ -335,10 +335,10 @@ class shared_resource {
   /// null.
   TARN_ALWAYS_INLINE void deallocate(stream_ref stream, void* p, std::size_t bytes,
                                      std::size_t alignment = default_alignment,
-                                     source_location where = source_location::current()) noexcept
+                                     attribution call = attribution::current()) noexcept
     requires(allocates())
   {
-    [[maybe_unused]] detail::location_of_call<shared_resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
     if constexpr (has_deallocate<Layer>) {
       block_->layer.deallocate(stream, p, bytes, alignment);
     } else {
@@ -351,10 +351,10 @@ class shared_resource {
   /// Allocates memory that every stream may use at once.
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_sync(std::size_t bytes,
                                                        std::size_t alignment = default_alignment,
-                                                       source_location where = source_location::current())
+                                                       attribution call = attribution::current())
     requires(allocates())
   {
-    [[maybe_unused]] detail::location_of_call<shared_resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
     if constexpr (has_allocate_sync<Layer>) {
       return block_->layer.allocate_sync(bytes, alignment);
     } else {
@@ -367,10 +367,10 @@ class shared_resource {
   /// Frees memory that no stream uses any more.
   TARN_ALWAYS_INLINE void deallocate_sync(void* p, std::size_t bytes,
                                           std::size_t alignment = default_alignment,
-                                          source_location where = source_location::current()) noexcept
+                                          attribution call = attribution::current()) noexcept
     requires(allocates())
   {
-    [[maybe_unused]] detail::location_of_call<shared_resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
     if constexpr (has_deallocate_sync<Layer>) {
       block_->layer.deallocate_sync(p, bytes, alignment);
     } else {
@@ -385,31 +385,43 @@ class shared_resource {
 
   template <std::integral Bytes>
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(Bytes bytes, std::size_t alignment = default_alignment,
-                                                  source_location where = source_location::current()) {
-    return allocate_sync(static_cast<std::size_t>(bytes), alignment, where);
+                                                  attribution call = attribution::current())
+    requires(allocates())
+  {
+    return allocate_sync(static_cast<std::size_t>(bytes), alignment, call);
   }
   template <std::integral Bytes>
   TARN_ALWAYS_INLINE void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
-                                     source_location where = source_location::current()) noexcept {
-    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, where);
+                                     attribution call = attribution::current()) noexcept
+    requires(allocates())
+  {
+    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, call);
   }
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, std::size_t alignment,
                                                         stream_ref stream,
-                                                        source_location where = source_location::current()) {
-    return allocate(stream, bytes, alignment, where);
+                                                        attribution call = attribution::current())
+    requires(allocates())
+  {
+    return allocate(stream, bytes, alignment, call);
   }
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, stream_ref stream,
-                                                        source_location where = source_location::current()) {
-    return allocate(stream, bytes, default_alignment, where);
+                                                        attribution call = attribution::current())
+    requires(allocates())
+  {
+    return allocate(stream, bytes, default_alignment, call);
   }
   TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
                                            stream_ref stream,
-                                           source_location where = source_location::current()) noexcept {
-    deallocate(stream, p, bytes, alignment, where);
+                                           attribution call = attribution::current()) noexcept
+    requires(allocates())
+  {
+    deallocate(stream, p, bytes, alignment, call);
   }
   TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, stream_ref stream,
-                                           source_location where = source_location::current()) noexcept {
-    deallocate(stream, p, bytes, default_alignment, where);
+                                           attribution call = attribution::current()) noexcept
+    requires(allocates())
+  {
+    deallocate(stream, p, bytes, default_alignment, call);
   }
 
   /// Equal handles: memory of one may be freed through the other.
@@ -424,24 +436,38 @@ class shared_resource {
   /// Returns the device that the memory belongs to.
   [[nodiscard]] device_id device() const noexcept { return driver().device(); }
 
-  // Calls that only a pool offers, reachable through any policy above it. Documented at the pool.
+  // Calls that only a pool offers, reachable through any policy above it; without a pool they do not compile. Documented at the
+  // pool. A handle is const as a pointer is: the resource behind it is not.
 
   /// Returns cached memory to the driver until at most `keep_bytes` are reserved; returns the bytes released.
-  std::size_t trim(std::size_t keep_bytes = 0) {
+  std::size_t trim(std::size_t keep_bytes = 0) const
+    requires reachable<shared_resource, detail::routed_calls::trim>
+  {
     return nearest(*this, [&](auto& l) -> decltype(l.trim(keep_bytes)) { return l.trim(keep_bytes); });
   }
   /// Returns all cached memory to the driver, as torch.cuda.empty_cache does.
-  void empty_cache() { (void)trim(0); }
+  void empty_cache() const
+    requires reachable<shared_resource, detail::routed_calls::trim>
+  {
+    (void)trim(0);
+  }
   /// Returns true if `p` points into memory that the pool reserved.
-  [[nodiscard]] bool owns(void const* p) const noexcept {
+  [[nodiscard]] bool owns(void const* p) const noexcept
+    requires reachable<shared_resource, detail::routed_calls::owns>
+  {
     return nearest(*this, [&](auto& l) -> decltype(l.owns(p)) { return l.owns(p); });
   }
   /// Returns the size of the largest request that can be served without calling the driver, bytes.
-  [[nodiscard]] std::size_t largest_free_range() const {
+  [[nodiscard]] std::size_t largest_free_range() const
+    requires reachable<shared_resource, detail::routed_calls::largest_free_range>
+  {
     return nearest(*this, [](auto& l) -> decltype(l.largest_free_range()) { return l.largest_free_range(); });
   }
-  /// Records that work on `stream`, a stream other than the one passed at deallocation, uses the block up to now.
-  void record_stream(void* p, std::size_t bytes, stream_ref stream) {
+  /// Records that work on `stream`, enqueued before the block is deallocated, uses the block, although it is freed on another
+  /// stream. The freed block is held back until that work is done.
+  void record_stream(void* p, std::size_t bytes, stream_ref stream) const
+    requires reachable<shared_resource, detail::routed_calls::record_stream>
+  {
     nearest(*this, [&](auto& l) -> decltype(l.record_stream(p, bytes, stream)) {
       return l.record_stream(p, bytes, stream);
     });

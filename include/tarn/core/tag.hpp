@@ -9,9 +9,9 @@
 #include <string_view>
 
 #include "tarn/core/at_fork.hpp"
+#include "tarn/core/attribution.hpp"
 #include "tarn/core/location_scope.hpp"
 #include "tarn/core/scope_chain.hpp"
-#include "tarn/core/source_location.hpp"
 #include "tarn/core/spin_lock.hpp"
 #include "tarn/core/text_prefix.hpp"
 
@@ -107,8 +107,8 @@ class tag {
   std::uint32_t id_ = 0;
 };
 
-inline source_location::source_location(tag const& name, char const* in, int at, char const* of) noexcept
-    : file(in), line(at), tag_id(name.id()), function(of) {}
+inline attribution::attribution(tag const& name, char const* file, int line, char const* function) noexcept
+    : where{file, line, function}, tag_id(name.id()) {}
 
 /// Tags everything that this thread allocates in a scope: `tarn::tag_scope const here{"activations"};`. Scopes nest; the
 /// innermost one applies. They may end in any order, each on the thread that began it. Costs two writes of a thread-local word.

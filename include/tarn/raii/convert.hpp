@@ -112,8 +112,8 @@ template <element To, class Memory, element From, class FromResource>
 [[nodiscard]] device_buffer<To, Memory> converted(Memory memory,
                                                   device_buffer<From, FromResource> const& from,
                                                   stream_ref stream,
-                                                  source_location where = source_location::current()) {
-  device_buffer<To, Memory> to(std::move(memory), from.size(), stream, default_alignment, where);
+                                                  attribution call = attribution::current()) {
+  device_buffer<To, Memory> to(std::move(memory), from.size(), stream, default_alignment, call);
   tarn::convert(from, to);
   return to;
 }
@@ -121,13 +121,13 @@ template <element To, class Memory, element From, class FromResource>
 template <element To, element From, class Resource>
 [[nodiscard]] device_buffer<To, Resource> converted(device_buffer<From, Resource> const& from,
                                                     stream_ref stream,
-                                                    source_location where = source_location::current()) {
-  return tarn::converted<To>(from.resource(), from, stream, where);
+                                                    attribution call = attribution::current()) {
+  return tarn::converted<To>(from.resource(), from, stream, call);
 }
 template <element To, element From, class Resource>
 [[nodiscard]] device_buffer<To, Resource> converted(device_buffer<From, Resource> const& from,
-                                                    source_location where = source_location::current()) {
-  return tarn::converted<To>(from, from.stream(), where);
+                                                    attribution call = attribution::current()) {
+  return tarn::converted<To>(from, from.stream(), call);
 }
 
 }  // namespace tarn

@@ -28,7 +28,7 @@ using default_device_resource = name_a_resource;
 
 /// Owns `size()` elements of device memory. Elements are never constructed: T is trivially copyable.
 /// Every operation is ordered on stream(); none synchronises the host unless documented. Report use on another stream by
-/// set_stream() or by the resource's record_stream(). One thread at a time per buffer. Holds its resource, so the pool stays alive
+/// set_stream() or record_stream(). One thread at a time per buffer. Holds its resource, so the pool stays alive
 /// as long as the buffer. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never
 /// throws, works with any current device and after the stream is destroyed, and does nothing once the driver is unloaded. All
 /// other operations need the stream to exist.
@@ -53,33 +53,27 @@ class device_buffer {
   /// @throws length_error   count * sizeof(T) overflows
   /// @throws out_of_memory  nothing is held
   device_buffer(Resource memory, std::size_t count, stream_ref stream,
-                std::size_t alignment = least_alignment(), source_location where = source_location::current())
+                std::size_t alignment = least_alignment(), attribution call = attribution::current())
       : device_buffer(std::move(memory), stream, alignment) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     data_ = take(count);
     size_ = capacity_ = count;
   }
   /// Allocates with a name: `device_buffer<float> weights(pool, n, stream, tarn::tag("weights"));` (core/tag). The name belongs
   /// to the block: a new block taken by a later resize() gets the name given there.
-  device_buffer(Resource memory, std::size_t count, stream_ref stream, source_location where)
-      : device_buffer(std::move(memory), count, stream, least_alignment(), where) {}
+  device_buffer(Resource memory, std::size_t count, stream_ref stream, attribution call)
+      : device_buffer(std::move(memory), count, stream, least_alignment(), call) {}
   /// Constructs a copy of host or device elements, in stream order.
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream,
-                std::size_t alignment = least_alignment(), source_location where = source_location::current())
-      : device_buffer(std::move(memory), from.size(), stream, alignment, where) {
+                std::size_t alignment = least_alignment(), attribution call = attribution::current())
+      : device_buffer(std::move(memory), from.size(), stream, alignment, call) {
     copy_from(from);  // if it throws, the destructor runs, since the delegated-to constructor has completed
   }
-  device_buffer(Resource memory, std::span<T const> from, stream_ref stream, source_location where)
-      : device_buffer(std::move(memory), from, stream, least_alignment(), where) {}
-  /// Constructs a copy on `stream`, which first waits, on the device, for the other buffer's stream. That stream then waits for
-  /// the copy, so the other buffer may be changed or destroyed at once.
-  device_buffer(device_buffer const& other, stream_ref stream,
-                source_location where = source_location::current())
-      : device_buffer(other.memory_, other.size_, stream, other.alignment_, where) {
-    copy_from(other);
-  }
-  device_buffer(device_buffer const& other, source_location where = source_location::current())
-      : device_buffer(other, other.stream_, where) {}
+  device_buffer(Resource memory, std::span<T const> from, stream_ref stream, attribution call)
+      : device_buffer(std::move(memory), from, stream, least_alignment(), call) {}
+  /// Copies of device memory are explicit: see clone() and copy_from().
+  device_buffer(device_buffer const&) = delete;
+  device_buffer& operator=(device_buffer const&) = delete;
   device_buffer(device_buffer&& other) noexcept
       : memory_(other.memory_),
         stream_(other.stream_),
@@ -87,14 +81,6 @@ class device_buffer {
         data_(std::exchange(other.data_, nullptr)),
         size_(std::exchange(other.size_, 0)),
         capacity_(std::exchange(other.capacity_, 0)) {}
-  /// Copies elements, alignment, stream and resource. Strong guarantee.
-  device_buffer& operator=(device_buffer const& other) {
-    if (this != &other) {
-      device_buffer copied(other);
-      swap(copied);
-    }
-    return *this;
-  }
   /// Takes over the other's block; the old block is freed on its own stream. Self-move changes nothing.
   device_buffer& operator=(device_buffer&& other) noexcept {
     if (this != &other) {
@@ -124,8 +110,8 @@ class device_buffer {
   /// @param count   elements, not bytes
   /// @param stream  orders the copy, the release of the old block, and later work
   /// @throws length_error, out_of_memory, cuda_error  nothing has changed
-  void resize(std::size_t count, stream_ref stream, source_location where = source_location::current()) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+  void resize(std::size_t count, stream_ref stream, attribution call = attribution::current()) {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     if (count > capacity_) {
       relocate(count, stream);
     } else {
@@ -133,33 +119,31 @@ class device_buffer {
     }
     size_ = count;
   }
-  void resize(std::size_t count, source_location where = source_location::current()) {
-    resize(count, stream_, where);
-  }
+  void resize(std::size_t count, attribution call = attribution::current()) { resize(count, stream_, call); }
 
   /// Reserves capacity for `count` elements; size() is unchanged. Strong guarantee, as resize().
-  void reserve(std::size_t count, stream_ref stream, source_location where = source_location::current()) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+  void reserve(std::size_t count, stream_ref stream, attribution call = attribution::current()) {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     if (count > capacity_) {
       relocate(count, stream);
     } else {
       set_stream(stream);
     }
   }
-  void reserve(std::size_t count, source_location where = source_location::current()) {
-    reserve(count, stream_, where);
+  void reserve(std::size_t count, attribution call = attribution::current()) {
+    reserve(count, stream_, call);
   }
 
   /// Releases unused capacity by moving to a block of size() elements. Strong guarantee.
-  void shrink_to_fit(stream_ref stream, source_location where = source_location::current()) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+  void shrink_to_fit(stream_ref stream, attribution call = attribution::current()) {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     if (size_ < capacity_) {
       relocate(size_, stream);
     } else {
       set_stream(stream);
     }
   }
-  void shrink_to_fit(source_location where = source_location::current()) { shrink_to_fit(stream_, where); }
+  void shrink_to_fit(attribution call = attribution::current()) { shrink_to_fit(stream_, call); }
 
   /// Changes the buffer's stream. Later work on `stream` waits, on the device, for what was enqueued on the old stream. Both
   /// streams must exist. @throws cuda_error  nothing has changed
@@ -167,6 +151,24 @@ class device_buffer {
     stream = identified(memory_, stream);
     if (data_ != nullptr) detail::order_streams(driver(), stream, stream_);
     stream_ = stream;
+  }
+
+  /// Returns a copy on `stream`, from the same resource, with the same alignment. `stream` first waits, on the device, for this
+  /// buffer's stream, which then waits for the copy: this buffer may be changed or destroyed at once.
+  /// @throws out_of_memory, cuda_error  nothing has changed
+  [[nodiscard]] device_buffer clone(stream_ref stream, attribution call = attribution::current()) const {
+    device_buffer made(memory_, size_, stream, alignment_, call);
+    made.copy_from(*this);
+    return made;
+  }
+
+  /// Records that work on `stream`, enqueued before the memory is freed, uses it, as torch.Tensor.record_stream() does. The
+  /// memory is held back until that work is done; the order of the streams does not change. Needs a pool. Amortised O(1).
+  /// @throws std::bad_alloc, cuda_error  nothing has changed
+  void record_stream(stream_ref stream) const
+    requires requires(Resource& memory) { memory.record_stream(nullptr, std::size_t{}, stream_ref{}); }
+  {
+    if (data_ != nullptr) memory_.record_stream(data_, capacity_ * sizeof(T), stream);
   }
 
   /// Copies from a host or device span of the same size, in stream order. @throws length_error, cuda_error
@@ -293,21 +295,21 @@ class device_buffer {
 /// @throws length_error, out_of_memory
 template <class T, class Resource>
   requires tarn::resource<Resource>
-[[nodiscard]] device_buffer<T, Resource> make_device_buffer(
-    Resource memory, std::size_t count, stream_ref stream,
-    source_location where = source_location::current()) {
+[[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::size_t count,
+                                                            stream_ref stream,
+                                                            attribution call = attribution::current()) {
   return device_buffer<T, Resource>(std::move(memory), count, stream,
-                                    detail::max_of(default_alignment, alignof(T)), where);
+                                    detail::max_of(default_alignment, alignof(T)), call);
 }
 /// Constructs a buffer with a copy of host elements. Pageable host memory may be reused at once, pinned memory once the stream
 /// has completed the copy.
 template <class T, class Resource>
   requires tarn::resource<Resource>
-[[nodiscard]] device_buffer<T, Resource> make_device_buffer(
-    Resource memory, std::span<T const> from, stream_ref stream,
-    source_location where = source_location::current()) {
+[[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::span<T const> from,
+                                                            stream_ref stream,
+                                                            attribution call = attribution::current()) {
   return device_buffer<T, Resource>(std::move(memory), from, stream,
-                                    detail::max_of(default_alignment, alignof(T)), where);
+                                    detail::max_of(default_alignment, alignof(T)), call);
 }
 
 }  // namespace tarn

@@ -140,8 +140,8 @@ class device_ptr {
 template <class T, class Resource>
   requires(tarn::resource<Resource> && !std::is_array_v<T>)
 [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream,
-                                                  source_location where = source_location::current()) {
-  [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+                                                  attribution call = attribution::current()) {
+  [[maybe_unused]] detail::location_of_call<Resource> const here(call);
   stream = identified(memory, stream);
   void* const p = memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment());
   return device_ptr<T, Resource>(std::move(memory), static_cast<T*>(p), 1, stream);
@@ -150,8 +150,8 @@ template <class T, class Resource>
 template <class T, class Resource>
   requires(tarn::resource<Resource> && std::is_unbounded_array_v<T>)
 [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream,
-                                                  source_location where = source_location::current()) {
-  [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+                                                  attribution call = attribution::current()) {
+  [[maybe_unused]] detail::location_of_call<Resource> const here(call);
   using element = std::remove_extent_t<T>;
   stream = identified(memory, stream);
   void* const p =

@@ -62,7 +62,7 @@ class partitioned_buffer {
   /// @throws bad_partition  the number of memories differs from the number of parts
   /// @throws length_error, out_of_memory, cuda_error; nothing is held
   partitioned_buffer(std::span<Resource const> memories, partition parts,
-                     source_location where = source_location::current())
+                     attribution call = attribution::current())
       : layout_(std::move(parts)) {
     if (memories.size() != layout_.parts()) {
       message<160> text;
@@ -71,19 +71,18 @@ class partitioned_buffer {
       throw bad_partition(text.c_str());
     }
     parts_.reserve(memories.size());
-    for (std::size_t i = 0; i < memories.size(); ++i)
-      parts_.emplace_back(memories[i], layout_.size(i), where);
+    for (std::size_t i = 0; i < memories.size(); ++i) parts_.emplace_back(memories[i], layout_.size(i), call);
   }
   /// Allocates part i from the pool of device i of `devices`.
   template <class Make>
   partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices, partition parts,
-                     source_location where = source_location::current())
-      : partitioned_buffer(std::span<Resource const>(pools_of(pools, devices)), std::move(parts), where) {}
+                     attribution call = attribution::current())
+      : partitioned_buffer(std::span<Resource const>(pools_of(pools, devices)), std::move(parts), call) {}
   /// Divides `count` elements evenly.
   template <class Make>
   partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices, std::size_t count,
-                     source_location where = source_location::current())
-      : partitioned_buffer(pools, devices, partition::even(count, devices.size()), where) {}
+                     attribution call = attribution::current())
+      : partitioned_buffer(pools, devices, partition::even(count, devices.size()), call) {}
 
   partitioned_buffer(partitioned_buffer&&) noexcept = default;
   partitioned_buffer& operator=(partitioned_buffer&&) noexcept = default;
@@ -176,9 +175,9 @@ class partitioned_buffer {
 
  private:
   struct part_and_stream {
-    part_and_stream(Resource memory, std::size_t count, source_location where)
+    part_and_stream(Resource memory, std::size_t count, attribution call)
         : stream(memory.driver()),
-          elements(std::move(memory), count, stream, detail::max_of(default_alignment, alignof(T)), where) {}
+          elements(std::move(memory), count, stream, detail::max_of(default_alignment, alignof(T)), call) {}
     basic_stream<driver_type> stream;  // must outlive the elements, which are freed on it
     part_type elements;
   };

@@ -69,31 +69,31 @@ class pinned_buffer {
   }
   /// Allocates `count` elements, which the host may use at once. @throws length_error, out_of_memory
   pinned_buffer(Resource memory, std::size_t count, elements what = elements::value_initialised,
-                stream_ref stream = {}, source_location where = source_location::current())
+                stream_ref stream = {}, attribution call = attribution::current())
     requires std::is_default_constructible_v<T>
       : pinned_buffer(std::move(memory), stream) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     take_uninitialised(count);
     if (what == elements::value_initialised) value_initialise(data_, size_);
   }
   /// Allocates for a T without a default constructor: the elements stay uninitialised until they are written.
   pinned_buffer(Resource memory, std::size_t count, detail::can_only_be_uninitialised, stream_ref stream = {},
-                source_location where = source_location::current())
+                attribution call = attribution::current())
     requires(!std::is_default_constructible_v<T>)
       : pinned_buffer(std::move(memory), stream) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     take_uninitialised(count);
   }
   /// Constructs a copy of host elements.
   pinned_buffer(Resource memory, std::span<T const> from, stream_ref stream = {},
-                source_location where = source_location::current())
+                attribution call = attribution::current())
       : pinned_buffer(std::move(memory), stream) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     take_uninitialised(from.size());
     copy_elements(from.data(), size_, data_);
   }
-  pinned_buffer(pinned_buffer const& other, source_location where = source_location::current())
-      : pinned_buffer(other.memory_, std::span<T const>(other), other.stream_, where) {}
+  pinned_buffer(pinned_buffer const& other, attribution call = attribution::current())
+      : pinned_buffer(other.memory_, std::span<T const>(other), other.stream_, call) {}
   pinned_buffer(pinned_buffer&& other) noexcept
       : memory_(other.memory_),
         stream_(other.stream_),
@@ -149,26 +149,25 @@ class pinned_buffer {
   /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy may be running.
   /// @throws length_error, out_of_memory  nothing has changed
   void resize(std::size_t count, elements what = elements::value_initialised,
-              source_location where = source_location::current())
+              attribution call = attribution::current())
     requires std::is_default_constructible_v<T>
   {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     if (count > capacity_) relocate(count);
     if (what == elements::value_initialised && count > size_) value_initialise(data_ + size_, count - size_);
     size_ = count;
   }
   /// Changes the number of elements of a T without a default constructor.
-  void resize(std::size_t count, detail::can_only_be_uninitialised,
-              source_location where = source_location::current())
+  void resize(std::size_t count, detail::can_only_be_uninitialised, attribution call = attribution::current())
     requires(!std::is_default_constructible_v<T>)
   {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     if (count > capacity_) relocate(count);
     size_ = count;
   }
   /// Releases unused capacity by moving to a block of size() elements. No copy may be running. Strong guarantee.
-  void shrink_to_fit(source_location where = source_location::current()) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+  void shrink_to_fit(attribution call = attribution::current()) {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     if (size_ < capacity_) relocate(size_);
   }
   /// Frees the elements; the buffer is empty and may be reused.
