@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles tarn as a user does who asks for all warnings: the headers by -I, no warning option of tarn's own.
+"""Compiles tarn with all warnings enabled, as a user does: the headers by -I, no warning option of tarn's own.
 
 Every example, every header that a user includes (include/tarn/*.hpp) and the tests of the interop headers, with
 -Wall -Wextra -Wpedantic -Wconversion -Wshadow at -O0, -O2 and -O3, by each compiler that is installed:
@@ -14,7 +14,7 @@ g++ 11 and 12, clang++ 14, 15 and 16, clang++ 16 with libc++, and nvcc.
 Thrust, CUDA and Catch2 are included by -isystem, because their warnings are not tarn's. NVTX, which tarn includes itself, is
 once more included by -I, in a copy that has a variable named `module`, as some of its releases have: nvcc warns of it.
 A compiler or a library that is missing is named as skipped.
-Exit status: 0 no warning, 1 some, 77 no compiler of the list is here.
+Exit status: 0 no warning, 1 some, 77 none of the compilers is installed.
 """
 import argparse
 import concurrent.futures
@@ -217,7 +217,7 @@ def run_all(options, folder):
         print("\n".join(job.name for job in jobs))
         return 0
     if not jobs:
-        print("SKIPPED: no compiler of the list is here")
+        print("SKIPPED: none of the compilers is installed")
         return 77
     bad = 0
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:

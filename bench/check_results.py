@@ -56,7 +56,7 @@ def main():
         lines, used = summary.readme_moving(results.moving(folder))
         expect("the README compares tarn's default with the best of its peer", len(lines) == 2 and lines[1][1:] == ["0.900", "0.850"])
         lines, used = summary.readme_replay(results.replay(folder))
-        expect("a conversion is told beside a copy", "convert/a/b  3,000  4,000   0.75" in text and "peer_copy" not in text)
+        expect("a conversion is listed with its copy", "convert/a/b  3,000  4,000   0.75" in text and "peer_copy" not in text)
         expect("the README compares rows of both allocators", len(lines) == 2 and len(used) == 2 and lines[1][-3] == "0.50")
 
 

@@ -19,7 +19,7 @@
 #              OUT            folder that gets the results once more, packed
 #              JOBS           compile jobs (all cores)
 #              TOTAL_SECONDS  after which the stages that are left get no time (570)
-# A stage that fails or takes too long costs only its own figures; the exit status tells.
+# A stage that fails or takes too long costs only its own figures; the exit status reports it.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 root=$PWD

@@ -9,7 +9,7 @@ import sys
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
-# Names for readers, the pools in the order in which they are told.
+# Names for readers, the pools in the order in which they are listed.
 POOLS = {
     "tarn": "tarn",
     "tarn_tracked": "tarn, tracked",
@@ -37,7 +37,7 @@ def title(pool):
 
 
 def in_order(pools):
-    """Pools as told, unknown ones last."""
+    """Pools in the order of POOLS, unknown ones last."""
     known = list(POOLS)
     return sorted(set(pools), key=lambda pool: (known.index(pool) if pool in known else len(known), pool))
 

@@ -22,7 +22,7 @@ def number(value, digits=0):
 
 
 def short(value):
-    """Nanoseconds, with a decimal where it tells something."""
+    """Nanoseconds, with a decimal where it is significant."""
     return number(value, 1 if value is not None and value < 100 else 0)
 
 
@@ -190,7 +190,7 @@ WORKS = {
 def readme_hot(rows):
     """Nanoseconds per pair beside the peers that keep stream order."""
     at = {(row["pool"], row["work"]): row for row in rows if row["device"] == "cuda" and row.get("ns_per_pair")}
-    # device_pool, which the README tells users to write, is the pool with exact statistics.
+    # device_pool, which the README recommends, is the pool with exact statistics.
     pools = [pool for pool in ("tarn_tracked", "torch_expandable", "rmm_binning", "rmm_arena", "cuda_async")
              if any(key[0] == pool for key in at)]
     if "tarn_tracked" not in pools or len(pools) < 2:
@@ -203,7 +203,7 @@ def readme_hot(rows):
     return lines, [row for key, row in at.items() if key[0] in pools]
 
 
-MOVED = (  # what is said, work, tarn's way, PyTorch's
+MOVED = (  # the label, work, tarn's way, PyTorch's
     ("pinned memory to the device, of a plain copy's rate", "to the device", "pinned, stream_batches", "PyTorch, pinned, loader"),
     ("pageable memory, 8 threads", "to the device", "pageable, 8 threads", "PyTorch, pageable, loader"),
     ("a mapped file in the page cache, 8 threads", "to the device", "mapping of a file in the page cache, 8 threads",

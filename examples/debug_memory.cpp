@@ -8,8 +8,8 @@
 
 int main() {
   tarn::set_misuse_handler([](tarn::misuse const& what) {
-    std::puts(what.kind() == tarn::misuse_kind::overrun ? "the handler was told of an overrun"
-                                                        : "of something else");
+    std::puts(what.kind() == tarn::misuse_kind::overrun ? "the handler received an overrun"
+                                                        : "the handler received another misuse");
   });
   auto memory = tarn::host_memory{} | tarn::fenced{} | tarn::poisoned{};
   auto* const p = static_cast<unsigned char*>(memory.allocate_sync(100));

@@ -20,7 +20,7 @@ int main() {
     auto const gradients = tarn::make_device_buffer<std::byte>(memory, batch * 1_MiB, stream);
     std::cout << ": served\n";
   };
-  auto const told = [&](std::size_t batch) {
+  auto const reported = [&](std::size_t batch) {
     try {
       step(batch);
     } catch (tarn::out_of_memory const& error) {
@@ -30,16 +30,16 @@ int main() {
   };
 
   std::cout << "halving from 1000:\n";
-  auto const found = tarn::with_oom_retry(memory, 1000, told);
+  auto const found = tarn::with_oom_retry(memory, 1000, reported);
   std::cout << "works: " << found.size << ", after " << found.attempts << " attempts\n";
 
   std::cout << "searching upward from 60, to within 8:\n";
   tarn::oom_sizes known;
   tarn::oom_retry_options const options{
       .search = tarn::oom_search::upward, .tolerance = 8, .remember = &known};
-  auto const best = tarn::with_oom_retry(memory, 60, told, options);
+  auto const best = tarn::with_oom_retry(memory, 60, reported, options);
   std::cout << "works: " << best.size << "; " << known.bad << " does not\n";
 
   std::cout << "next epoch:\n";
-  std::cout << "works: " << tarn::with_oom_retry(memory, 60, told, options).size << "\n";
+  std::cout << "works: " << tarn::with_oom_retry(memory, 60, reported, options).size << "\n";
 }

@@ -24,10 +24,10 @@ int run(typename Pages::driver_type const& driver) {
   auto const mib = [](std::size_t bytes) { return bytes >> 20; };
   if (e.this_process && e.context) {
     std::cout << "\nnvidia-smi shows " << mib(*e.this_process) << " MiB: " << mib(*e.context)
-              << " MiB are the context's, before the first allocation. The model is " << model.bytes()
-              << " bytes;\n"
-              << "they stand in the smallest piece of memory that a device gives, " << mib(e.reserved())
-              << " MiB, and the pool keeps the rest of it for what comes next.\n";
+              << " MiB belong to the context, before the first allocation. The model is " << model.bytes()
+              << " bytes.\n"
+              << "It lies in the smallest unit that a device allocates, " << mib(e.reserved())
+              << " MiB; the pool caches the rest.\n";
   }
   return 0;
 }

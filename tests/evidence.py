@@ -48,7 +48,7 @@ def main():
     for line in wrong:
         print(f"WRONG  {line}")
     if not wrong:
-        print("nothing is missing, and nothing tells of a failure")
+        print("nothing is missing, and no line reports a failure")
     return 1 if wrong else 0
 
 

@@ -75,7 +75,7 @@ int measure(std::string const& json, effort const& e) {
 int main(int argc, char** argv) {
   std::string json;
   effort e;
-  CLI::App app("Rates of conversions and of copies between devices, beside CUDA's own copies.",
+  CLI::App app("Rates of conversions and of copies between devices, compared with CUDA's copies.",
                "tarn_convert");
   app.add_option("--json", json, "also appends one JSON object per line to this file");
   app.add_option("--repetitions", e.repetitions, "timed repetitions of each work")

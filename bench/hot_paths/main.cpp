@@ -61,7 +61,7 @@ row run(entry const& e, plan const& p, bool too_late) {
   r.pool = e.pool;
   r.device = e.device;
   if (too_late) {
-    r.problem = "not timed: the run's time was over";
+    r.problem = "not timed: the time limit was reached";
     return r;
   }
   try {
@@ -82,7 +82,8 @@ int measure(arguments const& a) {
     return 0;
   }
   if (chosen.empty()) {
-    std::cerr << "tarn_hot_paths: nothing to time (" << device.text << "); --list names what there is\n";
+    std::cerr << "tarn_hot_paths: nothing to time (" << device.text
+              << "); --list names the works and pools\n";
     return 2;
   }
   std::ofstream file;
@@ -121,10 +122,11 @@ int main(int argc, char** argv) {
       ->allow_extra_args(false);
   app.add_option("--filter", a.filter, "works and pools whose WORK/POOL contains this regular expression");
   app.add_option("--json", a.json, "also appends one JSON object per line to this file");
-  app.add_option("--limit", a.limit_seconds, "seconds after which no further row is begun")
+  app.add_option("--limit", a.limit_seconds, "seconds after which no further row is started")
       ->default_str("110");
   app.add_option("--repetitions", a.repetitions, "timed batches per row")->default_str("7");
-  app.add_flag("--quick", a.quick, "short batches and small windows: shows that all runs, not how fast");
+  app.add_flag("--quick", a.quick,
+               "short batches and small windows: tests that everything runs, without valid times");
   app.add_flag("--list", a.list, "names the works and pools");
   CLI11_PARSE(app, argc, argv);
   try {

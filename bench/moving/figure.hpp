@@ -34,10 +34,10 @@ struct extent {
 };
 
 /// Receives each figure as soon as it is measured, so that it is kept if a later one ends the program.
-using tell = std::function<void(figure const&)>;
+using figure_handler = std::function<void(figure const&)>;
 
-void measure_sim(extent const& e, tell const& told);
+void measure_sim(extent const& e, figure_handler const& on_figure);
 /// Defined only if the program was built with CUDA.
-void measure_cuda(extent const& e, tell const& told);
+void measure_cuda(extent const& e, figure_handler const& on_figure);
 
 }  // namespace tarn::bench

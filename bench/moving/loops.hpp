@@ -32,10 +32,10 @@ class loops {
  public:
   using driver_type = typename Place::driver_type;
 
-  loops(Place place, extent const& e, tell const& told)
+  loops(Place place, extent const& e, figure_handler const& on_figure)
       : place_(std::move(place)),
         e_(e),
-        told_(told),
+        on_figure_(on_figure),
         memory_(basic_pages<driver_type>(place_.driver()) | pooled{} | tracked{}),
         staging_(basic_registered<driver_type>(place_.driver()) | pooled{} | tracked{}),
         stream_(place_.driver()) {}
@@ -65,7 +65,7 @@ class loops {
       f.work = work;
       f.device = Place::name;
       f.problem = error.what();
-      told_(f);
+      on_figure_(f);
     }
   }
   /// Returns the seconds of `act` with all its device work, after one discarded run.
@@ -83,7 +83,7 @@ class loops {
     return {seconds[seconds.size() / 2], seconds.front(), seconds.back()};
   }
   void say(char const* work, std::string way, char const* unit, spread s, double of_reference = 0) {
-    told_({work, std::move(way), Place::name, unit, s.median, s.best, s.worst, of_reference, {}});
+    on_figure_({work, std::move(way), Place::name, unit, s.median, s.best, s.worst, of_reference, {}});
   }
   /// Returns bytes per second; reports the rate and its ratio to the reference.
   template <class Act>
@@ -265,7 +265,7 @@ class loops {
 
   Place place_;
   extent e_;
-  tell const& told_;
+  figure_handler const& on_figure_;
   pool memory_;
   pinned_pool staging_;
   basic_stream<driver_type> stream_;

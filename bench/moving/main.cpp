@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
   app.add_option("--repetitions", e.repetitions, "timed passes")->default_str("5");
   app.add_option("--folder", e.folder, "of the file that is streamed")->default_str("/tmp");
   app.add_option("--json", json, "also appends one JSON object per line to this file");
-  app.add_flag("--quick", quick, "little memory: shows that all runs, not how fast");
+  app.add_flag("--quick", quick, "little memory: tests that everything runs, without valid times");
   CLI11_PARSE(app, argc, argv);
   if (quick) {
     e.bytes = std::size_t{3} << 20;
@@ -88,7 +88,7 @@ int main(int argc, char** argv) {
     std::cout << (device == "cuda" ? gpu.text : "simulated device, virtual time") << "; " << where.cpu
               << '\n';
     bool problem = false;
-    tell const told = [&](figure const& f) {
+    figure_handler const on_figure = [&](figure const& f) {
       std::cout << text_of(f) << std::endl;
       problem = problem || !f.problem.empty();
       if (file.is_open()) {
@@ -97,11 +97,11 @@ int main(int argc, char** argv) {
       }
     };
     if (device == "sim") {
-      measure_sim(e, told);
+      measure_sim(e, on_figure);
     } else {
       if (!gpu.found) throw std::runtime_error(gpu.text);
 #ifdef TARN_BENCH_CUDA
-      measure_cuda(e, told);
+      measure_cuda(e, on_figure);
 #endif
     }
     return problem ? 1 : 0;

@@ -19,8 +19,8 @@ struct cuda_place {
 
 }  // namespace
 
-void measure_cuda(extent const& e, tell const& told) {
-  loops<cuda_place>(cuda_place{}, e, told).run();
+void measure_cuda(extent const& e, figure_handler const& on_figure) {
+  loops<cuda_place>(cuda_place{}, e, on_figure).run();
 }
 
 }  // namespace tarn::bench

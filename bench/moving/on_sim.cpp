@@ -17,8 +17,8 @@ struct sim_place {
 
 }  // namespace
 
-void measure_sim(extent const& e, tell const& told) {
-  loops<sim_place>(sim_place{}, e, told).run();
+void measure_sim(extent const& e, figure_handler const& on_figure) {
+  loops<sim_place>(sim_place{}, e, on_figure).run();
 }
 
 }  // namespace tarn::bench

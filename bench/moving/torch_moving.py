@@ -43,7 +43,7 @@ CONTEXT = {
 }
 
 
-def tell(out, work, way, unit, values, reference=None):
+def report(out, work, way, unit, values, reference=None):
     row = {"work": work, "way": f"PyTorch, {way}", "device": "cuda", "unit": unit, "value": statistics.median(values),
            "best": min(values) if unit != "GB/s" else max(values), "worst": max(values) if unit != "GB/s" else min(values)}
     if reference:
@@ -86,18 +86,18 @@ def main():
         torch.cuda.init()
         begin = time.perf_counter()
         cold = torch.empty(GIB, dtype=torch.uint8, pin_memory=True)
-        tell(out, "pin", "pinned memory, cold", "ms/GiB", [1000 * (time.perf_counter() - begin)])
+        report(out, "pin", "pinned memory, cold", "ms/GiB", [1000 * (time.perf_counter() - begin)])
         del cold
         for size in (4 * 1024, MIB, 32 * MIB):
             def pairs():
                 for _ in range(10_000):
                     torch.empty(size, dtype=torch.uint8, pin_memory=True)
-            tell(out, "pin", f"warm pair of {size} B", "ns", [s / 10_000 * 1e9 for s in timed(pairs)])
+            report(out, "pin", f"warm pair of {size} B", "ns", [s / 10_000 * 1e9 for s in timed(pairs)])
         if hasattr(torch.cuda, "host_memory_stats"):
             before = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
             odd = torch.empty(259 * MIB // 2, dtype=torch.uint8, pin_memory=True)
             held = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0) - before
-            tell(out, "pin", "held for 129.5 MiB", "bytes", [held])
+            report(out, "pin", "held for 129.5 MiB", "bytes", [held])
             del odd
         pinned = torch.zeros(TOTAL, dtype=torch.uint8, pin_memory=True)
         slot = torch.empty(BATCHES[0], dtype=torch.uint8, device="cuda")
@@ -108,10 +108,10 @@ def main():
 
         def rate(act):
             return [TOTAL / s * 1e-9 for s in timed(act)]
-        reference = tell(out, "to the device", "pinned, plain copies", "GB/s", rate(plain))
+        reference = report(out, "to the device", "pinned, plain copies", "GB/s", rate(plain))
         def loader(source, what):
             for batch in BATCHES:
-                tell(out, "to the device", f"{what}, loader, batches of {batch // MIB} MiB", "GB/s", rate(lambda: load(source, batch)),
+                report(out, "to the device", f"{what}, loader, batches of {batch // MIB} MiB", "GB/s", rate(lambda: load(source, batch)),
                      reference)
         loader(pinned, "pinned")
         loader(torch.zeros(TOTAL, dtype=torch.uint8), "pageable")

@@ -27,7 +27,7 @@ std::size_t free_now() {
 ballast::ballast(std::uint64_t leave) {
   if (leave == 0) return;
   left_ = free_now();
-  if (left_ < leave) throw std::runtime_error("the device has less free than the cap");
+  if (left_ < leave) throw std::runtime_error("the device has less free memory than the cap");
   // Large pieces first, then smaller ones: a call may take more than requested.
   for (std::size_t piece = std::size_t{1} << 36; piece >= page; piece /= 2) {
     while (left_ >= leave + piece) {

@@ -40,7 +40,7 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
       ->default_str("auto");
   auto* const capacity =
       app.add_option("--capacity", a.capacity,
-                     "memory of the simulated device, as 140GiB; the host pools keep it too")
+                     "memory of the simulated device, such as 140GiB; also limits the host pools")
           ->transform(CLI::Validator(is_a_size, "SIZE") & CLI::AsSizeValue(false))
           ->check(CLI::Range(std::uint64_t{1}, most_capacity));
   app.add_option("--pool", a.pools, "pools by name, separated by commas; 'all'; or 'list' to name them")
@@ -51,21 +51,19 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
       app.add_option("--passes", a.passes, "times to replay each trace: the first is cold, the others warm")
           ->check(CLI::Validator(is_a_count, "COUNT") & CLI::Range(1U, 1000U))
           ->default_str("3");
-  auto* const cap =
-      app.add_option(
-             "--cap", a.caps,
-             "replay once on a device of so many times the trace's peak live bytes, and say who survives; "
-             "several, separated by commas")
-          ->delimiter(',')
-          ->allow_extra_args(false)
-          ->check(CLI::Validator(is_a_factor, "FACTOR") & CLI::Range(0.01, 1000.0))
-          ->excludes(capacity)
-          ->excludes(passes);
+  auto* const cap = app.add_option("--cap", a.caps,
+                                   "replay once on a device of this multiple of the trace's peak live bytes, "
+                                   "and report which pools survive; "
+                                   "several, separated by commas")
+                        ->delimiter(',')
+                        ->allow_extra_args(false)
+                        ->check(CLI::Validator(is_a_factor, "FACTOR") & CLI::Range(0.01, 1000.0))
+                        ->excludes(capacity)
+                        ->excludes(passes);
   auto* const json = app.add_flag("--json", a.json, "one JSON object per trace and pool, one per line");
-  app.add_option(
-         "--report", a.report,
-         "replay one trace once on one pool, and write this HTML page: memory over time, what made up the "
-         "peak, the map of addresses at the peak")
+  app.add_option("--report", a.report,
+                 "replay one trace once on one pool, and write this HTML page: memory over time, the "
+                 "composition of the peak, the map of addresses at the peak")
       ->check(CLI::Validator(
           [](std::string& name) { return std::string(name.empty() ? "names no file" : ""); }, "FILE"))
       ->excludes(cap)

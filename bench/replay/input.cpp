@@ -46,7 +46,7 @@ struct input::state {
     inflater.avail_out = static_cast<uInt>(to.size());
     while (inflater.avail_out != 0) {
       if (begin == end && !refill()) {
-        if (inside_member) failed = "gzip data end too early: the file is truncated";
+        if (inside_member) failed = "the gzip data is truncated";
         break;
       }
       inside_member = true;
@@ -59,7 +59,7 @@ struct input::state {
         inflateReset(&inflater);
       } else if (outcome != Z_OK && outcome != Z_BUF_ERROR) {
         failed =
-            std::string("gzip data are corrupt: ") + (inflater.msg != nullptr ? inflater.msg : "not gzip");
+            std::string("the gzip data is corrupt: ") + (inflater.msg != nullptr ? inflater.msg : "not gzip");
         break;
       }
     }
@@ -79,7 +79,7 @@ input::input(std::string const& path) : state_(std::make_unique<state>()) {
     s.compressed = s.end >= 2 && s.raw[0] == 0x1f && s.raw[1] == 0x8b;
     constexpr int gzip_only = 15 + 16;  // zlib.h: window bits, + 16 for a gzip header and checksum
     if (s.compressed && inflateInit2(&s.inflater, gzip_only) != Z_OK)
-      throw input_error("zlib refuses to start");
+      throw input_error("zlib cannot be initialised");
   } catch (...) {
     if (s.file != stdin) std::fclose(s.file);
     throw;

@@ -57,15 +57,15 @@ struct chosen_device {
 };
 
 chosen_device choose_device(arguments const& a, found_cuda const& device) {
-  if (a.device == "sim") return {place_of_memory::simulated, "sim, a simulated GPU, as asked"};
+  if (a.device == "sim") return {place_of_memory::simulated, "sim, a simulated GPU, as requested"};
   if (a.device == "cuda" && a.capacity != 0) {
-    throw usage_error("--capacity is of the simulated device; a CUDA device has what it has");
+    throw usage_error("--capacity applies to the simulated device only; a CUDA device has a fixed capacity");
   }
   if (a.device == "cuda" && !device.found) {
     throw usage_error("--device cuda: " + device.text + "; --device sim needs none");
   }
   if (device.found && a.capacity != 0) {
-    throw usage_error("--capacity is of the simulated device; add --device sim");
+    throw usage_error("--capacity applies to the simulated device only; add --device sim");
   }
   if (device.found) return {place_of_memory::cuda, "cuda: " + device.text};
   return {place_of_memory::simulated, "sim, a simulated GPU: " + device.text};
@@ -92,7 +92,7 @@ void survive_caps(arguments const& a, trace const& t, std::vector<pool_entry> co
 void write_report(arguments const& a, trace const& t, pool_entry const& p, setup made_for) {
   if (p.report == nullptr) {
     throw usage_error("no report of pool '" + std::string(p.name) +
-                      "': only tarn's pools tell what they hold");
+                      "': only tarn's pools report what they hold");
   }
   progress line;
   tarn::snapshot const s = p.report(t, made_for, line);
@@ -105,7 +105,7 @@ void replay(arguments const& a) {
   chosen_device const device = choose_device(a, gpu);
   std::vector<pool_entry> const pools = choose(a.pools, device.where);
   if (!a.report.empty() && (a.files.size() != 1 || pools.size() != 1)) {
-    throw usage_error("--report takes one trace and one pool: a page shows one of each");
+    throw usage_error("--report takes one trace and one pool");
   }
   std::vector<trace>
       traces;  // all are read before the first is replayed, so an invalid one is reported at once
@@ -149,7 +149,7 @@ int run(int argc, char** argv) {
       list_pools(std::cout);
       return 0;
     }
-    if (a->files.empty()) throw usage_error("no trace given; --help shows how");
+    if (a->files.empty()) throw usage_error("no trace given; see --help");
     replay(*a);
   } catch (trace_error const& error) {
     std::cerr << error.what() << '\n';

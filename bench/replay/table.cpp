@@ -127,7 +127,7 @@ void write_table(std::ostream& out, std::span<survival const> rows) {
     out << "  " << row.pool << std::string(width - row.pool.size() + 2, ' ') << fixed(row.factor, 2)
         << " x peak live, " << as_mib(static_cast<double>(row.cap)) << ": ";
     if (!row.failed.empty()) {
-      out << "could not be made: " << row.failed;
+      out << "could not be created: " << row.failed;
     } else if (row.survived()) {
       out << "survived";
     } else {
@@ -145,7 +145,7 @@ void write_legend(std::ostream& out) {
   out << "peak reserved: the most held from the driver; utilisation: peak live requested bytes / peak "
          "reserved.\n"
          "cold: a first pass on a fresh pool; warm: a later one on the same pool. ns/event: host time.\n"
-         "driver ns: per event, what the simulated device says its calls would cost on an H200; not spent "
+         "driver ns: per event, as the simulated device reports its calls would cost on an H200; not spent "
          "here.\n"
          "* held by PyTorch 2.11 for the same requests, recorded on one H200 "
          "(bench/replay/pytorch_held.hpp).\n";

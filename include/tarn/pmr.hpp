@@ -5,7 +5,7 @@
 #include "tarn/core/config.hpp"
 
 #if defined(__GNUC__) && !defined(__GXX_RTTI) || defined(_MSC_VER) && !defined(_CPPRTTI)
-#error "tarn/pmr.hpp: compares memory resources by their type; compile without -fno-rtti"
+#error "tarn/pmr.hpp: RTTI is needed to compare memory resources; compile without -fno-rtti"
 #endif
 
 #include <cstddef>
@@ -27,7 +27,7 @@ class pmr_resource final : public std::pmr::memory_resource {
  public:
   static_assert(
       has_property<Resource, host_accessible>,
-      "tarn: pmr containers touch their elements on the host; use pinned_host, managed or host_memory");
+      "tarn: pmr containers access their elements on the host; use pinned_host, managed or host_memory");
 
   explicit pmr_resource(Resource memory) : memory_(std::move(memory)) {}
   pmr_resource(pmr_resource const&) = delete;

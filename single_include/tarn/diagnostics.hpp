@@ -121,8 +121,8 @@ class tag {
   std::uint32_t id_ = 0;
 };
 
-inline source_location::source_location(tag const& name, char const* in, int at, char const* of) noexcept
-    : file(in), line(at), tag_id(name.id()), function(of) {}
+inline attribution::attribution(tag const& name, char const* file, int line, char const* function) noexcept
+    : where{file, line, function}, tag_id(name.id()) {}
 
 /// Tags everything that this thread allocates in a scope: `tarn::tag_scope const here{"activations"};`. Scopes nest; the
 /// innermost one applies. They may end in any order, each on the thread that began it. Costs two writes of a thread-local word.
@@ -1086,8 +1086,9 @@ class with_history_layer {
   /// Makes handles and owners record the location of a call for this layer, however many policies lie between.
   static constexpr bool records_places = true;
 
-  static_assert(resource<Upstream>,
-                "tarn: with_history records blocks; put it over the pool: pages | pooled{} | with_history{}");
+  static_assert(
+      resource<Upstream>,
+      "tarn: with_history records blocks; put it above the pool: pages | pooled{} | with_history{}");
 
   with_history_layer()
     requires std::default_initializable<Upstream>
@@ -1459,7 +1460,7 @@ template <class Resource>
 [[nodiscard]] std::vector<history_tag> memory_by_tag(Resource memory) {
   auto const ask = [](auto& layer) -> decltype(layer.tags()) { return layer.tags(); };
   static_assert(reachable<Resource, decltype(ask)>,
-                "tarn: names are kept by a layer; add: | tarn::with_history{}");
+                "tarn: memory_by_tag needs recorded tags; add: | tarn::with_history{}");
   std::vector<history_tag> tags = nearest(memory, ask);
   std::erase_if(tags, [](history_tag const& t) { return t.allocations == 0; });
   std::sort(tags.begin(), tags.end(), [](history_tag const& a, history_tag const& b) {
@@ -1595,19 +1596,19 @@ struct memory_explanation {
     add(0, "total on the device", total, source);
     add(1, "other processes", other_processes, other_processes ? "" : gap);
     if (this_process && outside_pools) {
-      add(1, "this process", process(), "what nvidia-smi shows for it");
+      add(1, "this process", process(), "as nvidia-smi shows it");
     } else {
       add(1, "this process, at least", process(),
-          detail::concat({"what is known to be its own", gap.empty() ? "" : "; ", gap}));
+          detail::concat({"the known part", gap.empty() ? "" : "; ", gap}));
     }
     if (context) {
       add(2, "context and modules", context, context_how);
-      add(2, "other allocations", other_allocations, "the rest: not tarn's, and modules loaded since");
+      add(2, "other allocations", other_allocations,
+          "the remainder: memory outside tarn, and modules loaded later");
     } else {
       add(2, "context, modules, other allocations", outside_pools,
-          outside_pools
-              ? "estimated: what nvidia-smi shows less the pools; measure_context() tells them apart"
-              : "");
+          outside_pools ? "estimated: nvidia-smi's value minus the pools; measure_context() separates them"
+                        : "");
     }
     for (pool_share const& p : pools) add_pool(out, p, 2, ", reserved");
     add(1, "set aside by driver and firmware", set_aside);
@@ -1637,7 +1638,7 @@ struct memory_explanation {
     std::string out;
     if (!other_processes) out += "other processes, ";
     if (!outside_pools) out += context ? "other allocations, " : "context, modules, other allocations, ";
-    if (!set_aside) out += "what driver and firmware set aside, ";
+    if (!set_aside) out += "memory set aside by driver and firmware, ";
     return out + "the driver's own bookkeeping";
   }
   static void add_pool(std::vector<memory_row>& out, pool_share const& p, int depth, char const* where) {
@@ -1646,13 +1647,13 @@ struct memory_explanation {
     };
     add(depth, p.name + where, p.reserved);
     if (p.requested && p.rounding) {
-      add(depth + 1, "live, as asked", *p.requested);
+      add(depth + 1, "live, requested", *p.requested);
       add(depth + 1, "live, rounding", *p.rounding);
-      if (p.untracked != 0) add(depth + 1, "live, handed out past `tracked`", p.untracked);
+      if (p.untracked != 0) add(depth + 1, "live, not counted by `tracked`", p.untracked);
     } else {
-      add(depth + 1, "live", p.live, "add | tarn::tracked{} on top to see what rounding takes");
+      add(depth + 1, "live", p.live, "add | tarn::tracked{} above the pool to see the rounding");
     }
-    add(depth + 1, "awaiting another stream", p.awaiting);
+    add(depth + 1, "waiting for another stream", p.awaiting);
     add(depth + 1, "cached", p.cached);
   }
   [[nodiscard]] static std::string in_mib(std::int64_t bytes) {
@@ -1712,7 +1713,7 @@ struct found_share {
 template <class Memory>
 found_share share_of(Memory memory) {
   static_assert(is_pooled<Memory> || is_tracked<Memory>,
-                "tarn: explain_memory needs memory that knows what it holds; add: | tarn::pooled{}, or | "
+                "tarn: explain_memory needs a resource that counts its bytes; add: | tarn::pooled{}, or | "
                 "tarn::tracked{}");
   found_share found;
   pool_share& p = found.share;
@@ -1778,7 +1779,7 @@ device_account account_of(Driver const& driver, std::string& why) {
     if (s.ok()) return account;
     why = std::string(s.name) + " (" + s.call + ")";
   } else {
-    why = "this driver tells no more";
+    why = "this driver reports no more";
   }
   return {};
 }
@@ -1815,9 +1816,8 @@ memory_explanation explain(Subjects const&... subjects) {
       bool const elsewhere = driver_of(subject).device().value != e.device;
       if constexpr (!is_memory<Subject> || is_in_device_memory<Subject>) {
         if (elsewhere) {
-          throw misuse(
-              misuse_kind::wrong_device, nullptr,
-              "explain_memory: a pool is of another device than the first; call it once for each device");
+          throw misuse(misuse_kind::wrong_device, nullptr,
+                       "explain_memory: the pools belong to different devices; call it once for each device");
         }
       }
       if constexpr (is_memory<Subject>) {
@@ -1841,9 +1841,9 @@ memory_explanation explain(Subjects const&... subjects) {
   // A management library that reports less total memory than the driver means something else (a part of it, or host memory).
   bool const fits = account.total == device_account::unknown || account.total >= e.total;
   if (!fits) account = {};
-  e.source = knows_more && fits ? std::string("told by the driver and by ") + account.source
-             : fits             ? "told by the driver alone: " + why
-                                : "told by the driver alone: the management library means another memory";
+  e.source = knows_more && fits ? std::string("reported by the driver and by ") + account.source
+             : fits             ? "reported by the driver only: " + why
+                    : "reported by the driver only: the management library describes a different memory";
   e.gap = account.gap;
   if (account.total != device_account::unknown) e.total = account.total;
   e.set_aside = if_known(account.set_aside);
@@ -1851,7 +1851,7 @@ memory_explanation explain(Subjects const&... subjects) {
   e.this_process = if_known(account.this_process);
   std::size_t const reserved = e.reserved();
   if (e.this_process && *e.this_process < reserved) {
-    e.gap = "the management library says less of this process than its pools hold: not used";
+    e.gap = "the management library reports less for this process than its pools reserve: not used";
   } else if (e.this_process) {
     e.outside_pools = *e.this_process - reserved;
   }
@@ -1875,7 +1875,7 @@ context_cost measure(Subjects const&... subjects) {
   std::size_t const after = account_of(driver, why).free;
   bool const both = before != device_account::unknown && after != device_account::unknown;
   if (!both || before < after + least_context) return {};
-  return {before - after, "measured: what was free before it was set up, less what was after"};
+  return {before - after, "measured: free memory before its creation minus free memory after"};
 }
 
 }  // namespace detail
@@ -2650,7 +2650,7 @@ class pickle_text {
 namespace tarn::detail {
 
 /// How an event is written.
-enum class told_as : std::uint8_t {
+enum class reported_as : std::uint8_t {
   nothing,    ///< omitted, or written as segment changes
   itself,     ///< an allocation, a refused request, a completed free
   requested,  ///< a free that still waits for another stream's work
@@ -2668,13 +2668,14 @@ struct segment_change {
 class viewer_history {
  public:
   /// O((events + segments) log blocks); one byte per event, and a map of the live blocks.
-  explicit viewer_history(snapshot const& s) : snapshot_(s), told_(s.events.size(), told_as::nothing) {
+  explicit viewer_history(snapshot const& s)
+      : snapshot_(s), reported_(s.events.size(), reported_as::nothing) {
     for (snapshot_segment const& segment : s.segments) begin_with(segment);
     for (std::size_t i = s.events.size(); i-- > 0;) undo(i);
     std::reverse(changes_.begin(), changes_.end());
   }
 
-  [[nodiscard]] told_as told(std::size_t event) const noexcept { return told_[event]; }
+  [[nodiscard]] reported_as reported(std::size_t event) const noexcept { return reported_[event]; }
   /// Returns the segment changes in the order of the events.
   [[nodiscard]] std::vector<segment_change> const& changes() const noexcept { return changes_; }
   /// Whether segments consist of pages, which join with adjacent ones and may be split (PyTorch: expandable segments);
@@ -2721,14 +2722,14 @@ class viewer_history {
       case snapshot_event_kind::release:
         return put_back(i, false, e.address, e.bytes);
       default:
-        told_[i] = told_as::itself;
+        reported_[i] = reported_as::itself;
     }
   }
 
   void undo_allocation(std::size_t i, snapshot_event const& e) {
     auto const found = live_.find(e.address);
     if (found == live_.end() || found->second.waits) return;  // neither live at the end nor freed since
-    told_[i] = told_as::itself;
+    reported_[i] = reported_as::itself;
     block const b = found->second;
     live_.erase(found);
     if (b.has_own && !has_live(e.address, b.bytes)) take_away(i, false, e.address, b.bytes);
@@ -2746,7 +2747,7 @@ class viewer_history {
 
   void undo_free(std::size_t i, snapshot_event const& e) {
     if (auto const found = live_.find(e.address); found != live_.end()) {
-      if (found->second.waits) told_[i] = told_as::requested;
+      if (found->second.waits) reported_[i] = reported_as::requested;
       found->second.waits = false;
       return;
     }
@@ -2756,7 +2757,7 @@ class viewer_history {
       b.has_own = true;
       put_back(i, true, e.address, e.bytes);
     }
-    told_[i] = told_as::itself;
+    reported_[i] = reported_as::itself;
     live_.emplace(e.address, b);
   }
 
@@ -2819,7 +2820,7 @@ class viewer_history {
   }
 
   snapshot const& snapshot_;
-  std::vector<told_as> told_;
+  std::vector<reported_as> reported_;
   std::vector<segment_change> changes_;
   std::map<std::uintptr_t, std::uintptr_t> segments_;  ///< begin to end; adjacent ones are not joined
   std::map<std::uintptr_t, block> live_;
@@ -2977,14 +2978,14 @@ class snapshot_pickler {
     };
     for (std::size_t i = 0; i < snapshot_.events.size(); ++i) {
       snapshot_event const& e = snapshot_.events[i];
-      told_as const told = history_.told(i);
+      reported_as const reported = history_.reported(i);
       write_changes(i, false);
-      if (told != told_as::nothing) {
+      if (reported != reported_as::nothing) {
         if (e.kind == snapshot_event_kind::allocate) write("alloc", e);
         if (e.kind == snapshot_event_kind::refused) write("oom", e);
         if (e.kind == snapshot_event_kind::free) {
           write("free_requested", e);
-          if (told != told_as::requested) write("free_completed", e);
+          if (reported != reported_as::requested) write("free_completed", e);
         }
       }
       write_changes(i, true);
@@ -3811,8 +3812,9 @@ template <class Resource>
 [[nodiscard]] snapshot take_snapshot(Resource memory, std::string title = "tarn") {
   constexpr bool has_record = reachable<Resource, decltype(detail::ask_record)>;
   constexpr bool has_pool = reachable<Resource, decltype(detail::ask_contents)>;
-  static_assert(has_record || has_pool,
-                "tarn: nothing to take a snapshot of; add: | tarn::pooled{} or | tarn::with_history{}");
+  static_assert(
+      has_record || has_pool,
+      "tarn: take_snapshot needs a pool or a history; add: | tarn::pooled{} or | tarn::with_history{}");
   snapshot s;
   s.title = std::move(title);
   s.device = memory.device().value;
@@ -3873,7 +3875,7 @@ using snapshot_writer = void (*)(std::ostream&, snapshot const&);
   if (path.ends_with(".json")) return write_json;
   throw std::invalid_argument(
       concat({"tarn: '", path,
-              "' names no format of snapshots; end it in .pickle (PyTorch's memory_viz), .trace.json "
+              "' has no extension of a snapshot format; use .pickle (PyTorch's memory_viz), .trace.json "
               "(Perfetto, Chrome) or .json"}));
 }
 

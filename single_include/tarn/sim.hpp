@@ -347,11 +347,11 @@ class sim_memory_tool {
   void* register_heap(void const* p, std::size_t bytes, heap_in where) {
     ++calls_;
     if (where == heap_in::other_memory) {
-      told_wrongly("a heap over memory that is not cudaMalloc's", address(p));
+      wrong_notification("a heap over memory that is not cudaMalloc's", address(p));
       return nullptr;
     }
     if (auto const other = first_in(heaps_, address(p), bytes); other != heaps_.end())
-      told_wrongly("a heap over another", address(p));
+      wrong_notification("a heap over another", address(p));
     heaps_[address(p)] = bytes;
     forbid(address(p), bytes);
     return reinterpret_cast<void*>(address(p));
@@ -359,7 +359,7 @@ class sim_memory_tool {
   void unregister_heap(void* heap) {
     ++calls_;
     auto const it = heaps_.find(address(heap));
-    if (it == heaps_.end()) return told_wrongly("the end of no heap", address(heap));
+    if (it == heaps_.end()) return wrong_notification("the end of an unknown heap", address(heap));
     drop_regions(it->first, it->second);
     allow(it->first, it->second);
     heaps_.erase(it);
@@ -367,7 +367,7 @@ class sim_memory_tool {
   void reset_heap(void* heap) {
     ++calls_;
     auto const it = heaps_.find(address(heap));
-    if (it == heaps_.end()) return told_wrongly("a reset of no heap", address(heap));
+    if (it == heaps_.end()) return wrong_notification("a reset of an unknown heap", address(heap));
     drop_regions(it->first, it->second);
     forbid(it->first, it->second);
   }
@@ -376,15 +376,16 @@ class sim_memory_tool {
     auto const it = heaps_.find(address(heap));
     std::uintptr_t const at = address(p);
     if (it == heaps_.end() || at < it->first || at + bytes > it->first + it->second)
-      return told_wrongly("a region outside its heap", at);
-    if (first_in(regions_, at, bytes) != regions_.end()) return told_wrongly("a region over another", at);
+      return wrong_notification("a region outside its heap", at);
+    if (first_in(regions_, at, bytes) != regions_.end())
+      return wrong_notification("a region over another", at);
     regions_[at] = bytes;
     allow(at, bytes);
   }
   void unregister_region(void const* p) {
     ++calls_;
     auto const it = regions_.find(address(p));
-    if (it == regions_.end()) return told_wrongly("the end of no region", address(p));
+    if (it == regions_.end()) return wrong_notification("the end of an unknown region", address(p));
     forbid(it->first, it->second);
     regions_.erase(it);
   }
@@ -404,7 +405,7 @@ class sim_memory_tool {
             .add(what)
             .add(" at ")
             .add_hex(at)
-            .add(": no block that is handed out has this byte; ");
+            .add(": no allocated block contains this byte; ");
         text.add_number(std::uint64_t{at - address(p)}).add(" bytes into an access of ");
         text.add_number(std::uint64_t{bytes}).add(" bytes");
         findings_.emplace_back(text.view());
@@ -441,9 +442,9 @@ class sim_memory_tool {
   void drop_regions(std::uintptr_t begin, std::size_t bytes) {
     regions_.erase(regions_.lower_bound(begin), regions_.lower_bound(begin + bytes));
   }
-  void told_wrongly(char const* what, std::uintptr_t at) {
+  void wrong_notification(char const* what, std::uintptr_t at) {
     message<96> text;
-    text.add("told wrongly: ").add(what).add(" at ").add_hex(at);
+    text.add("wrong notification: ").add(what).add(" at ").add_hex(at);
     findings_.emplace_back(text.view());
   }
 
@@ -1128,7 +1129,7 @@ enum class sim_checks : std::uint8_t {
 
 /// What the simulated management library reports.
 enum class sim_accounting : std::uint8_t {
-  told,
+  reported,
   hidden,  ///< sums, but no processes, as in a container with its own process ids
   missing  ///< there is no library
 };
@@ -1147,7 +1148,7 @@ struct sim_options {
   std::size_t context = 0;  ///< part of `taken`: this process's context and modules, for memory_account()
   std::size_t other_processes = 0;  ///< part of `taken`; so is what take_memory() takes later
   std::size_t set_aside = 0;        ///< part of `taken`, by driver and firmware; the rest is unowned
-  sim_accounting accounting = sim_accounting::told;
+  sim_accounting accounting = sim_accounting::reported;
   std::size_t host_capacity = 64_GiB;  ///< for pinned and managed memory together
   std::size_t granularity = 2_MiB;     ///< of pages
   sim_backing backing = sim_backing::host_backed;
@@ -1230,7 +1231,7 @@ namespace tarn::detail {
   std::size_t const came_later = usage.taken > options.taken ? usage.taken - options.taken : 0;
   std::size_t const others = part(options.other_processes + came_later);
   if (options.accounting == sim_accounting::hidden) {
-    account.gap = "no process of its list has this one's number: a container has numbers of its own";
+    account.gap = "its list does not contain this process: process ids in a container differ from the host's";
     return account;
   }
   account.this_process = context + usage.used;
@@ -1722,7 +1723,7 @@ class sim_order {
       s.held = true;
       s.noted = true;
     });
-    if (!free) add_finding("bytes given out twice", {p, bytes, sim_use::writes}, before, on, none);
+    if (!free) add_finding("bytes allocated twice", {p, bytes, sim_use::writes}, before, on, none);
   }
 
   /// Takes bytes from their owner: nothing may access them until they have the next one.
@@ -1739,7 +1740,7 @@ class sim_order {
       s.current.freed_on = on;
       s.current.freed_at = ticks_of(on);
     });
-    if (!held) add_finding("freed bytes that have no owner", {p, bytes, sim_use::writes}, before, on, none);
+    if (!held) add_finding("freed bytes that no block owns", {p, bytes, sim_use::writes}, before, on, none);
   }
 
   /// Checks and records one access by work on `agent`.
@@ -1791,7 +1792,7 @@ class sim_order {
     if (findings_.size() >= most_findings) return;
     findings_.push_back(
         detail::concat({call, " with the handle of destroyed stream ", std::to_string(meant), ": it is ",
-                        name_of_agent(is_now), " now. Ask identify() before using a remembered handle."}));
+                        name_of_agent(is_now), " now. Call identify() before using a remembered handle."}));
   }
   /// Reports the use of a destroyed stream: CUDA may crash.
   void dead_handle(char const* call, std::uint64_t meant) {
@@ -1885,7 +1886,7 @@ class sim_order {
 
   [[nodiscard]] std::uint64_t ticks_of(sim_agent who) const { return who == none ? 0 : agents_[who].ticks; }
   [[nodiscard]] std::string name_of_agent(sim_agent who) const {
-    return who == none ? std::string("nobody") : agents_[who].name;
+    return who == none ? std::string("an unknown thread") : agents_[who].name;
   }
   void add_owner(std::string& text, owner const& o) const {
     text += detail::concat({"block ", std::to_string(o.number), " ("});
@@ -1913,7 +1914,7 @@ class sim_order {
     std::uint64_t const known = agents_[by].clock.at(other);
     text += detail::concat({" Missing: an event recorded on ", them.name, " after its last use, operation ",
                             std::to_string(last), ", that ", name_of_agent(by), " waits for. "});
-    text += known == 0 ? std::string("Nothing of it is known there")
+    text += known == 0 ? std::string("None of its work is known there")
                        : detail::concat({"Known there: up to operation ", std::to_string(known)});
     if (!them.has_mark) {
       text += "; no event was ever recorded on it.";
@@ -1931,17 +1932,17 @@ class sim_order {
     text += where.c_str();
     text += detail::concat({" by ", name_of_agent(by), " (operation ", std::to_string(ticks_of(by)), ")."});
     if (s.current.number != 0) {
-      text += " Now ";
+      text += " Now: ";
       add_owner(text, s.current);
       text += '.';
     }
-    char const* when = " Before ";
+    char const* when = " Before: ";
     for (owner const& o : s.previous) {
       if (o.number == 0) break;
       text += when;
       add_owner(text, o);
       text += '.';
-      when = " Before that ";
+      when = " Before that: ";
     }
     if (other != none) add_missing(text, s, by, other);
     findings_.push_back(std::move(text));
@@ -3230,7 +3231,7 @@ class sim_driver {
     explicit operator bool() const noexcept { return state_ != nullptr; }
     [[nodiscard]] void* register_heap(void const* p, std::size_t bytes) const noexcept {
       void* heap = nullptr;
-      tell([&](detail::sim_memory_tool& tool) {
+      notify([&](detail::sim_memory_tool& tool) {
         using heap_in = detail::sim_memory_tool::heap_in;
         bool const in_block = state_->memory.in_block(p, bytes, detail::sim_kind::device);
         heap = tool.register_heap(p, bytes, in_block ? heap_in::device_block : heap_in::other_memory);
@@ -3238,23 +3239,23 @@ class sim_driver {
       return heap;
     }
     void unregister_heap(void* heap) const noexcept {
-      tell([&](detail::sim_memory_tool& tool) { tool.unregister_heap(heap); });
+      notify([&](detail::sim_memory_tool& tool) { tool.unregister_heap(heap); });
     }
     void reset_heap(void* heap) const noexcept {
-      tell([&](detail::sim_memory_tool& tool) { tool.reset_heap(heap); });
+      notify([&](detail::sim_memory_tool& tool) { tool.reset_heap(heap); });
     }
     void register_region(void* heap, void const* p, std::size_t bytes) const noexcept {
-      tell([&](detail::sim_memory_tool& tool) { tool.register_region(heap, p, bytes); });
+      notify([&](detail::sim_memory_tool& tool) { tool.register_region(heap, p, bytes); });
     }
     void unregister_region(void const* p) const noexcept {
-      tell([&](detail::sim_memory_tool& tool) { tool.unregister_region(p); });
+      notify([&](detail::sim_memory_tool& tool) { tool.unregister_region(p); });
     }
 
    private:
     friend class sim_driver;
     explicit memory_tool_ref(detail::sim_state* state) noexcept : state_(state) {}
     template <class F>
-    void tell(F const& f) const noexcept {
+    void notify(F const& f) const noexcept {
       std::lock_guard const lock(state_->mutex);
       try {
         f(*state_->memory.tool());
@@ -3766,7 +3767,7 @@ struct host_pages {
     constexpr int of_2_mib = 21 << MAP_HUGE_SHIFT;
     void* const all = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | of_2_mib, -1, 0);
-    if (all == MAP_FAILED) return failed("mmap (reserve huge pages: vm.nr_hugepages)", errno);
+    if (all == MAP_FAILED) return failed("mmap (too few reserved huge pages; raise vm.nr_hugepages)", errno);
     p = all;
     return {};
   }
@@ -3775,7 +3776,7 @@ struct host_pages {
 
   /// Binds the pages to one NUMA node; call it before they are touched.
   [[nodiscard]] status bind(void* p, int node) const noexcept {
-    constexpr char const* call = "mbind (no such NUMA node, or not allowed here: leave numa_node out)";
+    constexpr char const* call = "mbind (the NUMA node does not exist or is not permitted; omit numa_node)";
     constexpr int word = 8 * sizeof(unsigned long);
     if (node < 0 || node >= most_nodes) return {failure::unsupported, EINVAL, "EINVAL", call};
     unsigned long nodes[most_nodes / word]{};
@@ -3809,7 +3810,7 @@ struct host_pages {
     for (std::thread& t : others) t.join();
     if (error == 0) return {};
     return {failure::out_of_memory, error, name_of_error(error),
-            "madvise (the host has no page left for it, on that NUMA node)"};
+            "madvise (the host or the NUMA node has no free page left)"};
   }
 
   void unmap(void* p) const noexcept { (void)::munmap(p, bytes); }

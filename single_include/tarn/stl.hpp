@@ -32,7 +32,7 @@ class allocator {
 
   static_assert(
       has_property<Resource, host_accessible>,
-      "tarn: standard containers touch their elements on the host; use pinned_host, managed or host_memory");
+      "tarn: standard containers access their elements on the host; use pinned_host, managed or host_memory");
 
   allocator()
     requires std::default_initializable<Resource>

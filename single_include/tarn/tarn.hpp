@@ -75,12 +75,15 @@
 #if defined(__GNUC__) || defined(__clang__)
 #define TARN_ALWAYS_INLINE inline __attribute__((always_inline))
 #define TARN_NOINLINE __attribute__((noinline))
+#define TARN_ALWAYS_INLINE_LAMBDA __attribute__((always_inline))
 #elif defined(_MSC_VER)
 #define TARN_ALWAYS_INLINE __forceinline
 #define TARN_NOINLINE __declspec(noinline)
+#define TARN_ALWAYS_INLINE_LAMBDA
 #else
 #define TARN_ALWAYS_INLINE inline
 #define TARN_NOINLINE
+#define TARN_ALWAYS_INLINE_LAMBDA
 #endif
 
 // Functions that kernels call, too.
@@ -225,26 +228,14 @@ class message {
 // A source location. std::source_location is not available with clang 14, which tarn supports; the builtins behind it are
 // available everywhere.
 
-#include <cstdint>
-
 namespace tarn {
 
-class tag;
-
-/// File, line and function of a call; static storage. Use it as a default argument: `source_location where = source_location::current()`.
+/// File, line and function of a call; static storage. Use it as a default argument:
+/// `source_location where = source_location::current()`.
 struct source_location {
   char const* file = "";
   int line = 0;
-  std::uint32_t tag_id = 0;  ///< tag passed to the call, see core/tag; 0: none
   char const* function = "";
-
-  constexpr source_location() noexcept = default;
-  constexpr source_location(char const* in, int at, char const* of) noexcept
-      : file(in), line(at), function(of) {}
-  /// The place of the call, with the tag that was passed in its stead: every function that takes a place accepts a tag, too,
-  /// `make_device_buffer<float>(memory, n, stream, tarn::tag("weights"))`. Defined in core/tag.
-  source_location(tag const& name, char const* in = __builtin_FILE(), int at = __builtin_LINE(),
-                  char const* of = __builtin_FUNCTION()) noexcept;
 
   [[nodiscard]] static constexpr source_location current(
       char const* file = __builtin_FILE(), int line = __builtin_LINE(),
@@ -289,7 +280,7 @@ class length_error : public std::length_error {
 class bad_alignment : public std::exception {
  public:
   bad_alignment(std::size_t alignment, std::size_t limit) noexcept : alignment_(alignment), limit_(limit) {
-    text_.add("tarn: alignment ").add_number(alignment).add(" refused; ask for a power of two up to ");
+    text_.add("tarn: alignment ").add_number(alignment).add(" is not supported; use a power of two up to ");
     text_.add_number(limit);
   }
   [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
@@ -313,10 +304,10 @@ class cuda_error : public std::exception {
     text_.add(": ").add(status_.name).add(" (").add_number(status_.code).add(")");
     switch (status_.kind) {
       case failure::out_of_memory:
-        text_.add("; the driver has no memory left for it, free some");
+        text_.add("; the driver is out of memory, free some");
         break;
       case failure::not_ready:
-        text_.add("; earlier work is not done, synchronise first");
+        text_.add("; earlier work has not finished, synchronise first");
         break;
       case failure::no_device:
         text_.add("; check that a device and its driver are installed");
@@ -326,7 +317,7 @@ class cuda_error : public std::exception {
             "; a forked child has no device memory, fork before the first use or start another program");
         break;
       case failure::unsupported:
-        text_.add("; this device or driver lacks it, use another source");
+        text_.add("; this device or driver does not support it, use another source");
         break;
       case failure::unloading:
         text_.add("; the driver is shutting down, release owners earlier");
@@ -1976,7 +1967,7 @@ struct nvml_question {
   account.source = "NVML";
   bool const by_uuid = any != 0 && calls.device_by_uuid != nullptr;
   if (by_uuid && calls.device_by_uuid(nvml_uuid("MIG-", asked.uuid).c_str(), &device) == 0) {
-    account.source = "NVML, of this MIG instance";
+    account.source = "NVML (this MIG instance)";
     return {};
   }
   if (!by_uuid || calls.device_by_uuid(nvml_uuid("GPU-", asked.uuid).c_str(), &device) != 0) {
@@ -2037,28 +2028,29 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
   std::size_t mine = 0;
   std::size_t others = 0;
   bool listed = false;
-  bool mine_told = true;
-  bool others_told = true;
+  bool own_known = true;
+  bool others_known = true;
   for (nvml_process const& p : all) {
-    bool& told = p.pid == pid ? mine_told : others_told;
+    bool& known = p.pid == pid ? own_known : others_known;
     std::size_t& sum = p.pid == pid ? mine : others;
     listed = listed || p.pid == pid;
     if (p.used == nvml_not_available) {
-      told = false;
+      known = false;
     } else {
       sum += static_cast<std::size_t>(p.used);
     }
   }
   if (!listed) {  // this process has a context, so it is listed under a process id that it does not know
-    account.gap = "NVML's list lacks this process: in a container process numbers are not the host's";
+    account.gap =
+        "NVML's list does not contain this process: process ids in a container differ from the host's";
     return;
   }
-  if (mine_told) account.this_process = mine;
-  if (others_told) account.other_processes = others;
-  if (!mine_told) {
-    account.gap = "NVML does not tell what this process uses (no permission, or not on this system)";
-  } else if (!others_told) {
-    account.gap = "NVML does not tell what some other process uses (no permission, or not on this system)";
+  if (own_known) account.this_process = mine;
+  if (others_known) account.other_processes = others;
+  if (!own_known) {
+    account.gap = "NVML does not report the memory of this process (no permission, or not supported)";
+  } else if (!others_known) {
+    account.gap = "NVML does not report the memory of another process (no permission, or not supported)";
   }
 }
 
@@ -2075,33 +2067,33 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
     nvml_calls const& calls;
     ~session() { (void)calls.shutdown(); }
   } const open{calls};
-  device_account told;
+  device_account reported;
   nvml_calls::device device = nullptr;
-  status const found = find_nvml_device(calls, asked, device, told);
+  status const found = find_nvml_device(calls, asked, device, reported);
   if (!found.ok()) return found;
   nvml_memory_v2 v2{static_cast<unsigned>(sizeof(nvml_memory_v2)) | 2U << 24, 0, 0, 0, 0};
   nvml_memory v1{};
   if (calls.memory_v2 != nullptr && calls.memory_v2(device, &v2) == 0) {
-    told.total = static_cast<std::size_t>(v2.total);
-    told.free = static_cast<std::size_t>(v2.free);
-    told.set_aside = static_cast<std::size_t>(v2.reserved);
+    reported.total = static_cast<std::size_t>(v2.total);
+    reported.free = static_cast<std::size_t>(v2.free);
+    reported.set_aside = static_cast<std::size_t>(v2.reserved);
   } else if (calls.memory != nullptr && calls.memory(device, &v1) == 0) {
-    told.total = static_cast<std::size_t>(v1.total);
-    told.free = static_cast<std::size_t>(v1.free);
+    reported.total = static_cast<std::size_t>(v1.total);
+    reported.free = static_cast<std::size_t>(v1.free);
   }
   try {
     std::vector<nvml_process> all;
     if (add_nvml_processes(calls.compute_processes, device, all) != 0) {
-      told.gap = "NVML does not list the processes of this device";
+      reported.gap = "NVML does not list the processes of this device";
     } else {
       (void)add_nvml_processes(calls.graphics_processes, device, all);  // not available on every device
       (void)add_nvml_processes(calls.mps_processes, device, all);
-      count_nvml_processes(all, asked.pid, told);
+      count_nvml_processes(all, asked.pid, reported);
     }
   } catch (std::bad_alloc const&) {
-    told.gap = "there was no host memory for NVML's list of processes";
+    reported.gap = "not enough host memory for NVML's list of processes";
   }
-  account = told;
+  account = reported;
   return {};
 }
 
@@ -2781,7 +2773,7 @@ class basic_pages {
       : driver_(std::move(driver)) {
     status s = driver_.page_granularity(granularity_);
     if (s.kind == failure::unsupported) {
-      s.call = "page_granularity (no virtual memory management here: use cuda_malloc | pooled instead)";
+      s.call = "page_granularity (no virtual memory management on this device; use cuda_malloc | pooled)";
     }
     if (!s.ok()) throw cuda_error(s, driver_.device().value, where);
   }
@@ -3625,6 +3617,36 @@ class held_at_fork {
 #include <cstdint>
 #include <type_traits>
 
+// ---- tarn/core/attribution.hpp
+// What an allocation is attributed to in reports: the line of the user's call, and a tag if one was given.
+
+#include <cstdint>
+
+namespace tarn {
+
+class tag;
+
+/// The last parameter of every call that allocates: `attribution from = attribution::current()`. A call without it is attributed
+/// to its own line. With a tag, `make_device_buffer<float>(memory, n, stream, tarn::tag("weights"))`, it is attributed to its
+/// line and the tag.
+struct attribution {
+  source_location where;
+  std::uint32_t tag_id = 0;  ///< of the tag that was given; 0: none
+
+  constexpr attribution() noexcept = default;
+  constexpr attribution(source_location at) noexcept : where(at) {}
+  /// Defined in core/tag.
+  attribution(tag const& name, char const* file = __builtin_FILE(), int line = __builtin_LINE(),
+              char const* function = __builtin_FUNCTION()) noexcept;
+
+  [[nodiscard]] static constexpr attribution current(char const* file = __builtin_FILE(),
+                                                     int line = __builtin_LINE(),
+                                                     char const* function = __builtin_FUNCTION()) noexcept {
+    return source_location{file, line, function};
+  }
+};
+
+}  // namespace tarn
 // ---- tarn/core/scope_chain.hpp
 // scope_chain: the live scopes of one kind on a thread, for scopes that set a per-thread value. Restoring the previous value
 // would be wrong when scopes do not end in reverse order; removing a scope from a chain is correct in any order.
@@ -3696,7 +3718,7 @@ class scope_chain {
       return inner;
     }
     message<160> text;
-    text.add(what).add(" ended on a thread that did not begin it; end it on the thread that did");
+    text.add(what).add(" ended on a thread that did not begin it; end it on the thread that began it");
     report_misuse(misuse(misuse_kind::wrong_thread, &scope, text.view()));
     return nullptr;
   }
@@ -3713,20 +3735,20 @@ namespace tarn {
 /// inner place is kept unless an outer one has a tag. Scopes may end in any order, each on the thread that began it.
 class location_scope {
  public:
-  explicit location_scope(source_location where = source_location::current()) noexcept : where_(where) {
+  explicit location_scope(attribution from = attribution::current()) noexcept : from_(from) {
     chain::begin(*this);
   }
   location_scope(location_scope const&) = delete;
   location_scope& operator=(location_scope const&) = delete;
   ~location_scope() { (void)chain::end(*this, "location_scope"); }
 
-  /// Returns the outermost place, or `otherwise` if there is none, with the outermost tag. O(scopes).
-  [[nodiscard]] static source_location current(source_location otherwise = {}) noexcept {
+  /// Returns the location set by the outermost scope, or an empty one if there is none. O(scopes).
+  [[nodiscard]] static source_location current() noexcept {
     location_scope const* const p = chain::innermost();
-    if (p == nullptr) return otherwise;
+    if (p == nullptr) return {};
     if (p->outer_ != nullptr) [[unlikely]]
-      return p->of_several();
-    return p->where_;
+      return p->of_several().where;
+    return p->from_.where;
   }
   /// Returns the tag number of current(); 0: none.
   [[nodiscard]] static std::uint32_t current_tag_id() noexcept {
@@ -3734,32 +3756,32 @@ class location_scope {
     if (p == nullptr) return 0;
     if (p->outer_ != nullptr) [[unlikely]]
       return p->of_several().tag_id;
-    return p->where_.tag_id;
+    return p->from_.tag_id;
   }
 
  private:
   using chain = detail::scope_chain<location_scope>;
   friend chain;
 
-  [[nodiscard]] TARN_NOINLINE source_location of_several() const noexcept {
+  [[nodiscard]] TARN_NOINLINE attribution of_several() const noexcept {
     location_scope const* p = this;
-    std::uint32_t tag_id = where_.tag_id;
+    std::uint32_t tag_id = from_.tag_id;
     while (p->outer_ != nullptr) {
       p = p->outer_;
-      if (p->where_.tag_id != 0) tag_id = p->where_.tag_id;
+      if (p->from_.tag_id != 0) tag_id = p->from_.tag_id;
     }
-    source_location found = p->where_;
+    attribution found = p->from_;
     found.tag_id = tag_id;
     return found;
   }
 
-  source_location where_;
+  attribution from_;
   location_scope* outer_ = nullptr;
 };
 
 /// Replaces location_scope where no layer records places; does nothing.
 struct no_location_scope {
-  explicit constexpr no_location_scope(source_location) noexcept {}
+  explicit constexpr no_location_scope(attribution const&) noexcept {}
 };
 
 }  // namespace tarn
@@ -3957,9 +3979,8 @@ constexpr bool check_routes() {
     constexpr typename Layer::routes below;
     static_assert(
         !lacks_route<Layer, routed_calls::record_stream>(below),
-        "tarn: this layer routes to several resources but does not route record_stream, so a block "
-        "could be handed "
-        "out while another stream uses it; add: void record_stream(void*, size_t bytes, stream_ref)");
+        "tarn: this layer routes to several resources but does not route record_stream, so a block could be "
+        "reused while another stream uses it; add: void record_stream(void*, size_t bytes, stream_ref)");
     static_assert(!lacks_route<Layer, routed_calls::trim>(below),
                   "tarn: this layer routes to several resources but does not route trim; add: size_t "
                   "trim(size_t keep_bytes)");
@@ -4042,7 +4063,7 @@ class shared_resource {
     using upstream_type = typename Layer::upstream_type;
     if constexpr (sizeof...(Rest) == 0) {
       static_assert(std::constructible_from<Layer, upstream_type>,
-                    "tarn: this layer needs its policy's options too");
+                    "tarn: this layer cannot be made from its upstream alone; pass its policy's options too");
       block_ = new block(upstream_type(std::forward<First>(first)));
     } else {
       auto all = std::forward_as_tuple(std::forward<First>(first), std::forward<Rest>(rest)...);
@@ -4085,10 +4106,10 @@ class shared_resource {
   /// @throws out_of_memory, bad_alignment; nothing has changed
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(stream_ref stream, std::size_t bytes,
                                                   std::size_t alignment = default_alignment,
-                                                  source_location where = source_location::current())
+                                                  attribution call = attribution::current())
     requires(allocates())
   {
-    [[maybe_unused]] detail::location_of_call<shared_resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
     if constexpr (has_allocate<Layer>) {
       return block_->layer.allocate(stream, bytes, alignment);
     } else {
@@ -4099,10 +4120,10 @@ class shared_resource {
   /// null.
   TARN_ALWAYS_INLINE void deallocate(stream_ref stream, void* p, std::size_t bytes,
                                      std::size_t alignment = default_alignment,
-                                     source_location where = source_location::current()) noexcept
+                                     attribution call = attribution::current()) noexcept
     requires(allocates())
   {
-    [[maybe_unused]] detail::location_of_call<shared_resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
     if constexpr (has_deallocate<Layer>) {
       block_->layer.deallocate(stream, p, bytes, alignment);
     } else {
@@ -4115,10 +4136,10 @@ class shared_resource {
   /// Allocates memory that every stream may use at once.
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_sync(std::size_t bytes,
                                                        std::size_t alignment = default_alignment,
-                                                       source_location where = source_location::current())
+                                                       attribution call = attribution::current())
     requires(allocates())
   {
-    [[maybe_unused]] detail::location_of_call<shared_resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
     if constexpr (has_allocate_sync<Layer>) {
       return block_->layer.allocate_sync(bytes, alignment);
     } else {
@@ -4131,10 +4152,10 @@ class shared_resource {
   /// Frees memory that no stream uses any more.
   TARN_ALWAYS_INLINE void deallocate_sync(void* p, std::size_t bytes,
                                           std::size_t alignment = default_alignment,
-                                          source_location where = source_location::current()) noexcept
+                                          attribution call = attribution::current()) noexcept
     requires(allocates())
   {
-    [[maybe_unused]] detail::location_of_call<shared_resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
     if constexpr (has_deallocate_sync<Layer>) {
       block_->layer.deallocate_sync(p, bytes, alignment);
     } else {
@@ -4149,31 +4170,43 @@ class shared_resource {
 
   template <std::integral Bytes>
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(Bytes bytes, std::size_t alignment = default_alignment,
-                                                  source_location where = source_location::current()) {
-    return allocate_sync(static_cast<std::size_t>(bytes), alignment, where);
+                                                  attribution call = attribution::current())
+    requires(allocates())
+  {
+    return allocate_sync(static_cast<std::size_t>(bytes), alignment, call);
   }
   template <std::integral Bytes>
   TARN_ALWAYS_INLINE void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
-                                     source_location where = source_location::current()) noexcept {
-    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, where);
+                                     attribution call = attribution::current()) noexcept
+    requires(allocates())
+  {
+    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, call);
   }
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, std::size_t alignment,
                                                         stream_ref stream,
-                                                        source_location where = source_location::current()) {
-    return allocate(stream, bytes, alignment, where);
+                                                        attribution call = attribution::current())
+    requires(allocates())
+  {
+    return allocate(stream, bytes, alignment, call);
   }
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, stream_ref stream,
-                                                        source_location where = source_location::current()) {
-    return allocate(stream, bytes, default_alignment, where);
+                                                        attribution call = attribution::current())
+    requires(allocates())
+  {
+    return allocate(stream, bytes, default_alignment, call);
   }
   TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
                                            stream_ref stream,
-                                           source_location where = source_location::current()) noexcept {
-    deallocate(stream, p, bytes, alignment, where);
+                                           attribution call = attribution::current()) noexcept
+    requires(allocates())
+  {
+    deallocate(stream, p, bytes, alignment, call);
   }
   TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, stream_ref stream,
-                                           source_location where = source_location::current()) noexcept {
-    deallocate(stream, p, bytes, default_alignment, where);
+                                           attribution call = attribution::current()) noexcept
+    requires(allocates())
+  {
+    deallocate(stream, p, bytes, default_alignment, call);
   }
 
   /// Equal handles: memory of one may be freed through the other.
@@ -4188,24 +4221,38 @@ class shared_resource {
   /// Returns the device that the memory belongs to.
   [[nodiscard]] device_id device() const noexcept { return driver().device(); }
 
-  // Calls that only a pool offers, reachable through any policy above it. Documented at the pool.
+  // Calls that only a pool offers, reachable through any policy above it; without a pool they do not compile. Documented at the
+  // pool. A handle is const as a pointer is: the resource behind it is not.
 
   /// Returns cached memory to the driver until at most `keep_bytes` are reserved; returns the bytes released.
-  std::size_t trim(std::size_t keep_bytes = 0) {
+  std::size_t trim(std::size_t keep_bytes = 0) const
+    requires reachable<shared_resource, detail::routed_calls::trim>
+  {
     return nearest(*this, [&](auto& l) -> decltype(l.trim(keep_bytes)) { return l.trim(keep_bytes); });
   }
   /// Returns all cached memory to the driver, as torch.cuda.empty_cache does.
-  void empty_cache() { (void)trim(0); }
+  void empty_cache() const
+    requires reachable<shared_resource, detail::routed_calls::trim>
+  {
+    (void)trim(0);
+  }
   /// Returns true if `p` points into memory that the pool reserved.
-  [[nodiscard]] bool owns(void const* p) const noexcept {
+  [[nodiscard]] bool owns(void const* p) const noexcept
+    requires reachable<shared_resource, detail::routed_calls::owns>
+  {
     return nearest(*this, [&](auto& l) -> decltype(l.owns(p)) { return l.owns(p); });
   }
   /// Returns the size of the largest request that can be served without calling the driver, bytes.
-  [[nodiscard]] std::size_t largest_free_range() const {
+  [[nodiscard]] std::size_t largest_free_range() const
+    requires reachable<shared_resource, detail::routed_calls::largest_free_range>
+  {
     return nearest(*this, [](auto& l) -> decltype(l.largest_free_range()) { return l.largest_free_range(); });
   }
-  /// Records that work on `stream`, a stream other than the one passed at deallocation, uses the block up to now.
-  void record_stream(void* p, std::size_t bytes, stream_ref stream) {
+  /// Records that work on `stream`, enqueued before the block is deallocated, uses the block, although it is freed on another
+  /// stream. The freed block is held back until that work is done.
+  void record_stream(void* p, std::size_t bytes, stream_ref stream) const
+    requires reachable<shared_resource, detail::routed_calls::record_stream>
+  {
     nearest(*this, [&](auto& l) -> decltype(l.record_stream(p, bytes, stream)) {
       return l.record_stream(p, bytes, stream);
     });
@@ -4663,7 +4710,7 @@ using history_text = message<480>;
 inline void add_event(history_text& text, block_event const& e) noexcept {
   std::string_view file = e.where.file;
   if (file.empty()) {
-    text.add("at a place not named");
+    text.add("at an unknown location");
   } else {
     if (std::size_t const cut = file.find_last_of('/'); cut != std::string_view::npos)
       file.remove_prefix(cut + 1);
@@ -4767,10 +4814,9 @@ inline constexpr bool holds_resource<Policy<Arguments...>> = (memory_source<Argu
 /// Asserts at the composition that a layer with a second resource lists its routes.
 template <class Policy, class Upstream>
 constexpr bool check_routing_policy() {
-  static_assert(
-      !holds_resource<Policy> || routes_calls<typename Policy::template layer<Upstream>>,
-      "tarn: this policy holds a resource of its own; its layer must say which resources it sends calls to; "
-      "add: using routes = tarn::routes_to<Upstream, Other>");
+  static_assert(!holds_resource<Policy> || routes_calls<typename Policy::template layer<Upstream>>,
+                "tarn: this policy holds a second resource, so its layer must name the resources that it "
+                "calls; add: using routes = tarn::routes_to<Upstream, Other>");
   return true;
 }
 
@@ -5248,23 +5294,24 @@ class checked_layer {
     if (breach.before != 0) {
       report_misuse(
           misuse(misuse_kind::overrun, b.p,
-                 detail::history_of(b, "written before its start, at distance ", breach.before).view()));
+                 detail::history_of(b, "was written before its start, at distance ", breach.before).view()));
     }
     if (breach.after != 0) {
-      report_misuse(misuse(misuse_kind::overrun, b.p,
-                           detail::history_of(b, "written past its end, at offset ", breach.after).view()));
+      report_misuse(
+          misuse(misuse_kind::overrun, b.p,
+                 detail::history_of(b, "was written past its end, at offset ", breach.after).view()));
     }
   }
   static void tell_late_write(detail::block_record const& b, std::size_t at) noexcept {
     report_misuse(misuse(misuse_kind::use_after_free, b.p,
-                         detail::history_of(b, "written after it was freed, at offset ", at).view()));
+                         detail::history_of(b, "was written after it was freed, at offset ", at).view()));
   }
   void tell_leaks() noexcept {
     std::size_t const all = history_.live();
     history_.for_each([&](detail::block_record const& b) {
       if (b.state != detail::block_state::live) return;
-      report_misuse(
-          misuse(misuse_kind::leak, b.p, detail::history_of(b, "never freed, leaks in all: ", all).view()));
+      report_misuse(misuse(misuse_kind::leak, b.p,
+                           detail::history_of(b, "was never freed; number of leaks: ", all).view()));
     });
   }
   void tell_wrong_free(detail::block_record const& b, void* p, std::size_t bytes, std::size_t alignment,
@@ -5277,8 +5324,8 @@ class checked_layer {
         bool const elsewhere = other.device != member_.device;
         if (elsewhere) kind = misuse_kind::wrong_device;
         text = detail::history_of(other,
-                                  elsewhere ? "of another device freed here, on device "
-                                            : "of another resource freed here, of device ",
+                                  elsewhere ? "belongs to another device but was freed on device "
+                                            : "belongs to another resource but was freed by one of device ",
                                   static_cast<std::uint64_t>(member_.device));
       } else if (detail::block_record const around = containing(p); around.p != nullptr) {
         auto const offset = static_cast<std::uint64_t>(static_cast<char*>(p) - static_cast<char*>(around.p));
@@ -5286,17 +5333,17 @@ class checked_layer {
       } else {
         text.add("pointer ")
             .add_hex(reinterpret_cast<std::uintptr_t>(p))
-            .add(" freed: never handed out here");
+            .add(" was freed but not allocated by this resource");
       }
     } else if (b.state != detail::block_state::live) {
       kind = misuse_kind::double_free;
-      text = detail::history_of(b, "freed again, in call ", freed.call);
+      text = detail::history_of(b, "was freed again, in call ", freed.call);
     } else if (b.bytes != bytes) {
       kind = misuse_kind::wrong_size;
-      text = detail::history_of(b, "freed with another size: ", bytes);
+      text = detail::history_of(b, "was freed with a different size: ", bytes);
     } else {
       kind = misuse_kind::wrong_alignment;
-      text = detail::history_of(b, "freed with another alignment: ", alignment);
+      text = detail::history_of(b, "was freed with a different alignment: ", alignment);
     }
     text.add("; this free: ");
     detail::add_event(text, freed);
@@ -5525,13 +5572,44 @@ inline constexpr auto class_bytes_table = [] {
   return alignment <= default_alignment && bytes <= class_limit;
 }
 
+/// The block that serves a request, for callers that use the numbers several times.
+struct block_size {
+  std::size_t bytes = 0;
+  unsigned size_class = class_count;  ///< class_count if none
+
+  constexpr block_size() noexcept = default;
+  /// Pure. `asked` is not 0.
+  TARN_ALWAYS_INLINE constexpr block_size(std::size_t asked, std::size_t alignment) noexcept {
+    if (tarn::detail::has_class(asked, alignment)) [[likely]] {
+      size_class = class_of(asked);
+      bytes = class_bytes(size_class);
+    } else {
+      bytes = align_up(asked, range_grain);
+    }
+  }
+  [[nodiscard]] constexpr bool has_class() const noexcept { return size_class != class_count; }
+  [[nodiscard]] constexpr unsigned its_class() const noexcept { return size_class; }
+  [[nodiscard]] constexpr std::size_t bytes_in(unsigned) const noexcept { return bytes; }
+  [[nodiscard]] constexpr std::size_t large_bytes() const noexcept { return bytes; }
+};
+/// The same, computed where it is used: fewer instructions for a caller that uses each number once. The alignment is at most
+/// default_alignment.
+struct lazy_block_size {
+  std::size_t asked;
+
+  [[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class() const noexcept { return asked <= class_limit; }
+  [[nodiscard]] TARN_ALWAYS_INLINE constexpr unsigned its_class() const noexcept { return class_of(asked); }
+  [[nodiscard]] constexpr std::size_t bytes_in(unsigned size_class) const noexcept {
+    return class_bytes(size_class);
+  }
+  [[nodiscard]] constexpr std::size_t large_bytes() const noexcept { return align_up(asked, range_grain); }
+};
+
 /// Bytes that a request occupies: its class, or its size rounded to the grain. Pure, so that allocation and sized deallocation
 /// agree without a lookup.
 [[nodiscard]] TARN_ALWAYS_INLINE constexpr std::size_t rounded_bytes(std::size_t bytes,
                                                                      std::size_t alignment) noexcept {
-  if (bytes == 0) return 0;
-  if (has_class(bytes, alignment)) return class_bytes(class_of(bytes));
-  return align_up(bytes, range_grain);
+  return bytes == 0 ? 0 : block_size(bytes, alignment).bytes;
 }
 
 /// Handle granularity of current devices, bytes. Blocks of a multiple of it, such as weights and their gradients, start on a
@@ -5590,7 +5668,7 @@ struct range {
 
   [[nodiscard]] std::uintptr_t end() const noexcept { return address + bytes; }
 };
-static_assert(sizeof(range) == 64, "host memory is documented as 64 bytes a range");
+static_assert(sizeof(range) == 64, "the documentation states 64 bytes of host memory per range");
 
 /// All nodes. Grows only if a caller made room beforehand, so that releasing never allocates.
 class range_table {
@@ -5610,7 +5688,7 @@ class range_table {
   [[nodiscard]] range_ref take() noexcept {
     if constexpr (check_locks) {
       if (spare_count_ == 0)
-        stop("tarn: a range was taken without room; make room under the same hold of the lock");
+        stop("tarn: a range was taken without room; call make_room() while the same lock is held");
     }
     range_ref const r = first_spare_;
     first_spare_ = nodes_[r].next;
@@ -5808,8 +5886,8 @@ struct block_request {
         stream(s),
         asked(asked_for),
         alignment(aligned),
-        block(rounded_bytes(bytes, aligned)),
-        size_class(has_class(bytes, aligned) ? class_of(bytes) : class_count),
+        block(block_size(bytes, aligned).bytes),
+        size_class(block_size(bytes, aligned).size_class),
         in_run(size_class < run_class_count),
         where(zone_of(block)) {}
 };
@@ -7410,14 +7488,14 @@ class misuse_notes {
     switch (n.what) {
       case release_result::wrong_size:
         kind = misuse_kind::wrong_size;
-        text.add("the block has another size; pass the bytes and alignment of its allocation");
+        text.add("the block has a different size; pass the bytes and alignment of its allocation");
         break;
       case release_result::twice:
         kind = misuse_kind::double_free;
-        text.add("the block is free already");
+        text.add("the block is already free");
         break;
       default:
-        text.add("no live block of this pool starts there (freed twice, or another pool's)");
+        text.add("no live block of this pool starts there (freed twice, or allocated by another pool)");
         break;
     }
     report_misuse(misuse(kind, n.p, text.view()));
@@ -7484,22 +7562,22 @@ class front {
   // ---- warm calls
 
   /// Takes a block that the calling thread cached for the stream; null if there is none.
-  [[nodiscard]] TARN_ALWAYS_INLINE void* take(stream_id id, std::size_t bytes) noexcept {
+  template <class Size>
+  [[nodiscard]] TARN_ALWAYS_INLINE void* take(stream_id id, Size size) noexcept {
     thread_cache* const cache = local();
     if (cache == nullptr || !cache->lock.try_enter()) [[unlikely]]
       return nullptr;
     void* p = nullptr;
     std::size_t block = 0;
     if (stream_cache* const of_stream = cache->find(id); of_stream != nullptr) [[likely]] {
-      if (bytes <= class_limit) [[likely]] {
-        unsigned const k = class_of(bytes);
+      if (size.has_class()) [[likely]] {
+        unsigned const k = size.its_class();
         magazine& m = of_stream->magazines[k];
         if (m.count != 0) [[likely]] {
           p = m.blocks[--m.count];
-          block = class_bytes(k);
+          block = size.bytes_in(k);
         }
-      } else if (of_stream->large_block != nullptr &&
-                 of_stream->large_bytes == align_up(bytes, range_grain)) {
+      } else if (of_stream->large_block != nullptr && of_stream->large_bytes == size.large_bytes()) {
         p = std::exchange(of_stream->large_block, nullptr);
         block = of_stream->large_bytes;
       }
@@ -7513,19 +7591,20 @@ class front {
   }
 
   /// Keeps a freed block in the calling thread's cache. Returns false if there is no room for it, or no cache.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool put(stream_id id, void* p, std::size_t bytes) noexcept {
+  template <class Size>
+  [[nodiscard]] TARN_ALWAYS_INLINE bool put(stream_id id, void* p, Size size) noexcept {
     thread_cache* const cache = local();
     if (cache == nullptr || !cache->lock.try_enter()) [[unlikely]]
       return false;
     bool done = false;
     if (stream_cache* const of_stream = cache->find(id); of_stream != nullptr) [[likely]] {
-      if (bytes <= class_limit) [[likely]] {
-        unsigned const k = class_of(bytes);
+      if (size.has_class()) [[likely]] {
+        unsigned const k = size.its_class();
         done = put_in(*cache, *of_stream, k, p);
-        if (done) cache->count_live(-static_cast<std::int64_t>(class_bytes(k)), -1);
+        if (done) cache->count_live(-static_cast<std::int64_t>(size.bytes_in(k)), -1);
       } else if (of_stream->large_block == nullptr && of_stream->newest_large == p) {
         of_stream->large_block = p;
-        of_stream->large_bytes = align_up(bytes, range_grain);
+        of_stream->large_bytes = size.large_bytes();
         cache->count_live(-static_cast<std::int64_t>(of_stream->large_bytes), -1);
         cache->count_held(of_stream->large_bytes, 0);
         done = true;
@@ -9303,7 +9382,8 @@ class page_growth {
     std::size_t available = 0;
     std::size_t all = 0;
     if (!source_.driver().memory_info(available, all).ok() || available >= total) return;
-    status const none{failure::out_of_memory, 0, "the device has not so much free", "memory_info"};
+    status const none{failure::out_of_memory, 0, "the device does not have that much free memory",
+                      "memory_info"};
     refuse(source_.driver(), none, stream_ref{}, total, map_.granularity());
   }
 
@@ -11816,25 +11896,36 @@ class pool : public detail::pool_parts<Upstream> {
   /// O(1) from a magazine or the heap; calls the driver only when it climbs the ladder.
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
-    return allocate_on(heap_.identity(stream), stream, bytes, alignment);
+    return allocate_sized(detail::lazy_block_size{bytes}, stream, bytes, alignment);
   }
 
   /// Frees a block; work enqueued on `stream` before this call may still use it. `bytes` and `alignment` are those of the
   /// allocation. Never throws; detected misuse is reported to the misuse handler.
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
+    deallocate_sized(detail::lazy_block_size{bytes}, stream, p, bytes, alignment);
+  }
+  /// The same for a layer that has computed the block_size for itself; `bytes` and `p` are not 0.
+  template <class Size>
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_sized(Size size, stream_ref stream, std::size_t bytes,
+                                                        std::size_t alignment) {
+    return allocate_on(heap_.identity(stream), stream, size, bytes, alignment);
+  }
+  template <class Size>
+  TARN_ALWAYS_INLINE void deallocate_sized(Size size, stream_ref stream, void* p, std::size_t bytes,
+                                           std::size_t alignment) noexcept {
     stream_id id = stream.id();
     if (id == stream_ref::unknown_id && !heap_.driver().identify(stream, id).ok()) [[unlikely]]
       return deallocate_unknown(stream, p, bytes, alignment);
     if (waiting_.may_hold(p) && waiting_.hold_back(id, stream, p, bytes, alignment)) [[unlikely]]
       return;
-    deallocate_on(id, stream, p, bytes, alignment);
+    deallocate_on(id, stream, p, size, bytes, alignment);
   }
 
   /// Allocates memory that every stream may use at once. Waits for other streams' frees if nothing else serves the request.
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
-    return allocate_on(detail::neutral_id, {}, bytes, alignment);
+    return allocate_on(detail::neutral_id, {}, detail::lazy_block_size{bytes}, bytes, alignment);
   }
 
   /// Frees memory that no stream uses any more; every stream may reuse it at once.
@@ -11842,7 +11933,7 @@ class pool : public detail::pool_parts<Upstream> {
     if (p == nullptr) return;
     if (waiting_.may_hold(p) && waiting_.hold_back(detail::neutral_id, {}, p, bytes, alignment)) [[unlikely]]
       return;
-    deallocate_on(detail::neutral_id, {}, p, bytes, alignment);
+    deallocate_on(detail::neutral_id, {}, p, detail::lazy_block_size{bytes}, bytes, alignment);
   }
 
   /// Records that work on `stream`, enqueued before the block is deallocated, uses the block although it is freed on another
@@ -11874,10 +11965,12 @@ class pool : public detail::pool_parts<Upstream> {
 
   // ---- allocation: the thread's cache, the heap, the ladder
 
-  void* allocate_on(stream_id id, stream_ref stream, std::size_t bytes, std::size_t alignment) {
+  template <class Size>
+  TARN_ALWAYS_INLINE void* allocate_on(stream_id id, stream_ref stream, Size size, std::size_t bytes,
+                                       std::size_t alignment) {
     if (alignment > default_alignment || !is_alignment(alignment)) [[unlikely]] {
       require_alignment(alignment);
-    } else if (void* const p = front_.take(id, bytes); p != nullptr) [[likely]] {
+    } else if (void* const p = front_.take(id, size); p != nullptr) [[likely]] {
       return p;
     }
     return allocate_slow(id, stream, bytes, alignment);
@@ -11931,7 +12024,7 @@ class pool : public detail::pool_parts<Upstream> {
                            detail::block_request const& request, detail::block_batch& batch) {
     if (heap_.cold.is_mine()) [[unlikely]]  // a growth cannot start another one
       heap_.refuse(request.id, request.asked, request.alignment,
-                   "the pool, since it is asked by a handler of its own growth");
+                   "the pool, because a handler of its own growth called it");
     std::lock_guard const cold(heap_.cold);
     waiting_.release(false);
     detail::hot_lock held(heap_.hot);
@@ -11941,9 +12034,10 @@ class pool : public detail::pool_parts<Upstream> {
 
   // ---- deallocation: the thread's cache, the heap
 
-  TARN_ALWAYS_INLINE void deallocate_on(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                                        std::size_t alignment) noexcept {
-    if (alignment <= default_alignment && front_.put(id, p, bytes)) [[likely]]
+  template <class Size>
+  TARN_ALWAYS_INLINE void deallocate_on(stream_id id, stream_ref stream, void* p, Size size,
+                                        std::size_t bytes, std::size_t alignment) noexcept {
+    if (alignment <= default_alignment && front_.put(id, p, size)) [[likely]]
       return;
     deallocate_slow(id, stream, p, bytes, alignment);
   }
@@ -12069,13 +12163,47 @@ class combining_lock {
   /// Uncontended: one exchange. Returns true if the lock was held at first.
   template <class Apply>
   TARN_ALWAYS_INLINE bool run(Update const& update, Apply const& apply) noexcept {
-    if (lock_.try_lock()) [[likely]] {
+    if (try_lock()) [[likely]] {
       apply(update);
-      leave(apply);
+      unlock_after(apply);
       return false;
     }
     wait(update, apply);
     return true;
+  }
+  /// The parts of run(), for a caller whose own update needs no copy: try_lock(), then the update, then unlock_after(apply);
+  /// if the lock is held, wait(update, apply).
+  [[nodiscard]] TARN_ALWAYS_INLINE bool try_lock() noexcept { return lock_.try_lock(); }
+  /// Applies published updates, then unlocks.
+  template <class Apply>
+  TARN_ALWAYS_INLINE void unlock_after(Apply const& apply) noexcept {
+    if (asked_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      combine(apply);
+    lock_.unlock();
+  }
+  /// Publishes the update and waits until it has been applied, here or by the lock's holder.
+  template <class Apply>
+  TARN_NOINLINE void wait(Update const& update, Apply const& apply) noexcept {
+    unsigned const mine = take_slot();
+    if (mine == slot_count) {
+      lock();
+      apply(update);
+      unlock_after(apply);
+      return;
+    }
+    slot& s = slots_[mine];
+    s.update = update;
+    s.at.store(step::asked, std::memory_order_relaxed);
+    asked_.fetch_or(std::uint32_t{1} << mine, std::memory_order_release);
+    for (unsigned tries = 0; s.at.load(std::memory_order_acquire) != step::done; ++tries) {
+      // Try rarely, so that the lock stays with the thread that works under it.
+      if (tries % tries_apart == 0 && !lock_.is_taken() && lock_.try_lock()) {
+        unlock_after(apply);  // applies this thread's update unless the holder already has
+      } else {
+        spin_wait(tries);
+      }
+    }
+    s.at.store(step::free, std::memory_order_release);
   }
 
   /// Locks without an update.
@@ -12092,14 +12220,6 @@ class combining_lock {
   static constexpr unsigned slot_count = thread_places;
   static constexpr unsigned tries_apart = 8;
 
-  /// Applies published updates, then unlocks.
-  template <class Apply>
-  TARN_ALWAYS_INLINE void leave(Apply const& apply) noexcept {
-    if (asked_.load(std::memory_order_relaxed) != 0) [[unlikely]]
-      combine(apply);
-    lock_.unlock();
-  }
-
   template <class Apply>
   TARN_NOINLINE void combine(Apply const& apply) noexcept {
     for (std::uint32_t asked = asked_.exchange(0, std::memory_order_acquire); asked != 0;
@@ -12108,30 +12228,6 @@ class combining_lock {
       apply(s.update);
       s.at.store(step::done, std::memory_order_release);
     }
-  }
-
-  template <class Apply>
-  TARN_NOINLINE void wait(Update const& update, Apply const& apply) noexcept {
-    unsigned const mine = take_slot();
-    if (mine == slot_count) {
-      lock();
-      apply(update);
-      leave(apply);
-      return;
-    }
-    slot& s = slots_[mine];
-    s.update = update;
-    s.at.store(step::asked, std::memory_order_relaxed);
-    asked_.fetch_or(std::uint32_t{1} << mine, std::memory_order_release);
-    for (unsigned tries = 0; s.at.load(std::memory_order_acquire) != step::done; ++tries) {
-      // Try rarely, so that the lock stays with the thread that works under it.
-      if (tries % tries_apart == 0 && !lock_.is_taken() && lock_.try_lock()) {
-        leave(apply);  // applies this thread's update unless the holder already has
-      } else {
-        spin_wait(tries);
-      }
-    }
-    s.at.store(step::free, std::memory_order_release);
   }
 
   /// Takes a free slot for one update; returns slot_count if all are taken.
@@ -12300,33 +12396,45 @@ class tracked_numbers {
     delete[] shares;
   }
 
-  TARN_ALWAYS_INLINE void count(tracked_update const& u) noexcept {
-    if (std::uint32_t const open = open_.load(std::memory_order_acquire); open != 0) [[unlikely]] {
+  /// Counts one block. @param rounded, requested  bytes
+  TARN_ALWAYS_INLINE void count_allocation(std::size_t rounded, std::size_t requested,
+                                           block_group group) noexcept {
+    count<change_kind::allocation>(rounded, requested, group);
+  }
+  TARN_ALWAYS_INLINE void count_deallocation(std::size_t rounded, std::size_t requested,
+                                             block_group group) noexcept {
+    count<change_kind::deallocation>(rounded, requested, group);
+  }
+  /// Counts a change by the thread that it names, while other threads count.
+  void count(tracked_update const& u) noexcept {
+    if (std::uint32_t const open = open_.load(std::memory_order_acquire); open != 0) {
       unsigned const mine = thread_place(u.thread);
       if ((open >> mine & 1) != 0 && shares_[mine].count(u)) return;
     }
-    bool const waited = lock_.run(u, applier{*this});
-    if (waited) [[unlikely]]
-      ask(u.thread);
+    if (lock_.run(u, applier{*this})) ask(u.thread);
   }
   /// Number of threads that count on their own now.
   [[nodiscard]] int sharing() const noexcept { return std::popcount(open_.load(std::memory_order_relaxed)); }
   /// Requests a share for a thread. Shares are opened once at least two threads have requested one.
   void ask(void const* thread) noexcept {
-    std::uint32_t const mine = std::uint32_t{1} << thread_place(thread);
-    if ((asked_.load(std::memory_order_relaxed) & mine) == 0)
-      asked_.fetch_or(mine, std::memory_order_relaxed);
+    std::uint64_t const mine = std::uint64_t{1} << thread_place(thread);
+    if ((flags_.load(std::memory_order_relaxed) & mine) == 0)
+      flags_.fetch_or(mine, std::memory_order_relaxed);
   }
   void count_refusal() noexcept {
     std::lock_guard const guard(lock_);
-    ++statistics_.ooms;
+    ++ooms_;
   }
 
   [[nodiscard]] tracked_statistics statistics() noexcept {
     std::lock_guard const guard(lock_);
     call_in();
-    tracked_statistics all = statistics_;
+    tracked_statistics all;
+    all.ooms = ooms_;
     for (std::size_t g = 0; g < 3; ++g) {
+      all.allocations[g] = number(0, g);
+      all.allocated_bytes[g] = number(1, g);
+      all.requested_bytes[g] = number(2, g);
       all.active[g] = active(0, g);
       all.active_bytes[g] = active(1, g);
       all.active_requested_bytes[g] = active(2, g);
@@ -12336,17 +12444,23 @@ class tracked_numbers {
   void reset_peaks() noexcept {
     std::lock_guard const guard(lock_);
     call_in();
-    for_each_stat([](stat& s) { s.reset_peak(); });
     for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g) active_peak_[k][g] = number(k, g).current + waiting_[k][g];
+      for (std::size_t g = 1; g < 3; ++g) of(k, g).peak = of(k, g).current;
+      peak_of_all_[k] = current(k, 0);
+      for (std::size_t g = 0; g < 3; ++g) active_peak_[k][g] = current(k, g) + waiting_[k][g];
     }
   }
   void reset_totals() noexcept {
     std::lock_guard const guard(lock_);
     call_in();
-    for_each_stat([](stat& s) { s.reset_totals(); });
+    for (group_numbers& its : groups_) {
+      for (group_number& n : its.of) {
+        n.allocated = 0;
+        n.at_reset = n.current;
+      }
+    }
     not_over_ = {};
-    statistics_.ooms = 0;
+    ooms_ = 0;
   }
 
   /// Counts blocks that start to wait after their deallocation, or, with negative amounts, stop waiting.
@@ -12372,7 +12486,7 @@ class tracked_numbers {
     call_in();
     mark.whose = whose;
     mark.thread = this_thread_number();
-    mark.start = whose == peak_of::all_threads ? statistics_.allocated_bytes[0].current : 0;
+    mark.start = whose == peak_of::all_threads ? current(1, 0) : 0;
     mark.current = mark.peak = mark.start;
     mark.next = marks_;
     marks_ = &mark;
@@ -12397,45 +12511,128 @@ class tracked_numbers {
 
  private:
   static constexpr unsigned share_count = thread_places;
+  static constexpr std::uint64_t all_threads = 0xFFFF'FFFF;  ///< of flags_
+  static constexpr std::uint64_t watched_flag = all_threads + 1;
   /// With fewer calls than this per share, opening shares costs more than it saves.
   static constexpr std::uint64_t least_calls = 4;
   static constexpr std::uint32_t longest_pause = 4096;
 
-  /// Inlined for the case that the lock is free: a call would double the cost.
   struct applier {
     tracked_numbers& numbers;
-    TARN_ALWAYS_INLINE void operator()(tracked_update const& u) const noexcept { numbers.apply(u); }
+    void operator()(tracked_update const& u) const noexcept { numbers.apply(u); }
   };
 
-  [[nodiscard]] stat& number(std::size_t kind, std::size_t group) noexcept {
-    return kind == 0   ? statistics_.allocations[group]
-           : kind == 1 ? statistics_.allocated_bytes[group]
-                       : statistics_.requested_bytes[group];
+  /// One number of one group. The sums of both groups and the totals freed are computed when they are read, so that a call
+  /// updates as little as possible.
+  struct group_number {
+    std::int64_t current = 0;
+    std::int64_t peak = 0;
+    std::int64_t allocated = 0;  ///< total
+    std::int64_t at_reset = 0;   ///< current when the totals were reset
+  };
+  /// Blocks, rounded bytes, requested bytes. Aligned, so that a group is addressed by a shift.
+  struct alignas(128) group_numbers {
+    std::array<group_number, 3> of;
+  };
+
+  [[nodiscard]] group_number& of(std::size_t k, std::size_t group) noexcept {
+    return groups_[group - 1].of[k];
+  }
+  [[nodiscard]] std::int64_t current(std::size_t k, std::size_t group) noexcept {
+    return group == 0 ? of(k, 1).current + of(k, 2).current : of(k, group).current;
+  }
+  [[nodiscard]] std::int64_t peak(std::size_t k, std::size_t group) noexcept {
+    return group == 0 ? peak_of_all_[k] : of(k, group).peak;
+  }
+  [[nodiscard]] stat number(std::size_t k, std::size_t group) noexcept {
+    stat s;
+    s.current = current(k, group);
+    s.peak = peak(k, group);
+    for (std::size_t g = 1; g < 3; ++g) {
+      if (group != 0 && group != g) continue;
+      s.allocated += of(k, g).allocated;
+      s.freed += of(k, g).allocated + of(k, g).at_reset - of(k, g).current;
+    }
+    return s;
+  }
+
+  enum class change_kind : std::uint8_t { allocation, deallocation };
+
+  template <change_kind Kind>
+  TARN_ALWAYS_INLINE void count(std::size_t rounded, std::size_t requested, block_group group) noexcept {
+    if (open_.load(std::memory_order_acquire) != 0 || !lock_.try_lock()) [[unlikely]]
+      return count_among_threads<Kind>(rounded, requested, group);
+    if (flags_.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+      apply_here<Kind>(rounded, requested, group);
+    } else {
+      add<Kind>(rounded, requested, group);
+    }
+    lock_.unlock_after(applier{*this});
+  }
+  template <change_kind Kind>
+  TARN_NOINLINE void count_among_threads(std::size_t rounded, std::size_t requested,
+                                         block_group group) noexcept {
+    count(update_of<Kind>(rounded, requested, group));
+  }
+  template <change_kind Kind>
+  TARN_NOINLINE void apply_here(std::size_t rounded, std::size_t requested, block_group group) noexcept {
+    apply_slow(update_of<Kind>(rounded, requested, group));
+  }
+  template <change_kind Kind>
+  static tracked_update update_of(std::size_t rounded, std::size_t requested, block_group group) noexcept {
+    std::int64_t const sign = Kind == change_kind::allocation ? 1 : -1;
+    return {sign * static_cast<std::int64_t>(rounded), sign * static_cast<std::int64_t>(requested),
+            this_thread_tag(), group};
   }
 
   /// The caller holds the lock.
-  TARN_ALWAYS_INLINE void apply(tracked_update const& u) noexcept {
-    bool const several = asked_.load(std::memory_order_relaxed) != 0;  // otherwise no share is open
+  void apply(tracked_update const& u) noexcept {
+    if (flags_.load(std::memory_order_relaxed) != 0) return apply_slow(u);
+    add(u);
+  }
+  void add(tracked_update const& u) noexcept {
+    if (u.rounded > 0) {
+      add<change_kind::allocation>(static_cast<std::size_t>(u.rounded), static_cast<std::size_t>(u.requested),
+                                   u.group);
+    } else {
+      add<change_kind::deallocation>(static_cast<std::size_t>(-u.rounded),
+                                     static_cast<std::size_t>(-u.requested), u.group);
+    }
+  }
+  template <change_kind Kind>
+  TARN_ALWAYS_INLINE void add(std::size_t rounded, std::size_t requested, block_group group) noexcept {
+    auto const g = static_cast<std::size_t>(group);  // 1 or 2
+    group_numbers& its = groups_[g - 1];
+    group_numbers const& other = groups_[2 - g];
+    add_to<Kind, 0>(its, other, 1);
+    add_to<Kind, 1>(its, other, static_cast<std::int64_t>(rounded));
+    add_to<Kind, 2>(its, other, static_cast<std::int64_t>(requested));
+  }
+  template <change_kind Kind, std::size_t K>
+  TARN_ALWAYS_INLINE void add_to(group_numbers& its, group_numbers const& other,
+                                 std::int64_t amount) noexcept {
+    group_number& n = its.of[K];
+    if constexpr (Kind == change_kind::deallocation) {
+      n.current -= amount;
+    } else {
+      std::int64_t const now = n.current += amount;
+      n.allocated += amount;
+      if (now > n.peak) [[unlikely]]
+        n.peak = now;
+      if (now + other.of[K].current > peak_of_all_[K]) [[unlikely]]
+        peak_of_all_[K] = now + other.of[K].current;
+    }
+  }
+  /// Counts while a mark exists, blocks wait, or several threads count.
+  TARN_NOINLINE void apply_slow(tracked_update const& u) noexcept {
+    bool const several = (flags_.load(std::memory_order_relaxed) & all_threads) != 0;
     if (several && out_ != 0 && u.rounded > 0 && !fits(u)) [[unlikely]]
       call_in();
-    auto const g = static_cast<std::size_t>(u.group);
-    if (u.rounded > 0) {
-      statistics_.allocations[0].increase(1);
-      statistics_.allocations[g].increase(1);
-      statistics_.allocated_bytes[0].increase(u.rounded);
-      statistics_.allocated_bytes[g].increase(u.rounded);
-      statistics_.requested_bytes[0].increase(u.requested);
-      statistics_.requested_bytes[g].increase(u.requested);
-    } else {
-      statistics_.allocations[0].decrease(1);
-      statistics_.allocations[g].decrease(1);
-      statistics_.allocated_bytes[0].decrease(-u.rounded);
-      statistics_.allocated_bytes[g].decrease(-u.rounded);
-      statistics_.requested_bytes[0].decrease(-u.requested);
-      statistics_.requested_bytes[g].decrease(-u.requested);
+    add(u);
+    if (watched_) {
+      change_marks(u);
+      note_active(u.group);
     }
-    if (watched_) [[unlikely]]
-      apply_watched(u);
     if (several && out_ == 0) [[unlikely]]
       hand_out();
   }
@@ -12451,7 +12648,7 @@ class tracked_numbers {
   void note_active(block_group group) noexcept {
     for (std::size_t k = 0; k < 3; ++k) {
       for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(group)})
-        active_peak_[k][g] = max_of(active_peak_[k][g], number(k, g).current + waiting_[k][g]);
+        active_peak_[k][g] = max_of(active_peak_[k][g], current(k, g) + waiting_[k][g]);
     }
   }
   void note_whether_watched() noexcept {
@@ -12460,11 +12657,16 @@ class tracked_numbers {
       for (std::int64_t const amount : kind) waits = waits || amount != 0;
     }
     watched_ = waits || marks_ != nullptr;
+    if (watched_) {
+      flags_.fetch_or(watched_flag, std::memory_order_relaxed);
+    } else {
+      flags_.fetch_and(~watched_flag, std::memory_order_relaxed);
+    }
   }
   /// How far a number may grow before it, or its sum with the waiting blocks, passes its peak.
   [[nodiscard]] std::int64_t room(std::size_t k, std::size_t g) noexcept {
-    stat const& s = number(k, g);
-    return min_of(s.peak, max_of(s.peak, active_peak_[k][g]) - waiting_[k][g]) - s.current;
+    std::int64_t const most = peak(k, g);
+    return min_of(most, max_of(most, active_peak_[k][g]) - waiting_[k][g]) - current(k, g);
   }
 
   /// Whether a block can be added without a new peak, even if all shares are used up.
@@ -12487,7 +12689,7 @@ class tracked_numbers {
       --pause_;
       return;
     }
-    std::uint32_t const asked = asked_.load(std::memory_order_relaxed);
+    auto const asked = static_cast<std::uint32_t>(flags_.load(std::memory_order_relaxed) & all_threads);
     int const takers = std::popcount(asked);
     if (takers < 2) return;
     if (shares_ == nullptr) shares_ = new (std::nothrow) tracked_share[share_count];
@@ -12518,7 +12720,10 @@ class tracked_numbers {
       int const i = std::countr_zero(left);
       std::uint64_t const made = shares_[i].close(
           [this](std::size_t k, std::size_t g, std::int64_t change, std::int64_t came) noexcept {
-            number(k, g).add(change, came);
+            if (g != 0) {
+              of(k, g).current += change;
+              of(k, g).allocated += came;
+            }
             for (high_water_mark* m = g == 0 ? marks_ : nullptr; m != nullptr; m = m->next) {
               if (k == 0) m->allocations += came;
               if (k == 1) m->current += change;
@@ -12527,17 +12732,13 @@ class tracked_numbers {
       calls += made;
       if (made == 0) idle |= std::uint32_t{1} << i;
     }
-    if (idle != 0) asked_.fetch_and(~idle, std::memory_order_relaxed);
+    if (idle != 0) flags_.fetch_and(~std::uint64_t{idle}, std::memory_order_relaxed);
     bool const paid = calls >= least_calls * static_cast<std::uint64_t>(std::popcount(out_));
     last_pause_ = paid ? 0 : min_of(last_pause_ * 2 + 16, longest_pause);
     pause_ = last_pause_;
     out_ = 0;
   }
 
-  TARN_NOINLINE void apply_watched(tracked_update const& u) noexcept {
-    change_marks(u);
-    note_active(u.group);
-  }
   void change_marks(tracked_update const& u) noexcept {
     for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
       if (m->whose != peak_of::all_threads && m->thread != thread_number_of(u.thread)) continue;
@@ -12547,19 +12748,15 @@ class tracked_numbers {
       ++m->allocations;
     }
   }
-  template <class F>
-  void for_each_stat(F const& f) noexcept {
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g) f(number(k, g));
-    }
-  }
-
-  tracked_share* shares_ = nullptr;      ///< made under the lock at the first contention; kept
-  std::atomic<std::uint32_t> open_{0};   ///< threads whose share is open; a hint
-  std::atomic<std::uint32_t> asked_{0};  ///< threads that found the lock taken or have a share
+  tracked_share* shares_ = nullptr;     ///< made under the lock at the first contention; kept
+  std::atomic<std::uint32_t> open_{0};  ///< threads whose share is open; a hint
+  /// Bits of the threads that found the lock taken or have a share, and watched_flag. 0: a call only adds.
+  std::atomic<std::uint64_t> flags_{0};
   combining_lock<tracked_update> lock_;
   // Under the lock:
-  tracked_statistics statistics_;
+  std::array<group_numbers, 2> groups_;        ///< small, large
+  std::array<std::int64_t, 3> peak_of_all_{};  ///< of the sums of both
+  std::uint64_t ooms_ = 0;
   high_water_mark* marks_ = nullptr;
   bool watched_ = false;       ///< there is a mark, or a block waits
   tracked_amounts waiting_{};  ///< of the waiting blocks
@@ -12625,17 +12822,34 @@ class tracked_layer {
   }
 
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    return count([&] { return upstream_.allocate(stream, bytes, alignment); }, bytes, alignment);
+    if constexpr (on_pool) {
+      if (bytes == 0) return nullptr;
+      detail::block_size const size(bytes, alignment);
+      return count(size.bytes, bytes, [=, this]() TARN_ALWAYS_INLINE_LAMBDA {
+        return upstream_.layer().allocate_sized(size, stream, bytes, alignment);
+      });
+    } else {
+      return count(rounded(bytes, alignment), bytes,
+                   [&] { return upstream_.allocate(stream, bytes, alignment); });
+    }
   }
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p != nullptr) uncount(bytes, alignment);
-    upstream_.deallocate(stream, p, bytes, alignment);
+    if (p == nullptr) return;
+    if constexpr (on_pool) {
+      detail::block_size const size(bytes, alignment);
+      numbers_.count_deallocation(size.bytes, bytes, group_of(bytes));
+      upstream_.layer().deallocate_sized(size, stream, p, bytes, alignment);
+    } else {
+      numbers_.count_deallocation(rounded(bytes, alignment), bytes, group_of(bytes));
+      upstream_.deallocate(stream, p, bytes, alignment);
+    }
   }
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    return count([&] { return upstream_.allocate_sync(bytes, alignment); }, bytes, alignment);
+    return count(rounded(bytes, alignment), bytes, [&] { return upstream_.allocate_sync(bytes, alignment); });
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p != nullptr) uncount(bytes, alignment);
+    if (p == nullptr) return;
+    numbers_.count_deallocation(rounded(bytes, alignment), bytes, group_of(bytes));
     upstream_.deallocate_sync(p, bytes, alignment);
   }
 
@@ -12686,8 +12900,18 @@ class tracked_layer {
     }
   };
 
+  /// Directly on a pool, a block's size is computed once, here, and passed down.
+  static constexpr bool on_pool = [] {
+    if constexpr (detail::is_shared<Upstream>) {
+      return requires(typename Upstream::layer_type& pool, detail::block_size size) {
+        pool.allocate_sized(size, stream_ref{}, std::size_t{}, std::size_t{});
+      };
+    }
+    return false;
+  }();
+
   template <class Allocate>
-  void* count(Allocate const& allocate, std::size_t bytes, std::size_t alignment) {
+  TARN_ALWAYS_INLINE void* count(std::size_t rounded, std::size_t bytes, Allocate const& allocate) {
     void* p = nullptr;
     try {
       p = allocate();
@@ -12695,15 +12919,11 @@ class tracked_layer {
       numbers_.count_refusal();
       throw;
     }
-    if (p != nullptr) change(bytes, alignment, 1);
+    if (p != nullptr) numbers_.count_allocation(rounded, bytes, group_of(bytes));
     return p;
   }
-  void uncount(std::size_t bytes, std::size_t alignment) noexcept { change(bytes, alignment, -1); }
-
-  void change(std::size_t bytes, std::size_t alignment, std::int64_t sign) noexcept {
-    auto const rounded = static_cast<std::int64_t>(detail::block_bytes_of(upstream_, bytes, alignment));
-    numbers_.count({sign * rounded, sign * static_cast<std::int64_t>(bytes), detail::this_thread_tag(),
-                    group_of(bytes)});
+  [[nodiscard]] std::size_t rounded(std::size_t bytes, std::size_t alignment) noexcept {
+    return detail::block_bytes_of(upstream_, bytes, alignment);
   }
   static block_group group_of(std::size_t bytes) noexcept {
     return bytes <= small_limit ? block_group::small : block_group::large;
@@ -13275,14 +13495,13 @@ class fenced_layer {
       if (matches) (void)blocks_.erase(key_of(p));
     }
     if (b == block{}) {
-      tell(misuse_kind::foreign_pointer, p, "not live here: freed twice, or another resource's", 0);
+      tell(misuse_kind::foreign_pointer, p,
+           "is not live in this resource: freed twice, or allocated by another resource", 0);
       return false;
     }
     if (!matches) {
       auto const kind = b.bytes != bytes ? misuse_kind::wrong_size : misuse_kind::wrong_alignment;
-      tell(kind, p,
-           "freed with other bytes or alignment than it was allocated with; it was allocated with bytes ",
-           b.bytes);
+      tell(kind, p, "was freed with a different size or alignment; its allocated size in bytes is ", b.bytes);
       return false;
     }
     if (!b.fenced) return true;
@@ -13294,9 +13513,9 @@ class fenced_layer {
 
   static void tell(detail::breach const& found) noexcept {
     if (found.before != 0)
-      tell(misuse_kind::overrun, found.p, "written before its start, at distance ", found.before);
+      tell(misuse_kind::overrun, found.p, "was written before its start, at distance ", found.before);
     if (found.after != 0)
-      tell(misuse_kind::overrun, found.p, "written past its end, at offset ", found.after);
+      tell(misuse_kind::overrun, found.p, "was written past its end, at offset ", found.after);
   }
   static void tell(misuse_kind kind, void const* p, std::string_view what, std::size_t number) noexcept {
     message<256> text;
@@ -13803,7 +14022,7 @@ struct trace_event {
     constexpr auto most = static_cast<number_type>(-1);
     message<96> reason;
     if (line.empty() || line.front() < '0' || line.front() > '9')
-      throw trace_error(number, reason.add(what).add(" is missing or no number").c_str());
+      throw trace_error(number, reason.add(what).add(" is missing or not a number").c_str());
     for (value = 0; !line.empty() && line.front() >= '0' && line.front() <= '9'; line.remove_prefix(1)) {
       auto const digit = static_cast<number_type>(line.front() - '0');
       if (value > most / 10 || value * 10 > most - digit) {
@@ -13812,7 +14031,7 @@ struct trace_event {
       value = value * 10 + digit;
     }
     if (!line.empty() && line.front() != ' ' && line.front() != '\t') {
-      throw trace_error(number, reason.add(what).add(" is no number").c_str());
+      throw trace_error(number, reason.add(what).add(" is not a number").c_str());
     }
   };
   trace_event event;
@@ -13820,7 +14039,7 @@ struct trace_event {
   if (line.empty() || line.front() == '#') return event;
   char const letter = line.front();
   if ((letter != 'a' && letter != 'f') || (line.size() > 1 && line[1] != ' ' && line[1] != '\t')) {
-    throw trace_error(number, "an event begins with a, f or #");
+    throw trace_error(number, "an event must begin with a, f or #");
   }
   line.remove_prefix(1);
   event.kind = letter == 'a' ? trace_event_kind::allocate : trace_event_kind::free;
@@ -13829,7 +14048,7 @@ struct trace_event {
     read(event.bytes, "the size");
     read(event.stream, "the stream");
   }
-  if (!line.empty()) throw trace_error(number, "words too many");
+  if (!line.empty()) throw trace_error(number, "too many words");
   return event;
 }
 
@@ -13967,7 +14186,7 @@ class traced_layer {
     if (std::uint32_t const known = streams_.find(key); known != 0) return known;
     constexpr std::uint32_t last = most_trace_streams - 1;
     if (streams_.size() == last - 1) {
-      if (!std::exchange(streams_are_shared_, true)) put("# further streams share the last number\n");
+      if (!std::exchange(streams_are_shared_, true)) put("# all further streams share the last number\n");
       return last;
     }
     streams_.make_room(1);
@@ -13979,7 +14198,7 @@ class traced_layer {
     if (file_ != nullptr && std::fwrite(text.data(), 1, text.size(), file_) != text.size()) complain();
   }
   void complain() noexcept {
-    std::fputs("tarn: writing the trace failed; the recording ends here\n", stderr);
+    std::fputs("tarn: writing the trace failed; recording stopped\n", stderr);
     if (owned_ && file_ != nullptr) (void)std::fclose(file_);
     file_ = nullptr;
   }
@@ -14137,7 +14356,7 @@ void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_r
   if (from.size() != to.size()) {
     message<160> text;
     text.add("tarn: copy of ").add_number(static_cast<std::uint64_t>(from.size()));
-    text.add(" elements to ").add_number(static_cast<std::uint64_t>(to.size()));
+    text.add(" elements to a span of ").add_number(static_cast<std::uint64_t>(to.size()));
     throw length_error(text.add("; take a subspan of the longer one").c_str());
   }
   if (from.empty()) return;
@@ -14292,7 +14511,7 @@ using default_device_resource = name_a_resource;
 
 /// Owns `size()` elements of device memory. Elements are never constructed: T is trivially copyable.
 /// Every operation is ordered on stream(); none synchronises the host unless documented. Report use on another stream by
-/// set_stream() or by the resource's record_stream(). One thread at a time per buffer. Holds its resource, so the pool stays alive
+/// set_stream() or record_stream(). One thread at a time per buffer. Holds its resource, so the pool stays alive
 /// as long as the buffer. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never
 /// throws, works with any current device and after the stream is destroyed, and does nothing once the driver is unloaded. All
 /// other operations need the stream to exist.
@@ -14317,33 +14536,27 @@ class device_buffer {
   /// @throws length_error   count * sizeof(T) overflows
   /// @throws out_of_memory  nothing is held
   device_buffer(Resource memory, std::size_t count, stream_ref stream,
-                std::size_t alignment = least_alignment(), source_location where = source_location::current())
+                std::size_t alignment = least_alignment(), attribution call = attribution::current())
       : device_buffer(std::move(memory), stream, alignment) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     data_ = take(count);
     size_ = capacity_ = count;
   }
   /// Allocates with a name: `device_buffer<float> weights(pool, n, stream, tarn::tag("weights"));` (core/tag). The name belongs
   /// to the block: a new block taken by a later resize() gets the name given there.
-  device_buffer(Resource memory, std::size_t count, stream_ref stream, source_location where)
-      : device_buffer(std::move(memory), count, stream, least_alignment(), where) {}
+  device_buffer(Resource memory, std::size_t count, stream_ref stream, attribution call)
+      : device_buffer(std::move(memory), count, stream, least_alignment(), call) {}
   /// Constructs a copy of host or device elements, in stream order.
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream,
-                std::size_t alignment = least_alignment(), source_location where = source_location::current())
-      : device_buffer(std::move(memory), from.size(), stream, alignment, where) {
+                std::size_t alignment = least_alignment(), attribution call = attribution::current())
+      : device_buffer(std::move(memory), from.size(), stream, alignment, call) {
     copy_from(from);  // if it throws, the destructor runs, since the delegated-to constructor has completed
   }
-  device_buffer(Resource memory, std::span<T const> from, stream_ref stream, source_location where)
-      : device_buffer(std::move(memory), from, stream, least_alignment(), where) {}
-  /// Constructs a copy on `stream`, which first waits, on the device, for the other buffer's stream. That stream then waits for
-  /// the copy, so the other buffer may be changed or destroyed at once.
-  device_buffer(device_buffer const& other, stream_ref stream,
-                source_location where = source_location::current())
-      : device_buffer(other.memory_, other.size_, stream, other.alignment_, where) {
-    copy_from(other);
-  }
-  device_buffer(device_buffer const& other, source_location where = source_location::current())
-      : device_buffer(other, other.stream_, where) {}
+  device_buffer(Resource memory, std::span<T const> from, stream_ref stream, attribution call)
+      : device_buffer(std::move(memory), from, stream, least_alignment(), call) {}
+  /// Copies of device memory are explicit: see clone() and copy_from().
+  device_buffer(device_buffer const&) = delete;
+  device_buffer& operator=(device_buffer const&) = delete;
   device_buffer(device_buffer&& other) noexcept
       : memory_(other.memory_),
         stream_(other.stream_),
@@ -14351,14 +14564,6 @@ class device_buffer {
         data_(std::exchange(other.data_, nullptr)),
         size_(std::exchange(other.size_, 0)),
         capacity_(std::exchange(other.capacity_, 0)) {}
-  /// Copies elements, alignment, stream and resource. Strong guarantee.
-  device_buffer& operator=(device_buffer const& other) {
-    if (this != &other) {
-      device_buffer copied(other);
-      swap(copied);
-    }
-    return *this;
-  }
   /// Takes over the other's block; the old block is freed on its own stream. Self-move changes nothing.
   device_buffer& operator=(device_buffer&& other) noexcept {
     if (this != &other) {
@@ -14388,8 +14593,8 @@ class device_buffer {
   /// @param count   elements, not bytes
   /// @param stream  orders the copy, the release of the old block, and later work
   /// @throws length_error, out_of_memory, cuda_error  nothing has changed
-  void resize(std::size_t count, stream_ref stream, source_location where = source_location::current()) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+  void resize(std::size_t count, stream_ref stream, attribution call = attribution::current()) {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     if (count > capacity_) {
       relocate(count, stream);
     } else {
@@ -14397,33 +14602,31 @@ class device_buffer {
     }
     size_ = count;
   }
-  void resize(std::size_t count, source_location where = source_location::current()) {
-    resize(count, stream_, where);
-  }
+  void resize(std::size_t count, attribution call = attribution::current()) { resize(count, stream_, call); }
 
   /// Reserves capacity for `count` elements; size() is unchanged. Strong guarantee, as resize().
-  void reserve(std::size_t count, stream_ref stream, source_location where = source_location::current()) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+  void reserve(std::size_t count, stream_ref stream, attribution call = attribution::current()) {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     if (count > capacity_) {
       relocate(count, stream);
     } else {
       set_stream(stream);
     }
   }
-  void reserve(std::size_t count, source_location where = source_location::current()) {
-    reserve(count, stream_, where);
+  void reserve(std::size_t count, attribution call = attribution::current()) {
+    reserve(count, stream_, call);
   }
 
   /// Releases unused capacity by moving to a block of size() elements. Strong guarantee.
-  void shrink_to_fit(stream_ref stream, source_location where = source_location::current()) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+  void shrink_to_fit(stream_ref stream, attribution call = attribution::current()) {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     if (size_ < capacity_) {
       relocate(size_, stream);
     } else {
       set_stream(stream);
     }
   }
-  void shrink_to_fit(source_location where = source_location::current()) { shrink_to_fit(stream_, where); }
+  void shrink_to_fit(attribution call = attribution::current()) { shrink_to_fit(stream_, call); }
 
   /// Changes the buffer's stream. Later work on `stream` waits, on the device, for what was enqueued on the old stream. Both
   /// streams must exist. @throws cuda_error  nothing has changed
@@ -14431,6 +14634,24 @@ class device_buffer {
     stream = identified(memory_, stream);
     if (data_ != nullptr) detail::order_streams(driver(), stream, stream_);
     stream_ = stream;
+  }
+
+  /// Returns a copy on `stream`, from the same resource, with the same alignment. `stream` first waits, on the device, for this
+  /// buffer's stream, which then waits for the copy: this buffer may be changed or destroyed at once.
+  /// @throws out_of_memory, cuda_error  nothing has changed
+  [[nodiscard]] device_buffer clone(stream_ref stream, attribution call = attribution::current()) const {
+    device_buffer made(memory_, size_, stream, alignment_, call);
+    made.copy_from(*this);
+    return made;
+  }
+
+  /// Records that work on `stream`, enqueued before the memory is freed, uses it, as torch.Tensor.record_stream() does. The
+  /// memory is held back until that work is done; the order of the streams does not change. Needs a pool. Amortised O(1).
+  /// @throws std::bad_alloc, cuda_error  nothing has changed
+  void record_stream(stream_ref stream) const
+    requires requires(Resource& memory) { memory.record_stream(nullptr, std::size_t{}, stream_ref{}); }
+  {
+    if (data_ != nullptr) memory_.record_stream(data_, capacity_ * sizeof(T), stream);
   }
 
   /// Copies from a host or device span of the same size, in stream order. @throws length_error, cuda_error
@@ -14557,21 +14778,21 @@ class device_buffer {
 /// @throws length_error, out_of_memory
 template <class T, class Resource>
   requires tarn::resource<Resource>
-[[nodiscard]] device_buffer<T, Resource> make_device_buffer(
-    Resource memory, std::size_t count, stream_ref stream,
-    source_location where = source_location::current()) {
+[[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::size_t count,
+                                                            stream_ref stream,
+                                                            attribution call = attribution::current()) {
   return device_buffer<T, Resource>(std::move(memory), count, stream,
-                                    detail::max_of(default_alignment, alignof(T)), where);
+                                    detail::max_of(default_alignment, alignof(T)), call);
 }
 /// Constructs a buffer with a copy of host elements. Pageable host memory may be reused at once, pinned memory once the stream
 /// has completed the copy.
 template <class T, class Resource>
   requires tarn::resource<Resource>
-[[nodiscard]] device_buffer<T, Resource> make_device_buffer(
-    Resource memory, std::span<T const> from, stream_ref stream,
-    source_location where = source_location::current()) {
+[[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::span<T const> from,
+                                                            stream_ref stream,
+                                                            attribution call = attribution::current()) {
   return device_buffer<T, Resource>(std::move(memory), from, stream,
-                                    detail::max_of(default_alignment, alignof(T)), where);
+                                    detail::max_of(default_alignment, alignof(T)), call);
 }
 
 }  // namespace tarn
@@ -14652,7 +14873,7 @@ class device_ptr {
   using resource_type = Resource;
   static_assert(std::is_trivially_copyable_v<element_type>,
                 "tarn: device_ptr<T> never constructs elements: T must be trivially copyable");
-  static_assert(!std::is_bounded_array_v<T>, "tarn: say device_ptr<T[]> and give the count to make_device");
+  static_assert(!std::is_bounded_array_v<T>, "tarn: use device_ptr<T[]> and pass the count to make_device");
 
   /// Constructs a null pointer.
   explicit device_ptr(Resource memory, stream_ref stream = {}) noexcept
@@ -14763,8 +14984,8 @@ class device_ptr {
 template <class T, class Resource>
   requires(tarn::resource<Resource> && !std::is_array_v<T>)
 [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream,
-                                                  source_location where = source_location::current()) {
-  [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+                                                  attribution call = attribution::current()) {
+  [[maybe_unused]] detail::location_of_call<Resource> const here(call);
   stream = identified(memory, stream);
   void* const p = memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment());
   return device_ptr<T, Resource>(std::move(memory), static_cast<T*>(p), 1, stream);
@@ -14773,8 +14994,8 @@ template <class T, class Resource>
 template <class T, class Resource>
   requires(tarn::resource<Resource> && std::is_unbounded_array_v<T>)
 [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream,
-                                                  source_location where = source_location::current()) {
-  [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+                                                  attribution call = attribution::current()) {
+  [[maybe_unused]] detail::location_of_call<Resource> const here(call);
   using element = std::remove_extent_t<T>;
   stream = identified(memory, stream);
   void* const p =
@@ -14900,36 +15121,36 @@ class pinned_buffer {
   explicit pinned_buffer(Resource memory, stream_ref stream = {})
       : memory_(std::move(memory)), stream_(identified(memory_, stream)) {
     static_assert(has_property<Resource, host_accessible>,
-                  "tarn: pinned_buffer needs memory that the host can touch; use pinned_host, managed or a "
+                  "tarn: pinned_buffer needs memory that the host can access; use pinned_host, managed or a "
                   "pool over them");
   }
   /// Allocates `count` elements, which the host may use at once. @throws length_error, out_of_memory
   pinned_buffer(Resource memory, std::size_t count, elements what = elements::value_initialised,
-                stream_ref stream = {}, source_location where = source_location::current())
+                stream_ref stream = {}, attribution call = attribution::current())
     requires std::is_default_constructible_v<T>
       : pinned_buffer(std::move(memory), stream) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     take_uninitialised(count);
     if (what == elements::value_initialised) value_initialise(data_, size_);
   }
   /// Allocates for a T without a default constructor: the elements stay uninitialised until they are written.
   pinned_buffer(Resource memory, std::size_t count, detail::can_only_be_uninitialised, stream_ref stream = {},
-                source_location where = source_location::current())
+                attribution call = attribution::current())
     requires(!std::is_default_constructible_v<T>)
       : pinned_buffer(std::move(memory), stream) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     take_uninitialised(count);
   }
   /// Constructs a copy of host elements.
   pinned_buffer(Resource memory, std::span<T const> from, stream_ref stream = {},
-                source_location where = source_location::current())
+                attribution call = attribution::current())
       : pinned_buffer(std::move(memory), stream) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     take_uninitialised(from.size());
     copy_elements(from.data(), size_, data_);
   }
-  pinned_buffer(pinned_buffer const& other, source_location where = source_location::current())
-      : pinned_buffer(other.memory_, std::span<T const>(other), other.stream_, where) {}
+  pinned_buffer(pinned_buffer const& other, attribution call = attribution::current())
+      : pinned_buffer(other.memory_, std::span<T const>(other), other.stream_, call) {}
   pinned_buffer(pinned_buffer&& other) noexcept
       : memory_(other.memory_),
         stream_(other.stream_),
@@ -14985,26 +15206,25 @@ class pinned_buffer {
   /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy may be running.
   /// @throws length_error, out_of_memory  nothing has changed
   void resize(std::size_t count, elements what = elements::value_initialised,
-              source_location where = source_location::current())
+              attribution call = attribution::current())
     requires std::is_default_constructible_v<T>
   {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     if (count > capacity_) relocate(count);
     if (what == elements::value_initialised && count > size_) value_initialise(data_ + size_, count - size_);
     size_ = count;
   }
   /// Changes the number of elements of a T without a default constructor.
-  void resize(std::size_t count, detail::can_only_be_uninitialised,
-              source_location where = source_location::current())
+  void resize(std::size_t count, detail::can_only_be_uninitialised, attribution call = attribution::current())
     requires(!std::is_default_constructible_v<T>)
   {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     if (count > capacity_) relocate(count);
     size_ = count;
   }
   /// Releases unused capacity by moving to a block of size() elements. No copy may be running. Strong guarantee.
-  void shrink_to_fit(source_location where = source_location::current()) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(where);
+  void shrink_to_fit(attribution call = attribution::current()) {
+    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
     if (size_ < capacity_) relocate(size_);
   }
   /// Frees the elements; the buffer is empty and may be reused.
@@ -15112,7 +15332,7 @@ template <class Resource>
   if (bytes < 0) [[unlikely]] {
     message<160> text;
     text.add("memory_allocated: ").add_number(static_cast<std::uint64_t>(-bytes));
-    text.add(" bytes more were freed than allocated; add | tarn::checked{} to find the double free");
+    text.add(" more bytes were freed than allocated; add | tarn::checked{} to find the double free");
     report_misuse(misuse(misuse_kind::double_free, nullptr, text.view()));
     return 0;
   }

@@ -67,8 +67,7 @@ class unreachable_device : public std::exception {
  public:
   unreachable_device(device_id memory, device_id from) noexcept : memory_(memory), from_(from) {
     text_.add("tarn: memory of device ").add_number(memory.value).add(" cannot be reached from device ");
-    text_.add_number(from.value)
-        .add("; leave that one out of accessible_from, copies between them work without it");
+    text_.add_number(from.value).add("; remove it from accessible_from: copies do not need it");
   }
   [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
   /// The device that has the memory.
@@ -107,10 +106,9 @@ class accessible_from {
 /// cudaMalloc's blocks cannot be shared this way, so an attached memory tool cannot watch the blocks of a pool over it.
 template <class Upstream>
 class reachable_layer {
-  static_assert(
-      page_source<Upstream>,
-      "tarn: accessible_from is for pages; put it below the pool: cuda_pages{0} | accessible_from{1} "
-      "| pooled{}");
+  static_assert(page_source<Upstream>,
+                "tarn: accessible_from maps pages; put it below the pool: cuda_pages{0} | accessible_from{1} "
+                "| pooled{}");
 
  public:
   using upstream_type = Upstream;
@@ -287,14 +285,14 @@ inline constexpr std::size_t unknown_count = static_cast<std::size_t>(-1);
 
 /// Returns the number of elements of a full batch. @throws bad_batch  the options cannot be met
 [[nodiscard]] inline std::size_t batch_capacity(batch_options const& options, std::size_t element_bytes) {
-  if (options.depth == 0) throw bad_batch("batch_options::depth is 0; ask for 1 or more, 2 to overlap");
+  if (options.depth == 0) throw bad_batch("batch_options::depth is 0; use 1 or more, 2 to overlap");
   if (options.batch_bytes < element_bytes || options.batch_bytes > max_request_bytes) {
     message<160> text;
     text.add("batch_options::batch_bytes is ").add_number(std::uint64_t{options.batch_bytes});
     if (options.batch_bytes < element_bytes) {
-      text.add("; ask for at least one element, ").add_number(std::uint64_t{element_bytes}).add(" B");
+      text.add("; it must hold at least one element, ").add_number(std::uint64_t{element_bytes}).add(" B");
     } else {
-      text.add(": more than there can be; check the number for overflow");
+      text.add(", more than the largest request; check the number for overflow");
     }
     throw bad_batch(text.view());
   }
@@ -369,8 +367,9 @@ class copy_stream {
     bool capturing = false;
     require(driver_.is_capturing(user_, capturing));
     if (capturing) {
-      throw misuse(misuse_kind::capture, nullptr,
-                   "batches on a stream that is being captured; copy before the capture or after it");
+      throw misuse(
+          misuse_kind::capture, nullptr,
+          "batches cannot be copied on a stream that is being captured; copy before or after the capture");
     }
   }
   void require(status const& s) const {
@@ -399,7 +398,7 @@ namespace tarn::detail {
 template <class T, class Pinned>
 class pinned_slots {
   static_assert(has_property<Pinned, host_accessible>,
-                "tarn: batches are staged in memory that the host can touch; use pinned_host, "
+                "tarn: batches are staged in memory that the host can access; use pinned_host, "
                 "registered_host or a pool "
                 "over them");
 
@@ -1104,7 +1103,8 @@ template <null_stream Null>
 template <class To, class From>
 status basic_cuda_driver<Null>::convert(stream_ref stream, To* to, From const* from,
                                         std::size_t count) const noexcept {
-  static_assert(element<To> && element<From>, "tarn: convert() is for the types of tarn/core/element.hpp");
+  static_assert(element<To> && element<From>,
+                "tarn: convert() supports only the types of tarn/core/element.hpp");
   if (count == 0) return {};
   detail::on_device const here(device_);
   if (!here.entered().ok()) return here.entered();
@@ -1147,13 +1147,13 @@ namespace detail {
 [[noreturn]] inline void refuse_sizes(std::size_t from, std::size_t to) {
   message<160> text;
   text.add("tarn: conversion of ").add_number(std::uint64_t{from});
-  text.add(" elements to ").add_number(std::uint64_t{to});
+  text.add(" elements to a span of ").add_number(std::uint64_t{to});
   throw length_error(text.add("; take a subspan of the longer one").c_str());
 }
 [[noreturn]] inline void refuse_devices(void const* p, device_id from, device_id to) {
   message<200> text;
   text.add("elements of device ").add_number(from.value).add(" cannot be converted into a buffer of device ");
-  text.add_number(to.value).add("; convert() on one device and copy the smaller of the two by copy_from()");
+  text.add_number(to.value).add("; call convert() on one device and copy_from() between the devices");
   throw misuse(misuse_kind::wrong_device, p, text.view());
 }
 
@@ -1177,7 +1177,7 @@ void convert(Driver const& driver, std::span<From> from, std::span<To> to, strea
   if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size());
   if (from.empty()) return;
   detail::require_no_overlap(from.data(), from.size_bytes(), to.data(), to.size_bytes(),
-                             "a conversion's target overlaps its source; convert into memory of its own");
+                             "the target of a conversion overlaps its source; convert into separate memory");
   if constexpr (std::is_same_v<std::remove_const_t<From>, To>) {
     tarn::copy(driver, from, to, stream);
   } else {
@@ -1231,8 +1231,8 @@ template <element To, class Memory, element From, class FromResource>
 [[nodiscard]] device_buffer<To, Memory> converted(Memory memory,
                                                   device_buffer<From, FromResource> const& from,
                                                   stream_ref stream,
-                                                  source_location where = source_location::current()) {
-  device_buffer<To, Memory> to(std::move(memory), from.size(), stream, default_alignment, where);
+                                                  attribution call = attribution::current()) {
+  device_buffer<To, Memory> to(std::move(memory), from.size(), stream, default_alignment, call);
   tarn::convert(from, to);
   return to;
 }
@@ -1240,13 +1240,13 @@ template <element To, class Memory, element From, class FromResource>
 template <element To, element From, class Resource>
 [[nodiscard]] device_buffer<To, Resource> converted(device_buffer<From, Resource> const& from,
                                                     stream_ref stream,
-                                                    source_location where = source_location::current()) {
-  return tarn::converted<To>(from.resource(), from, stream, where);
+                                                    attribution call = attribution::current()) {
+  return tarn::converted<To>(from.resource(), from, stream, call);
 }
 template <element To, element From, class Resource>
 [[nodiscard]] device_buffer<To, Resource> converted(device_buffer<From, Resource> const& from,
-                                                    source_location where = source_location::current()) {
-  return tarn::converted<To>(from, from.stream(), where);
+                                                    attribution call = attribution::current()) {
+  return tarn::converted<To>(from, from.stream(), call);
 }
 
 }  // namespace tarn
@@ -1351,7 +1351,7 @@ template <class... Owners>
   requires(sizeof...(Owners) != 0 && (freeable<std::remove_reference_t<Owners>> && ...))
 void free_on(stream_ref stream, earlier_work earlier, Owners&&... owners) {
   static_assert((!std::is_lvalue_reference_v<Owners> && ...),
-                "tarn: an owner is empty once it is retired; say std::move(owner)");
+                "tarn: free_on takes the memory of its owners; pass std::move(owner)");
   ((stream = identified(owners.resource().driver(), stream)), ...);
   if (earlier == earlier_work::wait_for) detail::order_behind(stream, owners...);
   (detail::give_back_on(owners, stream), ...);
@@ -1399,12 +1399,13 @@ struct lost_elements {
 /// source waits for the stream when it frees; so does the scope if `pinned` belongs to another device. One thread at a time.
 template <class Pinned, class... Buffers>
 class evict_scope {
-  static_assert(sizeof...(Buffers) != 0, "tarn: name the buffers to evict");
+  static_assert(sizeof...(Buffers) != 0,
+                "tarn: evict_scope has no buffers to evict; pass them after the host memory");
   static_assert(has_property<Pinned, host_accessible>,
-                "tarn: evict_scope needs host memory to move to; give pinned_host or a pool over it first");
+                "tarn: evict_scope needs host memory as a target; pass pinned_host or a pool over it first");
   static_assert(
       ((!has_property<typename Buffers::resource_type, host_accessible>)&&...),
-      "tarn: evict_scope frees device memory; a buffer of pinned or managed memory has none to free");
+      "tarn: evict_scope frees device memory; a buffer of pinned or managed memory uses no device memory");
 
  public:
   using handler = std::function<void(lost_elements const&)>;
@@ -1533,10 +1534,9 @@ class evict_scope {
     bool capturing = false;
     require(driver().is_capturing(stream, capturing));
     if (capturing) {
-      throw misuse(
-          misuse_kind::capture, nullptr,
-          "evict_scope on a stream that is being captured, or of buffers of one; begin and end it outside of "
-          "the capture");
+      throw misuse(misuse_kind::capture, nullptr,
+                   "evict_scope cannot use a stream that is being captured, or buffers of one; begin and end "
+                   "it outside the capture");
     }
   }
 
@@ -1619,10 +1619,9 @@ class evict_scope {
   void tell_lost() noexcept {
     bool const copied = driver().synchronize_event(copied_).ok();
     if (!handler_) {
-      report_misuse(misuse(
-          misuse_kind::contents_lost, std::get<0>(slots_).buffer,
-          "evict_scope ended, and the elements of its buffers cannot be brought back; call bring_back() "
-          "to get the error, or name a handler by when_lost()"));
+      report_misuse(misuse(misuse_kind::contents_lost, std::get<0>(slots_).buffer,
+                           "evict_scope ended, but the elements of its buffers could not be restored; call "
+                           "bring_back() to get the error, or set a handler with when_lost()"));
       return;
     }
     std::size_t index = 0;
@@ -1693,7 +1692,7 @@ class mapped_file {
     // Without O_NONBLOCK, opening a FIFO that has just replaced the file would wait for a writer.
     file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (file_ < 0) throw file_error(path_, "cannot be opened for reading", errno);
-    if (::fstat(file_, &facts) != 0) fail("cannot be looked at");
+    if (::fstat(file_, &facts) != 0) fail("cannot be inspected");
     require_regular(facts);
     bytes_ = static_cast<std::size_t>(facts.st_size);
     if (bytes_ == 0) {
@@ -1731,9 +1730,9 @@ class mapped_file {
   /// Returns the number of elements of T in the file. @throws file_error  the file size is not a multiple of sizeof(T)
   template <class T>
   [[nodiscard]] std::size_t count_of() const {
-    static_assert(std::is_trivially_copyable_v<T>, "tarn: a file has bytes: T must be trivially copyable");
+    static_assert(std::is_trivially_copyable_v<T>, "tarn: a file holds bytes: T must be trivially copyable");
     if (bytes_ % sizeof(T) != 0)
-      throw file_error(path_, "ends within an element: its size is no multiple", 0);
+      throw file_error(path_, "ends within an element: its size is not a multiple of sizeof(T)", 0);
     return bytes_ / sizeof(T);
   }
 
@@ -1745,7 +1744,7 @@ class mapped_file {
       ssize_t const got = ::pread(file_, to.data(), to.size(), static_cast<off_t>(offset));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) throw file_error(path_, "cannot be read", errno);
-      if (got == 0) throw file_error(path_, "has become shorter than it was when it was mapped", 0);
+      if (got == 0) throw file_error(path_, "is shorter than it was when it was mapped", 0);
       offset += static_cast<std::size_t>(got);
       to = to.subspan(static_cast<std::size_t>(got));
     }
@@ -1755,7 +1754,7 @@ class mapped_file {
   void require_regular(struct ::stat const& facts) {
     if (S_ISREG(facts.st_mode)) return;
     errno = 0;
-    fail("is no regular file; read it by a generator");
+    fail("is not a regular file; read it with a generator");
   }
   /// Rejects files with contents but a reported size of 0, which the system generates when they are read.
   void require_empty() {
@@ -1764,7 +1763,7 @@ class mapped_file {
     if (got < 0) fail("cannot be read");
     if (got == 0) return;
     errno = 0;
-    fail("has contents, but its size is not known; read it by a generator");
+    fail("has contents, but its size is unknown; read it with a generator");
   }
   [[noreturn]] void fail(std::string_view what) {
     int const error = errno;
@@ -1886,10 +1885,9 @@ template <class Layer>
 template <class Resource>
 [[nodiscard]] memory_availability available_memory(Resource const& memory) {
   using layer = std::remove_reference_t<decltype(detail::layer_of(std::declval<Resource&>()))>;
-  static_assert(
-      detail::knows_available<layer>(),
-      "tarn: nobody knows how much of this memory is free (no driver tells it of pinned or managed memory); "
-      "add: | tarn::limited{bytes}, or give a number of bytes");
+  static_assert(detail::knows_available<layer>(),
+                "tarn: the free amount of this memory is unknown: no driver reports it for pinned or managed "
+                "memory; add | tarn::limited{bytes}, or pass a number of bytes");
   Resource handle = memory;
   return detail::availability_of(detail::layer_of(handle));
 }
@@ -2130,8 +2128,8 @@ class partition {
  private:
   partition(std::size_t count, std::size_t parts, std::size_t multiple_of) {
     if (parts == 0) refuse("it needs at least one part");
-    if (parts >= first_.max_size()) refuse("so many parts there cannot be; check the number for overflow");
-    if (multiple_of == 0) refuse("parts begin at multiples of at least 1 element");
+    if (parts >= first_.max_size()) refuse("the number of parts is too large; check it for overflow");
+    if (multiple_of == 0) refuse("the multiple at which parts begin must be at least 1 element");
     first_.resize(parts + 1);
     first_.back() = count;
   }
@@ -2143,7 +2141,7 @@ class partition {
   }
   [[noreturn]] static void refuse(char const* why) {
     message<128> text;
-    throw bad_partition(text.add("tarn: not a partition: ").add(why).c_str());
+    throw bad_partition(text.add("tarn: invalid partition: ").add(why).c_str());
   }
 
   std::vector<std::size_t> first_;
@@ -2164,8 +2162,8 @@ namespace detail {
 inline void require_elements(char const* whose, std::size_t first, std::size_t count, std::size_t size) {
   if (first <= size && count <= size - first) return;
   message<160> text;
-  text.add("tarn: peer_copy of ").add_number(std::uint64_t{count}).add(" elements from place ");
-  text.add_number(std::uint64_t{first}).add(" on of the ").add(whose).add(", which has ");
+  text.add("tarn: peer_copy of ").add_number(std::uint64_t{count}).add(" elements, starting at element ");
+  text.add_number(std::uint64_t{first}).add(" of the ").add(whose).add(", which has ");
   throw length_error(text.add_number(std::uint64_t{size}).c_str());
 }
 
@@ -2194,7 +2192,7 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
   T const* const source = from.data() + from_first;
   T* const target = to.data() + to_first;
   detail::require_no_overlap(source, count * sizeof(T), target, count * sizeof(T),
-                             "a copy's target overlaps its source; copy by way of a buffer of its own");
+                             "the target of a copy overlaps its source; copy through a separate buffer");
   using driver_type = typename ToResource::driver_type;
   detail::driven_stream<driver_type> const on_source{theirs, from.stream()};
   detail::driven_stream<driver_type> const on_target{driver, to.stream()};
@@ -2361,8 +2359,8 @@ class per_device {
 
   [[noreturn]] static void refuse_recursion(device_id device) {
     message<160> text;
-    text.add("per_device is making the pool of device ").add_number(device.value);
-    text.add(", and making it asks for that same pool; make it from a source");
+    text.add("per_device is creating the pool of device ").add_number(device.value);
+    text.add(", and its creation requested the same pool; create it from a source");
     throw misuse(misuse_kind::recursion, nullptr, text.view());
   }
   [[noreturn]] static void refuse(device_id device) {
@@ -2370,10 +2368,10 @@ class per_device {
   }
   [[noreturn]] static void refuse(device_id asked, device_id made) {
     message<160> text;
-    text.add("per_device asked for a pool of device ")
+    text.add("per_device requested a pool of device ")
         .add_number(asked.value)
-        .add(" and was made one of device ");
-    text.add_number(made.value).add("; hand the device on to the source");
+        .add(" and received one of device ");
+    text.add_number(made.value).add("; pass the device to the source");
     throw misuse(misuse_kind::wrong_device, nullptr, text.view());
   }
 
@@ -2433,28 +2431,27 @@ class partitioned_buffer {
   /// @throws bad_partition  the number of memories differs from the number of parts
   /// @throws length_error, out_of_memory, cuda_error; nothing is held
   partitioned_buffer(std::span<Resource const> memories, partition parts,
-                     source_location where = source_location::current())
+                     attribution call = attribution::current())
       : layout_(std::move(parts)) {
     if (memories.size() != layout_.parts()) {
       message<160> text;
       text.add("tarn: ").add_number(std::uint64_t{layout_.parts()}).add(" parts and ");
-      text.add_number(std::uint64_t{memories.size()}).add(" memories; give each part one");
+      text.add_number(std::uint64_t{memories.size()}).add(" memories; pass one memory per part");
       throw bad_partition(text.c_str());
     }
     parts_.reserve(memories.size());
-    for (std::size_t i = 0; i < memories.size(); ++i)
-      parts_.emplace_back(memories[i], layout_.size(i), where);
+    for (std::size_t i = 0; i < memories.size(); ++i) parts_.emplace_back(memories[i], layout_.size(i), call);
   }
   /// Allocates part i from the pool of device i of `devices`.
   template <class Make>
   partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices, partition parts,
-                     source_location where = source_location::current())
-      : partitioned_buffer(std::span<Resource const>(pools_of(pools, devices)), std::move(parts), where) {}
+                     attribution call = attribution::current())
+      : partitioned_buffer(std::span<Resource const>(pools_of(pools, devices)), std::move(parts), call) {}
   /// Divides `count` elements evenly.
   template <class Make>
   partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices, std::size_t count,
-                     source_location where = source_location::current())
-      : partitioned_buffer(pools, devices, partition::even(count, devices.size()), where) {}
+                     attribution call = attribution::current())
+      : partitioned_buffer(pools, devices, partition::even(count, devices.size()), call) {}
 
   partitioned_buffer(partitioned_buffer&&) noexcept = default;
   partitioned_buffer& operator=(partitioned_buffer&&) noexcept = default;
@@ -2547,9 +2544,9 @@ class partitioned_buffer {
 
  private:
   struct part_and_stream {
-    part_and_stream(Resource memory, std::size_t count, source_location where)
+    part_and_stream(Resource memory, std::size_t count, attribution call)
         : stream(memory.driver()),
-          elements(std::move(memory), count, stream, detail::max_of(default_alignment, alignof(T)), where) {}
+          elements(std::move(memory), count, stream, detail::max_of(default_alignment, alignof(T)), call) {}
     basic_stream<driver_type> stream;  // must outlive the elements, which are freed on it
     part_type elements;
   };
@@ -2590,7 +2587,7 @@ class partitioned_buffer {
         .add(what)
         .add(" of ")
         .add_number(std::uint64_t{count})
-        .add(" elements with a buffer of ");
+        .add(" elements does not match a buffer of ");
     throw length_error(text.add_number(std::uint64_t{size()}).c_str());
   }
 
@@ -2670,7 +2667,8 @@ class scratch {
     static_assert(std::is_trivially_copyable_v<T>,
                   "tarn: scratch never constructs elements: T must be trivially copyable");
     constexpr std::size_t alignment = detail::max_of(default_alignment, alignof(T));
-    static_assert(alignment <= max_alignment, "tarn: no resource promises such an alignment");
+    static_assert(alignment <= max_alignment,
+                  "tarn: no resource supports this alignment; align T to max_alignment or less");
     return static_cast<T*>(take_bytes(checked_bytes(count, sizeof(T)), alignment));
   }
 
@@ -2804,11 +2802,11 @@ class scratch {
 
   void tell(scratch_mark const& m) const noexcept {
     bool const mine = m.of_ == this;
-    report_misuse(
-        misuse(mine ? misuse_kind::double_free : misuse_kind::foreign_pointer, this,
-               mine ? "rewind to a mark that has ended: it, or one made before it, was rewound to already; "
-                      "rewind in the reverse order of the marks"
-                    : "rewind to a mark of another scratch; rewind the one that made it"));
+    report_misuse(misuse(
+        mine ? misuse_kind::double_free : misuse_kind::foreign_pointer, this,
+        mine ? "rewind to an expired mark: the scratch was already rewound to it or to an earlier mark; "
+               "rewind in the reverse order of the marks"
+             : "rewind to a mark of another scratch; rewind the scratch that created it"));
   }
 
   Resource memory_;
@@ -2941,8 +2939,7 @@ class generated_source {
   [[nodiscard]] std::size_t size() const noexcept { return detail::unknown_count; }
   std::size_t fill(std::span<T> to, std::size_t index, std::size_t) const {
     std::size_t const filled = (*fill_)(to, index);
-    if (filled > to.size())
-      throw bad_batch("a generator says that it filled more elements than its slot has");
+    if (filled > to.size()) throw bad_batch("a generator reported more elements than its slot holds");
     return filled;
   }
 
@@ -2995,10 +2992,11 @@ template <class S>
   if constexpr (batch_source<plain>) {
     return plain(std::forward<S>(s));
   } else {
-    static_assert(std::ranges::contiguous_range<S> && std::ranges::sized_range<S>,
-                  "tarn: batches come from contiguous memory, from_file<T>(file) or generate<T>(callable)");
+    static_assert(
+        std::ranges::contiguous_range<S> && std::ranges::sized_range<S>,
+        "tarn: batches are read from contiguous memory, from_file<T>(file) or generate<T>(callable)");
     static_assert(std::ranges::borrowed_range<S>,
-                  "tarn: these elements are gone before the loop begins; give them a name first");
+                  "tarn: this temporary is destroyed before the loop begins; store it in a variable first");
     using element = std::ranges::range_value_t<S>;
     static_assert(std::is_trivially_copyable_v<element>,
                   "tarn: only trivially copyable elements can be copied between host and device");
@@ -3156,7 +3154,7 @@ class batch_stream {
   /// A batch may be used by work on the loop's stream until ++; work that the body enqueued before may still use it afterwards.
   using iterator = batch_iterator<batch_stream, batch>;
   static_assert(has_property<Memory, device_accessible>,
-                "tarn: batches are streamed to memory that the device can touch");
+                "tarn: batches are streamed to memory that the device can access");
 
   /// See stream_batches().
   batch_stream(Source source, batch_options const& options, Memory memory, stream_ref stream, Pinned pinned)
@@ -3684,7 +3682,7 @@ struct host_pages {
     constexpr int of_2_mib = 21 << MAP_HUGE_SHIFT;
     void* const all = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | of_2_mib, -1, 0);
-    if (all == MAP_FAILED) return failed("mmap (reserve huge pages: vm.nr_hugepages)", errno);
+    if (all == MAP_FAILED) return failed("mmap (too few reserved huge pages; raise vm.nr_hugepages)", errno);
     p = all;
     return {};
   }
@@ -3693,7 +3691,7 @@ struct host_pages {
 
   /// Binds the pages to one NUMA node; call it before they are touched.
   [[nodiscard]] status bind(void* p, int node) const noexcept {
-    constexpr char const* call = "mbind (no such NUMA node, or not allowed here: leave numa_node out)";
+    constexpr char const* call = "mbind (the NUMA node does not exist or is not permitted; omit numa_node)";
     constexpr int word = 8 * sizeof(unsigned long);
     if (node < 0 || node >= most_nodes) return {failure::unsupported, EINVAL, "EINVAL", call};
     unsigned long nodes[most_nodes / word]{};
@@ -3727,7 +3725,7 @@ struct host_pages {
     for (std::thread& t : others) t.join();
     if (error == 0) return {};
     return {failure::out_of_memory, error, name_of_error(error),
-            "madvise (the host has no page left for it, on that NUMA node)"};
+            "madvise (the host or the NUMA node has no free page left)"};
   }
 
   void unmap(void* p) const noexcept { (void)::munmap(p, bytes); }

@@ -68,5 +68,5 @@ for test in sorted((root / "tests").rglob("*.c*")):
         if title in titles:
             problems.append(f"{test.relative_to(root)}: the title '{title}' is in {titles[title]} as well")
         titles[title] = test.relative_to(root)
-print("\n".join(problems) or f"{len(list(include.rglob('*.hpp')))} headers keep the rules")
+print("\n".join(problems) or f"{len(list(include.rglob('*.hpp')))} headers follow the rules")
 sys.exit(bool(problems))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// error: these elements are gone before the loop begins
+// error: this temporary is destroyed before the loop begins
 #include <vector>
 
 #include "tarn/raii/stream_batches.hpp"

@@ -21,10 +21,10 @@ for case in sorted((root / "tests" / "compile_fail").glob("*.cpp")):
         run = subprocess.run([compiler, "-std=c++20", "-fsyntax-only", "-DTARN_NO_CUDA", *flags, "-I", str(root / "include"), str(case)], text=True, capture_output=True)
         first = next((line for line in run.stderr.splitlines() if " error: " in line), "")
         if run.returncode == 0:
-            print(f"{case.name}, {compiler}: compiles, but must not")
+            print(f"{case.name}, {compiler}: compiles, but must not compile")
             bad += 1
         elif words not in first:
-            print(f"{case.name}, {compiler}: the first error does not say '{words}'\n{run.stderr[:1500]}")
+            print(f"{case.name}, {compiler}: the first error does not contain '{words}'\n{run.stderr[:1500]}")
             bad += 1
-print(f"{count - bad} of {count} mistakes are told clearly in the first error ({', '.join(compilers)})")
+print(f"{count - bad} of {count} mistakes are named in the first error ({', '.join(compilers)})")
 sys.exit(bool(bad) or not count)

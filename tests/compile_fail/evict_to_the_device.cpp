@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// error: tarn: evict_scope needs host memory to move to; give pinned_host or a pool over it first
+// error: tarn: evict_scope needs host memory as a target; pass pinned_host or a pool over it first
 #include "tarn/raii/evict_scope.hpp"
 #include "tarn/sim.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// error: tarn: explain_memory needs memory that knows what it holds; add: | tarn::pooled{}
+// error: tarn: explain_memory needs a resource that counts its bytes; add: | tarn::pooled{}
 #include "tarn/report/explain_memory.hpp"
 #include "tarn/source/host_memory.hpp"
 

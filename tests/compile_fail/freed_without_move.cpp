@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// error: tarn: an owner is empty once it is retired; say std::move(owner)
+// error: tarn: free_on takes the memory of its owners; pass std::move(owner)
 #include "tarn/raii/free_on.hpp"
 #include "tarn/source/host_memory.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// error: tarn: watched watches blocks; put it over the pool: pages | pooled{} | with_history{}
+// error: tarn: with_history records blocks; put it above the pool: pages | pooled{} | with_history{}
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/with_history.hpp"
 #include "tarn/source/sim_sources.hpp"

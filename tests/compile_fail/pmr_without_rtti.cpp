@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// error: tarn/pmr.hpp: compares memory resources by their type; compile without -fno-rtti
+// error: tarn/pmr.hpp: RTTI is needed to compare memory resources; compile without -fno-rtti
 // flags: -fno-rtti
 #include "tarn/pmr.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// error: tarn: this policy holds a resource of its own; its layer must say which resources it sends calls to
+// error: tarn: this policy holds a second resource, so its layer must name the resources that it calls
 #include <utility>
 
 #include "tarn/policy/compose.hpp"

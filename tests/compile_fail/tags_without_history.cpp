@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// error: tarn: names are kept by a layer; add: | tarn::with_history{}
+// error: tarn: memory_by_tag needs recorded tags; add: | tarn::with_history{}
 #include "tarn/policy/pooled.hpp"
 #include "tarn/report/by_tag.hpp"
 #include "tarn/source/host_memory.hpp"

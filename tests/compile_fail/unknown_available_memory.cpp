@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// error: tarn: nobody knows how much of this memory is free (no driver tells it of pinned or managed memory); add: | tarn::limited{bytes}
+// error: tarn: the free amount of this memory is unknown: no driver reports it for pinned or managed memory; add | tarn::limited{bytes}
 #include "tarn/raii/micro_batches.hpp"
 #include "tarn/sim.hpp"
 

@@ -34,7 +34,7 @@ void page_source_contract(MakeSource const& make, CheckRefusal const& check_refu
     CHECK(tarn::is_alignment(page));
   }
 
-  SECTION("addresses are reserved without taking memory, aligned to the granularity") {
+  SECTION("reserved addresses take no memory and are aligned to the granularity") {
     std::size_t before = 0;
     std::size_t after = 0;
     std::size_t total = 0;
@@ -47,7 +47,7 @@ void page_source_contract(MakeSource const& make, CheckRefusal const& check_refu
     pages.unreserve(p, bytes);
   }
 
-  SECTION("mapped pages are usable to their full size, and adjacent ones as one block") {
+  SECTION("every byte of mapped pages can be used, and adjacent pages form one block") {
     void* const p = pages.reserve(4 * page);
     tarn::unique_pages one(pages, page);
     tarn::unique_pages three(pages, 3 * page);
@@ -71,7 +71,7 @@ void page_source_contract(MakeSource const& make, CheckRefusal const& check_refu
     pages.unreserve(p, 2 * page);
   }
 
-  SECTION("more memory than the device has is refused with a report, and the source works on") {
+  SECTION("a request larger than the device is refused with a report, and the source still works") {
     std::size_t free = 0;
     std::size_t total = 0;
     REQUIRE(pages.driver().memory_info(free, total).ok());
@@ -104,7 +104,7 @@ void page_source_contract(MakeSource const& make, CheckRefusal const& check_refu
     pages.unreserve(p, page);
   }
 
-  SECTION("an owner of pages can be moved, emptied and swapped; what it holds is given back once") {
+  SECTION("an owner of pages can be moved, emptied and swapped; its pages are released once") {
     tarn::unique_pages a(pages, page);
     tarn::page_handle const first = a.get();
     tarn::unique_pages b = std::move(a);

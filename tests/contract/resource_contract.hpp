@@ -85,14 +85,14 @@ void resource_contract(MakeResource const& make, CheckRefusal const& check_refus
   test_stream stream(memory.driver());
   REQUIRE(stream.made());
 
-  SECTION("zero bytes are null, and null may be given back") {
+  SECTION("allocate of zero bytes returns null, and null can be deallocated") {
     CHECK(memory.allocate(stream, 0, default_alignment) == nullptr);
     CHECK(memory.allocate_sync(0, default_alignment) == nullptr);
     memory.deallocate(stream, nullptr, 0, default_alignment);
     memory.deallocate_sync(nullptr, 0, default_alignment);
   }
 
-  SECTION("any size succeeds or is refused for want of memory") {
+  SECTION("every size succeeds or fails with out_of_memory") {
     for (std::size_t const bytes :
          {std::size_t{1}, std::size_t{4}, 1_KiB, 1_MiB, 1_MiB + 1, 100_MiB, 1_GiB}) {
       detail::allocates_or_refuses(memory, stream, bytes);
@@ -107,7 +107,7 @@ void resource_contract(MakeResource const& make, CheckRefusal const& check_refus
     }
   }
 
-  SECTION("1 PiB is refused with a telling error, and the resource works on") {
+  SECTION("1 PiB is refused with a complete report, and the resource still works") {
     bool refused = false;
     try {
       (void)memory.allocate(stream, 1_TiB * 1024, default_alignment);
@@ -125,7 +125,7 @@ void resource_contract(MakeResource const& make, CheckRefusal const& check_refus
     detail::allocates_or_refuses(memory, stream, 1_KiB);
   }
 
-  SECTION("a size near the end of size_t is refused, not wrapped") {
+  SECTION("a size near the maximum of size_t is refused and does not wrap") {
     constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
     for (std::size_t const bytes : {most, most - 255, most / 2, tarn::max_request_bytes + 1}) {
       CHECK_THROWS_AS(memory.allocate(stream, bytes, default_alignment), tarn::out_of_memory);
@@ -134,7 +134,7 @@ void resource_contract(MakeResource const& make, CheckRefusal const& check_refus
     check_refusal();
   }
 
-  SECTION("pointers are 256-aligned unless less is asked") {
+  SECTION("pointers are aligned to 256 bytes unless less is requested") {
     std::vector<detail::live_block> blocks;
     for (std::size_t bytes = 1; bytes < 2_MiB; bytes = bytes * 3 + 1) {
       void* const p = memory.allocate(stream, bytes);
@@ -144,7 +144,7 @@ void resource_contract(MakeResource const& make, CheckRefusal const& check_refus
     for (auto const& b : blocks) memory.deallocate(stream, b.p, b.bytes);
   }
 
-  SECTION("a power-of-two alignment is honoured or refused, never ignored") {
+  SECTION("a power-of-two alignment is met or refused, never ignored") {
     for (std::size_t alignment = 1; alignment <= 4_KiB; alignment *= 2) {
       for (std::size_t const bytes : {std::size_t{1}, std::size_t{1000}, 1_MiB}) {
         detail::honours_or_refuses(memory, stream, bytes, alignment);
@@ -160,7 +160,7 @@ void resource_contract(MakeResource const& make, CheckRefusal const& check_refus
     }
   }
 
-  SECTION("live blocks never overlap and keep what was written to their full size") {
+  SECTION("live blocks never overlap, and every byte keeps what was written") {
     std::vector<detail::live_block> blocks;
     std::size_t bytes = 1;
     for (int i = 0; i < 60; ++i) {
@@ -200,7 +200,7 @@ void resource_contract(MakeResource const& make, CheckRefusal const& check_refus
     }
   }
 
-  SECTION("a resource outlives its first name") {
+  SECTION("a copy keeps the resource alive after the original is destroyed") {
     void* p = nullptr;
     resource_type copy = [&] {
       resource_type first = make();
@@ -211,7 +211,7 @@ void resource_contract(MakeResource const& make, CheckRefusal const& check_refus
     copy.deallocate(stream, p, 5000, default_alignment);
   }
 
-  SECTION("memory from allocate_sync is usable at once on any stream, and so is memory given back so") {
+  SECTION("memory from allocate_sync can be used immediately on any stream, also after deallocate_sync") {
     test_stream other(memory.driver());
     void* const p = memory.allocate_sync(10'000, default_alignment);
     CHECK(is_usable(memory, other, p, 10'000));
@@ -222,7 +222,7 @@ void resource_contract(MakeResource const& make, CheckRefusal const& check_refus
     memory.deallocate(other, q, 10'000, default_alignment);
   }
 
-  SECTION("the calls may be mixed: allocated on one stream, given back on another or on none") {
+  SECTION("calls can be mixed: allocated on one stream, deallocated on another or on none") {
     test_stream other(memory.driver());
     void* const p = memory.allocate(stream, 10'000, default_alignment);
     CHECK(is_usable(memory, stream, p, 10'000));  // waits for the stream
@@ -234,13 +234,13 @@ void resource_contract(MakeResource const& make, CheckRefusal const& check_refus
     memory.deallocate(stream, r, 10'000, default_alignment);
   }
 
-  SECTION("the default stream is a stream") {
+  SECTION("the default stream can be used like any other") {
     void* const p = memory.allocate({}, 10'000, default_alignment);
     CHECK(is_usable(memory, {}, p, 10'000));
     memory.deallocate({}, p, 10'000, default_alignment);
   }
 
-  SECTION("each generation's spelling works") {
+  SECTION("the old and the new spelling of each call work") {
     void* p = memory.allocate(1000, default_alignment);
     CHECK(p != nullptr);
     memory.deallocate(p, 1000, default_alignment);
@@ -253,7 +253,7 @@ void resource_contract(MakeResource const& make, CheckRefusal const& check_refus
     memory.deallocate_async(p, 1000, stream);
   }
 
-  SECTION("threads may use it at the same time") {
+  SECTION("several threads can use the resource at the same time") {
     std::atomic<int> wrong{0};
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {

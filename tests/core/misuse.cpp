@@ -17,15 +17,15 @@
 using namespace tarn;
 
 namespace {
-std::string told;
+std::string reported;
 }
 
 TEST_CASE("set_misuse_handler receives the whole message and returns the previous handler",
           "[core][misuse]") {
-  misuse_handler const before = set_misuse_handler([](misuse const& what) { told = what.what(); });
+  misuse_handler const before = set_misuse_handler([](misuse const& what) { reported = what.what(); });
   int const here = 0;
   report_misuse(misuse(misuse_kind::double_free, &here, "freed twice"));
-  CHECK(told == "tarn: freed twice");
+  CHECK(reported == "tarn: freed twice");
   CHECK(set_misuse_handler(before) != before);
   CHECK(set_misuse_handler(nullptr) == before);  // null restores the handler that terminates
   CHECK(set_misuse_handler(before) == &abort_on_misuse);

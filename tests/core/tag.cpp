@@ -164,8 +164,8 @@ TEST_CASE("location_scope objects end in any order, and the outermost that is le
           "[core][tag][location_scope]") {
   int const before = location_scope::current().line;
   CHECK(before == 0);
-  place const places[] = {source_location("a", 1, "f"), source_location("b", 2, "g"),
-                          source_location("c", 3, "h")};
+  source_location const places[] = {source_location("a", 1, "f"), source_location("b", 2, "g"),
+                                    source_location("c", 3, "h")};
   in_every_order([&](auto const& order) {
     std::optional<location_scope> scopes[3];
     for (std::size_t i = 0; i < 3; ++i) scopes[i].emplace(places[i]);

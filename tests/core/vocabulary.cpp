@@ -107,11 +107,11 @@ TEST_CASE("cuda_error of any kind says what to do", "[core][error]") {
 }
 
 TEST_CASE("report_misuse calls the user's handler", "[core][misuse]") {
-  static int told = 0;
+  static int reported = 0;
   auto const before =
-      set_misuse_handler([](misuse const& m) { told += m.kind() == misuse_kind::double_free ? 1 : 0; });
+      set_misuse_handler([](misuse const& m) { reported += m.kind() == misuse_kind::double_free ? 1 : 0; });
   report_misuse(misuse(misuse_kind::double_free, nullptr, "twice"));
-  CHECK(told == 1);
+  CHECK(reported == 1);
   CHECK(set_misuse_handler(before) != before);
 }
 

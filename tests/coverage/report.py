@@ -81,7 +81,7 @@ def main(root, counted):
         print(f"  {header}: {reason}")
     spare = sorted(f"{h}: {t}" for (h, t), reasons in accepted.items() if len(reasons) > seen[h, t])
     if spare:
-        print("Reached by now; take them off the list:")
+        print("These lines are reached now; remove them from the list:")
         for line in spare:
             print(f"  {line}")
     for problem in problems:

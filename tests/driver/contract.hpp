@@ -93,7 +93,7 @@ void stream_contract(Bench bench) {
     CHECK(driver == bench.driver());
   }
 
-  SECTION("a stream has one identity, known from its handle alone") {
+  SECTION("the handle of a stream determines its identity") {
     scoped_stream const stream(driver);
     CHECK(id_of(driver, stream.bare()) == id_of(driver, stream.bare()));
     CHECK(id_of(driver, stream) == id_of(driver, stream.bare()));
@@ -104,7 +104,7 @@ void stream_contract(Bench bench) {
     CHECK(id_of(driver, a.bare()) != id_of(driver, b.bare()));
     CHECK(id_of(driver, a.bare()) != id_of(driver, stream_ref{}));
   }
-  SECTION("an identity is never given to a second stream, even where the handle is") {
+  SECTION("an identity is never reused for a second stream, even if the handle is") {
     std::vector<stream_id> seen;
     for (int i = 0; i < 8; ++i) {
       scoped_stream const stream(driver);
@@ -113,7 +113,7 @@ void stream_contract(Bench bench) {
       seen.push_back(id);
     }
   }
-  SECTION("a null handle is the same default stream in every thread, or each thread's own") {
+  SECTION("a null handle denotes one default stream for all threads, or one per thread") {
     stream_ref const per_thread = stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{2}));
     stream_ref const legacy = stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{1}));
     stream_id const here[] = {id_of(driver, stream_ref{}), id_of(driver, legacy), id_of(driver, per_thread)};
@@ -129,7 +129,7 @@ void stream_contract(Bench bench) {
     CHECK((here[0] == here[1] || here[0] == here[2]));
     CHECK((there[0] == there[1] || there[0] == there[2]));
   }
-  SECTION("no stream is captured unless someone captures it") {
+  SECTION("a stream is captured only after a capture has begun") {
     scoped_stream const stream(driver);
     bool capturing = true;
     REQUIRE(driver.is_capturing(stream, capturing).ok());
@@ -138,7 +138,7 @@ void stream_contract(Bench bench) {
     REQUIRE(driver.is_capturing(stream_ref{}, capturing).ok());
     CHECK_FALSE(capturing);
   }
-  SECTION("a destroyed stream's work goes on") {
+  SECTION("the work of a destroyed stream continues") {
     scoped_event const event(driver);
     stream_ref stream;
     REQUIRE(driver.create_stream(stream).ok());
@@ -156,25 +156,25 @@ void event_contract(Bench bench) {
   scoped_stream const a(driver), b(driver);
   scoped_event const event(driver);
 
-  SECTION("an event that was never recorded is done, and nobody waits for it") {
+  SECTION("an event that was never recorded is complete, and waiting for it returns at once") {
     CHECK(driver.query_event(event).ok());
     CHECK(driver.wait_event(a, event).ok());
     CHECK(driver.synchronize_event(event).ok());
   }
-  SECTION("an event is not ready before the work that it marks, and ready after") {
+  SECTION("an event is ready only after the work that it marks") {
     bool const busy = bench.keep_busy(a);
     REQUIRE(driver.record_event(event, a).ok());
     if (busy) CHECK(driver.query_event(event).kind == failure::not_ready);
     REQUIRE(driver.synchronize_event(event).ok());
     CHECK(driver.query_event(event).ok());
   }
-  SECTION("work of another stream leaves an event alone") {
+  SECTION("work of another stream does not change an event") {
     (void)bench.keep_busy(a);
     REQUIRE(driver.record_event(event, b).ok());
     REQUIRE(driver.synchronize_event(event).ok());
     CHECK(driver.query_event(event).ok());
   }
-  SECTION("recorded again, an event marks the later point") {
+  SECTION("an event that is recorded again marks the later point") {
     REQUIRE(driver.record_event(event, a).ok());
     REQUIRE(driver.synchronize_stream(a).ok());
     CHECK(driver.query_event(event).ok());
@@ -184,7 +184,7 @@ void event_contract(Bench bench) {
     REQUIRE(driver.synchronize_stream(a).ok());
     CHECK(driver.query_event(event).ok());
   }
-  SECTION("a stream that waits comes after the mark, and the host does not wait") {
+  SECTION("wait_event orders the stream after the mark without blocking the host") {
     bool const busy = bench.keep_busy(a);
     REQUIRE(driver.record_event(event, a).ok());
     REQUIRE(driver.wait_event(b, event).ok());
@@ -194,7 +194,7 @@ void event_contract(Bench bench) {
     REQUIRE(driver.synchronize_event(after).ok());
     CHECK(driver.query_event(event).ok());
   }
-  SECTION("a wait is for the mark of its own time, whatever is recorded later") {
+  SECTION("a wait uses the mark at the time of the call, whatever is recorded later") {
     REQUIRE(driver.record_event(event, a).ok());
     REQUIRE(driver.synchronize_event(event).ok());
     REQUIRE(driver.wait_event(b, event).ok());
@@ -205,7 +205,7 @@ void event_contract(Bench bench) {
     REQUIRE(driver.synchronize_stream(b).ok());
     CHECK(driver.query_event(after).ok());
   }
-  SECTION("synchronising a stream or the device finishes the work") {
+  SECTION("synchronising a stream or the device completes the work") {
     (void)bench.keep_busy(a);
     REQUIRE(driver.record_event(event, a).ok());
     SECTION("the stream") {
@@ -224,7 +224,7 @@ void page_contract(Bench bench) {
   std::size_t granularity = 0;
   status const asked = driver.page_granularity(granularity);
   if (asked.kind == failure::unsupported) {
-    WARN("skipped: no virtual memory management here");
+    WARN("skipped: the driver has no virtual memory management");
     return;
   }
   REQUIRE(asked.ok());
@@ -243,7 +243,7 @@ void page_contract(Bench bench) {
     CHECK((a + range <= b || b + range <= a));
     CHECK(driver.release_range(other, range).ok());
   }
-  SECTION("mapped pages can be used, unmapped ones can be mapped elsewhere with their contents") {
+  SECTION("mapped pages can be used; unmapped pages keep their contents when they are mapped elsewhere") {
     page_handle handle{};
     REQUIRE(driver.create_pages(2 * granularity, handle).ok());
     REQUIRE(driver.map_pages(at(0), 2 * granularity, handle).ok());
@@ -256,7 +256,7 @@ void page_contract(Bench bench) {
     REQUIRE(driver.unmap_pages(at(3), 2 * granularity).ok());
     REQUIRE(driver.destroy_pages(handle).ok());
   }
-  SECTION("one handle mapped twice is one memory") {
+  SECTION("a handle that is mapped twice shows the same memory twice") {
     page_handle handle{};
     REQUIRE(driver.create_pages(granularity, handle).ok());
     REQUIRE(driver.map_pages(at(0), granularity, handle).ok());
@@ -268,7 +268,7 @@ void page_contract(Bench bench) {
     REQUIRE(driver.unmap_pages(at(5), granularity).ok());
     REQUIRE(driver.destroy_pages(handle).ok());
   }
-  SECTION("neighbouring handles are one stretch of memory") {
+  SECTION("handles mapped next to each other form one contiguous range") {
     page_handle first{}, second{};
     REQUIRE(driver.create_pages(granularity, first).ok());
     REQUIRE(driver.create_pages(granularity, second).ok());
@@ -282,7 +282,7 @@ void page_contract(Bench bench) {
     REQUIRE(driver.destroy_pages(first).ok());
     REQUIRE(driver.destroy_pages(second).ok());
   }
-  SECTION("a place is mapped once at a time") {
+  SECTION("an address is mapped at most once at a time") {
     page_handle first{}, second{};
     REQUIRE(driver.create_pages(granularity, first).ok());
     REQUIRE(driver.create_pages(granularity, second).ok());
@@ -294,7 +294,7 @@ void page_contract(Bench bench) {
     REQUIRE(driver.destroy_pages(first).ok());
     REQUIRE(driver.destroy_pages(second).ok());
   }
-  SECTION("more than the device has is out of memory and changes nothing") {
+  SECTION("a request larger than the device fails with out_of_memory and changes nothing") {
     std::size_t free_before = 0, free_after = 0, total = 0;
     REQUIRE(driver.memory_info(free_before, total).ok());
     page_handle handle{};
@@ -303,7 +303,7 @@ void page_contract(Bench bench) {
     REQUIRE(driver.memory_info(free_after, total).ok());
     CHECK(free_before == free_after);
   }
-  SECTION("sizes that are no whole pages are refused") {
+  SECTION("sizes that are not a multiple of the page size are refused") {
     page_handle handle{};
     CHECK_FALSE(driver.create_pages(granularity / 2, handle).ok());
     void* p = nullptr;
@@ -333,7 +333,7 @@ void block_contract(Bench bench) {
       CHECK(driver.free_device(blocks[i]).ok());
     }
   }
-  SECTION("copies carry bytes between blocks and the host, both ways") {
+  SECTION("copies transfer bytes between blocks and the host, in both directions") {
     void *a = nullptr, *b = nullptr;
     REQUIRE(driver.malloc_device(4096, a).ok());
     REQUIRE(driver.malloc_device(4096, b).ok());
@@ -347,7 +347,7 @@ void block_contract(Bench bench) {
     CHECK(driver.free_device(a).ok());
     CHECK(driver.free_device(b).ok());
   }
-  SECTION("stream-ordered blocks are usable in their stream's order") {
+  SECTION("stream-ordered blocks can be used in the order of their stream") {
     void* p = nullptr;
     REQUIRE(driver.malloc_async(1_MiB, stream, p).ok());
     REQUIRE(p != nullptr);
@@ -358,7 +358,7 @@ void block_contract(Bench bench) {
     REQUIRE(driver.free_async(p, stream).ok());
     CHECK(driver.synchronize_stream(stream).ok());
   }
-  SECTION("pinned and managed memory is the host's too") {
+  SECTION("the host can access pinned and managed memory") {
     void* pinned = nullptr;
     void* managed = nullptr;
     REQUIRE(driver.malloc_pinned(64_KiB, pinned).ok());
@@ -371,7 +371,7 @@ void block_contract(Bench bench) {
     CHECK(driver.free_pinned(pinned).ok());
     CHECK(driver.free_managed(managed).ok());
   }
-  SECTION("more than there is, is out of memory") {
+  SECTION("a request larger than the memory fails with out_of_memory") {
     void* p = nullptr;
     CHECK(driver.malloc_device(huge, p).kind == failure::out_of_memory);
     CHECK(driver.malloc_async(huge, stream, p).kind == failure::out_of_memory);
@@ -379,11 +379,11 @@ void block_contract(Bench bench) {
     CHECK(driver.malloc_device(1_MiB, p).ok());
     CHECK(driver.free_device(p).ok());
   }
-  SECTION("freeing null is nothing") {
+  SECTION("freeing null does nothing") {
     CHECK(driver.free_device(nullptr).ok());
     CHECK(driver.free_pinned(nullptr).ok());
   }
-  SECTION("the device tells its memory") {
+  SECTION("the device reports its memory") {
     std::size_t free = 0, total = 0;
     REQUIRE(driver.memory_info(free, total).ok());
     CHECK(free > 0);
@@ -401,7 +401,7 @@ void capture_contract(Bench bench) {
     REQUIRE(driver.synchronize_event(event).ok());
     REQUIRE(bench.begin_capture(captured));
     bool capturing = false;
-    SECTION("a captured stream says so, others do not") {
+    SECTION("is_capturing is true of captured streams only") {
       REQUIRE(driver.is_capturing(captured, capturing).ok());
       CHECK(capturing);
       REQUIRE(driver.is_capturing(other, capturing).ok());
@@ -410,7 +410,7 @@ void capture_contract(Bench bench) {
       REQUIRE(driver.is_capturing(captured, capturing).ok());
       CHECK_FALSE(capturing);
     }
-    SECTION("what goes on beside a capture leaves it whole") {
+    SECTION("calls on other streams keep a capture valid") {
       CHECK(driver.query_event(event).ok());
       CHECK(driver.record_event(event, other).ok());
       CHECK(driver.synchronize_event(event).ok());

@@ -211,7 +211,7 @@ TEST_CASE("cuda_driver creates and destroys pages and blocks during a capture in
   cuda_driver const driver;
   std::size_t page = 0;
   if (driver.page_granularity(page).kind == failure::unsupported) {
-    WARN("skipped, nothing was tested: no virtual memory management here");
+    WARN("skipped, nothing was tested: the device has no virtual memory management");
     return;
   }
   test::scoped_stream const stream(driver);

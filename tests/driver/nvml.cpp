@@ -102,7 +102,7 @@ answer ask(played& p, nvml_calls const& calls, detail::nvml_question const& q = 
   return a;
 }
 
-bool nothing_told(answer const& a) {
+bool nothing_reported(answer const& a) {
   return a.outcome.kind == failure::unsupported && a.account.total == device_account::unknown &&
          a.account.this_process == device_account::unknown && std::string(a.outcome.name).size() > 3;
 }
@@ -180,7 +180,7 @@ TEST_CASE("nvml reports unknown processes in a container with its own process nu
 
 TEST_CASE("nvml reports a process without a memory figure as unknown, never as zero", "[driver][nvml]") {
   played p;
-  SECTION("another") {
+  SECTION("another process") {
     p.in_compute.push_back({7, not_available, no_instance, no_instance});
     auto const [outcome, account] = ask(p, all_calls());
     REQUIRE(outcome.ok());
@@ -188,7 +188,7 @@ TEST_CASE("nvml reports a process without a memory figure as unknown, never as z
     CHECK(account.other_processes == device_account::unknown);
     CHECK(std::string(account.gap).find("another process") != std::string::npos);
   }
-  SECTION("this one") {
+  SECTION("this process") {
     p.in_compute = {{me, not_available, no_instance, no_instance}, {7, 30, no_instance, no_instance}};
     auto const [outcome, account] = ask(p, all_calls());
     REQUIRE(outcome.ok());
@@ -214,7 +214,7 @@ TEST_CASE("nvml never reports the whole card in place of a MIG instance", "[driv
   played p;
   p.mig = 1;
   p.uuid = GENERATE(0, 6);  // found by the card's number, or by its bus
-  CHECK(nothing_told(ask(p, all_calls())));
+  CHECK(nothing_reported(ask(p, all_calls())));
 }
 
 TEST_CASE("nvml finds a device with an unknown number by its bus", "[driver][nvml]") {
@@ -244,32 +244,32 @@ TEST_CASE("an older nvml reports only the total", "[driver][nvml]") {
 TEST_CASE("a failed or missing nvml call makes only its own figures unknown", "[driver][nvml]") {
   played p;
   auto calls = all_calls();
-  SECTION("there is no library") {
-    CHECK(nothing_told(ask(p, nvml_calls{})));
+  SECTION("the library is missing") {
+    CHECK(nothing_reported(ask(p, nvml_calls{})));
   }
-  SECTION("it does not start") {
+  SECTION("initialisation fails") {
     p.init = GENERATE(1, 2, 3, 4, 6, 7, 9, 12, 13, 15, 18, 999);
     auto const a = ask(p, calls);
-    CHECK(nothing_told(a));
+    CHECK(nothing_reported(a));
     CHECK(a.outcome.code == p.init);
   }
-  SECTION("it does not know the device") {
+  SECTION("the library does not know the device") {
     p.uuid = p.pci = 6;
-    CHECK(nothing_told(ask(p, calls)));
+    CHECK(nothing_reported(ask(p, calls)));
   }
-  SECTION("it cannot be asked for a device") {
+  SECTION("the library has no function to find a device") {
     calls.device_by_uuid = nullptr;
     calls.device_by_pci_bus_id = nullptr;
-    CHECK(nothing_told(ask(p, calls)));
+    CHECK(nothing_reported(ask(p, calls)));
   }
-  SECTION("it tells no memory") {
+  SECTION("the library reports no memory") {
     p.memory = p.memory_v2 = 3;
     auto const a = ask(p, calls);
     CHECK(a.outcome.ok());
     CHECK(a.account.total == device_account::unknown);
     CHECK(a.account.this_process == 500);
   }
-  SECTION("it lists no processes") {
+  SECTION("the library lists no processes") {
     if (GENERATE(true, false)) {
       calls.compute_processes = nullptr;
     } else {
@@ -281,7 +281,7 @@ TEST_CASE("a failed or missing nvml call makes only its own figures unknown", "[
     CHECK(a.account.other_processes == device_account::unknown);
     CHECK(std::string(a.account.gap).find("does not list") != std::string::npos);
   }
-  SECTION("there is no host memory for its list") {
+  SECTION("host memory is exhausted while the processes are listed") {
     calls.compute_processes = [](void*, unsigned*, nvml_process*) -> int { throw std::bad_alloc(); };
     auto const a = ask(p, calls);
     CHECK(a.outcome.ok());
@@ -289,7 +289,7 @@ TEST_CASE("a failed or missing nvml call makes only its own figures unknown", "[
     CHECK(a.account.this_process == device_account::unknown);
     CHECK(std::string(a.account.gap).find("host memory") != std::string::npos);
   }
-  SECTION("it has no list of graphics") {
+  SECTION("the library does not list graphics processes") {
     calls.graphics_processes = nullptr;
     auto const a = ask(p, calls);
     CHECK(a.account.this_process == 500);

@@ -9,7 +9,7 @@
 using namespace tarn;
 
 namespace {
-device_account told_by(sim_machine const& machine) {
+device_account account_of(sim_machine const& machine) {
   device_account account;
   REQUIRE(machine.driver().memory_account(account).ok());
   return account;
@@ -19,12 +19,12 @@ device_account told_by(sim_machine const& machine) {
 TEST_CASE("sim_account counts the context and every block as this process's", "[driver][sim_account]") {
   sim_machine const machine{
       {.taken = 2_GiB, .context = 500_MiB, .other_processes = 1_GiB, .set_aside = 100_MiB}};
-  CHECK(told_by(machine).this_process == 500_MiB);
+  CHECK(account_of(machine).this_process == 500_MiB);
   void* p = nullptr;
   page_handle pages{};
   REQUIRE(machine.driver().malloc_device(3_MiB, p).ok());
   REQUIRE(machine.driver().create_pages(4_MiB, pages).ok());
-  device_account const account = told_by(machine);
+  device_account const account = account_of(machine);
   CHECK(account.total == machine.options().capacity);
   CHECK(account.free == machine.usage().free());
   CHECK(account.this_process == 507_MiB);
@@ -33,22 +33,22 @@ TEST_CASE("sim_account counts the context and every block as this process's", "[
   CHECK(std::string(account.gap).empty());
   CHECK(machine.driver().free_device(p).ok());
   CHECK(machine.driver().destroy_pages(pages).ok());
-  CHECK(told_by(machine).this_process == 500_MiB);
+  CHECK(account_of(machine).this_process == 500_MiB);
   CHECK(machine.calls()[driver_call::memory_account] == 3);
 }
 
 TEST_CASE("sim_account attributes memory taken later to other processes", "[driver][sim_account]") {
   sim_machine const machine{{.taken = 1_GiB, .context = 500_MiB}};
-  CHECK(told_by(machine).other_processes == 0);
+  CHECK(account_of(machine).other_processes == 0);
   machine.take_memory({}, 6_GiB);
-  CHECK(told_by(machine).other_processes == 5_GiB);
-  CHECK(told_by(machine).this_process == 500_MiB);
+  CHECK(account_of(machine).other_processes == 5_GiB);
+  CHECK(account_of(machine).this_process == 500_MiB);
 }
 
 TEST_CASE("sim_account never reports more than is taken", "[driver][sim_account]") {
   sim_machine const machine{
       {.taken = 1_GiB, .context = 600_MiB, .other_processes = 5_GiB, .set_aside = 1_GiB}};
-  device_account const account = told_by(machine);
+  device_account const account = account_of(machine);
   CHECK(account.this_process == 600_MiB);
   CHECK(account.set_aside == 424_MiB);
   CHECK(account.other_processes == 0);
@@ -56,7 +56,7 @@ TEST_CASE("sim_account never reports more than is taken", "[driver][sim_account]
 
 TEST_CASE("sim_account may hide processes, or report no NVML", "[driver][sim_account]") {
   sim_machine const hidden{{.context = 500_MiB, .set_aside = 100_MiB, .accounting = sim_accounting::hidden}};
-  device_account account = told_by(hidden);
+  device_account account = account_of(hidden);
   CHECK(account.this_process == device_account::unknown);
   CHECK(account.other_processes == device_account::unknown);
   CHECK(account.set_aside == 100_MiB);

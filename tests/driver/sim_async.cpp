@@ -18,7 +18,7 @@ TEST_CASE("sim_driver malloc_async reuses a freed block in stream order", "[driv
   REQUIRE(driver.malloc_async(1_MiB, a, p).ok());
   REQUIRE(machine.launch(a, 1'000'000'000).ok());
   REQUIRE(driver.free_async(p, a).ok());
-  SECTION("at once on its stream, at the warm price") {
+  SECTION("immediately on its stream, at the warm cost") {
     machine.reset_calls();
     REQUIRE(driver.malloc_async(1_MiB, a, q).ok());
     CHECK(q == p);
@@ -28,7 +28,7 @@ TEST_CASE("sim_driver malloc_async reuses a freed block in stream order", "[driv
     REQUIRE(driver.malloc_async(1_MiB, b, q).ok());
     CHECK(q != p);
   }
-  SECTION("on another stream when the first is done") {
+  SECTION("on another stream once the first is idle") {
     machine.advance(2'000'000'000);
     REQUIRE(driver.malloc_async(1_MiB, b, q).ok());
     CHECK(q == p);

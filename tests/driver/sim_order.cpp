@@ -75,8 +75,8 @@ TEST_CASE("sim_order reports unordered reuse on another stream, with the history
   SECTION("a write") {
     t.write(t.b);
     CHECK(t.found_one({"write not ordered after an earlier owner's write", "by " + name(t.b), "1 MiB at 0x",
-                       "Now: block 2", "allocated on " + name(t.b), "Before: block 1", "freed on " + name(t.a),
-                       "Missing: an event recorded on " + name(t.a)}));
+                       "Now: block 2", "allocated on " + name(t.b), "Before: block 1",
+                       "freed on " + name(t.a), "Missing: an event recorded on " + name(t.a)}));
   }
   SECTION("a read") {
     t.read(t.b);
@@ -109,11 +109,11 @@ TEST_CASE("a sim_order finding names the block's history and the missing event",
     use_on_b();
     CHECK(t.found_one({missing + "None of its work is known there; no event was ever recorded on it."}));
   }
-  SECTION("one was recorded, and nobody waited") {
+  SECTION("one was recorded, but no stream waited for it") {
     REQUIRE(t.driver.record_event(t.event, t.a).ok());
     use_on_b();
-    CHECK(
-        t.found_one({missing + "None of its work is known there; an event covers it, but was not waited for."}));
+    CHECK(t.found_one(
+        {missing + "None of its work is known there; an event covers it, but was not waited for."}));
   }
   SECTION("one was recorded too early") {
     REQUIRE(t.driver.record_event(t.event, t.a).ok());
@@ -125,7 +125,7 @@ TEST_CASE("a sim_order finding names the block's history and the missing event",
     CHECK(t.found_one({"operation 3, that " + b,
                        "Known there: up to operation 2; its last event covers up to operation 2."}));
   }
-  SECTION("its owners, the latest first, with where each was freed") {
+  SECTION("the owners of the bytes, latest first, with the stream that freed each") {
     use_on_b();
     CHECK(t.found_one(
         {"Now: block 4", "allocated on " + b + " after its operation 0, not freed)", ". Before: block 3",
@@ -137,16 +137,16 @@ TEST_CASE("a sim_order finding names the block's history and the missing event",
 TEST_CASE("sim_order reports double allocations and double frees with the owner", "[driver][sim][order]") {
   checked t;
   t.give(t.a);
-  SECTION("given out") {
+  SECTION("allocated twice") {
     t.give(t.b);
     CHECK(t.found_one(
         {"bytes allocated twice", "by " + name(t.b), "Now: block 1", "allocated on " + name(t.a)}));
   }
-  SECTION("freed") {
+  SECTION("freed twice") {
     t.write(t.a);
     t.take(t.a);
     t.take(t.b);
-    CHECK(t.found_one({"free of bytes that no block owns", "by " + name(t.b), "block 1",
+    CHECK(t.found_one({"freed bytes that no block owns", "by " + name(t.b), "block 1",
                        "freed on " + name(t.a) + " after its operation 1"}));
   }
 }
@@ -190,7 +190,7 @@ TEST_CASE("sim_order recognizes every way of ordering", "[driver][sim][order]") 
     REQUIRE(t.driver.record_event(t.event, t.a).ok());
     REQUIRE(t.driver.wait_event(t.b, t.event).ok());
   }
-  SECTION("over a third stream") {
+  SECTION("through a third stream") {
     scoped_stream const c(t.driver);
     REQUIRE(t.driver.record_event(t.event, t.a).ok());
     REQUIRE(t.driver.wait_event(c, t.event).ok());
@@ -213,7 +213,7 @@ TEST_CASE("sim_order recognizes every way of ordering", "[driver][sim][order]") 
     t.machine.advance(1'000'000);
     REQUIRE(t.driver.query_event(t.event).ok());
   }
-  SECTION("cudaFree of something else") {
+  SECTION("cudaFree of another block") {
     void* other = nullptr;
     REQUIRE(t.driver.malloc_device(1, other).ok());
     REQUIRE(t.driver.free_device(other).ok());
@@ -229,10 +229,10 @@ TEST_CASE("sim_order rejects what only looks like an order", "[driver][sim][orde
   t.give(t.a);
   t.write(t.a);
   t.take(t.a);
-  SECTION("time has passed, but nobody looked") {
+  SECTION("time has passed, but no call has observed completion") {
     t.machine.advance(1'000'000);
   }
-  SECTION("an event was asked, and was not ready") {
+  SECTION("an event was queried and was not ready") {
     REQUIRE(t.driver.record_event(t.event, t.a).ok());
     REQUIRE(t.driver.query_event(t.event).kind == failure::not_ready);
   }
@@ -445,14 +445,14 @@ TEST_CASE("sim_order reports accesses to freed bytes", "[driver][sim][order]") {
 TEST_CASE("sim_order reports bytes that are allocated or freed twice", "[driver][sim][order]") {
   checked t;
   t.give(t.a);
-  SECTION("given twice, by one byte") {
+  SECTION("allocated twice, overlapping by one byte") {
     t.machine.allocated(static_cast<char*>(t.p) + 1_MiB - 1, 1, t.b);
     CHECK(t.found_one({"bytes allocated twice"}));
   }
   SECTION("freed twice") {
     t.take(t.a);
     t.take(t.a);
-    CHECK(t.found_one({"free of bytes that no block owns"}));
+    CHECK(t.found_one({"freed bytes that no block owns"}));
   }
 }
 
@@ -505,27 +505,27 @@ TEST_CASE("sim_order reports unmapping a page whose work has not been waited for
   REQUIRE(t.driver.create_pages(4_MiB, handle).ok());
   REQUIRE(t.driver.map_pages(base, 4_MiB, handle).ok());
   REQUIRE(t.machine.launch(t.a, 100, {sim_reads(static_cast<char*>(base) + 3_MiB, 1)}).ok());
-  SECTION("at once") {
+  SECTION("immediately") {
     REQUIRE(t.driver.unmap_pages(base, 4_MiB).ok());
     CHECK(t.found_one({"unmapped while in use", "by host", "recorded on " + name(t.a)}));
   }
-  SECTION("with a write under way") {
+  SECTION("while a write is running") {
     REQUIRE(t.driver.synchronize_stream(t.a).ok());
     REQUIRE(t.machine.launch(t.b, 100, {sim_writes(base, 1)}).ok());
     REQUIRE(t.driver.unmap_pages(base, 4_MiB).ok());
     CHECK(t.found_one({"unmapped while in use", "recorded on " + name(t.b)}));
   }
-  SECTION("though time has passed") {
+  SECTION("after time has passed") {
     t.machine.advance(1'000'000);
     REQUIRE(t.driver.unmap_pages(base, 4_MiB).ok());
     CHECK(t.found() == 1);
   }
-  SECTION("after waiting it is sound") {
+  SECTION("after waiting there is no finding") {
     REQUIRE(t.driver.synchronize_stream(t.a).ok());
     REQUIRE(t.driver.unmap_pages(base, 4_MiB).ok());
     CHECK(t.found() == 0);
   }
-  SECTION("an order between streams is none for the host") {
+  SECTION("an order between streams does not order the host") {
     REQUIRE(t.driver.record_event(t.event, t.a).ok());
     REQUIRE(t.driver.wait_event(t.b, t.event).ok());
     REQUIRE(t.driver.unmap_pages(base, 4_MiB).ok());
@@ -593,15 +593,15 @@ TEST_CASE("sim_order shares a thread's waits with all, or with each_thread only 
   t.write(t.a);
   t.take(t.a);
   int token = 0;
-  bool const told = watched && GENERATE(false, true);
+  bool const published = watched && GENERATE(false, true);
   std::thread([&] {
     (void)t.driver.synchronize_stream(t.a);
-    if (told) t.machine.publish(&token);
+    if (published) t.machine.publish(&token);
   }).join();
-  if (told) t.machine.observe(&token);
+  if (published) t.machine.observe(&token);
   t.give(t.b);
   t.write(t.b);
-  CHECK(t.found() == (watched && !told ? 1 : 0));
+  CHECK(t.found() == (watched && !published ? 1 : 0));
 }
 
 TEST_CASE("sim_machine keeps no records without order checks", "[driver][sim][order]") {

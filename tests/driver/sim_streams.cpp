@@ -145,7 +145,7 @@ TEST_CASE("the sim legacy default stream and blocking streams wait for each othe
     REQUIRE(t.driver.synchronize_stream({}).ok());
     CHECK(t.log == "pl");
   }
-  SECTION("an event on the legacy stream marks the blocking streams' work too") {
+  SECTION("an event on the legacy stream also marks the work of blocking streams") {
     scoped_event const event(t.driver);
     t.run(blocking, 100, 'b');
     REQUIRE(t.driver.record_event(event, legacy).ok());
@@ -184,11 +184,11 @@ TEST_CASE("another thread's default sim stream is reached through the legacy str
     (void)t.machine.launch(per_thread, 100, [&t] { t.log += 't'; });
   }).join();
   scoped_event const event(t.driver);
-  SECTION("by handle alone it would be ours, which knows nothing") {
+  SECTION("the handle alone denotes this thread's stream, which is not ordered") {
     REQUIRE(t.driver.record_event(event, per_thread).ok());
     CHECK(t.is_done(event));
   }
-  SECTION("with its identity it is ordered") {
+  SECTION("the identity denotes the ordered stream") {
     REQUIRE(t.driver.record_event(event, theirs).ok());
     CHECK_FALSE(t.is_done(event));
   }
@@ -342,14 +342,14 @@ TEST_CASE("simulated work that touches freed memory breaks the device", "[driver
   REQUIRE(driver.create_pages(2_MiB, handle).ok());
   REQUIRE(driver.map_pages(base, 2_MiB, handle).ok());
   bool ran = false;
-  SECTION("work over the end of the mapping") {
+  SECTION("work past the end of the mapping") {
     REQUIRE(machine.launch(a, 10, {sim_reads(base, 2_MiB + 1)}, [&] { ran = true; }).ok());
   }
-  SECTION("work on pages that are unmapped before it ends") {
+  SECTION("work on pages that are unmapped before the work ends") {
     REQUIRE(machine.launch(a, 1'000'000, {sim_writes(base, 2_MiB)}, [&] { ran = true; }).ok());
     REQUIRE(driver.unmap_pages(base, 2_MiB).ok());
   }
-  SECTION("a fill likewise") {
+  SECTION("a fill past the end of the mapping") {
     REQUIRE(machine.launch(a, 1'000'000).ok());
     REQUIRE(driver.fill(a, base, 1, 2_MiB).ok());
     REQUIRE(driver.unmap_pages(base, 2_MiB).ok());
@@ -483,7 +483,7 @@ TEST_CASE("legacy work invalidates a blocking sim stream's capture, which is_cap
   REQUIRE(driver.is_capturing(legacy, capturing).ok());
   CHECK(capturing);
   sim_graph graph;
-  SECTION("left alone, the capture is whole") {
+  SECTION("a capture without other calls stays valid") {
     CHECK(machine.end_capture(blocking, graph).ok());
   }
   SECTION("a record on the legacy stream") {
@@ -578,7 +578,7 @@ TEST_CASE("a sim device's work is marked as a whole, unless some of it is captur
   test::scoped_event<sim_driver> const event(driver);
   REQUIRE(machine.launch(a, 1000).ok());
   REQUIRE(machine.launch(b, 1'000'000).ok());
-  SECTION("marked") {
+  SECTION("the work is marked") {
     REQUIRE(driver.record_all(event).ok());
     CHECK(driver.query_event(event).kind == failure::not_ready);
     CHECK_FALSE(machine.is_ordered(b, c));
@@ -588,7 +588,7 @@ TEST_CASE("a sim device's work is marked as a whole, unless some of it is captur
     REQUIRE(driver.synchronize_event(event).ok());
     CHECK(machine.pending() == 0);
   }
-  SECTION("refused, and the capture goes on") {
+  SECTION("the call is refused and the capture continues") {
     REQUIRE(machine.begin_capture(a).ok());
     CHECK_FALSE(driver.record_all(event).ok());
     sim_graph graph;

@@ -87,13 +87,13 @@ struct arguments {
 
 struct totals {
   std::uint64_t runs = 0, calls = 0, failures = 0;
-  std::map<std::string, std::uint64_t> sites, told;
+  std::map<std::string, std::uint64_t> sites, printed;
 };
 
-void tell(scene const& s, way const& w, std::uint64_t k, scene_result const& r, totals& sum) {
+void print_complaints(scene const& s, way const& w, std::uint64_t k, scene_result const& r, totals& sum) {
   for (std::string const& c : r.complaints) {
     ++sum.failures;
-    if (++sum.told[std::string(s.name) + w.name] > 3) continue;
+    if (++sum.printed[std::string(s.name) + w.name] > 3) continue;
     std::cout << "FAILED " << s.name << ", " << w.name << " at call " << k;
     if (k != 0 && k <= r.calls.size()) {
       made_call const& c2 = r.calls[k - 1];
@@ -113,7 +113,7 @@ void note_sites(scene_result const& r, totals& sum) {
 
 void sweep(scene const& s, arguments const& a, totals& sum) {
   scene_result const plain = run(s, ways[0], 0);
-  tell(s, ways[0], 0, plain, sum);
+  print_complaints(s, ways[0], 0, plain, sum);
   if (a.list) {
     std::uint64_t k = 0;
     for (made_call const& c : plain.calls)
@@ -127,7 +127,7 @@ void sweep(scene const& s, arguments const& a, totals& sum) {
       if (!applies(w, plain.calls[k - 1].kind)) continue;
       scene_result const r = run(s, w, k);
       ++runs;
-      tell(s, w, k, r, sum);
+      print_complaints(s, w, k, r, sum);
       note_sites(r, sum);
     }
   }

@@ -109,16 +109,16 @@ struct endings {
     Kit::lose_context();
     memory.deallocate(stream_ref{}, p, 5_MiB);
     one.reset();
-    bool told = false;
+    bool reported = false;
     try {
       (void)memory.allocate(stream_ref{}, 40_GiB);
-      told = Kit::context_comes_back;
+      reported = Kit::context_comes_back;
     } catch (cuda_error const& error) {
-      told = std::string_view(error.what()).find(error.name()) != std::string_view::npos;
+      reported = std::string_view(error.what()).find(error.name()) != std::string_view::npos;
     } catch (out_of_memory const&) {
-      told = true;
+      reported = true;
     }
-    return said(told, "the context is gone");
+    return said(reported, "the context is gone");
   }
   static int context_destroyed_before_exit(char const*) {
     static buffer owner(process_pool(), 1000, stream_ref{});
@@ -154,7 +154,7 @@ struct endings {
     } catch (cuda_error const& error) {
       fine = !Kit::context_comes_back && error.kind() == failure::unloading;
     }
-    return said(fine, "the reset was noticed");
+    return said(fine, "the reset was detected");
   }
 
   static int status_of(pid_t child) {
@@ -172,7 +172,7 @@ struct endings {
     bool const fine = status_of(child) == 0;
     buffer after(memory, 2'000'000, stream_ref{});
     after.fill(std::byte{1});
-    return said(fine && after.size() == 2'000'000, "the parent goes on");
+    return said(fine && after.size() == 2'000'000, "the parent continues");
   }
   static int fork_and_the_child_uses_the_host(char const*) {
     memory_type& memory = process_pool();
@@ -194,7 +194,7 @@ struct endings {
     bool const fine = status_of(child) == 0;
     bool const kept = memory_allocated(host) != 0;
     host.deallocate_sync(p, 1000);
-    return said(fine && kept, "the parent goes on");
+    return said(fine && kept, "the parent continues");
   }
 
   /// Threads that allocate and free without a pause, each with its own blocks and with blocks allocated by
@@ -313,7 +313,7 @@ struct endings {
                  pooled{};
         },
         "retry_on_oom");
-    return said(bad == 0, "no child was stuck");
+    return said(bad == 0, "no child was blocked");
   }
   /// A child of a process with device memory: calls are refused, silently where nothing can be thrown, and
   /// the parent continues.
@@ -423,7 +423,7 @@ struct endings {
     memory.reset();
     over = true;
     for (auto& t : threads) t.join();
-    return said(true, "the threads went on");
+    return said(true, "the threads continued");
   }
   static int pools_outlive_threads(char const*) {
     memory_type memory = Kit::memory();
@@ -441,7 +441,7 @@ struct endings {
     std::size_t const reserved = memory_reserved(memory);
     (void)memory.trim(0);
     bool const fine = memory_allocated(memory) == 0 && memory_reserved(memory) == 0 && reserved <= 16_MiB;
-    return said(fine, "nothing is left of the threads");
+    return said(fine, "the threads left no memory");
   }
 
   /// An exception of a user's handler reaches the caller, and nothing has changed.
@@ -471,13 +471,13 @@ struct endings {
     return 0;
   }
   static int misuse_handler_goes_on(char const*) {
-    static int told = 0;
-    (void)set_misuse_handler([](misuse const&) { ++told; });
+    static int reported = 0;
+    (void)set_misuse_handler([](misuse const&) { ++reported; });
     memory_type memory = Kit::memory();
     void* const p = memory.allocate(stream_ref{}, 5_MiB);
     memory.deallocate(stream_ref{}, p, 5_MiB);
     memory.deallocate(stream_ref{}, p, 5_MiB);
-    return said(told == 1 && memory_allocated(memory) != 1, "the handler was told");
+    return said(reported == 1 && memory_allocated(memory) != 1, "the handler was called");
   }
   static int misuse_handler_throws(char const*) {
     (void)set_misuse_handler([](misuse const& m) { throw std::runtime_error(m.what()); });
@@ -525,7 +525,7 @@ struct endings {
     for (auto& t : threads) t.join();
     void* const again = ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
     bool const works = again != nullptr && load(again).begin() && load(again).use();
-    return said(fine && closed && works, "the plug-in is closed, and opens again");
+    return said(fine && closed && works, "the plug-in was closed and opened again");
   }
   static int plugin_closed_with_live_threads(char const* path) { return close_plugin(path, last_call::made); }
   static int plugin_closed_with_a_live_pool(char const* path) {

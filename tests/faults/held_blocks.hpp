@@ -103,9 +103,11 @@ class held_blocks {
     // A block that recorded uses hold back is freed, but not yet returned to the pool.
     if (may_have_lost_one())
       return trial_.check(s.live >= live + s.pending, "fewer bytes are live than the program holds");
-    trial_.check_equal(s.live, live + s.pending, "live bytes, as the pool and as the program count");
-    if (s.pending == 0) trial_.check_equal(s.live_blocks, blocks_.size(), "live blocks, likewise");
-    trial_.check(s.live <= s.reserved, "more is live than is reserved");
+    trial_.check_equal(s.live, live + s.pending, "live bytes as counted by the pool and by the program");
+    if (s.pending == 0)
+      trial_.check_equal(s.live_blocks, blocks_.size(),
+                         "live blocks as counted by the pool and by the program");
+    trial_.check(s.live <= s.reserved, "more bytes are live than reserved");
   }
 
   /// Frees all blocks, trims, and checks that nothing is kept. For use once nothing fails any more.

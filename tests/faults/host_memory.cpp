@@ -44,11 +44,11 @@ int main(int argc, char** argv) {
   app.add_option("--allocation", a.allocation, "only the allocation of this number");
   CLI11_PARSE(app, argc, argv);
   std::uint64_t allocations = 0, runs = 0, failures = 0, never_refused = 0;
-  std::map<std::string, unsigned> told;
-  auto const tell = [&](scene const& s, way const& w, std::uint64_t n, scene_result const& r) {
+  std::map<std::string, unsigned> printed;
+  auto const print_complaints = [&](scene const& s, way const& w, std::uint64_t n, scene_result const& r) {
     for (std::string const& c : r.complaints) {
       ++failures;
-      if (++told[std::string(s.name) + w.name] > 3) continue;
+      if (++printed[std::string(s.name) + w.name] > 3) continue;
       std::cout << "FAILED " << s.name << ", " << w.name << " at allocation " << n << ": " << c
                 << "\n  again: tarn_host_faults --scene " << s.name << " --way " << w.name << " --allocation "
                 << n << '\n';
@@ -58,7 +58,7 @@ int main(int argc, char** argv) {
     if (!a.scene.empty() && a.scene != s.name) continue;
     if (s.refuses_host_memory) continue;  // it refuses host memory itself
     scene_result const plain = run(s, ways[0], 0);
-    tell(s, ways[0], 0, plain);
+    print_complaints(s, ways[0], 0, plain);
     // The first run without a refusal gives their number: allocations made once per process do not recur in
     // later runs.
     std::uint64_t asked = 0;
@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
       if (!a.way.empty() && a.way != w.name) continue;
       for (std::uint64_t n = a.allocation != 0 ? a.allocation : 1;; ++n) {
         scene_result const r = run(s, w, n);
-        tell(s, w, n, r);
+        print_complaints(s, w, n, r);
         if (r.refused == 0) break;
         ++runs;
         asked = std::max(asked, n);
@@ -78,7 +78,8 @@ int main(int argc, char** argv) {
     std::cout << s.name << std::string(34 - std::string_view(s.name).size(), ' ') << asked << " allocations"
               << std::endl;
   }
-  if (never_refused != 0) std::cout << "FAILED: in " << never_refused << " scenes nothing was refused\n";
+  if (never_refused != 0)
+    std::cout << "FAILED: in " << never_refused << " scenes no allocation was refused\n";
   std::cout << allocations << " host allocations refused in " << runs << " runs, " << failures
             << " failures\n";
   std::cout << "evidence: host_faults allocations=" << allocations << " runs=" << runs

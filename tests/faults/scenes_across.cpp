@@ -84,7 +84,7 @@ void pieces_between_devices(trial& t) {
   bool const made = t.attempt("make", [&] { first = buffer(here, std::span<float const>(numbers), a); }) &&
                     t.attempt("make beside", [&] { beside = buffer(here, 5, a); }) &&
                     t.attempt("make there", [&] { second = buffer(there, 5, b); }) &&
-                    t.attempt("make on the host", [&] { host.resize(5); });
+                    t.attempt("create on the host", [&] { host.resize(5); });
   if (made) {
     if (t.attempt("peer_copy", [&] { peer_copy(first, second); }))
       t.check(holds_numbers(t, second), "elements lost between devices");
@@ -103,7 +103,7 @@ void pages_that_others_reach(trial& t) {
     return basic_pages<sited_driver>(t.driver()) | accessible_from{1, 2} | pooled{} | tracked{};
   };
   std::optional<decltype(make())> pool;
-  t.attempt("let others at the pages", [&] { pool = make(); });
+  t.attempt("map the pages for other devices", [&] { pool = make(); });
   if (pool) {
     auto const live = t.watch([&] { return live_in(*pool); });
     void* p = nullptr;
@@ -111,7 +111,7 @@ void pages_that_others_reach(trial& t) {
     pool->deallocate(a, p, 3_MiB);
   }
   t.heal();
-  if (!pool) t.attempt("let others at the pages again", [&] { pool = make(); });
+  if (!pool) t.attempt("map the pages for other devices again", [&] { pool = make(); });
   if (pool) {
     void* p = nullptr;
     t.attempt("allocate again", [&] { p = pool->allocate(a, 9_MiB); });
@@ -139,7 +139,7 @@ void a_buffer_over_devices(trial& t) {
   if (t.attempt("make", [&] { whole.emplace(pools, devices, 5); })) {
     bool const sent = t.attempt("scatter", [&] { whole->scatter(numbers); });
     if (sent && t.attempt("gather_sync", [&] { whole->gather_sync(seen); }))
-      t.check(seen == numbers, "elements lost on the way");
+      t.check(seen == numbers, "elements lost during the copy");
     t.attempt("for each part", [&] { whole->for_each_part([](auto const&) {}); });
     t.attempt("divide anew", [&] {
       buffer otherwise(pools, std::span<device_id const>(devices).first(2), 5);

@@ -147,7 +147,7 @@ void bare_pinned_buffer(trial& t) {
   stream const a(t.driver());
   basic_pinned<sited_driver> const memory(t.driver());
   using buffer = pinned_buffer<int, basic_pinned<sited_driver>>;
-  t.attempt("make and drop", [&] { buffer const one(memory, 1000, elements::value_initialised, a); });
+  t.attempt("create and destroy", [&] { buffer const one(memory, 1000, elements::value_initialised, a); });
 }
 
 void batches(trial& t) {
@@ -166,7 +166,7 @@ void batches(trial& t) {
     for (auto batch : collect_batches(device, options, a, staging)) back[batch.offset()] = batch[0];
   };
   if (t.attempt("make", [&] { device = buffer(memory, 5, a); })) {
-    bool const moved = t.attempt("batches there and back", there_and_back);
+    bool const moved = t.attempt("batches to the device and back", there_and_back);
     if (moved && t.log().moment == fault_moment::instead)
       t.check(back == numbers, "elements of batches lost");
     t.attempt("batches from pinned memory", [&] {
@@ -196,7 +196,7 @@ void copies_between_devices(trial& t) {
   device_buffer<int, decltype(pinned)> host(pinned, a);
   bool const made = t.attempt("make", [&] { first = buffer(here, std::span<int const>(numbers), a); }) &&
                     t.attempt("make there", [&] { second = buffer(there, 5, b); }) &&
-                    t.attempt("make on the host", [&] { host.resize(5); });
+                    t.attempt("create on the host", [&] { host.resize(5); });
   if (made) {
     bool const copied = t.attempt("copy_from another device", [&] { second.copy_from(first); });
     if (copied) t.check(holds_numbers(t, second, 5), "elements lost between devices");
@@ -249,7 +249,7 @@ void early_release(trial& t) {
     if (away) {
       evicted->when_lost([&lost](lost_elements const&) { lost = true; });
       t.attempt("host_copy", [&] { (void)evicted->host_copy<0>(); });
-      t.attempt("use what was freed", [&] { buffer(memory, 500'000, b).zero(); });
+      t.attempt("use the freed memory", [&] { buffer(memory, 500'000, b).zero(); });
       t.attempt("bring_back", [&] { evicted->bring_back(); });
     }
     t.heal();
@@ -259,7 +259,8 @@ void early_release(trial& t) {
   // After the driver has unloaded nothing is copied back, and no error is reported.
   if (made && !lost && !first.empty() && t.log().moment == fault_moment::instead)
     t.check(holds_numbers(t, first, 5), "evicted elements lost");
-  if (!t.struck()) t.check(first.size() == 5 && second.size() == 500'000, "evicted elements are not back");
+  if (!t.struck())
+    t.check(first.size() == 5 && second.size() == 500'000, "evicted elements were not restored");
   t.attempt("retire", [&] { free_on(b, std::move(first), std::move(second)); });
   t.attempt("scratch", [&] {
     scratch arena{memory, 100'000, a};

@@ -167,10 +167,10 @@ void retry(trial& t) {
                   return true;
                 }} |
                 tracked{};
-  t.attempt("a block to spare", [&] { spare = below.allocate(a, 12_MiB); });
+  t.attempt("a spare block", [&] { spare = below.allocate(a, 12_MiB); });
   void* p = nullptr;
   t.attempt("allocate, the handler frees", [&] { p = memory.allocate(a, 20_MiB); });
-  if (p != nullptr) t.check(asked != 0 || t.struck(), "the handler was not asked");
+  if (p != nullptr) t.check(asked != 0 || t.struck(), "the handler was not called");
   void* q = nullptr;
   t.attempt(
       "allocate, the handler declines", [&] { q = memory.allocate(a, 20_MiB); }, step_outcome::refused);
@@ -212,7 +212,7 @@ void watching(trial& t) {
     auto const seen = watched_memory->record();
     std::size_t bytes = 0;
     for (auto const& b : seen.live) bytes += b.bytes;
-    t.check_equal(bytes, s.live, "bytes that a `with_history` layer knows of");
+    t.check_equal(bytes, s.live, "bytes recorded by a `with_history` layer");
     return std::to_string(bytes) + " B live in " + std::to_string(seen.live.size());
   });
   std::size_t const sizes[] = {3000, 3_MiB, 100, 5000};

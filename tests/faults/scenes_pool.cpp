@@ -246,7 +246,7 @@ void capture(trial& t) {
   t.attempt("allocate much while captured", [&] { q = held.memory().allocate(a, 12_MiB); });
   if (q != nullptr) held.memory().deallocate(a, q, 12_MiB);
   if (p != nullptr) held.memory().deallocate(a, p, 1000);
-  t.check(t.end_capture(a) || t.struck(), "the capture was spoiled");
+  t.check(t.end_capture(a) || t.struck(), "the capture was invalidated");
   t.check_equal(t.machine().captured_calls(), 0, "driver calls recorded into a graph by accident");
   void* const after = held.get(a, 20_MiB);
   held.give(after);
@@ -297,7 +297,7 @@ void with_a_tool(trial& t) {
       void* captured = nullptr;
       t.attempt("allocate while captured", [&] { captured = held.memory().allocate(a, 1000); });
       if (captured != nullptr) held.memory().deallocate(a, captured, 1000);
-      t.check(t.end_capture(a) || t.struck(), "the capture was spoiled");
+      t.check(t.end_capture(a) || t.struck(), "the capture was invalidated");
     }
     held.give(small);
     void* const wide = held.get(b, 26_MiB);

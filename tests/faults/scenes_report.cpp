@@ -38,7 +38,7 @@ void look(trial& t, Memory const& memory) {
     for (snapshot_segment const& segment : s.segments) {
       std::size_t bytes = 0;
       for (snapshot_block const& b : segment.blocks) bytes += b.bytes;
-      t.check_equal(bytes, segment.bytes, "blocks tile their segment");
+      t.check_equal(bytes, segment.bytes, "blocks cover their segment");
       reserved += segment.bytes;
     }
     t.check_equal(reserved, s.pool.reserved, "segments sum to reserved bytes");
@@ -62,7 +62,7 @@ void save(trial& t, Memory const& memory) {
   bool const saved = t.attempt("save_snapshot", [&] { save_snapshot(memory, path); });
   host_faults::not_counted const own;
   t.check(std::filesystem::exists(path) == saved,
-          "a snapshot that was not saved left a file, or none was saved");
+          "a failed save left a file, or a successful save left none");
   std::filesystem::remove(path);
 }
 
@@ -73,7 +73,7 @@ void lines(trial& t) {
     lines.add({.where = {"file", 1, "function"}, .calls = 1});
     std::uint64_t calls = lines.dropped();
     lines.for_each([&](profiled_line const& l) { calls += l.calls; });
-    t.check_equal(calls, 1U, "a line's call is kept or counted");
+    t.check_equal(calls, 1U, "the call of a line is recorded or counted as lost");
   });
 }
 
@@ -105,7 +105,7 @@ void snapshots(trial& t) {
   t.heal();
   look(t, held.memory());
   (void)held.get(a, 3_MiB);
-  held.empty_out("after looking at it");
+  held.empty_out("after the inspection");
 }
 
 constexpr scene all[] = {{"snapshots", small_machine, snapshots}, {"line profile", small_machine, lines}};

@@ -50,7 +50,7 @@ class call_log {
   void pay() {
     for (auto const& again : owed_) {
       if (status const s = again(); !s.ok()) {
-        complaints.push_back(std::string("what ") + s.call + " owed cannot be given back: " + s.name);
+        complaints.push_back(std::string("what ") + s.call + " owed cannot be released: " + s.name);
       }
     }
     owed_.clear();
@@ -80,7 +80,7 @@ class call_log {
     bool const struck = made.back().struck;
     if (struck && moment == fault_moment::after) return s;
     if (!struck && owed_.empty()) {
-      complaints.push_back(std::string(s.call) + " was refused, and no fault explains it: " + s.name);
+      complaints.push_back(std::string(s.call) + " was refused, but no fault was injected: " + s.name);
     } else {
       owed_.push_back(std::move(again));
     }

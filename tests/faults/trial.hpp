@@ -34,7 +34,7 @@ class trial {
       : log_(std::make_shared<call_log>(options)), heals_(heals) {
     instance() = this;
     (void)set_misuse_handler(
-        [](misuse const& m) { instance()->complain(std::string("a misuse was told of: ") + m.what()); });
+        [](misuse const& m) { instance()->complain(std::string("misuse was reported: ") + m.what()); });
   }
   ~trial() {
     (void)set_misuse_handler(nullptr);
@@ -84,19 +84,19 @@ class trial {
         step();
       }
       done = true;
-      if (expected == step_outcome::refused && !struck()) complain("was served, which cannot be");
+      if (expected == step_outcome::refused && !struck()) complain("succeeded, but must fail");
     } catch (cuda_error const& error) {
       judge(error);
     } catch (out_of_memory const& error) {
       judge(error, expected);
     } catch (std::bad_alloc const&) {
-      if (host_faults::refused() == 0) complain("std::bad_alloc, though the host had memory");
+      if (host_faults::refused() == 0) complain("std::bad_alloc, although the host had memory");
     } catch (bad_alignment const&) {
       // Documented; the step requested it.
     } catch (std::exception const& error) {
       complain(std::string("an error of an undocumented type: ") + error.what());
     }
-    if (!done && seen() != before) complain("threw and changed something:" + difference(before, seen()));
+    if (!done && seen() != before) complain("threw and changed the state:" + difference(before, seen()));
     return done;
   }
 
@@ -158,7 +158,7 @@ class trial {
   }
   void make_good() {
     host_faults::not_counted const own;
-    step_ = "once all was made good";
+    step_ = "after the faults were cleared";
     log_->plan.disarm();
     host_faults::disarm();
     log_->machine.repair();
@@ -189,8 +189,8 @@ class trial {
     return text;
   }
   void require_cause(char const* text) {
-    if (!struck()) complain(std::string("nothing had failed: ") + text);
-    if (healed_) complain(std::string("the fault was over: ") + text);
+    if (!struck()) complain(std::string("no call had failed: ") + text);
+    if (healed_) complain(std::string("the fault had been cleared: ") + text);
   }
   static bool has(std::string_view text, std::string_view part) {
     return text.find(part) != std::string_view::npos;
@@ -199,11 +199,11 @@ class trial {
   void judge(cuda_error const& error) {
     std::string_view const text = error.what();
     require_cause(error.what());
-    bool const telling =
+    bool const is_complete =
         has(text, error.call()) && has(text, error.name()) &&
         has(text, "(" + std::to_string(error.code()) + ")") && has(text, "; ") &&
         has(text, std::string(error.where().file) + ':' + std::to_string(error.where().line));
-    if (!telling) complain(std::string("does not name call, code, place and remedy: ") + error.what());
+    if (!is_complete) complain(std::string("does not name call, code, place and remedy: ") + error.what());
     bool known = log_->anything_owed();
     for (made_call const& c : log_->made) {
       known = known || (c.struck && (std::string_view(error.call()).starts_with(c.name) ||
@@ -214,10 +214,11 @@ class trial {
   void judge(out_of_memory const& error, step_outcome expected) {
     std::string_view const text = error.what();
     if (expected == step_outcome::served) require_cause(error.what());
-    bool const telling = has(text, " asked") && has(text, "refused by ") && text.ends_with(".") &&
-                         (has(text, "Free ") || has(text, "empty_cache") || has(text, "check the size"));
-    if (!telling)
-      complain(std::string("does not say what was asked, who refused and what to do: ") + error.what());
+    bool const is_complete = has(text, " asked") && has(text, "refused by ") && text.ends_with(".") &&
+                             (has(text, "Free ") || has(text, "empty_cache") || has(text, "check the size"));
+    if (!is_complete)
+      complain(std::string("does not contain the request, the refusing layer and the remedy: ") +
+               error.what());
   }
 
   std::shared_ptr<call_log> log_;
@@ -248,29 +249,29 @@ class order_watched_layer {
       : upstream_(std::move(upstream)), machine_(std::move(options.machine)) {}
 
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    return told(upstream_.allocate(stream, bytes, alignment), bytes, stream);
+    return report_allocated(upstream_.allocate(stream, bytes, alignment), bytes, stream);
   }
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    tell_freed(p, bytes, stream);
+    report_freed(p, bytes, stream);
     upstream_.deallocate(stream, p, bytes, alignment);
   }
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    return told(upstream_.allocate_sync(bytes, alignment), bytes, {});
+    return report_allocated(upstream_.allocate_sync(bytes, alignment), bytes, {});
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    tell_freed(p, bytes, {});
+    report_freed(p, bytes, {});
     upstream_.deallocate_sync(p, bytes, alignment);
   }
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
  private:
-  void* told(void* p, std::size_t bytes, stream_ref stream) {
+  void* report_allocated(void* p, std::size_t bytes, stream_ref stream) {
     host_faults::not_counted const own;
     if (p != nullptr) machine_.allocated(p, bytes, stream);
     return p;
   }
-  void tell_freed(void* p, std::size_t bytes, stream_ref stream) noexcept {
+  void report_freed(void* p, std::size_t bytes, stream_ref stream) noexcept {
     host_faults::not_counted const own;
     if (p == nullptr) return;
     stream_id id = 0;

@@ -34,11 +34,12 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
   auto const a = read_arguments(static_cast<int>(words.size()), argv.data(), out, err, status);
   if (!a) {
     promise(status == 0 || status == exit_bad_input, "a refusal has its status", std::to_string(status));
-    promise(status == 0 ? !out.str().empty() : !err.str().empty(), "a refusal says why, help helps");
+    promise(status == 0 ? !out.str().empty() : !err.str().empty(),
+            "a refusal has a reason, and help has a text");
     return 0;
   }
-  promise(status == 0, "what is accepted is no failure");
-  promise(out.str().empty() && err.str().empty(), "what is accepted needs no words");
+  promise(status == 0, "an accepted command is not a failure");
+  promise(out.str().empty() && err.str().empty(), "an accepted command prints nothing");
   promise(a->device == "auto" || a->device == "cuda" || a->device == "sim", "the device is one of three",
           a->device);
   promise(a->passes >= 1 && a->passes <= 1000, "passes are within their bounds");
@@ -48,7 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
           "caps are within their bounds");
   promise(!a->pools.empty(), "there is a pool to run");
   promise(!asks_for_list(*a) || a->pools.front() == "list", "a list is asked for by name");
-  promise(a->report.empty() || (!a->json && a->caps.empty()), "a report is made alone");
+  promise(a->report.empty() || (!a->json && a->caps.empty()), "a report excludes other output");
   // CLI11 reads `[a,b]` as a list of two, wherever a list is allowed.
   bool const lists =
       std::any_of(words.begin(), words.end(), [](std::string const& w) { return w.starts_with('['); });

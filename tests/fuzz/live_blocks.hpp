@@ -22,12 +22,12 @@ class live_blocks {
   /// Records an allocated block; it must be aligned and overlap no other.
   void add(void* p, live_block const& b) {
     auto const at = reinterpret_cast<std::uintptr_t>(p);
-    promise(at % b.alignment == 0, "a block has the alignment that was asked for");
-    promise(b.counted >= b.bytes, "a block is at least as large as was asked");
+    promise(at % b.alignment == 0, "a block has the requested alignment");
+    promise(b.counted >= b.bytes, "a block is at least as large as requested");
     auto const next = blocks_.lower_bound(at);
-    promise(next == blocks_.end() || at + b.bytes <= next->first, "a block does not reach into the next one");
+    promise(next == blocks_.end() || at + b.bytes <= next->first, "a block does not overlap the next block");
     promise(next == blocks_.begin() || std::prev(next)->first + std::prev(next)->second.bytes <= at,
-            "a block does not begin in the one before");
+            "a block does not overlap the previous block");
     blocks_.emplace_hint(next, at, b);
     requested_ += b.bytes;
     counted_ += b.counted;

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "fuzz/choices.hpp"
+#include "fuzz/model_checked.hpp"
 #include "fuzz/promise.hpp"
-#include "fuzz/watched.hpp"
 #include "tarn/core/misuse.hpp"
 #include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/fenced.hpp"
@@ -29,7 +29,7 @@ using namespace tarn_fuzz;
 namespace {
 
 /// The misuse handler's reports since the last query.
-struct told {
+struct reported {
   static inline int overruns = 0;
   static inline int others = 0;
   static void handler(misuse const& what) { ++(what.kind() == misuse_kind::overrun ? overruns : others); }
@@ -57,7 +57,7 @@ bool is_poisoned(poisoned_layer<Upstream>&) {
   return true;
 }
 
-/// A program over one stack. `Memory` ends in watched, which is above the policies.
+/// A program over one stack. `Memory` ends in model_checked, which is above the policies.
 template <class Memory>
 class program {
  public:
@@ -112,16 +112,16 @@ class program {
       b.p = sync ? memory_.allocate_sync(b.bytes, b.alignment)
                  : memory_.allocate(streams_[b.stream], b.bytes, b.alignment);
     } catch (out_of_memory const& refused) {
-      tell("refused", b.bytes);
+      print_step("refused", b.bytes);
       ++refused_;
-      promise(refused.report().asked == b.bytes, "a refusal says what was asked", refused.what());
+      promise(refused.report().asked == b.bytes, "a refusal reports the requested bytes", refused.what());
       promise(memory_->blocks().counted() == before, "a refusal changes nothing");
       return;
     } catch (bad_alignment const&) {
       promise(b.alignment > default_alignment, "only more than the usual alignment may be refused");
       return;  // a fallback's blocks may be less aligned than the pool's
     }
-    tell("allocated", b.bytes, "alignment", b.alignment, "stream", b.stream);
+    print_step("allocated", b.bytes, "alignment", b.alignment, "stream", b.stream);
     blocks_.push_back(b);
     check_filled(b);
     if (b.p != nullptr) (void)machine_.driver().fill(streams_[b.stream], b.p, 0x11, b.bytes);
@@ -145,7 +145,7 @@ class program {
     block const b = blocks_[at];
     blocks_[at] = blocks_.back();
     blocks_.pop_back();
-    tell("free", b.bytes, "stream", b.stream);
+    print_step("free", b.bytes, "stream", b.stream);
     if (b.stream == 0) {
       (void)machine_.driver().synchronize_device();
       memory_.deallocate_sync(b.p, b.bytes, b.alignment);
@@ -167,13 +167,13 @@ class program {
       unsigned char* const where = input_.below(2) == 0 ? start + b.bytes + distance : start - 1 - distance;
       (void)machine_.driver().synchronize_device();
       unsigned char const was = std::exchange(*where, static_cast<unsigned char>(~pattern::fence));
-      told::overruns = 0;
+      reported::overruns = 0;
       std::size_t const found = nearest(memory_, ask);
-      promise(found == 1 && told::overruns == 1, "a write past an end is found once",
-              std::to_string(found) + " found, " + std::to_string(told::overruns) + " told");
+      promise(found == 1 && reported::overruns == 1, "a write past an end is found once",
+              std::to_string(found) + " found, " + std::to_string(reported::overruns) + " reported");
       *where = was;
-      promise(nearest(memory_, ask) == 0, "what is whole is not reported");
-      told::overruns = 0;
+      promise(nearest(memory_, ask) == 0, "intact blocks are not reported");
+      reported::overruns = 0;
     }
   }
 
@@ -188,7 +188,7 @@ class program {
       }
       most = std::max(most, memory_->blocks().counted());
     }
-    promise(peak.peak_bytes() == most, "a peak scope has the most that was live in it");
+    promise(peak.peak_bytes() == most, "a peak scope reports the maximum of its live bytes");
   }
   [[nodiscard]] tracked_statistics numbers() {
     return nearest(memory_, [](auto& layer) -> decltype(layer.statistics()) { return layer.statistics(); });
@@ -198,13 +198,13 @@ class program {
     std::size_t const limit = input_.size(26);
     auto const set = [&](auto& layer) -> decltype(layer.set_limit(limit)) { return layer.set_limit(limit); };
     if constexpr (has<decltype(set)>) {
-      tell("limit", limit);
+      print_step("limit", limit);
       (void)nearest(memory_, set);
     }
   }
 
   void check() {
-    promise(told::overruns == 0 && told::others == 0, "no misuse is told where there is none");
+    promise(reported::overruns == 0 && reported::others == 0, "no misuse is reported where there is none");
     live_blocks const& live = memory_->blocks();
     auto const s = numbers();
     auto const as_count = [](std::size_t n) { return static_cast<std::int64_t>(n); };
@@ -213,20 +213,20 @@ class program {
     promise(s.allocated_bytes[0].current == as_count(live.counted()), "allocated bytes are exact");
     promise(s.ooms == refused_, "every refusal is counted");
     for (auto const& three : {s.allocations, s.requested_bytes, s.allocated_bytes}) {
-      promise(three[0].current == three[1].current + three[2].current, "small and large together are all");
+      promise(three[0].current == three[1].current + three[2].current, "small and large add up to all");
       for (auto const& one : three) {
-        promise(one.peak >= one.current, "a peak is not below now");
-        promise(one.allocated - one.freed == one.current, "allocated less freed is current");
+        promise(one.peak >= one.current, "a peak is not below the current value");
+        promise(one.allocated - one.freed == one.current, "allocated less freed equals current");
       }
     }
     auto const used = [](auto& layer) -> decltype(layer.used()) { return layer.used(); };
     if constexpr (has<decltype(used)>) {
       std::size_t const counted = nearest(memory_, used);
       promise(limit_counts_ != limit_counts::live_bytes || counted == live.counted(),
-              "a limit over a pool counts what is live");
+              "a limit over a pool counts live bytes");
       auto const state = [](auto& layer) -> decltype(layer.state()) { return layer.state(); };
       promise(limit_counts_ != limit_counts::reserved_bytes || counted == nearest(memory_, state).reserved,
-              "a limit under a pool counts what is reserved");
+              "a limit under a pool counts reserved bytes");
     }
   }
 
@@ -244,11 +244,11 @@ class program {
 extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size) {
   choices input(data, size);
   sim_machine const machine(small_machine());
-  set_misuse_handler(&told::handler);
-  told::overruns = told::others = 0;
+  set_misuse_handler(&reported::handler);
+  reported::overruns = reported::others = 0;
   std::size_t const limit = input.size(26);
   auto const run = [&](auto memory, limit_counts counts) {
-    program(std::move(memory) | with_history{machine}, machine, input, counts).run();
+    program(std::move(memory) | model_checked{machine}, machine, input, counts).run();
   };
   switch (input.below(4)) {
     case 0:
@@ -277,6 +277,6 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
   }
   set_misuse_handler(nullptr);
   sim_leaks const left = machine.leaks();
-  promise(left.total() == 0, "all of it goes back to the device");
+  promise(left.total() == 0, "all memory is returned to the device");
   return 0;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decodes bytes to a correct program: two pools, owners, streams that are created and destroyed, capture,
 // record_stream, trim and a device that runs short, on a simulated device with an order checker. Checks: the
-// trivial allocator at the pool's interface (watched.hpp), the checker's findings, the pool's own counters,
+// trivial allocator at the pool's interface (model_checked.hpp), the checker's findings, the pool's own counters,
 // and leaks on the device.
 
 #include <array>
@@ -14,8 +14,8 @@
 
 #include "fuzz/choices.hpp"
 #include "fuzz/marking_driver.hpp"
+#include "fuzz/model_checked.hpp"
 #include "fuzz/promise.hpp"
-#include "fuzz/watched.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/raii/device_buffer.hpp"
@@ -45,9 +45,9 @@ pooled pool_of(choices& input) {
 }
 
 template <class Driver>
-using page_pool = stack<basic_pages<Driver>, pooled, with_history>;
+using page_pool = stack<basic_pages<Driver>, pooled, model_checked>;
 template <class Driver>
-using block_pool = stack<basic_malloc<Driver>, limited, pooled, with_history>;
+using block_pool = stack<basic_malloc<Driver>, limited, pooled, model_checked>;
 
 /// A driver that cannot mark the work of destroyed streams waits for the whole device, which invalidates a
 /// capture: with it the program captures nothing.
@@ -78,9 +78,9 @@ class program {
       : input_(input),
         machine_(machine_of(input)),
         driver_(machine_.driver()),
-        pages_(page_pool<Driver>(basic_pages<Driver>(driver_), pool_of(input), with_history{machine_})),
+        pages_(page_pool<Driver>(basic_pages<Driver>(driver_), pool_of(input), model_checked{machine_})),
         segments_(block_pool<Driver>(basic_malloc<Driver>(driver_), limited{machine_.options().capacity / 2},
-                                     pool_of(input), with_history{machine_})) {
+                                     pool_of(input), model_checked{machine_})) {
     streams_.push_back({stream_ref{}});
     for (int i = 0; i < 3; ++i) add_stream();
   }
@@ -95,7 +95,8 @@ class program {
         step(segments_, what / 3);
       }
       auto const findings = machine_.findings();
-      promise(findings.empty(), "no bytes change hands unordered", findings.empty() ? "" : findings.front());
+      promise(findings.empty(), "no bytes are reused without an order",
+              findings.empty() ? "" : findings.front());
     }
     end();
   }
@@ -109,15 +110,15 @@ class program {
     close(std::move(pages_), tidy);
     close(std::move(segments_), tidy);
     auto const findings = machine_.findings();
-    promise(findings.empty(), "no bytes change hands unordered at the end",
+    promise(findings.empty(), "no bytes are reused without an order at the end",
             findings.empty() ? "" : findings.front());
     for (auto const& s : streams_) {
       if (s.alive && s.ref.handle() != nullptr) (void)driver_.destroy_stream(s.ref);
     }
     sim_leaks const left = machine_.leaks();
     promise(left.total() == left.streams && left.streams == (may_capture<Driver> ? 1 : 0),
-            "a pool that ended has given everything back");
-    promise(machine_.usage().used == 0, "a pool that ended holds no memory");
+            "a destroyed pool has returned all memory");
+    promise(machine_.usage().used == 0, "a destroyed pool holds no memory");
   }
 
   struct stream {
@@ -135,7 +136,7 @@ class program {
     }
     streams_.push_back({made});
     if constexpr (may_capture<Driver>) driver_.roll().add(made);
-    tell("create stream", streams_.size() - 1);
+    print_step("create stream", streams_.size() - 1);
   }
   /// A stream that exists.
   std::size_t any_stream() {
@@ -155,14 +156,14 @@ class program {
   void launch(std::size_t s, void* p, std::size_t bytes) {
     if (!works(s)) return;
     auto const duration = input_.number(1) * 1000;
-    tell("  work on stream", s);
+    print_step("  work on stream", s);
     auto const use = input_.below(3) == 0 ? sim_reads(p, bytes) : sim_writes(p, bytes);
-    promise(machine_.launch(streams_[s].ref, duration, {use}).ok(), "memory handed out can be used");
+    promise(machine_.launch(streams_[s].ref, duration, {use}).ok(), "allocated memory can be used");
   }
   /// The user's own event: `after` waits for all of `before`.
   bool order(std::size_t after, std::size_t before) {
     if (!works(after) || !works(before)) return false;
-    tell("stream", after, "waits for", before);
+    print_step("stream", after, "waits for", before);
     Driver const& driver = driver_;
     event_handle event = nullptr;
     (void)driver.create_event(event);
@@ -174,11 +175,11 @@ class program {
   void end_capture(std::size_t s) {
     if (!streams_[s].captured) return;
     streams_[s].captured = false;
-    tell("end capture of stream", s);
+    print_step("end capture of stream", s);
     sim_graph graph;
-    promise(machine_.end_capture(streams_[s].ref, graph).ok(), "no allocation spoils a capture");
+    promise(machine_.end_capture(streams_[s].ref, graph).ok(), "no allocation invalidates a capture");
     promise(graph.is_empty() && machine_.captured_calls() == calls_of_user_,
-            "no driver call of the pool gets into a graph");
+            "no driver call of the pool is captured into a graph");
   }
 
   template <class Memory>
@@ -228,13 +229,13 @@ class program {
     std::size_t const s = any_stream();
     std::size_t const bytes = input_.size(27);
     std::size_t const alignment = input_.alignment();
-    tell(name_of(in), "allocate on stream", s, "bytes", bytes, "alignment", alignment);
+    print_step(name_of(in), "allocate on stream", s, "bytes", bytes, "alignment", alignment);
     try {
       void* const p = in.memory.allocate(named(s), bytes, alignment);
       in.blocks.push_back({p, bytes, alignment, s});
       launch(s, p, bytes);
     } catch (out_of_memory const& refused) {
-      promise(refused.report().asked == bytes, "a refusal says what was asked");
+      promise(refused.report().asked == bytes, "a refusal reports the requested bytes");
     }
   }
   template <class Block>
@@ -249,7 +250,7 @@ class program {
   void deallocate(side<Memory>& in) {
     if (in.blocks.empty()) return;
     auto const b = take(in.blocks);
-    tell(name_of(in), "deallocate on stream", b.stream, "bytes", b.bytes);
+    print_step(name_of(in), "deallocate on stream", b.stream, "bytes", b.bytes);
     in.memory.deallocate(named(b.stream), b.p, b.bytes, b.alignment);
   }
   /// Freed on a stream that the program has ordered after the block's own.
@@ -259,9 +260,9 @@ class program {
     auto const b = take(in.blocks);
     std::size_t const s = any_stream();
     if (order(s, b.stream)) {
-      tell(name_of(in), "deallocate on stream", s, "bytes", b.bytes);
+      print_step(name_of(in), "deallocate on stream", s, "bytes", b.bytes);
       launch(s, b.p, b.bytes);
-      tell(name_of(in), "record_stream on stream", s, "of stream", b.stream, "bytes", b.bytes);
+      print_step(name_of(in), "record_stream on stream", s, "of stream", b.stream, "bytes", b.bytes);
       in.memory.deallocate(named(s), b.p, b.bytes, b.alignment);
     } else {
       in.blocks.push_back(b);
@@ -277,13 +278,13 @@ class program {
   void allocate_sync(side<Memory>& in) {
     std::size_t const bytes = input_.size(24);
     std::size_t const alignment = input_.alignment();
-    tell(name_of(in), "allocate_sync bytes", bytes, "alignment", alignment);
+    print_step(name_of(in), "allocate_sync bytes", bytes, "alignment", alignment);
     try {
       void* const p = in.memory.allocate_sync(bytes, alignment);
       in.without_stream.push_back({p, bytes, alignment, 0});
       launch(any_stream(), p, bytes);  // immediately, on any stream
     } catch (out_of_memory const& refused) {
-      promise(refused.report().asked == bytes, "a refusal says what was asked");
+      promise(refused.report().asked == bytes, "a refusal reports the requested bytes");
     }
   }
   template <class Memory>
@@ -292,7 +293,7 @@ class program {
     // The user has waited: if a capture forbids that, the block stays.
     if (!driver_.synchronize_device().ok()) return forgive_capture();
     auto const b = take(in.without_stream);
-    tell(name_of(in), "deallocate_sync bytes", b.bytes);
+    print_step(name_of(in), "deallocate_sync bytes", b.bytes);
     in.memory.deallocate_sync(b.p, b.bytes, b.alignment);
   }
   /// A wait that the user should not have requested invalidates the capture.
@@ -320,7 +321,7 @@ class program {
     std::size_t const count = input_.size(20);
     if (!works(s)) return;
     try {
-      tell(name_of(in), "buffer on stream", s, "elements", count);
+      print_step(name_of(in), "buffer on stream", s, "elements", count);
       device_buffer<std::uint32_t, Memory> made(in.memory, count, named(s), input_.alignment());
       made.fill(std::byte{1});
       in.buffers.push_back(std::move(made));
@@ -339,7 +340,7 @@ class program {
     for (std::size_t i = 0; i < streams_.size(); ++i)
       exists |= works(i) && streams_[i].ref.id() == b.stream().id();
     exists |= b.stream().handle() == nullptr && works(0);
-    tell(name_of(in), "change a buffer", how % 8, "elements", count, "stream", s);
+    print_step(name_of(in), "change a buffer", how % 8, "elements", count, "stream", s);
     if (how % 8 == 0 || !exists || !works(s)) {
       std::swap(b, in.buffers.back());
       return in.buffers.pop_back();
@@ -364,7 +365,8 @@ class program {
           auto const* const data = b.data();
           auto taken = std::move(b);
           b = std::move(taken);
-          promise(b.size() == before && b.data() == data, "moving there and back changes nothing");
+          promise(b.size() == before && b.data() == data,
+                  "moving a buffer and moving it back changes nothing");
           return b.swap(other);
         }
       }
@@ -375,11 +377,11 @@ class program {
   template <class Memory>
   void shrink(side<Memory>& in) {
     std::size_t const keep = input_.below(2) == 0 ? 0 : input_.size(27);
-    tell(name_of(in), "trim to", keep);
+    print_step(name_of(in), "trim to", keep);
     std::size_t const before = in.memory->upstream()->state().reserved;
     std::size_t const given = in.memory.trim(keep);
     std::size_t const after = in.memory->upstream()->state().reserved;
-    promise(before - after == given, "trim returns what it gave back");
+    promise(before - after == given, "trim returns the number of bytes it freed");
   }
   void change_streams() {
     std::size_t const s = any_stream();
@@ -390,13 +392,13 @@ class program {
       case 1:  // its blocks live on
         if (s == 0) return;
         end_capture(s);
-        tell("destroy stream", s);
+        print_step("destroy stream", s);
         if constexpr (may_capture<Driver>) driver_.roll().remove(streams_[s].ref);
         (void)driver_.destroy_stream(streams_[s].ref);
         streams_[s].alive = false;
         return;
       case 2:
-        tell("capture stream", s);
+        print_step("capture stream", s);
         if (may_capture<Driver> && s != 0 && works(s))
           streams_[s].captured = machine_.begin_capture(streams_[s].ref).ok();
         return;
@@ -405,7 +407,7 @@ class program {
     }
   }
   void change_device() {
-    tell("change the device");
+    print_step("change the device");
     switch (input_.below(3)) {
       case 0:
         return machine_.advance(input_.number(3));
@@ -420,34 +422,35 @@ class program {
   void look(side<Memory>& in) {
     live_blocks const& live = in.memory->blocks();
     pool_state const s = in.memory->upstream()->state();
-    promise(s.reserved + 0 <= machine_.options().capacity, "no more is reserved than there is");
-    promise(s.live >= live.counted(), "what is live is counted");
+    promise(s.reserved + 0 <= machine_.options().capacity, "reserved does not exceed the device");
+    promise(s.live >= live.counted(), "live blocks are counted");
     promise(s.pending != 0 || s.live == live.counted(), "live bytes are exact");
     promise(s.pending != 0 || s.live_blocks == live.size(), "live blocks are exact");
-    promise(s.live <= s.reserved, "what is live is reserved");
-    promise(s.reserved_total - s.released_total == s.reserved, "taken less given back is held");
+    promise(s.live <= s.reserved, "live does not exceed reserved");
+    promise(s.reserved_total - s.released_total == s.reserved, "allocated less freed equals held");
     promise(s.creates - s.destroys == s.handles && s.maps >= s.unmaps, "handles are counted");
     promise(s.small.reserved.current + s.large.reserved.current == static_cast<std::int64_t>(s.reserved),
-            "small and large together are all");
-    promise(s.reserved <= s.reserved_peak && s.handles <= s.handles_peak, "a peak is not below now");
+            "small and large add up to all");
+    promise(s.reserved <= s.reserved_peak && s.handles <= s.handles_peak,
+            "a peak is not below the current value");
     if (!in.blocks.empty()) {
       auto const& b = in.blocks[input_.below(in.blocks.size())];
       void* const last = static_cast<char*>(b.p) + (b.bytes == 0 ? 0 : b.bytes - 1);
       promise(b.bytes == 0 || (in.memory.owns(b.p) && in.memory.owns(last)),
-              "a pool owns what it handed out");
+              "a pool owns its allocated blocks");
       promise(!pages_.memory.owns(b.p) || !segments_.memory.owns(b.p), "no two pools own a block");
     }
     try {
       (void)in.memory.allocate({}, std::numeric_limits<std::size_t>::max() - input_.byte(), 256);
-      promise(false, "no device has so much");
+      promise(false, "an impossible size is refused");
     } catch (out_of_memory const&) {
     }
     try {
       (void)in.memory.allocate({}, 1, 3 * input_.alignment());
-      promise(false, "an alignment that is no power of two is refused");
+      promise(false, "an alignment that is not a power of two is refused");
     } catch (bad_alignment const&) {
     }
-    promise(in.memory.allocate({}, 0, 256) == nullptr, "no bytes are null");
+    promise(in.memory.allocate({}, 0, 256) == nullptr, "an allocation of zero bytes is null");
     if (input_.below(8) == 0) in.memory->upstream()->reset_peaks();
   }
 
@@ -459,8 +462,8 @@ class program {
     in.buffers.clear();
     (void)in.memory.trim(0);
     pool_state const s = in.memory->upstream()->state();
-    promise(s.live == 0 && s.live_blocks == 0 && s.pending == 0, "what was freed is not live");
-    promise(s.reserved == 0, "what is trimmed to nothing holds nothing");
+    promise(s.live == 0 && s.live_blocks == 0 && s.pending == 0, "freed blocks are not live");
+    promise(s.reserved == 0, "a pool trimmed to zero holds nothing");
   }
 
   choices& input_;

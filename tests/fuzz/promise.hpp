@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How a target reports a broken guarantee: it prints a message and calls abort(), and the fuzzer keeps the
-// input. With TARN_FUZZ_TELL in the environment it also prints each step, so that a finding can be read as a
+// input. With TARN_FUZZ_PRINT in the environment it also prints each step, so that a finding can be read as a
 // program.
 
 #include <cstdio>
@@ -16,10 +16,10 @@ inline void promise(bool kept, char const* what, std::string const& more = {}) {
   std::abort();
 }
 
-/// tell("allocate", "stream", 1, "bytes", 300): one line per step.
+/// print_step("allocate", "stream", 1, "bytes", 300): one line per step.
 template <class... Words>
-void tell(Words const&... words) {
-  static bool const asked = std::getenv("TARN_FUZZ_TELL") != nullptr;
+void print_step(Words const&... words) {
+  static bool const asked = std::getenv("TARN_FUZZ_PRINT") != nullptr;
   if (!asked) return;
   auto const text = [](auto const& word) {
     if constexpr (requires { std::to_string(word); }) {

@@ -133,7 +133,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
   promise(!read.is_discarded(), "JSON can be read");
   promise(read["title"] == tarn::detail::as_utf8(s.title), "names survive in JSON");
   promise(read["events"].size() == s.events.size() && read["segments"].size() == s.segments.size(),
-          "all of it is there");
+          "the snapshot is complete");
   std::ostringstream trace;
   tarn::write_perfetto(trace, s, {.least_slice_bytes = 1024});
   auto const events = nlohmann::json::parse(trace.str(), nullptr, false);
@@ -144,6 +144,6 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
     begun += e["ph"] == "b";
     ended += e["ph"] == "e";
   }
-  promise(begun == ended, "what begins ends");
+  promise(begun == ended, "every begin has an end");
   return 0;
 }

@@ -26,7 +26,7 @@ class memory_file {
  public:
   explicit memory_file(std::string_view bytes) : fd_(memfd_create("trace", 0)) {
     promise(fd_ >= 0 && write(fd_, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()),
-            "the test can make a file");
+            "the test can create a file");
   }
   memory_file(memory_file const&) = delete;
   memory_file& operator=(memory_file const&) = delete;
@@ -87,9 +87,9 @@ void check_replayable(trace const& t) {
       bytes += e.bytes;
       peak = bytes > peak ? bytes : peak;
     } else {
-      promise(live[e.slot] != nullptr, "only what is live is freed");
+      promise(live[e.slot] != nullptr, "only live blocks are freed");
       promise(live[e.slot]->bytes == e.bytes && live[e.slot]->stream == e.stream,
-              "a free knows its bytes and stream");
+              "a free has the bytes and stream of its allocation");
       live[e.slot] = nullptr;
       bytes -= e.bytes;
     }
@@ -111,7 +111,7 @@ void check_agreement(std::string_view text, trace const& t) {
       // Its stream numbers have 32 bits.
       bool const wide =
           std::string_view(error.what()).find("the stream is too large") != std::string_view::npos;
-      promise(wide, "both readers take the same lines", error.what());
+      promise(wide, "both readers accept the same lines", error.what());
       ++at;
       continue;
     }

@@ -43,7 +43,7 @@ void any_event_survives(choices& input) {
   promise(line.ends_with('\n'), "a line ends");
   auto const back = tarn::parse_trace_line(line.substr(0, line.size() - 1), 1);
   promise(back.kind == e.kind && back.id == e.id && back.bytes == e.bytes && back.stream == e.stream,
-          "what is written is what is read", std::string(line));
+          "the reader returns the written events", std::string(line));
 }
 
 template <class Memory>
@@ -100,7 +100,7 @@ void check(std::FILE* file, std::vector<called> const& calls) {
     parser.take(line);
     auto const e = tarn::parse_trace_line(line, parser.lines());
     if (e.kind == tarn::trace_event_kind::comment) continue;
-    promise(at < calls.size(), "nothing is recorded that was not called");
+    promise(at < calls.size(), "only calls are recorded");
     called const& c = calls[at++];
     promise(e.kind == c.kind, "calls are recorded in their order");
     if (e.kind == tarn::trace_event_kind::allocate) {
@@ -110,7 +110,7 @@ void check(std::FILE* file, std::vector<called> const& calls) {
       bool known = false;
       for (auto const& [ours, theirs] : streams) {
         known |= ours == c.stream;
-        promise((ours == c.stream) == (theirs == e.stream), "each stream has a number of its own");
+        promise((ours == c.stream) == (theirs == e.stream), "each stream has its own number");
       }
       if (!known) streams.emplace_back(c.stream, e.stream);
     } else {
@@ -119,7 +119,7 @@ void check(std::FILE* file, std::vector<called> const& calls) {
       promise(found, "a free names its allocation");
     }
   }
-  promise(at == calls.size(), "everything called is recorded");
+  promise(at == calls.size(), "every call is recorded");
 }
 
 }  // namespace
@@ -128,7 +128,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
   choices input(data, size);
   any_event_survives(input);
   static std::FILE* const file = std::tmpfile();
-  promise(file != nullptr, "the test can make a file");
+  promise(file != nullptr, "the test can create a file");
   std::rewind(file);
   promise(ftruncate(fileno(file), 0) == 0, "the test can empty a file");
   tarn::sim_options o;

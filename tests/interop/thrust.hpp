@@ -30,7 +30,7 @@ void thrust_contract(Pool pool, tarn::stream_ref stream) {
 
   using allocator = tarn::thrust_allocator<int, Pool>;
   using vector = thrust::device_vector<int, allocator>;
-  SECTION("a device_vector lives in the pool and returns to it") {
+  SECTION("a device_vector allocates from the pool and deallocates to it") {
     {
       vector v(host.size(), 7, allocator(pool));
       CHECK(tarn::memory_allocated(pool) >= host.size() * sizeof(int));
@@ -45,7 +45,7 @@ void thrust_contract(Pool pool, tarn::stream_ref stream) {
     }
     CHECK(tarn::memory_allocated(pool) == 0);
   }
-  SECTION("sorting takes its temporaries from the pool, on a stream") {
+  SECTION("sort allocates its temporaries from the pool, on a stream") {
     vector v(host.begin(), host.end(), allocator(pool));
     auto const before = tarn::memory_stats(pool);
     thrust::stable_sort(tarn::par(pool).on(stream), v.begin(), v.end(), thrust::greater<int>());
@@ -60,7 +60,7 @@ void thrust_contract(Pool pool, tarn::stream_ref stream) {
     thrust::host_vector<int> back = v;
     CHECK(std::equal(sorted.begin(), sorted.end(), back.begin()));
   }
-  SECTION("elements may stay uninitialised") {
+  SECTION("elements can be left uninitialised") {
     using bare = tarn::uninitialised_thrust_allocator<int, Pool>;
     thrust::device_vector<int, bare> v(1000, bare(pool));
     thrust::sequence(v.begin(), v.end());

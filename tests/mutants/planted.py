@@ -15,7 +15,7 @@ class Mutant(NamedTuple):
 
 
 PLANTED = {
-    "another stream waits for the work on what it takes": [
+    "a stream waits for earlier work on memory that it takes from another stream": [
         Mutant(
             "skip the wait",
             "pool/order/ordering.hpp",
@@ -25,7 +25,7 @@ PLANTED = {
             short=True,
         ),
         Mutant(
-            "steal without waiting where the work is nearly done",
+            "take without waiting if the work is almost complete",
             "pool/order/reclaim.hpp",
             "covered != 0 && order.order(space, hot, taker, d)) {",
             "covered != 0 && (owner.completed + 1 >= covered || order.order(space, hot, taker, d))) {",
@@ -37,7 +37,7 @@ PLANTED = {
             "event_handle const event = a.streams[taker].event;",
         ),
         Mutant(
-            "order the wrong way round",
+            "make the owner wait for the taker",
             "pool/order/ordering.hpp",
             """    stream_ref const stream = a.streams[taker].stream;
     event_handle const event = a.streams[owner].event;""",
@@ -45,25 +45,25 @@ PLANTED = {
     event_handle const event = a.streams[owner].event;""",
         ),
         Mutant(
-            "record too early: later frees pass for covered",
+            "later frees count as covered by an event that was recorded too early",
             "pool/order/ordering.hpp",
             "std::uint64_t const mark = domain.epoch++;",
             "std::uint64_t const mark = domain.epoch;",
         ),
         Mutant(
-            "the newest frees need no event of their own",
+            "the newest frees get no event",
             "pool/order/ordering.hpp",
             "if (domain.recorded < domain.freed) {",
             "if (domain.recorded + 1 < domain.freed) {",
         ),
         Mutant(
-            "an event that is not ready passes for done",
+            "an event that is not ready counts as complete",
             "pool/order/ordering.hpp",
             "done = driver_.query_event(domain.event).ok();",
             "done = driver_.query_event(domain.event).kind != failure::unloading;",
         ),
         Mutant(
-            "take what no event covers yet, too",
+            "take memory that no event covers yet",
             "pool/order/reclaim.hpp",
             "space.hand_over(d, taker, covered);",
             "space.hand_over(d, taker, owner.epoch);",
@@ -75,13 +75,13 @@ PLANTED = {
             "bool const moves = ranges[r].epoch <= epoch + 1;",
         ),
         Mutant(
-            "neutral before it is finished",
+            "memory becomes neutral before its work is complete",
             "pool/order/reclaim.hpp",
             "if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.completed);",
             "if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.recorded);",
         ),
     ],
-    "a free is marked with its own stream's work": [
+    "a free is marked with the work of its own stream": [
         Mutant(
             "freed into the domain of the stream that allocated it",
             "pool/arena/arena.hpp",
@@ -89,26 +89,26 @@ PLANTED = {
             "make_free(piece, ranges[piece].domain, streams[ranges[piece].domain].mark());",
         ),
         Mutant(
-            "joined ranges keep the older mark",
+            "coalesced ranges keep the older mark",
             "pool/arena/arena.hpp",
             "ranges[first].epoch = max_of(ranges[first].epoch, ranges[second].epoch);",
             "ranges[first].epoch = min_of(ranges[first].epoch, ranges[second].epoch);",
         ),
         Mutant(
-            "an emptied run is free without a mark",
+            "an empty run becomes free without a mark",
             "pool/arena/arena.hpp",
             "make_free(body, owner, streams[owner].mark());",
             "make_free(body, owner, 0);",
         ),
         Mutant(
-            "a block of another stream's run goes straight home",
+            "a block of another stream's run is returned without waiting",
             "pool/arena/arena.hpp",
             "if (giver != neutral && runs[r].domain != giver) {",
             "if (giver != neutral && runs[r].domain == neutral) {",
             short=True,
         ),
         Mutant(
-            "returned blocks go home once an event is recorded",
+            "returned blocks are returned to their run once an event is recorded",
             "pool/order/reclaim.hpp",
             "domain.foreign_epoch <= domain.completed)",
             "domain.foreign_epoch <= domain.recorded)",
@@ -134,7 +134,7 @@ PLANTED = {
             "heap_.give_back(neutral_id, {}, k, m.blocks, std::exchange(m.count, 0));",
         ),
     ],
-    "a destroyed stream's work is waited for, and its handle is not used": [
+    "the pool waits for a destroyed stream's work and does not use its handle": [
         Mutant(
             "reuse a destroyed stream's handle",
             "pool/order/mark_work.hpp",
@@ -142,13 +142,13 @@ PLANTED = {
             "driver.identify(stream_ref::from(stream.handle()), now).ok() && now != 0;",
         ),
         Mutant(
-            "a destroyed stream passes for done",
+            "a destroyed stream counts as complete",
             "pool/order/ordering.hpp",
             "done = driver_.synchronize_device().ok();",
             "done = domain.gone;",
         ),
         Mutant(
-            "the pool ends before its streams' work",
+            "the pool is destroyed before the work of its streams is complete",
             "pool/heap.hpp",
             """    finish_all(space_, order, may_release(held));
     // A stream whose end the driver does not report: its work must not see its memory unmapped.
@@ -157,21 +157,21 @@ PLANTED = {
     if (asks_for_device &&""",
         ),
     ],
-    "record_stream() holds a block back until all its uses are over": [
+    "record_stream() holds a block back until all its uses are complete": [
         Mutant(
-            "forget the use on the second of two streams",
+            "the use on the second of two streams is lost",
             "pool/order/recorded_streams.hpp",
             "if (uses_[u].stream == id) return;",
             "if (b != 0) return;",
         ),
         Mutant(
-            "one use that is over passes for all",
+            "one complete use counts as all uses",
             "pool/order/recorded_streams.hpp",
             "if (--blocks_[b].pending != 0) continue;",
             "if (std::exchange(blocks_[b].pending, 0u) == 0) continue;",
         ),
         Mutant(
-            "a use that cannot be marked now is forgotten",
+            "a use that cannot be marked yet is lost",
             "pool/order/recorded_streams.hpp",
             "bool const over = result == mark_result::gone && driver_.synchronize_device().ok();",
             "bool const over = result != mark_result::marked;",
@@ -183,19 +183,19 @@ PLANTED = {
             "if (queues_[uses_[u].lane].stream.handle() == freed.stream.handle()) {",
         ),
         Mutant(
-            "only the first of the uses that share an event is marked again",
+            "only the first use that shares an event is marked again",
             "pool/order/recorded_streams.hpp",
             "if (in.unmarked != 0) join(g, in.unmarked);",
             "",
         ),
         Mutant(
-            "a stream's queue is used again one use too early",
+            "a stream's queue is reused one use too early",
             "pool/order/recorded_streams.hpp",
             "if (--queues_[l].users != 0) return;",
             "if (--queues_[l].users > 1) return;",
         ),
         Mutant(
-            "an event that is not done is over where nobody waits",
+            "an incomplete event counts as complete in a query that does not wait",
             "pool/order/recorded_streams.hpp",
             "if (!done) return false;",
             "if (!done && wait) return false;",
@@ -208,15 +208,15 @@ PLANTED = {
             "",
         ),
     ],
-    "a capture is left alone": [
+    "calls during a capture keep it valid": [
         Mutant(
-            "record into what is captured",
+            "record an event on a captured stream",
             "pool/order/mark_work.hpp",
             "driver.is_capturing(stream, capturing).ok() && !capturing && driver.record_event(event, stream).ok();",
             "driver.is_capturing(stream, capturing).ok() && driver.record_event(event, stream).ok();",
         ),
         Mutant(
-            "a wait is captured",
+            "a captured stream waits for an event",
             "pool/order/ordering.hpp",
             """    bool capturing = true;
     return !driver_.is_capturing(stream, capturing).ok() || capturing;
@@ -246,24 +246,24 @@ PLANTED = {
       done = driver_.wait_event(stream, event).ok();""",
         ),
     ],
-    "streams and threads that end are forgotten, and none too early": [
+    "records of ended streams and threads are removed, and none too early": [
         Mutant(
-            "a forgotten stream's identity leads to the next stream's domain",
+            "the identity of a removed stream finds the domain of the next stream",
             "pool/arena/stream_order.hpp",
             "    (void)by_id_.erase(domain.id);\n",
             "",
         ),
         Mutant(
-            "a thread keeps its place for a pool that ended",
+            "a thread keeps its cache of a destroyed pool",
             "pool/front/thread_cache.hpp",
             "for (entry const& e : left) place(places, e);",
             "for (entry const& e : entries_) place(places, e);",
             finder="tests/pool/thread_cache.cpp",
         ),
     ],
-    "magazines hold each block once, of its class, and give all back": [
+    "magazines hold each block once, in its size class, and return all of them": [
         Mutant(
-            "forget the magazines of a thread that ends",
+            "the magazines of a thread that ends are lost",
             "pool/front/front.hpp",
             """    empty(*cache);
     retired_live_.bytes""",
@@ -284,7 +284,7 @@ PLANTED = {
             "",
         ),
         Mutant(
-            "the oldest of too many streams is forgotten with its magazines",
+            "the magazines of the oldest of too many streams are lost",
             "pool/front/front.hpp",
             "if (oldest.get() != nullptr) give_back(*oldest);",
             "",
@@ -296,7 +296,7 @@ PLANTED = {
             "if (bytes <= detail::class_limit && front_.put(",
         ),
         Mutant(
-            "a magazine of the wrong size class",
+            "a block enters a magazine of the wrong size class",
             "pool/front/front.hpp",
             """        unsigned const k = size.its_class();
         done = put_in(*cache, *of_stream, k, p);""",
@@ -310,22 +310,22 @@ PLANTED = {
             "of_stream->large_block != nullptr && of_stream->large_bytes >= size.large_bytes()",
         ),
         Mutant(
-            "a magazine that fills does not say that it holds anything",
+            "a magazine that fills does not count its blocks",
             "pool/front/front.hpp",
             "    cache.count_held(class_bytes(k), 0);\n    return true;",
             "    return true;",
         ),
     ],
-    "ranges tile what the pool holds": [
+    "ranges cover the pool's memory without gaps or overlaps": [
         Mutant(
-            "lose the remainder of a split",
+            "the remainder of a split is lost",
             "pool/arena/arena.hpp",
             "if (ranges[r].bytes > bytes) put_in(split(r, bytes));",
             "if (ranges[r].bytes > bytes) ranges[split(r, bytes)].state = range_state::live;",
             short=True,
         ),
         Mutant(
-            "what is skipped for alignment is lost",
+            "bytes skipped for alignment are lost",
             "pool/arena/arena.hpp",
             """      range_ref const body = split(r, skipped);
       put_in(r);
@@ -341,13 +341,13 @@ PLANTED = {
             "r = carve(r, ranges[r].address, bytes);",
         ),
         Mutant(
-            "alignment is left out of the fit",
+            "the fit ignores alignment",
             "pool/arena/range_index.hpp",
             "if (node.bytes < skipped || node.bytes - skipped < bytes) continue;",
             "if (node.bytes < skipped || node.bytes < bytes) continue;",
         ),
         Mutant(
-            "an emptied run stays listed",
+            "an empty run stays in the list",
             "pool/arena/arena.hpp",
             "    list.erase(runs, r);\n    range_ref const body = home.body;",
             "    range_ref const body = home.body;",
@@ -366,7 +366,7 @@ PLANTED = {
             "",
         ),
     ],
-    "a view shows free handles, each once, while somebody is in it": [
+    "a view maps free handles, each once, while a block lies in it": [
         Mutant(
             "coalesce across handles",
             "pool/growth/page_choice.hpp",
@@ -380,19 +380,19 @@ PLANTED = {
             "if (node.state != range_state::free) continue;",
         ),
         Mutant(
-            "a view shows one handle at both ends",
+            "a view maps one handle at both ends",
             "pool/growth/page_choice.hpp",
             "if (end_most.bytes != 0 && end_most.handle == start_most.handle) {",
             "if (end_most.bytes != 0 && end_most.address == start_most.address) {",
         ),
         Mutant(
-            "a prolonged view shows a handle twice",
+            "an extended view maps a handle twice",
             "pool/growth/page_choice.hpp",
             "return after != nullptr && after->shows(p.handle);",
             "return after != nullptr && after->region == 0;",
         ),
         Mutant(
-            "a view is prolonged beyond its place",
+            "a view is extended beyond its address range",
             "pool/growth/page_views.hpp",
             "      if (bytes > a.ranges[v.region].bytes) continue;\n",
             "",
@@ -404,33 +404,33 @@ PLANTED = {
             "",
         ),
         Mutant(
-            "a view still shows a handle that was given back",
+            "a view still maps a handle that was destroyed",
             "pool/growth/page_views.hpp",
             "          slot.handle = 0;\n",
             "",
         ),
         Mutant(
-            "a handle is given back while a view maps it",
+            "a handle is destroyed while a view maps it",
             "pool/growth/page_growth.hpp",
             "      views_.forget(leaves);\n",
             "",
         ),
     ],
-    "what is given back is whole, free and finished": [
+    "memory returned to the driver is whole, free and no longer in use": [
         Mutant(
-            "unmap a page in use",
+            "a page is unmapped while in use",
             "pool/growth/page_growth.hpp",
             "if (at_start && at_end) whole.push_back(p);",
             "if (at_start || at_end) whole.push_back(p);",
         ),
         Mutant(
-            "a segment goes back with a live block at its end",
+            "a segment is freed with a live block at its end",
             "pool/growth/segment_growth.hpp",
             "if (a.ranges[r].previous == 0 && a.ranges[r].next == 0) whole = r;",
             "if (a.ranges[r].previous == 0) whole = r;",
         ),
         Mutant(
-            "trim gives back what awaits a stream's work",
+            "trim frees memory that waits for a stream's work",
             "pool/growth/page_growth.hpp",
             "      if (d != neutral && a.streams[d].freed > a.streams[d].completed) continue;\n",
             "",
@@ -438,7 +438,7 @@ PLANTED = {
     ],
     "a refusal changes nothing": [
         Mutant(
-            "drop a reclaim on the failure path",
+            "the failure path omits a reclaim",
             "pool/growth/page_growth.hpp",
             "      unmake(made, address);\n",
             "",
@@ -456,15 +456,15 @@ PLANTED = {
             "",
         ),
     ],
-    "counters say what is": [
+    "counters are exact": [
         Mutant(
-            "count twice",
+            "an allocation is counted twice",
             "pool/heap.hpp",
             "    if (uncached) count_uncached(held",
             "    if (uncached || r.size_class == class_count) count_uncached(held",
         ),
         Mutant(
-            "what a thread had out is forgotten when it ends",
+            "the live bytes of a thread are lost when it ends",
             "pool/front/front.hpp",
             "    retired_live_.bytes += cache->live_bytes.load(std::memory_order_relaxed);\n",
             "",
@@ -482,7 +482,7 @@ PLANTED = {
             "    peak = detail::max_of(peak, current);\n    current += amount;\n    allocated += amount;",
         ),
         Mutant(
-            "a scope's peak is that of its end",
+            "the peak of a scope is its value at the end",
             "policy/tracked_numbers.hpp",
             "m->peak = max_of(m->peak, m->current);",
             "m->peak = max_of(m->start, m->current);",
@@ -494,7 +494,7 @@ PLANTED = {
             "",
         ),
         Mutant(
-            "the peak of what is active leaves out what waits",
+            "the peak of active bytes omits waiting blocks",
             "policy/tracked_numbers.hpp",
             "    s.peak = max_of(s.peak, active_peak_[k][g]);\n",
             "",
@@ -506,7 +506,7 @@ PLANTED = {
             "",
         ),
         Mutant(
-            "a large block waits among the small ones",
+            "a waiting large block is counted as small",
             "pool/waiting_blocks.hpp",
             "    count_.change(bytes <= class_limit, ",
             "    count_.change(true, ",
@@ -520,21 +520,21 @@ PLANTED = {
             finder="tests/report/stats_model.cpp",
         ),
         Mutant(
-            "a range that is used stays counted as split",
+            "an allocated range stays counted as split",
             "pool/arena/arena.hpp",
             "    split_bytes_[static_cast<std::size_t>(node.where)] -= node.view_or_split * std::int64_t{range_grain};\n",
             "",
             finder="tests/report/stats_model.cpp",
         ),
         Mutant(
-            "a reset of the totals leaves those of the driver's calls",
+            "a reset of the totals omits the totals of driver calls",
             "pool/pool_statistics.hpp",
             "  reset.creates = c.creates;\n",
             "",
             finder="tests/report/stats_model.cpp",
         ),
         Mutant(
-            "a thread's room below the peak leaves out what waits",
+            "a thread's distance to the peak omits waiting blocks",
             "policy/tracked_numbers.hpp",
             "max_of(most, active_peak_[k][g]) - waiting_[k][g]) - current(k, g);",
             "max_of(most, active_peak_[k][g])) - current(k, g);",
@@ -554,16 +554,16 @@ PLANTED = {
             "if (now > peak_of_all_[K])",
         ),
     ],
-    "a snapshot shows what the pool holds": [
+    "a snapshot shows the memory of the pool": [
         Mutant(
-            "what was asked of a block that waits is lost",
+            "the requested size of a waiting block is lost",
             "report/merge_history.hpp",
             "    block.requested = b.requested;\n",
             "",
             finder="tests/report/stats_model.cpp",
         ),
         Mutant(
-            "a segment's requested bytes leave out what waits",
+            "the requested bytes of a segment omit waiting blocks",
             "report/pickle.hpp",
             "      requested += requested_of(b);\n      if (b.use == block_use::live) allocated += b.bytes;\n",
             "      if (b.use == block_use::live) requested += requested_of(b), allocated += b.bytes;\n",
@@ -586,7 +586,7 @@ PLANTED = {
     ],
     "an owner orders its streams": [
         Mutant(
-            "a buffer grows before the work on it",
+            "a buffer grows before the work on it is complete",
             "raii/device_buffer.hpp",
             "      detail::order_streams(driver(), moved.stream_, stream_);\n",
             "",
@@ -598,41 +598,41 @@ PLANTED = {
             "",
         ),
         Mutant(
-            "a buffer changes its stream without a word",
+            "a buffer changes its stream without ordering",
             "raii/device_buffer.hpp",
             "    if (data_ != nullptr) detail::order_streams(driver(), stream, stream_);\n",
             "",
         ),
     ],
-    "what was learned under a lock is void once it was released": [
+    "values looked up under a lock are invalid after its release": [
         Mutant(
-            "a free range that is extended stays free while its handles are made",
+            "a free range that is extended stays free while its handles are created",
             "pool/growth/page_growth.hpp",
             "    if (e.range != 0) a.claim(e.range);\n",
             "",
             more=(("    if (e.range != 0) {\n      a.merge(", "    if (e.range != 0) {\n      a.claim(e.range);\n      a.merge("),),
         ),
         Mutant(
-            "handles are chosen to be given back, and the lock released before they are taken",
+            "the lock is released between choosing handles to destroy and taking them",
             "pool/growth/page_growth.hpp",
             "    a.ranges.make_room(2 * most + 4);\n",
             "    a.ranges.make_room(2 * most + 4);\n    { unlocked const open(hot); }\n",
         ),
         Mutant(
-            "pieces are chosen, and the lock released before a view is made of them",
+            "the lock is released between choosing pieces and mapping a view of them",
             "pool/growth/page_growth.hpp",
             "        if (lack == 0) return (block = views_.build(",
             "        { unlocked const open(hot); }\n        if (lack == 0) return (block = views_.build(",
             short=True,
         ),
         Mutant(
-            "pieces are used that were chosen before views were dropped",
+            "pieces are used that were chosen before views were unmapped",
             "pool/growth/page_growth.hpp",
             "          views_.drop_idle(a, hot, order, request.taker);\n          continue;\n",
             "          views_.drop_idle(a, hot, order, request.taker);\n",
         ),
         Mutant(
-            "whether all work is done is asked once for all views",
+            "completion of the work is checked once for all views",
             "pool/growth/page_views.hpp",
             """    for (std::size_t at = by_use_.size(); at-- > kept;) {
       if (is_idle(a, a.tenancies[by_use_[at]])) drop_view(a, hot, at);
@@ -648,50 +648,50 @@ PLANTED = {
 """,
         ),
         Mutant(
-            "pieces to prolong a view with are chosen before the lock is released",
+            "the pieces that extend a view are chosen before the lock is released",
             "pool/growth/page_views.hpp",
             "    carve(a, hot.held(), all, carved);\n",
             "    { unlocked const open(hot); }\n    carve(a, hot.held(), all, carved);\n",
         ),
         Mutant(
-            "a segment is found free, and the lock released before it is taken",
+            "the lock is released between finding a free segment and taking it",
             "pool/growth/segment_growth.hpp",
             "      range_ref const whole = found.get(hot.held());\n",
             "      { unlocked const open(hot); }\n      range_ref const whole = found.get(hot.held());\n",
         ),
         Mutant(
-            "what is freed while an event is recorded passes for covered",
+            "memory freed while an event is recorded counts as covered",
             "pool/order/ordering.hpp",
             "      domain.recorded = mark;\n",
             "      domain.recorded = domain.epoch++;\n",
         ),
         Mutant(
-            "what is freed while an event is asked passes for done",
+            "memory freed while an event is queried counts as complete",
             "pool/order/ordering.hpp",
             "    if (!done) return progress::running;\n    domain.completed = max_of(domain.completed, covered);\n",
             "    if (!done) return progress::running;\n    domain.completed = max_of(covered, domain.freed);\n",
         ),
         Mutant(
-            "what is freed while the host waits passes for done",
+            "memory freed while the host waits counts as complete",
             "pool/order/ordering.hpp",
             "    if (done) domain.completed = max_of(domain.completed, covered);\n    return done;",
             "    if (done) domain.completed = max_of(covered, domain.freed);\n    return done;",
         ),
         Mutant(
-            "the place of a stream is kept over a release of the lock",
+            "the index of a stream is kept across a release of the lock",
             "pool/heap.hpp",
             "    looked_up_domain giver = domain_of(may_release(held), id, stream);\n    for (",
             "    looked_up_domain giver = domain_of(may_release(held), id, stream);\n"
             "    { unlocked const open{may_release(held)}; }\n    for (",
         ),
         Mutant(
-            "a visitor leaves a thread's cache before it has emptied it",
+            "a visitor leaves a thread's cache before the cache is empty",
             "pool/front/front.hpp",
             "    give_back(cache);\n    cache.lock.end_visit();\n",
             "    cache.lock.end_visit();\n    give_back(cache);\n",
         ),
         Mutant(
-            "the cached large block is given back and removed from its place later",
+            "the cached large block is returned before it is removed from the cache",
             "pool/front/front.hpp",
             "    void* const p = std::exchange(at.of_stream->large_block, nullptr);\n",
             "    void* const p = at.of_stream->large_block;\n",
@@ -703,7 +703,7 @@ PLANTED = {
             ),
         ),
     ],
-    "a call is made on its own device": [
+    "a call runs on the device of its resource": [
         Mutant(
             "memory of the wrong device",
             "driver/sim/sim_driver.hpp",
@@ -711,15 +711,15 @@ PLANTED = {
             "return m.memory.create(current().value, bytes, handle);",
         ),
         Mutant(
-            "the wrong device is waited for",
+            "the host waits for the wrong device",
             "driver/sim/sim_driver.hpp",
             "return synchronized(m, m.streams.synchronize_device(device_.value));",
             "return synchronized(m, m.streams.synchronize_device(current().value));",
         ),
     ],
-    "what moves keeps its elements and its order": [
+    "moved elements keep their values and their order": [
         Mutant(
-            "a slot is copied to before the work on its last batch is over",
+            "a slot is overwritten before the work on its last batch is complete",
             "raii/stream_batches.hpp",
             "    if (sent_ >= depth_) lane_.wait_for(released(sent_));\n",
             "",
@@ -747,14 +747,14 @@ PLANTED = {
             finder="tests/raii/stream_batches.cpp",
         ),
         Mutant(
-            "elements are evicted before the work on them",
+            "elements are evicted before the work on them is complete",
             "raii/evict_scope.hpp",
             "      detail::order_behind(stream_, buffers...);\n",
             "",
             finder="tests/raii/evict_scope.cpp",
         ),
         Mutant(
-            "evicted elements come back behind the buffer's stream",
+            "evicted elements are restored without ordering the buffer's stream",
             "raii/evict_scope.hpp",
             "    (std::get<I>(back).set_stream(std::get<I>(slots_).buffer->stream()), ...);\n",
             "",
@@ -775,46 +775,46 @@ PLANTED = {
             finder="tests/raii/scratch.cpp",
         ),
     ],
-    "a snapshot is whole, and a scope ends without a trace": [
+    "a snapshot is complete, and a scope restores the earlier state": [
         Mutant(
-            "a snapshot that could not be written is left behind",
+            "a partly written snapshot file is left behind",
             "report/save_snapshot.hpp",
             "    int const why = errno != 0 ? errno : EIO;\n    (void)std::remove(path.c_str());\n",
             "    int const why = errno != 0 ? errno : EIO;\n",
             finder="tests/report/json.cpp",
         ),
         Mutant(
-            "blocks that await a stream have no name",
+            "blocks that wait for a stream have no tag",
             "report/take_snapshot.hpp",
             "  detail::name_awaiting(s.segments, record.events);\n",
             "",
             finder="tests/report/take_snapshot.cpp",
         ),
         Mutant(
-            "the bound of the oldest budget_scope is the one in force",
+            "the limit of the oldest budget_scope applies",
             "policy/limited.hpp",
             "smallest = min_of(smallest, b->bytes);",
             "smallest = b->bytes;",
             finder="tests/raii/scopes.cpp",
         ),
         Mutant(
-            "a device guard restores the device of one that has ended",
+            "a device guard restores the device of a guard that has ended",
             "raii/device_guard.hpp",
             "      inner->before_ = before_;  // this guard's device is not to be restored any more\n",
             "",
             finder="tests/raii/device_guard.cpp",
         ),
     ],
-    "a policy passes on what it is asked, to where it belongs": [
+    "a policy forwards each call to the resource that owns the block": [
         Mutant(
-            "a recorded use reaches the first resource, whosever the block is",
+            "record_stream always reaches the first resource",
             "policy/fallback_to.hpp",
             "    if (is_of_other(p)) {\n      record_in(other_, use);",
             "    if (p == nullptr) {\n      record_in(other_, use);",
             finder="policies",
         ),
         Mutant(
-            "trim reaches the first resource only",
+            "trim reaches only the first resource",
             "policy/fallback_to.hpp",
             "std::size_t const given = trim_one(other_, keep_bytes > first ? keep_bytes - first : 0);",
             "std::size_t const given = 0 * first;",
@@ -828,67 +828,67 @@ PLANTED = {
             finder="policies",
         ),
         Mutant(
-            "a recorded use names the block without its fences",
+            "record_stream passes the block without its fences",
             "policy/fenced.hpp",
             "detail::record_stream_call{fences_.whole_of(p, alignment),",
             "detail::record_stream_call{p,",
             finder="policies",
         ),
         Mutant(
-            "what is freed without a stream is still recorded as live",
+            "a block freed without a stream stays recorded as live",
             "policy/traced.hpp",
             "    if (p != nullptr) note_free(p);\n    upstream_.deallocate_sync(p, bytes, alignment);",
             "    upstream_.deallocate_sync(p, bytes, alignment);",
             finder="policies",
         ),
         Mutant(
-            "what is freed without a stream is still watched",
+            "a block freed without a stream stays checked",
             "policy/with_history.hpp",
             "    note_free(with_id({}), p);\n    upstream_.deallocate_sync(p, bytes, alignment);",
             "    upstream_.deallocate_sync(p, bytes, alignment);",
             finder="policies",
         ),
     ],
-    "a policy asks again after it let go": [
+    "a policy looks values up again after it released its lock": [
         Mutant(
-            "fences are verified of a block that was freed since it was listed",
+            "fences are verified for a block that was freed after it was listed",
             "policy/fenced.hpp",
             "if (!c.b.fenced || !(blocks_.find(c.p) == c.b)) continue;",
             "if (!c.b.fenced) continue;",
             finder="policies",
         ),
         Mutant(
-            "fences are verified before they are drawn",
+            "fences are verified before they are written",
             "policy/fenced.hpp",
             "    (void)driver().synchronize_device();\n    detail::own_stream const reading(driver());",
             "    detail::own_stream const reading(driver());",
             finder="policies",
         ),
         Mutant(
-            "whether a stream lives is decided once",
+            "the lifetime of a stream is checked once",
             "policy/poisoned.hpp",
             "if (detail::life_of(driver(), stream) != detail::stream_life::alive) {",
             "static bool const lost = detail::life_of(driver(), stream) != detail::stream_life::alive;\n      if (lost) {",
             finder="policies",
         ),
         Mutant(
-            "whether a stream is captured is decided once",
+            "the capture state of a stream is checked once",
             "policy/fenced.hpp",
             "bool const fenced = !is_capturing(stream);",
             "static bool const fenced = !is_capturing(stream);",
             finder="policies",
         ),
         Mutant(
-            "a use on another stream is forgotten before the fences are verified",
+            "a use on another stream is removed before the fences are verified",
             "policy/checked.hpp",
             "      b->used_elsewhere = true;\n",
             "",
             finder="policies",
         ),
     ],
-    "a policy's counts come back": [
+    "the counts of a policy return to zero": [
         Mutant(
-            "what is freed without a stream stays in the budget",
+            "a block freed without a stream stays in the budget",
             "policy/limited.hpp",
             "    this->upstream_.deallocate_sync(p, bytes, alignment);\n"
             "    if (p != nullptr) this->budget_.give(counted(bytes, alignment));",
@@ -896,7 +896,7 @@ PLANTED = {
             finder="policies",
         ),
         Mutant(
-            "a block is counted before it is there, and a refusal leaves it",
+            "a block is counted before its allocation, and a refusal keeps the count",
             "policy/tracked.hpp",
             "    void* p = nullptr;\n    try {\n      p = allocate();\n    } catch (out_of_memory const&) {\n"
             "      numbers_.count_refusal();",

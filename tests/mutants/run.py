@@ -34,7 +34,7 @@ SOON = 50  # seeds that find most bugs: up to there compile time dominates (-O0)
 
 # What found the bug, by the output. The first match counts; anything else was found by the model.
 WATCHERS = (
-    ("hang", r"^hangs:|waits for ever"),
+    ("hang", r"^hangs:|waits forever"),
     ("deadlock", r"^deadlock:"),
     ("lock rule", r"while it holds the hot lock"),
     ("crash", r"^crashed:"),
@@ -222,7 +222,7 @@ def passes_as_it_is(options, finders):
         build(tree, program, optimisation, finder)
         status, said = run(program, first, last, options.jobs, 900)
         if status != 0:
-            print(said or f"{finder}: it did not end in time")
+            print(said or f"{finder}: it exceeded the time limit")
             return False
     shutil.rmtree(place, ignore_errors=True)
     return True
@@ -230,12 +230,12 @@ def passes_as_it_is(options, finders):
 
 def parse():
     parser = argparse.ArgumentParser(description="Plants bugs and lets the random programs find them.")
-    parser.add_argument("--short", action="store_true", help="a few of them, spread over the promises")
-    parser.add_argument("--only", default="", metavar="TEXT", help="those whose names have it, a regular expression")
+    parser.add_argument("--short", action="store_true", help="a few planted bugs of different promises")
+    parser.add_argument("--only", default="", metavar="TEXT", help="the planted bugs whose names match this regular expression")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), metavar="N", help="built at once (2)")
     parser.add_argument("--seeds", type=int, default=1500, metavar="N", help="programs tried on each (1500)")
-    parser.add_argument("--list", action="store_true", help="name them and stop")
-    parser.add_argument("-v", action="store_true", help="say what was found")
+    parser.add_argument("--list", action="store_true", help="list the planted bugs and stop")
+    parser.add_argument("-v", action="store_true", help="print what was found")
     return parser.parse_args()
 
 
@@ -252,7 +252,7 @@ def main():
             print(f"{promise}: {mutant.name} ({mutant.file})")
         return 0
     if not chosen:
-        print("no planted bug has such a name")
+        print("no planted bug has this name")
         return 2
     start = time.monotonic()
     found, last_seed, last_promise, out_of_date = 0, 0, None, 0

@@ -16,7 +16,7 @@ quietly cmake -S "$source" -B "$work/tarn" -DTARN_BUILD_TESTS=OFF -DTARN_BUILD_E
   -DCMAKE_CXX_COMPILER="$own"
 quietly cmake --install "$work/tarn" --prefix "$work/prefix"
 other=$(find "$work/prefix/include" ! -name '*.hpp' ! -type d)
-[ -z "$other" ] || { echo "FAILED: installed beside headers: $other"; exit 1; }
+[ -z "$other" ] || { echo "FAILED: files other than headers were installed: $other"; exit 1; }
 
 # try WAY PROJECT PROGRAM ARGUMENTS...: configures, builds and runs it.
 try() {
@@ -64,7 +64,7 @@ fi
 # A later minor version may differ before 1.0, so that an older one must not pass for it.
 printf 'cmake_minimum_required(VERSION 3.22)\nproject(later LANGUAGES CXX)\nfind_package(tarn 0.99 CONFIG REQUIRED)\n' >"$work/CMakeLists.txt"
 if cmake -S "$work" -B "$work/later" -DCMAKE_CXX_COMPILER="$own" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" 2>&1; then
-  echo "an older tarn passed for a later one"
+  echo "an older tarn was accepted as a later version"
   exit 1
 fi
 grep -q '0\.99' "$work/log" || { cat "$work/log"; exit 1; }

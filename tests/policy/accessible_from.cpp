@@ -70,7 +70,7 @@ TEST_CASE("accessible_from throws before any allocation if a device cannot reach
   sim_pages const pages{machine.driver(device_id{1})};
   try {
     (void)(pages | accessible_from{0});
-    FAIL("reached");
+    FAIL("no exception was thrown");
   } catch (unreachable_device const& error) {
     CHECK(error.memory() == device_id{1});
     CHECK(error.from() == device_id{0});
@@ -80,7 +80,7 @@ TEST_CASE("accessible_from throws before any allocation if a device cannot reach
   }
   try {
     (void)(pages | accessible_from{7});
-    FAIL("reached");
+    FAIL("no exception was thrown");
   } catch (cuda_error const& error) {
     CHECK(error.kind() == failure::no_device);
     CHECK(error.device() == 7);

@@ -21,7 +21,7 @@ using tarn_test::test_stream;
 
 namespace {
 /// Collects the reported misuses for the duration of a test.
-struct told {
+struct reported {
   struct one {
     misuse_kind kind;
     std::string text;
@@ -30,12 +30,12 @@ struct told {
     static std::vector<one> list;
     return list;
   }
-  told() : before(set_misuse_handler([](misuse const& m) { all().push_back({m.kind(), m.what()}); })) {
+  reported() : before(set_misuse_handler([](misuse const& m) { all().push_back({m.kind(), m.what()}); })) {
     all().clear();
   }
-  ~told() { (void)set_misuse_handler(before); }
-  told(told const&) = delete;
-  told& operator=(told const&) = delete;
+  ~reported() { (void)set_misuse_handler(before); }
+  reported(reported const&) = delete;
+  reported& operator=(reported const&) = delete;
 
   /// The message of the only misuse reported since the last call; checks its kind.
   static std::string one_of(misuse_kind kind) {
@@ -58,7 +58,7 @@ std::string line(int number) {
 }  // namespace
 
 TEST_CASE("checked meets the resource contract and reports nothing in it", "[policy][checked]") {
-  told const t;
+  reported const t;
   SECTION("over host memory") {
     tarn_test::resource_contract([] { return host_memory{} | checked{}; });
   }
@@ -68,12 +68,12 @@ TEST_CASE("checked meets the resource contract and reports nothing in it", "[pol
   SECTION("under other policies") {
     tarn_test::resource_contract([] { return sim_pages{} | pooled{} | checked{} | tracked{}; });
   }
-  CHECK(told::all().empty());
+  CHECK(reported::all().empty());
 }
 
 TEST_CASE("checked reports a double free with the places of the allocation and the first free",
           "[policy][checked]") {
-  told const t;
+  reported const t;
   sim_machine const machine;
   test_stream const stream(machine.driver());
   auto memory = sim_pages(machine.driver()) | pooled{} | checked{};
@@ -81,10 +81,10 @@ TEST_CASE("checked reports a double free with the places of the allocation and t
   void* const p = memory.allocate(stream, 1000);
   int const freed = __LINE__ + 1;
   memory.deallocate(stream, p, 1000);
-  CHECK(told::all().empty());
+  CHECK(reported::all().empty());
   int const again = __LINE__ + 1;
   memory.deallocate(stream, p, 1000);
-  std::string text = told::one_of(misuse_kind::double_free);
+  std::string text = reported::one_of(misuse_kind::double_free);
   has(text, "allocated: " + line(allocated));
   has(text, "; freed: " + line(freed));
   has(text, "; this free: " + line(again));
@@ -96,35 +96,35 @@ TEST_CASE("checked reports a double free with the places of the allocation and t
   second.deallocate(stream, q, 1000);
   second.deallocate(stream, second.allocate(stream, 1000), 1000);
   second.deallocate(stream, q, 1000);
-  CHECK(has(told::one_of(misuse_kind::double_free), "freed again, in call 5"));
+  CHECK(has(reported::one_of(misuse_kind::double_free), "was freed again, in call 5"));
 }
 
 TEST_CASE("checked reports and drops a free with a wrong size or alignment, or of a foreign or inner pointer",
           "[policy][checked]") {
-  told const t;
+  reported const t;
   auto memory = host_memory{} | limited{1_MiB} | checked{};
   auto& limit = memory->upstream().layer();
   auto* const p = static_cast<unsigned char*>(memory.allocate({}, 1000));
   std::size_t const used = limit.used();
   memory.deallocate({}, p, 999);
-  CHECK(has(told::one_of(misuse_kind::wrong_size), "of 1000 bytes was freed with a different size: 999"));
+  CHECK(has(reported::one_of(misuse_kind::wrong_size), "of 1000 bytes was freed with a different size: 999"));
   memory.deallocate({}, p, 1000, 512);
-  CHECK(has(told::one_of(misuse_kind::wrong_alignment), "with a different alignment: 512"));
+  CHECK(has(reported::one_of(misuse_kind::wrong_alignment), "with a different alignment: 512"));
   memory.deallocate({}, p + 256, 744);
-  CHECK(has(told::one_of(misuse_kind::foreign_pointer), "not its start, at offset 256"));
+  CHECK(has(reported::one_of(misuse_kind::foreign_pointer), "not its start, at offset 256"));
   int local = 0;
   int* volatile stranger = &local;  // volatile: otherwise the compiler warns
   memory.deallocate({}, stranger, 4);
-  CHECK(has(told::one_of(misuse_kind::foreign_pointer), "was freed but not allocated by this resource"));
+  CHECK(has(reported::one_of(misuse_kind::foreign_pointer), "was freed but not allocated by this resource"));
   CHECK(limit.used() == used);
   memory.deallocate({}, p, 1000);
-  CHECK(told::all().empty());
+  CHECK(reported::all().empty());
 }
 
 TEST_CASE(
     "checked reports with its history a block freed to a resource of another device, or to another resource",
     "[policy][checked]") {
-  told const t;
+  reported const t;
   sim_options options;
   options.devices = 2;
   sim_machine const machine(options);
@@ -134,37 +134,37 @@ TEST_CASE(
   int const allocated = __LINE__ + 1;
   void* const p = first.allocate({}, 100);
   second.deallocate({}, p, 100);
-  std::string const text = told::one_of(misuse_kind::wrong_device);
+  std::string const text = reported::one_of(misuse_kind::wrong_device);
   has(text, "belongs to another device but was freed on device 1; allocated: " + line(allocated));
   third.deallocate({}, p, 100);
-  has(told::one_of(misuse_kind::foreign_pointer), "belongs to another resource");
+  has(reported::one_of(misuse_kind::foreign_pointer), "belongs to another resource");
   first.deallocate({}, p, 100);
-  CHECK(told::all().empty());
+  CHECK(reported::all().empty());
 }
 
 TEST_CASE("checked reports a write past either end at the free and in check_all, after the stream's work",
           "[policy][checked]") {
   std::ptrdiff_t const where = GENERATE(-1, -256, 1000, 1255);
-  told const t;
+  reported const t;
   sim_machine const machine;
   test_stream const stream(machine.driver());
   auto memory = sim_pages(machine.driver()) | pooled{} | checked{};
   auto* const p = static_cast<unsigned char*>(memory.allocate(stream, 1000));
   CHECK(memory->check_all() == 0);
   REQUIRE(machine.launch(stream, 5'000'000, [p, where] { p[where] = 1; }).ok());
-  std::string const said = where < 0 ? "written before its start, at distance " + std::to_string(-where)
-                                     : "written past its end, at offset " + std::to_string(where);
+  std::string const said = where < 0 ? "was written before its start, at distance " + std::to_string(-where)
+                                     : "was written past its end, at offset " + std::to_string(where);
   CHECK(memory->check_all() == 1);
-  has(told::one_of(misuse_kind::overrun), said);
+  has(reported::one_of(misuse_kind::overrun), said);
   REQUIRE(machine.launch(stream, 5'000'000, [p, where] { p[where] = 2; }).ok());
   memory.deallocate(stream, p, 1000);
-  has(told::one_of(misuse_kind::overrun), said);
+  has(reported::one_of(misuse_kind::overrun), said);
 }
 
 TEST_CASE("checked reports a write after the free in check_all and when the block leaves the quarantine",
           "[policy][checked]") {
   std::size_t const bytes = GENERATE(std::size_t{100}, std::size_t{100'000}, 3_MiB);
-  told const t;
+  reported const t;
   sim_machine const machine;
   test_stream const stream(machine.driver());
   test_stream const other(machine.driver());
@@ -175,22 +175,22 @@ TEST_CASE("checked reports a write after the free in check_all and when the bloc
     CHECK(memory->check_all() == 0);
     p[bytes - 1] = 1;  // a write by the host
     CHECK(memory->check_all() == 1);
-    has(told::one_of(misuse_kind::use_after_free),
-        "written after it was freed, at offset " + std::to_string(bytes - 1));
+    has(reported::one_of(misuse_kind::use_after_free),
+        "was written after it was freed, at offset " + std::to_string(bytes - 1));
     REQUIRE(machine.launch(other, 1000, [p] { p[7] = 1; }).ok());
     REQUIRE(machine.driver().synchronize_stream(other).ok());
     for (int i = 0; i < 2; ++i) memory.deallocate(stream, memory.allocate(stream, 50), 50);
-    has(told::one_of(misuse_kind::use_after_free), "at offset 7; allocated: ");
+    has(reported::one_of(misuse_kind::use_after_free), "at offset 7; allocated: ");
     auto* const q = static_cast<unsigned char*>(memory.allocate(stream, bytes));
     memory.deallocate(stream, q, bytes);
     q[0] = 1;
   }
-  has(told::one_of(misuse_kind::use_after_free), "at offset 0");  // reported at destruction
+  has(reported::one_of(misuse_kind::use_after_free), "at offset 0");  // reported at destruction
 }
 
 TEST_CASE("checked reports nothing for work enqueued before the free, however late it runs",
           "[policy][checked]") {
-  told const t;
+  reported const t;
   sim_machine const machine;
   test_stream const stream(machine.driver());
   test_stream const other(machine.driver());
@@ -201,11 +201,11 @@ TEST_CASE("checked reports nothing for work enqueued before the free, however la
   memory.record_stream(p, 1000, other);
   memory.deallocate(stream, p, 1000);
   CHECK(memory->check_all() == 0);
-  CHECK(told::all().empty());
+  CHECK(reported::all().empty());
 }
 
 TEST_CASE("checked reports leaks with their places at its destruction", "[policy][checked]") {
-  told const t;
+  reported const t;
   sim_machine const machine;
   int allocated = 0;
   {
@@ -216,28 +216,31 @@ TEST_CASE("checked reports leaks with their places at its destruction", "[policy
     (void)memory.allocate_sync(3000);
     (void)make_device<int>(memory, stream_ref{}).release();
   }
-  REQUIRE(told::all().size() == 3);
-  for (auto const& one : told::all()) CHECK(one.kind == misuse_kind::leak);
-  has(told::all()[0].text, "of 2000 bytes was never freed; number of leaks: 3; allocated: " + line(allocated));
-  has(told::all()[1].text, "of 3000 bytes was never freed; number of leaks: 3; allocated: " + line(allocated + 1));
-  has(told::all()[2].text, "of 4 bytes was never freed; number of leaks: 3; allocated: " + line(allocated + 2));
+  REQUIRE(reported::all().size() == 3);
+  for (auto const& one : reported::all()) CHECK(one.kind == misuse_kind::leak);
+  has(reported::all()[0].text,
+      "of 2000 bytes was never freed; number of leaks: 3; allocated: " + line(allocated));
+  has(reported::all()[1].text,
+      "of 3000 bytes was never freed; number of leaks: 3; allocated: " + line(allocated + 1));
+  has(reported::all()[2].text,
+      "of 4 bytes was never freed; number of leaks: 3; allocated: " + line(allocated + 2));
 }
 
 TEST_CASE("checked reports the memory of a pinned_buffer with the line that made the buffer",
           "[policy][checked]") {
-  told const t;
+  reported const t;
   sim_machine const machine;
   auto memory = sim_pinned_host(machine.driver()) | checked{};
   int const made = __LINE__ + 1;
   pinned_buffer<unsigned char, decltype(memory)> buffer(memory, 100);
   buffer.data()[100] = 1;
   buffer.clear();
-  has(told::one_of(misuse_kind::overrun), "allocated: " + line(made));
+  has(reported::one_of(misuse_kind::overrun), "allocated: " + line(made));
 }
 
 TEST_CASE("checked reports the memory of a device_buffer with the line that made or grew it",
           "[policy][checked]") {
-  told const t;
+  reported const t;
   sim_machine const machine;
   int made = 0;
   {
@@ -261,15 +264,15 @@ TEST_CASE("checked reports the memory of a device_buffer with the line that made
   }
   std::vector<std::pair<int, int>> const wanted{{40, 0},  {80, 2},   {120, 4}, {160, 6},
                                                 {200, 8}, {240, 11}, {240, 14}};
-  REQUIRE(told::all().size() == wanted.size());
+  REQUIRE(reported::all().size() == wanted.size());
   for (std::size_t i = 0; i < wanted.size(); ++i) {
-    has(told::all()[i].text, "of " + std::to_string(wanted[i].first) + " bytes never freed");
-    has(told::all()[i].text, "allocated: " + line(made + wanted[i].second));
+    has(reported::all()[i].text, "of " + std::to_string(wanted[i].first) + " bytes was never freed");
+    has(reported::all()[i].text, "allocated: " + line(made + wanted[i].second));
   }
 }
 
 TEST_CASE("checked remembers the latest remembered_blocks freed blocks", "[policy][checked]") {
-  told const t;
+  reported const t;
   sim_machine const machine;
   auto memory =
       sim_pages(machine.driver()) | pooled{} | checked{.quarantine_blocks = 0, .remembered_blocks = 2};
@@ -277,30 +280,30 @@ TEST_CASE("checked remembers the latest remembered_blocks freed blocks", "[polic
   for (int i = 0; i < 6; ++i) blocks.push_back(memory.allocate({}, 1000));
   for (void* const p : blocks) memory.deallocate({}, p, 1000);
   memory.deallocate({}, blocks.back(), 1000);
-  has(told::one_of(misuse_kind::double_free), "freed again");
+  has(reported::one_of(misuse_kind::double_free), "freed again");
   memory.deallocate({}, blocks.front(), 1000);
-  has(told::one_of(misuse_kind::foreign_pointer), "was freed but not allocated by this resource");
+  has(reported::one_of(misuse_kind::foreign_pointer), "was freed but not allocated by this resource");
   for (void*& p : blocks) p = memory.allocate({}, 1000);  // includes forgotten blocks
-  std::size_t const told_so_far = told::all().size();
+  std::size_t const reported_so_far = reported::all().size();
   for (void* const p : blocks) memory.deallocate({}, p, 1000);
-  REQUIRE(told::all().size() == told_so_far);
+  REQUIRE(reported::all().size() == reported_so_far);
 }
 
 TEST_CASE("checked_layer reports a leak without a place if it was not allocated through a handle",
           "[policy][checked]") {
-  told const t;
+  reported const t;
   sim_machine const machine;  // releases what is leaked on purpose
   {
     auto memory = sim_pages(machine.driver()) | pooled{};
-    checked_layer<decltype(memory)> told_of(std::move(memory));
-    (void)told_of.allocate({}, 100, 256);
+    checked_layer<decltype(memory)> layer(std::move(memory));
+    (void)layer.allocate({}, 100, 256);
   }
-  has(told::one_of(misuse_kind::leak), "at an unknown location");
+  has(reported::one_of(misuse_kind::leak), "at an unknown location");
 }
 
 TEST_CASE("location_scope sets the place of the calls below it, and the outermost one wins",
           "[policy][checked]") {
-  told const t;
+  reported const t;
   auto memory = host_memory{} | checked{};
   void* p = nullptr;
   int named = 0;
@@ -311,13 +314,13 @@ TEST_CASE("location_scope sets the place of the calls below it, and the outermos
     p = memory.allocate({}, 100);
   }
   memory.deallocate({}, p, 99);
-  std::string const text = told::one_of(misuse_kind::wrong_size);
+  std::string const text = reported::one_of(misuse_kind::wrong_size);
   has(text, "allocated: " + line(named));
   memory.deallocate({}, p, 100);
 }
 
 TEST_CASE("checked writes, waits for and verifies nothing while a graph is captured", "[policy][checked]") {
-  told const t;
+  reported const t;
   sim_machine const machine;
   test_stream const stream(machine.driver());
   auto memory = sim_pages(machine.driver()) | pooled{} | checked{};
@@ -332,15 +335,15 @@ TEST_CASE("checked writes, waits for and verifies nothing while a graph is captu
   REQUIRE(machine.end_capture(stream, graph).ok());
   CHECK(machine.captured_calls() == 0);
   CHECK(graph.size() == 1);
-  (void)told::one_of(misuse_kind::double_free);
+  (void)reported::one_of(misuse_kind::double_free);
   void* const q = memory.allocate(stream, 1000);  // after the capture it works as before
   memory.deallocate(stream, q, 1000);
   CHECK(memory->check_all() == 0);
-  CHECK(told::all().empty());
+  CHECK(reported::all().empty());
 }
 
 TEST_CASE("checked bounds its quarantine and releases it before memory is refused", "[policy][checked]") {
-  told const t;
+  reported const t;
   sim_machine const machine;
   test_stream const stream(machine.driver());
   auto memory = sim_pages(machine.driver()) | limited{64_MiB} | pooled{} | checked{};
@@ -352,11 +355,11 @@ TEST_CASE("checked bounds its quarantine and releases it before memory is refuse
   CHECK(memory->live_blocks() == 0);
   try {
     (void)memory.allocate(stream, 1_GiB);
-    FAIL("more than the limit");
+    FAIL("the allocation exceeded the limit");
   } catch (out_of_memory const& error) {
     CHECK(error.report().asked == 1_GiB);  // without the fences
   }
-  CHECK(told::all().empty());
+  CHECK(reported::all().empty());
 }
 
 TEST_CASE("checked allows the misuse handler to use the memory that reports to it", "[policy][checked]") {
@@ -379,7 +382,7 @@ TEST_CASE("checked allows the misuse handler to use the memory that reports to i
 }
 
 TEST_CASE("checked reports nothing when threads share a pool", "[policy][checked][threads]") {
-  told const t;
+  reported const t;
   sim_machine const machine;
   auto memory = sim_pages(machine.driver()) | pooled{} | checked{.quarantine_blocks = 16};
   std::vector<std::thread> threads;
@@ -394,5 +397,5 @@ TEST_CASE("checked reports nothing when threads share a pool", "[policy][checked
   }
   for (auto& thread : threads) thread.join();
   CHECK(memory->check_all() == 0);
-  CHECK(told::all().empty());
+  CHECK(reported::all().empty());
 }

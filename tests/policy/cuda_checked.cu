@@ -23,15 +23,15 @@ static void write_byte(void* p, long offset, stream_ref stream) {
   write_at<<<1, 1, 0, stream.get()>>>(static_cast<unsigned char*>(p), offset);
 }
 
-struct told {
+struct reported {
   static std::vector<misuse_kind>& kinds() {
     static std::vector<misuse_kind> all;
     return all;
   }
-  told() : before(set_misuse_handler([](misuse const& m) { kinds().push_back(m.kind()); })) {
+  reported() : before(set_misuse_handler([](misuse const& m) { kinds().push_back(m.kind()); })) {
     kinds().clear();
   }
-  ~told() { (void)set_misuse_handler(before); }
+  ~reported() { (void)set_misuse_handler(before); }
   misuse_handler before;
 };
 
@@ -40,14 +40,14 @@ using namespace cuda_checked_test;
 
 TEST_CASE("checked on CUDA meets the resource contract and reports nothing in it", "[policy][cuda]") {
   if (!has_cuda_devices()) return;
-  told const t;
+  reported const t;
   tarn_test::resource_contract([] { return cuda_pages{} | pooled{} | checked{}; });
-  CHECK(told::kinds().empty());
+  CHECK(reported::kinds().empty());
 }
 
 TEST_CASE("checked on CUDA reports kernels that write past an end or after the free", "[policy][cuda]") {
   if (!has_cuda_devices()) return;
-  told const t;
+  reported const t;
   // The intended writes pass a sanitizer: fences and quarantine are live blocks of the pool below.
   basic_stream<cuda_driver> const a{cuda_driver{}};
   basic_stream<cuda_driver> const b{cuda_driver{}};
@@ -57,32 +57,32 @@ TEST_CASE("checked on CUDA reports kernels that write past an end or after the f
     REQUIRE(keep_busy(a, 20));
     write_byte(p, 1000, a);
     memory.deallocate(a, p, 1000);  // waits for the kernel
-    CHECK(told::kinds() == std::vector{misuse_kind::overrun});
+    CHECK(reported::kinds() == std::vector{misuse_kind::overrun});
     void* const q = memory.allocate(a, 3_MiB);
     write_byte(q, -1, b);
     b.synchronize();
     CHECK(memory->check_all() == 1);
     memory.deallocate(a, q, 3_MiB);
-    CHECK(told::kinds().size() == 3);
+    CHECK(reported::kinds().size() == 3);
     write_byte(q, 2'000'000, b);
     b.synchronize();
     CHECK(memory->check_all() == 1);
-    CHECK(told::kinds().back() == misuse_kind::use_after_free);
-    told::kinds().clear();
+    CHECK(reported::kinds().back() == misuse_kind::use_after_free);
+    reported::kinds().clear();
     memory.deallocate(a, q, 3_MiB);
-    CHECK(told::kinds() == std::vector{misuse_kind::double_free});
+    CHECK(reported::kinds() == std::vector{misuse_kind::double_free});
     (void)memory.allocate(a, 10);
-    told::kinds().clear();
+    reported::kinds().clear();
   }
-  REQUIRE(told::kinds().size() == 2);  // q left the quarantine and its late write was found
-  CHECK(told::kinds()[0] == misuse_kind::use_after_free);
-  CHECK(told::kinds()[1] == misuse_kind::leak);
+  REQUIRE(reported::kinds().size() == 2);  // q left the quarantine and its late write was found
+  CHECK(reported::kinds()[0] == misuse_kind::use_after_free);
+  CHECK(reported::kinds()[1] == misuse_kind::leak);
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
 TEST_CASE("checked on CUDA adds no node to a captured graph", "[policy][cuda]") {
   if (!has_cuda_devices()) return;
-  told const t;
+  reported const t;
   basic_stream<cuda_driver> const a{cuda_driver{}};
   auto memory = cuda_pages{} | pooled{} | checked{};
   void* const before = memory.allocate(a, 1000);
@@ -97,6 +97,6 @@ TEST_CASE("checked on CUDA adds no node to a captured graph", "[policy][cuda]") 
   REQUIRE(cudaGraphGetNodes(graph, nullptr, &nodes) == cudaSuccess);
   CHECK(nodes == 1);
   cudaGraphDestroy(graph);
-  CHECK(told::kinds().empty());
+  CHECK(reported::kinds().empty());
   CHECK(cudaGetLastError() == cudaSuccess);
 }

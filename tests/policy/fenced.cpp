@@ -16,17 +16,17 @@ using namespace tarn;
 
 namespace {
 /// Collects the reported misuses for the duration of a test.
-struct told {
+struct reported {
   static std::vector<misuse_kind>& kinds() {
     static std::vector<misuse_kind> all;
     return all;
   }
-  told() : before(set_misuse_handler([](misuse const& m) { kinds().push_back(m.kind()); })) {
+  reported() : before(set_misuse_handler([](misuse const& m) { kinds().push_back(m.kind()); })) {
     kinds().clear();
   }
-  ~told() { (void)set_misuse_handler(before); }
-  told(told const&) = delete;
-  told& operator=(told const&) = delete;
+  ~reported() { (void)set_misuse_handler(before); }
+  reported(reported const&) = delete;
+  reported& operator=(reported const&) = delete;
   misuse_handler before;
 };
 }  // namespace
@@ -42,43 +42,43 @@ TEST_CASE("fenced reports a byte written past either end at deallocation and in 
           "[policy][fenced]") {
   std::size_t const bytes = GENERATE(std::size_t{1}, std::size_t{255}, std::size_t{256}, std::size_t{10'000});
   std::size_t const alignment = GENERATE(std::size_t{1}, std::size_t{256}, std::size_t{4096});
-  told const t;
+  reported const t;
   auto memory = host_memory{} | fenced{};
   for (std::ptrdiff_t const where : {std::ptrdiff_t{-1}, static_cast<std::ptrdiff_t>(bytes),
                                      static_cast<std::ptrdiff_t>(bytes) + 255, std::ptrdiff_t{-256}}) {
     auto* const p = static_cast<unsigned char*>(memory.allocate({}, bytes, alignment));
     for (std::size_t i = 0; i < bytes; ++i) p[i] = 1;
     CHECK(memory->check_all() == 0);
-    CHECK(told::kinds().empty());
+    CHECK(reported::kinds().empty());
     p[where] = 1;
     CHECK(memory->check_all() == 1);
-    REQUIRE(told::kinds() == std::vector{misuse_kind::overrun});
+    REQUIRE(reported::kinds() == std::vector{misuse_kind::overrun});
     memory.deallocate({}, p, bytes, alignment);
-    CHECK(told::kinds() == std::vector(2, misuse_kind::overrun));
-    told::kinds().clear();
+    CHECK(reported::kinds() == std::vector(2, misuse_kind::overrun));
+    reported::kinds().clear();
   }
 }
 
 TEST_CASE("fenced reports and drops a foreign pointer, a second free and a wrong size", "[policy][fenced]") {
-  told const t;
+  reported const t;
   auto memory = host_memory{} | limited{1_MiB} | fenced{};
   auto& limit = memory->upstream().layer();
   int local = 0;
   int* volatile stranger = &local;  // volatile: otherwise the compiler warns
   memory.deallocate({}, stranger, 4);
-  CHECK(told::kinds() == std::vector{misuse_kind::foreign_pointer});
+  CHECK(reported::kinds() == std::vector{misuse_kind::foreign_pointer});
   void* const p = memory.allocate({}, 1000);
   std::size_t const used = limit.used();
-  told::kinds().clear();
+  reported::kinds().clear();
   memory.deallocate({}, p, 999);
-  CHECK(told::kinds() == std::vector{misuse_kind::wrong_size});
+  CHECK(reported::kinds() == std::vector{misuse_kind::wrong_size});
   memory.deallocate({}, p, 1000, 512);
-  CHECK(told::kinds().back() == misuse_kind::wrong_alignment);
+  CHECK(reported::kinds().back() == misuse_kind::wrong_alignment);
   CHECK(limit.used() == used);
   memory.deallocate({}, p, 1000);
   CHECK(limit.used() == 0);
   memory.deallocate({}, p, 1000);
-  CHECK(told::kinds().size() == 3);
+  CHECK(reported::kinds().size() == 3);
   CHECK(limit.used() == 0);
 }
 
@@ -92,14 +92,14 @@ TEST_CASE("fenced counts its fences as part of the block", "[policy][fenced]") {
 }
 
 TEST_CASE("fenced checks fences on a device in stream order", "[policy][fenced]") {
-  told const t;
+  reported const t;
   sim_machine const machine;
   tarn_test::test_stream const stream(machine.driver());
   auto memory = sim_pages(machine.driver()) | pooled{} | fenced{};
   auto* const p = static_cast<unsigned char*>(memory.allocate(stream, 1000));
   REQUIRE(machine.launch(stream, 1'000'000, [p] { p[1000] = 1; }).ok());
   memory.deallocate(stream, p, 1000);  // waits for the kernel that overran
-  CHECK(told::kinds() == std::vector{misuse_kind::overrun});
+  CHECK(reported::kinds() == std::vector{misuse_kind::overrun});
 }
 
 namespace {
@@ -107,16 +107,16 @@ namespace {
 struct freed_by_handler {
   static inline stack<host_memory, fenced>* memory = nullptr;
   static inline void* p = nullptr;
-  static inline int told = 0;
+  static inline int reported = 0;
 };
 }  // namespace
 
 TEST_CASE("fenced allows the misuse handler to use the memory that reports to it", "[policy][fenced]") {
   stack<host_memory, fenced> memory;
   freed_by_handler::memory = &memory;
-  freed_by_handler::told = 0;
+  freed_by_handler::reported = 0;
   misuse_handler const before = set_misuse_handler([](misuse const&) {
-    ++freed_by_handler::told;
+    ++freed_by_handler::reported;
     freed_by_handler::memory->deallocate({}, std::exchange(freed_by_handler::p, nullptr), 100);
     freed_by_handler::memory->deallocate({}, freed_by_handler::memory->allocate({}, 100), 100);
   });
@@ -134,7 +134,7 @@ TEST_CASE("fenced allows the misuse handler to use the memory that reports to it
   CHECK(memory->check_all() == 1);  // both ends are reported
   next();
   memory.deallocate({}, broken, 50);
-  CHECK(freed_by_handler::told == 6);
+  CHECK(freed_by_handler::reported == 6);
   CHECK(freed_by_handler::p == nullptr);
   (void)set_misuse_handler(before);
 }

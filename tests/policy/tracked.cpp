@@ -168,7 +168,7 @@ TEST_CASE("high_water_mark of an ended thread does not count a later thread with
   }
   CHECK(memory->read(ended).peak == 1000);
   CHECK(memory->read(ended).allocations == 1);
-  if (!same_tag) WARN("no later thread had the same tag: this run has shown nothing");
+  if (!same_tag) WARN("no later thread had the same tag: this run has tested nothing");
   memory->remove(ended);
 }
 

@@ -42,7 +42,7 @@ void collect(test_device& device, report& out, bool const writes_below_pool = fa
     bool const of_segment = f.find("freed bytes") != f.npos;
     if (!writes_below_pool || !of_segment) out.add(f);
   }
-  for (std::string const& m : misuses()) out.add("misuse told of a correct program: " + m);
+  for (std::string const& m : misuses()) out.add("misuse reported for a correct program: " + m);
   misuses().clear();
 }
 
@@ -103,8 +103,8 @@ void zero_bytes(stack_under_test const& stack, test_device& device, test_memory&
   stream_ref const s = device.new_stream();
   counts const before = counts_of(stack, memory);
   out.check(memory.allocate(s, 0, 256, tarn::source_location::current()) == nullptr,
-            "zero bytes are not null");
-  out.check(memory.allocate_sync(0, 256) == nullptr, "zero bytes are not null without a stream");
+            "allocate of zero bytes does not return null");
+  out.check(memory.allocate_sync(0, 256) == nullptr, "allocate_sync of zero bytes does not return null");
   memory.deallocate(s, nullptr, 0, 256);
   memory.deallocate(s, nullptr, 1000, 256);
   memory.deallocate_sync(nullptr, 0, 256);
@@ -168,22 +168,22 @@ void exceptions(stack_under_test const& stack, test_device& device, test_memory&
       } catch (tarn::out_of_memory const& refused) {
         out.check(refused.asked() == bytes, "an error names " + std::to_string(refused.asked()) +
                                                 " bytes, not the " + std::to_string(bytes) +
-                                                " that were asked");
+                                                " that were requested");
       }
     }
   }
   out.check(counts_of(stack, memory) == before, "a refused request changed the counts");
   if (stack.can.limit) {
     std::size_t const limit = memory.set_limit(0);
-    out.check(try_allocate(memory, s, 1000) == nullptr, "a limit of nothing does not refuse");
+    out.check(try_allocate(memory, s, 1000) == nullptr, "a limit of zero does not refuse");
     out.check(counts_of(stack, memory) == before, "a request refused by a limit changed the counts");
     (void)memory.set_limit(limit);
   }
   auto all = fill_up(memory, s, 3_MiB);
-  out.check(!all.empty(), "nothing is served after refusals");
+  out.check(!all.empty(), "no allocation succeeds after refusals");
   free_all(memory, s, all);
   if (stack.can.trim) (void)memory.trim(0);
-  out.check(counts_of(stack, memory) == before, "the counts differ after memory ran out and was freed");
+  out.check(counts_of(stack, memory) == before, "the counts differ after out_of_memory and a free");
   memory.deallocate(s, kept, 3000, 256);
   device.end_stream(s);
 }
@@ -215,13 +215,13 @@ void recorded_streams(stack_under_test const& stack, test_device& device, test_m
         if (q == nullptr) break;
         device.write(a, q, x.bytes, 0xA1, 1);
         device.wait(a);
-        out.check(device.holds(q, x.bytes, 0xA1), "what a stream wrote is not in its block");
+        out.check(device.holds(q, x.bytes, 0xA1), "a block does not contain what its stream wrote");
         again.push_back(q);
       }
       device.wait();
       for (void* const q : again) {
         out.check(device.holds(q, x.bytes, 0xA1),
-                  "a block was handed out while another stream's recorded use ran");
+                  "a block was allocated while another stream's recorded use ran");
         memory.deallocate(a, q, x.bytes, 256);
       }
     }
@@ -247,7 +247,7 @@ void recorded_streams(stack_under_test const& stack, test_device& device, test_m
   }
   if (stack.can.trim) (void)memory.trim(0);
   if (stack.can.state)
-    out.check(memory.state().pending == 0, "a recorded use is pending after all was waited for");
+    out.check(memory.state().pending == 0, "a recorded use is pending after all work is complete");
 }
 
 /// A block whose stream is destroyed is freed as any other, also if another stream has the same handle.
@@ -293,9 +293,9 @@ void trim(stack_under_test const& stack, test_device& device, test_memory& memor
     out.check(memory.state().reserved <= 24_MiB,
               "trim(8 MiB) leaves " + std::to_string(memory.state().reserved));
     out.check(given == reserved - memory.state().reserved,
-              "trim() returns another number of bytes than it gave back");
+              "trim() returns a different number of bytes than it freed");
     out.check(memory.inspected_bytes() == memory.state().reserved,
-              "inspection shows other bytes than are reserved");
+              "inspection shows a different number of bytes than reserved");
   }
   (void)memory.trim(0);
   if (!stack.keeps_freed && !stack.pool_over_pool) {
@@ -344,7 +344,7 @@ void capture(stack_under_test const& stack, test_device& device, test_memory& me
     void* const across =
         stack.driver_orders ? nullptr : memory.allocate(s, bytes, 256, tarn::source_location::current());
     out.check(device.end_capture(s, stack.driver_orders),
-              "a capture was spoiled, or has work of the library's");
+              "a capture was invalidated or contains calls of the library");
     if (across != nullptr) memory.deallocate(s, across, bytes, 256);
     if (stack.driver_orders) memory.deallocate(s, before, bytes, 256);
     memory.deallocate(s, kept, 400, 256);
@@ -367,34 +367,35 @@ void statistics(stack_under_test const& stack, test_device& device, test_memory&
     requested += b.bytes;
     occupied += memory.block_bytes(b.bytes, b.alignment);
   }
-  out.check(occupied >= requested, "blocks occupy less than was asked");
+  out.check(occupied >= requested, "blocks occupy fewer bytes than requested");
   auto const n = static_cast<std::int64_t>(all.size());
   if (stack.can.statistics) {
     exact_numbers const now = memory.statistics();
     out.check(now.blocks == n,
               "tracked counts " + std::to_string(now.blocks) + " blocks of " + std::to_string(n));
     out.check(now.requested >= static_cast<std::int64_t>(requested),
-              "tracked counts fewer bytes than were asked");
+              "tracked counts fewer bytes than requested");
     out.check(now.allocated >= now.requested, "tracked counts fewer allocated bytes than requested ones");
   }
-  if (stack.can.limit) out.check(memory.used() >= requested, "a limit counts fewer bytes than were asked");
+  if (stack.can.limit) out.check(memory.used() >= requested, "a limit counts fewer bytes than requested");
   if (stack.can.state) {
     auto const now = memory.state();
     out.check(now.live >= requested, "state() has " + std::to_string(now.live) + " live bytes, and " +
                                          std::to_string(requested) + " were asked");
     if (!stack.keeps_freed)
-      out.check(now.live_blocks == all.size(), "state() has another number of live blocks");
+      out.check(now.live_blocks == all.size(), "state() has a different number of live blocks");
     out.check(now.reserved >= now.live, "state() has fewer bytes reserved than live");
-    out.check(memory.inspected_bytes() == now.reserved, "inspection shows other bytes than are reserved");
+    out.check(memory.inspected_bytes() == now.reserved,
+              "inspection shows a different number of bytes than reserved");
   }
   if (stack.can.record) {
     out.check(memory.record().size() == all.size(),
-              "a `with_history` layer knows of another number of blocks");
+              "a `with_history` layer has a different number of blocks");
   }
   free_all(memory, s, all);
   device.wait();
   if (stack.can.trim) (void)memory.trim(0);
-  out.check(counts_of(stack, memory) == before, "the counts do not return to what they were");
+  out.check(counts_of(stack, memory) == before, "the counts do not return to their earlier values");
   device.end_stream(s);
 }
 
@@ -456,7 +457,7 @@ void places(stack_under_test const& stack, test_device& device, test_memory& mem
   auto const seen = memory.record();
   bool good = seen.size() == all.size();
   for (seen_block const& b : seen) good = good && b.line == here.line;
-  out.check(good, "a `with_history` layer does not name the line of the call");
+  out.check(good, "a `with_history` layer does not record the line of the call");
   free_all(memory, s, all);
   device.end_stream(s);
 }
@@ -585,7 +586,7 @@ class random_program {
       step();
       compare();
       collect(device_, out_, stack_.writes_below_pool);
-      if (!out_.found().empty()) out_.add("that was step " + std::to_string(i + 1));
+      if (!out_.found().empty()) out_.add("at step " + std::to_string(i + 1));
     }
     while (!live_.empty()) give_back(live_.size() - 1);
     device_.wait();
@@ -683,11 +684,11 @@ class random_program {
     requested_ -= b.bytes;
     if (below(2) == 0 && !is_ended(b.stream) && !b.used_elsewhere) {
       device_.wait(b.stream);
-      out_.check(device_.holds(b.p, b.bytes, b.byte), "a block does not hold what its owner wrote");
+      out_.check(device_.holds(b.p, b.bytes, b.byte), "a block does not contain what its owner wrote");
     }
     if (below(10) == 0) {
       device_.wait();
-      out_.check(device_.holds(b.p, b.bytes, b.byte), "a block does not hold what its owner wrote last");
+      out_.check(device_.holds(b.p, b.bytes, b.byte), "a block does not contain what its owner wrote last");
       memory_.deallocate_sync(b.p, b.bytes, b.alignment);
     } else {
       memory_.deallocate(b.stream, b.p, b.bytes, b.alignment);
@@ -724,7 +725,7 @@ class random_program {
     stream_ref const s = any_stream();
     device_.write(s, p, bytes, 0x77, 5);
     device_.wait();
-    out_.check(device_.holds(p, bytes, 0x77), "memory of allocate_sync() does not hold what was written");
+    out_.check(device_.holds(p, bytes, 0x77), "memory of allocate_sync() does not contain what was written");
     memory_.deallocate_sync(p, bytes, 256);
   }
 
@@ -732,7 +733,7 @@ class random_program {
     if (stack_.can.statistics) {
       exact_numbers const now = memory_.statistics();
       out_.check(now.blocks == static_cast<std::int64_t>(live_.size()),
-                 "tracked counts another number of blocks");
+                 "tracked counts a different number of blocks");
     }
     if (stack_.can.record) {
       auto const seen = memory_.record();
@@ -744,18 +745,18 @@ class random_program {
         });
         good = good && it != live_.end() && it->line == b.line;
       }
-      out_.check(good, "a `with_history` layer knows of other blocks than are live, or of other lines");
+      out_.check(good, "a `with_history` layer has other blocks than are live, or other lines");
     }
     if (stack_.can.limit && live_.empty() && !stack_.keeps_freed) {
-      out_.check(memory_.used() == 0, "a limit counts bytes though nothing is live");
+      out_.check(memory_.used() == 0, "a limit counts bytes but no block is live");
     }
     if (stack_.can.limit)
       out_.check(memory_.used() >= requested_, "a limit counts fewer bytes than are live");
     if (stack_.can.state) {
       auto const now = memory_.state();
-      out_.check(now.live >= requested_, "state() has fewer live bytes than were asked");
+      out_.check(now.live >= requested_, "state() has fewer live bytes than requested");
       if (live_.empty() && !stack_.keeps_freed) {
-        out_.check(now.live == now.pending, "state() has live bytes though nothing is live");
+        out_.check(now.live == now.pending, "state() has live bytes but no block is live");
       }
     }
   }

@@ -259,7 +259,7 @@ TEST_CASE("device_pool with static storage is destroyed without an error after C
   device_pool& pool = *keep_until_exit();
   void* const p = pool.allocate(stream_ref{}, 1_MiB);
   pool.deallocate(stream_ref{}, p, 1_MiB);
-  SUCCEED("the exit status tells");
+  SUCCEED("the exit status is the result");
 }
 
 TEST_CASE("device_buffer on CUDA copies across streams in order", "[raii][cuda]") {

@@ -88,7 +88,7 @@ TEST_CASE("pooled on a device at its limit takes no memory from a pool on anothe
   other.deallocate({}, other.allocate({}, 256_MiB), 256_MiB);
   try {
     (void)small.allocate({}, 128_MiB);
-    FAIL("served beyond the limit");
+    FAIL("the allocation exceeded the limit");
   } catch (out_of_memory const& error) {
     CHECK(error.report().device == 1);
     CHECK(error.report().limit == 64_MiB);

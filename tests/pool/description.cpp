@@ -296,7 +296,7 @@ TEST_CASE("limited below a pool with a memory tool refuses as it does without a 
     void* const p = pool.allocate(stream, 10_MiB);
     try {
       (void)pool.allocate(stream, 15_MiB);
-      FAIL("nothing was refused");
+      FAIL("no exception was thrown");
     } catch (out_of_memory const& error) {
       CHECK(error.report().asked == 15_MiB);
       CHECK(error.report().limit == 20_MiB);
@@ -332,7 +332,7 @@ TEST_CASE("pooled with a memory tool reports the free device memory when the dev
   void* const p = pool.allocate({}, 2_GiB);
   try {
     (void)pool.allocate({}, 2_GiB);
-    FAIL("nothing was refused");
+    FAIL("no exception was thrown");
   } catch (out_of_memory const& error) {
     CHECK(std::string(error.report().refused_by) == "malloc_device");
     CHECK(error.report().device_free == machine.usage().free());
@@ -425,18 +425,18 @@ TEST_CASE("pooled with a memory tool lets a graph access memory freed during its
 }
 
 TEST_CASE("pooled with a memory tool reports a second free and a wrong size at once", "[pool][description]") {
-  static std::vector<misuse_kind> told;
-  told.clear();
-  misuse_handler const before = set_misuse_handler([](misuse const& m) { told.push_back(m.kind()); });
+  static std::vector<misuse_kind> reported;
+  reported.clear();
+  misuse_handler const before = set_misuse_handler([](misuse const& m) { reported.push_back(m.kind()); });
   sim_machine const machine = watched_machine();
   auto pool = sim_pages(machine.driver()) | pooled{};
   void* const p = pool.allocate({}, 100);
   pool.deallocate({}, p, 101);
-  CHECK(told == std::vector{misuse_kind::wrong_size});
+  CHECK(reported == std::vector{misuse_kind::wrong_size});
   CHECK(pool->state().live_blocks == 1);
   pool.deallocate({}, p, 100);
   pool.deallocate({}, p, 100);
-  CHECK(told == std::vector{misuse_kind::wrong_size, misuse_kind::foreign_pointer});
+  CHECK(reported == std::vector{misuse_kind::wrong_size, misuse_kind::foreign_pointer});
   CHECK(pool->state().live == 0);
   CHECK(machine.tool_findings().empty());
   (void)set_misuse_handler(before);

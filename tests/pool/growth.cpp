@@ -82,7 +82,7 @@ TEST_CASE("pooled refuses a request larger than the device before it creates any
   for (std::size_t const bytes : {1500_MiB, 2_GiB, 20_GiB}) {
     try {
       (void)memory.allocate({}, bytes);
-      FAIL("served what is not there");
+      FAIL("the allocation must not succeed");
     } catch (out_of_memory const& e) {
       CHECK(e.asked() == bytes);
     }
@@ -102,7 +102,7 @@ TEST_CASE("pooled serves smaller requests after out_of_memory", "[pool][ladder]"
   void* const p = memory.allocate(s.a, 60_MiB);
   try {
     (void)memory.allocate(s.a, 60_MiB);
-    FAIL("served beyond the limit");
+    FAIL("the allocation exceeded the limit");
   } catch (out_of_memory const& e) {
     CHECK(e.report().limit == 100_MiB);
     CHECK(e.report().live == 60_MiB);
@@ -176,7 +176,7 @@ TEST_CASE("pooled with remapping::off releases free handles before it refuses a 
   REQUIRE_NOTHROW(p = memory.allocate(s.a, 20_MiB));
   try {
     memory.deallocate(s.a, memory.allocate(s.a, 40_MiB), 40_MiB);
-    FAIL("more than there is");
+    FAIL("the allocation must not succeed");
   } catch (out_of_memory const& error) {
     CHECK(error.report().asked == 40_MiB);
     CHECK(error.report().live == 52_MiB);

@@ -121,7 +121,7 @@ TEST_CASE("contents_of a pool lists each live block with its address and size", 
     return views;
   };
   sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
-  SECTION("pages, some of them seen through views") {
+  SECTION("pages, some of them mapped in views") {
     CHECK(try_on(sim_pages{machine.driver(0)} | limited{220_MiB} | pooled{}, machine) > 0);
   }
   SECTION("blocks of an upstream that begin and end between two grains") {

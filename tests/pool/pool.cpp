@@ -483,7 +483,7 @@ namespace {
 /// The pool that the handler of the next test uses, and its call count.
 struct asked_by_handler {
   static inline stack<sim_pages, pooled>* memory = nullptr;
-  static inline int told = 0;
+  static inline int reported = 0;
 };
 }  // namespace
 
@@ -492,9 +492,9 @@ TEST_CASE("set_misuse_handler allows a handler to use the pool that reports to i
   {
     auto memory = sim_pages(machine.driver()) | pooled{};
     asked_by_handler::memory = &memory;
-    asked_by_handler::told = 0;
+    asked_by_handler::reported = 0;
     auto const before = set_misuse_handler([](misuse const& m) {
-      ++asked_by_handler::told;
+      ++asked_by_handler::reported;
       CHECK(m.kind() == misuse_kind::double_free);
       auto& pool = *asked_by_handler::memory;
       CHECK(pool->state().reserved > 0);
@@ -514,12 +514,12 @@ TEST_CASE("set_misuse_handler allows a handler to use the pool that reports to i
     void* const beside = memory.allocate({}, 1000);  // keeps the run of small blocks alive
     twice();
     memory.trim(0);
-    CHECK(asked_by_handler::told == 1);
+    CHECK(asked_by_handler::reported == 1);
     twice();
     memory.deallocate({}, memory.allocate({}, 200_MiB), 200_MiB);
-    CHECK(asked_by_handler::told == 2);
+    CHECK(asked_by_handler::reported == 2);
     std::thread(twice).join();
-    CHECK(asked_by_handler::told == 3);
+    CHECK(asked_by_handler::reported == 3);
     memory.deallocate({}, beside, 1000);
     (void)set_misuse_handler(before);
   }

@@ -28,7 +28,7 @@ class kept_memory {
     std::size_t bytes = 0;
     std::size_t alignment = 0;
   };
-  struct books {
+  struct records {
     std::map<void*, block> live;
     std::size_t allocations = 0;
     std::size_t wrong = 0;  ///< deallocations of a block that was not live, or with another size or alignment
@@ -40,23 +40,25 @@ class kept_memory {
     return take(bytes, alignment);
   }
   void deallocate(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    books_->freed_on = stream;
+    records_->freed_on = stream;
     give(p, bytes, alignment);
   }
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
     return take(bytes, alignment);
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    ++books_->freed_sync;
+    ++records_->freed_sync;
     give(p, bytes, alignment);
   }
 
   [[nodiscard]] driver_type const& driver() const noexcept { return driver_; }
   [[nodiscard]] tarn::device_id device() const noexcept { return driver_.device(); }
-  [[nodiscard]] books const& kept() const noexcept { return *books_; }
+  [[nodiscard]] records const& kept() const noexcept { return *records_; }
   /// True if nothing is live and every deallocation matched its allocation.
-  [[nodiscard]] bool balanced() const noexcept { return books_->live.empty() && books_->wrong == 0; }
-  friend bool operator==(kept_memory const& a, kept_memory const& b) noexcept { return a.books_ == b.books_; }
+  [[nodiscard]] bool balanced() const noexcept { return records_->live.empty() && records_->wrong == 0; }
+  friend bool operator==(kept_memory const& a, kept_memory const& b) noexcept {
+    return a.records_ == b.records_;
+  }
 
  private:
   void* take(std::size_t bytes, std::size_t alignment) {
@@ -72,22 +74,23 @@ class kept_memory {
       report.asked = bytes;
       throw tarn::out_of_memory(report);
     }
-    books_->live[p] = {bytes, alignment};
-    ++books_->allocations;
+    records_->live[p] = {bytes, alignment};
+    ++records_->allocations;
     return p;
   }
   void give(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    auto const found = books_->live.find(p);
-    if (found == books_->live.end() || found->second.bytes != bytes || found->second.alignment != alignment) {
-      ++books_->wrong;
+    auto const found = records_->live.find(p);
+    if (found == records_->live.end() || found->second.bytes != bytes ||
+        found->second.alignment != alignment) {
+      ++records_->wrong;
       return;
     }
-    books_->live.erase(found);
+    records_->live.erase(found);
     ::operator delete(p, std::align_val_t{alignment});
   }
 
   driver_type driver_;
-  std::shared_ptr<books> books_ = std::make_shared<books>();
+  std::shared_ptr<records> records_ = std::make_shared<records>();
 };
 
 static_assert(tarn::resource<kept_memory>);

@@ -9,7 +9,7 @@
 
 #include "catch.hpp"
 #include "contract/convert_contract.hpp"
-#include "contract/owners_told.hpp"
+#include "contract/owners_reported.hpp"
 #include "raii/archetype.hpp"
 #include "tarn/driver/fault.hpp"
 #include "tarn/policy/pooled.hpp"
@@ -117,7 +117,7 @@ TEST_CASE("convert is ordered after earlier and before later work of both buffer
       basic_stream const a{machine.driver()};
       basic_stream const b{machine.driver()};
       basic_stream const c{machine.driver()};
-      auto pool = sim_pages{machine.driver()} | pooled{} | tarn_test::owners_told{machine};
+      auto pool = sim_pages{machine.driver()} | pooled{} | tarn_test::owners_reported{machine};
       auto const right = tenths_as<bfloat16>(5000);
       std::optional from(make_device_buffer<float>(pool, 5000, a));
       std::optional to(make_device_buffer<bfloat16>(pool, 5000, b));
@@ -195,9 +195,9 @@ TEST_CASE("convert refuses invalid arguments with a typed error and changes noth
   to.zero();
   try {
     tarn::convert(from, to, a);
-    FAIL("converted");
+    FAIL("no exception was thrown");
   } catch (length_error const& error) {
-    CHECK(std::string_view(error.what()).find("10 elements to 11") != std::string_view::npos);
+    CHECK(std::string_view(error.what()).find("10 elements to a span of 11") != std::string_view::npos);
   }
   CHECK_THROWS_AS(tarn::convert(pool.driver(), from.span(), to.span(), a), length_error);
   // In place: threads would read what other threads have written.
@@ -205,7 +205,7 @@ TEST_CASE("convert refuses invalid arguments with a typed error and changes noth
   for (std::size_t const at : {std::size_t{0}, std::size_t{10}, std::size_t{19}}) {
     try {
       tarn::convert(pool.driver(), from.span(), std::span<float16>(bytes + at, 10), a);
-      FAIL("converted");
+      FAIL("no exception was thrown");
     } catch (misuse const& error) {
       CHECK(error.kind() == misuse_kind::overlap);
       CHECK(error.pointer() == bytes + at);
@@ -215,7 +215,7 @@ TEST_CASE("convert refuses invalid arguments with a typed error and changes noth
       make_device_buffer<float16>(sim_pool{sim_pages{machine.driver(device_id{1})}}, 10, stream_ref{});
   try {
     tarn::convert(from, elsewhere);
-    FAIL("converted");
+    FAIL("no exception was thrown");
   } catch (misuse const& error) {
     CHECK(error.kind() == misuse_kind::wrong_device);
     CHECK(std::string_view(error.what()).find("device 0") != std::string_view::npos);

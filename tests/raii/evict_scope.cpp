@@ -71,15 +71,15 @@ std::vector<int> copied(std::span<std::byte const> bytes) {
   return {p, p + bytes.size() / sizeof(int)};
 }
 
-thread_local int told_misuse = 0;
-thread_local misuse_kind told_kind{};
+thread_local int reported_misuses = 0;
+thread_local misuse_kind reported_kind{};
 /// Counts the calls of the misuse handler.
 struct misuse_watch {
   misuse_watch() {
-    told_misuse = 0;
+    reported_misuses = 0;
     before = set_misuse_handler([](misuse const& m) {
-      ++told_misuse;
-      told_kind = m.kind();
+      ++reported_misuses;
+      reported_kind = m.kind();
     });
   }
   ~misuse_watch() { set_misuse_handler(before); }
@@ -194,14 +194,14 @@ TEST_CASE("evict_scope passes elements that it cannot restore to the when_lost h
           "[raii][evict_scope]") {
   misuse_watch const misuses;
   small_world t{sim_machine{small_world::tight()}};
-  std::vector<std::size_t> told;
+  std::vector<std::size_t> reported;
   std::vector<int> saved;
   std::size_t saved_halves = 0;
   bool why_is_memory = false;
   {
     evict_scope evicted{t.pinned, t.s, t.first, t.second};
     evicted.when_lost([&](lost_elements const& lost) {
-      told.push_back(lost.index);
+      reported.push_back(lost.index);
       if (lost.index == 0) saved = copied(lost.bytes);
       if (lost.index == 1) saved_halves = lost.bytes.size();
       try {
@@ -213,12 +213,12 @@ TEST_CASE("evict_scope passes elements that it cannot restore to the when_lost h
     t.memory.empty_cache();
     t.fill_device();
   }
-  CHECK(told == std::vector<std::size_t>{0, 1});
+  CHECK(reported == std::vector<std::size_t>{0, 1});
   CHECK((saved == t.words));
   CHECK(saved_halves == t.halves.size() * sizeof(short));
   CHECK(why_is_memory);
   CHECK((t.first.empty() && t.second.empty()));
-  CHECK(told_misuse == 0);
+  CHECK(reported_misuses == 0);
   CHECK(memory_allocated(t.pinned) == 0);
 }
 
@@ -274,8 +274,8 @@ TEST_CASE("evict_scope reports lost elements as misuse if there is no when_lost 
     t.memory.empty_cache();
     t.fill_device();
   }
-  CHECK(told_misuse == 1);
-  CHECK(told_kind == misuse_kind::contents_lost);
+  CHECK(reported_misuses == 1);
+  CHECK(reported_kind == misuse_kind::contents_lost);
   CHECK(t.first.empty());
 }
 
@@ -299,11 +299,11 @@ TEST_CASE("evict_scope is destroyed without a report after the driver has unload
     auto buffer = make_device_buffer<int>(sim_pool{sim_pages{machine.driver()}}, 1000, stream_ref{});
     auto const pinned = sim_pinned_host{machine.driver()} | pooled{};
     evict_scope evicted{pinned, stream_ref{}, buffer};
-    evicted.when_lost([](lost_elements const&) { FAIL("nobody is told"); });
+    evicted.when_lost([](lost_elements const&) { FAIL("the handler must not be called"); });
     machine.unload();
   }
   machine.repair();
-  CHECK(told_misuse == 0);
+  CHECK(reported_misuses == 0);
 }
 
 TEST_CASE("evict_scope refuses a stream that is being captured", "[raii][evict_scope]") {
@@ -383,7 +383,7 @@ TEST_CASE("evict_scope restores its buffers during stack unwinding", "[raii][evi
   try {
     evict_scope const evicted{t.pinned, t.s, t.first, t.second};
     (void)make_device_buffer<std::byte>(t.memory, 1_GiB, t.s);
-    FAIL("must not be served");
+    FAIL("the allocation must not succeed");
   } catch (out_of_memory const&) {
   }
   CHECK(t.intact());
@@ -403,16 +403,16 @@ struct failing_scope {
     sim_machine const machine{small_world::tight()};
     {
       small_world t{machine};
-      std::vector<std::size_t> told;
-      bool told_words = true;
+      std::vector<std::size_t> reported;
+      bool words_match = true;
       t.driver.plan().reset();
       arm(t.driver.plan());
       try {
         evict_scope evicted{t.pinned, t.s, t.first, t.second};
         evicted.when_lost([&](lost_elements const& lost) {
-          told.push_back(lost.index);
+          reported.push_back(lost.index);
           // A device that fails permanently does not report whether the copy completed.
-          if (span == fault_span::once && lost.index == 0) told_words = copied(lost.bytes) == t.words;
+          if (span == fault_span::once && lost.index == 0) words_match = copied(lost.bytes) == t.words;
         });
         auto const other = make_device_buffer<int>(t.memory, 800'000, t.s);
         evicted.bring_back();
@@ -423,13 +423,13 @@ struct failing_scope {
       }
       struck = t.driver.plan().failed() != 0;
       t.driver.plan().disarm();
-      CHECK(told_words);
-      CHECK(told_misuse == 0);
-      if (told.empty()) {
+      CHECK(words_match);
+      CHECK(reported_misuses == 0);
+      if (reported.empty()) {
         CHECK(t.intact());
       } else {
         CHECK((threw && t.first.empty() && t.second.empty()));
-        CHECK(told == std::vector<std::size_t>{0, 1});
+        CHECK(reported == std::vector<std::size_t>{0, 1});
       }
       // Everything works once the driver has recovered.
       t.first = device_buffer<int, small_world::memory_type>(t.memory, std::span<int const>(t.words), t.a);

@@ -9,7 +9,7 @@
 
 #include "catch.hpp"
 #include "contract/across_devices.hpp"
-#include "contract/owners_told.hpp"
+#include "contract/owners_reported.hpp"
 #include "tarn/driver/fault.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
@@ -41,7 +41,7 @@ std::vector<device_id> first_devices(int count) {
 }
 auto noted_pools(sim_machine const& machine) {
   return [machine](device_id device) {
-    return sim_pages{machine.driver(device)} | pooled{} | tarn_test::owners_told{machine} | tracked{};
+    return sim_pages{machine.driver(device)} | pooled{} | tarn_test::owners_reported{machine} | tracked{};
   };
 }
 
@@ -127,7 +127,7 @@ TEST_CASE("partitioned_buffer frees all parts if one device refuses its allocati
     CHECK_THROWS_AS(buffer(pools, {}, 300), bad_partition);
     try {
       buffer(pools, first_devices(2), partition::even(300, 3));
-      FAIL("made");
+      FAIL("no exception was thrown");
     } catch (bad_partition const& error) {
       CHECK(std::string_view(error.what()).find("3 parts and 2 memories") != std::string_view::npos);
     }
@@ -249,7 +249,7 @@ TEST_CASE("partitioned_buffer leaks nothing, whichever step fails", "[raii][part
     {
       per_device pools{[&](device_id device) {
         return basic_pages<faulty_driver>(faulty_driver(machine.driver(device), plan)) | pooled{} |
-               tarn_test::owners_told{machine};
+               tarn_test::owners_reported{machine};
       }};
       plan.fail(step);
       try {

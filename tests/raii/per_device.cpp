@@ -83,7 +83,7 @@ TEST_CASE("per_device reports the number of a device that does not exist and sti
   for (int const wrong : {2, -1, 127, 128, 1 << 30}) {
     try {
       (void)pools[device_id{wrong}];
-      FAIL("made");
+      FAIL("no exception was thrown");
     } catch (cuda_error const& error) {
       CHECK(error.kind() == failure::no_device);
       CHECK(error.device() == wrong);
@@ -107,7 +107,7 @@ TEST_CASE("per_device retries a pool whose construction failed, and refuses a po
   CHECK_THROWS_AS(pools[device_id{1}], length_error);
   try {
     (void)pools[device_id{1}];
-    FAIL("made");
+    FAIL("no exception was thrown");
   } catch (misuse const& error) {
     CHECK(error.kind() == misuse_kind::wrong_device);
     CHECK(std::string_view(error.what()).find("device 1") != std::string_view::npos);
@@ -183,7 +183,7 @@ TEST_CASE("per_device refuses a pool whose construction requests itself, and can
   for (int const first : {0, 1}) {
     try {
       (void)pools[device_id{first}];
-      FAIL("made");
+      FAIL("no exception was thrown");
     } catch (misuse const& error) {
       CHECK(error.kind() == misuse_kind::recursion);
       std::string const named = "creating the pool of device " + std::to_string(first);

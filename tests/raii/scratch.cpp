@@ -20,11 +20,11 @@ using tarn_test::watched_machine;
 
 namespace {
 
-thread_local std::vector<misuse_kind> told;
+thread_local std::vector<misuse_kind> reported;
 struct misuse_watch {
   misuse_watch() {
-    told.clear();
-    before = set_misuse_handler([](misuse const& m) { told.push_back(m.kind()); });
+    reported.clear();
+    before = set_misuse_handler([](misuse const& m) { reported.push_back(m.kind()); });
   }
   ~misuse_watch() { set_misuse_handler(before); }
   misuse_handler before;
@@ -144,22 +144,22 @@ TEST_CASE("scratch rewind reports a stale or foreign mark as misuse and changes 
   auto* const p = arena.take<int>(10);
   scratch_mark const inner = arena.mark();
   arena.rewind(outer);
-  CHECK(told.empty());
+  CHECK(reported.empty());
   CHECK(arena.take<int>(10) == p);
   arena.rewind(inner);  // ended together with the outer mark
   arena.rewind(outer);  // a second time
-  CHECK(told == std::vector{misuse_kind::double_free, misuse_kind::double_free});
+  CHECK(reported == std::vector{misuse_kind::double_free, misuse_kind::double_free});
   scratch_mark const again = arena.mark();  // at the depth of the mark that ended
   arena.rewind(outer);
-  CHECK(told.size() == 3);
+  CHECK(reported.size() == 3);
   other.rewind(again);
-  CHECK(told.back() == misuse_kind::foreign_pointer);
+  CHECK(reported.back() == misuse_kind::foreign_pointer);
   arena.rewind(scratch_mark{});
-  CHECK(told.back() == misuse_kind::foreign_pointer);
+  CHECK(reported.back() == misuse_kind::foreign_pointer);
   CHECK(arena.used() == 40);
   CHECK(arena.marks() == 1);
   arena.rewind(again);
-  CHECK(told.size() == 5);
+  CHECK(reported.size() == 5);
 }
 
 TEST_CASE("rewind_scope objects that end out of order are reported as misuse", "[raii][scratch]") {
@@ -168,9 +168,9 @@ TEST_CASE("rewind_scope objects that end out of order are reported as misuse", "
   auto outer = std::make_unique<rewind_scope<kept_memory>>(arena);
   auto inner = std::make_unique<rewind_scope<kept_memory>>(arena);
   outer.reset();
-  CHECK(told.empty());
+  CHECK(reported.empty());
   inner.reset();
-  CHECK(told.size() == 1);
+  CHECK(reported.size() == 1);
 }
 
 TEST_CASE("scratch grows by doubling, and release frees chunks that are not in use", "[raii][scratch]") {
@@ -205,7 +205,7 @@ TEST_CASE("scratch of fixed size refuses what does not fit, and out_of_memory re
   (void)arena.take<char>(600);
   try {
     (void)arena.take<char>(500);
-    FAIL("must not fit");
+    FAIL("the allocation must not succeed");
   } catch (out_of_memory const& error) {
     CHECK(error.report().limit == 1'000);
     CHECK(error.report().live == 600);

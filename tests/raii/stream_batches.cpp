@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "contract/owners_told.hpp"
+#include "contract/owners_reported.hpp"
 #include "raii/batch_loops.hpp"
 #include "tarn/driver/fault.hpp"
 #include "tarn/policy/pooled.hpp"
@@ -35,13 +35,13 @@ namespace {
 class bench {
  public:
   using driver_type = sim_driver;
-  using memory_type = decltype(sim_pages{} | pooled{} | tarn_test::owners_told{} | tracked{});
-  using pinned_type = decltype(sim_pinned_host{} | pooled{} | tarn_test::owners_told{} | tracked{});
+  using memory_type = decltype(sim_pages{} | pooled{} | tarn_test::owners_reported{} | tracked{});
+  using pinned_type = decltype(sim_pinned_host{} | pooled{} | tarn_test::owners_reported{} | tracked{});
 
   explicit bench(std::uint64_t seed = 0, sim_costs const& costs = {})
       : machine_(options_for(seed, costs)),
-        memory_(sim_pages{machine_.driver()} | pooled{} | tarn_test::owners_told{machine_} | tracked{}),
-        pinned_(sim_pinned_host{machine_.driver()} | pooled{} | tarn_test::owners_told{machine_} |
+        memory_(sim_pages{machine_.driver()} | pooled{} | tarn_test::owners_reported{machine_} | tracked{}),
+        pinned_(sim_pinned_host{machine_.driver()} | pooled{} | tarn_test::owners_reported{machine_} |
                 tracked{}) {}
 
   [[nodiscard]] sim_machine const& machine() const { return machine_; }
@@ -353,7 +353,7 @@ TEST_CASE("stream_batches refuses a generator that reports more elements than it
       for ([[maybe_unused]] auto batch :
            stream_batches(generate<int>([](std::span<int> slot, std::size_t) { return slot.size() + 1; }),
                           {.batch_bytes = 64, .threads = threads}, b.memory(), stream, b.pinned())) {
-        FAIL("must not come");
+        FAIL("no batch must follow");
       }
     };
     CHECK_THROWS_AS(loop(), bad_batch);

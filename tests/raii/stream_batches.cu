@@ -96,7 +96,7 @@ TEST_CASE("stream_batches copies the next batch while work on the current one ru
           "[raii][stream_batches][cuda]") {
   if (!has_cuda_devices()) return;
   if (static_cast<bool>(cuda_driver{}.memory_tool())) {
-    WARN("skipped: a tool that watches memory runs one thing after the other");
+    WARN("skipped: a memory tool serializes the work");
     return;
   }
   constexpr std::size_t bytes = 1_MiB;

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "catch.hpp"
-#include "contract/owners_told.hpp"
+#include "contract/owners_reported.hpp"
 #include "tarn/sim.hpp"
 
 namespace tarn_test {
@@ -17,10 +17,11 @@ struct watched_machine {
       : machine(options(seed, capacity)) {}
 
   [[nodiscard]] auto pool() const {
-    return tarn::sim_pages{machine.driver()} | tarn::pooled{} | owners_told{machine} | tarn::tracked{};
+    return tarn::sim_pages{machine.driver()} | tarn::pooled{} | owners_reported{machine} | tarn::tracked{};
   }
   [[nodiscard]] auto pinned() const {
-    return tarn::sim_pinned_host{machine.driver()} | tarn::pooled{} | owners_told{machine} | tarn::tracked{};
+    return tarn::sim_pinned_host{machine.driver()} | tarn::pooled{} | owners_reported{machine} |
+           tarn::tracked{};
   }
   /// Enqueues work that lasts one second of the machine's time.
   [[nodiscard]] auto busy() const {

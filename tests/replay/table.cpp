@@ -26,7 +26,7 @@ figures demucs() {
 }
 
 bool says(std::string const& text, std::string_view what) {
-  UNSCOPED_INFO(text << "should say " << what);
+  UNSCOPED_INFO(text << "must contain " << what);
   return text.find(what) != text.npos;
 }
 

@@ -37,7 +37,7 @@ says out 'PyTorch, default \*  *7,290.0 MiB'
 says out 'PyTorch, expandable \*  *6,462.0 MiB'
 quiet err
 
-expect 0 "a plain file reads as the gzip one" --device sim --pool std_pmr plain.trace
+expect 0 "a plain trace gives the same table as the gzip trace" --device sim --pool std_pmr plain.trace
 says out '^plain: 10,645 events, peak live 5,953.6 MiB$'
 
 expect 0 "standard input, plain" --device sim --pool std_pmr --passes 1 - <plain.trace
@@ -55,31 +55,31 @@ done
 says out '"peak_live":6242808528'
 quiet err
 
-expect 0 "under a cap it is said who survives" --device sim --pool tarn --cap 0.5,1.10 "$demucs"
+expect 0 "a cap reports which pools survive" --device sim --pool tarn --cap 0.5,1.10 "$demucs"
 says out '^  tarn  0.50 x peak live, 2,978.0 MiB: first refusal at event [1-9][0-9,]* (.* asked, .* live), [1-9][0-9,]* in all$'
 says out '^  tarn  1.10 x peak live, 6,550.0 MiB: survived$'
 quiet err
-expect 0 "and as JSON" --device sim --pool tarn --cap 0.5,1.10 --json "$demucs"
+expect 0 "a cap reports survival as JSON" --device sim --pool tarn --cap 0.5,1.10 --json "$demucs"
 [ "$(wc -l <out)" -eq 2 ] || fail "$title: not two lines"
 says out '"factor":0.5,"cap":3122659328,"free_at_start":3122659328,"survived":false,"events":10645,"refusals":[1-9]'
 says out '"factor":1.1,.*"survived":true,"events":10645,"refusals":0,"first_refusal":0'
-expect 2 "a cap that is no number" --device sim --cap little "$demucs"
+expect 2 "a cap that is not a number" --device sim --cap little "$demucs"
 
 expect 0 "the pools are listed" --pool list
 for pool in tarn tarn_no_remap host_malloc std_pmr; do says out "^$pool "; done
 
-expect 0 "tarn is the default, and tight" --device sim --json "$demucs" "$traces"/resnet50_train.trace.gz "$traces"/gcn_sampled.trace.gz
+expect 0 "tarn is the default pool, with high utilisation" --device sim --json "$demucs" "$traces"/resnet50_train.trace.gz "$traces"/gcn_sampled.trace.gz
 [ "$(grep -c '"pool":"tarn","device":"sim".*"utilisation":0\.9[5-9]' out)" -eq 3 ] || fail "$title: not three at 0.95 or more"
-expect 0 "without remapping the second pass calls no driver" --device sim --json --pool tarn_no_remap \
+expect 0 "tarn_no_remap makes no driver call in the second pass" --device sim --json --pool tarn_no_remap \
   "$demucs" "$traces"/resnet50_train.trace.gz "$traces"/gcn_sampled.trace.gz
 [ "$(grep -c '"driver_calls_warm":0,' out)" -eq 3 ] || fail "$title: not three zeros"
-expect 0 "the table of a simulated device says what its calls cost" --device sim "$demucs"
+expect 0 "the table of a simulated device shows the cost of its calls" --device sim "$demucs"
 says out 'driver ns cold'
 says out '^  tarn  *6,[0-9,.]* MiB'
 
-expect 0 "a device that is too small refuses, and the row says so" --device sim --capacity 3GiB --json --pool tarn,std_pmr,host_malloc "$demucs"
+expect 0 "a device that is too small refuses, and its row shows the refusals" --device sim --capacity 3GiB --json --pool tarn,std_pmr,host_malloc "$demucs"
 [ "$(grep -c '"out_of_memory":[1-9]' out)" -eq 3 ] || fail "$title: not three rows out of memory"
-[ "$(grep -c '"utilisation":null' out)" -eq 3 ] || fail "$title: a utilisation of a replay that was refused"
+[ "$(grep -c '"utilisation":null' out)" -eq 3 ] || fail "$title: a refused replay has a utilisation"
 
 printf 'a 1 100 0\nnonsense\n' >bad.trace
 expect 2 "a broken line" --device sim --pool std_pmr bad.trace
@@ -95,11 +95,11 @@ head -c 20000 "$demucs" >cut.trace.gz
 expect 2 "a truncated gzip" --device sim --pool std_pmr cut.trace.gz
 says err '^cut.trace.gz:[0-9]*: .*truncated'
 line=$(sed 's/^cut.trace.gz:\([0-9]*\):.*/\1/' err)
-[ "$line" -gt 1000 ] && [ "$line" -lt "$last" ] || fail "$title: line $line is not where the data end"
+[ "$line" -gt 1000 ] && [ "$line" -lt "$last" ] || fail "$title: line $line is not the end of the data"
 expect 2 "a truncated gzip on standard input" --device sim --pool std_pmr - <cut.trace.gz
 says err '^stdin:[0-9]*: .*truncated'
 { cat "$demucs" && printf 'xxxx'; } >tail.trace.gz
-expect 2 "rubbish after a gzip" --device sim --pool std_pmr tail.trace.gz
+expect 2 "garbage after the gzip data" --device sim --pool std_pmr tail.trace.gz
 says err '^tail.trace.gz:[0-9]*: .*corrupt'
 expect 2 "a missing file" --device sim --pool std_pmr absent.trace
 says err '^absent.trace:1: cannot be opened'
@@ -112,7 +112,7 @@ says err "no pool 'nothing'"
 expect 2 "an unknown device" --device tpu "$demucs"
 expect 2 "an unknown option" --fast "$demucs"
 expect 2 "a capacity for a CUDA device" --device cuda --capacity 3GiB "$demucs"
-says err '^tarn_replay: --capacity is of the simulated device'
+says err '^tarn_replay: --capacity applies to the simulated device'
 expect 2 "no passes" --passes 0 "$demucs"
 for wrong in -1 0 1.5GiB -5GiB +5 0x10 "" nonsense 5QiB 18446744073709551616 16EiB 2EiB 99999999999GiB; do
   expect 2 "a capacity of '$wrong'" --device sim --capacity "$wrong" "$demucs"
@@ -129,13 +129,13 @@ for wrong in -1 0 0.001 1001 nan inf 1e1 +1 0x1 "" 1.1.1 1,-1; do
   says err '[^ ]'
   quiet out
 done
-expect 2 "a cap, and passes that it would ignore" --device sim --cap 1.1 --passes 2 "$demucs"
+expect 2 "--cap with --passes, which it would ignore" --device sim --cap 1.1 --passes 2 "$demucs"
 says err '[-][-]passes'
-expect 2 "a cap, and a capacity that it would ignore" --device sim --cap 1.1 --capacity 3GiB "$demucs"
+expect 2 "--cap with --capacity, which it would ignore" --device sim --cap 1.1 --capacity 3GiB "$demucs"
 says err '[-][-]capacity'
-expect 2 "a report, and passes that it would ignore" --device sim --passes 2 --report none.html "$demucs"
+expect 2 "--report with --passes, which it would ignore" --device sim --passes 2 --report none.html "$demucs"
 says err '[-][-]passes'
-expect 0 "a capacity of one byte refuses all" --device sim --capacity 1 --passes 1 "$demucs"
+expect 0 "a capacity of one byte refuses every request" --device sim --capacity 1 --passes 1 "$demucs"
 
 if [ -w /dev/full ]; then
   for arguments in --help "--pool list" "--device sim --pool std_pmr $demucs" "--device sim --pool std_pmr --json $demucs" \
@@ -155,24 +155,24 @@ says err 'no trace given'
 expect 0 "help" --help
 says out '^Usage: tarn_replay'
 
-expect 0 "a report is a page, and a line says what it shows" --device sim --report out.html "$demucs"
+expect 0 "--report writes a page and prints one line about it" --device sim --report out.html "$demucs"
 says out '^out.html: demucs_train on tarn, 10,645 calls, peak 5,953.6 MiB in 285 blocks at call 2,241, 6,026.0 MiB reserved$'
 says out.html '^<!doctype html>$'
 says out.html '^</html>$'
 quiet err
-expect 0 "a report of a device that is too small says what was refused" --device sim --capacity 3GiB --report small.html "$demucs"
+expect 0 "a report of a device that is too small counts the refused requests" --device sim --capacity 3GiB --report small.html "$demucs"
 says out ', [1-9][0-9,]* requests refused$'
 expect 0 "a report of an empty trace" --device sim --report empty.html - </dev/null
 says out '^empty.html: stdin on tarn, 0 calls'
-expect 2 "a report of a pool that cannot tell" --device sim --pool std_pmr --report none.html "$demucs"
+expect 2 "a report of a pool without statistics" --device sim --pool std_pmr --report none.html "$demucs"
 says err "no report of pool 'std_pmr'"
-[ ! -e none.html ] || fail "$title: a file is left"
+[ ! -e none.html ] || fail "$title: a file was left behind"
 expect 2 "a report of two traces" --device sim --report none.html "$demucs" plain.trace
 says err '^tarn_replay: --report takes one trace and one pool'
 expect 2 "a report of all pools" --device sim --pool all --report none.html "$demucs"
 expect 2 "a report and a cap" --device sim --cap 1 --report none.html "$demucs"
 expect 2 "a report without a name" --device sim --report "" "$demucs"
-expect 1 "a report where there is no folder" --device sim --report absent/out.html "$demucs"
+expect 1 "a report in a folder that does not exist" --device sim --report absent/out.html "$demucs"
 says err '^tarn_replay: absent/out.html: cannot be written: No such file'
 if [ -w /dev/full ]; then
   expect 1 "a report on a full disk" --device sim --report /dev/full "$demucs"
@@ -180,4 +180,4 @@ if [ -w /dev/full ]; then
 fi
 
 [ "$failures" -eq 0 ] || { echo "$failures failed" >&2; exit 1; }
-echo "tarn_replay keeps its word"
+echo "tarn_replay: all checks passed"

@@ -98,7 +98,7 @@ TEST_CASE("trace_parser accepts most_trace_streams streams and refuses one more"
   }
   try {
     parser.take("a 70000 1 1");
-    FAIL("accepted");
+    FAIL("the trace was accepted");
   } catch (trace_error const& error) {
     CHECK(begins(error.what(), "many.trace:65536: more than 65,535 streams"));
   }

@@ -137,7 +137,7 @@ TEST_CASE("take_snapshot on CUDA reports a remapped block as a segment at its us
           "[report][snapshot][view][cuda]") {
   if (!has_cuda_devices()) return;
   if (static_cast<bool>(cuda_driver{}.memory_tool())) {
-    WARN("skipped: a tool that watches memory takes no pages, and there are no pieces");
+    WARN("skipped: with a memory tool the pool uses no pages, so there are no pieces");
     return;
   }
   auto memory = cuda_pages{} | limited{64_MiB} | pooled{} | with_history{.history = 1000};

@@ -35,19 +35,19 @@ void check_sums(memory_explanation const& e) {
   std::int64_t parts = 0;
   std::int64_t of_process = 0;
   std::int64_t process = 0;
-  bool told_apart = true;
+  bool separated = true;
   for (memory_row const& row : e.rows()) {
     std::int64_t const bytes = row.bytes.value_or(0);
     if (row.depth == 1) parts += bytes;
     if (row.depth == 1 && row.name.starts_with("this process")) process = bytes;
     if (row.depth == 2) of_process += bytes;
-    if (row.depth == 2 && !row.bytes) told_apart = false;
+    if (row.depth == 2 && !row.bytes) separated = false;
     if (row.depth == 0 && row.name.find("host") != std::string::npos) break;  // not in the device's total
   }
   CHECK(parts == static_cast<std::int64_t>(e.total));
   CHECK(of_process == process);
   CHECK(process == static_cast<std::int64_t>(e.process()));
-  CHECK(told_apart == e.outside_pools.has_value());
+  CHECK(separated == e.outside_pools.has_value());
   std::vector<pool_share> all = e.pools;
   all.insert(all.end(), e.host_pools.begin(), e.host_pools.end());
   for (pool_share const& p : all) {
@@ -137,11 +137,11 @@ TEST_CASE("explain_memory separates allocations outside the pools if the context
   void* const mine = pool.allocate({}, 10_MiB);
   void* theirs = nullptr;
   REQUIRE(driver.malloc_device(7_MiB, theirs).ok());
-  memory_explanation const told_apart = explain_memory(pool, context);
-  check_sums(told_apart);
-  CHECK(told_apart.context == 1070_MiB);
-  CHECK(told_apart.other_allocations == 7_MiB);
-  CHECK(row_of(told_apart, "context and modules").bytes == 1070 * 1048576);
+  memory_explanation const separated = explain_memory(pool, context);
+  check_sums(separated);
+  CHECK(separated.context == 1070_MiB);
+  CHECK(separated.other_allocations == 7_MiB);
+  CHECK(row_of(separated, "context and modules").bytes == 1070 * 1048576);
   memory_explanation const together = explain_memory(pool);
   check_sums(together);
   CHECK(together.outside_pools == 1077_MiB);
@@ -235,7 +235,7 @@ TEST_CASE("explain_memory without NVML: unknown parts are named in the residual,
   CHECK_FALSE(e.outside_pools);
   CHECK(e.process() == 2_MiB);
   CHECK(e.residual() == static_cast<std::int64_t>(4_GiB));
-  CHECK(e.source.find("the driver alone") != std::string::npos);
+  CHECK(e.source.find("the driver only") != std::string::npos);
   std::string const how = row_of(e, "not accounted for").how;
   CHECK(how.find("other processes") != std::string::npos);
   CHECK(how.find("context, modules, other allocations") != std::string::npos);
@@ -266,14 +266,14 @@ TEST_CASE("explain_memory with hidden processes reports sums and explains the ga
 
 namespace {
 /// A driver whose memory_account() returns the values of the test.
-struct telling_driver : sim_driver {
+struct reporting_driver : sim_driver {
   using sim_driver::sim_driver;
-  telling_driver(sim_driver const& driver, device_account what) : sim_driver(driver), told(what) {}
+  reporting_driver(sim_driver const& driver, device_account what) : sim_driver(driver), reported(what) {}
   status memory_account(device_account& account) const noexcept {
-    account = told;
+    account = reported;
     return {};
   }
-  device_account told;
+  device_account reported;
 };
 }  // namespace
 
@@ -284,38 +284,38 @@ TEST_CASE("explain_memory ignores an account that contradicts the driver or the 
   void* const p = pool.allocate({}, 100);
   device_account account;
   account.source = "a test";
-  SECTION("it says less of this process than its pools hold") {
+  SECTION("the library reports less for this process than its pools reserve") {
     account.this_process = 1_MiB;
-    memory_explanation const e = explain_memory(telling_driver(machine.driver(), account), pool);
+    memory_explanation const e = explain_memory(reporting_driver(machine.driver(), account), pool);
     check_sums(e);
     CHECK(e.this_process == 1_MiB);
     CHECK_FALSE(e.outside_pools);
     CHECK(e.process() == e.reserved());
     CHECK(e.gap.find("not used") != std::string::npos);
   }
-  SECTION("it means a smaller memory than the driver") {
+  SECTION("the library reports less total memory than the driver") {
     account.total = 1_GiB;
     account.set_aside = 5;
     account.other_processes = 7;
-    memory_explanation const e = explain_memory(telling_driver(machine.driver(), account), pool);
+    memory_explanation const e = explain_memory(reporting_driver(machine.driver(), account), pool);
     check_sums(e);
     CHECK(e.total == machine.options().capacity);
     CHECK_FALSE(e.set_aside);
     CHECK_FALSE(e.other_processes);
-    CHECK(e.source.find("another memory") != std::string::npos);
+    CHECK(e.source.find("a different memory") != std::string::npos);
   }
-  SECTION("its parts overlap: the residual is negative, and the sum exact") {
+  SECTION("the parts overlap: the residual is negative and the sum is exact") {
     account.this_process = 100_GiB;
     account.other_processes = 100_GiB;
-    memory_explanation const e = explain_memory(telling_driver(machine.driver(), account), pool);
+    memory_explanation const e = explain_memory(reporting_driver(machine.driver(), account), pool);
     check_sums(e);
     CHECK(e.residual() < 0);
     CHECK(e.text().find(" -") != std::string::npos);  // only a negative number follows a space so
   }
-  SECTION("the context is measured larger than what is outside the pools now") {
+  SECTION("the measured context is larger than the memory outside the pools") {
     account.this_process = 10_MiB + pool.trim(0) + detail::state_of(pool).reserved;
     memory_explanation const e =
-        explain_memory(telling_driver(machine.driver(), account), pool, context_cost{500_MiB});
+        explain_memory(reporting_driver(machine.driver(), account), pool, context_cost{500_MiB});
     check_sums(e);
     CHECK(e.context == e.outside_pools);
     CHECK(e.other_allocations == 0);
@@ -330,15 +330,15 @@ struct waking_driver : sim_driver {
       : sim_driver(driver), takes_(takes), awake_(&awake) {}
   status memory_account(device_account& account) const noexcept {
     status const s = sim_driver::memory_account(account);
-    if (tells_free && *awake_ == 0) account.free += takes_;
-    if (!tells_free) account.free = device_account::unknown;
+    if (reports_free && *awake_ == 0) account.free += takes_;
+    if (!reports_free) account.free = device_account::unknown;
     return s;
   }
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
     ++*awake_;
     return sim_driver::memory_info(free, total);
   }
-  bool tells_free = true;
+  bool reports_free = true;
 
  private:
   std::size_t takes_;
@@ -367,7 +367,7 @@ TEST_CASE("measure_context in a container compares the free memory before and af
       measure_context(waking_driver(machine.driver(), 31_MiB, awake)).bytes);  // caused by other processes
   awake = 0;
   waking_driver silent(machine.driver(), 500_MiB, awake);
-  silent.tells_free = false;
+  silent.reports_free = false;
   CHECK_FALSE(measure_context(silent).bytes);
 }
 
@@ -379,7 +379,7 @@ TEST_CASE("explain_memory refuses a pool of another device with a message and ma
   std::uint64_t const before = machine.calls()[driver_call::memory_info];
   try {
     (void)explain_memory(first, second);
-    FAIL("it was taken");
+    FAIL("no exception was thrown");
   } catch (misuse const& e) {
     CHECK(e.kind() == misuse_kind::wrong_device);
     CHECK(std::string(e.what()).find("once for each device") != std::string::npos);
@@ -400,7 +400,7 @@ TEST_CASE("explain_memory throws cuda_error if the driver fails, and reports unk
     plan.fail(driver_call::memory_info, 1);
     try {
       (void)explain_memory(pool);
-      FAIL("nothing was thrown");
+      FAIL("no exception was thrown");
     } catch (cuda_error const& e) {
       CHECK(std::string(e.call()) == "memory_info");
       CHECK(e.device() == 0);
@@ -514,7 +514,7 @@ TEST_CASE("explain_memory's text does not follow the locale", "[report][explain_
   std::locale::global(before);
   comma_locale const german;
   if (!german.is_set()) {
-    WARN("skipped: no locale with a decimal comma, and localedef makes none");
+    WARN("skipped: no locale with a decimal comma, and localedef cannot create one");
     return;
   }
   char sample[8];

@@ -212,7 +212,7 @@ TEST_CASE("save_snapshot reports the path and reason of a failure and leaves no 
   CHECK(!std::filesystem::exists(folder.path / "a.csv"));
   try {
     save_snapshot(s, folder.path / "none" / "a.pickle");
-    FAIL("it was written");
+    FAIL("no exception was thrown");
   } catch (std::system_error const& error) {
     CHECK(error.code() == std::errc::no_such_file_or_directory);
     CHECK(std::string(error.what()).find("none/a.pickle") != std::string::npos);
@@ -221,7 +221,7 @@ TEST_CASE("save_snapshot reports the path and reason of a failure and leaves no 
   std::filesystem::create_symlink("/dev/full", folder.path / "full.json");
   try {
     save_snapshot(s, folder.path / "full.json");
-    FAIL("it was written");
+    FAIL("no exception was thrown");
   } catch (std::system_error const& error) {
     CHECK(error.code() == std::errc::no_space_on_device);
   }

@@ -24,7 +24,7 @@ inline std::string_view part_of(std::string_view page, std::string const& name) 
 
 inline std::vector<std::uint8_t> from_base64(std::string_view text) {
   std::vector<std::uint8_t> bytes;
-  if (text.size() % 4 != 0) throw std::runtime_error("base64 of a length that is no multiple of four");
+  if (text.size() % 4 != 0) throw std::runtime_error("base64 with a length that is not a multiple of four");
   std::string_view const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   for (std::size_t i = 0; i < text.size(); i += 4) {
     std::uint32_t group = 0;
@@ -33,7 +33,7 @@ inline std::vector<std::uint8_t> from_base64(std::string_view text) {
       std::size_t const digit = letters.find(text[i + k]);
       if (text[i + k] == '=') ++padded;
       if (digit == letters.npos && (text[i + k] != '=' || i + 4 != text.size())) {
-        throw std::runtime_error("no letter of base64");
+        throw std::runtime_error("not a base64 character");
       }
       group = group << 6U | static_cast<std::uint32_t>(digit == letters.npos ? 0 : digit);
     }

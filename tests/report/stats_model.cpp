@@ -51,9 +51,9 @@ struct expected_block {
   std::size_t bytes = 0;
   std::size_t alignment = 0;
   std::size_t rounded = 0;
-  stream_id stream = 0;   ///< of the allocation; for a waiting block, of the free
-  std::size_t place = 0;  ///< index of the program's stream, or synchronous
-  bool used = false;      ///< unfinished work of another stream is recorded
+  stream_id stream = 0;      ///< of the allocation; for a waiting block, of the free
+  std::size_t location = 0;  ///< index of the program's stream, or synchronous
+  bool used = false;         ///< unfinished work of another stream is recorded
   [[nodiscard]] bool small() const { return bytes <= 1_MiB; }
 };
 
@@ -197,7 +197,7 @@ class program {
       return;
     }
     if (bytes == 0) {
-      if (p != nullptr) wrong_ = "zero bytes gave a block";
+      if (p != nullptr) wrong_ = "an allocation of zero bytes returned a block";
       return;
     }
     pending_ = std::pair(

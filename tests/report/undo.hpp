@@ -20,7 +20,7 @@ class undone_history {
       segments_.emplace(at, at + segment->at("total_size").number);
       for (auto const& block : segment->at("blocks").items) {
         std::string const& state = block->at("state").text;
-        if (block->at("address").number != at) fail("blocks do not tile", at);
+        if (block->at("address").number != at) fail("blocks leave a gap or overlap", at);
         if (state != "inactive") live_.emplace(at, state == "active_pending_free");
         at += block->at("size").number;
       }
@@ -52,7 +52,7 @@ class undone_history {
     std::uint64_t const last = first + e.at("size").number;
     if (action == "alloc") {
       auto const found = live_.find(first);
-      if (found == live_.end() || found->second) return fail("allocated, neither freed nor there", first);
+      if (found == live_.end() || found->second) return fail("allocated, but neither freed nor live", first);
       live_.erase(found);
     } else if (action == "free_completed") {
       if (!live_.emplace(first, true).second) fail("freed twice", first);
@@ -61,7 +61,7 @@ class undone_history {
         fail("a block outside every segment", first);
     } else if (action == "free_requested") {
       auto const found = live_.find(first);
-      if (found == live_.end() || !found->second) return fail("a free that no block awaits", first);
+      if (found == live_.end() || !found->second) return fail("a free without a waiting block", first);
       found->second = false;
     } else if (action == "segment_alloc" || action == "segment_map") {
       auto const after = segments_.upper_bound(first);
@@ -76,9 +76,9 @@ class undone_history {
         fail("a block outlives its segment", b->first);
     } else if (action == "segment_free" || action == "segment_unmap") {
       auto const after = segments_.lower_bound(first);
-      if (after != segments_.end() && after->first < last) fail("a segment over another", first);
+      if (after != segments_.end() && after->first < last) fail("a segment overlaps another", first);
       if (after != segments_.begin() && std::prev(after)->second > first)
-        fail("a segment over another", first);
+        fail("a segment overlaps another", first);
       segments_.emplace(first, last);
     } else {
       fail("an action " + action, first);

@@ -59,7 +59,7 @@ class unpickler {
           break;
         case 'X': {
           auto const length = static_cast<std::size_t>(number(4));
-          need(length <= rest_.size(), "a text that does not end");
+          need(length <= rest_.size(), "a text without an end");
           push(pickled::kind::text).text = std::string(rest_.substr(0, length));
           rest_.remove_prefix(length);
           break;
@@ -78,7 +78,7 @@ class unpickler {
         }
         case 0x8a: {
           auto const length = static_cast<unsigned>(number(1));
-          need(length >= 5 && length <= 9, "a long of another length");
+          need(length >= 5 && length <= 9, "a long with a different length");
           std::uint64_t const value = number(length < 9 ? length : 8);
           if (length == 9) need(number(1) == 0, "a number of more than 64 bits");
           need(length == 9 || value >> (8 * length - 1) == 0, "a negative number");
@@ -108,7 +108,7 @@ class unpickler {
           break;
         }
         case '.':
-          need(stack_.size() == 1 && marks_.empty() && rest_.empty(), "something is left");
+          need(stack_.size() == 1 && marks_.empty() && rest_.empty(), "bytes are left over");
           return pop();
         default:
           need(false, "an opcode that the viewer does not know");
@@ -156,7 +156,7 @@ class unpickler {
     auto const items = since_mark();
     need(items.size() % 2 == 0 && stack_.back()->what == pickled::kind::dict, "a key without a value");
     for (std::size_t i = 0; i < items.size(); i += 2) {
-      need(items[i]->what == pickled::kind::text, "a key that is no text");
+      need(items[i]->what == pickled::kind::text, "a key that is not a text");
       need(stack_.back()->fields.emplace(items[i]->text, items[i + 1]).second, "a key twice");
     }
   }

@@ -51,7 +51,7 @@ if build thread; then
   log=$folder/thread.log
   run "$folder/planted_thread" clean
   if grep -q 'unexpected memory mapping' "$log"; then
-    echo "SKIPPED ThreadSanitizer: this kernel spreads addresses more widely than it knows, and setarch -R is not allowed"
+    echo "SKIPPED ThreadSanitizer: this kernel randomizes more address bits than it supports, and setarch -R is not permitted"
   else
     tried=1
     expect thread clean ""

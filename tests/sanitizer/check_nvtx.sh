@@ -9,18 +9,18 @@ cuda=${CUDA_PATH:-/usr/local/cuda}/include
 [ -e "$cuda/nvtx3/nvToolsExtMem.h" ] || { echo "SKIPPED: no nvtx3/nvToolsExtMem.h in $cuda"; exit 77; }
 mkdir -p "$folder"
 "$compiler" -std=c++20 -Wall -Wextra $errors -isystem "$cuda" -shared -fPIC "$root/tests/sanitizer/fake_tool.cpp" -o "$folder/fake_tool.so" &&
-  "$compiler" -std=c++20 -Wall -Wextra -Wconversion $errors -isystem "$cuda" -I"$root/include" "$root/tests/sanitizer/nvtx_told.cpp" -o "$folder/nvtx_told" || exit 1
+  "$compiler" -std=c++20 -Wall -Wextra -Wconversion $errors -isystem "$cuda" -I"$root/include" "$root/tests/sanitizer/nvtx_memory_calls.cpp" -o "$folder/nvtx_memory_calls" || exit 1
 failed=0
 # expect NAME WANTED GOT
 expect() { [ "$2" = "$3" ] || { failed=1; printf 'FAILED: %s\nexpected:\n%s\nprinted:\n%s\n' "$1" "$2" "$3"; }; }
 unset NVTX_INJECTION64_PATH
-expect "without a tool nothing is told" "attached 0" "$("$folder/nvtx_told")"
-expect "a library that is no tool tells nothing" "attached 0" "$(NVTX_INJECTION64_PATH=libc.so.6 "$folder/nvtx_told")"
-expect "a tool is told all, soundly" "attached 1
+expect "without a tool nothing is reported" "attached 0" "$("$folder/nvtx_memory_calls")"
+expect "a library that is not a tool receives nothing" "attached 0" "$(NVTX_INJECTION64_PATH=libc.so.6 "$folder/nvtx_memory_calls")"
+expect "a tool receives every call with valid arguments" "attached 1
 heap 0x10000 4096 sound
 region 0x10100 1000 of 0x10000 sound
 region ends 0x10100 sound
 heap reset 0x10000
-heap ends 0x10000" "$(NVTX_INJECTION64_PATH=$folder/fake_tool.so "$folder/nvtx_told")"
+heap ends 0x10000" "$(NVTX_INJECTION64_PATH=$folder/fake_tool.so "$folder/nvtx_memory_calls")"
 [ $failed -eq 0 ] && echo "evidence: misuse_nvtx_calls told=5 sound=5"
 exit $failed

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tool for nvtx_told.cpp, loaded by NVTX: it receives the memory extension's calls and prints each.
+// A tool for nvtx_memory_calls.cpp, loaded by NVTX: it receives the memory extension's calls and prints each.
 
 #include <nvtx3/nvToolsExtMem.h>
 

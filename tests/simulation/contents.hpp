@@ -42,14 +42,14 @@ struct read_stamps {
   std::uint64_t block;
   findings* found;
   void operator()() const {
-    bool told = false;
+    bool reported = false;
     std::size_t const last = bytes > 8 ? bytes - 8 : bytes;
     each_stamp(bytes, [&](std::size_t at, std::size_t n) {
       if (at != last && at + n > last && bytes > 8)
         n = at < last ? last - at : 0;  // the rest belongs to the last stamp
       std::uint64_t const s = stamp(block, at + 8 == bytes ? bytes : at);
-      if (told || n == 0 || std::memcmp(static_cast<char const*>(p) + at, &s, n) == 0) return;
-      told = true;
+      if (reported || n == 0 || std::memcmp(static_cast<char const*>(p) + at, &s, n) == 0) return;
+      reported = true;
       std::uint64_t is = 0;
       std::memcpy(&is, static_cast<char const*>(p) + at, n);
       found->push_back(text("block %" PRIu64 " (%zu bytes at %p): byte %zu holds 0x%" PRIx64

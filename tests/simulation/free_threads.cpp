@@ -41,7 +41,7 @@ void say(char const* what, std::uint64_t seed) {
 }
 
 /// Counts only refusals: the threads check the blocks.
-struct nobody final : witness {
+struct no_witness final : witness {
   void given(unsigned, tarn::stream_ref, void*, std::size_t, std::size_t) override {}
   void returned(unsigned, tarn::stream_ref, void*, std::size_t, std::size_t) override {}
   void refused(unsigned) override { refusals.fetch_add(1, std::memory_order_relaxed); }
@@ -133,7 +133,8 @@ void live(shared_things const& t, unsigned number, std::size_t calls) {
       }
     } else if (what < 980) {
       b = t.left.swap(random.below(64), std::exchange(b, {}));
-      if (b.p != nullptr && !b.holds()) say("a block lost its contents on the way to another thread", t.seed);
+      if (b.p != nullptr && !b.holds())
+        say("a block lost its contents when another thread received it", t.seed);
     } else if (what < 984) {
       (void)t.pool.trim(random.below(64_MiB));
     } else if (what < 990) {
@@ -145,7 +146,8 @@ void live(shared_things const& t, unsigned number, std::size_t calls) {
       (void)t.pool.largest_free_range();
     } else {
       auto const scope = t.pool.open_scope();
-      if (scope->read().current > t.pool.state().reserved + 1000_MiB) say("a scope cannot be right", t.seed);
+      if (scope->read().current > t.pool.state().reserved + 1000_MiB)
+        say("a scope reports impossible numbers", t.seed);
     }
   }
   for (block& b : mine) {
@@ -162,7 +164,7 @@ void round(std::uint64_t seed, unsigned threads, std::size_t calls) {
   o.costs = tarn::sim_costs::nothing();
   tarn::sim_machine const machine(o);
   tarn::sim_driver const driver = machine.driver();
-  nobody who;
+  no_witness who;
   pool_choice choice;
   choice.on = static_cast<ground>(random.below(3));
   choice.limit = o.capacity * 4;
@@ -198,10 +200,10 @@ void round(std::uint64_t seed, unsigned threads, std::size_t calls) {
     (void)pool->trim(0);  // blocks with a recorded use are live until they are reclaimed
     if (pool->state().live != 0 || pool->state().live_blocks != 0)
       say("state() does not count to zero", seed);
-    if (pool->state().reserved != 0) say("memory stays reserved after all was freed", seed);
+    if (pool->state().reserved != 0) say("memory stays reserved after all blocks were freed", seed);
   }
   for (auto& s : streams) (void)driver.destroy_stream(s);
-  if (machine.leaks().total() != 0) say("the machine has something left over", seed);
+  if (machine.leaks().total() != 0) say("the machine still holds resources", seed);
 }
 
 }  // namespace

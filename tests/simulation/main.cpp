@@ -30,7 +30,7 @@
 
 #if !defined(TARN_SIMULATION_HOOKS_HOT_LOCK) || !defined(TARN_SIMULATION_HOOKS_OWNER_LOCK) || \
     !defined(TARN_SIMULATION_HOOKS_SPIN_LOCK) || !defined(TARN_SIMULATION_HOOKS_WAIT)
-#error "tests/simulation/hooked must stand before the library in the include path"
+#error "tests/simulation/hooked must precede the library in the include path"
 #endif
 
 namespace {
@@ -60,7 +60,7 @@ void say_usage() {
       "simulation [--seeds A..B] [--steps N] [--profile NAME] [--seconds S] [--jobs N] [--keep LIST] "
       "[--print]\n"
       "           [--patience S] [--no-shrink] [--preempt LIST] [--go-on]\n"
-      "  --seeds A..B   programs to draw (1..40); with --seconds the first one, and on from there\n"
+      "  --seeds A..B   programs to draw (1..40); with --seconds, the first one\n"
       "  --steps N      steps of each (3000)\n"
       "  --profile P    one of:");
   for (profile const& p : profiles) std::printf(" %s", p.name);
@@ -69,14 +69,14 @@ void say_usage() {
       "  --several      only profiles whose threads run at the same time, in turn\n"
       "  --commit TEXT  printed in the last line, for the record\n"
       "  --record FILE  adds a line with the seeds, the calls and the findings of this run\n"
-      "  --seconds S    as many seeds as fit into so long\n"
-      "  --jobs N       processes at once (1)\n"
+      "  --seconds S    as many seeds as fit into this time\n"
+      "  --jobs N       parallel processes (1)\n"
       "  --patience S   seconds without a step, after which a program hangs (60)\n"
       "  --keep LIST    of each program only the steps with these numbers, such as 3,17,20-25\n"
-      "  --preempt LIST  threads are preempted at these places alone: step:switch point, such as 17:5,20:1; "
+      "  --preempt LIST  threads are preempted only at these places: step:switch point, such as 17:5,20:1; "
       "none: at none\n"
-      "  --print        say the steps before they run\n"
-      "  --go-on        runs all seeds, and prints the first of each kind of finding as it comes\n"
+      "  --print        print the steps before they run\n"
+      "  --go-on        runs all seeds, and prints the first finding of each kind immediately\n"
       "  --no-shrink    do not reduce what fails\n");
 }
 
@@ -242,7 +242,7 @@ void print_program(program const& p, shrunk const& s) {
       });
       std::printf("  at the same time, thread");
       for (unsigned const t : threads) std::printf(" %u", t);
-      std::printf(" in this order but for preemptions:\n");
+      std::printf(" in this order, except for preemptions:\n");
     }
     for (; i < end; ++i) {
       std::printf("  %s%s\n", threads.size() > 1 ? "  " : "", to_text(p.numbers[i], p.steps[i]).c_str());
@@ -269,7 +269,7 @@ void print_setting(program const& p) {
   std::printf("  %d device(s) of %zu MiB; watched by: %s; ", s.machine.devices, s.machine.capacity >> 20,
               watch_names[static_cast<int>(s.watched)]);
   if (s.machine.seed == 0) {
-    std::printf("work takes exactly its time\n");
+    std::printf("work takes exactly its nominal time\n");
   } else {
     std::printf("work takes up to %" PRIu64 " ns longer, %u of 1000 streams are slow, events up to %" PRIu64
                 " ns late\n",
@@ -302,11 +302,11 @@ void report(arguments const& a, std::uint64_t seed, std::uint64_t step, verdict 
     std::fflush(stdout);
     shrunk const s = shrinker(std::chrono::seconds(60)).reduce(whole, step);
     if (!s.last.failed) {
-      std::printf("It does not fail alone in a process of its own.\n");
+      std::printf("It does not fail when run alone in a separate process.\n");
       return;
     }
     shown = s.smallest;
-    std::printf("Reduced from %zu to %zu steps in %u attempts. It says:\n%s", whole.steps.size(),
+    std::printf("Reduced from %zu to %zu steps in %u attempts. Finding:\n%s", whole.steps.size(),
                 shown.steps.size(), s.attempts, s.last.what.c_str());
     print_setting(shown);
     print_program(shown, s);
@@ -383,7 +383,7 @@ int main(int count, char** values) {
   if (runs > 100 && (at_driver == 0 || at_hot == 0)) {
     ++findings_in_all;
     std::printf(
-        "no switch point was reached %s: the headers in tests/simulation/hooked do not fit this library\n",
+        "no switch point was reached %s: the headers in tests/simulation/hooked do not match this library\n",
         at_hot == 0 ? "at the hot lock" : "in driver calls");
   }
   bool const failed = findings_in_all != 0;
@@ -404,7 +404,7 @@ int main(int count, char** values) {
                 t.kernels, t.refusals, watch_names[w]);
   }
   std::printf("the pools made streams wait %" PRIu64 " times and the host %" PRIu64
-              " times, put pages together %" PRIu64 " times, and searched again %" PRIu64
+              " times, remapped pages %" PRIu64 " times, and searched again %" PRIu64
               " times after the driver had refused\n",
               all.device_waits, all.host_waits, all.remaps, all.retries);
   if (all.stated_runs != 0) {

@@ -109,11 +109,11 @@ class model {
   void given(unsigned pool, void* p, std::size_t bytes, std::size_t alignment) {
     ++given_;
     if (bytes == 0) {
-      if (p != nullptr) found_.push_back("zero bytes gave a block");
+      if (p != nullptr) found_.push_back("an allocation of zero bytes returned a block");
       return;
     }
     auto const begin = reinterpret_cast<std::uintptr_t>(p);
-    if (p == nullptr) return found_.push_back(text("%zu bytes gave null", bytes));
+    if (p == nullptr) return found_.push_back(text("an allocation of %zu bytes returned null", bytes));
     if (begin % alignment != 0 || begin % 256 != 0)
       found_.push_back(text("a block at %p is not aligned to %zu", p, std::max<std::size_t>(alignment, 256)));
     std::size_t const rounded = expected_block(bytes, alignment);
@@ -139,7 +139,8 @@ class model {
     auto const it = blocks_.find(reinterpret_cast<std::uintptr_t>(p));
     if (it == blocks_.end() || it->second.pool != pool || it->second.bytes != bytes ||
         it->second.alignment != alignment) {
-      return found_.push_back(text("%p (%zu bytes) came back, but was not given out so", p, bytes));
+      return found_.push_back(
+          text("%p (%zu bytes) was returned, but was not allocated with this size", p, bytes));
     }
     std::size_t const rounded = it->second.rounded;
     live_[pool] -= rounded;

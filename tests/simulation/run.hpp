@@ -33,10 +33,10 @@ struct progress {
 };
 
 namespace detail {
-inline findings* told = nullptr;
+inline findings* current_findings = nullptr;
 /// The library has reported a misuse: in a correct program that is a bug in the library.
 inline void note_misuse(tarn::misuse const& what) {
-  if (told != nullptr) told->push_back(text("misuse reported: %s", what.what()));
+  if (current_findings != nullptr) current_findings->push_back(text("misuse reported: %s", what.what()));
 }
 }  // namespace detail
 
@@ -56,7 +56,7 @@ class runner {
     ++counted_.programs;
     if (chosen_.machine.seed != 0) ++counted_.schedules;
     at_.preempted.count = 0;
-    detail::told = &found_;
+    detail::current_findings = &found_;
     auto const previous = tarn::set_misuse_handler(&detail::note_misuse);
     {
       world here(chosen_, found_);
@@ -89,7 +89,7 @@ class runner {
     counted_.driver_points += reached[static_cast<std::size_t>(switch_point::mutex_unlock)];
     counted_.hot_points += reached[static_cast<std::size_t>(switch_point::hot_unlock)];
     tarn::set_misuse_handler(previous);
-    detail::told = nullptr;
+    detail::current_findings = nullptr;
     return std::move(found_);
   }
 

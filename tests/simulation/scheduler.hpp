@@ -171,7 +171,7 @@ class scheduler {
       return hand_over(me, *next);
     }
     if (++spins_ < most_spins) return;
-    found_.push_back(text("thread %zu waits for ever: no other thread can run", me.thread));
+    found_.push_back(text("thread %zu waits forever: no other thread can run", me.thread));
     stop();
   }
   void wait_for(void const* lock) noexcept {
@@ -203,8 +203,8 @@ class scheduler {
   /// True if the calling thread is about to call the driver. It must not hold the hot lock.
   bool is_driver_mutex(void const* mutex) {
     if (mutex != driver_mutex_) return false;
-    if (hot_locks_held != 0 && !told_) {
-      told_ = true;
+    if (hot_locks_held != 0 && !reported_) {
+      reported_ = true;
       found_.push_back(text("step %u calls the driver while it holds the hot lock", self->step));
     }
     return true;
@@ -253,7 +253,7 @@ class scheduler {
   std::size_t next_ = 0;
   int lowest_ = 0;
   unsigned spins_ = 0;
-  bool stopped_ = false, told_ = false;
+  bool stopped_ = false, reported_ = false;
   void const* driver_mutex_ = nullptr;
 };
 

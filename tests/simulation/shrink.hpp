@@ -19,11 +19,11 @@ struct shrunk {
   unsigned attempts = 0;
   std::vector<preemption> taken;  ///< in the last attempt that failed
   bool where = false;             /// < the next attempt records the source line of each one
-  struct place {
+  struct location {
     switch_point at;
     std::vector<void*> frames;
   };
-  std::vector<place> locations;
+  std::vector<location> locations;
 };
 
 class shrinker {

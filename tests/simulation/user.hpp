@@ -52,7 +52,8 @@ class user {
     } catch (tarn::out_of_memory const&) {
       ++counted_.refusals;
     } catch (std::length_error const&) {
-      if (o.bytes <= tarn::max_request_bytes) world_.found().push_back("a possible size is called too long");
+      if (o.bytes <= tarn::max_request_bytes)
+        world_.found().push_back("a valid size was refused as too large");
     } catch (std::exception const& error) {
       world_.found().push_back(
           text("%s threw: %s", act_names[static_cast<std::size_t>(o.what)], error.what()));
@@ -111,7 +112,7 @@ class user {
       }
       streams_.close();
     } catch (std::exception const& error) {
-      world_.found().push_back(text("the end threw: %s", error.what()));
+      world_.found().push_back(text("the end of the program threw: %s", error.what()));
     }
     world_.check_order();
   }
@@ -560,7 +561,7 @@ class user {
     return true;
   }
   void give_back_late(block_slot& slot) {
-    if (!give_back_recorded(slot, slot->last, 0)) world_.found().push_back("a block cannot be given back");
+    if (!give_back_recorded(slot, slot->last, 0)) world_.found().push_back("a block cannot be returned");
   }
 
   /// A pool without live blocks must serve a request that fits its memory.
@@ -575,7 +576,7 @@ class user {
     std::size_t const whole = tarn::align_up(bytes + (is_over_blocks(pool) ? 2_MiB + 512 : 0), 2_MiB);
     if (whole <= free && whole <= limit_of(pool))
       world_.found().push_back(
-          text("pool %u refused %zu bytes with nothing live and %zu bytes to be had", p.number, bytes, free));
+          text("pool %u refused %zu bytes with nothing live and %zu bytes available", p.number, bytes, free));
   }
   /// A pool over blocks needs room to align them, and requests more than one block at a time.
   [[nodiscard]] bool is_over_blocks(unsigned pool) const {
@@ -678,7 +679,7 @@ class user {
     std::size_t const given = pools_[pool].memory->trim(keep);
     std::size_t const after = pools_[pool].memory->state().reserved;
     if (now.undisturbed() && before - after != given)
-      world_.found().push_back(text("trim() gave %zu bytes back and says %zu", before - after, given));
+      world_.found().push_back(text("trim() freed %zu bytes and returned %zu", before - after, given));
   }
   void expect_empty(pool_state_of_user const& pool) {
     tarn::pool_state const s = pool.memory->state();
@@ -708,7 +709,7 @@ class user {
       p = pool.memory->allocate(streams_.name(s, o.how), room, 256);
     } catch (tarn::out_of_memory const&) {
       world_.found().push_back(
-          text("pool %u is empty, and refuses a block of %zu bytes that there are", pool.number, room));
+          text("pool %u is empty but refuses a block of %zu available bytes", pool.number, room));
       throw;
     }
     world_.expect(driver(i).launch(streams_[s].named, o.duration, {tarn::sim_writes(p, room)}), "launch");
@@ -743,7 +744,7 @@ class user {
     auto const said = pool.memory->memory_stat_of("allocated_bytes.all.current");
     auto const is = world_.reference().numbers(pool.number).allocated_bytes[0].current;
     if (now.undisturbed() && said != is)
-      world_.found().push_back(text("memory_stats() says %" PRId64 " bytes, not %" PRId64, said, is));
+      world_.found().push_back(text("memory_stats() returns %" PRId64 " bytes, not %" PRId64, said, is));
   }
   void reset(unsigned i, operation const& o) {
     ++counted_.other_calls;
@@ -773,7 +774,7 @@ class user {
                       static_cast<std::int64_t>(r.current) == e.current && r.net == e.current - e.start &&
                       static_cast<std::int64_t>(r.count) == e.blocks;
     if (!same)
-      world_.found().push_back(text("a peak_scope says peak %zu current %zu count %zu; it must be %" PRId64
+      world_.found().push_back(text("a peak_scope reports peak %zu current %zu count %zu; it must be %" PRId64
                                     " %" PRId64 " %" PRId64,
                                     r.peak, r.current, r.count, e.peak, e.current, e.blocks));
   }
@@ -793,7 +794,7 @@ class user {
     ++counted_.allocations;
     auto made = pools_[pool].memory->make_buffer(o.bytes, streams_.name(s, o.how), o.alignment);
     *slot = {std::move(made), pool, s, 0, 0};
-    if (slot->it->size() != o.bytes) world_.found().push_back("a new buffer has another size");
+    if (slot->it->size() != o.bytes) world_.found().push_back("a new buffer has a different size");
   }
   void make_pointer(operation const& o, unsigned pool, owner* slot) {
     if (slot == nullptr) return;
@@ -832,7 +833,7 @@ class user {
         slot->it->shrink_to_fit(streams_.name(s, o.how));
       } else {
         slot->it->resize(o.bytes, streams_.name(s, o.how));
-        if (slot->it->size() != o.bytes) world_.found().push_back("a resized buffer has another size");
+        if (slot->it->size() != o.bytes) world_.found().push_back("a resized buffer has a different size");
         if (o.bytes <= before && slot->it->data() != at) world_.found().push_back("shrinking moved a buffer");
       }
     } catch (tarn::out_of_memory const&) {

@@ -54,7 +54,7 @@ class witnessed_layer {
   witnessed_layer& operator=(witnessed_layer const&) = delete;
 
   void* allocate(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    return tell(stream, bytes, alignment, [&] { return upstream_.allocate(stream, bytes, alignment); });
+    return observe(stream, bytes, alignment, [&] { return upstream_.allocate(stream, bytes, alignment); });
   }
   void deallocate(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     options_.who->returned(options_.pool, stream, p, bytes, alignment);
@@ -62,7 +62,7 @@ class witnessed_layer {
     options_.who->taken_back(options_.pool, p == nullptr ? 0 : bytes, alignment);
   }
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    return tell({}, bytes, alignment, [&] { return upstream_.allocate_sync(bytes, alignment); });
+    return observe({}, bytes, alignment, [&] { return upstream_.allocate_sync(bytes, alignment); });
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     options_.who->returned(options_.pool, {}, p, bytes, alignment);
@@ -75,7 +75,7 @@ class witnessed_layer {
 
  private:
   template <class Allocate>
-  void* tell(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment, Allocate const& allocate) {
+  void* observe(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment, Allocate const& allocate) {
     void* p = nullptr;
     options_.who->asked(options_.pool, bytes, alignment);
     try {

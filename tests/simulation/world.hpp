@@ -170,43 +170,44 @@ class world final : public witness {
     };
     std::size_t const live = model_.live(pool.number);
     if (s.pending == 0) {
-      need(s.live == live, "live is not what was handed out", s.live, live);
+      need(s.live == live, "live differs from the allocated bytes", s.live, live);
       auto const blocks = static_cast<std::uint64_t>(model_.numbers(pool.number).allocations[0].current);
-      need(s.live_blocks == blocks, "live_blocks is not what was handed out", s.live_blocks, blocks);
+      need(s.live_blocks == blocks, "live_blocks differs from the allocated blocks", s.live_blocks, blocks);
     } else {
-      need(s.live >= live + s.pending, "live lacks blocks that are held back", s.live, live + s.pending);
+      need(s.live >= live + s.pending, "live omits blocks that are held back", s.live, live + s.pending);
     }
     auto const check_active = [&](auto const& t) {
       if constexpr (requires { t.active_bytes; }) {  // earlier trees do not count them
         auto const active = static_cast<std::uint64_t>(t.active_bytes[0].current);
         need(active == static_cast<std::uint64_t>(t.allocated_bytes[0].current) + s.pending,
-             "active is not what is allocated or waits", active, s.pending);
+             "active differs from the allocated and waiting bytes", active, s.pending);
         auto const peak = static_cast<std::uint64_t>(t.active_bytes[0].peak);
         need(peak >= active, "the peak of active is below active", peak, active);
       }
     };
     check_active(pool.memory->statistics());
-    need(s.reserved >= s.live, "more is live than reserved", s.live, s.reserved);
-    need(s.cached == s.reserved - s.live, "cached is not what is reserved and not live", s.cached,
+    need(s.reserved >= s.live, "live exceeds reserved", s.live, s.reserved);
+    need(s.cached == s.reserved - s.live, "cached differs from reserved less live", s.cached,
          s.reserved - s.live);
-    need(s.inactive_split_bytes <= s.cached, "more is free than cached", s.inactive_split_bytes, s.cached);
-    need(s.largest_free_range <= s.inactive_split_bytes, "the largest free range is larger than all",
+    need(s.inactive_split_bytes <= s.cached, "free exceeds cached", s.inactive_split_bytes, s.cached);
+    need(s.largest_free_range <= s.inactive_split_bytes, "the largest free range exceeds all free bytes",
          s.largest_free_range, s.inactive_split_bytes);
     need(s.reserved_peak >= s.reserved, "reserved_peak is below reserved", s.reserved_peak, s.reserved);
-    need(s.reserved_total - s.released_total == s.reserved, "totals do not make what is reserved",
+    need(s.reserved_total - s.released_total == s.reserved, "the totals do not add up to reserved",
          s.reserved_total - s.released_total, s.reserved);
-    need(s.creates - s.destroys == s.handles, "creates and destroys do not make the handles",
+    need(s.creates - s.destroys == s.handles, "creates less destroys differ from handles",
          s.creates - s.destroys, s.handles);
     need(s.handles_peak >= s.handles, "handles_peak is below handles", s.handles_peak, s.handles);
     need(static_cast<std::size_t>(s.small.reserved.current + s.large.reserved.current) == s.reserved,
-         "the parts do not make what is reserved",
+         "the parts do not add up to reserved",
          static_cast<std::uint64_t>(s.small.reserved.current + s.large.reserved.current), s.reserved);
     need(static_cast<std::uint64_t>(s.small.handles.current + s.large.handles.current) == s.handles,
-         "the parts do not make the handles",
+         "the parts do not add up to handles",
          static_cast<std::uint64_t>(s.small.handles.current + s.large.handles.current), s.handles);
-    need(s.small.free_blocks + s.large.free_blocks == s.free_blocks, "the parts do not make the free blocks",
-         s.small.free_blocks + s.large.free_blocks, s.free_blocks);
-    need(pool.memory->limited() >= s.reserved, "the limit counts less than is reserved",
+    need(s.small.free_blocks + s.large.free_blocks == s.free_blocks,
+         "the parts do not add up to the free blocks", s.small.free_blocks + s.large.free_blocks,
+         s.free_blocks);
+    need(pool.memory->limited() >= s.reserved, "the limit counts fewer bytes than reserved",
          pool.memory->limited(), s.reserved);
     return s;
   }
@@ -221,7 +222,7 @@ class world final : public witness {
     }
     auto const used = machine_.usage(device);
     if (used.used < reserved || used.handles + used.blocks < handles)
-      found_.push_back(text("device %d holds %zu bytes in %zu pieces, its pools say %zu in %zu", device,
+      found_.push_back(text("device %d holds %zu bytes in %zu pieces, its pools report %zu in %zu", device,
                             used.used, used.handles + used.blocks, reserved, handles));
   }
   void check_order() {

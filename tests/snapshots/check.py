@@ -51,7 +51,7 @@ def check_opcodes(data):
             items += 1
         if opcode.name == "LONG1":
             need(argument < 1 << 63, "a number beyond 63 bits", argument)
-    need(not marks, "a mark is left")
+    need(not marks, "a mark is left over")
 
 
 def check_frames(frames):
@@ -71,7 +71,7 @@ def check_segments(snapshot):
         requested = 0
         for b in s["blocks"]:
             need(set(b) == KEYS["block"], "keys", set(b))
-            need(b["address"] == at and b["size"] > 0, "blocks do not tile at", hex(at))
+            need(b["address"] == at and b["size"] > 0, "blocks leave a gap or overlap at", hex(at))
             need(0 <= b["requested_size"] <= b["size"], "requested", b)
             sums[b["state"]] += b["size"]
             requested += b["requested_size"] if b["state"] != "inactive" else 0
@@ -97,8 +97,8 @@ class Stretches:
 
     def put(self, first, last):
         i = bisect.bisect_left(self.begin, first)
-        need(i == 0 or self.end[i - 1] <= first, "a segment comes back over another at", hex(first))
-        need(i == len(self.begin) or last <= self.begin[i], "a segment comes back over another at", hex(first))
+        need(i == 0 or self.end[i - 1] <= first, "an undone segment overlaps another at", hex(first))
+        need(i == len(self.begin) or last <= self.begin[i], "an undone segment overlaps another at", hex(first))
         self.begin.insert(i, first)
         self.end.insert(i, last)
 
@@ -106,7 +106,7 @@ class Stretches:
         i = bisect.bisect_right(self.begin, first) - 1
         need(i >= 0 and last <= self.end[i], "no segment to undo at", hex(first))
         b, e = self.begin[i], self.end[i]
-        need(not whole or (b, e) == (first, last), "another segment than that which came at", hex(first))
+        need(not whole or (b, e) == (first, last), "not the segment that was added at", hex(first))
         parts = [(x, y) for x, y in ((b, first), (last, e)) if x < y]
         self.begin[i:i + 1] = [x for x, _ in parts]
         self.end[i:i + 1] = [y for _, y in parts]
@@ -126,7 +126,7 @@ def undo(snapshot, device, trace):
     for e in reversed(trace):
         action, address = e["action"], e.get("addr")
         if action == "alloc":
-            need(address in live and address not in waiting, "allocated, but neither freed nor there:", hex(address))
+            need(address in live and address not in waiting, "allocated, but neither freed nor live:", hex(address))
             need("size" not in live[address] or e["size"] <= live[address]["size"], "size of", hex(address))
             del live[address]
             starts.pop(bisect.bisect_left(starts, address))
@@ -137,7 +137,7 @@ def undo(snapshot, device, trace):
             bisect.insort(starts, address)
             waiting.add(address)
         elif action == "free_requested":
-            need(address in waiting, "a free that no block awaits:", hex(address))
+            need(address in waiting, "a free without a waiting block:", hex(address))
             waiting.discard(address)
         elif action in ("segment_alloc", "segment_map"):
             stretches.take(address, address + e["size"], action == "segment_alloc")
@@ -158,7 +158,7 @@ def check_trace(snapshot):
         time = 0
         for e in trace:
             need(KEYS["event"] <= set(e) and ("addr" in e) == (e["action"] != "oom"), "keys", set(e))
-            need(e["time_us"] >= time, "time goes back")
+            need(e["time_us"] >= time, "time decreases")
             need("category" not in e, "category")
             check_frames(e["frames"])
             time = e["time_us"]

@@ -55,7 +55,7 @@ TEST_CASE("deallocate of a CUDA source does nothing after CUDA has unloaded", "[
   at_exit.blocks[1] = at_exit.ordered.allocate({}, 64);
   at_exit.blocks[2] = at_exit.pinned.allocate_sync(64);
   at_exit.blocks[0] = at_exit.device.allocate({}, 64);
-  SUCCEED("the rest happens after main(): the exit status tells");
+  SUCCEED("the rest runs after main(): the exit status is the result");
 }
 
 TEMPLATE_TEST_CASE("cuda_malloc, cuda_async, pinned_host and managed meet the resource contract",

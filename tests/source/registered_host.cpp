@@ -114,7 +114,7 @@ TEST_CASE("registered_host refuses a missing numa_node and says what to do", "[s
       FAIL("must not succeed");
     } catch (cuda_error const& error) {
       CHECK(error.kind() == failure::unsupported);
-      CHECK(std::string_view(error.what()).find("leave numa_node out") != std::string_view::npos);
+      CHECK(std::string_view(error.what()).find("omit numa_node") != std::string_view::npos);
     }
   }
   CHECK(machine.leaks().total() == 0);
@@ -122,7 +122,7 @@ TEST_CASE("registered_host refuses a missing numa_node and says what to do", "[s
   try {
     here.deallocate_sync(here.allocate_sync(4_MiB), 4_MiB);
   } catch (cuda_error const& error) {
-    WARN("skipped, this machine may not place memory: " << error.what());
+    WARN("skipped, this machine cannot bind memory to a NUMA node: " << error.what());
   }
 }
 
@@ -155,7 +155,7 @@ TEST_CASE("host_pages::touch returns out_of_memory instead of a signal if a page
   REQUIRE(pages.map(p).ok());
   constexpr int populate_write = 23;
   if (::madvise(p, 4_KiB, populate_write) != 0) {
-    WARN("skipped: a host before Linux 5.14 does not tell");
+    WARN("skipped: Linux before 5.14 does not report missing pages");
   } else {
     CHECK(pages.touch(p, threads).ok());
     // An unmapped page cannot be written, like a page that the host cannot provide.

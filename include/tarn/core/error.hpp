@@ -46,7 +46,7 @@ class length_error : public std::length_error {
 class bad_alignment : public std::exception {
  public:
   bad_alignment(std::size_t alignment, std::size_t limit) noexcept : alignment_(alignment), limit_(limit) {
-    text_.add("tarn: alignment ").add_number(alignment).add(" refused; ask for a power of two up to ");
+    text_.add("tarn: alignment ").add_number(alignment).add(" is not supported; use a power of two up to ");
     text_.add_number(limit);
   }
   [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
@@ -70,10 +70,10 @@ class cuda_error : public std::exception {
     text_.add(": ").add(status_.name).add(" (").add_number(status_.code).add(")");
     switch (status_.kind) {
       case failure::out_of_memory:
-        text_.add("; the driver has no memory left for it, free some");
+        text_.add("; the driver is out of memory, free some");
         break;
       case failure::not_ready:
-        text_.add("; earlier work is not done, synchronise first");
+        text_.add("; earlier work has not finished, synchronise first");
         break;
       case failure::no_device:
         text_.add("; check that a device and its driver are installed");
@@ -83,7 +83,7 @@ class cuda_error : public std::exception {
             "; a forked child has no device memory, fork before the first use or start another program");
         break;
       case failure::unsupported:
-        text_.add("; this device or driver lacks it, use another source");
+        text_.add("; this device or driver does not support it, use another source");
         break;
       case failure::unloading:
         text_.add("; the driver is shutting down, release owners earlier");

@@ -40,7 +40,7 @@ class scope_chain {
       return inner;
     }
     message<160> text;
-    text.add(what).add(" ended on a thread that did not begin it; end it on the thread that did");
+    text.add(what).add(" ended on a thread that did not begin it; end it on the thread that began it");
     report_misuse(misuse(misuse_kind::wrong_thread, &scope, text.view()));
     return nullptr;
   }

@@ -193,9 +193,8 @@ constexpr bool check_routes() {
     constexpr typename Layer::routes below;
     static_assert(
         !lacks_route<Layer, routed_calls::record_stream>(below),
-        "tarn: this layer routes to several resources but does not route record_stream, so a block "
-        "could be handed "
-        "out while another stream uses it; add: void record_stream(void*, size_t bytes, stream_ref)");
+        "tarn: this layer routes to several resources but does not route record_stream, so a block could be "
+        "reused while another stream uses it; add: void record_stream(void*, size_t bytes, stream_ref)");
     static_assert(!lacks_route<Layer, routed_calls::trim>(below),
                   "tarn: this layer routes to several resources but does not route trim; add: size_t "
                   "trim(size_t keep_bytes)");
@@ -278,7 +277,7 @@ class shared_resource {
     using upstream_type = typename Layer::upstream_type;
     if constexpr (sizeof...(Rest) == 0) {
       static_assert(std::constructible_from<Layer, upstream_type>,
-                    "tarn: this layer needs its policy's options too");
+                    "tarn: this layer cannot be made from its upstream alone; pass its policy's options too");
       block_ = new block(upstream_type(std::forward<First>(first)));
     } else {
       auto all = std::forward_as_tuple(std::forward<First>(first), std::forward<Rest>(rest)...);

@@ -172,7 +172,8 @@ template <null_stream Null>
 template <class To, class From>
 status basic_cuda_driver<Null>::convert(stream_ref stream, To* to, From const* from,
                                         std::size_t count) const noexcept {
-  static_assert(element<To> && element<From>, "tarn: convert() is for the types of tarn/core/element.hpp");
+  static_assert(element<To> && element<From>,
+                "tarn: convert() supports only the types of tarn/core/element.hpp");
   if (count == 0) return {};
   detail::on_device const here(device_);
   if (!here.entered().ok()) return here.entered();

@@ -154,7 +154,7 @@ struct nvml_question {
   account.source = "NVML";
   bool const by_uuid = any != 0 && calls.device_by_uuid != nullptr;
   if (by_uuid && calls.device_by_uuid(nvml_uuid("MIG-", asked.uuid).c_str(), &device) == 0) {
-    account.source = "NVML, of this MIG instance";
+    account.source = "NVML (this MIG instance)";
     return {};
   }
   if (!by_uuid || calls.device_by_uuid(nvml_uuid("GPU-", asked.uuid).c_str(), &device) != 0) {
@@ -215,28 +215,29 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
   std::size_t mine = 0;
   std::size_t others = 0;
   bool listed = false;
-  bool mine_told = true;
-  bool others_told = true;
+  bool own_known = true;
+  bool others_known = true;
   for (nvml_process const& p : all) {
-    bool& told = p.pid == pid ? mine_told : others_told;
+    bool& known = p.pid == pid ? own_known : others_known;
     std::size_t& sum = p.pid == pid ? mine : others;
     listed = listed || p.pid == pid;
     if (p.used == nvml_not_available) {
-      told = false;
+      known = false;
     } else {
       sum += static_cast<std::size_t>(p.used);
     }
   }
   if (!listed) {  // this process has a context, so it is listed under a process id that it does not know
-    account.gap = "NVML's list lacks this process: in a container process numbers are not the host's";
+    account.gap =
+        "NVML's list does not contain this process: process ids in a container differ from the host's";
     return;
   }
-  if (mine_told) account.this_process = mine;
-  if (others_told) account.other_processes = others;
-  if (!mine_told) {
-    account.gap = "NVML does not tell what this process uses (no permission, or not on this system)";
-  } else if (!others_told) {
-    account.gap = "NVML does not tell what some other process uses (no permission, or not on this system)";
+  if (own_known) account.this_process = mine;
+  if (others_known) account.other_processes = others;
+  if (!own_known) {
+    account.gap = "NVML does not report the memory of this process (no permission, or not supported)";
+  } else if (!others_known) {
+    account.gap = "NVML does not report the memory of another process (no permission, or not supported)";
   }
 }
 
@@ -253,33 +254,33 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
     nvml_calls const& calls;
     ~session() { (void)calls.shutdown(); }
   } const open{calls};
-  device_account told;
+  device_account reported;
   nvml_calls::device device = nullptr;
-  status const found = find_nvml_device(calls, asked, device, told);
+  status const found = find_nvml_device(calls, asked, device, reported);
   if (!found.ok()) return found;
   nvml_memory_v2 v2{static_cast<unsigned>(sizeof(nvml_memory_v2)) | 2U << 24, 0, 0, 0, 0};
   nvml_memory v1{};
   if (calls.memory_v2 != nullptr && calls.memory_v2(device, &v2) == 0) {
-    told.total = static_cast<std::size_t>(v2.total);
-    told.free = static_cast<std::size_t>(v2.free);
-    told.set_aside = static_cast<std::size_t>(v2.reserved);
+    reported.total = static_cast<std::size_t>(v2.total);
+    reported.free = static_cast<std::size_t>(v2.free);
+    reported.set_aside = static_cast<std::size_t>(v2.reserved);
   } else if (calls.memory != nullptr && calls.memory(device, &v1) == 0) {
-    told.total = static_cast<std::size_t>(v1.total);
-    told.free = static_cast<std::size_t>(v1.free);
+    reported.total = static_cast<std::size_t>(v1.total);
+    reported.free = static_cast<std::size_t>(v1.free);
   }
   try {
     std::vector<nvml_process> all;
     if (add_nvml_processes(calls.compute_processes, device, all) != 0) {
-      told.gap = "NVML does not list the processes of this device";
+      reported.gap = "NVML does not list the processes of this device";
     } else {
       (void)add_nvml_processes(calls.graphics_processes, device, all);  // not available on every device
       (void)add_nvml_processes(calls.mps_processes, device, all);
-      count_nvml_processes(all, asked.pid, told);
+      count_nvml_processes(all, asked.pid, reported);
     }
   } catch (std::bad_alloc const&) {
-    told.gap = "there was no host memory for NVML's list of processes";
+    reported.gap = "not enough host memory for NVML's list of processes";
   }
-  account = told;
+  account = reported;
   return {};
 }
 

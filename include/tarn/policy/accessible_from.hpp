@@ -23,8 +23,7 @@ class unreachable_device : public std::exception {
  public:
   unreachable_device(device_id memory, device_id from) noexcept : memory_(memory), from_(from) {
     text_.add("tarn: memory of device ").add_number(memory.value).add(" cannot be reached from device ");
-    text_.add_number(from.value)
-        .add("; leave that one out of accessible_from, copies between them work without it");
+    text_.add_number(from.value).add("; remove it from accessible_from: copies do not need it");
   }
   [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
   /// The device that has the memory.
@@ -63,10 +62,9 @@ class accessible_from {
 /// cudaMalloc's blocks cannot be shared this way, so an attached memory tool cannot watch the blocks of a pool over it.
 template <class Upstream>
 class reachable_layer {
-  static_assert(
-      page_source<Upstream>,
-      "tarn: accessible_from is for pages; put it below the pool: cuda_pages{0} | accessible_from{1} "
-      "| pooled{}");
+  static_assert(page_source<Upstream>,
+                "tarn: accessible_from maps pages; put it below the pool: cuda_pages{0} | accessible_from{1} "
+                "| pooled{}");
 
  public:
   using upstream_type = Upstream;

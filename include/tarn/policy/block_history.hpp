@@ -174,7 +174,7 @@ using history_text = message<480>;
 inline void add_event(history_text& text, block_event const& e) noexcept {
   std::string_view file = e.where.file;
   if (file.empty()) {
-    text.add("at a place not named");
+    text.add("at an unknown location");
   } else {
     if (std::size_t const cut = file.find_last_of('/'); cut != std::string_view::npos)
       file.remove_prefix(cut + 1);

@@ -314,23 +314,24 @@ class checked_layer {
     if (breach.before != 0) {
       report_misuse(
           misuse(misuse_kind::overrun, b.p,
-                 detail::history_of(b, "written before its start, at distance ", breach.before).view()));
+                 detail::history_of(b, "was written before its start, at distance ", breach.before).view()));
     }
     if (breach.after != 0) {
-      report_misuse(misuse(misuse_kind::overrun, b.p,
-                           detail::history_of(b, "written past its end, at offset ", breach.after).view()));
+      report_misuse(
+          misuse(misuse_kind::overrun, b.p,
+                 detail::history_of(b, "was written past its end, at offset ", breach.after).view()));
     }
   }
   static void tell_late_write(detail::block_record const& b, std::size_t at) noexcept {
     report_misuse(misuse(misuse_kind::use_after_free, b.p,
-                         detail::history_of(b, "written after it was freed, at offset ", at).view()));
+                         detail::history_of(b, "was written after it was freed, at offset ", at).view()));
   }
   void tell_leaks() noexcept {
     std::size_t const all = history_.live();
     history_.for_each([&](detail::block_record const& b) {
       if (b.state != detail::block_state::live) return;
-      report_misuse(
-          misuse(misuse_kind::leak, b.p, detail::history_of(b, "never freed, leaks in all: ", all).view()));
+      report_misuse(misuse(misuse_kind::leak, b.p,
+                           detail::history_of(b, "was never freed; number of leaks: ", all).view()));
     });
   }
   void tell_wrong_free(detail::block_record const& b, void* p, std::size_t bytes, std::size_t alignment,
@@ -343,8 +344,8 @@ class checked_layer {
         bool const elsewhere = other.device != member_.device;
         if (elsewhere) kind = misuse_kind::wrong_device;
         text = detail::history_of(other,
-                                  elsewhere ? "of another device freed here, on device "
-                                            : "of another resource freed here, of device ",
+                                  elsewhere ? "belongs to another device but was freed on device "
+                                            : "belongs to another resource but was freed by one of device ",
                                   static_cast<std::uint64_t>(member_.device));
       } else if (detail::block_record const around = containing(p); around.p != nullptr) {
         auto const offset = static_cast<std::uint64_t>(static_cast<char*>(p) - static_cast<char*>(around.p));
@@ -352,17 +353,17 @@ class checked_layer {
       } else {
         text.add("pointer ")
             .add_hex(reinterpret_cast<std::uintptr_t>(p))
-            .add(" freed: never handed out here");
+            .add(" was freed but not allocated by this resource");
       }
     } else if (b.state != detail::block_state::live) {
       kind = misuse_kind::double_free;
-      text = detail::history_of(b, "freed again, in call ", freed.call);
+      text = detail::history_of(b, "was freed again, in call ", freed.call);
     } else if (b.bytes != bytes) {
       kind = misuse_kind::wrong_size;
-      text = detail::history_of(b, "freed with another size: ", bytes);
+      text = detail::history_of(b, "was freed with a different size: ", bytes);
     } else {
       kind = misuse_kind::wrong_alignment;
-      text = detail::history_of(b, "freed with another alignment: ", alignment);
+      text = detail::history_of(b, "was freed with a different alignment: ", alignment);
     }
     text.add("; this free: ");
     detail::add_event(text, freed);

@@ -35,10 +35,9 @@ inline constexpr bool holds_resource<Policy<Arguments...>> = (memory_source<Argu
 /// Asserts at the composition that a layer with a second resource lists its routes.
 template <class Policy, class Upstream>
 constexpr bool check_routing_policy() {
-  static_assert(
-      !holds_resource<Policy> || routes_calls<typename Policy::template layer<Upstream>>,
-      "tarn: this policy holds a resource of its own; its layer must say which resources it sends calls to; "
-      "add: using routes = tarn::routes_to<Upstream, Other>");
+  static_assert(!holds_resource<Policy> || routes_calls<typename Policy::template layer<Upstream>>,
+                "tarn: this policy holds a second resource, so its layer must name the resources that it "
+                "calls; add: using routes = tarn::routes_to<Upstream, Other>");
   return true;
 }
 

@@ -193,14 +193,13 @@ class fenced_layer {
       if (matches) (void)blocks_.erase(key_of(p));
     }
     if (b == block{}) {
-      tell(misuse_kind::foreign_pointer, p, "not live here: freed twice, or another resource's", 0);
+      tell(misuse_kind::foreign_pointer, p,
+           "is not live in this resource: freed twice, or allocated by another resource", 0);
       return false;
     }
     if (!matches) {
       auto const kind = b.bytes != bytes ? misuse_kind::wrong_size : misuse_kind::wrong_alignment;
-      tell(kind, p,
-           "freed with other bytes or alignment than it was allocated with; it was allocated with bytes ",
-           b.bytes);
+      tell(kind, p, "was freed with a different size or alignment; its allocated size in bytes is ", b.bytes);
       return false;
     }
     if (!b.fenced) return true;
@@ -212,9 +211,9 @@ class fenced_layer {
 
   static void tell(detail::breach const& found) noexcept {
     if (found.before != 0)
-      tell(misuse_kind::overrun, found.p, "written before its start, at distance ", found.before);
+      tell(misuse_kind::overrun, found.p, "was written before its start, at distance ", found.before);
     if (found.after != 0)
-      tell(misuse_kind::overrun, found.p, "written past its end, at offset ", found.after);
+      tell(misuse_kind::overrun, found.p, "was written past its end, at offset ", found.after);
   }
   static void tell(misuse_kind kind, void const* p, std::string_view what, std::size_t number) noexcept {
     message<256> text;

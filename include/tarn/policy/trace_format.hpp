@@ -58,7 +58,7 @@ struct trace_event {
     constexpr auto most = static_cast<number_type>(-1);
     message<96> reason;
     if (line.empty() || line.front() < '0' || line.front() > '9')
-      throw trace_error(number, reason.add(what).add(" is missing or no number").c_str());
+      throw trace_error(number, reason.add(what).add(" is missing or not a number").c_str());
     for (value = 0; !line.empty() && line.front() >= '0' && line.front() <= '9'; line.remove_prefix(1)) {
       auto const digit = static_cast<number_type>(line.front() - '0');
       if (value > most / 10 || value * 10 > most - digit) {
@@ -67,7 +67,7 @@ struct trace_event {
       value = value * 10 + digit;
     }
     if (!line.empty() && line.front() != ' ' && line.front() != '\t') {
-      throw trace_error(number, reason.add(what).add(" is no number").c_str());
+      throw trace_error(number, reason.add(what).add(" is not a number").c_str());
     }
   };
   trace_event event;
@@ -75,7 +75,7 @@ struct trace_event {
   if (line.empty() || line.front() == '#') return event;
   char const letter = line.front();
   if ((letter != 'a' && letter != 'f') || (line.size() > 1 && line[1] != ' ' && line[1] != '\t')) {
-    throw trace_error(number, "an event begins with a, f or #");
+    throw trace_error(number, "an event must begin with a, f or #");
   }
   line.remove_prefix(1);
   event.kind = letter == 'a' ? trace_event_kind::allocate : trace_event_kind::free;
@@ -84,7 +84,7 @@ struct trace_event {
     read(event.bytes, "the size");
     read(event.stream, "the stream");
   }
-  if (!line.empty()) throw trace_error(number, "words too many");
+  if (!line.empty()) throw trace_error(number, "too many words");
   return event;
 }
 

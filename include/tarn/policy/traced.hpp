@@ -133,7 +133,7 @@ class traced_layer {
     if (std::uint32_t const known = streams_.find(key); known != 0) return known;
     constexpr std::uint32_t last = most_trace_streams - 1;
     if (streams_.size() == last - 1) {
-      if (!std::exchange(streams_are_shared_, true)) put("# further streams share the last number\n");
+      if (!std::exchange(streams_are_shared_, true)) put("# all further streams share the last number\n");
       return last;
     }
     streams_.make_room(1);
@@ -145,7 +145,7 @@ class traced_layer {
     if (file_ != nullptr && std::fwrite(text.data(), 1, text.size(), file_) != text.size()) complain();
   }
   void complain() noexcept {
-    std::fputs("tarn: writing the trace failed; the recording ends here\n", stderr);
+    std::fputs("tarn: writing the trace failed; recording stopped\n", stderr);
     if (owned_ && file_ != nullptr) (void)std::fclose(file_);
     file_ = nullptr;
   }

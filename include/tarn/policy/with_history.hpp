@@ -57,8 +57,9 @@ class with_history_layer {
   /// Makes handles and owners record the location of a call for this layer, however many policies lie between.
   static constexpr bool records_places = true;
 
-  static_assert(resource<Upstream>,
-                "tarn: with_history records blocks; put it over the pool: pages | pooled{} | with_history{}");
+  static_assert(
+      resource<Upstream>,
+      "tarn: with_history records blocks; put it above the pool: pages | pooled{} | with_history{}");
 
   with_history_layer()
     requires std::default_initializable<Upstream>

@@ -50,14 +50,14 @@ class misuse_notes {
     switch (n.what) {
       case release_result::wrong_size:
         kind = misuse_kind::wrong_size;
-        text.add("the block has another size; pass the bytes and alignment of its allocation");
+        text.add("the block has a different size; pass the bytes and alignment of its allocation");
         break;
       case release_result::twice:
         kind = misuse_kind::double_free;
-        text.add("the block is free already");
+        text.add("the block is already free");
         break;
       default:
-        text.add("no live block of this pool starts there (freed twice, or another pool's)");
+        text.add("no live block of this pool starts there (freed twice, or allocated by another pool)");
         break;
     }
     report_misuse(misuse(kind, n.p, text.view()));

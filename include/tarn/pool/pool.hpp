@@ -200,7 +200,7 @@ class pool : public detail::pool_parts<Upstream> {
                            detail::block_request const& request, detail::block_batch& batch) {
     if (heap_.cold.is_mine()) [[unlikely]]  // a growth cannot start another one
       heap_.refuse(request.id, request.asked, request.alignment,
-                   "the pool, since it is asked by a handler of its own growth");
+                   "the pool, because a handler of its own growth called it");
     std::lock_guard const cold(heap_.cold);
     waiting_.release(false);
     detail::hot_lock held(heap_.hot);

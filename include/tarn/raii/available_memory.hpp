@@ -99,10 +99,9 @@ template <class Layer>
 template <class Resource>
 [[nodiscard]] memory_availability available_memory(Resource const& memory) {
   using layer = std::remove_reference_t<decltype(detail::layer_of(std::declval<Resource&>()))>;
-  static_assert(
-      detail::knows_available<layer>(),
-      "tarn: nobody knows how much of this memory is free (no driver tells it of pinned or managed memory); "
-      "add: | tarn::limited{bytes}, or give a number of bytes");
+  static_assert(detail::knows_available<layer>(),
+                "tarn: the free amount of this memory is unknown: no driver reports it for pinned or managed "
+                "memory; add | tarn::limited{bytes}, or pass a number of bytes");
   Resource handle = memory;
   return detail::availability_of(detail::layer_of(handle));
 }

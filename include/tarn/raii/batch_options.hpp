@@ -85,14 +85,14 @@ inline constexpr std::size_t unknown_count = static_cast<std::size_t>(-1);
 
 /// Returns the number of elements of a full batch. @throws bad_batch  the options cannot be met
 [[nodiscard]] inline std::size_t batch_capacity(batch_options const& options, std::size_t element_bytes) {
-  if (options.depth == 0) throw bad_batch("batch_options::depth is 0; ask for 1 or more, 2 to overlap");
+  if (options.depth == 0) throw bad_batch("batch_options::depth is 0; use 1 or more, 2 to overlap");
   if (options.batch_bytes < element_bytes || options.batch_bytes > max_request_bytes) {
     message<160> text;
     text.add("batch_options::batch_bytes is ").add_number(std::uint64_t{options.batch_bytes});
     if (options.batch_bytes < element_bytes) {
-      text.add("; ask for at least one element, ").add_number(std::uint64_t{element_bytes}).add(" B");
+      text.add("; it must hold at least one element, ").add_number(std::uint64_t{element_bytes}).add(" B");
     } else {
-      text.add(": more than there can be; check the number for overflow");
+      text.add(", more than the largest request; check the number for overflow");
     }
     throw bad_batch(text.view());
   }

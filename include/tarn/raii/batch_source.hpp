@@ -89,8 +89,7 @@ class generated_source {
   [[nodiscard]] std::size_t size() const noexcept { return detail::unknown_count; }
   std::size_t fill(std::span<T> to, std::size_t index, std::size_t) const {
     std::size_t const filled = (*fill_)(to, index);
-    if (filled > to.size())
-      throw bad_batch("a generator says that it filled more elements than its slot has");
+    if (filled > to.size()) throw bad_batch("a generator reported more elements than its slot holds");
     return filled;
   }
 
@@ -143,10 +142,11 @@ template <class S>
   if constexpr (batch_source<plain>) {
     return plain(std::forward<S>(s));
   } else {
-    static_assert(std::ranges::contiguous_range<S> && std::ranges::sized_range<S>,
-                  "tarn: batches come from contiguous memory, from_file<T>(file) or generate<T>(callable)");
+    static_assert(
+        std::ranges::contiguous_range<S> && std::ranges::sized_range<S>,
+        "tarn: batches are read from contiguous memory, from_file<T>(file) or generate<T>(callable)");
     static_assert(std::ranges::borrowed_range<S>,
-                  "tarn: these elements are gone before the loop begins; give them a name first");
+                  "tarn: this temporary is destroyed before the loop begins; store it in a variable first");
     using element = std::ranges::range_value_t<S>;
     static_assert(std::is_trivially_copyable_v<element>,
                   "tarn: only trivially copyable elements can be copied between host and device");

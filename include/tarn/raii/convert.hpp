@@ -28,13 +28,13 @@ namespace detail {
 [[noreturn]] inline void refuse_sizes(std::size_t from, std::size_t to) {
   message<160> text;
   text.add("tarn: conversion of ").add_number(std::uint64_t{from});
-  text.add(" elements to ").add_number(std::uint64_t{to});
+  text.add(" elements to a span of ").add_number(std::uint64_t{to});
   throw length_error(text.add("; take a subspan of the longer one").c_str());
 }
 [[noreturn]] inline void refuse_devices(void const* p, device_id from, device_id to) {
   message<200> text;
   text.add("elements of device ").add_number(from.value).add(" cannot be converted into a buffer of device ");
-  text.add_number(to.value).add("; convert() on one device and copy the smaller of the two by copy_from()");
+  text.add_number(to.value).add("; call convert() on one device and copy_from() between the devices");
   throw misuse(misuse_kind::wrong_device, p, text.view());
 }
 
@@ -58,7 +58,7 @@ void convert(Driver const& driver, std::span<From> from, std::span<To> to, strea
   if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size());
   if (from.empty()) return;
   detail::require_no_overlap(from.data(), from.size_bytes(), to.data(), to.size_bytes(),
-                             "a conversion's target overlaps its source; convert into memory of its own");
+                             "the target of a conversion overlaps its source; convert into separate memory");
   if constexpr (std::is_same_v<std::remove_const_t<From>, To>) {
     tarn::copy(driver, from, to, stream);
   } else {

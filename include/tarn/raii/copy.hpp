@@ -39,7 +39,7 @@ void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_r
   if (from.size() != to.size()) {
     message<160> text;
     text.add("tarn: copy of ").add_number(static_cast<std::uint64_t>(from.size()));
-    text.add(" elements to ").add_number(static_cast<std::uint64_t>(to.size()));
+    text.add(" elements to a span of ").add_number(static_cast<std::uint64_t>(to.size()));
     throw length_error(text.add("; take a subspan of the longer one").c_str());
   }
   if (from.empty()) return;

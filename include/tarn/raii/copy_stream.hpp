@@ -68,8 +68,9 @@ class copy_stream {
     bool capturing = false;
     require(driver_.is_capturing(user_, capturing));
     if (capturing) {
-      throw misuse(misuse_kind::capture, nullptr,
-                   "batches on a stream that is being captured; copy before the capture or after it");
+      throw misuse(
+          misuse_kind::capture, nullptr,
+          "batches cannot be copied on a stream that is being captured; copy before or after the capture");
     }
   }
   void require(status const& s) const {

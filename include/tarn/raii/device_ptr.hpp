@@ -29,7 +29,7 @@ class device_ptr {
   using resource_type = Resource;
   static_assert(std::is_trivially_copyable_v<element_type>,
                 "tarn: device_ptr<T> never constructs elements: T must be trivially copyable");
-  static_assert(!std::is_bounded_array_v<T>, "tarn: say device_ptr<T[]> and give the count to make_device");
+  static_assert(!std::is_bounded_array_v<T>, "tarn: use device_ptr<T[]> and pass the count to make_device");
 
   /// Constructs a null pointer.
   explicit device_ptr(Resource memory, stream_ref stream = {}) noexcept

@@ -57,12 +57,13 @@ struct lost_elements {
 /// source waits for the stream when it frees; so does the scope if `pinned` belongs to another device. One thread at a time.
 template <class Pinned, class... Buffers>
 class evict_scope {
-  static_assert(sizeof...(Buffers) != 0, "tarn: name the buffers to evict");
+  static_assert(sizeof...(Buffers) != 0,
+                "tarn: evict_scope has no buffers to evict; pass them after the host memory");
   static_assert(has_property<Pinned, host_accessible>,
-                "tarn: evict_scope needs host memory to move to; give pinned_host or a pool over it first");
+                "tarn: evict_scope needs host memory as a target; pass pinned_host or a pool over it first");
   static_assert(
       ((!has_property<typename Buffers::resource_type, host_accessible>)&&...),
-      "tarn: evict_scope frees device memory; a buffer of pinned or managed memory has none to free");
+      "tarn: evict_scope frees device memory; a buffer of pinned or managed memory uses no device memory");
 
  public:
   using handler = std::function<void(lost_elements const&)>;
@@ -191,10 +192,9 @@ class evict_scope {
     bool capturing = false;
     require(driver().is_capturing(stream, capturing));
     if (capturing) {
-      throw misuse(
-          misuse_kind::capture, nullptr,
-          "evict_scope on a stream that is being captured, or of buffers of one; begin and end it outside of "
-          "the capture");
+      throw misuse(misuse_kind::capture, nullptr,
+                   "evict_scope cannot use a stream that is being captured, or buffers of one; begin and end "
+                   "it outside the capture");
     }
   }
 
@@ -277,10 +277,9 @@ class evict_scope {
   void tell_lost() noexcept {
     bool const copied = driver().synchronize_event(copied_).ok();
     if (!handler_) {
-      report_misuse(misuse(
-          misuse_kind::contents_lost, std::get<0>(slots_).buffer,
-          "evict_scope ended, and the elements of its buffers cannot be brought back; call bring_back() "
-          "to get the error, or name a handler by when_lost()"));
+      report_misuse(misuse(misuse_kind::contents_lost, std::get<0>(slots_).buffer,
+                           "evict_scope ended, but the elements of its buffers could not be restored; call "
+                           "bring_back() to get the error, or set a handler with when_lost()"));
       return;
     }
     std::size_t index = 0;

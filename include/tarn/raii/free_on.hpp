@@ -85,7 +85,7 @@ template <class... Owners>
   requires(sizeof...(Owners) != 0 && (freeable<std::remove_reference_t<Owners>> && ...))
 void free_on(stream_ref stream, earlier_work earlier, Owners&&... owners) {
   static_assert((!std::is_lvalue_reference_v<Owners> && ...),
-                "tarn: an owner is empty once it is retired; say std::move(owner)");
+                "tarn: free_on takes the memory of its owners; pass std::move(owner)");
   ((stream = identified(owners.resource().driver(), stream)), ...);
   if (earlier == earlier_work::wait_for) detail::order_behind(stream, owners...);
   (detail::give_back_on(owners, stream), ...);

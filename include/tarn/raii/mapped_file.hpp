@@ -50,7 +50,7 @@ class mapped_file {
     // Without O_NONBLOCK, opening a FIFO that has just replaced the file would wait for a writer.
     file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (file_ < 0) throw file_error(path_, "cannot be opened for reading", errno);
-    if (::fstat(file_, &facts) != 0) fail("cannot be looked at");
+    if (::fstat(file_, &facts) != 0) fail("cannot be inspected");
     require_regular(facts);
     bytes_ = static_cast<std::size_t>(facts.st_size);
     if (bytes_ == 0) {
@@ -88,9 +88,9 @@ class mapped_file {
   /// Returns the number of elements of T in the file. @throws file_error  the file size is not a multiple of sizeof(T)
   template <class T>
   [[nodiscard]] std::size_t count_of() const {
-    static_assert(std::is_trivially_copyable_v<T>, "tarn: a file has bytes: T must be trivially copyable");
+    static_assert(std::is_trivially_copyable_v<T>, "tarn: a file holds bytes: T must be trivially copyable");
     if (bytes_ % sizeof(T) != 0)
-      throw file_error(path_, "ends within an element: its size is no multiple", 0);
+      throw file_error(path_, "ends within an element: its size is not a multiple of sizeof(T)", 0);
     return bytes_ / sizeof(T);
   }
 
@@ -102,7 +102,7 @@ class mapped_file {
       ssize_t const got = ::pread(file_, to.data(), to.size(), static_cast<off_t>(offset));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) throw file_error(path_, "cannot be read", errno);
-      if (got == 0) throw file_error(path_, "has become shorter than it was when it was mapped", 0);
+      if (got == 0) throw file_error(path_, "is shorter than it was when it was mapped", 0);
       offset += static_cast<std::size_t>(got);
       to = to.subspan(static_cast<std::size_t>(got));
     }
@@ -112,7 +112,7 @@ class mapped_file {
   void require_regular(struct ::stat const& facts) {
     if (S_ISREG(facts.st_mode)) return;
     errno = 0;
-    fail("is no regular file; read it by a generator");
+    fail("is not a regular file; read it with a generator");
   }
   /// Rejects files with contents but a reported size of 0, which the system generates when they are read.
   void require_empty() {
@@ -121,7 +121,7 @@ class mapped_file {
     if (got < 0) fail("cannot be read");
     if (got == 0) return;
     errno = 0;
-    fail("has contents, but its size is not known; read it by a generator");
+    fail("has contents, but its size is unknown; read it with a generator");
   }
   [[noreturn]] void fail(std::string_view what) {
     int const error = errno;

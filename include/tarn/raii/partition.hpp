@@ -78,8 +78,8 @@ class partition {
  private:
   partition(std::size_t count, std::size_t parts, std::size_t multiple_of) {
     if (parts == 0) refuse("it needs at least one part");
-    if (parts >= first_.max_size()) refuse("so many parts there cannot be; check the number for overflow");
-    if (multiple_of == 0) refuse("parts begin at multiples of at least 1 element");
+    if (parts >= first_.max_size()) refuse("the number of parts is too large; check it for overflow");
+    if (multiple_of == 0) refuse("the multiple at which parts begin must be at least 1 element");
     first_.resize(parts + 1);
     first_.back() = count;
   }
@@ -91,7 +91,7 @@ class partition {
   }
   [[noreturn]] static void refuse(char const* why) {
     message<128> text;
-    throw bad_partition(text.add("tarn: not a partition: ").add(why).c_str());
+    throw bad_partition(text.add("tarn: invalid partition: ").add(why).c_str());
   }
 
   std::vector<std::size_t> first_;

@@ -67,7 +67,7 @@ class partitioned_buffer {
     if (memories.size() != layout_.parts()) {
       message<160> text;
       text.add("tarn: ").add_number(std::uint64_t{layout_.parts()}).add(" parts and ");
-      text.add_number(std::uint64_t{memories.size()}).add(" memories; give each part one");
+      text.add_number(std::uint64_t{memories.size()}).add(" memories; pass one memory per part");
       throw bad_partition(text.c_str());
     }
     parts_.reserve(memories.size());
@@ -218,7 +218,7 @@ class partitioned_buffer {
         .add(what)
         .add(" of ")
         .add_number(std::uint64_t{count})
-        .add(" elements with a buffer of ");
+        .add(" elements does not match a buffer of ");
     throw length_error(text.add_number(std::uint64_t{size()}).c_str());
   }
 

@@ -18,8 +18,8 @@ namespace detail {
 inline void require_elements(char const* whose, std::size_t first, std::size_t count, std::size_t size) {
   if (first <= size && count <= size - first) return;
   message<160> text;
-  text.add("tarn: peer_copy of ").add_number(std::uint64_t{count}).add(" elements from place ");
-  text.add_number(std::uint64_t{first}).add(" on of the ").add(whose).add(", which has ");
+  text.add("tarn: peer_copy of ").add_number(std::uint64_t{count}).add(" elements, starting at element ");
+  text.add_number(std::uint64_t{first}).add(" of the ").add(whose).add(", which has ");
   throw length_error(text.add_number(std::uint64_t{size}).c_str());
 }
 
@@ -48,7 +48,7 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
   T const* const source = from.data() + from_first;
   T* const target = to.data() + to_first;
   detail::require_no_overlap(source, count * sizeof(T), target, count * sizeof(T),
-                             "a copy's target overlaps its source; copy by way of a buffer of its own");
+                             "the target of a copy overlaps its source; copy through a separate buffer");
   using driver_type = typename ToResource::driver_type;
   detail::driven_stream<driver_type> const on_source{theirs, from.stream()};
   detail::driven_stream<driver_type> const on_target{driver, to.stream()};

@@ -127,8 +127,8 @@ class per_device {
 
   [[noreturn]] static void refuse_recursion(device_id device) {
     message<160> text;
-    text.add("per_device is making the pool of device ").add_number(device.value);
-    text.add(", and making it asks for that same pool; make it from a source");
+    text.add("per_device is creating the pool of device ").add_number(device.value);
+    text.add(", and its creation requested the same pool; create it from a source");
     throw misuse(misuse_kind::recursion, nullptr, text.view());
   }
   [[noreturn]] static void refuse(device_id device) {
@@ -136,10 +136,10 @@ class per_device {
   }
   [[noreturn]] static void refuse(device_id asked, device_id made) {
     message<160> text;
-    text.add("per_device asked for a pool of device ")
+    text.add("per_device requested a pool of device ")
         .add_number(asked.value)
-        .add(" and was made one of device ");
-    text.add_number(made.value).add("; hand the device on to the source");
+        .add(" and received one of device ");
+    text.add_number(made.value).add("; pass the device to the source");
     throw misuse(misuse_kind::wrong_device, nullptr, text.view());
   }
 

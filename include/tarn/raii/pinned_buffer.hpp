@@ -64,7 +64,7 @@ class pinned_buffer {
   explicit pinned_buffer(Resource memory, stream_ref stream = {})
       : memory_(std::move(memory)), stream_(identified(memory_, stream)) {
     static_assert(has_property<Resource, host_accessible>,
-                  "tarn: pinned_buffer needs memory that the host can touch; use pinned_host, managed or a "
+                  "tarn: pinned_buffer needs memory that the host can access; use pinned_host, managed or a "
                   "pool over them");
   }
   /// Allocates `count` elements, which the host may use at once. @throws length_error, out_of_memory

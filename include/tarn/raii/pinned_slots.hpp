@@ -18,7 +18,7 @@ namespace tarn::detail {
 template <class T, class Pinned>
 class pinned_slots {
   static_assert(has_property<Pinned, host_accessible>,
-                "tarn: batches are staged in memory that the host can touch; use pinned_host, "
+                "tarn: batches are staged in memory that the host can access; use pinned_host, "
                 "registered_host or a pool "
                 "over them");
 

@@ -78,7 +78,8 @@ class scratch {
     static_assert(std::is_trivially_copyable_v<T>,
                   "tarn: scratch never constructs elements: T must be trivially copyable");
     constexpr std::size_t alignment = detail::max_of(default_alignment, alignof(T));
-    static_assert(alignment <= max_alignment, "tarn: no resource promises such an alignment");
+    static_assert(alignment <= max_alignment,
+                  "tarn: no resource supports this alignment; align T to max_alignment or less");
     return static_cast<T*>(take_bytes(checked_bytes(count, sizeof(T)), alignment));
   }
 
@@ -212,11 +213,11 @@ class scratch {
 
   void tell(scratch_mark const& m) const noexcept {
     bool const mine = m.of_ == this;
-    report_misuse(
-        misuse(mine ? misuse_kind::double_free : misuse_kind::foreign_pointer, this,
-               mine ? "rewind to a mark that has ended: it, or one made before it, was rewound to already; "
-                      "rewind in the reverse order of the marks"
-                    : "rewind to a mark of another scratch; rewind the one that made it"));
+    report_misuse(misuse(
+        mine ? misuse_kind::double_free : misuse_kind::foreign_pointer, this,
+        mine ? "rewind to an expired mark: the scratch was already rewound to it or to an earlier mark; "
+               "rewind in the reverse order of the marks"
+             : "rewind to a mark of another scratch; rewind the scratch that created it"));
   }
 
   Resource memory_;

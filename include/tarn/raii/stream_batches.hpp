@@ -40,7 +40,7 @@ class batch_stream {
   /// A batch may be used by work on the loop's stream until ++; work that the body enqueued before may still use it afterwards.
   using iterator = batch_iterator<batch_stream, batch>;
   static_assert(has_property<Memory, device_accessible>,
-                "tarn: batches are streamed to memory that the device can touch");
+                "tarn: batches are streamed to memory that the device can access");
 
   /// See stream_batches().
   batch_stream(Source source, batch_options const& options, Memory memory, stream_ref stream, Pinned pinned)

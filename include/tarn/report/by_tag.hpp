@@ -23,7 +23,7 @@ template <class Resource>
 [[nodiscard]] std::vector<history_tag> memory_by_tag(Resource memory) {
   auto const ask = [](auto& layer) -> decltype(layer.tags()) { return layer.tags(); };
   static_assert(reachable<Resource, decltype(ask)>,
-                "tarn: names are kept by a layer; add: | tarn::with_history{}");
+                "tarn: memory_by_tag needs recorded tags; add: | tarn::with_history{}");
   std::vector<history_tag> tags = nearest(memory, ask);
   std::erase_if(tags, [](history_tag const& t) { return t.allocations == 0; });
   std::sort(tags.begin(), tags.end(), [](history_tag const& a, history_tag const& b) {

@@ -52,7 +52,7 @@ struct found_share {
 template <class Memory>
 found_share share_of(Memory memory) {
   static_assert(is_pooled<Memory> || is_tracked<Memory>,
-                "tarn: explain_memory needs memory that knows what it holds; add: | tarn::pooled{}, or | "
+                "tarn: explain_memory needs a resource that counts its bytes; add: | tarn::pooled{}, or | "
                 "tarn::tracked{}");
   found_share found;
   pool_share& p = found.share;
@@ -118,7 +118,7 @@ device_account account_of(Driver const& driver, std::string& why) {
     if (s.ok()) return account;
     why = std::string(s.name) + " (" + s.call + ")";
   } else {
-    why = "this driver tells no more";
+    why = "this driver reports no more";
   }
   return {};
 }
@@ -155,9 +155,8 @@ memory_explanation explain(Subjects const&... subjects) {
       bool const elsewhere = driver_of(subject).device().value != e.device;
       if constexpr (!is_memory<Subject> || is_in_device_memory<Subject>) {
         if (elsewhere) {
-          throw misuse(
-              misuse_kind::wrong_device, nullptr,
-              "explain_memory: a pool is of another device than the first; call it once for each device");
+          throw misuse(misuse_kind::wrong_device, nullptr,
+                       "explain_memory: the pools belong to different devices; call it once for each device");
         }
       }
       if constexpr (is_memory<Subject>) {
@@ -181,9 +180,9 @@ memory_explanation explain(Subjects const&... subjects) {
   // A management library that reports less total memory than the driver means something else (a part of it, or host memory).
   bool const fits = account.total == device_account::unknown || account.total >= e.total;
   if (!fits) account = {};
-  e.source = knows_more && fits ? std::string("told by the driver and by ") + account.source
-             : fits             ? "told by the driver alone: " + why
-                                : "told by the driver alone: the management library means another memory";
+  e.source = knows_more && fits ? std::string("reported by the driver and by ") + account.source
+             : fits             ? "reported by the driver only: " + why
+                    : "reported by the driver only: the management library describes a different memory";
   e.gap = account.gap;
   if (account.total != device_account::unknown) e.total = account.total;
   e.set_aside = if_known(account.set_aside);
@@ -191,7 +190,7 @@ memory_explanation explain(Subjects const&... subjects) {
   e.this_process = if_known(account.this_process);
   std::size_t const reserved = e.reserved();
   if (e.this_process && *e.this_process < reserved) {
-    e.gap = "the management library says less of this process than its pools hold: not used";
+    e.gap = "the management library reports less for this process than its pools reserve: not used";
   } else if (e.this_process) {
     e.outside_pools = *e.this_process - reserved;
   }
@@ -215,7 +214,7 @@ context_cost measure(Subjects const&... subjects) {
   std::size_t const after = account_of(driver, why).free;
   bool const both = before != device_account::unknown && after != device_account::unknown;
   if (!both || before < after + least_context) return {};
-  return {before - after, "measured: what was free before it was set up, less what was after"};
+  return {before - after, "measured: free memory before its creation minus free memory after"};
 }
 
 }  // namespace detail

@@ -85,19 +85,19 @@ struct memory_explanation {
     add(0, "total on the device", total, source);
     add(1, "other processes", other_processes, other_processes ? "" : gap);
     if (this_process && outside_pools) {
-      add(1, "this process", process(), "what nvidia-smi shows for it");
+      add(1, "this process", process(), "as nvidia-smi shows it");
     } else {
       add(1, "this process, at least", process(),
-          detail::concat({"what is known to be its own", gap.empty() ? "" : "; ", gap}));
+          detail::concat({"the known part", gap.empty() ? "" : "; ", gap}));
     }
     if (context) {
       add(2, "context and modules", context, context_how);
-      add(2, "other allocations", other_allocations, "the rest: not tarn's, and modules loaded since");
+      add(2, "other allocations", other_allocations,
+          "the remainder: memory outside tarn, and modules loaded later");
     } else {
       add(2, "context, modules, other allocations", outside_pools,
-          outside_pools
-              ? "estimated: what nvidia-smi shows less the pools; measure_context() tells them apart"
-              : "");
+          outside_pools ? "estimated: nvidia-smi's value minus the pools; measure_context() separates them"
+                        : "");
     }
     for (pool_share const& p : pools) add_pool(out, p, 2, ", reserved");
     add(1, "set aside by driver and firmware", set_aside);
@@ -127,7 +127,7 @@ struct memory_explanation {
     std::string out;
     if (!other_processes) out += "other processes, ";
     if (!outside_pools) out += context ? "other allocations, " : "context, modules, other allocations, ";
-    if (!set_aside) out += "what driver and firmware set aside, ";
+    if (!set_aside) out += "memory set aside by driver and firmware, ";
     return out + "the driver's own bookkeeping";
   }
   static void add_pool(std::vector<memory_row>& out, pool_share const& p, int depth, char const* where) {
@@ -136,13 +136,13 @@ struct memory_explanation {
     };
     add(depth, p.name + where, p.reserved);
     if (p.requested && p.rounding) {
-      add(depth + 1, "live, as asked", *p.requested);
+      add(depth + 1, "live, requested", *p.requested);
       add(depth + 1, "live, rounding", *p.rounding);
-      if (p.untracked != 0) add(depth + 1, "live, handed out past `tracked`", p.untracked);
+      if (p.untracked != 0) add(depth + 1, "live, not counted by `tracked`", p.untracked);
     } else {
-      add(depth + 1, "live", p.live, "add | tarn::tracked{} on top to see what rounding takes");
+      add(depth + 1, "live", p.live, "add | tarn::tracked{} above the pool to see the rounding");
     }
-    add(depth + 1, "awaiting another stream", p.awaiting);
+    add(depth + 1, "waiting for another stream", p.awaiting);
     add(depth + 1, "cached", p.cached);
   }
   [[nodiscard]] static std::string in_mib(std::int64_t bytes) {

@@ -161,14 +161,14 @@ class snapshot_pickler {
     };
     for (std::size_t i = 0; i < snapshot_.events.size(); ++i) {
       snapshot_event const& e = snapshot_.events[i];
-      told_as const told = history_.told(i);
+      reported_as const reported = history_.reported(i);
       write_changes(i, false);
-      if (told != told_as::nothing) {
+      if (reported != reported_as::nothing) {
         if (e.kind == snapshot_event_kind::allocate) write("alloc", e);
         if (e.kind == snapshot_event_kind::refused) write("oom", e);
         if (e.kind == snapshot_event_kind::free) {
           write("free_requested", e);
-          if (told != told_as::requested) write("free_completed", e);
+          if (reported != reported_as::requested) write("free_completed", e);
         }
       }
       write_changes(i, true);

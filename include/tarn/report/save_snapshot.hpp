@@ -31,7 +31,7 @@ using snapshot_writer = void (*)(std::ostream&, snapshot const&);
   if (path.ends_with(".json")) return write_json;
   throw std::invalid_argument(
       concat({"tarn: '", path,
-              "' names no format of snapshots; end it in .pickle (PyTorch's memory_viz), .trace.json "
+              "' has no extension of a snapshot format; use .pickle (PyTorch's memory_viz), .trace.json "
               "(Perfetto, Chrome) or .json"}));
 }
 

@@ -82,8 +82,9 @@ template <class Resource>
 [[nodiscard]] snapshot take_snapshot(Resource memory, std::string title = "tarn") {
   constexpr bool has_record = reachable<Resource, decltype(detail::ask_record)>;
   constexpr bool has_pool = reachable<Resource, decltype(detail::ask_contents)>;
-  static_assert(has_record || has_pool,
-                "tarn: nothing to take a snapshot of; add: | tarn::pooled{} or | tarn::with_history{}");
+  static_assert(
+      has_record || has_pool,
+      "tarn: take_snapshot needs a pool or a history; add: | tarn::pooled{} or | tarn::with_history{}");
   snapshot s;
   s.title = std::move(title);
   s.device = memory.device().value;

@@ -24,7 +24,7 @@
 namespace tarn::detail {
 
 /// How an event is written.
-enum class told_as : std::uint8_t {
+enum class reported_as : std::uint8_t {
   nothing,    ///< omitted, or written as segment changes
   itself,     ///< an allocation, a refused request, a completed free
   requested,  ///< a free that still waits for another stream's work
@@ -42,13 +42,14 @@ struct segment_change {
 class viewer_history {
  public:
   /// O((events + segments) log blocks); one byte per event, and a map of the live blocks.
-  explicit viewer_history(snapshot const& s) : snapshot_(s), told_(s.events.size(), told_as::nothing) {
+  explicit viewer_history(snapshot const& s)
+      : snapshot_(s), reported_(s.events.size(), reported_as::nothing) {
     for (snapshot_segment const& segment : s.segments) begin_with(segment);
     for (std::size_t i = s.events.size(); i-- > 0;) undo(i);
     std::reverse(changes_.begin(), changes_.end());
   }
 
-  [[nodiscard]] told_as told(std::size_t event) const noexcept { return told_[event]; }
+  [[nodiscard]] reported_as reported(std::size_t event) const noexcept { return reported_[event]; }
   /// Returns the segment changes in the order of the events.
   [[nodiscard]] std::vector<segment_change> const& changes() const noexcept { return changes_; }
   /// Whether segments consist of pages, which join with adjacent ones and may be split (PyTorch: expandable segments);
@@ -95,14 +96,14 @@ class viewer_history {
       case snapshot_event_kind::release:
         return put_back(i, false, e.address, e.bytes);
       default:
-        told_[i] = told_as::itself;
+        reported_[i] = reported_as::itself;
     }
   }
 
   void undo_allocation(std::size_t i, snapshot_event const& e) {
     auto const found = live_.find(e.address);
     if (found == live_.end() || found->second.waits) return;  // neither live at the end nor freed since
-    told_[i] = told_as::itself;
+    reported_[i] = reported_as::itself;
     block const b = found->second;
     live_.erase(found);
     if (b.has_own && !has_live(e.address, b.bytes)) take_away(i, false, e.address, b.bytes);
@@ -120,7 +121,7 @@ class viewer_history {
 
   void undo_free(std::size_t i, snapshot_event const& e) {
     if (auto const found = live_.find(e.address); found != live_.end()) {
-      if (found->second.waits) told_[i] = told_as::requested;
+      if (found->second.waits) reported_[i] = reported_as::requested;
       found->second.waits = false;
       return;
     }
@@ -130,7 +131,7 @@ class viewer_history {
       b.has_own = true;
       put_back(i, true, e.address, e.bytes);
     }
-    told_[i] = told_as::itself;
+    reported_[i] = reported_as::itself;
     live_.emplace(e.address, b);
   }
 
@@ -193,7 +194,7 @@ class viewer_history {
   }
 
   snapshot const& snapshot_;
-  std::vector<told_as> told_;
+  std::vector<reported_as> reported_;
   std::vector<segment_change> changes_;
   std::map<std::uintptr_t, std::uintptr_t> segments_;  ///< begin to end; adjacent ones are not joined
   std::map<std::uintptr_t, block> live_;

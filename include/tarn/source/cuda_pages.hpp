@@ -44,7 +44,7 @@ class basic_pages {
       : driver_(std::move(driver)) {
     status s = driver_.page_granularity(granularity_);
     if (s.kind == failure::unsupported) {
-      s.call = "page_granularity (no virtual memory management here: use cuda_malloc | pooled instead)";
+      s.call = "page_granularity (no virtual memory management on this device; use cuda_malloc | pooled)";
     }
     if (!s.ok()) throw cuda_error(s, driver_.device().value, where);
   }

@@ -52,7 +52,7 @@ struct host_pages {
     constexpr int of_2_mib = 21 << MAP_HUGE_SHIFT;
     void* const all = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | of_2_mib, -1, 0);
-    if (all == MAP_FAILED) return failed("mmap (reserve huge pages: vm.nr_hugepages)", errno);
+    if (all == MAP_FAILED) return failed("mmap (too few reserved huge pages; raise vm.nr_hugepages)", errno);
     p = all;
     return {};
   }
@@ -61,7 +61,7 @@ struct host_pages {
 
   /// Binds the pages to one NUMA node; call it before they are touched.
   [[nodiscard]] status bind(void* p, int node) const noexcept {
-    constexpr char const* call = "mbind (no such NUMA node, or not allowed here: leave numa_node out)";
+    constexpr char const* call = "mbind (the NUMA node does not exist or is not permitted; omit numa_node)";
     constexpr int word = 8 * sizeof(unsigned long);
     if (node < 0 || node >= most_nodes) return {failure::unsupported, EINVAL, "EINVAL", call};
     unsigned long nodes[most_nodes / word]{};
@@ -95,7 +95,7 @@ struct host_pages {
     for (std::thread& t : others) t.join();
     if (error == 0) return {};
     return {failure::out_of_memory, error, name_of_error(error),
-            "madvise (the host has no page left for it, on that NUMA node)"};
+            "madvise (the host or the NUMA node has no free page left)"};
   }
 
   void unmap(void* p) const noexcept { (void)::munmap(p, bytes); }

@@ -21,8 +21,8 @@ int nvmlDeviceGetMemoryInfo_v2(void*, void* out) {
   unsigned version = 0;
   std::memcpy(&version, out, sizeof version);
   if (version != (40U | 2U << 24)) return 25;
-  unsigned long long const told[] = {1000, 60, 700, 240};
-  std::memcpy(static_cast<char*>(out) + 8, told, sizeof told);
+  unsigned long long const reported[] = {1000, 60, 700, 240};
+  std::memcpy(static_cast<char*>(out) + 8, reported, sizeof reported);
   return 0;
 }
 // Only the second version, as in older drivers.

@@ -12,7 +12,7 @@ mkdir -p "$folder"
 "$compiler" -std=c++20 -Wall -Wextra $errors -isystem "$cuda" -shared -fPIC "$here/fake_profiler.cpp" -o "$folder/fake_profiler.so" || exit 1
 for way in with without; do
   flag=; [ $way = with ] || flag=-DTARN_NO_CUDA
-  "$compiler" -std=c++20 -Wall -Wextra -Wconversion $errors $flag -isystem "$cuda" -I"$root/include" "$here/told.cpp" -o "$folder/told_$way" -pthread -ldl || exit 1
+  "$compiler" -std=c++20 -Wall -Wextra -Wconversion $errors $flag -isystem "$cuda" -I"$root/include" "$here/nvtx_calls.cpp" -o "$folder/nvtx_calls_$way" -pthread -ldl || exit 1
 done
 failed=0
 # expect NAME WANTED GOT
@@ -20,13 +20,13 @@ expect() { [ "$2" = "$3" ] || { failed=1; printf 'FAILED: %s\nexpected:\n%s\npri
 unset NVTX_INJECTION64_PATH
 quiet="again, warm
 refused"
-expect "without a profiler nothing is told" "built 1
-$quiet" "$("$folder/told_with")"
-expect "without CUDA nothing is told even to a profiler" "built 0
-$quiet" "$(NVTX_INJECTION64_PATH=$folder/fake_profiler.so "$folder/told_without")"
+expect "without a profiler nothing is reported" "built 1
+$quiet" "$("$folder/nvtx_calls_with")"
+expect "without CUDA nothing is reported even to a profiler" "built 0
+$quiet" "$(NVTX_INJECTION64_PATH=$folder/fake_profiler.so "$folder/nvtx_calls_without")"
 # The blocks that the pool takes from the host have sizes of its own choice.
-got=$(NVTX_INJECTION64_PATH=$folder/fake_profiler.so "$folder/told_with" | sed 's/\(\[host: .*\] \)[0-9]* /\1N /')
-expect "a profiler is told each call, with what the pool takes inside it" "built 1
+got=$(NVTX_INJECTION64_PATH=$folder/fake_profiler.so "$folder/nvtx_calls_with" | sed 's/\(\[host: .*\] \)[0-9]* /\1N /')
+expect "a profiler receives each call, with the pool's host allocations inside it" "built 1
 domain tarn
 category 1 host
 category 2 weights
@@ -54,5 +54,5 @@ push tarn [one's own] 7 in 0
 pop
 push tarn [host: deallocate] N in 1
 pop" "$got"
-[ $failed -eq 0 ] && echo "what a profiler is told is sound"
+[ $failed -eq 0 ] && echo "a profiler receives valid calls"
 exit $failed

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A profiler for told.cpp, loaded by NVTX: it receives tarn's calls and prints each.
+// A profiler for nvtx_calls.cpp, loaded by NVTX: it receives tarn's calls and prints each.
 
 #include <nvtx3/nvToolsExt.h>
 #include <nvtx3/nvToolsExtCudaRt.h>

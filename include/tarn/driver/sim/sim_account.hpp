@@ -28,7 +28,7 @@ namespace tarn::detail {
   std::size_t const came_later = usage.taken > options.taken ? usage.taken - options.taken : 0;
   std::size_t const others = part(options.other_processes + came_later);
   if (options.accounting == sim_accounting::hidden) {
-    account.gap = "no process of its list has this one's number: a container has numbers of its own";
+    account.gap = "its list does not contain this process: process ids in a container differ from the host's";
     return account;
   }
   account.this_process = context + usage.used;

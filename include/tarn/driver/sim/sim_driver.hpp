@@ -32,7 +32,7 @@ class sim_driver {
     explicit operator bool() const noexcept { return state_ != nullptr; }
     [[nodiscard]] void* register_heap(void const* p, std::size_t bytes) const noexcept {
       void* heap = nullptr;
-      tell([&](detail::sim_memory_tool& tool) {
+      notify([&](detail::sim_memory_tool& tool) {
         using heap_in = detail::sim_memory_tool::heap_in;
         bool const in_block = state_->memory.in_block(p, bytes, detail::sim_kind::device);
         heap = tool.register_heap(p, bytes, in_block ? heap_in::device_block : heap_in::other_memory);
@@ -40,23 +40,23 @@ class sim_driver {
       return heap;
     }
     void unregister_heap(void* heap) const noexcept {
-      tell([&](detail::sim_memory_tool& tool) { tool.unregister_heap(heap); });
+      notify([&](detail::sim_memory_tool& tool) { tool.unregister_heap(heap); });
     }
     void reset_heap(void* heap) const noexcept {
-      tell([&](detail::sim_memory_tool& tool) { tool.reset_heap(heap); });
+      notify([&](detail::sim_memory_tool& tool) { tool.reset_heap(heap); });
     }
     void register_region(void* heap, void const* p, std::size_t bytes) const noexcept {
-      tell([&](detail::sim_memory_tool& tool) { tool.register_region(heap, p, bytes); });
+      notify([&](detail::sim_memory_tool& tool) { tool.register_region(heap, p, bytes); });
     }
     void unregister_region(void const* p) const noexcept {
-      tell([&](detail::sim_memory_tool& tool) { tool.unregister_region(p); });
+      notify([&](detail::sim_memory_tool& tool) { tool.unregister_region(p); });
     }
 
    private:
     friend class sim_driver;
     explicit memory_tool_ref(detail::sim_state* state) noexcept : state_(state) {}
     template <class F>
-    void tell(F const& f) const noexcept {
+    void notify(F const& f) const noexcept {
       std::lock_guard const lock(state_->mutex);
       try {
         f(*state_->memory.tool());

@@ -52,11 +52,11 @@ class sim_memory_tool {
   void* register_heap(void const* p, std::size_t bytes, heap_in where) {
     ++calls_;
     if (where == heap_in::other_memory) {
-      told_wrongly("a heap over memory that is not cudaMalloc's", address(p));
+      wrong_notification("a heap over memory that is not cudaMalloc's", address(p));
       return nullptr;
     }
     if (auto const other = first_in(heaps_, address(p), bytes); other != heaps_.end())
-      told_wrongly("a heap over another", address(p));
+      wrong_notification("a heap over another", address(p));
     heaps_[address(p)] = bytes;
     forbid(address(p), bytes);
     return reinterpret_cast<void*>(address(p));
@@ -64,7 +64,7 @@ class sim_memory_tool {
   void unregister_heap(void* heap) {
     ++calls_;
     auto const it = heaps_.find(address(heap));
-    if (it == heaps_.end()) return told_wrongly("the end of no heap", address(heap));
+    if (it == heaps_.end()) return wrong_notification("the end of an unknown heap", address(heap));
     drop_regions(it->first, it->second);
     allow(it->first, it->second);
     heaps_.erase(it);
@@ -72,7 +72,7 @@ class sim_memory_tool {
   void reset_heap(void* heap) {
     ++calls_;
     auto const it = heaps_.find(address(heap));
-    if (it == heaps_.end()) return told_wrongly("a reset of no heap", address(heap));
+    if (it == heaps_.end()) return wrong_notification("a reset of an unknown heap", address(heap));
     drop_regions(it->first, it->second);
     forbid(it->first, it->second);
   }
@@ -81,15 +81,16 @@ class sim_memory_tool {
     auto const it = heaps_.find(address(heap));
     std::uintptr_t const at = address(p);
     if (it == heaps_.end() || at < it->first || at + bytes > it->first + it->second)
-      return told_wrongly("a region outside its heap", at);
-    if (first_in(regions_, at, bytes) != regions_.end()) return told_wrongly("a region over another", at);
+      return wrong_notification("a region outside its heap", at);
+    if (first_in(regions_, at, bytes) != regions_.end())
+      return wrong_notification("a region over another", at);
     regions_[at] = bytes;
     allow(at, bytes);
   }
   void unregister_region(void const* p) {
     ++calls_;
     auto const it = regions_.find(address(p));
-    if (it == regions_.end()) return told_wrongly("the end of no region", address(p));
+    if (it == regions_.end()) return wrong_notification("the end of an unknown region", address(p));
     forbid(it->first, it->second);
     regions_.erase(it);
   }
@@ -109,7 +110,7 @@ class sim_memory_tool {
             .add(what)
             .add(" at ")
             .add_hex(at)
-            .add(": no block that is handed out has this byte; ");
+            .add(": no allocated block contains this byte; ");
         text.add_number(std::uint64_t{at - address(p)}).add(" bytes into an access of ");
         text.add_number(std::uint64_t{bytes}).add(" bytes");
         findings_.emplace_back(text.view());
@@ -146,9 +147,9 @@ class sim_memory_tool {
   void drop_regions(std::uintptr_t begin, std::size_t bytes) {
     regions_.erase(regions_.lower_bound(begin), regions_.lower_bound(begin + bytes));
   }
-  void told_wrongly(char const* what, std::uintptr_t at) {
+  void wrong_notification(char const* what, std::uintptr_t at) {
     message<96> text;
-    text.add("told wrongly: ").add(what).add(" at ").add_hex(at);
+    text.add("wrong notification: ").add(what).add(" at ").add_hex(at);
     findings_.emplace_back(text.view());
   }
 

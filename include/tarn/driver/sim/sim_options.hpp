@@ -28,7 +28,7 @@ enum class sim_checks : std::uint8_t {
 
 /// What the simulated management library reports.
 enum class sim_accounting : std::uint8_t {
-  told,
+  reported,
   hidden,  ///< sums, but no processes, as in a container with its own process ids
   missing  ///< there is no library
 };
@@ -47,7 +47,7 @@ struct sim_options {
   std::size_t context = 0;  ///< part of `taken`: this process's context and modules, for memory_account()
   std::size_t other_processes = 0;  ///< part of `taken`; so is what take_memory() takes later
   std::size_t set_aside = 0;        ///< part of `taken`, by driver and firmware; the rest is unowned
-  sim_accounting accounting = sim_accounting::told;
+  sim_accounting accounting = sim_accounting::reported;
   std::size_t host_capacity = 64_GiB;  ///< for pinned and managed memory together
   std::size_t granularity = 2_MiB;     ///< of pages
   sim_backing backing = sim_backing::host_backed;

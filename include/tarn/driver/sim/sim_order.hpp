@@ -143,7 +143,7 @@ class sim_order {
       s.held = true;
       s.noted = true;
     });
-    if (!free) add_finding("bytes given out twice", {p, bytes, sim_use::writes}, before, on, none);
+    if (!free) add_finding("bytes allocated twice", {p, bytes, sim_use::writes}, before, on, none);
   }
 
   /// Takes bytes from their owner: nothing may access them until they have the next one.
@@ -160,7 +160,7 @@ class sim_order {
       s.current.freed_on = on;
       s.current.freed_at = ticks_of(on);
     });
-    if (!held) add_finding("freed bytes that have no owner", {p, bytes, sim_use::writes}, before, on, none);
+    if (!held) add_finding("freed bytes that no block owns", {p, bytes, sim_use::writes}, before, on, none);
   }
 
   /// Checks and records one access by work on `agent`.
@@ -212,7 +212,7 @@ class sim_order {
     if (findings_.size() >= most_findings) return;
     findings_.push_back(
         detail::concat({call, " with the handle of destroyed stream ", std::to_string(meant), ": it is ",
-                        name_of_agent(is_now), " now. Ask identify() before using a remembered handle."}));
+                        name_of_agent(is_now), " now. Call identify() before using a remembered handle."}));
   }
   /// Reports the use of a destroyed stream: CUDA may crash.
   void dead_handle(char const* call, std::uint64_t meant) {
@@ -306,7 +306,7 @@ class sim_order {
 
   [[nodiscard]] std::uint64_t ticks_of(sim_agent who) const { return who == none ? 0 : agents_[who].ticks; }
   [[nodiscard]] std::string name_of_agent(sim_agent who) const {
-    return who == none ? std::string("nobody") : agents_[who].name;
+    return who == none ? std::string("an unknown thread") : agents_[who].name;
   }
   void add_owner(std::string& text, owner const& o) const {
     text += detail::concat({"block ", std::to_string(o.number), " ("});
@@ -334,7 +334,7 @@ class sim_order {
     std::uint64_t const known = agents_[by].clock.at(other);
     text += detail::concat({" Missing: an event recorded on ", them.name, " after its last use, operation ",
                             std::to_string(last), ", that ", name_of_agent(by), " waits for. "});
-    text += known == 0 ? std::string("Nothing of it is known there")
+    text += known == 0 ? std::string("None of its work is known there")
                        : detail::concat({"Known there: up to operation ", std::to_string(known)});
     if (!them.has_mark) {
       text += "; no event was ever recorded on it.";
@@ -352,17 +352,17 @@ class sim_order {
     text += where.c_str();
     text += detail::concat({" by ", name_of_agent(by), " (operation ", std::to_string(ticks_of(by)), ")."});
     if (s.current.number != 0) {
-      text += " Now ";
+      text += " Now: ";
       add_owner(text, s.current);
       text += '.';
     }
-    char const* when = " Before ";
+    char const* when = " Before: ";
     for (owner const& o : s.previous) {
       if (o.number == 0) break;
       text += when;
       add_owner(text, o);
       text += '.';
-      when = " Before that ";
+      when = " Before that: ";
     }
     if (other != none) add_missing(text, s, by, other);
     findings_.push_back(std::move(text));

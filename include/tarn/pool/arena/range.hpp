@@ -59,7 +59,7 @@ struct range {
 
   [[nodiscard]] std::uintptr_t end() const noexcept { return address + bytes; }
 };
-static_assert(sizeof(range) == 64, "host memory is documented as 64 bytes a range");
+static_assert(sizeof(range) == 64, "the documentation states 64 bytes of host memory per range");
 
 /// All nodes. Grows only if a caller made room beforehand, so that releasing never allocates.
 class range_table {
@@ -79,7 +79,7 @@ class range_table {
   [[nodiscard]] range_ref take() noexcept {
     if constexpr (check_locks) {
       if (spare_count_ == 0)
-        stop("tarn: a range was taken without room; make room under the same hold of the lock");
+        stop("tarn: a range was taken without room; call make_room() while the same lock is held");
     }
     range_ref const r = first_spare_;
     first_spare_ = nodes_[r].next;

@@ -323,7 +323,8 @@ class page_growth {
     std::size_t available = 0;
     std::size_t all = 0;
     if (!source_.driver().memory_info(available, all).ok() || available >= total) return;
-    status const none{failure::out_of_memory, 0, "the device has not so much free", "memory_info"};
+    status const none{failure::out_of_memory, 0, "the device does not have that much free memory",
+                      "memory_info"};
     refuse(source_.driver(), none, stream_ref{}, total, map_.granularity());
   }
 

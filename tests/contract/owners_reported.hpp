@@ -12,31 +12,31 @@
 namespace tarn_test {
 
 template <class Upstream>
-class owners_told_layer;
-struct owners_told {
+class owners_reported_layer;
+struct owners_reported {
   tarn::sim_machine machine;
   template <class Upstream>
-  using layer = owners_told_layer<Upstream>;
+  using layer = owners_reported_layer<Upstream>;
 };
 template <class Upstream>
-class owners_told_layer {
+class owners_reported_layer {
  public:
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
 
-  owners_told_layer(Upstream upstream, owners_told options)
+  owners_reported_layer(Upstream upstream, owners_reported options)
       : upstream_(std::move(upstream)), machine_(std::move(options.machine)) {}
 
   void* allocate(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    return told(upstream_.allocate(stream, bytes, alignment), bytes, stream);
+    return reported(upstream_.allocate(stream, bytes, alignment), bytes, stream);
   }
   void deallocate(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p != nullptr) machine_.freed(p, bytes, stream);
     upstream_.deallocate(stream, p, bytes, alignment);
   }
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    return told(upstream_.allocate_sync(bytes, alignment), bytes, {});
+    return reported(upstream_.allocate_sync(bytes, alignment), bytes, {});
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p != nullptr) machine_.freed(p, bytes, {});
@@ -46,7 +46,7 @@ class owners_told_layer {
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
  private:
-  void* told(void* p, std::size_t bytes, tarn::stream_ref stream) {
+  void* reported(void* p, std::size_t bytes, tarn::stream_ref stream) {
     if (p != nullptr) machine_.allocated(p, bytes, stream);
     return p;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// watched: a policy that compares every call, from any caller, with the trivial allocator, and reports the
+// model_checked: a policy that compares every call, from any caller, with the trivial allocator, and reports the
 // owner of each byte to the machine's order checker.
 
 #include <cstddef>
@@ -14,26 +14,26 @@
 namespace tarn_fuzz {
 
 template <class Upstream>
-class with_history_layer;
+class model_checked_layer;
 
-struct with_history {
+struct model_checked {
   tarn::sim_machine machine;
 
   template <class Upstream>
-  using layer = with_history_layer<Upstream>;
+  using layer = model_checked_layer<Upstream>;
 };
 
 template <class Upstream>
-class with_history_layer {
+class model_checked_layer {
  public:
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
 
-  with_history_layer(Upstream upstream, watched options)
+  model_checked_layer(Upstream upstream, model_checked options)
       : upstream_(std::move(upstream)), machine_(std::move(options.machine)) {}
-  with_history_layer(with_history_layer const&) = delete;
-  with_history_layer& operator=(with_history_layer const&) = delete;
+  model_checked_layer(model_checked_layer const&) = delete;
+  model_checked_layer& operator=(model_checked_layer const&) = delete;
 
   void* allocate(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment) {
     return seen(stream, upstream_.allocate(stream, bytes, alignment), bytes, alignment);
@@ -56,7 +56,7 @@ class with_history_layer {
 
  private:
   void* seen(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) {
-    promise((p == nullptr) == (bytes == 0), "null stands for no bytes, and for nothing else");
+    promise((p == nullptr) == (bytes == 0), "null is returned for zero bytes only");
     if (p == nullptr) return p;
     blocks_.add(p, {bytes, alignment, tarn::detail::block_bytes_of(upstream_, bytes, alignment)});
     machine_.allocated(p, bytes, stream);
@@ -65,7 +65,8 @@ class with_history_layer {
   void gone(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
     live_block const b = blocks_.remove(p);
-    promise(b.bytes == bytes && b.alignment == alignment, "a block is freed as it was allocated");
+    promise(b.bytes == bytes && b.alignment == alignment,
+            "a block is freed with its allocated size and alignment");
     machine_.freed(p, bytes, exists(stream) ? stream : tarn::stream_ref{});
   }
   /// The checker knows only streams that were not destroyed.
