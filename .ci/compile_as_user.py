@@ -124,7 +124,7 @@ def jobs_and_skipped(short, folder):
         if not shutil.which(command[0]):
             skipped.append(f"{name}: not installed")
             continue
-        command = [*command, "-std=c++20", f"-I{INCLUDE}"]
+        command = [*command, "-std=c++20", f"-I{INCLUDE}", f"-I{ROOT / 'examples'}"]
         if not compiles([*command, "-fsyntax-only"], "#include <concepts>\n"):
             skipped.append(f"{name}: its C++ library is not installed")
             continue
@@ -174,11 +174,11 @@ def jobs_and_skipped(short, folder):
     version = re.search(r"release ([\d.]+)", subprocess.run([nvcc, "--version"], text=True, capture_output=True).stdout)
     if not version or version.group(1) != NVCC_VERSION:
         skipped.append(f"nvcc {NVCC_VERSION}: another version is here ({version.group(1) if version else '?'}), and tried")
-    command = [nvcc, "-std=c++20", "--extended-lambda", f"-I{INCLUDE}", "-arch=compute_75"]
+    command = [nvcc, "-std=c++20", "--extended-lambda", f"-I{INCLUDE}", f"-I{ROOT / 'examples'}", "-arch=compute_75"]
     command += [f"-ccbin={c}" for c in ("g++-12",) if shutil.which(c)]
     # -Wpedantic calls each line marker of nvcc's own output a GCC extension.
     command.append("-Xcompiler=" + ",".join(w for w in WARNINGS if w != "-Wpedantic"))
-    both = [e for e in examples if "TARN_HAS_CUDA" in e.read_text()]
+    both = [e for e in examples if "gpu_or_simulated.hpp" in e.read_text()]
     interop = sorted((ROOT / "tests/interop").glob("*.cu")) if catch else []
     nvtx = nvtx_with_module(folder)
     if nvtx:

@@ -203,14 +203,16 @@ run_planted() {
 }
 
 run_examples() {
-  local failed=0 program log=$results/examples$devices.log
+  local failed=0 program name log=$results/examples$devices.log
   cp "$results/environment.txt" "$log"
   for program in "$build"/examples/*_cuda; do
-    say "-- $(basename "$program")"
-    timeout 30 "$program" || { say "FAILED with $?"; failed=1; }
+    name=$(basename "$program" _cuda)
+    say "-- $name"
+    timeout 30 python3 "$root/examples/compare.py" "$root/examples/$name.expected" "$program" || { say "FAILED: $name"; failed=1; }
   done >>"$log" 2>&1
   sed -i "s|$root/||g" "$log"
-  grep -B 10 FAILED "$log"
+  grep -q "running on CUDA" "$log" || { say "FAILED: no example ran on the GPU" >>"$log"; failed=1; }
+  grep -B 25 FAILED "$log"
   return $failed
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One array over three GPUs: a pool on each, parts by share, pieces copied between devices, the result gathered. Uses the CUDA
-// devices that are found (build it as .cu), otherwise a simulated machine with three.
+// One array over three GPUs: a pool on each, parts by share, pieces copied between devices, the result gathered. Uses the GPUs that
+// are found, otherwise a simulated machine with three.
 
 #include <cstddef>
 #include <cstdio>
@@ -8,13 +8,15 @@
 #include <span>
 #include <vector>
 
-#include "tarn/policy/accessible_from.hpp"
-#include "tarn/raii/partitioned_buffer.hpp"
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
 #include "tarn/tarn.hpp"
+#include "tarn/transfer.hpp"
 
-template <class Pools>
-void run(Pools& pools, std::vector<tarn::device_id> const& devices) {
+void run(auto gpus) {
+  std::vector<tarn::device_id> const devices = gpus.devices();
+  // Pools over `gpus.cuda_pages(device) | tarn::accessible_from(devices)` let the kernels of one device use the memory of
+  // another in place, where a path between the devices allows it.
+  tarn::per_device pools{[gpus](tarn::device_id device) { return gpus.device_pool(device); }};
   std::size_t const n = 1'000'000;
   std::vector<int> host(n);
   std::iota(host.begin(), host.end(), 0);
@@ -22,7 +24,7 @@ void run(Pools& pools, std::vector<tarn::device_id> const& devices) {
   // The first device also does other work, so it gets half a share. Parts begin at whole rows of 1,000.
   std::vector<double> shares(devices.size(), 1.0);
   shares[0] = 0.5;
-  using buffer = tarn::partitioned_buffer<int, typename Pools::pool_type>;
+  using buffer = tarn::partitioned_buffer<int, typename decltype(pools)::pool_type>;
   buffer whole(pools, devices, tarn::partition::weighted(n, shares, 1000));
   whole.scatter(host);
   whole.for_each_part([](auto const& part) {  // its device is current: launch kernels on part.stream here
@@ -53,22 +55,5 @@ void run(Pools& pools, std::vector<tarn::device_id> const& devices) {
 }
 
 int main() {
-#if TARN_HAS_CUDA
-  int count = 0;
-  if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0) {
-    std::printf("running on CUDA: %d device(s)\n", count);
-    std::vector<tarn::device_id> devices;
-    for (int d = 0; d < count; ++d) devices.push_back(tarn::device_id{d});
-    tarn::per_device<tarn::device_pool> pools;
-    run(pools, devices);
-    return 0;
-  }
-#endif
-  std::puts("running on a simulated machine with three devices");
-  tarn::sim_machine const machine{tarn::sim_options{.devices = 3}};
-  tarn::per_device pools{[machine](tarn::device_id device) {
-    return tarn::sim_pages{machine.driver(device)} | tarn::accessible_from{0, 1, 2} | tarn::pooled{} |
-           tarn::tracked{};
-  }};
-  run(pools, {0, 1, 2});
+  with_gpu_or_simulated([](auto gpus) { run(gpus); }, tarn::sim_machine{tarn::sim_options{.devices = 3}});
 }

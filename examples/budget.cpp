@@ -4,7 +4,7 @@
 
 #include <iostream>
 
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
 #include "tarn/tarn.hpp"
 
 using namespace tarn::literals;
@@ -19,9 +19,9 @@ void ask(Memory memory, std::size_t bytes) {
   }
 }
 
-int main() {
-  auto live = tarn::sim_pages{} | tarn::pooled{} | tarn::limited{1_GiB};
-  auto reserved = tarn::sim_pages{} | tarn::limited{1_GiB} | tarn::pooled{};
+void run(auto gpu) {
+  auto live = gpu.cuda_pages() | tarn::pooled{} | tarn::limited{1_GiB};
+  auto reserved = gpu.cuda_pages() | tarn::limited{1_GiB} | tarn::pooled{};
   ask(live, 2_GiB);
   ask(reserved, 2_GiB);
   {
@@ -29,4 +29,8 @@ int main() {
     ask(live, 200_MiB);
   }
   ask(live, 200_MiB);
+}
+
+int main() {
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

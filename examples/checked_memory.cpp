@@ -1,30 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checked memory: each misuse is reported with the block's history; here on the simulated device.
+// Checked memory: each misuse is reported with the block's history.
 
 #include <cstdio>
+#include <span>
 #include <string_view>
 
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
 #include "tarn/tarn.hpp"
 
-int main() {
+void run(auto gpu) {
   tarn::set_misuse_handler([](tarn::misuse const& what) {
     // Addresses differ between runs: print the text from "of ... bytes" on.
     std::string_view const text = what.what();
     std::printf("%s\n", text.substr(text.find(" of ") + 1).data());
   });
-  auto memory = tarn::sim_pages{} | tarn::pooled{} | tarn::checked{} | tarn::tracked{};
+  auto memory = gpu.cuda_pages() | tarn::pooled{} | tarn::checked{} | tarn::tracked{};
   tarn::stream_ref const stream;
+  unsigned char const one = 1;
+  auto const write = [&](unsigned char* to) {  // in place of a kernel
+    tarn::copy_sync(memory.driver(), std::span<unsigned char const>(&one, 1), std::span<unsigned char>(to, 1),
+                    stream);
+  };
 
   auto* const p = static_cast<unsigned char*>(memory.allocate(stream, 100));
-  p[100] = 1;  // one past the end
+  write(p + 100);  // one past the end
   memory.deallocate(stream, p, 100);
   memory.deallocate(stream, p, 100);  // double free
 
   auto* const q = static_cast<unsigned char*>(memory.allocate(stream, 200));
   memory.deallocate(stream, q, 200);
-  q[7] = 1;  // use after free
+  write(q + 7);  // use after free
   memory->upstream()->check_all();
 
   (void)memory.allocate(stream, 300);  // leaked
+}
+
+int main() {
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

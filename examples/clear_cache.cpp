@@ -3,14 +3,14 @@
 
 #include <iostream>
 
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
 #include "tarn/tarn.hpp"
 
 using namespace tarn::literals;
 
-int main() {
-  tarn::sim_pool pool;
-  tarn::stream_ref const stream;
+void run(auto gpu) {
+  auto pool = gpu.device_pool();
+  auto const stream = gpu.stream();
   auto kept = tarn::make_device_buffer<std::byte>(pool, 64_MiB, stream);
   tarn::make_device_buffer<std::byte>(pool, 512_MiB, stream).clear();
   auto const reserved = [&] { return tarn::memory_reserved(pool) >> 20; };
@@ -23,4 +23,8 @@ int main() {
     std::cout << "the scope cached again: " << reserved() << " MiB\n";
   }
   std::cout << "after: " << reserved() << " MiB\n";
+}
+
+int main() {
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

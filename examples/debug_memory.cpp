@@ -2,19 +2,29 @@
 // Debugging policies: fences find writes past the end, poison shows memory that was never written.
 
 #include <cstdio>
+#include <span>
 
-#include "tarn/source/host_memory.hpp"
+#include "gpu_or_simulated.hpp"
 #include "tarn/tarn.hpp"
 
-int main() {
+void run(auto gpu) {
   tarn::set_misuse_handler([](tarn::misuse const& what) {
     std::puts(what.kind() == tarn::misuse_kind::overrun ? "the handler received an overrun"
                                                         : "the handler received another misuse");
   });
-  auto memory = tarn::host_memory{} | tarn::fenced{} | tarn::poisoned{};
-  auto* const p = static_cast<unsigned char*>(memory.allocate_sync(100));
-  std::printf("a fresh byte reads 0x%02X\n", p[0]);
-  p[100] = 1;  // one past the end
+  auto memory = gpu.cuda_pages() | tarn::pooled{} | tarn::fenced{} | tarn::poisoned{};
+  auto const stream = gpu.stream();
+  auto* const p = static_cast<unsigned char*>(memory.allocate(stream, 100));
+  unsigned char byte = 0;
+  std::span<unsigned char> const on_host(&byte, 1);
+  tarn::copy_sync(memory.driver(), std::span<unsigned char>(p, 1), on_host, stream);
+  std::printf("a fresh byte reads 0x%02X\n", byte);
+  // In place of a kernel that writes one past the end.
+  tarn::copy_sync(memory.driver(), on_host, std::span<unsigned char>(p + 100, 1), stream);
   std::printf("broken fences: %zu\n", memory->upstream()->check_all());
-  memory.deallocate_sync(p, 100);
+  memory.deallocate(stream, p, 100);
+}
+
+int main() {
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

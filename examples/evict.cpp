@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Offload: elements that the next phase does not need are kept in pinned host memory. Prints the peak with and without, and
-// what was restored. Uses CUDA if a device is found (build it as .cu), otherwise the simulated device.
+// what was restored.
 
 #include <iostream>
 #include <numeric>
 #include <vector>
 
-#include "tarn/core/bytes_of.hpp"
-#include "tarn/raii/evict_scope.hpp"
-#include "tarn/raii/free_on.hpp"
-#include "tarn/raii/scratch.hpp"
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
 #include "tarn/tarn.hpp"
+#include "tarn/transfer.hpp"
 
 using namespace tarn::literals;
 
@@ -27,9 +24,10 @@ void evaluate(Memory memory, Stream const& stream) {
   }
 }
 
-template <class Memory, class Pinned, class Driver>
-void run(Memory memory, Pinned pinned, Driver const& driver) {
-  tarn::basic_stream<Driver> const stream{driver};
+void run(auto gpu) {
+  auto memory = gpu.device_pool();
+  auto pinned = gpu.pinned_host() | tarn::pooled{};
+  auto const stream = gpu.stream();
   std::vector<float> host(tarn::items_in<float>(64_MiB));
   std::iota(host.begin(), host.end(), 0.0F);
   auto weights = tarn::make_device_buffer<float>(memory, 1_MiB, stream);
@@ -52,20 +50,13 @@ void run(Memory memory, Pinned pinned, Driver const& driver) {
   }
   std::vector<float> back(optimizer.size());
   optimizer.copy_to_sync(back);
-  std::cout << "came back " << (back == host ? "equal" : "different") << "\n";
+  std::cout << "restored " << (back == host ? "equal" : "different") << "\n";
   tarn::free_on(std::move(optimizer), stream);
-  std::cout << "retired: " << (tarn::memory_allocated(memory) >> 20) << " MiB are live\n";
+  std::cout << "freed: " << (tarn::memory_allocated(memory) >> 20) << " MiB are live\n";
 }
 
 }  // namespace
 
 int main() {
-#if TARN_HAS_CUDA
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) {
-    run(tarn::device_pool{}, tarn::pinned_host{} | tarn::pooled{}, tarn::cuda_driver{});
-    return 0;
-  }
-#endif
-  run(tarn::sim_pool{}, tarn::sim_pinned_host{} | tarn::pooled{}, tarn::sim_driver{});
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -1,30 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layers that one allocation passes through, cold and warm, shown by the driver's call counts.
+// Which part of the pool serves an allocation, cold and warm. Each line is derived from what the pool counts: the handles that
+// the driver created and mapped, and the free ranges, which all threads share. A call that changes none of them was served by
+// the calling thread's cache.
 
 #include <iostream>
 
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
 #include "tarn/tarn.hpp"
 
 using namespace tarn::literals;
 
-int main() {
-  tarn::sim_machine machine{tarn::sim_options{}};
-  auto pool = tarn::sim_pages{machine.driver(0)} | tarn::pooled{};
-  auto const stream = tarn::identified(pool, tarn::stream_ref{});
+char const* served_by(tarn::pool_state const& before, tarn::pool_state const& after) {
+  if (after.creates != before.creates) return "the driver";
+  if (after.free_blocks != before.free_blocks || after.inactive_split_bytes != before.inactive_split_bytes)
+    return "the shared free ranges";
+  return "the thread's cache";
+}
+
+void run(auto gpu) {
+  auto pool = gpu.cuda_pages() | tarn::pooled{};
+  auto const stream = gpu.stream();
   auto const follow = [&](char const* what, std::size_t bytes) {
-    auto const before = machine.calls();
-    auto const state = pool->state();
+    tarn::pool_state const before = pool->state();
     void* const p = pool.allocate(stream, bytes);
-    auto const after = machine.calls();
-    auto const now = pool->state();
-    std::cout << what << ": " << after.total() - before.total() << " driver calls, "
-              << now.creates - state.creates << " handles created, " << now.maps - state.maps << " mapped\n";
+    tarn::pool_state const after = pool->state();
+    std::cout << what << ": " << served_by(before, after) << "; handles created "
+              << after.creates - before.creates << ", mapped " << after.maps - before.maps
+              << "; KiB in free ranges " << (before.inactive_split_bytes >> 10) << ", then "
+              << (after.inactive_split_bytes >> 10) << "\n";
     pool.deallocate(stream, p, bytes);
   };
-  follow("cold, 4 KiB (magazine, run, range, pages, driver)", 4_KiB);
-  follow("warm, 4 KiB (magazine)", 4_KiB);
-  follow("cold, 10 MiB (range, pages, driver)", 10_MiB);
-  follow("warm, 10 MiB (magazine)", 10_MiB);
-  follow("warm, 8 MiB (range)", 8_MiB);
+  follow("4 KiB, cold", 4_KiB);
+  follow("4 KiB, warm", 4_KiB);
+  follow("64 KiB", 64_KiB);
+  follow("10 MiB, cold", 10_MiB);
+  follow("10 MiB, warm", 10_MiB);
+  follow("8 MiB, from the 10", 8_MiB);
+  follow("8 MiB, warm", 8_MiB);
+}
+
+int main() {
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -4,8 +4,8 @@
 
 #include <iostream>
 
-#include "tarn/report/line_profile_table.hpp"
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
+#include "tarn/diagnostics.hpp"
 #include "tarn/tarn.hpp"
 
 template <class Pool>
@@ -21,8 +21,8 @@ void step(Pool pool, tarn::stream_ref stream) {
   TARN_PROFILE_EXPRESSION(pool, hidden.clear());
 }
 
-template <class Pool>
-int run(Pool pool) {
+void run(auto gpu) {
+  auto pool = gpu.device_pool();
   tarn::stream_ref const stream;
   auto weights = TARN_PROFILE_EXPRESSION(pool, tarn::make_device_buffer<float>(pool, 1 << 21, stream));
   for (int i = 0; i < 3; ++i) {
@@ -30,14 +30,8 @@ int run(Pool pool) {
     step(pool, stream);
   }
   std::cout << tarn::line_profile_table();
-  return 0;
 }
 
 int main() {
-#if TARN_HAS_CUDA
-  std::size_t free = 0;
-  std::size_t total = 0;
-  if (tarn::cuda_driver{}.memory_info(free, total).ok()) return run(tarn::device_pool{});
-#endif
-  return run(tarn::sim_pool{});
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -4,19 +4,17 @@
 #include <iostream>
 #include <string_view>
 
-#include "tarn/policy/limited.hpp"
-#include "tarn/policy/log_line.hpp"
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
+#include "tarn/diagnostics.hpp"
 #include "tarn/tarn.hpp"
 
 using namespace tarn::literals;
 
-template <class Pages>
-int run(Pages pages) {
+void run(auto gpu) {
   auto const print = [](tarn::call_record const& call) {
     std::cout << tarn::format_log_line(call).view() << '\n';  // only std::cout allocates
   };
-  auto memory = pages | tarn::pooled{} | tarn::limited{1_MiB} | tarn::logged{print};
+  auto memory = gpu.cuda_pages() | tarn::pooled{} | tarn::limited{1_MiB} | tarn::logged{print};
   tarn::stream_ref const stream;
 
   std::cout << tarn::log_line_header << '\n';
@@ -27,14 +25,8 @@ int run(Pages pages) {
   } catch (tarn::out_of_memory const&) {
     std::cout << "refused: the old block is as it was\n";
   }
-  return 0;
 }
 
 int main() {
-#if TARN_HAS_CUDA
-  std::size_t free = 0;
-  std::size_t total = 0;
-  if (tarn::cuda_driver{}.memory_info(free, total).ok()) return run(tarn::cuda_pages{});
-#endif
-  return run(tarn::sim_pages{});
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -3,18 +3,14 @@
 
 #include <iostream>
 
-#include "tarn/policy/limited.hpp"
-#include "tarn/policy/tagged.hpp"
-#include "tarn/policy/with_history.hpp"
-#include "tarn/report/by_tag.hpp"
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
+#include "tarn/diagnostics.hpp"
 #include "tarn/tarn.hpp"
 
 using namespace tarn::literals;
 
-template <class Pages>
-int run(Pages pages) {
-  auto memory = pages | tarn::pooled{} | tarn::limited{64_MiB} | tarn::with_history{};
+void run(auto gpu) {
+  auto memory = gpu.cuda_pages() | tarn::pooled{} | tarn::limited{64_MiB} | tarn::with_history{};
   tarn::stream_ref const stream;
 
   // A tag on an owner ...
@@ -37,14 +33,8 @@ int run(Pages pages) {
     std::cout << error.what() << '\n';
     std::cout << error.report().biggest_tags[0].name << " holds the most\n";
   }
-  return 0;
 }
 
 int main() {
-#if TARN_HAS_CUDA
-  std::size_t free = 0;
-  std::size_t total = 0;
-  if (tarn::cuda_driver{}.memory_info(free, total).ok()) return run(tarn::cuda_pages{});
-#endif
-  return run(tarn::sim_pages{});
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

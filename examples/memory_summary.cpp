@@ -3,17 +3,22 @@
 
 #include <iostream>
 
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
 #include "tarn/tarn.hpp"
 
 using namespace tarn::literals;
 
-int main() {
-  tarn::sim_pool pool;
-  auto weights = tarn::make_device_buffer<std::byte>(pool, 300_MiB, tarn::stream_ref{});
-  tarn::make_device_buffer<std::byte>(pool, 700, tarn::stream_ref{}).clear();
+void run(auto gpu) {
+  auto pool = gpu.device_pool();
+  auto const stream = gpu.stream();
+  auto weights = tarn::make_device_buffer<std::byte>(pool, 300_MiB, stream);
+  tarn::make_device_buffer<std::byte>(pool, 700, stream).clear();
   std::cout << tarn::memory_summary(pool);
   for (auto const& [key, value] : tarn::memory_stats(pool)) {
     if (key.starts_with("requested_bytes.all")) std::cout << key << " " << value << "\n";
   }
+}
+
+int main() {
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -6,10 +6,9 @@
 #include <numeric>
 #include <vector>
 
-#include "tarn/policy/limited.hpp"
-#include "tarn/raii/micro_batches.hpp"
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
 #include "tarn/tarn.hpp"
+#include "tarn/transfer.hpp"
 
 using namespace tarn::literals;
 
@@ -24,7 +23,7 @@ double gradient(Memory memory, Stream const& stream, std::vector<float> const& s
   std::span<float const> const mine(samples.data() + part.first * features, part.count * features);
   auto const input = tarn::make_device_buffer<float>(memory, mine, stream);
   auto activations = tarn::make_device_buffer<float>(memory, part.count * features, stream);
-  activations.copy_from(input);  // in place of the layers
+  activations.copy_from(input);  // stands for the layers
   std::vector<float> out(activations.size());
   activations.copy_to_sync(out);
   return 2 * std::accumulate(out.begin(), out.end(), 0.0) / static_cast<double>(out.size());
@@ -32,9 +31,9 @@ double gradient(Memory memory, Stream const& stream, std::vector<float> const& s
 
 }  // namespace
 
-int main() {
-  auto memory = tarn::sim_pages{} | tarn::pooled{} | tarn::limited{24_MiB} | tarn::tracked{};
-  tarn::basic_stream const stream{tarn::sim_driver{}};
+void run(auto gpu) {
+  auto memory = gpu.cuda_pages() | tarn::pooled{} | tarn::limited{24_MiB} | tarn::tracked{};
+  auto const stream = gpu.stream();
   std::size_t const samples = 10'000;
   std::vector<float> data(samples * features);
   for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<float>(i % 97) / 97.0F;
@@ -59,4 +58,8 @@ int main() {
   } catch (tarn::out_of_memory const& error) {
     std::cout << error.what() << "\n";
   }
+}
+
+int main() {
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

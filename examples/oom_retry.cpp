@@ -4,15 +4,15 @@
 
 #include <iostream>
 
-#include "tarn/raii/with_oom_retry.hpp"
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
 #include "tarn/tarn.hpp"
+#include "tarn/transfer.hpp"
 
 using namespace tarn::literals;
 
-int main() {
-  auto memory = tarn::sim_pages{} | tarn::limited{1_GiB} | tarn::pooled{};
-  tarn::basic_stream const stream{tarn::sim_driver{}};
+void run(auto gpu) {
+  auto memory = gpu.cuda_pages() | tarn::limited{1_GiB} | tarn::pooled{};
+  auto const stream = gpu.stream();
   auto const step = [&](std::size_t batch) {
     std::cout << "  batch " << batch;
     std::cout.flush();
@@ -20,7 +20,7 @@ int main() {
     auto const gradients = tarn::make_device_buffer<std::byte>(memory, batch * 1_MiB, stream);
     std::cout << ": served\n";
   };
-  auto const reported = [&](std::size_t batch) {
+  auto const attempt = [&](std::size_t batch) {
     try {
       step(batch);
     } catch (tarn::out_of_memory const& error) {
@@ -30,16 +30,20 @@ int main() {
   };
 
   std::cout << "halving from 1000:\n";
-  auto const found = tarn::with_oom_retry(memory, 1000, reported);
+  auto const found = tarn::with_oom_retry(memory, 1000, attempt);
   std::cout << "works: " << found.size << ", after " << found.attempts << " attempts\n";
 
   std::cout << "searching upward from 60, to within 8:\n";
   tarn::oom_sizes known;
   tarn::oom_retry_options const options{
       .search = tarn::oom_search::upward, .tolerance = 8, .remember = &known};
-  auto const best = tarn::with_oom_retry(memory, 60, reported, options);
+  auto const best = tarn::with_oom_retry(memory, 60, attempt, options);
   std::cout << "works: " << best.size << "; " << known.bad << " does not\n";
 
   std::cout << "next epoch:\n";
-  std::cout << "works: " << tarn::with_oom_retry(memory, 60, reported, options).size << "\n";
+  std::cout << "works: " << tarn::with_oom_retry(memory, 60, attempt, options).size << "\n";
+}
+
+int main() {
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <iostream>
 
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
 #include "tarn/tarn.hpp"
 
 template <class Upstream>
@@ -40,12 +40,16 @@ struct counting {
   using layer = counting_layer<Upstream>;
 };
 
-int main() {
-  auto memory = tarn::sim_pages{} | tarn::pooled{} | counting{};
-  tarn::stream_ref const stream;
+void run(auto gpu) {
+  auto memory = gpu.cuda_pages() | tarn::pooled{} | counting{};
+  auto const stream = gpu.stream();
   for (std::size_t bytes : {100U, 5000U, 100000U, 4096U}) {
     auto block = tarn::make_device_buffer<std::byte>(memory, bytes, stream);
   }
   memory.empty_cache();  // reaches the pool through the policy
   std::cout << memory->large << " of 4 blocks were larger than a page\n";
+}
+
+int main() {
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -5,13 +5,13 @@
 #include <iostream>
 #include <numeric>
 
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
 #include "tarn/tarn.hpp"
 
-int main() {
-  tarn::basic_stream stream{tarn::sim_driver{}};
-  tarn::sim_pool pool;
-  auto pinned_memory = tarn::sim_pinned_host{} | tarn::pooled{};
+void run(auto gpu) {
+  auto const stream = gpu.stream();
+  auto pool = gpu.device_pool();
+  auto pinned_memory = gpu.pinned_host() | tarn::pooled{};
   tarn::pinned_buffer<int, decltype(pinned_memory)> host(pinned_memory, 1000, tarn::elements::uninitialised,
                                                          stream);
   std::iota(host.begin(), host.end(), 1);
@@ -23,4 +23,8 @@ int main() {
   device.copy_to_sync(host);
   std::cout << "came back: " << host[0] << " ... " << host[999] << ", sum "
             << std::accumulate(host.begin(), host.end(), 0) << "\n";
+}
+
+int main() {
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

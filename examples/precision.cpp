@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weights stored in every precision: their size, and their distance from the original numbers. The pool's own figures show when
-// both copies exist. Uses CUDA if a device is found (build it as .cu), otherwise the simulated device.
+// both copies exist. On CUDA it is compiled by nvcc, since it converts in a kernel.
 
 #include <cmath>
 #include <cstddef>
@@ -9,9 +9,9 @@
 #include <span>
 #include <vector>
 
-#include "tarn/raii/convert.hpp"
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
 #include "tarn/tarn.hpp"
+#include "tarn/transfer.hpp"
 
 /// Resembles the weights of a trained layer: most are small, few are large. Identical on every machine.
 static std::vector<float> weights_like(std::size_t count) {
@@ -28,10 +28,9 @@ static std::vector<float> weights_like(std::size_t count) {
   return weights;
 }
 
-template <class Pool, class Driver>
-void run(Driver const& driver) {
-  tarn::basic_stream<Driver> const stream{driver};
-  Pool pool;
+void run(auto gpu) {
+  auto pool = gpu.device_pool();
+  auto const stream = gpu.stream();
   std::size_t const n = 1 << 20;
   std::vector<float> const original = weights_like(n);
   auto const weights = tarn::make_device_buffer<float>(pool, std::span<float const>(original), stream);
@@ -57,7 +56,7 @@ void run(Driver const& driver) {
     });
   }
   // The benefit of half the bytes: once the wide copy is freed, its memory returns to the pool.
-  std::optional<tarn::device_buffer<tarn::bfloat16, Pool>> kept;
+  std::optional<tarn::device_buffer<tarn::bfloat16, decltype(pool)>> kept;
   {
     auto const wide = tarn::make_device_buffer<float>(pool, n, stream);
     kept = tarn::converted<tarn::bfloat16>(pool, wide, stream);
@@ -70,16 +69,5 @@ void run(Driver const& driver) {
 }
 
 int main() {
-#if TARN_HAS_CUDA
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) {
-    std::puts("running on CUDA: a device was found");
-    run<tarn::device_pool>(tarn::cuda_driver{});
-    return 0;
-  }
-  std::puts("running on the simulated device: no CUDA device was found");
-#else
-  std::puts("running on the simulated device: this program was built without CUDA");
-#endif
-  run<tarn::sim_pool>(tarn::sim_driver{});
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -3,14 +3,18 @@
 
 #include <cstdio>
 
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
 #include "tarn/tarn.hpp"
 
-int main() {
-  auto memory = tarn::sim_pages{} | tarn::pooled{} | tarn::traced{stdout};
-  tarn::basic_stream copies{tarn::sim_driver{}};
+void run(auto gpu) {
+  auto memory = gpu.cuda_pages() | tarn::pooled{} | tarn::traced{stdout};
+  auto const copies = gpu.stream();
   auto a = tarn::make_device_buffer<float>(memory, 1000, tarn::stream_ref{});
   auto b = tarn::make_device_buffer<float>(memory, 500, copies);
   a.clear();
   auto c = tarn::make_device_buffer<double>(memory, 10, tarn::stream_ref{});
+}
+
+int main() {
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

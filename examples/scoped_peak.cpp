@@ -3,14 +3,14 @@
 
 #include <iostream>
 
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
 #include "tarn/tarn.hpp"
 
 using namespace tarn::literals;
 
-int main() {
-  tarn::sim_pool pool;
-  tarn::stream_ref const stream;
+void run(auto gpu) {
+  auto pool = gpu.device_pool();
+  auto const stream = gpu.stream();
   auto weights = tarn::make_device_buffer<std::byte>(pool, 100_MiB, stream);
   tarn::peak_scope training{pool};
   for (std::size_t batch : {10_MiB, 40_MiB, 20_MiB}) {
@@ -22,4 +22,8 @@ int main() {
   std::cout << "training: peak " << (training.peak_bytes() >> 20) << " MiB, now "
             << (training.current_bytes() >> 20) << " MiB\n"
             << "the pool: max_memory_allocated " << (tarn::max_memory_allocated(pool) >> 20) << " MiB\n";
+}
+
+int main() {
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

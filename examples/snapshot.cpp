@@ -9,17 +9,15 @@
 #include <map>
 #include <string>
 
-#include "tarn/core/tag.hpp"
-#include "tarn/policy/with_history.hpp"
-#include "tarn/report/save_snapshot.hpp"
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
+#include "tarn/diagnostics.hpp"
 #include "tarn/tarn.hpp"
 
 using namespace tarn::literals;
 
-template <class Memory, class Driver>
-void run(Memory memory, Driver const& driver, std::filesystem::path const& folder) {
-  tarn::basic_stream<Driver> const stream{driver};
+void run(auto gpu, std::filesystem::path const& folder) {
+  auto memory = gpu.cuda_pages() | tarn::pooled{} | tarn::with_history{.history = 100'000};
+  auto const stream = gpu.stream();
   auto const buffer_of = [&](char const* name, std::size_t bytes) {
     tarn::tag_scope const here{name};
     return tarn::make_device_buffer<std::byte>(memory, bytes, stream);
@@ -61,14 +59,6 @@ int main(int argc, char** argv) {
   namespace fs = std::filesystem;
   fs::path const folder = argc > 1 ? fs::path(argv[1]) : fs::temp_directory_path() / "tarn_example_snapshot";
   fs::create_directories(folder);
-#if TARN_HAS_CUDA
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) {
-    run(tarn::cuda_pages{} | tarn::pooled{} | tarn::with_history{.history = 100'000}, tarn::cuda_driver{},
-        folder);
-  } else
-#endif
-    run(tarn::sim_pages{} | tarn::pooled{} | tarn::with_history{.history = 100'000}, tarn::sim_driver{},
-        folder);
+  with_gpu_or_simulated([&](auto gpu) { run(gpu, folder); });
   if (argc < 2) fs::remove_all(folder);
 }

@@ -8,13 +8,13 @@
 #include <unordered_map>
 #include <vector>
 
+#include "gpu_or_simulated.hpp"
 #include "tarn/pmr.hpp"
-#include "tarn/sim.hpp"
 #include "tarn/stl.hpp"
 #include "tarn/tarn.hpp"
 
-int main() {
-  auto pinned = tarn::sim_pinned_host{} | tarn::pooled{} | tarn::tracked{};
+void run(auto gpu) {
+  auto pinned = gpu.pinned_host() | tarn::pooled{} | tarn::tracked{};
   using memory = decltype(pinned);
   std::vector<int, tarn::allocator<int, memory>> numbers(1000, tarn::allocator<int, memory>(pinned));
   std::iota(numbers.begin(), numbers.end(), 0);
@@ -30,4 +30,8 @@ int main() {
             << ", map[3] " << map[3] << ", text of " << text.size() << "\n"
             << "all of it in pinned memory: " << (tarn::memory_allocated(pinned) >= 4000 ? "yes" : "no")
             << "\n";
+}
+
+int main() {
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -11,30 +11,22 @@
 #include <string>
 #include <vector>
 
-#include "tarn/raii/collect_batches.hpp"
-#include "tarn/raii/stream_batches.hpp"
-#include "tarn/source/registered_host.hpp"
+#include "gpu_or_simulated.hpp"
 #include "tarn/tarn.hpp"
-#if TARN_HAS_CUDA
-using pages = tarn::cuda_pages;
-using pinned_memory = tarn::registered_host;
-#else
-#include "tarn/sim.hpp"
-using pages = tarn::sim_pages;
-using pinned_memory = tarn::sim_registered_host;
-#endif
+#include "tarn/transfer.hpp"
 
-int main() {
-  auto pool = pages{} | tarn::pooled{} | tarn::tracked{};
-  auto staging = pinned_memory{} | tarn::pooled{} |
-                 tarn::tracked{};  // kept: pinning is expensive, the pool does it once
-  tarn::basic_stream const stream{pool.driver()};
+void run(auto gpu) {
+  auto pool = gpu.device_pool();
+  auto const stream = gpu.stream();
+  // Kept for the whole program: pinning is expensive, the pool does it once.
+  auto staging = gpu.registered_host() | tarn::pooled{} | tarn::tracked{};
 
   std::vector<float> values(1'000'000);
   std::iota(values.begin(), values.end(), 0.0F);
   auto result = tarn::make_device_buffer<float>(pool, values.size(), stream);
 
-  // The body enqueues its work on `stream`; here it copies each batch to its place. A kernel launch works the same way.
+  // The body enqueues its work on `stream`; here it copies each batch to its part of the result. A kernel launch works the
+  // same way.
   auto const keep = [&](auto const& batch) {
     tarn::copy(pool.driver(), batch.span(), result.span().subspan(batch.offset(), batch.size()), stream);
   };
@@ -69,7 +61,7 @@ int main() {
   std::remove(path.c_str());
   std::vector<float> back(values.size());
   result.copy_to_sync(back);
-  std::cout << "came back " << (back == values ? "whole" : "broken") << "\n";
+  std::cout << "the elements are " << (back == values ? "whole" : "broken") << "\n";
 
   // A generator: two threads make batches ahead, in any order; the loop gets them in index order.
   auto squares = tarn::generate<float>([](std::span<float> slot, std::size_t index) {
@@ -93,4 +85,8 @@ int main() {
     std::cout << error.what() << "\n";
   }
   std::cout << "pinned at most " << tarn::max_memory_allocated(staging) << " bytes\n";
+}
+
+int main() {
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

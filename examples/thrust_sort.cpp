@@ -8,13 +8,13 @@
 
 #include <iostream>
 
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
 #include "tarn/tarn.hpp"
 #include "tarn/thrust.hpp"
 
-int main() {
-  tarn::sim_pool pool;
-  using allocator = tarn::thrust_allocator<int, tarn::sim_pool>;
+void run(auto gpu) {
+  auto pool = gpu.device_pool();
+  using allocator = tarn::thrust_allocator<int, decltype(pool)>;
   thrust::device_vector<int, allocator> v(100000, 0, allocator(pool));
   thrust::sequence(v.begin(), v.end());
   thrust::stable_sort(tarn::par(pool), v.begin(), v.end(), thrust::greater<int>());
@@ -24,4 +24,8 @@ int main() {
   v.clear();
   v.shrink_to_fit();
   std::cout << "after the vector: " << tarn::memory_allocated(pool) << "\n";
+}
+
+int main() {
+  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Training in less memory: a small network learns digits that the program draws, and the peak is printed with each technique
-// off and on, beside the resulting loss and accuracy. Uses CUDA if a device is found (build it as .cu), otherwise the simulated
-// device, where the same kernels are plain loops.
+// off and on, beside the resulting loss and accuracy. On CUDA it is compiled by nvcc; on the simulated
+// device the same kernels are plain loops.
 
 #include <array>
 #include <cmath>
@@ -15,11 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include "tarn/core/small_float.hpp"
-#include "tarn/raii/micro_batches.hpp"
-#include "tarn/raii/stream_batches.hpp"
-#include "tarn/sim.hpp"
+#include "gpu_or_simulated.hpp"
 #include "tarn/tarn.hpp"
+#include "tarn/transfer.hpp"
 
 namespace {
 
@@ -172,7 +170,10 @@ struct update {
   }
 };
 
-#if TARN_HAS_CUDA && defined(__CUDACC__)
+#if TARN_HAS_CUDA
+#if !defined(__CUDACC__)
+#error "train.cpp has kernels: compile it with nvcc, or define TARN_NO_CUDA for the simulated device"
+#endif
 template <class Kernel>
 __global__ void each_element(std::size_t n, Kernel kernel) {
   std::size_t const i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x;
@@ -195,7 +196,7 @@ struct processor {
       });
       if (!s.ok()) throw tarn::cuda_error(s, driver.device().value);
     } else {
-#if TARN_HAS_CUDA && defined(__CUDACC__)
+#if TARN_HAS_CUDA
       (void)touched;
       constexpr unsigned threads = 128;
       auto const blocks = static_cast<unsigned>((n + threads - 1) / threads);
@@ -240,15 +241,14 @@ struct result {
 };
 
 /// @tparam Stored  type of the stored activations
-template <class Pages, class Stored>
+template <class Stored, class Pool>
 class network {
  public:
-  using driver_type = typename Pages::driver_type;
-  using pool_type = tarn::pool_over<Pages>;
+  using driver_type = typename Pool::driver_type;
   template <class T>
-  using buffer = tarn::device_buffer<T, pool_type>;
+  using buffer = tarn::device_buffer<T, Pool>;
 
-  network(pool_type pool, processor<driver_type> gpu, techniques how)
+  network(Pool pool, processor<driver_type> gpu, techniques how)
       : pool_(std::move(pool)), gpu_(gpu), how_(std::move(how)), frozen_(how_.frozen.size() - 1) {
     random_numbers random(7);
     for (std::size_t l = 0; l <= last; ++l) {
@@ -381,7 +381,7 @@ class network {
     for (auto& k : kept_) k.clear();
   }
 
-  pool_type pool_;
+  Pool pool_;
   processor<driver_type> gpu_;
   techniques how_;
   std::size_t frozen_;
@@ -389,18 +389,17 @@ class network {
   std::vector<buffer<Stored>> kept_;                             ///< live outputs of hidden layers
 };
 
-template <class Pages, class Stored = float>
-result train(typename Pages::driver_type const& driver, techniques const& how) {
-  using driver_type = typename Pages::driver_type;
+template <class Stored = float>
+result train(auto const& gpu, techniques const& how) {
   static std::vector<sample> const examples = draw_digits(1024, 1), unseen = draw_digits(512, 2);
   constexpr int epochs = 18;
 
-  tarn::pool_over<Pages> pool{Pages{driver}};
-  auto const pinned = tarn::basic_pinned<driver_type>{driver} | tarn::pooled{};
-  tarn::basic_stream<driver_type> const stream{driver};
+  auto pool = gpu.device_pool();
+  auto const pinned = gpu.pinned_host() | tarn::pooled{};
+  auto const stream = gpu.stream();
   result r;
   {
-    network<Pages, Stored> net(pool, {driver, stream}, how);
+    network<Stored, decltype(pool)> net(pool, {gpu.driver(), stream}, how);
     r.model = tarn::memory_allocated(pool);
     tarn::peak_scope const peak{pool};
     if (how.data == loading::whole) {
@@ -439,8 +438,7 @@ result train(typename Pages::driver_type const& driver, techniques const& how) {
   return r;
 }
 
-template <class Pages>
-void compare(typename Pages::driver_type const& driver) {
+void compare(auto const& gpu) {
   std::printf("%-34s %9s %8s %8s %8s %12s %6s %9s\n", "bytes", "peak", "saved", "model", "data",
               "activations", "loss", "accuracy");
   std::size_t without = 0;
@@ -451,18 +449,17 @@ void compare(typename Pages::driver_type const& driver) {
                 r.peak - r.model - r.data, r.loss, r.accuracy);
   };
   std::size_t const budget = 32 * 1024;
-  result const baseline = train<Pages>(driver, {});
+  result const baseline = train(gpu, {});
   // As in fine-tuning a trained model: the first two layers stay unchanged.
   layers_on_host const first_two(baseline.weights.begin(), baseline.weights.begin() + 3);
   line("baseline", baseline);
-  line("+ gradient accumulation", train<Pages>(driver, {.budget = budget}));
-  line("+ activations in bfloat16", train<Pages, tarn::bfloat16>(driver, {}));
-  line("+ first two layers frozen", train<Pages>(driver, {.frozen = first_two}));
-  line("+ data streamed", train<Pages>(driver, {.data = loading::streamed}));
-  line("+ every second layer recomputed",
-       train<Pages>(driver, {.remember = between_passes::keep_every_second}));
+  line("+ gradient accumulation", train(gpu, {.budget = budget}));
+  line("+ activations in bfloat16", train<tarn::bfloat16>(gpu, {}));
+  line("+ first two layers frozen", train(gpu, {.frozen = first_two}));
+  line("+ data streamed", train(gpu, {.data = loading::streamed}));
+  line("+ every second layer recomputed", train(gpu, {.remember = between_passes::keep_every_second}));
   techniques const all{budget, first_two, loading::streamed, between_passes::keep_every_second};
-  line("all together", train<Pages, tarn::bfloat16>(driver, all));
+  line("all together", train<tarn::bfloat16>(gpu, all));
   std::cout << "\nmodel: weights, gradients and velocities; activations: with their gradients, where most is "
                "alive\n"
                "accumulation, recomputation: activations only, nothing of model and data; the same result\n"
@@ -475,15 +472,7 @@ void compare(typename Pages::driver_type const& driver) {
 }  // namespace
 
 int main() {
-#if TARN_HAS_CUDA && defined(__CUDACC__)
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) {
-    compare<tarn::cuda_pages>(tarn::cuda_driver{});
-    return 0;
-  }
-  std::cout << "no CUDA device was found: simulated\n";
-#endif
-  tarn::sim_machine const machine;
-  compare<tarn::sim_pages>(machine.driver());
-  return machine.leaks().total() == 0 ? 0 : 1;
+  tarn::sim_machine const simulated;
+  with_gpu_or_simulated([](auto gpu) { compare(gpu); }, simulated);
+  return simulated.leaks().total() == 0 ? 0 : 1;
 }

@@ -18,8 +18,8 @@
 using namespace tarn;
 
 namespace {
-source_location place_of(source_location where = source_location::current()) {
-  return where;
+attribution attributed(attribution call = attribution::current()) {
+  return call;
 }
 }  // namespace
 
@@ -65,15 +65,15 @@ TEST_CASE("tag_scope nests: the inner tag is current, and the outer one is resto
   CHECK(tag::current() == tag{});
 }
 
-TEST_CASE("place_of a tag records the place of the call", "[core][tag][source_location]") {
+TEST_CASE("attribution of a tag records the location of the call", "[core][tag][attribution]") {
   tag const weights("weights");
-  source_location const given = place_of(weights);
+  attribution const given = attributed(weights);
   int const line = __LINE__ - 1;
-  CHECK(given.line == line);
-  CHECK(std::string(given.file) == source_location::current().file);
-  CHECK(std::string(given.function) == source_location::current().function);
+  CHECK(given.where.line == line);
+  CHECK(std::string(given.where.file) == source_location::current().file);
+  CHECK(std::string(given.where.function) == source_location::current().function);
   CHECK(given.tag_id == weights.id());
-  CHECK(place_of().tag_id == 0);
+  CHECK(attributed().tag_id == 0);
 }
 
 TEST_CASE("tag of a location_scope overrides that of a tag_scope, also in a nested location_scope",
@@ -164,8 +164,8 @@ TEST_CASE("location_scope objects end in any order, and the outermost that is le
           "[core][tag][location_scope]") {
   int const before = location_scope::current().line;
   CHECK(before == 0);
-  source_location const places[] = {source_location("a", 1, "f"), source_location("b", 2, "g"),
-                                    source_location("c", 3, "h")};
+  source_location const places[] = {source_location{"a", 1, "f"}, source_location{"b", 2, "g"},
+                                    source_location{"c", 3, "h"}};
   in_every_order([&](auto const& order) {
     std::optional<location_scope> scopes[3];
     for (std::size_t i = 0; i < 3; ++i) scopes[i].emplace(places[i]);
@@ -178,11 +178,10 @@ TEST_CASE("location_scope objects end in any order, and the outermost that is le
 }
 
 TEST_CASE("location_scope removes only its own tag at its end", "[core][tag][location_scope]") {
-  std::optional<location_scope> outer(std::in_place),
-      inner(std::in_place, source_location(tag("further in")));
+  std::optional<location_scope> outer(std::in_place), inner(std::in_place, attribution(tag("further in")));
   outer.reset();
   CHECK(tag::current() == tag("further in"));
-  std::optional<location_scope> further(std::in_place, source_location(tag("of the next")));
+  std::optional<location_scope> further(std::in_place, attribution(tag("of the next")));
   CHECK(tag::current() == tag("further in"));
   inner.reset();
   CHECK(tag::current() == tag("of the next"));
@@ -200,7 +199,7 @@ TEST_CASE("tag_scope and location_scope on two threads do not affect each other"
     await(1);
     {
       tag_scope const mine{"the other thread's"};
-      location_scope const here(source_location("other", 7, "f"));
+      location_scope const here(source_location{"other", 7, "f"});
       step = 2;
       await(3);
       CHECK(tag::current() == tag("the other thread's"));
@@ -211,7 +210,7 @@ TEST_CASE("tag_scope and location_scope on two threads do not affect each other"
   });
   {
     tag_scope const mine{"this thread's"};
-    location_scope const here(source_location("this", 5, "f"));
+    location_scope const here(source_location{"this", 5, "f"});
     step = 1;
     await(2);
     CHECK(tag::current() == tag("this thread's"));

@@ -255,12 +255,12 @@ TEST_CASE("checked reports the memory of a device_buffer with the line that made
     grown.resize(40);
     (void)grown.release();
     grown.reserve(50);
-    auto copied = grown;
+    auto copied = grown.clone(stream_ref{});
     (void)grown.release();
     copied.resize(60);
-    auto const copy = copied;
+    auto const copy = copied.clone(stream_ref{});
     (void)copied.release();
-    (void)device_buffer<int, decltype(memory)>(copy).release();
+    (void)copy.clone(stream_ref{}).release();
   }
   std::vector<std::pair<int, int>> const wanted{{40, 0},  {80, 2},   {120, 4}, {160, 6},
                                                 {200, 8}, {240, 11}, {240, 14}};

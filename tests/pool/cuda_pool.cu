@@ -270,7 +270,7 @@ TEST_CASE("device_buffer on CUDA copies across streams in order", "[raii][cuda]"
   auto a = make_device_buffer<std::uint32_t>(pool, std::span<std::uint32_t const>(host), s.a);
   REQUIRE(keep_busy(s.a, 20));
   write(s.a, a.data(), a.bytes(), 6);
-  device_buffer<std::uint32_t> b(a, s.b);
+  auto b = a.clone(s.b);
   a.clear();
   std::vector<std::uint32_t> back(b.size());
   b.copy_to_sync(back);

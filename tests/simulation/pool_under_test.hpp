@@ -128,7 +128,11 @@ class buffer_of final : public owner_under_test {
   }
   std::unique_ptr<owner_under_test> copy(tarn::stream_ref stream) const override {
     in_library const now;
-    return std::make_unique<buffer_of>(buffer(buffer_, stream));
+    if constexpr (requires { buffer_.clone(stream); }) {
+      return std::make_unique<buffer_of>(buffer_.clone(stream));
+    } else {  // the headers of ea2f077
+      return std::make_unique<buffer_of>(buffer(buffer_, stream));
+    }
   }
   bool is_buffer() const override { return true; }
 
