@@ -225,7 +225,8 @@ TEST_CASE("device_buffer is unchanged, whichever step of an operation fails", "[
       });
   fail_each_step(
       [](kept_memory const& m) { return std::pair(ten(m), make_device_buffer<int>(m, 30, bare_stream(2))); },
-      [](auto& two) { two.first = two.second; }, [](auto const& two) { is_still_ten(two.first); });
+      [](auto& two) { two.first = two.second.clone(two.second.stream()); },
+      [](auto const& two) { is_still_ten(two.first); });
 }
 
 TEST_CASE("device_buffer synchronizes the host if the source's stream cannot be made to wait for a copy",
@@ -424,9 +425,41 @@ TEST_CASE("device_buffer is destroyed without a report after the driver has unlo
     auto const bare_one = make_device_buffer<int>(sim_malloc{machine.driver()}, 10, stream_ref{});
     auto const async_one = make_device_buffer<int>(sim_async{machine.driver()}, 10, stream_ref{});
     machine.unload();
-    CHECK_THROWS_AS((device_buffer<int, sim_pool>(pooled_one)), std::exception);
+    CHECK_THROWS_AS(pooled_one.clone(pooled_one.stream()), std::exception);
   }
   machine.repair();
+}
+
+TEST_CASE("device_buffer is copied by clone() alone, and record_stream() needs a pool",
+          "[raii][device_buffer]") {
+  using bare = device_buffer<int, decltype(sim_malloc{} | tracked{})>;
+  using pooled_buffer = device_buffer<int, sim_pool>;
+  STATIC_REQUIRE(!std::is_copy_constructible_v<pooled_buffer>);
+  STATIC_REQUIRE(!std::is_copy_assignable_v<pooled_buffer>);
+  auto const records = [](auto& buffer) { return requires { buffer.record_stream(stream_ref{}); }; };
+  bare unpooled(sim_malloc{} | tracked{});
+  pooled_buffer pooled(sim_pool{});
+  CHECK(!records(unpooled));
+  CHECK(records(pooled));
+  pooled.record_stream(stream_ref{});  // an empty buffer has nothing to record
+}
+
+TEST_CASE("record_stream of a device_buffer holds its block back until the stream has passed",
+          "[raii][device_buffer][record_stream]") {
+  sim_machine const machine;
+  sim_pool pool{sim_pages{machine.driver()}};
+  basic_stream const a{machine.driver()};
+  basic_stream const b{machine.driver()};
+  std::optional used(make_device_buffer<int>(pool, 1000, a));
+  int const* const place = used->data();
+  REQUIRE(machine.launch(b, second).ok());
+  used->record_stream(b);
+  used.reset();
+  auto const early = make_device_buffer<int>(pool, 1000, a);
+  CHECK(early.data() != place);
+  REQUIRE(machine.driver().synchronize_stream(b).ok());
+  pool.empty_cache();
+  CHECK(memory_allocated(pool) == 4096);
 }
 
 TEST_CASE("device_buffer moves without throwing, and its resource can be deduced", "[raii][device_buffer]") {
