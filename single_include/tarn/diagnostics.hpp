@@ -219,76 +219,53 @@ logged(void (*)(void*, call_record const&), void*, log_moments) -> logged<detail
 /// allocation the upstream's own exception is passed on instead. From a deallocation, which never throws, the hook's exception
 /// is dropped.
 template <class Upstream, class Hook>
-class logged_layer {
+class logged_layer : public resource_adaptor<logged_layer<Upstream, Hook>, Upstream> {
+  using base = resource_adaptor<logged_layer<Upstream, Hook>, Upstream>;
+
  public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
   /// Makes handles and owners record the place of a call for this layer, however many policies lie between.
   static constexpr bool records_places = true;
 
   logged_layer(Upstream upstream, logged<Hook> options)
-      : upstream_(std::move(upstream)), hook_(std::move(options.hook)), moments_(options.moments) {}
-  logged_layer(logged_layer const&) = delete;
-  logged_layer& operator=(logged_layer const&) = delete;
+      : base(std::move(upstream)), hook_(std::move(options.hook)), moments_(options.moments) {}
 
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    return tell_allocation(
-        {logged_call::allocate, call_outcome::pending, nullptr, bytes, alignment, stream, {}, {}},
-        [&] { return upstream_.allocate(stream, bytes, alignment); },
-        [&](void* p) { upstream_.deallocate(stream, p, bytes, alignment); });
-  }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    tell_deallocation({logged_call::deallocate, call_outcome::pending, p, bytes, alignment, stream, {}, {}},
-                      [&] { upstream_.deallocate(stream, p, bytes, alignment); });
-  }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    return tell_allocation(
-        {logged_call::allocate_sync, call_outcome::pending, nullptr, bytes, alignment, {}, {}, {}},
-        [&] { return upstream_.allocate_sync(bytes, alignment); },
-        [&](void* p) { upstream_.deallocate_sync(p, bytes, alignment); });
-  }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    tell_deallocation({logged_call::deallocate_sync, call_outcome::pending, p, bytes, alignment, {}, {}, {}},
-                      [&] { upstream_.deallocate_sync(p, bytes, alignment); });
-  }
-
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
-
- private:
-  template <class Allocate, class Undo>
-  void* tell_allocation(call_record call, Allocate const& allocate, Undo const& undo) {
-    call.where = location_scope::current();
+  void* around_allocate(request const& r, auto const& next) {
+    call_record call = record_of(r.is_synchronous() ? logged_call::allocate_sync : logged_call::allocate, r);
     call.name = tag::current();
     if (moments_ == log_moments::both) hook_(std::as_const(call));
     try {
-      call.address = allocate();
+      call.address = next.allocate(r);
     } catch (out_of_memory const&) {
-      tell_quietly(call, call_outcome::refused);
+      log_quietly(call, call_outcome::refused);
       throw;
     } catch (...) {
-      tell_quietly(call, call_outcome::failed);
+      log_quietly(call, call_outcome::failed);
       throw;
     }
     call.outcome = call_outcome::done;
     try {
       hook_(std::as_const(call));
     } catch (...) {
-      undo(call.address);  // does nothing for null
+      next.deallocate(r, call.address);
       throw;
     }
     return call.address;
   }
-  template <class Deallocate>
-  void tell_deallocation(call_record call, Deallocate const& deallocate) noexcept {
-    if (call.address == nullptr) return deallocate();
-    call.where = location_scope::current();
-    tell_quietly(call, call_outcome::pending);
-    deallocate();
-    if (moments_ == log_moments::both) tell_quietly(call, call_outcome::done);
+  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    call_record call =
+        record_of(r.is_synchronous() ? logged_call::deallocate_sync : logged_call::deallocate, r);
+    call.address = p;
+    log_quietly(call, call_outcome::pending);
+    next.deallocate(r, p);
+    if (moments_ == log_moments::both) log_quietly(call, call_outcome::done);
   }
-  void tell_quietly(call_record& call, call_outcome outcome) noexcept {
+
+ private:
+  [[nodiscard]] static call_record record_of(logged_call which, request const& r) noexcept {
+    return {which, call_outcome::pending,    nullptr, r.bytes, r.alignment, r.stream,
+            {},    location_scope::current()};
+  }
+  void log_quietly(call_record& call, call_outcome outcome) noexcept {
     call.outcome = outcome;
     try {
       hook_(std::as_const(call));
@@ -296,7 +273,6 @@ class logged_layer {
     }
   }
 
-  Upstream upstream_;
   Hook hook_;
   log_moments moments_;
 };
@@ -491,38 +467,30 @@ struct nvtx_ranged {
 };
 
 template <class Upstream>
-class nvtx_ranged_layer {
- public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
+class nvtx_ranged_layer : public resource_adaptor<nvtx_ranged_layer<Upstream>, Upstream> {
+  using base = resource_adaptor<nvtx_ranged_layer<Upstream>, Upstream>;
 
+ public:
   explicit nvtx_ranged_layer(Upstream upstream, nvtx_ranged const& options = {})
-      : upstream_(std::move(upstream)),
+      : base(std::move(upstream)),
         allocate_(text(options.name, ": allocate")),
         deallocate_(text(options.name, ": deallocate")),
         refused_(text(options.name, ": refused")),
         category_(new_nvtx_category(named(options.name).c_str())) {}
-  nvtx_ranged_layer(nvtx_ranged_layer const&) = delete;
-  nvtx_ranged_layer& operator=(nvtx_ranged_layer const&) = delete;
 
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    return ranged(bytes, [&] { return upstream_.allocate(stream, bytes, alignment); });
+  void* around_allocate(request const& r, auto const& next) {
+    nvtx_range const range(allocate_, r.bytes, category_);
+    try {
+      return next.allocate(r);
+    } catch (out_of_memory const&) {
+      nvtx_range::mark(refused_, r.bytes, category_);
+      throw;
+    }
   }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    nvtx_range const range(deallocate_, bytes, category_);
-    upstream_.deallocate(stream, p, bytes, alignment);
+  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    nvtx_range const range(deallocate_, r.bytes, category_);
+    next.deallocate(r, p);
   }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    return ranged(bytes, [&] { return upstream_.allocate_sync(bytes, alignment); });
-  }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    nvtx_range const range(deallocate_, bytes, category_);
-    upstream_.deallocate_sync(p, bytes, alignment);
-  }
-
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
  private:
   [[nodiscard]] static message<64> named(char const* name) noexcept {
@@ -535,18 +503,7 @@ class nvtx_ranged_layer {
     out.add(named(name).view()).add(what);
     return nvtx_text(out.c_str());
   }
-  template <class Allocate>
-  void* ranged(std::size_t bytes, Allocate const& allocate) {
-    nvtx_range const range(allocate_, bytes, category_);
-    try {
-      return allocate();
-    } catch (out_of_memory const&) {
-      nvtx_range::mark(refused_, bytes, category_);
-      throw;
-    }
-  }
 
-  Upstream upstream_;
   nvtx_text allocate_;
   nvtx_text deallocate_;
   nvtx_text refused_;
@@ -557,7 +514,6 @@ class nvtx_ranged_layer {
 // ---- tarn/policy/tagged.hpp
 // tagged: a handle on the same memory that gives a tag to all allocations through it.
 
-#include <cstddef>
 #include <string_view>
 #include <utility>
 
@@ -580,36 +536,20 @@ struct tagged {
 
 /// Costs two writes of a thread-local word per allocation.
 template <class Upstream>
-class tagged_layer {
+class tagged_layer : public resource_adaptor<tagged_layer<Upstream>, Upstream> {
+  using base = resource_adaptor<tagged_layer<Upstream>, Upstream>;
+
  public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
+  tagged_layer(Upstream upstream, tagged const& options) : base(std::move(upstream)), name_(options.name) {}
 
-  tagged_layer(Upstream upstream, tagged const& options)
-      : upstream_(std::move(upstream)), name_(options.name) {}
-
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+  TARN_ALWAYS_INLINE void* around_allocate(request const& r, auto const& next) {
     tag_scope const here(name_);
-    return upstream_.allocate(stream, bytes, alignment);
-  }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    upstream_.deallocate(stream, p, bytes, alignment);
-  }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    tag_scope const here(name_);
-    return upstream_.allocate_sync(bytes, alignment);
-  }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    upstream_.deallocate_sync(p, bytes, alignment);
+    return next.allocate(r);
   }
 
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
   [[nodiscard]] tag name() const noexcept { return name_; }
 
  private:
-  Upstream upstream_;
   tag name_;
 };
 
@@ -1078,11 +1018,10 @@ struct with_history {
 /// nothing else, 12 µs, since they contend for the records (bench/results/watched_cuda.jsonl). A stack costs microseconds. An
 /// out_of_memory that passes through lists the tags that hold the most.
 template <class Upstream>
-class with_history_layer {
+class with_history_layer : public resource_adaptor<with_history_layer<Upstream>, Upstream> {
+  using base = resource_adaptor<with_history_layer<Upstream>, Upstream>;
+
  public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
   /// Makes handles and owners record the location of a call for this layer, however many policies lie between.
   static constexpr bool records_places = true;
 
@@ -1095,7 +1034,7 @@ class with_history_layer {
       : with_history_layer(Upstream{}) {}
   /// @throws std::bad_alloc  the ring of events
   explicit with_history_layer(Upstream upstream, with_history const& options = {})
-      : upstream_(std::move(upstream)), options_(options), log_(options.history, options.locations) {
+      : base(std::move(upstream)), options_(options), log_(options.history, options.locations) {
     steady_start_ = detail::steady_now_ns();
     started_ns_ = options_.clock != nullptr ? options_.clock() : detail::now_since_1970_ns();
     if (options_.stacks.capture != nullptr) {
@@ -1104,34 +1043,33 @@ class with_history_layer {
     }
     note_growth();
   }
-  with_history_layer(with_history_layer const&) = delete;
-  with_history_layer& operator=(with_history_layer const&) = delete;
 
   /// @throws out_of_memory  refused below; its report lists the biggest tags
   /// @throws std::bad_alloc  no host memory for the records
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    stream = with_id(stream);
-    return note(
-        stream, bytes, alignment, [&] { return upstream_.allocate(stream, bytes, alignment); },
-        [&](void* p) { upstream_.deallocate(stream, p, bytes, alignment); });
+  TARN_ALWAYS_INLINE void* around_allocate(request const& asked, auto const& next) {
+    request const r{with_id(asked.stream), asked.bytes, asked.alignment, asked.kind};
+    void* const p = allocate_or_note(r, next);
+    if (p == nullptr) return p;
+    history_block b;
+    b.address = reinterpret_cast<std::uintptr_t>(p);
+    b.requested = r.bytes;
+    b.bytes = detail::block_bytes_of(next.upstream(), r.bytes, r.alignment);
+    b.stream = r.stream.id();
+    b.tag = tag::current().id();
+    b.time_ns = now();
+    try {
+      log_.note_allocation(b, origin());
+    } catch (...) {
+      next.deallocate(r, p);
+      throw;
+    }
+    return p;
   }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    stream = with_id(stream);
-    note_free(stream, p);
-    upstream_.deallocate(stream, p, bytes, alignment);
+  TARN_ALWAYS_INLINE void around_deallocate(request const& asked, void* p, auto const& next) noexcept {
+    request const r{with_id(asked.stream), asked.bytes, asked.alignment, asked.kind};
+    log_.note_free(reinterpret_cast<std::uintptr_t>(p), r.stream.id(), origin(), now());
+    next.deallocate(r, p);
   }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    return note(
-        with_id({}), bytes, alignment, [&] { return upstream_.allocate_sync(bytes, alignment); },
-        [&](void* p) { upstream_.deallocate_sync(p, bytes, alignment); });
-  }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    note_free(with_id({}), p);
-    upstream_.deallocate_sync(p, bytes, alignment);
-  }
-
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
   /// All records at one moment, live blocks by address. Other threads' calls wait while they are copied, not while memory for
   /// the copy is allocated nor while frames are named. @throws std::bad_alloc
@@ -1163,14 +1101,14 @@ class with_history_layer {
       return layer.note_growth_from_now(growth_history, detail::steady_now_ns);
     };
     if constexpr (reachable<Upstream, decltype(ask)>) {
-      if (options_.history != 0 && options_.clock == nullptr) nearest(upstream_, ask);
+      if (options_.history != 0 && options_.clock == nullptr) nearest(this->upstream(), ask);
     }
   }
   /// The stream with its identity, so that the pool need not query it again.
   [[nodiscard]] stream_ref with_id(stream_ref stream) const noexcept {
     if (stream.id() != stream_ref::unknown_id) return stream;
     stream_id id = stream_ref::unknown_id;
-    if (!driver().identify(stream, id).ok()) return stream;
+    if (!this->driver().identify(stream, id).ok()) return stream;
     return stream_ref::from(stream.handle(), id);
   }
   [[nodiscard]] detail::call_origin origin() const noexcept {
@@ -1181,47 +1119,25 @@ class with_history_layer {
     return o;
   }
 
-  template <class Allocate, class Undo>
-  void* note(stream_ref stream, std::size_t bytes, std::size_t alignment, Allocate const& allocate,
-             Undo const& undo) {
-    void* p = nullptr;
+  void* allocate_or_note(request const& r, auto const& next) {
     try {
-      p = allocate();
+      return next.allocate(r);
     } catch (out_of_memory const& refused) {
       memory_report report = refused.report();
       history_event e;
       e.kind = history_event_kind::refused;
-      e.requested = bytes;
-      e.stream = stream.id();
+      e.requested = r.bytes;
+      e.stream = r.stream.id();
       e.tag = tag::current().id();
       e.time_ns = now();
       log_.note_refusal(e, origin(), report.biggest_tags);
       throw out_of_memory(report);
     }
-    if (p == nullptr) return p;
-    history_block b;
-    b.address = reinterpret_cast<std::uintptr_t>(p);
-    b.requested = bytes;
-    b.bytes = detail::block_bytes_of(upstream_, bytes, alignment);
-    b.stream = stream.id();
-    b.tag = tag::current().id();
-    b.time_ns = now();
-    try {
-      log_.note_allocation(b, origin());
-    } catch (...) {
-      undo(p);
-      throw;
-    }
-    return p;
-  }
-  void note_free(stream_ref stream, void* p) noexcept {
-    if (p != nullptr) log_.note_free(reinterpret_cast<std::uintptr_t>(p), stream.id(), origin(), now());
   }
   using frame_names = std::unordered_map<void*, history_frame>;
   void name_frames(std::vector<history_frame>& out, source_location const& where, void* const* frames,
                    std::size_t depth, frame_names& known) const;
 
-  Upstream upstream_;
   with_history const options_;
   std::uint64_t steady_start_ = 0;
   std::uint64_t started_ns_ = 0;

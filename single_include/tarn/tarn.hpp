@@ -992,6 +992,13 @@ template <class Driver>
 inline constexpr bool marks_all_work =
     requires(Driver const& driver, event_handle event) { driver.record_all(event); };
 
+/// Returns true while the work of a stream is captured into a graph; false if the driver cannot report it.
+template <class Driver>
+[[nodiscard]] bool is_capturing(Driver const& driver, stream_ref stream) noexcept {
+  bool capturing = false;
+  return driver.is_capturing(stream, capturing).ok() && capturing;
+}
+
 /// Trusts the caller that a bare handle names an existing stream, unless the driver reports otherwise. At most one driver call.
 template <stream_driver Driver>
 [[nodiscard]] stream_life life_of(Driver const& driver, stream_ref stream) noexcept {
@@ -3785,10 +3792,455 @@ struct no_location_scope {
 };
 
 }  // namespace tarn
-// ---- tarn/policy/block_bytes.hpp
-// The bytes that a request occupies: what the nearest pool below rounds it to, otherwise the request itself.
+// ---- tarn/policy/block_history.hpp
+// The history of each block: where it was allocated and freed, and its present state.
+//
+//   live -> quarantined -> gone -> forgotten, or live again if the address is reused
 
 #include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string_view>
+
+// ---- tarn/core/address_map.hpp
+// A hash map from addresses to values: open addressing, linear probing, no tombstones. A value equal to Value{} marks
+// an empty slot.
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+// ---- tarn/core/sequence.hpp
+// sequence<T>: a growable array with the few operations of std::vector that tarn needs. Each std::vector<X> costs a compiler
+// 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
+
+#include <cstddef>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+namespace tarn::detail {
+
+/// Contiguous elements in order of insertion. Growth moves them. Move-only.
+template <class T>
+class sequence {
+ public:
+  sequence() noexcept = default;
+  sequence(sequence&& other) noexcept { swap(other); }
+  sequence& operator=(sequence&& other) noexcept {
+    sequence taken(static_cast<sequence&&>(other));
+    swap(taken);
+    return *this;
+  }
+  ~sequence() {
+    static_assert(std::is_nothrow_move_constructible_v<T> && alignof(T) <= alignof(std::max_align_t));
+    clear();
+    ::operator delete(items_);
+  }
+
+  /// Reserves room for `count` elements in total. @throws std::bad_alloc, nothing has changed
+  void reserve(std::size_t count) {
+    if (count <= capacity_) return;
+    if (count > most_elements) throw std::bad_alloc();
+    std::size_t most = capacity_ * 2 > count ? capacity_ * 2 : count;
+    if (most > most_elements) most = most_elements;
+    std::size_t const bytes = most * element_bytes;
+    T* const larger = static_cast<T*>(::operator new(bytes));
+    for (std::size_t i = 0; i < size_; ++i) {
+      ::new (static_cast<void*>(larger + i)) T(static_cast<T&&>(items_[i]));
+      items_[i].~T();
+    }
+    ::operator delete(items_);
+    items_ = larger;
+    capacity_ = most;
+  }
+  /// Appends value-initialised elements until size() is `count`, which must be at least size(). @throws std::bad_alloc,
+  /// nothing has changed
+  void resize(std::size_t count) {
+    reserve(count);
+    while (size_ < count) ::new (static_cast<void*>(items_ + size_++)) T{};
+  }
+  /// Appends `value` by copy or move. `value` must not be an element of this sequence.
+  /// @throws std::bad_alloc  no room was reserved; nothing has changed, including `value`
+  template <class Value = T>
+  void push_back(Value&& value) {
+    if (size_ == capacity_) reserve(size_ + 1);
+    ::new (static_cast<void*>(items_ + size_)) T(static_cast<Value&&>(value));
+    ++size_;
+  }
+  void pop_back() noexcept { items_[--size_].~T(); }
+  /// Destroys the elements; keeps the capacity.
+  void clear() noexcept {
+    while (size_ != 0) pop_back();
+  }
+  /// Removes one element by moving the last one into its place. O(1).
+  void erase_unordered(std::size_t index) noexcept {
+    if (index + 1 != size_) items_[index] = static_cast<T&&>(items_[size_ - 1]);
+    pop_back();
+  }
+  void swap(sequence& other) noexcept {
+    std::swap(items_, other.items_);
+    std::swap(size_, other.size_);
+    std::swap(capacity_, other.capacity_);
+  }
+
+  [[nodiscard]] T* begin() noexcept { return items_; }
+  [[nodiscard]] T* end() noexcept { return items_ + size_; }
+  [[nodiscard]] T const* begin() const noexcept { return items_; }
+  [[nodiscard]] T const* end() const noexcept { return items_ + size_; }
+  [[nodiscard]] T& operator[](std::size_t i) noexcept { return items_[i]; }
+  [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return items_[i]; }
+  [[nodiscard]] T& front() noexcept { return items_[0]; }
+  [[nodiscard]] T const& front() const noexcept { return items_[0]; }
+  [[nodiscard]] T& back() noexcept { return items_[size_ - 1]; }
+  [[nodiscard]] T const& back() const noexcept { return items_[size_ - 1]; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+
+ private:
+  static constexpr std::size_t element_bytes =
+      sizeof(T);  // NOLINT(bugprone-sizeof-expression): T may be a pointer
+  /// Doubling the bytes must not overflow.
+  static constexpr std::size_t most_elements = ~std::size_t{0} / 2 / element_bytes;
+
+  T* items_ = nullptr;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+template <class Value>
+class address_map {
+ public:
+  /// Reserves room so that `count` entries can be added without allocating. @throws std::bad_alloc, nothing has changed
+  void make_room(std::size_t count) {
+    if (count > ~std::size_t{0} / 8 - size_) throw std::bad_alloc();
+    if ((size_ + count) * 2 <= entries_.size()) return;
+    address_map larger;
+    std::size_t capacity = entries_.empty() ? 64 : entries_.size();
+    while ((size_ + count) * 2 > capacity) capacity *= 2;
+    for (std::size_t c = capacity; c != 1; c /= 2) --larger.shift_;
+    larger.entries_.resize(capacity);
+    for (entry const& e : entries_) {
+      if (!(e.value == Value{})) larger.insert(e.key, e.value);
+    }
+    entries_.swap(larger.entries_);
+    shift_ = larger.shift_;
+  }
+
+  /// Inserts a key or replaces its value, which must not be Value{}. make_room() must have been called. O(1).
+  void insert(std::uintptr_t key, Value value) noexcept {
+    std::size_t i = home(key);
+    while (!is_vacant(i) && entries_[i].key != key) i = after(i);
+    if (is_vacant(i)) ++size_;
+    entries_[i] = {key, value};
+  }
+
+  /// Returns the value of the key, or Value{} if it is absent. O(1).
+  [[nodiscard]] Value find(std::uintptr_t key) const noexcept {
+    if (size_ == 0) return Value{};
+    for (std::size_t i = home(key); !is_vacant(i); i = after(i)) {
+      if (entries_[i].key == key) return entries_[i].value;
+    }
+    return Value{};
+  }
+
+  /// Removes the key and returns its value, or Value{} if it is absent. O(1).
+  Value erase(std::uintptr_t key) noexcept {
+    if (size_ == 0) return Value{};
+    std::size_t i = home(key);
+    while (entries_[i].key != key || is_vacant(i)) {
+      if (is_vacant(i)) return Value{};
+      i = after(i);
+    }
+    Value const value = entries_[i].value;
+    // Move later entries of the probe sequence back, so that no lookup stops too early.
+    for (std::size_t j = after(i); !is_vacant(j); j = after(j)) {
+      std::size_t const wanted = home(entries_[j].key);
+      bool const may_move = i <= j ? (wanted <= i || wanted > j) : (wanted <= i && wanted > j);
+      if (may_move) {
+        entries_[i] = entries_[j];
+        i = j;
+      }
+    }
+    entries_[i] = {};
+    --size_;
+    return value;
+  }
+
+  /// Calls `call(key, value)` for each entry, in unspecified order; `call` must not change the map. O(capacity).
+  template <class Call>
+  void for_each(Call const& call) const {
+    for (entry const& e : entries_) {
+      if (!(e.value == Value{})) call(e.key, e.value);
+    }
+  }
+
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return entries_.capacity() * sizeof(entry); }
+
+ private:
+  struct entry {
+    std::uintptr_t key = 0;
+    Value value{};
+  };
+  [[nodiscard]] bool is_vacant(std::size_t i) const noexcept { return entries_[i].value == Value{}; }
+  /// The first slot of a key's probe sequence: the upper bits of its product with 2^64 / golden ratio, which spreads close and
+  /// distant keys equally well (Knuth, The Art of Computer Programming, volume 3, 6.4).
+  [[nodiscard]] std::size_t home(std::uintptr_t key) const noexcept {
+    return static_cast<std::size_t>((std::uint64_t{key} * 0x9E3779B97F4A7C15U) >> shift_);
+  }
+  [[nodiscard]] std::size_t after(std::size_t i) const noexcept { return (i + 1) & (entries_.size() - 1); }
+
+  sequence<entry> entries_;
+  std::size_t size_ = 0;
+  unsigned shift_ = 64;  ///< 64 minus log2(capacity)
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// One call that concerned a block.
+struct block_event {
+  source_location where;
+  std::uint64_t call = 0;  ///< in the count of its resource's calls, from 1; 0 if it has not happened
+  stream_id stream = 0;
+  std::uint64_t thread = 0;
+};
+
+enum class block_state : std::uint8_t { unused, live, freed, quarantined, gone };
+
+struct block_record {
+  void* p = nullptr;
+  std::size_t bytes = 0;
+  std::size_t alignment = 0;
+  block_event allocated;
+  block_event freed;
+  std::uint32_t previous = 0;  ///< neighbours in the list of its state; index + 1
+  std::uint32_t next = 0;
+  int device = 0;
+  block_state state = block_state::unused;
+  bool fenced = false;
+  bool used_elsewhere = false;  ///< record_stream() named another stream
+};
+
+/// Records by address. Allocates only in make_room(), so that nothing can fail at deallocation. The caller locks.
+class block_history {
+ public:
+  /// Sets how many blocks are remembered after they are gone.
+  void remember(std::size_t blocks) noexcept { most_gone_ = blocks; }
+
+  /// Makes room for one block, until begin() or give_up_room(). @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    index_.make_room(promised_ + 1);
+    records_.reserve(records_.size() + promised_ + 1);
+    ++promised_;
+  }
+  void give_up_room() noexcept { --promised_; }
+
+  void begin(block_record const& b) noexcept {
+    --promised_;
+    block_record* known = find(b.p);
+    if (known != nullptr && known->state == block_state::gone) {
+      drop_from(gone_, known);
+    } else if (known == nullptr) {
+      known = fresh();
+      index_.insert(key(b.p), index_of(known));
+    }
+    *known = b;
+    known->state = block_state::live;
+    ++live_;
+  }
+  /// The user has freed the block.
+  void end(block_record& b, block_event const& freed) noexcept {
+    b.state = block_state::freed;
+    b.freed = freed;
+    --live_;
+  }
+  void quarantine(block_record& b) noexcept {
+    b.state = block_state::quarantined;
+    append(waiting_, b);
+    waiting_bytes_ += b.bytes;
+  }
+  /// The memory goes back to the upstream; the record stays for a while.
+  void leave(block_record& b) noexcept {
+    if (b.state == block_state::quarantined) {
+      waiting_bytes_ -= b.bytes;
+      drop_from(waiting_, &b);
+    }
+    b.state = block_state::gone;
+    append(gone_, b);
+    if (gone_.count <= most_gone_) return;
+    block_record& forgotten = records_[gone_.first - 1];
+    drop_from(gone_, &forgotten);
+    (void)index_.erase(key(forgotten.p));
+    forgotten = block_record{};
+    forgotten.next = spare_;
+    spare_ = index_of(&forgotten);
+  }
+
+  [[nodiscard]] block_record* find(void const* p) noexcept {
+    std::uint32_t const i = index_.find(key(p));
+    return i != 0 ? &records_[i - 1] : nullptr;
+  }
+  [[nodiscard]] block_record const* find(void const* p) const noexcept {
+    std::uint32_t const i = index_.find(key(p));
+    return i != 0 ? &records_[i - 1] : nullptr;
+  }
+  /// The block that has been in quarantine longest. Requires that there is one.
+  [[nodiscard]] block_record const& oldest() const noexcept { return records_[waiting_.first - 1]; }
+  [[nodiscard]] std::size_t quarantined() const noexcept { return waiting_.count; }
+  [[nodiscard]] std::size_t quarantined_bytes() const noexcept { return waiting_bytes_; }
+  [[nodiscard]] std::size_t live() const noexcept { return live_; }
+
+  template <class Visit>
+  void for_each(Visit const& visit) const {
+    for (block_record const& b : records_) {
+      if (b.state != block_state::unused) visit(b);
+    }
+  }
+
+ private:
+  /// First in, first out.
+  struct queue {
+    std::uint32_t first = 0;
+    std::uint32_t last = 0;
+    std::size_t count = 0;
+  };
+  static std::uintptr_t key(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+  [[nodiscard]] std::uint32_t index_of(block_record const* b) const noexcept {
+    return static_cast<std::uint32_t>(b - records_.begin()) + 1;
+  }
+  block_record* fresh() noexcept {
+    if (spare_ == 0) {
+      records_.push_back(block_record{});
+      return &records_.back();
+    }
+    block_record& b = records_[spare_ - 1];
+    spare_ = b.next;
+    return &b;
+  }
+  void append(queue& q, block_record& b) noexcept {
+    std::uint32_t const i = index_of(&b);
+    b.previous = q.last;
+    b.next = 0;
+    if (q.last == 0) {
+      q.first = i;
+    } else {
+      records_[q.last - 1].next = i;
+    }
+    q.last = i;
+    ++q.count;
+  }
+  void drop_from(queue& q, block_record const* b) noexcept {
+    (b->previous != 0 ? records_[b->previous - 1].next : q.first) = b->next;
+    (b->next != 0 ? records_[b->next - 1].previous : q.last) = b->previous;
+    --q.count;
+  }
+
+  sequence<block_record> records_;
+  address_map<std::uint32_t> index_;
+  std::uint32_t spare_ = 0;
+  queue waiting_;
+  queue gone_;
+  std::size_t waiting_bytes_ = 0;
+  std::size_t live_ = 0;
+  std::size_t promised_ = 0;
+  std::size_t most_gone_ = 0;
+};
+
+/// As long as the texts of tarn::misuse.
+using history_text = message<480>;
+
+/// "solver.cpp:42 (step), call 7, stream 3, thread 1". Paths and names are shortened: the text is bounded.
+inline void add_event(history_text& text, block_event const& e) noexcept {
+  std::string_view file = e.where.file;
+  if (file.empty()) {
+    text.add("at an unknown location");
+  } else {
+    if (std::size_t const cut = file.find_last_of('/'); cut != std::string_view::npos)
+      file.remove_prefix(cut + 1);
+    text.add(file).add(":").add_number(e.where.line);
+    text.add(" (").add(std::string_view(e.where.function).substr(0, 40)).add(")");
+  }
+  text.add(", call ").add_number(e.call).add(", stream ").add_number(e.stream);
+  text.add(", thread ").add_number(e.thread);
+}
+
+/// The event and the recorded history of a block.
+[[nodiscard]] inline history_text history_of(block_record const& b, std::string_view what,
+                                             std::uint64_t number) noexcept {
+  history_text text;
+  text.add("block ")
+      .add_hex(reinterpret_cast<std::uintptr_t>(b.p))
+      .add(" of ")
+      .add_number(std::uint64_t{b.bytes});
+  text.add(" bytes ").add(what).add_number(number).add("; allocated: ");
+  add_event(text, b.allocated);
+  if (b.freed.call != 0) {
+    text.add("; freed: ");
+    add_event(text, b.freed);
+  }
+  return text;
+}
+
+/// The checked resources of the process, to find the owner of a foreign pointer.
+class checked_resources {
+ public:
+  struct member {
+    void* layer = nullptr;
+    bool (*find)(void* layer, void const* p, block_record& out) noexcept = nullptr;
+    int device = 0;
+    member* next = nullptr;
+  };
+  static void add(member& m) {
+    std::lock_guard const guard(mutex());
+    m.next = first();
+    first() = &m;
+  }
+  static void remove(member& m) noexcept {
+    std::lock_guard const guard(mutex());
+    member** at = &first();
+    while (*at != &m) at = &(*at)->next;
+    *at = m.next;
+  }
+  /// Finds a live block of another resource.
+  static bool find(member const& asking, void const* p, block_record& out) noexcept {
+    std::lock_guard const guard(mutex());
+    for (member* m = first(); m != nullptr; m = m->next) {
+      if (m != &asking && m->find(m->layer, p, out)) return true;
+    }
+    return false;
+  }
+
+ private:
+  /// Resources with static storage may be removed after its destruction: on Linux the destructor of a mutex does nothing.
+  static fork_mutex& mutex() noexcept {
+    static fork_mutex m;
+    return m;
+  }
+  static member*& first() noexcept {
+    static member* m = nullptr;
+    return m;
+  }
+};
+
+}  // namespace tarn::detail
+// ---- tarn/policy/compose.hpp
+// Composition: `source | policy | policy` and `stack<source, policy, policy>` are the same type, and position is meaning. A
+// policy is a small value (its options) with `template <class Upstream> using layer = ...;`. The layer is constructed from
+// (Upstream, policy) and defines only what it changes: shared_resource<> passes the rest on. A layer defines once what it does
+// around a request and the next layer, see resource_adaptor; around<> is for the shortest policies. A layer that also sends calls
+// to a second resource declares both, see tarn::routes_to; it must then define every pool call that one of them provides.
+
+#include <concepts>
+#include <type_traits>
+#include <utility>
 
 // ---- tarn/core/shared_resource.hpp
 // shared_resource<Layer>: the reference-counted handle for every pool and policy. It provides the call names of each generation of
@@ -4324,471 +4776,216 @@ class shared_resource {
 };
 
 }  // namespace tarn
-
-namespace tarn::detail {
-
-template <class Upstream>
-[[nodiscard]] std::size_t block_bytes_of(Upstream& upstream, std::size_t bytes,
-                                         std::size_t alignment) noexcept {
-  auto const ask = [&](auto& layer) -> decltype(layer.block_bytes(bytes, alignment)) {
-    return layer.block_bytes(bytes, alignment);
-  };
-  if constexpr (reachable<Upstream, decltype(ask)>) {
-    return nearest(upstream, ask);
-  } else {
-    return bytes;
-  }
-}
-
-}  // namespace tarn::detail
-// ---- tarn/policy/block_history.hpp
-// The history of each block: where it was allocated and freed, and its present state.
-//
-//   live -> quarantined -> gone -> forgotten, or live again if the address is reused
-
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <string_view>
-
-// ---- tarn/core/address_map.hpp
-// A hash map from addresses to values: open addressing, linear probing, no tombstones. A value equal to Value{} marks
-// an empty slot.
-
-#include <cstddef>
-#include <cstdint>
-#include <new>
-
-// ---- tarn/core/sequence.hpp
-// sequence<T>: a growable array with the few operations of std::vector that tarn needs. Each std::vector<X> costs a compiler
-// 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
-
-#include <cstddef>
-#include <new>
-#include <type_traits>
-#include <utility>
-
-namespace tarn::detail {
-
-/// Contiguous elements in order of insertion. Growth moves them. Move-only.
-template <class T>
-class sequence {
- public:
-  sequence() noexcept = default;
-  sequence(sequence&& other) noexcept { swap(other); }
-  sequence& operator=(sequence&& other) noexcept {
-    sequence taken(static_cast<sequence&&>(other));
-    swap(taken);
-    return *this;
-  }
-  ~sequence() {
-    static_assert(std::is_nothrow_move_constructible_v<T> && alignof(T) <= alignof(std::max_align_t));
-    clear();
-    ::operator delete(items_);
-  }
-
-  /// Reserves room for `count` elements in total. @throws std::bad_alloc, nothing has changed
-  void reserve(std::size_t count) {
-    if (count <= capacity_) return;
-    if (count > most_elements) throw std::bad_alloc();
-    std::size_t most = capacity_ * 2 > count ? capacity_ * 2 : count;
-    if (most > most_elements) most = most_elements;
-    std::size_t const bytes = most * element_bytes;
-    T* const larger = static_cast<T*>(::operator new(bytes));
-    for (std::size_t i = 0; i < size_; ++i) {
-      ::new (static_cast<void*>(larger + i)) T(static_cast<T&&>(items_[i]));
-      items_[i].~T();
-    }
-    ::operator delete(items_);
-    items_ = larger;
-    capacity_ = most;
-  }
-  /// Appends value-initialised elements until size() is `count`, which must be at least size(). @throws std::bad_alloc,
-  /// nothing has changed
-  void resize(std::size_t count) {
-    reserve(count);
-    while (size_ < count) ::new (static_cast<void*>(items_ + size_++)) T{};
-  }
-  /// Appends `value` by copy or move. `value` must not be an element of this sequence.
-  /// @throws std::bad_alloc  no room was reserved; nothing has changed, including `value`
-  template <class Value = T>
-  void push_back(Value&& value) {
-    if (size_ == capacity_) reserve(size_ + 1);
-    ::new (static_cast<void*>(items_ + size_)) T(static_cast<Value&&>(value));
-    ++size_;
-  }
-  void pop_back() noexcept { items_[--size_].~T(); }
-  /// Destroys the elements; keeps the capacity.
-  void clear() noexcept {
-    while (size_ != 0) pop_back();
-  }
-  /// Removes one element by moving the last one into its place. O(1).
-  void erase_unordered(std::size_t index) noexcept {
-    if (index + 1 != size_) items_[index] = static_cast<T&&>(items_[size_ - 1]);
-    pop_back();
-  }
-  void swap(sequence& other) noexcept {
-    std::swap(items_, other.items_);
-    std::swap(size_, other.size_);
-    std::swap(capacity_, other.capacity_);
-  }
-
-  [[nodiscard]] T* begin() noexcept { return items_; }
-  [[nodiscard]] T* end() noexcept { return items_ + size_; }
-  [[nodiscard]] T const* begin() const noexcept { return items_; }
-  [[nodiscard]] T const* end() const noexcept { return items_ + size_; }
-  [[nodiscard]] T& operator[](std::size_t i) noexcept { return items_[i]; }
-  [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return items_[i]; }
-  [[nodiscard]] T& front() noexcept { return items_[0]; }
-  [[nodiscard]] T const& front() const noexcept { return items_[0]; }
-  [[nodiscard]] T& back() noexcept { return items_[size_ - 1]; }
-  [[nodiscard]] T const& back() const noexcept { return items_[size_ - 1]; }
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
-  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
-
- private:
-  static constexpr std::size_t element_bytes =
-      sizeof(T);  // NOLINT(bugprone-sizeof-expression): T may be a pointer
-  /// Doubling the bytes must not overflow.
-  static constexpr std::size_t most_elements = ~std::size_t{0} / 2 / element_bytes;
-
-  T* items_ = nullptr;
-  std::size_t size_ = 0;
-  std::size_t capacity_ = 0;
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-template <class Value>
-class address_map {
- public:
-  /// Reserves room so that `count` entries can be added without allocating. @throws std::bad_alloc, nothing has changed
-  void make_room(std::size_t count) {
-    if (count > ~std::size_t{0} / 8 - size_) throw std::bad_alloc();
-    if ((size_ + count) * 2 <= entries_.size()) return;
-    address_map larger;
-    std::size_t capacity = entries_.empty() ? 64 : entries_.size();
-    while ((size_ + count) * 2 > capacity) capacity *= 2;
-    for (std::size_t c = capacity; c != 1; c /= 2) --larger.shift_;
-    larger.entries_.resize(capacity);
-    for (entry const& e : entries_) {
-      if (!(e.value == Value{})) larger.insert(e.key, e.value);
-    }
-    entries_.swap(larger.entries_);
-    shift_ = larger.shift_;
-  }
-
-  /// Inserts a key or replaces its value, which must not be Value{}. make_room() must have been called. O(1).
-  void insert(std::uintptr_t key, Value value) noexcept {
-    std::size_t i = home(key);
-    while (!is_vacant(i) && entries_[i].key != key) i = after(i);
-    if (is_vacant(i)) ++size_;
-    entries_[i] = {key, value};
-  }
-
-  /// Returns the value of the key, or Value{} if it is absent. O(1).
-  [[nodiscard]] Value find(std::uintptr_t key) const noexcept {
-    if (size_ == 0) return Value{};
-    for (std::size_t i = home(key); !is_vacant(i); i = after(i)) {
-      if (entries_[i].key == key) return entries_[i].value;
-    }
-    return Value{};
-  }
-
-  /// Removes the key and returns its value, or Value{} if it is absent. O(1).
-  Value erase(std::uintptr_t key) noexcept {
-    if (size_ == 0) return Value{};
-    std::size_t i = home(key);
-    while (entries_[i].key != key || is_vacant(i)) {
-      if (is_vacant(i)) return Value{};
-      i = after(i);
-    }
-    Value const value = entries_[i].value;
-    // Move later entries of the probe sequence back, so that no lookup stops too early.
-    for (std::size_t j = after(i); !is_vacant(j); j = after(j)) {
-      std::size_t const wanted = home(entries_[j].key);
-      bool const may_move = i <= j ? (wanted <= i || wanted > j) : (wanted <= i && wanted > j);
-      if (may_move) {
-        entries_[i] = entries_[j];
-        i = j;
-      }
-    }
-    entries_[i] = {};
-    --size_;
-    return value;
-  }
-
-  /// Calls `call(key, value)` for each entry, in unspecified order; `call` must not change the map. O(capacity).
-  template <class Call>
-  void for_each(Call const& call) const {
-    for (entry const& e : entries_) {
-      if (!(e.value == Value{})) call(e.key, e.value);
-    }
-  }
-
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] std::size_t host_bytes() const noexcept { return entries_.capacity() * sizeof(entry); }
-
- private:
-  struct entry {
-    std::uintptr_t key = 0;
-    Value value{};
-  };
-  [[nodiscard]] bool is_vacant(std::size_t i) const noexcept { return entries_[i].value == Value{}; }
-  /// The first slot of a key's probe sequence: the upper bits of its product with 2^64 / golden ratio, which spreads close and
-  /// distant keys equally well (Knuth, The Art of Computer Programming, volume 3, 6.4).
-  [[nodiscard]] std::size_t home(std::uintptr_t key) const noexcept {
-    return static_cast<std::size_t>((std::uint64_t{key} * 0x9E3779B97F4A7C15U) >> shift_);
-  }
-  [[nodiscard]] std::size_t after(std::size_t i) const noexcept { return (i + 1) & (entries_.size() - 1); }
-
-  sequence<entry> entries_;
-  std::size_t size_ = 0;
-  unsigned shift_ = 64;  ///< 64 minus log2(capacity)
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// One call that concerned a block.
-struct block_event {
-  source_location where;
-  std::uint64_t call = 0;  ///< in the count of its resource's calls, from 1; 0 if it has not happened
-  stream_id stream = 0;
-  std::uint64_t thread = 0;
-};
-
-enum class block_state : std::uint8_t { unused, live, freed, quarantined, gone };
-
-struct block_record {
-  void* p = nullptr;
-  std::size_t bytes = 0;
-  std::size_t alignment = 0;
-  block_event allocated;
-  block_event freed;
-  std::uint32_t previous = 0;  ///< neighbours in the list of its state; index + 1
-  std::uint32_t next = 0;
-  int device = 0;
-  block_state state = block_state::unused;
-  bool fenced = false;
-  bool used_elsewhere = false;  ///< record_stream() named another stream
-};
-
-/// Records by address. Allocates only in make_room(), so that nothing can fail at deallocation. The caller locks.
-class block_history {
- public:
-  /// Sets how many blocks are remembered after they are gone.
-  void remember(std::size_t blocks) noexcept { most_gone_ = blocks; }
-
-  /// Makes room for one block, until begin() or give_up_room(). @throws std::bad_alloc, nothing has changed
-  void make_room() {
-    index_.make_room(promised_ + 1);
-    records_.reserve(records_.size() + promised_ + 1);
-    ++promised_;
-  }
-  void give_up_room() noexcept { --promised_; }
-
-  void begin(block_record const& b) noexcept {
-    --promised_;
-    block_record* known = find(b.p);
-    if (known != nullptr && known->state == block_state::gone) {
-      drop_from(gone_, known);
-    } else if (known == nullptr) {
-      known = fresh();
-      index_.insert(key(b.p), index_of(known));
-    }
-    *known = b;
-    known->state = block_state::live;
-    ++live_;
-  }
-  /// The user has freed the block.
-  void end(block_record& b, block_event const& freed) noexcept {
-    b.state = block_state::freed;
-    b.freed = freed;
-    --live_;
-  }
-  void quarantine(block_record& b) noexcept {
-    b.state = block_state::quarantined;
-    append(waiting_, b);
-    waiting_bytes_ += b.bytes;
-  }
-  /// The memory goes back to the upstream; the record stays for a while.
-  void leave(block_record& b) noexcept {
-    if (b.state == block_state::quarantined) {
-      waiting_bytes_ -= b.bytes;
-      drop_from(waiting_, &b);
-    }
-    b.state = block_state::gone;
-    append(gone_, b);
-    if (gone_.count <= most_gone_) return;
-    block_record& forgotten = records_[gone_.first - 1];
-    drop_from(gone_, &forgotten);
-    (void)index_.erase(key(forgotten.p));
-    forgotten = block_record{};
-    forgotten.next = spare_;
-    spare_ = index_of(&forgotten);
-  }
-
-  [[nodiscard]] block_record* find(void const* p) noexcept {
-    std::uint32_t const i = index_.find(key(p));
-    return i != 0 ? &records_[i - 1] : nullptr;
-  }
-  [[nodiscard]] block_record const* find(void const* p) const noexcept {
-    std::uint32_t const i = index_.find(key(p));
-    return i != 0 ? &records_[i - 1] : nullptr;
-  }
-  /// The block that has been in quarantine longest. Requires that there is one.
-  [[nodiscard]] block_record const& oldest() const noexcept { return records_[waiting_.first - 1]; }
-  [[nodiscard]] std::size_t quarantined() const noexcept { return waiting_.count; }
-  [[nodiscard]] std::size_t quarantined_bytes() const noexcept { return waiting_bytes_; }
-  [[nodiscard]] std::size_t live() const noexcept { return live_; }
-
-  template <class Visit>
-  void for_each(Visit const& visit) const {
-    for (block_record const& b : records_) {
-      if (b.state != block_state::unused) visit(b);
-    }
-  }
-
- private:
-  /// First in, first out.
-  struct queue {
-    std::uint32_t first = 0;
-    std::uint32_t last = 0;
-    std::size_t count = 0;
-  };
-  static std::uintptr_t key(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
-  [[nodiscard]] std::uint32_t index_of(block_record const* b) const noexcept {
-    return static_cast<std::uint32_t>(b - records_.begin()) + 1;
-  }
-  block_record* fresh() noexcept {
-    if (spare_ == 0) {
-      records_.push_back(block_record{});
-      return &records_.back();
-    }
-    block_record& b = records_[spare_ - 1];
-    spare_ = b.next;
-    return &b;
-  }
-  void append(queue& q, block_record& b) noexcept {
-    std::uint32_t const i = index_of(&b);
-    b.previous = q.last;
-    b.next = 0;
-    if (q.last == 0) {
-      q.first = i;
-    } else {
-      records_[q.last - 1].next = i;
-    }
-    q.last = i;
-    ++q.count;
-  }
-  void drop_from(queue& q, block_record const* b) noexcept {
-    (b->previous != 0 ? records_[b->previous - 1].next : q.first) = b->next;
-    (b->next != 0 ? records_[b->next - 1].previous : q.last) = b->previous;
-    --q.count;
-  }
-
-  sequence<block_record> records_;
-  address_map<std::uint32_t> index_;
-  std::uint32_t spare_ = 0;
-  queue waiting_;
-  queue gone_;
-  std::size_t waiting_bytes_ = 0;
-  std::size_t live_ = 0;
-  std::size_t promised_ = 0;
-  std::size_t most_gone_ = 0;
-};
-
-/// As long as the texts of tarn::misuse.
-using history_text = message<480>;
-
-/// "solver.cpp:42 (step), call 7, stream 3, thread 1". Paths and names are shortened: the text is bounded.
-inline void add_event(history_text& text, block_event const& e) noexcept {
-  std::string_view file = e.where.file;
-  if (file.empty()) {
-    text.add("at an unknown location");
-  } else {
-    if (std::size_t const cut = file.find_last_of('/'); cut != std::string_view::npos)
-      file.remove_prefix(cut + 1);
-    text.add(file).add(":").add_number(e.where.line);
-    text.add(" (").add(std::string_view(e.where.function).substr(0, 40)).add(")");
-  }
-  text.add(", call ").add_number(e.call).add(", stream ").add_number(e.stream);
-  text.add(", thread ").add_number(e.thread);
-}
-
-/// The event and the recorded history of a block.
-[[nodiscard]] inline history_text history_of(block_record const& b, std::string_view what,
-                                             std::uint64_t number) noexcept {
-  history_text text;
-  text.add("block ")
-      .add_hex(reinterpret_cast<std::uintptr_t>(b.p))
-      .add(" of ")
-      .add_number(std::uint64_t{b.bytes});
-  text.add(" bytes ").add(what).add_number(number).add("; allocated: ");
-  add_event(text, b.allocated);
-  if (b.freed.call != 0) {
-    text.add("; freed: ");
-    add_event(text, b.freed);
-  }
-  return text;
-}
-
-/// The checked resources of the process, to find the owner of a foreign pointer.
-class checked_resources {
- public:
-  struct member {
-    void* layer = nullptr;
-    bool (*find)(void* layer, void const* p, block_record& out) noexcept = nullptr;
-    int device = 0;
-    member* next = nullptr;
-  };
-  static void add(member& m) {
-    std::lock_guard const guard(mutex());
-    m.next = first();
-    first() = &m;
-  }
-  static void remove(member& m) noexcept {
-    std::lock_guard const guard(mutex());
-    member** at = &first();
-    while (*at != &m) at = &(*at)->next;
-    *at = m.next;
-  }
-  /// Finds a live block of another resource.
-  static bool find(member const& asking, void const* p, block_record& out) noexcept {
-    std::lock_guard const guard(mutex());
-    for (member* m = first(); m != nullptr; m = m->next) {
-      if (m != &asking && m->find(m->layer, p, out)) return true;
-    }
-    return false;
-  }
-
- private:
-  /// Resources with static storage may be removed after its destruction: on Linux the destructor of a mutex does nothing.
-  static fork_mutex& mutex() noexcept {
-    static fork_mutex m;
-    return m;
-  }
-  static member*& first() noexcept {
-    static member* m = nullptr;
-    return m;
-  }
-};
-
-}  // namespace tarn::detail
-// ---- tarn/policy/compose.hpp
-// Composition: `source | policy | policy` and `stack<source, policy, policy>` are the same type, and position is meaning. A
-// policy is a small value (its options) with `template <class Upstream> using layer = ...;`. The layer is constructed from
-// (Upstream, policy) and defines only the calls it changes: shared_resource<> passes the rest on. A layer that also sends calls to a
-// second resource declares both, see tarn::routes_to; it must then define every pool call that one of them provides.
+// ---- tarn/policy/resource_adaptor.hpp
+// resource_adaptor: the base of layers that are written once around "a request and the next layer", for both pairs of calls; and
+// around<Policy>, which makes a layer of a class that defines only that.
 
 #include <concepts>
+#include <cstddef>
+#include <cstdint>
 #include <type_traits>
 #include <utility>
+
+namespace tarn {
+
+/// Which pair of calls a request was made by.
+enum class call_kind : std::uint8_t {
+  stream_ordered,  ///< allocate and deallocate
+  synchronous      ///< allocate_sync and deallocate_sync
+};
+
+/// The arguments of one call.
+struct request {
+  stream_ref stream;          ///< the default stream if the call is synchronous
+  std::size_t bytes = 0;      ///< as requested
+  std::size_t alignment = 0;  ///< a power of two in a correct program
+  call_kind kind = call_kind::stream_ordered;
+
+  [[nodiscard]] constexpr bool is_synchronous() const noexcept { return kind == call_kind::synchronous; }
+  /// Returns the same request as a stream-ordered one: for a block that work on its stream still uses.
+  [[nodiscard]] constexpr request in_stream_order() const noexcept {
+    return {stream, bytes, alignment, call_kind::stream_ordered};
+  }
+};
+
+/// The layer below, as a policy calls it. A request that is passed on unchanged makes the same call there.
+template <class Upstream>
+class next_layer {
+ public:
+  explicit constexpr next_layer(Upstream& upstream) noexcept : upstream_(upstream) {}
+
+  /// Allocates. Returns null for zero bytes. @throws out_of_memory, bad_alignment; nothing has changed
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(request const& r) const {
+    return r.is_synchronous() ? upstream_.allocate_sync(r.bytes, r.alignment)
+                              : upstream_.allocate(r.stream, r.bytes, r.alignment);
+  }
+  /// Frees a block, also one that the same policy has just allocated. Does nothing for null.
+  /// @param r  with the bytes and the alignment that the layer below was asked for
+  TARN_ALWAYS_INLINE void deallocate(request const& r, void* p) const noexcept {
+    if (r.is_synchronous()) {
+      upstream_.deallocate_sync(p, r.bytes, r.alignment);
+    } else {
+      upstream_.deallocate(r.stream, p, r.bytes, r.alignment);
+    }
+  }
+  [[nodiscard]] constexpr Upstream& upstream() const noexcept { return upstream_; }
+  [[nodiscard]] decltype(auto) driver() const noexcept { return upstream_.driver(); }
+
+ private:
+  Upstream& upstream_;
+};
+
+namespace detail {
+
+template <class Layer, class Upstream>
+concept allocates_around = requires(Layer& layer, request const& r, next_layer<Upstream> const& next) {
+  { layer.around_allocate(r, next) } -> std::same_as<void*>;
+};
+template <class Layer, class Upstream>
+concept deallocates_around =
+    requires(Layer& layer, request const& r, void* p, next_layer<Upstream> const& next) {
+      { layer.around_deallocate(r, p, next) } noexcept;
+    };
+
+/// A member of either name in T makes that name ambiguous in `named_twice<T>`, whatever its parameters and access are.
+struct names_of_adaptors {
+  int around_allocate;
+  int around_deallocate;
+};
+template <class T>
+struct named_twice : T, names_of_adaptors {};
+template <class T>
+concept names_around_allocate = !requires { &named_twice<T>::around_allocate; };
+template <class T>
+concept names_around_deallocate = !requires { &named_twice<T>::around_deallocate; };
+
+/// Asserts at the composition that what a layer declares is what will be called: otherwise its calls would pass it by.
+template <class Layer, class Upstream>
+constexpr bool check_adaptor() {
+  static_assert(
+      !(names_around_allocate<Layer> || names_around_deallocate<Layer>) || resource<Upstream>,
+      "tarn: this policy changes the calls of blocks; put it over the pool: pages | pooled{} | policy{}");
+  if constexpr (resource<Upstream>) {
+    static_assert(!names_around_allocate<Layer> || allocates_around<Layer, Upstream>,
+                  "tarn: around_allocate of this policy cannot be called; declare it: public: void* "
+                  "around_allocate(tarn::request const& r, auto const& next)");
+    static_assert(!names_around_deallocate<Layer> || deallocates_around<Layer, Upstream>,
+                  "tarn: around_deallocate of this policy cannot be called; declare it: public: void "
+                  "around_deallocate(tarn::request const& r, void* p, auto const& next) noexcept");
+  }
+  return true;
+}
+
+}  // namespace detail
+
+/// Holds the layer below, and makes the four calls of a resource out of two functions that a layer may define:
+///
+/// | in the layer                                | called for                  | if not defined  |
+/// |---------------------------------------------|-----------------------------|-----------------|
+/// | void* around_allocate(r, next)              | allocate, allocate_sync     | next.allocate   |
+/// | void around_deallocate(r, p, next) noexcept | deallocate, deallocate_sync | next.deallocate |
+///
+/// `r` is a request const&, `next` a next_layer const&; `p` is never null. The request that is passed on may have other bytes,
+/// another alignment or another stream. All other calls are forwarded as for any layer, see shared_resource. Costs nothing besides
+/// what the layer does. A layer derives from it by its own name:
+/// `template <class Upstream> class my_layer : public resource_adaptor<my_layer<Upstream>, Upstream>`.
+template <class Layer, class Upstream>
+class resource_adaptor {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  explicit resource_adaptor(Upstream upstream) : upstream_(std::move(upstream)) {}
+  resource_adaptor(resource_adaptor const&) = delete;
+  resource_adaptor& operator=(resource_adaptor const&) = delete;
+
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment)
+    requires resource<Upstream>
+  {
+    return allocate_around({stream, bytes, alignment, call_kind::stream_ordered});
+  }
+  TARN_ALWAYS_INLINE void deallocate(stream_ref stream, void* p, std::size_t bytes,
+                                     std::size_t alignment) noexcept
+    requires resource<Upstream>
+  {
+    deallocate_around({stream, bytes, alignment, call_kind::stream_ordered}, p);
+  }
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_sync(std::size_t bytes, std::size_t alignment)
+    requires resource<Upstream>
+  {
+    return allocate_around({stream_ref{}, bytes, alignment, call_kind::synchronous});
+  }
+  TARN_ALWAYS_INLINE void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept
+    requires resource<Upstream>
+  {
+    deallocate_around({stream_ref{}, bytes, alignment, call_kind::synchronous}, p);
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+
+ protected:
+  ~resource_adaptor() = default;
+
+  Upstream upstream_;
+
+ private:
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_around(request const& r) {
+    next_layer<Upstream> const next(upstream_);
+    if constexpr (detail::allocates_around<Layer, Upstream>) {
+      return static_cast<Layer&>(*this).around_allocate(r, next);
+    } else {
+      return next.allocate(r);
+    }
+  }
+  TARN_ALWAYS_INLINE void deallocate_around(request const& r, void* p) noexcept {
+    next_layer<Upstream> const next(upstream_);
+    if constexpr (detail::deallocates_around<Layer, Upstream>) {
+      if (p != nullptr) static_cast<Layer&>(*this).around_deallocate(r, p, next);
+    } else {
+      next.deallocate(r, p);
+    }
+  }
+};
+
+template <class Policy, class Upstream>
+class around_layer;
+
+/// Puts a class that defines around_allocate, around_deallocate or both on a stack: `pool | around<my_policy>{}`. The layer has
+/// a my_policy{} of its own, whose public members are reached through the handle: `memory->member`. A policy with options that
+/// can be moved may be its own layer instead, and is then put on a stack as those of tarn are:
+/// `template <class Upstream> using layer = tarn::around_layer<my_policy, Upstream>;`.
+template <class Policy>
+struct around {
+  static_assert(
+      std::default_initializable<Policy>,
+      "tarn: around<Policy> makes its policy without arguments; a policy with options adds: template <class "
+      "Upstream> using layer = tarn::around_layer<Policy, Upstream>, and is put on a stack by itself");
+  template <class Upstream>
+  using layer = around_layer<Policy, Upstream>;
+};
+
+/// The layer of such a class.
+template <class Policy, class Upstream>
+class around_layer : public resource_adaptor<around_layer<Policy, Upstream>, Upstream>, public Policy {
+  static_assert(
+      detail::names_around_allocate<Policy> || detail::names_around_deallocate<Policy>,
+      "tarn: this policy changes no call; add: void* around_allocate(tarn::request const& r, auto const& "
+      "next), or void around_deallocate(tarn::request const& r, void* p, auto const& next) noexcept");
+  using base = resource_adaptor<around_layer<Policy, Upstream>, Upstream>;
+
+ public:
+  around_layer()
+    requires std::default_initializable<Upstream> && std::default_initializable<Policy>
+      : around_layer(Upstream{}, around<Policy>{}) {}
+  around_layer(Upstream upstream, around<Policy> const&)
+    requires std::default_initializable<Policy>
+      : base(std::move(upstream)), Policy() {}
+  around_layer(Upstream upstream, Policy policy) : base(std::move(upstream)), Policy(std::move(policy)) {}
+};
+
+}  // namespace tarn
 
 namespace tarn {
 
@@ -4811,12 +5008,15 @@ inline constexpr bool holds_resource = false;
 template <template <class...> class Policy, class... Arguments>
 inline constexpr bool holds_resource<Policy<Arguments...>> = (memory_source<Arguments> || ...);
 
-/// Asserts at the composition that a layer with a second resource lists its routes.
+/// Asserts at the composition what a layer must define.
 template <class Policy, class Upstream>
-constexpr bool check_routing_policy() {
-  static_assert(!holds_resource<Policy> || routes_calls<typename Policy::template layer<Upstream>>,
-                "tarn: this policy holds a second resource, so its layer must name the resources that it "
-                "calls; add: using routes = tarn::routes_to<Upstream, Other>");
+constexpr bool check_policy() {
+  using layer = typename Policy::template layer<Upstream>;
+  if constexpr (std::derived_from<layer, resource_adaptor<layer, Upstream>>) check_adaptor<layer, Upstream>();
+  static_assert(
+      !holds_resource<Policy> || routes_calls<layer>,
+      "tarn: this policy holds a second resource, so its layer must name the resources that it calls; "
+      "add: using routes = tarn::routes_to<Upstream, Other>");
   return true;
 }
 
@@ -4826,7 +5026,7 @@ struct stack_of {
 };
 template <class Source, class First, class... Rest>
 struct stack_of<Source, First, Rest...> {
-  static_assert(check_routing_policy<First, Source>());
+  static_assert(check_policy<First, Source>());
   using type = typename stack_of<shared_resource<typename First::template layer<Source>>, Rest...>::type;
 };
 }  // namespace detail
@@ -4841,7 +5041,7 @@ template <class Upstream, class Policy>
            memory_source<std::remove_cvref_t<Upstream>>
 [[nodiscard]] auto operator|(Upstream&& upstream, Policy&& policy) {
   using source = std::remove_cvref_t<Upstream>;
-  static_assert(detail::check_routing_policy<std::remove_cvref_t<Policy>, source>());
+  static_assert(detail::check_policy<std::remove_cvref_t<Policy>, source>());
   using layer = typename std::remove_cvref_t<Policy>::template layer<source>;
   return shared_resource<layer>(std::in_place, source(std::forward<Upstream>(upstream)),
                                 std::forward<Policy>(policy));
@@ -4933,6 +5133,10 @@ class fences {
   [[nodiscard]] std::size_t whole_bytes(std::size_t bytes, std::size_t alignment) const noexcept {
     return bytes > max_request_bytes ? bytes : bytes + 2 * width(alignment);
   }
+  /// The request for a block and its fences.
+  [[nodiscard]] request whole_of(request const& r) const noexcept {
+    return {r.stream, whole_bytes(r.bytes, r.alignment), r.alignment, r.kind};
+  }
   [[nodiscard]] void* whole_of(void* p, std::size_t alignment) const noexcept {
     return static_cast<unsigned char*>(p) - width(alignment);
   }
@@ -4978,14 +5182,29 @@ void* asking_for(std::size_t bytes, Allocate const& allocate) {
 }
 
 }  // namespace tarn::detail
-// ---- tarn/policy/recorded_use.hpp
-// Forwards record_stream() through a policy that returns other pointers than its upstream, or that touches freed blocks.
+// ---- tarn/policy/pool_calls.hpp
+// Calls of the pool that a policy makes or passes on: the bytes that a request occupies, and the uses of a block on other streams.
 
 #include <cstddef>
 
 namespace tarn::detail {
 
-/// The call, for the nearest layer that accepts it.
+/// Returns the bytes that a request occupies: what the nearest pool below rounds it to, otherwise the request itself.
+template <class Upstream>
+[[nodiscard]] std::size_t block_bytes_of(Upstream& upstream, std::size_t bytes,
+                                         std::size_t alignment) noexcept {
+  auto const ask = [&](auto& layer) -> decltype(layer.block_bytes(bytes, alignment)) {
+    return layer.block_bytes(bytes, alignment);
+  };
+  if constexpr (reachable<Upstream, decltype(ask)>) {
+    return nearest(upstream, ask);
+  } else {
+    return bytes;
+  }
+}
+
+/// record_stream() of the nearest layer that has it, for a policy that returns other pointers than its upstream or that touches
+/// freed blocks.
 struct record_stream_call {
   void* p;
   std::size_t bytes;
@@ -5032,11 +5251,11 @@ struct checked {
 /// Cost of a pair: three fills, two copies of a fence, a copy of the block, two waits. Thread-safe; no lock is held while
 /// waiting for the device or while the handler runs, except while check_all() reads one block.
 template <class Upstream>
-class checked_layer {
+class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream> {
+  using base = resource_adaptor<checked_layer<Upstream>, Upstream>;
+
  public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
+  using base::driver;
   /// Makes handles and owners record the place of a call for this layer, however many policies lie between.
   static constexpr bool records_places = true;
 
@@ -5044,13 +5263,11 @@ class checked_layer {
     requires std::default_initializable<Upstream>
       : checked_layer(Upstream{}) {}
   explicit checked_layer(Upstream upstream, checked const& options = {})
-      : upstream_(std::move(upstream)), options_(options), fences_(options.fence_bytes) {
+      : base(std::move(upstream)), options_(options), fences_(options.fence_bytes) {
     history_.remember(options.remembered_blocks);
-    member_.device = upstream_.driver().device().value;
+    member_.device = driver().device().value;
     detail::checked_resources::add(member_);
   }
-  checked_layer(checked_layer const&) = delete;
-  checked_layer& operator=(checked_layer const&) = delete;
   /// Verifies the quarantine, then reports each block that is still live.
   ~checked_layer() {
     detail::checked_resources::remove(member_);
@@ -5058,39 +5275,44 @@ class checked_layer {
     tell_leaks();
   }
 
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    return build(stream, bytes, alignment,
-                 [&](std::size_t whole) { return upstream_.allocate(stream, whole, alignment); });
+  void* around_allocate(request const& r, auto const& next) {
+    if (r.bytes == 0) return nullptr;
+    require_alignment(r.alignment);
+    detail::block_record b;
+    b.bytes = r.bytes;
+    b.alignment = r.alignment;
+    b.allocated = mark_of(r.stream);
+    {
+      std::lock_guard const guard(mutex_);
+      history_.make_room();
+    }
+    try {
+      b.p = fences_.block_in(allocate_whole(r, next), r.alignment);
+    } catch (...) {
+      std::lock_guard const guard(mutex_);
+      history_.give_up_room();
+      throw;
+    }
+    bool const captured = is_capturing(r.stream);
+    // A fence that was not written would be reported as overwritten.
+    b.fenced = !captured && fences_.draw(driver(), r.stream, b.p, r.bytes, r.alignment).ok();
+    if (b.fenced) (void)detail::fill_bytes(driver(), r.stream, b.p, pattern::uninitialised, r.bytes);
+    {
+      std::lock_guard const guard(mutex_);
+      history_.begin(b);
+    }
+    if (r.is_synchronous() && !captured) (void)driver().synchronize_stream(r.stream);
+    return b.p;
   }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    void* const p = build(stream_ref{}, bytes, alignment,
-                          [&](std::size_t whole) { return upstream_.allocate_sync(whole, alignment); });
-    if (p != nullptr && !is_capturing(stream_ref{})) (void)driver().synchronize_stream(stream_ref{});
-    return p;
-  }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p == nullptr) return;
-    detail::block_record const b = take_back(p, bytes, alignment, mark_of(stream));
+  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    detail::block_record const b = take_back(p, r.bytes, r.alignment, mark_of(r.stream));
     if (b.p == nullptr) return;
-    stream_ref const on = detail::usable_stream(driver(), stream);
+    stream_ref const on = detail::usable_stream(driver(), r.stream);
     bool const captured = is_capturing(on);
     if (!captured) verify_fences(b, on);
     if (captured || !b.fenced || !quarantine(b, on)) {
       history_gone(b);
-      upstream_.deallocate(stream, whole_of(b), fences_.whole_bytes(bytes, alignment), alignment);
-      return;
-    }
-    end_quarantine(options_.quarantine_bytes, options_.quarantine_blocks);
-  }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p == nullptr) return;
-    detail::block_record const b = take_back(p, bytes, alignment, mark_of(stream_ref{}));
-    if (b.p == nullptr) return;
-    bool const captured = is_capturing(stream_ref{});
-    if (!captured) verify_fences(b, stream_ref{});
-    if (captured || !b.fenced || !quarantine(b, stream_ref{})) {
-      history_gone(b);
-      upstream_.deallocate_sync(whole_of(b), fences_.whole_bytes(bytes, alignment), alignment);
+      next.deallocate(fences_.whole_of(r), whole_of(b));
       return;
     }
     end_quarantine(options_.quarantine_bytes, options_.quarantine_blocks);
@@ -5107,8 +5329,8 @@ class checked_layer {
       alignment = b->alignment;
     }
     if constexpr (detail::records_streams<Upstream>) {
-      nearest(upstream_, detail::record_stream_call{fences_.whole_of(p, alignment),
-                                                    fences_.whole_bytes(bytes, alignment), stream});
+      nearest(this->upstream(), detail::record_stream_call{fences_.whole_of(p, alignment),
+                                                           fences_.whole_bytes(bytes, alignment), stream});
     }
   }
 
@@ -5153,18 +5375,16 @@ class checked_layer {
     std::lock_guard const guard(mutex_);
     return history_.live();
   }
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
   /// The bytes that a block occupies, including fences.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
-    return bytes == 0 ? 0
-                      : detail::block_bytes_of(upstream_, fences_.whole_bytes(bytes, alignment), alignment);
+    return bytes == 0
+               ? 0
+               : detail::block_bytes_of(this->upstream(), fences_.whole_bytes(bytes, alignment), alignment);
   }
 
  private:
   [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
-    bool capturing = false;
-    return driver().is_capturing(stream, capturing).ok() && capturing;
+    return detail::is_capturing(driver(), stream);
   }
   [[nodiscard]] detail::block_event mark_of(stream_ref stream) noexcept {
     detail::block_event e;
@@ -5182,46 +5402,17 @@ class checked_layer {
     return fences_.whole_of(b.p, b.alignment);
   }
 
-  // ---- allocation
-
-  template <class Allocate>
-  void* build(stream_ref stream, std::size_t bytes, std::size_t alignment, Allocate const& allocate) {
-    if (bytes == 0) return nullptr;
-    require_alignment(alignment);
-    std::size_t const whole = fences_.whole_bytes(bytes, alignment);
-    detail::block_record b;
-    b.bytes = bytes;
-    b.alignment = alignment;
-    b.allocated = mark_of(stream);
-    {
-      std::lock_guard const guard(mutex_);
-      history_.make_room();
-    }
-    void* whole_block = nullptr;
-    try {
-      whole_block = detail::asking_for(bytes, [&] { return allocate_with_patience(whole, allocate); });
-    } catch (...) {
-      std::lock_guard const guard(mutex_);
-      history_.give_up_room();
-      throw;
-    }
-    b.p = fences_.block_in(whole_block, alignment);
-    // A fence that was not written would be reported as overwritten.
-    b.fenced = !is_capturing(stream) && fences_.draw(driver(), stream, b.p, bytes, alignment).ok();
-    if (b.fenced) (void)detail::fill_bytes(driver(), stream, b.p, pattern::uninitialised, bytes);
-    std::lock_guard const guard(mutex_);
-    history_.begin(b);
-    return b.p;
-  }
-  /// Allocates; if that fails, empties the quarantine and retries.
-  template <class Allocate>
-  void* allocate_with_patience(std::size_t whole, Allocate const& allocate) {
-    try {
-      return allocate(whole);
-    } catch (out_of_memory const&) {
-      if (!end_quarantine(0, 0)) throw;
-    }
-    return allocate(whole);
+  /// Allocates a block with its fences; if that fails, empties the quarantine and retries.
+  void* allocate_whole(request const& r, auto const& next) {
+    request const whole = fences_.whole_of(r);
+    return detail::asking_for(r.bytes, [&] {
+      try {
+        return next.allocate(whole);
+      } catch (out_of_memory const&) {
+        if (!end_quarantine(0, 0)) throw;
+      }
+      return next.allocate(whole);
+    });
   }
 
   // ---- deallocation
@@ -5284,7 +5475,7 @@ class checked_layer {
       if (!is_capturing(stream_ref{})) {
         if (std::size_t const at = first_written(b, stream_ref{}); at != b.bytes) tell_late_write(b, at);
       }
-      upstream_.deallocate_sync(whole_of(b), fences_.whole_bytes(b.bytes, b.alignment), b.alignment);
+      this->upstream().deallocate_sync(whole_of(b), fences_.whole_bytes(b.bytes, b.alignment), b.alignment);
     }
   }
 
@@ -5369,7 +5560,6 @@ class checked_layer {
     return true;
   }
 
-  Upstream upstream_;
   checked const options_;
   detail::fences fences_;
   std::atomic<std::uint64_t> calls_{0};
@@ -12956,11 +13146,56 @@ using device_pool = pool_over<cuda_pages>;
 // ---- tarn/policy/fallback_to.hpp
 // fallback_to: a second resource for what the first one cannot serve, such as managed or host memory.
 
+#include <cstddef>
+#include <utility>
+
+// ---- tarn/policy/block_set.hpp
+// A set of blocks that a policy treats differently, by address.
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <utility>
+
+namespace tarn::detail {
+
+/// Thread-safe. While the set is empty, contains() and erase() cost one relaxed load: a thread that frees a block was handed it
+/// after it was inserted.
+class block_set {
+ public:
+  /// Returns false if the block is there already. @throws std::bad_alloc, nothing has changed
+  bool insert(void const* p) {
+    std::lock_guard const guard(mutex_);
+    if (blocks_.find(key_of(p))) return false;
+    blocks_.make_room(1);
+    blocks_.insert(key_of(p), true);
+    count_.store(blocks_.size(), std::memory_order_relaxed);
+    return true;
+  }
+  /// Returns true if the block was there.
+  bool erase(void const* p) noexcept {
+    if (size() == 0) return false;
+    std::lock_guard const guard(mutex_);
+    bool const found = blocks_.erase(key_of(p));
+    count_.store(blocks_.size(), std::memory_order_relaxed);
+    return found;
+  }
+  [[nodiscard]] bool contains(void const* p) const noexcept {
+    if (size() == 0) return false;
+    std::lock_guard const guard(mutex_);
+    return blocks_.find(key_of(p));
+  }
+  [[nodiscard]] std::size_t size() const noexcept { return count_.load(std::memory_order_relaxed); }
+
+ private:
+  static std::uintptr_t key_of(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+
+  mutable fork_mutex mutex_;
+  address_map<bool> blocks_;
+  std::atomic<std::size_t> count_{0};
+};
+
+}  // namespace tarn::detail
 
 namespace tarn {
 
@@ -13043,51 +13278,40 @@ concept either_reaches = reachable<First, Call> || reachable<Second, Call>;
 /// Each block returns to the resource that it came from: the addresses of fallback blocks are kept out of band. While none is
 /// live, a deallocation costs one more relaxed load. Thread-safe.
 template <class Upstream, class Other>
-class fallback_layer {
+class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, Upstream> {
+  using base = resource_adaptor<fallback_layer<Upstream, Other>, Upstream>;
+
  public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
+  using base::driver;
   using routes = routes_to<Upstream, Other>;
 
   fallback_layer(Upstream upstream, fallback_to<Other> options)
-      : upstream_(std::move(upstream)), other_(std::move(options.other)) {}
-  fallback_layer(fallback_layer const&) = delete;
-  fallback_layer& operator=(fallback_layer const&) = delete;
+      : base(std::move(upstream)), other_(std::move(options.other)) {}
 
   /// @throws out_of_memory  both refused; the error is the fallback's
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+  void* around_allocate(request const& r, auto const& next) {
     try {
-      return upstream_.allocate(stream, bytes, alignment);
+      return next.allocate(r);
     } catch (out_of_memory const&) {
     }
-    return remember([&] { return other_.allocate(stream, bytes, alignment); },
-                    [&](void* p) { other_.deallocate(stream, p, bytes, alignment); });
-  }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p == nullptr) return;
-    wait_for_uses(p);
-    if (forget(p)) {
-      other_.deallocate(stream, p, bytes, alignment);
-    } else {
-      upstream_.deallocate(stream, p, bytes, alignment);
-    }
-  }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    next_layer const other(other_);
+    void* const p = other.allocate(r);
+    if (p == nullptr) return p;
     try {
-      return upstream_.allocate_sync(bytes, alignment);
-    } catch (out_of_memory const&) {
+      blocks_.insert(p);
+    } catch (...) {
+      other.deallocate(r, p);
+      throw;
     }
-    return remember([&] { return other_.allocate_sync(bytes, alignment); },
-                    [&](void* p) { other_.deallocate_sync(p, bytes, alignment); });
+    return p;
   }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p == nullptr) return;
-    wait_for_uses(p);
-    if (forget(p)) {
-      other_.deallocate_sync(p, bytes, alignment);
+  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    // Waits for the device if record_stream() named a block that no pool holds back.
+    if (used_.erase(p)) (void)driver().synchronize_device();
+    if (blocks_.erase(p)) {
+      next_layer(other_).deallocate(r, p);
     } else {
-      upstream_.deallocate_sync(p, bytes, alignment);
+      next.deallocate(r, p);
     }
   }
 
@@ -13101,10 +13325,10 @@ class fallback_layer {
   {
     if (p == nullptr) return;
     detail::record_stream_call const use{p, bytes, stream};
-    if (is_of_other(p)) {
+    if (blocks_.contains(p)) {
       record_in(other_, use);
     } else {
-      record_in(upstream_, use);
+      record_in(this->upstream(), use);
     }
   }
   /// Gives cached memory back until both together hold at most `keep_bytes`, the fallback's first; returns the bytes given
@@ -13112,10 +13336,10 @@ class fallback_layer {
   std::size_t trim(std::size_t keep_bytes)
     requires detail::either_reaches<Upstream, Other, detail::routed_calls::trim>
   {
-    std::size_t const first = reserved_in(upstream_);
+    std::size_t const first = reserved_in(this->upstream());
     std::size_t const given = trim_one(other_, keep_bytes > first ? keep_bytes - first : 0);
     std::size_t const second = reserved_in(other_);
-    return given + trim_one(upstream_, keep_bytes > second ? keep_bytes - second : 0);
+    return given + trim_one(this->upstream(), keep_bytes > second ? keep_bytes - second : 0);
   }
   /// Whether `p` lies in memory that either pool reserved.
   [[nodiscard]] bool owns(void const* p)
@@ -13136,7 +13360,7 @@ class fallback_layer {
   /// The bytes that a request occupies in either resource, the larger value if they round differently: it is needed before it
   /// is known which of them serves, and limits must hold for both.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
-    return detail::max_of(detail::block_bytes_of(upstream_, bytes, alignment),
+    return detail::max_of(detail::block_bytes_of(this->upstream(), bytes, alignment),
                           detail::block_bytes_of(other_, bytes, alignment));
   }
   /// The sum of both, each read at one moment. Peaks are an upper bound, see detail::sum_of_states().
@@ -13202,12 +13426,8 @@ class fallback_layer {
     to_each([&](auto& l) -> decltype(static_cast<void>(l.inspect(look))) { l.inspect(look); });
   }
 
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
   /// Number of live blocks that came from the fallback.
-  [[nodiscard]] std::size_t fallback_blocks() const noexcept {
-    return count_.load(std::memory_order_relaxed);
-  }
+  [[nodiscard]] std::size_t fallback_blocks() const noexcept { return blocks_.size(); }
 
  private:
   /// Calls each resource that accepts the call, and joins the results.
@@ -13216,14 +13436,14 @@ class fallback_layer {
     if constexpr (!reachable<Upstream, Ask>) {
       return nearest(other_, ask);
     } else if constexpr (!reachable<Other, Ask>) {
-      return nearest(upstream_, ask);
+      return nearest(this->upstream(), ask);
     } else {
-      return join(nearest(upstream_, ask), nearest(other_, ask));
+      return join(nearest(this->upstream(), ask), nearest(other_, ask));
     }
   }
   template <class Call>
   void to_each(Call const& call) {
-    if constexpr (reachable<Upstream, Call>) nearest(upstream_, call);
+    if constexpr (reachable<Upstream, Call>) nearest(this->upstream(), call);
     if constexpr (reachable<Other, Call>) nearest(other_, call);
   }
   template <class Resource>
@@ -13249,67 +13469,18 @@ class fallback_layer {
     }
   }
 
-  // ---- uses on other streams
-
   template <class Resource>
   void record_in(Resource& resource, detail::record_stream_call const& use) {
     if constexpr (detail::records_streams<Resource>) {
       nearest(resource, use);
     } else {
-      std::lock_guard const guard(mutex_);
-      used_.make_room(1);
-      used_.insert(reinterpret_cast<std::uintptr_t>(use.p), true);
-      used_count_.store(used_.size(), std::memory_order_relaxed);
+      used_.insert(use.p);
     }
   }
-  /// Waits for the device if record_stream() named a block that no pool holds back.
-  void wait_for_uses(void* p) noexcept {
-    if (used_count_.load(std::memory_order_relaxed) == 0) return;
-    {
-      std::lock_guard const guard(mutex_);
-      if (!used_.erase(reinterpret_cast<std::uintptr_t>(p))) return;
-      used_count_.store(used_.size(), std::memory_order_relaxed);
-    }
-    (void)driver().synchronize_device();
-  }
 
-  // ---- owner of a block
-
-  [[nodiscard]] bool is_of_other(void* p) noexcept {
-    if (count_.load(std::memory_order_relaxed) == 0) return false;
-    std::lock_guard const guard(mutex_);
-    return blocks_.find(reinterpret_cast<std::uintptr_t>(p));
-  }
-  template <class Allocate, class Undo>
-  void* remember(Allocate const& allocate, Undo const& undo) {
-    void* const p = allocate();
-    if (p == nullptr) return p;
-    try {
-      std::lock_guard const guard(mutex_);
-      blocks_.make_room(1);
-      blocks_.insert(reinterpret_cast<std::uintptr_t>(p), true);
-      count_.store(blocks_.size(), std::memory_order_relaxed);
-    } catch (...) {
-      undo(p);
-      throw;
-    }
-    return p;
-  }
-  bool forget(void* p) noexcept {
-    if (count_.load(std::memory_order_relaxed) == 0) return false;
-    std::lock_guard const guard(mutex_);
-    bool const found = blocks_.erase(reinterpret_cast<std::uintptr_t>(p));
-    count_.store(blocks_.size(), std::memory_order_relaxed);
-    return found;
-  }
-
-  Upstream upstream_;
   Other other_;
-  detail::fork_mutex mutex_;
-  detail::address_map<bool> blocks_;
-  std::atomic<std::size_t> count_{0};
-  detail::address_map<bool> used_;  ///< blocks that no pool holds back, with uses on other streams
-  std::atomic<std::size_t> used_count_{0};
+  detail::block_set blocks_;  ///< live blocks of the fallback
+  detail::block_set used_;    ///< blocks that no pool holds back, with uses on other streams
 };
 
 }  // namespace tarn
@@ -13342,49 +13513,36 @@ struct fenced {
 /// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
 /// then has no fences.
 template <class Upstream>
-class fenced_layer {
+class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
+  using base = resource_adaptor<fenced_layer<Upstream>, Upstream>;
+
  public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
+  using base::driver;
 
   fenced_layer()
     requires std::default_initializable<Upstream>
       : fenced_layer(Upstream{}) {}
   explicit fenced_layer(Upstream upstream, fenced const& options = {})
-      : upstream_(std::move(upstream)), fences_(options.fence_bytes) {}
-  fenced_layer(fenced_layer const&) = delete;
-  fenced_layer& operator=(fenced_layer const&) = delete;
+      : base(std::move(upstream)), fences_(options.fence_bytes) {}
 
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    if (bytes == 0) return nullptr;
-    require_alignment(alignment);
-    std::size_t const whole = fences_.whole_bytes(bytes, alignment);
-    void* const whole_block =
-        detail::asking_for(bytes, [&] { return upstream_.allocate(stream, whole, alignment); });
-    return build(whole_block, stream, bytes, alignment,
-                 [&](void* p) { upstream_.deallocate(stream, p, whole, alignment); });
-  }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p == nullptr || !retire(p, stream, bytes, alignment)) return;
-    upstream_.deallocate(stream, fences_.whole_of(p, alignment), fences_.whole_bytes(bytes, alignment),
-                         alignment);
-  }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    if (bytes == 0) return nullptr;
-    require_alignment(alignment);
-    std::size_t const whole = fences_.whole_bytes(bytes, alignment);
-    void* const whole_block =
-        detail::asking_for(bytes, [&] { return upstream_.allocate_sync(whole, alignment); });
-    void* const p = build(whole_block, stream_ref{}, bytes, alignment,
-                          [&](void* q) { upstream_.deallocate(stream_ref{}, q, whole, alignment); });
-    if (!is_capturing(stream_ref{})) (void)driver().synchronize_stream(stream_ref{});
+  void* around_allocate(request const& r, auto const& next) {
+    if (r.bytes == 0) return nullptr;
+    require_alignment(r.alignment);
+    request const whole = fences_.whole_of(r);
+    void* const whole_block = detail::asking_for(r.bytes, [&] { return next.allocate(whole); });
+    void* const p = fences_.block_in(whole_block, r.alignment);
+    try {
+      build(r, p);
+    } catch (...) {
+      next.deallocate(whole.in_stream_order(), whole_block);  // a fence may still be written
+      throw;
+    }
+    if (r.is_synchronous() && !detail::is_capturing(driver(), r.stream))
+      (void)driver().synchronize_stream(r.stream);
     return p;
   }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p == nullptr || !retire(p, stream_ref{}, bytes, alignment)) return;
-    upstream_.deallocate_sync(fences_.whole_of(p, alignment), fences_.whole_bytes(bytes, alignment),
-                              alignment);
+  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    if (retire(r, p)) next.deallocate(fences_.whole_of(r), fences_.whole_of(p, r.alignment));
   }
 
   /// Passes on the block with its fences, as the pool knows it.
@@ -13397,8 +13555,8 @@ class fenced_layer {
       alignment = blocks_.find(key_of(p)).alignment;
     }
     if (alignment == 0) return;  // deallocation will report it
-    nearest(upstream_, detail::record_stream_call{fences_.whole_of(p, alignment),
-                                                  fences_.whole_bytes(bytes, alignment), stream});
+    nearest(this->upstream(), detail::record_stream_call{fences_.whole_of(p, alignment),
+                                                         fences_.whole_bytes(bytes, alignment), stream});
   }
 
   /// Verifies the fences of every block that was live at the call and is still live, reports broken ones and returns their
@@ -13435,12 +13593,11 @@ class fenced_layer {
     return broken;
   }
 
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
   /// The bytes that a block occupies, including fences.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
-    return bytes == 0 ? 0
-                      : detail::block_bytes_of(upstream_, fences_.whole_bytes(bytes, alignment), alignment);
+    return bytes == 0
+               ? 0
+               : detail::block_bytes_of(this->upstream(), fences_.whole_bytes(bytes, alignment), alignment);
   }
 
  private:
@@ -13452,46 +13609,34 @@ class fenced_layer {
     friend bool operator==(block const&, block const&) = default;
   };
   [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
-  [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
-    bool capturing = false;
-    return driver().is_capturing(stream, capturing).ok() && capturing;
-  }
 
-  template <class Undo>
-  void* build(void* whole, stream_ref stream, std::size_t bytes, std::size_t alignment, Undo const& undo) {
-    void* const p = fences_.block_in(whole, alignment);
-    try {
+  /// Writes the fences and records the block. @throws std::bad_alloc, cuda_error: the block is not recorded
+  void build(request const& r, void* p) {
+    {
       std::lock_guard const guard(mutex_);
       blocks_.make_room(promised_ + 1);
       ++promised_;
-    } catch (...) {
-      undo(whole);
-      throw;
     }
-    bool const fenced = !is_capturing(stream);
-    status const s = fenced ? fences_.draw(driver(), stream, p, bytes, alignment) : status{};
+    bool const fenced = !detail::is_capturing(driver(), r.stream);
+    status const s = fenced ? fences_.draw(driver(), r.stream, p, r.bytes, r.alignment) : status{};
     {
       std::lock_guard const guard(mutex_);
       --promised_;
       // Recorded after its fences are queued: otherwise check_all() would report a fence that is not yet there.
-      if (s.ok()) blocks_.insert(key_of(p), {bytes, alignment, ++numbered_, fenced});
+      if (s.ok()) blocks_.insert(key_of(p), {r.bytes, r.alignment, ++numbered_, fenced});
     }
-    if (!s.ok()) {
-      undo(whole);
-      throw cuda_error(s, driver().device().value);
-    }
-    return p;
+    if (!s.ok()) throw cuda_error(s, driver().device().value);
   }
 
   /// Verifies and forgets a block; returns false if it must not be passed on. The handler is called without the mutex, since it
   /// may use this very resource.
-  bool retire(void* p, stream_ref stream, std::size_t bytes, std::size_t alignment) noexcept {
+  bool retire(request const& r, void* p) noexcept {
     block b{};
     bool matches = false;
     {
       std::lock_guard const guard(mutex_);
       b = blocks_.find(key_of(p));
-      matches = b.bytes == bytes && b.alignment == alignment;
+      matches = b.bytes == r.bytes && b.alignment == r.alignment;
       if (matches) (void)blocks_.erase(key_of(p));
     }
     if (b == block{}) {
@@ -13500,14 +13645,14 @@ class fenced_layer {
       return false;
     }
     if (!matches) {
-      auto const kind = b.bytes != bytes ? misuse_kind::wrong_size : misuse_kind::wrong_alignment;
+      auto const kind = b.bytes != r.bytes ? misuse_kind::wrong_size : misuse_kind::wrong_alignment;
       tell(kind, p, "was freed with a different size or alignment; its allocated size in bytes is ", b.bytes);
       return false;
     }
     if (!b.fenced) return true;
-    stream_ref const on = detail::usable_stream(driver(), stream);
-    if (is_capturing(on)) return true;
-    if (detail::breach const found = fences_.verify(driver(), on, p, bytes, alignment)) tell(found);
+    stream_ref const on = detail::usable_stream(driver(), r.stream);
+    if (detail::is_capturing(driver(), on)) return true;
+    if (detail::breach const found = fences_.verify(driver(), on, p, r.bytes, r.alignment)) tell(found);
     return true;
   }
 
@@ -13524,7 +13669,6 @@ class fenced_layer {
     report_misuse(misuse(kind, p, text.view()));
   }
 
-  Upstream upstream_;
   detail::fences fences_;
   detail::fork_mutex mutex_;
   detail::address_map<block> blocks_;
@@ -13623,19 +13767,11 @@ class byte_budget {
 };
 
 /// The common part of both kinds of limit: the budget, and the refusal.
-template <class Upstream>
-class limited_base {
+template <class Layer, class Upstream>
+class limited_base : public resource_adaptor<Layer, Upstream> {
  public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
-
-  limited_base(Upstream upstream, std::size_t limit) : upstream_(std::move(upstream)), budget_(limit) {}
-  limited_base(limited_base const&) = delete;
-  limited_base& operator=(limited_base const&) = delete;
-
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+  limited_base(Upstream upstream, std::size_t limit)
+      : resource_adaptor<Layer, Upstream>(std::move(upstream)), budget_(limit) {}
 
   /// Bytes that count against the limit now.
   [[nodiscard]] std::size_t used() const noexcept { return budget_.used(); }
@@ -13645,13 +13781,13 @@ class limited_base {
   [[nodiscard]] void* allocate_plain(std::size_t bytes)
     requires has_plain_blocks<Upstream>
   {
-    return within_budget(bytes, bytes, default_alignment, {},
-                         [&] { return upstream_.allocate_plain(bytes); });
+    return within_budget(bytes, {stream_ref{}, bytes, default_alignment},
+                         [&] { return this->upstream().allocate_plain(bytes); });
   }
   void deallocate_plain(void* p, std::size_t bytes) noexcept
     requires has_plain_blocks<Upstream>
   {
-    upstream_.deallocate_plain(p, bytes);
+    this->upstream().deallocate_plain(p, bytes);
     budget_.give(bytes);
   }
 
@@ -13666,19 +13802,9 @@ class limited_base {
  protected:
   /// Runs `allocate` within the budget: a refusal or an upstream failure uses none of it.
   template <class Allocate>
-  auto within_budget(std::size_t counted, std::size_t asked, std::size_t alignment, stream_ref stream,
-                     Allocate const& allocate) {
-    if (!budget_.take(counted)) {
-      memory_report r;
-      r.asked = asked;
-      r.alignment = alignment;
-      r.device = driver().device().value;
-      r.stream = stream.id();
-      r.live = used();
-      r.limit = limit();
-      r.refused_by = "limited";
-      throw out_of_memory(r);
-    }
+  TARN_ALWAYS_INLINE auto within_budget(std::size_t counted, request const& r, Allocate const& allocate) {
+    if (!budget_.take(counted)) [[unlikely]]
+      refuse(r.stream, r.bytes, r.alignment);
     try {
       return allocate();
     } catch (...) {
@@ -13687,77 +13813,78 @@ class limited_base {
     }
   }
 
-  Upstream upstream_;
   byte_budget budget_;
+
+ private:
+  [[noreturn]] TARN_NOINLINE void refuse(stream_ref stream, std::size_t bytes, std::size_t alignment) const {
+    memory_report r;
+    r.asked = bytes;
+    r.alignment = alignment;
+    r.device = this->driver().device().value;
+    r.stream = stream.id();
+    r.live = used();
+    r.limit = limit();
+    r.refused_by = "limited";
+    throw out_of_memory(r);
+  }
 };
 
 }  // namespace detail
 
 /// The limit over a resource: bounds live bytes. Two relaxed atomic operations per allocation and free.
 template <class Upstream>
-class limited_layer : public detail::limited_base<Upstream> {
-  using base = detail::limited_base<Upstream>;
+class limited_layer : public detail::limited_base<limited_layer<Upstream>, Upstream> {
+  using base = detail::limited_base<limited_layer, Upstream>;
 
  public:
   limited_layer(Upstream upstream, limited const& options) : base(std::move(upstream), options.limit) {}
 
   /// @throws out_of_memory  the limit, or the upstream, refused; no budget was used
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    return this->within_budget(counted(bytes, alignment), bytes, alignment, stream,
-                               [&] { return this->upstream_.allocate(stream, bytes, alignment); });
+  TARN_ALWAYS_INLINE void* around_allocate(request const& r, auto const& next) {
+    return this->within_budget(counted(r), r, [&] { return next.allocate(r); });
   }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    this->upstream_.deallocate(stream, p, bytes, alignment);
-    if (p != nullptr) this->budget_.give(counted(bytes, alignment));
-  }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    return this->within_budget(counted(bytes, alignment), bytes, alignment, {},
-                               [&] { return this->upstream_.allocate_sync(bytes, alignment); });
-  }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    this->upstream_.deallocate_sync(p, bytes, alignment);
-    if (p != nullptr) this->budget_.give(counted(bytes, alignment));
+  TARN_ALWAYS_INLINE void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    next.deallocate(r, p);
+    this->budget_.give(counted(r));
   }
 
  private:
-  [[nodiscard]] std::size_t counted(std::size_t bytes, std::size_t alignment) noexcept {
-    return bytes > max_request_bytes ? bytes : detail::block_bytes_of(this->upstream_, bytes, alignment);
+  [[nodiscard]] std::size_t counted(request const& r) noexcept {
+    if (r.bytes > max_request_bytes) return r.bytes;
+    return detail::block_bytes_of(this->upstream(), r.bytes, r.alignment);
   }
 };
 
 /// The limit over a page source: bounds physical bytes. It is a page source itself, so a pool can use it.
 template <page_source Upstream>
-class limited_layer<Upstream> : public detail::limited_base<Upstream> {
-  using base = detail::limited_base<Upstream>;
+class limited_layer<Upstream> : public detail::limited_base<limited_layer<Upstream>, Upstream> {
+  using base = detail::limited_base<limited_layer, Upstream>;
 
  public:
   limited_layer(Upstream upstream, limited const& options) : base(std::move(upstream), options.limit) {}
 
   [[nodiscard]] std::size_t granularity() const noexcept { return this->upstream_.granularity(); }
-  [[nodiscard]] void* reserve(std::size_t bytes) { return this->upstream_.reserve(bytes); }
-  void unreserve(void* p, std::size_t bytes) noexcept { this->upstream_.unreserve(p, bytes); }
+  [[nodiscard]] void* reserve(std::size_t bytes) { return this->upstream().reserve(bytes); }
+  void unreserve(void* p, std::size_t bytes) noexcept { this->upstream().unreserve(p, bytes); }
   /// @throws out_of_memory  the limit, or the device, refused; no budget was used
   [[nodiscard]] page_handle create(std::size_t bytes) {
-    return this->within_budget(bytes, bytes, granularity(), {},
-                               [&] { return this->upstream_.create(bytes); });
+    return this->within_budget(bytes, {stream_ref{}, bytes, granularity()},
+                               [&] { return this->upstream().create(bytes); });
   }
   void destroy(page_handle handle, std::size_t bytes) noexcept {
-    this->upstream_.destroy(handle, bytes);
+    this->upstream().destroy(handle, bytes);
     this->budget_.give(bytes);
   }
-  void map(void* p, std::size_t bytes, page_handle handle) { this->upstream_.map(p, bytes, handle); }
-  void unmap(void* p, std::size_t bytes) noexcept { this->upstream_.unmap(p, bytes); }
+  void map(void* p, std::size_t bytes, page_handle handle) { this->upstream().map(p, bytes, handle); }
+  void unmap(void* p, std::size_t bytes) noexcept { this->upstream().unmap(p, bytes); }
 };
 
 }  // namespace tarn
 // ---- tarn/policy/poisoned.hpp
 // poisoned: fills memory at allocation and deallocation, so that reading it too early or too late becomes visible.
 
-#include <atomic>
 #include <concepts>
 #include <cstddef>
-#include <cstdint>
-#include <mutex>
 #include <utility>
 
 namespace tarn {
@@ -13775,105 +13902,66 @@ struct poisoned {
 /// synchronises, except for the _sync calls, which wait for their fill, and if the stream of a deallocation may be destroyed
 /// and its work cannot be ordered on the device. Fills nothing while the stream is capturing a graph.
 template <class Upstream>
-class poisoned_layer {
+class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstream> {
+  using base = resource_adaptor<poisoned_layer<Upstream>, Upstream>;
+
  public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
+  using base::driver;
 
   poisoned_layer()
     requires std::default_initializable<Upstream>
       : poisoned_layer(Upstream{}) {}
-  explicit poisoned_layer(Upstream upstream, poisoned const& = {}) : upstream_(std::move(upstream)) {}
-  poisoned_layer(poisoned_layer const&) = delete;
-  poisoned_layer& operator=(poisoned_layer const&) = delete;
+  explicit poisoned_layer(Upstream upstream, poisoned const& = {}) : base(std::move(upstream)) {}
 
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    void* const p = upstream_.allocate(stream, bytes, alignment);
-    if (p != nullptr && !is_capturing(stream))
-      (void)detail::fill_bytes(driver(), stream, p, pattern::uninitialised, bytes);
-    return p;
-  }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p != nullptr && !is_used_elsewhere(p)) {
-      stream_ref on = stream;
-      bool ordered = true;
-      if (detail::life_of(driver(), stream) != detail::stream_life::alive) {
-        on = stream_ref{};
-        ordered = detail::order_behind_lost(driver(), on).ok();
-      }
-      // Freed on the stream of the fill, so that no other caller gets the block before the fill.
-      if (ordered && !is_capturing(on) && detail::fill_bytes(driver(), on, p, pattern::freed, bytes).ok())
-        stream = on;
-    }
-    upstream_.deallocate(stream, p, bytes, alignment);
-  }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    void* const p = upstream_.allocate_sync(bytes, alignment);
-    if (p == nullptr || is_capturing(stream_ref{})) return p;
-    if (status const s = fill_and_wait(p, pattern::uninitialised, bytes); !s.ok()) {
+  void* around_allocate(request const& r, auto const& next) {
+    void* const p = next.allocate(r);
+    if (p == nullptr || detail::is_capturing(driver(), r.stream)) return p;
+    (void)detail::fill_bytes(driver(), r.stream, p, pattern::uninitialised, r.bytes);
+    if (!r.is_synchronous()) return p;
+    if (status const s = driver().synchronize_stream(r.stream); !s.ok()) {
       // The fill may still run, and would overwrite what the caller writes: free the block after the fill, in stream order.
-      upstream_.deallocate(stream_ref{}, p, bytes, alignment);
+      next.deallocate(r.in_stream_order(), p);
       throw cuda_error(s, driver().device().value);
     }
     return p;
   }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p == nullptr || is_used_elsewhere(p) || is_capturing(stream_ref{}) ||
-        fill_and_wait(p, pattern::freed, bytes).ok()) {
-      upstream_.deallocate_sync(p, bytes, alignment);
-    } else {
-      upstream_.deallocate(stream_ref{}, p, bytes, alignment);
-    }
+  void around_deallocate(request const& asked, void* p, auto const& next) noexcept {
+    request r = asked;
+    if (!used_elsewhere_.erase(p)) fill_freed(r, p);
+    next.deallocate(r, p);
   }
 
   /// Such a block is not poisoned when it is freed: the other stream may still use it. @throws std::bad_alloc
   void record_stream(void* p, std::size_t bytes, stream_ref stream)
     requires detail::records_streams<Upstream>
   {
-    bool added = false;
-    if (p != nullptr) {
-      std::lock_guard const guard(mutex_);
-      added = !used_elsewhere_.find(reinterpret_cast<std::uintptr_t>(p));
-      if (added) {
-        used_elsewhere_.make_room(1);
-        used_elsewhere_.insert(reinterpret_cast<std::uintptr_t>(p), true);
-      }
-      count_.store(used_elsewhere_.size(), std::memory_order_relaxed);
-    }
+    bool const added = p != nullptr && used_elsewhere_.insert(p);
     try {
-      nearest(upstream_, detail::record_stream_call{p, bytes, stream});
+      nearest(this->upstream(), detail::record_stream_call{p, bytes, stream});
     } catch (...) {
-      if (added) (void)is_used_elsewhere(p);
+      if (added) used_elsewhere_.erase(p);
       throw;
     }
   }
 
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
-
  private:
-  [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
-    bool capturing = false;
-    return driver().is_capturing(stream, capturing).ok() && capturing;
-  }
-  status fill_and_wait(void* p, unsigned char byte, std::size_t bytes) noexcept {
-    (void)detail::fill_bytes(driver(), stream_ref{}, p, byte, bytes);
-    return driver().synchronize_stream(stream_ref{});
-  }
-  /// Returns true, once, if record_stream() named the block.
-  bool is_used_elsewhere(void* p) noexcept {
-    if (count_.load(std::memory_order_relaxed) == 0) return false;
-    std::lock_guard const guard(mutex_);
-    bool const found = used_elsewhere_.erase(reinterpret_cast<std::uintptr_t>(p));
-    count_.store(used_elsewhere_.size(), std::memory_order_relaxed);
-    return found;
+  /// Poisons a block that is being freed, and changes how it is freed so that no other caller gets it before the fill.
+  void fill_freed(request& r, void* p) noexcept {
+    stream_ref on = r.stream;
+    if (detail::life_of(driver(), on) != detail::stream_life::alive) {
+      on = stream_ref{};
+      if (!detail::order_behind_lost(driver(), on).ok()) return;
+    }
+    if (detail::is_capturing(driver(), on)) return;
+    bool const filled = detail::fill_bytes(driver(), on, p, pattern::freed, r.bytes).ok();
+    if (r.is_synchronous()) {
+      if (!driver().synchronize_stream(on).ok()) r = r.in_stream_order();  // the fill may still run
+    } else if (filled) {
+      r.stream = on;
+    }
   }
 
-  Upstream upstream_;
-  detail::fork_mutex mutex_;
-  detail::address_map<bool> used_elsewhere_;
-  std::atomic<std::size_t> count_{0};
+  detail::block_set used_elsewhere_;  ///< blocks that record_stream() named
 };
 
 }  // namespace tarn
@@ -13881,13 +13969,9 @@ class poisoned_layer {
 // retry_on_oom: a user's handler that may free memory before out_of_memory reaches the caller.
 
 #include <concepts>
-#include <cstddef>
 #include <utility>
 
 namespace tarn {
-
-template <class Upstream, class Handler>
-class retry_layer;
 
 /// Calls `handler(error, attempt)`, with attempt counting from 1, when the upstream throws out_of_memory. If it returns true,
 /// something was freed and the request is retried; if false, the error is passed on. Exceptions of the handler reach the
@@ -13905,52 +13989,18 @@ struct retry_on_oom {
   explicit retry_on_oom(Handler h) : handler(std::move(h)) {}
 
   template <class Upstream>
-  using layer = retry_layer<Upstream, Handler>;
-};
-
-template <class Upstream, class Handler>
-class retry_layer {
- public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
-
-  retry_layer(Upstream upstream, retry_on_oom<Handler> options)
-      : upstream_(std::move(upstream)), handler_(std::move(options.handler)) {}
-  retry_layer(retry_layer const&) = delete;
-  retry_layer& operator=(retry_layer const&) = delete;
+  using layer = around_layer<retry_on_oom, Upstream>;
 
   /// @throws out_of_memory  the handler declined; other exceptions are passed on unchanged
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    return retry([&] { return upstream_.allocate(stream, bytes, alignment); });
-  }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    upstream_.deallocate(stream, p, bytes, alignment);
-  }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    return retry([&] { return upstream_.allocate_sync(bytes, alignment); });
-  }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    upstream_.deallocate_sync(p, bytes, alignment);
-  }
-
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
-
- private:
-  template <class Allocate>
-  void* retry(Allocate const& allocate) {
+  void* around_allocate(request const& r, auto const& next) {
     for (unsigned attempt = 1;; ++attempt) {
       try {
-        return allocate();
+        return next.allocate(r);
       } catch (out_of_memory const& error) {
-        if (!handler_(error, attempt)) throw;
+        if (!handler(error, attempt)) throw;
       }
     }
   }
-
-  Upstream upstream_;
-  Handler handler_;
 };
 
 }  // namespace tarn
@@ -14092,51 +14142,39 @@ struct traced {
 /// 65,533 streams besides the default one have numbers of their own; further ones share one number, so that every trace can be
 /// replayed.
 template <class Upstream>
-class traced_layer {
- public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
+class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
+  using base = resource_adaptor<traced_layer<Upstream>, Upstream>;
 
+ public:
   /// @throws std::system_error  the file cannot be created
   traced_layer(Upstream upstream, traced const& options)
-      : upstream_(std::move(upstream)), file_(options.file), owned_(options.file == nullptr) {
+      : base(std::move(upstream)), file_(options.file), owned_(options.file == nullptr) {
     if (owned_) file_ = options.path != nullptr ? std::fopen(options.path, "w") : nullptr;
     if (file_ == nullptr) {
       throw std::system_error(errno, std::generic_category(), "tarn: cannot write the trace; check the path");
     }
     put("# a <id> <bytes> <stream> | f <id>\n");
   }
-  traced_layer(traced_layer const&) = delete;
-  traced_layer& operator=(traced_layer const&) = delete;
   ~traced_layer() {
     (void)flush();
     if (file_ != nullptr && owned_ && std::fclose(std::exchange(file_, nullptr)) != 0) complain();
   }
 
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    void* const p = upstream_.allocate(stream, bytes, alignment);
-    if (p != nullptr)
-      note_allocation(p, bytes, key_of(stream), [&] { upstream_.deallocate(stream, p, bytes, alignment); });
+  void* around_allocate(request const& r, auto const& next) {
+    void* const p = next.allocate(r);
+    if (p == nullptr) return p;
+    try {
+      note_allocation(p, r.bytes, key_of(r.stream));
+    } catch (...) {
+      next.deallocate(r, p);
+      throw;
+    }
     return p;
   }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p != nullptr) note_free(p);
-    upstream_.deallocate(stream, p, bytes, alignment);
+  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    note_free(p);
+    next.deallocate(r, p);
   }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    void* const p = upstream_.allocate_sync(bytes, alignment);
-    if (p != nullptr)
-      note_allocation(p, bytes, default_key, [&] { upstream_.deallocate_sync(p, bytes, alignment); });
-    return p;
-  }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p != nullptr) note_free(p);
-    upstream_.deallocate_sync(p, bytes, alignment);
-  }
-
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
   /// Writes what is buffered; returns false if that failed, now or before.
   bool flush() noexcept {
@@ -14152,26 +14190,21 @@ class traced_layer {
   [[nodiscard]] std::uint64_t key_of(stream_ref stream) const noexcept {
     stream_id id = stream.id();
     if (stream.handle() == nullptr && id == stream_ref::unknown_id) return default_key;
-    if (id == stream_ref::unknown_id && !driver().identify(stream, id).ok()) {
+    if (id == stream_ref::unknown_id && !this->driver().identify(stream, id).ok()) {
       id = reinterpret_cast<std::uintptr_t>(stream.handle());
     }
     stream_id null_id = 0;
-    return driver().identify(stream_ref{}, null_id).ok() && null_id == id ? default_key : id;
+    return this->driver().identify(stream_ref{}, null_id).ok() && null_id == id ? default_key : id;
   }
 
-  template <class Undo>
-  void note_allocation(void* p, std::size_t bytes, std::uint64_t key, Undo const& undo) {
+  /// @throws std::bad_alloc, nothing is recorded
+  void note_allocation(void* p, std::size_t bytes, std::uint64_t key) {
     std::lock_guard const guard(mutex_);
-    try {
-      std::uint32_t const stream = number_of(key);
-      live_.make_room(1);
-      live_.insert(reinterpret_cast<std::uintptr_t>(p), next_id_);
-      put(format_trace_line({trace_event_kind::allocate, next_id_, bytes, stream}).view());
-      ++next_id_;
-    } catch (...) {
-      undo();
-      throw;
-    }
+    std::uint32_t const stream = number_of(key);
+    live_.make_room(1);
+    live_.insert(reinterpret_cast<std::uintptr_t>(p), next_id_);
+    put(format_trace_line({trace_event_kind::allocate, next_id_, bytes, stream}).view());
+    ++next_id_;
   }
   void note_free(void* p) noexcept {
     std::lock_guard const guard(mutex_);
@@ -14203,7 +14236,6 @@ class traced_layer {
     file_ = nullptr;
   }
 
-  Upstream upstream_;
   detail::fork_mutex mutex_;
   std::FILE* file_;
   bool owned_;

@@ -105,20 +105,19 @@ class accessible_from {
 /// A page source whose mappings are shared with other devices when they are made. It does not pass plain blocks on:
 /// cudaMalloc's blocks cannot be shared this way, so an attached memory tool cannot watch the blocks of a pool over it.
 template <class Upstream>
-class reachable_layer {
+class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstream> {
   static_assert(page_source<Upstream>,
                 "tarn: accessible_from maps pages; put it below the pool: cuda_pages{0} | accessible_from{1} "
                 "| pooled{}");
+  using base = resource_adaptor<reachable_layer<Upstream>, Upstream>;
 
  public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
+  using base::driver;
 
-  explicit reachable_layer(Upstream upstream) : upstream_(std::move(upstream)) {}
+  explicit reachable_layer(Upstream upstream) : base(std::move(upstream)) {}
   /// @throws unreachable_device  a device cannot access these pages
   /// @throws cuda_error          of kind `no_device` if there is no such device
-  reachable_layer(Upstream upstream, accessible_from const& options) : upstream_(std::move(upstream)) {
+  reachable_layer(Upstream upstream, accessible_from const& options) : base(std::move(upstream)) {
     for (device_id const other : options.devices()) {
       if (other == driver().device()) continue;
       bool yes = false;
@@ -127,33 +126,28 @@ class reachable_layer {
       others_.push_back(other);
     }
   }
-  reachable_layer(reachable_layer const&) = delete;
-  reachable_layer& operator=(reachable_layer const&) = delete;
 
-  [[nodiscard]] std::size_t granularity() const noexcept { return upstream_.granularity(); }
-  [[nodiscard]] void* reserve(std::size_t bytes) { return upstream_.reserve(bytes); }
-  void unreserve(void* p, std::size_t bytes) noexcept { upstream_.unreserve(p, bytes); }
-  [[nodiscard]] page_handle create(std::size_t bytes) { return upstream_.create(bytes); }
-  void destroy(page_handle handle, std::size_t bytes) noexcept { upstream_.destroy(handle, bytes); }
+  [[nodiscard]] std::size_t granularity() const noexcept { return this->upstream_.granularity(); }
+  [[nodiscard]] void* reserve(std::size_t bytes) { return this->upstream().reserve(bytes); }
+  void unreserve(void* p, std::size_t bytes) noexcept { this->upstream().unreserve(p, bytes); }
+  [[nodiscard]] page_handle create(std::size_t bytes) { return this->upstream().create(bytes); }
+  void destroy(page_handle handle, std::size_t bytes) noexcept { this->upstream().destroy(handle, bytes); }
   /// As the source's, and readable and writable by the other devices. @throws out_of_memory, cuda_error; nothing is mapped
   void map(void* p, std::size_t bytes, page_handle handle) {
-    upstream_.map(p, bytes, handle);
+    this->upstream().map(p, bytes, handle);
     for (device_id const other : others_) {
       status const s = driver().share_pages(p, bytes, other);
       if (s.ok()) continue;
-      upstream_.unmap(p, bytes);
+      this->upstream().unmap(p, bytes);
       detail::refuse(driver(), s, stream_ref{}, bytes, granularity());
     }
   }
-  void unmap(void* p, std::size_t bytes) noexcept { upstream_.unmap(p, bytes); }
+  void unmap(void* p, std::size_t bytes) noexcept { this->upstream().unmap(p, bytes); }
 
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
   /// The devices that reach the memory, besides its own.
   [[nodiscard]] std::span<device_id const> reached_from() const noexcept { return others_; }
 
  private:
-  Upstream upstream_;
   std::vector<device_id> others_;
 };
 

@@ -50,7 +50,7 @@ for layer in order:
 matrix = (root / "tests" / "policy_matrix" / "policies.hpp").read_text()
 listed = " ".join(re.findall(r"using \w+_policies =\s*list<([^;]*)>;", matrix))
 for header in sorted((include / "policy").glob("*.hpp")):
-    if not re.search(r"^  using layer = (?!.*typename)", header.read_text(), re.M) or header.stem == "compose":
+    if not re.search(r"^  using layer = (?!.*typename)", header.read_text(), re.M) or header.stem in ("compose", "resource_adaptor"):
         continue
     has_place = header.stem == "pooled" or f"with::{header.stem}" in re.findall(r"with::\w+", listed)
     if not has_place:

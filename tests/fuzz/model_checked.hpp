@@ -8,8 +8,8 @@
 
 #include "fuzz/live_blocks.hpp"
 #include "tarn/driver/sim/sim_machine.hpp"
-#include "tarn/policy/block_bytes.hpp"
 #include "tarn/policy/compose.hpp"
+#include "tarn/policy/pool_calls.hpp"
 
 namespace tarn_fuzz {
 

@@ -189,7 +189,8 @@ TEST_CASE("resource_ref of CCCL holds a tarn resource", "[interop][cuda_mr]") {
   CHECK(q != nullptr);
 }
 
-TEST_CASE("as_cuda_resource exposes the properties of a resource in a user's namespace", "[interop][cuda_mr]") {
+TEST_CASE("as_cuda_resource exposes the properties of a resource in a user's namespace",
+          "[interop][cuda_mr]") {
   auto memory = tarn::as_cuda_resource(foreign{});
   STATIC_REQUIRE(is_cuda_resource<decltype(memory), host_tag>);
   STATIC_REQUIRE(!cuda::has_property<decltype(memory), device_tag>);

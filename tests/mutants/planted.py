@@ -809,7 +809,7 @@ PLANTED = {
         Mutant(
             "record_stream always reaches the first resource",
             "policy/fallback_to.hpp",
-            "    if (is_of_other(p)) {\n      record_in(other_, use);",
+            "    if (blocks_.contains(p)) {\n      record_in(other_, use);",
             "    if (p == nullptr) {\n      record_in(other_, use);",
             finder="policies",
         ),
@@ -837,16 +837,32 @@ PLANTED = {
         Mutant(
             "a block freed without a stream stays recorded as live",
             "policy/traced.hpp",
-            "    if (p != nullptr) note_free(p);\n    upstream_.deallocate_sync(p, bytes, alignment);",
-            "    upstream_.deallocate_sync(p, bytes, alignment);",
+            "    note_free(p);\n    next.deallocate(r, p);",
+            "    if (!r.is_synchronous()) note_free(p);\n    next.deallocate(r, p);",
             finder="policies",
         ),
         Mutant(
             "a block freed without a stream stays checked",
             "policy/with_history.hpp",
-            "    note_free(with_id({}), p);\n    upstream_.deallocate_sync(p, bytes, alignment);",
-            "    upstream_.deallocate_sync(p, bytes, alignment);",
+            "    log_.note_free(",
+            "    if (!r.is_synchronous()) log_.note_free(",
             finder="policies",
+        ),
+    ],
+    "a policy is written once for both pairs of calls": [
+        Mutant(
+            "a synchronous free is passed on in stream order",
+            "policy/resource_adaptor.hpp",
+            "deallocate_around({stream_ref{}, bytes, alignment, call_kind::synchronous}, p);",
+            "deallocate_around({stream_ref{}, bytes, alignment, call_kind::stream_ordered}, p);",
+            finder="tests/policy/resource_adaptor.cpp",
+        ),
+        Mutant(
+            "a policy is called for a null that is freed",
+            "policy/resource_adaptor.hpp",
+            "if (p != nullptr) static_cast<Layer&>(*this).around_deallocate(r, p, next);",
+            "static_cast<Layer&>(*this).around_deallocate(r, p, next);",
+            finder="tests/policy/resource_adaptor.cpp",
         ),
     ],
     "a policy looks values up again after it released its lock": [
@@ -867,15 +883,15 @@ PLANTED = {
         Mutant(
             "the lifetime of a stream is checked once",
             "policy/poisoned.hpp",
-            "if (detail::life_of(driver(), stream) != detail::stream_life::alive) {",
-            "static bool const lost = detail::life_of(driver(), stream) != detail::stream_life::alive;\n      if (lost) {",
+            "if (detail::life_of(driver(), on) != detail::stream_life::alive) {",
+            "static bool const lost = detail::life_of(driver(), on) != detail::stream_life::alive;\n    if (lost) {",
             finder="policies",
         ),
         Mutant(
             "the capture state of a stream is checked once",
             "policy/fenced.hpp",
-            "bool const fenced = !is_capturing(stream);",
-            "static bool const fenced = !is_capturing(stream);",
+            "bool const fenced = !detail::is_capturing(driver(), r.stream);",
+            "static bool const fenced = !detail::is_capturing(driver(), r.stream);",
             finder="policies",
         ),
         Mutant(
@@ -890,9 +906,8 @@ PLANTED = {
         Mutant(
             "a block freed without a stream stays in the budget",
             "policy/limited.hpp",
-            "    this->upstream_.deallocate_sync(p, bytes, alignment);\n"
-            "    if (p != nullptr) this->budget_.give(counted(bytes, alignment));",
-            "    this->upstream_.deallocate_sync(p, bytes, alignment);",
+            "    next.deallocate(r, p);\n    this->budget_.give(counted(r));",
+            "    next.deallocate(r, p);\n    if (!r.is_synchronous()) this->budget_.give(counted(r));",
             finder="policies",
         ),
         Mutant(

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Composition, and the parts that only make sense composed: pooled, device_pool, block_bytes.
+// Composition, and the parts that only make sense composed: pooled, device_pool.
 
 #include "tarn/policy/compose.hpp"
 
 #include <memory>
 
 #include "catch.hpp"
-#include "tarn/policy/block_bytes.hpp"
 #include "tarn/policy/device_pool.hpp"
 #include "tarn/policy/fenced.hpp"
 #include "tarn/policy/limited.hpp"
@@ -65,19 +64,6 @@ TEST_CASE("stack handles keep the layers below them alive", "[policy][compose]")
   limit.deallocate({}, p, 5_MiB);
   limit = limit;  // NOLINT: self-assignment is tested
   CHECK(limit->used() == 0);
-}
-
-TEST_CASE("block_bytes_of asks the nearest layer and falls back to the requested bytes",
-          "[policy][block_bytes]") {
-  host_memory host;
-  CHECK(detail::block_bytes_of(host, 1000, 256) == 1000);
-  auto pool = host_memory{} | pooled{};
-  CHECK(detail::block_bytes_of(pool, 1, 256) == 256);
-  CHECK(detail::block_bytes_of(pool, 0, 256) == 0);
-  auto limit = host_memory{} | pooled{} | limited{1_MiB};
-  CHECK(detail::block_bytes_of(limit, 1, 256) == 256);
-  auto fence = host_memory{} | fenced{64};
-  CHECK(detail::block_bytes_of(fence, 100, 1) == 228);
 }
 
 TEST_CASE("pooled with remapping::off remaps no handle in a stack", "[policy][pooled]") {

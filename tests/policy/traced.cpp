@@ -95,8 +95,7 @@ TEST_CASE("recorded treats the null stream and the legacy handle as one stream",
   CHECK(e[2].stream == 0);
 }
 
-TEST_CASE("recorded writes a consistent order of events from several threads",
-          "[policy][traced][threads]") {
+TEST_CASE("recorded writes a consistent order of events from several threads", "[policy][traced][threads]") {
   scratch const s;
   {
     auto memory = host_memory{} | pooled{} | traced(s.file);

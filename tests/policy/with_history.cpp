@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// policy/watched with history_log, location_table and call_stack; policy/tagged is in tests/policy/tagged.cpp.
+// policy/with_history with history_log, location_table and call_stack; policy/tagged is in tests/policy/tagged.cpp.
 #include "tarn/policy/with_history.hpp"
 
 #include <atomic>
@@ -42,12 +42,12 @@ std::string_view file_name(std::string_view path) {
 
 }  // namespace
 
-TEST_CASE("watched meets the resource contract", "[policy][with_history]") {
+TEST_CASE("with_history meets the resource contract", "[policy][with_history]") {
   tarn_test::resource_contract([] { return host_memory{} | with_history{.history = 8}; });
   tarn_test::resource_contract([] { return sim_pages{} | pooled{} | with_history{}; });
 }
 
-TEST_CASE("watched records the sizes, stream, line and time of a live block", "[policy][with_history]") {
+TEST_CASE("with_history records the sizes, stream, line and time of a live block", "[policy][with_history]") {
   sim_machine const machine;
   basic_stream<sim_driver> const a(machine.driver());
   auto memory = sim_pages(machine.driver()) | pooled{} | with_history{.clock = &ticking};
@@ -75,7 +75,7 @@ TEST_CASE("watched records the sizes, stream, line and time of a live block", "[
   CHECK(r.now_ns == 30);
   CHECK(r.started_ns >= 1'000'010);
   REQUIRE(r.locations.at(b.location).size() == 1);
-  CHECK(file_name(r.locations[b.location][0].file) == "watched.cpp");
+  CHECK(file_name(r.locations[b.location][0].file) == "with_history.cpp");
   CHECK(r.locations[b.location][0].line == line);
   CHECK(r.locations[b.location][0].function == std::string(__func__));
   CHECK(r.locations[0].empty());
@@ -87,7 +87,7 @@ TEST_CASE("watched records the sizes, stream, line and time of a live block", "[
   CHECK(r.forgotten_events == 4);
 }
 
-TEST_CASE("watched by default counts nanoseconds since its start, and the start since 1970",
+TEST_CASE("with_history by default counts nanoseconds since its start, and the start since 1970",
           "[policy][with_history]") {
   auto memory = host_memory{} | with_history{};
   void* const p = memory.allocate({}, 10);
@@ -102,7 +102,8 @@ TEST_CASE("watched by default counts nanoseconds since its start, and the start 
   memory.deallocate({}, p, 10);
 }
 
-TEST_CASE("watched never records decreasing times, even if its clock goes back", "[policy][with_history]") {
+TEST_CASE("with_history never records decreasing times, even if its clock goes back",
+          "[policy][with_history]") {
   static std::uint64_t at = 0;
   at = 100;
   auto memory = host_memory{} | with_history{.history = 4, .clock = [] { return at; }};
@@ -118,7 +119,8 @@ TEST_CASE("watched never records decreasing times, even if its clock goes back",
   CHECK(r.now_ns == 50);
 }
 
-TEST_CASE("watched records the line of a buffer's caller through the policies between", "[policy][with_history]") {
+TEST_CASE("with_history records the line of a buffer's caller through the policies between",
+          "[policy][with_history]") {
   auto memory = sim_pages{} | pooled{} | with_history{.history = 16} | limited{1_GiB} | tracked{};
   auto buffer = make_device_buffer<float>(memory, 1000, stream_ref{});
   int const line = __LINE__ - 1;
@@ -135,7 +137,7 @@ TEST_CASE("watched records the line of a buffer's caller through the policies be
   CHECK(line_of(2) == line + 2);  // resize() frees the old block
 }
 
-TEST_CASE("watched keeps the latest events, oldest first, and counts the forgotten ones",
+TEST_CASE("with_history keeps the latest events, oldest first, and counts the forgotten ones",
           "[policy][with_history]") {
   sim_machine const machine;
   basic_stream<sim_driver> const a(machine.driver());
@@ -163,7 +165,7 @@ TEST_CASE("watched keeps the latest events, oldest first, and counts the forgott
   CHECK(r.events[2].time_ns <= r.now_ns);
 }
 
-TEST_CASE("watched records a refusal as an event and adds the largest tags to its error",
+TEST_CASE("with_history records a refusal as an event and adds the largest tags to its error",
           "[policy][with_history]") {
   auto memory = host_memory{} | limited{10_MiB} | with_history{.history = 8};
   tag const weights("weights of the refused");
@@ -197,7 +199,8 @@ TEST_CASE("watched records a refusal as an event and adds the largest tags to it
   memory.deallocate({}, q, 1_MiB);
 }
 
-TEST_CASE("watched does not change the text of an error if no tag was ever used", "[policy][with_history]") {
+TEST_CASE("with_history does not change the text of an error if no tag was ever used",
+          "[policy][with_history]") {
   auto const text_of = [](auto memory) -> std::string {
     void* const p = memory.allocate({}, 1_MiB);
     std::string text;
@@ -216,7 +219,7 @@ TEST_CASE("watched does not change the text of an error if no tag was ever used"
   CHECK(plain.substr(plain.find("refused")) == seen.substr(seen.find("refused")));
 }
 
-TEST_CASE("watched bounds the text of an error with the longest tags", "[policy][with_history]") {
+TEST_CASE("with_history bounds the text of an error with the longest tags", "[policy][with_history]") {
   auto memory = host_memory{} | limited{10_MiB} | with_history{};
   std::vector<void*> blocks;
   for (char const c : {'x', 'y', 'z'})
@@ -233,7 +236,7 @@ TEST_CASE("watched bounds the text of an error with the longest tags", "[policy]
   for (void* p : blocks) memory.deallocate({}, p, 1_MiB);
 }
 
-TEST_CASE("watched counts bytes, peaks and blocks for each tag", "[policy][with_history]") {
+TEST_CASE("with_history counts bytes, peaks and blocks for each tag", "[policy][with_history]") {
   auto memory = sim_pages{} | pooled{} | with_history{};
   tag const one("counted one");
   tag const two("counted two");
@@ -272,7 +275,7 @@ TEST_CASE("watched counts bytes, peaks and blocks for each tag", "[policy][with_
   }
 }
 
-TEST_CASE("watched does not list an address twice that was freed without it", "[policy][with_history]") {
+TEST_CASE("with_history does not list an address twice that was freed without it", "[policy][with_history]") {
   auto pool = host_memory{} | pooled{};
   auto memory = pool | with_history{.history = 8};
   void* const p = memory.allocate({}, 1000, 256, tag("around"));
@@ -292,7 +295,7 @@ TEST_CASE("watched does not list an address twice that was freed without it", "[
   CHECK(record_of(memory).events.size() == 4);
 }
 
-TEST_CASE("watched adds a block after its allocation and removes it before its deallocation",
+TEST_CASE("with_history adds a block after its allocation and removes it before its deallocation",
           "[policy][with_history]") {
   std::function<void()> look = [] {};
   std::vector<std::size_t> live;
@@ -303,7 +306,7 @@ TEST_CASE("watched adds a block after its allocation and removes it before its d
   CHECK(live == std::vector<std::size_t>{0, 0, 0, 0});
 }
 
-TEST_CASE("watched records the calls of several threads in a consistent order",
+TEST_CASE("with_history records the calls of several threads in a consistent order",
           "[policy][with_history][threads]") {
   auto memory = host_memory{} | pooled{} | with_history{.history = 20'000};
   std::vector<std::thread> threads;
@@ -344,7 +347,7 @@ TEST_CASE("watched records the calls of several threads in a consistent order",
   for (auto const& [t, events] : of_tag) CHECK(events == 2000);
 }
 
-TEST_CASE("watched captures a stack at each call and names frames only in record",
+TEST_CASE("with_history captures a stack at each call and names frames only in record",
           "[policy][with_history][call_stack]") {
   static std::atomic<int> captured{0};
   static std::atomic<int> named{0};
@@ -372,7 +375,7 @@ TEST_CASE("watched captures a stack at each call and names frames only in record
   CHECK(r.locations.size() == 3);  // two lines, each stored once
   auto const& frames = r.locations.at(r.live.at(0).location);
   REQUIRE(frames.size() == 3);
-  CHECK(file_name(frames[0].file) == "watched.cpp");
+  CHECK(file_name(frames[0].file) == "with_history.cpp");
   CHECK(frames[1].function == "inner");
   CHECK(frames[2].function == "outer");
   memory.deallocate({}, p, 100);
@@ -383,7 +386,8 @@ TEST_CASE("watched captures a stack at each call and names frames only in record
   bare.deallocate({}, q, 100);
 }
 
-TEST_CASE("watched keeps no more places than its option allows", "[policy][with_history][location_table]") {
+TEST_CASE("with_history keeps no more places than its option allows",
+          "[policy][with_history][location_table]") {
   auto memory = host_memory{} | with_history{.locations = 1};
   void* const p = memory.allocate({}, 10);
   void* const q = memory.allocate({}, 10);
@@ -394,7 +398,7 @@ TEST_CASE("watched keeps no more places than its option allows", "[policy][with_
   memory.deallocate({}, q, 10);
 }
 
-TEST_CASE("watched finds each of many live blocks", "[policy][with_history][history_log]") {
+TEST_CASE("with_history finds each of many live blocks", "[policy][with_history][history_log]") {
   auto memory = host_memory{} | pooled{} | with_history{};
   std::vector<void*> blocks;
   for (std::size_t i = 0; i < 3000; ++i) blocks.push_back(memory.allocate({}, 100 + i));
@@ -416,7 +420,7 @@ TEST_CASE("watched finds each of many live blocks", "[policy][with_history][hist
   CHECK(record_of(memory).live.empty());
 }
 
-TEST_CASE("watched bounds its host memory by the peak number of live blocks",
+TEST_CASE("with_history bounds its host memory by the peak number of live blocks",
           "[policy][with_history][history_log]") {
   auto memory = host_memory{} | pooled{} | with_history{.history = 100};
   std::size_t const empty = memory->host_bytes();

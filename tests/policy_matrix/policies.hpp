@@ -20,6 +20,7 @@
 #include "tarn/policy/nvtx_ranged.hpp"
 #include "tarn/policy/poisoned.hpp"
 #include "tarn/policy/pooled.hpp"
+#include "tarn/policy/resource_adaptor.hpp"
 #include "tarn/policy/retry_on_oom.hpp"
 #include "tarn/policy/tagged.hpp"
 #include "tarn/policy/traced.hpp"
@@ -78,40 +79,17 @@ struct surroundings {
 struct noting {
   test_device* device = nullptr;
   template <class Upstream>
-  class layer_type {
-   public:
-    using upstream_type = Upstream;
-    using driver_type = typename Upstream::driver_type;
-    using properties = typename Upstream::properties;
-    layer_type(Upstream upstream, noting const& options)
-        : upstream_(std::move(upstream)), device_(options.device) {}
-    void* allocate(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment) {
-      void* const p = upstream_.allocate(stream, bytes, alignment);
-      if (p != nullptr && device_ != nullptr) device_->allocated(p, bytes, stream);
-      return p;
-    }
-    void deallocate(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-      if (p != nullptr && device_ != nullptr) device_->freed(p, bytes, stream);
-      upstream_.deallocate(stream, p, bytes, alignment);
-    }
-    void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-      void* const p = upstream_.allocate_sync(bytes, alignment);
-      if (p != nullptr && device_ != nullptr) device_->allocated(p, bytes, tarn::stream_ref{});
-      return p;
-    }
-    void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-      if (p != nullptr && device_ != nullptr) device_->freed(p, bytes, tarn::stream_ref{});
-      upstream_.deallocate_sync(p, bytes, alignment);
-    }
-    [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-    [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+  using layer = tarn::around_layer<noting, Upstream>;
 
-   private:
-    Upstream upstream_;
-    test_device* device_;
-  };
-  template <class Upstream>
-  using layer = layer_type<Upstream>;
+  void* around_allocate(tarn::request const& r, auto const& next) {
+    void* const p = next.allocate(r);
+    if (p != nullptr && device != nullptr) device->allocated(p, r.bytes, r.stream);
+    return p;
+  }
+  void around_deallocate(tarn::request const& r, void* p, auto const& next) noexcept {
+    if (device != nullptr) device->freed(p, r.bytes, r.stream);
+    next.deallocate(r, p);
+  }
 };
 
 /// Each policy with the options that the matrix uses.
@@ -247,9 +225,9 @@ template <class...>
 struct list {};
 
 /// Every policy over blocks; pairs combine these. The stacks add `pooled` themselves.
-using block_policies =
-    list<with::limited, with::tracked, with::fenced, with::poisoned, with::checked, with::traced,
-         with::logged, with::with_history, with::tagged, with::nvtx_ranged, with::fallback_to, with::retry_on_oom>;
+using block_policies = list<with::limited, with::tracked, with::fenced, with::poisoned, with::checked,
+                            with::traced, with::logged, with::with_history, with::tagged, with::nvtx_ranged,
+                            with::fallback_to, with::retry_on_oom>;
 /// Part number Part of Parts parts of a list, so that pairs can be compiled in several files.
 template <unsigned Part, unsigned Parts, unsigned At, class Done, class Rest>
 struct part_of_list {

@@ -63,6 +63,13 @@ template <class Driver>
 inline constexpr bool marks_all_work =
     requires(Driver const& driver, event_handle event) { driver.record_all(event); };
 
+/// Returns true while the work of a stream is captured into a graph; false if the driver cannot report it.
+template <class Driver>
+[[nodiscard]] bool is_capturing(Driver const& driver, stream_ref stream) noexcept {
+  bool capturing = false;
+  return driver.is_capturing(stream, capturing).ok() && capturing;
+}
+
 /// Trusts the caller that a bare handle names an existing stream, unless the driver reports otherwise. At most one driver call.
 template <stream_driver Driver>
 [[nodiscard]] stream_life life_of(Driver const& driver, stream_ref stream) noexcept {

@@ -15,12 +15,12 @@
 #include "tarn/core/misuse.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/driver/thread_number.hpp"
-#include "tarn/policy/block_bytes.hpp"
 #include "tarn/policy/block_history.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/fences.hpp"
 #include "tarn/policy/fill_pattern.hpp"
-#include "tarn/policy/recorded_use.hpp"
+#include "tarn/policy/pool_calls.hpp"
+#include "tarn/policy/resource_adaptor.hpp"
 
 namespace tarn {
 
@@ -52,11 +52,11 @@ struct checked {
 /// Cost of a pair: three fills, two copies of a fence, a copy of the block, two waits. Thread-safe; no lock is held while
 /// waiting for the device or while the handler runs, except while check_all() reads one block.
 template <class Upstream>
-class checked_layer {
+class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream> {
+  using base = resource_adaptor<checked_layer<Upstream>, Upstream>;
+
  public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
+  using base::driver;
   /// Makes handles and owners record the place of a call for this layer, however many policies lie between.
   static constexpr bool records_places = true;
 
@@ -64,13 +64,11 @@ class checked_layer {
     requires std::default_initializable<Upstream>
       : checked_layer(Upstream{}) {}
   explicit checked_layer(Upstream upstream, checked const& options = {})
-      : upstream_(std::move(upstream)), options_(options), fences_(options.fence_bytes) {
+      : base(std::move(upstream)), options_(options), fences_(options.fence_bytes) {
     history_.remember(options.remembered_blocks);
-    member_.device = upstream_.driver().device().value;
+    member_.device = driver().device().value;
     detail::checked_resources::add(member_);
   }
-  checked_layer(checked_layer const&) = delete;
-  checked_layer& operator=(checked_layer const&) = delete;
   /// Verifies the quarantine, then reports each block that is still live.
   ~checked_layer() {
     detail::checked_resources::remove(member_);
@@ -78,39 +76,44 @@ class checked_layer {
     tell_leaks();
   }
 
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    return build(stream, bytes, alignment,
-                 [&](std::size_t whole) { return upstream_.allocate(stream, whole, alignment); });
+  void* around_allocate(request const& r, auto const& next) {
+    if (r.bytes == 0) return nullptr;
+    require_alignment(r.alignment);
+    detail::block_record b;
+    b.bytes = r.bytes;
+    b.alignment = r.alignment;
+    b.allocated = mark_of(r.stream);
+    {
+      std::lock_guard const guard(mutex_);
+      history_.make_room();
+    }
+    try {
+      b.p = fences_.block_in(allocate_whole(r, next), r.alignment);
+    } catch (...) {
+      std::lock_guard const guard(mutex_);
+      history_.give_up_room();
+      throw;
+    }
+    bool const captured = is_capturing(r.stream);
+    // A fence that was not written would be reported as overwritten.
+    b.fenced = !captured && fences_.draw(driver(), r.stream, b.p, r.bytes, r.alignment).ok();
+    if (b.fenced) (void)detail::fill_bytes(driver(), r.stream, b.p, pattern::uninitialised, r.bytes);
+    {
+      std::lock_guard const guard(mutex_);
+      history_.begin(b);
+    }
+    if (r.is_synchronous() && !captured) (void)driver().synchronize_stream(r.stream);
+    return b.p;
   }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    void* const p = build(stream_ref{}, bytes, alignment,
-                          [&](std::size_t whole) { return upstream_.allocate_sync(whole, alignment); });
-    if (p != nullptr && !is_capturing(stream_ref{})) (void)driver().synchronize_stream(stream_ref{});
-    return p;
-  }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p == nullptr) return;
-    detail::block_record const b = take_back(p, bytes, alignment, mark_of(stream));
+  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    detail::block_record const b = take_back(p, r.bytes, r.alignment, mark_of(r.stream));
     if (b.p == nullptr) return;
-    stream_ref const on = detail::usable_stream(driver(), stream);
+    stream_ref const on = detail::usable_stream(driver(), r.stream);
     bool const captured = is_capturing(on);
     if (!captured) verify_fences(b, on);
     if (captured || !b.fenced || !quarantine(b, on)) {
       history_gone(b);
-      upstream_.deallocate(stream, whole_of(b), fences_.whole_bytes(bytes, alignment), alignment);
-      return;
-    }
-    end_quarantine(options_.quarantine_bytes, options_.quarantine_blocks);
-  }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p == nullptr) return;
-    detail::block_record const b = take_back(p, bytes, alignment, mark_of(stream_ref{}));
-    if (b.p == nullptr) return;
-    bool const captured = is_capturing(stream_ref{});
-    if (!captured) verify_fences(b, stream_ref{});
-    if (captured || !b.fenced || !quarantine(b, stream_ref{})) {
-      history_gone(b);
-      upstream_.deallocate_sync(whole_of(b), fences_.whole_bytes(bytes, alignment), alignment);
+      next.deallocate(fences_.whole_of(r), whole_of(b));
       return;
     }
     end_quarantine(options_.quarantine_bytes, options_.quarantine_blocks);
@@ -127,8 +130,8 @@ class checked_layer {
       alignment = b->alignment;
     }
     if constexpr (detail::records_streams<Upstream>) {
-      nearest(upstream_, detail::record_stream_call{fences_.whole_of(p, alignment),
-                                                    fences_.whole_bytes(bytes, alignment), stream});
+      nearest(this->upstream(), detail::record_stream_call{fences_.whole_of(p, alignment),
+                                                           fences_.whole_bytes(bytes, alignment), stream});
     }
   }
 
@@ -173,18 +176,16 @@ class checked_layer {
     std::lock_guard const guard(mutex_);
     return history_.live();
   }
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
   /// The bytes that a block occupies, including fences.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
-    return bytes == 0 ? 0
-                      : detail::block_bytes_of(upstream_, fences_.whole_bytes(bytes, alignment), alignment);
+    return bytes == 0
+               ? 0
+               : detail::block_bytes_of(this->upstream(), fences_.whole_bytes(bytes, alignment), alignment);
   }
 
  private:
   [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
-    bool capturing = false;
-    return driver().is_capturing(stream, capturing).ok() && capturing;
+    return detail::is_capturing(driver(), stream);
   }
   [[nodiscard]] detail::block_event mark_of(stream_ref stream) noexcept {
     detail::block_event e;
@@ -202,46 +203,17 @@ class checked_layer {
     return fences_.whole_of(b.p, b.alignment);
   }
 
-  // ---- allocation
-
-  template <class Allocate>
-  void* build(stream_ref stream, std::size_t bytes, std::size_t alignment, Allocate const& allocate) {
-    if (bytes == 0) return nullptr;
-    require_alignment(alignment);
-    std::size_t const whole = fences_.whole_bytes(bytes, alignment);
-    detail::block_record b;
-    b.bytes = bytes;
-    b.alignment = alignment;
-    b.allocated = mark_of(stream);
-    {
-      std::lock_guard const guard(mutex_);
-      history_.make_room();
-    }
-    void* whole_block = nullptr;
-    try {
-      whole_block = detail::asking_for(bytes, [&] { return allocate_with_patience(whole, allocate); });
-    } catch (...) {
-      std::lock_guard const guard(mutex_);
-      history_.give_up_room();
-      throw;
-    }
-    b.p = fences_.block_in(whole_block, alignment);
-    // A fence that was not written would be reported as overwritten.
-    b.fenced = !is_capturing(stream) && fences_.draw(driver(), stream, b.p, bytes, alignment).ok();
-    if (b.fenced) (void)detail::fill_bytes(driver(), stream, b.p, pattern::uninitialised, bytes);
-    std::lock_guard const guard(mutex_);
-    history_.begin(b);
-    return b.p;
-  }
-  /// Allocates; if that fails, empties the quarantine and retries.
-  template <class Allocate>
-  void* allocate_with_patience(std::size_t whole, Allocate const& allocate) {
-    try {
-      return allocate(whole);
-    } catch (out_of_memory const&) {
-      if (!end_quarantine(0, 0)) throw;
-    }
-    return allocate(whole);
+  /// Allocates a block with its fences; if that fails, empties the quarantine and retries.
+  void* allocate_whole(request const& r, auto const& next) {
+    request const whole = fences_.whole_of(r);
+    return detail::asking_for(r.bytes, [&] {
+      try {
+        return next.allocate(whole);
+      } catch (out_of_memory const&) {
+        if (!end_quarantine(0, 0)) throw;
+      }
+      return next.allocate(whole);
+    });
   }
 
   // ---- deallocation
@@ -304,7 +276,7 @@ class checked_layer {
       if (!is_capturing(stream_ref{})) {
         if (std::size_t const at = first_written(b, stream_ref{}); at != b.bytes) tell_late_write(b, at);
       }
-      upstream_.deallocate_sync(whole_of(b), fences_.whole_bytes(b.bytes, b.alignment), b.alignment);
+      this->upstream().deallocate_sync(whole_of(b), fences_.whole_bytes(b.bytes, b.alignment), b.alignment);
     }
   }
 
@@ -389,7 +361,6 @@ class checked_layer {
     return true;
   }
 
-  Upstream upstream_;
   checked const options_;
   detail::fences fences_;
   std::atomic<std::uint64_t> calls_{0};

@@ -2,14 +2,16 @@
 #pragma once
 // Composition: `source | policy | policy` and `stack<source, policy, policy>` are the same type, and position is meaning. A
 // policy is a small value (its options) with `template <class Upstream> using layer = ...;`. The layer is constructed from
-// (Upstream, policy) and defines only the calls it changes: shared_resource<> passes the rest on. A layer that also sends calls to a
-// second resource declares both, see tarn::routes_to; it must then define every pool call that one of them provides.
+// (Upstream, policy) and defines only what it changes: shared_resource<> passes the rest on. A layer defines once what it does
+// around a request and the next layer, see resource_adaptor; around<> is for the shortest policies. A layer that also sends calls
+// to a second resource declares both, see tarn::routes_to; it must then define every pool call that one of them provides.
 
 #include <concepts>
 #include <type_traits>
 #include <utility>
 
 #include "tarn/core/shared_resource.hpp"
+#include "tarn/policy/resource_adaptor.hpp"
 
 namespace tarn {
 
@@ -32,12 +34,15 @@ inline constexpr bool holds_resource = false;
 template <template <class...> class Policy, class... Arguments>
 inline constexpr bool holds_resource<Policy<Arguments...>> = (memory_source<Arguments> || ...);
 
-/// Asserts at the composition that a layer with a second resource lists its routes.
+/// Asserts at the composition what a layer must define.
 template <class Policy, class Upstream>
-constexpr bool check_routing_policy() {
-  static_assert(!holds_resource<Policy> || routes_calls<typename Policy::template layer<Upstream>>,
-                "tarn: this policy holds a second resource, so its layer must name the resources that it "
-                "calls; add: using routes = tarn::routes_to<Upstream, Other>");
+constexpr bool check_policy() {
+  using layer = typename Policy::template layer<Upstream>;
+  if constexpr (std::derived_from<layer, resource_adaptor<layer, Upstream>>) check_adaptor<layer, Upstream>();
+  static_assert(
+      !holds_resource<Policy> || routes_calls<layer>,
+      "tarn: this policy holds a second resource, so its layer must name the resources that it calls; "
+      "add: using routes = tarn::routes_to<Upstream, Other>");
   return true;
 }
 
@@ -47,7 +52,7 @@ struct stack_of {
 };
 template <class Source, class First, class... Rest>
 struct stack_of<Source, First, Rest...> {
-  static_assert(check_routing_policy<First, Source>());
+  static_assert(check_policy<First, Source>());
   using type = typename stack_of<shared_resource<typename First::template layer<Source>>, Rest...>::type;
 };
 }  // namespace detail
@@ -62,7 +67,7 @@ template <class Upstream, class Policy>
            memory_source<std::remove_cvref_t<Upstream>>
 [[nodiscard]] auto operator|(Upstream&& upstream, Policy&& policy) {
   using source = std::remove_cvref_t<Upstream>;
-  static_assert(detail::check_routing_policy<std::remove_cvref_t<Policy>, source>());
+  static_assert(detail::check_policy<std::remove_cvref_t<Policy>, source>());
   using layer = typename std::remove_cvref_t<Policy>::template layer<source>;
   return shared_resource<layer>(std::in_place, source(std::forward<Upstream>(upstream)),
                                 std::forward<Policy>(policy));

@@ -2,20 +2,16 @@
 #pragma once
 // fallback_to: a second resource for what the first one cannot serve, such as managed or host memory.
 
-#include <atomic>
 #include <cstddef>
-#include <cstdint>
-#include <mutex>
 #include <utility>
 
-#include "tarn/core/address_map.hpp"
-#include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/waiting_block.hpp"
-#include "tarn/policy/block_bytes.hpp"
+#include "tarn/policy/block_set.hpp"
 #include "tarn/policy/compose.hpp"
-#include "tarn/policy/recorded_use.hpp"
+#include "tarn/policy/pool_calls.hpp"
+#include "tarn/policy/resource_adaptor.hpp"
 #include "tarn/pool/pool_state.hpp"
 
 namespace tarn {
@@ -99,51 +95,40 @@ concept either_reaches = reachable<First, Call> || reachable<Second, Call>;
 /// Each block returns to the resource that it came from: the addresses of fallback blocks are kept out of band. While none is
 /// live, a deallocation costs one more relaxed load. Thread-safe.
 template <class Upstream, class Other>
-class fallback_layer {
+class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, Upstream> {
+  using base = resource_adaptor<fallback_layer<Upstream, Other>, Upstream>;
+
  public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
+  using base::driver;
   using routes = routes_to<Upstream, Other>;
 
   fallback_layer(Upstream upstream, fallback_to<Other> options)
-      : upstream_(std::move(upstream)), other_(std::move(options.other)) {}
-  fallback_layer(fallback_layer const&) = delete;
-  fallback_layer& operator=(fallback_layer const&) = delete;
+      : base(std::move(upstream)), other_(std::move(options.other)) {}
 
   /// @throws out_of_memory  both refused; the error is the fallback's
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+  void* around_allocate(request const& r, auto const& next) {
     try {
-      return upstream_.allocate(stream, bytes, alignment);
+      return next.allocate(r);
     } catch (out_of_memory const&) {
     }
-    return remember([&] { return other_.allocate(stream, bytes, alignment); },
-                    [&](void* p) { other_.deallocate(stream, p, bytes, alignment); });
-  }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p == nullptr) return;
-    wait_for_uses(p);
-    if (forget(p)) {
-      other_.deallocate(stream, p, bytes, alignment);
-    } else {
-      upstream_.deallocate(stream, p, bytes, alignment);
-    }
-  }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    next_layer const other(other_);
+    void* const p = other.allocate(r);
+    if (p == nullptr) return p;
     try {
-      return upstream_.allocate_sync(bytes, alignment);
-    } catch (out_of_memory const&) {
+      blocks_.insert(p);
+    } catch (...) {
+      other.deallocate(r, p);
+      throw;
     }
-    return remember([&] { return other_.allocate_sync(bytes, alignment); },
-                    [&](void* p) { other_.deallocate_sync(p, bytes, alignment); });
+    return p;
   }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p == nullptr) return;
-    wait_for_uses(p);
-    if (forget(p)) {
-      other_.deallocate_sync(p, bytes, alignment);
+  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    // Waits for the device if record_stream() named a block that no pool holds back.
+    if (used_.erase(p)) (void)driver().synchronize_device();
+    if (blocks_.erase(p)) {
+      next_layer(other_).deallocate(r, p);
     } else {
-      upstream_.deallocate_sync(p, bytes, alignment);
+      next.deallocate(r, p);
     }
   }
 
@@ -157,10 +142,10 @@ class fallback_layer {
   {
     if (p == nullptr) return;
     detail::record_stream_call const use{p, bytes, stream};
-    if (is_of_other(p)) {
+    if (blocks_.contains(p)) {
       record_in(other_, use);
     } else {
-      record_in(upstream_, use);
+      record_in(this->upstream(), use);
     }
   }
   /// Gives cached memory back until both together hold at most `keep_bytes`, the fallback's first; returns the bytes given
@@ -168,10 +153,10 @@ class fallback_layer {
   std::size_t trim(std::size_t keep_bytes)
     requires detail::either_reaches<Upstream, Other, detail::routed_calls::trim>
   {
-    std::size_t const first = reserved_in(upstream_);
+    std::size_t const first = reserved_in(this->upstream());
     std::size_t const given = trim_one(other_, keep_bytes > first ? keep_bytes - first : 0);
     std::size_t const second = reserved_in(other_);
-    return given + trim_one(upstream_, keep_bytes > second ? keep_bytes - second : 0);
+    return given + trim_one(this->upstream(), keep_bytes > second ? keep_bytes - second : 0);
   }
   /// Whether `p` lies in memory that either pool reserved.
   [[nodiscard]] bool owns(void const* p)
@@ -192,7 +177,7 @@ class fallback_layer {
   /// The bytes that a request occupies in either resource, the larger value if they round differently: it is needed before it
   /// is known which of them serves, and limits must hold for both.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
-    return detail::max_of(detail::block_bytes_of(upstream_, bytes, alignment),
+    return detail::max_of(detail::block_bytes_of(this->upstream(), bytes, alignment),
                           detail::block_bytes_of(other_, bytes, alignment));
   }
   /// The sum of both, each read at one moment. Peaks are an upper bound, see detail::sum_of_states().
@@ -258,12 +243,8 @@ class fallback_layer {
     to_each([&](auto& l) -> decltype(static_cast<void>(l.inspect(look))) { l.inspect(look); });
   }
 
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
   /// Number of live blocks that came from the fallback.
-  [[nodiscard]] std::size_t fallback_blocks() const noexcept {
-    return count_.load(std::memory_order_relaxed);
-  }
+  [[nodiscard]] std::size_t fallback_blocks() const noexcept { return blocks_.size(); }
 
  private:
   /// Calls each resource that accepts the call, and joins the results.
@@ -272,14 +253,14 @@ class fallback_layer {
     if constexpr (!reachable<Upstream, Ask>) {
       return nearest(other_, ask);
     } else if constexpr (!reachable<Other, Ask>) {
-      return nearest(upstream_, ask);
+      return nearest(this->upstream(), ask);
     } else {
-      return join(nearest(upstream_, ask), nearest(other_, ask));
+      return join(nearest(this->upstream(), ask), nearest(other_, ask));
     }
   }
   template <class Call>
   void to_each(Call const& call) {
-    if constexpr (reachable<Upstream, Call>) nearest(upstream_, call);
+    if constexpr (reachable<Upstream, Call>) nearest(this->upstream(), call);
     if constexpr (reachable<Other, Call>) nearest(other_, call);
   }
   template <class Resource>
@@ -305,67 +286,18 @@ class fallback_layer {
     }
   }
 
-  // ---- uses on other streams
-
   template <class Resource>
   void record_in(Resource& resource, detail::record_stream_call const& use) {
     if constexpr (detail::records_streams<Resource>) {
       nearest(resource, use);
     } else {
-      std::lock_guard const guard(mutex_);
-      used_.make_room(1);
-      used_.insert(reinterpret_cast<std::uintptr_t>(use.p), true);
-      used_count_.store(used_.size(), std::memory_order_relaxed);
+      used_.insert(use.p);
     }
   }
-  /// Waits for the device if record_stream() named a block that no pool holds back.
-  void wait_for_uses(void* p) noexcept {
-    if (used_count_.load(std::memory_order_relaxed) == 0) return;
-    {
-      std::lock_guard const guard(mutex_);
-      if (!used_.erase(reinterpret_cast<std::uintptr_t>(p))) return;
-      used_count_.store(used_.size(), std::memory_order_relaxed);
-    }
-    (void)driver().synchronize_device();
-  }
 
-  // ---- owner of a block
-
-  [[nodiscard]] bool is_of_other(void* p) noexcept {
-    if (count_.load(std::memory_order_relaxed) == 0) return false;
-    std::lock_guard const guard(mutex_);
-    return blocks_.find(reinterpret_cast<std::uintptr_t>(p));
-  }
-  template <class Allocate, class Undo>
-  void* remember(Allocate const& allocate, Undo const& undo) {
-    void* const p = allocate();
-    if (p == nullptr) return p;
-    try {
-      std::lock_guard const guard(mutex_);
-      blocks_.make_room(1);
-      blocks_.insert(reinterpret_cast<std::uintptr_t>(p), true);
-      count_.store(blocks_.size(), std::memory_order_relaxed);
-    } catch (...) {
-      undo(p);
-      throw;
-    }
-    return p;
-  }
-  bool forget(void* p) noexcept {
-    if (count_.load(std::memory_order_relaxed) == 0) return false;
-    std::lock_guard const guard(mutex_);
-    bool const found = blocks_.erase(reinterpret_cast<std::uintptr_t>(p));
-    count_.store(blocks_.size(), std::memory_order_relaxed);
-    return found;
-  }
-
-  Upstream upstream_;
   Other other_;
-  detail::fork_mutex mutex_;
-  detail::address_map<bool> blocks_;
-  std::atomic<std::size_t> count_{0};
-  detail::address_map<bool> used_;  ///< blocks that no pool holds back, with uses on other streams
-  std::atomic<std::size_t> used_count_{0};
+  detail::block_set blocks_;  ///< live blocks of the fallback
+  detail::block_set used_;    ///< blocks that no pool holds back, with uses on other streams
 };
 
 }  // namespace tarn

@@ -15,10 +15,10 @@
 #include "tarn/core/misuse.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/driver/stream_life.hpp"
-#include "tarn/policy/block_bytes.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/fences.hpp"
-#include "tarn/policy/recorded_use.hpp"
+#include "tarn/policy/pool_calls.hpp"
+#include "tarn/policy/resource_adaptor.hpp"
 
 namespace tarn {
 
@@ -40,49 +40,36 @@ struct fenced {
 /// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
 /// then has no fences.
 template <class Upstream>
-class fenced_layer {
+class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
+  using base = resource_adaptor<fenced_layer<Upstream>, Upstream>;
+
  public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
+  using base::driver;
 
   fenced_layer()
     requires std::default_initializable<Upstream>
       : fenced_layer(Upstream{}) {}
   explicit fenced_layer(Upstream upstream, fenced const& options = {})
-      : upstream_(std::move(upstream)), fences_(options.fence_bytes) {}
-  fenced_layer(fenced_layer const&) = delete;
-  fenced_layer& operator=(fenced_layer const&) = delete;
+      : base(std::move(upstream)), fences_(options.fence_bytes) {}
 
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    if (bytes == 0) return nullptr;
-    require_alignment(alignment);
-    std::size_t const whole = fences_.whole_bytes(bytes, alignment);
-    void* const whole_block =
-        detail::asking_for(bytes, [&] { return upstream_.allocate(stream, whole, alignment); });
-    return build(whole_block, stream, bytes, alignment,
-                 [&](void* p) { upstream_.deallocate(stream, p, whole, alignment); });
-  }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p == nullptr || !retire(p, stream, bytes, alignment)) return;
-    upstream_.deallocate(stream, fences_.whole_of(p, alignment), fences_.whole_bytes(bytes, alignment),
-                         alignment);
-  }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    if (bytes == 0) return nullptr;
-    require_alignment(alignment);
-    std::size_t const whole = fences_.whole_bytes(bytes, alignment);
-    void* const whole_block =
-        detail::asking_for(bytes, [&] { return upstream_.allocate_sync(whole, alignment); });
-    void* const p = build(whole_block, stream_ref{}, bytes, alignment,
-                          [&](void* q) { upstream_.deallocate(stream_ref{}, q, whole, alignment); });
-    if (!is_capturing(stream_ref{})) (void)driver().synchronize_stream(stream_ref{});
+  void* around_allocate(request const& r, auto const& next) {
+    if (r.bytes == 0) return nullptr;
+    require_alignment(r.alignment);
+    request const whole = fences_.whole_of(r);
+    void* const whole_block = detail::asking_for(r.bytes, [&] { return next.allocate(whole); });
+    void* const p = fences_.block_in(whole_block, r.alignment);
+    try {
+      build(r, p);
+    } catch (...) {
+      next.deallocate(whole.in_stream_order(), whole_block);  // a fence may still be written
+      throw;
+    }
+    if (r.is_synchronous() && !detail::is_capturing(driver(), r.stream))
+      (void)driver().synchronize_stream(r.stream);
     return p;
   }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p == nullptr || !retire(p, stream_ref{}, bytes, alignment)) return;
-    upstream_.deallocate_sync(fences_.whole_of(p, alignment), fences_.whole_bytes(bytes, alignment),
-                              alignment);
+  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    if (retire(r, p)) next.deallocate(fences_.whole_of(r), fences_.whole_of(p, r.alignment));
   }
 
   /// Passes on the block with its fences, as the pool knows it.
@@ -95,8 +82,8 @@ class fenced_layer {
       alignment = blocks_.find(key_of(p)).alignment;
     }
     if (alignment == 0) return;  // deallocation will report it
-    nearest(upstream_, detail::record_stream_call{fences_.whole_of(p, alignment),
-                                                  fences_.whole_bytes(bytes, alignment), stream});
+    nearest(this->upstream(), detail::record_stream_call{fences_.whole_of(p, alignment),
+                                                         fences_.whole_bytes(bytes, alignment), stream});
   }
 
   /// Verifies the fences of every block that was live at the call and is still live, reports broken ones and returns their
@@ -133,12 +120,11 @@ class fenced_layer {
     return broken;
   }
 
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
   /// The bytes that a block occupies, including fences.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
-    return bytes == 0 ? 0
-                      : detail::block_bytes_of(upstream_, fences_.whole_bytes(bytes, alignment), alignment);
+    return bytes == 0
+               ? 0
+               : detail::block_bytes_of(this->upstream(), fences_.whole_bytes(bytes, alignment), alignment);
   }
 
  private:
@@ -150,46 +136,34 @@ class fenced_layer {
     friend bool operator==(block const&, block const&) = default;
   };
   [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
-  [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
-    bool capturing = false;
-    return driver().is_capturing(stream, capturing).ok() && capturing;
-  }
 
-  template <class Undo>
-  void* build(void* whole, stream_ref stream, std::size_t bytes, std::size_t alignment, Undo const& undo) {
-    void* const p = fences_.block_in(whole, alignment);
-    try {
+  /// Writes the fences and records the block. @throws std::bad_alloc, cuda_error: the block is not recorded
+  void build(request const& r, void* p) {
+    {
       std::lock_guard const guard(mutex_);
       blocks_.make_room(promised_ + 1);
       ++promised_;
-    } catch (...) {
-      undo(whole);
-      throw;
     }
-    bool const fenced = !is_capturing(stream);
-    status const s = fenced ? fences_.draw(driver(), stream, p, bytes, alignment) : status{};
+    bool const fenced = !detail::is_capturing(driver(), r.stream);
+    status const s = fenced ? fences_.draw(driver(), r.stream, p, r.bytes, r.alignment) : status{};
     {
       std::lock_guard const guard(mutex_);
       --promised_;
       // Recorded after its fences are queued: otherwise check_all() would report a fence that is not yet there.
-      if (s.ok()) blocks_.insert(key_of(p), {bytes, alignment, ++numbered_, fenced});
+      if (s.ok()) blocks_.insert(key_of(p), {r.bytes, r.alignment, ++numbered_, fenced});
     }
-    if (!s.ok()) {
-      undo(whole);
-      throw cuda_error(s, driver().device().value);
-    }
-    return p;
+    if (!s.ok()) throw cuda_error(s, driver().device().value);
   }
 
   /// Verifies and forgets a block; returns false if it must not be passed on. The handler is called without the mutex, since it
   /// may use this very resource.
-  bool retire(void* p, stream_ref stream, std::size_t bytes, std::size_t alignment) noexcept {
+  bool retire(request const& r, void* p) noexcept {
     block b{};
     bool matches = false;
     {
       std::lock_guard const guard(mutex_);
       b = blocks_.find(key_of(p));
-      matches = b.bytes == bytes && b.alignment == alignment;
+      matches = b.bytes == r.bytes && b.alignment == r.alignment;
       if (matches) (void)blocks_.erase(key_of(p));
     }
     if (b == block{}) {
@@ -198,14 +172,14 @@ class fenced_layer {
       return false;
     }
     if (!matches) {
-      auto const kind = b.bytes != bytes ? misuse_kind::wrong_size : misuse_kind::wrong_alignment;
+      auto const kind = b.bytes != r.bytes ? misuse_kind::wrong_size : misuse_kind::wrong_alignment;
       tell(kind, p, "was freed with a different size or alignment; its allocated size in bytes is ", b.bytes);
       return false;
     }
     if (!b.fenced) return true;
-    stream_ref const on = detail::usable_stream(driver(), stream);
-    if (is_capturing(on)) return true;
-    if (detail::breach const found = fences_.verify(driver(), on, p, bytes, alignment)) tell(found);
+    stream_ref const on = detail::usable_stream(driver(), r.stream);
+    if (detail::is_capturing(driver(), on)) return true;
+    if (detail::breach const found = fences_.verify(driver(), on, p, r.bytes, r.alignment)) tell(found);
     return true;
   }
 
@@ -222,7 +196,6 @@ class fenced_layer {
     report_misuse(misuse(kind, p, text.view()));
   }
 
-  Upstream upstream_;
   detail::fences fences_;
   detail::fork_mutex mutex_;
   detail::address_map<block> blocks_;

@@ -11,6 +11,7 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/policy/fill_pattern.hpp"
+#include "tarn/policy/resource_adaptor.hpp"
 
 namespace tarn::detail {
 
@@ -32,6 +33,10 @@ class fences {
   }
   [[nodiscard]] std::size_t whole_bytes(std::size_t bytes, std::size_t alignment) const noexcept {
     return bytes > max_request_bytes ? bytes : bytes + 2 * width(alignment);
+  }
+  /// The request for a block and its fences.
+  [[nodiscard]] request whole_of(request const& r) const noexcept {
+    return {r.stream, whole_bytes(r.bytes, r.alignment), r.alignment, r.kind};
   }
   [[nodiscard]] void* whole_of(void* p, std::size_t alignment) const noexcept {
     return static_cast<unsigned char*>(p) - width(alignment);

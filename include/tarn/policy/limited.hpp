@@ -7,11 +7,13 @@
 #include <mutex>
 #include <utility>
 
+#include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/spin_lock.hpp"
-#include "tarn/policy/block_bytes.hpp"
 #include "tarn/policy/compose.hpp"
+#include "tarn/policy/pool_calls.hpp"
+#include "tarn/policy/resource_adaptor.hpp"
 
 namespace tarn {
 
@@ -95,19 +97,11 @@ class byte_budget {
 };
 
 /// The common part of both kinds of limit: the budget, and the refusal.
-template <class Upstream>
-class limited_base {
+template <class Layer, class Upstream>
+class limited_base : public resource_adaptor<Layer, Upstream> {
  public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
-
-  limited_base(Upstream upstream, std::size_t limit) : upstream_(std::move(upstream)), budget_(limit) {}
-  limited_base(limited_base const&) = delete;
-  limited_base& operator=(limited_base const&) = delete;
-
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+  limited_base(Upstream upstream, std::size_t limit)
+      : resource_adaptor<Layer, Upstream>(std::move(upstream)), budget_(limit) {}
 
   /// Bytes that count against the limit now.
   [[nodiscard]] std::size_t used() const noexcept { return budget_.used(); }
@@ -117,13 +111,13 @@ class limited_base {
   [[nodiscard]] void* allocate_plain(std::size_t bytes)
     requires has_plain_blocks<Upstream>
   {
-    return within_budget(bytes, bytes, default_alignment, {},
-                         [&] { return upstream_.allocate_plain(bytes); });
+    return within_budget(bytes, {stream_ref{}, bytes, default_alignment},
+                         [&] { return this->upstream().allocate_plain(bytes); });
   }
   void deallocate_plain(void* p, std::size_t bytes) noexcept
     requires has_plain_blocks<Upstream>
   {
-    upstream_.deallocate_plain(p, bytes);
+    this->upstream().deallocate_plain(p, bytes);
     budget_.give(bytes);
   }
 
@@ -138,19 +132,9 @@ class limited_base {
  protected:
   /// Runs `allocate` within the budget: a refusal or an upstream failure uses none of it.
   template <class Allocate>
-  auto within_budget(std::size_t counted, std::size_t asked, std::size_t alignment, stream_ref stream,
-                     Allocate const& allocate) {
-    if (!budget_.take(counted)) {
-      memory_report r;
-      r.asked = asked;
-      r.alignment = alignment;
-      r.device = driver().device().value;
-      r.stream = stream.id();
-      r.live = used();
-      r.limit = limit();
-      r.refused_by = "limited";
-      throw out_of_memory(r);
-    }
+  TARN_ALWAYS_INLINE auto within_budget(std::size_t counted, request const& r, Allocate const& allocate) {
+    if (!budget_.take(counted)) [[unlikely]]
+      refuse(r.stream, r.bytes, r.alignment);
     try {
       return allocate();
     } catch (...) {
@@ -159,66 +143,70 @@ class limited_base {
     }
   }
 
-  Upstream upstream_;
   byte_budget budget_;
+
+ private:
+  [[noreturn]] TARN_NOINLINE void refuse(stream_ref stream, std::size_t bytes, std::size_t alignment) const {
+    memory_report r;
+    r.asked = bytes;
+    r.alignment = alignment;
+    r.device = this->driver().device().value;
+    r.stream = stream.id();
+    r.live = used();
+    r.limit = limit();
+    r.refused_by = "limited";
+    throw out_of_memory(r);
+  }
 };
 
 }  // namespace detail
 
 /// The limit over a resource: bounds live bytes. Two relaxed atomic operations per allocation and free.
 template <class Upstream>
-class limited_layer : public detail::limited_base<Upstream> {
-  using base = detail::limited_base<Upstream>;
+class limited_layer : public detail::limited_base<limited_layer<Upstream>, Upstream> {
+  using base = detail::limited_base<limited_layer, Upstream>;
 
  public:
   limited_layer(Upstream upstream, limited const& options) : base(std::move(upstream), options.limit) {}
 
   /// @throws out_of_memory  the limit, or the upstream, refused; no budget was used
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    return this->within_budget(counted(bytes, alignment), bytes, alignment, stream,
-                               [&] { return this->upstream_.allocate(stream, bytes, alignment); });
+  TARN_ALWAYS_INLINE void* around_allocate(request const& r, auto const& next) {
+    return this->within_budget(counted(r), r, [&] { return next.allocate(r); });
   }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    this->upstream_.deallocate(stream, p, bytes, alignment);
-    if (p != nullptr) this->budget_.give(counted(bytes, alignment));
-  }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    return this->within_budget(counted(bytes, alignment), bytes, alignment, {},
-                               [&] { return this->upstream_.allocate_sync(bytes, alignment); });
-  }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    this->upstream_.deallocate_sync(p, bytes, alignment);
-    if (p != nullptr) this->budget_.give(counted(bytes, alignment));
+  TARN_ALWAYS_INLINE void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    next.deallocate(r, p);
+    this->budget_.give(counted(r));
   }
 
  private:
-  [[nodiscard]] std::size_t counted(std::size_t bytes, std::size_t alignment) noexcept {
-    return bytes > max_request_bytes ? bytes : detail::block_bytes_of(this->upstream_, bytes, alignment);
+  [[nodiscard]] std::size_t counted(request const& r) noexcept {
+    if (r.bytes > max_request_bytes) return r.bytes;
+    return detail::block_bytes_of(this->upstream(), r.bytes, r.alignment);
   }
 };
 
 /// The limit over a page source: bounds physical bytes. It is a page source itself, so a pool can use it.
 template <page_source Upstream>
-class limited_layer<Upstream> : public detail::limited_base<Upstream> {
-  using base = detail::limited_base<Upstream>;
+class limited_layer<Upstream> : public detail::limited_base<limited_layer<Upstream>, Upstream> {
+  using base = detail::limited_base<limited_layer, Upstream>;
 
  public:
   limited_layer(Upstream upstream, limited const& options) : base(std::move(upstream), options.limit) {}
 
   [[nodiscard]] std::size_t granularity() const noexcept { return this->upstream_.granularity(); }
-  [[nodiscard]] void* reserve(std::size_t bytes) { return this->upstream_.reserve(bytes); }
-  void unreserve(void* p, std::size_t bytes) noexcept { this->upstream_.unreserve(p, bytes); }
+  [[nodiscard]] void* reserve(std::size_t bytes) { return this->upstream().reserve(bytes); }
+  void unreserve(void* p, std::size_t bytes) noexcept { this->upstream().unreserve(p, bytes); }
   /// @throws out_of_memory  the limit, or the device, refused; no budget was used
   [[nodiscard]] page_handle create(std::size_t bytes) {
-    return this->within_budget(bytes, bytes, granularity(), {},
-                               [&] { return this->upstream_.create(bytes); });
+    return this->within_budget(bytes, {stream_ref{}, bytes, granularity()},
+                               [&] { return this->upstream().create(bytes); });
   }
   void destroy(page_handle handle, std::size_t bytes) noexcept {
-    this->upstream_.destroy(handle, bytes);
+    this->upstream().destroy(handle, bytes);
     this->budget_.give(bytes);
   }
-  void map(void* p, std::size_t bytes, page_handle handle) { this->upstream_.map(p, bytes, handle); }
-  void unmap(void* p, std::size_t bytes) noexcept { this->upstream_.unmap(p, bytes); }
+  void map(void* p, std::size_t bytes, page_handle handle) { this->upstream().map(p, bytes, handle); }
+  void unmap(void* p, std::size_t bytes) noexcept { this->upstream().unmap(p, bytes); }
 };
 
 }  // namespace tarn

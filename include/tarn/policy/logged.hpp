@@ -11,6 +11,7 @@
 #include "tarn/core/location_scope.hpp"
 #include "tarn/core/tag.hpp"
 #include "tarn/policy/compose.hpp"
+#include "tarn/policy/resource_adaptor.hpp"
 
 namespace tarn {
 
@@ -81,76 +82,53 @@ logged(void (*)(void*, call_record const&), void*, log_moments) -> logged<detail
 /// allocation the upstream's own exception is passed on instead. From a deallocation, which never throws, the hook's exception
 /// is dropped.
 template <class Upstream, class Hook>
-class logged_layer {
+class logged_layer : public resource_adaptor<logged_layer<Upstream, Hook>, Upstream> {
+  using base = resource_adaptor<logged_layer<Upstream, Hook>, Upstream>;
+
  public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
   /// Makes handles and owners record the place of a call for this layer, however many policies lie between.
   static constexpr bool records_places = true;
 
   logged_layer(Upstream upstream, logged<Hook> options)
-      : upstream_(std::move(upstream)), hook_(std::move(options.hook)), moments_(options.moments) {}
-  logged_layer(logged_layer const&) = delete;
-  logged_layer& operator=(logged_layer const&) = delete;
+      : base(std::move(upstream)), hook_(std::move(options.hook)), moments_(options.moments) {}
 
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    return tell_allocation(
-        {logged_call::allocate, call_outcome::pending, nullptr, bytes, alignment, stream, {}, {}},
-        [&] { return upstream_.allocate(stream, bytes, alignment); },
-        [&](void* p) { upstream_.deallocate(stream, p, bytes, alignment); });
-  }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    tell_deallocation({logged_call::deallocate, call_outcome::pending, p, bytes, alignment, stream, {}, {}},
-                      [&] { upstream_.deallocate(stream, p, bytes, alignment); });
-  }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    return tell_allocation(
-        {logged_call::allocate_sync, call_outcome::pending, nullptr, bytes, alignment, {}, {}, {}},
-        [&] { return upstream_.allocate_sync(bytes, alignment); },
-        [&](void* p) { upstream_.deallocate_sync(p, bytes, alignment); });
-  }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    tell_deallocation({logged_call::deallocate_sync, call_outcome::pending, p, bytes, alignment, {}, {}, {}},
-                      [&] { upstream_.deallocate_sync(p, bytes, alignment); });
-  }
-
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
-
- private:
-  template <class Allocate, class Undo>
-  void* tell_allocation(call_record call, Allocate const& allocate, Undo const& undo) {
-    call.where = location_scope::current();
+  void* around_allocate(request const& r, auto const& next) {
+    call_record call = record_of(r.is_synchronous() ? logged_call::allocate_sync : logged_call::allocate, r);
     call.name = tag::current();
     if (moments_ == log_moments::both) hook_(std::as_const(call));
     try {
-      call.address = allocate();
+      call.address = next.allocate(r);
     } catch (out_of_memory const&) {
-      tell_quietly(call, call_outcome::refused);
+      log_quietly(call, call_outcome::refused);
       throw;
     } catch (...) {
-      tell_quietly(call, call_outcome::failed);
+      log_quietly(call, call_outcome::failed);
       throw;
     }
     call.outcome = call_outcome::done;
     try {
       hook_(std::as_const(call));
     } catch (...) {
-      undo(call.address);  // does nothing for null
+      next.deallocate(r, call.address);
       throw;
     }
     return call.address;
   }
-  template <class Deallocate>
-  void tell_deallocation(call_record call, Deallocate const& deallocate) noexcept {
-    if (call.address == nullptr) return deallocate();
-    call.where = location_scope::current();
-    tell_quietly(call, call_outcome::pending);
-    deallocate();
-    if (moments_ == log_moments::both) tell_quietly(call, call_outcome::done);
+  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    call_record call =
+        record_of(r.is_synchronous() ? logged_call::deallocate_sync : logged_call::deallocate, r);
+    call.address = p;
+    log_quietly(call, call_outcome::pending);
+    next.deallocate(r, p);
+    if (moments_ == log_moments::both) log_quietly(call, call_outcome::done);
   }
-  void tell_quietly(call_record& call, call_outcome outcome) noexcept {
+
+ private:
+  [[nodiscard]] static call_record record_of(logged_call which, request const& r) noexcept {
+    return {which, call_outcome::pending,    nullptr, r.bytes, r.alignment, r.stream,
+            {},    location_scope::current()};
+  }
+  void log_quietly(call_record& call, call_outcome outcome) noexcept {
     call.outcome = outcome;
     try {
       hook_(std::as_const(call));
@@ -158,7 +136,6 @@ class logged_layer {
     }
   }
 
-  Upstream upstream_;
   Hook hook_;
   log_moments moments_;
 };

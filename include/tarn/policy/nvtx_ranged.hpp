@@ -10,6 +10,7 @@
 #include "tarn/core/message.hpp"
 #include "tarn/driver/nvtx_ranges.hpp"
 #include "tarn/policy/compose.hpp"
+#include "tarn/policy/resource_adaptor.hpp"
 
 namespace tarn {
 
@@ -30,38 +31,30 @@ struct nvtx_ranged {
 };
 
 template <class Upstream>
-class nvtx_ranged_layer {
- public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
+class nvtx_ranged_layer : public resource_adaptor<nvtx_ranged_layer<Upstream>, Upstream> {
+  using base = resource_adaptor<nvtx_ranged_layer<Upstream>, Upstream>;
 
+ public:
   explicit nvtx_ranged_layer(Upstream upstream, nvtx_ranged const& options = {})
-      : upstream_(std::move(upstream)),
+      : base(std::move(upstream)),
         allocate_(text(options.name, ": allocate")),
         deallocate_(text(options.name, ": deallocate")),
         refused_(text(options.name, ": refused")),
         category_(new_nvtx_category(named(options.name).c_str())) {}
-  nvtx_ranged_layer(nvtx_ranged_layer const&) = delete;
-  nvtx_ranged_layer& operator=(nvtx_ranged_layer const&) = delete;
 
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    return ranged(bytes, [&] { return upstream_.allocate(stream, bytes, alignment); });
+  void* around_allocate(request const& r, auto const& next) {
+    nvtx_range const range(allocate_, r.bytes, category_);
+    try {
+      return next.allocate(r);
+    } catch (out_of_memory const&) {
+      nvtx_range::mark(refused_, r.bytes, category_);
+      throw;
+    }
   }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    nvtx_range const range(deallocate_, bytes, category_);
-    upstream_.deallocate(stream, p, bytes, alignment);
+  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    nvtx_range const range(deallocate_, r.bytes, category_);
+    next.deallocate(r, p);
   }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    return ranged(bytes, [&] { return upstream_.allocate_sync(bytes, alignment); });
-  }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    nvtx_range const range(deallocate_, bytes, category_);
-    upstream_.deallocate_sync(p, bytes, alignment);
-  }
-
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
  private:
   [[nodiscard]] static message<64> named(char const* name) noexcept {
@@ -74,18 +67,7 @@ class nvtx_ranged_layer {
     out.add(named(name).view()).add(what);
     return nvtx_text(out.c_str());
   }
-  template <class Allocate>
-  void* ranged(std::size_t bytes, Allocate const& allocate) {
-    nvtx_range const range(allocate_, bytes, category_);
-    try {
-      return allocate();
-    } catch (out_of_memory const&) {
-      nvtx_range::mark(refused_, bytes, category_);
-      throw;
-    }
-  }
 
-  Upstream upstream_;
   nvtx_text allocate_;
   nvtx_text deallocate_;
   nvtx_text refused_;

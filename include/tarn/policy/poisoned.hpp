@@ -2,20 +2,17 @@
 #pragma once
 // poisoned: fills memory at allocation and deallocation, so that reading it too early or too late becomes visible.
 
-#include <atomic>
 #include <concepts>
 #include <cstddef>
-#include <cstdint>
-#include <mutex>
 #include <utility>
 
-#include "tarn/core/address_map.hpp"
-#include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/driver/stream_life.hpp"
+#include "tarn/policy/block_set.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/fill_pattern.hpp"
-#include "tarn/policy/recorded_use.hpp"
+#include "tarn/policy/pool_calls.hpp"
+#include "tarn/policy/resource_adaptor.hpp"
 
 namespace tarn {
 
@@ -32,105 +29,66 @@ struct poisoned {
 /// synchronises, except for the _sync calls, which wait for their fill, and if the stream of a deallocation may be destroyed
 /// and its work cannot be ordered on the device. Fills nothing while the stream is capturing a graph.
 template <class Upstream>
-class poisoned_layer {
+class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstream> {
+  using base = resource_adaptor<poisoned_layer<Upstream>, Upstream>;
+
  public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
+  using base::driver;
 
   poisoned_layer()
     requires std::default_initializable<Upstream>
       : poisoned_layer(Upstream{}) {}
-  explicit poisoned_layer(Upstream upstream, poisoned const& = {}) : upstream_(std::move(upstream)) {}
-  poisoned_layer(poisoned_layer const&) = delete;
-  poisoned_layer& operator=(poisoned_layer const&) = delete;
+  explicit poisoned_layer(Upstream upstream, poisoned const& = {}) : base(std::move(upstream)) {}
 
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    void* const p = upstream_.allocate(stream, bytes, alignment);
-    if (p != nullptr && !is_capturing(stream))
-      (void)detail::fill_bytes(driver(), stream, p, pattern::uninitialised, bytes);
-    return p;
-  }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p != nullptr && !is_used_elsewhere(p)) {
-      stream_ref on = stream;
-      bool ordered = true;
-      if (detail::life_of(driver(), stream) != detail::stream_life::alive) {
-        on = stream_ref{};
-        ordered = detail::order_behind_lost(driver(), on).ok();
-      }
-      // Freed on the stream of the fill, so that no other caller gets the block before the fill.
-      if (ordered && !is_capturing(on) && detail::fill_bytes(driver(), on, p, pattern::freed, bytes).ok())
-        stream = on;
-    }
-    upstream_.deallocate(stream, p, bytes, alignment);
-  }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    void* const p = upstream_.allocate_sync(bytes, alignment);
-    if (p == nullptr || is_capturing(stream_ref{})) return p;
-    if (status const s = fill_and_wait(p, pattern::uninitialised, bytes); !s.ok()) {
+  void* around_allocate(request const& r, auto const& next) {
+    void* const p = next.allocate(r);
+    if (p == nullptr || detail::is_capturing(driver(), r.stream)) return p;
+    (void)detail::fill_bytes(driver(), r.stream, p, pattern::uninitialised, r.bytes);
+    if (!r.is_synchronous()) return p;
+    if (status const s = driver().synchronize_stream(r.stream); !s.ok()) {
       // The fill may still run, and would overwrite what the caller writes: free the block after the fill, in stream order.
-      upstream_.deallocate(stream_ref{}, p, bytes, alignment);
+      next.deallocate(r.in_stream_order(), p);
       throw cuda_error(s, driver().device().value);
     }
     return p;
   }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p == nullptr || is_used_elsewhere(p) || is_capturing(stream_ref{}) ||
-        fill_and_wait(p, pattern::freed, bytes).ok()) {
-      upstream_.deallocate_sync(p, bytes, alignment);
-    } else {
-      upstream_.deallocate(stream_ref{}, p, bytes, alignment);
-    }
+  void around_deallocate(request const& asked, void* p, auto const& next) noexcept {
+    request r = asked;
+    if (!used_elsewhere_.erase(p)) fill_freed(r, p);
+    next.deallocate(r, p);
   }
 
   /// Such a block is not poisoned when it is freed: the other stream may still use it. @throws std::bad_alloc
   void record_stream(void* p, std::size_t bytes, stream_ref stream)
     requires detail::records_streams<Upstream>
   {
-    bool added = false;
-    if (p != nullptr) {
-      std::lock_guard const guard(mutex_);
-      added = !used_elsewhere_.find(reinterpret_cast<std::uintptr_t>(p));
-      if (added) {
-        used_elsewhere_.make_room(1);
-        used_elsewhere_.insert(reinterpret_cast<std::uintptr_t>(p), true);
-      }
-      count_.store(used_elsewhere_.size(), std::memory_order_relaxed);
-    }
+    bool const added = p != nullptr && used_elsewhere_.insert(p);
     try {
-      nearest(upstream_, detail::record_stream_call{p, bytes, stream});
+      nearest(this->upstream(), detail::record_stream_call{p, bytes, stream});
     } catch (...) {
-      if (added) (void)is_used_elsewhere(p);
+      if (added) used_elsewhere_.erase(p);
       throw;
     }
   }
 
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
-
  private:
-  [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
-    bool capturing = false;
-    return driver().is_capturing(stream, capturing).ok() && capturing;
-  }
-  status fill_and_wait(void* p, unsigned char byte, std::size_t bytes) noexcept {
-    (void)detail::fill_bytes(driver(), stream_ref{}, p, byte, bytes);
-    return driver().synchronize_stream(stream_ref{});
-  }
-  /// Returns true, once, if record_stream() named the block.
-  bool is_used_elsewhere(void* p) noexcept {
-    if (count_.load(std::memory_order_relaxed) == 0) return false;
-    std::lock_guard const guard(mutex_);
-    bool const found = used_elsewhere_.erase(reinterpret_cast<std::uintptr_t>(p));
-    count_.store(used_elsewhere_.size(), std::memory_order_relaxed);
-    return found;
+  /// Poisons a block that is being freed, and changes how it is freed so that no other caller gets it before the fill.
+  void fill_freed(request& r, void* p) noexcept {
+    stream_ref on = r.stream;
+    if (detail::life_of(driver(), on) != detail::stream_life::alive) {
+      on = stream_ref{};
+      if (!detail::order_behind_lost(driver(), on).ok()) return;
+    }
+    if (detail::is_capturing(driver(), on)) return;
+    bool const filled = detail::fill_bytes(driver(), on, p, pattern::freed, r.bytes).ok();
+    if (r.is_synchronous()) {
+      if (!driver().synchronize_stream(on).ok()) r = r.in_stream_order();  // the fill may still run
+    } else if (filled) {
+      r.stream = on;
+    }
   }
 
-  Upstream upstream_;
-  detail::fork_mutex mutex_;
-  detail::address_map<bool> used_elsewhere_;
-  std::atomic<std::size_t> count_{0};
+  detail::block_set used_elsewhere_;  ///< blocks that record_stream() named
 };
 
 }  // namespace tarn

@@ -2,12 +2,13 @@
 #pragma once
 // tagged: a handle on the same memory that gives a tag to all allocations through it.
 
-#include <cstddef>
 #include <string_view>
 #include <utility>
 
+#include "tarn/core/config.hpp"
 #include "tarn/core/tag.hpp"
 #include "tarn/policy/compose.hpp"
+#include "tarn/policy/resource_adaptor.hpp"
 
 namespace tarn {
 
@@ -28,36 +29,20 @@ struct tagged {
 
 /// Costs two writes of a thread-local word per allocation.
 template <class Upstream>
-class tagged_layer {
+class tagged_layer : public resource_adaptor<tagged_layer<Upstream>, Upstream> {
+  using base = resource_adaptor<tagged_layer<Upstream>, Upstream>;
+
  public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
+  tagged_layer(Upstream upstream, tagged const& options) : base(std::move(upstream)), name_(options.name) {}
 
-  tagged_layer(Upstream upstream, tagged const& options)
-      : upstream_(std::move(upstream)), name_(options.name) {}
-
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+  TARN_ALWAYS_INLINE void* around_allocate(request const& r, auto const& next) {
     tag_scope const here(name_);
-    return upstream_.allocate(stream, bytes, alignment);
-  }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    upstream_.deallocate(stream, p, bytes, alignment);
-  }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    tag_scope const here(name_);
-    return upstream_.allocate_sync(bytes, alignment);
-  }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    upstream_.deallocate_sync(p, bytes, alignment);
+    return next.allocate(r);
   }
 
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
   [[nodiscard]] tag name() const noexcept { return name_; }
 
  private:
-  Upstream upstream_;
   tag name_;
 };
 

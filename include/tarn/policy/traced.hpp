@@ -14,6 +14,7 @@
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/policy/compose.hpp"
+#include "tarn/policy/resource_adaptor.hpp"
 #include "tarn/policy/trace_format.hpp"
 
 namespace tarn {
@@ -39,51 +40,39 @@ struct traced {
 /// 65,533 streams besides the default one have numbers of their own; further ones share one number, so that every trace can be
 /// replayed.
 template <class Upstream>
-class traced_layer {
- public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
+class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
+  using base = resource_adaptor<traced_layer<Upstream>, Upstream>;
 
+ public:
   /// @throws std::system_error  the file cannot be created
   traced_layer(Upstream upstream, traced const& options)
-      : upstream_(std::move(upstream)), file_(options.file), owned_(options.file == nullptr) {
+      : base(std::move(upstream)), file_(options.file), owned_(options.file == nullptr) {
     if (owned_) file_ = options.path != nullptr ? std::fopen(options.path, "w") : nullptr;
     if (file_ == nullptr) {
       throw std::system_error(errno, std::generic_category(), "tarn: cannot write the trace; check the path");
     }
     put("# a <id> <bytes> <stream> | f <id>\n");
   }
-  traced_layer(traced_layer const&) = delete;
-  traced_layer& operator=(traced_layer const&) = delete;
   ~traced_layer() {
     (void)flush();
     if (file_ != nullptr && owned_ && std::fclose(std::exchange(file_, nullptr)) != 0) complain();
   }
 
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    void* const p = upstream_.allocate(stream, bytes, alignment);
-    if (p != nullptr)
-      note_allocation(p, bytes, key_of(stream), [&] { upstream_.deallocate(stream, p, bytes, alignment); });
+  void* around_allocate(request const& r, auto const& next) {
+    void* const p = next.allocate(r);
+    if (p == nullptr) return p;
+    try {
+      note_allocation(p, r.bytes, key_of(r.stream));
+    } catch (...) {
+      next.deallocate(r, p);
+      throw;
+    }
     return p;
   }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p != nullptr) note_free(p);
-    upstream_.deallocate(stream, p, bytes, alignment);
+  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    note_free(p);
+    next.deallocate(r, p);
   }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    void* const p = upstream_.allocate_sync(bytes, alignment);
-    if (p != nullptr)
-      note_allocation(p, bytes, default_key, [&] { upstream_.deallocate_sync(p, bytes, alignment); });
-    return p;
-  }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p != nullptr) note_free(p);
-    upstream_.deallocate_sync(p, bytes, alignment);
-  }
-
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
   /// Writes what is buffered; returns false if that failed, now or before.
   bool flush() noexcept {
@@ -99,26 +88,21 @@ class traced_layer {
   [[nodiscard]] std::uint64_t key_of(stream_ref stream) const noexcept {
     stream_id id = stream.id();
     if (stream.handle() == nullptr && id == stream_ref::unknown_id) return default_key;
-    if (id == stream_ref::unknown_id && !driver().identify(stream, id).ok()) {
+    if (id == stream_ref::unknown_id && !this->driver().identify(stream, id).ok()) {
       id = reinterpret_cast<std::uintptr_t>(stream.handle());
     }
     stream_id null_id = 0;
-    return driver().identify(stream_ref{}, null_id).ok() && null_id == id ? default_key : id;
+    return this->driver().identify(stream_ref{}, null_id).ok() && null_id == id ? default_key : id;
   }
 
-  template <class Undo>
-  void note_allocation(void* p, std::size_t bytes, std::uint64_t key, Undo const& undo) {
+  /// @throws std::bad_alloc, nothing is recorded
+  void note_allocation(void* p, std::size_t bytes, std::uint64_t key) {
     std::lock_guard const guard(mutex_);
-    try {
-      std::uint32_t const stream = number_of(key);
-      live_.make_room(1);
-      live_.insert(reinterpret_cast<std::uintptr_t>(p), next_id_);
-      put(format_trace_line({trace_event_kind::allocate, next_id_, bytes, stream}).view());
-      ++next_id_;
-    } catch (...) {
-      undo();
-      throw;
-    }
+    std::uint32_t const stream = number_of(key);
+    live_.make_room(1);
+    live_.insert(reinterpret_cast<std::uintptr_t>(p), next_id_);
+    put(format_trace_line({trace_event_kind::allocate, next_id_, bytes, stream}).view());
+    ++next_id_;
   }
   void note_free(void* p) noexcept {
     std::lock_guard const guard(mutex_);
@@ -150,7 +134,6 @@ class traced_layer {
     file_ = nullptr;
   }
 
-  Upstream upstream_;
   detail::fork_mutex mutex_;
   std::FILE* file_;
   bool owned_;

@@ -9,8 +9,8 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/waiting_block.hpp"
-#include "tarn/policy/block_bytes.hpp"
 #include "tarn/policy/compose.hpp"
+#include "tarn/policy/pool_calls.hpp"
 #include "tarn/policy/tracked_numbers.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 

@@ -12,13 +12,15 @@
 #include <vector>
 
 #include "tarn/core/clock.hpp"
+#include "tarn/core/config.hpp"
 #include "tarn/core/location_scope.hpp"
 #include "tarn/core/tag.hpp"
-#include "tarn/policy/block_bytes.hpp"
 #include "tarn/policy/call_stack.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/history_log.hpp"
 #include "tarn/policy/memory_history.hpp"
+#include "tarn/policy/pool_calls.hpp"
+#include "tarn/policy/resource_adaptor.hpp"
 
 namespace tarn {
 
@@ -49,11 +51,10 @@ struct with_history {
 /// nothing else, 12 µs, since they contend for the records (bench/results/watched_cuda.jsonl). A stack costs microseconds. An
 /// out_of_memory that passes through lists the tags that hold the most.
 template <class Upstream>
-class with_history_layer {
+class with_history_layer : public resource_adaptor<with_history_layer<Upstream>, Upstream> {
+  using base = resource_adaptor<with_history_layer<Upstream>, Upstream>;
+
  public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
   /// Makes handles and owners record the location of a call for this layer, however many policies lie between.
   static constexpr bool records_places = true;
 
@@ -66,7 +67,7 @@ class with_history_layer {
       : with_history_layer(Upstream{}) {}
   /// @throws std::bad_alloc  the ring of events
   explicit with_history_layer(Upstream upstream, with_history const& options = {})
-      : upstream_(std::move(upstream)), options_(options), log_(options.history, options.locations) {
+      : base(std::move(upstream)), options_(options), log_(options.history, options.locations) {
     steady_start_ = detail::steady_now_ns();
     started_ns_ = options_.clock != nullptr ? options_.clock() : detail::now_since_1970_ns();
     if (options_.stacks.capture != nullptr) {
@@ -75,34 +76,33 @@ class with_history_layer {
     }
     note_growth();
   }
-  with_history_layer(with_history_layer const&) = delete;
-  with_history_layer& operator=(with_history_layer const&) = delete;
 
   /// @throws out_of_memory  refused below; its report lists the biggest tags
   /// @throws std::bad_alloc  no host memory for the records
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    stream = with_id(stream);
-    return note(
-        stream, bytes, alignment, [&] { return upstream_.allocate(stream, bytes, alignment); },
-        [&](void* p) { upstream_.deallocate(stream, p, bytes, alignment); });
+  TARN_ALWAYS_INLINE void* around_allocate(request const& asked, auto const& next) {
+    request const r{with_id(asked.stream), asked.bytes, asked.alignment, asked.kind};
+    void* const p = allocate_or_note(r, next);
+    if (p == nullptr) return p;
+    history_block b;
+    b.address = reinterpret_cast<std::uintptr_t>(p);
+    b.requested = r.bytes;
+    b.bytes = detail::block_bytes_of(next.upstream(), r.bytes, r.alignment);
+    b.stream = r.stream.id();
+    b.tag = tag::current().id();
+    b.time_ns = now();
+    try {
+      log_.note_allocation(b, origin());
+    } catch (...) {
+      next.deallocate(r, p);
+      throw;
+    }
+    return p;
   }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    stream = with_id(stream);
-    note_free(stream, p);
-    upstream_.deallocate(stream, p, bytes, alignment);
+  TARN_ALWAYS_INLINE void around_deallocate(request const& asked, void* p, auto const& next) noexcept {
+    request const r{with_id(asked.stream), asked.bytes, asked.alignment, asked.kind};
+    log_.note_free(reinterpret_cast<std::uintptr_t>(p), r.stream.id(), origin(), now());
+    next.deallocate(r, p);
   }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    return note(
-        with_id({}), bytes, alignment, [&] { return upstream_.allocate_sync(bytes, alignment); },
-        [&](void* p) { upstream_.deallocate_sync(p, bytes, alignment); });
-  }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    note_free(with_id({}), p);
-    upstream_.deallocate_sync(p, bytes, alignment);
-  }
-
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
   /// All records at one moment, live blocks by address. Other threads' calls wait while they are copied, not while memory for
   /// the copy is allocated nor while frames are named. @throws std::bad_alloc
@@ -134,14 +134,14 @@ class with_history_layer {
       return layer.note_growth_from_now(growth_history, detail::steady_now_ns);
     };
     if constexpr (reachable<Upstream, decltype(ask)>) {
-      if (options_.history != 0 && options_.clock == nullptr) nearest(upstream_, ask);
+      if (options_.history != 0 && options_.clock == nullptr) nearest(this->upstream(), ask);
     }
   }
   /// The stream with its identity, so that the pool need not query it again.
   [[nodiscard]] stream_ref with_id(stream_ref stream) const noexcept {
     if (stream.id() != stream_ref::unknown_id) return stream;
     stream_id id = stream_ref::unknown_id;
-    if (!driver().identify(stream, id).ok()) return stream;
+    if (!this->driver().identify(stream, id).ok()) return stream;
     return stream_ref::from(stream.handle(), id);
   }
   [[nodiscard]] detail::call_origin origin() const noexcept {
@@ -152,47 +152,25 @@ class with_history_layer {
     return o;
   }
 
-  template <class Allocate, class Undo>
-  void* note(stream_ref stream, std::size_t bytes, std::size_t alignment, Allocate const& allocate,
-             Undo const& undo) {
-    void* p = nullptr;
+  void* allocate_or_note(request const& r, auto const& next) {
     try {
-      p = allocate();
+      return next.allocate(r);
     } catch (out_of_memory const& refused) {
       memory_report report = refused.report();
       history_event e;
       e.kind = history_event_kind::refused;
-      e.requested = bytes;
-      e.stream = stream.id();
+      e.requested = r.bytes;
+      e.stream = r.stream.id();
       e.tag = tag::current().id();
       e.time_ns = now();
       log_.note_refusal(e, origin(), report.biggest_tags);
       throw out_of_memory(report);
     }
-    if (p == nullptr) return p;
-    history_block b;
-    b.address = reinterpret_cast<std::uintptr_t>(p);
-    b.requested = bytes;
-    b.bytes = detail::block_bytes_of(upstream_, bytes, alignment);
-    b.stream = stream.id();
-    b.tag = tag::current().id();
-    b.time_ns = now();
-    try {
-      log_.note_allocation(b, origin());
-    } catch (...) {
-      undo(p);
-      throw;
-    }
-    return p;
-  }
-  void note_free(stream_ref stream, void* p) noexcept {
-    if (p != nullptr) log_.note_free(reinterpret_cast<std::uintptr_t>(p), stream.id(), origin(), now());
   }
   using frame_names = std::unordered_map<void*, history_frame>;
   void name_frames(std::vector<history_frame>& out, source_location const& where, void* const* frames,
                    std::size_t depth, frame_names& known) const;
 
-  Upstream upstream_;
   with_history const options_;
   std::uint64_t steady_start_ = 0;
   std::uint64_t started_ns_ = 0;

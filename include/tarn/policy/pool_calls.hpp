@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Calls of the pool that a policy makes or passes on: the bytes that a request occupies, and the uses of a block on other streams.
+
+#include <cstddef>
+
+#include "tarn/core/shared_resource.hpp"
+
+namespace tarn::detail {
+
+/// Returns the bytes that a request occupies: what the nearest pool below rounds it to, otherwise the request itself.
+template <class Upstream>
+[[nodiscard]] std::size_t block_bytes_of(Upstream& upstream, std::size_t bytes,
+                                         std::size_t alignment) noexcept {
+  auto const ask = [&](auto& layer) -> decltype(layer.block_bytes(bytes, alignment)) {
+    return layer.block_bytes(bytes, alignment);
+  };
+  if constexpr (reachable<Upstream, decltype(ask)>) {
+    return nearest(upstream, ask);
+  } else {
+    return bytes;
+  }
+}
+
+/// record_stream() of the nearest layer that has it, for a policy that returns other pointers than its upstream or that touches
+/// freed blocks.
+struct record_stream_call {
+  void* p;
+  std::size_t bytes;
+  stream_ref stream;
+  template <class Layer>
+  auto operator()(Layer& layer) const -> decltype(layer.record_stream(p, bytes, stream)) {
+    return layer.record_stream(p, bytes, stream);
+  }
+};
+
+/// Whether there is a pool somewhere below.
+template <class Upstream>
+concept records_streams = reachable<Upstream, record_stream_call>;
+
+}  // namespace tarn::detail
