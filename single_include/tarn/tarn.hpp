@@ -4337,6 +4337,19 @@ using location_of_call = std::conditional_t<
     records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>>(), location_scope,
     no_location_scope>;
 
+/// Returns true if a layer, or everything below it, allocates blocks; false over a bare page source. Not a member of
+/// shared_resource: EDG (nvcc) does not find a member in the constraint of a member template.
+template <class Layer>
+constexpr bool allocates() noexcept {
+  if constexpr (has_allocate<Layer>) {
+    return true;
+  } else if constexpr (stands_on_another<Layer>) {
+    return resource<typename Layer::upstream_type>;
+  } else {
+    return false;
+  }
+}
+
 /// Constructs the upstream from all arguments but the last.
 template <class Upstream, class Tuple, std::size_t... I>
 Upstream make_upstream(Tuple&& arguments, std::index_sequence<I...>) {
@@ -4538,17 +4551,6 @@ class shared_resource {
     if (block_ != nullptr && block_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete block_;
   }
 
-  /// Returns true if this layer, or everything below it, allocates blocks; false over a bare page source.
-  static constexpr bool allocates() noexcept {
-    if constexpr (has_allocate<Layer>) {
-      return true;
-    } else if constexpr (detail::stands_on_another<Layer>) {
-      return resource<typename Layer::upstream_type>;
-    } else {
-      return false;
-    }
-  }
-
   // The stream-ordered calls, as tarn and CCCL 3.1 and later name them. Inline, so that the caller's place costs nothing if no
   // layer records it.
 
@@ -4559,7 +4561,7 @@ class shared_resource {
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(stream_ref stream, std::size_t bytes,
                                                   std::size_t alignment = default_alignment,
                                                   attribution call = attribution::current())
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
     if constexpr (has_allocate<Layer>) {
@@ -4573,7 +4575,7 @@ class shared_resource {
   TARN_ALWAYS_INLINE void deallocate(stream_ref stream, void* p, std::size_t bytes,
                                      std::size_t alignment = default_alignment,
                                      attribution call = attribution::current()) noexcept
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
     if constexpr (has_deallocate<Layer>) {
@@ -4589,7 +4591,7 @@ class shared_resource {
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_sync(std::size_t bytes,
                                                        std::size_t alignment = default_alignment,
                                                        attribution call = attribution::current())
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
     if constexpr (has_allocate_sync<Layer>) {
@@ -4605,7 +4607,7 @@ class shared_resource {
   TARN_ALWAYS_INLINE void deallocate_sync(void* p, std::size_t bytes,
                                           std::size_t alignment = default_alignment,
                                           attribution call = attribution::current()) noexcept
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
     if constexpr (has_deallocate_sync<Layer>) {
@@ -4623,40 +4625,40 @@ class shared_resource {
   template <std::integral Bytes>
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(Bytes bytes, std::size_t alignment = default_alignment,
                                                   attribution call = attribution::current())
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     return allocate_sync(static_cast<std::size_t>(bytes), alignment, call);
   }
   template <std::integral Bytes>
   TARN_ALWAYS_INLINE void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
                                      attribution call = attribution::current()) noexcept
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, call);
   }
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, std::size_t alignment,
                                                         stream_ref stream,
                                                         attribution call = attribution::current())
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     return allocate(stream, bytes, alignment, call);
   }
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, stream_ref stream,
                                                         attribution call = attribution::current())
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     return allocate(stream, bytes, default_alignment, call);
   }
   TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
                                            stream_ref stream,
                                            attribution call = attribution::current()) noexcept
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     deallocate(stream, p, bytes, alignment, call);
   }
   TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, stream_ref stream,
                                            attribution call = attribution::current()) noexcept
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     deallocate(stream, p, bytes, default_alignment, call);
   }
@@ -6326,6 +6328,11 @@ struct alignas(cache_line_bytes) thread_cache {
   TARN_ALWAYS_INLINE void count_held(std::size_t more, std::size_t less) noexcept {
     held_bytes.store(held_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
   }
+  /// Counts a cached block as live.
+  TARN_ALWAYS_INLINE void count_taken(std::size_t block) noexcept {
+    count_live(static_cast<std::int64_t>(block), 1);
+    count_held(0, block);
+  }
   TARN_ALWAYS_INLINE void count_host(std::size_t more, std::size_t less) noexcept {
     host_bytes.store(host_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
   }
@@ -7758,22 +7765,17 @@ class front {
     if (cache == nullptr || !cache->lock.try_enter()) [[unlikely]]
       return nullptr;
     void* p = nullptr;
-    std::size_t block = 0;
     if (stream_cache* const of_stream = cache->find(id); of_stream != nullptr) [[likely]] {
       if (size.has_class()) [[likely]] {
         unsigned const k = size.its_class();
         magazine& m = of_stream->magazines[k];
         if (m.count != 0) [[likely]] {
           p = m.blocks[--m.count];
-          block = size.bytes_in(k);
+          cache->count_taken(size.bytes_in(k));
         }
       } else if (of_stream->large_block != nullptr && of_stream->large_bytes == size.large_bytes()) {
         p = std::exchange(of_stream->large_block, nullptr);
-        block = of_stream->large_bytes;
-      }
-      if (p != nullptr) {
-        cache->count_live(static_cast<std::int64_t>(block), 1);
-        cache->count_held(0, block);
+        cache->count_taken(of_stream->large_bytes);
       }
     }
     cache->lock.leave();
@@ -12158,10 +12160,11 @@ class pool : public detail::pool_parts<Upstream> {
   template <class Size>
   TARN_ALWAYS_INLINE void* allocate_on(stream_id id, stream_ref stream, Size size, std::size_t bytes,
                                        std::size_t alignment) {
-    if (alignment > default_alignment || !is_alignment(alignment)) [[unlikely]] {
+    if (alignment != default_alignment) [[unlikely]]
       require_alignment(alignment);
-    } else if (void* const p = front_.take(id, size); p != nullptr) [[likely]] {
-      return p;
+    if (alignment <= default_alignment) [[likely]] {
+      if (void* const p = front_.take(id, size); p != nullptr) [[likely]]
+        return p;
     }
     return allocate_slow(id, stream, bytes, alignment);
   }

@@ -99,6 +99,19 @@ using location_of_call = std::conditional_t<
     records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>>(), location_scope,
     no_location_scope>;
 
+/// Returns true if a layer, or everything below it, allocates blocks; false over a bare page source. Not a member of
+/// shared_resource: EDG (nvcc) does not find a member in the constraint of a member template.
+template <class Layer>
+constexpr bool allocates() noexcept {
+  if constexpr (has_allocate<Layer>) {
+    return true;
+  } else if constexpr (stands_on_another<Layer>) {
+    return resource<typename Layer::upstream_type>;
+  } else {
+    return false;
+  }
+}
+
 /// Constructs the upstream from all arguments but the last.
 template <class Upstream, class Tuple, std::size_t... I>
 Upstream make_upstream(Tuple&& arguments, std::index_sequence<I...>) {
@@ -300,17 +313,6 @@ class shared_resource {
     if (block_ != nullptr && block_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete block_;
   }
 
-  /// Returns true if this layer, or everything below it, allocates blocks; false over a bare page source.
-  static constexpr bool allocates() noexcept {
-    if constexpr (has_allocate<Layer>) {
-      return true;
-    } else if constexpr (detail::stands_on_another<Layer>) {
-      return resource<typename Layer::upstream_type>;
-    } else {
-      return false;
-    }
-  }
-
   // The stream-ordered calls, as tarn and CCCL 3.1 and later name them. Inline, so that the caller's place costs nothing if no
   // layer records it.
 
@@ -321,7 +323,7 @@ class shared_resource {
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(stream_ref stream, std::size_t bytes,
                                                   std::size_t alignment = default_alignment,
                                                   attribution call = attribution::current())
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
     if constexpr (has_allocate<Layer>) {
@@ -335,7 +337,7 @@ class shared_resource {
   TARN_ALWAYS_INLINE void deallocate(stream_ref stream, void* p, std::size_t bytes,
                                      std::size_t alignment = default_alignment,
                                      attribution call = attribution::current()) noexcept
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
     if constexpr (has_deallocate<Layer>) {
@@ -351,7 +353,7 @@ class shared_resource {
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_sync(std::size_t bytes,
                                                        std::size_t alignment = default_alignment,
                                                        attribution call = attribution::current())
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
     if constexpr (has_allocate_sync<Layer>) {
@@ -367,7 +369,7 @@ class shared_resource {
   TARN_ALWAYS_INLINE void deallocate_sync(void* p, std::size_t bytes,
                                           std::size_t alignment = default_alignment,
                                           attribution call = attribution::current()) noexcept
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
     if constexpr (has_deallocate_sync<Layer>) {
@@ -385,40 +387,40 @@ class shared_resource {
   template <std::integral Bytes>
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(Bytes bytes, std::size_t alignment = default_alignment,
                                                   attribution call = attribution::current())
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     return allocate_sync(static_cast<std::size_t>(bytes), alignment, call);
   }
   template <std::integral Bytes>
   TARN_ALWAYS_INLINE void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
                                      attribution call = attribution::current()) noexcept
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, call);
   }
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, std::size_t alignment,
                                                         stream_ref stream,
                                                         attribution call = attribution::current())
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     return allocate(stream, bytes, alignment, call);
   }
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, stream_ref stream,
                                                         attribution call = attribution::current())
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     return allocate(stream, bytes, default_alignment, call);
   }
   TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
                                            stream_ref stream,
                                            attribution call = attribution::current()) noexcept
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     deallocate(stream, p, bytes, alignment, call);
   }
   TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, stream_ref stream,
                                            attribution call = attribution::current()) noexcept
-    requires(allocates())
+    requires(detail::allocates<Layer>())
   {
     deallocate(stream, p, bytes, default_alignment, call);
   }

@@ -144,10 +144,11 @@ class pool : public detail::pool_parts<Upstream> {
   template <class Size>
   TARN_ALWAYS_INLINE void* allocate_on(stream_id id, stream_ref stream, Size size, std::size_t bytes,
                                        std::size_t alignment) {
-    if (alignment > default_alignment || !is_alignment(alignment)) [[unlikely]] {
+    if (alignment != default_alignment) [[unlikely]]
       require_alignment(alignment);
-    } else if (void* const p = front_.take(id, size); p != nullptr) [[likely]] {
-      return p;
+    if (alignment <= default_alignment) [[likely]] {
+      if (void* const p = front_.take(id, size); p != nullptr) [[likely]]
+        return p;
     }
     return allocate_slow(id, stream, bytes, alignment);
   }

@@ -68,22 +68,17 @@ class front {
     if (cache == nullptr || !cache->lock.try_enter()) [[unlikely]]
       return nullptr;
     void* p = nullptr;
-    std::size_t block = 0;
     if (stream_cache* const of_stream = cache->find(id); of_stream != nullptr) [[likely]] {
       if (size.has_class()) [[likely]] {
         unsigned const k = size.its_class();
         magazine& m = of_stream->magazines[k];
         if (m.count != 0) [[likely]] {
           p = m.blocks[--m.count];
-          block = size.bytes_in(k);
+          cache->count_taken(size.bytes_in(k));
         }
       } else if (of_stream->large_block != nullptr && of_stream->large_bytes == size.large_bytes()) {
         p = std::exchange(of_stream->large_block, nullptr);
-        block = of_stream->large_bytes;
-      }
-      if (p != nullptr) {
-        cache->count_live(static_cast<std::int64_t>(block), 1);
-        cache->count_held(0, block);
+        cache->count_taken(of_stream->large_bytes);
       }
     }
     cache->lock.leave();

@@ -47,6 +47,11 @@ struct alignas(cache_line_bytes) thread_cache {
   TARN_ALWAYS_INLINE void count_held(std::size_t more, std::size_t less) noexcept {
     held_bytes.store(held_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
   }
+  /// Counts a cached block as live.
+  TARN_ALWAYS_INLINE void count_taken(std::size_t block) noexcept {
+    count_live(static_cast<std::int64_t>(block), 1);
+    count_held(0, block);
+  }
   TARN_ALWAYS_INLINE void count_host(std::size_t more, std::size_t less) noexcept {
     host_bytes.store(host_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
   }
