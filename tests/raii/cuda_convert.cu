@@ -66,7 +66,7 @@ TEST_CASE("convert on a busy CUDA stream is ordered after earlier and before lat
     from->fill(std::byte{0x40});  // 3.00392...
     to->zero();
     convert(*from, *to, c);
-    auto const copied = *to;
+    auto const copied = to->clone(to->stream());
     from->zero();
     to->zero();
     from.reset();

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "in_library.hpp"
+#include "tarn/core/bytes.hpp"
 
 namespace simulation {
 
@@ -153,7 +154,8 @@ class model {
   /// While several threads run: a block may be counted from the start of its allocation until the call that
   /// frees it ends.
   void count_early(unsigned pool, std::size_t bytes, std::size_t alignment, int sign) {
-    if (several_threads && bytes != 0) count_most(pool, bytes, expected_block(bytes, alignment), sign);
+    if (several_threads && bytes != 0 && bytes <= tarn::max_request_bytes)
+      count_most(pool, bytes, expected_block(bytes, alignment), sign);
   }
 
   void add_scope(unsigned pool, expected_scope& scope) {
