@@ -5,9 +5,9 @@
 
 #include "catch.hpp"
 
-using tarn::detail::joined;
+using tarn::detail::concat;
 
-TEST_CASE("joined returns its parts in order", "[core][concat]") {
+TEST_CASE("concat returns its parts in order", "[core][concat]") {
   std::string const middle = "middle";
   CHECK(concat({"first ", middle, std::string(" last")}) == "first middle last");
   CHECK(concat({"", "one", ""}) == "one");

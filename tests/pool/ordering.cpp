@@ -33,8 +33,8 @@ sim_options checked(std::size_t capacity = 64_MiB) {
 }
 
 /// A pool on a checked machine; reports each allocation and deallocation to the checker.
-struct with_history {
-  explicit watched(std::size_t capacity = 64_MiB) : machine(checked(capacity)) {}
+struct checked_order {
+  explicit checked_order(std::size_t capacity = 64_MiB) : machine(checked(capacity)) {}
 
   sim_machine machine;
   stack<sim_pages, pooled> memory{sim_pages(machine.driver())};
@@ -57,7 +57,7 @@ struct with_history {
 }  // namespace
 
 TEST_CASE("pooled orders memory freed on one stream before its use on another", "[pool][streams]") {
-  watched t;
+  checked_order t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.get(a, 40_MiB);
   t.use(a, p, 40_MiB, second);  // the delay kernel
@@ -75,7 +75,7 @@ TEST_CASE("pooled orders memory freed on one stream before its use on another", 
 
 TEST_CASE("pooled does not make a stream wait for another stream's memory while other memory is free",
           "[pool][streams]") {
-  watched t(256_MiB);
+  checked_order t(256_MiB);
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const mine = t.get(b, 4_MiB);
   void* const p = t.get(a, 40_MiB);
@@ -91,7 +91,7 @@ TEST_CASE("pooled does not make a stream wait for another stream's memory while 
 }
 
 TEST_CASE("pooled makes no stream wait for work that is complete", "[pool][streams]") {
-  watched t;
+  checked_order t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.get(a, 40_MiB);
   t.use(a, p, 40_MiB);
@@ -106,7 +106,7 @@ TEST_CASE("pooled makes no stream wait for work that is complete", "[pool][strea
 
 TEST_CASE("deallocate on another stream orders reuse of the block after that stream's work",
           "[pool][streams]") {
-  watched t;
+  checked_order t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   for (std::size_t const bytes : {std::size_t{1000}, 100'000_KiB / 100, 40_MiB}) {
     void* const p = t.get(a, bytes);
@@ -122,7 +122,7 @@ TEST_CASE("deallocate on another stream orders reuse of the block after that str
 }
 
 TEST_CASE("allocate_sync returns memory that no work on the device still uses", "[pool][streams]") {
-  watched t;
+  checked_order t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.get(a, 40_MiB);
   t.use(a, p, 40_MiB, second);
@@ -144,7 +144,7 @@ TEST_CASE("allocate_sync returns memory that no work on the device still uses", 
 
 TEST_CASE("pooled reuses the memory of a destroyed stream after its last work", "[pool][streams]") {
   bool const identified = GENERATE(false, true);
-  watched t;
+  checked_order t;
   test_stream const b(t.machine.driver());
   for (std::size_t const bytes : {2_KiB, 40_MiB}) {
     stream_ref a;
@@ -164,7 +164,7 @@ TEST_CASE("pooled reuses the memory of a destroyed stream after its last work", 
 }
 
 TEST_CASE("deallocate on a destroyed stream returns the block to the pool", "[pool][streams]") {
-  watched t;
+  checked_order t;
   test_stream const b(t.machine.driver());
   stream_ref a;
   REQUIRE(t.machine.driver().create_stream(a).ok());
@@ -180,7 +180,7 @@ TEST_CASE("deallocate on a destroyed stream returns the block to the pool", "[po
 }
 
 TEST_CASE("deallocate on a destroyed stream orders reuse after that stream's work", "[pool][streams]") {
-  watched t;
+  checked_order t;
   test_stream const b(t.machine.driver());
   stream_ref a;
   REQUIRE(t.machine.driver().create_stream(a).ok());
@@ -199,7 +199,7 @@ TEST_CASE("deallocate on a destroyed stream orders reuse after that stream's wor
 }
 
 TEST_CASE("pooled reuses small blocks freed on another stream only after its work", "[pool][streams]") {
-  watched t(8_MiB);
+  checked_order t(8_MiB);
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   std::size_t const bytes = 32_KiB;
   // The stream has completed work before; the pool must not mistake it for the work below.
@@ -228,7 +228,7 @@ TEST_CASE("pooled reuses small blocks freed on another stream only after its wor
 }
 
 TEST_CASE("pooled does not treat a stream with a reused handle as the destroyed one", "[pool][streams]") {
-  watched t;
+  checked_order t;
   test_stream const other(t.machine.driver());
   stream_ref a;
   REQUIRE(t.machine.driver().create_stream(a).ok());
@@ -268,7 +268,7 @@ TEST_CASE("pooled keeps no bookkeeping for destroyed streams that freed nothing"
 
 TEST_CASE("pooled neither records an event on a captured stream nor makes it wait",
           "[pool][streams][capture]") {
-  watched t;
+  checked_order t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.get(a, 40_MiB);
   t.use(a, p, 40_MiB, second);
@@ -306,7 +306,7 @@ TEST_CASE("pooled returns no block in use to its upstream while a graph is captu
 }
 
 TEST_CASE("deallocate on a captured stream records no event in the graph", "[pool][streams][capture]") {
-  watched t;
+  checked_order t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.get(a, 40_MiB);
   REQUIRE(t.machine.begin_capture(a).ok());
@@ -370,7 +370,7 @@ TEST_CASE(
   bool captured = false;
   auto memory = basic_pages<marking_driver>(marking_driver(machine.driver(), captured)) | pooled{};
   bool const marks_all = GENERATE(false, true);
-  watched t;
+  checked_order t;
   sim_machine const& device = marks_all ? machine : t.machine;
   test_stream const a(device.driver()), b(device.driver()), c(device.driver());
   auto const run = [&](auto& pool) {
@@ -424,7 +424,7 @@ TEST_CASE("pooled leaks no event when it is destroyed while record_stream is pen
 }
 
 TEST_CASE("record_stream holds the block back until the use is complete", "[pool][streams][record_stream]") {
-  watched t;
+  checked_order t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   for (std::size_t const bytes : {4_KiB, 40_MiB}) {
     void* const p = t.get(a, bytes);
@@ -454,7 +454,7 @@ TEST_CASE("record_stream holds the block back until the use is complete", "[pool
 }
 
 TEST_CASE("pooled waits for no recorded use while other memory is free", "[pool][streams][record_stream]") {
-  watched t;
+  checked_order t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.get(a, 4_MiB);
   t.use(b, p, 4_MiB, second);
@@ -471,7 +471,7 @@ TEST_CASE("pooled waits for no recorded use while other memory is free", "[pool]
 
 TEST_CASE("allocate waits for recorded uses before it throws out_of_memory",
           "[pool][streams][record_stream]") {
-  watched t;
+  checked_order t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.memory.allocate(a, 40_MiB);
   t.use(b, p, 40_MiB, second);
@@ -567,7 +567,7 @@ TEST_CASE("pooled waits at its destruction for work whose event could not be rec
 }
 
 TEST_CASE("pool_state::pending counts the rounded size of a block", "[pool][record_stream]") {
-  watched t;
+  checked_order t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.memory.allocate(a, 1000);
   t.memory->record_stream(p, 1000, b);
@@ -579,7 +579,7 @@ TEST_CASE("pool_state::pending counts the rounded size of a block", "[pool][reco
 
 TEST_CASE("deallocate_sync holds a block back until its recorded uses are complete",
           "[pool][streams][record_stream]") {
-  watched t;
+  checked_order t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.memory.allocate_sync(4_KiB);
   t.machine.allocated(p, 4_KiB, b);
@@ -629,7 +629,7 @@ TEST_CASE("pooled orders the front of a grown range after the work on it", "[poo
 
 TEST_CASE("record_stream on the freeing stream does not hold the block back",
           "[pool][streams][record_stream]") {
-  watched t;
+  checked_order t;
   test_stream const a(t.machine.driver());
   void* const p = t.memory.allocate(a, 4_KiB);
   t.memory.record_stream(p, 4_KiB, a);
@@ -640,7 +640,7 @@ TEST_CASE("record_stream on the freeing stream does not hold the block back",
 
 TEST_CASE("allocate waits after a capture for a recorded use on a stream that was captured at the free",
           "[pool][streams][record_stream][capture]") {
-  watched t;
+  checked_order t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   bool const by_legacy =
       GENERATE(false, true);  // the legacy stream takes no event while a blocking one is captured
@@ -668,7 +668,7 @@ TEST_CASE("allocate waits after a capture for a recorded use on a stream that wa
 
 TEST_CASE("record_stream keeps the order after the freeing stream even if that stream is destroyed meanwhile",
           "[pool][streams][record_stream]") {
-  watched t;
+  checked_order t;
   test_stream const b(t.machine.driver()), c(t.machine.driver());
   stream_ref made;
   REQUIRE(t.machine.driver().create_stream(made).ok());
@@ -714,7 +714,7 @@ TEST_CASE("allocate in a random program on many streams never returns memory tha
           "[pool][streams][random]") {
   for (unsigned seed = 1; seed <= 6; ++seed) {
     INFO("seed " << seed);
-    watched t(96_MiB);
+    checked_order t(96_MiB);
     std::mt19937_64 random(seed);
     std::vector<stream_ref> streams(5);
     for (auto& s : streams) REQUIRE(t.machine.driver().create_stream(s).ok());

@@ -25,7 +25,7 @@ std::size_t requested(Memory& memory, std::string const& name) {
 
 }  // namespace
 
-TEST_CASE("device_buffer and device_ptr accept a tag wherever they accept a place", "[raii][tag]") {
+TEST_CASE("device_buffer and device_ptr accept a tag with every call that allocates", "[raii][tag]") {
   sim_machine const machine;
   auto memory = sim_pages(machine.driver()) | pooled{} | with_history{};
   stream_ref const s;
@@ -34,7 +34,7 @@ TEST_CASE("device_buffer and device_ptr accept a tag wherever they accept a plac
   auto b = make_device_buffer<float>(memory, std::span<float const>(values), s, tag("made of values"));
   device_buffer<float, decltype(memory)> const c(memory, 200, s, tag("constructed"));
   device_buffer<float, decltype(memory)> const d(memory, std::span<float const>(values), s, tag("copied in"));
-  device_buffer<float, decltype(memory)> const e(c, s, tag("copy"));
+  auto const e = c.clone(s, tag("copy"));
   auto f = make_device<double>(memory, s, tag("one"));
   auto g = make_device<double[]>(memory, 30, s, tag("several"));
   CHECK(requested(memory, "made") == 400);
@@ -55,7 +55,7 @@ TEST_CASE("device_buffer and device_ptr accept a tag wherever they accept a plac
   for (history_block const& block : r.live) {
     if (block.requested == 4000) found += r.locations.at(block.location).at(0).line == line + 1 ? 1 : 0;
   }
-  CHECK(found == 1);  // a tag records the place of the call
+  CHECK(found == 1);  // a tag records the location of the call
 }
 
 TEST_CASE("pinned_buffer accepts a tag and records the lines that resize it", "[raii][tag]") {

@@ -72,7 +72,7 @@ int main(int argc, char** argv) {
     std::mt19937 random(seed);
     std::string const file = std::string(argv[1]) + "/" + std::to_string(seed);
     std::size_t const cap = (100 + random() % 400) * 1_MiB;
-    watched const options{.history = random() % 20000};
+    with_history const options{.history = random() % 20000};
     if (seed % 4 == 0) {
       run(sim_malloc{machine.driver(0)} | limited{cap} | pooled{} | options, machine.driver(0), random, file);
     } else {

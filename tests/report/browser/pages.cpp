@@ -204,7 +204,7 @@ void write_all(std::string const& folder) {
   watched.s.pool.live = 100 * mib;
   watched.peak += 100 * mib;
   watched.s.now_ns = watched.time;
-  write(folder, with_history, time_axis::nanoseconds, expected, "watched");
+  write(folder, watched, time_axis::nanoseconds, expected, "watched");
 
   // All at one time, with a peak that lasts one event of very many.
   story spike("one event high", {"untagged", "large"});
