@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tarn/policy/resource_adaptor.hpp"
 
+#include <atomic>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +31,20 @@ struct recording {
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
     freed.emplace_back(r, p);
+    next.deallocate(r, p);
+  }
+};
+
+/// Counts both calls, on any thread.
+struct counting {
+  std::atomic<long> calls{0};
+
+  void* around_allocate(request const& r, auto const& next) {
+    calls += 1;
+    return next.allocate(r);
+  }
+  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    calls += 1;
     next.deallocate(r, p);
   }
 };
@@ -90,7 +105,7 @@ static_assert(!resource<shared_resource<sized_layer<sim_pages>>>);
 
 TEST_CASE("resource_adaptor meets the resource contract with and without the functions of a layer",
           "[policy][resource_adaptor]") {
-  tarn_test::resource_contract([] { return host_memory{} | around<recording>{}; });
+  tarn_test::resource_contract([] { return host_memory{} | around<counting>{}; });
   tarn_test::resource_contract([] { return host_memory{} | pooled{} | doubled{}; });
   tarn_test::resource_contract([] { return host_memory{} | tracked{} | sized{}; });
 }

@@ -4,6 +4,7 @@
 #include <nvtx3/nvToolsExt.h>
 #include <nvtx3/nvToolsExtCudaRt.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <string>
 
