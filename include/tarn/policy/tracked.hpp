@@ -106,7 +106,7 @@ class tracked_layer {
   /// Counts the blocks that the pool below holds back for the work of other streams.
   class observer final : public detail::waiting_observer {
    public:
-    explicit observer(detail::tracked_numbers& numbers) noexcept : numbers_(numbers) {}
+    explicit observer(detail::tracked_numbers& counted) noexcept : numbers_(counted) {}
     void waiting_changed(detail::waiting_amount const& small,
                          detail::waiting_amount const& large) noexcept override {
       numbers_.count_waiting(small, large);

@@ -231,8 +231,10 @@ class tracked_numbers {
 
   template <change_kind Kind>
   TARN_ALWAYS_INLINE void count(std::size_t rounded, std::size_t requested, block_group group) noexcept {
-    if (open_.load(std::memory_order_acquire) != 0 || !lock_.try_lock()) [[unlikely]]
-      return count_among_threads<Kind>(rounded, requested, group);
+    if (open_.load(std::memory_order_acquire) != 0) [[unlikely]]
+      return count_with_shares<Kind>(rounded, requested, group);
+    if (!lock_.try_lock()) [[unlikely]]
+      return count_by_waiting<Kind>(rounded, requested, group);
     if (flags_.load(std::memory_order_relaxed) != 0) [[unlikely]] {
       apply_here<Kind>(rounded, requested, group);
     } else {
@@ -241,9 +243,16 @@ class tracked_numbers {
     lock_.unlock_after(applier{*this});
   }
   template <change_kind Kind>
-  TARN_NOINLINE void count_among_threads(std::size_t rounded, std::size_t requested,
-                                         block_group group) noexcept {
+  TARN_NOINLINE void count_with_shares(std::size_t rounded, std::size_t requested,
+                                       block_group group) noexcept {
     count(update_of<Kind>(rounded, requested, group));
+  }
+  template <change_kind Kind>
+  TARN_NOINLINE void count_by_waiting(std::size_t rounded, std::size_t requested,
+                                      block_group group) noexcept {
+    tracked_update const u = update_of<Kind>(rounded, requested, group);
+    lock_.wait(u, applier{*this});
+    ask(u.thread);
   }
   template <change_kind Kind>
   TARN_NOINLINE void apply_here(std::size_t rounded, std::size_t requested, block_group group) noexcept {
