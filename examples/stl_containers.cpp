@@ -23,7 +23,7 @@ void run(auto gpu) {
   std::unordered_map<int, int, std::hash<int>, std::equal_to<int>, tarn::allocator<entry, memory>> map(
       8, tarn::allocator<entry, memory>(pinned));
   map[3] = 9;
-  tarn::pmr_resource adaptor(pinned);
+  auto adaptor = tarn::as_pmr_resource(pinned);
   std::pmr::vector<char> text(&adaptor);
   text.assign(100, 'x');
   std::cout << "sum " << std::accumulate(numbers.begin(), numbers.end(), 0) << ", list of " << list.size()

@@ -52,6 +52,13 @@ class pmr_resource final : public std::pmr::memory_resource {
   Resource memory_;
 };
 
+/// Creates a pmr_resource: `auto const numbers = tarn::as_pmr_resource(pool);`. It cannot be copied or moved, since containers
+/// point to it.
+template <class Resource>
+[[nodiscard]] pmr_resource<Resource> as_pmr_resource(Resource memory) {
+  return pmr_resource<Resource>(std::move(memory));
+}
+
 /// A tarn resource over a std::pmr::memory_resource, which must outlive it. Host memory, without streams.
 class pmr_source {
  public:

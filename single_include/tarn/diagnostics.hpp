@@ -1434,6 +1434,7 @@ template <class Resource>
 
 #include <cstddef>
 #include <cstdint>
+#include <iosfwd>
 #include <optional>
 #include <string>
 #include <utility>
@@ -1534,6 +1535,12 @@ struct memory_explanation {
     return out;
   }
 
+  /// Prints text(): `std::cout << tarn::explain_memory(pool);`
+  template <class Traits>
+  friend std::basic_ostream<char, Traits>& operator<<(std::basic_ostream<char, Traits>& out,
+                                                      memory_explanation const& e) {
+    return out << e.text();
+  }
   /// Returns the table as text, each row in bytes and in MiB. @throws std::bad_alloc
   [[nodiscard]] std::string text() const {
     std::string out = line(detail::concat({"device ", std::to_string(device)}), "bytes", "MiB", "");
@@ -1800,7 +1807,7 @@ context_cost measure(Subjects const&... subjects) {
 /// pools of host memory, a driver (or a device_id, on CUDA) if there is no pool yet, and the result of measure_context(). A
 /// pool passed twice counts once; of a pool over another pool pass only the lower one.
 ///
-///   std::cout << tarn::explain_memory(pool).text();
+///   std::cout << tarn::explain_memory(pool);
 ///
 /// The pools' figures are exact; those of the driver and NVML are taken a moment later: the residual is meaningful only if
 /// nothing is allocated meanwhile. If NVML is missing or does not see the processes, parts are unknown and reported as such.

@@ -18,7 +18,7 @@ using namespace tarn;
 
 TEST_CASE("pmr_resource lets pmr containers allocate from a pool", "[interop][pmr]") {
   auto memory = host_memory{} | pooled{};
-  pmr_resource adaptor(memory);
+  auto adaptor = as_pmr_resource(memory);
   pmr_resource same(memory);
   pmr_resource other(host_memory{} | pooled{});
   CHECK(adaptor.is_equal(same));

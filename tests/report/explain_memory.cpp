@@ -96,6 +96,15 @@ TEST_CASE("explain_memory of a model of 0.0004 MiB accounts for every byte that 
   CHECK(text.find("unknown") == std::string::npos);
 }
 
+TEST_CASE("memory_explanation prints its text", "[report][explain_memory]") {
+  sim_pool pool;
+  auto const explained = explain_memory(pool);
+  std::ostringstream out;
+  out << explained;
+  CHECK(out.str() == explained.text());
+  CHECK(out.str().find("total on the device") != std::string::npos);
+}
+
 TEST_CASE("explain_memory reports a pool's own state in its rows", "[report][explain_memory]") {
   sim_machine const machine{crowded()};
   sim_pool pool{sim_pages{machine.driver()}};

@@ -19,6 +19,14 @@ std::int64_t number_of(std::size_t bytes) {
 }
 }  // namespace
 
+TEST_CASE("empty_cache returns the cached memory of a pool to the driver", "[report][stats]") {
+  sim_pool pool;
+  { auto const used = make_device_buffer<int>(pool, 1'000'000, stream_ref{}); }
+  CHECK(memory_reserved(pool) > 0);
+  empty_cache(pool);
+  CHECK(memory_reserved(pool) == 0);
+}
+
 TEST_CASE("memory_stats has PyTorch's keys and values", "[report][stats]") {
   sim_machine machine{sim_options{.backing = sim_backing::address_only}};
   sim_pool pool{sim_pages{machine.driver(0)}};

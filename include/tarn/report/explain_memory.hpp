@@ -223,7 +223,7 @@ context_cost measure(Subjects const&... subjects) {
 /// pools of host memory, a driver (or a device_id, on CUDA) if there is no pool yet, and the result of measure_context(). A
 /// pool passed twice counts once; of a pool over another pool pass only the lower one.
 ///
-///   std::cout << tarn::explain_memory(pool).text();
+///   std::cout << tarn::explain_memory(pool);
 ///
 /// The pools' figures are exact; those of the driver and NVML are taken a moment later: the residual is meaningful only if
 /// nothing is allocated meanwhile. If NVML is missing or does not see the processes, parts are unknown and reported as such.

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iosfwd>
 #include <optional>
 #include <string>
 #include <utility>
@@ -107,6 +108,12 @@ struct memory_explanation {
     return out;
   }
 
+  /// Prints text(): `std::cout << tarn::explain_memory(pool);`
+  template <class Traits>
+  friend std::basic_ostream<char, Traits>& operator<<(std::basic_ostream<char, Traits>& out,
+                                                      memory_explanation const& e) {
+    return out << e.text();
+  }
   /// Returns the table as text, each row in bytes and in MiB. @throws std::bad_alloc
   [[nodiscard]] std::string text() const {
     std::string out = line(detail::concat({"device ", std::to_string(device)}), "bytes", "MiB", "");

@@ -63,6 +63,12 @@ template <class Resource>
 [[nodiscard]] std::size_t max_memory_allocated(Resource memory) {
   return static_cast<std::size_t>(detail::statistics_of(memory).allocated_bytes[0].peak);
 }
+/// Returns all cached memory of the pool to the driver, as torch.cuda.empty_cache() does. Waits for the streams that freed it.
+template <class Resource>
+void empty_cache(Resource const& memory) {
+  static_assert(detail::is_pooled<Resource>, "tarn: empty_cache needs a pool; add: | tarn::pooled{}");
+  memory.empty_cache();
+}
 /// Returns the bytes that the pool holds from the driver now.
 template <class Resource>
 [[nodiscard]] std::size_t memory_reserved(Resource memory) {
