@@ -7,6 +7,7 @@
 #include <string>
 
 #include "catch.hpp"
+#include "tarn/raii/device_buffer.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/report/summary.hpp"
 #include "tarn/sim.hpp"
