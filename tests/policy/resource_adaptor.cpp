@@ -90,7 +90,7 @@ class sized_layer : public resource_adaptor<sized_layer<Upstream>, Upstream> {
  public:
   sized_layer(Upstream upstream, auto const&)
       : resource_adaptor<sized_layer, Upstream>(std::move(upstream)) {}
-  std::size_t bytes_below() { return this->upstream()->statistics().requested_bytes[0].current; }
+  std::int64_t bytes_below() { return this->upstream()->statistics().requested_bytes[0].current; }
 };
 struct sized {
   template <class Upstream>
