@@ -296,7 +296,8 @@ struct endings {
     bad += bad_children_of([] { return host_memory{} | pooled{} | tracked{}; }, "tracked", 60);
     bad += bad_children_of([] { return host_memory{} | pooled{} | limited{1_GiB}; }, "limited");
     bad += bad_children_of([] { return host_memory{} | pooled{} | traced{"/dev/null"}; }, "traced");
-    bad += bad_children_of([] { return host_memory{} | pooled{} | with_history{.history = 100}; }, "with_history");
+    bad += bad_children_of([] { return host_memory{} | pooled{} | with_history{.history = 100}; },
+                           "with_history");
     bad += bad_children_of([] { return host_memory{} | pooled{} | checked{.quarantine_blocks = 16}; },
                            "checked");
     bad += bad_children_of([] { return host_memory{} | pooled{} | fenced{}; }, "fenced");

@@ -441,7 +441,7 @@ class shared_resource {
   // pool. A handle is const as a pointer is: the resource behind it is not.
 
   /// Returns cached memory to the driver until at most `keep_bytes` are reserved; returns the bytes released.
-  std::size_t trim(std::size_t keep_bytes = 0) const
+  std::size_t trim(std::size_t keep_bytes = 0) const  // NOLINT(modernize-use-nodiscard): may be ignored
     requires reachable<shared_resource, detail::routed_calls::trim>
   {
     return nearest(*this, [&](auto& l) -> decltype(l.trim(keep_bytes)) { return l.trim(keep_bytes); });
