@@ -358,7 +358,7 @@ class program {
         case 5:
           return b.clear();
         case 6:
-          return in.buffers.emplace_back(b, named(s)).zero();
+          return in.buffers.emplace_back(b.clone(named(s))).zero();
         default: {
           auto& other = in.buffers[input_.below(in.buffers.size())];
           std::size_t const before = b.size();
