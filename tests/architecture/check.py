@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the rules of the tree: a file includes only its own folder and lower ones, only driver/ and the interop headers call
-CUDA, macros begin with TARN_, every file names its licence, every header has a test that mirrors it."""
+CUDA, macros begin with TARN_, every file names its licence, every header is named by a test of its folder, or included by one that is."""
 import pathlib
 import re
 import sys
