@@ -176,6 +176,6 @@ TEST_CASE("range_table::take aborts when make_room was not called", "[pool][look
     (void)ranges.take();
   });
   CHECK(aborted);
-  CHECK(text.find("make room") != std::string::npos);
+  CHECK(text.find("make_room()") != std::string::npos);
 }
 #endif
