@@ -131,7 +131,7 @@ TEST_CASE("convert is ordered after earlier and before later work of both buffer
       REQUIRE(machine.launch(c, seed % 5 == 0 ? second : 10).ok());
       tarn::convert(*from, *to, c);
       auto const copied = to->clone(b);  // on b, after the conversion
-      from->zero();             // on a, also after the conversion
+      from->zero();                      // on a, also after the conversion
       to->zero();
       CHECK((as_floats(copied) == right));
       // The memory is reused while the conversion may still run.
