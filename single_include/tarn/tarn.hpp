@@ -6074,12 +6074,17 @@ struct block_request {
   /// @param bytes  `asked` plus the guard
   block_request(stream_id i, stream_ref s, std::size_t asked_for, std::size_t bytes,
                 std::size_t aligned) noexcept
+      : block_request(i, s, asked_for, block_size(bytes, aligned), aligned) {}
+
+ private:
+  block_request(stream_id i, stream_ref s, std::size_t asked_for, block_size size,
+                std::size_t aligned) noexcept
       : id(i),
         stream(s),
         asked(asked_for),
         alignment(aligned),
-        block(block_size(bytes, aligned).bytes),
-        size_class(block_size(bytes, aligned).size_class),
+        block(size.bytes),
+        size_class(size.size_class),
         in_run(size_class < run_class_count),
         where(zone_of(block)) {}
 };
@@ -12827,11 +12832,12 @@ class tracked_numbers {
   }
   /// Counts while a mark exists, blocks wait, or several threads count.
   TARN_NOINLINE void apply_slow(tracked_update const& u) noexcept {
-    bool const several = (flags_.load(std::memory_order_relaxed) & all_threads) != 0;
+    std::uint64_t const flags = flags_.load(std::memory_order_relaxed);
+    bool const several = (flags & all_threads) != 0;
     if (several && out_ != 0 && u.rounded > 0 && !fits(u)) [[unlikely]]
       call_in();
     add(u);
-    if (watched_) {
+    if ((flags & watched_flag) != 0) {
       change_marks(u);
       note_active(u.group);
     }
@@ -12858,8 +12864,7 @@ class tracked_numbers {
     for (auto const& kind : waiting_) {
       for (std::int64_t const amount : kind) waits = waits || amount != 0;
     }
-    watched_ = waits || marks_ != nullptr;
-    if (watched_) {
+    if (waits || marks_ != nullptr) {
       flags_.fetch_or(watched_flag, std::memory_order_relaxed);
     } else {
       flags_.fetch_and(~watched_flag, std::memory_order_relaxed);
@@ -12952,7 +12957,8 @@ class tracked_numbers {
   }
   tracked_share* shares_ = nullptr;     ///< made under the lock at the first contention; kept
   std::atomic<std::uint32_t> open_{0};  ///< threads whose share is open; a hint
-  /// Bits of the threads that found the lock taken or have a share, and watched_flag. 0: a call only adds.
+  /// Bits of the threads that found the lock taken or have a share, and watched_flag: there is a mark, or a block waits. 0: a call only
+  /// adds.
   std::atomic<std::uint64_t> flags_{0};
   combining_lock<tracked_update> lock_;
   // Under the lock:
@@ -12960,7 +12966,6 @@ class tracked_numbers {
   std::array<std::int64_t, 3> peak_of_all_{};  ///< of the sums of both
   std::uint64_t ooms_ = 0;
   high_water_mark* marks_ = nullptr;
-  bool watched_ = false;       ///< there is a mark, or a block waits
   tracked_amounts waiting_{};  ///< of the waiting blocks
   tracked_amounts
       active_peak_{};  ///< the maximum of a number plus waiting blocks, at the moments when something waited
@@ -14425,6 +14430,9 @@ void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, str
 #include <type_traits>
 #include <utility>
 
+// ---- tarn/raii/in_turn.hpp
+// in_turn(): orders work on one stream after the earlier work of other streams and before their later work, on the device.
+
 // ---- tarn/raii/stream.hpp
 // Streams: an owning stream, and the identity of a stream that is not owned.
 
@@ -14540,6 +14548,33 @@ void order_streams(Driver const& driver, stream_ref after, stream_ref before) {
 
 }  // namespace detail
 }  // namespace tarn
+
+namespace tarn::detail {
+
+/// A stream and the driver of its device.
+template <class Driver>
+struct driven_stream {
+  Driver const& driver;
+  stream_ref stream;
+};
+
+/// Calls `enqueue`, which puts work on `on`, behind all work enqueued so far on the other streams; their later work waits for
+/// it. A stream equal to `on` costs nothing; any other costs two events. If one of the others cannot be made to wait, the host
+/// waits for the work instead. @throws what enqueue throws; cuda_error
+template <class Driver, class Enqueue, class... Others>
+void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, Others const&... others) {
+  (order_streams(on.driver, on.stream, others.driver, others.stream), ...);
+  enqueue();
+  try {
+    (order_streams(others.driver, others.stream, on.driver, on.stream), ...);
+  } catch (...) {
+    Driver const& driver = on.driver;
+    (void)driver.synchronize_stream(on.stream);  // the memory's next users may not be ordered behind the work
+    throw;
+  }
+}
+
+}  // namespace tarn::detail
 
 namespace tarn {
 
@@ -14708,13 +14743,18 @@ class device_buffer {
   void copy_from(device_buffer<T, Other> const& other) {
     if (size_ == 0 || other.size() != size_) return copy_from(other.span());  // throws if the sizes differ
     auto const& theirs = other.resource().driver();
+    detail::driven_stream<typename Resource::driver_type> const source{theirs, other.stream()};
+    detail::driven_stream<typename Resource::driver_type> const target{driver(), stream_};
     if (must_be_sent(other)) {
-      in_turn(theirs, other.stream(), driver(), stream_,
-              [&] { tarn::copy(theirs, other.span(), span(), other.stream()); });
+      detail::in_turn(
+          source, [&] { tarn::copy(theirs, other.span(), span(), other.stream()); }, target);
     } else {
-      in_turn(driver(), stream_, theirs, other.stream(), [&] {
-        if (!copied_between_devices(other)) copy_from(other.span());
-      });
+      detail::in_turn(
+          target,
+          [&] {
+            if (!copied_between_devices(other)) copy_from(other.span());
+          },
+          source);
     }
   }
   /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
@@ -14784,19 +14824,6 @@ class device_buffer {
   [[nodiscard]] bool must_be_sent(device_buffer<T, Other> const& other) const {
     return has_property<Resource, host_accessible> && !has_property<Other, host_accessible> &&
            other.resource().driver().device() != driver().device();
-  }
-  /// Copies on stream `on` behind all work enqueued on `stream` so far; `stream` then waits for the copy.
-  template <class Driver, class Copy>
-  static void in_turn(Driver const& copying, stream_ref on, Driver const& waiting, stream_ref stream,
-                      Copy const& copy) {
-    detail::order_streams(copying, on, waiting, stream);
-    copy();
-    try {
-      detail::order_streams(waiting, stream, copying, on);
-    } catch (...) {
-      (void)copying.synchronize_stream(on);  // the buffers' next users may not be ordered behind the copy
-      throw;
-    }
   }
   /// Moves to a block of `count` elements on `stream`.
   void relocate(std::size_t count, stream_ref stream) {

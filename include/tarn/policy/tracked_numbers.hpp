@@ -305,11 +305,12 @@ class tracked_numbers {
   }
   /// Counts while a mark exists, blocks wait, or several threads count.
   TARN_NOINLINE void apply_slow(tracked_update const& u) noexcept {
-    bool const several = (flags_.load(std::memory_order_relaxed) & all_threads) != 0;
+    std::uint64_t const flags = flags_.load(std::memory_order_relaxed);
+    bool const several = (flags & all_threads) != 0;
     if (several && out_ != 0 && u.rounded > 0 && !fits(u)) [[unlikely]]
       call_in();
     add(u);
-    if (watched_) {
+    if ((flags & watched_flag) != 0) {
       change_marks(u);
       note_active(u.group);
     }
@@ -336,8 +337,7 @@ class tracked_numbers {
     for (auto const& kind : waiting_) {
       for (std::int64_t const amount : kind) waits = waits || amount != 0;
     }
-    watched_ = waits || marks_ != nullptr;
-    if (watched_) {
+    if (waits || marks_ != nullptr) {
       flags_.fetch_or(watched_flag, std::memory_order_relaxed);
     } else {
       flags_.fetch_and(~watched_flag, std::memory_order_relaxed);
@@ -430,7 +430,8 @@ class tracked_numbers {
   }
   tracked_share* shares_ = nullptr;     ///< made under the lock at the first contention; kept
   std::atomic<std::uint32_t> open_{0};  ///< threads whose share is open; a hint
-  /// Bits of the threads that found the lock taken or have a share, and watched_flag. 0: a call only adds.
+  /// Bits of the threads that found the lock taken or have a share, and watched_flag: there is a mark, or a block waits. 0: a call only
+  /// adds.
   std::atomic<std::uint64_t> flags_{0};
   combining_lock<tracked_update> lock_;
   // Under the lock:
@@ -438,7 +439,6 @@ class tracked_numbers {
   std::array<std::int64_t, 3> peak_of_all_{};  ///< of the sums of both
   std::uint64_t ooms_ = 0;
   high_water_mark* marks_ = nullptr;
-  bool watched_ = false;       ///< there is a mark, or a block waits
   tracked_amounts waiting_{};  ///< of the waiting blocks
   tracked_amounts
       active_peak_{};  ///< the maximum of a number plus waiting blocks, at the moments when something waited

@@ -25,12 +25,17 @@ struct block_request {
   /// @param bytes  `asked` plus the guard
   block_request(stream_id i, stream_ref s, std::size_t asked_for, std::size_t bytes,
                 std::size_t aligned) noexcept
+      : block_request(i, s, asked_for, block_size(bytes, aligned), aligned) {}
+
+ private:
+  block_request(stream_id i, stream_ref s, std::size_t asked_for, block_size size,
+                std::size_t aligned) noexcept
       : id(i),
         stream(s),
         asked(asked_for),
         alignment(aligned),
-        block(block_size(bytes, aligned).bytes),
-        size_class(block_size(bytes, aligned).size_class),
+        block(size.bytes),
+        size_class(size.size_class),
         in_run(size_class < run_class_count),
         where(zone_of(block)) {}
 };

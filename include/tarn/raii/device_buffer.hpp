@@ -12,6 +12,7 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/policy/device_pool.hpp"
 #include "tarn/raii/copy.hpp"
+#include "tarn/raii/in_turn.hpp"
 #include "tarn/raii/stream.hpp"
 
 namespace tarn {
@@ -181,13 +182,18 @@ class device_buffer {
   void copy_from(device_buffer<T, Other> const& other) {
     if (size_ == 0 || other.size() != size_) return copy_from(other.span());  // throws if the sizes differ
     auto const& theirs = other.resource().driver();
+    detail::driven_stream<typename Resource::driver_type> const source{theirs, other.stream()};
+    detail::driven_stream<typename Resource::driver_type> const target{driver(), stream_};
     if (must_be_sent(other)) {
-      in_turn(theirs, other.stream(), driver(), stream_,
-              [&] { tarn::copy(theirs, other.span(), span(), other.stream()); });
+      detail::in_turn(
+          source, [&] { tarn::copy(theirs, other.span(), span(), other.stream()); }, target);
     } else {
-      in_turn(driver(), stream_, theirs, other.stream(), [&] {
-        if (!copied_between_devices(other)) copy_from(other.span());
-      });
+      detail::in_turn(
+          target,
+          [&] {
+            if (!copied_between_devices(other)) copy_from(other.span());
+          },
+          source);
     }
   }
   /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
@@ -257,19 +263,6 @@ class device_buffer {
   [[nodiscard]] bool must_be_sent(device_buffer<T, Other> const& other) const {
     return has_property<Resource, host_accessible> && !has_property<Other, host_accessible> &&
            other.resource().driver().device() != driver().device();
-  }
-  /// Copies on stream `on` behind all work enqueued on `stream` so far; `stream` then waits for the copy.
-  template <class Driver, class Copy>
-  static void in_turn(Driver const& copying, stream_ref on, Driver const& waiting, stream_ref stream,
-                      Copy const& copy) {
-    detail::order_streams(copying, on, waiting, stream);
-    copy();
-    try {
-      detail::order_streams(waiting, stream, copying, on);
-    } catch (...) {
-      (void)copying.synchronize_stream(on);  // the buffers' next users may not be ordered behind the copy
-      throw;
-    }
   }
   /// Moves to a block of `count` elements on `stream`.
   void relocate(std::size_t count, stream_ref stream) {
