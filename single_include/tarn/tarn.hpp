@@ -22,7 +22,9 @@
 // The interoperability headers are included separately: tarn/thrust.hpp, tarn/stl.hpp, tarn/pmr.hpp, tarn/cuda_mr.hpp.
 
 // ---- tarn/core/config.hpp
-// Compiler and platform detection; the only file with compiler #ifs outside the drivers and interop headers.
+// What the compiler and the platform offer, as macros and constants. Elsewhere, #if selects only headers and system calls that
+// exist on one platform, and only in the file that wraps them: core/wait, core/at_fork, pool/front/owner_lock, policy/backtrace,
+// driver/ and the interop headers (tests/architecture/check.py).
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20"
@@ -214,6 +216,11 @@ class message {
     return *this;
   }
 
+  /// Removes what follows the first `size` characters.
+  constexpr void truncate(std::size_t size) noexcept {
+    if (size < size_) text_[size_ = size] = '\0';
+  }
+
   [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
   [[nodiscard]] constexpr char const* c_str() const noexcept { return text_; }
   [[nodiscard]] constexpr std::string_view view() const noexcept { return {text_, size_}; }
@@ -293,42 +300,27 @@ class bad_alignment : public std::exception {
   message<128> text_;
 };
 
-/// A driver call failed. Holds the code, its name, the call and the place.
+namespace detail {
+/// Appends " [solver.cpp:42]" after the first `size` characters; nothing for an unknown place.
+template <std::size_t Capacity>
+void end_with_place(message<Capacity>& text, std::size_t size, source_location const& where) noexcept {
+  text.truncate(size);
+  if (where.line != 0) text.add(" [").add(where.file).add(":").add_number(where.line).add("]");
+}
+}  // namespace detail
+
+/// A driver call failed. Holds the code, its name, the call, and the line of the user's program that led to it.
 class cuda_error : public std::exception {
  public:
   explicit cuda_error(status what_happened, int device = -1,
                       source_location where = source_location::current()) noexcept
-      : status_(what_happened), device_(device), where_(where) {
+      : status_(what_happened), device_(device) {
     text_.add("tarn: ").add(status_.call).add(" failed");
     if (device >= 0) text_.add(" on device ").add_number(device);
     text_.add(": ").add(status_.name).add(" (").add_number(status_.code).add(")");
-    switch (status_.kind) {
-      case failure::out_of_memory:
-        text_.add("; the driver is out of memory, free some");
-        break;
-      case failure::not_ready:
-        text_.add("; earlier work has not finished, synchronise first");
-        break;
-      case failure::no_device:
-        text_.add("; check that a device and its driver are installed");
-        break;
-      case failure::forked:
-        text_.add(
-            "; a forked child has no device memory, fork before the first use or start another program");
-        break;
-      case failure::unsupported:
-        text_.add("; this device or driver does not support it, use another source");
-        break;
-      case failure::unloading:
-        text_.add("; the driver is shutting down, release owners earlier");
-        break;
-      case failure::other:
-        text_.add("; an earlier kernel or copy may have failed");
-        break;
-      case failure::none:
-        break;
-    }
-    text_.add(" [").add(where.file).add(":").add_number(where.line).add("]");
+    text_.add(advice(status_));
+    size_ = text_.size();
+    set_where(where);
   }
   [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
   [[nodiscard]] failure kind() const noexcept { return status_.kind; }
@@ -337,11 +329,41 @@ class cuda_error : public std::exception {
   [[nodiscard]] char const* call() const noexcept { return status_.call; }
   [[nodiscard]] int device() const noexcept { return device_; }
   [[nodiscard]] source_location where() const noexcept { return where_; }
+  /// Replaces the place, in what() too: for functions that know which line of the user's program called them.
+  void set_where(source_location where) noexcept {
+    where_ = where;
+    detail::end_with_place(text_, size_, where);
+  }
 
  private:
+  [[nodiscard]] static constexpr std::string_view advice(status const& s) noexcept {
+    constexpr int invalid_handle = 400;  // cudaErrorInvalidResourceHandle, CUDA_ERROR_INVALID_HANDLE
+    switch (s.kind) {
+      case failure::out_of_memory:
+        return "; the driver is out of memory, free some";
+      case failure::not_ready:
+        return "; earlier work has not finished, synchronise first";
+      case failure::no_device:
+        return "; check that a device and its driver are installed";
+      case failure::forked:
+        return "; a forked child has no device memory, fork before the first use or start another program";
+      case failure::unsupported:
+        return "; this device or driver does not support it, use another source";
+      case failure::unloading:
+        return "; the driver is shutting down, release owners earlier";
+      case failure::other:
+        return s.code == invalid_handle ? "; the stream may not exist any more, use one that is not destroyed"
+                                        : "; an earlier kernel or copy may have failed";
+      case failure::none:
+        break;
+    }
+    return "";
+  }
+
   status status_;
   int device_;
   source_location where_;
+  std::size_t size_;  ///< of the text before the place
   message<384> text_;
 };
 
@@ -363,8 +385,12 @@ struct memory_report {
   std::size_t reserved = unknown;            ///< reserved from the driver
   std::size_t largest_free_range = unknown;  ///< the largest request that the cache could serve
   std::size_t device_free = unknown;         ///< free memory as reported by the driver
+  std::size_t device_total = unknown;        ///< all memory of the device
   std::size_t limit = unknown;               ///< the limit that refused, if one did
+  std::size_t limit_used = unknown;          ///< bytes that all users of that limit hold
   char const* refused_by = "the device";     ///< which layer refused: "limited", "the device", ...; static
+  char const* call = nullptr;                ///< the driver call that failed, if one did; static storage
+  source_location where;                     ///< of the user's call; line 0: unknown
   bytes_of_tag biggest_tags[3];              ///< largest live tags first, if a `with_history` layer exists
 };
 
@@ -376,7 +402,9 @@ class out_of_memory : public std::bad_alloc {
     text_.add("tarn: ").add_bytes(report.asked).add(" asked");
     if (report.device >= 0) text_.add(" on device ").add_number(report.device);
     text_.add(", stream ").add_number(report.stream).add(": refused by ").add(report.refused_by);
+    if (report.call != nullptr) text_.add(" (").add(report.call).add(")");
     if (report.limit != unknown) text_.add("(").add_bytes(report.limit).add(")");
+    if (report.limit_used != unknown) text_.add(", of which ").add_bytes(report.limit_used).add(" are used");
     text_.add(".");
     std::size_t const nothing_known = text_.size();
     field(nothing_known, "live ", report.live);
@@ -394,23 +422,45 @@ class out_of_memory : public std::bad_alloc {
       }
       text_.add(".");
     }
-    if (report.asked > max_sensible) {
+    add_advice();
+    size_ = text_.size();
+    set_where(report.where);
+  }
+  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
+  [[nodiscard]] memory_report const& report() const noexcept { return report_; }
+  [[nodiscard]] std::size_t asked() const noexcept { return report_.asked; }
+  /// Replaces the place, in what() too: for functions that know which line of the user's program called them.
+  void set_where(source_location where) noexcept {
+    report_.where = where;
+    detail::end_with_place(text_, size_, where);
+  }
+
+ private:
+  static constexpr std::size_t max_sensible = std::size_t{1} << 46;  // 64 TiB, above any device of 2026
+
+  /// What to try, from what is known.
+  void add_advice() noexcept {
+    constexpr std::size_t unknown = memory_report::unknown;
+    memory_report const& r = report_;
+    if (r.asked > max_sensible) {
       text_.add(" No device has that much: check the size for overflow.");
-    } else if (report.limit != unknown) {
+    } else if (r.device_total != unknown && r.asked > r.device_total) {
+      text_.add(" The device has ")
+          .add_bytes(r.device_total)
+          .add(" in all: ask for less, or split the work.");
+    } else if (r.limit != unknown && r.asked > r.limit) {
+      text_.add(" The limit is below this request alone: raise it or ask for less.");
+    } else if (r.limit_used != unknown && r.reserved != unknown && r.limit_used > r.reserved) {
+      text_.add(" Others under this limit hold ").add_bytes(r.limit_used - r.reserved);
+      text_.add(": call empty_cache() on their pools, free memory or raise the limit.");
+    } else if (r.limit != unknown) {
       text_.add(" Free memory or raise the limit.");
-    } else if (report.cached != unknown && report.cached >= report.asked && report.cached != 0) {
+    } else if (r.cached != unknown && r.cached >= r.asked && r.cached != 0) {
       text_.add(" The cache is fragmented: call empty_cache(), or pool over a page source.");
     } else {
       text_.add(" Free buffers, ask for less, or close other programs on the device.");
     }
   }
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
-  [[nodiscard]] memory_report const& report() const noexcept { return report_; }
-  [[nodiscard]] std::size_t asked() const noexcept { return report_.asked; }
-
- private:
-  static constexpr std::size_t max_sensible = std::size_t{1} << 46;  // 64 TiB, above any device of 2026
-
   /// Appends one field if it is known; the first one, at text size `before`, starts the sentence.
   void field(std::size_t before, char const* label, std::size_t value) noexcept {
     if (value == memory_report::unknown) return;
@@ -422,7 +472,8 @@ class out_of_memory : public std::bad_alloc {
     }
   }
   memory_report report_;
-  message<768> text_;
+  std::size_t size_;  ///< of the text before the place
+  message<960> text_;
 };
 
 /// The kind of memory misuse that a checked build detects.
@@ -458,6 +509,33 @@ class misuse : public std::exception {
   void const* pointer_;
   message<512> text_;
 };
+
+namespace detail {
+
+/// Called while an exception is handled: throws it again; errors that name a place name that of the user's call. Takes the parts
+/// of a source_location: in registers, they cost the caller no stack.
+[[noreturn]] TARN_NOINLINE inline void rethrow_from(char const* file, int line, char const* function) {
+  try {
+    throw;
+  } catch (cuda_error& error) {
+    error.set_where({file, line, function});
+    throw;
+  } catch (out_of_memory& error) {
+    error.set_where({file, line, function});
+    throw;
+  }
+}
+/// Runs `call`; the errors that it throws name the place of the user's call. Costs nothing unless it throws.
+template <class Call>
+TARN_ALWAYS_INLINE decltype(auto) called_from(source_location const& where, Call const& call) {
+  try {
+    return call();
+  } catch (...) {
+    rethrow_from(where.file, where.line, where.function);
+  }
+}
+
+}  // namespace detail
 
 }  // namespace tarn
 
@@ -665,11 +743,9 @@ class stream_ref {
   /// The identity, or `unknown_id`.
   [[nodiscard]] constexpr stream_id id() const noexcept { return id_; }
 
-  /// Compares identities if both are known, else handles. Equal handles name the same stream unless one was destroyed.
-  friend constexpr bool operator==(stream_ref a, stream_ref b) noexcept {
-    if (a.id_ != unknown_id && b.id_ != unknown_id) return a.id_ == b.id_;
-    return a.handle_ == b.handle_;
-  }
+  /// Equal handles and equal identities. A bare handle is not equal to a stream_ref that knows its identity: another stream may
+  /// have the handle by now. Compare handle() where both streams are known to exist.
+  friend constexpr bool operator==(stream_ref, stream_ref) noexcept = default;
 
  private:
   void* handle_ = nullptr;
@@ -1143,7 +1219,7 @@ inline std::atomic<std::uint64_t> next_thread_number{1};
 namespace tarn::detail {
 
 /// Throws for a driver call that failed.
-/// @throws out_of_memory  the driver had no memory left; reports which call refused and what is free on the device
+/// @throws out_of_memory  the driver had no memory left; reports which call refused and what the device has
 /// @throws cuda_error     anything else
 template <class D>
 [[noreturn]] TARN_NOINLINE void refuse(D const& driver, status const& failed, stream_ref stream,
@@ -1157,8 +1233,17 @@ template <class D>
   (void)driver.identify(stream, report.stream);
   std::size_t free = 0;
   std::size_t total = 0;
-  if (driver.memory_info(free, total).ok()) report.device_free = free;
-  report.refused_by = failed.call;
+  if (driver.memory_info(free, total).ok()) {
+    report.device_free = free;
+    report.device_total = total;
+  }
+  if (failed.code == 0) {
+    report.refused_by = failed.call;
+  } else {
+    if (report.device < 0) report.refused_by = "the host";
+    report.call = failed.call;
+  }
+  report.where = where;
   throw out_of_memory(report);
 }
 
@@ -1241,10 +1326,11 @@ class block_source {
   ///                   tried before the request is refused), since a device block has no room to hide an offset
   /// @throws out_of_memory, bad_alignment, cuda_error; nothing has changed
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
-                               std::size_t alignment = default_alignment) {
+                               std::size_t alignment = default_alignment,
+                               source_location where = source_location::current()) {
     if constexpr (detail::stream_ordered_calls<Calls, D>) {
       return take_aligned(
-          stream, bytes, alignment,
+          {stream, bytes, alignment}, where,
           [&](std::size_t size, void*& p) noexcept {
             return calls_.take(driver_, stream, size, alignment, p);
           },
@@ -1252,7 +1338,7 @@ class block_source {
             return calls_.give(driver_, stream, p, size, alignment);
           });
     } else {
-      return take_now(stream, bytes, alignment);
+      return take_now({stream, bytes, alignment}, where);
     }
   }
   /// Frees a block once the earlier work on `stream` is done. Does nothing for null, nor at process exit after the driver has
@@ -1273,8 +1359,9 @@ class block_source {
     }
   }
   /// Allocates memory usable at once by every stream.
-  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
-    return take_now(stream_ref{}, bytes, alignment);
+  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment,
+                                    source_location where = source_location::current()) {
+    return take_now({stream_ref{}, bytes, alignment}, where);
   }
   /// Frees memory that no stream uses any more.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
@@ -1328,16 +1415,22 @@ class block_source {
   }
 
  private:
-  [[nodiscard]] void* take_now(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+  struct block_wanted {
+    stream_ref stream;
+    std::size_t bytes;
+    std::size_t alignment;
+  };
+  [[nodiscard]] void* take_now(block_wanted const& r, source_location where) {
     return take_aligned(
-        stream, bytes, alignment,
-        [&](std::size_t size, void*& p) noexcept { return calls_.take(driver_, size, alignment, p); },
-        [&](void* p, std::size_t size) noexcept { return calls_.give(driver_, p, size, alignment); });
+        r, where,
+        [&](std::size_t size, void*& p) noexcept { return calls_.take(driver_, size, r.alignment, p); },
+        [&](void* p, std::size_t size) noexcept { return calls_.give(driver_, p, size, r.alignment); });
   }
 
   template <class Take, class Give>
-  [[nodiscard]] void* take_aligned(stream_ref stream, std::size_t bytes, std::size_t alignment,
-                                   Take const& take, Give const& give) {
+  [[nodiscard]] void* take_aligned(block_wanted const& r, source_location where, Take const& take,
+                                   Give const& give) {
+    auto const [stream, bytes, alignment] = r;
     require_alignment(alignment);
     if (bytes == 0) return nullptr;
     void* p = nullptr;
@@ -1352,7 +1445,7 @@ class block_source {
         throw bad_alignment(alignment, default_alignment);
       }
     }
-    if (!taken.ok()) detail::refuse(driver_, taken, stream, bytes, alignment);
+    if (!taken.ok()) detail::refuse(driver_, taken, stream, bytes, alignment, where);
     return p;
   }
 
@@ -4249,8 +4342,14 @@ class checked_resources {
 #include <atomic>
 #include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <tuple>
+#include <type_traits>
+#include <utility>
+
+// ---- tarn/core/layers.hpp
+// Finding a layer in a stack: through the handles, from the top down, to the first one that accepts a call.
+
+#include <concepts>
 #include <type_traits>
 #include <utility>
 
@@ -4267,8 +4366,6 @@ template <class... Resources>
 struct routes_to {};
 
 namespace detail {
-
-class waiting_observer;
 
 template <class T>
 inline constexpr bool is_shared = false;
@@ -4331,11 +4428,18 @@ constexpr bool records_places() noexcept {
     return false;
   }
 }
-/// Declared by an owner before it calls its resource: sets the place of the user's call, if a layer records it.
+/// Sets the place of the user's call, if a layer records it.
 template <class Resource>
 using location_of_call = std::conditional_t<
     records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>>(), location_scope,
     no_location_scope>;
+
+/// Runs an owner's part of the user's call: layers that record the places of calls record that one, and errors name it.
+template <class Resource, class Call>
+TARN_ALWAYS_INLINE decltype(auto) called_from(attribution const& from, Call const& call) {
+  [[maybe_unused]] location_of_call<Resource> const here(from);
+  return called_from(from.where, call);
+}
 
 /// Returns true if a layer, or everything below it, allocates blocks; false over a bare page source. Not a member of
 /// shared_resource: EDG (nvcc) does not find a member in the constraint of a member template.
@@ -4350,12 +4454,6 @@ constexpr bool allocates() noexcept {
   }
 }
 
-/// Constructs the upstream from all arguments but the last.
-template <class Upstream, class Tuple, std::size_t... I>
-Upstream make_upstream(Tuple&& arguments, std::index_sequence<I...>) {
-  return Upstream(std::get<I>(std::forward<Tuple>(arguments))...);
-}
-
 }  // namespace detail
 
 /// True if `call` accepts the resource's layer or one below it.
@@ -4363,7 +4461,30 @@ template <class Resource, class Call>
 inline constexpr bool reachable =
     detail::can_reach<std::remove_reference_t<decltype(detail::layer_of(std::declval<Resource&>()))>, Call>();
 
+/// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of policies. Give the
+/// lambda a trailing return type, so that acceptance can be tested: `nearest(memory,
+/// [](auto& layer) -> decltype(layer.trim(0)) { return layer.trim(0); })`.
+template <class Resource, class Call>
+  requires reachable<Resource, Call>
+decltype(auto) nearest(Resource& resource, Call const& call) {
+  return detail::reach(detail::layer_of(resource), call);
+}
+
+}  // namespace tarn
+// ---- tarn/core/routed_calls.hpp
+// The calls that reach a pool through the layers above it. A layer that routes to several resources defines each of them, or does
+// not compile.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace tarn {
+
 namespace detail {
+
+class waiting_observer;
 
 /// Calls that reach a pool through the layers above it, and all resources below a routing layer.
 struct routed_calls {
@@ -4488,14 +4609,19 @@ constexpr bool check_routes() {
 
 }  // namespace detail
 
-/// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of policies. Give the
-/// lambda a trailing return type, so that acceptance can be tested: `nearest(memory,
-/// [](auto& layer) -> decltype(layer.trim(0)) { return layer.trim(0); })`.
-template <class Resource, class Call>
-  requires reachable<Resource, Call>
-decltype(auto) nearest(Resource& resource, Call const& call) {
-  return detail::reach(detail::layer_of(resource), call);
+}  // namespace tarn
+
+namespace tarn {
+
+namespace detail {
+
+/// Constructs the upstream from all arguments but the last.
+template <class Upstream, class Tuple, std::size_t... I>
+Upstream make_upstream(Tuple&& arguments, std::index_sequence<I...>) {
+  return Upstream(std::get<I>(std::forward<Tuple>(arguments))...);
 }
+
+}  // namespace detail
 
 /// A shared handle to one layer and all layers below it. Copies refer to the same resource; the last copy destroys the layer,
 /// so a resource lives as long as any owner holds a copy. Copying is one atomic increment; a call is one indirection. A
@@ -4564,11 +4690,13 @@ class shared_resource {
     requires(detail::allocates<Layer>())
   {
     [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
-    if constexpr (has_allocate<Layer>) {
-      return block_->layer.allocate(stream, bytes, alignment);
-    } else {
-      return block_->layer.upstream().allocate(stream, bytes, alignment);
-    }
+    return detail::called_from(call.where, [&]() TARN_ALWAYS_INLINE_LAMBDA {
+      if constexpr (has_allocate<Layer>) {
+        return block_->layer.allocate(stream, bytes, alignment);
+      } else {
+        return block_->layer.upstream().allocate(stream, bytes, alignment);
+      }
+    });
   }
   /// Frees a block; work on `stream` may reuse it at once, other streams once they are ordered after it. Does nothing for
   /// null.
@@ -4594,14 +4722,16 @@ class shared_resource {
     requires(detail::allocates<Layer>())
   {
     [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
-    if constexpr (has_allocate_sync<Layer>) {
-      return block_->layer.allocate_sync(bytes, alignment);
-    } else {
-      static_assert(!has_allocate<Layer>,
-                    "tarn: this policy changes allocate but not allocate_sync; add: void* "
-                    "allocate_sync(size_t bytes, size_t alignment)");
-      return block_->layer.upstream().allocate_sync(bytes, alignment);
-    }
+    return detail::called_from(call.where, [&]() TARN_ALWAYS_INLINE_LAMBDA {
+      if constexpr (has_allocate_sync<Layer>) {
+        return block_->layer.allocate_sync(bytes, alignment);
+      } else {
+        static_assert(!has_allocate<Layer>,
+                      "tarn: this policy changes allocate but not allocate_sync; add: void* "
+                      "allocate_sync(size_t bytes, size_t alignment)");
+        return block_->layer.upstream().allocate_sync(bytes, alignment);
+      }
+    });
   }
   /// Frees memory that no stream uses any more.
   TARN_ALWAYS_INLINE void deallocate_sync(void* p, std::size_t bytes,
@@ -4679,16 +4809,19 @@ class shared_resource {
   // pool. A handle is const as a pointer is: the resource behind it is not.
 
   /// Returns cached memory to the driver until at most `keep_bytes` are reserved; returns the bytes released.
-  std::size_t trim(std::size_t keep_bytes = 0) const  // NOLINT(modernize-use-nodiscard): may be ignored
+  std::size_t trim(  // NOLINT(modernize-use-nodiscard): may be ignored
+      std::size_t keep_bytes = 0, source_location where = source_location::current()) const
     requires reachable<shared_resource, detail::routed_calls::trim>
   {
-    return nearest(*this, [&](auto& l) -> decltype(l.trim(keep_bytes)) { return l.trim(keep_bytes); });
+    return detail::called_from(where, [&] {
+      return nearest(*this, [&](auto& l) -> decltype(l.trim(keep_bytes)) { return l.trim(keep_bytes); });
+    });
   }
   /// Returns all cached memory to the driver, as torch.cuda.empty_cache does.
-  void empty_cache() const
+  void empty_cache(source_location where = source_location::current()) const
     requires reachable<shared_resource, detail::routed_calls::trim>
   {
-    (void)trim(0);
+    (void)trim(0, where);
   }
   /// Returns true if `p` points into memory that the pool reserved.
   [[nodiscard]] bool owns(void const* p) const noexcept
@@ -4704,11 +4837,14 @@ class shared_resource {
   }
   /// Records that work on `stream`, enqueued before the block is deallocated, uses the block, although it is freed on another
   /// stream. The freed block is held back until that work is done.
-  void record_stream(void* p, std::size_t bytes, stream_ref stream) const
+  void record_stream(void* p, std::size_t bytes, stream_ref stream,
+                     source_location where = source_location::current()) const
     requires reachable<shared_resource, detail::routed_calls::record_stream>
   {
-    nearest(*this, [&](auto& l) -> decltype(l.record_stream(p, bytes, stream)) {
-      return l.record_stream(p, bytes, stream);
+    detail::called_from(where, [&] {
+      nearest(*this, [&](auto& l) -> decltype(l.record_stream(p, bytes, stream)) {
+        return l.record_stream(p, bytes, stream);
+      });
     });
   }
 
@@ -5579,9 +5715,40 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 // reserved bytes.
 
 #include <concepts>
-#include <cstddef>
 #include <utility>
 
+// ---- tarn/pool/options.hpp
+// pooled: the options of a pool, which compose it with a source (policy/pooled.hpp). The defaults suit all recorded traces.
+
+#include <cstddef>
+
+namespace tarn {
+
+/// Whether free physical handles may be remapped next to each other at a second address.
+enum class remapping {
+  when_tight,  ///< yes, before reserved memory exceeds the live peak (needs a page source)
+  off          ///< no: every handle stays where it was first mapped
+};
+
+template <class Upstream>
+class pooled_layer;
+
+/// A caching, stream-ordered pool over pages or blocks; see pool/pool.hpp. The defaults suit all recorded traces.
+struct pooled {
+  /// Whether free handles may be remapped next to each other at a second address. With `off`, a second pass over the same work
+  /// makes no driver call, at the cost of more reserved memory.
+  remapping remap = remapping::when_tight;
+  /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are remapped.
+  unsigned slack_per_mille = 9;
+  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak, see
+  /// pool/growth/growth.hpp. Smaller ones waste less and cost more driver calls: bench/results/frontier.txt.
+  std::size_t largest_handle = 0;
+
+  template <class Upstream>
+  using layer = pooled_layer<Upstream>;
+};
+
+}  // namespace tarn
 // ---- tarn/pool/pool.hpp
 // The pool: stream-ordered allocation from cached memory. allocate() takes a block from the calling thread's cache
 // (front.hpp), then from the heap (heap.hpp), then climbs the ladder (ladder.hpp), whose last rungs call the driver.
@@ -5589,7 +5756,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 // first (waiting_blocks.hpp).
 //
 // Bounds: the magazines of one stream on one thread hold at most 104 MiB and are emptied before a pool that is no longer small
-// grows. Reserved memory stays within the live peak plus pool_options::slack_per_mille while whole free handles suffice. Host
+// grows. Reserved memory stays within the live peak plus pooled::slack_per_mille while whole free handles suffice. Host
 // memory is 64 bytes per range.
 
 #include <cstddef>
@@ -6219,8 +6386,8 @@ struct stream_cache {
 
 namespace tarn::detail {
 
-/// Whether the kernel can execute barriers on other cores. Queried once per process, before main: in a process that already has
-/// threads, registering waits for all of them to pass the scheduler, 17 ms on a machine of 16 cores with CUDA running.
+/// Whether the kernel can execute barriers on other cores. Queried once per process, by the first pool: in a process that already
+/// has threads, registering waits for all of them to pass the scheduler, 17 ms on a machine of 16 cores with CUDA running.
 inline bool has_remote_barrier() noexcept {
 #if defined(__linux__) && defined(__NR_membarrier) && !TARN_TSAN
   static bool const registered = syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0) == 0;
@@ -6229,8 +6396,6 @@ inline bool has_remote_barrier() noexcept {
   return false;
 #endif
 }
-
-[[maybe_unused]] inline bool const asked_before_main = has_remote_barrier();
 
 /// Makes every thread of the process execute a full barrier before it returns.
 inline void remote_barrier() noexcept {
@@ -6388,7 +6553,7 @@ struct pool_link {
   fork_mutex mutex;
   std::atomic<void*> pool{nullptr};  ///< null once the pool has ended; changed under the mutex
   void (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
-  /// The first table source_location where threads look for their cache. Pools made one after another get different places.
+  /// The first slot of the table where threads look for their cache. Pools made one after another get different slots.
   std::uint32_t const number = next_pool_number.fetch_add(1, std::memory_order_relaxed);
 };
 
@@ -7747,6 +7912,7 @@ template <class Heap>
 class front {
  public:
   explicit front(Heap& heap) : heap_(heap) {
+    (void)has_remote_barrier();  // registers with the kernel now, not at the first allocation
     link_->pool = this;
     link_->retire = [](void* self, thread_cache* cache) noexcept {
       static_cast<front*>(self)->retire(cache);
@@ -9580,7 +9746,7 @@ class page_growth {
     std::size_t all = 0;
     if (!source_.driver().memory_info(available, all).ok() || available >= total) return;
     status const none{failure::out_of_memory, 0, "the device does not have that much free memory",
-                      "memory_info"};
+                      "the device"};
     refuse(source_.driver(), none, stream_ref{}, total, map_.granularity());
   }
 
@@ -10268,29 +10434,6 @@ struct description_of<Source, true> {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/options.hpp
-// User options of a pool; the defaults suit all recorded traces.
-
-#include <cstddef>
-
-namespace tarn {
-
-/// Whether free physical handles may be remapped next to each other at a second address.
-enum class remapping {
-  when_tight,  ///< yes, before reserved memory exceeds the live peak (needs a page source)
-  off          ///< no: every handle stays where it was first mapped
-};
-
-struct pool_options {
-  remapping remap = remapping::when_tight;
-  /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are remapped.
-  unsigned slack_per_mille = 9;
-  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak, see
-  /// pool/growth/growth.hpp. Smaller handles waste less memory and cost more driver calls.
-  std::size_t largest_handle = 0;
-};
-
-}  // namespace tarn
 // ---- tarn/pool/order/reclaim.hpp
 // Reclaiming free memory of one stream for others. The device is found to have completed the work on it, the host waits for
 // it, or another stream is made to wait on the device. Streams whose work is complete are forgotten.
@@ -10511,7 +10654,7 @@ class heap {
   /// Whether a tool that watches memory may be notified of the blocks.
   static constexpr bool describes = is_describable<Upstream>;
 
-  heap(Upstream upstream, pool_options const& chosen)
+  heap(Upstream upstream, pooled const& chosen)
       : options(chosen),
         order(upstream.driver()),
         growth(described::wrap(std::move(upstream), description), counters),
@@ -10522,7 +10665,7 @@ class heap {
   heap& operator=(heap const&) = delete;
 
   // State. Members are protected by `cold` unless marked otherwise.
-  pool_options const options;
+  pooled const options;
   mutable hot_mutex hot;
   mutable recursive_fork_mutex cold;
   growth_counters counters;
@@ -10994,7 +11137,7 @@ class ladder {
 
   /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
   void set_budget() noexcept {
-    pool_options const& options = heap_.options;
+    pooled const& options = heap_.options;
     std::size_t const live = max_of(space().live_peak, space().live_bytes + request_.bytes);
     request_.largest_handle = options.largest_handle != 0
                                   ? max_of(align_down(options.largest_handle, usual_granule), usual_granule)
@@ -12002,7 +12145,7 @@ class pool_parts {
   using front_type = front<heap_type>;
   using waiting_type = waiting_blocks<heap_type>;
 
-  pool_parts(Upstream upstream, pool_options const& options) : heap_(std::move(upstream), options) {}
+  pool_parts(Upstream upstream, pooled const& options) : heap_(std::move(upstream), options) {}
   ~pool_parts() = default;
 
   mutable heap_type heap_;
@@ -12064,7 +12207,7 @@ class pool : public detail::pool_parts<Upstream> {
   /// The pool returns pieces of its blocks, so a tool must not treat any of them as a heap.
   static constexpr bool hands_out_pieces = true;
 
-  explicit pool(Upstream upstream, pool_options const& options = {}) : parts(std::move(upstream), options) {}
+  explicit pool(Upstream upstream, pooled const& options = {}) : parts(std::move(upstream), options) {}
   pool(pool const&) = delete;
   pool& operator=(pool const&) = delete;
 
@@ -12286,24 +12429,7 @@ class pool : public detail::pool_parts<Upstream> {
 
 namespace tarn {
 
-template <class Upstream>
-class pooled_layer;
-
-/// A caching, stream-ordered pool over pages or blocks; see pool/pool.hpp. The defaults suit all recorded workloads.
-struct pooled {
-  /// Whether free handles may be remapped next to each other at a second address. With `off`, a second pass over the same work
-  /// makes no driver call, at the cost of more reserved memory.
-  remapping remap = remapping::when_tight;
-  /// How far reserved memory may exceed the live peak, in thousandths, before free handles are remapped.
-  unsigned slack_per_mille = pool_options{}.slack_per_mille;
-  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak. Smaller ones waste less
-  /// and cost more driver calls: bench/results/frontier.txt.
-  std::size_t largest_handle = 0;
-
-  template <class Upstream>
-  using layer = pooled_layer<Upstream>;
-};
-
+/// The layer of `pooled`: a pool over `Upstream`.
 template <class Upstream>
 class pooled_layer : public pool<Upstream> {
  public:
@@ -12311,8 +12437,7 @@ class pooled_layer : public pool<Upstream> {
     requires std::default_initializable<Upstream>
       : pooled_layer(Upstream{}) {}
   explicit pooled_layer(Upstream upstream, pooled const& options = {})
-      : pool<Upstream>(std::move(upstream),
-                       pool_options{options.remap, options.slack_per_mille, options.largest_handle}) {}
+      : pool<Upstream>(std::move(upstream), options) {}
 };
 
 }  // namespace tarn
@@ -13841,6 +13966,7 @@ class limited_base : public resource_adaptor<Layer, Upstream> {
     r.stream = stream.id();
     r.live = used();
     r.limit = limit();
+    r.limit_used = used();
     r.refused_by = "limited";
     throw out_of_memory(r);
   }
@@ -14399,7 +14525,8 @@ inline void require_no_overlap(void const* from, std::size_t from_bytes, void co
 /// @throws cuda_error    the driver refused
 template <stream_driver Driver, class From, class To>
   requires std::is_same_v<std::remove_const_t<From>, To>
-void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream) {
+void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream,
+          source_location where = source_location::current()) {
   static_assert(std::is_trivially_copyable_v<To>,
                 "tarn: only trivially copyable elements can be copied between host and device");
   if (from.size() != to.size()) {
@@ -14410,15 +14537,17 @@ void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_r
   }
   if (from.empty()) return;
   status const s = driver.copy(stream, to.data(), from.data(), from.size_bytes());
-  if (!s.ok()) throw cuda_error(s, driver.device().value);
+  if (!s.ok()) throw cuda_error(s, driver.device().value, where);
 }
 
 /// Copies as copy() does, then waits on the host for the stream.
 template <stream_driver Driver, class From, class To>
   requires std::is_same_v<std::remove_const_t<From>, To>
-void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream) {
-  tarn::copy(driver, from, to, stream);
-  if (status const s = driver.synchronize_stream(stream); !s.ok()) throw cuda_error(s, driver.device().value);
+void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream,
+               source_location where = source_location::current()) {
+  tarn::copy(driver, from, to, stream, where);
+  if (status const s = driver.synchronize_stream(stream); !s.ok())
+    throw cuda_error(s, driver.device().value, where);
 }
 
 }  // namespace tarn
@@ -14447,15 +14576,18 @@ namespace tarn {
 /// Query again if the stream is destroyed and its handle is reused.
 /// @throws cuda_error  the driver does not know the stream
 template <stream_driver Driver>
-[[nodiscard]] stream_ref identified(Driver const& driver, stream_ref stream) {
+[[nodiscard]] stream_ref identified(Driver const& driver, stream_ref stream,
+                                    source_location where = source_location::current()) {
   if (stream.id() != stream_ref::unknown_id) return stream;
   stream_id id = 0;
-  if (status const s = driver.identify(stream, id); !s.ok()) throw cuda_error(s, driver.device().value);
+  if (status const s = driver.identify(stream, id); !s.ok())
+    throw cuda_error(s, driver.device().value, where);
   return stream_ref::from(stream.handle(), id);
 }
 template <has_driver Resource>
-[[nodiscard]] stream_ref identified(Resource const& memory, stream_ref stream) {
-  return identified(memory.driver(), stream);
+[[nodiscard]] stream_ref identified(Resource const& memory, stream_ref stream,
+                                    source_location where = source_location::current()) {
+  return identified(memory.driver(), stream, where);
 }
 
 /// Owns a stream that does not synchronise with the legacy default stream. Its identity is queried once. Destruction does not
@@ -14464,10 +14596,12 @@ template <stream_driver Driver>
 class basic_stream {
  public:
   /// @throws cuda_error
-  explicit basic_stream(Driver driver = Driver{}) : driver_(std::move(driver)) {
-    if (status const s = driver_.create_stream(stream_); !s.ok()) throw cuda_error(s, driver_.device().value);
+  explicit basic_stream(Driver driver = Driver{}, source_location where = source_location::current())
+      : driver_(std::move(driver)) {
+    if (status const s = driver_.create_stream(stream_); !s.ok())
+      throw cuda_error(s, driver_.device().value, where);
     try {
-      stream_ = identified(driver_, stream_);
+      stream_ = identified(driver_, stream_, where);
     } catch (...) {
       (void)driver_.destroy_stream(stream_);
       throw;
@@ -14496,9 +14630,9 @@ class basic_stream {
   [[nodiscard]] Driver const& driver() const noexcept { return driver_; }
 
   /// Waits on the host for the stream's work. @throws cuda_error  also for errors of earlier kernels
-  void synchronize() const {
+  void synchronize(source_location where = source_location::current()) const {
     if (status const s = driver_.synchronize_stream(stream_); !s.ok())
-      throw cuda_error(s, driver_.device().value);
+      throw cuda_error(s, driver_.device().value, where);
   }
 
  private:
@@ -14529,7 +14663,7 @@ template <has_driver Resource>
 /// @throws cuda_error
 template <stream_driver Driver>
 void order_streams(Driver const& driver_of_after, stream_ref after, Driver const& driver_of_before,
-                   stream_ref before) {
+                   stream_ref before, source_location where = source_location::current()) {
   if (after == before) return;
   event_handle event = nullptr;
   status s = driver_of_before.create_event(event);
@@ -14538,12 +14672,13 @@ void order_streams(Driver const& driver_of_after, stream_ref after, Driver const
     if (s.ok()) s = driver_of_after.wait_event(after, event);
     (void)driver_of_before.destroy_event(event);
   }
-  if (!s.ok()) throw cuda_error(s, driver_of_after.device().value);
+  if (!s.ok()) throw cuda_error(s, driver_of_after.device().value, where);
 }
 /// Orders two streams of one device.
 template <stream_driver Driver>
-void order_streams(Driver const& driver, stream_ref after, stream_ref before) {
-  order_streams(driver, after, driver, before);
+void order_streams(Driver const& driver, stream_ref after, stream_ref before,
+                   source_location where = source_location::current()) {
+  order_streams(driver, after, driver, before, where);
 }
 
 }  // namespace detail
@@ -14562,11 +14697,12 @@ struct driven_stream {
 /// it. A stream equal to `on` costs nothing; any other costs two events. If one of the others cannot be made to wait, the host
 /// waits for the work instead. @throws what enqueue throws; cuda_error
 template <class Driver, class Enqueue, class... Others>
-void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, Others const&... others) {
-  (order_streams(on.driver, on.stream, others.driver, others.stream), ...);
+void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location where,
+             Others const&... others) {
+  (order_streams(on.driver, on.stream, others.driver, others.stream, where), ...);
   enqueue();
   try {
-    (order_streams(others.driver, others.stream, on.driver, on.stream), ...);
+    (order_streams(others.driver, others.stream, on.driver, on.stream, where), ...);
   } catch (...) {
     Driver const& driver = on.driver;
     (void)driver.synchronize_stream(on.stream);  // the memory's next users may not be ordered behind the work
@@ -14605,9 +14741,10 @@ class device_buffer {
   using resource_type = Resource;
 
   /// Constructs an empty buffer. @param alignment  of the data, bytes; kept by copies and moves
-  explicit device_buffer(Resource memory, stream_ref stream = {}, std::size_t alignment = least_alignment())
+  explicit device_buffer(Resource memory, stream_ref stream = {}, std::size_t alignment = least_alignment(),
+                         source_location where = source_location::current())
       : memory_(std::move(memory)),
-        stream_(identified(memory_, stream)),
+        stream_(identified(memory_, stream, where)),
         alignment_(detail::max_of(alignment, least_alignment())) {
     require_alignment(alignment);
   }
@@ -14616,9 +14753,8 @@ class device_buffer {
   /// @throws out_of_memory  nothing is held
   device_buffer(Resource memory, std::size_t count, stream_ref stream,
                 std::size_t alignment = least_alignment(), attribution call = attribution::current())
-      : device_buffer(std::move(memory), stream, alignment) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    data_ = take(count);
+      : device_buffer(std::move(memory), stream, alignment, call.where) {
+    data_ = take(count, call);
     size_ = capacity_ = count;
   }
   /// Allocates with a name: `device_buffer<float> weights(pool, n, stream, tarn::tag("weights"));` (core/tag). The name belongs
@@ -14629,7 +14765,9 @@ class device_buffer {
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream,
                 std::size_t alignment = least_alignment(), attribution call = attribution::current())
       : device_buffer(std::move(memory), from.size(), stream, alignment, call) {
-    copy_from(from);  // if it throws, the destructor runs, since the delegated-to constructor has completed
+    copy_from(
+        from,
+        call.where);  // if it throws, the destructor runs, since the delegated-to constructor has completed
   }
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream, attribution call)
       : device_buffer(std::move(memory), from, stream, least_alignment(), call) {}
@@ -14673,24 +14811,26 @@ class device_buffer {
   /// @param stream  orders the copy, the release of the old block, and later work
   /// @throws length_error, out_of_memory, cuda_error  nothing has changed
   void resize(std::size_t count, stream_ref stream, attribution call = attribution::current()) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    if (count > capacity_) {
-      relocate(count, stream);
-    } else {
-      set_stream(stream);
-    }
+    detail::called_from<Resource>(call, [&] {
+      if (count > capacity_) {
+        relocate(count, stream);
+      } else {
+        set_stream(stream);
+      }
+    });
     size_ = count;
   }
   void resize(std::size_t count, attribution call = attribution::current()) { resize(count, stream_, call); }
 
   /// Reserves capacity for `count` elements; size() is unchanged. Strong guarantee, as resize().
   void reserve(std::size_t count, stream_ref stream, attribution call = attribution::current()) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    if (count > capacity_) {
-      relocate(count, stream);
-    } else {
-      set_stream(stream);
-    }
+    detail::called_from<Resource>(call, [&] {
+      if (count > capacity_) {
+        relocate(count, stream);
+      } else {
+        set_stream(stream);
+      }
+    });
   }
   void reserve(std::size_t count, attribution call = attribution::current()) {
     reserve(count, stream_, call);
@@ -14698,20 +14838,21 @@ class device_buffer {
 
   /// Releases unused capacity by moving to a block of size() elements. Strong guarantee.
   void shrink_to_fit(stream_ref stream, attribution call = attribution::current()) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    if (size_ < capacity_) {
-      relocate(size_, stream);
-    } else {
-      set_stream(stream);
-    }
+    detail::called_from<Resource>(call, [&] {
+      if (size_ < capacity_) {
+        relocate(size_, stream);
+      } else {
+        set_stream(stream);
+      }
+    });
   }
   void shrink_to_fit(attribution call = attribution::current()) { shrink_to_fit(stream_, call); }
 
   /// Changes the buffer's stream. Later work on `stream` waits, on the device, for what was enqueued on the old stream. Both
   /// streams must exist. @throws cuda_error  nothing has changed
-  void set_stream(stream_ref stream) {
-    stream = identified(memory_, stream);
-    if (data_ != nullptr) detail::order_streams(driver(), stream, stream_);
+  void set_stream(stream_ref stream, source_location where = source_location::current()) {
+    stream = identified(memory_, stream, where);
+    if (data_ != nullptr) detail::order_streams(driver(), stream, stream_, where);
     stream_ = stream;
   }
 
@@ -14720,55 +14861,64 @@ class device_buffer {
   /// @throws out_of_memory, cuda_error  nothing has changed
   [[nodiscard]] device_buffer clone(stream_ref stream, attribution call = attribution::current()) const {
     device_buffer made(memory_, size_, stream, alignment_, call);
-    made.copy_from(*this);
+    made.copy_from(*this, call.where);
     return made;
   }
 
   /// Records that work on `stream`, enqueued before the memory is freed, uses it, as torch.Tensor.record_stream() does. The
   /// memory is held back until that work is done; the order of the streams does not change. Needs a pool. Amortised O(1).
   /// @throws std::bad_alloc, cuda_error  nothing has changed
-  void record_stream(stream_ref stream) const
-    requires requires(Resource& memory) { memory.record_stream(nullptr, std::size_t{}, stream_ref{}); }
+  void record_stream(stream_ref stream, source_location where = source_location::current()) const
+    requires requires(Resource& memory) {
+      memory.record_stream(nullptr, std::size_t{}, stream_ref{}, source_location{});
+    }
   {
-    if (data_ != nullptr) memory_.record_stream(data_, capacity_ * sizeof(T), stream);
+    if (data_ != nullptr) memory_.record_stream(data_, capacity_ * sizeof(T), stream, where);
   }
 
   /// Copies from a host or device span of the same size, in stream order. @throws length_error, cuda_error
-  void copy_from(std::span<T const> from) { tarn::copy(driver(), from, span(), stream_); }
+  void copy_from(std::span<T const> from, source_location where = source_location::current()) {
+    tarn::copy(driver(), from, span(), stream_, where);
+  }
   /// Copies from a buffer of the same size, of any resource or device, on stream(), which first waits, on the device, for the
   /// other buffer's stream. That stream then waits for the copy, so the other buffer may be changed or destroyed at once.
   /// @throws length_error, cuda_error
   template <class Other>
     requires std::is_same_v<typename Other::driver_type, typename Resource::driver_type>
-  void copy_from(device_buffer<T, Other> const& other) {
-    if (size_ == 0 || other.size() != size_) return copy_from(other.span());  // throws if the sizes differ
+  void copy_from(device_buffer<T, Other> const& other, source_location where = source_location::current()) {
+    if (size_ == 0 || other.size() != size_)
+      return copy_from(other.span(), where);  // throws if the sizes differ
     auto const& theirs = other.resource().driver();
     detail::driven_stream<typename Resource::driver_type> const source{theirs, other.stream()};
     detail::driven_stream<typename Resource::driver_type> const target{driver(), stream_};
     if (must_be_sent(other)) {
       detail::in_turn(
-          source, [&] { tarn::copy(theirs, other.span(), span(), other.stream()); }, target);
+          source, [&] { tarn::copy(theirs, other.span(), span(), other.stream(), where); }, where, target);
     } else {
       detail::in_turn(
           target,
           [&] {
-            if (!copied_between_devices(other)) copy_from(other.span());
+            if (!copied_between_devices(other, where)) copy_from(other.span(), where);
           },
-          source);
+          where, source);
     }
   }
   /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
-  void copy_to(std::span<T> to) const { tarn::copy(driver(), span(), to, stream_); }
+  void copy_to(std::span<T> to, source_location where = source_location::current()) const {
+    tarn::copy(driver(), span(), to, stream_, where);
+  }
   /// Copies as copy_to() does, then waits on the host, so that the host may read.
-  void copy_to_sync(std::span<T> to) const { tarn::copy_sync(driver(), span(), to, stream_); }
+  void copy_to_sync(std::span<T> to, source_location where = source_location::current()) const {
+    tarn::copy_sync(driver(), span(), to, stream_, where);
+  }
   /// Sets every byte, in stream order. @throws cuda_error
-  void fill(std::byte value) {
+  void fill(std::byte value, source_location where = source_location::current()) {
     if (size_ == 0) return;
     status const s = driver().fill(stream_, data_, std::to_integer<int>(value), bytes());
-    if (!s.ok()) throw cuda_error(s, driver().device().value);
+    if (!s.ok()) throw cuda_error(s, driver().device().value, where);
   }
   /// Sets every byte to 0, in stream order. @throws cuda_error
-  void zero() { fill(std::byte{}); }
+  void zero(source_location where = source_location::current()) { fill(std::byte{}, where); }
 
   /// Frees the elements; the buffer is empty and may be reused.
   void clear() noexcept { give(); }
@@ -14797,8 +14947,10 @@ class device_buffer {
   }
   [[nodiscard]] auto const& driver() const noexcept { return memory_.driver(); }
 
-  [[nodiscard]] T* take(std::size_t count) {
-    return static_cast<T*>(memory_.allocate(stream_, checked_bytes(count, sizeof(T)), alignment_));
+  [[nodiscard]] T* take(std::size_t count, attribution const& call) {
+    return detail::called_from<Resource>(call, [&] {
+      return static_cast<T*>(memory_.allocate(stream_, checked_bytes(count, sizeof(T)), alignment_));
+    });
   }
   void give() noexcept {
     if (data_ != nullptr) memory_.deallocate(stream_, data_, capacity_ * sizeof(T), alignment_);
@@ -14807,14 +14959,14 @@ class device_buffer {
   }
   /// Copies between the device memories of two devices by copy_from_device, if the driver has it. Returns whether it copied.
   template <class Other>
-  bool copied_between_devices(device_buffer<T, Other> const& other) {
+  bool copied_between_devices(device_buffer<T, Other> const& other, source_location where) {
     if constexpr (has_property<Resource, device_accessible> && !has_property<Resource, host_accessible> &&
                   has_property<Other, device_accessible> && !has_property<Other, host_accessible> &&
                   requires { driver().copy_from_device(stream_, data_, device_id{}, data_, size_); }) {
       device_id const theirs = other.resource().driver().device();
       if (theirs == driver().device()) return false;
       status const s = driver().copy_from_device(stream_, data_, theirs, other.data(), bytes());
-      if (!s.ok()) throw cuda_error(s, driver().device().value);
+      if (!s.ok()) throw cuda_error(s, driver().device().value, where);
       return true;
     }
     return false;
@@ -14883,10 +15035,12 @@ template <stream_driver Driver>
 class basic_device_guard {
  public:
   /// @throws cuda_error  the device does not exist; nothing has changed
-  explicit basic_device_guard(device_id device) : device_(device) {
-    if (status const s = Driver::current_device(before_); !s.ok()) throw cuda_error(s, device.value);
+  explicit basic_device_guard(device_id device, source_location where = source_location::current())
+      : device_(device) {
+    if (status const s = Driver::current_device(before_); !s.ok()) throw cuda_error(s, device.value, where);
     if (device != before_) {
-      if (status const s = Driver::set_current_device(device); !s.ok()) throw cuda_error(s, device.value);
+      if (status const s = Driver::set_current_device(device); !s.ok())
+        throw cuda_error(s, device.value, where);
     }
     chain::begin(*this);
   }
@@ -15003,9 +15157,9 @@ class device_ptr {
 
   /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for what was enqueued on the old
   /// stream, which must still exist. @throws cuda_error  nothing has changed
-  void set_stream(stream_ref stream) {
-    stream = identified(memory_, stream);
-    if (p_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_);
+  void set_stream(stream_ref stream, source_location where = source_location::current()) {
+    stream = identified(memory_, stream, where);
+    if (p_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_, where);
     stream_ = stream;
   }
 
@@ -15056,9 +15210,9 @@ template <class T, class Resource>
   requires(tarn::resource<Resource> && !std::is_array_v<T>)
 [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream,
                                                   attribution call = attribution::current()) {
-  [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-  stream = identified(memory, stream);
-  void* const p = memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment());
+  stream = identified(memory, stream, call.where);
+  void* const p = detail::called_from<Resource>(
+      call, [&] { return memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment()); });
   return device_ptr<T, Resource>(std::move(memory), static_cast<T*>(p), 1, stream);
 }
 /// Allocates `count` uninitialised elements: make_device<T[]>(memory, count, stream). @throws length_error, out_of_memory
@@ -15066,11 +15220,12 @@ template <class T, class Resource>
   requires(tarn::resource<Resource> && std::is_unbounded_array_v<T>)
 [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream,
                                                   attribution call = attribution::current()) {
-  [[maybe_unused]] detail::location_of_call<Resource> const here(call);
   using element = std::remove_extent_t<T>;
-  stream = identified(memory, stream);
-  void* const p =
-      memory.allocate(stream, checked_bytes(count, sizeof(element)), device_ptr<T, Resource>::alignment());
+  stream = identified(memory, stream, call.where);
+  void* const p = detail::called_from<Resource>(call, [&] {
+    return memory.allocate(stream, checked_bytes(count, sizeof(element)),
+                           device_ptr<T, Resource>::alignment());
+  });
   return device_ptr<T, Resource>(std::move(memory), static_cast<element*>(p), count, stream);
 }
 
@@ -15189,8 +15344,9 @@ class pinned_buffer {
   using resource_type = Resource;
 
   /// Constructs an empty buffer.
-  explicit pinned_buffer(Resource memory, stream_ref stream = {})
-      : memory_(std::move(memory)), stream_(identified(memory_, stream)) {
+  explicit pinned_buffer(Resource memory, stream_ref stream = {},
+                         source_location where = source_location::current())
+      : memory_(std::move(memory)), stream_(identified(memory_, stream, where)) {
     static_assert(has_property<Resource, host_accessible>,
                   "tarn: pinned_buffer needs memory that the host can access; use pinned_host, managed or a "
                   "pool over them");
@@ -15199,25 +15355,22 @@ class pinned_buffer {
   pinned_buffer(Resource memory, std::size_t count, elements what = elements::value_initialised,
                 stream_ref stream = {}, attribution call = attribution::current())
     requires std::is_default_constructible_v<T>
-      : pinned_buffer(std::move(memory), stream) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    take_uninitialised(count);
+      : pinned_buffer(std::move(memory), stream, call.where) {
+    detail::called_from<Resource>(call, [&] { take_uninitialised(count); });
     if (what == elements::value_initialised) value_initialise(data_, size_);
   }
   /// Allocates for a T without a default constructor: the elements stay uninitialised until they are written.
   pinned_buffer(Resource memory, std::size_t count, detail::can_only_be_uninitialised, stream_ref stream = {},
                 attribution call = attribution::current())
     requires(!std::is_default_constructible_v<T>)
-      : pinned_buffer(std::move(memory), stream) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    take_uninitialised(count);
+      : pinned_buffer(std::move(memory), stream, call.where) {
+    detail::called_from<Resource>(call, [&] { take_uninitialised(count); });
   }
   /// Constructs a copy of host elements.
   pinned_buffer(Resource memory, std::span<T const> from, stream_ref stream = {},
                 attribution call = attribution::current())
-      : pinned_buffer(std::move(memory), stream) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    take_uninitialised(from.size());
+      : pinned_buffer(std::move(memory), stream, call.where) {
+    detail::called_from<Resource>(call, [&] { take_uninitialised(from.size()); });
     copy_elements(from.data(), size_, data_);
   }
   pinned_buffer(pinned_buffer const& other, attribution call = attribution::current())
@@ -15268,9 +15421,9 @@ class pinned_buffer {
 
   /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for the copies on the old stream,
   /// which must still exist. @throws cuda_error  nothing has changed
-  void set_stream(stream_ref stream) {
-    stream = identified(memory_, stream);
-    if (data_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_);
+  void set_stream(stream_ref stream, source_location where = source_location::current()) {
+    stream = identified(memory_, stream, where);
+    if (data_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_, where);
     stream_ = stream;
   }
 
@@ -15280,8 +15433,7 @@ class pinned_buffer {
               attribution call = attribution::current())
     requires std::is_default_constructible_v<T>
   {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    if (count > capacity_) relocate(count);
+    if (count > capacity_) detail::called_from<Resource>(call, [&] { relocate(count); });
     if (what == elements::value_initialised && count > size_) value_initialise(data_ + size_, count - size_);
     size_ = count;
   }
@@ -15289,14 +15441,12 @@ class pinned_buffer {
   void resize(std::size_t count, detail::can_only_be_uninitialised, attribution call = attribution::current())
     requires(!std::is_default_constructible_v<T>)
   {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    if (count > capacity_) relocate(count);
+    if (count > capacity_) detail::called_from<Resource>(call, [&] { relocate(count); });
     size_ = count;
   }
   /// Releases unused capacity by moving to a block of size() elements. No copy may be running. Strong guarantee.
   void shrink_to_fit(attribution call = attribution::current()) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    if (size_ < capacity_) relocate(size_);
+    if (size_ < capacity_) detail::called_from<Resource>(call, [&] { relocate(size_); });
   }
   /// Frees the elements; the buffer is empty and may be reused.
   void clear() noexcept {
@@ -15416,9 +15566,9 @@ template <class Resource>
 }
 /// Returns all cached memory of the pool to the driver, as torch.cuda.empty_cache() does. Waits for the streams that freed it.
 template <class Resource>
-void empty_cache(Resource const& memory) {
+void empty_cache(Resource const& memory, source_location where = source_location::current()) {
   static_assert(detail::is_pooled<Resource>, "tarn: empty_cache needs a pool; add: | tarn::pooled{}");
-  memory.empty_cache();
+  memory.empty_cache(where);
 }
 /// Returns the bytes that the pool holds from the driver now.
 template <class Resource>
@@ -15455,10 +15605,11 @@ struct memory_info {
 };
 /// @throws cuda_error
 template <has_driver Resource>
-[[nodiscard]] memory_info mem_get_info(Resource const& memory) {
+[[nodiscard]] memory_info mem_get_info(Resource const& memory,
+                                       source_location where = source_location::current()) {
   memory_info info;
   status const s = memory.driver().memory_info(info.free, info.total);
-  if (!s.ok()) throw cuda_error(s, memory.device().value);
+  if (!s.ok()) throw cuda_error(s, memory.device().value, where);
   return info;
 }
 

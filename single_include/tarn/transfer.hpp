@@ -311,8 +311,10 @@ template <stream_driver Driver>
 class copy_stream {
  public:
   /// @param user  the stream of the other work; must not be capturing
+  /// @param where  the user's call, which errors name
   /// @throws misuse  `user` is being captured; cuda_error
-  copy_stream(Driver const& driver, stream_ref user, std::size_t events) : copy_stream(driver, user) {
+  copy_stream(Driver const& driver, stream_ref user, std::size_t events, source_location where)
+      : copy_stream(driver, user, where) {
     events_.reserve(events);
     while (events_.size() < events) {
       event_handle event = nullptr;
@@ -357,7 +359,8 @@ class copy_stream {
   }
 
  private:
-  copy_stream(Driver const& driver, stream_ref user) : driver_(driver), user_(user), stream_(driver) {
+  copy_stream(Driver const& driver, stream_ref user, source_location where)
+      : driver_(driver), user_(user), stream_(driver, where), where_(where) {
     bool capturing = false;
     require(driver_.is_capturing(user_, capturing));
     if (capturing) {
@@ -367,12 +370,13 @@ class copy_stream {
     }
   }
   void require(status const& s) const {
-    if (!s.ok()) throw cuda_error(s, driver_.device().value);
+    if (!s.ok()) throw cuda_error(s, driver_.device().value, where_);
   }
 
   Driver driver_;
   stream_ref user_;
   basic_stream<Driver> stream_;
+  source_location where_;  ///< where the batches were made
   std::vector<event_handle> events_;
 };
 
@@ -438,14 +442,14 @@ class batch_collector {
 
   /// See collect_batches().
   batch_collector(std::span<T const> from, batch_options const& options, Driver const& driver,
-                  stream_ref stream, Pinned pinned)
+                  stream_ref stream, Pinned pinned, source_location where = source_location::current())
       : from_(from),
         capacity_(detail::min_of(detail::batch_capacity(options, sizeof(T)),
                                  detail::max_of(from.size(), std::size_t{1}))),
         end_((from.size() + capacity_ - 1) / capacity_),
         depth_(detail::min_of(options.depth, end_)),
         slots_(std::move(pinned), depth_, capacity_),
-        lane_(driver, identified(driver, stream), depth_ + 1) {}
+        lane_(driver, identified(driver, stream, where), depth_ + 1, where) {}
   batch_collector(batch_collector const&) = delete;
   batch_collector& operator=(batch_collector const&) = delete;
   /// Waits for the running copies. Afterwards the device memory is no longer read.
@@ -515,31 +519,41 @@ class batch_collector {
 template <class T, std::size_t N, class Memory, class Pinned>
   requires resource<Memory> && resource<Pinned>
 [[nodiscard]] auto collect_batches(std::span<T, N> from, batch_options const& options, Memory const& memory,
-                                   stream_ref stream, Pinned pinned) {
-  return batch_collector<std::remove_const_t<T>, Pinned, typename Memory::driver_type>(
-      from, options, memory.driver(), stream, std::move(pinned));
+                                   stream_ref stream, Pinned pinned,
+                                   source_location where = source_location::current()) {
+  return detail::called_from(where, [&] {
+    return batch_collector<std::remove_const_t<T>, Pinned, typename Memory::driver_type>(
+        from, options, memory.driver(), stream, std::move(pinned), where);
+  });
 }
 template <class T, std::size_t N, class Memory>
   requires resource<Memory>
 [[nodiscard]] auto collect_batches(std::span<T, N> from, batch_options const& options, Memory const& memory,
-                                   stream_ref stream) {
+                                   stream_ref stream, source_location where = source_location::current()) {
   using pinned = basic_pinned<typename Memory::driver_type>;
-  return batch_collector<std::remove_const_t<T>, pinned, typename Memory::driver_type>(
-      from, options, memory.driver(), stream, pinned(memory.driver()));
+  return detail::called_from(where, [&] {
+    return batch_collector<std::remove_const_t<T>, pinned, typename Memory::driver_type>(
+        from, options, memory.driver(), stream, pinned(memory.driver()), where);
+  });
 }
 template <class T, class Memory>
 [[nodiscard]] auto collect_batches(device_buffer<T, Memory> const& from, batch_options const& options,
-                                   stream_ref stream) {
+                                   stream_ref stream, source_location where = source_location::current()) {
   using pinned = basic_pinned<typename Memory::driver_type>;
-  return batch_collector<T, pinned, typename Memory::driver_type>(
-      from.span(), options, from.resource().driver(), stream, pinned(from.resource().driver()));
+  return detail::called_from(where, [&] {
+    return batch_collector<T, pinned, typename Memory::driver_type>(
+        from.span(), options, from.resource().driver(), stream, pinned(from.resource().driver()), where);
+  });
 }
 template <class T, class Memory, class Pinned>
   requires resource<Pinned>
 [[nodiscard]] auto collect_batches(device_buffer<T, Memory> const& from, batch_options const& options,
-                                   stream_ref stream, Pinned pinned) {
-  return batch_collector<T, Pinned, typename Memory::driver_type>(
-      from.span(), options, from.resource().driver(), stream, std::move(pinned));
+                                   stream_ref stream, Pinned pinned,
+                                   source_location where = source_location::current()) {
+  return detail::called_from(where, [&] {
+    return batch_collector<T, Pinned, typename Memory::driver_type>(
+        from.span(), options, from.resource().driver(), stream, std::move(pinned), where);
+  });
 }
 
 }  // namespace tarn
@@ -1138,16 +1152,17 @@ inline constexpr bool is_devices_own =
 /// @throws cuda_error    the driver refused
 template <stream_driver Driver, class From, element To>
   requires element<std::remove_const_t<From>>
-void convert(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream) {
+void convert(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream,
+             source_location where = source_location::current()) {
   if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size());
   if (from.empty()) return;
   detail::require_no_overlap(from.data(), from.size_bytes(), to.data(), to.size_bytes(),
                              "the target of a conversion overlaps its source; convert into separate memory");
   if constexpr (std::is_same_v<std::remove_const_t<From>, To>) {
-    tarn::copy(driver, from, to, stream);
+    tarn::copy(driver, from, to, stream, where);
   } else {
     status const s = driver.convert(stream, to.data(), from.data(), from.size());
-    if (!s.ok()) throw cuda_error(s, driver.device().value);
+    if (!s.ok()) throw cuda_error(s, driver.device().value, where);
   }
 }
 
@@ -1159,7 +1174,7 @@ void convert(Driver const& driver, std::span<From> from, std::span<To> to, strea
 template <element From, class FromResource, element To, class ToResource>
   requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void convert(device_buffer<From, FromResource> const& from, device_buffer<To, ToResource>& to,
-             stream_ref stream) {
+             stream_ref stream, source_location where = source_location::current()) {
   auto const& driver = to.resource().driver();
   auto const& theirs = from.resource().driver();
   if constexpr (detail::is_devices_own<FromResource> && detail::is_devices_own<ToResource>) {
@@ -1172,19 +1187,20 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
   // Use the device that can access both: a buffer of host memory may carry the driver of any device.
   auto const& on = detail::is_devices_own<ToResource> ? driver : theirs;
   using driver_type = typename ToResource::driver_type;
-  stream = identified(on, stream);
+  stream = identified(on, stream, where);
   detail::in_turn(
       detail::driven_stream<driver_type>{on, stream},
-      [&] { tarn::convert(on, from.span(), to.span(), stream); },
+      [&] { tarn::convert(on, from.span(), to.span(), stream, where); }, where,
       detail::driven_stream<driver_type>{theirs, from.stream()},
       detail::driven_stream<driver_type>{driver, to.stream()});
 }
 /// Converts on the target's stream, or on the source's if only the source's device can access both.
 template <element From, class FromResource, element To, class ToResource>
   requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
-void convert(device_buffer<From, FromResource> const& from, device_buffer<To, ToResource>& to) {
+void convert(device_buffer<From, FromResource> const& from, device_buffer<To, ToResource>& to,
+             source_location where = source_location::current()) {
   bool const apart = from.resource().driver().device() != to.resource().driver().device();
-  tarn::convert(from, to, apart && !detail::is_devices_own<ToResource> ? from.stream() : to.stream());
+  tarn::convert(from, to, apart && !detail::is_devices_own<ToResource> ? from.stream() : to.stream(), where);
 }
 
 /// Returns a new buffer of `memory` on `stream` that holds the elements of `from` converted to To: `auto half =
@@ -1198,7 +1214,7 @@ template <element To, class Memory, element From, class FromResource>
                                                   stream_ref stream,
                                                   attribution call = attribution::current()) {
   device_buffer<To, Memory> to(std::move(memory), from.size(), stream, default_alignment, call);
-  tarn::convert(from, to);
+  tarn::convert(from, to, call.where);
   return to;
 }
 /// Returns a converted buffer from the resource of `from`.
@@ -1329,8 +1345,9 @@ void free_on(stream_ref stream, Owners&&... owners) {
 /// Retires one owner: `tarn::free_on(std::move(weights), stream);`
 template <class Owner>
   requires freeable<std::remove_reference_t<Owner>>
-void free_on(Owner&& owner, stream_ref stream, earlier_work earlier = earlier_work::wait_for) {
-  free_on(stream, earlier, std::forward<Owner>(owner));
+void free_on(Owner&& owner, stream_ref stream, earlier_work earlier = earlier_work::wait_for,
+             source_location where = source_location::current()) {
+  detail::called_from(where, [&] { free_on(stream, earlier, std::forward<Owner>(owner)); });
 }
 
 }  // namespace tarn
@@ -1417,25 +1434,27 @@ class evict_scope {
   /// Restores all elements, in stream order. Does nothing if they are already restored. If the device has too little memory,
   /// the caches of the buffers' pools are trimmed and it is tried once more.
   /// @throws out_of_memory, cuda_error  nothing has changed: the elements stay on the host, and it may be called again
-  void bring_back() {
+  void bring_back(source_location where = source_location::current()) {
     if (evicted_bytes() == 0) return;
-    refuse_capture();
-    try {
-      bring_all(std::index_sequence_for<Buffers...>{});
-    } catch (out_of_memory const&) {
-      if (!clear_caches()) throw;
-      bring_all(std::index_sequence_for<Buffers...>{});
-    }
+    detail::called_from(where, [&] {
+      refuse_capture();
+      try {
+        bring_all(std::index_sequence_for<Buffers...>{});
+      } catch (out_of_memory const&) {
+        if (!clear_caches()) throw;
+        bring_all(std::index_sequence_for<Buffers...>{});
+      }
+    });
   }
 
   /// Returns the i-th buffer's elements on the host after waiting for the copy. Empty once they are restored.
   /// @throws cuda_error
   template <std::size_t I>
-  [[nodiscard]] auto host_copy() const {
+  [[nodiscard]] auto host_copy(source_location where = source_location::current()) const {
     auto const& s = std::get<I>(slots_);
     using element = typename std::remove_reference_t<decltype(s)>::element;
     if (s.host == nullptr) return std::span<element const>();
-    require(driver().synchronize_event(copied_));
+    detail::called_from(where, [&] { require(driver().synchronize_event(copied_)); });
     return std::span<element const>(s.data(), s.count);
   }
 
@@ -1801,20 +1820,20 @@ constexpr bool knows_available() noexcept {
 }
 
 template <class Layer>
-[[nodiscard]] memory_availability availability_of(Layer& layer) {
+[[nodiscard]] memory_availability availability_of(Layer& layer, source_location where) {
   constexpr std::size_t everything = ~std::size_t{0};
   memory_availability room{everything, "nothing"};
   if constexpr (!stands_on_another<Layer>) {
     if constexpr (knows_available<Layer>()) {
       std::size_t total = 0;
       status const s = layer.driver().memory_info(room.bytes, total);
-      if (!s.ok()) throw cuda_error(s, layer.driver().device().value);
+      if (!s.ok()) throw cuda_error(s, layer.driver().device().value, where);
       bool const of_host = std::same_as<typename Layer::driver_type, no_driver>;
       room.bounded_by = of_host ? "the host" : "the device";
       room.device_free = room.bytes;
     }
   } else {
-    room = availability_of(layer_of(layer.upstream()));
+    room = availability_of(layer_of(layer.upstream()), where);
   }
   if constexpr (caches_bytes<Layer>) {
     pool_state const s = layer.state();
@@ -1848,13 +1867,14 @@ template <class Layer>
 /// continue. Takes the pool's locks briefly and queries the driver once (5 us). Never waits for a stream. Thread-safe.
 /// @throws cuda_error  the driver did not report free memory
 template <class Resource>
-[[nodiscard]] memory_availability available_memory(Resource const& memory) {
+[[nodiscard]] memory_availability available_memory(Resource const& memory,
+                                                   source_location where = source_location::current()) {
   using layer = std::remove_reference_t<decltype(detail::layer_of(std::declval<Resource&>()))>;
   static_assert(detail::knows_available<layer>(),
                 "tarn: the free amount of this memory is unknown: no driver reports it for pinned or managed "
                 "memory; add | tarn::limited{bytes}, or pass a number of bytes");
   Resource handle = memory;
-  return detail::availability_of(detail::layer_of(handle));
+  return detail::availability_of(detail::layer_of(handle), where);
 }
 
 }  // namespace tarn
@@ -2148,7 +2168,8 @@ inline constexpr bool host_may_touch = has_property<Resource, host_accessible>;
 template <class T, class FromResource, class ToResource>
   requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_first,
-               device_buffer<T, ToResource>& to, std::size_t to_first, std::size_t count) {
+               device_buffer<T, ToResource>& to, std::size_t to_first, std::size_t count,
+               source_location where = source_location::current()) {
   detail::require_elements("source", from_first, count, from.size());
   detail::require_elements("target", to_first, count, to.size());
   if (count == 0) return;
@@ -2169,9 +2190,9 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
           on_source,
           [&] {
             status const s = theirs.copy(from.stream(), target, source, count * sizeof(T));
-            if (!s.ok()) throw cuda_error(s, theirs.device().value);
+            if (!s.ok()) throw cuda_error(s, theirs.device().value, where);
           },
-          on_target);
+          where, on_target);
       return;
     }
   }
@@ -2188,17 +2209,18 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
         } else {
           s = driver.copy(to.stream(), target, source, count * sizeof(T));
         }
-        if (!s.ok()) throw cuda_error(s, driver.device().value);
+        if (!s.ok()) throw cuda_error(s, driver.device().value, where);
       },
-      on_source);
+      where, on_source);
 }
 
 /// Copies all elements. @throws length_error  the sizes differ; cuda_error
 template <class T, class FromResource, class ToResource>
   requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
-void peer_copy(device_buffer<T, FromResource> const& from, device_buffer<T, ToResource>& to) {
+void peer_copy(device_buffer<T, FromResource> const& from, device_buffer<T, ToResource>& to,
+               source_location where = source_location::current()) {
   detail::require_elements("source", 0, to.size(), from.size());
-  tarn::peer_copy(from, 0, to, 0, from.size());
+  tarn::peer_copy(from, 0, to, 0, from.size(), where);
 }
 
 }  // namespace tarn
@@ -2279,11 +2301,11 @@ class per_device {
   }
 
   /// Returns the pool of the calling thread's current device. @throws as operator[]
-  [[nodiscard]] Pool& current()
+  [[nodiscard]] Pool& current(source_location where = source_location::current())
     requires requires(device_id& device) { driver_type::current_device(device); }
   {
     device_id device;
-    if (status const s = driver_type::current_device(device); !s.ok()) throw cuda_error(s);
+    if (status const s = driver_type::current_device(device); !s.ok()) throw cuda_error(s, -1, where);
     return (*this)[device];
   }
 
@@ -2444,31 +2466,32 @@ class partitioned_buffer {
   /// streams have completed the copies, all devices copy concurrently; from other memory they copy one after the other.
   /// @throws length_error  the number of elements differs; nothing is copied
   /// @throws cuda_error    some parts may have been copied
-  void scatter(std::span<T const> from) {
+  void scatter(std::span<T const> from, source_location where = source_location::current()) {
     require_size("scatter", from.size());
-    for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_from(piece(from, i));
+    for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_from(piece(from, i), where);
   }
   /// Copies to size() host elements in the same way. @throws as scatter
-  void gather(std::span<T> to) const {
+  void gather(std::span<T> to, source_location where = source_location::current()) const {
     require_size("gather", to.size());
-    for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_to(piece(to, i));
+    for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_to(piece(to, i), where);
   }
   /// Copies as gather() does, then waits for all copies, so that the host may read. It waits also if it throws, so `to` may be
   /// freed.
-  void gather_sync(std::span<T> to) const {
+  void gather_sync(std::span<T> to, source_location where = source_location::current()) const {
     try {
-      gather(to);
+      gather(to, where);
     } catch (...) {
       (void)finish();
       throw;
     }
-    synchronize();
+    synchronize(where);
   }
   /// Copies from another division of the same number of elements, piece by piece between the devices, ordered with the streams
   /// of all parts involved; either buffer may be changed or destroyed at once. @throws as scatter
   template <class Other>
     requires std::is_same_v<typename Other::driver_type, driver_type>
-  void copy_from(partitioned_buffer<T, Other> const& other) {
+  void copy_from(partitioned_buffer<T, Other> const& other,
+                 source_location where = source_location::current()) {
     require_size("copy_from", other.size());
     for (std::size_t at = 0; at < size();) {
       std::size_t const mine = layout_.part_of(at);
@@ -2477,40 +2500,43 @@ class partitioned_buffer {
       std::size_t const their_end = other.layout().first(theirs) + other.layout().size(theirs);
       std::size_t const count = detail::min_of(my_end, their_end) - at;
       tarn::peer_copy(other.part(theirs), at - other.layout().first(theirs), part(mine),
-                      at - layout_.first(mine), count);
+                      at - layout_.first(mine), count, where);
       at += count;
     }
   }
 
   /// Sets every byte to 0, in each stream's order. @throws cuda_error
-  void zero() {
-    for (part_and_stream& p : parts_) p.elements.zero();
+  void zero(source_location where = source_location::current()) {
+    for (part_and_stream& p : parts_) p.elements.zero(where);
   }
 
   /// Waits on the host for the work of all parts. @throws cuda_error  the first error of the parts, also errors of earlier
   /// kernels; all parts have been waited for
-  void synchronize() const {
-    if (failed_part const first = finish(); !first.what.ok()) throw cuda_error(first.what, first.device);
+  void synchronize(source_location where = source_location::current()) const {
+    if (failed_part const first = finish(); !first.what.ok())
+      throw cuda_error(first.what, first.device, where);
   }
   /// Makes later work of all parts wait, on the devices, for the work enqueued on `stream` so far. @throws cuda_error
-  void order_behind(driver_type const& driver_of_stream, stream_ref stream) {
+  void order_behind(driver_type const& driver_of_stream, stream_ref stream,
+                    source_location where = source_location::current()) {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       detail::order_streams(driver(i), this->stream(i), driver_of_stream,
-                            identified(driver_of_stream, stream));
+                            identified(driver_of_stream, stream, where), where);
     }
   }
   /// Makes later work on `stream` wait, on the devices, for the work enqueued by all parts so far. @throws cuda_error
-  void order_before(driver_type const& driver_of_stream, stream_ref stream) const {
+  void order_before(driver_type const& driver_of_stream, stream_ref stream,
+                    source_location where = source_location::current()) const {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
-      detail::order_streams(driver_of_stream, identified(driver_of_stream, stream), driver(i),
-                            this->stream(i));
+      detail::order_streams(driver_of_stream, identified(driver_of_stream, stream, where), driver(i),
+                            this->stream(i), where);
     }
   }
 
  private:
   struct part_and_stream {
     part_and_stream(Resource memory, std::size_t count, attribution call)
-        : stream(memory.driver()),
+        : stream(memory.driver(), call.where),
           elements(std::move(memory), count, stream, detail::max_of(default_alignment, alignof(T)), call) {}
     basic_stream<driver_type> stream;  // must outlive the elements, which are freed on it
     part_type elements;
@@ -2612,12 +2638,14 @@ class scratch {
   using resource_type = Resource;
 
   /// Allocates no memory yet. @throws cuda_error  the driver does not know the stream
-  explicit scratch(Resource memory, scratch_options const& options = {}, stream_ref stream = {})
-      : memory_(std::move(memory)), stream_(identified(memory_, stream)), options_(options) {}
+  explicit scratch(Resource memory, scratch_options const& options = {}, stream_ref stream = {},
+                   source_location where = source_location::current())
+      : memory_(std::move(memory)), stream_(identified(memory_, stream, where)), options_(options) {}
   /// A template, so that `{}` means the default options and not 0 bytes.
   template <std::integral Bytes>
-  scratch(Resource memory, Bytes chunk_bytes, stream_ref stream = {})
-      : scratch(std::move(memory), scratch_options{static_cast<std::size_t>(chunk_bytes)}, stream) {}
+  scratch(Resource memory, Bytes chunk_bytes, stream_ref stream = {},
+          source_location where = source_location::current())
+      : scratch(std::move(memory), scratch_options{static_cast<std::size_t>(chunk_bytes)}, stream, where) {}
   scratch(scratch const&) = delete;
   scratch& operator=(scratch const&) = delete;
   ~scratch() { give_from(0); }
@@ -2628,13 +2656,14 @@ class scratch {
   /// @throws out_of_memory  nothing has changed. With growth::none the error reports the size of the scratch
   /// O(1) if a kept chunk has room (O(chunks) if chunks must be skipped), else one allocation.
   template <class T>
-  [[nodiscard]] T* take(std::size_t count) {
+  [[nodiscard]] T* take(std::size_t count, attribution call = attribution::current()) {
     static_assert(std::is_trivially_copyable_v<T>,
                   "tarn: scratch never constructs elements: T must be trivially copyable");
     constexpr std::size_t alignment = detail::max_of(default_alignment, alignof(T));
     static_assert(alignment <= max_alignment,
                   "tarn: no resource supports this alignment; align T to max_alignment or less");
-    return static_cast<T*>(take_bytes(checked_bytes(count, sizeof(T)), alignment));
+    return static_cast<T*>(detail::called_from<Resource>(
+        call, [&] { return take_bytes(checked_bytes(count, sizeof(T)), alignment); }));
   }
 
   /// Records the position that rewind() returns to. @throws std::bad_alloc  (host) nothing has changed
@@ -2661,9 +2690,9 @@ class scratch {
 
   /// Changes the stream. Later work on `stream` waits, on the device, for what was enqueued on the old stream, which must still
   /// exist. @throws cuda_error  nothing has changed
-  void set_stream(stream_ref stream) {
-    stream = identified(memory_, stream);
-    if (!chunks_.empty()) detail::order_streams(memory_.driver(), stream, stream_);
+  void set_stream(stream_ref stream, source_location where = source_location::current()) {
+    stream = identified(memory_, stream, where);
+    if (!chunks_.empty()) detail::order_streams(memory_.driver(), stream, stream_, where);
     stream_ = stream;
   }
 
@@ -3122,16 +3151,17 @@ class batch_stream {
                 "tarn: batches are streamed to memory that the device can access");
 
   /// See stream_batches().
-  batch_stream(Source source, batch_options const& options, Memory memory, stream_ref stream, Pinned pinned)
+  batch_stream(Source source, batch_options const& options, Memory memory, stream_ref stream, Pinned pinned,
+               source_location where = source_location::current())
       : source_(std::move(source)),
         capacity_(capacity_for(source_.size(), detail::batch_capacity(options, sizeof(value_type)))),
         end_(batches_of(source_.size(), capacity_)),
         depth_(detail::min_of(options.depth, end_)),
         threads_wanted_(threads_for(options)),
         host_depth_(detail::min_of(host_depth_for(depth_, threads_wanted_), end_)),
-        lane_(memory.driver(), identified(memory, stream), host_depth_ + depth_ + 1) {
+        lane_(memory.driver(), identified(memory, stream, where), host_depth_ + depth_ + 1, where) {
     device_.reserve(depth_);
-    while (device_.size() < depth_) device_.emplace_back(memory, capacity_, lane_.user());
+    while (device_.size() < depth_) device_.emplace_back(memory, capacity_, lane_.user(), where);
     sizes_.resize(depth_);
     if constexpr (Source::is_staged) {
       if (depth_ != 0) stage(std::move(pinned));
@@ -3333,19 +3363,24 @@ class batch_stream {
 template <class Source, class Memory, class Pinned>
   requires resource<Memory> && resource<Pinned>
 [[nodiscard]] auto stream_batches(Source&& source, batch_options const& options, Memory memory,
-                                  stream_ref stream, Pinned pinned) {
-  return batch_stream<detail::batch_source_of<Source>, Memory, Pinned>(
-      detail::as_batch_source(std::forward<Source>(source)), options, std::move(memory), stream,
-      std::move(pinned));
+                                  stream_ref stream, Pinned pinned,
+                                  source_location where = source_location::current()) {
+  return detail::called_from(where, [&] {
+    return batch_stream<detail::batch_source_of<Source>, Memory, Pinned>(
+        detail::as_batch_source(std::forward<Source>(source)), options, std::move(memory), stream,
+        std::move(pinned), where);
+  });
 }
 template <class Source, class Memory>
   requires resource<Memory>
 [[nodiscard]] auto stream_batches(Source&& source, batch_options const& options, Memory memory,
-                                  stream_ref stream) {
+                                  stream_ref stream, source_location where = source_location::current()) {
   basic_pinned<typename Memory::driver_type> pinned(memory.driver());
-  return batch_stream<detail::batch_source_of<Source>, Memory, decltype(pinned)>(
-      detail::as_batch_source(std::forward<Source>(source)), options, std::move(memory), stream,
-      std::move(pinned));
+  return detail::called_from(where, [&] {
+    return batch_stream<detail::batch_source_of<Source>, Memory, decltype(pinned)>(
+        detail::as_batch_source(std::forward<Source>(source)), options, std::move(memory), stream,
+        std::move(pinned), where);
+  });
 }
 
 }  // namespace tarn

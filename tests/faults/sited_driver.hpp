@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "driver/faulty.hpp"
 #include "faults/host_faults.hpp"
 #include "tarn/core/source_location.hpp"
-#include "tarn/driver/fault.hpp"
 #include "tarn/driver/sim/sim_driver.hpp"
 
 namespace tarn_test {

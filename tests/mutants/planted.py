@@ -600,7 +600,7 @@ PLANTED = {
         Mutant(
             "a buffer changes its stream without ordering",
             "raii/device_buffer.hpp",
-            "    if (data_ != nullptr) detail::order_streams(driver(), stream, stream_);\n",
+            "    if (data_ != nullptr) detail::order_streams(driver(), stream, stream_, where);\n",
             "",
         ),
     ],
@@ -770,7 +770,7 @@ PLANTED = {
         Mutant(
             "a scratch changes its stream without a wait",
             "raii/scratch.hpp",
-            "    if (!chunks_.empty()) detail::order_streams(memory_.driver(), stream, stream_);\n",
+            "    if (!chunks_.empty()) detail::order_streams(memory_.driver(), stream, stream_, where);\n",
             "",
             finder="tests/raii/scratch.cpp",
         ),

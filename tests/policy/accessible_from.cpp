@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "tarn/driver/fault.hpp"
+#include "driver/faulty.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"

@@ -3,7 +3,7 @@
 
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
-#include "tarn/driver/fault.hpp"
+#include "driver/faulty.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/source/host_memory.hpp"
 #include "tarn/source/sim_sources.hpp"

@@ -9,7 +9,7 @@
 
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
-#include "tarn/driver/fault.hpp"
+#include "driver/faulty.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
@@ -334,7 +334,8 @@ TEST_CASE("pooled with a memory tool reports the free device memory when the dev
     (void)pool.allocate({}, 2_GiB);
     FAIL("no exception was thrown");
   } catch (out_of_memory const& error) {
-    CHECK(std::string(error.report().refused_by) == "malloc_device");
+    CHECK(std::string(error.report().refused_by) == "the device");
+    CHECK(std::string(error.report().call) == "malloc_device");
     CHECK(error.report().device_free == machine.usage().free());
     CHECK(error.report().asked == 2_GiB);
   }

@@ -11,7 +11,7 @@
 
 #include "catch.hpp"
 #include "contract/memory_access.hpp"
-#include "tarn/driver/fault.hpp"
+#include "driver/faulty.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/source/sim_sources.hpp"

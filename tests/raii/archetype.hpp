@@ -10,10 +10,10 @@
 #include <new>
 
 #include "catch.hpp"
+#include "driver/faulty.hpp"
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/resource.hpp"
-#include "tarn/driver/fault.hpp"
 #include "tarn/driver/no_driver.hpp"
 
 namespace tarn_test {

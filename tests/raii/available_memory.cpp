@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "catch.hpp"
-#include "tarn/driver/fault.hpp"
+#include "driver/faulty.hpp"
 #include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/fenced.hpp"
 #include "tarn/policy/limited.hpp"

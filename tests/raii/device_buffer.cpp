@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "driver/faulty.hpp"
 #include "raii/archetype.hpp"
-#include "tarn/driver/fault.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/sim.hpp"

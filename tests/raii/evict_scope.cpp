@@ -9,8 +9,8 @@
 
 #include "catch.hpp"
 #include "contract/early_release_contract.hpp"
+#include "driver/faulty.hpp"
 #include "raii/watched_machine.hpp"
-#include "tarn/driver/fault.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/report/stats.hpp"
 

@@ -10,7 +10,7 @@
 #include "catch.hpp"
 #include "contract/across_devices.hpp"
 #include "contract/owners_reported.hpp"
-#include "tarn/driver/fault.hpp"
+#include "driver/faulty.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
 #include "tarn/report/stats.hpp"

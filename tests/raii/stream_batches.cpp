@@ -17,8 +17,8 @@
 
 #include "catch.hpp"
 #include "contract/owners_reported.hpp"
+#include "driver/faulty.hpp"
 #include "raii/batch_loops.hpp"
-#include "tarn/driver/fault.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/raii/collect_batches.hpp"

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "tarn/driver/fault.hpp"
+#include "driver/faulty.hpp"
 #include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/raii/device_buffer.hpp"

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "driver/faulty.hpp"
 #include "report/whole.hpp"
 #include "tarn/core/tag.hpp"
-#include "tarn/driver/fault.hpp"
 #include "tarn/policy/fenced.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/tagged.hpp"

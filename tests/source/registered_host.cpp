@@ -11,7 +11,7 @@
 
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
-#include "tarn/driver/fault.hpp"
+#include "driver/faulty.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/source/sim_sources.hpp"

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "tarn/core/config.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/source_location.hpp"
 
@@ -59,42 +60,27 @@ class bad_alignment : public std::exception {
   message<128> text_;
 };
 
-/// A driver call failed. Holds the code, its name, the call and the place.
+namespace detail {
+/// Appends " [solver.cpp:42]" after the first `size` characters; nothing for an unknown place.
+template <std::size_t Capacity>
+void end_with_place(message<Capacity>& text, std::size_t size, source_location const& where) noexcept {
+  text.truncate(size);
+  if (where.line != 0) text.add(" [").add(where.file).add(":").add_number(where.line).add("]");
+}
+}  // namespace detail
+
+/// A driver call failed. Holds the code, its name, the call, and the line of the user's program that led to it.
 class cuda_error : public std::exception {
  public:
   explicit cuda_error(status what_happened, int device = -1,
                       source_location where = source_location::current()) noexcept
-      : status_(what_happened), device_(device), where_(where) {
+      : status_(what_happened), device_(device) {
     text_.add("tarn: ").add(status_.call).add(" failed");
     if (device >= 0) text_.add(" on device ").add_number(device);
     text_.add(": ").add(status_.name).add(" (").add_number(status_.code).add(")");
-    switch (status_.kind) {
-      case failure::out_of_memory:
-        text_.add("; the driver is out of memory, free some");
-        break;
-      case failure::not_ready:
-        text_.add("; earlier work has not finished, synchronise first");
-        break;
-      case failure::no_device:
-        text_.add("; check that a device and its driver are installed");
-        break;
-      case failure::forked:
-        text_.add(
-            "; a forked child has no device memory, fork before the first use or start another program");
-        break;
-      case failure::unsupported:
-        text_.add("; this device or driver does not support it, use another source");
-        break;
-      case failure::unloading:
-        text_.add("; the driver is shutting down, release owners earlier");
-        break;
-      case failure::other:
-        text_.add("; an earlier kernel or copy may have failed");
-        break;
-      case failure::none:
-        break;
-    }
-    text_.add(" [").add(where.file).add(":").add_number(where.line).add("]");
+    text_.add(advice(status_));
+    size_ = text_.size();
+    set_where(where);
   }
   [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
   [[nodiscard]] failure kind() const noexcept { return status_.kind; }
@@ -103,11 +89,41 @@ class cuda_error : public std::exception {
   [[nodiscard]] char const* call() const noexcept { return status_.call; }
   [[nodiscard]] int device() const noexcept { return device_; }
   [[nodiscard]] source_location where() const noexcept { return where_; }
+  /// Replaces the place, in what() too: for functions that know which line of the user's program called them.
+  void set_where(source_location where) noexcept {
+    where_ = where;
+    detail::end_with_place(text_, size_, where);
+  }
 
  private:
+  [[nodiscard]] static constexpr std::string_view advice(status const& s) noexcept {
+    constexpr int invalid_handle = 400;  // cudaErrorInvalidResourceHandle, CUDA_ERROR_INVALID_HANDLE
+    switch (s.kind) {
+      case failure::out_of_memory:
+        return "; the driver is out of memory, free some";
+      case failure::not_ready:
+        return "; earlier work has not finished, synchronise first";
+      case failure::no_device:
+        return "; check that a device and its driver are installed";
+      case failure::forked:
+        return "; a forked child has no device memory, fork before the first use or start another program";
+      case failure::unsupported:
+        return "; this device or driver does not support it, use another source";
+      case failure::unloading:
+        return "; the driver is shutting down, release owners earlier";
+      case failure::other:
+        return s.code == invalid_handle ? "; the stream may not exist any more, use one that is not destroyed"
+                                        : "; an earlier kernel or copy may have failed";
+      case failure::none:
+        break;
+    }
+    return "";
+  }
+
   status status_;
   int device_;
   source_location where_;
+  std::size_t size_;  ///< of the text before the place
   message<384> text_;
 };
 
@@ -129,8 +145,12 @@ struct memory_report {
   std::size_t reserved = unknown;            ///< reserved from the driver
   std::size_t largest_free_range = unknown;  ///< the largest request that the cache could serve
   std::size_t device_free = unknown;         ///< free memory as reported by the driver
+  std::size_t device_total = unknown;        ///< all memory of the device
   std::size_t limit = unknown;               ///< the limit that refused, if one did
+  std::size_t limit_used = unknown;          ///< bytes that all users of that limit hold
   char const* refused_by = "the device";     ///< which layer refused: "limited", "the device", ...; static
+  char const* call = nullptr;                ///< the driver call that failed, if one did; static storage
+  source_location where;                     ///< of the user's call; line 0: unknown
   bytes_of_tag biggest_tags[3];              ///< largest live tags first, if a `with_history` layer exists
 };
 
@@ -142,7 +162,9 @@ class out_of_memory : public std::bad_alloc {
     text_.add("tarn: ").add_bytes(report.asked).add(" asked");
     if (report.device >= 0) text_.add(" on device ").add_number(report.device);
     text_.add(", stream ").add_number(report.stream).add(": refused by ").add(report.refused_by);
+    if (report.call != nullptr) text_.add(" (").add(report.call).add(")");
     if (report.limit != unknown) text_.add("(").add_bytes(report.limit).add(")");
+    if (report.limit_used != unknown) text_.add(", of which ").add_bytes(report.limit_used).add(" are used");
     text_.add(".");
     std::size_t const nothing_known = text_.size();
     field(nothing_known, "live ", report.live);
@@ -160,23 +182,45 @@ class out_of_memory : public std::bad_alloc {
       }
       text_.add(".");
     }
-    if (report.asked > max_sensible) {
+    add_advice();
+    size_ = text_.size();
+    set_where(report.where);
+  }
+  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
+  [[nodiscard]] memory_report const& report() const noexcept { return report_; }
+  [[nodiscard]] std::size_t asked() const noexcept { return report_.asked; }
+  /// Replaces the place, in what() too: for functions that know which line of the user's program called them.
+  void set_where(source_location where) noexcept {
+    report_.where = where;
+    detail::end_with_place(text_, size_, where);
+  }
+
+ private:
+  static constexpr std::size_t max_sensible = std::size_t{1} << 46;  // 64 TiB, above any device of 2026
+
+  /// What to try, from what is known.
+  void add_advice() noexcept {
+    constexpr std::size_t unknown = memory_report::unknown;
+    memory_report const& r = report_;
+    if (r.asked > max_sensible) {
       text_.add(" No device has that much: check the size for overflow.");
-    } else if (report.limit != unknown) {
+    } else if (r.device_total != unknown && r.asked > r.device_total) {
+      text_.add(" The device has ")
+          .add_bytes(r.device_total)
+          .add(" in all: ask for less, or split the work.");
+    } else if (r.limit != unknown && r.asked > r.limit) {
+      text_.add(" The limit is below this request alone: raise it or ask for less.");
+    } else if (r.limit_used != unknown && r.reserved != unknown && r.limit_used > r.reserved) {
+      text_.add(" Others under this limit hold ").add_bytes(r.limit_used - r.reserved);
+      text_.add(": call empty_cache() on their pools, free memory or raise the limit.");
+    } else if (r.limit != unknown) {
       text_.add(" Free memory or raise the limit.");
-    } else if (report.cached != unknown && report.cached >= report.asked && report.cached != 0) {
+    } else if (r.cached != unknown && r.cached >= r.asked && r.cached != 0) {
       text_.add(" The cache is fragmented: call empty_cache(), or pool over a page source.");
     } else {
       text_.add(" Free buffers, ask for less, or close other programs on the device.");
     }
   }
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
-  [[nodiscard]] memory_report const& report() const noexcept { return report_; }
-  [[nodiscard]] std::size_t asked() const noexcept { return report_.asked; }
-
- private:
-  static constexpr std::size_t max_sensible = std::size_t{1} << 46;  // 64 TiB, above any device of 2026
-
   /// Appends one field if it is known; the first one, at text size `before`, starts the sentence.
   void field(std::size_t before, char const* label, std::size_t value) noexcept {
     if (value == memory_report::unknown) return;
@@ -188,7 +232,8 @@ class out_of_memory : public std::bad_alloc {
     }
   }
   memory_report report_;
-  message<768> text_;
+  std::size_t size_;  ///< of the text before the place
+  message<960> text_;
 };
 
 /// The kind of memory misuse that a checked build detects.
@@ -224,5 +269,32 @@ class misuse : public std::exception {
   void const* pointer_;
   message<512> text_;
 };
+
+namespace detail {
+
+/// Called while an exception is handled: throws it again; errors that name a place name that of the user's call. Takes the parts
+/// of a source_location: in registers, they cost the caller no stack.
+[[noreturn]] TARN_NOINLINE inline void rethrow_from(char const* file, int line, char const* function) {
+  try {
+    throw;
+  } catch (cuda_error& error) {
+    error.set_where({file, line, function});
+    throw;
+  } catch (out_of_memory& error) {
+    error.set_where({file, line, function});
+    throw;
+  }
+}
+/// Runs `call`; the errors that it throws name the place of the user's call. Costs nothing unless it throws.
+template <class Call>
+TARN_ALWAYS_INLINE decltype(auto) called_from(source_location const& where, Call const& call) {
+  try {
+    return call();
+  } catch (...) {
+    rethrow_from(where.file, where.line, where.function);
+  }
+}
+
+}  // namespace detail
 
 }  // namespace tarn

@@ -86,6 +86,11 @@ class message {
     return *this;
   }
 
+  /// Removes what follows the first `size` characters.
+  constexpr void truncate(std::size_t size) noexcept {
+    if (size < size_) text_[size_ = size] = '\0';
+  }
+
   [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
   [[nodiscard]] constexpr char const* c_str() const noexcept { return text_; }
   [[nodiscard]] constexpr std::string_view view() const noexcept { return {text_, size_}; }

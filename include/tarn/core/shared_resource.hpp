@@ -6,111 +6,21 @@
 #include <atomic>
 #include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/config.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/layers.hpp"
 #include "tarn/core/location_scope.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/core/routed_calls.hpp"
 
 namespace tarn {
 
-template <class Layer>
-class shared_resource;
-
-/// Declared by a layer that routes calls to several resources below it, with all of them:
-/// `using routes = tarn::routes_to<Upstream, Other>;`. A call that such a layer does not define is not forwarded, since one of
-/// the resources would answer for all. The layer must define each call of detail::routed_calls that a resource below it
-/// offers; otherwise it does not compile.
-template <class... Resources>
-struct routes_to {};
-
 namespace detail {
-
-class waiting_observer;
-
-template <class T>
-inline constexpr bool is_shared = false;
-template <class Layer>
-inline constexpr bool is_shared<shared_resource<Layer>> = true;
-
-template <class Layer>
-concept stands_on_another = requires(Layer& layer) { layer.upstream(); };
-
-/// A layer with several resources below it.
-template <class Layer>
-concept routes_calls = requires { typename Layer::routes; };
-
-/// Returns the layer behind a handle; a source is a plain value and is its own layer.
-template <class Resource>
-constexpr auto& layer_of(Resource& resource) noexcept {
-  if constexpr (is_shared<std::remove_const_t<Resource>>) {
-    return resource.layer();
-  } else {
-    return resource;
-  }
-}
-
-/// Tries `call` with each layer from the top down; returns true if one accepts it.
-template <class Layer, class Call>
-constexpr bool can_reach() noexcept {
-  if constexpr (std::invocable<Call, Layer&>) {
-    return true;
-  } else if constexpr (stands_on_another<Layer> && !routes_calls<Layer>) {
-    return can_reach<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>, Call>();
-  } else {
-    return false;
-  }
-}
-template <class Layer, class Call>
-constexpr decltype(auto) reach(Layer& layer, Call const& call) {
-  if constexpr (std::invocable<Call const&, Layer&>) {
-    return call(layer);
-  } else {
-    return reach(layer_of(layer.upstream()), call);
-  }
-}
-
-template <class Layer>
-constexpr bool records_places() noexcept;
-template <class... Resources>
-constexpr bool any_records_places(routes_to<Resources...>) noexcept {
-  return (records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resources&>()))>>() || ...);
-}
-/// Returns true if this layer or one below it records the places of calls.
-template <class Layer>
-constexpr bool records_places() noexcept {
-  if constexpr (requires { requires Layer::records_places; }) {
-    return true;
-  } else if constexpr (routes_calls<Layer>) {
-    return any_records_places(typename Layer::routes{});
-  } else if constexpr (stands_on_another<Layer>) {
-    return records_places<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
-  } else {
-    return false;
-  }
-}
-/// Declared by an owner before it calls its resource: sets the place of the user's call, if a layer records it.
-template <class Resource>
-using location_of_call = std::conditional_t<
-    records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>>(), location_scope,
-    no_location_scope>;
-
-/// Returns true if a layer, or everything below it, allocates blocks; false over a bare page source. Not a member of
-/// shared_resource: EDG (nvcc) does not find a member in the constraint of a member template.
-template <class Layer>
-constexpr bool allocates() noexcept {
-  if constexpr (has_allocate<Layer>) {
-    return true;
-  } else if constexpr (stands_on_another<Layer>) {
-    return resource<typename Layer::upstream_type>;
-  } else {
-    return false;
-  }
-}
 
 /// Constructs the upstream from all arguments but the last.
 template <class Upstream, class Tuple, std::size_t... I>
@@ -119,145 +29,6 @@ Upstream make_upstream(Tuple&& arguments, std::index_sequence<I...>) {
 }
 
 }  // namespace detail
-
-/// True if `call` accepts the resource's layer or one below it.
-template <class Resource, class Call>
-inline constexpr bool reachable =
-    detail::can_reach<std::remove_reference_t<decltype(detail::layer_of(std::declval<Resource&>()))>, Call>();
-
-namespace detail {
-
-/// Calls that reach a pool through the layers above it, and all resources below a routing layer.
-struct routed_calls {
-  struct record_stream {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.record_stream(static_cast<void*>(nullptr),
-                                                                              std::size_t{}, stream_ref{}))) {
-    }
-  };
-  struct trim {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.trim(std::size_t{}))) {}
-  };
-  struct owns {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.owns(static_cast<void const*>(nullptr)))) {}
-  };
-  struct largest_free_range {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.largest_free_range())) {}
-  };
-  struct block_bytes {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.block_bytes(std::size_t{}, std::size_t{}))) {}
-  };
-  struct state {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.state())) {}
-  };
-  struct reset_peaks {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.reset_peaks())) {}
-  };
-  struct reset_totals {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.reset_totals())) {}
-  };
-  struct observe_waiting {
-    template <class L>
-    auto operator()(L& l) const
-        -> decltype(static_cast<void>(l.observe_waiting(std::declval<waiting_observer&>()))) {}
-  };
-  struct end_observation {
-    template <class L>
-    auto operator()(L& l) const
-        -> decltype(static_cast<void>(l.end_observation(std::declval<waiting_observer&>()))) {}
-  };
-  using clock = std::uint64_t (*)() noexcept;
-  struct note_growth {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.note_growth(std::size_t{}, clock{}))) {}
-  };
-  struct note_growth_from_now {
-    template <class L>
-    auto operator()(L& l) const
-        -> decltype(static_cast<void>(l.note_growth_from_now(std::size_t{}, clock{}))) {}
-  };
-  struct any_look {
-    template <class... Parts>
-    void operator()(Parts&...) const noexcept {}
-  };
-  struct inspect {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.inspect(any_look{}))) {}
-  };
-};
-
-/// Returns true if a resource below a routing layer offers a call that the layer does not define.
-template <class Layer, class Call, class... Resources>
-constexpr bool lacks_route(routes_to<Resources...>) noexcept {
-  return (reachable<Resources, Call> || ...) && !std::invocable<Call, Layer&>;
-}
-
-/// Reports which calls a routing layer does not define, one static_assert per call.
-template <class Layer>
-constexpr bool check_routes() {
-  if constexpr (routes_calls<Layer>) {
-    constexpr typename Layer::routes below;
-    static_assert(
-        !lacks_route<Layer, routed_calls::record_stream>(below),
-        "tarn: this layer routes to several resources but does not route record_stream, so a block could be "
-        "reused while another stream uses it; add: void record_stream(void*, size_t bytes, stream_ref)");
-    static_assert(!lacks_route<Layer, routed_calls::trim>(below),
-                  "tarn: this layer routes to several resources but does not route trim; add: size_t "
-                  "trim(size_t keep_bytes)");
-    static_assert(!lacks_route<Layer, routed_calls::owns>(below),
-                  "tarn: this layer routes to several resources but does not route owns; add: bool owns(void "
-                  "const*) const");
-    static_assert(
-        !lacks_route<Layer, routed_calls::largest_free_range>(below),
-        "tarn: this layer routes to several resources but does not route largest_free_range; add: size_t "
-        "largest_free_range() const");
-    static_assert(!lacks_route<Layer, routed_calls::block_bytes>(below),
-                  "tarn: this layer routes to several resources but does not route block_bytes; add: size_t "
-                  "block_bytes(size_t bytes, size_t alignment)");
-    static_assert(
-        !lacks_route<Layer, routed_calls::state>(below),
-        "tarn: this layer routes to several resources but does not route state; add: pool_state state()");
-    static_assert(!lacks_route<Layer, routed_calls::reset_peaks>(below),
-                  "tarn: this layer routes to several resources but does not route reset_peaks; add: void "
-                  "reset_peaks()");
-    static_assert(!lacks_route<Layer, routed_calls::reset_totals>(below),
-                  "tarn: this layer routes to several resources but does not route reset_totals; add: void "
-                  "reset_totals()");
-    static_assert(!lacks_route<Layer, routed_calls::observe_waiting>(below) &&
-                      !lacks_route<Layer, routed_calls::end_observation>(below),
-                  "tarn: this layer routes to several resources but does not route observe_waiting and "
-                  "end_observation, so active bytes would be counted wrongly; add both, for each resource");
-    static_assert(!lacks_route<Layer, routed_calls::note_growth>(below),
-                  "tarn: this layer routes to several resources but does not route note_growth; add: void "
-                  "note_growth(size_t most, clock)");
-    static_assert(
-        !lacks_route<Layer, routed_calls::note_growth_from_now>(below),
-        "tarn: this layer routes to several resources but does not route note_growth_from_now; add: void "
-        "note_growth_from_now(size_t most, clock)");
-    static_assert(
-        !lacks_route<Layer, routed_calls::inspect>(below),
-        "tarn: this layer routes to several resources but does not route inspect; add: void inspect(look)");
-  }
-  return true;
-}
-
-}  // namespace detail
-
-/// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of policies. Give the
-/// lambda a trailing return type, so that acceptance can be tested: `nearest(memory,
-/// [](auto& layer) -> decltype(layer.trim(0)) { return layer.trim(0); })`.
-template <class Resource, class Call>
-  requires reachable<Resource, Call>
-decltype(auto) nearest(Resource& resource, Call const& call) {
-  return detail::reach(detail::layer_of(resource), call);
-}
 
 /// A shared handle to one layer and all layers below it. Copies refer to the same resource; the last copy destroys the layer,
 /// so a resource lives as long as any owner holds a copy. Copying is one atomic increment; a call is one indirection. A
@@ -326,11 +97,13 @@ class shared_resource {
     requires(detail::allocates<Layer>())
   {
     [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
-    if constexpr (has_allocate<Layer>) {
-      return block_->layer.allocate(stream, bytes, alignment);
-    } else {
-      return block_->layer.upstream().allocate(stream, bytes, alignment);
-    }
+    return detail::called_from(call.where, [&]() TARN_ALWAYS_INLINE_LAMBDA {
+      if constexpr (has_allocate<Layer>) {
+        return block_->layer.allocate(stream, bytes, alignment);
+      } else {
+        return block_->layer.upstream().allocate(stream, bytes, alignment);
+      }
+    });
   }
   /// Frees a block; work on `stream` may reuse it at once, other streams once they are ordered after it. Does nothing for
   /// null.
@@ -356,14 +129,16 @@ class shared_resource {
     requires(detail::allocates<Layer>())
   {
     [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
-    if constexpr (has_allocate_sync<Layer>) {
-      return block_->layer.allocate_sync(bytes, alignment);
-    } else {
-      static_assert(!has_allocate<Layer>,
-                    "tarn: this policy changes allocate but not allocate_sync; add: void* "
-                    "allocate_sync(size_t bytes, size_t alignment)");
-      return block_->layer.upstream().allocate_sync(bytes, alignment);
-    }
+    return detail::called_from(call.where, [&]() TARN_ALWAYS_INLINE_LAMBDA {
+      if constexpr (has_allocate_sync<Layer>) {
+        return block_->layer.allocate_sync(bytes, alignment);
+      } else {
+        static_assert(!has_allocate<Layer>,
+                      "tarn: this policy changes allocate but not allocate_sync; add: void* "
+                      "allocate_sync(size_t bytes, size_t alignment)");
+        return block_->layer.upstream().allocate_sync(bytes, alignment);
+      }
+    });
   }
   /// Frees memory that no stream uses any more.
   TARN_ALWAYS_INLINE void deallocate_sync(void* p, std::size_t bytes,
@@ -441,16 +216,19 @@ class shared_resource {
   // pool. A handle is const as a pointer is: the resource behind it is not.
 
   /// Returns cached memory to the driver until at most `keep_bytes` are reserved; returns the bytes released.
-  std::size_t trim(std::size_t keep_bytes = 0) const  // NOLINT(modernize-use-nodiscard): may be ignored
+  std::size_t trim(  // NOLINT(modernize-use-nodiscard): may be ignored
+      std::size_t keep_bytes = 0, source_location where = source_location::current()) const
     requires reachable<shared_resource, detail::routed_calls::trim>
   {
-    return nearest(*this, [&](auto& l) -> decltype(l.trim(keep_bytes)) { return l.trim(keep_bytes); });
+    return detail::called_from(where, [&] {
+      return nearest(*this, [&](auto& l) -> decltype(l.trim(keep_bytes)) { return l.trim(keep_bytes); });
+    });
   }
   /// Returns all cached memory to the driver, as torch.cuda.empty_cache does.
-  void empty_cache() const
+  void empty_cache(source_location where = source_location::current()) const
     requires reachable<shared_resource, detail::routed_calls::trim>
   {
-    (void)trim(0);
+    (void)trim(0, where);
   }
   /// Returns true if `p` points into memory that the pool reserved.
   [[nodiscard]] bool owns(void const* p) const noexcept
@@ -466,11 +244,14 @@ class shared_resource {
   }
   /// Records that work on `stream`, enqueued before the block is deallocated, uses the block, although it is freed on another
   /// stream. The freed block is held back until that work is done.
-  void record_stream(void* p, std::size_t bytes, stream_ref stream) const
+  void record_stream(void* p, std::size_t bytes, stream_ref stream,
+                     source_location where = source_location::current()) const
     requires reachable<shared_resource, detail::routed_calls::record_stream>
   {
-    nearest(*this, [&](auto& l) -> decltype(l.record_stream(p, bytes, stream)) {
-      return l.record_stream(p, bytes, stream);
+    detail::called_from(where, [&] {
+      nearest(*this, [&](auto& l) -> decltype(l.record_stream(p, bytes, stream)) {
+        return l.record_stream(p, bytes, stream);
+      });
     });
   }
 

@@ -61,11 +61,9 @@ class stream_ref {
   /// The identity, or `unknown_id`.
   [[nodiscard]] constexpr stream_id id() const noexcept { return id_; }
 
-  /// Compares identities if both are known, else handles. Equal handles name the same stream unless one was destroyed.
-  friend constexpr bool operator==(stream_ref a, stream_ref b) noexcept {
-    if (a.id_ != unknown_id && b.id_ != unknown_id) return a.id_ == b.id_;
-    return a.handle_ == b.handle_;
-  }
+  /// Equal handles and equal identities. A bare handle is not equal to a stream_ref that knows its identity: another stream may
+  /// have the handle by now. Compare handle() where both streams are known to exist.
+  friend constexpr bool operator==(stream_ref, stream_ref) noexcept = default;
 
  private:
   void* handle_ = nullptr;

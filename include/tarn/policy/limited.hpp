@@ -154,6 +154,7 @@ class limited_base : public resource_adaptor<Layer, Upstream> {
     r.stream = stream.id();
     r.live = used();
     r.limit = limit();
+    r.limit_used = used();
     r.refused_by = "limited";
     throw out_of_memory(r);
   }

@@ -60,7 +60,7 @@ class heap {
   /// Whether a tool that watches memory may be notified of the blocks.
   static constexpr bool describes = is_describable<Upstream>;
 
-  heap(Upstream upstream, pool_options const& chosen)
+  heap(Upstream upstream, pooled const& chosen)
       : options(chosen),
         order(upstream.driver()),
         growth(described::wrap(std::move(upstream), description), counters),
@@ -71,7 +71,7 @@ class heap {
   heap& operator=(heap const&) = delete;
 
   // State. Members are protected by `cold` unless marked otherwise.
-  pool_options const options;
+  pooled const options;
   mutable hot_mutex hot;
   mutable recursive_fork_mutex cold;
   growth_counters counters;

@@ -207,7 +207,7 @@ class ladder {
 
   /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
   void set_budget() noexcept {
-    pool_options const& options = heap_.options;
+    pooled const& options = heap_.options;
     std::size_t const live = max_of(space().live_peak, space().live_bytes + request_.bytes);
     request_.largest_handle = options.largest_handle != 0
                                   ? max_of(align_down(options.largest_handle, usual_granule), usual_granule)

@@ -6,7 +6,7 @@
 // first (waiting_blocks.hpp).
 //
 // Bounds: the magazines of one stream on one thread hold at most 104 MiB and are emptied before a pool that is no longer small
-// grows. Reserved memory stays within the live peak plus pool_options::slack_per_mille while whole free handles suffice. Host
+// grows. Reserved memory stays within the live peak plus pooled::slack_per_mille while whole free handles suffice. Host
 // memory is 64 bytes per range.
 
 #include <cstddef>
@@ -43,7 +43,7 @@ class pool : public detail::pool_parts<Upstream> {
   /// The pool returns pieces of its blocks, so a tool must not treat any of them as a heap.
   static constexpr bool hands_out_pieces = true;
 
-  explicit pool(Upstream upstream, pool_options const& options = {}) : parts(std::move(upstream), options) {}
+  explicit pool(Upstream upstream, pooled const& options = {}) : parts(std::move(upstream), options) {}
   pool(pool const&) = delete;
   pool& operator=(pool const&) = delete;
 

@@ -98,7 +98,7 @@ class pool_parts {
   using front_type = front<heap_type>;
   using waiting_type = waiting_blocks<heap_type>;
 
-  pool_parts(Upstream upstream, pool_options const& options) : heap_(std::move(upstream), options) {}
+  pool_parts(Upstream upstream, pooled const& options) : heap_(std::move(upstream), options) {}
   ~pool_parts() = default;
 
   mutable heap_type heap_;

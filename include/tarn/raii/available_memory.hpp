@@ -50,20 +50,20 @@ constexpr bool knows_available() noexcept {
 }
 
 template <class Layer>
-[[nodiscard]] memory_availability availability_of(Layer& layer) {
+[[nodiscard]] memory_availability availability_of(Layer& layer, source_location where) {
   constexpr std::size_t everything = ~std::size_t{0};
   memory_availability room{everything, "nothing"};
   if constexpr (!stands_on_another<Layer>) {
     if constexpr (knows_available<Layer>()) {
       std::size_t total = 0;
       status const s = layer.driver().memory_info(room.bytes, total);
-      if (!s.ok()) throw cuda_error(s, layer.driver().device().value);
+      if (!s.ok()) throw cuda_error(s, layer.driver().device().value, where);
       bool const of_host = std::same_as<typename Layer::driver_type, no_driver>;
       room.bounded_by = of_host ? "the host" : "the device";
       room.device_free = room.bytes;
     }
   } else {
-    room = availability_of(layer_of(layer.upstream()));
+    room = availability_of(layer_of(layer.upstream()), where);
   }
   if constexpr (caches_bytes<Layer>) {
     pool_state const s = layer.state();
@@ -97,13 +97,14 @@ template <class Layer>
 /// continue. Takes the pool's locks briefly and queries the driver once (5 us). Never waits for a stream. Thread-safe.
 /// @throws cuda_error  the driver did not report free memory
 template <class Resource>
-[[nodiscard]] memory_availability available_memory(Resource const& memory) {
+[[nodiscard]] memory_availability available_memory(Resource const& memory,
+                                                   source_location where = source_location::current()) {
   using layer = std::remove_reference_t<decltype(detail::layer_of(std::declval<Resource&>()))>;
   static_assert(detail::knows_available<layer>(),
                 "tarn: the free amount of this memory is unknown: no driver reports it for pinned or managed "
                 "memory; add | tarn::limited{bytes}, or pass a number of bytes");
   Resource handle = memory;
-  return detail::availability_of(detail::layer_of(handle));
+  return detail::availability_of(detail::layer_of(handle), where);
 }
 
 }  // namespace tarn

@@ -31,14 +31,14 @@ class batch_collector {
 
   /// See collect_batches().
   batch_collector(std::span<T const> from, batch_options const& options, Driver const& driver,
-                  stream_ref stream, Pinned pinned)
+                  stream_ref stream, Pinned pinned, source_location where = source_location::current())
       : from_(from),
         capacity_(detail::min_of(detail::batch_capacity(options, sizeof(T)),
                                  detail::max_of(from.size(), std::size_t{1}))),
         end_((from.size() + capacity_ - 1) / capacity_),
         depth_(detail::min_of(options.depth, end_)),
         slots_(std::move(pinned), depth_, capacity_),
-        lane_(driver, identified(driver, stream), depth_ + 1) {}
+        lane_(driver, identified(driver, stream, where), depth_ + 1, where) {}
   batch_collector(batch_collector const&) = delete;
   batch_collector& operator=(batch_collector const&) = delete;
   /// Waits for the running copies. Afterwards the device memory is no longer read.
@@ -108,31 +108,41 @@ class batch_collector {
 template <class T, std::size_t N, class Memory, class Pinned>
   requires resource<Memory> && resource<Pinned>
 [[nodiscard]] auto collect_batches(std::span<T, N> from, batch_options const& options, Memory const& memory,
-                                   stream_ref stream, Pinned pinned) {
-  return batch_collector<std::remove_const_t<T>, Pinned, typename Memory::driver_type>(
-      from, options, memory.driver(), stream, std::move(pinned));
+                                   stream_ref stream, Pinned pinned,
+                                   source_location where = source_location::current()) {
+  return detail::called_from(where, [&] {
+    return batch_collector<std::remove_const_t<T>, Pinned, typename Memory::driver_type>(
+        from, options, memory.driver(), stream, std::move(pinned), where);
+  });
 }
 template <class T, std::size_t N, class Memory>
   requires resource<Memory>
 [[nodiscard]] auto collect_batches(std::span<T, N> from, batch_options const& options, Memory const& memory,
-                                   stream_ref stream) {
+                                   stream_ref stream, source_location where = source_location::current()) {
   using pinned = basic_pinned<typename Memory::driver_type>;
-  return batch_collector<std::remove_const_t<T>, pinned, typename Memory::driver_type>(
-      from, options, memory.driver(), stream, pinned(memory.driver()));
+  return detail::called_from(where, [&] {
+    return batch_collector<std::remove_const_t<T>, pinned, typename Memory::driver_type>(
+        from, options, memory.driver(), stream, pinned(memory.driver()), where);
+  });
 }
 template <class T, class Memory>
 [[nodiscard]] auto collect_batches(device_buffer<T, Memory> const& from, batch_options const& options,
-                                   stream_ref stream) {
+                                   stream_ref stream, source_location where = source_location::current()) {
   using pinned = basic_pinned<typename Memory::driver_type>;
-  return batch_collector<T, pinned, typename Memory::driver_type>(
-      from.span(), options, from.resource().driver(), stream, pinned(from.resource().driver()));
+  return detail::called_from(where, [&] {
+    return batch_collector<T, pinned, typename Memory::driver_type>(
+        from.span(), options, from.resource().driver(), stream, pinned(from.resource().driver()), where);
+  });
 }
 template <class T, class Memory, class Pinned>
   requires resource<Pinned>
 [[nodiscard]] auto collect_batches(device_buffer<T, Memory> const& from, batch_options const& options,
-                                   stream_ref stream, Pinned pinned) {
-  return batch_collector<T, Pinned, typename Memory::driver_type>(
-      from.span(), options, from.resource().driver(), stream, std::move(pinned));
+                                   stream_ref stream, Pinned pinned,
+                                   source_location where = source_location::current()) {
+  return detail::called_from(where, [&] {
+    return batch_collector<T, Pinned, typename Memory::driver_type>(
+        from.span(), options, from.resource().driver(), stream, std::move(pinned), where);
+  });
 }
 
 }  // namespace tarn

@@ -54,16 +54,17 @@ inline constexpr bool is_devices_own =
 /// @throws cuda_error    the driver refused
 template <stream_driver Driver, class From, element To>
   requires element<std::remove_const_t<From>>
-void convert(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream) {
+void convert(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream,
+             source_location where = source_location::current()) {
   if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size());
   if (from.empty()) return;
   detail::require_no_overlap(from.data(), from.size_bytes(), to.data(), to.size_bytes(),
                              "the target of a conversion overlaps its source; convert into separate memory");
   if constexpr (std::is_same_v<std::remove_const_t<From>, To>) {
-    tarn::copy(driver, from, to, stream);
+    tarn::copy(driver, from, to, stream, where);
   } else {
     status const s = driver.convert(stream, to.data(), from.data(), from.size());
-    if (!s.ok()) throw cuda_error(s, driver.device().value);
+    if (!s.ok()) throw cuda_error(s, driver.device().value, where);
   }
 }
 
@@ -75,7 +76,7 @@ void convert(Driver const& driver, std::span<From> from, std::span<To> to, strea
 template <element From, class FromResource, element To, class ToResource>
   requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void convert(device_buffer<From, FromResource> const& from, device_buffer<To, ToResource>& to,
-             stream_ref stream) {
+             stream_ref stream, source_location where = source_location::current()) {
   auto const& driver = to.resource().driver();
   auto const& theirs = from.resource().driver();
   if constexpr (detail::is_devices_own<FromResource> && detail::is_devices_own<ToResource>) {
@@ -88,19 +89,20 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
   // Use the device that can access both: a buffer of host memory may carry the driver of any device.
   auto const& on = detail::is_devices_own<ToResource> ? driver : theirs;
   using driver_type = typename ToResource::driver_type;
-  stream = identified(on, stream);
+  stream = identified(on, stream, where);
   detail::in_turn(
       detail::driven_stream<driver_type>{on, stream},
-      [&] { tarn::convert(on, from.span(), to.span(), stream); },
+      [&] { tarn::convert(on, from.span(), to.span(), stream, where); }, where,
       detail::driven_stream<driver_type>{theirs, from.stream()},
       detail::driven_stream<driver_type>{driver, to.stream()});
 }
 /// Converts on the target's stream, or on the source's if only the source's device can access both.
 template <element From, class FromResource, element To, class ToResource>
   requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
-void convert(device_buffer<From, FromResource> const& from, device_buffer<To, ToResource>& to) {
+void convert(device_buffer<From, FromResource> const& from, device_buffer<To, ToResource>& to,
+             source_location where = source_location::current()) {
   bool const apart = from.resource().driver().device() != to.resource().driver().device();
-  tarn::convert(from, to, apart && !detail::is_devices_own<ToResource> ? from.stream() : to.stream());
+  tarn::convert(from, to, apart && !detail::is_devices_own<ToResource> ? from.stream() : to.stream(), where);
 }
 
 /// Returns a new buffer of `memory` on `stream` that holds the elements of `from` converted to To: `auto half =
@@ -114,7 +116,7 @@ template <element To, class Memory, element From, class FromResource>
                                                   stream_ref stream,
                                                   attribution call = attribution::current()) {
   device_buffer<To, Memory> to(std::move(memory), from.size(), stream, default_alignment, call);
-  tarn::convert(from, to);
+  tarn::convert(from, to, call.where);
   return to;
 }
 /// Returns a converted buffer from the resource of `from`.

@@ -33,7 +33,8 @@ inline void require_no_overlap(void const* from, std::size_t from_bytes, void co
 /// @throws cuda_error    the driver refused
 template <stream_driver Driver, class From, class To>
   requires std::is_same_v<std::remove_const_t<From>, To>
-void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream) {
+void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream,
+          source_location where = source_location::current()) {
   static_assert(std::is_trivially_copyable_v<To>,
                 "tarn: only trivially copyable elements can be copied between host and device");
   if (from.size() != to.size()) {
@@ -44,15 +45,17 @@ void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_r
   }
   if (from.empty()) return;
   status const s = driver.copy(stream, to.data(), from.data(), from.size_bytes());
-  if (!s.ok()) throw cuda_error(s, driver.device().value);
+  if (!s.ok()) throw cuda_error(s, driver.device().value, where);
 }
 
 /// Copies as copy() does, then waits on the host for the stream.
 template <stream_driver Driver, class From, class To>
   requires std::is_same_v<std::remove_const_t<From>, To>
-void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream) {
-  tarn::copy(driver, from, to, stream);
-  if (status const s = driver.synchronize_stream(stream); !s.ok()) throw cuda_error(s, driver.device().value);
+void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream,
+               source_location where = source_location::current()) {
+  tarn::copy(driver, from, to, stream, where);
+  if (status const s = driver.synchronize_stream(stream); !s.ok())
+    throw cuda_error(s, driver.device().value, where);
 }
 
 }  // namespace tarn

@@ -18,8 +18,10 @@ template <stream_driver Driver>
 class copy_stream {
  public:
   /// @param user  the stream of the other work; must not be capturing
+  /// @param where  the user's call, which errors name
   /// @throws misuse  `user` is being captured; cuda_error
-  copy_stream(Driver const& driver, stream_ref user, std::size_t events) : copy_stream(driver, user) {
+  copy_stream(Driver const& driver, stream_ref user, std::size_t events, source_location where)
+      : copy_stream(driver, user, where) {
     events_.reserve(events);
     while (events_.size() < events) {
       event_handle event = nullptr;
@@ -64,7 +66,8 @@ class copy_stream {
   }
 
  private:
-  copy_stream(Driver const& driver, stream_ref user) : driver_(driver), user_(user), stream_(driver) {
+  copy_stream(Driver const& driver, stream_ref user, source_location where)
+      : driver_(driver), user_(user), stream_(driver, where), where_(where) {
     bool capturing = false;
     require(driver_.is_capturing(user_, capturing));
     if (capturing) {
@@ -74,12 +77,13 @@ class copy_stream {
     }
   }
   void require(status const& s) const {
-    if (!s.ok()) throw cuda_error(s, driver_.device().value);
+    if (!s.ok()) throw cuda_error(s, driver_.device().value, where_);
   }
 
   Driver driver_;
   stream_ref user_;
   basic_stream<Driver> stream_;
+  source_location where_;  ///< where the batches were made
   std::vector<event_handle> events_;
 };
 

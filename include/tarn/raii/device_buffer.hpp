@@ -44,9 +44,10 @@ class device_buffer {
   using resource_type = Resource;
 
   /// Constructs an empty buffer. @param alignment  of the data, bytes; kept by copies and moves
-  explicit device_buffer(Resource memory, stream_ref stream = {}, std::size_t alignment = least_alignment())
+  explicit device_buffer(Resource memory, stream_ref stream = {}, std::size_t alignment = least_alignment(),
+                         source_location where = source_location::current())
       : memory_(std::move(memory)),
-        stream_(identified(memory_, stream)),
+        stream_(identified(memory_, stream, where)),
         alignment_(detail::max_of(alignment, least_alignment())) {
     require_alignment(alignment);
   }
@@ -55,9 +56,8 @@ class device_buffer {
   /// @throws out_of_memory  nothing is held
   device_buffer(Resource memory, std::size_t count, stream_ref stream,
                 std::size_t alignment = least_alignment(), attribution call = attribution::current())
-      : device_buffer(std::move(memory), stream, alignment) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    data_ = take(count);
+      : device_buffer(std::move(memory), stream, alignment, call.where) {
+    data_ = take(count, call);
     size_ = capacity_ = count;
   }
   /// Allocates with a name: `device_buffer<float> weights(pool, n, stream, tarn::tag("weights"));` (core/tag). The name belongs
@@ -68,7 +68,9 @@ class device_buffer {
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream,
                 std::size_t alignment = least_alignment(), attribution call = attribution::current())
       : device_buffer(std::move(memory), from.size(), stream, alignment, call) {
-    copy_from(from);  // if it throws, the destructor runs, since the delegated-to constructor has completed
+    copy_from(
+        from,
+        call.where);  // if it throws, the destructor runs, since the delegated-to constructor has completed
   }
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream, attribution call)
       : device_buffer(std::move(memory), from, stream, least_alignment(), call) {}
@@ -112,24 +114,26 @@ class device_buffer {
   /// @param stream  orders the copy, the release of the old block, and later work
   /// @throws length_error, out_of_memory, cuda_error  nothing has changed
   void resize(std::size_t count, stream_ref stream, attribution call = attribution::current()) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    if (count > capacity_) {
-      relocate(count, stream);
-    } else {
-      set_stream(stream);
-    }
+    detail::called_from<Resource>(call, [&] {
+      if (count > capacity_) {
+        relocate(count, stream);
+      } else {
+        set_stream(stream);
+      }
+    });
     size_ = count;
   }
   void resize(std::size_t count, attribution call = attribution::current()) { resize(count, stream_, call); }
 
   /// Reserves capacity for `count` elements; size() is unchanged. Strong guarantee, as resize().
   void reserve(std::size_t count, stream_ref stream, attribution call = attribution::current()) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    if (count > capacity_) {
-      relocate(count, stream);
-    } else {
-      set_stream(stream);
-    }
+    detail::called_from<Resource>(call, [&] {
+      if (count > capacity_) {
+        relocate(count, stream);
+      } else {
+        set_stream(stream);
+      }
+    });
   }
   void reserve(std::size_t count, attribution call = attribution::current()) {
     reserve(count, stream_, call);
@@ -137,20 +141,21 @@ class device_buffer {
 
   /// Releases unused capacity by moving to a block of size() elements. Strong guarantee.
   void shrink_to_fit(stream_ref stream, attribution call = attribution::current()) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    if (size_ < capacity_) {
-      relocate(size_, stream);
-    } else {
-      set_stream(stream);
-    }
+    detail::called_from<Resource>(call, [&] {
+      if (size_ < capacity_) {
+        relocate(size_, stream);
+      } else {
+        set_stream(stream);
+      }
+    });
   }
   void shrink_to_fit(attribution call = attribution::current()) { shrink_to_fit(stream_, call); }
 
   /// Changes the buffer's stream. Later work on `stream` waits, on the device, for what was enqueued on the old stream. Both
   /// streams must exist. @throws cuda_error  nothing has changed
-  void set_stream(stream_ref stream) {
-    stream = identified(memory_, stream);
-    if (data_ != nullptr) detail::order_streams(driver(), stream, stream_);
+  void set_stream(stream_ref stream, source_location where = source_location::current()) {
+    stream = identified(memory_, stream, where);
+    if (data_ != nullptr) detail::order_streams(driver(), stream, stream_, where);
     stream_ = stream;
   }
 
@@ -159,55 +164,64 @@ class device_buffer {
   /// @throws out_of_memory, cuda_error  nothing has changed
   [[nodiscard]] device_buffer clone(stream_ref stream, attribution call = attribution::current()) const {
     device_buffer made(memory_, size_, stream, alignment_, call);
-    made.copy_from(*this);
+    made.copy_from(*this, call.where);
     return made;
   }
 
   /// Records that work on `stream`, enqueued before the memory is freed, uses it, as torch.Tensor.record_stream() does. The
   /// memory is held back until that work is done; the order of the streams does not change. Needs a pool. Amortised O(1).
   /// @throws std::bad_alloc, cuda_error  nothing has changed
-  void record_stream(stream_ref stream) const
-    requires requires(Resource& memory) { memory.record_stream(nullptr, std::size_t{}, stream_ref{}); }
+  void record_stream(stream_ref stream, source_location where = source_location::current()) const
+    requires requires(Resource& memory) {
+      memory.record_stream(nullptr, std::size_t{}, stream_ref{}, source_location{});
+    }
   {
-    if (data_ != nullptr) memory_.record_stream(data_, capacity_ * sizeof(T), stream);
+    if (data_ != nullptr) memory_.record_stream(data_, capacity_ * sizeof(T), stream, where);
   }
 
   /// Copies from a host or device span of the same size, in stream order. @throws length_error, cuda_error
-  void copy_from(std::span<T const> from) { tarn::copy(driver(), from, span(), stream_); }
+  void copy_from(std::span<T const> from, source_location where = source_location::current()) {
+    tarn::copy(driver(), from, span(), stream_, where);
+  }
   /// Copies from a buffer of the same size, of any resource or device, on stream(), which first waits, on the device, for the
   /// other buffer's stream. That stream then waits for the copy, so the other buffer may be changed or destroyed at once.
   /// @throws length_error, cuda_error
   template <class Other>
     requires std::is_same_v<typename Other::driver_type, typename Resource::driver_type>
-  void copy_from(device_buffer<T, Other> const& other) {
-    if (size_ == 0 || other.size() != size_) return copy_from(other.span());  // throws if the sizes differ
+  void copy_from(device_buffer<T, Other> const& other, source_location where = source_location::current()) {
+    if (size_ == 0 || other.size() != size_)
+      return copy_from(other.span(), where);  // throws if the sizes differ
     auto const& theirs = other.resource().driver();
     detail::driven_stream<typename Resource::driver_type> const source{theirs, other.stream()};
     detail::driven_stream<typename Resource::driver_type> const target{driver(), stream_};
     if (must_be_sent(other)) {
       detail::in_turn(
-          source, [&] { tarn::copy(theirs, other.span(), span(), other.stream()); }, target);
+          source, [&] { tarn::copy(theirs, other.span(), span(), other.stream(), where); }, where, target);
     } else {
       detail::in_turn(
           target,
           [&] {
-            if (!copied_between_devices(other)) copy_from(other.span());
+            if (!copied_between_devices(other, where)) copy_from(other.span(), where);
           },
-          source);
+          where, source);
     }
   }
   /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
-  void copy_to(std::span<T> to) const { tarn::copy(driver(), span(), to, stream_); }
+  void copy_to(std::span<T> to, source_location where = source_location::current()) const {
+    tarn::copy(driver(), span(), to, stream_, where);
+  }
   /// Copies as copy_to() does, then waits on the host, so that the host may read.
-  void copy_to_sync(std::span<T> to) const { tarn::copy_sync(driver(), span(), to, stream_); }
+  void copy_to_sync(std::span<T> to, source_location where = source_location::current()) const {
+    tarn::copy_sync(driver(), span(), to, stream_, where);
+  }
   /// Sets every byte, in stream order. @throws cuda_error
-  void fill(std::byte value) {
+  void fill(std::byte value, source_location where = source_location::current()) {
     if (size_ == 0) return;
     status const s = driver().fill(stream_, data_, std::to_integer<int>(value), bytes());
-    if (!s.ok()) throw cuda_error(s, driver().device().value);
+    if (!s.ok()) throw cuda_error(s, driver().device().value, where);
   }
   /// Sets every byte to 0, in stream order. @throws cuda_error
-  void zero() { fill(std::byte{}); }
+  void zero(source_location where = source_location::current()) { fill(std::byte{}, where); }
 
   /// Frees the elements; the buffer is empty and may be reused.
   void clear() noexcept { give(); }
@@ -236,8 +250,10 @@ class device_buffer {
   }
   [[nodiscard]] auto const& driver() const noexcept { return memory_.driver(); }
 
-  [[nodiscard]] T* take(std::size_t count) {
-    return static_cast<T*>(memory_.allocate(stream_, checked_bytes(count, sizeof(T)), alignment_));
+  [[nodiscard]] T* take(std::size_t count, attribution const& call) {
+    return detail::called_from<Resource>(call, [&] {
+      return static_cast<T*>(memory_.allocate(stream_, checked_bytes(count, sizeof(T)), alignment_));
+    });
   }
   void give() noexcept {
     if (data_ != nullptr) memory_.deallocate(stream_, data_, capacity_ * sizeof(T), alignment_);
@@ -246,14 +262,14 @@ class device_buffer {
   }
   /// Copies between the device memories of two devices by copy_from_device, if the driver has it. Returns whether it copied.
   template <class Other>
-  bool copied_between_devices(device_buffer<T, Other> const& other) {
+  bool copied_between_devices(device_buffer<T, Other> const& other, source_location where) {
     if constexpr (has_property<Resource, device_accessible> && !has_property<Resource, host_accessible> &&
                   has_property<Other, device_accessible> && !has_property<Other, host_accessible> &&
                   requires { driver().copy_from_device(stream_, data_, device_id{}, data_, size_); }) {
       device_id const theirs = other.resource().driver().device();
       if (theirs == driver().device()) return false;
       status const s = driver().copy_from_device(stream_, data_, theirs, other.data(), bytes());
-      if (!s.ok()) throw cuda_error(s, driver().device().value);
+      if (!s.ok()) throw cuda_error(s, driver().device().value, where);
       return true;
     }
     return false;

@@ -22,10 +22,12 @@ template <stream_driver Driver>
 class basic_device_guard {
  public:
   /// @throws cuda_error  the device does not exist; nothing has changed
-  explicit basic_device_guard(device_id device) : device_(device) {
-    if (status const s = Driver::current_device(before_); !s.ok()) throw cuda_error(s, device.value);
+  explicit basic_device_guard(device_id device, source_location where = source_location::current())
+      : device_(device) {
+    if (status const s = Driver::current_device(before_); !s.ok()) throw cuda_error(s, device.value, where);
     if (device != before_) {
-      if (status const s = Driver::set_current_device(device); !s.ok()) throw cuda_error(s, device.value);
+      if (status const s = Driver::set_current_device(device); !s.ok())
+        throw cuda_error(s, device.value, where);
     }
     chain::begin(*this);
   }

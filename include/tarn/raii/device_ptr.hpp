@@ -88,9 +88,9 @@ class device_ptr {
 
   /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for what was enqueued on the old
   /// stream, which must still exist. @throws cuda_error  nothing has changed
-  void set_stream(stream_ref stream) {
-    stream = identified(memory_, stream);
-    if (p_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_);
+  void set_stream(stream_ref stream, source_location where = source_location::current()) {
+    stream = identified(memory_, stream, where);
+    if (p_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_, where);
     stream_ = stream;
   }
 
@@ -141,9 +141,9 @@ template <class T, class Resource>
   requires(tarn::resource<Resource> && !std::is_array_v<T>)
 [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream,
                                                   attribution call = attribution::current()) {
-  [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-  stream = identified(memory, stream);
-  void* const p = memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment());
+  stream = identified(memory, stream, call.where);
+  void* const p = detail::called_from<Resource>(
+      call, [&] { return memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment()); });
   return device_ptr<T, Resource>(std::move(memory), static_cast<T*>(p), 1, stream);
 }
 /// Allocates `count` uninitialised elements: make_device<T[]>(memory, count, stream). @throws length_error, out_of_memory
@@ -151,11 +151,12 @@ template <class T, class Resource>
   requires(tarn::resource<Resource> && std::is_unbounded_array_v<T>)
 [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream,
                                                   attribution call = attribution::current()) {
-  [[maybe_unused]] detail::location_of_call<Resource> const here(call);
   using element = std::remove_extent_t<T>;
-  stream = identified(memory, stream);
-  void* const p =
-      memory.allocate(stream, checked_bytes(count, sizeof(element)), device_ptr<T, Resource>::alignment());
+  stream = identified(memory, stream, call.where);
+  void* const p = detail::called_from<Resource>(call, [&] {
+    return memory.allocate(stream, checked_bytes(count, sizeof(element)),
+                           device_ptr<T, Resource>::alignment());
+  });
   return device_ptr<T, Resource>(std::move(memory), static_cast<element*>(p), count, stream);
 }
 

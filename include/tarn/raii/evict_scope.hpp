@@ -110,25 +110,27 @@ class evict_scope {
   /// Restores all elements, in stream order. Does nothing if they are already restored. If the device has too little memory,
   /// the caches of the buffers' pools are trimmed and it is tried once more.
   /// @throws out_of_memory, cuda_error  nothing has changed: the elements stay on the host, and it may be called again
-  void bring_back() {
+  void bring_back(source_location where = source_location::current()) {
     if (evicted_bytes() == 0) return;
-    refuse_capture();
-    try {
-      bring_all(std::index_sequence_for<Buffers...>{});
-    } catch (out_of_memory const&) {
-      if (!clear_caches()) throw;
-      bring_all(std::index_sequence_for<Buffers...>{});
-    }
+    detail::called_from(where, [&] {
+      refuse_capture();
+      try {
+        bring_all(std::index_sequence_for<Buffers...>{});
+      } catch (out_of_memory const&) {
+        if (!clear_caches()) throw;
+        bring_all(std::index_sequence_for<Buffers...>{});
+      }
+    });
   }
 
   /// Returns the i-th buffer's elements on the host after waiting for the copy. Empty once they are restored.
   /// @throws cuda_error
   template <std::size_t I>
-  [[nodiscard]] auto host_copy() const {
+  [[nodiscard]] auto host_copy(source_location where = source_location::current()) const {
     auto const& s = std::get<I>(slots_);
     using element = typename std::remove_reference_t<decltype(s)>::element;
     if (s.host == nullptr) return std::span<element const>();
-    require(driver().synchronize_event(copied_));
+    detail::called_from(where, [&] { require(driver().synchronize_event(copied_)); });
     return std::span<element const>(s.data(), s.count);
   }
 

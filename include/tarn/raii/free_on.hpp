@@ -98,8 +98,9 @@ void free_on(stream_ref stream, Owners&&... owners) {
 /// Retires one owner: `tarn::free_on(std::move(weights), stream);`
 template <class Owner>
   requires freeable<std::remove_reference_t<Owner>>
-void free_on(Owner&& owner, stream_ref stream, earlier_work earlier = earlier_work::wait_for) {
-  free_on(stream, earlier, std::forward<Owner>(owner));
+void free_on(Owner&& owner, stream_ref stream, earlier_work earlier = earlier_work::wait_for,
+             source_location where = source_location::current()) {
+  detail::called_from(where, [&] { free_on(stream, earlier, std::forward<Owner>(owner)); });
 }
 
 }  // namespace tarn

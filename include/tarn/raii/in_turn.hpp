@@ -18,11 +18,12 @@ struct driven_stream {
 /// it. A stream equal to `on` costs nothing; any other costs two events. If one of the others cannot be made to wait, the host
 /// waits for the work instead. @throws what enqueue throws; cuda_error
 template <class Driver, class Enqueue, class... Others>
-void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, Others const&... others) {
-  (order_streams(on.driver, on.stream, others.driver, others.stream), ...);
+void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location where,
+             Others const&... others) {
+  (order_streams(on.driver, on.stream, others.driver, others.stream, where), ...);
   enqueue();
   try {
-    (order_streams(others.driver, others.stream, on.driver, on.stream), ...);
+    (order_streams(others.driver, others.stream, on.driver, on.stream, where), ...);
   } catch (...) {
     Driver const& driver = on.driver;
     (void)driver.synchronize_stream(on.stream);  // the memory's next users may not be ordered behind the work

@@ -110,31 +110,32 @@ class partitioned_buffer {
   /// streams have completed the copies, all devices copy concurrently; from other memory they copy one after the other.
   /// @throws length_error  the number of elements differs; nothing is copied
   /// @throws cuda_error    some parts may have been copied
-  void scatter(std::span<T const> from) {
+  void scatter(std::span<T const> from, source_location where = source_location::current()) {
     require_size("scatter", from.size());
-    for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_from(piece(from, i));
+    for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_from(piece(from, i), where);
   }
   /// Copies to size() host elements in the same way. @throws as scatter
-  void gather(std::span<T> to) const {
+  void gather(std::span<T> to, source_location where = source_location::current()) const {
     require_size("gather", to.size());
-    for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_to(piece(to, i));
+    for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_to(piece(to, i), where);
   }
   /// Copies as gather() does, then waits for all copies, so that the host may read. It waits also if it throws, so `to` may be
   /// freed.
-  void gather_sync(std::span<T> to) const {
+  void gather_sync(std::span<T> to, source_location where = source_location::current()) const {
     try {
-      gather(to);
+      gather(to, where);
     } catch (...) {
       (void)finish();
       throw;
     }
-    synchronize();
+    synchronize(where);
   }
   /// Copies from another division of the same number of elements, piece by piece between the devices, ordered with the streams
   /// of all parts involved; either buffer may be changed or destroyed at once. @throws as scatter
   template <class Other>
     requires std::is_same_v<typename Other::driver_type, driver_type>
-  void copy_from(partitioned_buffer<T, Other> const& other) {
+  void copy_from(partitioned_buffer<T, Other> const& other,
+                 source_location where = source_location::current()) {
     require_size("copy_from", other.size());
     for (std::size_t at = 0; at < size();) {
       std::size_t const mine = layout_.part_of(at);
@@ -143,40 +144,43 @@ class partitioned_buffer {
       std::size_t const their_end = other.layout().first(theirs) + other.layout().size(theirs);
       std::size_t const count = detail::min_of(my_end, their_end) - at;
       tarn::peer_copy(other.part(theirs), at - other.layout().first(theirs), part(mine),
-                      at - layout_.first(mine), count);
+                      at - layout_.first(mine), count, where);
       at += count;
     }
   }
 
   /// Sets every byte to 0, in each stream's order. @throws cuda_error
-  void zero() {
-    for (part_and_stream& p : parts_) p.elements.zero();
+  void zero(source_location where = source_location::current()) {
+    for (part_and_stream& p : parts_) p.elements.zero(where);
   }
 
   /// Waits on the host for the work of all parts. @throws cuda_error  the first error of the parts, also errors of earlier
   /// kernels; all parts have been waited for
-  void synchronize() const {
-    if (failed_part const first = finish(); !first.what.ok()) throw cuda_error(first.what, first.device);
+  void synchronize(source_location where = source_location::current()) const {
+    if (failed_part const first = finish(); !first.what.ok())
+      throw cuda_error(first.what, first.device, where);
   }
   /// Makes later work of all parts wait, on the devices, for the work enqueued on `stream` so far. @throws cuda_error
-  void order_behind(driver_type const& driver_of_stream, stream_ref stream) {
+  void order_behind(driver_type const& driver_of_stream, stream_ref stream,
+                    source_location where = source_location::current()) {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       detail::order_streams(driver(i), this->stream(i), driver_of_stream,
-                            identified(driver_of_stream, stream));
+                            identified(driver_of_stream, stream, where), where);
     }
   }
   /// Makes later work on `stream` wait, on the devices, for the work enqueued by all parts so far. @throws cuda_error
-  void order_before(driver_type const& driver_of_stream, stream_ref stream) const {
+  void order_before(driver_type const& driver_of_stream, stream_ref stream,
+                    source_location where = source_location::current()) const {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
-      detail::order_streams(driver_of_stream, identified(driver_of_stream, stream), driver(i),
-                            this->stream(i));
+      detail::order_streams(driver_of_stream, identified(driver_of_stream, stream, where), driver(i),
+                            this->stream(i), where);
     }
   }
 
  private:
   struct part_and_stream {
     part_and_stream(Resource memory, std::size_t count, attribution call)
-        : stream(memory.driver()),
+        : stream(memory.driver(), call.where),
           elements(std::move(memory), count, stream, detail::max_of(default_alignment, alignof(T)), call) {}
     basic_stream<driver_type> stream;  // must outlive the elements, which are freed on it
     part_type elements;

@@ -39,7 +39,8 @@ inline constexpr bool host_may_touch = has_property<Resource, host_accessible>;
 template <class T, class FromResource, class ToResource>
   requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_first,
-               device_buffer<T, ToResource>& to, std::size_t to_first, std::size_t count) {
+               device_buffer<T, ToResource>& to, std::size_t to_first, std::size_t count,
+               source_location where = source_location::current()) {
   detail::require_elements("source", from_first, count, from.size());
   detail::require_elements("target", to_first, count, to.size());
   if (count == 0) return;
@@ -60,9 +61,9 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
           on_source,
           [&] {
             status const s = theirs.copy(from.stream(), target, source, count * sizeof(T));
-            if (!s.ok()) throw cuda_error(s, theirs.device().value);
+            if (!s.ok()) throw cuda_error(s, theirs.device().value, where);
           },
-          on_target);
+          where, on_target);
       return;
     }
   }
@@ -79,17 +80,18 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
         } else {
           s = driver.copy(to.stream(), target, source, count * sizeof(T));
         }
-        if (!s.ok()) throw cuda_error(s, driver.device().value);
+        if (!s.ok()) throw cuda_error(s, driver.device().value, where);
       },
-      on_source);
+      where, on_source);
 }
 
 /// Copies all elements. @throws length_error  the sizes differ; cuda_error
 template <class T, class FromResource, class ToResource>
   requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
-void peer_copy(device_buffer<T, FromResource> const& from, device_buffer<T, ToResource>& to) {
+void peer_copy(device_buffer<T, FromResource> const& from, device_buffer<T, ToResource>& to,
+               source_location where = source_location::current()) {
   detail::require_elements("source", 0, to.size(), from.size());
-  tarn::peer_copy(from, 0, to, 0, from.size());
+  tarn::peer_copy(from, 0, to, 0, from.size(), where);
 }
 
 }  // namespace tarn

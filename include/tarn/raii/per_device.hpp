@@ -82,11 +82,11 @@ class per_device {
   }
 
   /// Returns the pool of the calling thread's current device. @throws as operator[]
-  [[nodiscard]] Pool& current()
+  [[nodiscard]] Pool& current(source_location where = source_location::current())
     requires requires(device_id& device) { driver_type::current_device(device); }
   {
     device_id device;
-    if (status const s = driver_type::current_device(device); !s.ok()) throw cuda_error(s);
+    if (status const s = driver_type::current_device(device); !s.ok()) throw cuda_error(s, -1, where);
     return (*this)[device];
   }
 

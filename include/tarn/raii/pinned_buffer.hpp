@@ -61,8 +61,9 @@ class pinned_buffer {
   using resource_type = Resource;
 
   /// Constructs an empty buffer.
-  explicit pinned_buffer(Resource memory, stream_ref stream = {})
-      : memory_(std::move(memory)), stream_(identified(memory_, stream)) {
+  explicit pinned_buffer(Resource memory, stream_ref stream = {},
+                         source_location where = source_location::current())
+      : memory_(std::move(memory)), stream_(identified(memory_, stream, where)) {
     static_assert(has_property<Resource, host_accessible>,
                   "tarn: pinned_buffer needs memory that the host can access; use pinned_host, managed or a "
                   "pool over them");
@@ -71,25 +72,22 @@ class pinned_buffer {
   pinned_buffer(Resource memory, std::size_t count, elements what = elements::value_initialised,
                 stream_ref stream = {}, attribution call = attribution::current())
     requires std::is_default_constructible_v<T>
-      : pinned_buffer(std::move(memory), stream) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    take_uninitialised(count);
+      : pinned_buffer(std::move(memory), stream, call.where) {
+    detail::called_from<Resource>(call, [&] { take_uninitialised(count); });
     if (what == elements::value_initialised) value_initialise(data_, size_);
   }
   /// Allocates for a T without a default constructor: the elements stay uninitialised until they are written.
   pinned_buffer(Resource memory, std::size_t count, detail::can_only_be_uninitialised, stream_ref stream = {},
                 attribution call = attribution::current())
     requires(!std::is_default_constructible_v<T>)
-      : pinned_buffer(std::move(memory), stream) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    take_uninitialised(count);
+      : pinned_buffer(std::move(memory), stream, call.where) {
+    detail::called_from<Resource>(call, [&] { take_uninitialised(count); });
   }
   /// Constructs a copy of host elements.
   pinned_buffer(Resource memory, std::span<T const> from, stream_ref stream = {},
                 attribution call = attribution::current())
-      : pinned_buffer(std::move(memory), stream) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    take_uninitialised(from.size());
+      : pinned_buffer(std::move(memory), stream, call.where) {
+    detail::called_from<Resource>(call, [&] { take_uninitialised(from.size()); });
     copy_elements(from.data(), size_, data_);
   }
   pinned_buffer(pinned_buffer const& other, attribution call = attribution::current())
@@ -140,9 +138,9 @@ class pinned_buffer {
 
   /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for the copies on the old stream,
   /// which must still exist. @throws cuda_error  nothing has changed
-  void set_stream(stream_ref stream) {
-    stream = identified(memory_, stream);
-    if (data_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_);
+  void set_stream(stream_ref stream, source_location where = source_location::current()) {
+    stream = identified(memory_, stream, where);
+    if (data_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_, where);
     stream_ = stream;
   }
 
@@ -152,8 +150,7 @@ class pinned_buffer {
               attribution call = attribution::current())
     requires std::is_default_constructible_v<T>
   {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    if (count > capacity_) relocate(count);
+    if (count > capacity_) detail::called_from<Resource>(call, [&] { relocate(count); });
     if (what == elements::value_initialised && count > size_) value_initialise(data_ + size_, count - size_);
     size_ = count;
   }
@@ -161,14 +158,12 @@ class pinned_buffer {
   void resize(std::size_t count, detail::can_only_be_uninitialised, attribution call = attribution::current())
     requires(!std::is_default_constructible_v<T>)
   {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    if (count > capacity_) relocate(count);
+    if (count > capacity_) detail::called_from<Resource>(call, [&] { relocate(count); });
     size_ = count;
   }
   /// Releases unused capacity by moving to a block of size() elements. No copy may be running. Strong guarantee.
   void shrink_to_fit(attribution call = attribution::current()) {
-    [[maybe_unused]] detail::location_of_call<Resource> const here(call);
-    if (size_ < capacity_) relocate(size_);
+    if (size_ < capacity_) detail::called_from<Resource>(call, [&] { relocate(size_); });
   }
   /// Frees the elements; the buffer is empty and may be reused.
   void clear() noexcept {

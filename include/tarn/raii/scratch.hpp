@@ -58,12 +58,14 @@ class scratch {
   using resource_type = Resource;
 
   /// Allocates no memory yet. @throws cuda_error  the driver does not know the stream
-  explicit scratch(Resource memory, scratch_options const& options = {}, stream_ref stream = {})
-      : memory_(std::move(memory)), stream_(identified(memory_, stream)), options_(options) {}
+  explicit scratch(Resource memory, scratch_options const& options = {}, stream_ref stream = {},
+                   source_location where = source_location::current())
+      : memory_(std::move(memory)), stream_(identified(memory_, stream, where)), options_(options) {}
   /// A template, so that `{}` means the default options and not 0 bytes.
   template <std::integral Bytes>
-  scratch(Resource memory, Bytes chunk_bytes, stream_ref stream = {})
-      : scratch(std::move(memory), scratch_options{static_cast<std::size_t>(chunk_bytes)}, stream) {}
+  scratch(Resource memory, Bytes chunk_bytes, stream_ref stream = {},
+          source_location where = source_location::current())
+      : scratch(std::move(memory), scratch_options{static_cast<std::size_t>(chunk_bytes)}, stream, where) {}
   scratch(scratch const&) = delete;
   scratch& operator=(scratch const&) = delete;
   ~scratch() { give_from(0); }
@@ -74,13 +76,14 @@ class scratch {
   /// @throws out_of_memory  nothing has changed. With growth::none the error reports the size of the scratch
   /// O(1) if a kept chunk has room (O(chunks) if chunks must be skipped), else one allocation.
   template <class T>
-  [[nodiscard]] T* take(std::size_t count) {
+  [[nodiscard]] T* take(std::size_t count, attribution call = attribution::current()) {
     static_assert(std::is_trivially_copyable_v<T>,
                   "tarn: scratch never constructs elements: T must be trivially copyable");
     constexpr std::size_t alignment = detail::max_of(default_alignment, alignof(T));
     static_assert(alignment <= max_alignment,
                   "tarn: no resource supports this alignment; align T to max_alignment or less");
-    return static_cast<T*>(take_bytes(checked_bytes(count, sizeof(T)), alignment));
+    return static_cast<T*>(detail::called_from<Resource>(
+        call, [&] { return take_bytes(checked_bytes(count, sizeof(T)), alignment); }));
   }
 
   /// Records the position that rewind() returns to. @throws std::bad_alloc  (host) nothing has changed
@@ -107,9 +110,9 @@ class scratch {
 
   /// Changes the stream. Later work on `stream` waits, on the device, for what was enqueued on the old stream, which must still
   /// exist. @throws cuda_error  nothing has changed
-  void set_stream(stream_ref stream) {
-    stream = identified(memory_, stream);
-    if (!chunks_.empty()) detail::order_streams(memory_.driver(), stream, stream_);
+  void set_stream(stream_ref stream, source_location where = source_location::current()) {
+    stream = identified(memory_, stream, where);
+    if (!chunks_.empty()) detail::order_streams(memory_.driver(), stream, stream_, where);
     stream_ = stream;
   }
 

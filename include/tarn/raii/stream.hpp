@@ -19,15 +19,18 @@ namespace tarn {
 /// Query again if the stream is destroyed and its handle is reused.
 /// @throws cuda_error  the driver does not know the stream
 template <stream_driver Driver>
-[[nodiscard]] stream_ref identified(Driver const& driver, stream_ref stream) {
+[[nodiscard]] stream_ref identified(Driver const& driver, stream_ref stream,
+                                    source_location where = source_location::current()) {
   if (stream.id() != stream_ref::unknown_id) return stream;
   stream_id id = 0;
-  if (status const s = driver.identify(stream, id); !s.ok()) throw cuda_error(s, driver.device().value);
+  if (status const s = driver.identify(stream, id); !s.ok())
+    throw cuda_error(s, driver.device().value, where);
   return stream_ref::from(stream.handle(), id);
 }
 template <has_driver Resource>
-[[nodiscard]] stream_ref identified(Resource const& memory, stream_ref stream) {
-  return identified(memory.driver(), stream);
+[[nodiscard]] stream_ref identified(Resource const& memory, stream_ref stream,
+                                    source_location where = source_location::current()) {
+  return identified(memory.driver(), stream, where);
 }
 
 /// Owns a stream that does not synchronise with the legacy default stream. Its identity is queried once. Destruction does not
@@ -36,10 +39,12 @@ template <stream_driver Driver>
 class basic_stream {
  public:
   /// @throws cuda_error
-  explicit basic_stream(Driver driver = Driver{}) : driver_(std::move(driver)) {
-    if (status const s = driver_.create_stream(stream_); !s.ok()) throw cuda_error(s, driver_.device().value);
+  explicit basic_stream(Driver driver = Driver{}, source_location where = source_location::current())
+      : driver_(std::move(driver)) {
+    if (status const s = driver_.create_stream(stream_); !s.ok())
+      throw cuda_error(s, driver_.device().value, where);
     try {
-      stream_ = identified(driver_, stream_);
+      stream_ = identified(driver_, stream_, where);
     } catch (...) {
       (void)driver_.destroy_stream(stream_);
       throw;
@@ -68,9 +73,9 @@ class basic_stream {
   [[nodiscard]] Driver const& driver() const noexcept { return driver_; }
 
   /// Waits on the host for the stream's work. @throws cuda_error  also for errors of earlier kernels
-  void synchronize() const {
+  void synchronize(source_location where = source_location::current()) const {
     if (status const s = driver_.synchronize_stream(stream_); !s.ok())
-      throw cuda_error(s, driver_.device().value);
+      throw cuda_error(s, driver_.device().value, where);
   }
 
  private:
@@ -101,7 +106,7 @@ template <has_driver Resource>
 /// @throws cuda_error
 template <stream_driver Driver>
 void order_streams(Driver const& driver_of_after, stream_ref after, Driver const& driver_of_before,
-                   stream_ref before) {
+                   stream_ref before, source_location where = source_location::current()) {
   if (after == before) return;
   event_handle event = nullptr;
   status s = driver_of_before.create_event(event);
@@ -110,12 +115,13 @@ void order_streams(Driver const& driver_of_after, stream_ref after, Driver const
     if (s.ok()) s = driver_of_after.wait_event(after, event);
     (void)driver_of_before.destroy_event(event);
   }
-  if (!s.ok()) throw cuda_error(s, driver_of_after.device().value);
+  if (!s.ok()) throw cuda_error(s, driver_of_after.device().value, where);
 }
 /// Orders two streams of one device.
 template <stream_driver Driver>
-void order_streams(Driver const& driver, stream_ref after, stream_ref before) {
-  order_streams(driver, after, driver, before);
+void order_streams(Driver const& driver, stream_ref after, stream_ref before,
+                   source_location where = source_location::current()) {
+  order_streams(driver, after, driver, before, where);
 }
 
 }  // namespace detail

@@ -43,16 +43,17 @@ class batch_stream {
                 "tarn: batches are streamed to memory that the device can access");
 
   /// See stream_batches().
-  batch_stream(Source source, batch_options const& options, Memory memory, stream_ref stream, Pinned pinned)
+  batch_stream(Source source, batch_options const& options, Memory memory, stream_ref stream, Pinned pinned,
+               source_location where = source_location::current())
       : source_(std::move(source)),
         capacity_(capacity_for(source_.size(), detail::batch_capacity(options, sizeof(value_type)))),
         end_(batches_of(source_.size(), capacity_)),
         depth_(detail::min_of(options.depth, end_)),
         threads_wanted_(threads_for(options)),
         host_depth_(detail::min_of(host_depth_for(depth_, threads_wanted_), end_)),
-        lane_(memory.driver(), identified(memory, stream), host_depth_ + depth_ + 1) {
+        lane_(memory.driver(), identified(memory, stream, where), host_depth_ + depth_ + 1, where) {
     device_.reserve(depth_);
-    while (device_.size() < depth_) device_.emplace_back(memory, capacity_, lane_.user());
+    while (device_.size() < depth_) device_.emplace_back(memory, capacity_, lane_.user(), where);
     sizes_.resize(depth_);
     if constexpr (Source::is_staged) {
       if (depth_ != 0) stage(std::move(pinned));
@@ -254,19 +255,24 @@ class batch_stream {
 template <class Source, class Memory, class Pinned>
   requires resource<Memory> && resource<Pinned>
 [[nodiscard]] auto stream_batches(Source&& source, batch_options const& options, Memory memory,
-                                  stream_ref stream, Pinned pinned) {
-  return batch_stream<detail::batch_source_of<Source>, Memory, Pinned>(
-      detail::as_batch_source(std::forward<Source>(source)), options, std::move(memory), stream,
-      std::move(pinned));
+                                  stream_ref stream, Pinned pinned,
+                                  source_location where = source_location::current()) {
+  return detail::called_from(where, [&] {
+    return batch_stream<detail::batch_source_of<Source>, Memory, Pinned>(
+        detail::as_batch_source(std::forward<Source>(source)), options, std::move(memory), stream,
+        std::move(pinned), where);
+  });
 }
 template <class Source, class Memory>
   requires resource<Memory>
 [[nodiscard]] auto stream_batches(Source&& source, batch_options const& options, Memory memory,
-                                  stream_ref stream) {
+                                  stream_ref stream, source_location where = source_location::current()) {
   basic_pinned<typename Memory::driver_type> pinned(memory.driver());
-  return batch_stream<detail::batch_source_of<Source>, Memory, decltype(pinned)>(
-      detail::as_batch_source(std::forward<Source>(source)), options, std::move(memory), stream,
-      std::move(pinned));
+  return detail::called_from(where, [&] {
+    return batch_stream<detail::batch_source_of<Source>, Memory, decltype(pinned)>(
+        detail::as_batch_source(std::forward<Source>(source)), options, std::move(memory), stream,
+        std::move(pinned), where);
+  });
 }
 
 }  // namespace tarn

@@ -65,9 +65,9 @@ template <class Resource>
 }
 /// Returns all cached memory of the pool to the driver, as torch.cuda.empty_cache() does. Waits for the streams that freed it.
 template <class Resource>
-void empty_cache(Resource const& memory) {
+void empty_cache(Resource const& memory, source_location where = source_location::current()) {
   static_assert(detail::is_pooled<Resource>, "tarn: empty_cache needs a pool; add: | tarn::pooled{}");
-  memory.empty_cache();
+  memory.empty_cache(where);
 }
 /// Returns the bytes that the pool holds from the driver now.
 template <class Resource>
@@ -104,10 +104,11 @@ struct memory_info {
 };
 /// @throws cuda_error
 template <has_driver Resource>
-[[nodiscard]] memory_info mem_get_info(Resource const& memory) {
+[[nodiscard]] memory_info mem_get_info(Resource const& memory,
+                                       source_location where = source_location::current()) {
   memory_info info;
   status const s = memory.driver().memory_info(info.free, info.total);
-  if (!s.ok()) throw cuda_error(s, memory.device().value);
+  if (!s.ok()) throw cuda_error(s, memory.device().value, where);
   return info;
 }
 

@@ -69,10 +69,11 @@ class block_source {
   ///                   tried before the request is refused), since a device block has no room to hide an offset
   /// @throws out_of_memory, bad_alignment, cuda_error; nothing has changed
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
-                               std::size_t alignment = default_alignment) {
+                               std::size_t alignment = default_alignment,
+                               source_location where = source_location::current()) {
     if constexpr (detail::stream_ordered_calls<Calls, D>) {
       return take_aligned(
-          stream, bytes, alignment,
+          {stream, bytes, alignment}, where,
           [&](std::size_t size, void*& p) noexcept {
             return calls_.take(driver_, stream, size, alignment, p);
           },
@@ -80,7 +81,7 @@ class block_source {
             return calls_.give(driver_, stream, p, size, alignment);
           });
     } else {
-      return take_now(stream, bytes, alignment);
+      return take_now({stream, bytes, alignment}, where);
     }
   }
   /// Frees a block once the earlier work on `stream` is done. Does nothing for null, nor at process exit after the driver has
@@ -101,8 +102,9 @@ class block_source {
     }
   }
   /// Allocates memory usable at once by every stream.
-  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
-    return take_now(stream_ref{}, bytes, alignment);
+  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment,
+                                    source_location where = source_location::current()) {
+    return take_now({stream_ref{}, bytes, alignment}, where);
   }
   /// Frees memory that no stream uses any more.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
@@ -156,16 +158,22 @@ class block_source {
   }
 
  private:
-  [[nodiscard]] void* take_now(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+  struct block_wanted {
+    stream_ref stream;
+    std::size_t bytes;
+    std::size_t alignment;
+  };
+  [[nodiscard]] void* take_now(block_wanted const& r, source_location where) {
     return take_aligned(
-        stream, bytes, alignment,
-        [&](std::size_t size, void*& p) noexcept { return calls_.take(driver_, size, alignment, p); },
-        [&](void* p, std::size_t size) noexcept { return calls_.give(driver_, p, size, alignment); });
+        r, where,
+        [&](std::size_t size, void*& p) noexcept { return calls_.take(driver_, size, r.alignment, p); },
+        [&](void* p, std::size_t size) noexcept { return calls_.give(driver_, p, size, r.alignment); });
   }
 
   template <class Take, class Give>
-  [[nodiscard]] void* take_aligned(stream_ref stream, std::size_t bytes, std::size_t alignment,
-                                   Take const& take, Give const& give) {
+  [[nodiscard]] void* take_aligned(block_wanted const& r, source_location where, Take const& take,
+                                   Give const& give) {
+    auto const [stream, bytes, alignment] = r;
     require_alignment(alignment);
     if (bytes == 0) return nullptr;
     void* p = nullptr;
@@ -180,7 +188,7 @@ class block_source {
         throw bad_alignment(alignment, default_alignment);
       }
     }
-    if (!taken.ok()) detail::refuse(driver_, taken, stream, bytes, alignment);
+    if (!taken.ok()) detail::refuse(driver_, taken, stream, bytes, alignment, where);
     return p;
   }
 

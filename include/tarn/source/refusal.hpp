@@ -12,7 +12,7 @@
 namespace tarn::detail {
 
 /// Throws for a driver call that failed.
-/// @throws out_of_memory  the driver had no memory left; reports which call refused and what is free on the device
+/// @throws out_of_memory  the driver had no memory left; reports which call refused and what the device has
 /// @throws cuda_error     anything else
 template <class D>
 [[noreturn]] TARN_NOINLINE void refuse(D const& driver, status const& failed, stream_ref stream,
@@ -26,8 +26,17 @@ template <class D>
   (void)driver.identify(stream, report.stream);
   std::size_t free = 0;
   std::size_t total = 0;
-  if (driver.memory_info(free, total).ok()) report.device_free = free;
-  report.refused_by = failed.call;
+  if (driver.memory_info(free, total).ok()) {
+    report.device_free = free;
+    report.device_total = total;
+  }
+  if (failed.code == 0) {
+    report.refused_by = failed.call;
+  } else {
+    if (report.device < 0) report.refused_by = "the host";
+    report.call = failed.call;
+  }
+  report.where = where;
   throw out_of_memory(report);
 }
 

@@ -45,6 +45,7 @@ template <class Heap>
 class front {
  public:
   explicit front(Heap& heap) : heap_(heap) {
+    (void)has_remote_barrier();  // registers with the kernel now, not at the first allocation
     link_->pool = this;
     link_->retire = [](void* self, thread_cache* cache) noexcept {
       static_cast<front*>(self)->retire(cache);

@@ -26,8 +26,8 @@
 
 namespace tarn::detail {
 
-/// Whether the kernel can execute barriers on other cores. Queried once per process, before main: in a process that already has
-/// threads, registering waits for all of them to pass the scheduler, 17 ms on a machine of 16 cores with CUDA running.
+/// Whether the kernel can execute barriers on other cores. Queried once per process, by the first pool: in a process that already
+/// has threads, registering waits for all of them to pass the scheduler, 17 ms on a machine of 16 cores with CUDA running.
 inline bool has_remote_barrier() noexcept {
 #if defined(__linux__) && defined(__NR_membarrier) && !TARN_TSAN
   static bool const registered = syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0) == 0;
@@ -36,8 +36,6 @@ inline bool has_remote_barrier() noexcept {
   return false;
 #endif
 }
-
-[[maybe_unused]] inline bool const asked_before_main = has_remote_barrier();
 
 /// Makes every thread of the process execute a full barrier before it returns.
 inline void remote_barrier() noexcept {

@@ -102,7 +102,7 @@ struct pool_link {
   fork_mutex mutex;
   std::atomic<void*> pool{nullptr};  ///< null once the pool has ended; changed under the mutex
   void (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
-  /// The first table source_location where threads look for their cache. Pools made one after another get different places.
+  /// The first slot of the table where threads look for their cache. Pools made one after another get different slots.
   std::uint32_t const number = next_pool_number.fetch_add(1, std::memory_order_relaxed);
 };
 

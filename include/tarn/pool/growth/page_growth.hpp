@@ -324,7 +324,7 @@ class page_growth {
     std::size_t all = 0;
     if (!source_.driver().memory_info(available, all).ok() || available >= total) return;
     status const none{failure::out_of_memory, 0, "the device does not have that much free memory",
-                      "memory_info"};
+                      "the device"};
     refuse(source_.driver(), none, stream_ref{}, total, map_.granularity());
   }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fault injection: the chosen call fails as planned, every other call is forwarded.
 
-#include "tarn/driver/fault.hpp"
+#include "driver/faulty.hpp"
 
 #include <cstring>
 #include <new>
