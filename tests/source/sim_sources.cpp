@@ -176,7 +176,7 @@ TEST_CASE("out_of_memory of sim_malloc reports the request, the call and the fre
     CHECK(error.report().asked == 5_GiB);
     CHECK(error.report().device == 0);
     CHECK(error.report().device_free == 3_GiB);
-    CHECK(error.report().device_total == 3_GiB);
+    CHECK(error.report().device_total == 4_GiB);
     CHECK(std::string_view(error.report().refused_by) == "the device");
     CHECK(std::string_view(error.report().call) == "malloc_device");
     CHECK(std::string_view(error.what()).find("Free on the device 3 GiB.") != std::string_view::npos);

@@ -38,8 +38,8 @@ class stream_ref {
   template <class Handle>
     requires std::same_as<Handle, CUstream_st*> || std::same_as<Handle, std::nullptr_t>
   constexpr stream_ref(Handle handle) noexcept : handle_(handle) {}  // NOLINT: cudaStream_t is a stream
-  /// Deleted, so that the 0 in allocate(0, 256) means bytes.
-  stream_ref(int) = delete;
+  // An int is a count or bytes, as the 0 in allocate(0, 256).
+  stream_ref(int) = delete;  // no stream: write tarn::stream_ref{} for the default stream
   /// From any type whose get() returns a cudaStream_t: cuda::stream_ref, or RMM's view through value(). tarn's own stream owners
   /// convert by themselves and keep the identity.
   template <class Stream>
@@ -61,9 +61,9 @@ class stream_ref {
   /// The identity, or `unknown_id`.
   [[nodiscard]] constexpr stream_id id() const noexcept { return id_; }
 
-  /// Equal handles and equal identities. A bare handle is not equal to a stream_ref that knows its identity: another stream may
-  /// have the handle by now. Compare handle() where both streams are known to exist.
-  friend constexpr bool operator==(stream_ref, stream_ref) noexcept = default;
+  /// Compares the handles, as cuda::stream_ref does. A handle may have named another stream before: compare id() as well where a
+  /// stream may have been destroyed.
+  friend constexpr bool operator==(stream_ref a, stream_ref b) noexcept { return a.handle_ == b.handle_; }
 
  private:
   void* handle_ = nullptr;

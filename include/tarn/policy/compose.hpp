@@ -72,5 +72,9 @@ template <class Upstream, class Policy>
   return shared_resource<layer>(std::in_place, source(std::forward<Upstream>(upstream)),
                                 std::forward<Policy>(policy));
 }
+/// Explains a composition that does not begin with memory.
+template <class Left, class Policy>
+  requires(detail::makes_layer<std::remove_cvref_t<Policy>, int> && !memory_source<std::remove_cvref_t<Left>>)
+void operator|(Left&&, Policy&&) = delete;  // begin with a source: tarn::cuda_pages{} | tarn::pooled{}
 
 }  // namespace tarn

@@ -32,6 +32,8 @@ struct tracked {
 template <class Upstream>
 class tracked_layer {
  public:
+  static_assert(resource<Upstream>,
+                "tarn: tracked counts blocks; put it over the pool: pages | pooled{} | tracked{}");
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;

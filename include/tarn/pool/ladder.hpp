@@ -17,8 +17,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "tarn/core/error.hpp"
+#include "tarn/core/layers.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/block_request.hpp"
 #include "tarn/pool/front/front.hpp"
@@ -39,6 +41,14 @@ inline constexpr std::size_t roomy_step = 8;
 
 /// If several threads cache less than this fraction of the reserved bytes, they are not stopped to take it back.
 inline constexpr std::size_t idle_part = 32;
+
+/// Returns the bytes that count against a limit below the pool.
+struct bytes_under_limit {
+  template <class Layer>
+  auto operator()(Layer& layer) const -> decltype(layer.limit(), layer.used()) {
+    return layer.used();
+  }
+};
 
 /// One climb. Both locks are held when it starts and when it ends; the hot lock is released in between.
 template <class Heap, class Front, class Waiting>
@@ -98,7 +108,8 @@ class ladder {
       was_refused = true;
     }
     ++heap_.ooms;
-    throw out_of_memory(report(refused, was_refused));
+    if (!was_refused) query_device(refused);
+    throw out_of_memory(report(refused));
   }
 
  private:
@@ -226,7 +237,18 @@ class ladder {
     request_.may_create = target > reserved ? target - reserved : 0;
   }
 
-  [[nodiscard]] memory_report report(memory_report const& refused, bool const was_refused) {
+  /// For a request that the pool refused without asking the source.
+  void query_device(memory_report& refused) {
+    unlocked const open(hot_);
+    std::size_t free = 0;
+    std::size_t total = 0;
+    refused.refused_by = "the pool";
+    if (!heap_.driver().memory_info(free, total).ok()) return;
+    refused.device_free = free;
+    refused.device_total = total;
+    if (request_.asked > total) refused.refused_by = "the device";
+  }
+  [[nodiscard]] memory_report report(memory_report const& refused) {
     memory_report r = refused;
     std::size_t const reserved = heap_.counters.reserved;
     r.asked = request_.asked;
@@ -237,7 +259,11 @@ class ladder {
     r.reserved = reserved;
     r.cached = reserved > space().live_bytes ? reserved - space().live_bytes : 0;
     r.largest_free_range = space().largest_free();
-    if (!was_refused) r.refused_by = "the pool";
+    // What the attempt had taken has been given back since the limit refused.
+    using upstream_type = std::remove_reference_t<decltype(heap_.upstream())>;
+    if constexpr (reachable<upstream_type, bytes_under_limit>) {
+      if (r.limit_used != memory_report::unknown) r.limit_used = nearest(heap_.upstream(), bytes_under_limit{});
+    }
     return r;
   }
 

@@ -320,5 +320,12 @@ template <class T, class Resource>
   return device_buffer<T, Resource>(std::move(memory), from, stream,
                                     detail::max_of(default_alignment, alignof(T)), call);
 }
+// Explain a call without a stream, or without memory.
+template <class T, class Resource>
+  requires tarn::resource<Resource>
+void make_device_buffer(Resource, std::size_t) = delete;  // add a stream: tarn::stream_ref{} is the default
+template <class T, class First, class... Rest>
+  requires(!tarn::resource<First>)
+void make_device_buffer(First, Rest...) = delete;  // pass a pool first; pages need one: pages | tarn::pooled{}
 
 }  // namespace tarn

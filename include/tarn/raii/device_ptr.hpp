@@ -159,5 +159,12 @@ template <class T, class Resource>
   });
   return device_ptr<T, Resource>(std::move(memory), static_cast<element*>(p), count, stream);
 }
+// Explain a call without a stream, or without memory.
+template <class T, class Resource, std::convertible_to<std::size_t>... Count>
+  requires tarn::resource<Resource>
+void make_device(Resource, Count...) = delete;  // add a stream: tarn::stream_ref{} is the default
+template <class T, class First, class... Rest>
+  requires(!tarn::resource<First>)
+void make_device(First, Rest...) = delete;  // pass a pool first; pages need one: pages | tarn::pooled{}
 
 }  // namespace tarn

@@ -66,7 +66,7 @@ template <freeable... Owners>
 void order_behind(stream_ref stream, Owners const&... owners) {
   stream_ref last = stream;
   auto const order = [&](auto const& owner) {
-    if (block_elements(owner) == 0 || owner.stream() == last) return;
+    if (block_elements(owner) == 0 || same_stream(owner.stream(), last)) return;
     order_streams(owner.resource().driver(), stream, owner.stream());
     last = owner.stream();
   };

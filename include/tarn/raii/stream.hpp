@@ -101,13 +101,18 @@ template <has_driver Resource>
   return memory.driver().identify(stream, id).ok() ? stream_ref::from(stream.handle(), id) : stream;
 }
 
+/// Whether two identified streams are the same one: a handle alone may have named another stream before.
+[[nodiscard]] inline bool same_stream(stream_ref a, stream_ref b) noexcept {
+  return a == b && a.id() == b.id();
+}
+
 /// Orders later work on `after` behind earlier work on `before`, on the device. Both streams must exist. Each is passed with
 /// the driver of its device: an event is recorded only on the device it was created for, but any device may wait for it.
 /// @throws cuda_error
 template <stream_driver Driver>
 void order_streams(Driver const& driver_of_after, stream_ref after, Driver const& driver_of_before,
                    stream_ref before, source_location where = source_location::current()) {
-  if (after == before) return;
+  if (same_stream(after, before)) return;
   event_handle event = nullptr;
   status s = driver_of_before.create_event(event);
   if (s.ok()) {

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+// error: begin with a source: tarn::cuda_pages{} | tarn::pooled{}
+#include "tarn/sim.hpp"
+#include "tarn/tarn.hpp"
+
+int main() {
+  tarn::sim_pool pool;
+  auto stack = tarn::pooled{} | tarn::tracked{};
+}
