@@ -480,6 +480,14 @@ struct endings {
     memory.deallocate(stream_ref{}, p, 5_MiB);
     return said(reported == 1 && memory_allocated(memory) != 1, "the handler was called");
   }
+  /// An owner that nobody destroys keeps its resource alive; an object with static storage is destroyed before the report.
+  static int leaks_are_reported_at_exit(char const*) {
+    static auto memory = Kit::memory() | checked{.leaks_at_exit = true};
+    static auto fine = make_device<char[]>(memory, 1000, stream_ref{});
+    auto const& first = *new auto(make_device<char[]>(memory, 2000, stream_ref{}));
+    auto const& second = *new auto(make_device<char[]>(memory, 3000, stream_ref{}));
+    return said(first && second && fine, "two owners were forgotten");
+  }
   static int misuse_handler_throws(char const*) {
     (void)set_misuse_handler([](misuse const& m) { throw std::runtime_error(m.what()); });
     memory_type memory = Kit::memory();
@@ -573,6 +581,7 @@ struct endings {
         {"misuse_ends_the_program", misuse_ends_the_program},
         {"misuse_handler_goes_on", misuse_handler_goes_on},
         {"misuse_handler_throws", misuse_handler_throws},
+        {"leaks_are_reported_at_exit", leaks_are_reported_at_exit},
         {"plugin_closed_with_live_threads", plugin_closed_with_live_threads},
         {"plugin_closed_with_a_live_pool", plugin_closed_with_a_live_pool},
         {"plugin_unloaded_with_a_live_pool", plugin_unloaded_with_a_live_pool},

@@ -214,7 +214,8 @@ class trial {
   void judge(out_of_memory const& error, step_outcome expected) {
     std::string_view const text = error.what();
     if (expected == step_outcome::served) require_cause(error.what());
-    bool const is_complete = has(text, " asked") && has(text, "refused by ") && (text.ends_with(".") || text.ends_with("]")) &&
+    bool const is_complete = has(text, " asked") && has(text, "refused by ") &&
+                             (text.ends_with(".") || text.ends_with("]")) &&
                              (has(text, "Free ") || has(text, "empty_cache") || has(text, "check the size") ||
                               has(text, "ask for less"));
     if (!is_complete)

@@ -34,4 +34,15 @@ inline void report_misuse(misuse const& what) noexcept {
   detail::current_misuse_handler.load()(what);
 }
 
+namespace detail {
+/// Reports one of several findings that were made together: the default handler prints all of them before it ends the program.
+inline void report_misuse_of_several(misuse const& what, bool is_last) noexcept {
+  if (!is_last && current_misuse_handler.load() == &abort_on_misuse) {
+    std::fprintf(stderr, "%s\n", what.what());
+  } else {
+    report_misuse(what);
+  }
+}
+}  // namespace detail
+
 }  // namespace tarn

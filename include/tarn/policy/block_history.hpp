@@ -6,6 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <mutex>
 #include <string_view>
 
@@ -208,19 +210,40 @@ class checked_resources {
   struct member {
     void* layer = nullptr;
     bool (*find)(void* layer, void const* p, block_record& out) noexcept = nullptr;
+    void (*report_leaks)(void* layer) noexcept = nullptr;  ///< at the end of the process; null: not asked for
     int device = 0;
     member* next = nullptr;
   };
   static void add(member& m) {
-    std::lock_guard const guard(mutex());
-    m.next = first();
-    first() = &m;
+    {
+      std::lock_guard const guard(mutex());
+      m.next = first();
+      first() = &m;
+    }
+    if (m.report_leaks != nullptr) [[maybe_unused]]
+      static bool const registered = std::atexit(&report_leaks) == 0;
   }
   static void remove(member& m) noexcept {
     std::lock_guard const guard(mutex());
     member** at = &first();
     while (*at != &m) at = &(*at)->next;
     *at = m.next;
+  }
+  /// Called at the end of the process. The lock is released for each report: its handler may use a resource.
+  static void report_leaks() noexcept {
+    (void)std::fflush(stdout);  // the default handler aborts, which would lose it
+    for (std::size_t reported = 0;; ++reported) {
+      member const* m = nullptr;
+      {
+        std::lock_guard const guard(mutex());
+        std::size_t before = reported;
+        for (m = first(); m != nullptr; m = m->next) {
+          if (m->report_leaks != nullptr && before-- == 0) break;
+        }
+      }
+      if (m == nullptr) return;
+      m->report_leaks(m->layer);
+    }
   }
   /// Finds a live block of another resource.
   static bool find(member const& asking, void const* p, block_record& out) noexcept {

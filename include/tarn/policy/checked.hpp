@@ -34,6 +34,7 @@ struct checked {
   std::size_t quarantine_bytes = 64_MiB;   ///< of freed blocks kept from reuse, to detect late writes
   std::size_t quarantine_blocks = 4096;    ///< maximum number of those blocks
   std::size_t remembered_blocks = 16'384;  ///< blocks remembered after that, to detect second frees
+  bool leaks_at_exit = false;              ///< calls report_leaks() when the process ends
 
   template <class Upstream>
   using layer = checked_layer<Upstream>;
@@ -48,6 +49,10 @@ struct checked {
 ///
 /// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
 /// then has no fences, a block freed then is not quarantined. Its pointer, size and history are still checked.
+///
+/// Blocks that are live when the resource ends are leaks. An owner that was never destroyed keeps its resource alive: such a
+/// resource reports its leaks at the end of the process if `leaks_at_exit` is set. Objects with static storage that were
+/// constructed after the first such resource have been destroyed by then; those constructed before it count as leaked.
 ///
 /// Cost of a pair: three fills, two copies of a fence, a copy of the block, two waits. Thread-safe; no lock is held while
 /// waiting for the device or while the handler runs, except while check_all() reads one block.
@@ -67,13 +72,17 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
       : base(std::move(upstream)), options_(options), fences_(options.fence_bytes) {
     history_.remember(options.remembered_blocks);
     member_.device = driver().device().value;
+    if (options_.leaks_at_exit) member_.report_leaks = &checked_layer::report_leaks_of;
     detail::checked_resources::add(member_);
   }
   /// Verifies the quarantine, then reports each block that is still live.
   ~checked_layer() {
     detail::checked_resources::remove(member_);
     end_quarantine(0, 0);
-    tell_leaks();
+    try {
+      (void)report_leaks();
+    } catch (...) {  // the host has no memory for the list
+    }
   }
 
   void* around_allocate(request const& r, auto const& next) {
@@ -171,6 +180,23 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return found;
   }
 
+  /// Reports each block that is live now as a leak, and returns their number. With the default handler all are printed before
+  /// the program ends. O(blocks). @throws std::bad_alloc  nothing was reported
+  std::size_t report_leaks() {  // NOLINT(modernize-use-nodiscard): may be ignored
+    detail::sequence<detail::block_record> leaks;
+    {
+      std::lock_guard const guard(mutex_);
+      history_.for_each([&](detail::block_record const& b) {
+        if (b.state == detail::block_state::live) leaks.push_back(b);
+      });
+    }
+    for (detail::block_record const& b : leaks) {
+      misuse const leak(misuse_kind::leak, b.p,
+                        detail::history_of(b, "was never freed; number of leaks: ", leaks.size()).view());
+      detail::report_misuse_of_several(leak, &b == &leaks.back());
+    }
+    return leaks.size();
+  }
   /// Number of blocks that are handed out.
   [[nodiscard]] std::size_t live_blocks() const noexcept {
     std::lock_guard const guard(mutex_);
@@ -298,14 +324,6 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     report_misuse(misuse(misuse_kind::use_after_free, b.p,
                          detail::history_of(b, "was written after it was freed, at offset ", at).view()));
   }
-  void tell_leaks() noexcept {
-    std::size_t const all = history_.live();
-    history_.for_each([&](detail::block_record const& b) {
-      if (b.state != detail::block_state::live) return;
-      report_misuse(misuse(misuse_kind::leak, b.p,
-                           detail::history_of(b, "was never freed; number of leaks: ", all).view()));
-    });
-  }
   void tell_wrong_free(detail::block_record const& b, void* p, std::size_t bytes, std::size_t alignment,
                        detail::block_event const& freed) noexcept {
     misuse_kind kind = misuse_kind::foreign_pointer;
@@ -359,6 +377,13 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     out = *b;
     out.device = layer.member_.device;
     return true;
+  }
+
+  static void report_leaks_of(void* self) noexcept {
+    try {
+      (void)static_cast<checked_layer*>(self)->report_leaks();
+    } catch (...) {  // the host has no memory for the list
+    }
   }
 
   checked const options_;
