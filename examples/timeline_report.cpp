@@ -2,7 +2,6 @@
 // A memory report as a page for any browser: memory over time, the composition of the peak, the map of addresses.
 
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 
 #include "gpu_or_simulated.hpp"
@@ -22,11 +21,8 @@ void run(auto gpu) {
     auto scratch = tarn::make_device_buffer<std::byte>(memory, 3_MiB, stream);
   }
   std::filesystem::path const page = std::filesystem::temp_directory_path() / "tarn_timeline.html";
-  std::ofstream file(page, std::ios::binary);
-  file.exceptions(std::ios::badbit | std::ios::failbit);
   tarn::snapshot const snapshot = tarn::take_snapshot(memory, "a hundred steps");
-  tarn::write_timeline_html(file, snapshot);
-  file.flush();
+  tarn::save_timeline_html(snapshot, page.string());
   std::cout << page.string() << ": " << std::filesystem::file_size(page) / 1024 << " KiB, "
             << snapshot.events.size() << " events\n";
   for (tarn::history_tag const& tag : snapshot.tags)

@@ -128,8 +128,10 @@ trace trace_parser::finish() && {
 trace read_trace(std::string const& path) {
   std::string const file = path == "-" ? "stdin" : path;
   trace_parser parser(file);
+  bool is_open = false;
   try {
     input source(path);
+    is_open = true;
     std::vector<char> buffer(1 << 18);
     std::string left_over;  // the start of a line that ends in the next buffer
     for (;;) {
@@ -149,7 +151,7 @@ trace read_trace(std::string const& path) {
     }
     if (!left_over.empty()) parser.take(left_over);
   } catch (input_error const& error) {
-    throw trace_error(file, parser.lines() + 1, error.what());
+    throw trace_error(file, is_open ? parser.lines() + 1 : 0, error.what());
   }
   return std::move(parser).finish();
 }

@@ -13,11 +13,12 @@
 
 namespace tarn::bench {
 
-/// A trace that cannot be replayed. The text begins with file:line.
+/// A trace that cannot be replayed. The text begins with file:line; line 0: the file cannot be opened, and no line is named.
 class trace_error : public std::runtime_error {
  public:
   trace_error(std::string const& file, std::uint64_t line, std::string const& what)
-      : std::runtime_error(file + ":" + std::to_string(line) + ": " + what), line_(line) {}
+      : std::runtime_error(file + ":" + (line == 0 ? "" : std::to_string(line) + ":") + " " + what),
+        line_(line) {}
   [[nodiscard]] std::uint64_t line() const noexcept { return line_; }
 
  private:

@@ -102,10 +102,10 @@ says err '^stdin:[0-9]*: .*truncated'
 expect 2 "garbage after the gzip data" --device sim --pool std_pmr tail.trace.gz
 says err '^tail.trace.gz:[0-9]*: .*corrupt'
 expect 2 "a missing file" --device sim --pool std_pmr absent.trace
-says err '^absent.trace:1: cannot be opened'
+says err '^absent.trace: cannot be opened'
 mkdir folder
 expect 2 "a folder" --device sim --pool std_pmr folder
-says err '^folder:1: cannot be read'
+says err '^folder: cannot be read'
 
 expect 2 "an unknown pool" --device sim --pool nothing "$demucs"
 says err "no pool 'nothing'"

@@ -4,11 +4,16 @@
 #include "tarn/report/timeline_html.hpp"
 
 #include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <sstream>
 #include <streambuf>
 #include <string>
+#include <system_error>
 
 #include "catch.hpp"
 #include "report/page_reader.hpp"
@@ -288,6 +293,26 @@ TEST_CASE("write_timeline_html accepts an empty snapshot and indices out of rang
 TEST_CASE("write_timeline_html names the unit of its time axis", "[report][timeline_html]") {
   CHECK(count(page_of({}), "\"clock\":\"time\"") == 1);
   CHECK(count(page_of({}, {.time = time_axis::calls}), "\"clock\":\"calls\"") == 1);
+}
+
+TEST_CASE("save_timeline_html writes the same page to a file, or removes it", "[report][timeline_html]") {
+  snapshot const s = any_snapshot(5);
+  std::string const path = std::string(std::filesystem::temp_directory_path() / "tarn_test_page.html");
+  save_timeline_html(s, path);
+  std::ifstream file(path, std::ios::binary);
+  CHECK(std::string(std::istreambuf_iterator<char>(file), {}) == page_of(s));
+  (void)std::remove(path.c_str());
+
+  sim_machine const machine;
+  auto const memory = sim_pages(machine.driver()) | pooled{} | with_history{};
+  save_timeline_html(memory, path);
+  CHECK(std::filesystem::file_size(path) > 10'000);
+  (void)std::remove(path.c_str());
+
+  CHECK_THROWS_AS(save_timeline_html(s, "/nonexistent/page.html"), std::system_error);
+  std::filesystem::create_symlink("/dev/full", path);
+  CHECK_THROWS_AS(save_timeline_html(s, path), std::system_error);
+  CHECK_FALSE(std::filesystem::is_symlink(path));
 }
 
 TEST_CASE("write_timeline_html reports a write error through its stream, wherever it occurs",

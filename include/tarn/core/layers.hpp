@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Finding a layer in a stack: through the handles, from the top down, to the first one that accepts a call.
+// Finds the first layer of a stack, from the top down, that accepts a call.
 
 #include <concepts>
 #include <type_traits>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// min_of and max_of for sizes and counts, without <algorithm>, which costs a compiler 40 ms.
+// min_of and max_of for sizes and counts, without the header algorithm, which costs a compiler 40 ms.
 
 namespace tarn::detail {
 

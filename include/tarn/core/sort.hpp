@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// In-place heap sort without <algorithm>, which costs a compiler 40 ms.
+// In-place heap sort without the header algorithm, which costs a compiler 40 ms.
 
 #include <cstddef>
 

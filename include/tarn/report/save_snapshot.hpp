@@ -2,13 +2,10 @@
 #pragma once
 // save_snapshot: writes a snapshot to a file whose extension selects the format.
 
-#include <cerrno>
-#include <cstdio>
-#include <fstream>
+#include <ostream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <system_error>
 
 #include "tarn/core/concat.hpp"
 #include "tarn/report/perfetto.hpp"
@@ -16,6 +13,7 @@
 #include "tarn/report/snapshot.hpp"
 #include "tarn/report/snapshot_json.hpp"
 #include "tarn/report/take_snapshot.hpp"
+#include "tarn/report/write_file.hpp"
 
 namespace tarn {
 
@@ -44,25 +42,7 @@ using snapshot_writer = void (*)(std::ostream&, snapshot const&);
 /// @throws std::bad_alloc         the file is removed, too
 inline void save_snapshot(snapshot const& s, std::string const& path) {
   auto const write = detail::writer_for(path);
-  errno = 0;
-  std::ofstream file;
-  try {
-    file.open(path, std::ios::binary | std::ios::trunc);
-    if (file.is_open()) write(file, s);
-  } catch (...) {
-    (void)std::remove(path.c_str());
-    throw;
-  }
-  if (!file.is_open())
-    throw std::system_error(errno != 0 ? errno : EIO, std::generic_category(),
-                            "tarn: cannot write the snapshot to '" + path + "'; check the path");
-  file.close();
-  if (!file) {
-    int const why = errno != 0 ? errno : EIO;
-    (void)std::remove(path.c_str());
-    throw std::system_error(why, std::generic_category(),
-                            "tarn: writing the snapshot to '" + path + "' failed; is the disk full?");
-  }
+  detail::write_file(path, "the snapshot", [&](std::ostream& file) { write(file, s); });
 }
 
 /// Saves take_snapshot() of `memory` by save_snapshot().

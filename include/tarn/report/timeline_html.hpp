@@ -8,10 +8,13 @@
 #include <string>
 #include <string_view>
 
+#include "tarn/core/resource.hpp"
 #include "tarn/report/html_data.hpp"
 #include "tarn/report/script_text.hpp"
 #include "tarn/report/snapshot.hpp"
+#include "tarn/report/take_snapshot.hpp"
 #include "tarn/report/timeline_page.hpp"
+#include "tarn/report/write_file.hpp"
 
 namespace tarn {
 
@@ -149,6 +152,19 @@ inline void write_timeline_html(std::ostream& out, snapshot const& s, timeline_h
         break;
     }
   }
+}
+
+/// Writes the page to a file; an existing file is replaced.
+/// @throws std::system_error  the file cannot be created or not completely written; then it is removed
+inline void save_timeline_html(snapshot const& s, std::string const& path,
+                               timeline_html_options options = {}) {
+  detail::write_file(path, "the page",
+                     [&](std::ostream& file) { write_timeline_html(file, s, options); });
+}
+/// Saves the page of take_snapshot(memory).
+template <has_driver Resource>
+void save_timeline_html(Resource memory, std::string const& path, timeline_html_options options = {}) {
+  save_timeline_html(take_snapshot(memory), path, options);
 }
 
 }  // namespace tarn
