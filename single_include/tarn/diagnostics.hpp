@@ -1086,7 +1086,7 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
   static constexpr std::size_t growth_history = 16'384;
 
   /// A tag's amounts, in the form of a record.
-  static history_tag told(std::uint32_t id, detail::tag_account const& a) {
+  static history_tag tag_of(std::uint32_t id, detail::tag_account const& a) {
     return {tag::from_id(id).name(), a.bytes, a.peak_bytes, a.requested, a.blocks, a.allocations};
   }
   /// Nanoseconds since the start.
@@ -1186,7 +1186,7 @@ memory_history with_history_layer<Upstream>::record() const {
   for (std::uint32_t id = 0; id < accounts.size(); ++id) {
     detail::tag_account const& a = accounts[id];
     if (a.allocations == 0) continue;
-    r.tags[number_of(id)] = told(id, a);
+    r.tags[number_of(id)] = tag_of(id, a);
   }
   for (history_block& b : r.live) b.tag = number_of(b.tag);
   for (history_event& e : r.events) e.tag = number_of(e.tag);
@@ -1217,7 +1217,7 @@ std::vector<history_tag> with_history_layer<Upstream>::tags() const {
     detail::tag_account const& a = accounts[id];
     if (a.allocations == 0) continue;
     if (id != 0) out.emplace_back();
-    out.back() = told(id, a);
+    out.back() = tag_of(id, a);
   }
   return out;
 }
@@ -1947,13 +1947,10 @@ class source_lines {
 // ---- tarn/report/save_snapshot.hpp
 // save_snapshot: writes a snapshot to a file whose extension selects the format.
 
-#include <cerrno>
-#include <cstdio>
-#include <fstream>
+#include <ostream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <system_error>
 
 // ---- tarn/report/perfetto.hpp
 // A snapshot's history in Chrome's trace format, for ui.perfetto.dev and chrome://tracing. Contains counters of live and
@@ -3783,6 +3780,45 @@ template <class Resource>
 }
 
 }  // namespace tarn
+// ---- tarn/report/write_file.hpp
+// write_file: writes a report to a file, whole or not at all.
+
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <ostream>
+#include <string>
+#include <system_error>
+
+namespace tarn::detail {
+
+/// Calls write(std::ostream&) on the file, which replaces an existing one; if anything fails, the file is removed.
+/// @param what  of the report, for errors: "the snapshot"
+/// @throws std::system_error  the file cannot be created or not completely written; and what write() throws
+template <class Write>
+void write_file(std::string const& path, char const* what, Write const& write) {
+  errno = 0;
+  std::ofstream file;
+  try {
+    file.open(path, std::ios::binary | std::ios::trunc);
+    if (file.is_open()) write(file);
+  } catch (...) {
+    (void)std::remove(path.c_str());
+    throw;
+  }
+  if (!file.is_open())
+    throw std::system_error(errno != 0 ? errno : EIO, std::generic_category(),
+                            concat({"tarn: cannot write ", what, " to '", path, "'; check the path"}));
+  file.close();
+  if (!file) {
+    int const why = errno != 0 ? errno : EIO;
+    (void)std::remove(path.c_str());
+    throw std::system_error(why, std::generic_category(),
+                            concat({"tarn: writing ", what, " to '", path, "' failed; is the disk full?"}));
+  }
+}
+
+}  // namespace tarn::detail
 
 namespace tarn {
 
@@ -3811,25 +3847,7 @@ using snapshot_writer = void (*)(std::ostream&, snapshot const&);
 /// @throws std::bad_alloc         the file is removed, too
 inline void save_snapshot(snapshot const& s, std::string const& path) {
   auto const write = detail::writer_for(path);
-  errno = 0;
-  std::ofstream file;
-  try {
-    file.open(path, std::ios::binary | std::ios::trunc);
-    if (file.is_open()) write(file, s);
-  } catch (...) {
-    (void)std::remove(path.c_str());
-    throw;
-  }
-  if (!file.is_open())
-    throw std::system_error(errno != 0 ? errno : EIO, std::generic_category(),
-                            "tarn: cannot write the snapshot to '" + path + "'; check the path");
-  file.close();
-  if (!file) {
-    int const why = errno != 0 ? errno : EIO;
-    (void)std::remove(path.c_str());
-    throw std::system_error(why, std::generic_category(),
-                            "tarn: writing the snapshot to '" + path + "' failed; is the disk full?");
-  }
+  detail::write_file(path, "the snapshot", [&](std::ostream& file) { write(file, s); });
 }
 
 /// Saves take_snapshot() of `memory` by save_snapshot().
@@ -6178,6 +6196,19 @@ inline void write_timeline_html(std::ostream& out, snapshot const& s, timeline_h
         break;
     }
   }
+}
+
+/// Writes the page to a file; an existing file is replaced.
+/// @throws std::system_error  the file cannot be created or not completely written; then it is removed
+inline void save_timeline_html(snapshot const& s, std::string const& path,
+                               timeline_html_options options = {}) {
+  detail::write_file(path, "the page",
+                     [&](std::ostream& file) { write_timeline_html(file, s, options); });
+}
+/// Saves the page of take_snapshot(memory).
+template <has_driver Resource>
+void save_timeline_html(Resource memory, std::string const& path, timeline_html_options options = {}) {
+  save_timeline_html(take_snapshot(memory), path, options);
 }
 
 }  // namespace tarn

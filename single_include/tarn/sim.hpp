@@ -11,6 +11,8 @@
 
 // ---- tarn/driver/sim/sim_driver.hpp
 // The driver of one simulated device: the whole contract in plain C++, deterministic, with CUDA's rules and error numbers.
+//
+// Over 400 lines: one short function for each call of the driver contract (driver.hpp).
 
 #include <cstddef>
 #include <memory>
@@ -26,6 +28,8 @@
 // ---- tarn/driver/sim/sim_memory.hpp
 // The simulated GPU's memory: capacity to the byte, blocks, and pages under the rules of CUDA's virtual memory management.
 // Independent of time and streams.
+//
+// Over 400 lines: one function for each of CUDA's memory calls, over one map of addresses.
 
 #include <cstddef>
 #include <cstdint>
@@ -2099,6 +2103,9 @@ class sim_conversion final : public sim_work {
 // ---- tarn/driver/sim/sim_streams.hpp
 // The simulated GPU's streams: queues in virtual time, events, default streams, capture. Deterministic: the end of an
 // operation is known when it is enqueued, and the operation takes effect when the host's clock reaches that end.
+//
+// Over 400 lines: streams, events, default streams and captures all act on the same queues and clocks. Two classes would each need
+// the private state of the other.
 
 #include <atomic>
 #include <cstddef>

@@ -619,7 +619,7 @@ struct device_id {
 
 }  // namespace tarn
 // ---- tarn/core/min_max.hpp
-// min_of and max_of for sizes and counts, without <algorithm>, which costs a compiler 40 ms.
+// min_of and max_of for sizes and counts, without the header algorithm, which costs a compiler 40 ms.
 
 namespace tarn::detail {
 
@@ -720,8 +720,8 @@ class stream_ref {
   template <class Handle>
     requires std::same_as<Handle, CUstream_st*> || std::same_as<Handle, std::nullptr_t>
   constexpr stream_ref(Handle handle) noexcept : handle_(handle) {}  // NOLINT: cudaStream_t is a stream
-  /// Deleted, so that the 0 in allocate(0, 256) means bytes.
-  stream_ref(int) = delete;
+  // An int is a count or bytes, as the 0 in allocate(0, 256).
+  stream_ref(int) = delete;  // no stream: write tarn::stream_ref{} for the default stream
   /// From any type whose get() returns a cudaStream_t: cuda::stream_ref, or RMM's view through value(). tarn's own stream owners
   /// convert by themselves and keep the identity.
   template <class Stream>
@@ -743,9 +743,9 @@ class stream_ref {
   /// The identity, or `unknown_id`.
   [[nodiscard]] constexpr stream_id id() const noexcept { return id_; }
 
-  /// Equal handles and equal identities. A bare handle is not equal to a stream_ref that knows its identity: another stream may
-  /// have the handle by now. Compare handle() where both streams are known to exist.
-  friend constexpr bool operator==(stream_ref, stream_ref) noexcept = default;
+  /// Compares the handles, as cuda::stream_ref does. A handle may have named another stream before: compare id() as well where a
+  /// stream may have been destroyed.
+  friend constexpr bool operator==(stream_ref a, stream_ref b) noexcept { return a.handle_ == b.handle_; }
 
  private:
   void* handle_ = nullptr;
@@ -1467,6 +1467,8 @@ class block_source {
 #if TARN_HAS_CUDA
 // ---- tarn/driver/cuda_driver.hpp
 // The CUDA driver: the runtime API, plus virtual memory management from the driver API.
+//
+// Over 400 lines: one short function for each call of the driver contract (driver.hpp).
 
 #include <cuda_runtime_api.h>
 
@@ -3784,6 +3786,17 @@ inline void report_misuse(misuse const& what) noexcept {
   detail::current_misuse_handler.load()(what);
 }
 
+namespace detail {
+/// Reports one of several findings that were made together: the default handler prints all of them before it ends the program.
+inline void report_misuse_of_several(misuse const& what, bool is_last) noexcept {
+  if (!is_last && current_misuse_handler.load() == &abort_on_misuse) {
+    std::fprintf(stderr, "%s\n", what.what());
+  } else {
+    report_misuse(what);
+  }
+}
+}  // namespace detail
+
 }  // namespace tarn
 
 namespace tarn::detail {
@@ -3892,6 +3905,8 @@ struct no_location_scope {
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <mutex>
 #include <string_view>
 
@@ -4288,19 +4303,40 @@ class checked_resources {
   struct member {
     void* layer = nullptr;
     bool (*find)(void* layer, void const* p, block_record& out) noexcept = nullptr;
+    void (*report_leaks)(void* layer) noexcept = nullptr;  ///< at the end of the process; null: not asked for
     int device = 0;
     member* next = nullptr;
   };
   static void add(member& m) {
-    std::lock_guard const guard(mutex());
-    m.next = first();
-    first() = &m;
+    {
+      std::lock_guard const guard(mutex());
+      m.next = first();
+      first() = &m;
+    }
+    if (m.report_leaks != nullptr) [[maybe_unused]]
+      static bool const registered = std::atexit(&report_leaks) == 0;
   }
   static void remove(member& m) noexcept {
     std::lock_guard const guard(mutex());
     member** at = &first();
     while (*at != &m) at = &(*at)->next;
     *at = m.next;
+  }
+  /// Called at the end of the process. The lock is released for each report: its handler may use a resource.
+  static void report_leaks() noexcept {
+    (void)std::fflush(stdout);  // the default handler aborts, which would lose it
+    for (std::size_t reported = 0;; ++reported) {
+      member const* m = nullptr;
+      {
+        std::lock_guard const guard(mutex());
+        std::size_t before = reported;
+        for (m = first(); m != nullptr; m = m->next) {
+          if (m->report_leaks != nullptr && before-- == 0) break;
+        }
+      }
+      if (m == nullptr) return;
+      m->report_leaks(m->layer);
+    }
   }
   /// Finds a live block of another resource.
   static bool find(member const& asking, void const* p, block_record& out) noexcept {
@@ -4347,7 +4383,7 @@ class checked_resources {
 #include <utility>
 
 // ---- tarn/core/layers.hpp
-// Finding a layer in a stack: through the handles, from the top down, to the first one that accepts a call.
+// Finds the first layer of a stack, from the top down, that accepts a call.
 
 #include <concepts>
 #include <type_traits>
@@ -5184,6 +5220,10 @@ template <class Upstream, class Policy>
   return shared_resource<layer>(std::in_place, source(std::forward<Upstream>(upstream)),
                                 std::forward<Policy>(policy));
 }
+/// Explains a composition that does not begin with memory.
+template <class Left, class Policy>
+  requires(detail::makes_layer<std::remove_cvref_t<Policy>, int> && !memory_source<std::remove_cvref_t<Left>>)
+void operator|(Left&&, Policy&&) = delete;  // begin with a source: tarn::cuda_pages{} | tarn::pooled{}
 
 }  // namespace tarn
 // ---- tarn/policy/fences.hpp
@@ -5371,6 +5411,7 @@ struct checked {
   std::size_t quarantine_bytes = 64_MiB;   ///< of freed blocks kept from reuse, to detect late writes
   std::size_t quarantine_blocks = 4096;    ///< maximum number of those blocks
   std::size_t remembered_blocks = 16'384;  ///< blocks remembered after that, to detect second frees
+  bool leaks_at_exit = false;              ///< calls report_leaks() when the process ends
 
   template <class Upstream>
   using layer = checked_layer<Upstream>;
@@ -5385,6 +5426,10 @@ struct checked {
 ///
 /// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
 /// then has no fences, a block freed then is not quarantined. Its pointer, size and history are still checked.
+///
+/// Blocks that are live when the resource ends are leaks. An owner that was never destroyed keeps its resource alive: such a
+/// resource reports its leaks at the end of the process if `leaks_at_exit` is set. Objects with static storage that were
+/// constructed after the first such resource have been destroyed by then; those constructed before it count as leaked.
 ///
 /// Cost of a pair: three fills, two copies of a fence, a copy of the block, two waits. Thread-safe; no lock is held while
 /// waiting for the device or while the handler runs, except while check_all() reads one block.
@@ -5404,13 +5449,17 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
       : base(std::move(upstream)), options_(options), fences_(options.fence_bytes) {
     history_.remember(options.remembered_blocks);
     member_.device = driver().device().value;
+    if (options_.leaks_at_exit) member_.report_leaks = &checked_layer::report_leaks_of;
     detail::checked_resources::add(member_);
   }
   /// Verifies the quarantine, then reports each block that is still live.
   ~checked_layer() {
     detail::checked_resources::remove(member_);
     end_quarantine(0, 0);
-    tell_leaks();
+    try {
+      (void)report_leaks();
+    } catch (...) {  // the host has no memory for the list
+    }
   }
 
   void* around_allocate(request const& r, auto const& next) {
@@ -5501,13 +5550,30 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
           written = first_written(b, reading.get());
         }
       }
-      if (breach) tell_breach(b, breach);
-      if (written != b.bytes) tell_late_write(b, written);
+      if (breach) report_breach(b, breach);
+      if (written != b.bytes) report_late_write(b, written);
       if (breach || written != b.bytes) ++found;
     }
     return found;
   }
 
+  /// Reports each block that is live now as a leak, and returns their number. With the default handler all are printed before
+  /// the program ends. O(blocks). @throws std::bad_alloc  nothing was reported
+  std::size_t report_leaks() {  // NOLINT(modernize-use-nodiscard): may be ignored
+    detail::sequence<detail::block_record> leaks;
+    {
+      std::lock_guard const guard(mutex_);
+      history_.for_each([&](detail::block_record const& b) {
+        if (b.state == detail::block_state::live) leaks.push_back(b);
+      });
+    }
+    for (detail::block_record const& b : leaks) {
+      misuse const leak(misuse_kind::leak, b.p,
+                        detail::history_of(b, "was never freed; number of leaks: ", leaks.size()).view());
+      detail::report_misuse_of_several(leak, &b == &leaks.back());
+    }
+    return leaks.size();
+  }
   /// Number of blocks that are handed out.
   [[nodiscard]] std::size_t live_blocks() const noexcept {
     std::lock_guard const guard(mutex_);
@@ -5569,7 +5635,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
         }
       }
     }
-    tell_wrong_free(b, p, bytes, alignment, freed);
+    report_wrong_free(b, p, bytes, alignment, freed);
     return {};
   }
   void history_gone(detail::block_record const& b) noexcept {
@@ -5579,7 +5645,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   void verify_fences(detail::block_record const& b, stream_ref stream) noexcept {
     if (b.used_elsewhere) (void)driver().synchronize_device();
     if (!b.fenced) return;
-    if (auto const breach = look_at_fences(b, stream)) tell_breach(b, breach);
+    if (auto const breach = look_at_fences(b, stream)) report_breach(b, breach);
   }
   [[nodiscard]] detail::breach look_at_fences(detail::block_record const& b,
                                               stream_ref stream) const noexcept {
@@ -5611,7 +5677,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
         history_.leave(*history_.find(b.p));
       }
       if (!is_capturing(stream_ref{})) {
-        if (std::size_t const at = first_written(b, stream_ref{}); at != b.bytes) tell_late_write(b, at);
+        if (std::size_t const at = first_written(b, stream_ref{}); at != b.bytes) report_late_write(b, at);
       }
       this->upstream().deallocate_sync(whole_of(b), fences_.whole_bytes(b.bytes, b.alignment), b.alignment);
     }
@@ -5619,7 +5685,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 
   // ---- reports
 
-  static void tell_breach(detail::block_record const& b, detail::breach const& breach) noexcept {
+  static void report_breach(detail::block_record const& b, detail::breach const& breach) noexcept {
     if (breach.before != 0) {
       report_misuse(
           misuse(misuse_kind::overrun, b.p,
@@ -5631,20 +5697,12 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
                  detail::history_of(b, "was written past its end, at offset ", breach.after).view()));
     }
   }
-  static void tell_late_write(detail::block_record const& b, std::size_t at) noexcept {
+  static void report_late_write(detail::block_record const& b, std::size_t at) noexcept {
     report_misuse(misuse(misuse_kind::use_after_free, b.p,
                          detail::history_of(b, "was written after it was freed, at offset ", at).view()));
   }
-  void tell_leaks() noexcept {
-    std::size_t const all = history_.live();
-    history_.for_each([&](detail::block_record const& b) {
-      if (b.state != detail::block_state::live) return;
-      report_misuse(misuse(misuse_kind::leak, b.p,
-                           detail::history_of(b, "was never freed; number of leaks: ", all).view()));
-    });
-  }
-  void tell_wrong_free(detail::block_record const& b, void* p, std::size_t bytes, std::size_t alignment,
-                       detail::block_event const& freed) noexcept {
+  void report_wrong_free(detail::block_record const& b, void* p, std::size_t bytes, std::size_t alignment,
+                         detail::block_event const& freed) noexcept {
     misuse_kind kind = misuse_kind::foreign_pointer;
     detail::history_text text;
     if (b.p == nullptr) {
@@ -5696,6 +5754,13 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     out = *b;
     out.device = layer.member_.device;
     return true;
+  }
+
+  static void report_leaks_of(void* self) noexcept {
+    try {
+      (void)static_cast<checked_layer*>(self)->report_leaks();
+    } catch (...) {  // the host has no memory for the list
+    }
   }
 
   checked const options_;
@@ -6673,6 +6738,8 @@ class thread_exit {
 // ---- tarn/pool/arena/arena.hpp
 // The arena: every range the pool holds, its owner, and how ranges are split and coalesced. Pure bookkeeping: it never calls
 // the driver, so it is safe under the hot lock, and it does not depend on a source, so one test covers all of it.
+//
+// Over 400 lines: a split or a free changes the range, its neighbours, the indexes and the counters in one step.
 
 #include <cstddef>
 #include <cstdint>
@@ -8492,7 +8559,7 @@ struct held_memory {
 #include <cstdint>
 
 // ---- tarn/core/sort.hpp
-// In-place heap sort without <algorithm>, which costs a compiler 40 ms.
+// In-place heap sort without the header algorithm, which costs a compiler 40 ms.
 
 #include <cstddef>
 
@@ -10072,7 +10139,9 @@ class description {
   description(description const&) = delete;
   description& operator=(description const&) = delete;
 
-  [[nodiscard]] bool active() const noexcept { return state_.load(std::memory_order_acquire) == state::told; }
+  [[nodiscard]] bool active() const noexcept {
+    return state_.load(std::memory_order_acquire) == state::active;
+  }
 
   /// Looks for a tool, once, before the first heap. Not in the constructor, since that must not start CUDA.
   bool decide() noexcept {
@@ -10188,7 +10257,7 @@ class description {
   }
 
  private:
-  enum class state : std::uint8_t { undecided, untold, told };
+  enum class state : std::uint8_t { undecided, inactive, active };
   struct stretch {
     std::uintptr_t begin = 0;
     std::size_t bytes = 0;
@@ -10232,7 +10301,7 @@ class description {
       } catch (...) {  // freed blocks are reused at once
       }
     }
-    state_.store(static_cast<bool>(tool_) ? state::told : state::untold, std::memory_order_release);
+    state_.store(static_cast<bool>(tool_) ? state::active : state::inactive, std::memory_order_release);
   }
 
   /// The segment that contains a block; null if the tool refused it. O(segments).
@@ -10284,31 +10353,31 @@ struct no_description {
 };
 
 /// Room for a block's description: used, or given up in the destructor.
-template <class Told>
+template <class Description>
 class room_to_describe {
  public:
-  explicit room_to_describe(Told& told) : told_(told) {
+  explicit room_to_describe(Description& description) : description_(description) {
     if constexpr (describes) {
-      made_ = told_.decide();
-      if (made_) told_.make_room();
+      made_ = description_.decide();
+      if (made_) description_.make_room();
     }
   }
   room_to_describe(room_to_describe const&) = delete;
   room_to_describe& operator=(room_to_describe const&) = delete;
   ~room_to_describe() {
     if constexpr (describes) {
-      if (made_) told_.give_up_room();
+      if (made_) description_.give_up_room();
     }
   }
   void use([[maybe_unused]] void* p, [[maybe_unused]] std::size_t bytes) noexcept {
     if constexpr (describes) {
-      if (std::exchange(made_, false)) told_.block_begins(p, bytes);
+      if (std::exchange(made_, false)) description_.block_begins(p, bytes);
     }
   }
 
  private:
-  static constexpr bool describes = !std::is_same_v<Told, no_description>;
-  Told& told_;
+  static constexpr bool describes = !std::is_same_v<Description, no_description>;
+  Description& description_;
   bool made_ = false;
 };
 
@@ -10323,12 +10392,12 @@ class described_source {
   using driver_type = typename Source::driver_type;
   using properties = typename Source::properties;
 
-  described_source(Source source, description<driver_type>& told)
-      : source_(std::move(source)), told_(&told) {}
+  described_source(Source source, description<driver_type>& regions)
+      : source_(std::move(source)), regions_(&regions) {}
 
   [[nodiscard]] Source& source() noexcept { return source_; }
   /// Whether a tool was found, which happens before the first growth or never.
-  [[nodiscard]] bool described() const noexcept { return told_->active(); }
+  [[nodiscard]] bool described() const noexcept { return regions_->active(); }
   [[nodiscard]] driver_type const& driver() const noexcept { return source_.driver(); }
   [[nodiscard]] device_id device() const { return source_.device(); }
 
@@ -10375,7 +10444,7 @@ class described_source {
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
     if (described()) {
       void* const p = take_watched(bytes, alignment);
-      told_->heap_begins(p, bytes);
+      regions_->heap_begins(p, bytes);
       return p;
     }
     if constexpr (has_allocate_sync<Source>) {
@@ -10386,7 +10455,7 @@ class described_source {
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (described()) {
-      told_->heap_ends(p);
+      regions_->heap_ends(p);
       give_watched(p, bytes, alignment);
     } else if constexpr (has_deallocate_sync<Source>) {
       source_.deallocate_sync(p, bytes, alignment);
@@ -10414,7 +10483,7 @@ class described_source {
   }
 
   Source source_;
-  description<driver_type>* told_;
+  description<driver_type>* regions_;
 };
 
 /// The description of a pool over `Source`, and the source that the pool then uses.
@@ -10429,7 +10498,7 @@ template <class Source>
 struct description_of<Source, true> {
   using type = description<typename Source::driver_type>;
   using source_type = described_source<Source>;
-  static source_type wrap(Source source, type& told) { return {std::move(source), told}; }
+  static source_type wrap(Source source, type& regions) { return {std::move(source), regions}; }
   static Source& unwrap(source_type& source) noexcept { return source.source(); }
 };
 
@@ -10956,6 +11025,7 @@ void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace tarn::detail {
 
@@ -10969,6 +11039,14 @@ inline constexpr std::size_t roomy_step = 8;
 
 /// If several threads cache less than this fraction of the reserved bytes, they are not stopped to take it back.
 inline constexpr std::size_t idle_part = 32;
+
+/// Returns the bytes that count against a limit below the pool.
+struct bytes_under_limit {
+  template <class Layer>
+  auto operator()(Layer& layer) const -> decltype(layer.limit(), layer.used()) {
+    return layer.used();
+  }
+};
 
 /// One climb. Both locks are held when it starts and when it ends; the hot lock is released in between.
 template <class Heap, class Front, class Waiting>
@@ -11028,7 +11106,8 @@ class ladder {
       was_refused = true;
     }
     ++heap_.ooms;
-    throw out_of_memory(report(refused, was_refused));
+    if (!was_refused) query_device(refused);
+    throw out_of_memory(report(refused));
   }
 
  private:
@@ -11156,7 +11235,18 @@ class ladder {
     request_.may_create = target > reserved ? target - reserved : 0;
   }
 
-  [[nodiscard]] memory_report report(memory_report const& refused, bool const was_refused) {
+  /// For a request that the pool refused without asking the source.
+  void query_device(memory_report& refused) {
+    unlocked const open(hot_);
+    std::size_t free = 0;
+    std::size_t total = 0;
+    refused.refused_by = "the pool";
+    if (!heap_.driver().memory_info(free, total).ok()) return;
+    refused.device_free = free;
+    refused.device_total = total;
+    if (request_.asked > total) refused.refused_by = "the device";
+  }
+  [[nodiscard]] memory_report report(memory_report const& refused) {
     memory_report r = refused;
     std::size_t const reserved = heap_.counters.reserved;
     r.asked = request_.asked;
@@ -11167,7 +11257,11 @@ class ladder {
     r.reserved = reserved;
     r.cached = reserved > space().live_bytes ? reserved - space().live_bytes : 0;
     r.largest_free_range = space().largest_free();
-    if (!was_refused) r.refused_by = "the pool";
+    // What the attempt had taken has been given back since the limit refused.
+    using upstream_type = std::remove_reference_t<decltype(heap_.upstream())>;
+    if constexpr (reachable<upstream_type, bytes_under_limit>) {
+      if (r.limit_used != memory_report::unknown) r.limit_used = nearest(heap_.upstream(), bytes_under_limit{});
+    }
     return r;
   }
 
@@ -11389,6 +11483,9 @@ void reset_totals(Heap& heap) noexcept {
 //
 // The driver is never called under the mutex. A call in progress keeps what it works on: a deallocation keeps the block by a
 // count, a query keeps the event by `asked`, and a group that is marked again is in no list meanwhile.
+//
+// Over 400 lines: the queues, the events and the blocks are under one mutex. Their changes are correct only in the order in which
+// one function after another releases it.
 
 #include <atomic>
 #include <cstddef>
@@ -12453,6 +12550,8 @@ class pooled_layer : public pool<Upstream> {
 // The counters of `tracked`: current, peak and totals in one order of all threads' calls, and high-water marks. Without
 // contention, a thread counts under a lock. Under contention, the lock's owner counts for the waiting threads (combining_lock);
 // then each thread gets a share of the room below the peaks, in which it counts on its own (tracked_share).
+//
+// Over 400 lines: the three ways of counting pass the same counters to one another under the same lock, and are read together.
 
 #include <array>
 #include <atomic>
@@ -13134,6 +13233,8 @@ struct tracked {
 template <class Upstream>
 class tracked_layer {
  public:
+  static_assert(resource<Upstream>,
+                "tarn: tracked counts blocks; put it over the pool: pages | pooled{} | tracked{}");
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
@@ -13730,7 +13831,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       }
       if (!found) continue;
       ++broken;
-      tell(found);
+      report(found);
     }
     return broken;
   }
@@ -13782,29 +13883,30 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       if (matches) (void)blocks_.erase(key_of(p));
     }
     if (b == block{}) {
-      tell(misuse_kind::foreign_pointer, p,
-           "is not live in this resource: freed twice, or allocated by another resource", 0);
+      report(misuse_kind::foreign_pointer, p,
+             "is not live in this resource: freed twice, or allocated by another resource", 0);
       return false;
     }
     if (!matches) {
       auto const kind = b.bytes != r.bytes ? misuse_kind::wrong_size : misuse_kind::wrong_alignment;
-      tell(kind, p, "was freed with a different size or alignment; its allocated size in bytes is ", b.bytes);
+      report(kind, p, "was freed with a different size or alignment; its allocated size in bytes is ",
+             b.bytes);
       return false;
     }
     if (!b.fenced) return true;
     stream_ref const on = detail::usable_stream(driver(), r.stream);
     if (detail::is_capturing(driver(), on)) return true;
-    if (detail::breach const found = fences_.verify(driver(), on, p, r.bytes, r.alignment)) tell(found);
+    if (detail::breach const found = fences_.verify(driver(), on, p, r.bytes, r.alignment)) report(found);
     return true;
   }
 
-  static void tell(detail::breach const& found) noexcept {
+  static void report(detail::breach const& found) noexcept {
     if (found.before != 0)
-      tell(misuse_kind::overrun, found.p, "was written before its start, at distance ", found.before);
+      report(misuse_kind::overrun, found.p, "was written before its start, at distance ", found.before);
     if (found.after != 0)
-      tell(misuse_kind::overrun, found.p, "was written past its end, at offset ", found.after);
+      report(misuse_kind::overrun, found.p, "was written past its end, at offset ", found.after);
   }
-  static void tell(misuse_kind kind, void const* p, std::string_view what, std::size_t number) noexcept {
+  static void report(misuse_kind kind, void const* p, std::string_view what, std::size_t number) noexcept {
     message<256> text;
     text.add("block ").add_hex(reinterpret_cast<std::uintptr_t>(p)).add(" ").add(what);
     if (number != 0) text.add_number(number);
@@ -14658,13 +14760,18 @@ template <has_driver Resource>
   return memory.driver().identify(stream, id).ok() ? stream_ref::from(stream.handle(), id) : stream;
 }
 
+/// Whether two identified streams are the same one: a handle alone may have named another stream before.
+[[nodiscard]] inline bool same_stream(stream_ref a, stream_ref b) noexcept {
+  return a == b && a.id() == b.id();
+}
+
 /// Orders later work on `after` behind earlier work on `before`, on the device. Both streams must exist. Each is passed with
 /// the driver of its device: an event is recorded only on the device it was created for, but any device may wait for it.
 /// @throws cuda_error
 template <stream_driver Driver>
 void order_streams(Driver const& driver_of_after, stream_ref after, Driver const& driver_of_before,
                    stream_ref before, source_location where = source_location::current()) {
-  if (after == before) return;
+  if (same_stream(after, before)) return;
   event_handle event = nullptr;
   status s = driver_of_before.create_event(event);
   if (s.ok()) {
@@ -15017,6 +15124,13 @@ template <class T, class Resource>
   return device_buffer<T, Resource>(std::move(memory), from, stream,
                                     detail::max_of(default_alignment, alignof(T)), call);
 }
+// Explain a call without a stream, or without memory.
+template <class T, class Resource>
+  requires tarn::resource<Resource>
+void make_device_buffer(Resource, std::size_t) = delete;  // add a stream: tarn::stream_ref{} is the default
+template <class T, class First, class... Rest>
+  requires(!tarn::resource<First>)
+void make_device_buffer(First, Rest...) = delete;  // pass a pool first; pages need one: pages | tarn::pooled{}
 
 }  // namespace tarn
 // ---- tarn/raii/device_guard.hpp
@@ -15228,6 +15342,13 @@ template <class T, class Resource>
   });
   return device_ptr<T, Resource>(std::move(memory), static_cast<element*>(p), count, stream);
 }
+// Explain a call without a stream, or without memory.
+template <class T, class Resource, std::convertible_to<std::size_t>... Count>
+  requires tarn::resource<Resource>
+void make_device(Resource, Count...) = delete;  // add a stream: tarn::stream_ref{} is the default
+template <class T, class First, class... Rest>
+  requires(!tarn::resource<First>)
+void make_device(First, Rest...) = delete;  // pass a pool first; pages need one: pages | tarn::pooled{}
 
 }  // namespace tarn
 // ---- tarn/raii/peak_scope.hpp

@@ -56,6 +56,7 @@ class thrust_allocator {
     using other = thrust_allocator<U, Resource>;
   };
 
+  thrust_allocator() = delete;  // pass it to the vector: v(n, tarn::thrust_allocator<T, Pool>(pool))
   // Thrust calls these from host/device functions, though only on the host; hence the annotation.
   TARN_CALLS_HOST
   TARN_HOST_DEVICE thrust_allocator(Resource memory,

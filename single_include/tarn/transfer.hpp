@@ -1313,7 +1313,7 @@ template <freeable... Owners>
 void order_behind(stream_ref stream, Owners const&... owners) {
   stream_ref last = stream;
   auto const order = [&](auto const& owner) {
-    if (block_elements(owner) == 0 || owner.stream() == last) return;
+    if (block_elements(owner) == 0 || same_stream(owner.stream(), last)) return;
     order_streams(owner.resource().driver(), stream, owner.stream());
     last = owner.stream();
   };
@@ -1423,9 +1423,9 @@ class evict_scope {
     try {
       bring_back();
     } catch (cuda_error const& error) {
-      if (error.kind() != failure::unloading) tell_lost();
+      if (error.kind() != failure::unloading) report_lost();
     } catch (...) {
-      tell_lost();
+      report_lost();
     }
     give_host_memory();
     forget_event();
@@ -1589,7 +1589,7 @@ class evict_scope {
     each([&](auto& s) { give(s); });
   }
   /// Waits on the host for the scope's copies. A capturing stream must not be waited for: in that case nothing was brought
-  /// back, and tell_lost() has waited for the copies to the host.
+  /// back, and report_lost() has waited for the copies to the host.
   [[nodiscard]] bool finish() const noexcept {
     bool capturing = false;
     (void)driver().is_capturing(stream_, capturing);
@@ -1600,7 +1600,7 @@ class evict_scope {
   }
 
   /// Reports lost elements. Called inside the catch block of what bring_back() threw.
-  void tell_lost() noexcept {
+  void report_lost() noexcept {
     bool const copied = driver().synchronize_event(copied_).ok();
     if (!handler_) {
       report_misuse(misuse(misuse_kind::contents_lost, std::get<0>(slots_).buffer,
@@ -2679,7 +2679,7 @@ class scratch {
   /// scratch, is reported to the misuse handler; if that returns, nothing has changed. Keeps the chunks.
   void rewind(scratch_mark const& m) noexcept {
     bool const known = m.of_ == this && m.depth_ < marks_.size() && marks_[m.depth_].serial == m.serial_;
-    if (!known) return tell(m);
+    if (!known) return report_invalid(m);
     at_ = marks_[m.depth_].at;
     used_ = marks_[m.depth_].used;
     while (marks_.size() > m.depth_) marks_.pop_back();
@@ -2794,7 +2794,7 @@ class scratch {
     }
   }
 
-  void tell(scratch_mark const& m) const noexcept {
+  void report_invalid(scratch_mark const& m) const noexcept {
     bool const mine = m.of_ == this;
     report_misuse(misuse(
         mine ? misuse_kind::double_free : misuse_kind::foreign_pointer, this,

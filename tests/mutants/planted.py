@@ -778,7 +778,7 @@ PLANTED = {
     "a snapshot is complete, and a scope restores the earlier state": [
         Mutant(
             "a partly written snapshot file is left behind",
-            "report/save_snapshot.hpp",
+            "report/write_file.hpp",
             "    int const why = errno != 0 ? errno : EIO;\n    (void)std::remove(path.c_str());\n",
             "    int const why = errno != 0 ? errno : EIO;\n",
             finder="tests/report/json.cpp",

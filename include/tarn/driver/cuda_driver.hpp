@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The CUDA driver: the runtime API, plus virtual memory management from the driver API.
+//
+// Over 400 lines: one short function for each call of the driver contract (driver.hpp).
 
 #include <cuda_runtime_api.h>
 

@@ -173,8 +173,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
           written = first_written(b, reading.get());
         }
       }
-      if (breach) tell_breach(b, breach);
-      if (written != b.bytes) tell_late_write(b, written);
+      if (breach) report_breach(b, breach);
+      if (written != b.bytes) report_late_write(b, written);
       if (breach || written != b.bytes) ++found;
     }
     return found;
@@ -258,7 +258,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
         }
       }
     }
-    tell_wrong_free(b, p, bytes, alignment, freed);
+    report_wrong_free(b, p, bytes, alignment, freed);
     return {};
   }
   void history_gone(detail::block_record const& b) noexcept {
@@ -268,7 +268,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   void verify_fences(detail::block_record const& b, stream_ref stream) noexcept {
     if (b.used_elsewhere) (void)driver().synchronize_device();
     if (!b.fenced) return;
-    if (auto const breach = look_at_fences(b, stream)) tell_breach(b, breach);
+    if (auto const breach = look_at_fences(b, stream)) report_breach(b, breach);
   }
   [[nodiscard]] detail::breach look_at_fences(detail::block_record const& b,
                                               stream_ref stream) const noexcept {
@@ -300,7 +300,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
         history_.leave(*history_.find(b.p));
       }
       if (!is_capturing(stream_ref{})) {
-        if (std::size_t const at = first_written(b, stream_ref{}); at != b.bytes) tell_late_write(b, at);
+        if (std::size_t const at = first_written(b, stream_ref{}); at != b.bytes) report_late_write(b, at);
       }
       this->upstream().deallocate_sync(whole_of(b), fences_.whole_bytes(b.bytes, b.alignment), b.alignment);
     }
@@ -308,7 +308,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 
   // ---- reports
 
-  static void tell_breach(detail::block_record const& b, detail::breach const& breach) noexcept {
+  static void report_breach(detail::block_record const& b, detail::breach const& breach) noexcept {
     if (breach.before != 0) {
       report_misuse(
           misuse(misuse_kind::overrun, b.p,
@@ -320,12 +320,12 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
                  detail::history_of(b, "was written past its end, at offset ", breach.after).view()));
     }
   }
-  static void tell_late_write(detail::block_record const& b, std::size_t at) noexcept {
+  static void report_late_write(detail::block_record const& b, std::size_t at) noexcept {
     report_misuse(misuse(misuse_kind::use_after_free, b.p,
                          detail::history_of(b, "was written after it was freed, at offset ", at).view()));
   }
-  void tell_wrong_free(detail::block_record const& b, void* p, std::size_t bytes, std::size_t alignment,
-                       detail::block_event const& freed) noexcept {
+  void report_wrong_free(detail::block_record const& b, void* p, std::size_t bytes, std::size_t alignment,
+                         detail::block_event const& freed) noexcept {
     misuse_kind kind = misuse_kind::foreign_pointer;
     detail::history_text text;
     if (b.p == nullptr) {

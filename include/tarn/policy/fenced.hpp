@@ -115,7 +115,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       }
       if (!found) continue;
       ++broken;
-      tell(found);
+      report(found);
     }
     return broken;
   }
@@ -167,29 +167,30 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       if (matches) (void)blocks_.erase(key_of(p));
     }
     if (b == block{}) {
-      tell(misuse_kind::foreign_pointer, p,
-           "is not live in this resource: freed twice, or allocated by another resource", 0);
+      report(misuse_kind::foreign_pointer, p,
+             "is not live in this resource: freed twice, or allocated by another resource", 0);
       return false;
     }
     if (!matches) {
       auto const kind = b.bytes != r.bytes ? misuse_kind::wrong_size : misuse_kind::wrong_alignment;
-      tell(kind, p, "was freed with a different size or alignment; its allocated size in bytes is ", b.bytes);
+      report(kind, p, "was freed with a different size or alignment; its allocated size in bytes is ",
+             b.bytes);
       return false;
     }
     if (!b.fenced) return true;
     stream_ref const on = detail::usable_stream(driver(), r.stream);
     if (detail::is_capturing(driver(), on)) return true;
-    if (detail::breach const found = fences_.verify(driver(), on, p, r.bytes, r.alignment)) tell(found);
+    if (detail::breach const found = fences_.verify(driver(), on, p, r.bytes, r.alignment)) report(found);
     return true;
   }
 
-  static void tell(detail::breach const& found) noexcept {
+  static void report(detail::breach const& found) noexcept {
     if (found.before != 0)
-      tell(misuse_kind::overrun, found.p, "was written before its start, at distance ", found.before);
+      report(misuse_kind::overrun, found.p, "was written before its start, at distance ", found.before);
     if (found.after != 0)
-      tell(misuse_kind::overrun, found.p, "was written past its end, at offset ", found.after);
+      report(misuse_kind::overrun, found.p, "was written past its end, at offset ", found.after);
   }
-  static void tell(misuse_kind kind, void const* p, std::string_view what, std::size_t number) noexcept {
+  static void report(misuse_kind kind, void const* p, std::string_view what, std::size_t number) noexcept {
     message<256> text;
     text.add("block ").add_hex(reinterpret_cast<std::uintptr_t>(p)).add(" ").add(what);
     if (number != 0) text.add_number(number);

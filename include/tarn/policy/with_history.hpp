@@ -119,7 +119,7 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
   static constexpr std::size_t growth_history = 16'384;
 
   /// A tag's amounts, in the form of a record.
-  static history_tag told(std::uint32_t id, detail::tag_account const& a) {
+  static history_tag tag_of(std::uint32_t id, detail::tag_account const& a) {
     return {tag::from_id(id).name(), a.bytes, a.peak_bytes, a.requested, a.blocks, a.allocations};
   }
   /// Nanoseconds since the start.
@@ -219,7 +219,7 @@ memory_history with_history_layer<Upstream>::record() const {
   for (std::uint32_t id = 0; id < accounts.size(); ++id) {
     detail::tag_account const& a = accounts[id];
     if (a.allocations == 0) continue;
-    r.tags[number_of(id)] = told(id, a);
+    r.tags[number_of(id)] = tag_of(id, a);
   }
   for (history_block& b : r.live) b.tag = number_of(b.tag);
   for (history_event& e : r.events) e.tag = number_of(e.tag);
@@ -250,7 +250,7 @@ std::vector<history_tag> with_history_layer<Upstream>::tags() const {
     detail::tag_account const& a = accounts[id];
     if (a.allocations == 0) continue;
     if (id != 0) out.emplace_back();
-    out.back() = told(id, a);
+    out.back() = tag_of(id, a);
   }
   return out;
 }

@@ -99,9 +99,9 @@ class evict_scope {
     try {
       bring_back();
     } catch (cuda_error const& error) {
-      if (error.kind() != failure::unloading) tell_lost();
+      if (error.kind() != failure::unloading) report_lost();
     } catch (...) {
-      tell_lost();
+      report_lost();
     }
     give_host_memory();
     forget_event();
@@ -265,7 +265,7 @@ class evict_scope {
     each([&](auto& s) { give(s); });
   }
   /// Waits on the host for the scope's copies. A capturing stream must not be waited for: in that case nothing was brought
-  /// back, and tell_lost() has waited for the copies to the host.
+  /// back, and report_lost() has waited for the copies to the host.
   [[nodiscard]] bool finish() const noexcept {
     bool capturing = false;
     (void)driver().is_capturing(stream_, capturing);
@@ -276,7 +276,7 @@ class evict_scope {
   }
 
   /// Reports lost elements. Called inside the catch block of what bring_back() threw.
-  void tell_lost() noexcept {
+  void report_lost() noexcept {
     bool const copied = driver().synchronize_event(copied_).ok();
     if (!handler_) {
       report_misuse(misuse(misuse_kind::contents_lost, std::get<0>(slots_).buffer,

@@ -99,7 +99,7 @@ class scratch {
   /// scratch, is reported to the misuse handler; if that returns, nothing has changed. Keeps the chunks.
   void rewind(scratch_mark const& m) noexcept {
     bool const known = m.of_ == this && m.depth_ < marks_.size() && marks_[m.depth_].serial == m.serial_;
-    if (!known) return tell(m);
+    if (!known) return report_invalid(m);
     at_ = marks_[m.depth_].at;
     used_ = marks_[m.depth_].used;
     while (marks_.size() > m.depth_) marks_.pop_back();
@@ -214,7 +214,7 @@ class scratch {
     }
   }
 
-  void tell(scratch_mark const& m) const noexcept {
+  void report_invalid(scratch_mark const& m) const noexcept {
     bool const mine = m.of_ == this;
     report_misuse(misuse(
         mine ? misuse_kind::double_free : misuse_kind::foreign_pointer, this,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The driver of one simulated device: the whole contract in plain C++, deterministic, with CUDA's rules and error numbers.
+//
+// Over 400 lines: one short function for each call of the driver contract (driver.hpp).
 
 #include <cstddef>
 #include <memory>

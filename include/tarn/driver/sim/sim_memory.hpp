@@ -2,6 +2,8 @@
 #pragma once
 // The simulated GPU's memory: capacity to the byte, blocks, and pages under the rules of CUDA's virtual memory management.
 // Independent of time and streams.
+//
+// Over 400 lines: one function for each of CUDA's memory calls, over one map of addresses.
 
 #include <cstddef>
 #include <cstdint>

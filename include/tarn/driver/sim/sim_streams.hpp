@@ -2,6 +2,9 @@
 #pragma once
 // The simulated GPU's streams: queues in virtual time, events, default streams, capture. Deterministic: the end of an
 // operation is known when it is enqueued, and the operation takes effect when the host's clock reaches that end.
+//
+// Over 400 lines: streams, events, default streams and captures all act on the same queues and clocks. Two classes would each need
+// the private state of the other.
 
 #include <atomic>
 #include <cstddef>

@@ -18,12 +18,12 @@ class described_source {
   using driver_type = typename Source::driver_type;
   using properties = typename Source::properties;
 
-  described_source(Source source, description<driver_type>& told)
-      : source_(std::move(source)), told_(&told) {}
+  described_source(Source source, description<driver_type>& regions)
+      : source_(std::move(source)), regions_(&regions) {}
 
   [[nodiscard]] Source& source() noexcept { return source_; }
   /// Whether a tool was found, which happens before the first growth or never.
-  [[nodiscard]] bool described() const noexcept { return told_->active(); }
+  [[nodiscard]] bool described() const noexcept { return regions_->active(); }
   [[nodiscard]] driver_type const& driver() const noexcept { return source_.driver(); }
   [[nodiscard]] device_id device() const { return source_.device(); }
 
@@ -70,7 +70,7 @@ class described_source {
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
     if (described()) {
       void* const p = take_watched(bytes, alignment);
-      told_->heap_begins(p, bytes);
+      regions_->heap_begins(p, bytes);
       return p;
     }
     if constexpr (has_allocate_sync<Source>) {
@@ -81,7 +81,7 @@ class described_source {
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (described()) {
-      told_->heap_ends(p);
+      regions_->heap_ends(p);
       give_watched(p, bytes, alignment);
     } else if constexpr (has_deallocate_sync<Source>) {
       source_.deallocate_sync(p, bytes, alignment);
@@ -109,7 +109,7 @@ class described_source {
   }
 
   Source source_;
-  description<driver_type>* told_;
+  description<driver_type>* regions_;
 };
 
 /// The description of a pool over `Source`, and the source that the pool then uses.
@@ -124,7 +124,7 @@ template <class Source>
 struct description_of<Source, true> {
   using type = description<typename Source::driver_type>;
   using source_type = described_source<Source>;
-  static source_type wrap(Source source, type& told) { return {std::move(source), told}; }
+  static source_type wrap(Source source, type& regions) { return {std::move(source), regions}; }
   static Source& unwrap(source_type& source) noexcept { return source.source(); }
 };
 

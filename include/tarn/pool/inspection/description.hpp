@@ -77,7 +77,9 @@ class description {
   description(description const&) = delete;
   description& operator=(description const&) = delete;
 
-  [[nodiscard]] bool active() const noexcept { return state_.load(std::memory_order_acquire) == state::told; }
+  [[nodiscard]] bool active() const noexcept {
+    return state_.load(std::memory_order_acquire) == state::active;
+  }
 
   /// Looks for a tool, once, before the first heap. Not in the constructor, since that must not start CUDA.
   bool decide() noexcept {
@@ -193,7 +195,7 @@ class description {
   }
 
  private:
-  enum class state : std::uint8_t { undecided, untold, told };
+  enum class state : std::uint8_t { undecided, inactive, active };
   struct stretch {
     std::uintptr_t begin = 0;
     std::size_t bytes = 0;
@@ -237,7 +239,7 @@ class description {
       } catch (...) {  // freed blocks are reused at once
       }
     }
-    state_.store(static_cast<bool>(tool_) ? state::told : state::untold, std::memory_order_release);
+    state_.store(static_cast<bool>(tool_) ? state::active : state::inactive, std::memory_order_release);
   }
 
   /// The segment that contains a block; null if the tool refused it. O(segments).
@@ -289,31 +291,31 @@ struct no_description {
 };
 
 /// Room for a block's description: used, or given up in the destructor.
-template <class Told>
+template <class Description>
 class room_to_describe {
  public:
-  explicit room_to_describe(Told& told) : told_(told) {
+  explicit room_to_describe(Description& description) : description_(description) {
     if constexpr (describes) {
-      made_ = told_.decide();
-      if (made_) told_.make_room();
+      made_ = description_.decide();
+      if (made_) description_.make_room();
     }
   }
   room_to_describe(room_to_describe const&) = delete;
   room_to_describe& operator=(room_to_describe const&) = delete;
   ~room_to_describe() {
     if constexpr (describes) {
-      if (made_) told_.give_up_room();
+      if (made_) description_.give_up_room();
     }
   }
   void use([[maybe_unused]] void* p, [[maybe_unused]] std::size_t bytes) noexcept {
     if constexpr (describes) {
-      if (std::exchange(made_, false)) told_.block_begins(p, bytes);
+      if (std::exchange(made_, false)) description_.block_begins(p, bytes);
     }
   }
 
  private:
-  static constexpr bool describes = !std::is_same_v<Told, no_description>;
-  Told& told_;
+  static constexpr bool describes = !std::is_same_v<Description, no_description>;
+  Description& description_;
   bool made_ = false;
 };
 

@@ -13,6 +13,9 @@
 //
 // The driver is never called under the mutex. A call in progress keeps what it works on: a deallocation keeps the block by a
 // count, a query keeps the event by `asked`, and a group that is marked again is in no list meanwhile.
+//
+// Over 400 lines: the queues, the events and the blocks are under one mutex. Their changes are correct only in the order in which
+// one function after another releases it.
 
 #include <atomic>
 #include <cstddef>
